@@ -115,6 +115,24 @@ BATCH_AXES = MESH_AXES[:3]
 
 # Phases of a child, in the order of a run. Each has a timeout, except `done`.
 PHASES = ("prepare", "init", "restore", "compile", "step", "data", "eval", "save", "done")
+# Seconds that a phase may last, unless the job's `timeouts` say otherwise. It ends with the next
+# line that changes the phase or its step.
+TIMEOUTS_S: Mapping[str, float | None] = {
+    "rendezvous": 1800.0,
+    "prepare": 86400.0,
+    # The others wait for the replacement of a lost host.
+    "replace": 300.0,
+    "init": 300.0,
+    "restore": 600.0,
+    "compile": 1800.0,
+    # Learned from the steps before.
+    "step": None,
+    "data": 600.0,
+    "eval": 1800.0,
+    "save": 1200.0,
+    # A process that has finished must also exit. It is no key of the job.
+    "done": 300.0,
+}
 # Causes that the seconds of an attempt are counted to: the phases, and the time around them.
 CLOCK = (
     "rendezvous",
@@ -159,6 +177,24 @@ class Action(enum.Enum):
     RESTART_UNCHARGED = "RestartJobSetAndIgnoreMaxRestarts"
 
 
+class Restart(enum.Enum):
+    """What restarts after an end."""
+
+    NEVER = "never"
+    # New pods, or new agents of a run on this machine.
+    NEW_PODS = "new_pods"
+    # First the processes in the same pods, then new pods.
+    IN_PLACE = "in_place"
+
+
+class Limit(enum.Enum):
+    """The limit of job.yaml, `restarts.NAME`, that a restart counts toward."""
+
+    # In the same pods it counts toward restarts.in_place.
+    CRASH = "crash"
+    PREEMPTED = "preempted"
+
+
 @dataclasses.dataclass(frozen=True)
 class Outcome:
     """One row of the exit-code table: how a run's processes ended and what follows from it."""
@@ -167,14 +203,45 @@ class Outcome:
     # The label in metrics, and the `cause` of a verdict.
     cause: str
     meaning: str
-    action: Action
+    restart: Restart = Restart.NEVER
+    # None: the restart is free, or there is none.
+    charged_to: Limit | None = None
+    # The `status` of a run that ended so.
+    status: str = "failed"
+    # Somebody stopped the processes, which saved first: the same command continues the run.
+    is_stop: bool = False
+    # A person can fix it, and the trainer's message says how, so nobody needs the traceback.
+    is_user_fixable: bool = False
+    # A second equal end before any progress means that a third one would follow.
+    ends_when_repeated: bool = False
+    # Advice that replaces the general advice; {again} is the command that submits again. A code
+    # that restarts ends a job only when its restarts are used up.
+    next_step: str | None = None
     # A section of docs/troubleshooting.md, or None if there is nothing to fix.
     section: str | None = "exit-codes"
 
     @property
-    def restarts_in_place(self) -> bool:
+    def restarts(self) -> bool:
+        """Return whether another attempt follows, unless a limit is reached."""
+        return self.restart is not Restart.NEVER
+
+    @property
+    def in_place(self) -> bool:
         """Return whether the same pods may try again in place."""
-        return self.action is Action.RESTART
+        return self.restart is Restart.IN_PLACE
+
+    @property
+    def ends_local_run(self) -> bool:
+        """Return whether a run on this machine ends, where nobody else restarts what was stopped."""
+        return self.is_stop or not self.restarts
+
+    @property
+    def action(self) -> Action:
+        """Return the action of JobSet."""
+        if self.restarts:
+            is_charged = self.charged_to is Limit.CRASH
+            return Action.RESTART if is_charged else Action.RESTART_UNCHARGED
+        return Action.COMPLETE if self.code == DONE else Action.FAIL
 
 
 DONE, BAD_SPEC, BAD_DATA, STARTUP = 0, 64, 65, 70
@@ -185,55 +252,119 @@ LOST, HANG, CRASH, STORAGE, KILLED = 81, 82, 83, 84, 137
 LEFT = 143
 # Codes from here on tell how a container died. No agent exits with one of them for its gang.
 FIRST_SIGNAL_CODE = 128
-# Codes of trainer/errors: what a person can fix.
-USER_FIXABLE = (BAD_SPEC, BAD_DATA, NOT_FINITE, NO_CHECKPOINT, STORAGE)
 
 _TABLE = (
-    Outcome(DONE, "done", "every process finished the last step", Action.COMPLETE, section=None),
-    Outcome(BAD_SPEC, "bad_spec", "the job's specification is wrong", Action.FAIL),
-    Outcome(BAD_DATA, "bad_data", "the data is missing or wrong", Action.FAIL, "data-and-loss"),
-    Outcome(STARTUP, "startup", "the program raised before its first step", Action.FAIL),
+    Outcome(DONE, "done", "every process finished the last step", status="done", section=None),
     Outcome(
-        NOT_FINITE, "not_finite", "loss or gradients are not finite", Action.FAIL, "data-and-loss"
+        BAD_SPEC,
+        "bad_spec",
+        "the job's specification is wrong",
+        is_user_fixable=True,
+        next_step="fix what the message names in job.yaml, then `{again}`",
     ),
-    Outcome(DEADLINE, "deadline", "the job's deadline passed", Action.FAIL),
+    Outcome(
+        BAD_DATA,
+        "bad_data",
+        "the data is missing or wrong",
+        is_user_fixable=True,
+        next_step="fix the data or its path, then `{again}`",
+        section="data-and-loss",
+    ),
+    Outcome(
+        STARTUP,
+        "startup",
+        "the program raised before its first step",
+        next_step="fix the program: the traceback shows where; then `{again}`",
+    ),
+    Outcome(
+        NOT_FINITE,
+        "not_finite",
+        "loss or gradients are not finite",
+        is_user_fixable=True,
+        next_step="fix the data if it is named, else lower the learning rate; then `{again}`",
+        section="data-and-loss",
+    ),
+    Outcome(DEADLINE, "deadline", "the job's deadline passed", status="stopped"),
     Outcome(
         NO_CHECKPOINT,
         "no_checkpoint",
         "no valid checkpoint, or another run owns the folder",
-        Action.FAIL,
-        "checkpoints-and-storage",
-    ),
-    Outcome(NO_PROGRESS, "no_progress", "restarts without a new committed step", Action.FAIL),
-    Outcome(PREEMPTED, "preempted", "stopped from outside", Action.RESTART_UNCHARGED, section=None),
-    Outcome(
-        LOST, "lost", "an agent or its host was lost", Action.RESTART, "rendezvous-and-lost-hosts"
+        is_user_fixable=True,
+        next_step="check the checkpoint folder: is it complete, and does no other run own it?",
+        section="checkpoints-and-storage",
     ),
     Outcome(
-        HANG, "hang", "a process stopped making progress", Action.RESTART, "hangs-and-timeouts"
+        NO_PROGRESS,
+        "no_progress",
+        "restarts without a new committed step",
+        next_step="fix the first error; another try does not help.",
     ),
-    Outcome(CRASH, "crash", "a process crashed", Action.RESTART),
-    Outcome(STORAGE, "storage", "storage failed", Action.RESTART, "checkpoints-and-storage"),
+    Outcome(
+        PREEMPTED,
+        "preempted",
+        "stopped from outside",
+        Restart.NEW_PODS,
+        Limit.PREEMPTED,
+        status="stopped",
+        is_stop=True,
+        section=None,
+    ),
+    Outcome(
+        LOST,
+        "lost",
+        "an agent or its host was lost",
+        Restart.IN_PLACE,
+        Limit.CRASH,
+        section="rendezvous-and-lost-hosts",
+    ),
+    Outcome(
+        HANG,
+        "hang",
+        "a process stopped making progress",
+        Restart.IN_PLACE,
+        Limit.CRASH,
+        section="hangs-and-timeouts",
+    ),
+    Outcome(
+        CRASH,
+        "crash",
+        "a process crashed",
+        Restart.IN_PLACE,
+        Limit.CRASH,
+        ends_when_repeated=True,
+    ),
+    Outcome(
+        STORAGE,
+        "storage",
+        "storage failed",
+        Restart.IN_PLACE,
+        Limit.CRASH,
+        is_user_fixable=True,
+        section="checkpoints-and-storage",
+    ),
     Outcome(
         KILLED,
         "killed",
         "a process was killed, by the kernel or a person",
-        Action.RESTART,
-        "out-of-memory",
+        Restart.IN_PLACE,
+        Limit.CRASH,
+        section="out-of-memory",
     ),
 )
 OUTCOMES: Mapping[int, Outcome] = {row.code: row for row in _TABLE}
-# Advice after an end with this code, where it differs from the general advice; {again} is the
-# command that submits again. A code that JobSet restarts ends a job only when its restarts are used
-# up.
-NEXT_STEPS: Mapping[int, str] = {
-    BAD_SPEC: "fix what the message names in job.yaml, then `{again}`",
-    BAD_DATA: "fix the data or its path, then `{again}`",
-    STARTUP: "fix the program: the traceback shows where; then `{again}`",
-    NOT_FINITE: "fix the data if it is named, else lower the learning rate; then `{again}`",
-    NO_CHECKPOINT: "check the checkpoint folder: is it complete, and does no other run own it?",
-    NO_PROGRESS: "fix the first error; another try does not help.",
-}
+# Codes with which an agent ends its gang, where lost pods are otherwise replaced one by one.
+GANG_CODES = tuple(sorted(code for code in OUTCOMES if DONE < code < FIRST_SIGNAL_CODE))
+
+
+# The module of our exceptions, each with the `code` that it ends a run with.
+ERRORS_MODULE = "jaxlaunch.trainer.errors"
+
+
+def exception_code(error: BaseException) -> int | None:
+    """Return the exit code that one of our exceptions ends a run with, or None for any other."""
+    is_ours = any(base.__module__ == ERRORS_MODULE for base in type(error).__mro__)
+    code = getattr(error, "code", None) if is_ours else None
+    return code if code in OUTCOMES else None
 
 
 def agent_exit_code(verdict_code: int, *, leaves_alone: bool) -> int:
@@ -266,7 +397,7 @@ class AgentJob:
     # cpu, cuda, rocm or tpu: it decides which device variable a child gets.
     platform: str = "cpu"
     devices_per_process: int = 1
-    # None if the timeout is learned (step), or if there is none.
+    # Seconds by phase; TIMEOUTS_S for the others. None if it is learned (step), or if there is none.
     timeouts_s: Mapping[str, float | None] = dataclasses.field(default_factory=dict)
     # Generations, counted by JobSet or `run`.
     crash_limit: int = 5
@@ -295,6 +426,11 @@ class AgentJob:
     scratch: Mapping[str, int | None] = dataclasses.field(default_factory=dict)
     # Bytes of each rank's output that the run folder keeps.
     log_bytes: int = 16 * 1024 * 1024
+
+    @property
+    def phase_timeouts_s(self) -> dict[str, float | None]:
+        """Return the timeout of every phase. None means no timeout, or for "step" that it is learned."""
+        return {**TIMEOUTS_S, **self.timeouts_s}
 
     def to_json(self) -> str:
         """Return the value of JAXLAUNCH_JOB. Equal jobs give equal text."""

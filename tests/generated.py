@@ -30,6 +30,24 @@ def metrics(page: str) -> str:
     return re.sub(r"(?:\| `jaxlaunch_.*\n)+", lambda _: rows, page, count=1)
 
 
+def exit_codes(page: str) -> str:
+    """docs/exit-codes.md with the table that the contract's rows make."""
+    from jaxlaunch.contract import DONE, OUTCOMES, Action
+
+    actions = {
+        Action.COMPLETE: "the job is complete",
+        Action.FAIL: "the job fails",
+        Action.RESTART: "restarts with new pods; counts",
+        Action.RESTART_UNCHARGED: "restarts with new pods; does not count toward `restarts.crash`",
+    }
+    rows = ""
+    for row in OUTCOMES.values():
+        in_place = "yes" if row.in_place else "" if row.code == DONE else "no"
+        cells = str(row.code), f"`{row.cause}`", row.meaning, in_place, actions[row.action]
+        rows += f"| {' | '.join(cells)} |\n".replace("|  |", "| |")
+    return re.sub(r"(?:\| \d+ \|.*\n)+", lambda _: rows, page, count=1)
+
+
 def installs(page: str) -> str:
     """A page whose commands install the package from where it is: the index that has it, or a clone."""
     from jaxlaunch.installation import NAME, ON_INDEX
@@ -85,6 +103,7 @@ def files() -> Mapping[str, Callable[[str], str]]:
         "docs/platforms.md": lambda _: platforms_page.markdown(),
         "docs/explain.md": situations.render_page,
         "docs/metrics.md": metrics,
+        "docs/exit-codes.md": exit_codes,
         "helm/launcher/values.schema.json": chart_schema.made,
         "helm/launcher/README.md": lambda _: readme.text(),
     }

@@ -22,7 +22,6 @@ from jaxlaunch.records.verdict import Verdict
 _LONG_FIELDS = {"metrics", "notes", "stacks", "nccl"} | {"made_of", "restart"}
 # Fields of `of` that are in the record of the attempt once it has ended.
 _DROPPED_AT_END = {"seconds", "unsafe_s", "judged", "restart"}
-_STATUS = {contract.DONE: "done", contract.PREEMPTED: "stopped", contract.DEADLINE: "stopped"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -171,7 +170,9 @@ class Summary:
     @property
     def status(self) -> str:
         """Status of the run: running, done, stopped or failed."""
-        return "running" if self.verdict is None else _STATUS.get(self.verdict.code, "failed")
+        if self.verdict is None:
+            return "running"
+        return contract.outcome_for_code(self.verdict.code).status
 
     def to_json(self) -> dict[str, Any]:
         """Return the content of the file, with its keys in order."""

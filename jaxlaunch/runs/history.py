@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jaxlaunch import contract
-from jaxlaunch.contract import Action, AgentJob
+from jaxlaunch.contract import AgentJob, Limit
 from jaxlaunch.records.summary import AttemptRecord, RestartRow
 from jaxlaunch.records.verdict import Failure, FailureKind, Verdict, verdict_for
 
@@ -55,7 +55,7 @@ def decide_next(
     giving up.
     """
     verdict = records[-1].verdict
-    if not contract.outcome_for_code(verdict.code).restarts_in_place:
+    if not contract.outcome_for_code(verdict.code).in_place:
         return Decision(False, verdict)
     failures = [_comparable_failure(record) for record in records[-2:]]
     if len(failures) == 2 and failures[0] is not None and failures[0] == failures[1]:
@@ -101,7 +101,8 @@ def _comparable_failure(record: AttemptRecord) -> tuple[Failure, str] | None:
     verdict, failure = record.verdict, dataclasses.replace(record.verdict.failure, rank=None)
     has_progress = record.last_committed is not None or verdict.step is not None
     is_silent_progress = record.ended - record.started > SILENT_PROGRESS_S
-    if verdict.code != contract.CRASH or has_progress or is_silent_progress or failure.may_pass:
+    may_differ = not contract.outcome_for_code(verdict.code).ends_when_repeated
+    if may_differ or has_progress or is_silent_progress or failure.may_pass:
         return None
     if failure.kind is not FailureKind.EXCEPTION:
         return failure, _last_line(verdict)
@@ -124,7 +125,7 @@ def restarts_used(records: Sequence[AttemptRecord], generation: int) -> int:
     The restart after the last record is included. Restarts after a preemption are not counted.
     """
     return sum(
-        record.generation == generation and not _is_uncharged(record)
+        record.generation == generation and _charged_to(record.verdict.code) is Limit.CRASH
         for record in _since_progress(records)
     )
 
@@ -134,8 +135,8 @@ def is_done(records: Sequence[AttemptRecord]) -> bool:
     return bool(records) and records[-1].verdict.code == contract.DONE
 
 
-def _is_uncharged(record: AttemptRecord) -> bool:
-    return contract.outcome_for_code(record.verdict.code).action is Action.RESTART_UNCHARGED
+def _charged_to(code: int) -> Limit | None:
+    return contract.outcome_for_code(code).charged_to
 
 
 def first_error(records: Sequence[AttemptRecord]) -> Verdict:
@@ -143,13 +144,13 @@ def first_error(records: Sequence[AttemptRecord]) -> Verdict:
     faults = (
         record
         for record in _since_progress(records)
-        if contract.outcome_for_code(record.verdict.code).restarts_in_place
+        if contract.outcome_for_code(record.verdict.code).in_place
     )
     return next(faults).verdict
 
 
 def generations_without_progress(records: Sequence[AttemptRecord]) -> int:
-    """Count the last generations in a row that committed no new step, except those that were stopped."""
+    """Count the last generations in a row that committed no new step and whose restart is charged to crashes."""
     with_progress = {
         record.generation
         for record, ahead in zip(records, made_progress(records), strict=True)
@@ -159,7 +160,9 @@ def generations_without_progress(records: Sequence[AttemptRecord]) -> int:
     fruitless = itertools.takewhile(
         lambda number: number not in with_progress, sorted(last_records, reverse=True)
     )
-    return sum(not _is_uncharged(last_records[number]) for number in fruitless)
+    return sum(
+        _charged_to(last_records[number].verdict.code) is Limit.CRASH for number in fruitless
+    )
 
 
 def give_up_verdict(
@@ -188,7 +191,7 @@ def used_up_verdict(
     if (
         not records
         or records[-1].generation != generation
-        or not contract.outcome_for_code(records[-1].verdict.code).restarts_in_place
+        or not contract.outcome_for_code(records[-1].verdict.code).in_place
     ):
         return None
     decision = decide_next(records, in_place_limit, all_hosts_alive=True)
@@ -220,7 +223,10 @@ def preemptions_without_progress(records: Sequence[AttemptRecord]) -> int:
     fruitless = itertools.takewhile(
         lambda pair: not pair[1], zip(records[::-1], made_progress(records)[::-1], strict=True)
     )
-    return sum(_is_uncharged(record) and not _may_have_progress(record) for record, _ in fruitless)
+    return sum(
+        _charged_to(record.verdict.code) is Limit.PREEMPTED and not _may_have_progress(record)
+        for record, _ in fruitless
+    )
 
 
 def _may_have_progress(record: AttemptRecord) -> bool:
@@ -322,7 +328,7 @@ def metric_counters(
         for record in records
         if record.generation != generation
     }
-    charged = sum(contract.outcome_for_code(code).restarts_in_place for code in last_codes.values())
+    charged = sum(_charged_to(code) is Limit.CRASH for code in last_codes.values())
     used_in_place = restarts_used(records, generation)
     restarts_left = {
         "crash": max(0, job.crash_limit - charged),

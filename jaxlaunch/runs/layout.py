@@ -1,7 +1,7 @@
 """Layout of the run folder: the names of its files, the search for runs, and the lock that allows one writer at a time.
 
 The program that reads the folder in a pod (launcher/jobs/status/read_run.py) cannot import this
-package and repeats the names that it needs. Its tests write folders with this package.
+package and gets the names that it needs, READ_NAMES, with its request.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import dataclasses
 import fcntl
 import os
 import pwd
+import re
 import stat
 import time
 from collections.abc import Iterator
@@ -34,10 +35,19 @@ LOCK = ".lock"
 # One folder for each start, named by its number, with its summary, its job and its logs.
 STARTS = "starts"
 LOGS = "logs"
+# The log of a rank in the run folder or in that of a start. Older lines are in a file with ".1"
+# appended to the name.
+LOG = LOGS + "/rank-{rank}.log"
+# A log relative to the run folder: the number of its start, its rank, and ".1" for older lines.
+LOG_NAME = re.compile(rf"(?:{STARTS}/([0-9]+)/)?{LOGS}/rank-([0-9]+)\.log(\.1)?")
+READ_NAMES = {"summary": SUMMARY, "attempts": ATTEMPTS, "starts": STARTS, "log": LOG}
 CHECKPOINTS = "checkpoints"
 METRICS = "metrics.jsonl"
 EVALS = "eval.jsonl"
 SAMPLES = "samples.jsonl"
+# The journals with numbers, and the prefix of their names in TensorBoard and at a tracker.
+JOURNALS = {"metrics": METRICS, "eval": EVALS}
+JOURNAL_PREFIXES = {"metrics": "train", "eval": "eval"}
 # jaxlaunch/samples.py, which works in images without this package, names its own folder "reported".
 TENSORBOARD = "tensorboard"
 # In the folder of a sweep, whose runs are folders in it.
@@ -55,8 +65,8 @@ def start_folder(run: Path, number: int) -> Path:
 
 
 def log_path(start: Path, rank: int) -> Path:
-    """Return the log of a rank in the folder of a start. Older lines are in a file with ".1" appended to the name."""
-    return start / LOGS / f"rank-{rank}.log"
+    """Return the log of a rank in the folder of a start."""
+    return start / LOG.format(rank=rank)
 
 
 # --- search for runs ------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 
 from jaxlaunch import contract
 from jaxlaunch.trainer.adapters import peft
-from jaxlaunch.trainer.errors import TrainerError
+from jaxlaunch.trainer.errors import Stopped, TrainerError
 from jaxlaunch.trainer.huggingface import folder
 from jaxlaunch.trainer.loop.driver import Loop
 from jaxlaunch.trainer.loop.training import RunContext
@@ -68,9 +68,13 @@ def main() -> NoReturn:
     except BaseException as raised:
         error = to_user_error(raised)
         code = exit_code(error, has_stepped=loop is not None and loop.has_stepped)
-        if loop is not None and code != contract.PREEMPTED:
+        if loop is not None and not isinstance(error, Stopped):
             loop.end_saves()
-        if fd and isinstance(error, TrainerError) and code in contract.USER_FIXABLE:
+        if (
+            fd
+            and isinstance(error, TrainerError)
+            and contract.outcome_for_code(code).is_user_fixable
+        ):
             report.report_refusal(str(error), code)
         else:
             print_error(error, code)

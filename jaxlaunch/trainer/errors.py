@@ -1,13 +1,5 @@
 """Errors that a person can fix, each with the exit code of the contract that it ends a run with.
 
-TrainerError
-├── SpecError        64  the specification is wrong: a key, a module that does not import
-├── DataError        65  the data is missing, changed or unreadable
-├── NotFiniteError   76  loss or gradients are not finite
-├── CheckpointError  78  no valid checkpoint, or another run owns the folder
-├── Stopped          80  stopped from outside
-└── StorageError     84  storage failed while writing or reading
-
 Any other exception is a bug, ours or the user's: 70 before the first step, 83 after it.
 """
 

@@ -175,32 +175,6 @@ def find_sections_that_help_does_not_show() -> Iterator[str]:
         yield from (f"{page_name(page)}#{anchor}" for anchor in shown ^ anchors(page))
 
 
-def find_wrong_exit_codes() -> Iterator[str]:
-    follows = {
-        contract.Action.COMPLETE: "the job is complete",
-        contract.Action.FAIL: "the job fails",
-        contract.Action.RESTART: "restarts with new pods; counts",
-        contract.Action.RESTART_UNCHARGED: "restarts with new pods; does not count toward "
-        "`restarts.crash`",
-    }
-    lines = [
-        line
-        for line in (DOCS / "exit-codes.md").read_text().splitlines()
-        if re.match(r"\| \d", line)
-    ]
-    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
-    outcomes = list(contract.OUTCOMES.values())
-    in_place = {row.code: "yes" if row.restarts_in_place else "no" for row in outcomes} | {
-        contract.DONE: ""
-    }
-    wanted = [
-        (str(row.code), f"`{row.cause}`", in_place[row.code], follows[row.action])
-        for row in outcomes
-    ]
-    if [(row[0], row[1], row[3], row[4]) for row in rows] != wanted:
-        yield f"docs/exit-codes.md: its rows are not {wanted}"
-
-
 def find_wrong_variables() -> Iterator[str]:
     text = (DOCS / "environment.md").read_text()
     known = {value for value in vars(contract).values() if isinstance(value, str)}

@@ -32,6 +32,7 @@ from jaxlaunch.launcher.local import logs as local_logs
 from jaxlaunch.launcher.local.run_folders import Run
 from jaxlaunch.launcher.local.status import run_verdict
 from jaxlaunch.records import log_lines
+from jaxlaunch.runs import layout
 
 # Bytes of host 0's log. Its first lines tell how the generation before ended.
 HEAD_BYTES = 256 * 1024
@@ -194,7 +195,7 @@ def _show_run(
         folder = (
             None
             if run.newest_start is None
-            else run.folder / "starts" / str(run.newest_start.start - 1)
+            else layout.start_folder(run.folder, run.newest_start.start - 1)
         )
         if folder is None or not folder.is_dir():
             show_messages("there is no earlier start; the logs of this one hold all its attempts")

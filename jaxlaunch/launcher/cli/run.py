@@ -92,7 +92,9 @@ def run_command(
         output.show_messages(f"its page: launcher report {name}")
         if end.code != contract.DONE:
             resume_text = (
-                "; the same command continues it" if end.code == contract.PREEMPTED else ""
+                "; the same command continues it"
+                if contract.outcome_for_code(end.code).is_stop
+                else ""
             )
             output.show_messages(f"why: launcher explain {name}{resume_text}")
         elif job.train is not None:
@@ -157,7 +159,7 @@ def _show_end(path: Path, end: RunEnd, selection: Selection) -> None:
     if (page := troubleshooting.command_for_code(end.code)) is not None:
         output.show_messages(f"see: {page}")
     # An error that a person can fix has no traceback.
-    is_sentence = end.code in contract.USER_FIXABLE
+    is_sentence = contract.outcome_for_code(end.code).is_user_fixable
     rank = verdict["rank"]
     if (
         verdict["traceback"]

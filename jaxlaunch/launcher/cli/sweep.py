@@ -19,6 +19,7 @@ from jaxlaunch.launcher.local import run_folders
 from jaxlaunch.launcher.sweep import grid, runner
 from jaxlaunch.launcher.sweep.table import LOCK, Member, RunState, SweepTable
 from jaxlaunch.launcher.wording import format_count
+from jaxlaunch.runs import layout
 
 # Lower values of these metrics are better, unless --mode says otherwise.
 _LOWER_IS_BETTER = ("loss", "perplexity")
@@ -254,7 +255,7 @@ def _describe_runs(table: SweepTable, members: Sequence[Member]) -> Iterator[str
     yield (
         f"best of {format_count(len(done), 'run')} that are done: {best}, {metric} {done[best]:.4g}"
     )
-    path = table.folder / best / "job.yaml"
+    path = table.folder / best / layout.JOB
     yield f"  cat {path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path}"
 
 

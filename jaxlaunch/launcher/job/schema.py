@@ -32,6 +32,7 @@ from jaxlaunch.launcher.job.types import (
 )
 from jaxlaunch.launcher.kubernetes.resources import parse_quantity
 from jaxlaunch.launcher.platforms.table import PlatformName
+from jaxlaunch.launcher.wording import format_duration
 from jaxlaunch.trainer.spec import (
     TASK_DEFAULTS,
     Block,
@@ -284,6 +285,12 @@ class Restarts(Block):
     )
 
 
+def _timeout(phase: str, description: str) -> Any:
+    """Return the field of a phase with the default that the agent has too."""
+    default = format_duration(contract.TIMEOUTS_S[phase] or 0.0)
+    return Field(default, validate_default=True, description=description)
+
+
 class Timeouts(Block):
     """Timeouts: how long a phase may take before it counts as a hang. null: none.
 
@@ -291,46 +298,27 @@ class Timeouts(Block):
     timeouts:
       compile: 1h     # a large model
       step: 5m        # fixed; auto follows the median
-      pending: 2h     # give up when no node is free by then
     ```
     """
 
-    rendezvous: Duration | None = Field(
-        "30m", validate_default=True, description="until every host has connected"
+    rendezvous: Duration | None = _timeout("rendezvous", "until every host has connected")
+    replace: Duration | None = _timeout(
+        "replace", "until a lost host is replaced, while the others keep their pods"
     )
-    replace: Duration | None = Field(
-        "5m",
-        validate_default=True,
-        description="until a lost host is replaced, while the others keep their pods",
-    )
-    prepare: Duration | None = Field(
-        "24h", validate_default=True, description="tokenizing and packing text, once"
-    )
-    init: Duration | None = Field(
-        "5m", validate_default=True, description="jax.distributed and the devices"
-    )
-    restore: Duration | None = Field(
-        "10m", validate_default=True, description="reading the checkpoint"
-    )
-    compile: Duration | None = Field("30m", validate_default=True, description="one compilation")
+    prepare: Duration | None = _timeout("prepare", "tokenizing and packing text, once")
+    init: Duration | None = _timeout("init", "jax.distributed and the devices")
+    restore: Duration | None = _timeout("restore", "reading the checkpoint")
+    compile: Duration | None = _timeout("compile", "one compilation")
     step: Duration | Literal["auto"] = Field(
         "auto", description="one step; auto: the larger of 60s and 10 × the median"
     )
-    data: Duration | None = Field("10m", validate_default=True, description="waiting for one batch")
-    eval: Duration | None = Field("30m", validate_default=True, description="one evaluation")
-    save: Duration | None = Field(
-        "20m", validate_default=True, description="one save, until it is committed"
-    )
-    pending: Duration | None = Field(
-        None, description="waiting in a queue and for nodes; default no limit"
-    )
+    data: Duration | None = _timeout("data", "waiting for one batch")
+    eval: Duration | None = _timeout("eval", "one evaluation")
+    save: Duration | None = _timeout("save", "one save, until it is committed")
 
     def to_seconds(self) -> dict[str, float | None]:
-        """Return the timeouts that an agent enforces, in seconds by phase; None if it is learned or there is none."""
-        timeouts = {
-            name: getattr(self, name) for name in type(self).model_fields if name != "pending"
-        }
-        return {name: None if value == "auto" else value for name, value in timeouts.items()}
+        """Return the timeouts in seconds by phase; None if it is learned or there is none."""
+        return {name: None if value == "auto" else value for name, value in self}
 
 
 class Logs(Block):

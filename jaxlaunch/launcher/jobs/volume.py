@@ -44,6 +44,7 @@ from jaxlaunch.records import codec
 from jaxlaunch.records.codec import Malformed, NonNegativeInt
 from jaxlaunch.records.log_lines import ProgressAnnotation, shorten_verdict
 from jaxlaunch.records.summary import AttemptRecord, Summary, goodput_ratio
+from jaxlaunch.runs import layout
 
 # Limit for the start of the pod.
 START_TIMEOUT_S = 120.0
@@ -243,7 +244,7 @@ def _pod_spec(jobset: Obj, request: dict[str, Any]) -> dict[str, Any]:
         "-I",
         "-c",
         inspect.getsource(read_run),
-        json.dumps({"folder": folder, **request}),
+        json.dumps({"folder": folder, "names": layout.READ_NAMES, **request}),
     ]
     container = {
         "name": MAIN_CONTAINER,

@@ -26,7 +26,7 @@ from jaxlaunch.records.verdict import (
     verdict_for_code,
 )
 from jaxlaunch.runs import history, run_folder
-from jaxlaunch.runs.layout import JOB
+from jaxlaunch.runs.layout import JOB, start_folder
 from jaxlaunch.runs.run_folder import RunFolder, RunStarts, changed_keys, start_rows
 
 
@@ -52,7 +52,7 @@ def begin_start(
     if compared is not None:
         try:
             text = regular_files.read_bounded(
-                folder / "starts" / str(compared.start) / JOB, reader.MAX_BYTES
+                start_folder(folder, compared.start) / JOB, reader.MAX_BYTES
             )
             previous_job = reader.parse_document(text.decode(errors="replace"), JOB).data
         except OSError:
@@ -134,11 +134,7 @@ def end_generation(
             summary, verdict=_verdict_for_codes(codes, summary, True, deleted_step)
         )
     verdict = summary.verdict
-    if (
-        verdict is not None
-        and records
-        and contract.outcome_for_code(verdict.code).restarts_in_place
-    ):
+    if verdict is not None and records and contract.outcome_for_code(verdict.code).in_place:
         # Agents that were lost could not report that the run makes no progress.
         verdict = history.decide_next(records, 0, all_hosts_alive=False).verdict
     seconds = dict.fromkeys(contract.CLOCK, 0.0) | dict(summary.seconds)
@@ -253,7 +249,7 @@ def _verdict_for_codes(
     agent_codes = [code for code in codes if code >= 0]
     if agent_codes and agent_codes[0] in contract.OUTCOMES:
         facts = Failure(FailureKind.UNRECORDED, exit_code=agent_codes[0])
-        host = 0 if contract.outcome_for_code(agent_codes[0]).restarts_in_place else None
+        host = 0 if contract.outcome_for_code(agent_codes[0]).in_place else None
         return verdict_for_code(agent_codes[0], facts, rank=host, host=host, step=summary.step)
     if is_stopped:
         stop = StopFacts(StopReason.USER, committed_step=summary.saved, deleted_step=deleted_step)

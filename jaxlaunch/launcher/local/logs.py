@@ -14,7 +14,7 @@ from jaxlaunch.launcher.jobs.status import read_run
 from jaxlaunch.launcher.jobs.volume import MAX_LOG_BYTES
 from jaxlaunch.launcher.local.run_folders import Run
 from jaxlaunch.records.log_lines import LineSplitter
-from jaxlaunch.runs.layout import find_holder
+from jaxlaunch.runs import layout
 
 POLL_S = 0.2
 _CHUNK_BYTES = 1 << 20
@@ -24,7 +24,7 @@ _MAX_LINE_BYTES = 1 << 20
 
 def list_ranks(folder: Path, selection: Selection) -> list[int]:
     """Return the ranks that are selected and have a log in the folder of a start."""
-    return read_run.find_ranks(str(folder), selection.ranks)
+    return read_run.find_ranks(str(folder), layout.LOG, selection.ranks)
 
 
 def read_logs(
@@ -34,7 +34,12 @@ def read_logs(
     ranks = list_ranks(folder, selection)
     for rank in ranks:
         log = read_run.read_log(
-            str(run.folder), str(folder), rank, selection.pattern, tail, MAX_LOG_BYTES // len(ranks)
+            str(run.folder),
+            str(layout.log_path(folder, rank)),
+            rank,
+            selection.pattern,
+            tail,
+            MAX_LOG_BYTES // len(ranks),
         )
         lines = [Line(rank // processes_per_host, rank, text) for text in log["text"].splitlines()]
         yield rank, log["left_out"], lines
@@ -52,8 +57,9 @@ def follow_logs(
     is_first, is_over = True, False
     while True:
         for rank in list_ranks(folder, selection):
-            path = Path(read_run.log_path(str(folder), rank))
-            texts = files.setdefault(rank, _LogFile(path, run.folder)).read_lines()
+            if rank not in files:
+                files[rank] = _LogFile(layout.log_path(folder, rank), run.folder)
+            texts = files[rank].read_lines()
             matching_texts = [
                 text
                 for text in texts
@@ -68,7 +74,7 @@ def follow_logs(
         if is_over:
             return
         # After the end the files are read one more time, for the lines that came until then.
-        is_first, is_over = False, find_holder(run.folder) is None
+        is_first, is_over = False, layout.find_holder(run.folder) is None
         time.sleep(0.0 if is_over else POLL_S)
 
 

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from jaxlaunch import contract
-from jaxlaunch.contract import Action, AgentJob
+from jaxlaunch.contract import AgentJob, Limit
 from jaxlaunch.launcher.agent.gang.clock import process_age_s
 from jaxlaunch.launcher.agent.host import folders
 from jaxlaunch.launcher.errors import UserError
@@ -251,7 +251,7 @@ def run_generations(
     say: Callable[[str], None],
 ) -> Summary:
     """Start sets of agents as JobSet would, until a set ends for good; a restart is charged to restarts.crash."""
-    generation = 0
+    generation = charged_restarts = 0
     while True:
         signals.gang = gang = Gang(environ, job, generation, lock)
         if signals.received:
@@ -273,10 +273,13 @@ def run_generations(
         )
         assert summary.verdict is not None
         outcome = contract.outcome_for_code(summary.verdict.code)
-        is_last = outcome.action is not Action.RESTART or generation >= job.restarts.crash
+        restarts = "not counted"
+        if outcome.charged_to is Limit.CRASH:
+            charged_restarts += 1
+            restarts = f"restart {charged_restarts} of {job.restarts.crash} (restarts.crash)"
+        is_last = outcome.ends_local_run or charged_restarts > job.restarts.crash
         # A disk of this machine is just as full for the next agents.
         if signals.received or is_last or summary.verdict.is_full_disk:
             return summary
         generation += 1
-        restarts = f"restart {generation} of {job.restarts.crash} (restarts.crash)"
         say(f"{outcome.meaning} (exit {outcome.code}): starting new agents, {restarts}")

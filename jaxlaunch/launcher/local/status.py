@@ -118,7 +118,9 @@ def _run_state(run: Run) -> State:
             return State.RESTARTING
         return State.RUNNING if summary.of is not None else State.GATHERING
     code = getattr(run_verdict(run), "code", contract.LOST)
-    return {contract.DONE: State.DONE, contract.PREEMPTED: State.STOPPED}.get(code, State.FAILED)
+    if contract.outcome_for_code(code).is_stop:
+        return State.STOPPED
+    return State.DONE if code == contract.DONE else State.FAILED
 
 
 def run_verdict(run: Run) -> Verdict | None:

@@ -156,7 +156,7 @@ def _check_end(
     module: str, code: int, log: str, refusals: IO[str], hint: str | None, *, has_result: bool
 ) -> None:
     """Raise UserError with the refusal or the log of a program that failed."""
-    if code in contract.USER_FIXABLE:
+    if contract.outcome_for_code(code).is_user_fixable:
         refusals.seek(0)
         messages = [json.loads(line)["refusal"]["message"] for line in refusals]
         raise UserError((messages or log.strip().splitlines() or [""])[-1], hint)

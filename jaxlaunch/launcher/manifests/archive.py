@@ -26,6 +26,7 @@ from pathlib import Path, PurePosixPath
 from jaxlaunch.launcher.errors import UserError
 from jaxlaunch.launcher.job import credentials
 from jaxlaunch.launcher.wording import format_count
+from jaxlaunch.runs import layout
 
 # Files that a message lists.
 SHOWN_FILES = 5
@@ -187,7 +188,7 @@ EXCLUDED_NAMES = {
 }
 EXCLUDED_NAMES |= {".pytest_cache", ".ruff_cache", ".tox", ".DS_Store"}
 # A folder with these files is a run folder.
-RUN_FOLDER_FILES = ("job.yaml", "summary.json")
+RUN_FOLDER_FILES = (layout.JOB, layout.SUMMARY)
 # A listing takes milliseconds, but a network disk may be slower.
 GIT_TIMEOUT_S = 60
 

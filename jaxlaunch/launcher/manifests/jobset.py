@@ -306,11 +306,8 @@ def _replacement_spec(job: ResolvedJob) -> dict[str, Any]:
     to leave, do not count. The limit applies per pod. Kubernetes delays a replacement by 10 s,
     doubled for each failure of the same pod.
     """
-    deciding_codes = sorted(
-        code for code in OUTCOMES if contract.DONE < code < contract.FIRST_SIGNAL_CODE
-    )
     rules = [
-        _exit_code_rule("FailJob", deciding_codes),
+        _exit_code_rule("FailJob", list(contract.GANG_CODES)),
         _disruption_rule("Ignore"),
         _exit_code_rule("Ignore", [LEFT]),
     ]

@@ -32,6 +32,7 @@ from jaxlaunch.launcher.manifests.jobset import ResolvedJob
 from jaxlaunch.launcher.platforms import table
 from jaxlaunch.launcher.platforms.facts import GPU_PRODUCT
 from jaxlaunch.launcher.wording import format_size
+from jaxlaunch.runs import layout
 from jaxlaunch.trainer.spec import TASK_DEFAULTS, Decoder, Mesh, TrainSpec
 
 GIB = 1024**3
@@ -306,7 +307,9 @@ def checkpoint_room(job: ResolvedJob, base: Path) -> Room:
     """Return the room in the checkpoint folder of a job whose file is in `base`, or in that of `launcher run`."""
     folder = job.storage.checkpoints
     if folder is None:
-        return _local_room(str(run_folders.RUNS_FOLDER / job.spec.name / "checkpoints"), Path())
+        return _local_room(
+            str(run_folders.RUNS_FOLDER / job.spec.name / layout.CHECKPOINTS), Path()
+        )
     if "://" in folder:
         return Room(folder, None, "a bucket")
     match checkpoint_volume(job):

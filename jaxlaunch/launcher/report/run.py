@@ -103,18 +103,14 @@ class RunReport:
         if verdict is None:
             phase = "is running" if state == "running" else "has written nothing yet"
             return {"state": state, "text": f"{name} {phase}{at_step}.", "todo": ""}
-        match verdict.code:
-            case contract.DONE:
-                next_step = ""
-            case contract.PREEMPTED:
-                next_step = "It is saved. The same command resumes it."
-            case code:
-                next_step = f"Exit code {code}: {contract.outcome_for_code(code).meaning}."
-                next_step += (
-                    f" What to do: {link}"
-                    if (link := troubleshooting.command_for_code(code))
-                    else ""
-                )
+        outcome = contract.outcome_for_code(verdict.code)
+        next_step = ""
+        if outcome.is_stop:
+            next_step = "It is saved. The same command resumes it."
+        elif verdict.code != contract.DONE:
+            next_step = f"Exit code {verdict.code}: {outcome.meaning}."
+            if link := troubleshooting.command_for_code(verdict.code):
+                next_step += f" What to do: {link}"
         text = (
             f"{name} {_END_PHRASES[state]}{at_step}: "
             f"{escape_controls(verdict.message)[:_MESSAGE_CHARS]}"

@@ -166,7 +166,7 @@ class SweepRunner:
         if self._plan.rungs:
             self._read_values(member)
         code, message = _read_end(member, None if child is None else child.returncode)
-        if is_pause and code == contract.PREEMPTED:
+        if is_pause and contract.outcome_for_code(code).is_stop:
             return self._record_state(member, RunState.PAUSED, "waits for the others")
         member.standing.is_over = True
         if code == contract.DONE:

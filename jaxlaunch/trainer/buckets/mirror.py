@@ -16,7 +16,6 @@ import contextlib
 import io
 import json
 import os
-import re
 import select
 import shutil
 import signal
@@ -35,7 +34,6 @@ DEFAULT_PUT_INTERVAL_S = 5.0
 CHUNK_BYTES = 1 << 20  # bytes that are read at once
 # A file is not uploaded more often than at this rate.
 BYTES_PER_S = 1 << 20
-LOG_NAME = re.compile(r"(?:starts/([0-9]+)/)?logs/rank-([0-9]+)\.log(\.1)?")
 # The only file that a second host appends to if the first is lost.
 MERGED_FILE = layout.ATTEMPTS
 # The leader shows the ends of the logs of this many ranks.
@@ -61,7 +59,8 @@ class Mirror:
         ):
             names = remote.list_names(self._url)
             newest = max(
-                (int(log[1] or 0) for name in names if (log := LOG_NAME.fullmatch(name))), default=0
+                (int(log[1] or 0) for name in names if (log := layout.LOG_NAME.fullmatch(name))),
+                default=0,
             )
             for name in names:
                 if not name.startswith(".") and _is_wanted(name, newest, ranks, is_whole):
@@ -77,7 +76,7 @@ class Mirror:
         """Upload the logs that other hosts continue, and fetch those of the host's new `ranks`."""
         self.push(at_once=True)
         for name in list(self._put_states):
-            log = LOG_NAME.fullmatch(name)
+            log = layout.LOG_NAME.fullmatch(name)
             if log and int(log[2]) in old_ranks and int(log[2]) not in ranks:
                 del self._put_states[name]
                 (self._folder / name).unlink(missing_ok=True)
@@ -137,7 +136,7 @@ class Mirror:
 
 def _is_wanted(name: str, newest: int, ranks: range, is_whole: bool) -> bool:
     """Return whether a host needs a file; of the newest logs, its own and the first ranks'."""
-    if log := LOG_NAME.fullmatch(name):
+    if log := layout.LOG_NAME.fullmatch(name):
         start, rank = int(log[1] or 0), int(log[2])
         return start == newest and (rank in ranks or (is_whole and rank < SHOWN_RANKS))
     return is_whole

@@ -123,7 +123,7 @@ def _exit_with_code(error: BaseException, has_stepped: bool, report: Progress) -
     if not isinstance(error, TrainerError):
         message, line = user_code.describe_error(error)
         location = describe_exit(error) or (f"{message} ({line})" if line else "")
-    if code != contract.PREEMPTED:
+    if not isinstance(error, Stopped):
         print_error(error, code)
     report.report_error(error, code, location)
     exit_process(code, report)

@@ -16,6 +16,7 @@ from typing import Any, ClassVar, Generic, TypeVar, overload
 import jax
 
 from jaxlaunch import contract
+from jaxlaunch.runs import layout
 from jaxlaunch.trainer.data.pipeline import Prefetcher
 from jaxlaunch.trainer.errors import NotFiniteError, SpecError
 from jaxlaunch.trainer.metrics.progress import Progress
@@ -75,7 +76,7 @@ class RunContext:
                 "train.checkpoint.path is not given and there is no run folder to keep "
                 "checkpoints in"
             )
-        return os.path.join(self.run_dir, "checkpoints")
+        return os.path.join(self.run_dir, layout.CHECKPOINTS)
 
 
 @dataclasses.dataclass(frozen=True)

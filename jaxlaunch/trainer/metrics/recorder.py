@@ -216,8 +216,8 @@ class MetricsFiles:
         """Open the files of a loop that starts after `step` complete steps."""
         self._first_step = step
         with _note_failure(self._report, "no metrics in the run folder"):
-            for name in ("metrics", "eval"):
-                self._journals[name] = Journal(os.path.join(self.folder, f"{name}.jsonl"), step)
+            for name, file in layout.JOURNALS.items():
+                self._journals[name] = Journal(os.path.join(self.folder, file), step)
             if (
                 importlib.util.find_spec("tensorboardX") is not None
                 and not tracker_feed.writes_events()
@@ -227,7 +227,7 @@ class MetricsFiles:
     def write_row(self, name: str, step: int, values: Mapping[str, float | None]) -> None:
         """Write a line to the journal `name`, and its scalars as events. A file that failed is not written again."""
         if (journal := self._journals.pop(name, None)) is not None:
-            with _note_failure(self._report, f"no more {name}.jsonl"):
+            with _note_failure(self._report, f"no more {layout.JOURNALS[name]}"):
                 journal.write(step, values)
                 self._journals[name] = journal
             if name not in self._journals:
@@ -235,7 +235,7 @@ class MetricsFiles:
                 with contextlib.suppress(OSError):
                     journal.close()
         if (board := self._board) is not None:
-            prefix, self._board = "train" if name == "metrics" else name, None
+            prefix, self._board = layout.JOURNAL_PREFIXES[name], None
             with _note_failure(self._report, "no more TensorBoard events"):
                 board.write(
                     step,

@@ -25,7 +25,7 @@ from jaxlaunch import isolated
 from jaxlaunch.trainer.data import files
 from jaxlaunch.trainer.data.order import HeldOutShare
 from jaxlaunch.trainer.data.source import DataSource
-from jaxlaunch.trainer.errors import DataError, SpecError, Stopped, StorageError, TrainerError
+from jaxlaunch.trainer.errors import DataError, Stopped, StorageError, TrainerError
 from jaxlaunch.trainer.sources.array_record import Records
 from jaxlaunch.trainer.spec import Text
 from jaxlaunch.trainer.text import build, documents, recipe, shards
@@ -35,7 +35,7 @@ BYTE_VOCAB = 256
 # Number of bytes that are counted at once.
 CHUNK_BYTES = 16 * 2**20
 ERRORS_BY_CODE: dict[int, type[TrainerError]] = {
-    kind.code: kind for kind in (SpecError, DataError, StorageError, Stopped)
+    kind.code: kind for kind in TrainerError.__subclasses__()
 }
 POLL_S = 0.2
 

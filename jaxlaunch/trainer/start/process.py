@@ -134,8 +134,8 @@ def exit_code(error: BaseException, *, has_stepped: bool) -> int:
 
     Errors of a full or broken disk have the exit code of storage, wherever they occur.
     """
-    if isinstance(error, TrainerError):
-        return error.code
+    if (code := contract.exception_code(error)) is not None:
+        return code
     if isinstance(error, OSError) and error.errno in faults.DISK_ERRNOS:
         return contract.STORAGE
     return contract.CRASH if has_stepped else contract.STARTUP
@@ -166,7 +166,7 @@ def exit_process(code: int, report: Progress) -> NoReturn:
         report.close()
         sys.stdout.flush()
         sys.stderr.flush()
-        if code in (contract.DONE, contract.PREEMPTED):
+        if code == DONE or contract.outcome_for_code(code).is_stop:
             distributed.shutdown()
     finally:
         os._exit(code)

@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, Protocol
 
 from jaxlaunch import atomic_file
+from jaxlaunch.runs import layout
 from jaxlaunch.runs.journal import STEP, TensorBoard
 from jaxlaunch.trainer.tracking.tracker_feed import LATE_CODE, NOT_OPENED_CODE
 
@@ -33,7 +34,6 @@ STATE_FILE, LOCK_FILE = "tracker.json", ".tracker.lock"
 POLL_S = 0.5
 # The training has priority.
 NICENESS = 10
-PREFIXES = {"metrics": "train", "eval": "eval"}  # journal -> prefix of the names
 
 
 def main() -> None:
@@ -85,7 +85,7 @@ def _hand_over(settings: Mapping[str, Any], course: _Lifecycle) -> None:
     tracker = open_tracker(settings["tracker"], run)
     course.is_open.set()
     files = {
-        journal: _JournalReader(os.path.join(folder, f"{journal}.jsonl")) for journal in PREFIXES
+        name: _JournalReader(os.path.join(folder, file)) for name, file in layout.JOURNALS.items()
     }
     is_last = False
     while True:
@@ -100,9 +100,8 @@ def _hand_over(settings: Mapping[str, Any], course: _Lifecycle) -> None:
                     for name in row
                     if name not in (STEP, "time") and isinstance(row[name], int | float)
                 ]
-                tracker.log(
-                    step, {f"{PREFIXES[journal]}/{name}": float(row[name]) for name in names}
-                )
+                prefix = layout.JOURNAL_PREFIXES[journal]
+                tracker.log(step, {f"{prefix}/{name}": float(row[name]) for name in names})
                 state.record_step(journal, step)
         state.sync_file()
         if is_last:
@@ -280,7 +279,7 @@ class Events(TensorBoard):
     log = TensorBoard.write
 
     def __init__(self, run: Run) -> None:
-        super().__init__(os.path.join(run.folder, "tensorboard"), run.step)
+        super().__init__(os.path.join(run.folder, layout.TENSORBOARD), run.step)
 
 
 _TRACKERS: Mapping[str, Callable[[Run], Tracker]] = {

@@ -29,34 +29,8 @@ from jaxlaunch.records.codec import (
     truncate_to,
 )
 
-# Seconds that a phase may last, unless the job's `timeouts` say otherwise. It ends with the next
-# line that changes the phase or its step.
-TIMEOUTS_S: Mapping[str, float | None] = {
-    "rendezvous": 1800.0,
-    "prepare": 86400.0,
-    # The others wait for the replacement of a lost host.
-    "replace": 300.0,
-    "init": 300.0,
-    "restore": 600.0,
-    "compile": 1800.0,
-    # Learned from the steps before.
-    "step": None,
-    "data": 600.0,
-    "eval": 1800.0,
-    "save": 1200.0,
-    # A process that has finished must also exit.
-    "done": 300.0,
-}
 # The learned timeout of a step is max(60 s, 10 × median).
 STEP_FLOOR_S, STEP_FACTOR = 60.0, 10.0
-
-
-def phase_timeouts(job_timeouts_s: Mapping[str, float | None]) -> dict[str, float | None]:
-    """Return the timeout of every phase in seconds: the job's, else the default.
-
-    None means no timeout, or for "step" that it is learned.
-    """
-    return {**TIMEOUTS_S, **job_timeouts_s}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -234,7 +208,7 @@ class RankProgress:
         if (
             phase == "done"
             and self._first_phase is None
-            and timeouts_s.get("done") == TIMEOUTS_S["done"]
+            and timeouts_s.get("done") == contract.TIMEOUTS_S["done"]
         ):
             # After its last step, a program of the user has no timeout but the one that the job
             # sets.

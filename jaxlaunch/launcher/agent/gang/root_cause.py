@@ -285,10 +285,10 @@ def _last_words(text: str) -> str:
 
 def _error_closeness(event: Event) -> Closeness | None:
     code = event.error.get("code")
-    if code == contract.PREEMPTED:
+    if event.status.trainer and code == contract.PREEMPTED:
         # The trainer ends like this after a SIGTERM.
         return None
-    if code in (None, contract.STARTUP, contract.CRASH) and _is_echo(event):
+    if not _is_user_fixable(event) and _is_echo(event):
         return Closeness.ECHO
     if (
         code == contract.STORAGE
@@ -298,6 +298,12 @@ def _error_closeness(event: Event) -> Closeness | None:
         # All ranks take part in a save, and another may have died.
         return Closeness.ECHO
     return Closeness.CAUSE
+
+
+def _is_user_fixable(event: Event) -> bool:
+    """Return whether an exception is one of the trainer's, whose message is a sentence."""
+    code = event.error.get("code")
+    return isinstance(code, int) and contract.outcome_for_code(code).is_user_fixable
 
 
 def _is_echo(event: Event) -> bool:
@@ -422,7 +428,7 @@ def _kind_facts(event: Event) -> Failure:
     if event.kind is EventKind.UNSTARTABLE:
         return Failure(FailureKind.NOT_STARTED, detail=event.text)
     if event.kind is EventKind.ERROR:
-        is_sentence = event.error.get("code") not in _CRASH_CODES
+        is_sentence = _is_user_fixable(event)
         kind = FailureKind.TRAINER_ERROR if is_sentence else FailureKind.EXCEPTION
         return Failure(kind, exception=_exception_facts(event.error, is_sentence=is_sentence))
     if event_closeness(event) is Closeness.LEFT:
@@ -497,20 +503,10 @@ def verdict_for_lost_leader(
     return verdict_for_code(contract.PREEMPTED, facts, rank=rank, host=0, step=step)
 
 
-_EXIT_CODES = {
-    FailureKind.HOST_LOST: contract.LOST,
-    FailureKind.HANG: contract.HANG,
-    FailureKind.HEARTBEATS_MISSED: contract.HANG,
-    FailureKind.NOT_STARTED: contract.STARTUP,
-}
-
-
 def _gang_exit_code(event: Event, facts: Failure) -> int:
     """Return the gang's exit code: the trainer's if the contract has it, 70 or 83 for any other program."""
-    if facts.kind in _EXIT_CODES:
-        return _EXIT_CODES[facts.kind]
-    if facts.signal is not None:
-        return 128 + facts.signal
+    if facts.verdict_code is not None:
+        return facts.verdict_code
     program_code = event.error.get("code") if event.kind is EventKind.ERROR else event.exit
     crash_code = (
         contract.STARTUP
@@ -520,12 +516,9 @@ def _gang_exit_code(event: Event, facts: Failure) -> int:
     if event_closeness(event) is Closeness.ECHO and program_code != contract.STORAGE:
         # The cause of the broken connection may be temporary.
         return contract.CRASH
-    if (
-        event.status.trainer
-        and isinstance(program_code, int)
-        and program_code in contract.OUTCOMES
-        and program_code != contract.DONE
-    ):
+    # A program of the user may end with any code, but the code of an exception is the contract's.
+    is_contract_code = event.status.trainer or event.kind is EventKind.ERROR
+    if is_contract_code and program_code in contract.OUTCOMES and program_code != contract.DONE:
         return program_code
     return crash_code
 
@@ -537,10 +530,6 @@ def _is_not_found(event: Event) -> bool:
         and event.exit in COMMAND_NOT_FOUND_CODES
         and not _has_progress_hook(event.status)
     )
-
-
-# Codes of an error whose message is not a sentence of the trainer.
-_CRASH_CODES = (None, contract.STARTUP, contract.CRASH)
 
 
 def _text_tail(text: Any) -> str | None:

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 
 from jaxlaunch import contract, isolated
 from jaxlaunch.launcher.agent.gang.config import Config
-from jaxlaunch.launcher.agent.gang.progress import phase_timeouts
 from jaxlaunch.launcher.agent.io.link import bracket_ipv6
 
 MEMORY_SHARE, NEW_MEMORY_SHARE = "XLA_PYTHON_CLIENT_MEM_FRACTION", "XLA_CLIENT_MEM_FRACTION"
@@ -65,7 +64,7 @@ def rank_variables(
         name: _prepend_to_path(folder, base.get(name) or _DEFAULT_PATHS.get(name))
         for name, folder in job.search_paths.items()
     }
-    timeouts = phase_timeouts(job.timeouts_s)
+    timeouts = job.phase_timeouts_s
     timeout, waits = timeouts["rendezvous"], [timeouts[phase] for phase in ("init", "restore")]
     return {
         **environ,

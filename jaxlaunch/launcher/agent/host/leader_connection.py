@@ -94,8 +94,7 @@ class MemberState:
             return None
         if has_leader:
             return IdleAction.REPORT
-        restarts = (contract.Action.RESTART, contract.Action.RESTART_UNCHARGED)
-        can_continue = contract.outcome_for_code(self.verdict.code).action in restarts
+        can_continue = contract.outcome_for_code(self.verdict.code).restarts
         waits = (
             self._replaces and can_continue and self.signalled_at is None and not self._is_leader
         )

@@ -20,7 +20,7 @@ from jaxlaunch import atomic_file, contract
 from jaxlaunch.launcher.agent.gang.clock import Clock
 from jaxlaunch.launcher.agent.gang.config import Config
 from jaxlaunch.launcher.agent.gang.nccl import NcclQuery, should_query_nccl
-from jaxlaunch.launcher.agent.gang.progress import UNSTARTABLE, StatusChanges, phase_timeouts
+from jaxlaunch.launcher.agent.gang.progress import UNSTARTABLE, StatusChanges
 from jaxlaunch.launcher.agent.gang.root_cause import EventKind, is_signal_exit_code
 from jaxlaunch.launcher.agent.host.leader_connection import LeaderConnection, MemberState
 from jaxlaunch.launcher.agent.host.processes import Child, Processes
@@ -63,7 +63,7 @@ class RankReports:
         say: Callable[[str], None],
         metrics: ProgramMetrics,
     ) -> None:
-        self.timeouts_s = phase_timeouts(config.job.timeouts_s)
+        self.timeouts_s = config.job.phase_timeouts_s
         self.profiles = Profiles(config.job.command is None, processes.alive_children)
         self._config, self._state, self._processes, self._clock = config, state, processes, clock
         self._leader, self._say, self._metrics = leader, say, metrics

@@ -32,9 +32,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jaxlaunch import contract
-from jaxlaunch.contract import Action as Outcome
 from jaxlaunch.launcher.agent.gang.config import Config
-from jaxlaunch.launcher.agent.gang.progress import phase_timeouts
 from jaxlaunch.launcher.agent.gang.protocol import Hello, Refusal, Stop, find_refusal
 from jaxlaunch.launcher.agent.leader.attempt import OUTSIDE_STOP, Attempt
 from jaxlaunch.launcher.agent.leader.membership import Gathering, Growth, Membership
@@ -331,7 +329,7 @@ class Gang:
         has_grown = (
             self.growth.is_stopping
             and self.stop_cause is None
-            and record.verdict.code == contract.PREEMPTED
+            and contract.outcome_for_code(record.verdict.code).is_stop
         )
         self.growth = Growth()
         if not has_grown:
@@ -345,7 +343,8 @@ class Gang:
                 others_stay = bool(
                     members.stopping_hosts and members.hellos.keys() - members.stopping_hosts
                 )
-                can_split = others_stay and may_wait and end_verdict.code == contract.PREEMPTED
+                is_stop = contract.outcome_for_code(end_verdict.code).is_stop
+                can_split = others_stay and may_wait and is_stop
                 if not can_split:
                     return self._end_run(end_verdict)
                 # The stopped hosts leave, while the others wait for their replacements.
@@ -445,7 +444,7 @@ class Gang:
             )
             self._log_text(render_stop_reason(cause))
             # Nobody ends these pods, so a save has its own timeout and not the grace period.
-            save_s = phase_timeouts(self._config.job.timeouts_s)["save"]
+            save_s = self._config.job.phase_timeouts_s["save"]
             deadline_s = self._config.job.grace_s if save_s is None else save_s
             self.attempt.begin_stop(deadline_s, now, cause)
             self._broadcast("stop")
@@ -474,11 +473,7 @@ class Gang:
     def _judge_attempt(self, verdict: Verdict, now: float) -> None:
         """End the attempt: every host kills its processes and reports when none is left."""
         self.verdict = verdict
-        is_final = contract.outcome_for_code(verdict.code).action in (
-            Outcome.FAIL,
-            Outcome.COMPLETE,
-        )
-        if not (is_final and self._config.is_launched):
+        if contract.outcome_for_code(verdict.code).restarts or not self._config.is_launched:
             self._log_text(f"{verdict.cause} ({verdict.code}): {verdict.message}")
         if self.stage is Stage.GATHER:
             # It counts as an attempt, although its processes never started.
@@ -536,7 +531,7 @@ class Gang:
                     if self.records and self._may_await_replacement
                     else None
                 )
-                if last_verdict is None or last_verdict.code != contract.PREEMPTED:
+                if last_verdict is None or not contract.outcome_for_code(last_verdict.code).is_stop:
                     outcome = (
                         StopOutcome.NOT_JOINED
                         if last_verdict is None

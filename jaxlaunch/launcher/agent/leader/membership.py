@@ -10,7 +10,6 @@ from collections.abc import Collection, Mapping
 
 from jaxlaunch import contract
 from jaxlaunch.launcher.agent.gang.config import Config
-from jaxlaunch.launcher.agent.gang.progress import phase_timeouts
 from jaxlaunch.launcher.agent.gang.protocol import Hello
 from jaxlaunch.records.verdict import (
     Failure,
@@ -123,7 +122,7 @@ class Gathering:
     """Wait for missing hosts, at the start and until others replace lost ones."""
 
     def __init__(self, config: Config, now: float) -> None:
-        self._hosts, self._timeouts_s = config.hosts, phase_timeouts(config.job.timeouts_s)
+        self._hosts, self._timeouts_s = config.hosts, config.job.phase_timeouts_s
         # Hosts that ever connected, including refused ones.
         self.arrived_hosts: set[int] = set()
         # The newest is last.

@@ -16,7 +16,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from jaxlaunch import contract
-from jaxlaunch.contract import Action
 from jaxlaunch.launcher.agent.gang.clock import Clock
 from jaxlaunch.launcher.agent.gang.config import Config, describe_versions, read_versions
 from jaxlaunch.launcher.agent.gang.progress import Status
@@ -346,7 +345,7 @@ class Reporter:
 
     def publish_end(self, verdict: Verdict, *, is_alone: bool) -> None:
         """Write the end on the JobSet."""
-        is_final = contract.outcome_for_code(verdict.code).action in (Action.FAIL, Action.COMPLETE)
+        is_final = not contract.outcome_for_code(verdict.code).restarts
         self._queue_annotation("ended" if is_final and not is_alone else "left", verdict)
 
     def report_progress(self, now: float) -> None:

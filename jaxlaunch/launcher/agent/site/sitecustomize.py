@@ -126,7 +126,7 @@ class Reporter:
             reporting._leave(self._pid)
         # `traceback` imports more modules while it formats.
         with InterpreterModules(KEEPS_MODULES):
-            self._send(contract.error_line(error, code=None))
+            self._send(contract.error_line(error, contract.exception_code(error)))
         for stream in (sys.stdout, sys.stderr):
             # The stream may be closed or None.
             with contextlib.suppress(OSError, ValueError, AttributeError):

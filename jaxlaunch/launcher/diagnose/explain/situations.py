@@ -378,7 +378,8 @@ SITUATIONS: Mapping[str, Situation] = {
 
 STEPS_BY_CODE: Mapping[int, NextStep] = {
     code: advise_resubmit(step, again=SUBMIT_AGAIN) if "{again}" in step else advise_change(step)
-    for code, step in contract.NEXT_STEPS.items()
+    for code, outcome in contract.OUTCOMES.items()
+    if (step := outcome.next_step) is not None
 }
 
 

@@ -120,12 +120,7 @@ class Host:
     @property
     def ends_gang(self) -> bool:
         """Return whether its failure ends the whole gang, although lost pods are otherwise replaced one by one."""
-        code = self.terminated.get("exitCode", 0)
-        return (
-            self.phase == "Failed"
-            and contract.DONE < code < contract.FIRST_SIGNAL_CODE
-            and code in contract.OUTCOMES
-        )
+        return self.phase == "Failed" and self.terminated.get("exitCode") in contract.GANG_CODES
 
     @property
     def termination_report(self) -> TerminationMessage | None:

@@ -143,7 +143,9 @@ def derive_status(snapshot: Snapshot) -> JobStatus:
     last = report.last_end
     # The relevant verdict is that of the end or of the previous attempt.
     is_resumed = (
-        last is not None and state is State.RUNNING and last.verdict.code == contract.PREEMPTED
+        last is not None
+        and state is State.RUNNING
+        and contract.outcome_for_code(last.verdict.code).is_stop
     )
     return JobStatus(
         name=snapshot.name,

@@ -1,7 +1,7 @@
 """Program that reads a run folder and writes its contents to stdout, for `status` and `logs --from-volume`.
 
 Its source is the argument of `python -c` in a pod, so it must not import jaxlaunch. The only
-argument is JSON: `folder`, `ranks` (a list, or null for all), `pattern` (of lines, or null), `tail`
+argument is JSON: `folder`, `names` (`layout.READ_NAMES`), `ranks` (a list, or null for all), `pattern` (of lines, or null), `tail`
 (lines of each rank, or null) and `bytes` (of all logs together). The answer is JSON: `summary`
 (without stacks) and `attempts` as in the files, and `logs`, each with `rank`, `text` and `left_out`
 (bytes before the text). It is compressed with zlib and written as lines of base64 with a prefix.
@@ -29,7 +29,6 @@ WIDTH = 8000
 MAX_SUMMARY, MAX_ATTEMPTS = 1 << 25, 1 << 18
 # The first line of a file that is not the first of its log, as launcher/agent/io/output writes it.
 ROTATION_LINE = re.compile(rb"\((\d{1,18}) bytes of this log are before this file; [^\n]{1,80}\)")
-LOG_NAME = re.compile(r"rank-(\d{1,7})\.log")
 
 
 def open_below(path: str, below: str) -> BinaryIO | None:
@@ -83,9 +82,9 @@ def read_summary(path: str) -> str | None:
     )
 
 
-def find_newest_start(folder: str) -> str:
+def find_newest_start(folder: str, names: dict[str, str]) -> str:
     """Return the folder of the newest start that has logs, or the run's own folder."""
-    starts = os.path.join(folder, "starts")
+    starts, logs = os.path.join(folder, names["starts"]), os.path.dirname(names["log"])
     try:
         numbers = sorted(
             (int(name) for name in os.listdir(starts) if name.isdecimal()), reverse=True
@@ -93,28 +92,22 @@ def find_newest_start(folder: str) -> str:
     except OSError:
         return folder
     folders = (os.path.join(starts, str(number)) for number in numbers)
-    return next((start for start in folders if os.path.isdir(os.path.join(start, "logs"))), folder)
-
-
-def log_path(folder: str, rank: int) -> str:
-    """Return the path of a rank's newest log in the folder of a start."""
-    return os.path.join(folder, "logs", f"rank-{rank}.log")
+    return next((start for start in folders if os.path.isdir(os.path.join(start, logs))), folder)
 
 
 def read_log(
-    run: str, folder: str, rank: int, pattern: re.Pattern[str] | None, tail: int | None, size: int
+    run: str, path: str, rank: int, pattern: re.Pattern[str] | None, tail: int | None, size: int
 ) -> dict[str, Any]:
     """Return the last selected lines of a rank, at most `size` bytes, and the number of omitted bytes before them.
 
     Args:
         run: Folder of the run, below which no link is followed.
-        folder: Folder of a start of the run, below `run`.
+        path: The newest log of the rank, below `run`.
         rank: The rank.
         pattern: Pattern of the lines, or None for all.
         tail: Largest number of lines, or None.
         size: Largest number of bytes.
     """
-    path = log_path(folder, rank)
     files = [
         file for file in (open_below(path + ".1", run), open_below(path, run)) if file is not None
     ]
@@ -151,30 +144,33 @@ def read_log(
     return {"rank": rank, "text": b"".join(lines).decode(errors="replace"), "left_out": left_out}
 
 
-def find_ranks(folder: str, ranks: Iterable[int] | None) -> list[int]:
-    """Return the requested ranks that have a log."""
+def find_ranks(folder: str, log: str, ranks: Iterable[int] | None) -> list[int]:
+    """Return the requested ranks that have a log in the folder of a start, by the template of its name."""
+    logs, template = os.path.split(log)
+    prefix, suffix = map(re.escape, template.split("{rank}"))
+    pattern = re.compile(prefix + r"(\d{1,7})" + suffix)
     try:
-        names = os.listdir(os.path.join(folder, "logs"))
+        names = os.listdir(os.path.join(folder, logs))
     except OSError:
         return []
-    present = {int(match[1]) for match in map(LOG_NAME.fullmatch, names) if match}
+    present = {int(match[1]) for match in map(pattern.fullmatch, names) if match}
     return sorted(present if ranks is None else present & set(ranks))
 
 
 def main() -> None:
     """Answer the request in the only argument."""
     request = json.loads(sys.argv[1])
-    folder, pattern = request["folder"], request["pattern"]
-    start_folder = find_newest_start(folder)
-    ranks = find_ranks(start_folder, request["ranks"])
+    folder, pattern, names = request["folder"], request["pattern"], request["names"]
+    start_folder = find_newest_start(folder, names)
+    ranks = find_ranks(start_folder, names["log"], request["ranks"])
     compiled_pattern = None if pattern is None else re.compile(pattern)
     answer = {
-        "summary": read_summary(os.path.join(folder, "summary.json")),
-        "attempts": read_end(os.path.join(folder, "attempts.jsonl"), MAX_ATTEMPTS),
+        "summary": read_summary(os.path.join(folder, names["summary"])),
+        "attempts": read_end(os.path.join(folder, names["attempts"]), MAX_ATTEMPTS),
         "logs": [
             read_log(
                 folder,
-                start_folder,
+                os.path.join(start_folder, names["log"].format(rank=rank)),
                 rank,
                 compiled_pattern,
                 request["tail"],

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from jaxlaunch.launcher.agent.gang.progress import RankProgress, phase_timeouts
+from jaxlaunch import contract
+from jaxlaunch.launcher.agent.gang.progress import RankProgress
 
-DEFAULTS = phase_timeouts({})
+DEFAULTS = contract.TIMEOUTS_S
 
 
 def progress(*lines: tuple[float, dict[str, Any]], phase: str | None = None) -> RankProgress:
@@ -24,8 +25,8 @@ def test_a_program_that_never_reports_never_hangs() -> None:
 def test_a_phase_has_its_timeout_and_a_job_may_set_it() -> None:
     reading = progress((10.0, {"phase": "data", "step": 3}))
     assert not reading.is_overdue(DEFAULTS, 609.0) and reading.is_overdue(DEFAULTS, 611.0)
-    assert reading.is_overdue(phase_timeouts({"data": 5.0}), 16.0)
-    assert not reading.is_overdue(phase_timeouts({"data": None}), 1e9)
+    assert reading.is_overdue(DEFAULTS | {"data": 5.0}, 16.0)
+    assert not reading.is_overdue(DEFAULTS | {"data": None}, 1e9)
 
 
 def test_the_step_timeout_is_learned_and_never_below_a_minute() -> None:
@@ -33,7 +34,7 @@ def test_the_step_timeout_is_learned_and_never_below_a_minute() -> None:
     assert quick.timeout_s(DEFAULTS) == 60.0
     slow = progress(*((20.0 * step, {"phase": "step", "step": step}) for step in range(10)))
     assert slow.timeout_s(DEFAULTS) == 200.0
-    assert slow.timeout_s(phase_timeouts({"step": 5.0})) == 5.0
+    assert slow.timeout_s(DEFAULTS | {"step": 5.0}) == 5.0
     many_at_once = progress(
         *((20.0 * number, {"phase": "step", "step": 100 * number}) for number in range(10))
     )
@@ -43,7 +44,7 @@ def test_the_step_timeout_is_learned_and_never_below_a_minute() -> None:
 def test_a_program_that_is_done_may_go_on_and_the_trainer_must_leave() -> None:
     done = (1.0, {"phase": "done", "step": 9})
     assert not progress(done).is_overdue(DEFAULTS, 1e9)
-    assert progress(done).is_overdue(phase_timeouts({"done": 5.0}), 7.0)
+    assert progress(done).is_overdue(DEFAULTS | {"done": 5.0}, 7.0)
     assert progress(done, phase="init").is_overdue(DEFAULTS, 302.0)
 
 

@@ -124,7 +124,7 @@ HANG = Event(EventKind.HANG, 1, 1, STEPPING, hang=HangFacts("step", 5.0, 5.0, 1)
         ([echo(0)], 83, 0, "Gloo"),
         ([error(1, status=TRAINER, code=84)], 84, 1, "boom"),
         ([error(1, "Gloo said no", status=TRAINER, code=76), error(0)], 76, 1, "Gloo said no"),
-        ([error(1, status=STEPPING, code=84)], 83, 1, "boom"),
+        ([error(1, status=STEPPING, code=84)], 84, 1, "boom"),
         ([error(1, status=Status(phase="init"))], 70, 1, "rank 1 raised in init: ValueError: boom"),
         ([error(1, status=Status())], 83, 1, "boom"),
         ([echo(1, Status(phase="init", trainer=True))], 83, 1, "Gloo"),

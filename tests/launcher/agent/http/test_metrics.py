@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from jaxlaunch import contract
 from jaxlaunch.launcher.agent import metrics_server
-from jaxlaunch.launcher.agent.gang.progress import RankProgress, phase_timeouts
+from jaxlaunch.launcher.agent.gang.progress import RankProgress
 
-DEFAULTS = phase_timeouts({})
+DEFAULTS = contract.TIMEOUTS_S
 
 
 def test_every_row_of_the_agent_is_there_before_anything_is_known() -> None:

@@ -20,6 +20,7 @@ from jaxlaunch.launcher.jobs.status import read_run
 from jaxlaunch.launcher.jobs.volume import RunFiles
 from jaxlaunch.records.summary import AttemptProgress, AttemptRecord, Summary
 from jaxlaunch.records.verdict import verdict_for_code
+from jaxlaunch.runs import layout
 from jaxlaunch.runs.layout import ATTEMPTS, SUMMARY, log_path, start_folder
 from jaxlaunch.runs.run_folder import RunFolder, RunStarts
 
@@ -30,6 +31,7 @@ def answered(folder: Path, **asked: Any) -> list[str]:
     """What the program prints, as `python -c` runs it in a pod."""
     given = {
         "folder": str(folder),
+        "names": layout.READ_NAMES,
         "ranks": None,
         "pattern": None,
         "tail": None,
