@@ -22,7 +22,7 @@ import types
 import typing
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, ClassVar, TypeVar
 
 # In bytes. Our own longest texts are cut to some thousands of characters.
 MAX_RECORD_BYTES = 256 * 1024
@@ -132,6 +132,13 @@ class Sparse:
     """Base class of records whose JSON has only the fields that differ from their defaults."""
 
 
+class Keyed:
+    """Base class of records whose JSON has other keys than the names of some fields."""
+
+    # By name of the field.
+    JSON_KEYS: ClassVar[Mapping[str, str]] = {}
+
+
 # --- records --------------------------------------------------------------------------------------
 
 
@@ -155,22 +162,26 @@ def read_record(record: type[R], fields: Any) -> R:
 
 def read_partial(record: type, fields: Any) -> dict[str, Any]:
     """Return the values of those fields of the record that are present, or raise Malformed."""
-    field_reader, values = field_readers(record), _require_object(fields)
+    field_reader, fields = field_readers(record), _require_object(fields)
     try:
         # Without `_read_field` there is one call less per value: a folder of ten thousand runs has
         # a million values.
-        return {
-            name: field_reader[name](value)
-            for name, value in values.items()
-            if name in field_reader
+        values = {
+            key: field_reader[key](value) for key, value in fields.items() if key in field_reader
         }
     except Malformed:
         # A second pass finds the name of the field.
-        return {
-            name: _read_field(name, field_reader[name], value)
-            for name, value in values.items()
-            if name in field_reader
+        values = {
+            key: _read_field(key, field_reader[key], value)
+            for key, value in fields.items()
+            if key in field_reader
         }
+    names = {key: name for name, key in _json_keys(record).items()}
+    return {names.get(key, key): value for key, value in values.items()} if names else values
+
+
+def _json_keys(record: type) -> Mapping[str, str]:
+    return record.JSON_KEYS if issubclass(record, Keyed) else {}
 
 
 def present_fields(record: Any) -> dict[str, Any]:
@@ -199,7 +210,8 @@ def to_json(value: Any) -> Any:
     if issubclass(record, Sparse):
         defaults = _field_defaults(record)
         fields = {name: item for name, item in fields.items() if item != defaults[name]}
-    return {name: to_json(item) for name, item in fields.items()}
+    keys = _json_keys(record)
+    return {keys.get(name, name): to_json(item) for name, item in fields.items()}
 
 
 @functools.cache
@@ -221,9 +233,12 @@ def _required_fields(record: Any) -> list[str]:
 
 @functools.cache
 def field_readers(record: type) -> Mapping[str, Reader]:
-    """Return the reader of each field of a record."""
-    hints = typing.get_type_hints(record, include_extras=True)
-    return {field.name: reader_for(hints[field.name]) for field in dataclasses.fields(record)}
+    """Return the reader of each key of a record's JSON."""
+    hints, keys = typing.get_type_hints(record, include_extras=True), _json_keys(record)
+    return {
+        keys.get(field.name, field.name): reader_for(hints[field.name])
+        for field in dataclasses.fields(record)
+    }
 
 
 @functools.cache

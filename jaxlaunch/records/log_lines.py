@@ -38,15 +38,13 @@ from typing import Annotated, Any
 from jaxlaunch import contract
 from jaxlaunch.records import codec
 from jaxlaunch.records.codec import (
-    Bounds,
-    Cause,
     NonNegativeInt,
     Seconds,
     UnixTime,
     matches,
-    max_length,
 )
 from jaxlaunch.records.members import HostRanges
+from jaxlaunch.records.run_numbers import RunNumbers, TimedNumbers, shown_metrics
 from jaxlaunch.records.verdict import Verdict
 
 PREFIX = "jaxlaunch: "
@@ -135,7 +133,7 @@ class TailLine(_Line):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class BeatLine(_Line):
+class BeatLine(TimedNumbers, _Line):
     """State and progress of the gang."""
 
     stage: str | None = None
@@ -143,19 +141,14 @@ class BeatLine(_Line):
     missing_count: NonNegativeInt = 0
     members: HostRanges | None = None
     refused: Sequence[str] = ()
-    step: NonNegativeInt | None = None
     phase: str | None = None
     since: UnixTime | None = None
     phases: Mapping[str, Sequence[NonNegativeInt]] = dataclasses.field(default_factory=dict)
     counts: Mapping[str, NonNegativeInt] = dataclasses.field(default_factory=dict)
-    committed: NonNegativeInt | None = None
     committed_at: UnixTime | None = None
-    seconds: Mapping[str, Seconds] = dataclasses.field(default_factory=dict)
-    restarts: Mapping[str, NonNegativeInt] | None = None
     restart: Mapping[str, Seconds] = dataclasses.field(default_factory=dict)
     preempted: NonNegativeInt | None = None
     overdue: str | None = None
-    metrics: Mapping[str, Any] | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -268,28 +261,29 @@ ANNOTATION_MOMENTS = {
 _MAX_VERDICT_CHARS = 600
 # The limit for each text among the facts of the verdict.
 _MAX_FACT_CHARS = 60
-_MAX_CAUSES = 20
+# A longer message of the verdict is cut before the metrics are left out.
+_MIN_MESSAGE_CHARS = 100
 
 
 @dataclasses.dataclass(frozen=True)
-class ProgressAnnotation:
-    """Progress of a job at a time. A field that is None is not known."""
+class ProgressAnnotation(RunNumbers):
+    """Progress of a job at a time. Its verdict and its metrics are shortened."""
+
+    JSON_KEYS = {"restarts": "ends"}
 
     uid: str
     at: UnixTime
     when: Annotated[str, matches("|".join(ANNOTATION_MOMENTS))]
     attempt: NonNegativeInt
     generation: NonNegativeInt
-    # Complete on every rank.
-    step: NonNegativeInt | None = None
-    # Newest step whose checkpoint is complete on storage.
-    committed: NonNegativeInt | None = None
-    # Share of all seconds that went into useful steps.
-    goodput: Annotated[float, Bounds(0, 1)] | None = None
-    # Restarts by cause.
-    ends: Annotated[Mapping[Cause, NonNegativeInt], max_length(_MAX_CAUSES)] | None = None
     # Verdict on the newest finished attempt, without its traceback.
     verdict: Verdict | None = None
+
+    def __post_init__(self) -> None:
+        if self.verdict is not None:
+            object.__setattr__(self, "verdict", shorten_verdict(self.verdict))
+        if self.metrics is not None:
+            object.__setattr__(self, "metrics", shown_metrics(self.metrics))
 
     @property
     def is_end(self) -> bool:
@@ -297,40 +291,31 @@ class ProgressAnnotation:
         return self.when in ("stopped", "ended", "left", "volume")
 
     def to_json(self) -> str:
-        """Return the value of the annotation. The message of the verdict is cut so that the value fits."""
-        fields = codec.present_fields(self) | {"at": round(self.at, 1)}
-        fields |= {} if self.goodput is None else {"goodput": round(self.goodput, 4)}
-        verdict = None if self.verdict is None else shorten_verdict(self.verdict)
+        """Return the value of the annotation, in which the verdict and the metrics are cut to fit."""
+        fields, verdict = codec.present_fields(self), self.verdict
+        fields["at"] = round(self.at, 1)
+        if self.goodput is not None:
+            fields["goodput"] = round(self.goodput, 4)
         while True:
-            fields |= {} if verdict is None else {"verdict": codec.present_fields(verdict)}
+            if verdict is not None:
+                fields["verdict"] = codec.present_fields(verdict)
             text = _dump_compact(fields)
-            if len(text) <= MAX_ANNOTATION_BYTES or verdict is None or not verdict.message:
+            message = "" if verdict is None else verdict.message
+            if len(text) <= MAX_ANNOTATION_BYTES or not (message or "metrics" in fields):
                 return text
-            verdict = verdict.truncate(len(verdict.message) * 3 // 4)
+            if verdict is None or ("metrics" in fields and len(message) <= _MIN_MESSAGE_CHARS):
+                del fields["metrics"]
+            else:
+                verdict = verdict.truncate(len(message) * 3 // 4)
 
     @classmethod
     def from_json(cls, text: str, uid: str) -> ProgressAnnotation | None:
         """Return the annotation that `to_json` wrote for this JobSet, or None for anything else."""
         try:
-            return (
-                cls.from_fields(codec.parse_record(text), uid)
-                if len(text) <= MAX_ANNOTATION_BYTES
-                else None
-            )
+            annotation = codec.read_record(cls, codec.parse_record(text))
         except ValueError:
             return None
-
-    @classmethod
-    def from_fields(cls, fields: Any, uid: str) -> ProgressAnnotation:
-        """Return the record with these fields, or raise ValueError if one is invalid or it is of another JobSet."""
-        annotation = codec.read_record(cls, fields)
-        if annotation.uid != uid:
-            raise ValueError("it is not of this JobSet")
-        return (
-            annotation
-            if annotation.verdict is None
-            else dataclasses.replace(annotation, verdict=shorten_verdict(annotation.verdict))
-        )
+        return annotation if annotation.uid == uid and len(text) <= MAX_ANNOTATION_BYTES else None
 
 
 def shorten_verdict(verdict: Verdict) -> Verdict:

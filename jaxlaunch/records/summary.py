@@ -16,10 +16,12 @@ from jaxlaunch import contract
 from jaxlaunch.records import codec
 from jaxlaunch.records.codec import Cause, NonNegativeInt, Seconds, UnixTime
 from jaxlaunch.records.members import HostRanges
+from jaxlaunch.records.run_numbers import TimedNumbers
 from jaxlaunch.records.verdict import Verdict
 
 # Fields of a summary and of its `of` that a table of runs does not need.
-_LONG_FIELDS = {"metrics", "notes", "stacks", "nccl"} | {"made_of", "restart"}
+_LONG_FIELDS = {"notes", "stacks", "nccl"} | {"made_of", "restart"}
+_OMITTED_IF_EMPTY = {"stacks", "nccl", "starts"}
 # Fields of `of` that are in the record of the attempt once it has ended.
 _DROPPED_AT_END = {"seconds", "unsafe_s", "judged", "restart"}
 
@@ -141,21 +143,13 @@ class StartRecord:
 
 
 @dataclasses.dataclass(frozen=True)
-class Summary:
+class Summary(TimedNumbers):
     """The state of a run, as in summary.json."""
+
+    JSON_KEYS = {"committed": "saved"}
 
     # None while the run continues.
     verdict: Verdict | None
-    # Complete on every rank that reports.
-    step: NonNegativeInt | None
-    # By contract.CLOCK, in the whole run.
-    seconds: Mapping[str, Seconds]
-    # By cause.
-    restarts: Mapping[str, NonNegativeInt]
-    # Newest step on storage that the run knows of.
-    saved: NonNegativeInt | None = None
-    # Newest metrics of rank 0.
-    metrics: Mapping[str, Any] | None = None
     notes: Sequence[str] = ()
     # By rank, after a hang.
     stacks: Mapping[int, str] = dataclasses.field(default_factory=dict)
@@ -175,38 +169,22 @@ class Summary:
         return contract.outcome_for_code(self.verdict.code).status
 
     def to_json(self) -> dict[str, Any]:
-        """Return the content of the file, with its keys in order."""
-        seconds = {cause: round(spent, 3) for cause, spent in self.seconds.items()}
-        progress = None if self.of is None else codec.to_json(self.of)
-        if progress is not None and self.verdict is not None:
-            progress = {
-                name: value for name, value in progress.items() if name not in _DROPPED_AT_END
-            }
+        """Return the content of the file."""
+        fields: dict[str, Any] = {"status": self.status, **codec.to_json(self)}
+        seconds = {cause: round(spent, 3) for cause, spent in fields.pop("seconds").items()}
+        fields["goodput"] = {"ratio": self.goodput, "seconds": seconds}
+        if self.of is not None and self.verdict is not None:
+            for name in _DROPPED_AT_END:
+                del fields["of"][name]
         return {
-            "status": self.status,
-            "step": self.step,
-            "saved": self.saved,
-            "verdict": self.verdict.to_json() if self.verdict else None,
-            "metrics": self.metrics,
-            "goodput": {"ratio": goodput_ratio(self.seconds), "seconds": seconds},
-            "restarts": dict(self.restarts),
-            "restart_seconds": [dataclasses.asdict(row) for row in self.restart_seconds],
-            "notes": list(self.notes),
-            **(
-                {"stacks": {str(rank): self.stacks[rank] for rank in sorted(self.stacks)}}
-                if self.stacks
-                else {}
-            ),
-            **({"nccl": self.nccl} if self.nccl else {}),
-            "of": progress,
-            **({"starts": [dataclasses.asdict(row) for row in self.starts]} if self.starts else {}),
+            name: value for name, value in fields.items() if value or name not in _OMITTED_IF_EMPTY
         }
 
     @classmethod
     def row_from_json(cls, fields: Any) -> Summary:
         """Return a summary for a table of runs, with the first and the last start and the last restart only.
 
-        Metrics, notes, stacks and other long fields are neither included nor checked.
+        Notes, stacks and other long fields are neither included nor checked.
 
         Raises:
             Malformed: A field is wrong.
@@ -230,15 +208,9 @@ class Summary:
         goodput = codec.read_record(
             _Goodput, fields.get("goodput") if isinstance(fields, dict) else None
         )
-        return codec.read_record(cls, {**fields, "seconds": goodput.seconds})
+        return codec.read_record(cls, {**fields, "goodput": None, "seconds": goodput.seconds})
 
 
 @dataclasses.dataclass(frozen=True)
 class _Goodput:
     seconds: Mapping[str, Seconds]
-
-
-def goodput_ratio(seconds: Mapping[str, float]) -> float | None:
-    """Return the share of all seconds that went into useful steps, or None before the first step."""
-    total, steps = sum(seconds.values()), seconds.get("step", 0.0)
-    return steps / total if total > 0 and steps > 0 else None

@@ -269,7 +269,7 @@ class RunStarts:
             _start_row(number, self._read_start_summary(number)) for number in folder.list_starts()
         ]
         if self._rows and self._rows[-1].uid == uid:
-            self.known_saved_step = None if summary is None else summary.saved
+            self.known_saved_step = None if summary is None else summary.committed
             return
         if summary is not None and self._rows:
             # The previous start may have been killed before it saved its record in its folder. If
@@ -297,7 +297,9 @@ class RunStarts:
     def earlier_saved_step(self) -> int:
         """The newest step that earlier starts saved, or 0."""
         summaries = [self._read_start_summary(row.start) for row in self.earlier_starts]
-        return max((summary.saved or 0 for summary in summaries if summary is not None), default=0)
+        return max(
+            (summary.committed or 0 for summary in summaries if summary is not None), default=0
+        )
 
     @property
     def has_earlier_checkpoints(self) -> bool:
@@ -332,7 +334,7 @@ class RunStarts:
     def begin_start(self, changed: Mapping[str, Sequence[Any]], saved: int | None = None) -> None:
         """Write the row of this start before its agents begin. `saved` is the newest step on storage."""
         self._set_changed(changed)
-        self.write_summary(Summary(None, step=None, seconds={}, restarts={}, saved=saved))
+        self.write_summary(Summary(None, restarts={}, committed=saved))
 
     def write_summary(self, summary: Summary) -> None:
         """Replace summary.json of the run and, at the end, that of the start."""
@@ -395,7 +397,7 @@ def _start_row(number: int, summary: Summary | None) -> StartRecord:
     """Return the row of a start from its own summary."""
     if summary is None:
         return StartRecord(number, "", 0.0)
-    progress, last_step = summary.of, summary.step or summary.saved or None
+    progress, last_step = summary.of, summary.step or summary.committed or None
     first_step = 1 if progress is None else progress.first_step
     return StartRecord(
         number,

@@ -30,7 +30,7 @@ def test_writers_with_equal_process_ids_never_lose_or_mix_their_content(tmp_path
             )
 
     RunFolder(tmp_path, failures.append).write_json(
-        SUMMARY, Summary(None, 0, {}, {}, notes=["first"] * 500).to_json()
+        SUMMARY, Summary(None, step=0, seconds={}, restarts={}, notes=["first"] * 500).to_json()
     )
     writers = [threading.Thread(target=write, args=(writer,)) for writer in range(2)]
     for thread in writers:

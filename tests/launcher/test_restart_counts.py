@@ -98,7 +98,7 @@ def test_every_surface_of_a_run_here_shows_the_same_restarts(
         ],
         "explain": number(show("explain", "--local", "made")),
         "page": RunReader(run).read_report().to_json()["restarts"],
-        "dashboard": run_files.read_brief(run).restarts,
+        "dashboard": run_files.read_brief(run).restart_count,
     }
 
     assert shown == dict.fromkeys(shown, RESTARTS)
@@ -118,7 +118,7 @@ def test_every_surface_of_a_job_on_the_cluster_shows_the_same_restarts(told_by: 
         if "failed" in told_by:
             verdict, ends = LAST.verdict, {**BY_CAUSE, "crash": 3}
         known = ProgressAnnotation(
-            "1234", made_runs.BEGAN, told_by.split(",")[0], 4, 1, ends=ends, verdict=verdict
+            "1234", made_runs.BEGAN, told_by.split(",")[0], 4, 1, restarts=ends, verdict=verdict
         )
         job["metadata"].setdefault("annotations", {})[contract.ANNOTATION] = known.to_json()
         seen = snapshot(job)

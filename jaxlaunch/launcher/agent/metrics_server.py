@@ -20,7 +20,7 @@ from jaxlaunch.launcher.agent.gang.config import PROTOCOL_VERSION
 from jaxlaunch.launcher.agent.gang.progress import RankProgress
 from jaxlaunch.launcher.agent.io.link import open_listener
 from jaxlaunch.launcher.agent.io.loop import READ, WRITE, Loop, Timer
-from jaxlaunch.records.summary import goodput_ratio
+from jaxlaunch.records.run_numbers import goodput_ratio
 
 # In bytes.
 MAX_REQUEST_BYTES, MAX_EXPOSITION_BYTES = 8 * 1024, 4 * 1024 * 1024

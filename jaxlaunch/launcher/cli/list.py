@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import collections
+import dataclasses
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import click
 
+from jaxlaunch.contract import Key
 from jaxlaunch.launcher.cli import options, output
 from jaxlaunch.launcher.cli.job_view import ClusterView, RunView
 from jaxlaunch.launcher.errors import ClusterError, UserError
@@ -19,6 +21,7 @@ from jaxlaunch.launcher.kubernetes.client import Cluster
 from jaxlaunch.launcher.kubernetes.objects import format_age
 from jaxlaunch.launcher.local import run_folders
 from jaxlaunch.launcher.sweep.table import SweepTable
+from jaxlaunch.records.run_numbers import shown_metrics
 
 # The parentheses make it different from every namespace.
 LOCAL_NAMESPACE = "(here)"
@@ -29,6 +32,95 @@ _MAX_NODES = 3
 Rows = Sequence[tuple[str, Sequence[JobStatus]]]
 
 
+# --- the table ------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Column:
+    """A column of the table: its heading, and the text of a cell for the job or the jobs of a row."""
+
+    heading: str
+    render: Callable[[Sequence[JobStatus]], str]
+    is_wide: bool = False
+
+
+def _single(heading: str, render: Callable[[JobStatus], str | None]) -> Column:
+    """Return a column of -o wide, which has no value for several jobs together."""
+
+    def render_jobs(jobs: Sequence[JobStatus]) -> str:
+        return (render(jobs[0]) if len(jobs) == 1 else None) or "-"
+
+    return Column(heading, render_jobs, is_wide=True)
+
+
+def _render_state(jobs: Sequence[JobStatus]) -> str:
+    if len(jobs) == 1:
+        return jobs[0].state.value
+    counts = collections.Counter(job.state for job in jobs)
+    return ",".join(f"{state.value}:{number}" for state, number in counts.items())
+
+
+def _render_hosts(jobs: Sequence[JobStatus]) -> str:
+    # Jobs that are over need no hosts any more.
+    live = [job for job in jobs if job.state not in FINAL_STATES]
+    if not live:
+        return str(max(job.hosts for job in jobs))
+    is_known = all(job.ready is not None for job in live)
+    ready = str(sum(job.ready or 0 for job in live)) if is_known else "?"
+    return f"{ready}/{sum(job.hosts for job in live)}"
+
+
+def _render_step(jobs: Sequence[JobStatus]) -> str:
+    if all(job.step is None for job in jobs):
+        return "-"
+    step = str(sum(job.step or 0 for job in jobs))
+    if any(job.steps is None for job in jobs):
+        return step
+    return f"{step}/{sum(job.steps or 0 for job in jobs)}"
+
+
+def _render_nodes(job: JobStatus) -> str:
+    hidden = len(job.nodes) - _MAX_NODES
+    return ",".join(job.nodes[:_MAX_NODES]) + (f" +{hidden}" if hidden > 0 else "")
+
+
+def _render_loss(job: JobStatus) -> str | None:
+    loss = shown_metrics(job.metrics).get(Key.LOSS)
+    return None if loss is None else f"{loss:.4g}"
+
+
+# The help of -o names the wide ones.
+COLUMNS = (
+    Column("STATE", _render_state),
+    Column("HOSTS", _render_hosts),
+    Column("STEP", _render_step),
+    Column("RESTARTS", lambda jobs: str(sum(job.restart_counts.total for job in jobs))),
+    Column("AGE", lambda jobs: format_age(max(job.age_s for job in jobs))),
+    _single("PHASE", lambda job: job.phase),
+    _single("CHECKPOINT", lambda job: None if job.committed is None else str(job.committed)),
+    _single("GOODPUT", lambda job: None if job.goodput is None else f"{job.goodput:.1%}"),
+    _single("LOSS", _render_loss),
+    _single("QUEUE", lambda job: job.queue),
+    _single("NODES", _render_nodes),
+)
+
+
+def format_table(rows: Rows, with_namespace: bool, is_wide: bool) -> list[str]:
+    """Return the rows under their headings; the namespace of a run is this machine."""
+    columns = [column for column in COLUMNS if is_wide or not column.is_wide]
+    table = [["NAME", *(column.heading for column in columns)]]
+    table += [[name, *(column.render(jobs) for column in columns)] for name, jobs in rows]
+    if with_namespace:
+        places = ["NAMESPACE", *(jobs[0].namespace or LOCAL_NAMESPACE for _, jobs in rows)]
+        table = [[place, *row] for place, row in zip(places, table, strict=True)]
+    return output.format_columns(table)
+
+
+# --- the command ----------------------------------------------------------------------------------
+
+_WIDE_HEADINGS = ", ".join(column.heading for column in COLUMNS if column.is_wide)
+
+
 @click.command("list")
 @click.argument(
     "folder", metavar="[FOLDER]", default=run_folders.RUNS_FOLDER, type=click.Path(path_type=Path)
@@ -36,7 +128,7 @@ Rows = Sequence[tuple[str, Sequence[JobStatus]]]
 @options.cluster_options("The namespace to list. [default: the context's]")
 @click.option("-A", "--all-namespaces", is_flag=True, help="List all namespaces.")
 @options.location_options
-@options.screen_output_option("The form of the output; wide has more columns.")
+@options.screen_output_option(f"The form of the output; wide adds {_WIDE_HEADINGS}.")
 def list_command(
     folder: Path,
     namespace: str | None,
@@ -140,57 +232,3 @@ def _group_rows(jobs: Sequence[JobStatus], home: Path | None) -> Rows:
             key = ("", os.path.basename(parent), parent)
         groups.setdefault(key, []).append(job)
     return [(name, group) for (_, name, _), group in groups.items()]
-
-
-def format_table(rows: Rows, with_namespace: bool, is_wide: bool) -> list[str]:
-    """Return the rows under their headings; the namespace of a run is this machine."""
-    heads = ["NAME", "STATE", "HOSTS", "STEP", "RESTARTS", "AGE"]
-    texts = [_format_row(name, jobs) for name, jobs in rows]
-    if is_wide:
-        heads += ["PHASE", "CHECKPOINT", "GOODPUT", "QUEUE", "NODES"]
-        more = [_format_wide_cells(jobs[0]) if len(jobs) == 1 else ["-"] * 5 for _, jobs in rows]
-        texts = [[*row, *rest] for row, rest in zip(texts, more, strict=True)]
-    if with_namespace:
-        heads = ["NAMESPACE", *heads]
-        texts = [
-            [jobs[0].namespace or LOCAL_NAMESPACE, *row]
-            for row, (_, jobs) in zip(texts, rows, strict=True)
-        ]
-    return output.format_columns([heads, *texts])
-
-
-def _format_row(name: str, jobs: Sequence[JobStatus]) -> list[str]:
-    """Return the cells of jobs together: hosts, steps and restarts are summed, and the oldest has the age."""
-    counts = collections.Counter(job.state for job in jobs)
-    states = ",".join(f"{state.value}:{number}" for state, number in counts.items())
-    # Jobs that are over need no hosts any more.
-    live = [job for job in jobs if job.state not in FINAL_STATES]
-    ready = (
-        "?" if any(job.ready is None for job in live) else str(sum(job.ready or 0 for job in live))
-    )
-    hosts = (
-        f"{ready}/{sum(job.hosts for job in live)}" if live else str(max(job.hosts for job in jobs))
-    )
-    steps = (
-        "" if any(job.steps is None for job in jobs) else f"/{sum(job.steps or 0 for job in jobs)}"
-    )
-    step = (
-        "-"
-        if all(job.step is None for job in jobs)
-        else f"{sum(job.step or 0 for job in jobs)}{steps}"
-    )
-    restarts = str(sum(job.restarts.total for job in jobs))
-    state = jobs[0].state.value if len(jobs) == 1 else states
-    return [name, state, hosts, step, restarts, format_age(max(job.age_s for job in jobs))]
-
-
-def _format_wide_cells(job: JobStatus) -> list[str]:
-    hidden = len(job.nodes) - _MAX_NODES
-    nodes = ",".join(job.nodes[:_MAX_NODES]) + (f" +{hidden}" if hidden > 0 else "")
-    return [
-        job.phase or "-",
-        "-" if job.committed is None else str(job.committed),
-        "-" if job.goodput is None else f"{job.goodput:.1%}",
-        job.queue or "-",
-        nodes or "-",
-    ]

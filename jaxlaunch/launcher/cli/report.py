@@ -281,7 +281,7 @@ def _read_job_rows(cluster: Cluster, namespace: str) -> JobRows:
                 "step": job.step,
                 "steps": job.steps,
                 "goodput": job.goodput,
-                "restarts": job.restarts.total,
+                "restarts": job.restart_counts.total,
                 "age_s": job.age_s,
                 "owner": job.queue or "",
                 "where": f"namespace {job.namespace}",

@@ -91,7 +91,7 @@ def _list_numbers(status: JobStatus) -> Iterator[tuple[str, str]]:
         "last start",
         f"{sum(seconds.values()):.2f} s until its first step: {spent}" if spent else "",
     )
-    yield "goodput", "" if status.goodput is None else f"{status.goodput:.1%}"
+    yield from status.describe_numbers()
 
 
 def _describe_phase(status: JobStatus) -> str:

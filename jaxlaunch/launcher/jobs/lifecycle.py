@@ -184,17 +184,12 @@ def progress_record(snapshot: Snapshot, when: str) -> ProgressAnnotation | None:
         when=when,
         attempt=max(beat.attempt, 0 if newest is None else newest.attempt),
         generation=max(beat.generation, 0 if newest is None else newest.generation),
-        step=report.step,
-        committed=report.committed_step,
-        goodput=report.goodput,
-        ends=report.ends_by_cause,
         verdict=None if newest is None else newest.verdict,
+        **report.numbers,
     )
     if earlier is None or earlier.attempt != record.attempt:
         return record
-    missing = [
-        name for name in ("step", "committed", "goodput", "ends") if getattr(record, name) is None
-    ]
+    missing = [name for name, value in record.run_numbers().items() if value is None]
     return dataclasses.replace(record, **{name: getattr(earlier, name) for name in missing})
 
 

@@ -43,7 +43,7 @@ from jaxlaunch.launcher.manifests.security import RESTRICTED
 from jaxlaunch.records import codec
 from jaxlaunch.records.codec import Malformed, NonNegativeInt
 from jaxlaunch.records.log_lines import ProgressAnnotation, shorten_verdict
-from jaxlaunch.records.summary import AttemptRecord, Summary, goodput_ratio
+from jaxlaunch.records.summary import AttemptRecord, Summary
 from jaxlaunch.runs import layout
 
 # Limit for the start of the pod.
@@ -351,27 +351,20 @@ def _read_summary(text: Any, uid: str) -> ProgressAnnotation | None:
     """Return the progress in summary.json, or None if it is invalid or of another run."""
     try:
         summary = Summary.from_json(codec.parse_json(text.encode()))
-        if summary.of is None:
-            return None
-        attempt_fields = codec.present_fields(summary.of)
-        verdict = summary.verdict and summary.verdict.to_json()
-        progress = {
-            "step": summary.step,
-            "committed": summary.saved,
-            "goodput": goodput_ratio(summary.seconds),
-        }
-        return ProgressAnnotation.from_fields(
-            {
-                **attempt_fields,
-                **progress,
-                "when": "volume",
-                "ends": summary.restarts,
-                "verdict": verdict,
-            },
-            uid,
-        )
     except (ValueError, AttributeError):
         return None
+    progress = summary.of
+    if progress is None or progress.uid != uid:
+        return None
+    return ProgressAnnotation(
+        uid,
+        progress.at,
+        "volume",
+        progress.attempt,
+        progress.generation,
+        summary.verdict,
+        **summary.run_numbers(),
+    )
 
 
 def _read_attempts(text: Any, uid: str) -> Iterable[AttemptEnd]:

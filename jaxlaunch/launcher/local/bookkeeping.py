@@ -111,10 +111,12 @@ def end_generation(
     if summary.verdict is None:
         summary = _with_saved_step(summary, checkpoints, starts, records)
     deleted_step = (
-        summary.saved if has_train_block and _is_deleted(summary.saved, checkpoints) else None
+        summary.committed
+        if has_train_block and _is_deleted(summary.committed, checkpoints)
+        else None
     )
     if deleted_step is not None:
-        summary = dataclasses.replace(summary, saved=newest_step(checkpoints))
+        summary = dataclasses.replace(summary, committed=newest_step(checkpoints))
     if is_open and summary.of is not None:
         record = run_folder.close_unfinished(
             summary.of, _verdict_for_codes(codes, summary, is_stopped, deleted_step)
@@ -175,9 +177,9 @@ def _with_saved_step(
 ) -> Summary:
     """Return the summary of a run with a step on disk that its killed agents had no time to report."""
     saved_step = newest_step(checkpoints)
-    if saved_step is None or (summary.saved is not None and saved_step <= summary.saved):
+    if saved_step is None or (summary.committed is not None and saved_step <= summary.committed):
         return summary
-    summary = dataclasses.replace(summary, saved=saved_step)
+    summary = dataclasses.replace(summary, committed=saved_step)
     progress = summary.of
     if progress is None:
         return summary
@@ -233,9 +235,7 @@ def _summary_without_generation(
     """Return the summary before a generation that wrote nothing."""
     if summary is not None:
         return dataclasses.replace(summary, step=None, stacks={})
-    return Summary(
-        None, step=None, seconds={}, restarts=history.restarts_by_cause(records, len(records) + 1)
-    )
+    return Summary(None, restarts=history.restarts_by_cause(records, len(records) + 1))
 
 
 def _verdict_for_codes(
@@ -252,7 +252,9 @@ def _verdict_for_codes(
         host = 0 if contract.outcome_for_code(agent_codes[0]).in_place else None
         return verdict_for_code(agent_codes[0], facts, rank=host, host=host, step=summary.step)
     if is_stopped:
-        stop = StopFacts(StopReason.USER, committed_step=summary.saved, deleted_step=deleted_step)
+        stop = StopFacts(
+            StopReason.USER, committed_step=summary.committed, deleted_step=deleted_step
+        )
         return verdict_for_code(
             stop.verdict_code, Failure(FailureKind.STOPPED, stop=stop), step=summary.step
         )
@@ -290,9 +292,9 @@ def _complete_verdict(
     if (
         stop is not None
         and stop.outcome is StopOutcome.NOT_SAVED
-        and summary.saved != recorded.saved
+        and summary.committed != recorded.committed
     ):
-        failure = failure.with_stop(committed_step=summary.saved)
+        failure = failure.with_stop(committed_step=summary.committed)
     elif stop is not None and deleted_step is not None and stop.committed_step == deleted_step:
         failure = failure.with_stop(committed_step=None, deleted_step=deleted_step)
     if failure != verdict.failure:
@@ -301,7 +303,7 @@ def _complete_verdict(
         verdict = dataclasses.replace(verdict, step=summary.step)
     if records and records[-1].verdict == recorded.verdict and summary.of is not None:
         record = dataclasses.replace(records[-1], verdict=verdict)
-        if summary.saved != recorded.saved:
+        if summary.committed != recorded.committed:
             first, last = summary.of.first_committed, summary.of.last_committed
             record = dataclasses.replace(record, first_committed=first, last_committed=last)
         if record != records[-1]:

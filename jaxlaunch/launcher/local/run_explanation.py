@@ -137,7 +137,7 @@ def _explain_progress(record: Run, status: JobStatus, live: LiveStatus | None) -
 
 
 def _list_facts(record: Run, status: JobStatus) -> Iterator[Text]:
-    if status.restarts.by_cause:
+    if status.restarts:
         yield Text("restarts: {restarts}", restarts=describe_restarts(status))
     if status.committed is not None:
         yield Text("last good checkpoint: step {step}", step=status.committed)

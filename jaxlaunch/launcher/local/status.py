@@ -21,7 +21,8 @@ from jaxlaunch.launcher.local.run_folders import (
     STEPS_KEY,
     Run,
 )
-from jaxlaunch.records.summary import furthest_step, goodput_ratio
+from jaxlaunch.records.run_numbers import RunNumbers
+from jaxlaunch.records.summary import furthest_step
 from jaxlaunch.records.verdict import Failure, FailureKind, Verdict, verdict_for_code
 from jaxlaunch.runs import history, run_folder
 from jaxlaunch.runs.run_folder import AgentAddress
@@ -64,14 +65,10 @@ def run_status(run: Run, live: LiveStatus | None = None) -> JobStatus:
         else start.ended or (None if progress is None else progress.at)
     )
     generation = 0 if progress is None else progress.generation
-    by_cause = None if summary is None else dict(summary.restarts)
-    crashes = job_numbers.get(MAX_CRASHES_KEY, 5)
-    restarts = Restarts(
-        history.restart_count(generation, by_cause), generation, crashes, by_cause, None, None
-    )
+    numbers = RunNumbers() if summary is None else summary
+    total = history.restart_count(generation, numbers.restarts)
     # While the run restarts and has trained no step yet, its step is the saved one.
-    saved_step = None if summary is None else summary.saved
-    reached_step = furthest_step(None if summary is None else summary.step, live and live.step)
+    reached_step = furthest_step(numbers.step, live and live.step)
     return JobStatus(
         name=run.name,
         namespace="",
@@ -88,13 +85,10 @@ def run_status(run: Run, live: LiveStatus | None = None) -> JobStatus:
         missing=(),
         members=None,
         spares=(),
-        step=reached_step or saved_step or reached_step,
         steps=(live and live.steps) or job_numbers.get(STEPS_KEY),
-        committed=saved_step,
         committed_age_s=None,
-        goodput=None if summary is None else goodput_ratio(summary.seconds),
         as_of=None,
-        restarts=restarts,
+        restart_counts=Restarts(total, generation, job_numbers.get(MAX_CRASHES_KEY, 5), None, None),
         verdict=None if verdict is None or state is State.RUNNING else verdict.to_json(),
         code=None if verdict is None or state not in (State.DONE, State.FAILED) else verdict.code,
         nodes=(),
@@ -104,6 +98,7 @@ def run_status(run: Run, live: LiveStatus | None = None) -> JobStatus:
         restart_seconds=summary.restart_seconds[-1].seconds
         if summary is not None and summary.restart_seconds
         else {},
+        **(numbers.run_numbers() | {"step": reached_step or numbers.committed or reached_step}),
     )
 
 

@@ -14,7 +14,8 @@ from jaxlaunch.launcher.report import run_files
 from jaxlaunch.launcher.report.run_files import Curve, CurveFile, RunBrief
 from jaxlaunch.launcher.report.timeline import Attempt, Timeline, build_timeline, rank_phases
 from jaxlaunch.launcher.wording import escape_controls
-from jaxlaunch.records.summary import StartRecord, Summary, goodput_ratio
+from jaxlaunch.records.run_numbers import TimedNumbers
+from jaxlaunch.records.summary import StartRecord, Summary
 from jaxlaunch.runs import layout
 from jaxlaunch.runs.run_folder import RunFolder
 from jaxlaunch.runs.run_folder import start_rows as starts_of
@@ -120,13 +121,15 @@ class RunReport:
     def to_json(self) -> dict[str, Any]:
         """Return the data of the page. All texts in it are untrusted until the page shows them as text."""
         brief, summary, seconds = self.brief, self.summary, self.timeline.seconds_by_cause
+        numbers = TimedNumbers(**(brief.run_numbers() | {"goodput": None}), seconds=seconds)
         return {
             "name": escape_controls(brief.name),
             "sentence": self.describe_state(),
             "step": brief.step,
             "steps": self.total_steps(),
             "left_s": self._remaining_s(),
-            "goodput": goodput_ratio(seconds),
+            "goodput": numbers.goodput,
+            "facts": list(numbers.describe_numbers()),
             "seconds": {cause: round(spent, 3) for cause, spent in seconds.items()},
             "wall_s": round(
                 sum(span.ended_at - span.started_at for span in self.timeline.spans), 3
@@ -134,8 +137,8 @@ class RunReport:
             "began": brief.began_at,
             "at": brief.updated_at,
             "owner": brief.owner,
-            "restarts": brief.restarts,
-            "saved": None if summary is None else summary.saved,
+            "restarts": brief.restart_count,
+            "saved": brief.committed,
             "notes": []
             if summary is None
             else [escape_controls(note)[:_MESSAGE_CHARS] for note in summary.notes][-20:],

@@ -19,7 +19,8 @@ from jaxlaunch import contract, regular_files, samples
 from jaxlaunch.launcher.errors import UserError
 from jaxlaunch.launcher.wording import escape_controls
 from jaxlaunch.launcher.yaml import reader, writer
-from jaxlaunch.records.summary import StartRecord, Summary, goodput_ratio
+from jaxlaunch.records.run_numbers import RunNumbers
+from jaxlaunch.records.summary import StartRecord, Summary
 from jaxlaunch.runs import history, layout
 from jaxlaunch.runs.journal import MAX_LINE_CHARS, STEP
 from jaxlaunch.runs.layout import find_holder
@@ -522,7 +523,7 @@ def list_versions(summary: Summary | None) -> dict[str, str]:
 
 
 @dataclasses.dataclass(frozen=True)
-class RunBrief:
+class RunBrief(RunNumbers):
     """The row of a run in a table."""
 
     name: str
@@ -532,11 +533,9 @@ class RunBrief:
     # The message of the verdict, or "" while the run goes on.
     message: str = ""
     code: int | None = None
-    step: int | None = None
     # Steps of the job, or None if they are unknown without computing them.
     steps: int | None = None
-    goodput: float | None = None
-    restarts: int = 0
+    restart_count: int = 0
     # Unix time of the first start.
     began_at: float | None = None
     # Unix time at which this was true.
@@ -565,13 +564,12 @@ def read_brief(folder: Path) -> RunBrief:
         KILLED if verdict is None and not _is_running(folder) else summary.status,
         "" if verdict is None else verdict.message,
         None if verdict is None else verdict.code,
-        summary.step,
         _total_steps(folder),
-        goodput_ratio(summary.seconds),
         history.restart_count(0 if progress is None else progress.generation, summary.restarts),
         started_at,
         None if progress is None else progress.at,
         owner,
+        **summary.run_numbers(),
     )
 
 

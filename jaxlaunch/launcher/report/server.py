@@ -224,7 +224,7 @@ class RunCatalog:
                 "step": brief.step,
                 "steps": brief.steps,
                 "goodput": brief.goodput,
-                "restarts": brief.restarts,
+                "restarts": brief.restart_count,
                 # The age changes while the row does not.
                 "began": brief.began_at,
                 "owner": brief.owner,

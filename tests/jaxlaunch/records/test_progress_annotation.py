@@ -20,7 +20,8 @@ FULL = ProgressAnnotation(
     step=40,
     committed=37,
     goodput=0.8125,
-    ends={"crash": 1, "preempted": 1},
+    restarts={"crash": 1, "preempted": 1},
+    metrics={"loss": 2.25, "accuracy": 0.5},
     verdict=verdict_for_code(80, "saved at step 37", rank=0, step=37),
 )
 
@@ -39,10 +40,13 @@ def test_it_is_bounded_however_long_the_message_is(letter: str) -> None:
         for number in range(20)
     }
     verdict = verdict_for_code(83, letter * 100_000, rank=0, traceback="x" * 100_000)
-    text = ProgressAnnotation("1234", 1.0, "ended", 3, 1, ends=ends, verdict=verdict).to_json()
+    metrics = {f"{letter * 39}{number}": 1e300 / 7 for number in range(99)}
+    text = ProgressAnnotation(
+        "1234", 1.0, "ended", 3, 1, verdict, restarts=ends, metrics=metrics
+    ).to_json()
     assert len(text) <= MAX_ANNOTATION_BYTES
     found = ProgressAnnotation.from_json(text, "1234")
-    assert found is not None and found.ends == ends and "\x1b" not in found.verdict.message  # type: ignore[union-attr]
+    assert found is not None and found.restarts == ends and "\x1b" not in found.verdict.message  # type: ignore[union-attr]
 
 
 WRONG: dict[str, Any] = {

@@ -129,7 +129,7 @@ def test_a_file_of_more_values_than_ours_get_takes_no_memory_of_its_agent(tmp_pa
 def test_the_summary_of_a_large_gang_that_hung_is_read(tmp_path: Path) -> None:
     of = AttemptProgress("uid", 0, 1, 1.0, 2.0)
     stacks = {rank: '  File "train.py", line 3, in f\n' * 60 for rank in range(4_000)}
-    summary = Summary(None, 1, {"step": 1.0}, {}, stacks=stacks, of=of)
+    summary = Summary(None, step=1, seconds={"step": 1.0}, restarts={}, stacks=stacks, of=of)
     RunStarts(folder := RunFolder(tmp_path, print), "uid").write_summary(summary)
     found = folder.read_summary("uid")
     assert found is not None and found.stacks == stacks
@@ -141,7 +141,15 @@ def test_records_and_summaries_that_were_changed_anywhere_are_read_or_left_out(
     folder, chance = RunFolder(tmp_path, print), random.Random(19)
     of = AttemptProgress("uid", 1, 4, 1.0, 2.0, {"step": 1.0}, 3, 5, 0.5, record(4).verdict)
     summary = Summary(
-        None, 5, {"step": 1.0}, {"crash": 3}, 5, {"loss": 1.0}, ["a note"], {0: "a stack"}, of
+        None,
+        step=5,
+        seconds={"step": 1.0},
+        restarts={"crash": 3},
+        committed=5,
+        metrics={"loss": 1.0},
+        notes=["a note"],
+        stacks={0: "a stack"},
+        of=of,
     ).to_json()
     seeds = [json.dumps(record(number).to_json()).encode() for number in (1, 2, 3)]
     whole = json.dumps(summary).encode()

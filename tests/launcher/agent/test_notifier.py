@@ -86,7 +86,7 @@ def until(happened: Callable[[], object]) -> None:
 
 
 def view(step: int, metrics: Mapping[str, Any] | None = None) -> GangView:
-    return GangView("run", 1, "0", [], [], step, None, [], None, {}, {}, None, metrics, {})
+    return GangView("run", 1, "0", [], [], [], None, None, {}, step=step, metrics=metrics)
 
 
 CRASH = verdict_for_code(contract.CRASH, "rank 3: <ValueError> & more", rank=3, step=7)

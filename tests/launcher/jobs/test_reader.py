@@ -96,7 +96,12 @@ def fill(folder: Path, uid: str) -> None:
     seconds = {"step": 3.0, "init": 1.0}
     RunStarts(keeper, uid).write_summary(
         Summary(
-            verdict_for_code(80, "saved at step 40"), 40, seconds, {"crash": 1}, saved=40, of=of
+            verdict_for_code(80, "saved at step 40"),
+            step=40,
+            seconds=seconds,
+            restarts={"crash": 1},
+            committed=40,
+            of=of,
         )
     )
     for rank in range(2):

@@ -39,7 +39,7 @@ def test_a_stopped_job_keeps_its_step_its_checkpoint_its_goodput_its_restarts_an
         37,
         0.9,
     )
-    assert status.restarts.by_cause == {"crash": 1}
+    assert status.restarts == {"crash": 1}
     assert status.verdict is not None and status.verdict["message"] == "saved at step 41"
     assert status.as_of == {"at": "2026-11-21T12:00:00+00:00", "when": "when it was stopped"}
     _, row = format_table([("lm", [status])], with_namespace=False, is_wide=False)

@@ -43,7 +43,7 @@ def running(attempt: int = 1, generation: int = 0, **fields: Any) -> Summary:
         "step": 43,
         "seconds": seconds,
         "restarts": {},
-        "saved": 40,
+        "committed": 40,
         "of": of,
         **fields,
     }
@@ -182,7 +182,11 @@ def test_all_seconds_since_the_start_are_counted_after_a_kill(tmp_path: Path) ->
 def test_three_killed_generations_without_a_commit_are_no_progress(tmp_path: Path) -> None:
     causes = []
     for generation in range(3):
-        fruitless: dict[str, Any] = {"first_committed": None, "last_committed": None, "saved": None}
+        fruitless: dict[str, Any] = {
+            "first_committed": None,
+            "last_committed": None,
+            "committed": None,
+        }
         write(RunFolder(tmp_path, fail), running(generation + 1, generation, **fruitless))
         found = end(tmp_path, [-9], generation)
         causes.append(found["verdict"]["code"])
@@ -204,7 +208,7 @@ def test_agents_that_never_wrote_anything_are_lost_attempts_too(tmp_path: Path) 
 def test_a_run_that_its_user_killed_says_what_is_saved(
     tmp_path: Path, saved: int | None, words: str
 ) -> None:
-    write(RunFolder(tmp_path, fail), running(saved=saved))
+    write(RunFolder(tmp_path, fail), running(committed=saved))
     found = end(tmp_path, [-9], is_stopped=True)
     assert (found["status"], found["verdict"]["code"]) == ("stopped", contract.PREEMPTED)
     assert found["verdict"]["message"] == f"stopped by you; {words}"
@@ -220,7 +224,7 @@ def test_a_run_that_its_user_killed_in_a_save_says_what_is_on_disk(
     (tmp_path / "checkpoints" / "13" / contract.MANIFEST).touch()
     (tmp_path / "checkpoints" / "20").mkdir()  # is not whole
     known = {"first_committed": None, "last_committed": None, "first_step": first}
-    write(RunFolder(tmp_path, fail), running(step=3, saved=None, **known))
+    write(RunFolder(tmp_path, fail), running(step=3, committed=None, **known))
     found = end(tmp_path, [-9], is_stopped=True)
     assert (found["verdict"]["message"], found["saved"]) == ("stopped by you; step 13 is saved", 13)
     assert (found["step"], found["verdict"]["step"]) == (step, step)

@@ -16,6 +16,12 @@ def test_a_program_that_may_not_write_a_file_here_is_not_told_about_pods(tmp_pat
     facts = ExceptionFacts("PermissionError", "[Errno 13] Permission denied: 'out'", errno.EACCES)
     verdict = verdict_for_code(contract.STARTUP, Failure(FailureKind.EXCEPTION, exception=facts))
     answer = run_explanation.explain_run(
-        Run("mine", tmp_path, Summary(verdict, None, {}, {}, None), None), None
+        Run(
+            "mine",
+            tmp_path,
+            Summary(verdict, step=None, seconds={}, restarts={}, committed=None),
+            None,
+        ),
+        None,
     )
     assert answer.next_move == "fix the program: the traceback shows where; then `launcher run`."

@@ -31,7 +31,7 @@ def ended(uid: str, code: int | None, first: int | None, step: int | None) -> Su
     verdict = None if code is None else verdict_for_code(code, "it ended")
     of = AttemptProgress(uid, 0, 1, 1.0, 2.0, first_step=first)
     return Summary(
-        verdict, step=step, seconds={"step": 1.0}, restarts={}, saved=step or None, of=of
+        verdict, step=step, seconds={"step": 1.0}, restarts={}, committed=step or None, of=of
     )
 
 

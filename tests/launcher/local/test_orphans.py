@@ -66,7 +66,9 @@ def test_what_a_killed_run_left_running_in_a_folder_ends_before_the_next_begins(
 ) -> None:
     folder = RunFolder(tmp_path, print)
     of = AttemptProgress("uid-of-this", 0, 1, 1.0, 2.0)
-    RunStarts(folder, of.uid).write_summary(Summary(None, None, {"step": 0.0}, {}, of=of))
+    RunStarts(folder, of.uid).write_summary(
+        Summary(None, step=None, seconds={"step": 0.0}, restarts={}, of=of)
+    )
     with process("uid-of-this") as (wrapper, program):
         wrapper.kill()
         bookkeeping.begin_start(tmp_path, "uid-of-the-next", "name: t\n", None, print)

@@ -103,9 +103,9 @@ def test_a_run_whose_folder_was_deleted_has_its_job_and_summary_again(
         shutil.rmtree(home)
         found = Summary(
             verdict_for_code(64, "it ended", rank=0),
-            None,
-            {},
-            {},
+            step=None,
+            seconds={},
+            restarts={},
             of=AttemptProgress(environ[contract.UID], 0, 1, 3.0, 4.0),
         )
         RunStarts(folder, environ[contract.UID]).write_summary(found)
@@ -135,7 +135,11 @@ def test_the_lines_are_shown_and_the_verdict_is_said_at_the_end(
     ) -> run.RunEnd:
         show(Line(0, 0, "trainer: saved (exit 64)"))
         verdict = verdict_for_code(contract.BAD_DATA, "no data", rank=0)
-        return run.RunEnd(contract.BAD_DATA, Summary(verdict, 3, {"step": 0.0}, {}).to_json(), 57)
+        return run.RunEnd(
+            contract.BAD_DATA,
+            Summary(verdict, step=3, seconds={"step": 0.0}, restarts={}).to_json(),
+            57,
+        )
 
     (tmp_path / "job.yaml").write_text(TRAIN)
     (tmp_path / "run").mkdir()

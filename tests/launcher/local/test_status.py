@@ -32,5 +32,5 @@ def test_a_run_that_starts_again_is_at_the_step_that_is_saved_until_it_trains_on
     live: LiveStatus | None,
     step: int | None,
 ) -> None:
-    summary = Summary(None, reached, {}, {}, saved)
+    summary = Summary(None, step=reached, seconds={}, restarts={}, committed=saved)
     assert status.run_status(Run("mine", tmp_path, summary, Holder(1, False)), live).step == step

@@ -85,7 +85,15 @@ def run(
     seconds["down"] += gap_s * (len(codes) - 1)
     of = AttemptProgress("uid", 0, len(codes), records[-1].started, BEGAN + at, first_step=1)
     start = StartRecord(1, "uid", BEGAN, BEGAN + at, records[-1].verdict.code, 1, 1000)
-    found = Summary(records[-1].verdict, 1000, seconds, {}, saved=1000, of=of, starts=[start])
+    found = Summary(
+        records[-1].verdict,
+        step=1000,
+        seconds=seconds,
+        restarts={},
+        committed=1000,
+        of=of,
+        starts=[start],
+    )
     write(folder, found, records, job)
     rows(folder, points, at)
     return seconds

@@ -34,6 +34,7 @@ from jaxlaunch.records.log_lines import (
 )
 from jaxlaunch.records.members import parse_members
 from jaxlaunch.records.rank_history import RankHistory
+from jaxlaunch.records.run_numbers import TimedNumbers
 from jaxlaunch.records.summary import AttemptRecord, furthest_step
 from jaxlaunch.records.verdict import Verdict
 from jaxlaunch.runs import history, layout
@@ -43,7 +44,7 @@ T = TypeVar("T")
 
 
 @dataclasses.dataclass(frozen=True)
-class GangView:
+class GangView(TimedNumbers):
     """State of all hosts, as the leader knows it now.
 
     Attributes:
@@ -52,14 +53,9 @@ class GangView:
         members: Which hosts hold which ranks, as jaxlaunch/records/members writes them.
         missing: Hosts that are missing.
         refused: Newest refusals.
-        step: Step that is complete on every rank, or the step on storage.
-        committed: Newest step on storage.
         statuses: Status of every rank.
         overdue: Message about an exceeded timeout.
-        seconds: Seconds of the run by cause.
-        restarts: Restarts by cause.
         preempted: Preemptions in a row without a newly committed step, or None if unknown.
-        metrics: Newest metrics.
         restart: Seconds until the first step of the attempt, by cause.
     """
 
@@ -68,14 +64,9 @@ class GangView:
     members: str
     missing: Sequence[int]
     refused: Sequence[str]
-    step: int | None
-    committed: int | None
     statuses: Sequence[Status]
     overdue: str | None
-    seconds: Mapping[str, float]
-    restarts: Mapping[str, int]
     preempted: int | None
-    metrics: Mapping[str, Any] | None
     restart: Mapping[str, float]
 
 
@@ -191,25 +182,23 @@ class PodLog:
         if state == self._beat_state and not is_due:
             return
         self._beat_state, self._beat_at = state, now
+        numbers = view.run_numbers() | {"committed": self._committed}
         beat = BeatLine(
             **self._line_fields(view.attempt),
+            **numbers,
             stage=view.stage,
             members=view.members,
             missing=view.missing[: log_lines.MAX_LISTED],
             missing_count=len(view.missing),
             refused=view.refused,
-            step=view.step,
             phase=phase,
             since=round(self._phase_since, 1),
             phases={name: ranks[: log_lines.MAX_LISTED] for name, ranks in phases.items()},
             counts={name: len(ranks) for name, ranks in phases.items()},
-            committed=self._committed,
             committed_at=self._committed_at and round(self._committed_at, 1),
             seconds={cause: round(spent, 1) for cause, spent in view.seconds.items() if spent},
-            restarts=view.restarts,
             preempted=view.preempted,
             overdue=view.overdue,
-            metrics=view.metrics,
             restart=view.restart,
         )
         self._write_line(beat)

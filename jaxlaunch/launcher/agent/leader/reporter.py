@@ -33,12 +33,12 @@ from jaxlaunch.launcher.agent.leader.publishers import (
 )
 from jaxlaunch.records import codec
 from jaxlaunch.records.log_lines import ProgressAnnotation
+from jaxlaunch.records.run_numbers import TimedNumbers
 from jaxlaunch.records.summary import (
     AttemptProgress,
     AttemptRecord,
     Summary,
     furthest_step,
-    goodput_ratio,
 )
 from jaxlaunch.records.verdict import Verdict
 from jaxlaunch.runs import history
@@ -132,6 +132,18 @@ class RunState:
             ),
         }
 
+    def numbers(self, now: float) -> dict[str, Any]:
+        """Return the numbers of the run and its seconds, by the names of TimedNumbers."""
+        ranks = self._gang.attempt.ranks
+        return {
+            # Until the attempt has completed a step, it is at the saved one.
+            "step": ranks.first_step or self.saved_step or ranks.first_step,
+            "committed": self.saved_step,
+            "restarts": history.restarts_by_cause(self._gang.records, self.newest_attempt),
+            "metrics": self.metrics,
+            "seconds": self._clock.seconds_by_cause(now),
+        }
+
     def build_view(self) -> GangView:
         """Return the state of all hosts, for the pod's log and the webhook."""
         gang, now = self._gang, time.monotonic()
@@ -142,60 +154,43 @@ class RunState:
             members=gang.members.table.to_wire(),
             missing=gang.members.missing_hosts,
             refused=list(gang.gathering.refusals)[-3:],
-            # Until the attempt has completed a step, it is at the saved one.
-            step=ranks.first_step or self.saved_step or ranks.first_step,
-            committed=ranks.committed,
             statuses=ranks.by_rank,
             overdue=gang.attempt.hang.timeout_message,
-            seconds=self._clock.seconds_by_cause(now),
-            restarts=history.restarts_by_cause(gang.records, self.newest_attempt),
             preempted=None
             if self._run_folder.unknown_reason
             else history.preemptions_without_progress(gang.records),
-            metrics=self.metrics,
             restart=self._restart_seconds(now),
+            # The pod's log dates the checkpoints of these pods only.
+            **(self.numbers(now) | {"committed": ranks.committed}),
         )
 
     def build_summary(self, verdict: Verdict | None) -> Summary:
         """Return the summary of the run, with the verdict if the run ends."""
         gang, now = self._gang, time.monotonic()
-        seconds = self._clock.seconds_by_cause(now)
+        numbers = self.numbers(now) | {"step": gang.attempt.ranks.first_step}
+        progress = self._attempt_progress(numbers["seconds"], now)
         return Summary(
             verdict,
-            step=gang.attempt.ranks.first_step,
-            saved=self.saved_step,
-            of=dataclasses.replace(
-                self._attempt_progress(seconds, now), made_of=self._code_versions
-            ),
-            seconds=seconds,
-            restarts=history.restarts_by_cause(gang.records, self.newest_attempt),
-            metrics=self.metrics,
+            of=dataclasses.replace(progress, made_of=self._code_versions),
             notes=self.notes,
             stacks=gang.attempt.hang.stacks,
             nccl=gang.attempt.hang.nccl,
             restart_seconds=history.restart_rows(
                 gang.records, gang.attempt_number, self._restart_seconds(now)
             ),
+            **numbers,
         )
 
     def build_annotation(self, when: str, verdict: Verdict | None) -> ProgressAnnotation:
         """Return the annotation of the JobSet."""
-        view, config = self.build_view(), self._config
-        progress = (
-            config.uid,
-            time.time(),
-            when,
-            view.attempt,
-            config.generation,
-            view.step,
-            self.saved_step,
-        )
+        numbers = TimedNumbers(**self.numbers(time.monotonic())).run_numbers()
         # Pods that left are replaced by others, which start the next attempt.
-        restarts = history.restarts_by_cause(
+        numbers["restarts"] = history.restarts_by_cause(
             self._gang.records, self.newest_attempt + (when == "left")
         )
+        config, attempt = self._config, self._gang.attempt_number
         return ProgressAnnotation(
-            *progress, goodput_ratio({"step": 0.0, **view.seconds}), restarts, verdict
+            config.uid, time.time(), when, attempt, config.generation, verdict, **numbers
         )
 
     def _attempt_progress(self, seconds: Mapping[str, float], now: float) -> AttemptProgress:
@@ -547,7 +542,7 @@ def record_end_without_leader(
         step=step,
         seconds=seconds,
         restarts=history.restarts_by_cause(records),
-        saved=furthest_step(summary.saved, *(status.committed for status in statuses)),
+        committed=furthest_step(summary.committed, *(status.committed for status in statuses)),
         of=progress,
     )
     RunStarts(folder, config.uid).write_summary(end_summary)
@@ -577,7 +572,7 @@ def _last_known_attempt(
         progress = AttemptProgress(
             config.uid, config.generation, number, report.agent_started_at, at=now, seconds=seconds
         )
-        summary = Summary(None, step=None, seconds={}, restarts={})
+        summary = Summary(None, restarts={})
     if last_progress is not None and last_progress.attempt == number:
         progress = dataclasses.replace(
             progress,

@@ -226,7 +226,7 @@ def _explain_creation(snapshot: Snapshot) -> Answer:
 def _list_facts(status: JobStatus, now: datetime) -> list[Text]:
     """Return restarts by cause, ranks, the last checkpoint, and the time of recorded numbers."""
     facts = []
-    if status.restarts.total or status.restarts.by_cause:
+    if status.restart_counts.total or status.restarts:
         facts.append(Text("restarts: {restarts}", restarts=describe_restarts(status)))
     if status.members is not None and status.state not in FINAL_STATES:
         facts.append(Text("ranks {ranks}", ranks=describe_ranks(status)))
@@ -268,14 +268,14 @@ def describe_restarts(status: JobStatus) -> Text:
 
     How many preemptions in a row were without progress follows.
     """
-    restarts = status.restarts
+    restarts = status.restart_counts
     template = (
         "{restarts.total}, of which {restarts.charged} {charged:counts|count} against the "
         "limit of {restarts.limit}"
     )
     text = Text(template, restarts=restarts, charged=restarts.charged)
-    if restarts.by_cause:
-        ends = [f"{cause} {number}" for cause, number in sorted(restarts.by_cause.items())]
+    if status.restarts:
+        ends = [f"{cause} {number}" for cause, number in sorted(status.restarts.items())]
         text += Text("; attempts ended by {ends}", ends=ends)
     if restarts.preempted:
         limit = "" if restarts.preempted_limit is None else " of {restarts.preempted_limit}"

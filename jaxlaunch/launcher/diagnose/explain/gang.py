@@ -261,7 +261,7 @@ def explain_crash_loop(snapshot: Snapshot) -> Answer | None:
     """Explain a job that was restarted several times, and never got further."""
     status, last = derive_status(snapshot), snapshot.report.last_end
     if (
-        status.restarts.charged < _CRASH_LOOP_RESTARTS
+        status.restart_counts.charged < _CRASH_LOOP_RESTARTS
         or "log" in snapshot.unread_reasons
         or snapshot.report.committed_step is not None
     ):
@@ -273,8 +273,8 @@ def explain_crash_loop(snapshot: Snapshot) -> Answer | None:
     headline = Text(
         "crashes and restarts without saving a checkpoint: {charged} of {limit} restarts "
         "are used up",
-        charged=status.restarts.charged,
-        limit=status.restarts.limit,
+        charged=status.restart_counts.charged,
+        limit=status.restart_counts.limit,
     )
     limit = describe_earlier_excess(snapshot)
     if last is not None:

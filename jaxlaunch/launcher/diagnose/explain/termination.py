@@ -22,6 +22,7 @@ from jaxlaunch.launcher.jobs.status.job_status import State, derive_status, is_s
 from jaxlaunch.launcher.jobs.status.snapshot import DeletedNode, Snapshot
 from jaxlaunch.launcher.kubernetes.labels import JOB_TRACKING
 from jaxlaunch.launcher.kubernetes.objects import Obj, find_condition, parse_time, seconds_since
+from jaxlaunch.records.run_numbers import format_metrics
 
 # Controllers remove their own finalizers within seconds.
 _STUCK_S = 30.0
@@ -58,7 +59,7 @@ def explain_finished(snapshot: Snapshot) -> Answer | None:
 
 
 def _explain_done(snapshot: Snapshot) -> Answer:
-    status, beat = derive_status(snapshot), snapshot.report.heartbeat
+    status = derive_status(snapshot)
     parts = [
         Text("is done: all of {hosts:host}" if status.hosts > 1 else "is done", hosts=status.hosts)
     ]
@@ -66,11 +67,8 @@ def _explain_done(snapshot: Snapshot) -> Answer:
         parts.append(Text("step {step}", step=status.step))
     if status.lasted_s is not None:
         parts.append(Text("in {lasted:age}", lasted=status.lasted_s))
-    metrics = {} if beat is None else beat.metrics or {}
-    numbers = [
-        f"{name} {value:.6g}" for name, value in metrics.items() if isinstance(value, int | float)
-    ]
-    return Answer("done", Text("{parts}", parts=parts), (", ".join(numbers),) if numbers else ())
+    metrics = format_metrics(status.metrics)
+    return Answer("done", Text("{parts}", parts=parts), (metrics,) if metrics else ())
 
 
 def _explain_stopped(snapshot: Snapshot, state: State) -> Answer:

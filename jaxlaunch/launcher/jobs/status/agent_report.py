@@ -5,11 +5,11 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
+from typing import Any
 
 from jaxlaunch import contract
 from jaxlaunch.launcher.jobs.status.hosts import Host
 from jaxlaunch.records.log_lines import BeatLine, Line, PastLine, ProgressAnnotation, VerdictLine
-from jaxlaunch.records.summary import goodput_ratio
 from jaxlaunch.records.verdict import Verdict
 
 
@@ -88,11 +88,12 @@ class AgentReport:
         )
 
     @property
-    def step(self) -> int | None:
-        """Number of steps that are complete on every rank."""
+    def numbers(self) -> dict[str, Any]:
+        """The numbers of the run, by the names of RunNumbers."""
+        numbers = (self.heartbeat or BeatLine()).run_numbers() | {"restarts": self.ends_by_cause}
         if self.attempt_end is not None and self.attempt_end.verdict.step is not None:
-            return self.attempt_end.verdict.step
-        return None if self.heartbeat is None else self.heartbeat.step
+            numbers["step"] = self.attempt_end.verdict.step
+        return numbers
 
     @property
     def committed_step(self) -> int | None:
@@ -101,16 +102,9 @@ class AgentReport:
 
     @property
     def committed_at(self) -> datetime | None:
-        """Time of that checkpoint, or None if it is older than these pods."""
+        """Time of the newest checkpoint, or None if it is older than these pods."""
         at = None if self.heartbeat is None else self.heartbeat.committed_at
         return None if at is None else datetime.fromtimestamp(at, UTC)
-
-    @property
-    def goodput(self) -> float | None:
-        """Share of all seconds that was spent on steps that count, from 0 to 1."""
-        if self.recorded is not None:
-            return self.recorded.goodput
-        return None if self.heartbeat is None else goodput_ratio(self.heartbeat.seconds)
 
 
 def merge_reports(
@@ -132,7 +126,7 @@ def merge_reports(
     report = _merge_records(sorted(records, key=lambda record: record.at), hosts)
     if recorded is None or report.heartbeat is not None:
         return report
-    ends, verdict = recorded.ends, recorded.verdict
+    ends, verdict = recorded.restarts, recorded.verdict
     if is_over and recorded.when == "left" and verdict is not None and ends:
         # The announced restart did not happen, because the job had ended.
         counts = {**ends, verdict.cause: ends.get(verdict.cause, 0) - 1}
@@ -146,10 +140,7 @@ def merge_reports(
     return dataclasses.replace(
         report,
         heartbeat=BeatLine(
-            attempt=recorded.attempt,
-            generation=recorded.generation,
-            step=recorded.step,
-            committed=recorded.committed,
+            attempt=recorded.attempt, generation=recorded.generation, **recorded.run_numbers()
         ),
         attempt_end=report.attempt_end or (last if is_of_last else None),
         earlier_ends=report.earlier_ends or (() if is_of_last or last is None else (last,)),

@@ -28,6 +28,7 @@ from jaxlaunch.launcher.kubernetes.objects import (
 )
 from jaxlaunch.records import codec
 from jaxlaunch.records.log_lines import ANNOTATION_MOMENTS, BeatLine
+from jaxlaunch.records.run_numbers import RunNumbers
 from jaxlaunch.runs import history
 
 # A Job's pod failure policy writes this into its condition.
@@ -73,13 +74,12 @@ class Restarts:
     total: int
     charged: int  # against the limit
     limit: int  # maxRestarts of the failure policy
-    by_cause: Mapping[str, int] | None  # by what ended the attempt before; None: not known
     preempted: int | None  # preemptions in a row without a newly saved step; None: not known
     preempted_limit: int | None  # the limit of these; None: no limit
 
 
-@dataclasses.dataclass(frozen=True)
-class JobStatus:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class JobStatus(RunNumbers):
     """One job as shown by `launcher status`, `launcher list` and their JSON. None means unknown."""
 
     name: str
@@ -99,15 +99,12 @@ class JobStatus:
         # Hosts with ranks, in the order of these, as `0,3,2`; None: each its own always, or not known.
     )
     spares: tuple[int, ...]  # hosts that are ready to hold ranks
-    step: int | None
     steps: int | None
-    committed: int | None
     committed_age_s: float | None
-    goodput: float | None
     as_of: (
         Mapping[str, str] | None
     )  # `at` and `when` these numbers were true, where no leader's log has newer ones
-    restarts: Restarts
+    restart_counts: Restarts
     verdict: Mapping[str, Any] | None
     code: int | None  # the exit code of the job, once it is over
     nodes: tuple[str, ...]
@@ -120,7 +117,9 @@ class JobStatus:
 
     def to_json(self) -> dict[str, Any]:
         """Return the fields as JSON, with the state as text."""
-        return dataclasses.asdict(self) | {"state": self.state.value}
+        fields = dataclasses.asdict(self) | {"state": self.state.value}
+        fields["restarts"] = fields.pop("restart_counts") | {"by_cause": self.restarts}
+        return fields
 
 
 def derive_status(snapshot: Snapshot) -> JobStatus:
@@ -147,6 +146,9 @@ def derive_status(snapshot: Snapshot) -> JobStatus:
         and state is State.RUNNING
         and contract.outcome_for_code(last.verdict.code).is_stop
     )
+    restarts = report.ends_by_cause
+    if restarts is None and not snapshot.restarts:
+        restarts = {}
     return JobStatus(
         name=snapshot.name,
         namespace=snapshot.namespace,
@@ -165,22 +167,20 @@ def derive_status(snapshot: Snapshot) -> JobStatus:
         missing=tuple(report.missing_hosts),
         members=snapshot.members.to_wire() if has_table else None,
         spares=tuple(spare_hosts(snapshot)),
-        step=report.step,
         # The last step of the run, if the job has a `train:` block.
         steps=codec.read_number(_read_variable(snapshot, contract.TRAIN_SPEC), "steps"),
-        committed=report.committed_step,
         committed_age_s=None
         if report.committed_at is None
         else _seconds_between(report.committed_at, now),
-        goodput=report.goodput,
         as_of=_read_as_of(snapshot),
-        restarts=_read_restarts(snapshot),
+        restart_counts=_count_restarts(snapshot, restarts),
         verdict=None if last is None or is_resumed else last.verdict.to_json(),
         code=exit_code(snapshot, state),
         nodes=tuple(dict.fromkeys(host.node for host in snapshot.hosts if host.node)),
         age_s=seconds_since(snapshot.created_at, now) or 0.0,
         lasted_s=_duration_s(snapshot, state),
         restart_seconds=beat.restart,
+        **(report.numbers | {"restarts": restarts}),
     )
 
 
@@ -284,18 +284,16 @@ def _read_variable(snapshot: Snapshot, name: str) -> str:
     return hosts.read_environment(snapshot.jobset).get(name, "")
 
 
-def _read_restarts(snapshot: Snapshot) -> Restarts:
+def _count_restarts(snapshot: Snapshot, by_cause: Mapping[str, int] | None) -> Restarts:
     policy = snapshot.jobset.get("spec", {}).get("failurePolicy") or {}
     charged = int(snapshot.jobset.get("status", {}).get("restartsCountTowardsMax", 0))
-    causes, beat = snapshot.report.ends_by_cause, snapshot.report.heartbeat
-    if causes is None and not snapshot.restarts:
-        causes = {}
+    beat = snapshot.report.heartbeat
     preempted = None if beat is None else beat.preempted
     if preempted is None and not snapshot.restarts:
         preempted = 0
     limit = codec.read_number(_read_variable(snapshot, contract.JOB), "preempted_limit")
-    total = history.restart_count(snapshot.restarts, causes)
-    return Restarts(total, charged, int(policy.get("maxRestarts", 0)), causes, preempted, limit)
+    total = history.restart_count(snapshot.restarts, by_cause)
+    return Restarts(total, charged, int(policy.get("maxRestarts", 0)), preempted, limit)
 
 
 def exit_code(snapshot: Snapshot, state: State) -> int | None:

@@ -29,22 +29,23 @@ function sentence(run) {
   return [el("p", { class: `sentence is-${state}` }, stateOf(state), ` ${text}`), todo && el("p", {}, todo)];
 }
 
+// The label of each fact, the keys of the run that it is made of, and its text, which is empty where nothing is known.
+// The numbers that every surface shows follow, with the labels of jaxlaunch/records/run_numbers.py.
+const FACTS = [
+  ["Step", ["step", "steps"], (run) => (run.steps ? `${run.step ?? "–"} of ${run.steps}` : `${run.step ?? "–"}`)],
+  ["Time left", ["left_s"], (run) => (run.left_s === null ? "" : span(run.left_s))],
+  ["Seconds not spent on steps", ["seconds"], (run) => span(Object.entries(run.seconds).reduce((sum, [cause, spent]) => sum + (cause === "step" ? 0 : spent), 0))],
+  ["Time of running", ["wall_s"], (run) => span(run.wall_s)],
+  ["Saved", ["saved"], (run) => (run.saved === null ? "nothing" : `step ${run.saved}`)],
+  ["Attempts", ["attempts"], (run) => String(run.attempts.length)],
+  ["Began", ["began"], (run) => (run.began ? new Date(run.began * 1000).toLocaleString() : "")],
+];
+
 function facts(run) {
-  const fact = (name, ...value) => el("div", {}, el("dt", {}, name), el("dd", {}, ...value));
-  const share = run.goodput === null ? "–" : `${(100 * run.goodput).toFixed(1)} %`;
-  const lost = Object.entries(run.seconds).filter(([cause]) => cause !== "step").reduce((sum, [, spent]) => sum + spent, 0);
-  const found = [
-    fact("Step", run.steps ? `${run.step ?? "–"} of ${run.steps}` : `${run.step ?? "–"}`,
-      run.steps ? el("progress", { max: run.steps, value: run.step || 0, "aria-label": "Progress" }) : ""),
-    run.left_s !== null && fact("Time left", span(run.left_s)),
-    fact("Goodput", share),
-    fact("Seconds not spent on steps", span(lost)),
-    fact("Time of running", span(run.wall_s)),
-    fact("Saved", run.saved === null ? "nothing" : `step ${run.saved}`),
-    fact("Attempts", String(run.attempts.length)),
-    run.began && fact("Began", new Date(run.began * 1000).toLocaleString()),
-  ];
-  return [el("dl", { class: "facts" }, ...found.filter(Boolean))];
+  const texts = [...FACTS.map(([label, , text]) => [label, text(run)]), ...run.facts.map(([label, text]) => [label[0].toUpperCase() + label.slice(1), text])];
+  const bar = run.steps ? el("progress", { max: run.steps, value: run.step || 0, "aria-label": "Progress" }) : "";
+  return [el("dl", { class: "facts" }, ...texts.filter(([, text]) => text).map(([label, text]) =>
+    el("div", {}, el("dt", {}, label), el("dd", {}, text, label === "Step" ? bar : ""))))];
 }
 
 function causes(run) {
@@ -147,7 +148,7 @@ function behind(run) {
 
 const SECTIONS = { sentence, facts, causes, attempts, ranks, checkpoints, differs, classes, samples, rest };
 const PARTS = { // what each is made of: it is made anew only where that has changed
-  sentence: ["sentence"], facts: ["step", "steps", "left_s", "goodput", "seconds", "wall_s", "saved", "attempts"], causes: ["seconds"],
+  sentence: ["sentence"], facts: ["facts", ...FACTS.flatMap(([, keys]) => keys)], causes: ["seconds"],
   attempts: ["attempts"], ranks: ["ranks", "heat"], checkpoints: ["checkpoints"], differs: ["differs"], classes: ["classes"], samples: ["samples"], rest: ["notes", "commands", "job"],
 };
 

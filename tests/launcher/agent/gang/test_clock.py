@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from jaxlaunch.launcher.agent.gang.clock import Clock, RestartClock
-from jaxlaunch.records.summary import goodput_ratio
+from jaxlaunch.records.run_numbers import goodput_ratio
 
 
 def test_every_second_has_one_cause_and_uncommitted_steps_are_lost_when_an_attempt_dies() -> None:

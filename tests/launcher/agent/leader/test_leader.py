@@ -429,7 +429,7 @@ def test_what_is_written_on_the_jobset_when_pods_leave_counts_the_restart_that_f
     )
     of.event(0, "error", error={"type": "ValueError", "message": "boom"})
     of.send(0, "gone")
-    assert [dict(known.ends or {}) for known in written] == [{"crash": 1}]
+    assert [dict(known.restarts or {}) for known in written] == [{"crash": 1}]
 
 
 def test_an_attempt_that_host_1_has_ended_while_the_leader_stood_still_keeps_that_end(

@@ -2353,7 +2353,7 @@ def test_restarts_by_cause_and_the_age_of_the_last_good_checkpoint_are_always_sh
 
 def test_numbers_that_outlived_the_pods_come_with_their_time() -> None:
     queued = jobset(1, **QUEUED, status={"restarts": 1})
-    known = {"step": 40, "committed": 37, "goodput": 0.81, "ends": {"preempted": 2}}
+    known = {"step": 40, "committed": 37, "goodput": 0.81, "restarts": {"preempted": 2}}
     found = explain_job(snapshot(recorded(queued, "queued", **known), workload=workload()))
     assert found.facts == (
         "restarts: 2, of which 0 count against the limit of 5; attempts ended by preempted 2",

@@ -173,6 +173,7 @@ def everything() -> Snapshot:
                 restarts={"preempted": 1, "hang": 1},
                 preempted=1,
                 seconds={"step": 300.0, "lost_work": 60.0, "compile": 40.0},
+                metrics={"learning_rate": 0.001, "note": "warm", "loss": 2.25, "grad_norm": None},
             ),
         ),
     )
@@ -188,8 +189,12 @@ def test_the_status_holds_everything_that_is_known() -> None:
         30.0,
     )
     assert status.goodput == 0.75
-    assert (status.restarts.total, status.restarts.charged, status.restarts.limit) == (2, 1, 5)
-    assert status.restarts.by_cause == {"preempted": 1, "hang": 1}
+    assert (
+        status.restart_counts.total,
+        status.restart_counts.charged,
+        status.restart_counts.limit,
+    ) == (2, 1, 5)
+    assert status.restarts == {"preempted": 1, "hang": 1}
     assert status.verdict is not None and status.verdict["cause"] == "hang"
     assert (status.queue, status.nodes, status.age_s) == ("research", ("node-1", "node-2"), 600.0)
 
@@ -205,6 +210,7 @@ def test_the_screen_begins_with_the_verdict() -> None:
         "1 of 20 preemptions in a row without a newly saved step",
         "  checkpoint step 120, 30s ago",
         "  goodput    75.0%",
+        "  metrics    loss 2.25, learning_rate 0.001",
         "  age        10m",
     ]
 
@@ -259,6 +265,7 @@ def test_the_table_is_laid_out_as_kubectl_does() -> None:
         "step",
         "120",
         "75.0%",
+        "2.25",
         "research",
         "node-1,node-2",
     ]
@@ -377,7 +384,7 @@ def test_what_a_verdict_says_of_the_last_commit_is_newer_than_the_beat_before_it
 
 def test_restarts_of_unknown_cause_are_counted() -> None:
     status = derive_status(snapshot(jobset(1, status={"restarts": 2}), pod(0, generation=2)))
-    assert (status.restarts.total, status.restarts.by_cause) == (2, None)
+    assert (status.restart_counts.total, status.restarts) == (2, None)
 
 
 def test_hosts_are_numbered_over_slices() -> None:

@@ -64,7 +64,12 @@ def told(folder: Path) -> Path:
     of = AttemptProgress("1234", 1, 2, started=3.0, at=1_795_000_000.0)
     seconds, restarts = {"init": 1.0, "step": 3.0}, {"crash": 1}
     summary = Summary(
-        verdict_for_code(80, "saved at step 40"), 40, seconds, restarts, saved=40, of=of
+        verdict_for_code(80, "saved at step 40"),
+        step=40,
+        seconds=seconds,
+        restarts=restarts,
+        committed=40,
+        of=of,
     )
     RunStarts(RunFolder(folder, pytest.fail), "1234").write_summary(summary)
     write(folder, 0, ["one", "two"])
@@ -75,7 +80,7 @@ def test_the_summary_the_attempts_and_the_logs_come_back(tmp_path: Path) -> None
     found = read(told(tmp_path))
     assert found.recorded is not None
     assert (found.recorded.step, found.recorded.committed, found.recorded.goodput) == (40, 40, 0.75)
-    assert (found.recorded.at, found.recorded.ends) == (1_795_000_000.0, {"crash": 1})
+    assert (found.recorded.at, found.recorded.restarts) == (1_795_000_000.0, {"crash": 1})
     assert found.recorded.verdict == verdict_for_code(80, "saved at step 40")
     assert [one.description for one in found.attempts] == [
         "attempt 1 of generation 0: crash (83): rank 1 raised: X"
@@ -88,10 +93,10 @@ def test_the_stacks_of_many_ranks_keep_nothing_of_a_summary_from_being_read(tmp_
     of = AttemptProgress("1234", 1, 2, started=3.0, at=1_795_000_000.0)
     hung = Summary(
         verdict_for_code(82, "rank 1 hangs"),
-        40,
-        {"step": 3.0},
-        {"hang": 1},
-        saved=37,
+        step=40,
+        seconds={"step": 3.0},
+        restarts={"hang": 1},
+        committed=37,
         of=of,
         stacks=stacks,
     )

@@ -1,0 +1,92 @@
+"""The numbers of a run that every record and every surface shows. Pure.
+
+A summary, a beat, an annotation and a status are RunNumbers with fields of their own, and pass the
+numbers on as a whole. A new number is a field here, with the label and the text that `launcher
+status` and the page show, and its value in launcher/agent/leader/reporter.py.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterator, Mapping
+from typing import Annotated, Any
+
+from jaxlaunch.records import codec
+from jaxlaunch.records.codec import Bounds, Cause, NonNegativeInt, Seconds, max_length
+
+_MAX_CAUSES = 20
+# The limits for metrics in texts and annotations.
+_MAX_METRICS, _MAX_METRIC_NAME_CHARS = 8, 40
+# These metrics come first, because a program may report more than MAX_METRICS.
+_FIRST_METRICS = ("loss", "eval_loss", "accuracy", "eval_accuracy", "tokens_per_s", "mfu")
+
+
+def shown_metrics(metrics: Mapping[str, Any] | None) -> dict[str, float]:
+    """Return the finite numbers among metrics of any source, the most important first, a few at most."""
+    numbers = {
+        name: value
+        for name, value in (metrics or {}).items()
+        if type(value) in (int, float) and math.isfinite(value)
+        if name.isprintable() and len(name) <= _MAX_METRIC_NAME_CHARS
+    }
+    names = [name for name in dict.fromkeys((*_FIRST_METRICS, *numbers)) if name in numbers]
+    return {name: numbers[name] for name in names[:_MAX_METRICS]}
+
+
+def format_metrics(metrics: Mapping[str, Any] | None) -> str:
+    """Return "loss 0.25, accuracy 0.9"."""
+    return ", ".join(f"{name} {value:.6g}" for name, value in shown_metrics(metrics).items())
+
+
+def _shown_as(label: str, render: Callable[[Any], str]) -> dict[str, Any]:
+    return {"label": label, "render": render}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RunNumbers(codec.Keyed):
+    """The numbers of a run. None means unknown."""
+
+    # Complete on every rank.
+    step: NonNegativeInt | None = None
+    # Newest step whose checkpoint is complete on storage.
+    committed: NonNegativeInt | None = None
+    # Number of restarts by the cause that ended the attempt before.
+    restarts: Annotated[Mapping[Cause, NonNegativeInt], max_length(_MAX_CAUSES)] | None = None
+    # Share of all seconds that went into steps that count.
+    goodput: Annotated[float, Bounds(0, 1)] | None = dataclasses.field(
+        default=None, metadata=_shown_as("goodput", "{:.1%}".format)
+    )
+    # Newest metrics of rank 0.
+    metrics: Mapping[str, Any] | None = dataclasses.field(
+        default=None, metadata=_shown_as("metrics", format_metrics)
+    )
+
+    def run_numbers(self) -> dict[str, Any]:
+        """Return the numbers by name, without what a record has besides them."""
+        return {field.name: getattr(self, field.name) for field in dataclasses.fields(RunNumbers)}
+
+    def describe_numbers(self) -> Iterator[tuple[str, str]]:
+        """Yield the label and the text of each known number that a line of its own shows."""
+        for field in dataclasses.fields(RunNumbers):
+            value = getattr(self, field.name)
+            if value is not None and "label" in field.metadata:
+                yield field.metadata["label"], field.metadata["render"](value)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TimedNumbers(RunNumbers):
+    """Numbers of a run with its seconds, from which the goodput follows."""
+
+    # By contract.CLOCK, in the whole run.
+    seconds: Mapping[str, Seconds] = dataclasses.field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.seconds:
+            object.__setattr__(self, "goodput", goodput_ratio(self.seconds))
+
+
+def goodput_ratio(seconds: Mapping[str, float]) -> float | None:
+    """Return the share of all seconds that went into useful steps, or None before the first step."""
+    total, steps = sum(seconds.values()), seconds.get("step", 0.0)
+    return min(1.0, steps / total) if total > 0 and steps > 0 else None
