@@ -14,14 +14,8 @@ import sys
 
 from benchmarks import table
 
-BENCHMARKS = (
-    "cli",
-    "loop",
-    "loop --shared",
-    "remat",
-    "restart",
-    "scale",
-)  # others fetch gigabytes first
+# Others fetch gigabytes first.
+BENCHMARKS = ("cli", "loop", "loop --shared", "remat", "restart", "scale")
 RESULTS = pathlib.Path(__file__).with_name("RESULTS.md")
 PREFACE = """# Benchmarks
 

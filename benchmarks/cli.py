@@ -44,9 +44,8 @@ def main() -> None:
             {name: seconds(command) for name, command in commands.items()}
             for _ in range(1 + ROUNDS)
         ]
-    taken = {
-        name: [each[name] for each in rounds[1:]] for name in commands
-    }  # the first round fills the disk's cache
+    # The first round fills the disk's cache.
+    taken = {name: [each[name] for each in rounds[1:]] for name in commands}
     baseline = median(taken.pop("python -I -c pass"))
     bounds = {"launcher --help": 12.0, "launcher validate": 25.0, "launcher render": 35.0}
     emit(

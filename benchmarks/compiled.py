@@ -19,6 +19,8 @@ import tempfile
 from collections.abc import Mapping
 from typing import Any
 
+from tests.gang.runs import LAUNCHER
+
 JOBS = pathlib.Path(__file__).with_name("jobs")
 GIB = 2**30
 
@@ -94,14 +96,7 @@ def main() -> int:
 def compiled(job: str, on: Chips) -> dict[str, Any]:
     """What `launcher plan --compile` says of a job on chips: `memory.compiled`, or `says` alone."""
     keys = [*on.keys, *_batch(job, on.devices)]
-    command = [
-        sys.executable,
-        "-m",
-        "jaxlaunch.launcher.cli.main",
-        "plan",
-        str(JOBS / f"{job}.yaml"),
-        *keys,
-    ]
+    command = [*LAUNCHER, "plan", str(JOBS / f"{job}.yaml"), *keys]
     with tempfile.TemporaryFile("w+") as errors:
         made = subprocess.run(
             [*command, "--compile", "-o", "json"],

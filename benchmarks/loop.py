@@ -34,25 +34,11 @@ from jaxlaunch.trainer.step.train_step import Step
 from jaxlaunch.trainer.train import BuiltInTraining
 from jaxlaunch.trainer.user_code import load_object
 
-EVERY, SAVES, WINDOW = (
-    100,
-    12,
-    25,
-)  # steps between two saves, how many are looked at, and the steps that feel one
+# Steps between two saves, how many are looked at, and the steps that feel one.
+EVERY, SAVES, WINDOW = (100, 12, 25)
 SETTLE = 3  # steps at the start of a chunk that still feel the one before
-WIDTHS = (
-    128,
-    192,
-    256,
-    384,
-    512,
-    768,
-    1024,
-    1280,
-    1536,
-    2048,
-    3072,
-)  # of the MLP: one is found that takes long enough
+# Of the MLP: one is found that takes long enough.
+WIDTHS = (128, 192, 256, 384, 512, 768, 1024, 1280, 1536, 2048, 3072)
 
 
 class Probe:

@@ -108,9 +108,8 @@ def gone(here: Place, run: Run, pod: Any, home: Path) -> Seen:
     wanted = {"next step", "another pod", "pod's object gone"}
 
     def is_whole(seen: Seen) -> bool:
-        return wanted <= seen.keys() or bool(
-            run.gang.status.get("terminalState")
-        )  # with a spare it may end before
+        # With a spare it may end before.
+        return wanted <= seen.keys() or bool(run.gang.status.get("terminalState"))
 
     until(watch.look, is_whole, "the gang is whole", PATIENCE_S)
     return watch.seen

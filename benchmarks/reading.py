@@ -35,6 +35,7 @@ from jaxlaunch.trainer.data.pipeline import Pipeline
 from jaxlaunch.trainer.sources.text import PackedRows, unpack_row
 from jaxlaunch.trainer.spec import TrainSpec
 from jaxlaunch.trainer.tasks.lm import NextToken
+from tests.gang.run_files import read_json_lines
 
 BATCH, LENGTH = 16, 512
 WIDTH = 128  # with two layers and a vocabulary of 8,192: 2.5 million parameters
@@ -178,7 +179,7 @@ def row(name: str, pairs: list[tuple[Cost, Cost]], length: int) -> Row:
 
 def waited(metrics: Path, tokens: int) -> Row:
     """The share of a step for which the loop waited for data, of all intervals but the first."""
-    first, *lines = map(json.loads, metrics.read_text().splitlines())
+    first, *lines = read_json_lines(metrics)
     data_s = sum(line[Key.PART_S.format(part="data")] for line in lines)
     wall_s = sum(line[Key.WALL_S] for line in lines)
     step_s = wall_s / (lines[-1][Key.STEP] - first[Key.STEP])

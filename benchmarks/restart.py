@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import pathlib
 import re
@@ -12,6 +11,7 @@ import time
 
 from benchmarks.table import Row, emit, log, median
 from jaxlaunch import contract
+from tests.gang.run_files import read_json_lines
 from tests.gang.runs import (
     USUAL_COMPILES,
     Running,
@@ -28,7 +28,7 @@ RESUMED = re.compile(r"resumed at step (\d+) of")
 def written_at(running: Running, step: int) -> float:
     """When the line of `step` was written, in Unix seconds; 0 while there is none."""
     file = running.folder / "metrics.jsonl"
-    lines = map(json.loads, file.read_text().splitlines()) if file.exists() else ()
+    lines = read_json_lines(file) if file.exists() else ()
     return next((line["time"] for line in lines if line["step"] == step), 0.0)
 
 

@@ -64,9 +64,8 @@ def write(sizes: dict[str, Any], folder: pathlib.Path) -> None:
 def main() -> None:
     folder = pathlib.Path(sys.argv[1])
     if len(sys.argv) > 2:
-        return write(
-            json.loads(sys.argv[2]), folder
-        )  # not in the process that is measured: its memory would be used
+        # Not in the process that is measured: its memory would be used.
+        return write(json.loads(sys.argv[2]), folder)
     sizes = json.loads((folder / SIZES).read_text())
     made, _ = step_of(sizes, folder)
     read = np.load(folder / BATCH)

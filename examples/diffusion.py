@@ -70,16 +70,12 @@ class UNet(nnx.Module):
     def __init__(self, width: int, rngs: nnx.Rngs) -> None:
         told = 4 * width
         self.time, self.label = nnx.Linear(32, told, rngs=rngs), nnx.Embed(10, told, rngs=rngs)
-        self.enter, self.leave = (
-            Conv(1, width, rngs),
-            Conv(width, 1, rngs, kernel_init=nnx.initializers.zeros),
-        )
+        self.enter = Conv(1, width, rngs)
+        self.leave = Conv(width, 1, rngs, kernel_init=nnx.initializers.zeros)
         self.half = nnx.Linear(4 * width, 2 * width, rngs=rngs)
         self.double = nnx.Linear(2 * width, 4 * width, rngs=rngs)
-        self.down, self.middle = (
-            Block(width, width, told, rngs),
-            Block(2 * width, 2 * width, told, rngs),
-        )
+        self.down = Block(width, width, told, rngs)
+        self.middle = Block(2 * width, 2 * width, told, rngs)
         self.up = Block(2 * width, width, told, rngs)
 
     def __call__(self, x: jax.Array, time_B: jax.Array, label_B: jax.Array) -> jax.Array:
@@ -89,9 +85,8 @@ class UNet(nnx.Module):
         )
         told = jax.nn.silu(told)
         high = self.down(self.enter(x), told)
-        squares = (
-            high.reshape(len(x), 4, 2, 4, 2, -1).swapaxes(2, 3).reshape(len(x), 4, 4, -1)
-        )  # of 2 × 2 pixels
+        # Of 2 × 2 pixels.
+        squares = high.reshape(len(x), 4, 2, 4, 2, -1).swapaxes(2, 3).reshape(len(x), 4, 4, -1)
         low = self.double(self.middle(self.half(squares), told))
         back = low.reshape(len(x), 4, 4, 2, 2, -1).swapaxes(2, 3).reshape(high.shape)
         return self.leave(self.up(jnp.concatenate([high, back], -1), told))

@@ -55,11 +55,9 @@ class Ensemble(Classify):
     def loss(self, model: Any, batch: Batch, rng: jax.Array) -> Loss:
         images_BP = batch["image"].reshape(len(batch["image"]), -1).astype(jnp.float32)
         images_BP = jax.nn.standardize(images_BP, epsilon=1e-6)
-        label_B, weight_B, weights = (
-            batch["label"],
-            batch["weight"],
-            (model.first[...], model.last[...]),
-        )
+        label_B = batch["label"]
+        weight_B = batch["weight"]
+        weights = (model.first[...], model.last[...])
         members = len(weights[0])
         keys_BM = jax.random.split(rng, (len(images_BP), members))
         of_members = jax.vmap(nats, (0, None, None, 0))

@@ -98,9 +98,8 @@ def drawn(generator):  # 64 digits of the same noise each time, side by side in 
 
 
 def evaluate(state):
-    jaxlaunch.report(
-        image={"samples": drawn(state["generator"])}
-    )  # on the page of `launcher report gan`
+    # On the page of `launcher report gan`.
+    jaxlaunch.report(image={"samples": drawn(state["generator"])})
     return {}
 
 

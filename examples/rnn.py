@@ -25,9 +25,8 @@ class RNN(nnx.Module):
         self.out = nnx.Linear(width, 10, rngs=rngs)
 
     def __call__(self, images: jax.Array) -> jax.Array:
-        rows_TBF = self.read(images.reshape(*images.shape[:3])).swapaxes(
-            0, 1
-        )  # one product for all rows
+        # One product for all rows.
+        rows_TBF = self.read(images.reshape(*images.shape[:3])).swapaxes(0, 1)
         weights = self.recur.kernel[...]
 
         @jax.checkpoint

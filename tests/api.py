@@ -45,12 +45,8 @@ GROUPS = {
     "Errors": ("TrainerError", "UserError"),
 }
 ALIASES = ("Batch", "Split")  # names for types: a line of code, and the string under it
-CALLED = (
-    "Loss",
-    "Sample",
-    "Linen",
-    "Haiku",
-)  # classes that users make objects of; the others are given or inherited
+# Classes that users make objects of; the others are given or inherited.
+CALLED = ("Loss", "Sample", "Linen", "Haiku")
 AS_TASK = ("Classify", "NextToken", "Preference")  # whose methods are those of Task
 _EXAMPLE = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
@@ -124,11 +120,9 @@ def _signature(name: str, found: Any) -> str:
     returned = signature.return_annotation
     end = "" if returned in (signature.empty, "None") or is_made else f" -> {_written(returned)}"
     whole = f"{name}({', '.join(parts)}){end}"
-    return (
-        whole
-        if len(whole) <= 88
-        else f"{name}(\n" + "".join(f"    {part},\n" for part in parts) + f"){end}"
-    )
+    if len(whole) <= 88:
+        return whole
+    return f"{name}(\n" + "".join(f"    {part},\n" for part in parts) + f"){end}"
 
 
 def _parameter(parameter: inspect.Parameter) -> str:
@@ -157,9 +151,8 @@ def _alias(name: str) -> tuple[str, str]:
     body = ast.parse(inspect.getsource(importlib.import_module(module))).body
     for assigned, below in zip(body, body[1:], strict=False):
         if isinstance(assigned, ast.Assign) and ast.unparse(assigned.targets[0]) == attribute:
-            assert isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant), (
-                f"{name} has no docstring"
-            )
+            assert isinstance(below, ast.Expr), f"{name} has no docstring"
+            assert isinstance(below.value, ast.Constant), f"{name} has no docstring"
             return _written(ast.unparse(assigned)), inspect.cleandoc(str(below.value.value))
     raise LookupError(name)
 

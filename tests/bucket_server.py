@@ -37,9 +37,8 @@ class Bucket:
     def __init__(self) -> None:
         self.objects: dict[str, bytes] = {}
         self.requests: list[tuple[str, str, str | None]] = []
-        self.fault: tuple[str, str] | None = (
-            None  # a status of HTTP, "cut" or "slow"; of which names
-        )
+        # A status of HTTP, "cut" or "slow"; of which names.
+        self.fault: tuple[str, str] | None = None
         self.is_hit = threading.Event()  # set by the first request that it meets
         self.lock = threading.RLock()
         self.uploads: dict[str, tuple[str, dict[int, bytes]]] = {}
@@ -110,9 +109,8 @@ def served_here() -> Iterator[Bucket]:
 
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
-    wbufsize = (
-        1 << 16
-    )  # head and body in one packet, or each answer waits 40 ms for an acknowledgement
+    # Head and body in one packet, or each answer waits 40 ms for an acknowledgement.
+    wbufsize = 1 << 16
     store: Bucket
 
     def handle_expect_100(self) -> bool:

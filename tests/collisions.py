@@ -76,11 +76,8 @@ def make(folder: Path, modules: Iterable[str] = (), packages: Iterable[str] = ()
 
 def make_all(folder: Path) -> Path:
     """A folder with every one of the names, as a package where it may be either."""
-    packages = set(PACKAGES) - {
-        "jax",
-        "jaxlaunch",
-        "pydantic",
-    }  # both forms of a name are not possible
+    # Both forms of a name are not possible.
+    packages = set(PACKAGES) - {"jax", "jaxlaunch", "pydantic"}
     return make(folder, set(MODULES) - packages, packages)
 
 
@@ -155,11 +152,9 @@ def fault(way: str, folder: Path, names: Iterable[str]) -> str | None:
         has_own_task = "own task" in way or way.endswith("with code")
         wanted = [f"{name} mine" for name in own(names)] if has_own_task else []
         right = ended.returncode == 0 and f"step {STEPS}/{STEPS}" in ended.stdout and said == wanted
-    return (
-        None
-        if right
-        else f"exit {ended.returncode}, saw {said}\n{ended.stdout[-2000:]}{ended.stderr[-4000:]}"
-    )
+    if right:
+        return None
+    return f"exit {ended.returncode}, saw {said}\n{ended.stdout[-2000:]}{ended.stderr[-4000:]}"
 
 
 def main(names: list[str]) -> int:

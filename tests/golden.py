@@ -62,9 +62,8 @@ def compare_difference(
         _write(golden, "".join(f"{line}\n" for line in min(made, key=len)))
     whole, *hunks = golden.read_text(encoding="utf-8").splitlines()
     (path,) = (path for path in wholes if path.name == whole)
-    old = path.read_text(encoding="utf-8").replace(
-        _name(wholes[path]), name
-    )  # its own is in a dozen places
+    # Its own is in a dozen places.
+    old = path.read_text(encoding="utf-8").replace(_name(wholes[path]), name)
     assert _lines(text) == patched(_lines(old), hunks)
 
 
@@ -103,9 +102,8 @@ def patched(lines: Lines, hunks: Lines) -> Lines:
 
 def _text(documents: Documents) -> str:
     text = writer.render_documents(documents)
-    assert (
-        list(yaml.load_all(text, yaml.CSafeLoader)) == documents
-    )  # by libyaml: a tenth of the time
+    # By libyaml: a tenth of the time.
+    assert list(yaml.load_all(text, yaml.CSafeLoader)) == documents
     return text
 
 

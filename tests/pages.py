@@ -54,11 +54,9 @@ def nav(site: Site, entry: Any) -> Any:
     if isinstance(entry, dict):
         return {title: nav(site, below) for title, below in entry.items()}
     first, *others = site.pages[DOCS / entry]
-    return (
-        [{"Overview": first.path}, *({piece.title: piece.path} for piece in others)]
-        if others
-        else entry
-    )
+    if others:
+        return [{"Overview": first.path}, *({piece.title: piece.path} for piece in others)]
+    return entry
 
 
 def write(folder: Path) -> None:

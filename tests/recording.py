@@ -38,9 +38,8 @@ LAUNCHER = Path(sys.prefix) / "bin" / "launcher"
 COLUMNS, ROWS = 96, 17
 WIDTH, LINE, LEFT, TOP = 800, 19, 14, 44
 LONGEST_S, HELD_S = 0.5, 5.0
-HERE = re.compile(
-    r"\(\S+, pod [0-9a-f-]{36}\)"
-)  # names this machine: an agent that came too soon, and comes again
+# Names this machine: an agent that came too soon, and comes again.
+HERE = re.compile(r"\(\S+, pod [0-9a-f-]{36}\)")
 LOUD = re.compile(r"lost|killed|restarting|another agent")
 
 

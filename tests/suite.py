@@ -83,9 +83,8 @@ def main() -> int:
     alone.
     """
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    signal.signal(
-        signal.SIGINT, signal.default_int_handler
-    )  # a shell makes what it starts in the background ignore it
+    # A shell makes what it starts in the background ignore it.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     names = [name for name in sys.argv[1:] if name != "--extended"]
     is_extended = len(names) < len(sys.argv) - 1
     parts = lane_parts(is_extended)

@@ -28,10 +28,8 @@ def steps(page: str, shell: str = "sh") -> list[Step]:
     whatever else is between them.
     """
     done: list[Step] = []
-    paragraph, ran = (
-        0,
-        False,
-    )  # where the text after the last block begins; whether this section has run a command
+    # Where the text after the last block begins; whether this section has run a command.
+    paragraph, ran = (0, False)
     for block in _BLOCK.finditer(page):
         language, text = block["language"], block["text"]
         between = page[paragraph : block.start("language")]

@@ -25,10 +25,8 @@ mesh = jax.make_mesh((2, 4), ("dp", "mp"), axis_types=(jax.sharding.AxisType.Aut
 rows, whole, columns = (
     NamedSharding(mesh, PartitionSpec(*spec)) for spec in (("dp",), (), (None, None, "mp"))
 )
-shardings = {
-    "up": columns,
-    "down": NamedSharding(mesh, PartitionSpec(None, "mp", None)),
-}  # Megatron's pair
+# Megatron's pair.
+shardings = {"up": columns, "down": NamedSharding(mesh, PartitionSpec(None, "mp", None))}
 rate = optax.warmup_cosine_decay_schedule(0.0, 0.01, warmup_steps=5, decay_steps=steps)
 optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(rate, weight_decay=1e-4))
 
@@ -46,9 +44,8 @@ def loss(params, x, y, dtype, scale):
         return x + jax.nn.relu(x @ up) @ down, None
 
     x, _ = jax.lax.scan(layer, x.astype(dtype), (params["up"], params["down"]))
-    return (
-        scale * jnp.square(x.astype(jnp.float32) - y).mean()
-    )  # the sum in float32; fp16 needs a scale
+    # The sum in float32; fp16 needs a scale.
+    return scale * jnp.square(x.astype(jnp.float32) - y).mean()
 
 
 @partial(jax.jit, static_argnames="dtype", donate_argnums=(0, 1))

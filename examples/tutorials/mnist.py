@@ -46,9 +46,8 @@ params = {
     "b2": jnp.zeros(10),
 }
 one = (params, optimizer.init(params))
-params, state = jax.tree.map(
-    lambda leaf: jnp.stack([leaf] * devices), one
-)  # a copy for every device
+# A copy for every device.
+params, state = jax.tree.map(lambda leaf: jnp.stack([leaf] * devices), one)
 
 order = np.random.default_rng(0)
 for step in range(1, 101):

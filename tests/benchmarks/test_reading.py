@@ -44,14 +44,11 @@ def test_both_sides_read_equal_rows_and_a_run_says_what_it_waited(
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(prepare, "VOCAB", 300)
     *read, waited = reading.measured(tmp_path, SIZES, size=20_000, pairs=1, steps=10)
-    assert len(read) == len(reading.LOADERS) and all(
-        row.ratio and "1 pairs" in row.detail for row in read
-    )
-    assert (
-        waited.ratio is not None
-        and 0 <= waited.ratio < 1
-        and "a step of 256 positions" in waited.detail
-    )
+    assert len(read) == len(reading.LOADERS)
+    assert all(row.ratio and "1 pairs" in row.detail for row in read)
+    assert waited.ratio is not None
+    assert 0 <= waited.ratio < 1
+    assert "a step of 256 positions" in waited.detail
 
     job = reading.document(tmp_path, tmp_path / "tokenizer", SIZES._replace(batch=1), steps=1)
     spec = TrainSpec.model_validate(job["train"])

@@ -27,8 +27,6 @@ def test_folders_by_class_hold_out_every_fifth_image_and_train_on_a_few_of_each(
             assert len(counts) == classes
             assert sum(counts.values()) == 80 if split == "val" else set(counts.values()) == {6}
     row = recipes.compared("of two", [0.9, 1.0], [0.9, 0.8])
-    assert (
-        row.ratio == pytest.approx(1 / 3)
-        and row.holds
-        and "0.9500 ± 0.0500 (2 seeds) right over 0.8500" in row.detail
-    )
+    assert row.ratio == pytest.approx(1 / 3)
+    assert row.holds
+    assert "0.9500 ± 0.0500 (2 seeds) right over 0.8500" in row.detail

@@ -102,9 +102,8 @@ class Gang:
         """What the newest generation's pods wrote so far."""
         jobset = self.jobset
         started = [podlogs.log_source(jobset, host) for host in self.hosts if host.has_started]
-        by_kubelet = [
-            dataclasses.replace(one, agent_port=None) for one in started
-        ]  # asked often, by who waits
+        # Asked often, by who waits.
+        by_kubelet = [dataclasses.replace(one, agent_port=None) for one in started]
         return list(
             podlogs.read_logs(
                 self.cluster,

@@ -257,9 +257,8 @@ def storage(cluster: Access, namespace: str) -> None:
     preparations.make_claim(cluster, namespace, "closed").chmod(0o500)
     preparations.make_claim(cluster, namespace, "lost")
     cluster.api.delete(f"{VOLUMES}/{namespace}-lost")
-    cluster.api.merge(
-        f"{VOLUMES}/{namespace}-lost", {"metadata": {"finalizers": None}}
-    )  # that of a bound volume
+    # That of a bound volume.
+    cluster.api.merge(f"{VOLUMES}/{namespace}-lost", {"metadata": {"finalizers": None}})
     data = {"broken": BROKEN}
     make(
         cluster,

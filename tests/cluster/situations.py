@@ -13,9 +13,8 @@ from tests.cluster.preparations import KUEUE, make_queue
 SMALL = {"cpu": "20m", "memory": "128Mi"}
 POOL = "jaxlaunch.test/pool"  # label of the fake nodes, which are tainted
 
-Prepare = tuple[
-    str, Callable[[Access, str], None]
-]  # of a namespace: its Pod Security level, what is made in it
+# Of a namespace: its Pod Security level, what is made in it.
+Prepare = tuple[str, Callable[[Access, str], None]]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -10,11 +10,7 @@ from tests.cluster.waiting import until
 
 pytestmark = pytest.mark.extended
 
-RESTRICTED = {
-    "runAsNonRoot": True,
-    "runAsUser": 1000,
-    "seccompProfile": {"type": "RuntimeDefault"},
-}
+RESTRICTED = {"runAsNonRoot": True, "runAsUser": 1000, "seccompProfile": {"type": "RuntimeDefault"}}
 
 # A name may be published a moment after its pod runs.
 SEEK = """

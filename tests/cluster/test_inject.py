@@ -108,9 +108,8 @@ def test_a_program_that_reports_and_hangs_is_named_with_its_step_where_nothing_i
     ended = launcher(cluster, tmp_path, "submit", "job.yaml", "--wait", "--follow")
     assert ended.returncode == 82, ended.stderr
     said = ended.stdout + ended.stderr
-    assert (
-        "the step timeout of 5 s passed first on rank" in said and "no progress at step 5 " in said
-    )
+    assert "the step timeout of 5 s passed first on rank" in said
+    assert "no progress at step 5 " in said
 
 
 def test_pid_1_reaps_orphans_and_a_user_without_a_name_has_one(
@@ -183,19 +182,16 @@ def test_a_later_generation_tells_what_the_pods_before_it_knew(
     ended = launcher(
         cluster, tmp_path, "submit", "job.yaml", "--defaults", "defaults.yaml", "--wait"
     )
-    assert ended.returncode == 70, (
-        ended.stderr
-    )  # the same exception from the same place, twice, is final
+    # The same exception from the same place, twice, is final.
+    assert ended.returncode == 70, ended.stderr
     (pod,) = pods(cluster, namespace)
     log = cluster.kubectl("logs", "-n", namespace, pod["metadata"]["name"])
     said = [found for line in log.splitlines() if (found := log_lines.parse_line(line)) is not None]
     total, one = (line for line in said if isinstance(line, PastLine))
     assert (total.ends, total.unknown) == ({"crash": 1}, None)
-    assert (
-        one.verdict is not None
-        and one.verdict.message == "rank 0 raised: ValueError: boom"
-        and one.generation == 0
-    )
+    assert one.verdict is not None
+    assert one.verdict.message == "rank 0 raised: ValueError: boom"
+    assert one.generation == 0
     (tail,) = (line for line in said if isinstance(line, TailLine))
     assert tail.rank == 0 and tail.lines[0] == long and tail.lines[-1] == "ValueError: boom"
 

@@ -48,9 +48,8 @@ class Queue:
 
     def submit(self, name: str, command: list[str], **job: Any) -> Gang:
         done = launcher(self.access, self.write(name, command, **job), "submit", "job.yaml")
-        assert (done.returncode, done.stdout) == (0, f"jobset.jobset.x-k8s.io/{name} created\n"), (
-            done.stderr
-        )
+        assert done.returncode == 0, done.stderr
+        assert done.stdout == f"jobset.jobset.x-k8s.io/{name} created\n", done.stderr
         return Gang(self.cluster, self.namespace, name)
 
     def seen(self, name: str) -> Snapshot:
@@ -132,10 +131,8 @@ def test_a_job_in_a_queue_is_stopped_and_resumed(queue: Queue, checkpoints: Path
     again = launcher(
         queue.access, queue.folder / "mine", "submit", "job.yaml", "--wait", "--follow"
     )
-    assert (again.returncode, again.stdout.splitlines()[0]) == (
-        0,
-        "jobset.jobset.x-k8s.io/mine resumed",
-    )
+    assert again.returncode == 0
+    assert again.stdout.splitlines()[0] == "jobset.jobset.x-k8s.io/mine resumed"
     assert f"[0] begins at step {saved}\n" in again.stdout
     assert gang.counters[1] == 0
 
@@ -149,10 +146,8 @@ def test_a_job_that_nobody_admitted_yet_can_be_waited_for(queue: Queue, checkpoi
     assert waited.returncode == 124
     (checkpoints / "go").touch()
     with started(queue.access, folder, "submit", "job.yaml", "--wait", "--follow") as again:
-        assert (
-            again.stdout is not None
-            and again.stdout.readline() == "jobset.jobset.x-k8s.io/second unchanged\n"
-        )
+        assert again.stdout is not None
+        assert again.stdout.readline() == "jobset.jobset.x-k8s.io/second unchanged\n"
         (checkpoints / "seen").touch()  # not earlier: a job that has ended is not submitted again
         printed, _ = again.communicate(timeout=PATIENCE_S)
     assert (again.returncode, "[0] my turn\n" in printed) == (0, True), printed

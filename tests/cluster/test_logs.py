@@ -155,9 +155,8 @@ def stopped(here: Place, folder: Path) -> tuple[Gang, int]:
     until("both count", lambda: sum("begins at step" in line.text for line in gang.lines()) == 2)
     (pod,) = [one["metadata"]["name"] for one in gang.pods if "-w-0-1-" in one["metadata"]["name"]]
     kept = lines.read_agent_lines(here.cluster, here.namespace, pod, 9400)
-    assert list(kept) == [1] and kept[1][0] == "begins at step 0", (
-        "its agent has the lines of its rank"
-    )
+    assert list(kept) == [1], "its agent has the lines of its rank"
+    assert kept[1][0] == "begins at step 0", "its agent has the lines of its rank"
     done = here.launcher("stop", gang.name)
     saved = re.search(r"saved at step (\d+)", done.stderr)
     assert done.returncode == 0 and saved is not None, done.stderr
@@ -207,9 +206,8 @@ def test_a_leader_with_a_service_account_that_may_writes_on_its_jobset_how_far_i
     here.access.api.create(
         f"{roles}/rolebindings", {"metadata": about, **of, "subjects": [subject]}
     )
-    host, port = SERVER.removeprefix("https://").split(
-        ":"
-    )  # no kube-proxy is here, which makes the usual address work
+    # No kube-proxy is here, which makes the usual address work.
+    host, port = SERVER.removeprefix("https://").split(":")
     where = {
         "env": {"KUBERNETES_SERVICE_HOST": host, "KUBERNETES_SERVICE_PORT": port},
         "resources": {"cpu": "10m"},

@@ -24,9 +24,8 @@ command: ["true"]
 agent: image
 """
 TCPXO = "platform: gke\ntcpxo: {image: registry.example/daemon}"
-ESCALATION = {
-    "allowPrivilegeEscalation": True
-}  # without which the server takes no privileged container
+# Without which the server takes no privileged container.
+ESCALATION = {"allowPrivilegeEscalation": True}
 # What our job files cannot ask for, merged into the template of one that asks for nothing.
 BY_HAND: dict[str, Any] = {
     "pid": {"hostPID": True, "hostIPC": True},

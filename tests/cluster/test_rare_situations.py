@@ -74,7 +74,6 @@ def test_a_submission_that_a_namespace_refuses_names_why_and_leaves_nothing(
             tmp_path / key, namespace, {"train.py": "print(1)"}, image=base_image, code="."
         )
         left = launcher(stage.access, folder, "submit", "job.yaml")
-        assert left.returncode in (2, 3) and re.search(expected, left.stderr.splitlines()[0]), (
-            left.stderr
-        )
+        assert left.returncode in (2, 3), left.stderr
+        assert re.search(expected, left.stderr.splitlines()[0]), left.stderr
         assert stage.cluster.get(JOBSETS, "mine", namespace) is None

@@ -27,10 +27,8 @@ sys.exit(int(sys.argv[1]))
 CANARY = "canary-7Hq2-in-the-secret"
 OURS = "canary-9Zk4-in-the-environment"
 KEY = "canary-3Rt8-of-the-user"
-GANG = (
-    "gang_secret=true",
-    "hosts=2",
-)  # whose agents know each other by a Secret that `submit` makes
+# Whose agents know each other by a Secret that `submit` makes.
+GANG = ("gang_secret=true", "hosts=2")
 KINDS = "jobsets,jobs,pods,configmaps,networkpolicies,services,events,roles,rolebindings,serviceaccounts"
 
 
@@ -88,9 +86,8 @@ def test_no_command_says_a_secret(
 
     for command in ("validate", "render", "plan"):
         run(command, "job.yaml")
-    assert (
-        "hub" in run("doctor", "job.yaml", "--output", "json").stdout
-    )  # it looks whether the key is there
+    # It looks whether the key is there.
+    assert "hub" in run("doctor", "job.yaml", "--output", "json").stdout
     run("submit", "job.yaml", "--dry-run")
     run("submit", "job.yaml", "--dry-run=server", "--output", "yaml")
     ended = run("submit", "job.yaml", *GANG, "--wait", "--follow", "--output", "json")

@@ -302,10 +302,8 @@ def test_a_spare_takes_the_ranks_of_a_lost_host_whose_next_pod_is_the_spare(
         f"with its ranks on hosts 0, {spare}, {last}; no spare is ready, since host "
         f"{lost} is missing" in (used.explained)
     )
-    assert (
-        used.reads_rank_1 == f"elastic-w-0-{spare}"
-        and seen["started"].reads_rank_1 == f"elastic-w-0-{lost}"
-    )
+    assert used.reads_rank_1 == f"elastic-w-0-{spare}"
+    assert seen["started"].reads_rank_1 == f"elastic-w-0-{lost}"
     assert (again.hosts, again.spares) == ((0, spare, last), (lost,))
     assert (
         f"ranks on hosts {members.Members(used.hosts, 1).to_wire().replace(',', ', ')}; spare: "
@@ -325,16 +323,12 @@ def test_it_continues_with_fewer_hosts_until_others_are_back(seen: Mapping[str, 
     wait, shrunk, growing, grown = (
         seen[name] for name in ("no spare left", "shrunk", "growing", "grown")
     )
-    assert (
-        f"waits for host {third} to come back" in wait.explained
-        and "no spare is left" in wait.explained
-    )
+    assert f"waits for host {third} to come back" in wait.explained
+    assert "no spare is left" in wait.explained
     assert shrunk.hosts == (first, second)
     assert "runs with 2 of 3 hosts: " in shrunk.explained
-    assert (
-        f"waits for hosts {away[0]}, {away[1]} to grow again" in shrunk.explained
-        and SEAT in shrunk.explained
-    )
+    assert f"waits for hosts {away[0]}, {away[1]} to grow again" in shrunk.explained
+    assert SEAT in shrunk.explained
     assert f"hosts {away[0]}, {away[1]} will hold ranks after the next save" in growing.explained
     assert len(grown.hosts) == 3 and {first, second} < {*grown.hosts} and len(grown.spares) == 1
     assert "preempted (80): stopped to continue with 3 hosts instead of 2" in grown.explained

@@ -113,10 +113,8 @@ def test_a_finished_job_is_replaced_with_all_it_owns(here: Here) -> None:
     first = here.gang.jobset["metadata"]["uid"]
     assert here.submit().returncode == 2
     again = here.submit("--replace", "--wait", "--follow")
-    assert (again.returncode, again.stdout) == (
-        0,
-        "jobset.jobset.x-k8s.io/mine replaced\n[0] done here\n",
-    )
+    assert again.returncode == 0
+    assert again.stdout == "jobset.jobset.x-k8s.io/mine replaced\n[0] done here\n"
     second = here.gang.jobset["metadata"]["uid"]
     assert first != second
     until("only the new owner is left", lambda: owners(here) == {second})
@@ -221,9 +219,8 @@ def test_a_cluster_without_jobset_is_told_by_kubectl(here: Here) -> None:
         return handler.at == "/apis"
 
     with apiserver.serving(Proxy(here.access.api)) as proxy:
-        proxy.on(
-            "GET", "/apis", *[without_jobset] * 200
-        )  # one for each group that kubectl asks for, and more
+        # One for each group that kubectl asks for, and more.
+        proxy.on("GET", "/apis", *[without_jobset] * 200)
         env = here.access.env | {"KUBECONFIG": str(proxy.kubeconfig(here.folder, here.namespace))}
         options = ("--dry-run=server", "--validate=false", f"--cache-dir={here.folder}")
         command = [f"{here.access.kubectl_path}", "apply", *options, "-f", "-"]
@@ -314,14 +311,11 @@ def test_a_job_that_is_stopped_saves_and_goes_on_from_there(here: Here, checkpoi
     until("its pods are removed", lambda: not here.there(PODS))
     saved = int((checkpoints / "count-0").read_text())
     again = here.submit("--wait", "--follow")
-    assert (again.returncode, again.stdout.splitlines()[0]) == (
-        0,
-        "jobset.jobset.x-k8s.io/mine resumed",
-    )
+    assert again.returncode == 0
+    assert again.stdout.splitlines()[0] == "jobset.jobset.x-k8s.io/mine resumed"
     assert f"[0] begins at step {saved}\n" in again.stdout
-    assert (
-        here.gang.counters[1] == 0
-    )  # whether the Job was seen to end by its pods' 80, or was gone by then, is luck
+    # Whether the Job was seen to end by its pods' 80, or was gone by then, is luck.
+    assert here.gang.counters[1] == 0
 
 
 def test_ctrl_c_ends_the_waiting_and_not_the_job(here: Here) -> None:

@@ -17,6 +17,7 @@ from typing import Any
 from jaxlaunch import contract
 from jaxlaunch.contract import AgentJob
 from jaxlaunch.launcher.agent.io.link import choose_free_port
+from tests.gang.run_files import read_json_lines
 
 ROOT = Path(__file__).parent.parent.parent
 PATIENCE_S = 600  # the machine is shared: long enough never to be the reason
@@ -172,9 +173,7 @@ class Gang:
 
     @property
     def attempts(self) -> list[dict[str, Any]]:
-        return [
-            json.loads(line) for line in (self.run_dir / "attempts.jsonl").read_text().splitlines()
-        ]
+        return read_json_lines(self.run_dir / "attempts.jsonl")
 
 
 def make_job(command: Sequence[str] | None, **fields: Any) -> AgentJob:

@@ -17,7 +17,6 @@ import json
 import os
 import random
 import shutil
-import signal
 import sys
 import tempfile
 import time
@@ -27,13 +26,13 @@ from pathlib import Path
 from typing import Any
 
 from tests.gang.agents import write_program
-from tests.gang.runs import Running, digits_block, make_job, send_signal
+from tests.gang.run_files import read_json_lines
+from tests.gang.runs import Running, digits_block, kill_processes, make_job
 
 STEPS, SAVE_EVERY, PACE_S = 60, 10, 0.04
 TRAINER_STEPS, TRAINER_SAVE_EVERY = 400, 50
-MAX_REPORT_LAG_S = (
-    3.0  # by which what agents know may be behind: their messages and files come once a second
-)
+# By which what agents know may be behind: their messages and files come once a second.
+MAX_REPORT_LAG_S = 3.0
 MAX_COMMIT_LAG_S = 1.0  # by which a commit may be: that is sent, and written, at once
 MAX_CLOCK_ERROR = 0.02  # of the wall clock that the seconds may miss
 
@@ -179,9 +178,7 @@ class KillFolder:
 
     def records(self) -> list[dict[str, Any]]:
         with contextlib.suppress(FileNotFoundError):
-            return [
-                json.loads(line) for line in (self.run / "attempts.jsonl").read_text().splitlines()
-            ]
+            return read_json_lines(self.run / "attempts.jsonl")
         return []
 
 
@@ -203,8 +200,7 @@ def kill_at_moment(folder: KillFolder, running: Running) -> float | None:
             [agents[host] for host in sorted(agents)] if len(agents) == kill.hosts else [],
         )
         if pids:
-            for pid in pids + ([running.process.pid] if kill.target == "all" else []):
-                send_signal(pid, signal.SIGKILL)
+            kill_processes(pids + ([running.process.pid] if kill.target == "all" else []))
             return time.time()
         time.sleep(0.01)
     return None
@@ -212,9 +208,8 @@ def kill_at_moment(folder: KillFolder, running: Running) -> float | None:
 
 def process_start_time(pid: int) -> float:
     """Return the Unix time of a process's start, which this process may notice late."""
-    ticks = int(
-        Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
-    )  # proc_pid_stat(5): starttime
+    # proc_pid_stat(5): starttime.
+    ticks = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
     return time.time() - time.clock_gettime(time.CLOCK_BOOTTIME) + ticks / os.sysconf("SC_CLK_TCK")
 
 
@@ -314,9 +309,8 @@ def find_errors(
         expect("records", records, [(cause, rank), *([("done", None)] if kill.recovers else [])])
     if killed_at is not None and folder.records()[0]["cause"] != "done":
         committed = _possible_commits(folder, killed_at, saved_step)
-        next_save = (saved_step or 0) + (
-            TRAINER_SAVE_EVERY if kill.is_trainer else SAVE_EVERY
-        )  # committed while it was being killed
+        # Committed while it was being killed.
+        next_save = (saved_step or 0) + (TRAINER_SAVE_EVERY if kill.is_trainer else SAVE_EVERY)
         expect("committed on record", folder.records()[0]["last_committed"], *committed, next_save)
     if killed_at is not None and is_finished and saved_step is not None:
         errors += _find_resume_errors(folder, saved_step, stdout)
@@ -371,10 +365,8 @@ def _find_lost_work_errors(
     if not steps:
         return []
     started_at = next((when for _, step, when in steps if step == committed), steps[0][2])
-    lost_s, expected_s = (
-        summary["goodput"]["seconds"]["lost_work"],
-        max(0.0, killed_at - started_at),
-    )
+    lost_s = summary["goodput"]["seconds"]["lost_work"]
+    expected_s = max(0.0, killed_at - started_at)
     if not max(0.0, expected_s - MAX_REPORT_LAG_S) <= lost_s <= expected_s + MAX_COMMIT_LAG_S:
         return [f"the lost work is {lost_s:.1f} s, not {expected_s:.1f} s"]
     return []

@@ -17,9 +17,8 @@ from jaxlaunch.trainer.tasks.classify import Classify
 from tests.gang.mine import Convolution
 
 os.environ["USE_TORCH"] = "0"  # of transformers: torch stays unimported
-sys.path.insert(
-    0, os.environ["TORCH_LIBRARIES"]
-)  # before ours: transformers wants its own version of tokenizers
+# Before ours: transformers wants its own version of tokenizers.
+sys.path.insert(0, os.environ["TORCH_LIBRARIES"])
 
 from transformers.models.vit import modeling_flax_vit as theirs  # noqa: E402
 

@@ -22,7 +22,14 @@ from pathlib import Path
 from typing import Any
 
 from jaxlaunch.trainer.checkpoint import reader
-from tests.gang.runs import Result, Running, assert_success, run_job, send_signal, wait_until_gone
+from tests.gang.runs import (
+    Result,
+    Running,
+    assert_success,
+    kill_processes,
+    run_job,
+    wait_until_gone,
+)
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 STEPS = 200  # by default; the examples save every tenth part of them, and log every twentieth
@@ -86,13 +93,9 @@ def run_with_kills(
                 killed_steps.append(_newest_logged_step(running.folder))
                 remaining.pop(0)
                 if target == "all":
-                    all_pids = running.pids()
-                    for pid in all_pids:
-                        send_signal(pid, signal.SIGKILL)
-                    running.process.wait()
-                    wait_until_gone(all_pids)
+                    running.kill()
                     break
-                send_signal(random.Random(step).choice(pids), signal.SIGKILL)
+                kill_processes([random.Random(step).choice(pids)])
                 wait_until_gone(pids)
             if running.process.poll() != -signal.SIGKILL:
                 return running.wait(), killed_steps

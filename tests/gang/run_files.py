@@ -8,6 +8,10 @@ from pathlib import Path
 from typing import Any
 
 
+def read_json_lines(path: Path) -> list[Any]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
 class RunFiles:
     """A run folder with its checkpoints, during or after the run."""
 
@@ -17,9 +21,7 @@ class RunFiles:
     def records(self) -> list[dict[str, Any]]:
         """Return the finished attempts."""
         with contextlib.suppress(OSError, ValueError):  # there is none yet, or it is being written
-            return [
-                json.loads(line) for line in (self.run / "attempts.jsonl").read_text().splitlines()
-            ]
+            return read_json_lines(self.run / "attempts.jsonl")
         return []
 
     def newest(self) -> int:
@@ -32,9 +34,7 @@ class RunFiles:
     def step(self) -> int:
         """Return the newest step in metrics.jsonl."""
         with contextlib.suppress(OSError, ValueError, IndexError):
-            return int(
-                json.loads((self.run / "metrics.jsonl").read_text().splitlines()[-1])["step"]
-            )
+            return int(read_json_lines(self.run / "metrics.jsonl")[-1]["step"])
         return 0
 
     def saves(self) -> bool:

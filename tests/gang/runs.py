@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -10,30 +11,30 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from tests.compiled import SITE, quick_starts
+from tests.compiled import QUICK_COMPILES, SITE, quick_starts
+from tests.gang.run_files import read_json_lines
 
 HERE = Path(__file__).parent
-PATIENCE_S = 1200  # the machine is shared: long enough never to be the reason
-
+ROOT = HERE.parent.parent
+# The machine is shared: this is long enough never to be the reason.
+PATIENCE_S = 1200
+LAUNCHER = (sys.executable, "-m", "jaxlaunch.launcher.cli.main")
 USUAL_COMPILES = {"JAX_DISABLE_MOST_OPTIMIZATIONS": "0", "XLA_FLAGS": ""}  # as users have them
 
 
 def user_cache_env(folder: Path) -> dict[str, str | None]:
     """Return variables of a run that keeps its programs in this folder, as a user's run does."""
-    path = os.pathsep.join([str(HERE), str(HERE.parent.parent)])
-    unset_variables = dict.fromkeys(
-        ("JAX_COMPILATION_CACHE_DIR", "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS")
-    )
     return {
-        **unset_variables,
+        "JAX_COMPILATION_CACHE_DIR": None,
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": None,
         "JAX_SHARE_BINARY_BETWEEN_HOSTS": "0",
-        "PYTHONPATH": path,
+        "PYTHONPATH": os.pathsep.join([str(HERE), str(ROOT)]),
         "XDG_CACHE_HOME": str(folder),
     }
 
@@ -90,9 +91,7 @@ class Result:
 
     @property
     def metrics(self) -> list[dict[str, Any]]:
-        return [
-            json.loads(line) for line in (self.folder / "metrics.jsonl").read_text().splitlines()
-        ]
+        return read_json_lines(self.folder / "metrics.jsonl")
 
     @property
     def losses(self) -> dict[int, float]:
@@ -103,7 +102,7 @@ class Result:
         """Return example ids by step, over all processes in the order of their rows."""
         ids: dict[int, list[int]] = {}
         for file in sorted((self.folder / "examples").glob("*.jsonl")):
-            for line in map(json.loads, file.read_text().splitlines()):
+            for line in read_json_lines(file):
                 ids.setdefault(line["step"], []).extend(line["ids"])
         return ids
 
@@ -126,7 +125,7 @@ class Running:
         self.folder = folder / "run"
         file = folder / "job.yaml"
         file.write_text(yaml.safe_dump(dict(document), sort_keys=False))
-        path = os.pathsep.join([SITE, str(HERE), str(HERE.parent.parent)])
+        path = os.pathsep.join([SITE, str(HERE), str(ROOT)])
         self._streams = [(folder / name).open("w+") for name in ("stdout", "stderr")]
         variables = {**os.environ, **quick_starts(), "PYTHONPATH": path, **(env or {})}
         launcher = [*prefix, sys.executable, "-m", "jaxlaunch.launcher.cli.main"]
@@ -144,8 +143,7 @@ class Running:
 
     def __exit__(self, *_: object) -> None:
         if self.process.poll() is None:
-            for pid in self.pids():
-                send_signal(pid, signal.SIGKILL)
+            kill_processes(self.pids())
         self.process.wait()
         for stream in self._streams:
             stream.close()
@@ -218,6 +216,13 @@ class Running:
             and "JAXLAUNCH_PROGRESS_FD" not in variables
         }
 
+    def kill(self) -> None:
+        """Kill the launcher, its agents and their children, and wait until all have ended."""
+        pids = self.pids()
+        kill_processes(pids)
+        self.process.wait()
+        wait_until_gone(pids)
+
     def signal(self, number: int) -> None:
         os.kill(self.process.pid, number)
 
@@ -228,6 +233,26 @@ def run_job(
     """Run a job to its end."""
     with Running(folder, document, *args, env=env) as running:
         return running.wait()
+
+
+def run_launcher(
+    *arguments: object, env: Mapping[str, str] | None = None, **options: Any
+) -> subprocess.CompletedProcess[str]:
+    """Run a command of the launcher in a process of its own."""
+    return subprocess.run(
+        [*LAUNCHER, *map(str, arguments)],
+        env={**os.environ, **QUICK_COMPILES, "PYTHONPATH": str(ROOT), **(env or {})},
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        **options,
+    )
+
+
+def fault_env(marks: Path, kind: str, at: str, **fault: Any) -> dict[str, str]:
+    """Return the variable that describes a fault to faulty.py, and make the folder of its marks."""
+    marks.mkdir(parents=True, exist_ok=True)
+    return {"FAULT": json.dumps({"kind": kind, "at": at, "mark": str(marks), **fault})}
 
 
 def train_each_command(folder: Path, blocks: Mapping[str, Any]) -> list[str]:
@@ -274,11 +299,10 @@ def _child_pids(task: Path) -> list[str]:
         return []
 
 
-def send_signal(pid: int, number: int) -> None:
-    try:
-        os.kill(pid, number)
-    except ProcessLookupError:
-        pass
+def kill_processes(pids: Iterable[int]) -> None:
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
 
 
 def living_pids(pids: list[int]) -> list[int]:

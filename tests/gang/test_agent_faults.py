@@ -136,10 +136,8 @@ def test_command_that_cannot_start_is_named_and_not_retried(
     write_script(tmp_path, "echo there\n", "no-first-line").chmod(0o755)
     gang, codes = run_gang(tmp_path, make_job(command, in_place_limit=3))
     assert codes == [70]
-    assert (
-        gang.verdict["message"].startswith("rank 0 could not be started: ")
-        and words in gang.verdict["message"]
-    )
+    assert gang.verdict["message"].startswith("rank 0 could not be started: ")
+    assert words in gang.verdict["message"]
     assert len(gang.attempts) == 1
     assert "has not loaded jaxlaunch" not in gang.stderr or command[0] == "sh"
 
@@ -168,22 +166,17 @@ def test_hanging_rank_is_named_with_the_stack_of_every_rank(tmp_path: Path) -> N
     )
     assert codes == [82, 82]
     verdict, stacks = gang.verdict, gang.summary["stacks"]
-    assert (verdict["cause"], verdict["rank"], verdict["host"], verdict["step"]) == (
-        "hang",
-        3,
-        1,
-        20,
-    )
+    assert verdict["cause"] == "hang"
+    assert verdict["rank"] == 3
+    assert verdict["host"] == 1
+    assert verdict["step"] == 20
     assert "3 ranks in step in all_gather (program.py" in verdict["message"]
     assert "rank 3 in step in read_batch (program.py" in verdict["message"]
-    assert sorted(stacks) == ["0", "1", "2", "3"] and all(
-        "program.py" in text for text in stacks.values()
-    )
+    assert sorted(stacks) == ["0", "1", "2", "3"]
+    assert all("program.py" in text for text in stacks.values())
 
 
-def test_nccl_report_is_in_the_verdict_and_the_summary_of_a_hang(
-    tmp_path: Path,
-) -> None:
+def test_nccl_report_is_in_the_verdict_and_the_summary_of_a_hang(tmp_path: Path) -> None:
     command = write_program(tmp_path, f"say(phase='step', step=20)\n{FOREVER}")
     report = "Communicators... (2.05s)\nDEAD\n  Process 34 on node 172.16.64.213 managing GPU 5\n"
     with server(play("SERVER PROTOCOL 2\nOK\n", report)) as address:
@@ -245,9 +238,8 @@ def test_other_hosts_record_the_loss_of_host_0(tmp_path: Path) -> None:
         codes = gang.wait()
         gang.wait_until("the end of every process", lambda: not any(map(is_alive, pids)))
     assert codes == [-9, 81, 81]
-    assert gang.summary["status"] == "failed" and gang.verdict["message"].startswith(
-        "host 0 was lost: "
-    )
+    assert gang.summary["status"] == "failed"
+    assert gang.verdict["message"].startswith("host 0 was lost: ")
     assert (gang.verdict["rank"], gang.verdict["step"], gang.summary["step"]) == (0, 20, 20)
     assert [attempt["last_committed"] for attempt in gang.attempts] == [15]
 
@@ -298,9 +290,7 @@ def test_warning_explains_why_a_program_does_not_report(tmp_path: Path) -> None:
     assert any("has not loaded jaxlaunch" in note for note in gang.summary["notes"])
 
 
-def test_daemon_that_writes_forever_does_not_keep_the_agent(
-    tmp_path: Path,
-) -> None:
+def test_daemon_that_writes_forever_does_not_keep_the_agent(tmp_path: Path) -> None:
     command = write_program(
         tmp_path,
         """

@@ -80,9 +80,7 @@ import held
 """
 
 
-def test_rank_that_still_imports_is_the_cause_of_a_hang_in_initialize(
-    tmp_path: Path,
-) -> None:
+def test_rank_that_still_imports_is_the_cause_of_a_hang_in_initialize(tmp_path: Path) -> None:
     """Check with an innermost frame in a file of JAX, and an own timeout that passes later."""
     (tmp_path / "lib" / "jax").mkdir(parents=True)
     write_script(tmp_path / "lib" / "jax", "import time\ntime.sleep(3600)\n", "held.py")
@@ -92,9 +90,8 @@ def test_rank_that_still_imports_is_the_cause_of_a_hang_in_initialize(
         hosts=2,
     )
     assert codes == [82, 82]
-    assert "passed first on rank 1" in gang.verdict["message"] and gang.verdict["rank"] == 0, (
-        gang.verdict["message"]
-    )
+    assert "passed first on rank 1" in gang.verdict["message"], gang.verdict["message"]
+    assert gang.verdict["rank"] == 0, gang.verdict["message"]
     assert gang.verdict["message"].startswith(
         "rank 0 makes no progress in init (the init timeout of 8 s passed first"
     )
@@ -156,9 +153,7 @@ if os.environ["JAX_PROCESS_ID"] == "0":
 """
 
 
-def test_coordinator_of_one_host_listens_on_loopback_only(
-    tmp_path: Path,
-) -> None:
+def test_coordinator_of_one_host_listens_on_loopback_only(tmp_path: Path) -> None:
     file = write_script(tmp_path, IS_ASKED + SUM + LISTENS)
     gang, codes = run_gang(
         tmp_path,
@@ -168,9 +163,9 @@ def test_coordinator_of_one_host_listens_on_loopback_only(
     assert printed_sums(gang.stdout) == SUMS
     assert "asked with b''" in gang.stdout
     listening = re.findall(r"listens at (\w+)", gang.stdout)
-    assert listening and all(address.endswith("0100007F") for address in listening), (
-        gang.stdout
-    )  # 127.0.0.1, little end first
+    # 127.0.0.1, little end first.
+    assert listening, gang.stdout
+    assert all(address.endswith("0100007F") for address in listening), gang.stdout
 
 
 def test_initialize_keeps_the_timeouts_of_the_program_and_may_be_called_again(
@@ -201,9 +196,8 @@ def test_initialize_keeps_the_timeouts_of_the_program_and_may_be_called_again(
     )
     assert codes == [0]
     assert "got 77 7 10 None" in gang.stdout
-    assert (
-        "got 77 30 10 [::]:1234" in gang.stdout
-    )  # the program's own coordinator listens where JAX has it listen
+    # The program's own coordinator listens where JAX has it listen.
+    assert "got 77 30 10 [::]:1234" in gang.stdout
     assert gang.stdout.count("got ") == 2  # a second call does nothing
     assert (
         "said jax.distributed.initialize('mine:1234'): this process has joined ours:1; leave this"
@@ -272,16 +266,12 @@ def test_killed_rank_is_named_although_its_peers_fail_too(tmp_path: Path) -> Non
     shows("exit 137", gang.verdict["message"])
 
 
-def test_bare_program_without_the_hook_fails_with_a_warning(
-    tmp_path: Path,
-) -> None:
+def test_bare_program_without_the_hook_fails_with_a_warning(tmp_path: Path) -> None:
     command = (sys.executable, "-I", str(write_script(tmp_path, SUM)))
     gang, codes = run_gang(tmp_path, make_job(command), hosts=SIZE)
     assert codes == [83] * SIZE
-    assert (
-        re.search(r"warning: rank \d has not loaded jaxlaunch's sitecustomize.py", gang.stderr)
-        and "`python -I`" in gang.stderr
-    )
+    assert re.search(r"warning: rank \d has not loaded jaxlaunch's sitecustomize.py", gang.stderr)
+    assert "`python -I`" in gang.stderr
     assert "Number of processes must be defined" in (gang.verdict["traceback"] or "")
 
 
@@ -306,9 +296,7 @@ def test_sitecustomize_of_the_user_runs_as_if_alone(tmp_path: Path) -> None:
     assert f"[0] {theirs}/sitecustomize.py 0" in gang.stdout
 
 
-def test_rank_that_computes_while_its_peers_wait_in_a_collective_is_named(
-    tmp_path: Path,
-) -> None:
+def test_rank_that_computes_while_its_peers_wait_in_a_collective_is_named(tmp_path: Path) -> None:
     hangs = (
         PREAMBLE
         + """
@@ -323,10 +311,8 @@ alone() if rank == 1 else together(1)
     command = (sys.executable, str(write_script(tmp_path, hangs)))
     gang, codes = run_gang(tmp_path, make_job(command, timeouts_s={"step": 2.0}), hosts=SIZE)
     assert codes == [82] * SIZE
-    assert (
-        gang.verdict["rank"] == 1
-        and "rank 1 in step in alone (script.py" in gang.verdict["message"]
-    )
+    assert gang.verdict["rank"] == 1
+    assert "rank 1 in step in alone (script.py" in gang.verdict["message"]
     assert "2 ranks in step in " in gang.verdict["message"]
 
 

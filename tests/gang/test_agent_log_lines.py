@@ -65,10 +65,8 @@ def test_later_generation_writes_the_attempts_of_earlier_ones(tmp_path: Path) ->
     total, *past_attempts = parse_lines(log := read_leader_log(gang), PastLine)
     assert (total.attempts, total.ends, total.unknown) == (2, {"crash": 2}, None)
     assert [(one.attempt, one.generation) for one in past_attempts] == [(1, 0), (2, 0)]
-    assert (
-        past_attempts[1].verdict is not None
-        and past_attempts[1].verdict.message == "rank 1 raised at step 6: ValueError: fault 2"
-    )
+    assert past_attempts[1].verdict is not None
+    assert past_attempts[1].verdict.message == "rank 1 raised at step 6: ValueError: fault 2"
     tails = parse_lines(log, TailLine)
     assert [tail.rank for tail in tails] == [1, 0]
     assert [line for line in tails[0].lines if line.startswith("line of")] == [

@@ -110,9 +110,7 @@ def test_child_that_does_not_answer_does_not_delay_the_scrape(tmp_path: Path) ->
 NOT_FINITE = "say(hello='trainer'); mark('up'); wait_for('go'); os._exit(76)"
 
 
-def test_agent_of_a_failed_job_waits_for_a_last_scrape(
-    tmp_path: Path,
-) -> None:
+def test_agent_of_a_failed_job_waits_for_a_last_scrape(tmp_path: Path) -> None:
     with Gang(tmp_path, make_job(write_program(tmp_path, NOT_FINITE)), hosts=2) as gang:
         gang.start().wait_for_marks("up-0", "up-1")
         address = read_addresses(gang)[0]["address"]

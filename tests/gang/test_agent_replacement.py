@@ -81,9 +81,7 @@ def test_only_lost_hosts_are_replaced(tmp_path: Path, has_run_folder: bool) -> N
         assert gang.summary["restarts"] == {"lost": 3}
 
 
-def test_preempted_host_leaves_after_a_save_without_a_charge(
-    tmp_path: Path,
-) -> None:
+def test_preempted_host_leaves_after_a_save_without_a_charge(tmp_path: Path) -> None:
     with make_gang(tmp_path) as gang:
         gang.start()
         wait_until_up(gang, 1)
@@ -109,9 +107,7 @@ def test_gang_whose_hosts_are_all_stopped_leaves_as_a_whole(tmp_path: Path) -> N
     assert gang.verdict["message"] == "stopped from outside: saved at step 1"
 
 
-def test_hosts_leave_after_the_replace_timeout(
-    tmp_path: Path,
-) -> None:
+def test_hosts_leave_after_the_replace_timeout(tmp_path: Path) -> None:
     for host in (1, 0):
         with make_gang(tmp_path / str(host), timeouts_s={"replace": 1.0}) as gang:
             gang.start()
@@ -134,9 +130,7 @@ def test_killed_process_counts_against_the_restarts_in_place(tmp_path: Path) -> 
     assert [one["verdict"]["code"] for one in gang.attempts] == [137, 137]
 
 
-def test_repeated_loss_of_host_0_uses_up_the_restarts_in_place(
-    tmp_path: Path,
-) -> None:
+def test_repeated_loss_of_host_0_uses_up_the_restarts_in_place(tmp_path: Path) -> None:
     text = "mark(f'up{ATTEMPT}'); say(phase='step', step=1); time.sleep(999)"
     with Gang(
         tmp_path, make_job(write_program(tmp_path, text), in_place_limit=1, replaces=True), hosts=2
@@ -205,12 +199,8 @@ def test_spare_takes_the_ranks_of_a_lost_host_and_the_next_pod_becomes_the_spare
             gang.wait_until(
                 "another spare", lambda of=attempt: gang.stderr.count("holds no rank") == of
             )
-        expected_ranks = {
-            0: [0],
-            1: [1],
-            2: [2],
-            3: [],
-        }  # the spare's row comes with the next turn of the leader
+        # The spare's row comes with the next turn of the leader.
+        expected_ranks = {0: [0], 1: [1], 2: [2], 3: []}
         gang.wait_until(
             "the spare's row",
             lambda: {one["host"]: one["ranks"] for one in _read_agents(gang)} == expected_ranks,
@@ -220,9 +210,7 @@ def test_spare_takes_the_ranks_of_a_lost_host_and_the_next_pod_becomes_the_spare
     assert [one["cause"] for one in gang.attempts] == ["lost", "lost", "done"]
 
 
-def test_elastic_gang_continues_with_a_size_that_fits(
-    tmp_path: Path,
-) -> None:
+def test_elastic_gang_continues_with_a_size_that_fits(tmp_path: Path) -> None:
     text = (
         SAVES_AND_SHOWS_HOST.replace("say(committed=ATTEMPT)", "say(committed=ATTEMPT * 10)") + ""
     )

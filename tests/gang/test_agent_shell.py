@@ -78,10 +78,8 @@ while True: time.sleep(0.05)
 def stopped_gang(tmp_path_factory: pytest.TempPathFactory) -> Gang:
     """Stop a gang whose ranks run SCRIPTS, one each, when all of them are up."""
     folder = tmp_path_factory.mktemp("scripts")
-    saves, hidden = (
-        write_script(folder, SAVES_ITSELF),
-        write_script(folder, SAVES_ITSELF, "hidden.py"),
-    )
+    saves = write_script(folder, SAVES_ITSELF)
+    hidden = write_script(folder, SAVES_ITSELF, "hidden.py")
     nothing = write_script(folder, "", "nothing.py")
     for rank, (text, _) in enumerate(SCRIPTS.values()):
         text = text.replace("$python", f"python3 {saves}").replace(
@@ -130,18 +128,14 @@ def test_failure_that_the_shell_handles_is_ignored(tmp_path: Path, fails: str) -
     assert "[0] fell back" in gang.stdout
 
 
-def test_truncated_line_does_not_damage_the_first_line_of_the_next_program(
-    tmp_path: Path,
-) -> None:
+def test_truncated_line_does_not_damage_the_first_line_of_the_next_program(tmp_path: Path) -> None:
     half = """os.write(int(os.environ["JAXLAUNCH_PROGRESS_FD"]), b'{"error": {"type": "Val'); os._exit(1)"""
     command = shell_command(
         tmp_path, "$first; $second", first=half, second="raise KeyError('the second is heard')"
     )
     gang, codes = run_gang(tmp_path, make_job(command))
-    assert (
-        codes == [83]
-        and gang.verdict["message"] == "rank 0 raised: KeyError: 'the second is heard'"
-    )
+    assert codes == [83]
+    assert gang.verdict["message"] == "rank 0 raised: KeyError: 'the second is heard'"
     assert not gang.summary["notes"]
 
 
@@ -166,9 +160,7 @@ def test_handled_exception_does_not_explain_a_later_failure(tmp_path: Path) -> N
     assert gang.verdict["message"] == "rank 0's program ended with exit code 5"
 
 
-def test_second_program_of_a_rank_can_hang(
-    tmp_path: Path,
-) -> None:
+def test_second_program_of_a_rank_can_hang(tmp_path: Path) -> None:
     second = "say(phase='step', step=2)\ntime.sleep(3600)"
     command = shell_command(
         tmp_path, "$first; $second", first="say(phase='data', step=1)", second=second

@@ -69,9 +69,7 @@ def test_sigterm_at_every_pod_is_one_stop(tmp_path: Path) -> None:
     assert gang.verdict["message"] == "stopped from outside: saved at step 37"
 
 
-def test_rank_that_delays_the_save_is_named_at_the_deadline(
-    tmp_path: Path,
-) -> None:
+def test_rank_that_delays_the_save_is_named_at_the_deadline(tmp_path: Path) -> None:
     deaf = """
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     say(phase="data" if RANK == 1 else "step", step=5)
@@ -128,9 +126,8 @@ def test_second_sigterm_kills(tmp_path: Path) -> None:
         gang.signal(1)
         gang.wait_for_marks("told-0", "told-1")
         signalled_at = time.monotonic()
-        gang.wait_until(
-            "half a second", lambda: time.monotonic() - signalled_at > 0.6
-        )  # closer signals count as one
+        # Closer signals count as one.
+        gang.wait_until("half a second", lambda: time.monotonic() - signalled_at > 0.6)
         gang.signal(1)
         assert gang.wait() == [80, 80]
     assert gang.verdict["message"].endswith("killed")

@@ -176,9 +176,8 @@ def read_rest(sock: socket.socket) -> bytes:
         answer = sock.recv(65536)
     except ConnectionResetError:
         answer = b""
-    sock.setsockopt(
-        socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0)
-    )  # its port is free again at once
+    # Its port is free again at once.
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     return answer
 
 
@@ -208,16 +207,16 @@ def test_messages_of_strangers_change_nothing(tmp_path: Path) -> None:
         growth = peak_memory(leader.pid) - initial_memory
         gang.release("go")
         codes = gang.wait()
-    assert codes == [0, 0] and gang.summary["status"] == "done" and len(gang.attempts) == 1, (
-        gang.stderr[-2_000:]
-    )
+    assert codes == [0, 0], gang.stderr[-2_000:]
+    assert gang.summary["status"] == "done", gang.stderr[-2_000:]
+    assert len(gang.attempts) == 1, gang.stderr[-2_000:]
     assert growth < MAX_GROWTH_BYTES and len(gang.stderr) < MAX_LOG_BYTES, (
         growth,
         len(gang.stderr),
     )
-    assert (
-        "Traceback" not in gang.stderr and UID not in gang.stderr and "refused" not in gang.stderr
-    )
+    assert "Traceback" not in gang.stderr
+    assert UID not in gang.stderr
+    assert "refused" not in gang.stderr
     assert re.search(r"closed \d+ connections, the last from 127\.0\.0\.1: ", gang.stderr)
 
 

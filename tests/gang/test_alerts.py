@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import signal
 import subprocess
 from collections.abc import Iterator
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,14 @@ import yaml
 
 from tests import needs
 from tests.gang import memorylimit
-from tests.gang.runs import Running, descendant_pids, digits_block, make_job
+from tests.gang.runs import (
+    Running,
+    descendant_pids,
+    digits_block,
+    fault_env,
+    kill_processes,
+    make_job,
+)
 from tests.gang.watching import RULES, SCALE, Prometheus, shorten_durations
 
 ROOT = Path(__file__).parents[2]
@@ -42,11 +48,6 @@ time.sleep(3600)
 """
 
 
-def fault_env(folder: Path, **fault: Any) -> dict[str, str]:
-    (folder / "marks").mkdir(parents=True)
-    return {"FAULT": json.dumps(fault | {"mark": str(folder / "marks")})}
-
-
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Running]]:
     """Yield a clean run, one with a slow source and one with a slow rank 1, all training."""
@@ -66,7 +67,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Running
         def start(name: str, train: dict[str, Any], fault: dict[str, Any], **keys: Any) -> Running:
             document = make_job(train, hosts=2, per_host=1, **keys)
             return stack.enter_context(
-                Running(folder / name, document, env=fault_env(folder / name, **fault))
+                Running(folder / name, document, env=fault_env(folder / name / "marks", **fault))
             )
 
         runs = {
@@ -98,9 +99,8 @@ def prometheus(
 
 def test_loss_not_finite(prometheus: Prometheus, tmp_path: Path) -> None:
     train = digits_block(optimizer={"name": "sgd", "lr": 1e38}, steps=ENDLESS, task="faulty:Faulty")
-    slow = fault_env(
-        tmp_path, kind="slow", at="step", step=1, seconds=3
-    )  # time for a scrape before it ends
+    # Slow, so that there is time for a scrape before it ends.
+    slow = fault_env(tmp_path / "marks", "slow", "step", step=1, seconds=3)
     with Running(tmp_path, make_job(train, hosts=2, per_host=1), env=slow) as running:
         prometheus.watch("diverging", running)
         prometheus.wait_until_firing("JaxlaunchLossNotFinite", "diverging")
@@ -144,9 +144,7 @@ def read_attempt(running: Running) -> int:
 def kill_first_host(running: Running, prometheus: Prometheus) -> None:
     """Kill what the first host runs, and wait until the gang has started again."""
     number = prometheus.wait_until("an attempt", lambda: read_attempt(running))
-    for pid in descendant_pids(running.agent_pids()[0]):
-        with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
+    kill_processes(descendant_pids(running.agent_pids()[0]))
     prometheus.wait_until("another attempt", lambda: read_attempt(running) > number)
 
 
@@ -276,7 +274,5 @@ def test_every_series_is_limited_to_the_namespaces() -> None:
 def test_scaling_shortens_ranges_offsets_and_durations_only() -> None:
     text = "max_over_time(jaxlaunch:x:1h[15m] offset 2h) > 60"
     assert shorten_durations(text) == "max_over_time(jaxlaunch:x:1h[7500ms] offset 60000ms) > 60"
-    assert (
-        shorten_durations("10m") == "5000ms"
-        and shorten_durations("jaxlaunch:step") == "jaxlaunch:step"
-    )
+    assert shorten_durations("10m") == "5000ms"
+    assert shorten_durations("jaxlaunch:step") == "jaxlaunch:step"

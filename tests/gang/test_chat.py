@@ -6,14 +6,13 @@ import pty
 import re
 import select
 import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 
 from tests.compiled import QUICK_COMPILES
-from tests.gang.runs import digits_block, make_job, run_job
+from tests.gang.runs import LAUNCHER, ROOT, digits_block, make_job, run_job, run_launcher
 from tests.trainer.text import chat_corpora
 
 pytestmark = [pytest.mark.computes, pytest.mark.extended]
@@ -34,9 +33,8 @@ DECODER = {
 def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Train on chats whose second answer repeats the first, which only both turns reveal."""
     folder = tmp_path_factory.mktemp("chat")
-    tokenizer = chat_corpora.saved(
-        folder / "tokenizer", chat_corpora.CHATML, eos_token="<|begin|>"
-    )  # turns end by another
+    # Turns end by another.
+    tokenizer = chat_corpora.saved(folder / "tokenizer", chat_corpora.CHATML, eos_token="<|begin|>")
     turns = [("user", "{}"), ("assistant", "{0}{0}"), ("user", "again"), ("assistant", "{0}{0}")]
     chats = [
         [{"role": role, "content": text.format(each)} for role, text in turns] for each in LETTERS
@@ -65,15 +63,10 @@ class Terminal:
 
     def __init__(self, *arguments: str) -> None:
         ours, theirs = pty.openpty()
-        command = [sys.executable, "-m", "jaxlaunch.launcher.cli.main", *arguments]
-        environ = (
-            os.environ
-            | QUICK_COMPILES
-            | {"PYTHONPATH": str(Path(__file__).parents[2]), "TERM": "dumb"}
-        )
+        environ = os.environ | QUICK_COMPILES | {"PYTHONPATH": str(ROOT), "TERM": "dumb"}
         self._ours, self.said = ours, ""
         self.process = subprocess.Popen(
-            command, env=environ, stdin=theirs, stdout=theirs, stderr=theirs
+            [*LAUNCHER, *arguments], env=environ, stdin=theirs, stdout=theirs, stderr=theirs
         )
         os.close(theirs)
 
@@ -106,27 +99,12 @@ def test_answers_see_the_previous_turns_until_ctrl_d(run_folder: Path) -> None:
 
 
 def test_lines_of_a_file_are_answered_as_json(run_folder: Path) -> None:
-    command = [
-        sys.executable,
-        "-m",
-        "jaxlaunch.launcher.cli.main",
-        "sample",
-        str(run_folder),
-        "--chat",
-        "-o",
-        "json",
-    ]
-    environ = os.environ | QUICK_COMPILES | {"PYTHONPATH": str(Path(__file__).parents[2])}
-    done = subprocess.run(
-        [*command, "--max-tokens", "8"],
-        env=environ,
-        input="b\n\nagain\n",
-        capture_output=True,
-        text=True,
+    done = run_launcher(
+        *("sample", run_folder, "--chat", "-o", "json", "--max-tokens", "8"), input="b\n\nagain\n"
     )
     assert done.returncode == 0, done.stderr
     messages = json.loads(done.stdout)["messages"]
-    assert [(each["role"], each["content"]) for each in messages] == [
+    assert [(message["role"], message["content"]) for message in messages] == [
         ("user", "b"),
         ("assistant", "bb"),
         ("user", "again"),

@@ -79,9 +79,8 @@ def test_built_in_task_trains_in_a_folder_with_collisions(folder: Path) -> None:
     """Check that a `trainer.py` does not run in place of the trainer."""
     mode = "train with workdir"
     result = run(mode, folder)
-    assert (result.returncode, read_summary(mode, folder)["step"]) == (0, STEPS), (
-        result.stdout + result.stderr
-    )
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert read_summary(mode, folder)["step"] == STEPS, result.stdout + result.stderr
 
 
 def test_task_imports_the_modules_of_its_folder(folder: Path) -> None:
@@ -90,9 +89,8 @@ def test_task_imports_the_modules_of_its_folder(folder: Path) -> None:
     document = job(mode, folder)
     document["train"] = document["train"] | {"data": data, "eval": {"every": None}}
     result = run(mode, folder, document=document)
-    assert (result.returncode, read_summary(mode, folder)["step"]) == (0, STEPS), (
-        result.stdout + result.stderr
-    )
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert read_summary(mode, folder)["step"] == STEPS, result.stdout + result.stderr
     assert seen(result.stdout) == [f"{name} mine" for name in own({*MODULES, *PACKAGES})]
 
 
@@ -158,7 +156,5 @@ def test_image_without_jaxlaunch_is_reported(tmp_path: Path) -> None:
     command = ["python3", "-I", "-S", copy, "jaxlaunch.trainer"]
     result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert result.returncode == 1
-    assert (
-        "has no jaxlaunch with its trainer" in result.stderr
-        and "install it there with its extra train" in result.stderr
-    )
+    assert "has no jaxlaunch with its trainer" in result.stderr
+    assert "install it there with its extra train" in result.stderr

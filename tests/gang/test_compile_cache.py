@@ -46,9 +46,7 @@ def test_runs_that_share_a_cache_compile_once(tmp_path: Path) -> None:
     assert sum(second["hits"]) >= sum(first["misses"])
 
 
-def test_later_start_on_other_hosts_finds_the_programs_of_the_run(
-    tmp_path: Path,
-) -> None:
+def test_later_start_on_other_hosts_finds_the_programs_of_the_run(tmp_path: Path) -> None:
     document = make_job(digits_block(steps=100_000, checkpoint={"every": 5}), hosts=2)
     first = count_cache_lookups(tmp_path, document, env=user_cache_env(tmp_path / "one host"))
     assert sum(first["hits"]) == 0 and sum(first["misses"]) > 0
@@ -62,9 +60,8 @@ def test_later_start_on_other_hosts_finds_the_programs_of_the_run(
     )
     assert min(second["hits"]) > 0, (first, second)
     compiled, available = (program_sizes(tmp_path / host) for host in ("one host", "another"))
-    new_sizes = [
-        size for name, size in available.items() if name not in compiled
-    ]  # those of a restore, which are small
+    # Those of a restore, which are small.
+    new_sizes = [size for name, size in available.items() if name not in compiled]
     assert max(new_sizes, default=0) < max(compiled.values()) / 4, (compiled, available)
 
 

@@ -128,9 +128,7 @@ def test_every_variable_has_values(name: str, prometheus: Prometheus) -> None:
             )
 
 
-def test_queries_and_rules_name_only_exported_or_recorded_series(
-    running_job: Running,
-) -> None:
+def test_queries_and_rules_name_only_exported_or_recorded_series(running_job: Running) -> None:
     exported = set(re.findall(r"^(jaxlaunch_\w+?)(?:\{| )", running_job.scrape(), re.MULTILINE))
     assert {metric.name for metric in contract.PROMETHEUS if metric.type != "histogram"} <= exported
     rules = [path.read_text() for path in RULES]
@@ -177,10 +175,8 @@ def test_panels_do_not_overlap(name: str) -> None:
     occupied: set[tuple[int, int]] = set()
     for panel in DASHBOARDS[name]["panels"]:
         position = panel["gridPos"]
-        columns, rows = (
-            range(position["x"], position["x"] + position["w"]),
-            range(position["y"], position["y"] + position["h"]),
-        )
+        columns = range(position["x"], position["x"] + position["w"])
+        rows = range(position["y"], position["y"] + position["h"])
         cells = set(itertools.product(columns, rows))
         assert max(columns) < 24 and not cells & occupied, panel["title"]
         occupied |= cells

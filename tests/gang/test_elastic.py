@@ -23,11 +23,9 @@ HOSTS = 4
 BATCH = 24  # divides over 4, 3 and 2 hosts
 EXAMPLES, STEPS = 480, 160
 EXAMPLE = load_job(ROOT / "examples" / "elastic.yaml")
-assert (
-    EXAMPLE.train is not None
-    and EXAMPLE.train.batch == BATCH
-    and EXAMPLE.trainable_host_counts == (2, 3, 4)
-)
+assert EXAMPLE.train is not None
+assert EXAMPLE.train.batch == BATCH
+assert EXAMPLE.trainable_host_counts == (2, 3, 4)
 DIGITS = digits_block(
     batch=BATCH,
     mesh=EXAMPLE.train.mesh.model_dump(exclude_unset=True),
@@ -53,10 +51,8 @@ def packed_train(folder: Path) -> dict[str, Any]:
     }
     data = {"source": "mixture", "tokenizer": "bytes", "parts": parts, "trace": True}
     model = {"kind": "gpt2", "layers": 1, "width": 8, "heads": 2, "vocab": 256, "length": 32}
-    optimizer = {
-        "name": "adamw",
-        "lr": 1e-3,
-    }  # low, since the rounding of another mesh grows with the steps taken
+    # Low, since the rounding of another mesh grows with the steps taken.
+    optimizer = {"name": "adamw", "lr": 1e-3}
     prepared = data | {"data_dir": str(folder / "prepared")}
     return digits_block(task="lm", model=model, data=prepared, batch=BATCH, optimizer=optimizer)
 
@@ -117,9 +113,8 @@ def test_elastic_gang_has_the_examples_and_losses_of_a_fixed_one(
         )
         assert set(elastic.wait()) == {0}
     assert [one["cause"] for one in elastic.attempts] == ["lost", "preempted", "done"]
-    message = elastic.attempts[1]["verdict"][
-        "message"
-    ]  # it stops right after a regular save, often before another step
+    # It stops right after a regular save, often before another step.
+    message = elastic.attempts[1]["verdict"]["message"]
     assert re.search(
         rf"{more_hosts} hosts instead of {fewer_hosts}: (saved at|nothing new to save after) step \d+",
         message,

@@ -11,6 +11,7 @@ import pytest
 
 import jaxlaunch
 from jaxlaunch.launcher.report import run_files
+from tests.gang.run_files import read_json_lines
 from tests.gang.runs import HERE, assert_success, digits_block, make_job, run_job
 from tests.launcher.invoke import Left, launcher
 
@@ -36,10 +37,7 @@ def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def read_evaluations(run_folder: Path) -> dict[int, dict[str, Any]]:
-    return {
-        line["step"]: line
-        for line in map(json.loads, (run_folder / "eval.jsonl").read_text().splitlines())
-    }
+    return {line["step"]: line for line in read_json_lines(run_folder / "eval.jsonl")}
 
 
 def test_evaluation_on_one_device_equals_that_on_eight(run_folder: Path) -> None:
@@ -57,26 +55,20 @@ def test_evaluation_on_one_device_equals_that_on_eight(run_folder: Path) -> None
         assert metrics["loss"] == pytest.approx(expected["loss"], rel=1e-5)
 
 
-def test_last_evaluation_of_a_training_reports_the_classes(
-    run_folder: Path,
-) -> None:
+def test_last_evaluation_of_a_training_reports_the_classes(run_folder: Path) -> None:
     classification = json.loads((run_folder / "classification.json").read_text())
     _, repeated = jaxlaunch.load(str(run_folder), ema=True).report()
     assert repeated is not None and classification["step"] == 30 and classification["ema"] is True
     for key in ("examples", "top1", "per_class", "confusion"):
         assert classification[key] == repeated[key], key
-    assert (
-        classification["top1"] == read_evaluations(run_folder)[30]["accuracy"]
-        and run_files.read_classification(run_folder) is not None
-    )
+    assert classification["top1"] == read_evaluations(run_folder)[30]["accuracy"]
+    assert run_files.read_classification(run_folder) is not None
 
 
 def test_loaded_model_predicts_and_has_the_held_out_data(run_folder: Path) -> None:
     notes: list[str] = []
-    plain, average = (
-        jaxlaunch.load(str(run_folder), note=notes.append),
-        jaxlaunch.load(str(run_folder), ema=True),
-    )
+    plain = jaxlaunch.load(str(run_folder), note=notes.append)
+    average = jaxlaunch.load(str(run_folder), ema=True)
     assert notes == ["step 30 has a moving average, which its training evaluates: take it with ema"]
     assert not np.array_equal(plain.params["head.kernel"], average.params["head.kernel"])
     batches = list(average.held_out())
@@ -108,34 +100,23 @@ def test_eval_command_reports_the_logged_metrics(run_folder: Path, evaluate: Any
     assert answer["metrics"]["accuracy"] == read_evaluations(run_folder)[30]["accuracy"]
     text = evaluate(str(run_folder), "--data", "eval_examples=24")
     first, summary, *_ = text.out.splitlines()
-    assert (
-        first.startswith("step 30  loss ")
-        and first.endswith("examples 24")
-        and summary.startswith("top-1 ")
-    )
+    assert first.startswith("step 30  loss ")
+    assert first.endswith("examples 24")
+    assert summary.startswith("top-1 ")
     classification = json.loads((run_folder / "classification.json").read_text())
-    assert (
-        classification["step"],
-        classification["ema"],
-        classification["examples"],
-        classification["top1"],
-    ) == (
-        30,
-        True,
-        72,
-        answer["metrics"]["accuracy"],
-    )
+    assert classification["step"] == 30
+    assert classification["ema"] is True
+    assert classification["examples"] == 72
+    assert classification["top1"] == answer["metrics"]["accuracy"]
     assert classification | {"step": 0, "ema": 0} == answer["classification"] | {
         "step": 0,
         "ema": 0,
     }
     shown = run_files.read_classification(run_folder)  # on the page
     assert shown is not None
-    assert (shown["ema"], shown["confusion"], len(shown["worst"])) == (
-        True,
-        classification["confusion"],
-        len(classification["worst"]),
-    )
+    assert shown["ema"] is True
+    assert shown["confusion"] == classification["confusion"]
+    assert len(shown["worst"]) == len(classification["worst"])
     assert (
         sum(map(sum, classification["confusion"]))
         == sum(each["examples"] for each in classification["per_class"])

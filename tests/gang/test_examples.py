@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import yaml
 
-from tests.gang.runs import PATIENCE_S, USUAL_COMPILES, run_job
+from tests.gang.run_files import read_json_lines
+from tests.gang.runs import USUAL_COMPILES, run_job, run_launcher
 from tests.trainer.text import corpora
 
 pytestmark = [pytest.mark.computes, pytest.mark.extended]
@@ -53,24 +52,18 @@ def test_mixture_of_experts_learns_and_stays_balanced(tmp_path: Path) -> None:
 def test_groups_are_trained_apart_until_early_stopping(tmp_path: Path) -> None:
     result = run_job(tmp_path, yaml.safe_load((EXAMPLES / "groups.yaml").read_text()), NO_STANDBY)
     assert result.code == 0, result.stderr[-3000:]
-    assert (
-        "train.optimizer.groups.0 (layers\\.0\\..*): 2 arrays" in result.stdout
-        and "frozen" in result.stdout
-    )
+    assert "train.optimizer.groups.0 (layers\\.0\\..*): 2 arrays" in result.stdout
+    assert "frozen" in result.stdout
     assert "weight decay on matrices alone: 2 of 6 arrays" in result.stdout
     assert "stopped early at step" in result.stdout
     metrics = result.summary["metrics"]
     assert metrics["eval_accuracy"] > 0.85
-    evaluated = [
-        json.loads(line) for line in (result.folder / "eval.jsonl").read_text().splitlines()
-    ]
+    evaluated = read_json_lines(result.folder / "eval.jsonl")
     best = max(evaluated, key=lambda line: line["accuracy"])["step"]
     assert (result.folder / "checkpoints" / str(best)).is_dir()
 
 
-def test_mixture_is_prepared_once_and_exported_with_its_tokenizer(
-    tmp_path: Path,
-) -> None:
+def test_mixture_is_prepared_once_and_exported_with_its_tokenizer(tmp_path: Path) -> None:
     document = yaml.safe_load((EXAMPLES / "mixture.yaml").read_text())
     document |= {"hosts": 2, "accelerator": {"type": "cpu", "per_host": 1}}
     train = document["train"]
@@ -94,31 +87,15 @@ def test_mixture_is_prepared_once_and_exported_with_its_tokenizer(
     train["model"] |= {"layers": 1, "width": 32, "vocab": 512, "length": 64}
     result = run_job(tmp_path, document, NO_STANDBY)
     assert result.code == 0, result.stderr[-3000:]
-    assert (
-        result.stdout.count("preparing text") <= 2 * 2 * 2
-    )  # parts, hosts, splits; one of the hosts does it
-    first, last = (
-        json.loads(line) for line in (result.folder / "eval.jsonl").read_text().splitlines()
-    )
-    assert (
-        last["bits_per_byte"] < first["bits_per_byte"] < 8
-        and last["perplexity"] < first["perplexity"]
-    )
+    # Parts, hosts, splits; one of the hosts does it.
+    assert result.stdout.count("preparing text") <= 2 * 2 * 2
+    first, last = read_json_lines(result.folder / "eval.jsonl")
+    assert last["bits_per_byte"] < first["bits_per_byte"] < 8
+    assert last["perplexity"] < first["perplexity"]
     epochs = result.metrics[-1]
-    assert (
-        epochs["epoch/mail"] > 0
-        and 66 <= round(epochs["epoch/json"] * _count_rows(tmp_path, "json")) <= 69
-    )
-    done = [
-        sys.executable,
-        "-m",
-        "jaxlaunch.launcher.cli.main",
-        "export",
-        str(result.folder),
-        "--to",
-        str(tmp_path / "out"),
-    ]
-    subprocess.run(done, check=True, capture_output=True, timeout=PATIENCE_S)
+    assert epochs["epoch/mail"] > 0
+    assert 66 <= round(epochs["epoch/json"] * _count_rows(tmp_path, "json")) <= 69
+    run_launcher("export", result.folder, "--to", tmp_path / "out", check=True)
     for name in ("tokenizer.json", "tokenizer_config.json"):
         assert (tmp_path / "out" / name).read_bytes() == (
             tmp_path / "tokenizer" / name
@@ -127,18 +104,8 @@ def test_mixture_is_prepared_once_and_exported_with_its_tokenizer(
 
 def _count_rows(folder: Path, part: str) -> int:
     """Return the rows that a part of the mixture trains on, as `launcher prepare` reports them."""
-    command = [
-        sys.executable,
-        "-m",
-        "jaxlaunch.launcher.cli.main",
-        "prepare",
-        str(folder / "job.yaml"),
-        "-o",
-        "json",
-    ]
-    done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=PATIENCE_S)
-    (dataset,) = (
-        each for each in json.loads(done.stdout)["prepared"] if f"/{part}/" in each["first"]
-    )
+    done = run_launcher("prepare", folder / "job.yaml", "-o", "json", check=True)
+    datasets = json.loads(done.stdout)["prepared"]
+    (dataset,) = (dataset for dataset in datasets if f"/{part}/" in dataset["first"])
     assert "preparing text" not in done.stderr
     return int(dataset["rows"]["train"])

@@ -14,15 +14,11 @@ from click.testing import CliRunner
 
 from jaxlaunch.launcher.cli.status import status_command
 from tests.found import shows
-from tests.gang.runs import Running, digits_block, make_job, run_job, wait_until_gone
+from tests.gang.run_files import read_json_lines
+from tests.gang.runs import Running, digits_block, fault_env, make_job, run_job, wait_until_gone
 
 NO_RESTARTS = {"crash": 0, "in_place": 0}
 SLACK = 3  # times an issue's bounds: the machine may be slow
-
-
-def fault_env(tmp_path: Path, kind: str, at: str = "step", **fault: Any) -> dict[str, str]:
-    (tmp_path / "marks").mkdir(exist_ok=True)
-    return {"FAULT": json.dumps({"kind": kind, "at": at, "mark": str(tmp_path / "marks")} | fault)}
 
 
 def faulty_train(**keys: Any) -> dict[str, Any]:
@@ -35,7 +31,7 @@ def faulty_job(**keys: Any) -> dict[str, Any]:
 
 def test_rank_that_raises_is_named_with_its_step_and_exception(tmp_path: Path) -> None:
     with Running(
-        tmp_path, faulty_job(), env=fault_env(tmp_path, "raise", rank=1, step=21)
+        tmp_path, faulty_job(), env=fault_env(tmp_path / "marks", "raise", "step", rank=1, step=21)
     ) as running:
         running.wait_for_file(tmp_path / "marks" / "raise-1")
         raised, pids = time.monotonic(), list(running.rank_pids().values())
@@ -69,7 +65,9 @@ def test_lost_agent_is_named(tmp_path: Path) -> None:
 
 def test_hang_is_reported_with_the_stack_of_every_rank(tmp_path: Path) -> None:
     slow = faulty_job(timeouts={"step": "15s"})
-    result = run_job(tmp_path, slow, env=fault_env(tmp_path, "hang", rank=1, step=21))
+    result = run_job(
+        tmp_path, slow, env=fault_env(tmp_path / "marks", "hang", "step", rank=1, step=21)
+    )
     assert result.code == 82
     assert result.verdict["rank"] == 1
     shows("the step timeout of", result.verdict["message"])
@@ -80,20 +78,21 @@ def test_hang_is_reported_with_the_stack_of_every_rank(tmp_path: Path) -> None:
 def test_rank_that_crashes_once_is_restarted_in_place(tmp_path: Path) -> None:
     keys = {"checkpoint": {"every": 10}, "steps": 40}
     document = make_job(faulty_train() | keys, hosts=2, restarts={"in_place": 1})
-    with Running(tmp_path, document, env=fault_env(tmp_path, "exit", rank=1, step=21)) as running:
+    with Running(
+        tmp_path, document, env=fault_env(tmp_path / "marks", "exit", "step", rank=1, step=21)
+    ) as running:
         running.wait_for_file(tmp_path / "marks" / "exit-1")
         agents = running.agent_pids()
         result = running.wait()
     assert result.code == 0, result.stderr[-3000:]
     assert result.summary["restarts"] and sorted(result.losses) == list(range(1, 41))
     first, *restarts = rows = result.summary["restart_seconds"]
-    assert [row["attempt"] for row in rows] == list(range(1, len(rows) + 1)) and first[
-        "after"
-    ] is None
+    assert [row["attempt"] for row in rows] == list(range(1, len(rows) + 1))
+    assert first["after"] is None
     assert {"start", "import", "rendezvous", "first_step"} <= first["seconds"].keys()
     parts = {"detect", "decide", "end", "start", "rendezvous", "first_step"}
     assert all(row["after"] and parts <= row["seconds"].keys() for row in restarts), rows
-    records = map(json.loads, (result.folder / "attempts.jsonl").read_text().splitlines())
+    records = read_json_lines(result.folder / "attempts.jsonl")
     assert [one["restart"] for one in records] == [row["seconds"] for row in rows]
     shown = CliRunner().invoke(status_command, [str(result.folder), "-o", "wide"]).output
     assert " s until its first step: " in shown and "RENDEZVOUS" in shown, shown

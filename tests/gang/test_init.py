@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 from tests.compiled import quick_starts
-from tests.gang.runs import PATIENCE_S
+from tests.gang.runs import run_launcher
 
 pytestmark = [pytest.mark.computes, pytest.mark.extended]
 
@@ -24,35 +23,23 @@ KINDS: dict[str, tuple[list[str], list[str]]] = {
 }
 
 
-def run_launcher(folder: Path, *arguments: str) -> str:
+def call_launcher(folder: Path, *arguments: str) -> str:
     """Run a command in `folder` and return its output; it must succeed."""
-    environ = (
-        os.environ | quick_starts() | {"PATH": f"{sys.prefix}/bin{os.pathsep}{os.environ['PATH']}"}
-    )
-    command = [sys.executable, "-m", "jaxlaunch.launcher.cli.main", *arguments]
-    done = subprocess.run(
-        command,
-        cwd=folder,
-        env=environ,
-        text=True,
-        stdout=-1,
-        stderr=subprocess.STDOUT,
-        timeout=PATIENCE_S,
-    )
-    assert done.returncode == 0, done.stdout[-3000:]
-    return done.stdout
+    path = f"{sys.prefix}/bin{os.pathsep}{os.environ['PATH']}"
+    done = run_launcher(*arguments, env=quick_starts() | {"PATH": path}, cwd=folder)
+    assert done.returncode == 0, (done.stdout + done.stderr)[-3000:]
+    return done.stdout + done.stderr
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_init_writes_a_short_job_that_runs(kind: str, tmp_path: Path) -> None:
     files, overrides = KINDS[kind]
-    output = run_launcher(tmp_path, "init", "my-job", "--kind", kind)
-    assert sorted(path.name for path in tmp_path.iterdir()) == files and all(
-        file in output for file in files
-    )
+    output = call_launcher(tmp_path, "init", "my-job", "--kind", kind)
+    assert sorted(path.name for path in tmp_path.iterdir()) == files
+    assert all(file in output for file in files)
     texts = [(tmp_path / file).read_text() for file in files]
     assert all(len(text.splitlines()) <= 60 for text in texts) and "@" not in texts[0]
-    run_launcher(tmp_path, "run", "my-job.yaml", "restarts.in_place=0", *overrides)
+    call_launcher(tmp_path, "run", "my-job.yaml", "restarts.in_place=0", *overrides)
     metrics = json.loads((tmp_path / "runs" / "my-job" / "summary.json").read_text())["metrics"]
     if kind == "own":
         assert metrics["eval_examples"] == 64 and metrics["eval_distance"] < 0.5
@@ -62,7 +49,6 @@ def test_init_writes_a_short_job_that_runs(kind: str, tmp_path: Path) -> None:
 def test_init_does_not_overwrite_a_file(tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text("mine")
     with pytest.raises(AssertionError, match="own.py already exists"):
-        run_launcher(tmp_path, "init", "own", "--kind", "own")
-    assert [path.name for path in tmp_path.iterdir()] == ["own.py"] and (
-        tmp_path / "own.py"
-    ).read_text() == "mine"
+        call_launcher(tmp_path, "init", "own", "--kind", "own")
+    assert [path.name for path in tmp_path.iterdir()] == ["own.py"]
+    assert (tmp_path / "own.py").read_text() == "mine"

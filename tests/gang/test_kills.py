@@ -47,9 +47,7 @@ EVENTS = (
 )
 
 
-def test_disturbed_training_keeps_its_saves_and_has_equal_losses(
-    tmp_path: Path,
-) -> None:
+def test_disturbed_training_keeps_its_saves_and_has_equal_losses(tmp_path: Path) -> None:
     undisturbed = run_job(tmp_path / "undisturbed", document(2)).losses
     series = Series(tmp_path / "series", 2)
     lines = [series.carry_out(event) for event in EVENTS]

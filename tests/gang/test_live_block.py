@@ -8,7 +8,6 @@ import pty
 import re
 import struct
 import subprocess
-import sys
 import termios
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -16,7 +15,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.gang.runs import HERE
+from tests.gang.runs import HERE, LAUNCHER
 
 PROGRAM = """
 import os, sys, time
@@ -86,7 +85,7 @@ class Terminal:
             **(env or {}),
         }
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "jaxlaunch.launcher.cli.main", "run", "job.yaml", *args],
+            [*LAUNCHER, "run", "job.yaml", *args],
             stdin=theirs, stdout=theirs, stderr=theirs, cwd=folder, env=environ, start_new_session=True,
             preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
         )  # fmt: skip

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import signal
 import subprocess
-import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.gang.runs import Running, living_pids, make_job
+from tests.gang.runs import LAUNCHER, Running, make_job
 from tests.launcher.invoke import Left
 from tests.launcher.invoke import launcher as invoke
 from tests.other_user import OtherUser
@@ -77,30 +73,17 @@ def test_running_job_is_shown_and_two_stops_do_not_kill_it(
         row = call_launcher("list", ".").out.splitlines()[1].split()
         assert row[:4] == ["run", "Running", "2/2", "7"]
         shown = call_launcher("status", "./run").out
-        assert (
-            "run: Running (generation 0, attempt 1)" in shown
-            and "2 of 2 ready" in shown
-            and "step 7" in shown
-        )
+        assert "run: Running (generation 0, attempt 1)" in shown
+        assert "2 of 2 ready" in shown
+        assert "step 7" in shown
         assert call_launcher("explain", "run").out.startswith("run runs: training at step 7\n")
         status = json.loads(call_launcher("status", "run", "-o", "json").out)
-        assert (status["state"], status["phase"], status["folder"]) == (
-            "Running",
-            "step",
-            str(running.folder),
-        )
+        assert status["state"] == "Running"
+        assert status["phase"] == "step"
+        assert status["folder"] == str(running.folder)
         assert call_launcher("logs", "run", "--rank", "1").out == "rank 1 is up\n"
         follower = subprocess.Popen(
-            [
-                sys.executable,
-                "-m",
-                "jaxlaunch.launcher.cli.main",
-                "logs",
-                "./run",
-                "-f",
-                "--rank",
-                "1",
-            ],
+            [*LAUNCHER, "logs", "./run", "-f", "--rank", "1"],
             stdout=subprocess.PIPE,
             text=True,
             cwd=tmp_path,
@@ -109,14 +92,7 @@ def test_running_job_is_shown_and_two_stops_do_not_kill_it(
         (tmp_path / "grow").touch()
         assert follower.stdout.readline() == "rank 1 grew\n"
         (tmp_path / "hold").touch()
-        command = [
-            sys.executable,
-            "-m",
-            "jaxlaunch.launcher.cli.main",
-            "stop",
-            "./run",
-            "--no-wait",
-        ]
+        command = [*LAUNCHER, "stop", "./run", "--no-wait"]
         stops = [
             subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True)
             for _ in range(2)
@@ -145,13 +121,7 @@ def test_killed_run_is_not_running_if_its_pid_is_reused(
     tmp_path: Path, call_launcher: Callable[..., Left]
 ) -> None:
     with start_run(tmp_path) as running:
-        tree = running.pids()
-        for pid in tree:  # the launcher first
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        running.process.wait()
-        while living_pids(tree):
-            time.sleep(0.02)
+        running.kill()
         lock = running.folder / ".lock"
         assert lock.read_text().split()[0] == str(running.process.pid)
         for holder in (lock.read_text(), f"{os.getpid()} 1 a-boot-before\n", f"{os.getpid()}\n"):
@@ -159,9 +129,8 @@ def test_killed_run_is_not_running_if_its_pid_is_reused(
             assert call_launcher("list", ".").out.splitlines()[1].split()[:2] == ["run", "Failed"]
             explained = call_launcher("explain", "run")
             assert "was interrupted" in explained.out and "killed together" in explained.out
-            assert (
-                call_launcher("stop", "run").code == 2 and call_launcher("status", "run").code == 0
-            )
+            assert call_launcher("stop", "run").code == 2
+            assert call_launcher("status", "run").code == 0
         assert "rank 0 is up" in call_launcher("logs", "run").out
 
 
@@ -182,18 +151,15 @@ def test_another_user_sees_the_owner_and_cannot_stop_the_run(
     other = OtherUser(open_folder)
     with start_run(open_folder) as running:
         stopped = other.launcher("stop", "./run", folder=open_folder)
-        assert (
-            stopped.returncode == 2 and "Run run is root's: you may not stop it." in stopped.stderr
-        )
+        assert stopped.returncode == 2
+        assert "Run run is root's: you may not stop it." in stopped.stderr
         shown = other.launcher("status", "./run", folder=open_folder)
         assert shown.returncode == 0 and "run: Running" in shown.stdout
         running.folder.chmod(0o700)
         hidden = other.launcher("status", "./run", folder=open_folder)
-        assert (
-            hidden.returncode == 2
-            and "permission denied" in hidden.stderr
-            and "it is root's" in hidden.stderr
-        )
+        assert hidden.returncode == 2
+        assert "permission denied" in hidden.stderr
+        assert "it is root's" in hidden.stderr
         assert running.process.poll() is None
         assert call_launcher("stop", "./run").out == "run/run stopped\n"
     assert call_launcher("logs", "./run", "--since", "1m").code == 2

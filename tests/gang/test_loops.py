@@ -44,8 +44,7 @@ jaxlaunch.run(step, lambda: {"n": 0}, data, steps=int(os.environ.get("STEPS", "1
 
 @pytest.mark.extended
 @pytest.mark.parametrize(
-    ("example", "moments"),
-    [("gan", [(30, "rank"), (110, "rank")]), ("reinforce", [(70, "all")])],
+    ("example", "moments"), [("gan", [(30, "rank"), (110, "rank")]), ("reinforce", [(70, "all")])]
 )
 def test_killed_loop_ends_like_an_unbroken_one(
     tmp_path: Path, example: str, moments: list[tuple[int, str]]
@@ -57,9 +56,9 @@ def test_killed_loop_ends_like_an_unbroken_one(
         sorted(reported) == sorted(2 * [f"{step}.json" for step in range(20, 201, 20)])
         or example != "gan"
     )
-    assert (
-        comparison["equal_arrays"] and comparison["equal_metrics"] and comparison["arrays"] > 5
-    ), comparison
+    assert comparison["equal_arrays"], comparison
+    assert comparison["equal_metrics"], comparison
+    assert comparison["arrays"] > 5, comparison
 
 
 def make_job(folder: Path) -> dict[str, Any]:

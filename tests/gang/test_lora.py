@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from tests.gang.runs import assert_success, run_job
+from tests.gang.runs import assert_success, run_job, run_launcher
 from tests.trainer import references
 
 pytestmark = [pytest.mark.computes, pytest.mark.extended]
@@ -39,10 +36,8 @@ def lora_job(weights: Path, steps: int, hosts: int) -> dict[str, Any]:
     return document
 
 
-def run_export(*arguments: str) -> str:
-    command = [sys.executable, "-m", "jaxlaunch.launcher.cli.main", "export", *arguments]
-    environ = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
-    done = subprocess.run(command, env=environ, capture_output=True, text=True)
+def run_export(*arguments: object) -> str:
+    done = run_launcher("export", *arguments)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -56,11 +51,11 @@ def test_adapters_resume_on_other_hosts_and_are_exported(tmp_path: Path) -> None
     assert sorted(part.losses) == list(range(1, 7))
     for step, loss in whole.losses.items():
         assert part.losses[step] == pytest.approx(loss, rel=1e-5), f"step {step}"
-    output = run_export(str(part.folder), "--to", str(tmp_path / "peft"))
+    output = run_export(part.folder, "--to", tmp_path / "peft")
     assert output.startswith(f"{tmp_path / 'peft'}: adapters of Qwen2ForCausalLM of step 6, ")
     config = json.loads((tmp_path / "peft" / "adapter_config.json").read_text())
     assert config["base_model_name_or_path"] == str(weights)
-    output = run_export(str(part.folder), "--to", str(tmp_path / "merged"), "--merged")
+    output = run_export(part.folder, "--to", tmp_path / "merged", "--merged")
     assert output.startswith(f"{tmp_path / 'merged'}: Qwen2ForCausalLM of step 6, ")
     file = next(weights.glob("*.safetensors"))
     changed = bytearray(file.read_bytes())

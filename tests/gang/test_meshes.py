@@ -64,7 +64,7 @@ MODELS = {
             "expert_hidden": 32,
             "dense_layers": [0],
             "balance": 0.01,
-        },
+        }
     },
     "gpt2": DECODER
     | {"model": {"kind": "gpt2", "layers": 2, "width": 32, "heads": 4, "vocab": 64, "length": 32}},
@@ -82,10 +82,8 @@ MODELS = {
     },
 }
 Losses = dict[int, float]
-STEPS, FEW_STEPS = (
-    20,
-    6,
-)  # compared; few where it is costly: a step of two processes takes ten times one on one device
+# Compared; few where it is costly: a step of two processes takes ten times one on one device.
+STEPS, FEW_STEPS = (20, 6)
 
 # What runs in each place of several processes. All models on all meshes of one process are in
 # tests/trainer/step/test_train_step.py.
@@ -124,11 +122,9 @@ TRAINED: dict[str, list[tuple[str, str]]] = {
 
 def step_count(place: str, name: str, mesh: str) -> int:
     """Return the number of compared steps: few except on one device and on the full mesh."""
-    return (
-        STEPS
-        if place == "1-device" or (place, mesh) == ("2-processes", "dp2-fsdp2-mp2")
-        else FEW_STEPS
-    )
+    if place == "1-device" or (place, mesh) == ("2-processes", "dp2-fsdp2-mp2"):
+        return STEPS
+    return FEW_STEPS
 
 
 def train_block(name: str, mesh: str, steps: int) -> dict[str, Any]:

@@ -38,10 +38,8 @@ def test_loss_that_is_not_finite_ends_the_run_and_is_not_saved(tmp_path: Path, s
     )
     assert f"Its batch is not finite: {batch_note}" in verdict["message"]
     assert len((result.folder / "attempts.jsonl").read_text().splitlines()) == 1
-    assert (
-        sorted(result.losses) == list(range(1, step))
-        and np.isfinite(list(result.losses.values())).all()
-    )
+    assert sorted(result.losses) == list(range(1, step))
+    assert np.isfinite(list(result.losses.values())).all()
     folders = sorted(
         path.name for path in (result.folder / "checkpoints").iterdir() if path.name.isdecimal()
     )

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.gang.runs import HERE, Running, digits_block, make_job, run_job
+from tests.gang.runs import HERE, Running, digits_block, fault_env, make_job, run_job, run_launcher
 
 pytestmark = pytest.mark.computes
 
@@ -21,20 +19,13 @@ GANG = {"hosts": 2, "per_host": 2}
 
 
 def run_profile(run: Path, *args: str) -> subprocess.CompletedProcess[str]:
-    """Run `launcher profile RUN`."""
-    return subprocess.run(
-        [sys.executable, "-m", "jaxlaunch.launcher.cli.main", "profile", str(run), *args],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "KUBECONFIG": "/nowhere"},
-    )
+    return run_launcher("profile", run, *args, env={"KUBECONFIG": "/nowhere"})
 
 
 def slow_env(folder: Path) -> dict[str, str]:
     """Return the variables of a run with slow steps, whose programs keep their metadata."""
-    (folder / "marks").mkdir(parents=True)
-    fault = {"kind": "slow", "at": "step", "seconds": 0.05, "mark": str(folder / "marks")}
-    return {"FAULT": json.dumps(fault), "JAX_COMPILATION_CACHE_INCLUDE_METADATA_IN_KEY": "1"}
+    fault = fault_env(folder / "marks", "slow", "step", seconds=0.05)
+    return fault | {"JAX_COMPILATION_CACHE_INCLUDE_METADATA_IN_KEY": "1"}
 
 
 def assert_adds_up(summary: dict[str, Any], steps: int) -> None:

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 from tests.gang.agents import Gang, make_job, write_script
+from tests.gang.run_files import read_json_lines
 
 REPORTING_PROGRAM = """
 import os, time
@@ -23,9 +24,7 @@ raise SystemExit(1 if attempt == 1 else 0)
 """
 
 
-def test_reported_metrics_are_in_the_run_folder_and_on_the_screen(
-    tmp_path: Path,
-) -> None:
+def test_reported_metrics_are_in_the_run_folder_and_on_the_screen(tmp_path: Path) -> None:
     with Gang(
         tmp_path,
         make_job(
@@ -35,7 +34,7 @@ def test_reported_metrics_are_in_the_run_folder_and_on_the_screen(
     ) as gang:
         gang.start()
         assert gang.wait() == [0, 0], gang.stderr
-    rows = [json.loads(line) for line in (gang.run_dir / "metrics.jsonl").read_text().splitlines()]
+    rows = read_json_lines(gang.run_dir / "metrics.jsonl")
     assert [row["step"] for row in rows] == [1, 2, 3, 4, 5]
     assert [round(row["loss"], 3) for row in rows] == [2.0, 1.5, 2.333, 2.25, 2.2]
     assert rows[-1]["accuracy"] == 0.5 and rows[0]["bad"] is None and "accuracy" not in rows[1]

@@ -2,21 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from collections import Counter
 from pathlib import Path
 
 import pytest
 
-from tests.gang.runs import (
-    Running,
-    assert_success,
-    digits_block,
-    make_job,
-    run_job,
-    wait_until_gone,
-)
+from tests.gang.runs import Running, assert_success, digits_block, make_job, run_job
 
 pytestmark = pytest.mark.computes
 
@@ -29,18 +20,12 @@ TRACED = {
 }
 
 
-def test_killed_run_resumes_bit_for_bit(
-    tmp_path: Path,
-) -> None:
+def test_killed_run_resumes_bit_for_bit(tmp_path: Path) -> None:
     document = make_job(digits_block(steps=60, checkpoint={"every": 10}), hosts=2)
     unbroken = assert_success(run_job(tmp_path / "unbroken", document))
     with Running(tmp_path / "broken", document) as running:
         running.wait_for_step(37)
-        pids = running.pids()
-        for pid in pids:
-            os.kill(pid, signal.SIGKILL)
-        running.process.wait()
-        wait_until_gone(pids)
+        running.kill()
     resumed = assert_success(run_job(tmp_path / "broken", document))
     assert resumed.losses == unbroken.losses
     assert sorted(resumed.losses) == list(range(1, 61))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import platform
 import shutil
 import signal
@@ -15,7 +14,15 @@ import yaml
 
 from jaxlaunch.contract import MANIFEST
 from tests.gang.agents import write_program
-from tests.gang.runs import Running, digits_block, make_job, run_job, wait_until_gone
+from tests.gang.run_files import read_json_lines
+from tests.gang.runs import (
+    Running,
+    digits_block,
+    kill_processes,
+    make_job,
+    run_job,
+    wait_until_gone,
+)
 
 
 def test_run_folder_holds_the_documented_files(tmp_path: Path) -> None:
@@ -38,9 +45,7 @@ def test_run_folder_holds_the_documented_files(tmp_path: Path) -> None:
     assert "[0] step 6/6" in result.stdout
 
 
-def test_finished_run_started_again_trains_nothing(
-    tmp_path: Path,
-) -> None:
+def test_finished_run_started_again_trains_nothing(tmp_path: Path) -> None:
     first = run_job(tmp_path, make_job(digits_block(steps=6)))
     first_start = first.folder / "starts" / "1"
     initial_files = {
@@ -61,10 +66,8 @@ def test_finished_run_started_again_trains_nothing(
         "finished at step 6 with train.optimizer.lr = 0.01; this job says 0.5: use another "
         "name, or raise train.steps"
     )
-    assert (
-        message in other_rate.verdict["message"]
-        and "failed; the run is at step 6: " in other_rate.stderr
-    )
+    assert message in other_rate.verdict["message"]
+    assert "failed; the run is at step 6: " in other_rate.stderr
     other_model = run_job(
         tmp_path, make_job(digits_block(steps=6, model={"kind": "mlp", "layers": 2, "width": 32}))
     )
@@ -152,11 +155,9 @@ def test_second_interrupt_kills_and_names_the_saved_step(tmp_path: Path) -> None
         result = running.wait()
         wait_until_gone(pids)
     assert result.code == result.verdict["code"] == 80
-    assert (result.summary["status"], result.summary["step"], result.summary["saved"]) == (
-        "stopped",
-        43,
-        40,
-    )
+    assert result.summary["status"] == "stopped"
+    assert result.summary["step"] == 43
+    assert result.summary["saved"] == 40
     assert result.verdict["message"] == "stopped by you; step 40 is saved"
     assert "stopped at step 43: stopped by you; step 40 is saved (exit 80)" in result.stderr
 
@@ -180,9 +181,7 @@ def test_deadline_counts_every_generation(tmp_path: Path) -> None:
 
 
 @pytest.mark.extended
-def test_repeatedly_killed_run_records_each_start_and_resumes(
-    tmp_path: Path,
-) -> None:
+def test_repeatedly_killed_run_records_each_start_and_resumes(tmp_path: Path) -> None:
     """Kill launcher and agents at once: during a start, before the first step, and in the steps."""
     document = make_job(digits_block(steps=100_000, checkpoint={"every": 5}))
     waits: list[Callable[[Running], object]] = [
@@ -196,11 +195,7 @@ def test_repeatedly_killed_run_records_each_start_and_resumes(
         with Running(tmp_path, document) as running:
             wait(running)
             running.signal(signal.SIGSTOP)  # it starts no agent that would not be among them
-            pids = running.pids()
-            for pid in pids:
-                os.kill(pid, signal.SIGKILL)
-            running.process.wait()
-            wait_until_gone(pids)
+            running.kill()
     with Running(tmp_path, document) as running:
         running.wait_until(
             "its steps",
@@ -212,17 +207,14 @@ def test_repeatedly_killed_run_records_each_start_and_resumes(
         result = running.wait()
     rows = result.summary["starts"]
     trained = [row for row in rows if row["first_step"] is not None]
-    assert [row["start"] for row in rows] == list(range(1, len(rows) + 1)) and rows[-1][
-        "code"
-    ] == 80
+    assert [row["start"] for row in rows] == list(range(1, len(rows) + 1))
+    assert rows[-1]["code"] == 80
     assert [row["code"] for row in trained] == [81, 80] and trained[0]["first_step"] == 1
     assert trained[1]["first_step"] <= trained[0]["last_step"] + 1
     assert trained[1]["last_step"] == result.summary["saved"]
 
 
-def test_deleted_run_folder_is_written_again(
-    tmp_path: Path,
-) -> None:
+def test_deleted_run_folder_is_written_again(tmp_path: Path) -> None:
     command = list(write_program(tmp_path, "mark('up')\nwait_for('go')"))
     with Running(tmp_path, make_job(command=command), env={"MARKS": str(tmp_path)}) as running:
         running.wait_for_file(tmp_path / "up-0")
@@ -244,15 +236,12 @@ def test_repeatedly_killed_agents_end_as_no_progress(tmp_path: Path) -> None:
     ) as running:
         for attempt in (1, 2, 3):
             running.wait_for_file(tmp_path / f"up{attempt}-0")
-            for pid in running.agent_pids().values():
-                os.kill(pid, signal.SIGKILL)
+            kill_processes(running.agent_pids().values())
         result = running.wait()
     assert result.code == result.verdict["code"] == 79
     assert "no newly committed step in 3 sets of pods" in result.verdict["message"]
     assert result.summary["restarts"] == {"lost": 2}
-    records = [
-        json.loads(line) for line in (result.folder / "attempts.jsonl").read_text().splitlines()
-    ]
+    records = read_json_lines(result.folder / "attempts.jsonl")
     assert [(record["attempt"], record["generation"], record["cause"]) for record in records] == [
         (1, 0, "lost"),
         (2, 1, "lost"),

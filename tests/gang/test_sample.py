@@ -1,15 +1,12 @@
 """A run samples at its evaluations, and `launcher sample` continues a prompt afterwards."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from tests.compiled import QUICK_COMPILES
-from tests.gang.runs import digits_block, make_job, run_job
+from tests.gang.run_files import read_json_lines
+from tests.gang.runs import digits_block, make_job, run_job, run_launcher
 
 pytestmark = pytest.mark.computes
 
@@ -38,24 +35,12 @@ def test_run_samples_what_it_learned(tmp_path: Path) -> None:
     train = digits_block(task="lm", model=DECODER, **keys)
     run = run_job(tmp_path / "run", make_job(train, hosts=2, per_host=1))
     assert run.code == 0, run.stderr[-4000:]
-    lines = [json.loads(line) for line in (run.folder / "samples.jsonl").read_text().splitlines()]
+    lines = read_json_lines(run.folder / "samples.jsonl")
     assert [line["step"] for line in lines] == [30, 60]
     learned = [{"prompt": "012", "sample": "3456789\n"}, {"prompt": "78", "sample": "9\n012345"}]
     assert lines[-1]["samples"] == learned
     assert f"step 60/60  sample  {json.dumps(learned[0])}" in run.stdout
-    command = [
-        sys.executable,
-        "-m",
-        "jaxlaunch.launcher.cli.main",
-        "sample",
-        str(run.folder),
-        "--prompt",
-        "012",
-    ]
-    environ = os.environ | QUICK_COMPILES | {"PYTHONPATH": str(Path(__file__).parents[2])}
-    done = subprocess.run(
-        [*command, "--max-tokens", "8"], env=environ, capture_output=True, text=True
-    )
+    done = run_launcher("sample", run.folder, "--prompt", "012", "--max-tokens", "8")
     assert done.returncode == 0, done.stderr
     assert done.stdout == "3456789\n\n"
     assert "launcher: 8 tokens of step 60 in" in done.stderr

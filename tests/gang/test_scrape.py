@@ -9,7 +9,7 @@ import subprocess
 from pathlib import Path
 
 from tests import needs
-from tests.gang.runs import Running, digits_block, make_job
+from tests.gang.runs import Running, digits_block, fault_env, make_job
 
 DOCUMENTED_METRICS = re.findall(
     r"`(jaxlaunch_\w+)`", (Path(__file__).parents[2] / "docs" / "metrics.md").read_text()
@@ -29,12 +29,7 @@ def newest_step(running: Running) -> int:
 
 def test_scrape_is_valid_complete_and_up_to_date(tmp_path: Path) -> None:
     promtool = needs.tool("promtool", of="Debian's prometheus")
-    (tmp_path / "marks").mkdir()
-    slow = {
-        "FAULT": json.dumps(
-            {"kind": "slow", "at": "step", "seconds": 0.05, "mark": str(tmp_path / "marks")}
-        )
-    }
+    slow = fault_env(tmp_path / "marks", "slow", "step", seconds=0.05)
     train = digits_block(task="faulty:Faulty", steps=100_000, checkpoint={"every": 10})
     with Running(
         tmp_path, make_job(train, hosts=2, per_host=2, processes_per_host=2), env=slow

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from pathlib import Path
 
-from tests.gang.runs import Running, digits_block, make_job, run_job, wait_until_gone
+from tests.gang.runs import Running, digits_block, make_job, run_job
 
 
 def test_folder_of_a_live_run_is_refused_and_of_a_killed_one_taken_over(tmp_path: Path) -> None:
@@ -20,11 +18,7 @@ def test_folder_of_a_live_run_is_refused_and_of_a_killed_one_taken_over(tmp_path
         second = run_job(tmp_path / "second", finite)
         assert second.code == 78
         assert f"{path} belongs to run" in second.verdict["message"]
-        pids = first.pids()
-        for pid in pids:
-            os.kill(pid, signal.SIGKILL)
-        first.process.wait()
-        wait_until_gone(pids)
+        first.kill()
     third = run_job(
         tmp_path / "third",
         make_job(digits_block(steps=1_000, checkpoint={"path": path}, log_every=1)),

@@ -9,18 +9,11 @@ from typing import Any
 
 import pytest
 
-from tests.gang.runs import Result, Running, digits_block, make_job, wait_until_gone
+from tests.gang.runs import Result, Running, digits_block, fault_env, make_job, wait_until_gone
 
 SLOW_READ = 100  # records: a few steps, and what is read ahead of them
 # A run from the start and, for some, one that resumes from where the other was stopped.
 STARTS = {"step": 2, "compile": 1, "eval": 2, "save": 1, "data": 1}
-
-
-def fault_env(folder: Path, at: str, **fault: Any) -> dict[str, str]:
-    folder.mkdir(exist_ok=True)
-    return {
-        "FAULT": json.dumps({"kind": "slow", "at": at, "mark": str(folder), "seconds": 1.5} | fault)
-    }
 
 
 def faulty_job(**keys: Any) -> dict[str, Any]:
@@ -47,11 +40,9 @@ def run_and_stop(folder: Path, place: str, env: dict[str, str], marks: Path, **k
 
 def logged_steps(run: Path) -> list[int]:
     file = run / "metrics.jsonl"
-    return (
-        [json.loads(line)["step"] for line in file.read_text().splitlines()]
-        if file.exists()
-        else []
-    )
+    if file.exists():
+        return [json.loads(line)["step"] for line in file.read_text().splitlines()]
+    return []
 
 
 @pytest.mark.parametrize("at", STARTS)
@@ -59,11 +50,8 @@ def test_sigterm_saves_and_the_next_run_resumes(tmp_path: Path, at: str) -> None
     step = 0
     for number in range(STARTS[at]):
         marks = tmp_path / f"marks-{number}"
-        env = (
-            {}
-            if at == "step"
-            else fault_env(marks, at, **({"step": SLOW_READ, "rank": 1} if at == "data" else {}))
-        )
+        fault = {"step": SLOW_READ, "rank": 1} if at == "data" else {}
+        env = {} if at == "step" else fault_env(marks, "slow", at, seconds=1.5, **fault)
         standby = {} if number else {"restarts": {"in_place": 1}}  # it goes with the run
         result = run_and_stop(tmp_path / "job", at, env, marks, **standby)
         assert result.code == 80, result.stderr[-3000:]
@@ -76,9 +64,8 @@ def test_sigterm_saves_and_the_next_run_resumes(tmp_path: Path, at: str) -> None
             f"saved at step {saved}" in verdict["message"]
             or "nothing new to save" in verdict["message"]
         )
-        assert (
-            saved >= step if at in ("compile", "eval") else saved > step
-        )  # an evaluation is made up for first
+        # An evaluation is made up for first.
+        assert saved >= step if at in ("compile", "eval") else saved > step
         step = saved
     steps = logged_steps(tmp_path / "job" / "run")
     assert steps == list(range(1, step + 1))
@@ -86,7 +73,7 @@ def test_sigterm_saves_and_the_next_run_resumes(tmp_path: Path, at: str) -> None
 
 def test_endless_data_wait_is_named_at_the_deadline(tmp_path: Path) -> None:
     marks = tmp_path / "marks"
-    env = fault_env(marks, "data", step=SLOW_READ, rank=1, seconds=3600)
+    env = fault_env(marks, "slow", "data", step=SLOW_READ, rank=1, seconds=3600)
     with Running(tmp_path / "job", faulty_job(grace="12s"), env=env) as running:
         running.wait_for_file(marks / "slow-1")  # what was read ahead is still to be used up
         running.wait_until(

@@ -61,15 +61,11 @@ def test_storage_fault_ends_a_run_as_the_page_says(
     result = results[case]
     assert [*faults(case, result)] == [], result.stdout[-3000:] + result.stderr[-3000:]
     if case.for_ever and case.moment == "save":
-        assert (
-            "failed at step 2" in result.stderr
-            and ": saving step 20 in " in result.verdict["message"]
-        )
+        assert "failed at step 2" in result.stderr
+        assert ": saving step 20 in " in result.verdict["message"]
 
 
-def test_deleted_checkpoints_are_saved_again_with_a_note(
-    tmp_path: Path,
-) -> None:
+def test_deleted_checkpoints_are_saved_again_with_a_note(tmp_path: Path) -> None:
     storage = Disk(tmp_path, Path())
     files = {f"{split}_FILE".upper(): path for split, path in storage.data.items()}
     with Running(tmp_path, document(storage, for_ever=False), env=files) as running:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +14,15 @@ import pytest
 import yaml
 
 from jaxlaunch.runs import layout
-from tests.gang.runs import descendant_pids, digits_block, living_pids, make_job
+from tests.gang.run_files import read_json_lines
+from tests.gang.runs import (
+    LAUNCHER,
+    descendant_pids,
+    digits_block,
+    kill_processes,
+    make_job,
+    wait_until_gone,
+)
 from tests.launcher.invoke import Left
 from tests.launcher.invoke import launcher as invoke
 
@@ -77,19 +83,18 @@ def wait_until(condition: Callable[[], object]) -> None:
 
 @contextlib.contextmanager
 def start_launcher(*arguments: str):  # type: ignore[no-untyped-def]
-    command = [sys.executable, "-m", "jaxlaunch.launcher.cli.main", *arguments]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    process = subprocess.Popen(
+        [*LAUNCHER, *arguments], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
     try:
         yield process
     finally:
-        for pid in [process.pid, *descendant_pids(process.pid)]:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        kill_processes([process.pid, *descendant_pids(process.pid)])
         process.wait()
 
 
 def run_states(folder: Path) -> dict[str, str]:
-    rows = [json.loads(line) for line in (folder / "sweep.jsonl").read_text().splitlines()]
+    rows = read_json_lines(folder / "sweep.jsonl")
     return {row["run"]: row["state"] for row in rows if "run" in row}
 
 
@@ -108,10 +113,9 @@ def test_killed_sweep_continues_and_stopped_sweep_stops_every_run(
         wait_until(started[1].exists)
         pids = [killed.pid, *descendant_pids(killed.pid)]
         assert call_launcher("list", "s-sweep").out.count("Running") == 1
-        for pid in pids:
-            os.kill(pid, signal.SIGKILL)
+        kill_processes(pids)
         killed.wait()
-        wait_until(lambda: not living_pids(pids))
+        wait_until_gone(pids)
     with start_launcher(*GRID, "--parallel", "1") as alone:  # its run outlives it
         wait_until(lambda: len(started[1].read_text().splitlines()) == 2)
         wait_until(lambda: layout.find_holder(folder / "s-sweep-001") is not None)
@@ -136,11 +140,8 @@ def test_killed_sweep_continues_and_stopped_sweep_stops_every_run(
         output = last.communicate()[0]
         assert last.returncode == 0, output
     assert set(run_states(folder).values()) == {"done"}
-    assert [len(file.read_text().splitlines()) for file in started] == [
-        1,
-        3,
-        1,
-    ]  # what was done began once
+    # What was done began once.
+    assert [len(file.read_text().splitlines()) for file in started] == [1, 3, 1]
     assert "best of 3 runs that are done: s-sweep-001, loss 0.3333\n" in output
     shown = output.splitlines()[-1].removeprefix("  cat ")
     assert yaml.safe_load((tmp_path / shown).read_text())["command"][-1] == "1"

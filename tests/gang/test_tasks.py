@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import shutil
 from pathlib import Path
@@ -14,6 +13,7 @@ from jaxlaunch.launcher.report.run import RunReader
 from jaxlaunch.trainer.checkpoint import reader
 from jaxlaunch.trainer.data import records
 from tests import needs
+from tests.gang.run_files import read_json_lines
 from tests.gang.runs import Result, assert_success, digits_block, make_job, run_job
 
 pytestmark = pytest.mark.computes
@@ -70,9 +70,8 @@ def test_custom_task_brings_its_defaults_and_its_loss(tmp_path: Path) -> None:
     assert result.summary["step"] == math.ceil(2 * 39 / 8)
     (row,) = RunReader(result.folder).read_report().to_json()["samples"]  # on the page
     assert (row["step"], row["samples"][1]) == (10, {"name": "line", "text": "y = 0.0 x"})
-    assert row["samples"][0]["name"] == "noise" and row["samples"][0]["image"].startswith(
-        "data:image/png"
-    )
+    assert row["samples"][0]["name"] == "noise"
+    assert row["samples"][0]["image"].startswith("data:image/png")
 
 
 @pytest.mark.parametrize(("held_out", "batches", "evaluated"), [(50, 2, 32), (3, None, 3)])
@@ -99,15 +98,12 @@ def test_custom_model_is_split_by_path(
     metrics = result.summary["metrics"]
     assert metrics["eval_examples"] == evaluated
     assert metrics["eval_accuracy"] == 1.0
-    assert metrics["eval_accuracy_of_3"] == (
-        1.0 if held_out > 3 else None
-    )  # of none there is no share
+    # Of none there is no share.
+    assert metrics["eval_accuracy_of_3"] == (1.0 if held_out > 3 else None)
 
 
 @pytest.mark.extended
-def test_models_of_other_libraries_agree_on_1_2_and_4_processes_and_resume(
-    tmp_path: Path,
-) -> None:
+def test_models_of_other_libraries_agree_on_1_2_and_4_processes_and_resume(tmp_path: Path) -> None:
     # Not adam: it would make steps of the rounding errors that are the gradient of a bias before a
     # normalization.
     optimizer = {"name": "sgd", "lr": 0.1, "ema": 0.5, "schedule": {"name": "constant"}}
@@ -139,15 +135,13 @@ def test_models_of_other_libraries_agree_on_1_2_and_4_processes_and_resume(
     shutil.rmtree(on_two.folder / "checkpoints" / "6")
     resumed = assert_success(run_job(tmp_path / "2", jobs[2], env=env))
     assert "resumed at step 3 of 6" in resumed.stdout
-    assert (
-        read_measurements(resumed, names)[-4:] == lines[-4:]
-        and read_arrays(resumed.folder) == unbroken
-    )
+    assert read_measurements(resumed, names)[-4:] == lines[-4:]
+    assert read_arrays(resumed.folder) == unbroken
 
 
 def read_measurements(result: Result, names: list[str]) -> list[list[float]]:
     """Return the models' metrics by step, and those of the last evaluation."""
-    (*_, evaluation) = map(json.loads, (result.folder / "eval.jsonl").read_text().splitlines())
+    (*_, evaluation) = read_json_lines(result.folder / "eval.jsonl")
     assert len(result.losses) == 6 and evaluation["examples"] == 64
     return [[line[name] for name in names] for line in (*result.metrics[-6:], evaluation)]
 

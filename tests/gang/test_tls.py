@@ -65,9 +65,8 @@ def test_clients_without_a_valid_certificate_of_the_job_get_no_answer(
         own_secret = write_secret(tmp_path / "own", security.make_certificates("mine"))
         patched.setattr(security, "CERTIFICATE_VALIDITY", -datetime.timedelta(hours=1))
         expired = write_secret(tmp_path / "expired", security.make_certificates("mine"))
-    other = write_secret(
-        tmp_path / "other", security.make_certificates("mine")
-    )  # the next job of that name
+    # The next job of that name.
+    other = write_secret(tmp_path / "other", security.make_certificates("mine"))
     mixed = {
         CERTIFICATE: (other / CERTIFICATE).read_bytes(),
         CERTIFICATE_KEY: (other / CERTIFICATE_KEY).read_bytes(),

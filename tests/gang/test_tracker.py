@@ -44,9 +44,8 @@ def test_slow_tracker_gets_each_line_once_and_does_not_delay_the_end(tmp_path: P
         stopped = first.wait()
         assert stopped.code == 80 and "saved at step" in stopped.verdict["message"], stopped.verdict
         assert any("was still busy 5 s after the stop" in note for note in stopped.summary["notes"])
-        (
-            first.folder / "opens"
-        ).touch()  # for the program beside the training, which is alone by now
+        # For the program beside the training, which is alone by now.
+        (first.folder / "opens").touch()
     last = stopped.verdict["step"] // 50 * 50 + 100
     with Running(tmp_path, document, f"train.steps={last}", env={"LAST": str(last)}) as second:
         done = second.wait()

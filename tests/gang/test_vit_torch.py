@@ -31,9 +31,7 @@ def run_example(folder: Path, name: str, *overrides: str, **keys: Any) -> Result
     return assert_success(run_job(folder, document, *overrides, env=env))
 
 
-def test_example_trains_the_built_in_vit_on_the_torch_dataset(
-    tmp_path: Path,
-) -> None:
+def test_example_trains_the_built_in_vit_on_the_torch_dataset(tmp_path: Path) -> None:
     small = (
         "train.model={kind: vit, layers: 1, width: 16, heads: 1, image: [32, 32], classes: 1000}",
     )

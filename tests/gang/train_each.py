@@ -35,10 +35,8 @@ def main(file: Path, folder: Path) -> None:
     base_context = dataclasses.replace(RunContext.from_environ(), socket=None, profile=None)
     for name, block in json.loads(file.read_text()).items():
         spec, task = read_spec({contract.TRAIN_SPEC: json.dumps(block)})
-        context, report = (
-            dataclasses.replace(base_context, run_dir=str(folder / name)),
-            Progress(None),
-        )
+        context = dataclasses.replace(base_context, run_dir=str(folder / name))
+        report = Progress(None)
         UnsavedLoop(BuiltInTraining(spec, task, context, report), context, stop, report).run()
         gc.unfreeze()  # a run freezes what it finds, since its process ends with it
         gc.enable()

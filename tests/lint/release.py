@@ -190,9 +190,8 @@ def find_unpinned_images() -> Iterator[str]:
         if not re.fullmatch(r"[\w./-]+:[\w.-]+@sha256:[0-9a-f]{64}", name):
             yield f"{name} is not pinned by its digest"
     (base,) = re.findall(r"^ARG BASE=(.+)$", text, re.MULTILINE)
-    first = re.findall(r"^FROM (.+)$", text, re.MULTILINE)[
-        0
-    ]  # where the update bot finds it: it reads no ARG
+    # Where the update bot finds it: it reads no ARG.
+    first = re.findall(r"^FROM (.+)$", text, re.MULTILINE)[0]
     if not first.startswith("python:3.12-slim@sha256:") or not first.endswith(f" AS {base}"):
         yield "the image of the Dockerfile's first line is not its base"
 

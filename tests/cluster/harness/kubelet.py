@@ -25,9 +25,8 @@ LABELS = "jaxlaunch.test/real=true"
 
 def start(home: Path) -> None:
     KUBELET_ROOT.mkdir(exist_ok=True)
-    (RUN / "resolv.conf").write_text(
-        "nameserver 127.0.0.1\n"
-    )  # of pods with dnsPolicy Default: none answers there
+    # Of pods with dnsPolicy Default: none answers there.
+    (RUN / "resolv.conf").write_text("nameserver 127.0.0.1\n")
     (RUN / "kubelet.yaml").write_text(yaml.safe_dump(config()))
     flags = [
         f"--config={RUN}/kubelet.yaml",

@@ -15,9 +15,8 @@ TYPES = "karpenter.sh/docs/reference/instance-types"  # of each: labels, memory 
 # Of types that the reference lacks: vCPUs, memory.
 EC2 = "docs.aws.amazon.com/ec2/latest/instancetypes/ac.html"
 EFA = "docs.aws.amazon.com/AWSEC2/latest/UserGuide/efa-acc-inst-types.html"
-KARPENTER = (
-    "karpenter.sh/docs/concepts/scheduling"  # karpenter.sh/capacity-type, capacity-reservation-id
-)
+# karpenter.sh/capacity-type, capacity-reservation-id.
+KARPENTER = "karpenter.sh/docs/concepts/scheduling"
 # Eks.amazonaws.com/capacityType.
 MANAGED = "docs.aws.amazon.com/eks/latest/userguide/managed-node-groups.html"
 BLOCKS = "docs.aws.amazon.com/eks/latest/userguide/capacity-blocks-mng.html"

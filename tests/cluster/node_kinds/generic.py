@@ -8,13 +8,10 @@ from tests.cluster.node_kinds.kind import Kind, Platform, cpu_left, names
 
 # The labels' keys are in github.com/NVIDIA/k8s-device-plugin, docs/gpu-feature-discovery/README.md.
 _OPERATOR = "docs.nvidia.com/datacenter/cloud-native/gpu-operator/latest"
-MIG, SHARING = (
-    f"{_OPERATOR}/gpu-operator-mig.html",
-    f"{_OPERATOR}/gpu-sharing.html",
-)  # what they make of a product's name
-PRODUCTS = (
-    "docs.nvidia.com/nim, supported models: verified GPUs"  # nvidia.com/gpu.product of each make
-)
+# What they make of a product's name.
+MIG, SHARING = (f"{_OPERATOR}/gpu-operator-mig.html", f"{_OPERATOR}/gpu-sharing.html")
+# nvidia.com/gpu.product of each make.
+PRODUCTS = "docs.nvidia.com/nim, supported models: verified GPUs"
 AMD = "instinct.docs.amd.com/projects/k8s-device-plugin"  # amd.com/gpu.product-name, amd.com/gpu
 # The resource's name is its owner's choice.
 NETWORK = "docs.nvidia.com/networking, k8s-rdma-shared-dev-plugin"

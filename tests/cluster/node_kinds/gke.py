@@ -14,9 +14,8 @@ from tests.cluster.node_kinds.kind import Kind, Platform, cpu_left, names
 
 _DOCS = "cloud.google.com/kubernetes-engine/docs"
 AUTOSCALER = "k8s.io/gke-autoscaling, cluster-autoscaler/pkg/cloudprovider/gke/labels"
-GPUS = (
-    f"{_DOCS}/concepts/gpus"  # nvidia.com/gpu=present:NoSchedule, cloud.google.com/gke-accelerator
-)
+# nvidia.com/gpu=present:NoSchedule, cloud.google.com/gke-accelerator.
+GPUS = f"{_DOCS}/concepts/gpus"
 ACCELERATED = "cloud.google.com/compute/docs/accelerator-optimized-machines"  # vCPUs, memory, GPUs
 TPUS = f"{_DOCS}/concepts/plan-tpus"  # machine types of each topology, vCPUs, memory, chips
 # TPU label, taint.
@@ -36,9 +35,8 @@ _SHARED = {**_BOUGHT, f"{_CLOUD}/reservation-project": "owner"}
 _BLOCK = {**_BOUGHT, f"{_CLOUD}/reservation-blocks": "block-1"}
 _QUEUED = {f"{_CLOUD}/gke-queued": "true"}
 
-_Device = tuple[
-    Mapping[str, str], Mapping[str, str], Mapping[str, str]
-]  # labels, taints, resources
+# Labels, taints, resources.
+_Device = tuple[Mapping[str, str], Mapping[str, str], Mapping[str, str]]
 _NONE: _Device = ({}, {}, {})
 _ARM: _Device = ({"kubernetes.io/arch": "arm64"}, {"kubernetes.io/arch": "arm64"}, {})
 
