@@ -270,8 +270,7 @@ class Handler(BaseHTTPRequestHandler):
 
 PLURALS = frozenset(
     "configmaps events jobs jobsets limitranges localqueues namespaces networkpolicies nodes pods "
-    "priorityclasses "
-    "workloads workloadpriorityclasses".split()
+    "priorityclasses workloads workloadpriorityclasses".split()
 )
 
 

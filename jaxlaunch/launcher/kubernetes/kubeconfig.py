@@ -19,8 +19,7 @@ if TYPE_CHECKING:
 
 _LOCAL_HINT = (
     "`launcher run JOB_FILE` trains on this machine without a cluster; `launcher list`, `launcher "
-    "status NAME` and "
-    "`launcher logs NAME` show those runs, from the folder runs/."
+    "status NAME` and `launcher logs NAME` show those runs, from the folder runs/."
 )
 _REPAIR_HINT = (
     f"`kubectl config view` must print it; set KUBECONFIG=FILE to use another one. {_LOCAL_HINT}"
@@ -264,8 +263,7 @@ def pod_server_url() -> str:
     if not (host and port and CA_FILE.is_file()):
         raise ClusterError(
             "This is not a pod of a cluster: KUBERNETES_SERVICE_HOST or KUBERNETES_SERVICE_PORT "
-            "is not set, or"
-            f" {CA_FILE} does not exist.",
+            f"is not set, or {CA_FILE} does not exist.",
             "on your own machine, leave out --in-cluster; in a cluster, install the chart with "
             "webDashboard.enabled.",
         )

@@ -136,8 +136,7 @@ def _require_memory(job: JobSpec) -> None:
         hosts, max_processes = format_count(job.host_count, "host"), memory_bytes // _PROCESS_BYTES
         raise UserError(
             f"{hosts} are {processes} processes here, and this machine's "
-            f"{format_size(memory_bytes)} "
-            f"hold at most {max_processes}.",
+            f"{format_size(memory_bytes)} hold at most {max_processes}.",
             hint="run fewer with hosts=… slices=…, or submit the job to a cluster.",
         )
 

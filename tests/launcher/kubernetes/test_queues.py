@@ -22,10 +22,7 @@ from tests.launcher.objects import cluster_queue, condition, local_queue
     [
         (local_queue(), None),
         ({"spec": {}}, None),
-        (
-            local_queue(stopPolicy="Hold"),
-            InactiveQueue("Hold", "", ""),
-        ),  # Active is still True
+        (local_queue(stopPolicy="Hold"), InactiveQueue("Hold", "", "")),  # Active is still True
         (
             cluster_queue(active=False, message="m", stopPolicy="Hold"),
             InactiveQueue("Hold", "FlavorNotFound", "m"),

@@ -50,13 +50,7 @@ def test_only_paths_below_a_volume_are_rewritten_in_a_command(tmp_path: Path) ->
     assert [
         here.map_argument(part)
         for part in ("train.py", "/ckpt/x", "--out=/ckpt/x", "--lr=3e-4", "a=/ckpt/x")
-    ] == [
-        "train.py",
-        below,
-        f"--out={below}",
-        "--lr=3e-4",
-        "a=/ckpt/x",
-    ]
+    ] == ["train.py", below, f"--out={below}", "--lr=3e-4", "a=/ckpt/x"]
 
 
 def test_every_path_of_the_train_block_is_rewritten_and_nothing_else(tmp_path: Path) -> None:

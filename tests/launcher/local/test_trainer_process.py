@@ -29,9 +29,8 @@ def says(program: str, code: int, monkeypatch: pytest.MonkeyPatch) -> str:
 
 def test_a_refusal_names_no_exit_code_but_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     program = (
-        "print('a warning', file=sys.stderr);"
-        " contract.refuse('/out already exists; name a new folder or an empty one', "
-        "contract.BAD_SPEC)"
+        "print('a warning', file=sys.stderr); contract.refuse('/out already exists; name a new "
+        "folder or an empty one', contract.BAD_SPEC)"
     )
     said = says(program, contract.BAD_SPEC, monkeypatch)
     assert said == "/out already exists; name a new folder or an empty one"

@@ -82,9 +82,8 @@ def judge_pod_security(name: str, labels: Mapping[str, str], template: Obj) -> F
     if job is not None and job.platform == "tpu" and level == "restricted":
         fix = (
             "use a namespace that enforces {met}: pods on TPUs are root, who is sure to open "
-            "{devices}; or, where the "
-            "nodes' containerd has {setting}, users: {{{accelerator}: 1000}} in the "
-            "cluster defaults."
+            "{devices}; or, where the nodes' containerd has {setting}, users: "
+            "{{{accelerator}: 1000}} in the cluster defaults."
         )
         tpu = {
             "devices": TPU_DEVICES.value,

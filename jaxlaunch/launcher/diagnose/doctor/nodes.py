@@ -144,8 +144,7 @@ def judge_unrequested(names: Sequence[str], *, is_known: bool) -> Finding:
         return unknown_finding("whether the pods request {names}", why, names=join_choices(names))
     why = (
         "the scheduler counts none for them and may choose nodes that are full, where they are "
-        "slow; under memory "
-        "pressure they are the first to be evicted."
+        "slow; under memory pressure they are the first to be evicted."
     )
     fix = "resources: {{cpu: …, memory: …}}, of one host."
     return warning_finding("the pods request no {names}", why, fix, names=join_choices(names))
@@ -241,8 +240,7 @@ def judge_device_access(spec: Obj) -> Findings:
         yield unknown_finding(
             "whether user {user} of the pods may open {devices} on the nodes",
             "device files are root's unless containerd gives them to the pods' user; if that user "
-            "may not open "
-            "them, the job fails at its start with exit code 64.",
+            "may not open them, the job fails at its start with exit code 64.",
             _INSPECT_NODE
             + " grep device_ownership /host/etc/containerd/config.toml (wanted: {setting}); or "
             + root
@@ -283,8 +281,7 @@ def judge_nccl(spec: Obj) -> Findings:
     else:
         yield warning_finding(
             "GPUDirect-TCPXO is qualified with NCCL {nccl}, and the program loads its image's: "
-            "{pinned} in one of "
-            "jaxlaunch",
+            "{pinned} in one of jaxlaunch",
             "hosts may fail to connect, or communicate slowly.",
             "env: {{LD_PRELOAD: {library}}}, under tcpxo.env where the cluster defaults have it.",
             nccl=gke.TCPXO_NCCL.value,

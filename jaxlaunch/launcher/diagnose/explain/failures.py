@@ -53,15 +53,13 @@ _STEPS_BY_ERRNO = {
         again=SUBMIT_AGAIN,
     ),
     errno.ENOSPC: advise_resubmit(
-        "make room on the file system that it writes to: /dev/shm (resources.shm), the "
-        "pod's own disk "
-        "(resources.ephemeral) or a volume; then `{again}`",
+        "make room on the file system that it writes to: /dev/shm (resources.shm), the pod's own "
+        "disk (resources.ephemeral) or a volume; then `{again}`",
         again=SUBMIT_AGAIN,
     ),
     errno.EROFS: advise_resubmit(
         "have it write below /tmp, or mount a volume there (volumes: in job.yaml), since what the "
-        "image brings is "
-        "read-only; then `{again}`",
+        "image brings is read-only; then `{again}`",
         again=SUBMIT_AGAIN,
     ),
 }

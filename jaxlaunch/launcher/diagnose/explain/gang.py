@@ -166,8 +166,7 @@ def _describe_pressure(host: Host, message: str) -> tuple[Text, NextStep | None]
         return why, None
     step = advise_wait(
         "wait; the kubelet evicts first what uses more than it requests: request under resources: "
-        "in job.yaml what it "
-        "uses."
+        "in job.yaml what it uses."
     )
     return why + Text("; it used {used}, and requests {request}", **used.groupdict()), step
 
@@ -494,8 +493,7 @@ def _explain_lost_kubelet(snapshot: Snapshot, heard: list[Host]) -> Answer:
     )
     step = advise_ask(
         "have the kubelet of node {node} started again: it then ends the pods that Kubernetes has "
-        "evicted meanwhile, "
-        "as a drain does.",
+        "evicted meanwhile, as a drain does.",
         node=node,
     )
     return Answer(
@@ -537,8 +535,7 @@ def _explain_pod_blocker(snapshot: Snapshot, away: list[int]) -> Answer:
         )
         step = advise_wait(
             "wait: Kubernetes notices within about a minute that a node is gone; if the node is "
-            "well, {delete} has the "
-            "Job make another pod.",
+            "well, {delete} has the Job make another pod.",
             delete=kubectl_command("delete", "pod", mute[0].pod),
         )
         return Answer("host-lost", Text(template, host=mute[0]), end_lines, step)
@@ -685,8 +682,7 @@ def explain_running(snapshot: Snapshot) -> Answer | None:
 
 PREPARING_STEP = advise_wait(
     "wait: its text is tokenized and packed, once; of hosts that share data.data_dir one works, "
-    "and its log says how "
-    "far it is. `launcher prepare` does it beforehand."
+    "and its log says how far it is. `launcher prepare` does it beforehand."
 )
 
 

@@ -34,9 +34,8 @@ _QUOTA_IN_USE = re.compile(
 )
 _QUOTA_TOO_SMALL = re.compile(
     r"insufficient quota for (?P<resource>\S+) in flavor (?P<flavor>[^,]+), previously considered "
-    r"podsets requests "
-    r"\((?P<before>[^)]*)\) \+ current podset request \((?P<requested>[^)]*)\) > maximum capacity "
-    r"\((?P<most>[^)]*)\)"
+    r"podsets requests \((?P<before>[^)]*)\) \+ current podset request \((?P<requested>[^)]*)\) > "
+    r"maximum capacity \((?P<most>[^)]*)\)"
 )
 _CLOSED_TEXT = "namespace doesn't match ClusterQueue selector"
 _UNCOVERED_RESOURCE = re.compile(r"resource (?P<resource>\S+) unavailable in ClusterQueue")
@@ -217,8 +216,7 @@ def _explain_quota(snapshot: Snapshot, message: str) -> Answer:
     if _CLOSED_TEXT in message:
         step = advise_change(
             "set another of `{queues}` as queue: in job.yaml, or ask the cluster administrator to "
-            "label the namespace "
-            "as the ClusterQueue's namespaceSelector requires.",
+            "label the namespace as the ClusterQueue's namespaceSelector requires.",
             queues=_LIST_QUEUES,
         )
         headline = Text(

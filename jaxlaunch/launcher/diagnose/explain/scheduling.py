@@ -208,8 +208,7 @@ def _explain_no_node(
     nodes = fit_nodes(spec, snapshot.nodes)
     counts = Text(
         "{total:node} in the cluster: {selected} with its labels, {tolerated} of these without an "
-        "untolerated taint, "
-        "{large} of these large enough when empty",
+        "untolerated taint, {large} of these large enough when empty",
         total=nodes.total,
         selected=nodes.selected,
         tolerated=nodes.tolerated,

@@ -150,8 +150,7 @@ SITUATIONS: Mapping[str, Situation] = {
         "queues",
         advise_run(
             "find out what kept its pods from being ready, an image or a volume for one: "
-            "`{explain}` says it while "
-            "they are there.",
+            "`{explain}` says it while they are there.",
             explain=launcher_command("explain", JOB_NAME),
         ),
     ),
@@ -179,8 +178,7 @@ SITUATIONS: Mapping[str, Situation] = {
         "rejected-requests",
         advise_change(
             "remove what the message names (`launcher plan` shows the level that a job needs), or "
-            "use another "
-            "namespace."
+            "use another namespace."
         ),
     ),
     "admission": Situation(

@@ -31,8 +31,7 @@ _UNCOLLECTED_S = 60.0
 _OWN_FINALIZERS = ("foregroundDeletion", "orphan")
 KUBE_CONTROLLERS = advise_ask(
     "ask the cluster administrator whether kube-controller-manager, which has the Job controller, "
-    "runs, and what its "
-    "log says of the Job."
+    "runs, and what its log says of the Job."
 )
 # Reasons for which Kueue deactivates a Workload.
 _DEACTIVATED = {
@@ -139,8 +138,7 @@ def explain_ending_namespace(snapshot: Snapshot) -> Answer | None:
         return None
     headline = Text(
         "is being deleted with its namespace {namespace}, but is blocked: its Job keeps {pods:pod} "
-        "that ended, since "
-        "it cannot make them again there",
+        "that ended, since it cannot make them again there",
         namespace=snapshot.namespace,
         pods=len(kept_hosts),
     )
@@ -241,8 +239,7 @@ def _stuck_on_node(pod: str, node: str, late_s: float, why: Text) -> StuckObject
     # Only the kubelet of its node reports that a pod has ended. Nothing else removes the pod.
     step = advise_run(
         "if node {node} is gone for good: {delete_node}, or {delete_pod}; then its pods are made "
-        "again on other nodes. "
-        "If it comes back, it ends the pod itself.",
+        "again on other nodes. If it comes back, it ends the pod itself.",
         node=node,
         delete_node=kubectl_command("delete", "node", node, is_namespaced=False),
         delete_pod=kubectl_command("delete", "pod", pod, "--force"),
@@ -289,8 +286,7 @@ def wait_for_collection(pod: str) -> NextStep:
     """
     return advise_wait(
         "wait: Kubernetes' pod garbage collector deletes the pods of a node that does not exist "
-        "within about a minute, "
-        "and they are made again on other nodes; sooner: {delete}",
+        "within about a minute, and they are made again on other nodes; sooner: {delete}",
         delete=kubectl_command("delete", "pod", pod, "--force"),
     )
 

@@ -102,8 +102,7 @@ def evicted(host: int, code: int, message: str) -> dict[str, Any]:
 
 LOW = (
     "The node was low on resource: memory. Threshold quantity: 100Mi, available: 52104Ki. "
-    "Container main was using "
-    "1803264Ki, request is 128Mi, has larger consumption of memory. "
+    "Container main was using 1803264Ki, request is 128Mi, has larger consumption of memory. "
 )
 ENDING = {
     "metadata": {"name": "team", "deletionTimestamp": ago(minutes=2)},
@@ -204,8 +203,7 @@ def unwell(taint: str, kind: str, status: str, message: str) -> dict[str, Any]:
 
 NO_NETWORK = (  # as a kubelet with containerd says it
     "container runtime network not ready: NetworkReady=false reason:NetworkPluginNotReady "
-    "message:Network plugin "
-    "returns error: cni plugin not initialized"
+    "message:Network plugin returns error: cni plugin not initialized"
 )
 
 
@@ -731,8 +729,7 @@ CASES: dict[str, tuple[Snapshot, str]] = {
     "a node whose network plugin has no configuration": (
         unscheduled("", unwell("node.kubernetes.io/not-ready", "Ready", "False", NO_NETWORK)),
         "^lm waits: its host is unschedulable: untolerated taint "
-        "node.kubernetes.io/not-ready:NoSchedule on 1 of 1 "
-        f"node: node-1: {NO_NETWORK}$",
+        f"node.kubernetes.io/not-ready:NoSchedule on 1 of 1 node: node-1: {NO_NETWORK}$",
     ),
     "a node whose disk is full": (
         unscheduled(
@@ -1237,8 +1234,7 @@ CASES: dict[str, tuple[Snapshot, str]] = {
             records=(beat(stage="gather", missing=[1]), judged(81, "host 1 was lost")),
         ),
         "^lm waits for host 1 to come back: its pod does not exist yet, since Kubernetes makes it "
-        "again 10 s after it "
-        "failed; the other 2 hosts keep their pods$",
+        "again 10 s after it failed; the other 2 hosts keep their pods$",
     ),
     "a lost pod, made again, that no node takes": (
         snapshot(
@@ -1287,8 +1283,7 @@ CASES: dict[str, tuple[Snapshot, str]] = {
             *(jobset(3), *map(pod, range(3))), records=(past(81), beat(stage="gather", missing=[1]))
         ),
         "^lm waits for host 1 to come back: its agent does not answer, and pod lm-w-0-1-abcd1 "
-        "still reads as running "
-        "on node node-1; the other 2 hosts keep their pods$",
+        "still reads as running on node node-1; the other 2 hosts keep their pods$",
     ),
     "a lost host, whose next pod runs and has not said hello yet": (
         snapshot(
@@ -1304,8 +1299,7 @@ CASES: dict[str, tuple[Snapshot, str]] = {
             records=(past(81), beat(stage="gather", missing=[1])),
         ),
         "^lm waits for host 1 to come back: node node-2 has not answered since .*, with pod "
-        "lm-w-0-1-abcd1 on it; "
-        "the other 2 hosts keep their pods$",
+        "lm-w-0-1-abcd1 on it; the other 2 hosts keep their pods$",
     ),
     "the node of a lost host does not answer, and keeps its pod": (
         snapshot(
@@ -1314,8 +1308,7 @@ CASES: dict[str, tuple[Snapshot, str]] = {
             records=(past(81), beat(stage="gather", missing=[1])),
         ),
         "^lm waits for host 1 to come back: pod lm-w-0-1-abcd1 should have ended 2m ago, and node "
-        "node-2 has not .*; "
-        "the other 2 hosts keep their pods$",
+        "node-2 has not .*; the other 2 hosts keep their pods$",
     ),
     "a spare holds the ranks of a host whose node nobody may read": (
         snapshot(
@@ -1329,8 +1322,7 @@ CASES: dict[str, tuple[Snapshot, str]] = {
             records=(past(81), beat(attempt=2, members="0,3,2")),
         ),
         "^lm runs: training at step 40, with its ranks on hosts 0, 3, 2; no spare is ready, since "
-        "host 1 is missing: "
-        "node node-2 is NotReady, with pod lm-w-0-1-abcd1 on it$",
+        "host 1 is missing: node node-2 is NotReady, with pod lm-w-0-1-abcd1 on it$",
     ),
     "a spare holds the ranks of a host whose node keeps its pod": (
         snapshot(
@@ -1339,8 +1331,7 @@ CASES: dict[str, tuple[Snapshot, str]] = {
             records=(past(81), beat(attempt=2, members="0,3,2")),
         ),
         "with its ranks on hosts 0, 3, 2; no spare is ready, since host 1 is missing: pod "
-        "lm-w-0-1-abcd1 should have "
-        "ended 2m ago, and node node-2 has not answered since ",
+        "lm-w-0-1-abcd1 should have ended 2m ago, and node node-2 has not answered since ",
     ),
     "a spare holds the ranks of a host whose node is deleted": (
         snapshot(
@@ -1399,8 +1390,7 @@ CASES: dict[str, tuple[Snapshot, str]] = {
             silent_node=silent("node-2"),
         ),
         "^lm has finished, but its Job is not complete before pod lm-w-0-1-abcd1 has ended: pod "
-        "lm-w-0-1-abcd1 should "
-        "have ended 2m ago, and node node-2 has not answered since ",
+        "lm-w-0-1-abcd1 should have ended 2m ago, and node node-2 has not answered since ",
     ),
     "a spare is about to take the ranks of a host": (
         snapshot(
@@ -1474,9 +1464,8 @@ CASES: dict[str, tuple[Snapshot, str]] = {
     "evicted by a node that is low on memory": (
         snapshot(jobset(1), evicted(0, 137, LOW)),
         "^lm was interrupted: its host was evicted by the kubelet of node node-1, which was low on "
-        "memory; it used "
-        "1803264Ki, and requests 128Mi; it restarts, which does not count against the "
-        "restart limits$",
+        "memory; it used 1803264Ki, and requests 128Mi; it restarts, which does not count against "
+        "the restart limits$",
     ),
     "a pod that is not ready, and nobody says why": (
         snapshot(
@@ -1632,8 +1621,7 @@ CASES: dict[str, tuple[Snapshot, str]] = {
     "single claim": (
         unscheduled(
             "0/1 nodes are available: 1 node(s) unavailable due to PersistentVolumeClaim with "
-            "ReadWriteOncePod access "
-            "mode already in-use by another pod.",
+            "ReadWriteOncePod access mode already in-use by another pod.",
             node(),
             volumes=[{"claim": "data", "path": "/data"}],
         ),
@@ -1731,9 +1719,8 @@ CASES: dict[str, tuple[Snapshot, str]] = {
             over(0, 81, message=farewell(81, NOT_JOINED)),
             over(1, 81, message=farewell(81, CANNOT_JOIN)),
         ),
-        r"did not join within 5 s \(timeouts.gather\); host 1 \(pod lm-w-0-1-abcd1\): cannot "
-        r"join host 0 at "
-        r"\S+: name not resolved$",
+        r"did not join within 5 s \(timeouts.gather\); host 1 \(pod lm-w-0-1-abcd1\): cannot join "
+        r"host 0 at \S+: name not resolved$",
     ),
     "DNS that does not answer": (
         snapshot(
@@ -1743,8 +1730,7 @@ CASES: dict[str, tuple[Snapshot, str]] = {
             records=(beat(stage="gather", missing=[0, 1], missing_count=2),),
         ),
         "^lm waits at rendezvous for 9m: hosts 0, 1 of 2 missing; not even host 0 reaches itself "
-        "by the name that all "
-        "hosts use: most likely DNS does not answer$",
+        "by the name that all hosts use: most likely DNS does not answer$",
     ),
     "no pods yet": (snapshot(jobset(2), events=()), "^lm is being created: 0 of 2 pods exist$"),
     # --- a controller or a node that is silent ----------------------------------------------------
@@ -2043,10 +2029,9 @@ CASES: dict[str, tuple[Snapshot, str]] = {
     "topology spread": (
         unscheduled(
             "0/3 nodes are available: 1 node(s) had untolerated taint(s), 2 node(s) didn't match "
-            "pod topology spread "
-            "constraints (missing required label). no new claims to deallocate, preemption: 0/3 "
-            "nodes are available: 3 "
-            "Preemption is not helpful for scheduling.",
+            "pod topology spread constraints (missing required label). no new claims to "
+            "deallocate, preemption: 0/3 nodes are available: 3 Preemption is not helpful for "
+            "scheduling.",
             node("a"),
             node("b"),
             node("c", taints=("x=y:NoSchedule",)),
@@ -2085,8 +2070,7 @@ CASES: dict[str, tuple[Snapshot, str]] = {
             cluster_queue=cluster_queue(active=False, stopPolicy="HoldAndDrain"),
         ),
         r"^lm was evicted because the ClusterQueue was stopped \(stopPolicy: HoldAndDrain\) and "
-        r"waits: ClusterQueue "
-        r"shared is stopped",
+        r"waits: ClusterQueue shared is stopped",
     ),
     "no node replaces one that failed": (
         snapshot(
@@ -2345,8 +2329,7 @@ def test_restarts_by_cause_and_the_age_of_the_last_good_checkpoint_are_always_sh
     )
     assert explain_job(job).facts == (
         "restarts: 3, of which 1 counts against the limit of 5; attempts ended by crash 1, "
-        "preempted 2; "
-        "2 of 20 preemptions in a row without a newly saved step",
+        "preempted 2; 2 of 20 preemptions in a row without a newly saved step",
         "last good checkpoint: step 120, 90s ago",
     )
 
@@ -2357,9 +2340,8 @@ def test_numbers_that_outlived_the_pods_come_with_their_time() -> None:
     found = explain_job(snapshot(recorded(queued, "queued", **known), workload=workload()))
     assert found.facts == (
         "restarts: 2, of which 0 count against the limit of 5; attempts ended by preempted 2",
-        "as of 11:53:00 UTC (7m ago), when its queue suspended it: step 40, last good "
-        "checkpoint: step 37, "
-        "goodput 81.0%",
+        "as of 11:53:00 UTC (7m ago), when its queue suspended it: step 40, last good checkpoint: "
+        "step 37, goodput 81.0%",
     )
 
 
@@ -2415,9 +2397,8 @@ def test_a_job_that_is_gone_is_told_by_what_is_left_of_it() -> None:
         ]
     )
     assert explain_job(NoSuchJob("team", "lm", tuple(done), now=objects.NOW)).headline == (
-        f"job lm not found in namespace team: it completed at {ago(minutes=5)}, and was "
-        "deleted since "
-        "(by its ttl, or by hand)"
+        f"job lm not found in namespace team: it completed at {ago(minutes=5)}, and was deleted "
+        "since (by its ttl, or by hand)"
     )
     held = {
         **pod(0)["metadata"],
@@ -2427,8 +2408,7 @@ def test_a_job_that_is_gone_is_told_by_what_is_left_of_it() -> None:
     left = (("pod", {**pod(0), "metadata": held}),)
     assert explain_job(NoSuchJob("team", "lm", now=objects.NOW, leftovers=left)).headline == (
         "job lm not found in namespace team: it is deleted, and finalizer their.test/keep has kept "
-        "pod lm-w-0-0-abcd0 "
-        "for 5m"
+        "pod lm-w-0-0-abcd0 for 5m"
     )
 
 
