@@ -45,7 +45,7 @@ EMPTY_TEXT = Text("")
 
 @dataclasses.dataclass(frozen=True)
 class Command:
-    """A command in a text. Rendering adds `-n NAMESPACE` to a command about objects of a namespace."""
+    """A command in a text. If it is namespaced, rendering adds `-n NAMESPACE`."""
 
     words: tuple[str, ...]
     is_namespaced: bool = True
@@ -82,7 +82,7 @@ class Action(enum.StrEnum):
 
 @dataclasses.dataclass(frozen=True)
 class NextStep:
-    """Advice for the user. A text of RESUBMIT has no period, because the step to resume from may follow."""
+    """Advice for the user. For RESUBMIT the text has no period, since a step may follow."""
 
     action: Action
     text: Text
@@ -128,7 +128,7 @@ def advise_ask(template: str, **fields: Any) -> NextStep:
 
 @dataclasses.dataclass(frozen=True)
 class HostGroup:
-    """Some hosts of a job, written as "host 3", "hosts 2 and 5", "all 4 hosts" or "17 of 64 hosts"."""
+    """Hosts of a job, as "host 3", "hosts 2 and 5", "all 4 hosts" or "17 of 64 hosts"."""
 
     numbers: tuple[int, ...]
     expected: int

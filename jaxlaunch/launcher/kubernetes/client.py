@@ -80,7 +80,7 @@ class Cluster:
 
     @classmethod
     def from_viewer_token(cls, token: str, namespace: str) -> Cluster:
-        """Return the cluster of this pod with a viewer's token. Raises ClusterError outside a pod."""
+        """Return this pod's cluster with a viewer's token. Raises ClusterError outside a pod."""
         from jaxlaunch.launcher.kubernetes.transport import Transport
 
         return cls(Transport(lambda: kubeconfig.open_viewer_access(token), "in-cluster"), namespace)
@@ -111,7 +111,7 @@ class Cluster:
         pages: int | None = None,
         keep: Callable[[Object], Object] = lambda obj: obj,
     ) -> Objects:
-        """Return the objects of one or all namespaces: at most `pages` pages of `limit`, each passed through `keep`."""
+        """Return at most `pages` pages of `limit` objects, each passed through `keep`."""
         return self.list_with_version(kind, namespace, labels, fields, limit, pages, keep)[0]
 
     def list_with_version(
@@ -165,7 +165,7 @@ class Cluster:
         return self._send_json("POST", path, query, obj, repeat=dry_run)
 
     def apply(self, kind: Kind, obj: Object, manager: str) -> Object:
-        """Apply the fields of `obj` on the server. A field that another manager owns is rejected."""
+        """Apply the fields of `obj`. A field that another manager owns is rejected."""
         query = {"fieldManager": manager, "fieldValidation": "Strict"}
         path = kind.path(
             obj["metadata"].get("namespace") or self.namespace, obj["metadata"]["name"]
@@ -236,7 +236,7 @@ class Cluster:
         timestamps: bool = False,
         timeout_s: float | None = None,
     ) -> Iterator[str]:
-        """Yield the lines of a container's log. Lines over 1 MiB come in pieces; `since` is a time in RFC 3339.
+        """Yield the lines of a container's log; `since` is a time in RFC 3339.
 
         Raises:
             Unreachable: If a followed log sends nothing for five minutes, or the node does not
@@ -263,7 +263,7 @@ class Cluster:
         yield from (line.decode(errors="replace") for line in lines.finish())
 
     def port_forward(self, namespace: str, pod: str, port: int, request: bytes) -> bytes:
-        """Send a request to a port of a pod and return the complete answer. The pod sees it come from 127.0.0.1."""
+        """Send a request to a port of a pod, as from 127.0.0.1, and return the complete answer."""
         return self._transport.port_forward(PODS.path(namespace, pod, "portforward"), port, request)
 
     # --- the server -------------------------------------------------------------------------------
@@ -290,7 +290,7 @@ class Cluster:
         )
 
     def served_versions(self, group: str) -> Sequence[str]:
-        """Return the served versions of an API group, the preferred one first. An unknown group has none."""
+        """Return the served versions of an API group, the preferred one first, or none."""
         answer = self._send_or_none("GET", f"/apis/{group}")
         return [] if answer is None else [version["version"] for version in answer["versions"]]
 
@@ -305,7 +305,7 @@ class Cluster:
         )
 
     def current_time(self) -> datetime.datetime:
-        """Return the current time, corrected by a large skew to the server's clock, which sets the times of objects."""
+        """Return the current time, corrected to the server's clock if the two differ much."""
         return datetime.datetime.now(datetime.UTC) - datetime.timedelta(
             seconds=self._transport.skew_s
         )

@@ -1,4 +1,4 @@
-"""Kinds of Kubernetes objects that jaxlaunch reads or writes, with their API paths and permissions. Pure."""
+"""Kinds of Kubernetes objects that jaxlaunch uses: their API paths and permissions. Pure."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ class Kind(NamedTuple):
         return f"{self.plural}.{self.group}" if self.group else self.plural
 
     def qualified_name(self, name: str) -> str:
-        """Return the name of one object as kubectl writes it: `pod/x`, `jobset.jobset.x-k8s.io/x`."""
+        """Return an object's name as kubectl writes it: `pod/x`, `jobset.jobset.x-k8s.io/x`."""
         return f"{self.kind.lower()}{'.' if self.group else ''}{self.group}/{name}"
 
     def path(self, namespace: str | None = None, name: str = "", subresource: str = "") -> str:
-        """Return the API path of one object, or of all objects without `name`, in one namespace or in all."""
+        """Return the API path of one object or of all, in one namespace or in all."""
         parts = ["apis" if self.group else "api", self.api_version]
         if self.namespaced and namespace is not None:
             parts += ["namespaces", namespace]

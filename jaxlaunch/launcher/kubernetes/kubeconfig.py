@@ -96,7 +96,7 @@ def _find_context(merged: Any, context_name: str | None) -> tuple[str, Mapping[s
 
 
 def open_access(context_name: str | None) -> Access:
-    """Return connections to the server of a context, with the credentials that its kubeconfig has now.
+    """Return connections to a context's server with the kubeconfig's current credentials.
 
     Raises ClusterError when the kubeconfig cannot be used or its credential plugin fails.
     """
@@ -144,7 +144,7 @@ def open_access(context_name: str | None) -> Access:
 def _resolve_user(
     merged: Any, context: Mapping[str, Any], cluster: Mapping[str, Any]
 ) -> dict[str, str]:
-    """Put a credential plugin's answer into the kubeconfig, and return the headers for impersonation (`as:`).
+    """Run the user's credential plugin, and return the headers for impersonation (`as:`).
 
     The official loader runs a plugin without a timeout, logs its failure and continues without
     credentials. It also ignores `as:`.
@@ -188,7 +188,7 @@ _CLUSTER_INFO_KEYS = (
 def run_credential_plugin(
     plugin: Mapping[str, Any], cluster: Mapping[str, Any], folder: Path
 ) -> dict[str, Any]:
-    """Run a credential plugin and return its answer as a `user` block: a token, or a certificate and its key.
+    """Run a credential plugin and return its answer as a `user` block of a kubeconfig.
 
     Args:
         plugin: The `exec` block of the kubeconfig.
@@ -258,7 +258,7 @@ def _plugin_environment(plugin: Mapping[str, Any], cluster: Mapping[str, Any]) -
 
 
 def pod_server_url() -> str:
-    """Return the server's URL. Raises ClusterError outside a pod, or without the server's CA certificate."""
+    """Return the server's URL. Raises ClusterError outside a pod or without its CA file."""
     host, port = (os.environ.get(f"KUBERNETES_SERVICE_{part}", "") for part in ("HOST", "PORT"))
     if not (host and port and CA_FILE.is_file()):
         raise ClusterError(
@@ -271,7 +271,7 @@ def pod_server_url() -> str:
 
 
 def open_viewer_access(token: str) -> Access:
-    """Return connections to the server that carry this token and no other credentials. Raises ClusterError."""
+    """Return connections with this token and no other credentials. Raises ClusterError."""
     from jaxlaunch.launcher.kubernetes.transport import Access
 
     return Access(_shared_pool(), pod_server_url(), lambda: {"Authorization": f"Bearer {token}"})

@@ -1,4 +1,4 @@
-"""Labels, annotations and names of jaxlaunch's Kubernetes objects, by who writes them. Constants only."""
+"""Labels, annotations and names of jaxlaunch's Kubernetes objects, by who writes them."""
 
 REPLICATED_JOB = "w"
 MAIN_CONTAINER = "main"

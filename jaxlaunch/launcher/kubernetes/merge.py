@@ -1,4 +1,4 @@
-"""Patches of manifests as in Kubernetes: mappings merge deeply, lists by name, and null removes. Pure."""
+"""Merge patches of manifests: mappings merge deeply, lists by name, and null removes. Pure."""
 
 from __future__ import annotations
 

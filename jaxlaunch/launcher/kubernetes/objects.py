@@ -50,12 +50,12 @@ def terminal_state(jobset: Obj) -> str | None:
 
 
 def is_suspended(jobset: Obj) -> bool:
-    """Return whether the JobSet is suspended, by Kueue until it admits the job or because it was stopped."""
+    """Return whether the JobSet is suspended: stopped, or not admitted by Kueue."""
     return bool(jobset.get("spec", {}).get("suspend"))
 
 
 def pod_template(jobset: Obj) -> Obj:
-    """Return the pod template of a JobSet's first replicated job. jaxlaunch's JobSets have only one."""
+    """Return the pod template of a JobSet's first replicated job, the only one of jaxlaunch's."""
     first = next(iter(replicated_jobs(jobset)), {})
     template: Obj = first.get("template", {}).get("spec", {}).get("template", {})
     return template
@@ -76,7 +76,7 @@ def seconds_since(text: str | None, now: datetime) -> float | None:
 
 
 def clock_skew_s(sent_at: datetime, server_time: datetime, received_at: datetime) -> float:
-    """Return the least possible skew of this machine's clock in seconds, negative if it is behind the server's.
+    """Return the least possible skew of this machine's clock, negative if it is behind.
 
     Args:
         sent_at: This machine's time before the request.
@@ -225,7 +225,7 @@ def trim_pod(pod: Obj) -> dict[str, Any]:
 
 
 def _trim_requests(spec: Obj) -> dict[str, Any]:
-    """Return the requests of a pod without a node as admission changed them: defaults, sidecars, overhead."""
+    """Return the requests of a pod without a node, as admission changed them."""
     containers = {
         kind: [
             _select_fields(container, "name", "resources", "restartPolicy")
@@ -299,7 +299,7 @@ def trim_event(event: Obj) -> dict[str, Any]:
 
 
 def fold_events(events: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Merge events with the same reason and message, newest first, so that a thousand pods make one line."""
+    """Merge events with the same reason and message, the newest first."""
     folded: dict[tuple[str, str, str], dict[str, Any]] = {}
     for event in events:
         key = event["kind"], event["reason"], _RANDOM_PARTS.sub("", event["message"])

@@ -1,4 +1,4 @@
-"""Rules by which the API server rejects pods: invalid templates, and the Pod Security level of a namespace. Pure.
+"""Rules by which the API server rejects pods: templates and Pod Security levels. Pure.
 
 Only common rules are here, since `launcher doctor` has the server check a pod and `launcher
 explain` reports what it rejected. The reasons have the server's names, so that both read the same.
@@ -29,7 +29,7 @@ _CONTAINERS: Mapping[str, KeyPath] = {
 
 
 def find_template_faults(template: Mapping[str, Any]) -> Iterator[Fault]:
-    """Yield invalid names, containers without an image, mounts without a volume, and requests above their limits.
+    """Yield invalid names, missing images and volumes, and requests above their limits.
 
     JobSet accepts any template. The server then rejects the Job again and again, and the JobSet
     waits forever.
@@ -209,7 +209,7 @@ def _name_and_security(container: Part) -> tuple[str, Part]:
 
 
 def _iter_root_users(pod: Part, containers: Collection[Part]) -> Iterator[tuple[str, str]]:
-    """Yield the places where root may run. The pod's runAsNonRoot applies to containers that do not set it."""
+    """Yield the places where root may run. The pod's settings are the containers' defaults."""
     if pod.get("runAsNonRoot") is False:
         yield "runAsNonRoot != true", "pod has runAsNonRoot=false"
     if pod.get("runAsUser") == 0:

@@ -32,7 +32,7 @@ _UNITS = tuple((_SCALE[suffix], suffix) for suffix in ("Pi", "Ti", "Gi", "Mi", "
 
 
 def parse_quantity(text: str) -> Decimal:
-    """Parse a quantity in any form that the API server accepts: 32Gi, 500m, 1e12. Raises ValueError."""
+    """Parse a quantity as the API server does: 32Gi, 500m, 1e12. Raises ValueError."""
     if match := QUANTITY_PATTERN.fullmatch(text):
         return Decimal(match[1]) * _SCALE[match[2]]
     if not _ANY_QUANTITY.fullmatch(text):
@@ -94,7 +94,7 @@ def pod_requests(spec: Mapping[str, Any]) -> dict[str, Decimal]:
 
 
 def container_requests(container: Mapping[str, Any]) -> dict[str, str]:
-    """Return the requests of a container as written. A limit without a request is also a request."""
+    """Return the requests of a container as written. A limit alone is also a request."""
     resources = container.get("resources") or {}
     written = {**(resources.get("limits") or {}), **(resources.get("requests") or {})}
     return {name: str(text) for name, text in written.items()}
@@ -157,7 +157,7 @@ class NodeFit:
 
 
 def fit_nodes(spec: Obj, nodes: Sequence[Obj]) -> NodeFit:
-    """Filter the nodes for a pod of `spec` by labels, taints and allocatable resources. Other pods do not count."""
+    """Filter nodes for a pod by labels, taints and size. Other pods do not count."""
     selector: Mapping[str, str] = spec.get("nodeSelector") or {}
     selected = [node for node in nodes if _node_labels(node).items() >= selector.items()]
     taints = [_untolerated_taints(node, spec.get("tolerations") or ()) for node in selected]

@@ -70,7 +70,7 @@ class Response(NamedTuple):
 
 
 class Transport:
-    """Sends requests with the access from the constructor's callback, which is called again after a 401."""
+    """Sends requests. After a 401 the constructor's callback gives new credentials."""
 
     def __init__(
         self, open_access: Callable[[], Access], name: str, say: Callable[[str], None] | None = None
@@ -161,7 +161,7 @@ class Transport:
             response.close()
 
     def port_forward(self, path: str, port: int, request: bytes) -> bytes:
-        """Return the answer of a port of a pod. `path` is that of the pod's subresource `portforward`."""
+        """Return the answer of a port; `path` is the pod's subresource `portforward`."""
         pool, server, headers = self._access
         url = f"{server}{path}?ports={port}"
         with self._report_if_slow(f"port {port} of pod {path.split('/')[-2]}"):
@@ -240,7 +240,7 @@ class Transport:
 
     @contextlib.contextmanager
     def _report_if_slow(self, awaited: str) -> Iterator[None]:
-        """Report what the client waits for, at most once a minute, after one slow call or several in a row."""
+        """Report what the client waits for, at most once a minute, if calls are slow."""
         started_at = time.monotonic()
 
         def report_wait() -> None:
@@ -259,7 +259,7 @@ class Transport:
             self._slow_s = self._slow_s + spent_s if spent_s >= _SLOW_CALL_S else 0.0
 
     def _refusal_error(self, request_line: str, response: Any) -> ApiError:
-        """Return an error with the message of the server's Status, or with the first line of a proxy's answer."""
+        """Return an error with the message of the server's Status or of a proxy's answer."""
         body, reason, details = b"", "", {}
         with contextlib.suppress(HTTPError):
             body = _read_body(response, time.monotonic() + READ_TIMEOUT_S)
@@ -320,7 +320,7 @@ class Transport:
 
 
 def _read_body(response: Any, deadline: float) -> bytes:
-    """Return the body. A total limit is needed, because the read timeout applies only between two bytes."""
+    """Return the body. The read timeout applies only between two bytes."""
     parts = []
     for part in response.stream(_CHUNK_BYTES, decode_content=True):
         parts.append(part)
@@ -332,7 +332,7 @@ def _read_body(response: Any, deadline: float) -> bytes:
 
 
 def _is_untrusted(error: HTTPError) -> bool:
-    """Return whether an error is about certificates. A server that starts or stops also breaks off handshakes."""
+    """Return whether a certificate is wrong, and not the handshake just broken off."""
     return isinstance(error, SSLError) and not isinstance(
         _innermost_cause(error), ssl.SSLEOFError | ConnectionError
     )
@@ -360,7 +360,7 @@ _TLS_OPTIONS = {
 def exchange_bytes(
     pool: Any, url: str, headers: Mapping[str, str], request: bytes, limit_s: float
 ) -> bytes:
-    """Send a request to a port of a pod and return the answer until the pod closes, like `kubectl port-forward`.
+    """Send a request to a pod's port and return the answer, like `kubectl port-forward`.
 
     The pod sees a connection from 127.0.0.1. Every WebSocket message begins with the number of its
     channel, 0 for data and 1 for errors. The first message on each channel only repeats the port
@@ -457,7 +457,7 @@ def _tls_options(pool: Any) -> dict[str, Any]:
 
 
 def _proxy_options(pool: Any) -> Mapping[str, Any]:
-    """Return the pool's proxy settings. Without them the WebSocket library would use the environment's."""
+    """Return the pool's proxy settings, which replace those of the environment."""
     if (proxy := pool.proxy) is None:
         return {"http_no_proxy": ["*"]}
     auth = tuple(proxy.auth.split(":", 1)) if proxy.auth else None

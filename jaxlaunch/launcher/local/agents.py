@@ -1,4 +1,4 @@
-"""The agents of a run on this machine: their packed file, one generation of them, and processes that they left running.
+"""The agents of a run on this machine: their file, one generation, and leftover processes.
 
 The file is made once, in the user's cache, for all runs of one version. In a pod nothing outlives
 the container; here a program does outlive an agent that is killed, where a wrapper such as `sh -c`
@@ -47,7 +47,7 @@ ShowLine = Callable[[Line], None]
 
 
 def pack_agent(fallback: Path) -> Path:
-    """Return the packed agent, below `fallback` if the cache is not writable or other users may write to it."""
+    """Return the packed agent, below `fallback` if the cache is not safe to use."""
     name = PACKED_NAME.format(pack.archive_digest())
     try:
         folder = user_cache.cache_folder("agent")
@@ -61,7 +61,7 @@ def pack_agent(fallback: Path) -> Path:
 
 
 def _make_file(folder: Path, name: str) -> Path:
-    """Return the file in this folder, created atomically. Raises OSError if it cannot be created."""
+    """Return the file in this folder, created atomically. Raises OSError."""
     file = folder / name
     if _is_mine(file):
         # The modification time tells when the file was last used.
@@ -190,7 +190,7 @@ class Gang:
 
 
 def kill_orphans(uid: str) -> int:
-    """Kill every process of this user that belongs to run `uid`, wait for them to be gone, and return how many.
+    """Kill every process of this user that belongs to run `uid`, and return how many.
 
     It kills none while an agent of that run lives: they are its processes.
     """

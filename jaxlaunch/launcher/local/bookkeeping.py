@@ -166,7 +166,6 @@ def close_summary(folder: RunFolder, checkpoints: Path | None) -> None:
 
 
 def _with_recorded_verdict(summary: Summary, verdict: Verdict) -> Summary:
-    """Return the summary with the recorded verdict and its step, which may be newer than the summary."""
     return dataclasses.replace(
         summary, verdict=verdict, step=furthest_step(summary.step, verdict.step)
     )
@@ -175,7 +174,7 @@ def _with_recorded_verdict(summary: Summary, verdict: Verdict) -> Summary:
 def _with_saved_step(
     summary: Summary, checkpoints: Path | None, starts: RunStarts, records: Sequence[AttemptRecord]
 ) -> Summary:
-    """Return the summary of a run with a step on disk that its killed agents had no time to report."""
+    """Return the summary with a saved step that its killed agents had no time to report."""
     saved_step = newest_step(checkpoints)
     if saved_step is None or (summary.committed is not None and saved_step <= summary.committed):
         return summary

@@ -30,7 +30,7 @@ Block = Text | ArrayRecord | Images | Table
 
 
 def describe_data(job: JobSpec, folder: Path) -> Iterator[str]:
-    """Yield a sentence about each set of files that is relative to the job's folder, or absolute and on no volume."""
+    """Yield a sentence about each set of local files that the job reads."""
     data = None if job.train is None else job.train.data
     if isinstance(data, Text | ArrayRecord):
         yield from _describe_block(job, "train.data", data, folder)
@@ -122,7 +122,7 @@ def _is_single_text(block: Block, file: tuple[str, int]) -> bool:
 
 
 def list_missing_modules(job: JobSpec, folder: Path) -> Iterator[str]:
-    """Yield a sentence for each module that `train` names (`module:Name`) and that is neither here nor installed.
+    """Yield a sentence for each module of `train` that is neither here nor installed.
 
     An image may have it, so it is no error.
     """

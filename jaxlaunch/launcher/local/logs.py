@@ -30,7 +30,7 @@ def list_ranks(folder: Path, selection: Selection) -> list[int]:
 def read_logs(
     run: Run, folder: Path, selection: Selection, tail: int | None, processes_per_host: int
 ) -> Iterator[tuple[int, int, list[Line]]]:
-    """Yield each rank that has a log in the folder of a start, the bytes left out before its lines, and the lines."""
+    """Yield each rank with a log, the number of bytes left out, and the lines after them."""
     ranks = list_ranks(folder, selection)
     for rank in ranks:
         log = read_run.read_log(
@@ -52,7 +52,7 @@ def follow_logs(
     processes_per_host: int,
     show: Callable[[Line], None],
 ) -> None:
-    """Show the last `tail` lines of each rank, and then each line as it comes, until nobody runs in the folder."""
+    """Show the last `tail` lines of each rank, and then new ones until the run has ended."""
     folder, files = run.start_folder, dict[int, _LogFile]()
     is_first, is_over = True, False
     while True:
@@ -79,7 +79,7 @@ def follow_logs(
 
 
 class _LogFile:
-    """The log of a rank as it grows. Old lines move to another file, which is read to its end first.
+    """The growing log of a rank, with the file that old lines move to.
 
     No link below the folder `below` is followed: it may lead to what only this user can read.
     """

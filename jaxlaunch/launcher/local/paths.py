@@ -45,7 +45,7 @@ class Paths:
     mounts: Mapping[PurePosixPath, Path]  # path in the pod -> folder on this machine
 
     def resolve_path(self, path: str) -> str:
-        """Return `path` on this machine: below a volume's folder, or relative to the job file; a URL is unchanged."""
+        """Return `path` on this machine. URLs are unchanged."""
         if "://" in path:
             return path
         mount = self._find_mount(path)
@@ -56,14 +56,14 @@ class Paths:
         )
 
     def map_argument(self, text: str) -> str:
-        """Return a command's argument, rewritten only where it is a path below a volume, bare or as `--flag=path`."""
+        """Return a command's argument, with a path below a volume, bare or as `--flag=path`, mapped."""
         flag, equals, value = text.partition("=")
         if equals and flag.startswith("-") and self._find_mount(value) is not None:
             return f"{flag}={self.resolve_path(value)}"
         return str(self.map_value(text))
 
     def map_value(self, value: Any) -> Any:
-        """Return a value for the user's code, with strings that are paths below a volume rewritten."""
+        """Return a value for the user's code, with strings that are paths below a volume mapped."""
         if isinstance(value, Mapping):
             return {key: self.map_value(item) for key, item in value.items()}
         if isinstance(value, list):
@@ -75,7 +75,7 @@ class Paths:
         )
 
     def map_train(self, spec: TrainSpec) -> TrainSpec:
-        """Return the train block with paths of this machine. Omitted paths stay so: the task may set them."""
+        """Return the train block with paths of this machine. Omitted paths stay omitted."""
         data = self._map_files(spec.data)
         if isinstance(spec.data, Text | Mixture) and spec.data.tokenizer != "bytes":
             data["tokenizer"] = self.resolve_path(spec.data.tokenizer)
@@ -156,7 +156,7 @@ def _normalize_path(path: str) -> PurePosixPath:
 
 
 def map_paths(job: JobSpec, base: Path, folder: Path, volumes: Mapping[str, Path]) -> Paths:
-    """Return the paths of `job` on this machine: each volume is one of `volumes`, else a folder below `folder`/volumes.
+    """Return the paths of `job`: a volume is one of `volumes`, or below `folder`/volumes.
 
     `volumes` names a volume by its name or by the path that it is mounted at. One volume at several
     mounts is one folder. Raises UserError if `volumes` names a volume that the job does not have,
@@ -214,7 +214,7 @@ def _find_source(
 
 
 def check_utf8_names(folder: Path, base: Path, volumes: Mapping[str, Path]) -> None:
-    """Raise UserError for a folder whose name is not UTF-8, because records and variables of the run contain it."""
+    """Raise UserError for a folder that is not UTF-8, which records could not contain."""
     folders = {"The run folder": folder, "The job file's folder": base}
     for subject, path in {
         **folders,
@@ -231,7 +231,7 @@ def check_utf8_names(folder: Path, base: Path, volumes: Mapping[str, Path]) -> N
 
 
 def check_folders(folder: Path, volumes: Mapping[str, Path]) -> None:
-    """Create the run folder and write into it once. Raises UserError if that fails, or a volume has no folder."""
+    """Create the run folder and write into it once. Raises UserError if a folder is unusable."""
     for name, volume in volumes.items():
         with explain_os_error(
             f"--volume {name}={volume}", "name a folder that exists or can be made."

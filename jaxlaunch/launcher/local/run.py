@@ -1,4 +1,4 @@
-"""Run of a job on this machine: one agent per host of the job, with the same contract as the pods of a JobSet.
+"""Run of a job on this machine: one agent per host, with the same contract as the pods.
 
 This module owns the run folder, the agents' environment and the generations. The rest is in
 launcher/agent.
@@ -128,7 +128,7 @@ def run_job(
 
 
 def _require_memory(job: JobSpec) -> None:
-    """Raise UserError for more processes than this machine has memory for, before the first one starts."""
+    """Raise UserError for more processes than this machine has memory for."""
     # Each host also has an agent.
     processes = job.pod_count + job.processes
     memory_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
@@ -142,7 +142,7 @@ def _require_memory(job: JobSpec) -> None:
 
 
 def make_agent_environ(job: JobSpec, paths: Paths, local: LocalRun, uid: str) -> dict[str, str]:
-    """Return the environment variables that all agents share. Raises UserError if a secret is not set here."""
+    """Return the variables that all agents share. Raises UserError for a missing secret."""
     # `python` in a command is the one that runs us, activated or not.
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
     environ = {**os.environ, "PATH": path, **paths.map_value(job.env)}
@@ -249,7 +249,7 @@ def run_generations(
     show: ShowLine,
     say: Callable[[str], None],
 ) -> Summary:
-    """Start sets of agents as JobSet would, until a set ends for good; a restart is charged to restarts.crash."""
+    """Start sets of agents, as JobSet would, until one ends for good."""
     generation = charged_restarts = 0
     while True:
         signals.gang = gang = Gang(environ, job, generation, lock)

@@ -1,4 +1,4 @@
-"""The answer of `explain` for a run on this machine, in the same terms as for a job on a cluster."""
+"""The answer of `explain` for a run on this machine, as for a job on a cluster."""
 
 from __future__ import annotations
 

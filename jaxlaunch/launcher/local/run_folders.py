@@ -1,4 +1,4 @@
-"""Runs of this machine: how they are found by name, read from their folders, and stopped from another terminal.
+"""Runs of this machine: found by name, read from their folders, stopped and waited for.
 
 Commands about jobs on a cluster import this module too, so its imports are kept small.
 """
@@ -37,7 +37,7 @@ STEPS_KEY, MAX_CRASHES_KEY = ("train", "steps"), ("restarts", "crash")
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """A run of this machine: its folder, the records of its newest start, and the process that runs it now."""
+    """A run: its folder, the records of its newest start, and the process that runs it."""
 
     name: str
     folder: Path
@@ -107,7 +107,7 @@ def find_run(run: str) -> Path | None:
 
 
 def find_sweep(name: str) -> Path | None:
-    """Return the folder of a sweep, given by its name or by its folder, or None if there is none."""
+    """Return the folder of a sweep, given by its name or its folder, or None."""
     return next(
         (folder.absolute() for folder in (Path(name), RUNS_FOLDER / name) if is_sweep(folder)), None
     )
@@ -119,7 +119,7 @@ def describe_search(run: str) -> str:
 
 
 def resolve_folder(run: str) -> Path:
-    """Return the folder of a run, or any other folder of this path. Raises UserError if there is none."""
+    """Return the folder of a run, or any other existing one. Raises UserError."""
     if (folder := find_run(run)) is not None:
         return folder
     for path in (Path(run), RUNS_FOLDER / run):
@@ -147,7 +147,7 @@ def open_run(folder: Path) -> Run:
 
 
 def list_runs(folder: Path) -> Iterator[Run]:
-    """Yield the runs below a folder and in its sweeps, by name, with the part of their summaries that a table shows.
+    """Yield the readable runs below a folder and in its sweeps, by name, as rows of a table.
 
     Runs that this user may not read are skipped.
     """
@@ -168,7 +168,7 @@ def hold_lock(folder: Path, name: str = layout.LOCK) -> Iterator[Lock]:
 
 
 def stop_run(run: Run, file: str = layout.LOCK) -> None:
-    """Make the run save and end, as Ctrl-C in its own terminal does, and return when it has noted the request.
+    """Make the run save and end, as Ctrl-C does, and return when it has noted that.
 
     A run that already stops is not asked again: a second signal would kill it. `file` is the lock
     that it holds in its folder. Raises UserError if no process runs in the folder, or if it belongs

@@ -119,7 +119,7 @@ def _run_state(run: Run) -> State:
 
 
 def run_verdict(run: Run) -> Verdict | None:
-    """Return the verdict of a run, also of one that was killed with its launcher, or None while it runs."""
+    """Return the verdict of a run, also of a killed one, or None while it runs."""
     summary = run.summary
     if summary is not None and summary.verdict is not None:
         return summary.verdict
@@ -138,7 +138,7 @@ def was_killed(run: Run) -> bool:
 
 
 def ask_agents(run: Run) -> LiveStatus | None:
-    """Return what the first MAX_AGENTS agents of this machine report now, or None if no process runs it here."""
+    """Return what the first MAX_AGENTS agents report, or None if the run is not here."""
     if run.holder is None or not run.holder.is_here:
         return None
     try:
@@ -159,7 +159,7 @@ def ask_agents(run: Run) -> LiveStatus | None:
 
 
 def list_agents(folder: Path) -> list[AgentAddress]:
-    """Return the agents of a run that live on this machine: a job on a cluster lists agents of other hosts."""
+    """Return the agents of a run that live on this machine and not on other hosts."""
     agents = run_folder.read_agents(folder)
     return [
         agent

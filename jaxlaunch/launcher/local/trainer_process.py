@@ -1,4 +1,4 @@
-"""Programs of the trainer, in their own processes since the launcher never imports jax, and the runs that they read."""
+"""Programs of the trainer, in their own processes because the launcher never imports jax."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def require_trainer(feature: str) -> None:
 
 
 def cpu_environ(job: JobSpec, train: TrainSpec, base: Path) -> dict[str, str]:
-    """Return the environment of a program that reads `train` on the CPU, with the variables and code of the job."""
+    """Return the environment of a program that reads `train` on the CPU."""
     code = [str(base / job.code_folder)] if job.code_folder else []
     path = os.pathsep.join(filter(None, (*code, os.environ.get("PYTHONPATH"))))
     return {
@@ -63,7 +63,7 @@ def run_program(
     hint: str | None = None,
     show: Callable[[str], None] | None = None,
 ) -> dict[str, Any]:
-    """Return the JSON object that `python -m module` prints; `show` gets what it logs meanwhile, line by line.
+    """Return the JSON object that a program prints; `show` gets the lines of its log.
 
     Raises UserError with its own message, and `hint`.
     """
@@ -98,7 +98,7 @@ def stream_program(
     environ: Mapping[str, str],
     answer: Callable[[], str | None] | None = None,
 ) -> Iterator[dict[str, Any]]:
-    """Yield the JSON objects that `python -m module` prints, one a line. Raises UserError as `run_program` does.
+    """Yield the JSON objects that a program prints, one a line. Raises UserError.
 
     If `answer` is given, its return value is sent after each object with the key `ask`, once the
     caller has seen the object. None ends the program's input.
@@ -180,7 +180,7 @@ class Training(NamedTuple):
     folder: Path
 
     def device_environ(self) -> dict[str, str]:
-        """Return the environment of a program on the devices that JAX finds, and for a CPU job on the CPU alone."""
+        """Return the environment of a program on JAX's devices; of a CPU job, on the CPU."""
         environ = cpu_environ(self.job, self.train, self.folder)
         # The weights of such a job may need accelerators.
         if self.job.accelerator.platform != "cpu":
@@ -221,7 +221,7 @@ def find_weights(run: str) -> tuple[str, int | None]:
 
 
 def find_checkpoints(run: str) -> str:
-    """Return the folder or URL of a run's checkpoints; a URL, and a folder that is not a run's, stay as they are.
+    """Return the folder or URL of a run's checkpoints. Other folders and URLs are unchanged.
 
     Raises UserError if the run's job.yaml does not determine it.
     """

@@ -1,4 +1,4 @@
-"""Named checks of a cluster, a namespace and the objects that a job needs. Objects are created only with dryRun=All.
+"""Named checks of a cluster, a namespace and what a job needs. All creations are dry runs.
 
 Each check reads objects and passes them to a pure function that judges them. Missing permissions
 yield `unknown` and do not stop the other checks. `launcher doctor` runs all checks. Before it
@@ -39,7 +39,7 @@ _SERVER_SECTION = "access-to-the-cluster"
 
 
 def check_server(cluster: Cluster) -> list[Finding]:
-    """Return the findings about the API server. If they have a failure, nothing else can be checked."""
+    """Return the findings about the API server. After a failure nothing else can be checked."""
 
     def read_server() -> Findings:
         version = cluster.server_version()
@@ -353,7 +353,7 @@ def _judge_local_queue(target: Target, name: str) -> tuple[Finding, Obj | None]:
 
 
 def _check_priority(target: Target) -> Findings:
-    """Check the job's priority classes: Kueue's for its position in the queue, Kubernetes' for its pods."""
+    """Check Kueue's priority class, for the position in the queue, and Kubernetes', for the pods."""
     names_by_kind = {
         kinds.WORKLOAD_PRIORITY_CLASSES: target.jobset["metadata"]["labels"].get(
             labels.PRIORITY_LABEL
@@ -380,7 +380,7 @@ def _check_priority(target: Target) -> Findings:
 
 
 def _check_dry_run(target: Target) -> Findings:
-    """Send the JobSet and one of its pods, because pods are admitted only after the JobSet is accepted."""
+    """Send the JobSet and one of its pods, which the server would admit only after the JobSet."""
     jobset = {
         **target.jobset,
         "metadata": {**target.jobset["metadata"], "namespace": target.namespace},

@@ -1,4 +1,4 @@
-"""Checks of the API server, JobSet and Kueue: versions, controllers, webhooks and configuration. Pure."""
+"""Checks of the API server, JobSet and Kueue: versions, webhooks and configuration. Pure."""
 
 from __future__ import annotations
 
@@ -158,7 +158,7 @@ def _feature_gates(deployment: Obj) -> list[str]:
 
 
 def describe_features(project: str, deployment: Obj | None, configs: Sequence[str]) -> Findings:
-    """Report which of the project's features for lost hosts are on, by its arguments or configuration."""
+    """Report which of the project's features for lost hosts are on."""
     if deployment is None:
         return
     words = dict(
@@ -195,7 +195,7 @@ class Webhook(NamedTuple):
 def blocking_webhooks(
     configurations: Sequence[Obj], namespace_labels: Mapping[str, str] | None
 ) -> list[Webhook]:
-    """Return the webhooks that must admit a job's objects in a namespace, or in any if its labels are unknown."""
+    """Return the webhooks that must admit a job's objects in a namespace with these labels."""
     webhooks = []
     for hook in (
         hook for configuration in configurations for hook in configuration.get("webhooks") or []
@@ -225,7 +225,7 @@ def _covers_jobs(rule: Obj) -> bool:
 
 
 def selector_matches(selector: Obj, labels: Mapping[str, str]) -> bool:
-    """Return whether a label selector matches these labels. An empty selector matches everything."""
+    """Return whether a label selector matches. An empty selector matches everything."""
 
     def is_met(term: Obj) -> bool:
         value, values = labels.get(term["key"]), term.get("values") or []
@@ -271,7 +271,7 @@ def judge_webhooks(webhooks: Sequence[Webhook], ready: Mapping[tuple[str, str], 
 
 
 def count_ready_endpoints(slices: Sequence[Obj]) -> int:
-    """Return the number of ready endpoints of EndpointSlices. One without the condition is ready."""
+    """Count the ready endpoints of EndpointSlices. One without the condition is ready."""
     endpoints = [
         endpoint for endpoint_slice in slices for endpoint in endpoint_slice.get("endpoints") or []
     ]

@@ -101,7 +101,7 @@ def user_failure(summary: str, reason: str, remedy: str, /, **fields: Any) -> Fi
 
 
 def admin_failure(summary: str, reason: str, remedy: str, /, **fields: Any) -> Finding:
-    """Return the finding of a problem that keeps the job from running and that an administrator can fix."""
+    """Return the finding of a problem that keeps the job from running, for an administrator."""
     return Finding("fail", summary, reason, remedy, "cluster", fields=fields)
 
 
@@ -121,7 +121,7 @@ def exit_code(findings: Iterable[Finding]) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class Checkpoints:
-    """Storage of a job's checkpoints on a PersistentVolumeClaim, including the one that is being written."""
+    """Storage of a job's checkpoints on a claim, including the one that is being written."""
 
     claim: str
     kept_count: int
@@ -161,7 +161,7 @@ class Target:
 
     @cached_property
     def admitted_jobset(self) -> Obj:
-        """The job's JobSet with the overhead, node labels and tolerations that its RuntimeClass adds."""
+        """The JobSet with the overhead, labels and tolerations that its RuntimeClass adds."""
         name = self.template["spec"].get("runtimeClassName")
         runtime_class = self.find_object(kinds.RUNTIME_CLASSES, name) if name else None
         if runtime_class is None:
@@ -192,7 +192,7 @@ class Target:
 
     @property
     def unrequested_resources(self) -> list[str]:
-        """The resources, of cpu and memory, that the pods do not request and no readable LimitRange sets."""
+        """The resources, of cpu and memory, that neither the pods nor LimitRanges request."""
         requests = pod_requests(pod_template(self.admitted_jobset)["spec"])
         missing = [name for name in ("cpu", "memory") if name not in requests]
         return [
@@ -203,7 +203,7 @@ class Target:
 
     @cached_property
     def defaulted_resources(self) -> set[str] | None:
-        """Resources for which LimitRanges of the namespace set defaults, or None if they may not be read."""
+        """Resources for which LimitRanges set defaults, or None if they may not be read."""
         with ignore_forbidden():
             ranges = self.cluster.list(kinds.LIMIT_RANGES, self.namespace)
             limits = [

@@ -224,7 +224,7 @@ def judge_rights(has: Mapping[Right, bool], needed: Mapping[str, Sequence[Right]
 def judge_local_queue(
     name: str, namespace: str, queue: Obj | None, queue_names: Sequence[str]
 ) -> Finding:
-    """Judge whether the LocalQueue exists and is active. `queue_names` names the namespace's LocalQueues."""
+    """Judge whether the LocalQueue exists, by the namespace's `queue_names`, and is active."""
     if queue is None:
         summary = "LocalQueue {name} does not exist in namespace {namespace}"
         why = "Kueue never starts a job of a queue that does not exist."
@@ -270,7 +270,7 @@ def judge_cluster_queue(
     requests: Mapping[str, Decimal],
     pods: int,
 ) -> Findings:
-    """Judge the ClusterQueue: active, open to the namespace, and with enough quota of each resource."""
+    """Judge whether the ClusterQueue is active and open to the namespace, and has enough quota."""
     if queue is None:
         fix = f"{ASK_ADMIN} create it."
         yield admin_failure(
@@ -451,7 +451,7 @@ _WAITS_UNTIL_CREATED = "pods wait in ContainerCreating until it exists."
 
 
 class Reference(NamedTuple):
-    """A Secret or a ConfigMap that pods need to start, and its required keys, empty for all keys."""
+    """A Secret or a ConfigMap that pods need, and its required keys, empty for all keys."""
 
     name: str
     keys: tuple[str, ...] = ()
@@ -468,7 +468,7 @@ def mounted_claims(spec: Obj) -> dict[str, bool]:
 
 
 def find_references(spec: Obj, kind: Kind) -> list[Reference]:
-    """Return the Secrets or ConfigMaps that volumes and environment variables use, with their keys."""
+    """Return the Secrets or ConfigMaps, with their keys, that volumes and variables use."""
     prefix = "secret" if kind is kinds.SECRETS else "configMap"
     name_key = "secretName" if kind is kinds.SECRETS else "name"
     uses = [

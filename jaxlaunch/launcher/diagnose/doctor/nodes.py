@@ -47,7 +47,7 @@ _TYPE_LABELS = (GKE_TPU, GKE_GPU, GPU_PRODUCT, AMD_PRODUCT, INSTANCE)
 
 
 def judge_room(nodes: Sequence[Obj], spec: Obj, pods: int, *, grows: bool) -> Finding:
-    """Judge whether nodes have the labels, taints and size that the pods need, and room for all of them at once.
+    """Judge whether nodes fit the pods, and have room for all of them at once.
 
     `grows` means that an autoscaler may add nodes.
     """
@@ -122,7 +122,7 @@ def _affinity_terms(spec: Obj) -> Sequence[Obj]:
 
 
 def _is_in_affinity(spec: Obj, node: Obj) -> bool:
-    """Return whether a node matches the terms of the node affinity with operator In. Others are ignored."""
+    """Return whether a node matches the node affinity's terms with operator In, the only ones used."""
     labels = node["metadata"].get("labels") or {}
     return all(
         labels.get(term["key"]) in term["values"]
@@ -168,7 +168,7 @@ def count_accelerators(nodes: Sequence[Obj]) -> Finding:
 
 
 def judge_drivers(nodes: Sequence[Obj], spec: Obj) -> Findings:
-    """Compare the NVIDIA drivers in the labels of fitting nodes with the CUDA version in the image's name.
+    """Compare the NVIDIA drivers on nodes that fit with the CUDA version in the image's name.
 
     A driver that is too old is only a warning, because an image may have CUDA's forward
     compatibility package.
@@ -220,7 +220,7 @@ def judge_drivers(nodes: Sequence[Obj], spec: Obj) -> Findings:
 
 
 def judge_device_access(spec: Obj) -> Findings:
-    """Report which settings of the nodes' containerd a pod's non-root user needs, and how to check them."""
+    """Report the settings of containerd that a pod's non-root user needs for the devices."""
     job, security = agent_job(spec), main_container(spec).get("securityContext") or {}
     user = security.get("runAsUser", (spec.get("securityContext") or {}).get("runAsUser"))
     if job is None or security.get("privileged"):

@@ -1,4 +1,4 @@
-"""Causes: Jobs and pods that the API server rejects after it accepted the JobSet. Only events have the reason. Pure."""
+"""Causes: Jobs and pods that the API server rejects, after it accepted the JobSet. Pure."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _SERVICE = re.compile(r"https://([a-z0-9-]+)\.([a-z0-9-]+)\.svc\b")
 
 
 class _Rejection(NamedTuple):
-    """Meaning of an API server message. The pattern's groups are fields of the headline and of the step."""
+    """Meaning of an API server message. The pattern's groups are fields of headline and step."""
 
     pattern: re.Pattern[str]
     situation: str
@@ -139,7 +139,7 @@ _WEBHOOK_DOWN = re.compile(r'failed calling webhook "(?P<webhook>[^"]+)"')
 
 
 def explain_missing_jobs(snapshot: Snapshot) -> Answer | None:
-    """Explain Jobs that the JobSet controller cannot create, or a JobSet on which it has not acted."""
+    """Explain why the JobSet controller has not created the Jobs."""
     if snapshot.jobs:
         return _explain_late_controller(snapshot)
     if snapshot.is_suspended or "jobs" in snapshot.unread_reasons:
@@ -165,7 +165,7 @@ _NOT_CREATED = {
 
 
 def _is_jobset_unseen(snapshot: Snapshot, event: Obj) -> bool:
-    """Return whether a webhook denied a Job because it had not seen the new JobSet. The controller retries."""
+    """Return whether a webhook denied a Job before it saw the JobSet. The controller retries."""
     age_s = seconds_since(snapshot.created_at, snapshot.now)
     is_new = age_s is not None and age_s < _RETRY_DELAY_S
     return (
@@ -195,7 +195,7 @@ def _explain_unattended(snapshot: Snapshot) -> Answer | None:
 
 
 def _explain_late_controller(snapshot: Snapshot) -> Answer | None:
-    """Explain that a controller has not reacted to an earlier change by another controller or a kubelet."""
+    """Explain that a controller has not reacted to what another one or a kubelet did."""
     if (
         snapshot.is_suspended
         or "events" in snapshot.unread_reasons
@@ -214,7 +214,7 @@ def _explain_late_controller(snapshot: Snapshot) -> Answer | None:
 
 
 def _late_job_controller(snapshot: Snapshot) -> Text | None:
-    """Return the headline if the Job controller has not created a Job's pods or noticed a failed pod."""
+    """Return the headline if the Job controller ignores a Job without pods or a failed pod."""
     suspended = [job for job in snapshot.jobs if job.get("spec", {}).get("suspend")]
     if (
         not snapshot.pods

@@ -60,7 +60,7 @@ def first_answer(causes: Iterable[Cause], snapshot: Snapshot) -> Answer | None:
 
 
 def is_liveness_failure(event: Obj) -> bool:
-    """Return whether an event is about a failed liveness probe, after which the kubelet stops the container."""
+    """Return whether a liveness probe failed, after which the kubelet stops the container."""
     return bool(event["reason"] == "Unhealthy" and event["message"].startswith(LIVENESS_PREFIX))
 
 
@@ -83,7 +83,7 @@ def unread_answer(snapshot: Snapshot, kind: str, headline: Text) -> Answer:
 
 
 def unknown_reason(snapshot: Snapshot, *kinds: str) -> Text:
-    """Return the end of a headline that says why a reason is unknown, empty if these kinds were read."""
+    """Return the end of a headline if one of these kinds could not be read, else no text."""
     why = next(
         (snapshot.unread_reasons[kind] for kind in kinds if kind in snapshot.unread_reasons), None
     )

@@ -139,7 +139,7 @@ def explain_image_pull(snapshot: Snapshot) -> Answer | None:
 def _missing_pull_secret(
     snapshot: Snapshot, waiting: Sequence[Host]
 ) -> tuple[Text, NextStep] | None:
-    """Explain that the kubelet did not find an image pull secret, so that it asks without credentials."""
+    """Explain a missing image pull secret, without which the kubelet sends no credentials."""
     event = snapshot.find_event("FailedToRetrieveImagePullSecret", kind="Pod", on_hosts=waiting)
     match = None if event is None else _PULL_SECRETS.search(event["message"])
     if match is None:
@@ -308,7 +308,7 @@ def _advise_creation(snapshot: Snapshot, kind: str, name: str) -> NextStep:
 
 
 def _mounted_object(snapshot: Snapshot, message: str, kind: str) -> str | None:
-    """Return the Secret or ConfigMap of the volume in a message, or None if the volume has several."""
+    """Return the Secret or ConfigMap of the volume in a message. A projected one has several."""
     match = _VOLUME_NAME.search(message)
     volumes = pod_template(snapshot.jobset).get("spec", {}).get("volumes") or ()
     volume: Obj = next(
@@ -335,7 +335,7 @@ def _bad_command(command: str, problem: str, group: HostGroup, evidence: Evidenc
 
 
 def _explain_start_error(snapshot: Snapshot, present: list[Host]) -> Answer | None:
-    """Explain that the container runtime could not start the command, which ends the pod (restartPolicy Never)."""
+    """Explain a command that could not be started, which ends the pod (restartPolicy Never)."""
     terminated_hosts = [host for host in present if host.terminated.get("reason") in _START_REASONS]
     if not terminated_hosts:
         return None
@@ -387,7 +387,7 @@ def _explain_missing_agent(snapshot: Snapshot, present: list[Host]) -> Answer | 
 
 
 def _explain_init_failure(snapshot: Snapshot, present: list[Host]) -> Answer | None:
-    """Explain a failed init container, or a sidecar that fails after each restart by the kubelet."""
+    """Explain a failed init container, or a sidecar that fails after each restart."""
     failed = [
         host
         for host in present
@@ -413,7 +413,7 @@ def _explain_init_failure(snapshot: Snapshot, present: list[Host]) -> Answer | N
 
 
 def _explain_mount(snapshot: Snapshot, present: list[Host]) -> Answer | None:
-    """Explain volumes that the kubelet cannot mount. It keeps retrying, and only events have the reason."""
+    """Explain volumes that the kubelet cannot mount. Only events have the reason."""
     waiting = [host for host in present if _is_being_created(host)]
     event = snapshot.find_event(*_MOUNT_EVENTS, kind="Pod", on_hosts=waiting)
     if not waiting or event is None or _SLOW_KUBELET.search(event["message"]):
@@ -448,7 +448,7 @@ def _explain_sandbox(snapshot: Snapshot, present: list[Host]) -> Answer | None:
 
 
 def _explain_init_run(snapshot: Snapshot, present: list[Host]) -> Answer | None:
-    """Explain a running init container, after which the program starts, or once a sidecar is ready."""
+    """Explain a running init container, or a sidecar that is not ready yet."""
     waiting = [host for host in present if host.is_init and host.running]
     if not waiting:
         return None
@@ -597,7 +597,7 @@ def explain_outliving_sidecar(snapshot: Snapshot) -> Answer | None:
 
 
 def explain_failing_sidecar(snapshot: Snapshot) -> Answer | None:
-    """Explain that the program runs, and another container has failed, so that the job will fail."""
+    """Explain that another container has failed, so that the job fails when the program ends."""
     pair = _find_container(
         snapshot.hosts, lambda container: bool(container.terminated.get("exitCode"))
     )
@@ -617,7 +617,7 @@ def explain_failing_sidecar(snapshot: Snapshot) -> Answer | None:
 
 
 def _explain_sidecar_restarts(snapshot: Snapshot) -> Answer | None:
-    """Explain a native sidecar that the kubelet restarts again and again. A Job does not count its failures."""
+    """Explain a native sidecar that restarts again and again, which a Job does not count."""
     pair = _find_container(
         snapshot.hosts,
         lambda container: (

@@ -1,4 +1,4 @@
-"""The explanation of a job: why it waits or failed, or what it does, with evidence and the next step. Pure.
+"""The explanation of a job: what it does or why it waits, and the next step. Pure.
 
 Causes are checked in the order in which a job passes them, and the first one that applies is the
 answer. Everything is data until `Diagnosis.render` renders the texts for the screen and for JSON.
@@ -161,7 +161,7 @@ def explain_job(job: Snapshot | NoSuchJob) -> Explanation:
 
 
 def diagnose_job(job: Snapshot | NoSuchJob) -> Diagnosis:
-    """Return the answer of the first cause that applies to the job, with facts and the next step."""
+    """Return the answer of the first cause that applies, with facts and the next step."""
     if isinstance(job, NoSuchJob):
         unknown = _explain_unknown_job(job)
         return Diagnosis(job.name, job.namespace, unknown, job.unread, unknown.next_step)
@@ -251,7 +251,7 @@ def _list_facts(status: JobStatus, now: datetime) -> list[Text]:
 
 
 def describe_ranks(status: JobStatus) -> Text:
-    """Return "on hosts 0, 3, 2; spare: host 1" for a job whose ranks may move, and nothing for others."""
+    """Return "on hosts 0, 3, 2; spare: host 1", or no text for a job whose ranks never move."""
     if status.members is None:
         return EMPTY_TEXT
     hosts_template = "on host {members}; " if status.members.isdecimal() else "on hosts {members}; "

@@ -99,7 +99,7 @@ def explain_failure(snapshot: Snapshot) -> Answer | None:
 
 
 def _explain_deadline(snapshot: Snapshot) -> Answer | None:
-    """Explain a deadline of Kubernetes, which applies to one generation, or of the agents, which applies to all."""
+    """Explain a deadline, of Kubernetes for one generation or of the agents for all."""
     verdict = _final_verdict(snapshot)
     if verdict is not None and verdict.code == contract.DEADLINE:
         return Answer("deadline", Text("{message}", message=verdict.message))
@@ -133,7 +133,7 @@ def _explain_oom(snapshot: Snapshot) -> Answer | None:
 
 
 def _explain_hook(snapshot: Snapshot) -> Answer | None:
-    """Explain a failed postStart hook. The kubelet kills the container, and its agent may report a stop."""
+    """Explain a failed postStart hook, after which the kubelet kills the container."""
     event = snapshot.find_event("FailedPostStartHook", kind="Pod")
     verdict = _final_verdict(snapshot)
     host = _first_failed(snapshot)
@@ -403,7 +403,7 @@ _EMPTY_DIR_MESSAGE = re.compile(r'EmptyDir volume "(?!shm")')
 
 
 def explain_excess_eviction(snapshot: Snapshot) -> Answer | None:
-    """Explain pods that the kubelet evicted because they exceeded their limit of ephemeral storage."""
+    """Explain pods that were evicted because they exceeded their limit of ephemeral storage."""
     evicted = [
         host
         for host in snapshot.hosts

@@ -1,4 +1,4 @@
-"""Pods that have run: lost hosts and nodes, restarts, missing hosts, hangs, and the phase of the ranks. Pure."""
+"""Causes: lost hosts and nodes, restarts, missing hosts, hangs, and the ranks' phases. Pure."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ _KUBERNETES_LEAD = Text("wait: Kubernetes")
 
 
 def explain_disruption(snapshot: Snapshot) -> Answer | None:
-    """Explain pods that were removed from outside: eviction, drain, preemption, a lost node, or their own excess."""
+    """Explain pods that were removed: by an eviction, a drain, a preemption or a lost node."""
     if (excess := explain_excess_eviction(snapshot)) is not None:
         template = "is restarting: {why}; that counts against the limit of restarts.crash"
         headline = Text(template, why=excess.headline)
@@ -172,7 +172,7 @@ def _describe_pressure(host: Host, message: str) -> tuple[Text, NextStep | None]
 
 
 def _find_unending(snapshot: Snapshot, removed_hosts: list[Host]) -> StuckObject | None:
-    """Return the pods that were deleted on a node that does not answer, by the node or by what events say."""
+    """Return what keeps deleted pods from ending: a node that does not answer."""
     event = snapshot.find_event("NodeNotReady", kind="Pod", on_hosts=removed_hosts)
     node = snapshot.silent_node
     cut_off = [
@@ -202,7 +202,7 @@ def _wait_for_node(node: str, lead: Text, pods: str = "them") -> NextStep:
 
 
 def explain_unhealthy(snapshot: Snapshot) -> Answer | None:
-    """Explain a container that the kubelet stops again and again, for a probe or a hook of the job or of a webhook."""
+    """Explain a container that the kubelet restarts again and again, for a probe or a hook."""
     event = snapshot.find_event("Unhealthy", "FailedPostStartHook", kind="Pod")
     if (
         event is None
@@ -319,7 +319,7 @@ def explain_node_lost(snapshot: Snapshot) -> Answer | None:
 
 
 def explain_silent_node(snapshot: Snapshot) -> Answer | None:
-    """Explain a node that does not answer by what the node itself reports, where it could be read."""
+    """Explain a node that does not answer by what its object reports."""
     node, stranded = snapshot.silent_node, _stranded_hosts(snapshot)
     if node is None or not stranded:
         return None
@@ -342,7 +342,7 @@ def explain_silent_node(snapshot: Snapshot) -> Answer | None:
 
 
 def explain_deleted_node(snapshot: Snapshot) -> Answer | None:
-    """Explain pods that read as running on a node that is no more: nobody reports of them until they are deleted."""
+    """Explain pods that still have phase Running on a node that no longer exists."""
     node, stranded = snapshot.deleted_node, _stranded_hosts(snapshot)
     if node is None or not stranded:
         return None
@@ -351,7 +351,7 @@ def explain_deleted_node(snapshot: Snapshot) -> Answer | None:
 
 
 def _stranded_hosts(snapshot: Snapshot) -> list[Host]:
-    """Return the hosts on the node that does not answer or is deleted, but for those that are deleted themselves."""
+    """Return the hosts on the silent or deleted node that are not deleted themselves."""
     return [
         host for host in snapshot.hosts if snapshot.is_on_silent_node(host) and not host.is_leaving
     ]
@@ -388,7 +388,7 @@ def explain_lost_host(snapshot: Snapshot) -> Answer | None:
 
 
 def explain_blocked_completion(snapshot: Snapshot) -> Answer | None:
-    """Explain that all ranks are done, and a host on a node that does not answer keeps the Job from being complete."""
+    """Explain a Job that is not complete although all ranks are done: one of its nodes is silent."""
     cut_off = cut_off_hosts(snapshot)
     if not cut_off or not snapshot.waits_for_pods or not is_gang_done(snapshot):
         return None
@@ -435,7 +435,7 @@ def _explain_missing_hosts(snapshot: Snapshot, away: list[int]) -> Answer:
 
 
 def _explain_partial_run(snapshot: Snapshot, away: list[int]) -> Answer | None:
-    """Explain that it runs without the hosts that are away, or although the node of one does not answer."""
+    """Explain a job that runs without some hosts, or although a node does not answer."""
     if heard := reachable_hosts(snapshot):
         return _explain_lost_kubelet(snapshot, heard)
     members = snapshot.members
@@ -549,7 +549,7 @@ def _explain_pod_blocker(snapshot: Snapshot, away: list[int]) -> Answer:
 
 
 def _stuck_on_lost_node(snapshot: Snapshot, host: Host) -> StuckObject:
-    """Return what is known of the node of a pod that reads as running, and can neither run nor end."""
+    """Return what is known of the lost node of a pod that still has phase Running."""
     node = snapshot.deleted_node
     if node is not None and node.name == host.node:
         return StuckObject(describe_deletion(node, snapshot.now), wait_for_collection(host.pod))

@@ -1,4 +1,4 @@
-"""Kueue holds the job back or evicted it: which queue, which quota, and how much is missing. Pure."""
+"""Causes: Kueue has not admitted the job or has evicted it, for a queue or a quota. Pure."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ def _explain_eviction(snapshot: Snapshot) -> Answer | None:
 
 
 def _explain_backoff(snapshot: Snapshot) -> Answer | None:
-    """Explain a job whose pods were not ready, and which Kueue puts back into the queue after a while."""
+    """Explain a job that Kueue evicted for unready pods, and queues again after a pause."""
     requeue = (snapshot.workload or {}).get("status", {}).get("requeueState") or {}
     at = parse_time(requeue.get("requeueAt"))
     if (
@@ -163,7 +163,7 @@ def _explain_backoff(snapshot: Snapshot) -> Answer | None:
 
 
 def _explain_admission_checks(snapshot: Snapshot, workload: Obj) -> Answer | None:
-    """Explain a job whose quota is reserved, and whose admission checks, such as new nodes, have not passed."""
+    """Explain a job with reserved quota whose admission checks, such as new nodes, have not passed."""
     if not is_condition_true(workload, "QuotaReserved"):
         return None
     checks = workload.get("status", {}).get("admissionChecks") or ()
@@ -336,7 +336,7 @@ def _describe_conditions(snapshot: Snapshot) -> Evidence:
 
 
 def _describe_quotas(snapshot: Snapshot) -> Evidence:
-    """Return the quota of each resource, how much of it is reserved, and how many jobs wait for it."""
+    """Return the quota of each resource, its reserved part, and the number of pending jobs."""
     if snapshot.cluster_queue is None:
         return ()
     template = "quota of {resource} in flavor {flavor}: {reserved} used of {nominal}"

@@ -1,4 +1,4 @@
-"""Pods that cannot be scheduled: which resource, taint or label, and how many nodes would fit. Pure."""
+"""Causes: pods that cannot be scheduled, by resource, taint or label. Pure."""
 
 from __future__ import annotations
 
@@ -340,7 +340,7 @@ _REASONS = (
 
 
 def _explain_by_message(message: str, group: HostGroup, evidence: Evidence) -> Answer:
-    """Explain by the scheduler's own message, where the nodes are not known or do not explain it."""
+    """Explain by the scheduler's message, if the nodes are not known or not the reason."""
     situation = next(
         (name for pattern, name in _REASONS if pattern.search(message)), "unschedulable"
     )
@@ -359,6 +359,6 @@ def _explain_by_message(message: str, group: HostGroup, evidence: Evidence) -> A
 
 
 def _counted_reasons(message: str) -> list[str]:
-    """Return the parts of the scheduler's message, each a reason and how many nodes it rules out."""
+    """Return the parts of the scheduler's message, each a number of nodes and a reason."""
     _, _, reasons = _ABOUT_PREEMPTION.split(message)[0].partition(": ")
     return [text.rstrip(".") for text in re.split(r", (?=\d+ )", reasons)]

@@ -1,4 +1,4 @@
-"""Every situation that `explain` knows: its key for scripts, its meaning, the next step and the documentation.
+"""The situations of `explain`: key for scripts, meaning, next step and documentation.
 
 The table of docs/explain.md is generated from these rows.
 """
@@ -382,7 +382,7 @@ STEPS_BY_CODE: Mapping[int, NextStep] = {
 
 
 def section_link(situation: str, code: int | None = None) -> str | None:
-    """Return the documentation link of a situation, or of a failed job's exit code. None if nothing is wrong."""
+    """Return the documentation link of a situation, or None if nothing is wrong."""
     if situation == "failed" and code is not None:
         return troubleshooting.command_for_code(code)
     section = SITUATIONS[situation].section

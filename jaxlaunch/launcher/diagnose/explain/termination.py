@@ -1,4 +1,4 @@
-"""Causes: a job that is done, stopped or being deleted, and objects whose deletion is blocked. Pure."""
+"""Causes: jobs that are done, stopped or being deleted, and blocked deletions. Pure."""
 
 from __future__ import annotations
 
@@ -175,7 +175,7 @@ class StuckObject(NamedTuple):
 
 
 def find_stuck(snapshot: Snapshot) -> StuckObject | None:
-    """Return the job's first object whose deletion is blocked by a finalizer or by a silent node."""
+    """Return the job's first object whose deletion is blocked."""
     objects = [
         *(("pod", pod) for pod in snapshot.pods),
         *(("Job", job) for job in snapshot.jobs),
@@ -248,7 +248,7 @@ def _stuck_on_node(pod: str, node: str, late_s: float, why: Text) -> StuckObject
 
 
 def describe_silence(node: Obj, now: datetime) -> Text:
-    """Return "node a-1 has not answered since 12:03:11 UTC (2m ago): Kubelet stopped posting node status."."""
+    """Return "node a-1 has not answered since 12:03:11 UTC (2m ago): Kubelet stopped posting …"."""
     ready = find_condition(node, "Ready")
     why = (ready.get("message") or ready.get("reason") or "").rstrip(". \n")
     template = (
