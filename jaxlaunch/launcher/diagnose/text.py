@@ -16,6 +16,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from jaxlaunch.launcher.jobs.status.hosts import Host
+from jaxlaunch.launcher.jobs.status.snapshot import Snapshot
 from jaxlaunch.launcher.kubernetes.objects import Obj, format_age
 from jaxlaunch.launcher.wording import format_count
 
@@ -133,45 +134,41 @@ class HostGroup:
     numbers: tuple[int, ...]
     expected: int
 
-    @classmethod
-    def from_hosts(cls, hosts: Collection[Host], expected: int) -> HostGroup:
-        """Return the group of these hosts, in a job with `expected` hosts."""
-        return cls(tuple(host.number for host in hosts), expected)
-
     def __len__(self) -> int:
         return len(self.numbers)
 
     def describe(self) -> Text:
         """Return the words for the group."""
         if len(self) == self.expected:
-            words = (
-                "all {expected:host}"
-                if self.expected > 1
-                else "its host"
-                if self.expected
-                else "no host"
-            )
-            return Text(words, expected=self.expected)
+            words = "its host" if self.expected else "no host"
+            template = "all {expected:host}" if self.expected > 1 else words
+            return Text(template, expected=self.expected)
         if len(self) == 1:
             return Text("host {number}", number=self.numbers[0])
         if len(self) <= MAX_HOSTS:
-            return Text(
-                "hosts {numbers} and {last}", numbers=self.numbers[:-1], last=self.numbers[-1]
-            )
+            *numbers, last = self.numbers
+            return Text("hosts {numbers} and {last}", numbers=numbers, last=last)
         return Text("{number} of {expected:host}", number=len(self), expected=self.expected)
+
+
+def host_group(hosts: Collection[Host], snapshot: Snapshot) -> HostGroup:
+    """Return the group of these hosts of a job."""
+    return HostGroup(tuple(host.number for host in hosts), snapshot.expected_hosts)
+
+
+def quote_message(message: str) -> Text:
+    """Return a message of somebody else as a text, which is rendered on one line."""
+    return Text("{message}", message=message)
 
 
 def describe_event(event: Obj | None) -> tuple[Text, ...]:
     """Return an event as evidence: its object, reason, count and message."""
     if event is None:
         return ()
-    template = "{kind} {object}: {reason} ({count} times): {message}"
-    if event["count"] < 2:
-        template = "{kind} {object}: {reason}: {message}"
-    return (Text(template, object=event["names"][0], **{key: event[key] for key in _EVENT_FIELDS}),)
-
-
-_EVENT_FIELDS = ("kind", "reason", "count", "message")
+    template = "{kind} {object}: {reason}: {message}"
+    if event["count"] > 1:
+        template = "{kind} {object}: {reason} ({count} times): {message}"
+    return (Text(template, **{**event, "object": event["names"][0]}),)
 
 
 def one_line(text: str) -> str:
@@ -209,12 +206,10 @@ class Renderer(string.Formatter):
         """Return the words of a command, with the name of the job and its namespace."""
         command = self._resubmit_command if command is SUBMIT_AGAIN else command
         words = [self._name if word == JOB_NAME else word for word in command.words]
-        position = 1 if words[0] == "kubectl" else 2
-        return (
-            [*words[:position], "-n", self._namespace, *words[position:]]
-            if self._namespace and command.is_namespaced
-            else words
-        )
+        if self._namespace and command.is_namespaced:
+            position = 1 if words[0] == "kubectl" else 2
+            words[position:position] = ["-n", self._namespace]
+        return words
 
     def format_field(self, value: Any, format_spec: str) -> str:
         """Return a field as a string, in one of the formats that the module's docstring lists."""

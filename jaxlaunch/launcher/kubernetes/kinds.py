@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import NamedTuple
 
 
@@ -45,12 +46,12 @@ class Right(NamedTuple):
     subresource: str = ""
 
     def __str__(self) -> str:
-        return f"{self.verb} {self.kind.resource}" + (
-            f"/{self.subresource}" if self.subresource else ""
-        )
+        subresource = f"/{self.subresource}" if self.subresource else ""
+        return f"{self.verb} {self.kind.resource}{subresource}"
 
 
 _JOBSET, _KUEUE, _ADMISSION = "jobset.x-k8s.io", "kueue.x-k8s.io", "admissionregistration.k8s.io"
+_cluster_kind = functools.partial(Kind, namespaced=False)
 
 # JobSet serves no other version.
 JOBSETS = Kind(_JOBSET, "v1alpha2", "jobsets", "JobSet")
@@ -73,48 +74,30 @@ RESOURCE_CLAIM_TEMPLATES = Kind(
 COMPUTE_DOMAINS = Kind("resource.nvidia.com", "v1beta1", "computedomains", "ComputeDomain")
 DEPLOYMENTS = Kind("apps", "v1", "deployments", "Deployment")
 
-NAMESPACES = Kind("", "v1", "namespaces", "Namespace", namespaced=False)
-NODES = Kind("", "v1", "nodes", "Node", namespaced=False)
-PRIORITY_CLASSES = Kind(
-    "scheduling.k8s.io", "v1", "priorityclasses", "PriorityClass", namespaced=False
+NAMESPACES = _cluster_kind("", "v1", "namespaces", "Namespace")
+NODES = _cluster_kind("", "v1", "nodes", "Node")
+PRIORITY_CLASSES = _cluster_kind("scheduling.k8s.io", "v1", "priorityclasses", "PriorityClass")
+RUNTIME_CLASSES = _cluster_kind("node.k8s.io", "v1", "runtimeclasses", "RuntimeClass")
+CRDS = _cluster_kind(
+    "apiextensions.k8s.io", "v1", "customresourcedefinitions", "CustomResourceDefinition"
 )
-RUNTIME_CLASSES = Kind("node.k8s.io", "v1", "runtimeclasses", "RuntimeClass", namespaced=False)
-CRDS = Kind(
-    "apiextensions.k8s.io",
-    "v1",
-    "customresourcedefinitions",
-    "CustomResourceDefinition",
-    namespaced=False,
+MUTATING_WEBHOOKS = _cluster_kind(
+    _ADMISSION, "v1", "mutatingwebhookconfigurations", "MutatingWebhookConfiguration"
 )
-MUTATING_WEBHOOKS = Kind(
-    _ADMISSION,
-    "v1",
-    "mutatingwebhookconfigurations",
-    "MutatingWebhookConfiguration",
-    namespaced=False,
-)
-VALIDATING_WEBHOOKS = Kind(
-    _ADMISSION,
-    "v1",
-    "validatingwebhookconfigurations",
-    "ValidatingWebhookConfiguration",
-    namespaced=False,
+VALIDATING_WEBHOOKS = _cluster_kind(
+    _ADMISSION, "v1", "validatingwebhookconfigurations", "ValidatingWebhookConfiguration"
 )
 
 # v1beta2 came with Kueue 0.15; v1beta1 is no longer served from 0.20 on.
 WORKLOADS = Kind(_KUEUE, "v1beta2", "workloads", "Workload")
 LOCAL_QUEUES = Kind(_KUEUE, "v1beta2", "localqueues", "LocalQueue")
-CLUSTER_QUEUES = Kind(_KUEUE, "v1beta2", "clusterqueues", "ClusterQueue", namespaced=False)
-WORKLOAD_PRIORITY_CLASSES = Kind(
-    _KUEUE, "v1beta2", "workloadpriorityclasses", "WorkloadPriorityClass", namespaced=False
+CLUSTER_QUEUES = _cluster_kind(_KUEUE, "v1beta2", "clusterqueues", "ClusterQueue")
+WORKLOAD_PRIORITY_CLASSES = _cluster_kind(
+    _KUEUE, "v1beta2", "workloadpriorityclasses", "WorkloadPriorityClass"
 )
 
-ACCESS_REVIEWS = Kind(
-    "authorization.k8s.io",
-    "v1",
-    "selfsubjectaccessreviews",
-    "SelfSubjectAccessReview",
-    namespaced=False,
+ACCESS_REVIEWS = _cluster_kind(
+    "authorization.k8s.io", "v1", "selfsubjectaccessreviews", "SelfSubjectAccessReview"
 )
 
 # Kinds of dynamic resource allocation, and the project that serves each.

@@ -17,15 +17,13 @@ def merge_patch(base: Any, patch: Any, key: str = "") -> Any:
     Items of lists are merged by name or appended, and scalars are replaced.
     """
     if isinstance(patch, dict):
-        base = base if isinstance(base, dict) else {}
-        merged = {
-            name: copy.deepcopy(value)
-            for name, value in base.items()
-            if patch.get(name, value) is not None
-        }
+        items = base.items() if isinstance(base, dict) else ()
+        merged = {name: copy.deepcopy(value) for name, value in items if value is not None}
         for name, value in patch.items():
-            if value is not None:
-                merged[name] = merge_patch(base.get(name), value, name)
+            if value is None:
+                merged.pop(name, None)
+            else:
+                merged[name] = merge_patch(merged.get(name), value, name)
         return merged
     if not _are_mappings(patch) or not (patch or _are_mappings(base)):
         return copy.deepcopy(patch)
@@ -33,17 +31,13 @@ def merge_patch(base: Any, patch: Any, key: str = "") -> Any:
     name = _MERGE_KEYS.get(key, "name")
     items = copy.deepcopy(base) if _are_mappings(base) else []
     for item in patch:
-        positions = [
-            position
-            for position, other in enumerate(items)
-            if name in item and other.get(name) == item[name]
-        ]
-        if positions:
-            items[positions[0]] = merge_patch(
-                {} if key in _REPLACED_LISTS else items[positions[0]], item
-            )
-        elif item not in items:
-            items.append(merge_patch({}, item))
+        for position, other in enumerate(items):
+            if name in item and other.get(name) == item[name]:
+                items[position] = merge_patch({} if key in _REPLACED_LISTS else other, item)
+                break
+        else:
+            if item not in items:
+                items.append(merge_patch({}, item))
     return items
 
 

@@ -78,10 +78,7 @@ def seconds_since(text: str | None, now: datetime) -> float | None:
 def clock_skew_s(sent_at: datetime, server_time: datetime, received_at: datetime) -> float:
     """Return the least possible skew of this machine's clock, negative if it is behind.
 
-    Args:
-        sent_at: This machine's time before the request.
-        server_time: The server's time, which has a resolution of one second.
-        received_at: This machine's time after the request.
+    The server's time has a resolution of one second.
     """
     ahead = (sent_at - server_time).total_seconds() - 1
     behind = (server_time - received_at).total_seconds()
@@ -160,9 +157,17 @@ def covered_resources(cluster_queue: Obj) -> Sequence[str]:
     """Return the resources for which a ClusterQueue has quota, in its order."""
     groups = cluster_queue.get("spec", {}).get("resourceGroups") or ()
     covered = [resource for group in groups for resource in group.get("coveredResources") or ()]
-    return list(
-        dict.fromkeys([*covered, *(quota.resource for quota in queue_quotas(cluster_queue))])
-    )
+    covered += [quota.resource for quota in queue_quotas(cluster_queue)]
+    return list(dict.fromkeys(covered))
+
+
+_POSITION_LABELS = (NAME_LABEL, GENERATION_LABEL, SLICE_LABEL, INDEX_LABEL, REPLICATED_LABEL)
+
+
+_POD_FIELDS = ("namespace", "name", "uid", "creationTimestamp", "deletionTimestamp", "finalizers")
+
+
+_STATUS_FIELDS = ("name", "image", "ready", "restartCount", "state", "lastState")
 
 
 # --- the fields that we keep ----------------------------------------------------------------------
@@ -183,54 +188,26 @@ _RANDOM_PARTS = re.compile(r"-[a-z0-9]{5}\b|\d+")
 def trim_pod(pod: Obj) -> dict[str, Any]:
     """Trim a pod to its position in the gang, its node, and the states of its containers."""
     metadata, spec, status = pod["metadata"], pod.get("spec", {}), pod.get("status", {})
-    labels = _select_fields(
-        metadata.get("labels", {}),
-        NAME_LABEL,
-        GENERATION_LABEL,
-        SLICE_LABEL,
-        INDEX_LABEL,
-        REPLICATED_LABEL,
-    )
-    statuses = {
-        kind: [
-            _select_fields(
-                container, "name", "image", "ready", "restartCount", "state", "lastState"
-            )
-            for container in status[kind]
-        ]
-        for kind in ("containerStatuses", "initContainerStatuses")
-        if status.get(kind)
-    }
+    labels = _select_fields(metadata.get("labels", {}), *_POSITION_LABELS)
+    resources = _trim_limits(spec) if spec.get("nodeName") else _trim_requests(spec)
+    conditions = _select_each(status.get("conditions", ()), *_CONDITION_FIELDS)
     return {
-        "metadata": _select_fields(
-            metadata,
-            "namespace",
-            "name",
-            "uid",
-            "creationTimestamp",
-            "deletionTimestamp",
-            "finalizers",
-        )
-        | {"labels": labels},
-        "spec": _select_fields(spec, "nodeName", "schedulingGates")
-        | (_trim_limits(spec) if spec.get("nodeName") else _trim_requests(spec)),
+        "metadata": _select_fields(metadata, *_POD_FIELDS) | {"labels": labels},
+        "spec": _select_fields(spec, "nodeName", "schedulingGates") | resources,
         "status": _select_fields(status, "phase", "reason", "message", "startTime")
+        | {"conditions": conditions}
         | {
-            "conditions": [
-                _select_fields(state, *_CONDITION_FIELDS) for state in status.get("conditions", ())
-            ]
-        }
-        | statuses,
+            kind: _select_each(status[kind], *_STATUS_FIELDS)
+            for kind in ("containerStatuses", "initContainerStatuses")
+            if status.get(kind)
+        },
     }
 
 
 def _trim_requests(spec: Obj) -> dict[str, Any]:
     """Return the requests of a pod without a node, as admission changed them."""
     containers = {
-        kind: [
-            _select_fields(container, "name", "resources", "restartPolicy")
-            for container in spec[kind]
-        ]
+        kind: _select_each(spec[kind], "name", "resources", "restartPolicy")
         for kind in ("containers", "initContainers")
         if spec.get(kind)
     }
@@ -242,12 +219,10 @@ def _trim_limits(spec: Obj) -> dict[str, Any]:
     trimmed: dict[str, Any] = {}
     for kind in ("containers", "initContainers"):
         for container in spec.get(kind) or ():
-            limits = _select_fields(
-                (container.get("resources") or {}).get("limits") or {}, "memory"
-            )
-            fields = _select_fields(container, "restartPolicy") | (
-                {"resources": {"limits": limits}} if limits else {}
-            )
+            fields = _select_fields(container, "restartPolicy")
+            limits = (container.get("resources") or {}).get("limits") or {}
+            if memory := _select_fields(limits, "memory"):
+                fields["resources"] = {"limits": memory}
             if fields:
                 trimmed.setdefault(kind, []).append({"name": container["name"], **fields})
     return trimmed
@@ -256,17 +231,21 @@ def _trim_limits(spec: Obj) -> dict[str, Any]:
 def trim_node(node: Obj) -> dict[str, Any]:
     """Trim a node to what scheduling depends on, and to its conditions that indicate a problem."""
     conditions = node.get("status", {}).get("conditions") or ()
-    bad_conditions = [
-        _select_fields(state, *_CONDITION_FIELDS)
-        for state in conditions
-        if (state["type"] == "Ready") != (state["status"] == "True")
+    problems = [
+        state for state in conditions if (state["type"] == "Ready") != (state["status"] == "True")
     ]
+    status = _select_fields(node.get("status", {}), "allocatable")
+    if problems:
+        status["conditions"] = _select_each(problems, *_CONDITION_FIELDS)
     return {
         "metadata": _select_fields(node["metadata"], "name", "labels"),
         "spec": _select_fields(node.get("spec", {}), "taints", "unschedulable"),
-        "status": _select_fields(node.get("status", {}), "allocatable")
-        | ({"conditions": bad_conditions} if bad_conditions else {}),
+        "status": status,
     }
+
+
+def _select_each(objects: Iterable[Obj], *names: str) -> list[dict[str, Any]]:
+    return [_select_fields(obj, *names) for obj in objects]
 
 
 def _select_fields(obj: Obj, *names: str) -> dict[str, Any]:
@@ -281,9 +260,12 @@ def trim_event(event: Obj) -> dict[str, Any]:
     """Trim an event of either API to its object, message, count and last time."""
     series, involved = event.get("series") or {}, event.get("involvedObject") or {}
     last_seen = (
-        series.get("lastObservedTime") or event.get("lastTimestamp") or event.get("eventTime")
+        series.get("lastObservedTime")
+        or event.get("lastTimestamp")
+        or event.get("eventTime")
+        or event["metadata"].get("creationTimestamp")
+        or ""
     )
-    last_seen = last_seen or event["metadata"].get("creationTimestamp") or ""
     return {
         "type": event.get("type", ""),
         "reason": event.get("reason", ""),

@@ -42,10 +42,9 @@ def find_template_faults(template: Mapping[str, Any]) -> Iterator[Fault]:
             yield Fault(("pod", "spec", "volumes"), message, "choose another name.")
     for key, path in _CONTAINERS.items():
         for container in _list_mappings(spec, key):
+            subject = f"container {shorten_text(str(container.get('name')))}"
             for message, hint in _container_faults(container, volumes):
-                yield Fault(
-                    path, f"container {shorten_text(str(container.get('name')))}: {message}", hint
-                )
+                yield Fault(path, f"{subject}: {message}", hint)
 
 
 def _list_mappings(holder: Mapping[str, Any], key: str) -> list[dict[str, Any]]:
@@ -68,15 +67,12 @@ def _container_faults(
     resources: Any = container.get("resources")
     if not isinstance(resources, dict):
         return
-    requests = _valid_quantities(resources.get("requests"))
-    limits = _valid_quantities(resources.get("limits"))
-    for name in requests.keys() & limits.keys():
-        if requests[name] > limits[name]:
-            texts = (
-                f"{resources['requests'][name]} of {name}, and its limit is "
-                f"{resources['limits'][name]}"
-            )
-            yield f"it requests {texts}.", "raise the limit."
+    requests, limits = resources.get("requests"), resources.get("limits")
+    quantities, maxima = _valid_quantities(requests), _valid_quantities(limits)
+    for name in quantities.keys() & maxima.keys():
+        if quantities[name] > maxima[name]:
+            message = f"it requests {requests[name]} of {name}, and its limit is {limits[name]}."
+            yield message, "raise the limit."
 
 
 def _valid_quantities(texts: Any) -> dict[str, Decimal]:
@@ -98,15 +94,33 @@ LEVELS: tuple[Level, ...] = ("privileged", "baseline", "restricted")
 # Label of a namespace.
 ENFORCE_LABEL = "pod-security.kubernetes.io/enforce"
 
-_BASELINE_CAPABILITIES = frozenset(
-    "AUDIT_WRITE CHOWN DAC_OVERRIDE FOWNER FSETID KILL MKNOD NET_BIND_SERVICE SETFCAP SETGID "
-    "SETPCAP SETUID SYS_CHROOT".split()
-)
-_RESTRICTED_CAPABILITIES = frozenset(["NET_BIND_SERVICE"])
-_RESTRICTED_VOLUMES = frozenset(
-    "configMap csi downwardAPI emptyDir ephemeral image persistentVolumeClaim "
-    "projected secret".split()
-)
+_BASELINE_CAPABILITIES = {
+    "AUDIT_WRITE",
+    "CHOWN",
+    "DAC_OVERRIDE",
+    "FOWNER",
+    "FSETID",
+    "KILL",
+    "MKNOD",
+    "NET_BIND_SERVICE",
+    "SETFCAP",
+    "SETGID",
+    "SETPCAP",
+    "SETUID",
+    "SYS_CHROOT",
+}
+_RESTRICTED_CAPABILITIES = {"NET_BIND_SERVICE"}
+_RESTRICTED_VOLUMES = {
+    "configMap",
+    "csi",
+    "downwardAPI",
+    "emptyDir",
+    "ephemeral",
+    "image",
+    "persistentVolumeClaim",
+    "projected",
+    "secret",
+}
 _SECCOMP_PROFILES = ("RuntimeDefault", "Localhost")
 
 # Part of a manifest.
@@ -156,41 +170,19 @@ def _iter_violations(template: Part, *, is_restricted: bool) -> Iterator[tuple[s
     containers = [
         container for key in ("initContainers", "containers") for container in spec.get(key) or []
     ]
-    for key in ("hostNetwork", "hostPID", "hostIPC"):
-        if spec.get(key):
-            yield "host namespaces", f"{key}=true"
+    namespaces = [key for key in ("hostNetwork", "hostPID", "hostIPC") if spec.get(key)]
+    yield from (("host namespaces", f"{key}=true") for key in namespaces)
     for volume in spec.get("volumes") or []:
         # A volume without a type is an emptyDir.
-        types = {key for key in volume if key != "name"}
+        types, place = volume.keys() - {"name"}, f'volume "{volume.get("name")}"'
         if is_restricted and types and not types & _RESTRICTED_VOLUMES:
-            yield (
-                "restricted volume types",
-                f'volume "{volume.get("name")}" is of type {", ".join(sorted(types))}',
-            )
+            yield "restricted volume types", f"{place} is of type {', '.join(sorted(types))}"
         elif not is_restricted and "hostPath" in types:
-            yield "hostPath volumes", f'volume "{volume.get("name")}"'
+            yield "hostPath volumes", place
+    # With hostNetwork the server turns every port into a host port.
+    port_key = "containerPort" if spec.get("hostNetwork") else "hostPort"
     for container in containers:
-        name, security = _name_and_security(container)
-        # With hostNetwork the server turns every port into a host port.
-        port_key = "containerPort" if spec.get("hostNetwork") else "hostPort"
-        if ports := [
-            str(port[port_key]) for port in container.get("ports") or [] if port.get(port_key)
-        ]:
-            yield "hostPort", f"{name} uses {', '.join(ports)}"
-        if security.get("privileged"):
-            yield "privileged", f"{name} is privileged"
-        capabilities = security.get("capabilities") or {}
-        reason = "unrestricted capabilities" if is_restricted else "non-default capabilities"
-        if is_restricted and "ALL" not in (capabilities.get("drop") or []):
-            yield reason, f"{name} must drop ALL capabilities"
-        allowed = _RESTRICTED_CAPABILITIES if is_restricted else _BASELINE_CAPABILITIES
-        if extra := sorted(set(capabilities.get("add") or []) - allowed):
-            yield reason, f"{name} adds {', '.join(extra)}"
-        if is_restricted and security.get("allowPrivilegeEscalation") is not False:
-            yield (
-                "allowPrivilegeEscalation != false",
-                f"{name} must set allowPrivilegeEscalation=false",
-            )
+        yield from _iter_container_violations(container, port_key, is_restricted)
     pod = spec.get("securityContext") or {}
     # Root in a user namespace is not root on the node.
     if is_restricted and spec.get("hostUsers") is not False:
@@ -202,6 +194,27 @@ def _iter_violations(template: Part, *, is_restricted: bool) -> Iterator[tuple[s
         profile = (security.get("seccompProfile") or {}).get("type", pod_profile)
         if profile not in (None, *_SECCOMP_PROFILES) or (is_restricted and profile is None):
             yield "seccompProfile", f"{name} must have seccompProfile RuntimeDefault"
+
+
+def _iter_container_violations(
+    container: Part, port_key: str, is_restricted: bool
+) -> Iterator[tuple[str, str]]:
+    name, security = _name_and_security(container)
+    ports = [str(port[port_key]) for port in container.get("ports") or [] if port.get(port_key)]
+    if ports:
+        yield "hostPort", f"{name} uses {', '.join(ports)}"
+    if security.get("privileged"):
+        yield "privileged", f"{name} is privileged"
+    capabilities = security.get("capabilities") or {}
+    reason = "unrestricted capabilities" if is_restricted else "non-default capabilities"
+    if is_restricted and "ALL" not in (capabilities.get("drop") or []):
+        yield reason, f"{name} must drop ALL capabilities"
+    allowed = _RESTRICTED_CAPABILITIES if is_restricted else _BASELINE_CAPABILITIES
+    if extra := sorted(set(capabilities.get("add") or []) - allowed):
+        yield reason, f"{name} adds {', '.join(extra)}"
+    if is_restricted and security.get("allowPrivilegeEscalation") is not False:
+        place = f"{name} must set allowPrivilegeEscalation=false"
+        yield "allowPrivilegeEscalation != false", place
 
 
 def _name_and_security(container: Part) -> tuple[str, Part]:

@@ -53,16 +53,6 @@ def format_quantity(resource: str, quantity: Decimal) -> str:
     return f"{rounded:f}" if quantity == rounded else f"{(quantity * 1000).normalize():f}m"
 
 
-def format_requests(requests: Mapping[str, Decimal]) -> str:
-    """Format requests as `cpu 8, memory 32Gi`."""
-    return (
-        ", ".join(
-            f"{name} {format_quantity(name, quantity)}" for name, quantity in requests.items()
-        )
-        or "nothing"
-    )
-
-
 # --- requests -------------------------------------------------------------------------------------
 
 
@@ -74,20 +64,17 @@ def pod_requests(spec: Mapping[str, Any]) -> dict[str, Decimal]:
     """
     # Requests of the sidecars so far.
     running: dict[str, Decimal] = {}
-    total: dict[str, Decimal] = {}
+    peaks: list[dict[str, Decimal]] = []
     for container in spec.get("initContainers") or ():
-        with_sidecars = _add_quantities(running, container_requests(container))
-        total |= {
-            name: max(quantity, total.get(name, Decimal(0)))
-            for name, quantity in with_sidecars.items()
-        }
+        peaks.append(_add_quantities(running, container_requests(container)))
         if container.get("restartPolicy") == "Always":
-            running = with_sidecars
+            running = peaks[-1]
     for container in spec.get("containers") or ():
         running = _add_quantities(running, container_requests(container))
-    total |= {
-        name: max(quantity, total.get(name, Decimal(0))) for name, quantity in running.items()
-    }
+    total: dict[str, Decimal] = {}
+    for peak in (*peaks, running):
+        for name, quantity in peak.items():
+            total[name] = max(quantity, total.get(name, Decimal(0)))
     # Requests of the pod itself replace those of its containers.
     total |= {name: parse_quantity(text) for name, text in container_requests(spec).items()}
     return _add_quantities(total, spec.get("overhead") or {})
@@ -103,11 +90,10 @@ def container_requests(container: Mapping[str, Any]) -> dict[str, str]:
 def _add_quantities(
     quantities: Mapping[str, Decimal], more: Mapping[str, Any]
 ) -> dict[str, Decimal]:
-    sums = {
-        name: quantities.get(name, Decimal(0)) + parse_quantity(str(text))
-        for name, text in more.items()
-    }
-    return {**quantities, **sums}
+    sums = dict(quantities)
+    for name, text in more.items():
+        sums[name] = sums.get(name, Decimal(0)) + parse_quantity(str(text))
+    return sums
 
 
 def count_pods(jobset: Mapping[str, Any]) -> int:
@@ -140,10 +126,10 @@ class NodeFit:
         selected: Nodes with the labels of the nodeSelector.
         tolerated: Selected nodes without an untolerated taint.
         large: Tolerated nodes that would fit the pod if they were empty.
-        absent: Labels of the nodeSelector that no node has with that value.
-        offered: Values that nodes have for these labels.
-        taints: Number of selected nodes with each untolerated taint.
-        short: Requested quantity and the largest quantity of a tolerated node, by resource.
+        missing_labels: Labels of the nodeSelector that no node has with that value.
+        offered_values: Values that nodes have for these labels.
+        untolerated_taints: Number of selected nodes with each untolerated taint.
+        shortages: Requested quantity and the largest one of a tolerated node, by resource.
     """
 
     total: int
@@ -168,44 +154,40 @@ def fit_nodes(spec: Obj, nodes: Sequence[Obj]) -> NodeFit:
         for node in tolerated
         if all(allocatable_quantity(node, name) >= quantity for name, quantity in requests.items())
     ]
-    absent = {
-        key: value
-        for key, value in selector.items()
-        if not any(_node_labels(node).get(key) == value for node in nodes)
-    }
-    written = {
-        name: text
-        for container in spec.get("containers") or ()
-        for name, text in container_requests(container).items()
-    }
-    short = {}
-    for name, quantity in requests.items():
-        largest = max(tolerated, key=lambda node: allocatable_quantity(node, name), default=None)
-        if largest is not None and allocatable_quantity(largest, name) < quantity:
-            # As the job writes it, where that is the same.
-            text = written.get(name, "")
-            requested = (
-                text
-                if text and parse_quantity(text) == quantity
-                else format_quantity(name, quantity)
-            )
-            short[name] = (
-                requested,
-                str((largest["status"].get("allocatable") or {}).get(name, "0")),
-            )
+    offered = {key: {_node_labels(node).get(key) for node in nodes} - {None} for key in selector}
+    missing = {key: value for key, value in selector.items() if value not in offered[key]}
     return NodeFit(
         total=len(nodes),
         selected=len(selected),
         tolerated=len(tolerated),
         large=len(large),
-        missing_labels=absent,
-        offered_values={
-            key: sorted({_node_labels(node)[key] for node in nodes if key in _node_labels(node)})
-            for key in absent
-        },
+        missing_labels=missing,
+        offered_values={key: sorted(map(str, offered[key])) for key in missing},
         untolerated_taints=Counter(taint for barring in taints for taint in barring),
-        shortages=short,
+        shortages=_find_shortages(spec, requests, tolerated),
     )
+
+
+def _find_shortages(
+    spec: Obj, requests: Mapping[str, Decimal], nodes: Sequence[Obj]
+) -> dict[str, tuple[str, str]]:
+    """Return the requests that are too large for every node, with the largest node's quantity."""
+    written = {
+        name: text
+        for container in spec.get("containers") or ()
+        for name, text in container_requests(container).items()
+    }
+    shortages = {}
+    for name, quantity in requests.items() if nodes else ():
+        largest = max(nodes, key=lambda node: allocatable_quantity(node, name))
+        if allocatable_quantity(largest, name) < quantity:
+            # The job's own notation, if it means the same.
+            text = written.get(name, "")
+            if not text or parse_quantity(text) != quantity:
+                text = format_quantity(name, quantity)
+            most = (largest["status"].get("allocatable") or {}).get(name, "0")
+            shortages[name] = (text, str(most))
+    return shortages
 
 
 def _node_labels(node: Obj) -> Mapping[str, str]:
@@ -215,9 +197,8 @@ def _node_labels(node: Obj) -> Mapping[str, str]:
 
 def allocatable_quantity(node: Obj, resource: str, default: str = "0") -> Decimal:
     """Return the allocatable quantity of a resource on a node."""
-    return parse_quantity(
-        str((node.get("status", {}).get("allocatable") or {}).get(resource, default))
-    )
+    allocatable = node.get("status", {}).get("allocatable") or {}
+    return parse_quantity(str(allocatable.get(resource, default)))
 
 
 def _untolerated_taints(node: Obj, tolerations: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -235,6 +216,5 @@ def _matches_taint(toleration: Mapping[str, Any], taint: Mapping[str, Any]) -> b
         return False
     if toleration.get("operator", "Equal") == "Exists":
         return toleration.get("key") in (None, "", taint["key"])
-    return toleration.get("key") == taint["key"] and (toleration.get("value") or "") == (
-        taint.get("value") or ""
-    )
+    values = [obj.get("value") or "" for obj in (toleration, taint)]
+    return toleration.get("key") == taint["key"] and values[0] == values[1]

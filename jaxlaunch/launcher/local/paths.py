@@ -56,7 +56,7 @@ class Paths:
         )
 
     def map_argument(self, text: str) -> str:
-        """Return a command's argument, with a path below a volume, bare or as `--flag=path`, mapped."""
+        """Return a command's argument, with its path below a volume mapped: PATH or --flag=PATH."""
         flag, equals, value = text.partition("=")
         if equals and flag.startswith("-") and self._find_mount(value) is not None:
             return f"{flag}={self.resolve_path(value)}"

@@ -59,20 +59,17 @@ def _run_check(name: str, check: Callable[[], Findings]) -> Findings:
     try:
         yield from (dataclasses.replace(finding, check=name) for finding in check())
     except ClusterError as error:
-        fields = {"name": name, "message": error.message}
+        fields = {"name": name, "message": error.message, "hint": error.hint or Text("try again.")}
         match error.status if isinstance(error, ApiError) else None:
             case 401:
                 summary = "the API server does not accept your credentials"
                 finding = admin_failure(summary, "{message}", "log in again.", **fields)
             case 403:
-                finding = unknown_finding(
-                    "{name}: you have no permission to read this", "{message}", **fields
-                )
+                summary = "{name}: you have no permission to read this"
+                finding = unknown_finding(summary, "{message}", **fields)
             case None:
-                hint = error.hint or Text("try again.")
-                finding = admin_failure(
-                    "{name}: {message}", "it cannot be checked.", "{hint}", **fields, hint=hint
-                )
+                summary, why = "{name}: {message}", "it cannot be checked."
+                finding = admin_failure(summary, why, "{hint}", **fields)
             case _:
                 summary, fix = "{name}: the API server fails", "ask the cluster administrator."
                 finding = admin_failure(summary, "{message}", fix, **fields)
@@ -99,7 +96,7 @@ def check_submission(
 
     Raises:
         UserError: With all that would keep the job from running.
-        ClusterError: The same, where an administrator must fix some of it.
+        ClusterError: The same, if an administrator must fix some of it.
     """
     target = Target(cluster, str(manifests[0]["metadata"]["namespace"]), manifests)
     jobset = controllers.judge_served(JOBSETS, "JobSet", cluster.served_versions(JOBSETS.group))
@@ -107,36 +104,16 @@ def check_submission(
         raise ClusterError(
             f"Cluster of context {cluster.context}: {jobset.summary_text}.", jobset.remedy_text
         )
-    findings = list(check_allocation(target))
-    # Few users may read namespaces.
-    with ignore_forbidden():
-        exists, *security = _check_namespace(target)
-        findings.append(exists)
-        for level in (level for level in security if level.level == "fail"):
-            forced = dataclasses.replace(level, remedy=level.remedy + " --force submits it.")
-            findings.append(_as_note(level) if force else forced)
-    has = _ask_permissions(target, submit_rights(manifests, replace=replace, watch=watch))
-    if missing := [str(right) for right, is_granted in has.items() if not is_granted]:
-        summary = "missing RBAC permissions in namespace {namespace}"
-        fix = namespace.ASK_FOR_ROLE + "; `launcher doctor` lists the permissions of all commands."
-        findings.append(
-            admin_failure(summary, "{missing}.", fix, namespace=target.namespace, missing=missing)
-        )
-    if target.queue is not None:
-        # In a queue that does not exist, a job would wait forever.
-        kueue = controllers.judge_kueue(cluster.served_versions(LOCAL_QUEUES.group), target.queue)
-        findings.append(kueue)
-        if kueue.level != "fail":
-            finding, queue = _judge_local_queue(target, target.queue)
-            # A stopped queue may be resumed while the job waits.
-            findings.append(
-                _as_note(finding) if finding.level == "fail" and queue is not None else finding
-            )
-    findings += _check_priority(target)
+    findings = [
+        *check_allocation(target),
+        *_check_submission_namespace(target, force=force),
+        *_check_submission_rights(target, replace=replace, watch=watch),
+        *_check_submission_queue(target),
+        *_check_priority(target),
+    ]
     if unrequested := target.unrequested_resources:
-        findings.append(
-            nodes.judge_unrequested(unrequested, is_known=target.defaulted_resources is not None)
-        )
+        is_known = target.defaulted_resources is not None
+        findings.append(nodes.judge_unrequested(unrequested, is_known=is_known))
     errors = [
         (ClusterError if finding.whose == "cluster" else UserError)(
             f"{finding.summary_text[0].upper()}{finding.summary_text[1:]}: {finding.reason_text}",
@@ -148,15 +125,43 @@ def check_submission(
     if len(errors) == 1:
         raise errors[0]
     if errors:
-        kind = (
-            ClusterError if any(isinstance(error, ClusterError) for error in errors) else UserError
-        )
-        raise kind("\n".join(map(str, errors)))
-    return [
-        f"{finding.summary_text}: {finding.reason_text}"
-        for finding in findings
-        if finding.level != "ok"
-    ]
+        is_admins = any(isinstance(error, ClusterError) for error in errors)
+        raise (ClusterError if is_admins else UserError)("\n".join(map(str, errors)))
+    notes = [finding for finding in findings if finding.level != "ok"]
+    return [f"{finding.summary_text}: {finding.reason_text}" for finding in notes]
+
+
+def _check_submission_namespace(target: Target, *, force: bool) -> Findings:
+    # Few users may read namespaces.
+    with ignore_forbidden():
+        exists, *security = _check_namespace(target)
+        yield exists
+        for finding in (finding for finding in security if finding.level == "fail"):
+            remedy = finding.remedy + " --force submits it."
+            yield _as_note(finding) if force else dataclasses.replace(finding, remedy=remedy)
+
+
+def _check_submission_rights(target: Target, *, replace: bool, watch: bool) -> Findings:
+    has = _ask_permissions(target, submit_rights(target.manifests, replace=replace, watch=watch))
+    if missing := [str(right) for right, is_granted in has.items() if not is_granted]:
+        summary = "missing RBAC permissions in namespace {namespace}"
+        fix = namespace.ASK_FOR_ROLE + "; `launcher doctor` lists the permissions of all commands."
+        fields = {"namespace": target.namespace, "missing": missing}
+        yield admin_failure(summary, "{missing}.", fix, **fields)
+
+
+def _check_submission_queue(target: Target) -> Findings:
+    if target.queue is None:
+        return
+    # In a queue that does not exist, a job would wait forever.
+    versions = target.cluster.served_versions(LOCAL_QUEUES.group)
+    kueue = controllers.judge_kueue(versions, target.queue)
+    yield kueue
+    if kueue.level != "fail":
+        finding, queue = _judge_local_queue(target, target.queue)
+        # A stopped queue may be resumed while the job waits.
+        is_stopped = finding.level == "fail" and queue is not None
+        yield _as_note(finding) if is_stopped else finding
 
 
 def _as_note(finding: Finding) -> Finding:
@@ -182,49 +187,41 @@ def _check_clock(target: Target) -> Findings:
 def _check_jobset(target: Target) -> Findings:
     yield controllers.judge_served(JOBSETS, "JobSet", target.cluster.served_versions(JOBSETS.group))
     yield from controllers.judge_crd(target.find_object(kinds.CRDS, JOBSETS.resource))
-    deployment, configs = _read_controller(
-        target, controllers.JOBSET_DEPLOYMENT, controllers.JOBSET_CONFIG
-    )
-    yield controllers.judge_controller("JobSet", deployment, controllers.JOBSET_DEPLOYMENT)
-    yield from controllers.describe_features("JobSet", deployment, configs)
+    place, config = controllers.JOBSET_DEPLOYMENT, controllers.JOBSET_CONFIG
+    yield from _judge_controller(target, "JobSet", place, config)[0]
 
 
 def _check_kueue(target: Target) -> Findings:
     versions = target.cluster.served_versions(LOCAL_QUEUES.group)
     yield controllers.judge_kueue(versions, target.queue)
     if versions:
-        deployment, configs = _read_controller(
-            target, controllers.KUEUE_DEPLOYMENT, controllers.KUEUE_CONFIG
-        )
-        yield controllers.judge_controller("Kueue", deployment, controllers.KUEUE_DEPLOYMENT)
-        yield from controllers.describe_features("Kueue", deployment, configs)
+        place, config = controllers.KUEUE_DEPLOYMENT, controllers.KUEUE_CONFIG
+        findings, configs = _judge_controller(target, "Kueue", place, config)
+        yield from findings
         for text in configs:
             yield from controllers.judge_kueue_config(text, target.queue)
 
 
-def _read_controller(
-    target: Target, place: tuple[str, str], config: str
-) -> tuple[Obj | None, list[str]]:
-    """Return the Deployment of a controller and the files of its ConfigMap."""
-    place_namespace, name = place
-    files = (
-        (target.find_object(kinds.CONFIGMAPS, config, place_namespace) or {})
-        .get("data", {})
-        .values()
-    )
-    return target.find_object(kinds.DEPLOYMENTS, name, place_namespace), list(files)
+def _judge_controller(
+    target: Target, project: str, place: tuple[str, str], config: str
+) -> tuple[list[Finding], list[str]]:
+    """Return the findings about a controller, and the files of its ConfigMap."""
+    configmap = target.find_object(kinds.CONFIGMAPS, config, place[0]) or {}
+    configs = list(configmap.get("data", {}).values())
+    deployment = target.find_object(kinds.DEPLOYMENTS, place[1], place[0])
+    features = controllers.describe_features(project, deployment, configs)
+    return [controllers.judge_controller(project, deployment, place), *features], configs
 
 
 def _check_webhooks(target: Target) -> Findings:
-    listed = [
+    configurations = [
         *target.cluster.list(kinds.MUTATING_WEBHOOKS),
         *target.cluster.list(kinds.VALIDATING_WEBHOOKS),
     ]
-    webhooks = controllers.blocking_webhooks(listed, target.namespace_labels)
+    webhooks = controllers.blocking_webhooks(configurations, target.namespace_labels)
     services = {hook.service for hook in webhooks if hook.service is not None}
-    yield from controllers.judge_webhooks(
-        webhooks, {place: _count_ready_endpoints(target, *place) for place in services}
-    )
+    ready = {service: _count_ready_endpoints(target, *service) for service in services}
+    yield from controllers.judge_webhooks(webhooks, ready)
 
 
 def _count_ready_endpoints(target: Target, service_namespace: str, service: str) -> int:
@@ -234,12 +231,10 @@ def _count_ready_endpoints(target: Target, service_namespace: str, service: str)
 
 
 def _check_dns(target: Target) -> Findings:
-    services = target.cluster.list(kinds.SERVICES, "kube-system", labels="k8s-app=kube-dns")
-    ready = (
-        _count_ready_endpoints(target, "kube-system", services[0]["metadata"]["name"])
-        if services
-        else 0
-    )
+    system, ready = "kube-system", 0
+    services = target.cluster.list(kinds.SERVICES, system, labels="k8s-app=kube-dns")
+    if services:
+        ready = _count_ready_endpoints(target, system, services[0]["metadata"]["name"])
     yield from nodes.judge_dns(services, ready)
 
 
@@ -266,10 +261,9 @@ def _check_rights(target: Target) -> Findings:
 
 def _ask_permissions(target: Target, rights: Iterable[Right]) -> dict[Right, bool]:
     """Ask the API server for each permission whether the user has it."""
+    ask = partial(target.cluster.is_allowed, namespace=target.namespace)
     return {
-        right: target.cluster.is_allowed(
-            right.verb, right.kind, target.namespace, subresource=right.subresource
-        )
+        right: ask(right.verb, right.kind, subresource=right.subresource)
         for right in dict.fromkeys(rights)
     }
 
@@ -277,9 +271,9 @@ def _ask_permissions(target: Target, rights: Iterable[Right]) -> dict[Right, boo
 def check_allocation(target: Target) -> Findings:
     """Check whether the cluster serves the kinds by which the job claims devices."""
     for kind in dict.fromkeys(KINDS[manifest["kind"]] for manifest in target.manifests[1:]):
-        if kind in kinds.ALLOCATION_PROJECTS:
+        if (project := kinds.ALLOCATION_PROJECTS.get(kind)) is not None:
             yield controllers.judge_served(
-                kind, kinds.ALLOCATION_PROJECTS[kind], target.cluster.served_versions(kind.group)
+                kind, project, target.cluster.served_versions(kind.group)
             )
 
 
@@ -287,33 +281,25 @@ def _check_network(target: Target) -> Findings:
     # Policies matter neither to a single host nor in the host's network.
     if target.pod_count < 2 or target.template["spec"].get("hostNetwork"):
         return
-    own_policies = [
-        manifest for manifest in target.manifests if manifest["kind"] == kinds.NETWORK_POLICIES.kind
-    ]
+    kind = kinds.NETWORK_POLICIES
+    own_policies = [manifest for manifest in target.manifests if manifest["kind"] == kind.kind]
     try:
-        listed = target.cluster.list(kinds.NETWORK_POLICIES, target.namespace)
+        listed = target.cluster.list(kind, target.namespace)
     except ApiError as error:
         if error.status != 403:
             raise
         summary = "whether NetworkPolicies let the hosts connect to each other"
-        right = str(Right("list", kinds.NETWORK_POLICIES))
-        yield unknown_finding(
-            summary,
-            "you have no permission to {right}: {message}",
-            right=right,
-            message=error.message,
-        )
+        why = "you have no permission to {right}: {message}"
+        fields = {"right": str(Right("list", kind)), "message": error.message}
+        yield unknown_finding(summary, why, **fields)
         return
     other_policies = [
         policy for policy in listed if policy["metadata"]["name"] != target.name or not own_policies
     ]
-    pod_labels = {
-        **(target.template.get("metadata") or {}).get("labels", {}),
-        labels.NAME_LABEL: target.name,
-    }
+    pod_labels = (target.template.get("metadata") or {}).get("labels", {})
     yield from namespace.judge_network(
         [*other_policies, *own_policies],
-        pod_labels,
+        {**pod_labels, labels.NAME_LABEL: target.name},
         target.namespace_labels,
         has_own=bool(own_policies),
     )
@@ -353,7 +339,7 @@ def _judge_local_queue(target: Target, name: str) -> tuple[Finding, Obj | None]:
 
 
 def _check_priority(target: Target) -> Findings:
-    """Check Kueue's priority class, for the position in the queue, and Kubernetes', for the pods."""
+    """Check Kueue's priority class, for the place in the queue, and Kubernetes', for the pods."""
     names_by_kind = {
         kinds.WORKLOAD_PRIORITY_CLASSES: target.jobset["metadata"]["labels"].get(
             labels.PRIORITY_LABEL
@@ -381,39 +367,30 @@ def _check_priority(target: Target) -> Findings:
 
 def _check_dry_run(target: Target) -> Findings:
     """Send the JobSet and one of its pods, which the server would admit only after the JobSet."""
-    jobset = {
-        **target.jobset,
-        "metadata": {**target.jobset["metadata"], "namespace": target.namespace},
-    }
+    place = {"namespace": target.namespace}
+    jobset = {**target.jobset, "metadata": {**target.jobset["metadata"], **place}}
     # The pod is the one that its Job would create, without the labels by which JobSet's webhook
     # would check it.
     metadata = target.template.get("metadata") or {}
-    pod_labels = metadata.get("labels") or {}
-    dry_run_labels = {
-        key: pod_labels[key]
-        for key in pod_labels
-        if key not in (labels.NAME_LABEL, labels.JOB_LABEL)
-    }
-    dry_run_metadata = {
-        "name": f"{target.name}-dry-run",
-        "namespace": target.namespace,
-        "labels": dry_run_labels,
-    }
+    pod_labels = dict(metadata.get("labels") or {})
+    for label in (labels.NAME_LABEL, labels.JOB_LABEL):
+        pod_labels.pop(label, None)
     pod = {
         "apiVersion": "v1",
         "kind": "Pod",
-        "metadata": {**metadata, **dry_run_metadata},
+        "metadata": {**metadata, **place, "name": f"{target.name}-dry-run", "labels": pod_labels},
         "spec": target.template["spec"],
     }
     for kind, manifest, subject in (
         (JOBSETS, jobset, "the JobSet"),
         (kinds.PODS, pod, "a pod of the job"),
     ):
+        refusal = None
         try:
             target.cluster.create(kind, manifest, dry_run=True)
-            yield controllers.judge_dry_run(None, subject)
         except ApiError as error:
-            yield controllers.judge_dry_run(error, subject)
+            refusal = error
+        yield controllers.judge_dry_run(refusal, subject)
 
 
 def _check_nodes(target: Target) -> Findings:
@@ -423,20 +400,21 @@ def _check_nodes(target: Target) -> Findings:
         yield nodes.judge_unrequested(missing, is_known=target.defaulted_resources is not None)
     spec = pod_template(target.admitted_jobset)["spec"]
     if pod_requests(spec):
-        # An autoscaler may add nodes. Without the permission to look for one, it is assumed to
-        # exist.
-        grows = bool(target.cluster.served_versions("karpenter.sh"))
-        if not grows:
-            grows = True
-            with ignore_forbidden():
-                status = target.cluster.get(
-                    kinds.CONFIGMAPS, "cluster-autoscaler-status", "kube-system"
-                )
-                grows = status is not None
+        grows = _has_autoscaler(target.cluster)
         yield nodes.judge_room(listed, spec, target.pod_count, grows=grows)
         yield from nodes.judge_drivers(listed, spec)
     yield from nodes.judge_device_access(spec)
     yield from nodes.judge_nccl(spec)
+
+
+def _has_autoscaler(cluster: Cluster) -> bool:
+    """Return whether an autoscaler may add nodes, also if that may not be read."""
+    if cluster.served_versions("karpenter.sh"):
+        return True
+    with ignore_forbidden():
+        status = cluster.get(kinds.CONFIGMAPS, "cluster-autoscaler-status", "kube-system")
+        return status is not None
+    return True
 
 
 def _check_volumes(target: Target) -> Findings:
@@ -447,9 +425,8 @@ def _check_volumes(target: Target) -> Findings:
         needed = target.checkpoints()
     except UserError as error:
         # The trainer rejects the configuration.
-        yield unknown_finding(
-            "volumes: how large a checkpoint of this job is", "{message}", message=error.message
-        )
+        summary = "volumes: how large a checkpoint of this job is"
+        yield unknown_finding(summary, "{message}", message=error.message)
         return
     if needed is not None:
         claim = target.cluster.get(kinds.CLAIMS, needed.claim, target.namespace)
@@ -458,11 +435,12 @@ def _check_volumes(target: Target) -> Findings:
 
 def _check_secrets(target: Target) -> Findings:
     for secret in target.template["spec"].get("imagePullSecrets") or []:
-        name = secret["name"]
-        yield namespace.judge_pull_secret(
-            name, target.cluster.get(kinds.SECRETS, name, target.namespace)
-        )
+        obj = target.cluster.get(kinds.SECRETS, secret["name"], target.namespace)
+        yield namespace.judge_pull_secret(secret["name"], obj)
     yield from _check_references(target, kinds.SECRETS)
+
+
+_VOLUMES_SECTION = "volumes-secrets-and-configmaps"
 
 
 def _check_references(target: Target, kind: kinds.Kind) -> Findings:
@@ -505,11 +483,9 @@ CHECKS: Mapping[str, Check] = {
     "priority": Check(_check_priority, "rejected-requests"),
     "dry run": Check(_check_dry_run, "rejected-requests"),
     "nodes": Check(_check_nodes, "pending-pods"),
-    "volumes": Check(_check_volumes, "volumes-secrets-and-configmaps"),
-    "secrets": Check(_check_secrets, "volumes-secrets-and-configmaps"),
-    "configmaps": Check(
-        lambda target: _check_references(target, kinds.CONFIGMAPS), "volumes-secrets-and-configmaps"
-    ),
+    "volumes": Check(_check_volumes, _VOLUMES_SECTION),
+    "secrets": Check(_check_secrets, _VOLUMES_SECTION),
+    "configmaps": Check(partial(_check_references, kind=kinds.CONFIGMAPS), _VOLUMES_SECTION),
     "service account": Check(_check_service_account, "rejected-requests"),
 }
 

@@ -71,33 +71,25 @@ def judge_clock(sent_at: datetime, server_time: datetime, received_at: datetime)
     skew_s = abs(clock_skew_s(sent_at, server_time, received_at))
     if skew_s <= MAX_SKEW_S:
         return ok_finding("this machine's clock and the server's agree")
-    why = (
-        "tokens and certificates may be rejected."
-        if skew_s > MAX_TOKEN_SKEW_S
-        else "ages of objects and events are wrong."
-    )
+    why = "ages of objects and events are wrong."
+    if skew_s > MAX_TOKEN_SKEW_S:
+        why = "tokens and certificates may be rejected."
     summary = "this machine's clock and the server's are {skew:.0f} s apart"
-    return warning_finding(
-        summary, why, "set the clock: timedatectl set-ntp true", skew=float(skew_s)
-    )
+    return warning_finding(summary, why, "set the clock: timedatectl set-ntp true", skew=skew_s)
 
 
 def judge_served(kind: Kind, project: str, versions: Sequence[str]) -> Finding:
     """Judge whether the API server serves a kind at the version that launcher uses."""
-    fields = {"project": project, "kind": kind}
+    fields = {"project": project, "kind": kind, "versions": list(versions)}
     if kind.version in versions:
-        return ok_finding(
-            "{project}: {kind.group} {versions} is served", **fields, versions=list(versions)
-        )
+        return ok_finding("{project}: {kind.group} {versions} is served", **fields)
     if versions:
-        summary = "{project}: {kind.group} is served as {versions}, not as {kind.version}"
+        summary = "{project}: {kind.group} is served as {choices}, not as {kind.version}"
         why = "the job needs a {kind.kind} of {kind.version}."
         fix = ASK_ADMIN + " update {project}."
-        return admin_failure(summary, why, fix, **fields, versions=join_choices(versions))
-    fix = ASK_ADMIN + " install {project}."
-    return admin_failure(
-        "{project} is not installed", "the job needs a {kind.kind}.", fix, **fields
-    )
+        return admin_failure(summary, why, fix, **fields, choices=join_choices(versions))
+    summary, why = "{project} is not installed", "the job needs a {kind.kind}."
+    return admin_failure(summary, why, ASK_ADMIN + " install {project}.", **fields)
 
 
 def judge_crd(crd: Obj | None) -> Findings:
@@ -112,38 +104,34 @@ def judge_crd(crd: Obj | None) -> Findings:
     if schema:
         yield ok_finding("JobSet has the failure policy's message patterns (0.10.1)")
     else:
+        summary = "JobSet is older than 0.10.1: it has no {field}"
         why = (
             "its failure policy cannot tell exit codes apart, so every eviction would count "
             "as a crash."
         )
-        yield admin_failure(
-            "JobSet is older than 0.10.1: it has no {field}", why, _INSTALL, field=_NEWEST_FIELD
-        )
+        yield admin_failure(summary, why, _INSTALL, field=_NEWEST_FIELD)
 
 
 def judge_controller(project: str, deployment: Obj | None, place: tuple[str, str]) -> Finding:
     """Judge a controller's readiness, and report its image and feature gates."""
-    namespace, name = place
+    fields: dict[str, Any] = {"project": project, "namespace": place[0], "name": place[1]}
     if deployment is None:
         summary = "version and feature gates of {project} are not known"
         why = (
             "no Deployment {name} is visible in namespace {namespace}: it has another name, or "
             "RBAC hides it."
         )
-        return unknown_finding(summary, why, project=project, name=name, namespace=namespace)
-    gates, image = _feature_gates(deployment), _first_container(deployment).get("image")
-    image_text = Text("no image" if image is None else "{image}", image=image)
-    version = Text(
-        "{image}, gates {gates}" if gates else "{image}, default gates",
-        image=image_text,
-        gates=gates,
-    )
-    fields = {"project": project, "version": version}
+        return unknown_finding(summary, why, **fields)
+    image = _first_container(deployment).get("image") or Text("no image")
+    gates = _feature_gates(deployment)
+    template = "{image}, gates {gates}" if gates else "{image}, default gates"
+    fields["version"] = Text(template, image=image, gates=gates)
     if not deployment.get("status", {}).get("availableReplicas"):
         summary = "{project}'s controller is down: {version}"
         why = "its webhooks reject every job, and it creates no pods."
-        fix = "kubectl -n {namespace} describe deploy {name}"
-        return admin_failure(summary, why, fix, **fields, namespace=namespace, name=name)
+        return admin_failure(
+            summary, why, "kubectl -n {namespace} describe deploy {name}", **fields
+        )
     return ok_finding("{project}'s controller is up: {version}", **fields)
 
 
@@ -161,24 +149,18 @@ def describe_features(project: str, deployment: Obj | None, configs: Sequence[st
     """Report which of the project's features for lost hosts are on."""
     if deployment is None:
         return
-    words = dict(
-        word.partition("=")[::2] for text in _feature_gates(deployment) for word in text.split(",")
-    )
-    gates = {name: value.strip().lower() == "true" for name, value in words.items()}
+    gates: dict[str, bool] = {}
+    for word in ",".join(_feature_gates(deployment)).split(","):
+        name, _, value = word.partition("=")
+        gates[name] = value.strip().lower() == "true"
     for config in map(_parse_config, configs):
         gates |= config.get("featureGates") or {}
-    states = [
-        Text(
-            "{name} is on"
-            if gates.get(name, gates.get("AllAlpha", False) or usual)
-            else "{name} is off",
-            name=name,
-        )
-        for name, usual in _FEATURES[project].items()
-    ]
-    yield ok_finding(
-        "{project}'s {states: and }; " + _WITHOUT_FEATURES[project], project=project, states=states
-    )
+    states = []
+    for name, default in _FEATURES[project].items():
+        is_on = gates.get(name, gates.get("AllAlpha", False) or default)
+        states.append(Text("{name} is on" if is_on else "{name} is off", name=name))
+    summary = "{project}'s {states: and }; " + _WITHOUT_FEATURES[project]
+    yield ok_finding(summary, project=project, states=states)
 
 
 # --- webhooks -------------------------------------------------------------------------------------
@@ -197,12 +179,9 @@ def blocking_webhooks(
 ) -> list[Webhook]:
     """Return the webhooks that must admit a job's objects in a namespace with these labels."""
     webhooks = []
-    for hook in (
-        hook for configuration in configurations for hook in configuration.get("webhooks") or []
-    ):
-        is_here = namespace_labels is None or selector_matches(
-            hook.get("namespaceSelector") or {}, namespace_labels
-        )
+    for hook in (hook for config in configurations for hook in config.get("webhooks") or []):
+        selector = hook.get("namespaceSelector") or {}
+        is_here = namespace_labels is None or selector_matches(selector, namespace_labels)
         is_required = hook.get("failurePolicy", "Fail") == "Fail"
         if is_here and is_required and any(map(_covers_jobs, hook.get("rules") or [])):
             service = hook["clientConfig"].get("service")
@@ -212,15 +191,13 @@ def blocking_webhooks(
 
 
 def _covers_jobs(rule: Obj) -> bool:
-    creates = not {"*", "CREATE"}.isdisjoint(rule.get("operations") or [])
-    groups = (
-        _CREATED_RESOURCES
-        if "*" in rule["apiGroups"]
-        else [group for group in rule["apiGroups"] if group in _CREATED_RESOURCES]
-    )
+    if {"*", "CREATE"}.isdisjoint(rule.get("operations") or []):
+        return False
     resources = {resource.partition("/")[0] for resource in rule["resources"]}
-    return creates and any(
-        "*" in resources or not resources.isdisjoint(_CREATED_RESOURCES[group]) for group in groups
+    return any(
+        "*" in resources or not resources.isdisjoint(created)
+        for group, created in _CREATED_RESOURCES.items()
+        if "*" in rule["apiGroups"] or group in rule["apiGroups"]
     )
 
 
@@ -245,77 +222,56 @@ def selector_matches(selector: Obj, labels: Mapping[str, str]) -> bool:
 
 def judge_webhooks(webhooks: Sequence[Webhook], ready: Mapping[tuple[str, str], int]) -> Findings:
     """Judge webhooks by the number of `ready` endpoints of each service."""
-    down = [
-        (hook.name, hook.service)
-        for hook in webhooks
-        if hook.service is not None and not ready.get(hook.service)
-    ]
-    for name, service in down:
-        summary = "webhook {name}: service {service} has no ready endpoint"
-        fix = (
-            "kubectl -n {namespace} get pods; delete the webhook configuration if it was "
-            "left behind."
-        )
-        yield admin_failure(
-            summary,
-            _WEBHOOK_BLOCKS,
-            fix,
-            name=name,
-            service="/".join(service),
-            namespace=service[0],
-        )
-    if not down:
-        yield ok_finding(
-            "{hooks:webhook} for a job's objects, each with a ready endpoint", hooks=len(webhooks)
-        )
+    summary = "webhook {name}: service {namespace}/{service} has no ready endpoint"
+    fix = "kubectl -n {namespace} get pods; delete the webhook configuration if it was left behind."
+    is_down = False
+    for name, service in webhooks:
+        if service is not None and not ready.get(service):
+            is_down = True
+            fields = {"name": name, "namespace": service[0], "service": service[1]}
+            yield admin_failure(summary, _WEBHOOK_BLOCKS, fix, **fields)
+    if not is_down:
+        summary = "{hooks:webhook} for a job's objects, each with a ready endpoint"
+        yield ok_finding(summary, hooks=len(webhooks))
 
 
 def count_ready_endpoints(slices: Sequence[Obj]) -> int:
     """Count the ready endpoints of EndpointSlices. One without the condition is ready."""
-    endpoints = [
-        endpoint for endpoint_slice in slices for endpoint in endpoint_slice.get("endpoints") or []
-    ]
     return sum(
-        (endpoint.get("conditions") or {}).get("ready") is not False for endpoint in endpoints
+        (endpoint.get("conditions") or {}).get("ready") is not False
+        for endpoint_slice in slices
+        for endpoint in endpoint_slice.get("endpoints") or []
     )
 
 
 def judge_dry_run(error: ApiError | None, subject: str) -> Finding:
     """Judge the API server's answer to a dry run of a JobSet or a pod."""
     if error is None or error.reason == "AlreadyExists":
-        return ok_finding(
-            "the API server accepts {subject} (dry run: schema, webhooks, admission)",
-            subject=subject,
-        )
+        summary = "the API server accepts {subject} (dry run: schema, webhooks, admission)"
+        return ok_finding(summary, subject=subject)
     message, fields = error.message, {"subject": subject, "message": error.message}
     if match := re.search(r'failed calling webhook "([^"]+)"', message):
         fix = (
             f"{ASK_ADMIN} start its server, or to delete the webhook configuration if it was "
             "left behind."
         )
-        why = _WEBHOOK_BLOCKS + " {message}"
-        return admin_failure(
-            "webhook {webhook} does not answer", why, fix, webhook=match[1], **fields
-        )
+        summary, why = "webhook {webhook} does not answer", _WEBHOOK_BLOCKS + " {message}"
+        return admin_failure(summary, why, fix, webhook=match[1], **fields)
     if error.status == 403 and "cannot create resource" in message:
-        return unknown_finding(
-            "whether the API server accepts {subject} is not known", "{message}", **fields
-        )
+        summary = "whether the API server accepts {subject} is not known"
+        return unknown_finding(summary, "{message}", **fields)
     if "unknown field" in message:
-        return admin_failure(
-            "the API server does not know a field of {subject}", "{message}", _INSTALL, **fields
-        )
+        summary = "the API server does not know a field of {subject}"
+        return admin_failure(summary, "{message}", _INSTALL, **fields)
     if "exceeded quota" in message or "failed quota" in message:
         fix = f"request less, or {ASK_ADMIN} raise the quota."
         return admin_failure("a ResourceQuota rejects {subject}", "{message}", fix, **fields)
-    if match := re.search(
-        r"(?s)ValidatingAdmissionPolicy '([^']+)'.* denied request: (.*)", message
-    ):
-        template = "ValidatingAdmissionPolicy {policy} rejects {subject}"
+    pattern = r"(?s)ValidatingAdmissionPolicy '([^']+)'.* denied request: (.*)"
+    if match := re.search(pattern, message):
+        summary = "ValidatingAdmissionPolicy {policy} rejects {subject}"
         fix = "change that, or ask the cluster administrator."
-        return user_failure(
-            template, "{denial}", fix, policy=match[1], denial=match[2], subject=subject
-        )
+        fields |= {"policy": match[1], "denial": match[2]}
+        return user_failure(summary, "{denial}", fix, **fields)
     if "violates PodSecurity" in message:
         fix = "see `launcher plan`, or use another namespace."
         return user_failure("Pod Security rejects {subject}", "{message}", fix, **fields)
@@ -330,24 +286,19 @@ def judge_kueue(versions: Sequence[str], queue: str | None) -> Finding:
     """Judge whether Kueue is installed, which only a job with a queue needs."""
     if queue is not None:
         return judge_served(LOCAL_QUEUES, "Kueue", versions)
+    if not versions:
+        return ok_finding("Kueue is not installed; the job names no queue")
     summary = "Kueue is served as {versions}; the job names no queue"
-    return (
-        ok_finding(summary, versions=join_choices(versions))
-        if versions
-        else ok_finding("Kueue is not installed; the job names no queue")
-    )
+    return ok_finding(summary, versions=join_choices(versions))
 
 
 def judge_kueue_config(text: str, queue: str | None) -> Findings:
     """Judge Kueue's configuration for a job with this queue, or with none."""
     config = _parse_config(text)
     if queue is None and config.get("manageJobsWithoutQueueName"):
+        summary = "the job names no queue, and Kueue requires one"
         why = "with manageJobsWithoutQueueName, Kueue keeps jobs without a queue suspended forever."
-        yield user_failure(
-            "the job names no queue, and Kueue requires one",
-            why,
-            "set --queue, or queue: in job.yaml.",
-        )
+        yield user_failure(summary, why, "set --queue, or queue: in job.yaml.")
     frameworks = (config.get("integrations") or {}).get("frameworks")
     if queue is not None and frameworks is not None and _INTEGRATION not in frameworks:
         summary = "Kueue does not manage JobSets: its integrations are {frameworks}"
@@ -355,10 +306,8 @@ def judge_kueue_config(text: str, queue: str | None) -> Findings:
         fix = f"{ASK_ADMIN} add {_INTEGRATION}."
         yield admin_failure(summary, why, fix, frameworks=list(frameworks) or Text("none"))
     if gates := config.get("featureGates"):
-        yield ok_finding(
-            "Kueue's feature gates: {gates}",
-            gates=[f"{name}={str(on).lower()}" for name, on in gates.items()],
-        )
+        states = [f"{name}={str(is_on).lower()}" for name, is_on in gates.items()]
+        yield ok_finding("Kueue's feature gates: {gates}", gates=states)
 
 
 def _parse_config(text: str) -> dict[str, Any]:

@@ -71,15 +71,11 @@ class Finding:
 
     def to_json(self) -> dict[str, str]:
         """Return the texts as JSON. Only a failure has the field `whose`."""
-        texts = {
-            "check": self.check,
-            "level": self.level,
-            "what": self.summary_text,
-            "why": self.reason_text,
-            "fix": self.remedy_text,
-        }
-        texts |= {"whose": self.whose} if self.level == "fail" else {}
-        return {name: text for name, text in texts.items() if text or name == "check"}
+        texts = {"what": self.summary_text, "why": self.reason_text, "fix": self.remedy_text}
+        if self.level == "fail":
+            texts["whose"] = self.whose
+        texts = {name: text for name, text in texts.items() if text}
+        return {"check": self.check, "level": self.level, **texts}
 
 
 Findings = Iterator[Finding]
@@ -169,14 +165,10 @@ class Target:
         jobset = copy.deepcopy(self.jobset)
         spec, scheduling = pod_template(jobset)["spec"], runtime_class.get("scheduling") or {}
         spec["overhead"] = (runtime_class.get("overhead") or {}).get("podFixed") or {}
-        spec["nodeSelector"] = {
-            **(spec.get("nodeSelector") or {}),
-            **(scheduling.get("nodeSelector") or {}),
-        }
-        spec["tolerations"] = [
-            *(spec.get("tolerations") or ()),
-            *(scheduling.get("tolerations") or ()),
-        ]
+        selector = scheduling.get("nodeSelector") or {}
+        spec["nodeSelector"] = {**(spec.get("nodeSelector") or {}), **selector}
+        tolerations = scheduling.get("tolerations") or ()
+        spec["tolerations"] = [*(spec.get("tolerations") or ()), *tolerations]
         return jobset
 
     @cached_property
@@ -193,29 +185,25 @@ class Target:
     @property
     def unrequested_resources(self) -> list[str]:
         """The resources, of cpu and memory, that neither the pods nor LimitRanges request."""
-        requests = pod_requests(pod_template(self.admitted_jobset)["spec"])
-        missing = [name for name in ("cpu", "memory") if name not in requests]
-        return [
-            name
-            for name in missing
-            if not self.is_example and name not in (self.defaulted_resources or ())
-        ]
+        if self.is_example:
+            return []
+        requested = set(pod_requests(pod_template(self.admitted_jobset)["spec"]))
+        if missing := [name for name in ("cpu", "memory") if name not in requested]:
+            requested |= self.defaulted_resources or set()
+        return [name for name in missing if name not in requested]
 
     @cached_property
     def defaulted_resources(self) -> set[str] | None:
         """Resources for which LimitRanges set defaults, or None if they may not be read."""
         with ignore_forbidden():
-            ranges = self.cluster.list(kinds.LIMIT_RANGES, self.namespace)
-            limits = [
-                limit for limit_range in ranges for limit in limit_range["spec"].get("limits") or ()
-            ]
-            blocks = [
-                limit.get(key) or ()
-                for limit in limits
+            return {
+                name
+                for limit_range in self.cluster.list(kinds.LIMIT_RANGES, self.namespace)
+                for limit in limit_range["spec"].get("limits") or ()
                 if limit.get("type") == "Container"
                 for key in ("default", "defaultRequest", "max")
-            ]
-            return {name for block in blocks for name in block}
+                for name in limit.get(key) or ()
+            }
         return None
 
     @cached_property

@@ -48,10 +48,8 @@ from jaxlaunch.launcher.wording import format_size, join_choices
 def judge_namespace(name: str, namespace: Obj | None) -> Finding:
     """Judge whether objects can be created in the namespace."""
     if namespace is None:
-        fix = "create it, or use another: -n NAMESPACE."
-        return user_failure(
-            "namespace {name} does not exist", "nothing can be created in it.", fix, name=name
-        )
+        summary, why = "namespace {name} does not exist", "nothing can be created in it."
+        return user_failure(summary, why, "create it, or use another: -n NAMESPACE.", name=name)
     if "deletionTimestamp" in namespace["metadata"]:
         summary, why = "namespace {name} is being deleted", "nothing new can be created in it."
         return user_failure(summary, why, "use another: -n NAMESPACE.", name=name)
@@ -63,38 +61,31 @@ def judge_pod_security(name: str, labels: Mapping[str, str], template: Obj) -> F
     enforced, met = labels.get(ENFORCE_LABEL), strictest_level(template)
     fields = {"name": name, "enforced": enforced, "met": met}
     if enforced is None:
-        why = "the cluster's own default applies, which cannot be read; the pods meet {met}."
-        return ok_finding(
-            "namespace {name} enforces no Pod Security level of its own: " + why, **fields
+        summary = (
+            "namespace {name} enforces no Pod Security level of its own: the cluster's own default "
+            "applies, which cannot be read; the pods meet {met}."
         )
+        return ok_finding(summary, **fields)
+    summary = "namespace {name} enforces Pod Security level {enforced}"
     level = next((level for level in LEVELS if level == enforced), None)
     if level is None:
-        summary = "namespace {name} enforces Pod Security level {enforced}"
         return unknown_finding(summary, "Kubernetes has no such level.", **fields)
     violations = list(map(str, find_violations(template, level)))
     if not violations:
-        return ok_finding(
-            "namespace {name} enforces Pod Security level {enforced}, which the pods meet", **fields
-        )
+        return ok_finding(summary + ", which the pods meet", **fields)
     fix = "use a namespace that enforces {met}, or a network and volumes that {enforced} allows."
     job = agent_job(template["spec"])
     # Pods on TPUs run as root by default. With another user they would be admitted too.
     if job is not None and job.platform == "tpu" and level == "restricted":
         fix = (
             "use a namespace that enforces {met}: pods on TPUs are root, who is sure to open "
-            "{devices}; or, where the nodes' containerd has {setting}, users: "
-            "{{{accelerator}: 1000}} in the cluster defaults."
+            "{devices}; or, where the nodes' containerd has {setting}, users: {{{accelerator}: "
+            "1000}} in the cluster defaults."
         )
-        tpu = {
-            "devices": TPU_DEVICES.value,
-            "setting": DEVICE_OWNERSHIP.value,
-            "accelerator": job.accelerator,
-        }
-        fields |= tpu
-    summary = (
-        "namespace {name} enforces Pod Security level {enforced}, and the pods meet only {met}"
-    )
+        fields |= {"devices": TPU_DEVICES.value, "setting": DEVICE_OWNERSHIP.value}
+        fields["accelerator"] = job.accelerator
     why = "the API server accepts the JobSet and rejects its pods: {broken:; }"
+    summary += ", and the pods meet only {met}"
     return user_failure(summary, why, fix, **fields, broken=violations)
 
 
@@ -107,50 +98,47 @@ def judge_quotas(quotas: Sequence[Obj], jobset: Obj) -> Findings:
     is_tight = False
     for quota in quotas:
         used = quota.get("status", {}).get("used") or {}
-        hard = quota.get("spec", {}).get("hard") or {}
-        for resource, limit in hard.items():
+        for resource, limit in (quota.get("spec", {}).get("hard") or {}).items():
             need, most = requests.get(resource, Decimal(0)), parse_quantity(str(limit))
             free = most - parse_quantity(str(used.get(resource, "0")))
+            if need <= min(most, free):
+                continue
+            is_tight = True
             plain = resource.removeprefix("requests.").removeprefix("limits.")
             fields = {"quota": quota["metadata"]["name"], "resource": resource, "limit": limit}
-            fields |= {
-                "need": format_quantity(plain, need),
-                "left": format_quantity(plain, max(free, Decimal(0))),
-            }
+            fields["need"] = format_quantity(plain, need)
+            fields["left"] = format_quantity(plain, max(free, Decimal(0)))
             summary = "ResourceQuota {quota} allows {resource} {limit}"
             if need > most:
-                is_tight = True
+                summary += ", and the job requests {need}"
                 why = "some of its pods are never created."
                 fix = "request less, or ask the namespace's administrator to raise the quota."
-                yield admin_failure(f"{summary}, and the job requests {{need}}", why, fix, **fields)
-            elif need > free:
-                is_tight = True
+                yield admin_failure(summary, why, fix, **fields)
+            else:
                 summary += ", of which {left} is left, and the job requests {need}"
                 why = "pods are rejected until others end; the gang waits for all of its hosts."
                 yield warning_finding(summary, why, "wait, or request less.", **fields)
     if not is_tight:
-        summary = "{quotas:ResourceQuota} in the namespace" + (
-            ", with room for the job" if quotas else ""
-        )
+        summary = "{quotas:ResourceQuota} in the namespace"
+        summary += ", with room for the job" if quotas else ""
         yield ok_finding(summary, quotas=len(quotas))
 
 
 def _quota_requests(jobset: Obj) -> dict[str, Decimal]:
     """Return the requests of a job by the names in ResourceQuotas."""
     requests = resources.job_requests(jobset)
-    plain = {
-        name: much
-        for name, much in requests.items()
-        if name in ("cpu", "memory", "ephemeral-storage")
-    }
-    limits = {f"limits.{name}": much for name, much in requests.items() if name != "cpu"}
-    pods = Decimal(resources.count_pods(jobset))
-    slices = Decimal(sum(int(job.get("replicas", 1)) for job in jobset["spec"]["replicatedJobs"]))
-    objects = {"pods": pods, "count/pods": pods, "count/jobs.batch": slices}
+    slices = sum(int(job.get("replicas", 1)) for job in jobset["spec"]["replicatedJobs"])
+    counts = {"pods": resources.count_pods(jobset), "count/jobs.batch": slices}
     # The Service gives the hosts their names.
-    service_names = ("services", "count/services", f"count/{JOBSETS.resource}")
-    prefixed = {f"requests.{name}": much for name, much in requests.items()}
-    return prefixed | plain | limits | objects | dict.fromkeys(service_names, Decimal(1))
+    counts |= {"services": 1, "count/services": 1, f"count/{JOBSETS.resource}": 1}
+    counts["count/pods"] = counts["pods"]
+    plain = ("cpu", "memory", "ephemeral-storage")
+    return {
+        **{f"requests.{name}": quantity for name, quantity in requests.items()},
+        **{name: quantity for name, quantity in requests.items() if name in plain},
+        **{f"limits.{name}": quantity for name, quantity in requests.items() if name != "cpu"},
+        **{name: Decimal(count) for name, count in counts.items()},
+    }
 
 
 # --- rights ---------------------------------------------------------------------------------------
@@ -174,37 +162,32 @@ def command_rights(
 ) -> dict[str, list[Right]]:
     """Return the permissions that each command needs for a job with objects of these kinds."""
 
-    def list_rights(verbs: str, kind: Kind) -> list[Right]:
-        return [Right(verb, kind) for verb in verbs.split()]
+    def list_rights(verbs: str, *objects: Kind) -> list[Right]:
+        return [Right(verb, kind) for kind in objects for verb in verbs.split()]
 
     read_logs = [*list_rights("list watch", PODS), Right("get", PODS, "log")]
-    read_job = (
-        ("get", JOBSETS),
-        *(("list", kind) for kind in (kinds.JOBS, PODS, kinds.EVENTS, kinds.RESOURCE_QUOTAS)),
-    )
-    return {
+    read_job = [
+        *list_rights("get", JOBSETS),
+        *list_rights("list", kinds.JOBS, PODS, kinds.EVENTS, kinds.RESOURCE_QUOTAS),
+    ]
+    rights = {
         "submit": [
-            *(
-                right
-                for kind in dict.fromkeys(job_kinds)
-                for right in list_rights(_SUBMIT_VERBS[kind], kind)
-            ),
-            *(list_rights("get", kinds.LOCAL_QUEUES) if has_queue else ()),
+            right
+            for kind in dict.fromkeys(job_kinds)
+            for right in list_rights(_SUBMIT_VERBS[kind], kind)
         ],
         "submit --wait": [*list_rights("list watch", JOBSETS), *read_logs],
         "list": list_rights("list", JOBSETS),
-        "status and explain": [
-            *(Right(verb, kind) for verb, kind in read_job),
-            *(list_rights("list", WORKLOADS) if has_queue else ()),
-        ],
+        "status and explain": read_job,
         "logs": read_logs,
-        "stop": [
-            *list_rights("get patch", JOBSETS),
-            *list_rights("list watch", PODS),
-            *(list_rights("list patch", WORKLOADS) if has_queue else ()),
-        ],
+        "stop": [*list_rights("get patch", JOBSETS), *list_rights("list watch", PODS)],
         "delete": list_rights("get delete", JOBSETS),
     }
+    if has_queue:
+        rights["submit"] += list_rights("get", kinds.LOCAL_QUEUES)
+        rights["status and explain"] += list_rights("list", WORKLOADS)
+        rights["stop"] += list_rights("list patch", WORKLOADS)
+    return rights
 
 
 def judge_rights(has: Mapping[Right, bool], needed: Mapping[str, Sequence[Right]]) -> Findings:
@@ -228,39 +211,27 @@ def judge_local_queue(
     if queue is None:
         summary = "LocalQueue {name} does not exist in namespace {namespace}"
         why = "Kueue never starts a job of a queue that does not exist."
-        fix = (
-            "use {others}."
-            if queue_names
-            else f"{ASK_ADMIN} create a LocalQueue in this namespace."
-        )
-        return user_failure(
-            summary,
-            why,
-            fix,
-            name=name,
-            namespace=namespace,
-            others=join_choices(queue_names) if queue_names else "",
-        )
-    cluster_queue = cluster_queue_name(queue)
-    return _judge_inactive(f"LocalQueue {name}", queue) or ok_finding(
-        "LocalQueue {name} is active, on ClusterQueue {behind}", name=name, behind=cluster_queue
-    )
+        fix, fields = f"{ASK_ADMIN} create a LocalQueue in this namespace.", {"name": name}
+        if queue_names:
+            fix, fields["others"] = "use {others}.", join_choices(queue_names)
+        return user_failure(summary, why, fix, **fields, namespace=namespace)
+    summary = "LocalQueue {name} is active, on ClusterQueue {behind}"
+    active = ok_finding(summary, name=name, behind=cluster_queue_name(queue))
+    return _judge_inactive(f"LocalQueue {name}", queue) or active
 
 
 def _judge_inactive(name: str, queue: Obj) -> Finding | None:
     state = inactive_state(queue)
     if state is None:
         return None
+    fields = {"name": name, "policy": state.stop_policy}
     if state.stop_policy is not None:
-        summary, fix = "{name} is stopped (stopPolicy: {policy})", f"{ASK_ADMIN} resume it."
-        return admin_failure(
-            summary, "Kueue admits nothing from it.", fix, name=name, policy=state.stop_policy
-        )
+        summary, why = "{name} is stopped (stopPolicy: {policy})", "Kueue admits nothing from it."
+        return admin_failure(summary, why, f"{ASK_ADMIN} resume it.", **fields)
     reason = state.message or state.reason or Text("no reason is given")
     summary, why = "{name} is inactive", "Kueue admits nothing from it: {reason}"
-    return admin_failure(
-        summary, why, f"{ASK_ADMIN} fix what the message names.", name=name, reason=reason
-    )
+    fix = f"{ASK_ADMIN} fix what the message names."
+    return admin_failure(summary, why, fix, **fields, reason=reason)
 
 
 def judge_cluster_queue(
@@ -272,40 +243,28 @@ def judge_cluster_queue(
 ) -> Findings:
     """Judge whether the ClusterQueue is active and open to the namespace, and has enough quota."""
     if queue is None:
-        fix = f"{ASK_ADMIN} create it."
-        yield admin_failure(
-            "ClusterQueue {name} does not exist",
-            "the job's LocalQueue points to it.",
-            fix,
-            name=name,
-        )
+        summary, why = "ClusterQueue {name} does not exist", "the job's LocalQueue points to it."
+        yield admin_failure(summary, why, f"{ASK_ADMIN} create it.", name=name)
         return
     if (inactive := _judge_inactive(f"ClusterQueue {name}", queue)) is not None:
         yield inactive
-    selector = queue["spec"].get("namespaceSelector")
-    if selector is None or (
-        namespace_labels is not None and not selector_matches(selector, namespace_labels)
-    ):
+    selector, labels = queue["spec"].get("namespaceSelector"), namespace_labels
+    if selector is None or (labels is not None and not selector_matches(selector, labels)):
         summary = "ClusterQueue {name} does not accept this namespace"
         why = "its namespaceSelector does not match, so Kueue admits nothing from here."
         yield admin_failure(summary, why, f"{ASK_ADMIN} extend namespaceSelector.", name=name)
     covered = covered_resources(queue)
     missing = [resource for resource in requests if resource not in covered]
+    summary = "ClusterQueue {name} does not cover {resource}, of which the job requests {requested}"
+    fix = ASK_ADMIN + " add it to coveredResources ({covered})."
     for resource in missing:
-        yield admin_failure(
-            "ClusterQueue {name} does not cover {resource}, of which the job requests {requested}",
-            "Kueue never admits the job.",
-            ASK_ADMIN + " add it to coveredResources ({covered}).",
-            name=name,
-            resource=resource,
-            requested=format_quantity(resource, requests[resource]),
-            covered=list(covered) or Text("none"),
-        )
+        fields = {"name": name, "resource": resource, "covered": list(covered) or Text("none")}
+        fields["requested"] = format_quantity(resource, requests[resource])
+        yield admin_failure(summary, "Kueue never admits the job.", fix, **fields)
     if not missing:
         # Kueue treats pods as a resource if a ClusterQueue covers them.
-        yield _judge_size(
-            name, queue, {**requests, **({"pods": Decimal(pods)} if "pods" in covered else {})}
-        )
+        counts = {"pods": Decimal(pods)} if "pods" in covered else {}
+        yield _judge_size(name, queue, {**requests, **counts})
 
 
 def _judge_size(name: str, queue: Obj, requests: Mapping[str, Decimal]) -> Finding:
@@ -314,14 +273,6 @@ def _judge_size(name: str, queue: Obj, requests: Mapping[str, Decimal]) -> Findi
     largest = dict.fromkeys(covered, Decimal(0))
     for quota in queue_quotas(queue):
         largest[quota.resource] = max(largest[quota.resource], parse_quantity(quota.nominal))
-    exceeded = {
-        resource: most for resource, most in largest.items() if requests.get(resource, 0) > most
-    }
-    if not exceeded:
-        summary = "ClusterQueue {name} covers {covered}" + (
-            ", all that the job requests" if requests else ""
-        )
-        return ok_finding(summary, name=name, covered=list(covered) or Text("nothing"))
     lacking = [
         Text(
             "{requested} of {resource} (quota {quota})",
@@ -329,43 +280,37 @@ def _judge_size(name: str, queue: Obj, requests: Mapping[str, Decimal]) -> Findi
             resource=resource,
             quota=format_quantity(resource, most),
         )
-        for resource, most in exceeded.items()
+        for resource, most in largest.items()
+        if requests.get(resource, 0) > most
     ]
+    if not lacking:
+        summary = "ClusterQueue {name} covers {covered}"
+        summary += ", all that the job requests" if requests else ""
+        return ok_finding(summary, name=name, covered=list(covered) or Text("nothing"))
     summary = "ClusterQueue {name} is too small: the job requests {lacking}"
     fields = {"name": name, "lacking": lacking}
     if queue["spec"].get("cohortName") or queue["spec"].get("cohort"):
         why = "the rest must be borrowed from its cohort."
-        return warning_finding(
-            summary, why, "request less, or wait until the cohort has enough.", **fields
-        )
-    return admin_failure(
-        summary,
-        "the job would wait forever.",
-        f"request less, or {ASK_ADMIN} raise the quota.",
-        **fields,
-    )
+        fix = "request less, or wait until the cohort has enough."
+        return warning_finding(summary, why, fix, **fields)
+    fix = f"request less, or {ASK_ADMIN} raise the quota."
+    return admin_failure(summary, "the job would wait forever.", fix, **fields)
 
 
 def judge_priority(
     kind: Kind, name: str, priority_class: Obj | None, class_names: Sequence[str]
 ) -> Finding:
     """Judge whether the priority class exists. `class_names` names those of the cluster."""
+    fields = {"kind": kind.kind, "name": name}
     if priority_class is not None:
         value = priority_class.get("value")
-        return ok_finding(
-            "{kind} {name} exists, value {value}", kind=kind.kind, name=name, value=value
-        )
-    fix = "use priority: {others}." if class_names else f"{ASK_ADMIN} create it."
-    is_kueue = kind is kinds.WORKLOAD_PRIORITY_CLASSES
-    why = (
-        "Kueue does not admit a job that names it."
-        if is_kueue
-        else "pods that name it are rejected."
-    )
-    listed = join_choices(class_names) if class_names else ""
-    return user_failure(
-        "{kind} {name} does not exist", why, fix, kind=kind.kind, name=name, others=listed
-    )
+        return ok_finding("{kind} {name} exists, value {value}", **fields, value=value)
+    why, fix = "pods that name it are rejected.", f"{ASK_ADMIN} create it."
+    if kind is kinds.WORKLOAD_PRIORITY_CLASSES:
+        why = "Kueue does not admit a job that names it."
+    if class_names:
+        fix, fields["others"] = "use priority: {others}.", join_choices(class_names)
+    return user_failure("{kind} {name} does not exist", why, fix, **fields)
 
 
 # --- network policies -----------------------------------------------------------------------------
@@ -392,12 +337,8 @@ def judge_network(
         # The pods' addresses are not known yet, so an address block is assumed to contain them.
         if "ipBlock" in peer:
             return True
-        selector = peer.get("namespaceSelector")
-        is_here = (
-            selector is None
-            or namespace_labels is None
-            or selector_matches(selector, namespace_labels)
-        )
+        selector, labels = peer.get("namespaceSelector"), namespace_labels
+        is_here = selector is None or labels is None or selector_matches(selector, labels)
         return is_here and selector_matches(peer.get("podSelector") or {}, pod_labels)
 
     is_open = True
@@ -421,10 +362,9 @@ def judge_network(
         is_open = False
         names = ", ".join(sorted(policy["metadata"]["name"] for policy in barring))
         if limited:
+            summary = "NetworkPolicy {names} limits the ports between the job's hosts"
             why = "JAX's coordinator listens on another port in each attempt."
-            yield unknown_finding(
-                "NetworkPolicy {names} limits the ports between the job's hosts", why, names=names
-            )
+            yield unknown_finding(summary, why, names=names)
             continue
         summary = "NetworkPolicy {names} denies {word} of the job's pods, and " + lacking
         why = "the hosts wait for each other at the rendezvous until it times out."
@@ -447,7 +387,6 @@ def _policy_types(spec: Obj) -> Sequence[str]:
 # --- objects that pods refer to -------------------------------------------------------------------
 
 _PULL_TYPES = ("kubernetes.io/dockerconfigjson", "kubernetes.io/dockercfg")
-_WAITS_UNTIL_CREATED = "pods wait in ContainerCreating until it exists."
 
 
 class Reference(NamedTuple):
@@ -492,66 +431,55 @@ def find_references(spec: Obj, kind: Kind) -> list[Reference]:
 
 def judge_claim(name: str, claim: Obj | None, *, hosts: int, is_read: bool) -> Finding:
     """Judge a PersistentVolumeClaim that `hosts` pods mount at once."""
+    subject = "PersistentVolumeClaim {name}"
     if claim is None:
-        summary = "PersistentVolumeClaim {name} does not exist"
-        return user_failure(
-            summary,
-            "pods stay Pending until it does.",
-            "create it in the job's namespace.",
-            name=name,
-        )
-    modes = claim["spec"].get("accessModes") or []
+        why, fix = "pods stay Pending until it does.", "create it in the job's namespace."
+        return user_failure(f"{subject} does not exist", why, fix, name=name)
+    modes, phase = claim["spec"].get("accessModes") or [], claim.get("status", {}).get("phase")
+    fields = {"name": name, "modes": list(modes), "hosts": hosts, "phase": phase or "Pending"}
     if hosts > 1 and "ReadWriteMany" not in modes and not (is_read and "ReadOnlyMany" in modes):
-        summary = "PersistentVolumeClaim {name} is {modes}, and {hosts} hosts mount it"
         why = "it can be attached to one node only: the pods on other nodes wait."
         fix = "use a ReadWriteMany claim (NFS, Filestore, FSx, CephFS), or a bucket's URL."
-        return user_failure(summary, why, fix, name=name, modes=list(modes), hosts=hosts)
-    phase = claim.get("status", {}).get("phase", "Pending")
-    if phase == "Lost":
-        summary = "PersistentVolumeClaim {name} is Lost: its volume no longer exists"
-        return admin_failure(
-            summary,
-            "pods cannot mount it.",
-            "restore the volume, or create another claim.",
-            name=name,
+        return user_failure(
+            f"{subject} is {{modes}}, and {{hosts}} hosts mount it", why, fix, **fields
         )
+    if phase == "Lost":
+        why, fix = "pods cannot mount it.", "restore the volume, or create another claim."
+        return admin_failure(f"{subject} is Lost: its volume no longer exists", why, fix, **fields)
     if phase != "Bound":
         why = (
             "pods wait until it is bound; with WaitForFirstConsumer that is when the first pod "
             "is scheduled."
         )
-        summary = "PersistentVolumeClaim {name} is {phase}"
-        return warning_finding(summary, why, "kubectl describe pvc {name}", name=name, phase=phase)
-    return ok_finding(
-        "PersistentVolumeClaim {name} is Bound, {modes}", name=name, modes=list(modes)
-    )
+        return warning_finding(
+            f"{subject} is {{phase}}", why, "kubectl describe pvc {name}", **fields
+        )
+    return ok_finding(f"{subject} is Bound, {{modes}}", **fields)
 
 
 def judge_checkpoint_room(needed: Checkpoints, claim: Obj | None) -> Findings:
     """Judge the size of a PersistentVolumeClaim for checkpoints, if it is known."""
     spec, status = (claim or {}).get("spec", {}), (claim or {}).get("status", {})
-    has = (status.get("capacity") or (spec.get("resources") or {}).get("requests") or {}).get(
-        "storage"
-    )
-    if has is None:
+    capacity = status.get("capacity") or (spec.get("resources") or {}).get("requests") or {}
+    if (size := capacity.get("storage")) is None:
         return
     takes = Text(
         "{size} of checkpoints, {kept} kept and one being written",
         size=format_size(needed.bytes),
         kept=needed.kept_count,
     )
-    fields = {"claim": needed.claim, "has": has, "takes": takes}
-    if needed.bytes <= parse_quantity(has):
+    fields = {"claim": needed.claim, "has": size, "takes": takes}
+    if needed.bytes <= parse_quantity(size):
         yield ok_finding("PersistentVolumeClaim {claim} of {has} has room for {takes}", **fields)
         return
     # EFS, NFS and hostPath enforce no size.
-    full = "a save that finds the disk full ends the run with exit code 84."
-    yield warning_finding(
-        "PersistentVolumeClaim {claim} of {has} has no room for {takes}",
-        "the claim says {has}; if its storage enforces that, " + full,
-        "enlarge the claim, or lower train.checkpoint.keep.",
-        **fields,
+    summary = "PersistentVolumeClaim {claim} of {has} has no room for {takes}"
+    why = (
+        "the claim says {has}; if its storage enforces that, a save that finds the disk full ends "
+        "the run with exit code 84."
     )
+    fix = "enlarge the claim, or lower train.checkpoint.keep."
+    yield warning_finding(summary, why, fix, **fields)
 
 
 def judge_pull_secret(name: str, secret: Obj | None) -> Finding:
@@ -571,24 +499,15 @@ def judge_pull_secret(name: str, secret: Obj | None) -> Finding:
 def judge_reference(kind: str, reference: Reference, obj: Obj | None) -> Finding:
     """Judge a Secret or ConfigMap and the keys that pods use."""
     fields = {"kind": kind, "name": reference.name, "keys": reference.keys}
+    why = "pods wait in ContainerCreating until it exists."
     if obj is None:
-        return user_failure(
-            "{kind} {name} does not exist",
-            _WAITS_UNTIL_CREATED,
-            f"create it, or remove it from {kind.lower()}s.",
-            **fields,
-        )
-    present = {**(obj.get("data") or {}), **(obj.get("binaryData") or {})}.keys()
+        fix = f"create it, or remove it from {kind.lower()}s."
+        return user_failure("{kind} {name} does not exist", why, fix, **fields)
+    present = {**(obj.get("data") or {}), **(obj.get("binaryData") or {})}
     if missing := [key for key in reference.keys if key not in present]:
-        summary = "{kind} {name} has no key {missing}"
+        fields |= {"missing": missing, "present": sorted(present)}
         return user_failure(
-            summary,
-            _WAITS_UNTIL_CREATED,
-            "it has {present}.",
-            **fields,
-            missing=missing,
-            present=sorted(present),
+            "{kind} {name} has no key {missing}", why, "it has {present}.", **fields
         )
-    return ok_finding(
-        "{kind} {name} exists, with {keys}" if reference.keys else "{kind} {name} exists", **fields
-    )
+    template = "{kind} {name} exists, with {keys}" if reference.keys else "{kind} {name} exists"
+    return ok_finding(template, **fields)

@@ -55,16 +55,14 @@ def judge_room(nodes: Sequence[Obj], spec: Obj, pods: int, *, grows: bool) -> Fi
     fit = fit_nodes(spec, affine)
     if not fit.large:
         summary = "none of {nodes:node} fits a pod of the job: {unmet}"
-        fields = {"nodes": len(nodes)}
-        unmet = _first_unmet(fit, nodes, affine, spec)
+        fields = {"nodes": len(nodes), "unmet": _first_unmet(fit, nodes, affine, spec)}
         if grows:
             why = "pods stay Pending until the autoscaler adds such nodes."
-            return warning_finding(
-                summary, why, "check that a node pool can provide them.", **fields, unmet=unmet
-            )
+            fix = "check that a node pool can provide them."
+            return warning_finding(summary, why, fix, **fields)
         why = "pods stay Pending, and no autoscaler was found."
         fix = "check accelerator, node_selector and tolerations, or ask for such nodes."
-        return user_failure(summary, why, fix, **fields, unmet=unmet)
+        return user_failure(summary, why, fix, **fields)
     requests = {name: quantity for name, quantity in pod_requests(spec).items() if quantity}
     room = 0
     for node in (node for node in affine if fit_nodes(spec, [node]).large):
@@ -74,14 +72,14 @@ def judge_room(nodes: Sequence[Obj], spec: Obj, pods: int, *, grows: bool) -> Fi
         room += int(min(allocatable_quantity(node, "pods", "110"), *rooms))
     fields = {"room": room, "pods": pods, "nodes": fit.large}
     if room >= pods:
-        return ok_finding(
-            "room for the job's {pods:pod} on {nodes:node}, if nothing else ran there", **fields
-        )
+        summary = "room for the job's {pods:pod} on {nodes:node}, if nothing else ran there"
+        return ok_finding(summary, **fields)
     summary = "room for {room} of the job's {pods:pod} on {nodes:node}, even if nothing else ran"
-    why = "a gang starts with all of its hosts or not at all."
-    return (warning_finding if grows else user_failure)(
-        summary, why, "use fewer hosts, or ask for more nodes.", **fields
+    why, fix = (
+        "a gang starts with all of its hosts or not at all.",
+        "use fewer hosts, or ask for more nodes.",
     )
+    return (warning_finding if grows else user_failure)(summary, why, fix, **fields)
 
 
 def _first_unmet(fit: NodeFit, nodes: Sequence[Obj], affine: Sequence[Obj], spec: Obj) -> Text:
@@ -122,13 +120,10 @@ def _affinity_terms(spec: Obj) -> Sequence[Obj]:
 
 
 def _is_in_affinity(spec: Obj, node: Obj) -> bool:
-    """Return whether a node matches the node affinity's terms with operator In, the only ones used."""
+    """Return whether a node matches the node affinity's terms with operator In, no others."""
     labels = node["metadata"].get("labels") or {}
-    return all(
-        labels.get(term["key"]) in term["values"]
-        for term in _affinity_terms(spec)
-        if term["operator"] == "In"
-    )
+    terms = [term for term in _affinity_terms(spec) if term["operator"] == "In"]
+    return all(labels.get(term["key"]) in term["values"] for term in terms)
 
 
 def judge_unrequested(names: Sequence[str], *, is_known: bool) -> Finding:
@@ -136,18 +131,19 @@ def judge_unrequested(names: Sequence[str], *, is_known: bool) -> Finding:
 
     `is_known` means that the namespace's LimitRanges, which may set defaults, were read.
     """
+    choices = join_choices(names)
     if not is_known:
         why = (
             "the job requests no {names}, and you have no permission to list LimitRanges, which "
             "may set it."
         )
-        return unknown_finding("whether the pods request {names}", why, names=join_choices(names))
+        return unknown_finding("whether the pods request {names}", why, names=choices)
     why = (
         "the scheduler counts none for them and may choose nodes that are full, where they are "
         "slow; under memory pressure they are the first to be evicted."
     )
     fix = "resources: {{cpu: …, memory: …}}, of one host."
-    return warning_finding("the pods request no {names}", why, fix, names=join_choices(names))
+    return warning_finding("the pods request no {names}", why, fix, names=choices)
 
 
 def count_accelerators(nodes: Sequence[Obj]) -> Finding:
@@ -155,16 +151,15 @@ def count_accelerators(nodes: Sequence[Obj]) -> Finding:
     counts: dict[str, Decimal] = defaultdict(Decimal)
     for node in nodes:
         labels = node["metadata"].get("labels") or {}
-        kind = next(
-            (labels[key] for key in _TYPE_LABELS if key in labels), "of a type that no label names"
-        )
+        types = (labels[key] for key in _TYPE_LABELS if key in labels)
+        kind = next(types, "of a type that no label names")
         for fact in RESOURCE.values():
             if quantity := allocatable_quantity(node, fact.value):
                 counts[f"{fact.value} {kind}"] += quantity
-    listed = [f"{quantity:f} {kind}" for kind, quantity in sorted(counts.items())] or Text(
-        "no accelerators"
+    listed = [f"{quantity:f} {kind}" for kind, quantity in sorted(counts.items())]
+    return ok_finding(
+        "{nodes:node} with {listed}", nodes=len(nodes), listed=listed or Text("no accelerators")
     )
-    return ok_finding("{nodes:node} with {listed}", nodes=len(nodes), listed=listed)
 
 
 def judge_drivers(nodes: Sequence[Obj], spec: Obj) -> Findings:
@@ -173,37 +168,30 @@ def judge_drivers(nodes: Sequence[Obj], spec: Obj) -> Findings:
     A driver that is too old is only a warning, because an image may have CUDA's forward
     compatibility package.
     """
-    label = DRIVER_LABEL.value
     if RESOURCE["cuda"].value not in pod_requests(spec):
         return
     counts = Counter(
-        int(node["metadata"]["labels"][label])
+        int(version)
         for node in nodes
-        if label in (node["metadata"].get("labels") or {})
+        if (version := (node["metadata"].get("labels") or {}).get(DRIVER_LABEL.value))
         and _is_in_affinity(spec, node)
         and fit_nodes(spec, [node]).large
     )
     if not counts:
         return
     image = str(spec["containers"][0].get("image", "")).rpartition("/")[2]
+    template = "{major} ({number:node})"
     listed = [
-        Text("{major} ({number:node})", major=major, number=number)
-        for major, number in sorted(counts.items())
+        Text(template, major=major, number=number) for major, number in sorted(counts.items())
     ]
     cuda = next((int(text) for text in _CUDA_VERSION.findall(image)), 0)
-    needed = OLDEST_DRIVER.get(cuda)
-    old = [major for major in counts if needed is not None and major < needed]
-    if not old:
-        minimums = join_choices(
-            [f"{oldest} for CUDA {version}" for version, oldest in OLDEST_DRIVER.items()]
-        )
-        yield ok_finding(
-            "NVIDIA drivers {listed}; an image needs at least {minimums}",
-            listed=listed,
-            minimums=minimums,
-        )
+    needed, oldest = OLDEST_DRIVER.get(cuda), min(counts)
+    if needed is None or oldest >= needed:
+        minimums = [f"{driver} for CUDA {cuda}" for cuda, driver in OLDEST_DRIVER.items()]
+        summary = "NVIDIA drivers {listed}; an image needs at least {minimums}"
+        yield ok_finding(summary, listed=listed, minimums=join_choices(minimums))
         return
-    runs = [version for version, oldest in OLDEST_DRIVER.items() if oldest <= min(old)]
+    runs = [version for version, driver in OLDEST_DRIVER.items() if driver <= oldest]
     other = "use an image with CUDA {newest} (EXTRA=cuda{newest}), or " if runs else ""
     yield warning_finding(
         "NVIDIA drivers {listed}: {oldest} is too old for CUDA {cuda} of image {image}, which "
@@ -211,7 +199,7 @@ def judge_drivers(nodes: Sequence[Obj], spec: Obj) -> Findings:
         "JAX finds no GPU there, and the job ends at its start.",
         f"{other}{ASK_ADMIN} update the driver.",
         listed=listed,
-        oldest=min(old),
+        oldest=oldest,
         cuda=cuda,
         image=image,
         needed=needed,
@@ -225,41 +213,36 @@ def judge_device_access(spec: Obj) -> Findings:
     user = security.get("runAsUser", (spec.get("securityContext") or {}).get("runAsUser"))
     if job is None or security.get("privileged"):
         return
-    root = "users: {{{accelerator}: root}} in the cluster defaults"
-    fields = {
-        "accelerator": job.accelerator,
-        "user": user,
-        "devices": TPU_DEVICES.value,
-        "network": job.pinning,
-    }
     added = (security.get("capabilities") or {}).get("add") or []
+    fields = {"accelerator": job.accelerator, "user": user, "network": job.pinning}
+    fields |= {"devices": TPU_DEVICES.value, "added": list(added) or ["no capability"]}
+    root = "users: {{{accelerator}: root}} in the cluster defaults."
     if job.platform == "tpu" and user == 0:
         summary = "the pods run as root with {added}, so that they can open {devices}"
-        yield ok_finding(summary, added=list(added) or ["no capability"], **fields)
+        yield ok_finding(summary, **fields)
     if job.platform == "tpu" and user != 0:
-        yield unknown_finding(
-            "whether user {user} of the pods may open {devices} on the nodes",
+        summary = "whether user {user} of the pods may open {devices} on the nodes"
+        why = (
             "device files are root's unless containerd gives them to the pods' user; if that user "
-            "may not open them, the job fails at its start with exit code 64.",
-            _INSPECT_NODE
-            + " grep device_ownership /host/etc/containerd/config.toml (wanted: {setting}); or "
-            + root
-            + ".",
-            **fields,
-            setting=DEVICE_OWNERSHIP.value,
+            "may not open them, the job fails at its start with exit code 64."
         )
+        fix = " grep device_ownership /host/etc/containerd/config.toml (wanted: {setting}); or "
+        fix = _INSPECT_NODE + fix + root
+        yield unknown_finding(summary, why, fix, **fields, setting=DEVICE_OWNERSHIP.value)
     if job.pinning is not None and (user != 0 or PINNING_CAPABILITY.value not in added):
-        yield unknown_finding(
-            "how much memory user {user} of the pods may pin on the nodes for network {network}",
-            "it is the limit of their containerd; if it is too small, the job fails at its start "
-            "with exit code 64.",
-            _INSPECT_NODE
-            + " sh -c 'grep locked /proc/$(pidof containerd)/limits' (wanted: unlimited, by "
-            "{setting} in its "
-            "unit); or " + root + ".",
-            **fields,
-            setting=PINNING_LIMIT.value,
+        summary = (
+            "how much memory user {user} of the pods may pin on the nodes for network {network}"
         )
+        why = (
+            "it is the limit of their containerd; if it is too small, the job fails at its start "
+            "with exit code 64."
+        )
+        fix = (
+            " sh -c 'grep locked /proc/$(pidof containerd)/limits' (wanted: unlimited, by "
+            "{setting} in its unit); or "
+        )
+        fix = _INSPECT_NODE + fix + root
+        yield unknown_finding(summary, why, fix, **fields, setting=PINNING_LIMIT.value)
 
 
 def judge_nccl(spec: Obj) -> Findings:

@@ -14,6 +14,7 @@ from jaxlaunch.launcher.diagnose.text import (
     advise_change,
     describe_event,
     kubectl_command,
+    quote_message,
 )
 from jaxlaunch.launcher.jobs.status.job_status import FINAL_STATES, State, derive_state
 from jaxlaunch.launcher.jobs.status.snapshot import Snapshot
@@ -38,13 +39,13 @@ _JOBSET_CONTROLLER = advise_change(
     "check that the controller runs: {pods}; `launcher doctor` checks it too.",
     pods=kubectl_command("-n", "jobset-system", "get", "pods", is_namespaced=False),
 )
-_SERVICE = re.compile(r"https://([a-z0-9-]+)\.([a-z0-9-]+)\.svc\b")
+_SERVICE = re.compile(r"https://(?P<service>[a-z0-9-]+)\.(?P<namespace>[a-z0-9-]+)\.svc\b")
 
 
 class _Rejection(NamedTuple):
     """Meaning of an API server message. The pattern's groups are fields of headline and step."""
 
-    pattern: re.Pattern[str]
+    pattern: str
     situation: str
     headline: str
     next_step: NextStep | Callable[..., NextStep] | None = None
@@ -54,10 +55,8 @@ class _Rejection(NamedTuple):
 # webhook.
 _REJECTIONS = (
     _Rejection(
-        re.compile(
-            r"exceeded quota: (?P<quota>[^,]+), requested: (?P<requested>.+), used: (?P<used>.+), "
-            r"limited: (?P<limited>.+)"
-        ),
+        r"exceeded quota: (?P<quota>[^,]+), requested: (?P<requested>.+), used: (?P<used>.+), "
+        r"limited: (?P<limited>.+)",
         "resource-quota",
         "ResourceQuota {quota} is exceeded: requested {requested}, used {used}, limited {limited}",
         advise_change(
@@ -66,13 +65,13 @@ _REJECTIONS = (
         ),
     ),
     _Rejection(
-        re.compile(r"failed quota: (?P<quota>[^:]+): must specify (?P<what>.+)"),
+        r"failed quota: (?P<quota>[^:]+): must specify (?P<what>.+)",
         "resource-quota",
         "ResourceQuota {quota} requires every pod to specify {what}",
         advise_change("set resources: in job.yaml, and under pod: what resources: has no key for."),
     ),
     _Rejection(
-        re.compile(r"in namespace (?P<namespace>\S+) because it is being terminated"),
+        r"in namespace (?P<namespace>\S+) because it is being terminated",
         "namespace-terminating",
         "namespace {namespace} is being deleted and accepts no new objects",
         lambda namespace: advise_change(
@@ -81,35 +80,30 @@ _REJECTIONS = (
         ),
     ),
     _Rejection(
-        re.compile(r'violates PodSecurity "(?P<level>[^"]+)": (?P<what>.+)', re.DOTALL),
+        r'(?s)violates PodSecurity "(?P<level>[^"]+)": (?P<what>.+)',
         "pod-security",
         'the namespace enforces Pod Security "{level}": {what}',
     ),
     _Rejection(
-        re.compile(
-            r"ValidatingAdmissionPolicy '(?P<policy>[^']+)' with binding '[^']+' denied request: "
-            r"(?P<what>.+)",
-            re.DOTALL,
-        ),
+        r"(?s)ValidatingAdmissionPolicy '(?P<policy>[^']+)' with binding '[^']+' denied request: "
+        r"(?P<what>.+)",
         "admission",
         "ValidatingAdmissionPolicy {policy} denied the request: {what}",
         advise_change("change what the message names, or ask the policy's owner."),
     ),
     _Rejection(
-        re.compile(r"follower pod node selector|leader pod not yet scheduled"),
+        r"follower pod node selector|leader pod not yet scheduled",
         "exclusive-placement",
         "exclusive placement: the pods of a slice wait until its leader pod has a node",
     ),
     _Rejection(
-        re.compile(
-            r'admission webhook "(?P<webhook>[^"]+)" denied the request: (?P<what>.+)', re.DOTALL
-        ),
+        r'(?s)admission webhook "(?P<webhook>[^"]+)" denied the request: (?P<what>.+)',
         "admission",
         "webhook {webhook} denied the request: {what}",
         advise_change("change what the message names, or ask the webhook's owner."),
     ),
     _Rejection(
-        re.compile(r'serviceaccount "(?P<account>[^"]+)" not found'),
+        r'serviceaccount "(?P<account>[^"]+)" not found',
         "service-account",
         "service account {account} does not exist",
         lambda account: advise_change(
@@ -118,19 +112,17 @@ _REJECTIONS = (
         ),
     ),
     _Rejection(
-        re.compile(r"no PriorityClass with name (?P<name>\S+) was found"),
+        r"no PriorityClass with name (?P<name>\S+) was found",
         "priority",
         "PriorityClass {name} does not exist",
     ),
     _Rejection(
-        re.compile(r'RuntimeClass "(?P<name>[^"]+)" not found'),
+        r'RuntimeClass "(?P<name>[^"]+)" not found',
         "runtime-class",
         "RuntimeClass {name} does not exist",
     ),
     _Rejection(
-        re.compile(
-            r"(?P<what>(?:minimum|maximum) \S+ usage per .+|\S+ max limit to request ratio per .+)"
-        ),
+        r"(?P<what>(?:minimum|maximum) \S+ usage per .+|\S+ max limit to request ratio per .+)",
         "limit-range",
         "a LimitRange of the namespace forbids it: {what}",
     ),
@@ -147,13 +139,15 @@ def explain_missing_jobs(snapshot: Snapshot) -> Answer | None:
     event = snapshot.find_event(*_NOT_CREATED, kind="JobSet")
     if event is None:
         return _explain_unattended(snapshot)
-    if _is_jobset_unseen(snapshot, event):
+    age_s = seconds_since(snapshot.created_at, snapshot.now)
+    unseen = f'{JOBSETS.kind}.{JOBSETS.group} "{snapshot.name}" not found'
+    # A webhook may deny a Job before it has seen the new JobSet. The controller retries.
+    if age_s is not None and age_s < _RETRY_DELAY_S and unseen in event["message"]:
         return None
     rejection = explain_rejection(event["message"])
     evidence = (*describe_event(event), *terminating_namespace(snapshot.ending_namespace))
-    headline = Text(
-        "has no {what}: {why}", what=_NOT_CREATED[event["reason"]], why=rejection.headline
-    )
+    objects = _NOT_CREATED[event["reason"]]
+    headline = Text("has no {what}: {why}", what=objects, why=rejection.headline)
     return Answer(rejection.situation, headline, evidence, rejection.next_step)
 
 
@@ -162,15 +156,6 @@ _NOT_CREATED = {
     "HeadlessServiceCreationFailed": Text("headless Service"),
     "PVCCreationFailed": Text("PersistentVolumeClaims"),
 }
-
-
-def _is_jobset_unseen(snapshot: Snapshot, event: Obj) -> bool:
-    """Return whether a webhook denied a Job before it saw the JobSet. The controller retries."""
-    age_s = seconds_since(snapshot.created_at, snapshot.now)
-    is_new = age_s is not None and age_s < _RETRY_DELAY_S
-    return (
-        is_new and f'{JOBSETS.kind}.{JOBSETS.group} "{snapshot.name}" not found' in event["message"]
-    )
 
 
 def _explain_unattended(snapshot: Snapshot) -> Answer | None:
@@ -189,9 +174,8 @@ def _explain_unattended(snapshot: Snapshot) -> Answer | None:
         )
         return Answer("unattended", headline, next_step=step)
     headline += Text(": the JobSet controller has not acted on it")
-    return Answer(
-        "unattended", headline, describe_event(snapshot.newest_warning), _JOBSET_CONTROLLER
-    )
+    evidence = describe_event(snapshot.newest_warning)
+    return Answer("unattended", headline, evidence, _JOBSET_CONTROLLER)
 
 
 def _explain_late_controller(snapshot: Snapshot) -> Answer | None:
@@ -202,42 +186,34 @@ def _explain_late_controller(snapshot: Snapshot) -> Answer | None:
         or derive_state(snapshot) in (*FINAL_STATES, State.DELETING)
     ):
         return None
-    if (headline := _late_job_controller(snapshot)) is not None:
-        return Answer(
-            "unattended", headline, describe_event(snapshot.newest_warning), KUBE_CONTROLLERS
-        )
-    if (headline := _late_jobset_controller(snapshot)) is not None:
-        return Answer(
-            "unattended", headline, describe_event(snapshot.newest_warning), _JOBSET_CONTROLLER
-        )
+    for describe_delay, step in (
+        (_describe_pod_delay, KUBE_CONTROLLERS),
+        (_describe_job_delay, _JOBSET_CONTROLLER),
+    ):
+        if (headline := describe_delay(snapshot)) is not None:
+            evidence = describe_event(snapshot.newest_warning)
+            return Answer("unattended", headline, evidence, step)
     return None
 
 
-def _late_job_controller(snapshot: Snapshot) -> Text | None:
+def _describe_pod_delay(snapshot: Snapshot) -> Text | None:
     """Return the headline if the Job controller ignores a Job without pods or a failed pod."""
-    suspended = [job for job in snapshot.jobs if job.get("spec", {}).get("suspend")]
-    if (
-        not snapshot.pods
-        and not suspended
-        and snapshot.find_event("FailedCreate", kind="Job") is None
-    ):
-        new = [job for job in snapshot.jobs if "startTime" not in job.get("status", {})]
+    is_suspended = any(job.get("spec", {}).get("suspend") for job in snapshot.jobs)
+    event = snapshot.find_event("FailedCreate", kind="Job")
+    if not snapshot.pods and not is_suspended and event is None:
+        metadata = [job["metadata"] for job in snapshot.jobs if not _has_started(job)]
         ages = [
-            (
-                seconds_since(job["metadata"].get("creationTimestamp"), snapshot.now) or 0.0,
-                job["metadata"]["name"],
-            )
-            for job in new
+            (seconds_since(job.get("creationTimestamp"), snapshot.now) or 0.0, job["name"])
+            for job in metadata
         ]
         age_s, name = max(ages, default=(0.0, ""))
         if age_s >= _QUIET_S:
-            return Text(
+            template = (
                 "has no pods {age:age} after its Job {name} was created: the Job controller has "
-                "not acted on it",
-                age=age_s,
-                name=name,
+                "not acted on it"
             )
-    is_noticed = any(
+            return Text(template, age=age_s, name=name)
+    has_noticed = any(
         is_condition_true(job, kind)
         for job in snapshot.jobs
         for kind in ("Failed", "FailureTarget", "Complete")
@@ -247,103 +223,79 @@ def _late_job_controller(snapshot: Snapshot) -> Text | None:
         for host in snapshot.hosts
         if host.phase == "Failed" and host.terminated.get("finishedAt")
     ]
-    if (
-        is_noticed
-        or not failed
-        or not snapshot.is_ours
-        or failed[0].generation != snapshot.restarts
-    ):
+    if has_noticed or not failed or not snapshot.is_ours:
         return None
-    late_s = seconds_since(failed[0].terminated["finishedAt"], snapshot.now) or 0.0
-    if late_s < _CONTROLLER_DELAY_S:
+    host = failed[0]
+    late_s = seconds_since(host.terminated["finishedAt"], snapshot.now) or 0.0
+    if host.generation != snapshot.restarts or late_s < _CONTROLLER_DELAY_S:
         return None
-    return Text(
-        "waits: {host} failed {late:age} ago, and the Job controller has not acted on that",
-        host=failed[0].name,
-        late=late_s,
-    )
+    template = "waits: {host} failed {late:age} ago, and the Job controller has not acted on that"
+    return Text(template, host=host.name, late=late_s)
 
 
-def _late_jobset_controller(snapshot: Snapshot) -> Text | None:
+def _has_started(job: Obj) -> bool:
+    return "startTime" in job.get("status", {})
+
+
+def _describe_job_delay(snapshot: Snapshot) -> Text | None:
     """Return the headline if the JobSet controller has not reacted to the end of its Jobs."""
-    jobs = [job for job in snapshot.jobs if _job_generation(job) == snapshot.restarts]
-    failed = [job for job in jobs if is_condition_true(job, "Failed")]
-    is_done = bool(jobs) and all(is_condition_true(job, "Complete") for job in jobs)
-    if not failed and not is_done:
-        return None
-    ends = [
-        find_condition(job, "Failed" if failed else "Complete").get("lastTransitionTime")
-        for job in failed or jobs
+    jobs = [
+        job
+        for job in snapshot.jobs
+        if int(job["metadata"].get("labels", {}).get(GENERATION_LABEL, 0)) == snapshot.restarts
     ]
-    late_s = min((seconds_since(at, snapshot.now) or 0.0 for at in ends), default=0.0)
+    failed = [job for job in jobs if is_condition_true(job, "Failed")]
+    if not failed and not (jobs and all(is_condition_true(job, "Complete") for job in jobs)):
+        return None
+    kind = "Failed" if failed else "Complete"
+    ends = [find_condition(job, kind).get("lastTransitionTime") for job in failed or jobs]
+    late_s = min((seconds_since(end, snapshot.now) or 0.0 for end in ends), default=0.0)
     if late_s < _CONTROLLER_DELAY_S:
         return None
-    verb = Text("failed" if failed else "completed")
     template = (
         "waits: its Jobs {verb} {late:age} ago, and the JobSet controller has not acted on that"
     )
-    return Text(template, verb=verb, late=late_s)
-
-
-def _job_generation(job: Obj) -> int:
-    return int(job["metadata"].get("labels", {}).get(GENERATION_LABEL, 0))
+    return Text(template, verb=Text("failed" if failed else "completed"), late=late_s)
 
 
 def explain_missing_pods(snapshot: Snapshot) -> Answer | None:
     """Explain pods that the Job controller cannot create."""
     hosts = [host for host in snapshot.hosts if not host.is_leaving]
     event = snapshot.find_event("FailedCreate", kind="Job")
+    missing = snapshot.expected_hosts - len(hosts)
     has_jobs = bool(snapshot.jobs) or "jobs" in snapshot.unread_reasons
-    if (
-        event is None
-        or snapshot.is_suspended
-        or not has_jobs
-        or len(hosts) >= snapshot.expected_hosts
-    ):
+    if event is None or snapshot.is_suspended or not has_jobs or missing <= 0:
         return None
-    if any(host.has_ended for host in hosts) and not _is_newer(event, snapshot):
+    # The event may be about the Jobs before a restart.
+    starts = [job["metadata"].get("creationTimestamp", "") for job in snapshot.jobs]
+    if any(host.has_ended for host in hosts) and all(event["last"] < start for start in starts):
         return None
     rejection = explain_rejection(event["message"])
     # The reason why the leader has no node is a better answer.
     if rejection.situation == "exclusive-placement" and any(host.unscheduled for host in hosts):
         return None
-    is_single = snapshot.expected_hosts == 1
-    headline = Text(
-        "its pod is rejected: {why}"
-        if is_single
-        else "{missing} of {pods:pod} are rejected: {why}",
-        missing=snapshot.expected_hosts - len(hosts),
-        pods=snapshot.expected_hosts,
-        why=rejection.headline,
-    )
+    template = "{missing} of {pods:pod} are rejected: {why}"
+    if snapshot.expected_hosts == 1:
+        template = "its pod is rejected: {why}"
+    pods, why = snapshot.expected_hosts, rejection.headline
+    headline = Text(template, missing=missing, pods=pods, why=why)
     evidence = (*describe_event(event), *terminating_namespace(snapshot.ending_namespace))
     return waiting_answer(rejection.situation, headline, evidence, rejection.next_step)
 
 
-def _is_newer(event: Obj, snapshot: Snapshot) -> bool:
-    """Return whether the event is about the current Jobs and not about those before a restart."""
-    return any(
-        event["last"] >= job["metadata"].get("creationTimestamp", "") for job in snapshot.jobs
-    )
-
-
 def explain_rejection(message: str) -> Answer:
     """Return why the API server rejected an object. The headline is only the reason."""
-    if (match := _WEBHOOK_DOWN.search(message)) is not None:
-        error = match.string[match.end() :].strip(": ")
-        service = _SERVICE.search(error)
-        template = "webhook {webhook} ({service} in {namespace}) does not answer: {why}"
-        if service is None:
-            template = "webhook {webhook} does not answer: {why}"
-        name, namespace = service.groups() if service else ("", "")
-        reason = error.rpartition(": ")[2] or error
-        return Answer(
-            "webhook-down",
-            Text(template, webhook=match["webhook"], service=name, namespace=namespace, why=reason),
-        )
+    if match := _WEBHOOK_DOWN.search(message):
+        error = message[match.end() :].strip(": ")
+        fields = {"webhook": match["webhook"], "why": error.rpartition(": ")[2] or error}
+        template = "webhook {webhook} does not answer: {why}"
+        if service := _SERVICE.search(error):
+            template = "webhook {webhook} ({service} in {namespace}) does not answer: {why}"
+            fields |= service.groupdict()
+        return Answer("webhook-down", Text(template, **fields))
     for rule in _REJECTIONS:
-        if (match := rule.pattern.search(message)) is not None:
-            groups = match.groupdict()
-            step = rule.next_step(**groups) if callable(rule.next_step) else rule.next_step
-            return Answer(rule.situation, Text(rule.headline, **groups), next_step=step)
-    return Answer("refused", Text("{message}", message=message))
+        if match := re.search(rule.pattern, message):
+            fields = match.groupdict()
+            step = rule.next_step(**fields) if callable(rule.next_step) else rule.next_step
+            return Answer(rule.situation, Text(rule.headline, **fields), next_step=step)
+    return Answer("refused", quote_message(message))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable
+from typing import ParamSpec
 
 from jaxlaunch.launcher.diagnose.text import EMPTY_TEXT, NextStep, Text, describe_event
 from jaxlaunch.launcher.jobs.status.snapshot import Snapshot
@@ -54,9 +55,15 @@ def waiting_answer(
 Cause = Callable[[Snapshot], Answer | None]
 
 
-def first_answer(causes: Iterable[Cause], snapshot: Snapshot) -> Answer | None:
+P = ParamSpec("P")
+
+
+def first_answer(
+    causes: Iterable[Callable[P, Answer | None]], *args: P.args, **kwargs: P.kwargs
+) -> Answer | None:
     """Return the answer of the first cause that applies."""
-    return next((answer for cause in causes if (answer := cause(snapshot)) is not None), None)
+    answers = (cause(*args, **kwargs) for cause in causes)
+    return next((answer for answer in answers if answer is not None), None)
 
 
 def is_liveness_failure(event: Obj) -> bool:
@@ -71,10 +78,9 @@ def explain_unread_pods(snapshot: Snapshot) -> Answer | None:
     """Explain that the pods, which show the progress of the job, could not be read."""
     if (why := snapshot.unread_reasons.get("pods")) is None:
         return None
-    event = snapshot.find_event(
-        "FailedCreate", "FailedScheduling", "BackOff", "Failed", "FailedMount"
-    )
-    return Answer("unread", Text("is in an unknown state: {why}", why=why), describe_event(event))
+    reasons = ("FailedCreate", "FailedScheduling", "BackOff", "Failed", "FailedMount")
+    evidence = describe_event(snapshot.find_event(*reasons))
+    return Answer("unread", Text("is in an unknown state: {why}", why=why), evidence)
 
 
 def unread_answer(snapshot: Snapshot, kind: str, headline: Text) -> Answer:
@@ -84,7 +90,7 @@ def unread_answer(snapshot: Snapshot, kind: str, headline: Text) -> Answer:
 
 def unknown_reason(snapshot: Snapshot, *kinds: str) -> Text:
     """Return the end of a headline if one of these kinds could not be read, else no text."""
-    why = next(
-        (snapshot.unread_reasons[kind] for kind in kinds if kind in snapshot.unread_reasons), None
-    )
-    return EMPTY_TEXT if why is None else Text("; why is unknown: {why}", why=why)
+    for kind in kinds:
+        if (why := snapshot.unread_reasons.get(kind)) is not None:
+            return Text("; why is unknown: {why}", why=why)
+    return EMPTY_TEXT

@@ -15,12 +15,14 @@ from jaxlaunch import contract
 from jaxlaunch.launcher.diagnose.explain.answer import (
     Answer,
     Evidence,
+    first_answer,
     unknown_reason,
     waiting_answer,
 )
 from jaxlaunch.launcher.diagnose.text import (
     JOB_NAME,
     SUBMIT_AGAIN,
+    Command,
     HostGroup,
     NextStep,
     Text,
@@ -30,13 +32,15 @@ from jaxlaunch.launcher.diagnose.text import (
     advise_run,
     advise_wait,
     describe_event,
+    host_group,
     kubectl_command,
     launcher_command,
+    quote_message,
 )
 from jaxlaunch.launcher.jobs.status import hosts
 from jaxlaunch.launcher.jobs.status.hosts import Container, Host
 from jaxlaunch.launcher.jobs.status.snapshot import Snapshot
-from jaxlaunch.launcher.kubernetes.objects import Obj, pod_template, seconds_since
+from jaxlaunch.launcher.kubernetes.objects import pod_template, seconds_since
 from jaxlaunch.launcher.kubernetes.resources import parse_quantity
 
 # --- images ---------------------------------------------------------------------------------------
@@ -55,39 +59,37 @@ _PULL_SECRETS = re.compile(r"image pull secrets \(([^)]+)\)")
 # counts.
 _PULL_ERRORS = (
     (
-        re.compile(r"unauthorized|authentication required|denied|forbidden|\b40[13]\b", re.I),
+        r"unauthorized|authentication required|denied|forbidden|\b40[13]\b",
         "the registry requires credentials, or the image does not exist",
         advise_change("check the name, and image_pull_secrets: in job.yaml."),
     ),
     (
-        re.compile(r"no match for platform|exec format", re.I),
+        r"no match for platform|exec format",
         "the image is not built for the node's CPU architecture",
         advise_change("build it for that architecture."),
     ),
     (
-        re.compile(r"not found|manifest unknown|does not exist|no such image|\b404\b", re.I),
+        r"not found|manifest unknown|does not exist|no such image|\b404\b",
         "the image does not exist",
         advise_change("check its name and tag, and that it was pushed."),
     ),
     (
-        re.compile(r"toomanyrequests|rate limit|\b429\b", re.I),
+        r"toomanyrequests|rate limit|\b429\b",
         "the registry's rate limit is reached",
         advise_wait("wait, or mirror the image."),
     ),
     (
-        re.compile(r"x509|certificate", re.I),
+        r"x509|certificate",
         "the node does not trust the registry's certificate",
         advise_ask("ask the cluster administrator to install the certificate on the nodes."),
     ),
     (
-        re.compile(
-            r"no such host|dial tcp|i/o timeout|connection refused|deadline exceeded|EOF", re.I
-        ),
+        r"no such host|dial tcp|i/o timeout|connection refused|deadline exceeded|EOF",
         "the node cannot reach the registry",
         advise_change("check the registry's name and the nodes' network."),
     ),
     (
-        re.compile(r"no space left", re.I),
+        r"no space left",
         "the node's disk is full",
         advise_change("use a smaller image, or ask the cluster administrator to free disk space."),
     ),
@@ -113,26 +115,17 @@ def explain_image_pull(snapshot: Snapshot) -> Answer | None:
     ]
     if not waiting:
         return None
-    host = waiting[0]
-    reason = waiting[0].waiting["reason"]
-    message = waiting[0].waiting.get("message", "")
+    host, state = waiting[0], {"message": "", **waiting[0].waiting}
     event = snapshot.find_event(
         "Failed", "ErrImageNeverPull", "InspectFailed", kind="Pod", on_hosts=waiting
     )
-    why = message if reason != "ImagePullBackOff" or event is None else event["message"]
-    meaning, step = _missing_pull_secret(snapshot, waiting) or _pull_error(
-        reason, f"{why} {message}"
-    )
-    headline = Text(
-        "{hosts} cannot pull image {image}: {meaning}",
-        hosts=HostGroup.from_hosts(waiting, snapshot.expected_hosts),
-        image=host.image,
-        meaning=meaning,
-    )
-    evidence = (
-        Text("Pod {pod}: {reason}: {message}", pod=host.pod, reason=reason, message=message),
-        *describe_event(event),
-    )
+    message = state["message"]
+    if state["reason"] == "ImagePullBackOff" and event is not None:
+        message = f"{event['message']} {message}"
+    meaning, step = _missing_pull_secret(snapshot, waiting) or _pull_error(state["reason"], message)
+    template, group = "{hosts} cannot pull image {image}: {meaning}", host_group(waiting, snapshot)
+    headline = Text(template, hosts=group, image=host.image, meaning=meaning)
+    evidence = (*_pod_evidence(host, state), *describe_event(event))
     return waiting_answer("image", headline, evidence, step)
 
 
@@ -144,21 +137,20 @@ def _missing_pull_secret(
     match = None if event is None else _PULL_SECRETS.search(event["message"])
     if match is None:
         return None
-    create = kubectl_command(
-        "create", "secret", "docker-registry", match[1], "--docker-server=REGISTRY"
-    )
-    step = advise_change("create it in the job's namespace: {create} …", create=create)
+    words = ("create", "secret", "docker-registry", match[1], "--docker-server=REGISTRY")
+    template = "create it in the job's namespace: {create} …"
+    step = advise_change(template, create=kubectl_command(*words))
     return Text("Secret {name} of image_pull_secrets does not exist", name=match[1]), step
 
 
 def _pull_error(reason: str, message: str) -> tuple[Text, NextStep]:
-    rows = (row[1:] for row in _PULL_ERRORS if row[0].search(message))
-    row = _PULL_REASONS.get(reason) or next(rows, None)
-    if row is not None:
-        return Text(row[0]), row[1]
-    return Text("{message}", message=message if message.strip() else reason), advise_change(
-        "see the registry's message."
-    )
+    if reason in _PULL_REASONS:
+        meaning, step = _PULL_REASONS[reason]
+        return Text(meaning), step
+    for pattern, meaning, step in _PULL_ERRORS:
+        if re.search(pattern, message, re.IGNORECASE):
+            return Text(meaning), step
+    return quote_message(message.strip() or reason), advise_change("see the registry's message.")
 
 
 # --- containers that do not start -----------------------------------------------------------------
@@ -199,7 +191,6 @@ _EXEC_ERROR = re.compile(r'exec: "(?P<command>[^"]+)": (?P<what>[^:\n]+)')
 
 def explain_not_started(snapshot: Snapshot) -> Answer | None:
     """Explain containers that the kubelet cannot create or start."""
-    present = [host for host in snapshot.hosts if not host.is_leaving]
     causes = (
         _explain_config_error,
         _explain_start_error,
@@ -210,27 +201,20 @@ def explain_not_started(snapshot: Snapshot) -> Answer | None:
         _explain_init_run,
         _explain_slow_start,
     )
-    return next(
-        (answer for cause in causes if (answer := cause(snapshot, present)) is not None), None
-    )
+    return first_answer(causes, snapshot, [host for host in snapshot.hosts if not host.is_leaving])
 
 
 def explain_never_ran(snapshot: Snapshot) -> Answer | None:
     """Explain pods that ended before their program was started."""
     causes = (_explain_start_error, _explain_missing_agent, _explain_init_failure)
-    return next(
-        (answer for cause in causes if (answer := cause(snapshot, snapshot.hosts)) is not None),
-        None,
-    )
+    return first_answer(causes, snapshot, snapshot.hosts)
 
 
 def _pod_evidence(host: Host, state: Mapping[str, Any]) -> Evidence:
     """Return the reason and the message of a container's state."""
-    template = (
-        "Pod {pod}: {reason} (exit {exitCode}): {message}"
-        if "exitCode" in state
-        else "Pod {pod}: {reason}: {message}"
-    )
+    template = "Pod {pod}: {reason}: {message}"
+    if "exitCode" in state:
+        template = "Pod {pod}: {reason} (exit {exitCode}): {message}"
     return (Text(template, pod=host.pod, **{"message": "", **state}),)
 
 
@@ -239,7 +223,7 @@ def _explain_config_error(snapshot: Snapshot, present: list[Host]) -> Answer | N
     waiting = [host for host in present if host.waiting.get("reason") in _CONFIG_REASONS]
     if not waiting:
         return None
-    host, group = waiting[0], HostGroup.from_hosts(waiting, snapshot.expected_hosts)
+    host, group = waiting[0], host_group(waiting, snapshot)
     message, evidence = host.waiting.get("message", ""), _pod_evidence(host, host.waiting)
     if (answer := _explain_reference(snapshot, message, group, evidence)) is not None:
         return answer
@@ -247,9 +231,9 @@ def _explain_config_error(snapshot: Snapshot, present: list[Host]) -> Answer | N
         reason = Text("image {image} runs as root, and the pod has runAsNonRoot", image=host.image)
         step = advise_change("set a numeric USER in the image, or user: in the cluster defaults.")
         return waiting_answer("runs-as-root", _cannot_start(group, reason), evidence, step)
-    if (match := _EXEC_ERROR.search(message)) is not None:
+    if match := _EXEC_ERROR.search(message):
         return _bad_command(match["command"], match["what"], group, evidence)
-    reason = Text("{message}", message=message if message.strip() else host.waiting["reason"])
+    reason = quote_message(message if message.strip() else host.waiting["reason"])
     step = advise_change("fix what the kubelet's message names; `launcher render` shows the pod.")
     return waiting_answer("container", _cannot_start(group, reason), evidence, step)
 
@@ -262,29 +246,31 @@ def _explain_reference(
     snapshot: Snapshot, message: str, group: HostGroup, evidence: Evidence
 ) -> Answer | None:
     """Explain a missing Secret or ConfigMap, or a missing key."""
-    if (match := _MISSING_KEY.search(message)) is not None:
+    if match := _MISSING_KEY.search(message):
         kind, name = match["kind"], match["name"]
         reason = Text("{kind} {name} has no key {key}", **match.groupdict())
         step = advise_change("add the key to {name}, or use another in job.yaml.", name=name)
-    elif (match := _MISSING_OBJECT.search(message)) is not None:
-        kind = {"secret": "Secret", "configmap": "ConfigMap"}[match["kind"].lower()]
-        name = match["name"]
+    elif match := _MISSING_OBJECT.search(message):
+        kind, name = _KINDS[match["kind"].lower()], match["name"]
         reason = Text("{kind} {name} does not exist", kind=kind, name=name)
         step = _advise_creation(snapshot, kind, name)
-    elif (match := _MISSING_REFERENCE.search(message)) is not None:
-        kind = {"secret": "Secret", "config": "ConfigMap"}[match["kind"]]
-        mounted = _mounted_object(snapshot, message, kind)
-        template = (
-            "its {kind} has no key {key}" if mounted is None else "{kind} {name} has no key {key}"
+    elif match := _MISSING_REFERENCE.search(message):
+        kind = _KINDS[match["kind"]]
+        volume_object = _mounted_object(snapshot, message, kind)
+        subject, end = (
+            ("its {kind}", "") if volume_object is None else ("{kind} {name}", " to {name}")
         )
-        reason = Text(template, kind=kind, name=mounted, key=match["key"])
-        template = "add the key{to_name}, or use another in job.yaml."
-        step = advise_change(
-            template, to_name=Text("" if mounted is None else " to {name}", name=mounted)
+        reason = Text(
+            subject + " has no key {key}", kind=kind, name=volume_object, key=match["key"]
         )
+        template = f"add the key{end}, or use another in job.yaml."
+        step = advise_change(template, name=volume_object)
     else:
         return None
     return waiting_answer(f"{kind.lower()}-missing", _cannot_start(group, reason), evidence, step)
+
+
+_KINDS = {"secret": "Secret", "configmap": "ConfigMap", "config": "ConfigMap"}
 
 
 def _advise_creation(snapshot: Snapshot, kind: str, name: str) -> NextStep:
@@ -310,44 +296,36 @@ def _advise_creation(snapshot: Snapshot, kind: str, name: str) -> NextStep:
 def _mounted_object(snapshot: Snapshot, message: str, kind: str) -> str | None:
     """Return the Secret or ConfigMap of the volume in a message. A projected one has several."""
     match = _VOLUME_NAME.search(message)
-    volumes = pod_template(snapshot.jobset).get("spec", {}).get("volumes") or ()
-    volume: Obj = next(
-        (volume for volume in volumes if match is not None and volume.get("name") == match["name"]),
-        {},
-    )
     source, key = ("secret", "secretName") if kind == "Secret" else ("configMap", "name")
-    name: str | None = (volume.get(source) or {}).get(key)
-    return name
+    for volume in pod_template(snapshot.jobset).get("spec", {}).get("volumes") or ():
+        if match is not None and volume.get("name") == match["name"]:
+            name: str | None = (volume.get(source) or {}).get(key)
+            return name
+    return None
 
 
 def _bad_command(command: str, problem: str, group: HostGroup, evidence: Evidence) -> Answer:
-    headline = Text(
-        "cannot start on {hosts}: command {command}: {what}",
-        hosts=group,
-        command=command,
-        what=problem,
-    )
+    template = "cannot start on {hosts}: command {command}: {what}"
     step = advise_change(
         "check that the image has the command; one without jaxlaunch needs agent: inject, and "
         "every one needs python."
     )
+    headline = Text(template, hosts=group, command=command, what=problem)
     return Answer("command", headline, evidence, step)
 
 
 def _explain_start_error(snapshot: Snapshot, present: list[Host]) -> Answer | None:
     """Explain a command that could not be started, which ends the pod (restartPolicy Never)."""
-    terminated_hosts = [host for host in present if host.terminated.get("reason") in _START_REASONS]
-    if not terminated_hosts:
+    failed = [host for host in present if host.terminated.get("reason") in _START_REASONS]
+    if not failed:
         return None
-    host = terminated_hosts[0]
-    group = HostGroup.from_hosts(terminated_hosts, snapshot.expected_hosts)
+    host, group = failed[0], host_group(failed, snapshot)
     message, evidence = host.terminated.get("message", ""), _pod_evidence(host, host.terminated)
-    if (match := _EXEC_ERROR.search(message)) is not None:
+    if match := _EXEC_ERROR.search(message):
         return _bad_command(match["command"], match["what"], group, evidence)
     if _COMMAND_ERROR.search(message):
-        return _bad_command(
-            " ".join(_main_container(snapshot).get("command", ())[:1]), message, group, evidence
-        )
+        command = hosts.main_container_of(snapshot.jobset).get("command", ())[:1]
+        return _bad_command(" ".join(command), message, group, evidence)
     # The container runtime failed before it started the command, most often for lack of memory.
     if host.memory_limit is not None and parse_quantity(host.memory_limit) < _MIN_MEMORY:
         template = (
@@ -355,11 +333,8 @@ def _explain_start_error(snapshot: Snapshot, present: list[Host]) -> Answer | No
             "container runtime to start it"
         )
         return Answer("oom", Text(template, hosts=group, limit=host.memory_limit), evidence)
-    headline = Text(
-        "cannot start on {hosts}: the container runtime failed: {message}",
-        hosts=group,
-        message=message,
-    )
+    template = "cannot start on {hosts}: the container runtime failed: {message}"
+    headline = Text(template, hosts=group, message=message)
     step = advise_ask(
         "ask the cluster administrator: the message is of the node's container runtime."
     )
@@ -368,22 +343,14 @@ def _explain_start_error(snapshot: Snapshot, present: list[Host]) -> Answer | No
 
 def _explain_missing_agent(snapshot: Snapshot, present: list[Host]) -> Answer | None:
     """Explain that the image does not contain the agent."""
-    terminated_hosts = [
-        host for host in present if _MISSING_AGENT.search(host.terminated.get("message", ""))
-    ]
-    if not terminated_hosts:
+    failed = [host for host in present if _MISSING_AGENT.search(host.terminated.get("message", ""))]
+    if not failed:
         return None
-    host = terminated_hosts[0]
-    headline = Text(
-        "cannot start on {hosts}: image {image} does not contain jaxlaunch",
-        hosts=HostGroup.from_hosts(terminated_hosts, snapshot.expected_hosts),
-        image=host.image or _main_image(snapshot),
-    )
-    return Answer(
-        "agent",
-        headline,
-        (Text("Pod {pod}: {message}", pod=host.pod, message=host.terminated["message"]),),
-    )
+    host, group = failed[0], host_group(failed, snapshot)
+    template = "cannot start on {hosts}: image {image} does not contain jaxlaunch"
+    headline = Text(template, hosts=group, image=host.image or _main_image(snapshot))
+    evidence = Text("Pod {pod}: {message}", pod=host.pod, message=host.terminated["message"])
+    return Answer("agent", headline, (evidence,))
 
 
 def _explain_init_failure(snapshot: Snapshot, present: list[Host]) -> Answer | None:
@@ -396,20 +363,21 @@ def _explain_init_failure(snapshot: Snapshot, present: list[Host]) -> Answer | N
     if not failed:
         return None
     host = failed[0]
-    message = host.last_end.get("message", "")
     headline = Text(
         "cannot start on {hosts}: init container {container} {end}",
-        hosts=HostGroup.from_hosts(failed, snapshot.expected_hosts),
+        hosts=host_group(failed, snapshot),
         container=host.container,
         end=describe_end(host.last_end, host.memory_limit, limitless=""),
     )
-    evidence = (Text("Pod {pod}: {message}", pod=host.pod, message=message),) if message else ()
-    return Answer(
-        "init",
-        headline,
-        evidence,
-        advise_run(command=kubectl_command("logs", host.pod, "-c", host.container)),
-    )
+    evidence: Evidence = ()
+    if message := host.last_end.get("message", ""):
+        evidence = (Text("Pod {pod}: {message}", pod=host.pod, message=message),)
+    return Answer("init", headline, evidence, advise_run(command=_logs_command(host)))
+
+
+def _logs_command(host: Host, container: str | None = None, *options: str) -> Command:
+    """Return the command that shows the log of a container, by default of the deciding one."""
+    return kubectl_command("logs", host.pod, "-c", container or host.container, *options)
 
 
 def _explain_mount(snapshot: Snapshot, present: list[Host]) -> Answer | None:
@@ -418,14 +386,15 @@ def _explain_mount(snapshot: Snapshot, present: list[Host]) -> Answer | None:
     event = snapshot.find_event(*_MOUNT_EVENTS, kind="Pod", on_hosts=waiting)
     if not waiting or event is None or _SLOW_KUBELET.search(event["message"]):
         return None
-    group = HostGroup.from_hosts(waiting, snapshot.expected_hosts)
-    message = event["message"]
-    evidence = describe_event(event)
+    group, message, evidence = (
+        host_group(waiting, snapshot),
+        event["message"],
+        describe_event(event),
+    )
     if (answer := _explain_reference(snapshot, message, group, evidence)) is not None:
         return answer
-    return waiting_answer(
-        "mount", Text("{hosts} cannot mount a volume: {why}", hosts=group, why=message), evidence
-    )
+    headline = Text("{hosts} cannot mount a volume: {why}", hosts=group, why=message)
+    return waiting_answer("mount", headline, evidence)
 
 
 def _is_being_created(host: Host) -> bool:
@@ -439,11 +408,8 @@ def _explain_sandbox(snapshot: Snapshot, present: list[Host]) -> Answer | None:
     event = snapshot.find_event(*_SANDBOX_EVENTS, kind="Pod", on_hosts=waiting)
     if not waiting or event is None:
         return None
-    headline = Text(
-        "the node cannot create the pod sandbox of {hosts}: {message}",
-        hosts=HostGroup.from_hosts(waiting, snapshot.expected_hosts),
-        message=event["message"],
-    )
+    template = "the node cannot create the pod sandbox of {hosts}: {message}"
+    headline = Text(template, hosts=host_group(waiting, snapshot), message=event["message"])
     return waiting_answer("sandbox", headline, describe_event(event))
 
 
@@ -452,27 +418,18 @@ def _explain_init_run(snapshot: Snapshot, present: list[Host]) -> Answer | None:
     waiting = [host for host in present if host.is_init and host.running]
     if not waiting:
         return None
-    host = waiting[0]
-    same = [other for other in waiting if other.container == host.container]
-    activity = Text(
-        "sidecar {name} has not been ready for {spent:age}"
-        if host.is_sidecar
-        else "init container {name} has run for {spent:age}",
-        name=host.container,
-        spent=seconds_since(host.running.get("startedAt"), snapshot.now) or 0.0,
-    )
-    event = (
-        snapshot.find_event("Unhealthy", kind="Pod", on_hosts=waiting) if host.is_sidecar else None
-    )
-    step = advise_wait(
-        "wait; {logs} shows it.", logs=kubectl_command("logs", host.pod, "-c", host.container)
-    )
+    host, event = waiting[0], None
+    template = "init container {name} has run for {spent:age}"
+    if host.is_sidecar:
+        template = "sidecar {name} has not been ready for {spent:age}"
+        event = snapshot.find_event("Unhealthy", kind="Pod", on_hosts=waiting)
+    spent_s = seconds_since(host.running.get("startedAt"), snapshot.now) or 0.0
     return _starting_answer(
         "init-runs",
-        HostGroup.from_hosts(same, snapshot.expected_hosts),
-        activity,
+        host_group([other for other in waiting if other.container == host.container], snapshot),
+        Text(template, name=host.container, spent=spent_s),
         describe_event(event),
-        step,
+        advise_wait("wait; {logs} shows it.", logs=_logs_command(host)),
     )
 
 
@@ -484,14 +441,10 @@ def _starting_answer(
     next_step: NextStep | None = None,
 ) -> Answer:
     headline = Text("is starting: {hosts}: {what}", hosts=group, what=activity)
-    clause = Text("{hosts} is starting: {what}", hosts=group, what=activity)
-    return Answer(
-        situation,
-        headline,
-        evidence,
-        next_step,
-        clause if len(group) == 1 < group.expected else None,
-    )
+    clause = None
+    if len(group) == 1 < group.expected:
+        clause = Text("{hosts} is starting: {what}", hosts=group, what=activity)
+    return Answer(situation, headline, evidence, next_step, clause)
 
 
 def _explain_slow_start(snapshot: Snapshot, present: list[Host]) -> Answer | None:
@@ -499,22 +452,18 @@ def _explain_slow_start(snapshot: Snapshot, present: list[Host]) -> Answer | Non
     waiting = [host for host in present if _is_being_created(host)]
     if not waiting:
         return None
-    group, host = HostGroup.from_hosts(waiting, snapshot.expected_hosts), waiting[0]
+    group, host = host_group(waiting, snapshot), waiting[0]
     spent_s = seconds_since(min(other.created_at for other in waiting), snapshot.now) or 0.0
-    pulling = snapshot.find_event("Pulling", kind="Pod", on_hosts=waiting)
     if spent_s >= _SLOW_S and not host.seen_by_kubelet:
-        activity = Text(
-            "the kubelet of node {node} has not begun with it in {spent:age}",
-            node=host.node,
-            spent=spent_s,
-        )
+        template = "the kubelet of node {node} has not begun with it in {spent:age}"
+        activity = Text(template, node=host.node, spent=spent_s)
         step = advise_wait(
             "wait, or ask the cluster administrator whether the kubelet runs: {describe}",
             describe=kubectl_command("describe", "node", host.node or "", is_namespaced=False),
         )
-        return _starting_answer(
-            "starting", group, activity, describe_event(snapshot.newest_warning), step
-        )
+        evidence = describe_event(snapshot.newest_warning)
+        return _starting_answer("starting", group, activity, evidence, step)
+    pulling = snapshot.find_event("Pulling", kind="Pod", on_hosts=waiting)
     activity = Text("creating volumes and containers")
     if pulling is not None:
         activity = Text("pulling image {image}", image=host.image or _main_image(snapshot))
@@ -524,11 +473,7 @@ def _explain_slow_start(snapshot: Snapshot, present: list[Host]) -> Answer | Non
 
 
 def _main_image(snapshot: Snapshot) -> str:
-    return str(_main_container(snapshot).get("image", ""))
-
-
-def _main_container(snapshot: Snapshot) -> Obj:
-    return hosts.main_container(pod_template(snapshot.jobset).get("spec", {}))
+    return str(hosts.main_container_of(snapshot.jobset).get("image", ""))
 
 
 # --- containers next to the program, which `pod:` or a webhook adds -------------------------------
@@ -544,11 +489,7 @@ def explain_sidecar_failure(snapshot: Snapshot) -> Answer | None:
     has_program_failed = any(host.terminated.get("exitCode") for host in snapshot.hosts)
     if (verdict is not None and verdict.verdict.code != contract.DONE) or has_program_failed:
         return None
-    if (
-        pair := _find_container(
-            snapshot.hosts, lambda container: bool(container.terminated.get("exitCode"))
-        )
-    ) is None:
+    if (pair := _find_container(snapshot.hosts, _has_failed)) is None:
         return None
     present, container = pair
     headline = Text(
@@ -556,15 +497,16 @@ def explain_sidecar_failure(snapshot: Snapshot) -> Answer | None:
         container=_describe_container(pair, snapshot),
         end=describe_end(container.terminated, container.memory_limit),
     )
-    message = container.terminated.get("message")
-    evidence = (Text("{name}: {message}", name=container.name, message=message),) if message else ()
-    logs = kubectl_command("logs", present[0].pod, "-c", container.name)
-    return Answer(
-        "sidecar",
-        headline,
-        evidence,
-        advise_run("{logs}; if it may fail, {native}.", logs=logs, native=_NATIVE_SIDECAR),
-    )
+    evidence: Evidence = ()
+    if message := container.terminated.get("message"):
+        evidence = (Text("{name}: {message}", name=container.name, message=message),)
+    logs = _logs_command(present[0], container.name)
+    step = advise_run("{logs}; if it may fail, {native}.", logs=logs, native=_NATIVE_SIDECAR)
+    return Answer("sidecar", headline, evidence, step)
+
+
+def _has_failed(container: Container) -> bool:
+    return bool(container.terminated.get("exitCode"))
 
 
 def explain_outliving_sidecar(snapshot: Snapshot) -> Answer | None:
@@ -598,10 +540,7 @@ def explain_outliving_sidecar(snapshot: Snapshot) -> Answer | None:
 
 def explain_failing_sidecar(snapshot: Snapshot) -> Answer | None:
     """Explain that another container has failed, so that the job fails when the program ends."""
-    pair = _find_container(
-        snapshot.hosts, lambda container: bool(container.terminated.get("exitCode"))
-    )
-    if pair is None:
+    if (pair := _find_container(snapshot.hosts, _has_failed)) is None:
         return _explain_sidecar_restarts(snapshot)
     present, container = pair
     headline = Text(
@@ -609,39 +548,29 @@ def explain_failing_sidecar(snapshot: Snapshot) -> Answer | None:
         container=_describe_container(pair, snapshot),
         end=describe_end(container.terminated, container.memory_limit),
     )
-    return Answer(
-        "sidecar",
-        headline,
-        next_step=advise_run(command=kubectl_command("logs", present[0].pod, "-c", container.name)),
-    )
+    step = advise_run(command=_logs_command(present[0], container.name))
+    return Answer("sidecar", headline, next_step=step)
 
 
 def _explain_sidecar_restarts(snapshot: Snapshot) -> Answer | None:
     """Explain a native sidecar that restarts again and again, which a Job does not count."""
-    pair = _find_container(
-        snapshot.hosts,
-        lambda container: (
-            container.is_sidecar
-            and not container.running
-            and bool(container.terminated or container.last_terminated)
-        ),
-        is_init=True,
-    )
-    if pair is None:
+
+    def is_restarting(container: Container) -> bool:
+        has_ended = bool(container.terminated or container.last_terminated)
+        return container.is_sidecar and not container.running and has_ended
+
+    if (pair := _find_container(snapshot.hosts, is_restarting, is_init=True)) is None:
         return None
     present, container = pair
     headline = Text(
         "runs, but sidecar {name} of {hosts} ends again and again: exit code {code}",
         name=container.name,
-        hosts=HostGroup.from_hosts(present, snapshot.expected_hosts),
+        hosts=host_group(present, snapshot),
         code=(container.terminated or container.last_terminated).get("exitCode"),
     )
-    step = advise_run(
-        command=kubectl_command("logs", present[0].pod, "-c", container.name, "--previous")
-    )
-    return Answer(
-        "sidecar", headline, describe_event(snapshot.find_event("BackOff", kind="Pod")), step
-    )
+    step = advise_run(command=_logs_command(present[0], container.name, "--previous"))
+    evidence = describe_event(snapshot.find_event("BackOff", kind="Pod"))
+    return Answer("sidecar", headline, evidence, step)
 
 
 def describe_end(
@@ -672,5 +601,5 @@ def _find_container(
 
 def _describe_container(pair: tuple[list[Host], Container], snapshot: Snapshot) -> Text:
     present, container = pair
-    group = HostGroup.from_hosts(present, snapshot.expected_hosts)
-    return Text("container {name} of {hosts}", name=container.name, hosts=group)
+    template = "container {name} of {hosts}"
+    return Text(template, name=container.name, hosts=host_group(present, snapshot))

@@ -7,7 +7,7 @@ answer. Everything is data until `Diagnosis.render` renders the texts for the sc
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from datetime import datetime
 from typing import Any
 
@@ -134,20 +134,21 @@ class Diagnosis:
         """Return the texts."""
         renderer = Renderer(self.name, self.namespace, resubmit_command=self.resubmit_command)
         template = "job {name} {what}" if self.answer.situation == "unknown" else "{name} {what}"
+        headline = Text(template, name=self.name, what=self.answer.headline)
+        evidence = dict.fromkeys(_render_lines(renderer, self.answer.evidence))
         step = self.next_step
+        commands = [] if step is None else step.list_commands()
         return Explanation(
-            self.name,
-            self.namespace,
-            self.answer.situation,
-            renderer.render(Text(template, name=self.name, what=self.answer.headline)),
-            tuple(dict.fromkeys(_render_lines(renderer, self.answer.evidence)))[:MAX_EVIDENCE],
-            tuple(_render_lines(renderer, self.facts)),
-            None if step is None else renderer.render(step.full_text()),
-            section_link(self.answer.situation, self.code),
-            None if step is None else step.action.value,
-            ()
-            if step is None
-            else tuple(tuple(renderer.command_words(command)) for command in step.list_commands()),
+            name=self.name,
+            namespace=self.namespace,
+            situation=self.answer.situation,
+            headline=renderer.render(headline),
+            evidence=tuple(evidence)[:MAX_EVIDENCE],
+            facts=tuple(_render_lines(renderer, self.facts)),
+            next_move=None if step is None else renderer.render(step.full_text()),
+            see=section_link(self.answer.situation, self.code),
+            action=None if step is None else step.action.value,
+            commands=tuple(tuple(renderer.command_words(command)) for command in commands),
         )
 
 
@@ -171,28 +172,23 @@ def diagnose_job(job: Snapshot | NoSuchJob) -> Diagnosis:
     step = answer.next_step or SITUATIONS[answer.situation].next_step
     if status.state not in FINAL_STATES and (step is None or step.action is Action.WAIT):
         # Advice to wait comes with the newest warning.
-        answer = dataclasses.replace(
-            answer, evidence=(*answer.evidence, *describe_event(job.newest_warning))
-        )
-    return Diagnosis(
-        job.name, job.namespace, answer, facts, step, None if last is None else last.verdict.code
-    )
+        evidence = (*answer.evidence, *describe_event(job.newest_warning))
+        answer = dataclasses.replace(answer, evidence=evidence)
+    code = None if last is None else last.verdict.code
+    return Diagnosis(job.name, job.namespace, answer, facts, step, code)
 
 
 def _explain_unknown_job(job: NoSuchJob) -> Answer:
     """Explain that no JobSet has that name."""
-    if near := find_nearest(job.name, job.other_jobs, 3) or find_completions(
-        job.name, job.other_jobs, 3
-    ):
+    near = find_nearest(job.name, job.other_jobs, 3)
+    if near := near or find_completions(job.name, job.other_jobs, 3):
         step = advise_change("did you mean {names: or }?", names=near)
     else:
         template = "`{jobs}` shows the jobs of the namespace; -n NAMESPACE selects another."
         step = advise_run(template, jobs=launcher_command("list"))
+    template = "{kind} {object}: {reason}: {text}"
     evidence: Evidence = tuple(
-        Text(
-            "{kind} {object}: {reason}: {text}",
-            **{**event, "object": event["names"][0], "text": event["message"][:200]},
-        )
+        Text(template, **event, object=event["names"][0], text=event["message"][:200])
         for event in job.events[:3]
     )
     headline = Text("not found in namespace {namespace}", namespace=job.namespace)
@@ -210,11 +206,8 @@ def _explain_unknown_job(job: NoSuchJob) -> Answer:
 
 def _explain_creation(snapshot: Snapshot) -> Answer:
     """Explain that the controllers have not created all objects yet, and nothing blocks them."""
-    headline = Text(
-        "is being created: {pods} of {expected} pods exist",
-        pods=len(snapshot.hosts),
-        expected=snapshot.expected_hosts,
-    )
+    template = "is being created: {pods} of {expected} pods exist"
+    headline = Text(template, pods=len(snapshot.hosts), expected=snapshot.expected_hosts)
     # Events about the JobSet have their own causes.
     if (warning := snapshot.newest_warning) is not None and warning["kind"] != "JobSet":
         headline += Text("; the newest warning: {reason}: {message}", **warning)
@@ -233,17 +226,14 @@ def _list_facts(status: JobStatus, now: datetime) -> list[Text]:
     saved = Text("last good checkpoint: step {step}", step=status.committed)
     if status.as_of is not None:
         template = "no step is known" if status.step is None else "step {step}"
-        numbers = [
-            Text(template, step=status.step),
-            *([saved] if status.committed is not None else []),
-        ]
+        numbers = [Text(template, step=status.step)]
+        if status.committed is not None:
+            numbers.append(saved)
         if status.goodput is not None:
             numbers.append(Text("goodput {goodput:.1%}", goodput=status.goodput))
-        return [
-            *facts,
-            Text("as of {when}: {numbers}", when=describe_as_of(status, now), numbers=numbers),
-        ]
-    if status.committed is not None:
+        when = describe_as_of(status, now)
+        facts.append(Text("as of {when}: {numbers}", when=when, numbers=numbers))
+    elif status.committed is not None:
         age_s = status.committed_age_s
         since = ", before these pods started" if age_s is None else ", {age:age} ago"
         facts.append(saved + Text(since, age=age_s))
@@ -254,13 +244,10 @@ def describe_ranks(status: JobStatus) -> Text:
     """Return "on hosts 0, 3, 2; spare: host 1", or no text for a job whose ranks never move."""
     if status.members is None:
         return EMPTY_TEXT
-    hosts_template = "on host {members}; " if status.members.isdecimal() else "on hosts {members}; "
-    spares = "spare: {spares}" if status.spares else "no spare is ready"
-    return Text(
-        hosts_template + spares,
-        members=status.members.replace(",", ", "),
-        spares=render_numbers(status.spares),
-    )
+    template = "on host {members}; " if status.members.isdecimal() else "on hosts {members}; "
+    template += "spare: {spares}" if status.spares else "no spare is ready"
+    members = status.members.replace(",", ", ")
+    return Text(template, members=members, spares=render_numbers(status.spares))
 
 
 def describe_restarts(status: JobStatus) -> Text:
@@ -278,25 +265,20 @@ def describe_restarts(status: JobStatus) -> Text:
         ends = [f"{cause} {number}" for cause, number in sorted(status.restarts.items())]
         text += Text("; attempts ended by {ends}", ends=ends)
     if restarts.preempted:
-        limit = "" if restarts.preempted_limit is None else " of {restarts.preempted_limit}"
-        template = (
-            "; {restarts.preempted}" + limit + " preemptions in a row without a newly saved step"
-        )
+        template = "; {restarts.preempted}"
+        if restarts.preempted_limit is not None:
+            template += " of {restarts.preempted_limit}"
+        template += " preemptions in a row without a newly saved step"
         text += Text(template, restarts=restarts)
     return text
 
 
-def _list_limits(snapshot: Snapshot) -> Evidence:
-    """Return the limits of the answer: the objects that could not be read."""
-    limits: list[Text | str] = []
+def _list_limits(snapshot: Snapshot) -> Iterator[Text | str]:
+    """Yield the limits of the answer: the objects that could not be read."""
     if not snapshot.is_ours:
-        limits.append(
-            Text(
-                "this JobSet was not submitted by launcher: its steps and checkpoints are not known"
-            )
+        yield Text(
+            "this JobSet was not submitted by launcher: its steps and checkpoints are not known"
         )
-    if snapshot.report.unknown_reason:
-        limits.append(
-            Text("earlier attempts are not known: {why}", why=snapshot.report.unknown_reason)
-        )
-    return (*limits, *snapshot.unread)
+    if why := snapshot.report.unknown_reason:
+        yield Text("earlier attempts are not known: {why}", why=why)
+    yield from snapshot.unread

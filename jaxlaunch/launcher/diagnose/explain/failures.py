@@ -28,11 +28,12 @@ from jaxlaunch.launcher.diagnose.text import (
     EMPTY_TEXT,
     SUBMIT_AGAIN,
     Action,
-    HostGroup,
     Text,
     advise_change,
     advise_resubmit,
     describe_event,
+    host_group,
+    quote_message,
 )
 from jaxlaunch.launcher.jobs.status import hosts
 from jaxlaunch.launcher.jobs.status.hosts import Host
@@ -81,42 +82,32 @@ def explain_failure(snapshot: Snapshot) -> Answer | None:
         _explain_rejected_pod,
     )
     answer = first_answer(causes, snapshot) or _fallback_answer(snapshot)
-    step = (
-        answer.next_step or SITUATIONS[answer.situation].next_step or SITUATIONS["failed"].next_step
-    )
+    step = answer.next_step or SITUATIONS[answer.situation].next_step
+    step = step or SITUATIONS["failed"].next_step
     if step is not None and step.action is Action.RESUBMIT:
         step = dataclasses.replace(step, resume_step=snapshot.report.committed_step)
-    after = EMPTY_TEXT
-    if (
-        find_condition(snapshot.jobset, "Failed").get("reason") == "ReachedMaxRestarts"
-        and snapshot.restarts
-    ):
-        after = Text(" after {restarts:restart}", restarts=snapshot.restarts)
-    headline = Text("failed{after}: {why}", after=after, why=answer.headline)
-    return Answer(
-        answer.situation, headline, (*answer.evidence, *_describe_conditions(snapshot)), step
-    )
+    template, condition = "failed: {why}", find_condition(snapshot.jobset, "Failed")
+    if condition.get("reason") == "ReachedMaxRestarts" and snapshot.restarts:
+        template = "failed after {restarts:restart}: {why}"
+    headline = Text(template, restarts=snapshot.restarts, why=answer.headline)
+    evidence = (*answer.evidence, *_describe_conditions(snapshot))
+    return Answer(answer.situation, headline, evidence, step)
 
 
 def _explain_deadline(snapshot: Snapshot) -> Answer | None:
     """Explain a deadline, of Kubernetes for one generation or of the agents for all."""
     verdict = _final_verdict(snapshot)
     if verdict is not None and verdict.code == contract.DEADLINE:
-        return Answer("deadline", Text("{message}", message=verdict.message))
-    is_exceeded = any(
-        find_condition(job, "Failed").get("reason") == "DeadlineExceeded" for job in snapshot.jobs
-    )
-    if not is_exceeded and (
-        verdict is not None or snapshot.find_event("DeadlineExceeded", kind="Job") is None
-    ):
+        return Answer("deadline", quote_message(verdict.message))
+    has_event = snapshot.find_event("DeadlineExceeded", kind="Job") is not None
+    reasons = [find_condition(job, "Failed").get("reason") for job in snapshot.jobs]
+    if "DeadlineExceeded" not in reasons and not (verdict is None and has_event):
         return None
-    deadlines = (job.get("spec", {}).get("activeDeadlineSeconds") for job in snapshot.jobs)
-    deadline_s = next((seconds for seconds in deadlines if seconds is not None), None)
-    if deadline_s is None:
-        return Answer("deadline", Text("its deadline was exceeded"))
-    return Answer(
-        "deadline", Text("its deadline of {deadline:age} was exceeded", deadline=float(deadline_s))
-    )
+    for job in snapshot.jobs:
+        if (deadline_s := job.get("spec", {}).get("activeDeadlineSeconds")) is not None:
+            template = "its deadline of {deadline:age} was exceeded"
+            return Answer("deadline", Text(template, deadline=float(deadline_s)))
+    return Answer("deadline", Text("its deadline was exceeded"))
 
 
 def _explain_oom(snapshot: Snapshot) -> Answer | None:
@@ -135,17 +126,12 @@ def _explain_oom(snapshot: Snapshot) -> Answer | None:
 def _explain_hook(snapshot: Snapshot) -> Answer | None:
     """Explain a failed postStart hook, after which the kubelet kills the container."""
     event = snapshot.find_event("FailedPostStartHook", kind="Pod")
-    verdict = _final_verdict(snapshot)
-    host = _first_failed(snapshot)
-    if (
-        event is None
-        or host is None
-        or (verdict is not None and verdict.code != contract.PREEMPTED)
-    ):
+    host, verdict = first_failed_host(snapshot), _final_verdict(snapshot)
+    # The agent of a killed container may report a stop.
+    if event is None or host is None or not (verdict is None or verdict.code == contract.PREEMPTED):
         return None
-    headline = Text(
-        "the postStart hook of {host} failed: {message}", host=host.name, message=event["message"]
-    )
+    template = "the postStart hook of {host} failed: {message}"
+    headline = Text(template, host=host.name, message=event["message"])
     # An agent's report is JSON and not useful as output.
     output = () if host.termination_report else traceback_tail(host.terminated.get("message"))
     step = advise_change("fix the hook under pod:, or remove it.")
@@ -153,130 +139,89 @@ def _explain_hook(snapshot: Snapshot) -> Answer | None:
 
 
 def _explain_verdict(snapshot: Snapshot) -> Answer | None:
-    verdict = _final_verdict(snapshot)
-    if verdict is None:
+    if (verdict := _final_verdict(snapshot)) is None:
         return None
     headline = describe_verdict(verdict) + _describe_join_failure(snapshot, verdict)
     step = _STEPS_BY_ERRNO.get(verdict.failure.errno or 0) or STEPS_BY_CODE.get(verdict.code)
     if (full := describe_full_shm(snapshot, verdict)) is not None:
         headline += Text("; {full}", full=full)
-        step = advise_resubmit(
-            "raise resources.shm in job.yaml, then `{again}`", again=SUBMIT_AGAIN
-        )
+        template = "raise resources.shm in job.yaml, then `{again}`"
+        step = advise_resubmit(template, again=SUBMIT_AGAIN)
     return Answer("failed", headline, traceback_tail(verdict.traceback), step)
 
 
 def describe_verdict(verdict: Verdict) -> Text:
     """Return "hang (exit 82): rank 1 …"."""
-    return Text(
-        "{cause} (exit {code}): {message}",
-        cause=verdict.cause,
-        code=verdict.code,
-        message=verdict.message,
-    )
+    return Text("{verdict.cause} (exit {verdict.code}): {verdict.message}", verdict=verdict)
 
 
 def _describe_join_failure(snapshot: Snapshot, verdict: Verdict) -> Text:
     """Return the host's own reason for not joining, which the leader does not know."""
-    reports = [
-        (host, report.verdict) for host in snapshot.hosts if (report := host.termination_report)
-    ]
-    join_report = next(
-        (pair for pair in reports if pair[1].failure.kind is FailureKind.CANNOT_JOIN), None
-    )
     kinds = (FailureKind.NOT_JOINED, FailureKind.CANNOT_JOIN)
-    if (
-        join_report is None
-        or verdict.failure.kind not in kinds
-        or join_report[1].failure == verdict.failure
-    ):
-        return EMPTY_TEXT
-    host, failure = join_report[0], join_report[1].failure
-    address = "" if failure.rendezvous is None else failure.rendezvous.address
-    template = "; {host.name}: cannot join host 0 at {address}: {why}"
-    return Text(template, host=host, address=address, why=failure.detail)
+    for host in snapshot.hosts if verdict.failure.kind in kinds else ():
+        report = host.termination_report
+        if report is None or report.verdict.failure.kind is not FailureKind.CANNOT_JOIN:
+            continue
+        failure = report.verdict.failure
+        if failure == verdict.failure:
+            break
+        address = "" if failure.rendezvous is None else failure.rendezvous.address
+        template = "; {host.name}: cannot join host 0 at {address}: {why}"
+        return Text(template, host=host, address=address, why=failure.detail)
+    return EMPTY_TEXT
 
 
 def _explain_never_ran(snapshot: Snapshot) -> Answer | None:
-    answer = explain_never_ran(snapshot)
-    return (
-        None
-        if answer is None
-        else dataclasses.replace(answer, headline=Text("it {why}", why=answer.headline))
-    )
+    if (answer := explain_never_ran(snapshot)) is None:
+        return None
+    return dataclasses.replace(answer, headline=Text("it {why}", why=answer.headline))
 
 
 def _explain_exit_code(snapshot: Snapshot) -> Answer | None:
     """Explain the exit code of a container without an agent's verdict."""
-    host = _first_failed(snapshot)
-    if host is None:
+    if (host := first_failed_host(snapshot)) is None:
         return None
-    code, output = host.terminated["exitCode"], traceback_tail(host.terminated.get("message"))
+    output = traceback_tail(host.terminated.get("message"))
     if host.reason == "DeadlineExceeded":
         headline = Text(
-            "{host} was ended by its own activeDeadlineSeconds: {why}",
-            host=host.name,
-            why=host.message,
+            "{host.name} was ended by its own activeDeadlineSeconds: {host.message}", host=host
         )
-        return Answer(
-            "deadline",
-            headline,
-            output,
-            advise_change("leave activeDeadlineSeconds out under pod:; use deadline:."),
-        )
-    if code != contract.KILLED:
+        step = advise_change("leave activeDeadlineSeconds out under pod:; use deadline:.")
+        return Answer("deadline", headline, output, step)
+    if (code := host.terminated["exitCode"]) != contract.KILLED:
+        template = "{host} ended with exit code {code} ({reason})"
         reason = host.terminated.get("reason", "")
-        headline = Text(
-            "{host} ended with exit code {code} ({reason})",
-            host=host.name,
-            code=code,
-            reason=reason,
-        )
-        return Answer("failed", headline, output)
+        return Answer("failed", Text(template, host=host.name, code=code, reason=reason), output)
     event = snapshot.find_event("Unhealthy", kind="Pod")
     if event is not None and is_liveness_failure(event) and host.pod in event["names"]:
-        headline = Text(
-            "{host} was killed by SIGKILL (exit 137): its liveness probe fails", host=host.name
-        )
+        template = "{host} was killed by SIGKILL (exit 137): its liveness probe fails"
         step = advise_change("fix or remove the probe; jobs need none.")
-        return Answer("failed", headline, (*describe_event(event), *output), step)
+        evidence = (*describe_event(event), *output)
+        return Answer("failed", Text(template, host=host.name), evidence, step)
     # Container runtimes sometimes lose the reason OOMKilled.
     limit = _memory_limit(snapshot)
-    headline = Text(
-        "{host} was killed by SIGKILL (exit 137), probably out of memory; {limit}",
-        host=host.name,
-        limit=Text(
-            "its memory limit is {limit}" if limit else "it has no memory limit", limit=limit
-        ),
-    )
-    return Answer("killed", headline, output)
+    template = "{host} was killed by SIGKILL (exit 137), probably out of memory; "
+    template += "its memory limit is {limit}" if limit else "it has no memory limit"
+    return Answer("killed", Text(template, host=host.name, limit=limit), output)
 
 
-def _first_failed(snapshot: Snapshot) -> Host | None:
+def first_failed_host(snapshot: Snapshot) -> Host | None:
+    """Return the first host whose container ended with an error."""
     return next((host for host in snapshot.hosts if host.terminated.get("exitCode")), None)
 
 
 def _explain_rejected_pod(snapshot: Snapshot) -> Answer | None:
     """Explain a pod that the kubelet of its node did not admit."""
-    host = next(
-        (
-            host
-            for host in snapshot.hosts
-            if host.phase == "Failed" and host.reason and not host.terminated
-        ),
-        None,
-    )
-    if host is None:
-        return None
-    template = "node {host.node} rejected {host.name}: {host.reason}: {host.message}"
-    step = advise_change("fix what the message names; `launcher render` shows the pod.")
-    return Answer("failed", Text(template, host=host), next_step=step)
+    for host in snapshot.hosts:
+        if host.phase == "Failed" and host.reason and not host.terminated:
+            template = "node {host.node} rejected {host.name}: {host.reason}: {host.message}"
+            step = advise_change("fix what the message names; `launcher render` shows the pod.")
+            return Answer("failed", Text(template, host=host), next_step=step)
+    return None
 
 
 def _fallback_answer(snapshot: Snapshot) -> Answer:
-    headline = Text(
-        "{message}", message=find_condition(snapshot.jobset, "Failed").get("message", "")
-    )
+    headline = quote_message(find_condition(snapshot.jobset, "Failed").get("message", ""))
     if not snapshot.hosts and "pods" not in snapshot.unread_reasons:
         headline += Text("; no pod is left that could say why")
     return Answer("failed", headline + unknown_reason(snapshot, "pods", "jobs"))
@@ -284,19 +229,14 @@ def _fallback_answer(snapshot: Snapshot) -> Answer:
 
 def _describe_conditions(snapshot: Snapshot) -> Evidence:
     """Return the condition Failed of the JobSet and of the first Jobs that have it."""
-    states = [(Text("JobSet"), find_condition(snapshot.jobset, "Failed"))]
-    ends = [
-        (Text("Job {name}", name=job["metadata"]["name"]), find_condition(job, "Failed"))
-        for job in snapshot.jobs
+    jobs = [
+        (f"Job {job['metadata']['name']}", find_condition(job, "Failed")) for job in snapshot.jobs
     ]
-    states += [(name, state) for name, state in ends if state.get("reason")][:2]
+    failed_jobs = [(name, state) for name, state in jobs if state.get("reason")]
+    states = [("JobSet", find_condition(snapshot.jobset, "Failed")), *failed_jobs[:2]]
+    template = "{name}: {reason}: {message}"
     return tuple(
-        Text(
-            "{name}: {reason}: {message}",
-            name=name,
-            reason=state["reason"],
-            message=state.get("message", ""),
-        )
+        Text(template, **{"message": ""} | state, name=name)
         for name, state in states
         if state.get("reason")
     )
@@ -304,9 +244,8 @@ def _describe_conditions(snapshot: Snapshot) -> Evidence:
 
 def traceback_tail(text: str | None) -> tuple[str, ...]:
     """Return the end of a traceback, line by line."""
-    return tuple(
-        line.rstrip()[:300] for line in (text or "").strip().splitlines()[-_TRACEBACK_LINES:]
-    )
+    lines = (text or "").strip().splitlines()
+    return tuple(line.rstrip()[:300] for line in lines[-_TRACEBACK_LINES:])
 
 
 def _final_verdict(snapshot: Snapshot) -> Verdict | None:
@@ -323,11 +262,11 @@ def is_oom(snapshot: Snapshot) -> bool:
     killed long before.
     """
     verdict = _final_verdict(snapshot)
-    if verdict is not None and verdict.code not in (contract.KILLED, contract.LOST):
+    if verdict is None:
+        return bool(_oom_killed(snapshot))
+    if verdict.code not in (contract.KILLED, contract.LOST):
         return False
-    return bool(_oom_killed(snapshot)) or (
-        verdict is not None and verdict.failure.kind is FailureKind.OOM_KILLED
-    )
+    return bool(_oom_killed(snapshot)) or verdict.failure.kind is FailureKind.OOM_KILLED
 
 
 def _oom_killed(snapshot: Snapshot) -> list[Host]:
@@ -343,23 +282,17 @@ def describe_oom(snapshot: Snapshot) -> Text:
     """Return the host or rank that was OOMKilled, and its memory limit."""
     killed = _oom_killed(snapshot)
     verdict = _final_verdict(snapshot)
-    expected = snapshot.expected_hosts
-    is_init = bool(killed) and killed[0].is_init
-    limit = killed[0].memory_limit if is_init else _memory_limit(snapshot)
-    if is_init:
-        same = [host for host in killed if host.container == killed[0].container]
+    limit = _memory_limit(snapshot)
+    if killed and killed[0].is_init:
+        limit, container = killed[0].memory_limit, killed[0].container
+        group = host_group([host for host in killed if host.container == container], snapshot)
         template = "init container {container} of {hosts} was OOMKilled"
-        subject = Text(
-            template, container=killed[0].container, hosts=HostGroup.from_hosts(same, expected)
-        )
+        subject = Text(template, container=container, hosts=group)
     elif verdict is None or verdict.code != contract.KILLED or verdict.rank is None:
-        subject = Text(
-            "{hosts} {hosts:was|were} OOMKilled", hosts=HostGroup.from_hosts(killed, expected)
-        )
+        subject = Text("{hosts} {hosts:was|were} OOMKilled", hosts=host_group(killed, snapshot))
     else:
-        template = "rank {verdict.rank} was OOMKilled" + (
-            "" if verdict.step is None else " at step {verdict.step}"
-        )
+        template = "rank {verdict.rank} was OOMKilled"
+        template += "" if verdict.step is None else " at step {verdict.step}"
         subject = Text(template, verdict=verdict)
     if limit:
         return subject + Text("; its memory limit is {limit}", limit=limit)
@@ -367,8 +300,8 @@ def describe_oom(snapshot: Snapshot) -> Text:
 
 
 def _memory_limit(snapshot: Snapshot) -> str | None:
-    main = hosts.main_container(pod_template(snapshot.jobset).get("spec", {}))
-    limit = ((main.get("resources") or {}).get("limits") or {}).get("memory")
+    resources = hosts.main_container_of(snapshot.jobset).get("resources") or {}
+    limit = (resources.get("limits") or {}).get("memory")
     return None if limit is None else str(limit)
 
 
@@ -379,15 +312,11 @@ def describe_full_shm(snapshot: Snapshot, verdict: Verdict) -> Text | None:
     """
     if verdict.code != _BUS_ERROR:
         return None
-    volumes = pod_template(snapshot.jobset).get("spec", {}).get("volumes") or ()
-    volume = next(
-        (volume.get("emptyDir") or {} for volume in volumes if volume.get("name") == "shm"), None
-    )
-    size = (
-        Text("64 MiB, as none is set") if volume is None else Text("as large as the pod's memory")
-    )
-    if volume and "sizeLimit" in volume:
-        size = Text("{size}", size=volume["sizeLimit"])
+    size = Text("64 MiB, as none is set")
+    for volume in pod_template(snapshot.jobset).get("spec", {}).get("volumes") or ():
+        if volume.get("name") == "shm":
+            limit = (volume.get("emptyDir") or {}).get("sizeLimit")
+            size = Text("as large as the pod's memory") if limit is None else quote_message(limit)
     return Text("most often /dev/shm is full, which is {size} (resources.shm)", size=size)
 
 
@@ -412,18 +341,15 @@ def explain_excess_eviction(snapshot: Snapshot) -> Answer | None:
     if not evicted:
         return None
     message = evicted[0].message.rstrip(". \n")
-    headline = Text(
-        "{hosts} {hosts:was|were} evicted: {message} ({key})",
-        hosts=HostGroup.from_hosts(evicted, snapshot.expected_hosts),
-        message=message,
-        key=_limit_key(message),
-    )
+    group, key = host_group(evicted, snapshot), _limit_key(message)
+    template = "{hosts} {hosts:was|were} evicted: {message} ({key})"
     step = advise_change(
         "raise {key} in job.yaml, or keep less on the node: /tmp and volumes of ephemeral: "
         "count, and logs.",
-        key=_limit_key(message),
+        key=key,
     )
     evidence = (Text("Pod {pod}: Evicted: {message}", pod=evicted[0].pod, message=message),)
+    headline = Text(template, hosts=group, message=message, key=key)
     return Answer("ephemeral-storage", headline, evidence, step)
 
 

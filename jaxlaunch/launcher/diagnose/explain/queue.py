@@ -50,53 +50,66 @@ def explain_queue(snapshot: Snapshot) -> Answer | None:
     """Explain a JobSet with a queue that is not admitted."""
     if snapshot.queue is None or is_stopped_in_queue(snapshot) or not snapshot.is_suspended:
         return None
-    if snapshot.workload is None:
+    if (workload := snapshot.workload) is None:
         return _explain_missing_workload(snapshot)
-    message = find_condition(snapshot.workload, "QuotaReserved").get("message", "")
+    message = find_condition(workload, "QuotaReserved").get("message", "")
+    is_evicted = is_condition_true(workload, "Evicted")
     return (
-        _explain_eviction(snapshot)
+        (_explain_saving(snapshot) if is_evicted else None)
         or _explain_inactive(snapshot, message)
-        or _explain_backoff(snapshot)
-        or _explain_admission_checks(snapshot, snapshot.workload)
+        or (_explain_backoff(snapshot, workload) if is_evicted else None)
+        or _explain_admission_checks(snapshot, workload)
         or _explain_quota(snapshot, message)
     )
+
+
+def _explain_saving(snapshot: Snapshot) -> Answer | None:
+    """Explain an evicted job whose pods still save."""
+    remaining = [host for host in snapshot.hosts if not host.has_ended]
+    if not remaining:
+        return None
+    headline = _describe_eviction(snapshot) + Text("; {pods:pod} still saving", pods=len(remaining))
+    return Answer("preempted", headline, _describe_conditions(snapshot))
+
+
+def _explain_backoff(snapshot: Snapshot, workload: Obj) -> Answer | None:
+    """Explain a job that Kueue evicted for unready pods, and queues again after a pause."""
+    requeue = workload.get("status", {}).get("requeueState") or {}
+    requeue_at = parse_time(requeue.get("requeueAt"))
+    if requeue_at is None or requeue_at <= snapshot.now:
+        return None
+    headline = _describe_eviction(snapshot)
+    if requeue.get("count", 1) > 1:
+        headline += Text(", {count} times by now", count=requeue["count"])
+    left_s = (requeue_at - snapshot.now).total_seconds()
+    template = "; Kueue puts it back into queue {queue} in {left:age}"
+    headline += Text(template, queue=snapshot.queue, left=left_s)
+    return Answer("backing-off", headline, _describe_conditions(snapshot))
 
 
 def _explain_missing_workload(snapshot: Snapshot) -> Answer:
     queue = snapshot.queue
     if (why := snapshot.unread_reasons.get("workloads")) is not None:
-        return Answer(
-            "unread",
-            Text(
-                "is suspended, by queue {queue} or by `launcher stop`: {why}", queue=queue, why=why
-            ),
-        )
+        template = "is suspended, by queue {queue} or by `launcher stop`: {why}"
+        return Answer("unread", Text(template, queue=queue, why=why))
     if (seconds_since(snapshot.created_at, snapshot.now) or 0.0) < _QUIET_S:
-        headline = Text(
-            "was just submitted to queue {queue}: Kueue has not created its Workload yet",
-            queue=queue,
-        )
-        return Answer("queued", headline)
-    headline = Text(
-        "is suspended, and Kueue has created no Workload for it in queue {queue}", queue=queue
-    )
+        template = "was just submitted to queue {queue}: Kueue has not created its Workload yet"
+        return Answer("queued", Text(template, queue=queue))
+    template = "is suspended, and Kueue has created no Workload for it in queue {queue}"
     event = snapshot.find_event("CreateWorkloadFailed", "ErrWorkloadCompose", kind="JobSet")
-    return Answer("queue-silent", headline, describe_event(event))
+    return Answer("queue-silent", Text(template, queue=queue), describe_event(event))
 
 
 def _explain_inactive(snapshot: Snapshot, message: str) -> Answer | None:
     """Explain a LocalQueue or a ClusterQueue that is missing, stopped or inactive."""
-    if (
-        match := re.fullmatch(r"(LocalQueue|ClusterQueue) (\S+) doesn't exist", message)
-    ) is not None:
+    evidence = _describe_conditions(snapshot)
+    if match := re.fullmatch(r"(LocalQueue|ClusterQueue) (\S+) doesn't exist", message):
         step = advise_change("set one of `{queues}` as queue: in job.yaml.", queues=_LIST_QUEUES)
         if match[1] == "ClusterQueue":
-            step = advise_ask(
-                "ask the cluster administrator: LocalQueue {queue} points to it.",
-                queue=snapshot.queue,
-            )
+            template = "ask the cluster administrator: LocalQueue {queue} points to it."
+            step = advise_ask(template, queue=snapshot.queue)
         headline = Text("waits: {kind} {queue} does not exist", kind=match[1], queue=match[2])
-        return Answer("queue-missing", headline, _describe_conditions(snapshot), step)
+        return Answer("queue-missing", headline, evidence, step)
     for queue, kind in (
         (snapshot.cluster_queue, "ClusterQueue"),
         (snapshot.local_queue, "LocalQueue"),
@@ -104,66 +117,28 @@ def _explain_inactive(snapshot: Snapshot, message: str) -> Answer | None:
         if queue is not None and (state := objects.inactive_state(queue)) is not None:
             return _inactive_answer(snapshot, f"{kind} {queue['metadata']['name']}", state)
     if re.search(r"is (inactive|stopped)$", message):
-        return Answer(
-            "queue-stopped",
-            Text("waits: {message}", message=message),
-            _describe_conditions(snapshot),
-            _RESUME_STEP,
-        )
+        headline = Text("waits: {message}", message=message)
+        return Answer("queue-stopped", headline, evidence, _RESUME_STEP)
     return None
 
 
 def _inactive_answer(snapshot: Snapshot, queue: str, state: objects.InactiveQueue) -> Answer:
-    states: list[Text] = []
-    if state.stop_policy is not None:
-        headline = Text(
-            "{queue} is stopped (stopPolicy: {policy})", queue=queue, policy=state.stop_policy
-        )
-        step = _RESUME_STEP
-        states.append(Text("stopPolicy: {policy}", policy=state.stop_policy))
-    else:
-        headline = Text("{queue} is inactive: {reason}", queue=queue, reason=state.reason)
+    fields = {"queue": queue, "policy": state.stop_policy, "reason": state.reason}
+    active = Text("Active=False: {message}", message=state.message)
+    if state.stop_policy is None:
+        template, states = "{queue} is inactive: {reason}", [active]
         step = advise_ask("ask the cluster administrator to fix what the message names.")
-    if state.message or not states:
-        states.append(Text("Active=False: {message}", message=state.message))
-    evidence = (
-        Text("{queue}: {states}", queue=queue, states=states),
-        *_describe_conditions(snapshot),
-    )
-    return Answer("queue-stopped", _headline_start(snapshot) + headline, evidence, step)
-
-
-def _explain_eviction(snapshot: Snapshot) -> Answer | None:
-    """Explain a job that was evicted, and whose pods still save."""
-    remaining = [host for host in snapshot.hosts if not host.has_ended]
-    if not remaining or not is_condition_true(snapshot.workload or {}, "Evicted"):
-        return None
-    headline = _describe_eviction(snapshot) + Text("; {pods:pod} still saving", pods=len(remaining))
-    return Answer("preempted", headline, _describe_conditions(snapshot))
-
-
-def _explain_backoff(snapshot: Snapshot) -> Answer | None:
-    """Explain a job that Kueue evicted for unready pods, and queues again after a pause."""
-    requeue = (snapshot.workload or {}).get("status", {}).get("requeueState") or {}
-    at = parse_time(requeue.get("requeueAt"))
-    if (
-        at is None
-        or at <= snapshot.now
-        or not is_condition_true(snapshot.workload or {}, "Evicted")
-    ):
-        return None
-    headline = _describe_eviction(snapshot)
-    if requeue.get("count", 1) > 1:
-        headline += Text(", {count} times by now", count=requeue["count"])
-    left_s = (at - snapshot.now).total_seconds()
-    headline += Text(
-        "; Kueue puts it back into queue {queue} in {left:age}", queue=snapshot.queue, left=left_s
-    )
-    return Answer("backing-off", headline, _describe_conditions(snapshot))
+    else:
+        template, step = "{queue} is stopped (stopPolicy: {policy})", _RESUME_STEP
+        policy = Text("stopPolicy: {policy}", policy=state.stop_policy)
+        states = [policy, active] if state.message else [policy]
+    headline = _headline_start(snapshot) + Text(template, **fields)
+    evidence = Text("{queue}: {states}", queue=queue, states=states)
+    return Answer("queue-stopped", headline, (evidence, *_describe_conditions(snapshot)), step)
 
 
 def _explain_admission_checks(snapshot: Snapshot, workload: Obj) -> Answer | None:
-    """Explain a job with reserved quota whose admission checks, such as new nodes, have not passed."""
+    """Explain a job whose quota is reserved, and which waits for checks, such as new nodes."""
     if not is_condition_true(workload, "QuotaReserved"):
         return None
     checks = workload.get("status", {}).get("admissionChecks") or ()
@@ -171,78 +146,65 @@ def _explain_admission_checks(snapshot: Snapshot, workload: Obj) -> Answer | Non
     if not pending:
         headline = Text("is admitted by queue {queue} and about to start", queue=snapshot.queue)
         return Answer("queued", headline, _describe_conditions(snapshot))
-    evidence = tuple(
-        Text("{name}: {state}: {message}", **{"state": None, "message": ""} | check)
-        for check in pending
-    )
-    message = next((check["message"] for check in pending if check.get("message")), None)
+    template = "{name}: {state}: {message}"
+    evidence = tuple(Text(template, **{"state": None, "message": ""} | check) for check in pending)
     headline = Text(
         "waits: quota is reserved in queue {queue}, but admission check {checks} has not passed",
         queue=snapshot.queue,
         checks=[check["name"] for check in pending],
-    ) + (EMPTY_TEXT if message is None else Text(": {message}", message=message))
+    )
+    if messages := [check["message"] for check in pending if check.get("message")]:
+        headline += Text(": {message}", message=messages[0])
     return Answer("admission-check", headline, evidence)
 
 
 def _explain_quota(snapshot: Snapshot, message: str) -> Answer:
     """Explain a job that the quota does not allow now, or never will."""
-    lead = _headline_start(snapshot)
     evidence = (*_describe_conditions(snapshot), *_describe_quotas(snapshot))
+    situation, headline, step = _explain_reservation(snapshot, message)
+    return Answer(situation, _headline_start(snapshot) + headline, evidence, step)
+
+
+def _explain_reservation(snapshot: Snapshot, message: str) -> tuple[str, Text, NextStep | None]:
+    """Return the situation, what Kueue says of the quota, and the next step."""
     cluster_queue = objects.cluster_queue_name(snapshot.local_queue)
-    queue = Text(
-        "queue {queue} (ClusterQueue {behind})" if cluster_queue else "queue {queue}",
-        queue=snapshot.queue,
-        behind=cluster_queue,
-    )
-    if (match := _QUOTA_TOO_SMALL.search(message)) is not None:
-        headline = Text(
+    template = "queue {queue} (ClusterQueue {behind})" if cluster_queue else "queue {queue}"
+    queue = Text(template, queue=snapshot.queue, behind=cluster_queue)
+    if match := _QUOTA_TOO_SMALL.search(message):
+        template = (
             "{queue} can never admit it: it requests {requested} {resource}, flavor {flavor} has "
-            "{most} in total",
-            queue=queue,
-            **match.groupdict(),
+            "{most} in total"
         )
-        return Answer("quota-never", lead + headline, evidence)
-    if (match := _QUOTA_IN_USE.search(message)) is not None:
-        headline = Text(
-            "{queue} is full: {more} more {resource} is needed in flavor {flavor}",
-            queue=queue,
-            **match.groupdict(),
-        )
-        return Answer(
-            "quota",
-            lead + headline + _describe_usage(snapshot, match["flavor"], match["resource"]),
-            evidence,
-        )
+        return "quota-never", Text(template, queue=queue, **match.groupdict()), None
+    if match := _QUOTA_IN_USE.search(message):
+        template = "{queue} is full: {more} more {resource} is needed in flavor {flavor}"
+        headline = Text(template, queue=queue, **match.groupdict())
+        return "quota", headline + _describe_usage(snapshot, **match.groupdict()), None
     if _CLOSED_TEXT in message:
         step = advise_change(
             "set another of `{queues}` as queue: in job.yaml, or ask the cluster administrator to "
             "label the namespace as the ClusterQueue's namespaceSelector requires.",
             queues=_LIST_QUEUES,
         )
-        headline = Text(
-            "{queue} is closed to namespace {namespace}: its namespaceSelector does not match",
-            queue=queue,
-            namespace=snapshot.namespace,
+        template = (
+            "{queue} is closed to namespace {namespace}: its namespaceSelector does not match"
         )
-        return Answer("queue-closed", lead + headline, evidence, step)
-    if (match := _UNCOVERED_RESOURCE.search(message)) is not None:
+        return "queue-closed", Text(template, queue=queue, namespace=snapshot.namespace), step
+    if match := _UNCOVERED_RESOURCE.search(message):
         headline = Text(
             "{queue} does not cover {resource}", queue=queue, resource=match["resource"]
         )
-        return Answer("quota-uncovered", lead + headline, evidence)
+        return "quota-uncovered", headline, None
     if message:
         reason = str(find_condition(snapshot.workload or {}, "QuotaReserved").get("reason", ""))
-        template, situation, unadmitted_step = _UNADMITTED_REASONS.get(
-            reason, ("{queue}", "queued", _QUOTA_STEP)
-        )
-        headline = Text(template + ": {message}", queue=queue, message=message)
-        return Answer(situation, lead + headline, evidence, unadmitted_step)
-    return Answer(
-        "queued",
-        lead + Text("its turn in {queue} has not come", queue=queue),
-        evidence,
-        _QUOTA_STEP,
-    )
+        template, situation, unadmitted_step = "{queue}", "queued", _QUOTA_STEP
+        if reason in _UNADMITTED_REASONS:
+            template, situation, unadmitted_step = _UNADMITTED_REASONS[reason]
+            template += " ({reason})"
+        template += ": {message}"
+        headline = Text(template, queue=queue, reason=reason, message=message)
+        return situation, headline, unadmitted_step
+    return "queued", Text("its turn in {queue} has not come", queue=queue), _QUOTA_STEP
 
 
 _FIX_OR_ASK = advise_change("fix what the message names, or ask the cluster administrator.")
@@ -250,35 +212,23 @@ _FIX_OR_ASK = advise_change("fix what the message names, or ask the cluster admi
 # the situation of each, and what to do. Before it, and where its feature gate is off, all are
 # Pending or Inadmissible.
 _UNADMITTED_REASONS: Mapping[str, tuple[str, str, NextStep | None]] = {
-    "Misconfigured": (
-        "{queue} or the job is misconfigured (Misconfigured)",
-        "queue-missing",
-        _FIX_OR_ASK,
-    ),
-    "ExceedsMaxQuota": ("{queue} can never admit it (ExceedsMaxQuota)", "quota-never", None),
-    "Suspended": (
-        "{queue} is stopped by its administrator (Suspended)",
-        "queue-stopped",
-        _RESUME_STEP,
-    ),
+    "Misconfigured": ("{queue} or the job is misconfigured", "queue-missing", _FIX_OR_ASK),
+    "ExceedsMaxQuota": ("{queue} can never admit it", "quota-never", None),
+    "Suspended": ("{queue} is stopped by its administrator", "queue-stopped", _RESUME_STEP),
     "AdmissionGated": (
-        "{queue} does not admit it yet (AdmissionGated)",
+        "{queue} does not admit it yet",
         "gated",
         advise_ask("the owner of the gate must remove it; the JobSet's annotations name it."),
     ),
-    "WaitingForPodsReady": (
-        "{queue} admits one job after the other (WaitingForPodsReady)",
-        "queued",
-        _QUOTA_STEP,
-    ),
-    "WaitingForQuota": ("{queue} is full (WaitingForQuota)", "quota", _QUOTA_STEP),
+    "WaitingForPodsReady": ("{queue} admits one job after the other", "queued", _QUOTA_STEP),
+    "WaitingForQuota": ("{queue} is full", "quota", _QUOTA_STEP),
     "TopologyPlacementFailed": (
-        "{queue} has no room in one topology domain (TopologyPlacementFailed)",
+        "{queue} has no room in one topology domain",
         "quota",
         advise_wait("wait, request fewer hosts, or a wider level under placement: in job.yaml."),
     ),
     "DRAResourcesUnresolved": (
-        "{queue} cannot resolve its resource claims (DRAResourcesUnresolved)",
+        "{queue} cannot resolve its resource claims",
         "quota-uncovered",
         _FIX_OR_ASK,
     ),
@@ -294,20 +244,20 @@ def _headline_start(snapshot: Snapshot) -> Text:
 
 def _describe_eviction(snapshot: Snapshot) -> Text:
     reason = find_condition(snapshot.workload or {}, "Evicted").get("reason", "")
-    if reason == "Preempted":
-        by = snapshot.preempted_by
-        return Text(
-            "was preempted by another job" if by is None else "was preempted by job {by}", by=by
-        )
-    return Text(_EVICTION_TEXTS.get(reason, "was evicted from the queue ({reason})"), reason=reason)
+    template = _EVICTION_TEXTS.get(reason, "was evicted from the queue ({reason})")
+    if reason == "Preempted" and snapshot.preempted_by is not None:
+        template = "was preempted by job {preemptor}"
+    return Text(template, reason=reason, preemptor=snapshot.preempted_by)
+
+
+_HELD = "stopPolicy: HoldAndDrain"
 
 
 _EVICTION_TEXTS: Mapping[str, str] = {
+    "Preempted": "was preempted by another job",
     "PodsReadyTimeout": "was evicted because its pods were not ready in time ({reason})",
-    "ClusterQueueStopped": "was evicted because the ClusterQueue was stopped (stopPolicy: "
-    "HoldAndDrain)",
-    "LocalQueueStopped": "was evicted because the LocalQueue was stopped (stopPolicy: "
-    "HoldAndDrain)",
+    "ClusterQueueStopped": f"was evicted because the ClusterQueue was stopped ({_HELD})",
+    "LocalQueueStopped": f"was evicted because the LocalQueue was stopped ({_HELD})",
     "AdmissionCheck": "was evicted because an admission check failed ({reason})",
     "NodeFailures": "was evicted because nodes failed, and Kueue found no replacement ({reason}, "
     "TASFailedNodeReplacement)",
@@ -319,44 +269,30 @@ _EVICTION_TEXTS: Mapping[str, str] = {
 def _describe_conditions(snapshot: Snapshot) -> Evidence:
     """Return the conditions of the Workload that keep it from being admitted."""
     workload = snapshot.workload or {}
-    conditions = [
-        find_condition(workload, kind) for kind in ("QuotaReserved", "Evicted", "Requeued")
-    ]
+    states = [find_condition(workload, kind) for kind in ("QuotaReserved", "Evicted", "Requeued")]
+    template = "Workload {workload}: {type}={status}: {message}"
     return tuple(
-        Text(
-            "Workload {workload}: {type}={status}: {message}",
-            workload=workload["metadata"]["name"],
-            **state,
-        )
-        for state in conditions
-        if state.get("message")
-        and (state["type"], state["status"])
-        not in (("QuotaReserved", "True"), ("Requeued", "True"))
+        Text(template, workload=workload["metadata"]["name"], **state)
+        for state in states
+        if state.get("message") and (state["type"] == "Evicted" or state["status"] != "True")
     )
 
 
 def _describe_quotas(snapshot: Snapshot) -> Evidence:
     """Return the quota of each resource, its reserved part, and the number of pending jobs."""
-    if snapshot.cluster_queue is None:
+    if (queue := snapshot.cluster_queue) is None:
         return ()
     template = "quota of {resource} in flavor {flavor}: {reserved} used of {nominal}"
-    lines = [
-        Text(template, **quota._asdict()) for quota in objects.queue_quotas(snapshot.cluster_queue)
-    ]
-    if (pending := snapshot.cluster_queue.get("status", {}).get("pendingWorkloads")) is not None:
-        name = snapshot.cluster_queue["metadata"]["name"]
-        lines.append(Text("ClusterQueue {name}: {jobs:job} pending in it", name=name, jobs=pending))
+    lines = [Text(template, **quota._asdict()) for quota in objects.queue_quotas(queue)]
+    if (pending := queue.get("status", {}).get("pendingWorkloads")) is not None:
+        template = "ClusterQueue {name}: {jobs:job} pending in it"
+        lines.append(Text(template, name=queue["metadata"]["name"], jobs=pending))
     return tuple(lines)
 
 
-def _describe_usage(snapshot: Snapshot, flavor: str, resource: str) -> Text:
-    """Return "; 900m of 1 is used", where the ClusterQueue could be read."""
-    quotas = () if snapshot.cluster_queue is None else objects.queue_quotas(snapshot.cluster_queue)
-    quota = next(
-        (quota for quota in quotas if (quota.flavor, quota.resource) == (flavor, resource)), None
-    )
-    return (
-        EMPTY_TEXT
-        if quota is None
-        else Text("; {reserved} of {nominal} is used", **quota._asdict())
-    )
+def _describe_usage(snapshot: Snapshot, flavor: str, resource: str, **_: str) -> Text:
+    """Return "; 900m of 1 is used", if the ClusterQueue could be read."""
+    for quota in objects.queue_quotas(snapshot.cluster_queue or {}):
+        if (quota.flavor, quota.resource) == (flavor, resource):
+            return Text("; {reserved} of {nominal} is used", **quota._asdict())
+    return EMPTY_TEXT

@@ -8,11 +8,14 @@ from collections.abc import Iterator, Sequence
 from jaxlaunch.launcher.diagnose.explain.answer import Answer, Evidence, waiting_answer
 from jaxlaunch.launcher.diagnose.text import (
     HostGroup,
+    NextStep,
     Text,
     advise_change,
     advise_wait,
     describe_event,
+    host_group,
     kubectl_command,
+    quote_message,
 )
 from jaxlaunch.launcher.jobs.status import hosts
 from jaxlaunch.launcher.jobs.status.snapshot import Snapshot
@@ -36,7 +39,10 @@ _VOLUME_AFFINITY = re.compile(
 
 # Events of the Cluster Autoscaler, of Karpenter, and of ProvisioningRequests.
 _SCALE_UP_EVENTS = ("TriggeredScaleUp", "Nominated", "ProvisioningRequestAccepted")
-_NO_SCALE_UP_EVENTS = (
+
+
+_AUTOSCALER_EVENTS = (
+    *_SCALE_UP_EVENTS,
     "NotTriggerScaleUp",
     "FailedScaleUp",
     "ScaleUpFailed",
@@ -55,20 +61,31 @@ def explain_unscheduled(snapshot: Snapshot) -> Answer | None:
     if not waiting:
         return _explain_ignored_pods(snapshot)
     message = waiting[0].unscheduled.get("message", "")
-    group = HostGroup.from_hosts(waiting, snapshot.expected_hosts)
-    evidence = describe_event(snapshot.find_event(*_SCALE_UP_EVENTS, *_NO_SCALE_UP_EVENTS))
+    group = host_group(waiting, snapshot)
+    event = snapshot.find_event(*_AUTOSCALER_EVENTS)
+    evidence = describe_event(event)
     if message:
         evidence = (Text("Pod {pod}: {message}", pod=waiting[0].pod, message=message), *evidence)
     if all(host.unscheduled.get("reason") == "SchedulingGated" for host in waiting):
-        headline = Text(
-            "{hosts} cannot be scheduled yet: the pod has a scheduling gate", hosts=group
-        )
-        return waiting_answer("gated", headline, evidence)
-    return (
-        _explain_claims(snapshot, message, group, evidence)
-        or _explain_scale_up(snapshot, group, evidence)
-        or _add_autoscaler_reason(snapshot, _explain_no_node(snapshot, message, group, evidence))
+        template = "{hosts} cannot be scheduled yet: the pod has a scheduling gate"
+        return waiting_answer("gated", Text(template, hosts=group), evidence)
+    if (answer := _explain_claims(snapshot, message, group, evidence)) is not None:
+        return answer
+    if event is not None and event["reason"] in _SCALE_UP_EVENTS:
+        template = "waits for the autoscaler to add nodes: {hosts} {hosts:is|are} pending; {text}"
+        headline = Text(template, hosts=group, text=event["message"])
+        return Answer("scaling-up", headline, evidence)
+    answer = _explain_no_node(snapshot, message, group, evidence)
+    # Karpenter's events have the same reason as the scheduler's.
+    karpenter_events = (
+        event
+        for event in snapshot.events
+        if event["reason"] == "FailedScheduling" and event["by"] == "karpenter"
     )
+    if (event := event or next(karpenter_events, None)) is None:
+        return answer
+    template = "; the autoscaler adds no node: {message}"
+    return answer.append_headline(Text(template, message=event["message"]))
 
 
 def _explain_ignored_pods(snapshot: Snapshot) -> Answer | None:
@@ -78,29 +95,18 @@ def _explain_ignored_pods(snapshot: Snapshot) -> Answer | None:
         for host in snapshot.hosts
         if host.node is None and not host.is_leaving and not host.has_ended
     ]
-    waited_s = min(
-        (seconds_since(host.created_at, snapshot.now) or 0.0 for host in waiting), default=0.0
-    )
+    ages_s = (seconds_since(host.created_at, snapshot.now) or 0.0 for host in waiting)
+    waited_s = min(ages_s, default=0.0)
     if waited_s < _QUIET_S:
         return None
-    group = HostGroup.from_hosts(waiting, snapshot.expected_hosts)
+    group = host_group(waiting, snapshot)
     if (warning := snapshot.newest_warning) is not None and warning["kind"] == "Pod":
-        headline = Text(
-            "{hosts} cannot be scheduled: {reason}: {message}", **{**warning, "hosts": group}
-        )
-        return waiting_answer(
-            "unschedulable",
-            headline,
-            describe_event(warning),
-            advise_change("fix what the message names."),
-        )
+        headline = Text("{hosts} cannot be scheduled: {reason}: {message}", **warning, hosts=group)
+        step = advise_change("fix what the message names.")
+        return waiting_answer("unschedulable", headline, describe_event(warning), step)
     name = pod_template(snapshot.jobset).get("spec", {}).get("schedulerName", "default-scheduler")
-    headline = Text(
-        "scheduler {name} has not looked at {hosts} in {waited:age}",
-        name=name,
-        hosts=group,
-        waited=waited_s,
-    )
+    template = "scheduler {name} has not looked at {hosts} in {waited:age}"
+    headline = Text(template, name=name, hosts=group, waited=waited_s)
     step = advise_change(
         "check that a scheduler of that name runs; schedulerName under pod: selects another."
     )
@@ -111,181 +117,124 @@ def _explain_claims(
     snapshot: Snapshot, message: str, group: HostGroup, evidence: Evidence
 ) -> Answer | None:
     """Explain a PersistentVolumeClaim that does not exist, is not bound, or cannot be mounted."""
-    if (match := _CLAIM_ERROR.search(message)) is not None:
+    claims = hosts.claim_names(snapshot.jobset)
+    if match := _CLAIM_ERROR.search(message):
         claim = match["claim"]
         if match["volume"]:
-            headline = Text(
-                "PersistentVolume {volume} of PersistentVolumeClaim {claim} no longer exists",
-                volume=match["volume"].strip('".'),
-                claim=claim,
-            )
+            template = "PersistentVolume {volume} of PersistentVolumeClaim {claim} no longer exists"
+            headline = Text(template, volume=match["volume"].strip('".'), claim=claim)
             return waiting_answer("volume-missing", headline, evidence)
         step = advise_change(
             "create the claim {claim} (ReadWriteMany for more than one host), or use another "
             "under volumes:.",
             claim=claim,
         )
-        problem = Text("does not exist" if match["missing"] else "is being deleted")
-        headline = Text("PersistentVolumeClaim {claim} {what}", claim=claim, what=problem)
+        problem = "does not exist" if match["missing"] else "is being deleted"
+        headline = Text("PersistentVolumeClaim {claim} " + problem, claim=claim)
         return waiting_answer("claim-missing", headline, evidence, step)
     if _UNBOUND_TEXT in message:
         event = snapshot.find_event(
             "FailedBinding", "ProvisioningFailed", "WaitForFirstConsumer", "ExternalProvisioning"
         )
-        claim = ", ".join(hosts.claim_names(snapshot.jobset)) or "a claim"
-        headline = Text("PersistentVolumeClaim {claim} is not bound", claim=claim)
+        claim = ", ".join(claims) or "a claim"
+        template, why = "PersistentVolumeClaim {claim} is not bound", ""
         if event is not None:
-            claim = event["names"][0]
-            headline = Text(
-                "PersistentVolumeClaim {claim} is not bound: {why}",
-                claim=claim,
-                why=event["message"],
-            )
+            claim, why = event["names"][0], event["message"]
+            template += ": {why}"
         step = advise_change(
             "{describe}: it needs a StorageClass that provisions, or a matching PersistentVolume.",
             describe=kubectl_command("describe", "pvc", claim),
         )
+        headline = Text(template, claim=claim, why=why)
         return waiting_answer("claim-unbound", headline, (*evidence, *describe_event(event)), step)
     if _SINGLE_POD_TEXT in message:
-        headline = Text(
-            "PersistentVolumeClaim {claims} is ReadWriteOncePod, and another pod uses it",
-            claims=hosts.claim_names(snapshot.jobset),
-        )
-        return waiting_answer("claim-in-use", headline, evidence)
+        template = "PersistentVolumeClaim {claims} is ReadWriteOncePod, and another pod uses it"
+        return waiting_answer("claim-in-use", Text(template, claims=claims), evidence)
     if _VOLUME_AFFINITY.search(message):
         reason = Text("volume node affinity conflict: no free node can mount the volume")
-        return waiting_answer("volume-affinity", _unschedulable_text(group, reason), evidence)
+        return _unschedulable_answer("volume-affinity", group, reason, evidence)
     return None
 
 
-def _unschedulable_text(group: HostGroup, reason: Text) -> Text:
-    return Text("{hosts} {hosts:is|are} unschedulable: {reason}", hosts=group, reason=reason)
-
-
-def _explain_scale_up(snapshot: Snapshot, group: HostGroup, evidence: Evidence) -> Answer | None:
-    """Explain that an autoscaler adds nodes, where no later event says that it cannot."""
-    event = snapshot.find_event(*_SCALE_UP_EVENTS, *_NO_SCALE_UP_EVENTS)
-    if event is None or event["reason"] not in _SCALE_UP_EVENTS:
-        return None
-    headline = Text(
-        "waits for the autoscaler to add nodes: {hosts} {hosts:is|are} pending; {message}",
-        hosts=group,
-        message=event["message"],
-    )
-    return Answer("scaling-up", headline, evidence)
-
-
-def _add_autoscaler_reason(snapshot: Snapshot, answer: Answer) -> Answer:
-    """Return the answer with why the autoscaler adds no node, where an event says so."""
-    # Events of Karpenter have the reason of the scheduler's.
-    of_karpenter = (
-        event
-        for event in snapshot.events
-        if event["reason"] == "FailedScheduling" and event["by"] == "karpenter"
-    )
-    event = snapshot.find_event(*_SCALE_UP_EVENTS, *_NO_SCALE_UP_EVENTS) or next(of_karpenter, None)
-    if event is None:
-        return answer
-    return answer.append_headline(
-        Text("; the autoscaler adds no node: {message}", message=event["message"])
-    )
+def _unschedulable_answer(
+    situation: str,
+    group: HostGroup,
+    reason: Text,
+    evidence: Evidence,
+    next_step: NextStep | None = None,
+) -> Answer:
+    headline = Text("{hosts} {hosts:is|are} unschedulable: {reason}", hosts=group, reason=reason)
+    return waiting_answer(situation, headline, evidence, next_step)
 
 
 def _explain_no_node(
     snapshot: Snapshot, message: str, group: HostGroup, evidence: Evidence
 ) -> Answer:
     """Explain that no node fits, by the first requirement that rules out every node."""
-    pods = {pod["metadata"]["name"]: pod for pod in snapshot.pods}
-    waiting = next(
-        pods[host.pod]["spec"]
-        for host in snapshot.hosts
-        if host.unscheduled and not host.is_leaving
-    )
-    # As admission made it, where that is known.
-    spec = {**pod_template(snapshot.jobset).get("spec", {}), **waiting}
     if snapshot.nodes is None:
         return _explain_by_message(message, group, evidence)
-    nodes = fit_nodes(spec, snapshot.nodes)
+    pods = {pod["metadata"]["name"]: pod for pod in snapshot.pods}
+    waiting = (host for host in snapshot.hosts if host.unscheduled and not host.is_leaving)
+    # Admission may have changed the pod.
+    spec = {**pod_template(snapshot.jobset).get("spec", {}), **pods[next(waiting).pod]["spec"]}
+    fit = fit_nodes(spec, snapshot.nodes)
     counts = Text(
-        "{total:node} in the cluster: {selected} with its labels, {tolerated} of these without an "
-        "untolerated taint, {large} of these large enough when empty",
-        total=nodes.total,
-        selected=nodes.selected,
-        tolerated=nodes.tolerated,
-        large=nodes.large,
+        "{fit.total:node} in the cluster: {fit.selected} with its labels, {fit.tolerated} of these "
+        "without an untolerated taint, {fit.large} of these large enough when empty",
+        fit=fit,
     )
     lines = (*evidence, counts)
-    if nodes.total == 0:
-        return waiting_answer(
-            "no-nodes",
-            _unschedulable_text(group, Text("the cluster has no nodes")),
-            lines,
-            _NODES_STEP,
-        )
-    if nodes.selected == 0:
-        return waiting_answer(
-            "node-selector",
-            _unschedulable_text(group, _describe_missing_label(nodes, spec)),
-            lines,
-            _LABELS_STEP,
-        )
-    if nodes.tolerated == 0:
-        return _explain_taint(nodes, snapshot.nodes, group, lines)
-    if nodes.large == 0:
+    if fit.total == 0:
+        reason = Text("the cluster has no nodes")
+        return _unschedulable_answer("no-nodes", group, reason, lines, _NODES_STEP)
+    if fit.selected == 0:
+        reason = _describe_missing_label(fit, spec)
+        return _unschedulable_answer("node-selector", group, reason, lines, _LABELS_STEP)
+    if fit.tolerated == 0:
+        return _explain_taint(fit, snapshot.nodes, group, lines)
+    if fit.large == 0:
+        template = "{requested} {name}, the largest node has {most}"
         parts = [
-            Text(
-                "{requested} {name}, the largest node has {most}",
-                requested=requested,
-                name=name,
-                most=most,
-            )
-            for name, (requested, most) in nodes.shortages.items()
-        ]
-        reason = Text(
-            "each host requests {parts:; }", parts=parts or [Text("more than any single node has")]
-        )
-        return waiting_answer("resource", _unschedulable_text(group, reason), lines, _NODES_STEP)
-    return _explain_full_nodes(nodes, message, group, lines)
+            Text(template, requested=requested, name=name, most=most)
+            for name, (requested, most) in fit.shortages.items()
+        ] or [Text("more than any single node has")]
+        reason = Text("each host requests {parts:; }", parts=parts)
+        return _unschedulable_answer("resource", group, reason, lines, _NODES_STEP)
+    return _explain_full_nodes(fit, message, group, lines)
 
 
-def _describe_missing_label(nodes: NodeFit, spec: Obj) -> Text:
-    for key, value in nodes.missing_labels.items():
-        template = "no node has label {key}={value}; no node has a label {key}"
-        if offered := [shorten_text(label) for label in nodes.offered_values[key][:5]]:
-            template = "no node has label {key}={value}; nodes have {key}={offered}"
+def _describe_missing_label(fit: NodeFit, spec: Obj) -> Text:
+    for key, value in fit.missing_labels.items():
+        offered = [shorten_text(label) for label in fit.offered_values[key][:5]]
+        template = "no node has label {key}={value}; "
+        template += "nodes have {key}={offered}" if offered else "no node has a label {key}"
         return Text(template, key=key, value=value, offered=offered)
     labels = [f"{key}={value}" for key, value in (spec.get("nodeSelector") or {}).items()]
     return Text("no node has all of the labels {labels}", labels=labels)
 
 
-def _explain_taint(
-    fitting: NodeFit, nodes: Sequence[Obj], group: HostGroup, lines: Evidence
-) -> Answer:
-    taint, number = max(fitting.untolerated_taints.items(), key=lambda item: item[1])
-    template = "untolerated taint {taint} on {number} of {nodes:node}"
-    if len(fitting.untolerated_taints) > 1:
-        template = "untolerated taint {taint} (and {more} more) on {number} of {nodes:node}"
-    reason = Text(
-        template,
-        taint=taint,
-        more=len(fitting.untolerated_taints) - 1,
-        number=number,
-        nodes=fitting.selected,
+def _explain_taint(fit: NodeFit, nodes: Sequence[Obj], group: HostGroup, lines: Evidence) -> Answer:
+    taint, number = max(fit.untolerated_taints.items(), key=lambda item: item[1])
+    more = len(fit.untolerated_taints) - 1
+    template = (
+        "untolerated taint {taint} (and {more} more)" if more else "untolerated taint {taint}"
     )
+    template += " on {number} of {nodes:node}"
+    reason = Text(template, taint=taint, more=more, number=number, nodes=fit.selected)
     key = taint.partition(":")[0]
     step = advise_change("add a toleration (tolerations: in job.yaml), or select other nodes.")
     if taint.startswith("node.kubernetes.io/unschedulable"):
         step = advise_change("nodes are cordoned: kubectl uncordon them, or wait.")
     elif key in _CONDITIONS:
         name, message = next(_unhealthy_nodes(nodes, _CONDITIONS[key]), ("", ""))
-        reason += Text(": {name}: {message}", name=name, message=message) if message else Text("")
+        if message:
+            reason += Text(": {name}: {message}", name=name, message=message)
+        words = ("describe", "node", name) if name else ("describe", "node")
         step = advise_wait(
             "wait until such nodes are well, or ask the cluster administrator: {describe}",
-            describe=kubectl_command(
-                "describe", "node", *([name] if name else []), is_namespaced=False
-            ),
+            describe=kubectl_command(*words, is_namespaced=False),
         )
-    return waiting_answer("taint", _unschedulable_text(group, reason), lines, step)
+    return _unschedulable_answer("taint", group, reason, lines, step)
 
 
 # Taints that Kubernetes itself sets for a condition of the node, by that condition: no toleration
@@ -308,19 +257,25 @@ def _unhealthy_nodes(nodes: Sequence[Obj], kind: str) -> Iterator[tuple[str, str
                 yield node["metadata"]["name"], state.get("message") or state.get("reason") or ""
 
 
-def _explain_full_nodes(nodes: NodeFit, message: str, group: HostGroup, lines: Evidence) -> Answer:
+def _explain_full_nodes(fit: NodeFit, message: str, group: HostGroup, lines: Evidence) -> Answer:
     """Explain that nodes which would fit exist, but other pods use them."""
     short = list(dict.fromkeys(name for _, name in _INSUFFICIENT.findall(message)))
-    fitting = Text("; {nodes:node} would fit a host when empty", nodes=nodes.large)
+    _, _, reasons = _ABOUT_PREEMPTION.split(message)[0].partition(": ")
+    # Each part is a number of nodes and a reason.
+    rules = [
+        part.rstrip(".") for part in re.split(r", (?=\d+ )", reasons) if _RULED_OUT.search(part)
+    ]
     if short:
         reason = Text("insufficient free {short: and }", short=short)
         step = advise_wait("wait until other pods end, request less, or add nodes.")
-        return waiting_answer("resource", _unschedulable_text(group, reason) + fitting, lines, step)
-    if rules := [text for text in _counted_reasons(message) if _RULED_OUT.search(text)]:
-        return waiting_answer(
-            "spread", _unschedulable_text(group, Text("{rules}", rules=rules)) + fitting, lines
-        )
-    return _explain_by_message(message, group, lines).append_headline(fitting)
+        answer = _unschedulable_answer("resource", group, reason, lines, step)
+    elif rules:
+        answer = _unschedulable_answer("spread", group, Text("{rules}", rules=rules), lines)
+    else:
+        answer = _explain_by_message(message, group, lines)
+    return answer.append_headline(
+        Text("; {nodes:node} would fit a host when empty", nodes=fit.large)
+    )
 
 
 # The reasons by which the scheduler counts nodes, and the situation of each. Kubernetes 1.28 to
@@ -330,35 +285,22 @@ _RULED_OUT = re.compile(
     r"topology spread constraints|pod (?:anti-)?affinity rules|existing pods anti-affinity rules"
 )
 _REASONS = (
-    (re.compile(r"Insufficient \S+"), "resource"),
-    (re.compile(r"untolerated taint"), "taint"),
-    (re.compile(r"didn't match Pod's node affinity/selector"), "node-selector"),
-    (re.compile(r"were unschedulable"), "taint"),
-    (re.compile(r"didn't have free ports"), "ports"),
+    (r"Insufficient \S+", "resource"),
+    (r"untolerated taint", "taint"),
+    (r"didn't match Pod's node affinity/selector", "node-selector"),
+    (r"were unschedulable", "taint"),
+    (r"didn't have free ports", "ports"),
     (_RULED_OUT, "spread"),
 )
 
 
 def _explain_by_message(message: str, group: HostGroup, evidence: Evidence) -> Answer:
     """Explain by the scheduler's message, if the nodes are not known or not the reason."""
-    situation = next(
-        (name for pattern, name in _REASONS if pattern.search(message)), "unschedulable"
-    )
+    situations = (situation for pattern, situation in _REASONS if re.search(pattern, message))
+    situation = next(situations, "unschedulable")
     message = _ABOUT_PREEMPTION.split(message)[0]
-    reason = (
-        Text("{message}", message=message)
-        if message.strip()
-        else Text("the scheduler has not reported why yet")
-    )
-    return waiting_answer(
-        situation,
-        _unschedulable_text(group, reason),
-        evidence,
-        None if situation == "spread" else _NODES_STEP,
-    )
-
-
-def _counted_reasons(message: str) -> list[str]:
-    """Return the parts of the scheduler's message, each a number of nodes and a reason."""
-    _, _, reasons = _ABOUT_PREEMPTION.split(message)[0].partition(": ")
-    return [text.rstrip(".") for text in re.split(r", (?=\d+ )", reasons)]
+    step = None if situation == "spread" else _NODES_STEP
+    reason = quote_message(message)
+    if not message.strip():
+        reason = Text("the scheduler has not reported why yet")
+    return _unschedulable_answer(situation, group, reason, evidence, step)

@@ -393,11 +393,9 @@ def render_page(text: str) -> str:
     """Return docs/explain.md with the table in `text` replaced by that of the rows."""
     table = "| situation | what it means | what to do next | see |\n|---|---|---|---|\n"
     for key, row in SITUATIONS.items():
-        step = (
-            "`explain` says what to do"
-            if row.next_step is None
-            else Renderer().render(row.next_step.full_text())
-        )
+        step = "`explain` says what to do"
+        if row.next_step is not None:
+            step = Renderer().render(row.next_step.full_text())
         link = "" if row.section is None else f"[{row.section}](troubleshooting.md#{row.section})"
         table += f"| `{key}` | {row.meaning} | {step} | {link} |\n"
     return re.sub(r"\| situation \|.*\n(?:\|.*\n)+", lambda _: table, text, count=1)

@@ -17,6 +17,7 @@ from jaxlaunch.launcher.diagnose.text import (
     advise_wait,
     kubectl_command,
     launcher_command,
+    quote_message,
 )
 from jaxlaunch.launcher.jobs.status.job_status import State, derive_status, is_stopped_in_queue
 from jaxlaunch.launcher.jobs.status.snapshot import DeletedNode, Snapshot
@@ -59,9 +60,8 @@ def explain_finished(snapshot: Snapshot) -> Answer | None:
 
 def _explain_done(snapshot: Snapshot) -> Answer:
     status = derive_status(snapshot)
-    parts = [
-        Text("is done: all of {hosts:host}" if status.hosts > 1 else "is done", hosts=status.hosts)
-    ]
+    template = "is done: all of {hosts:host}" if status.hosts > 1 else "is done"
+    parts = [Text(template, hosts=status.hosts)]
     if status.step is not None:
         parts.append(Text("step {step}", step=status.step))
     if status.lasted_s is not None:
@@ -75,18 +75,13 @@ def _explain_stopped(snapshot: Snapshot, state: State) -> Answer:
     verdict = snapshot.report.attempt_end
     saved = () if verdict is None else (verdict.description,)
     if state is State.STOPPING:
-        return Answer(
-            "stopping",
-            Text("is stopping: {pods}", pods=_count_pods_left(snapshot, "still saving")),
-            saved,
-        )
+        headline = Text("is stopping: {pods}", pods=_count_pods_left(snapshot, "still saving"))
+        return Answer("stopping", headline, saved)
     evicted = find_condition(snapshot.workload or {}, "Evicted")
-    if (
-        is_stopped_in_queue(snapshot)
-        and (why := _DEACTIVATED.get(evicted.get("reason", ""))) is not None
-    ):
+    reason = _DEACTIVATED.get(evicted.get("reason", ""))
+    if is_stopped_in_queue(snapshot) and reason is not None:
         evidence = (*saved, Text("Workload: {message}", message=evicted.get("message", "")))
-        return Answer("given-up", Text("was deactivated by Kueue: {why}", why=why), evidence)
+        return Answer("given-up", Text("was deactivated by Kueue: {why}", why=reason), evidence)
     headline = Text("is stopped")
     if snapshot.report.committed_step is not None:
         headline += Text("; step {step} is saved", step=snapshot.report.committed_step)
@@ -95,29 +90,23 @@ def _explain_stopped(snapshot: Snapshot, state: State) -> Answer:
     return Answer("stopped", headline, saved)
 
 
-def _count_pods_left(snapshot: Snapshot, doing: str) -> Text:
+def _count_pods_left(snapshot: Snapshot, activity: str) -> Text:
     if (why := snapshot.unread_reasons.get("pods")) is not None:
-        return Text("{why}", why=why)
+        return quote_message(why)
     remaining = [host for host in snapshot.hosts if not host.has_ended]
-    return Text("{pods:pod} " + doing, pods=len(remaining))
+    return Text("{pods:pod} " + activity, pods=len(remaining))
 
 
 def _explain_deleting(snapshot: Snapshot) -> Answer:
-    finalizers = snapshot.jobset["metadata"].get("finalizers") or ()
-    finalizer_lines = (
-        (Text("finalizers: {finalizers}", finalizers=list(finalizers)),) if finalizers else ()
-    )
-    evidence = (*finalizer_lines, *terminating_namespace(snapshot.ending_namespace))
+    evidence = terminating_namespace(snapshot.ending_namespace)
+    if finalizers := snapshot.jobset["metadata"].get("finalizers"):
+        evidence = (Text("finalizers: {finalizers}", finalizers=list(finalizers)), *evidence)
     headline = Text("is being deleted")
     if snapshot.ending_namespace is not None:
         headline += Text(" with its namespace {namespace}", namespace=snapshot.namespace)
     if (stuck := find_stuck(snapshot)) is not None:
-        return Answer(
-            "stuck",
-            headline + Text(", but is blocked: {what}", what=stuck.description),
-            evidence,
-            stuck.next_step,
-        )
+        headline += Text(", but is blocked: {what}", what=stuck.description)
+        return Answer("stuck", headline, evidence, stuck.next_step)
     pods = _count_pods_left(snapshot, "still terminating")
     if "pods" not in snapshot.unread_reasons and all(host.has_ended for host in snapshot.hosts):
         pods = Text("its pods have ended")
@@ -133,19 +122,16 @@ def explain_ending_namespace(snapshot: Snapshot) -> Answer | None:
 
     The Job keeps ended pods until it has replaced them, which is impossible in that namespace.
     """
-    kept_hosts = [host for host in snapshot.hosts if host.is_leaving and host.has_ended]
-    if snapshot.ending_namespace is None or not kept_hosts:
+    ended = [host for host in snapshot.hosts if host.is_leaving and host.has_ended]
+    if snapshot.ending_namespace is None or not ended:
         return None
-    headline = Text(
+    template = (
         "is being deleted with its namespace {namespace}, but is blocked: its Job keeps {pods:pod} "
-        "that ended, since it cannot make them again there",
-        namespace=snapshot.namespace,
-        pods=len(kept_hosts),
+        "that ended, since it cannot make them again there"
     )
-    step = advise_run(
-        "{delete}; the rest of the namespace goes then.",
-        delete=launcher_command("delete", JOB_NAME),
-    )
+    headline = Text(template, namespace=snapshot.namespace, pods=len(ended))
+    delete = launcher_command("delete", JOB_NAME)
+    step = advise_run("{delete}; the rest of the namespace goes then.", delete=delete)
     return Answer("stuck", headline, terminating_namespace(snapshot.ending_namespace), step)
 
 
@@ -153,14 +139,12 @@ def terminating_namespace(namespace: Obj | None) -> Evidence:
     """Return the reasons in a namespace's status why it still exists."""
     if namespace is None:
         return ()
-    conditions = namespace.get("status", {}).get("conditions", ())
-    messages = [
+    reasons: list[str | Text] = [
         state["message"]
-        for state in conditions
+        for state in namespace.get("status", {}).get("conditions", ())
         if state.get("status") == "True" and state.get("message")
-    ]
+    ] or [Text("its status names nothing that is left")]
     template, name = "Namespace {name} is Terminating: {why}", namespace["metadata"]["name"]
-    reasons = messages or [Text("its status names nothing that is left")]
     return tuple(Text(template, name=name, why=reason) for reason in reasons)
 
 
@@ -204,23 +188,18 @@ def first_stuck(
         if node is not None and silent_node is not None and silent_node["metadata"]["name"] == node:
             return _stuck_on_node(name, node, late_s, describe_silence(silent_node, now))
         if node is not None and deleted_node is not None and deleted_node.name == node:
-            return StuckObject(
-                _describe_late_pod(name, late_s, describe_deletion(deleted_node, now)),
-                wait_for_collection(name),
-            )
-        if blocking := [
-            text for text in finalizers if text not in (*_OWN_FINALIZERS, JOB_TRACKING)
-        ]:
+            why = describe_deletion(deleted_node, now)
+            return StuckObject(_describe_late_pod(name, late_s, why), wait_for_collection(name))
+        blocking = [text for text in finalizers if text not in (*_OWN_FINALIZERS, JOB_TRACKING)]
+        if blocking:
             template = "finalizer {finalizers} has kept {kind} {name} for {late:age}"
             description = Text(template, finalizers=blocking, kind=kind, name=name, late=late_s)
             describe = kubectl_command("describe", kind.lower(), name)
-            return StuckObject(
-                description, advise_ask("its owner must remove it: {describe}", describe=describe)
-            )
+            step = advise_ask("its owner must remove it: {describe}", describe=describe)
+            return StuckObject(description, step)
         if node is not None:
-            return _stuck_on_node(
-                name, node, late_s, Text("node {node} does not report that it has", node=node)
-            )
+            why = Text("node {node} does not report that it has", node=node)
+            return _stuck_on_node(name, node, late_s, why)
         if JOB_TRACKING in finalizers:
             template = (
                 "pod {name} has ended, and the Job controller has not counted it for {late:age}"
@@ -230,9 +209,8 @@ def first_stuck(
 
 
 def _describe_late_pod(pod: str, late_s: float, why: Text) -> Text:
-    return Text(
-        "pod {pod} should have ended {late:age} ago, and {why}", pod=pod, late=late_s, why=why
-    )
+    template = "pod {pod} should have ended {late:age} ago, and {why}"
+    return Text(template, pod=pod, late=late_s, why=why)
 
 
 def _stuck_on_node(pod: str, node: str, late_s: float, why: Text) -> StuckObject:
@@ -249,15 +227,12 @@ def _stuck_on_node(pod: str, node: str, late_s: float, why: Text) -> StuckObject
 
 def describe_silence(node: Obj, now: datetime) -> Text:
     """Return "node a-1 has not answered since 12:03:11 UTC (2m ago): Kubelet stopped posting …"."""
-    ready = find_condition(node, "Ready")
-    why = (ready.get("message") or ready.get("reason") or "").rstrip(". \n")
-    template = (
-        "node {name} has not answered{since}"
-        if ready.get("status") == "Unknown"
-        else ("node {name} has been NotReady{since}")
-    )
+    ready, template = find_condition(node, "Ready"), "node {name} has been NotReady{since}"
+    if ready.get("status") == "Unknown":
+        template = "node {name} has not answered{since}"
     since = _describe_time("since", ready.get("lastTransitionTime"), now)
     text = Text(template, name=node["metadata"]["name"], since=since)
+    why = (ready.get("message") or ready.get("reason") or "").rstrip(". \n")
     return text + (Text(": {why}", why=why) if why else EMPTY_TEXT)
 
 
@@ -268,14 +243,10 @@ def describe_deletion(node: DeletedNode, now: datetime) -> Text:
 
 
 def _describe_time(preposition: str, timestamp: str | None, now: datetime) -> Text:
-    parsed_time = parse_time(timestamp)
-    if parsed_time is None:
+    if (time := parse_time(timestamp)) is None:
         return EMPTY_TEXT
-    return Text(
-        f" {preposition} {{at:%H:%M:%S}} UTC ({{ago:age}} ago)",
-        at=parsed_time,
-        ago=seconds_since(timestamp, now) or 0.0,
-    )
+    template = f" {preposition} {{at:%H:%M:%S}} UTC ({{ago:age}} ago)"
+    return Text(template, at=time, ago=seconds_since(timestamp, now) or 0.0)
 
 
 def wait_for_collection(pod: str) -> NextStep:
@@ -293,14 +264,10 @@ def wait_for_collection(pod: str) -> NextStep:
 
 def _find_uncollected(snapshot: Snapshot) -> StuckObject | None:
     """Return the deleted JobSet if the garbage collector has not begun to delete its Jobs."""
-    late_s = (
-        seconds_since(snapshot.jobset["metadata"].get("deletionTimestamp"), snapshot.now) or 0.0
-    )
-    alive = [
-        job["metadata"]["name"]
-        for job in snapshot.jobs
-        if "deletionTimestamp" not in job["metadata"]
-    ]
+    deleted_at = snapshot.jobset["metadata"].get("deletionTimestamp")
+    late_s = seconds_since(deleted_at, snapshot.now) or 0.0
+    jobs = [job["metadata"] for job in snapshot.jobs]
+    alive = [metadata["name"] for metadata in jobs if "deletionTimestamp" not in metadata]
     if late_s < _UNCOLLECTED_S or not alive or "pods" in snapshot.unread_reasons:
         return None
     template = "the garbage collector has not deleted its Job {name} in {late:age}"
