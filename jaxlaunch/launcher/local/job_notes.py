@@ -10,7 +10,7 @@ import importlib.util
 import itertools
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -37,21 +37,19 @@ def describe_data(job: JobSpec, folder: Path) -> Iterator[str]:
     elif isinstance(data, Mixture):
         total = sum(part.weight for part in data.parts.values())
         for name, block in data.part_sources().items():
-            weight = data.parts[name].weight
+            weight, key_path = data.parts[name].weight, f"train.data.parts.{name}"
             share = f"{100 * weight / total:.4g} % of the examples" if weight else "only evaluated"
             if isinstance(block, Tfds):
-                yield f"train.data.parts.{name}: {block.name}, {share}."
+                yield f"{key_path}: {block.name}, {share}."
             else:
-                yield from _describe_block(
-                    job, f"train.data.parts.{name}", block, folder, f"; {share}"
-                )
+                yield from _describe_block(job, key_path, block, folder, f"; {share}")
     if (
         isinstance(data, Text | Mixture)
         and data.tokenizer != "bytes"
         and _is_local_path(job, data.tokenizer)
+        and not (folder / data.tokenizer).exists()
     ):
-        if not (folder / data.tokenizer).exists():
-            yield f"train.data.tokenizer = {data.tokenizer} does not exist here, in {folder}."
+        yield f"train.data.tokenizer = {data.tokenizer} does not exist here, in {folder}."
 
 
 def _describe_block(
@@ -61,9 +59,10 @@ def _describe_block(
         value = getattr(block, key)
         patterns = [value] if isinstance(value, str) else value or []
         share = share if key == "path" else ""
+        subject = f"{key_path}.{key}: "
         if not patterns or not all(_is_local_path(job, pattern) for pattern in patterns):
             if share:
-                yield f"{key_path}.{key}: {' '.join(patterns)}{share}."
+                yield f"{subject}{' '.join(patterns)}{share}."
             continue
         is_deep = isinstance(block, Images | Table)
         sizes_bytes = {
@@ -71,54 +70,41 @@ def _describe_block(
             for pattern in patterns
             for path in _find_files(folder / pattern, is_deep)
         }
+        number, total = format_count(len(sizes_bytes), "file"), sum(sizes_bytes.values())
         or_more = " or more" if len(sizes_bytes) >= MAX_FILES else ""
-        files = (
-            f"{format_count(len(sizes_bytes), 'file')}{or_more} here, "
-            f"{format_size(sum(sizes_bytes.values()))}"
-        )
+        files = f"{subject}{number}{or_more} here, {format_size(total)}{share}"
         if not sizes_bytes:
-            yield f"{key_path}.{key}: {' '.join(patterns)} matches no file here, in {folder}."
-        elif not any(sizes_bytes.values()):
-            yield f"{key_path}.{key}: {files}{share}: every file that matches is empty."
-        elif (
-            key == "path"
-            and block.eval_path is None
-            and len(sizes_bytes) == 1
-            and _is_single_text(block, *sizes_bytes.items())
-        ):
-            yield (
-                f"{key_path}.{key}: {files}{share}; its end is held out, by eval_split = "
-                f"{block.eval_split}."
-            )
+            yield f"{subject}{' '.join(patterns)} matches no file here, in {folder}."
+        elif not total:
+            yield f"{files}: every file that matches is empty."
+        elif key == "path" and block.eval_path is None and _is_single_text(block, sizes_bytes):
+            yield f"{files}; its end is held out, by eval_split = {block.eval_split}."
         else:
-            yield f"{key_path}.{key}: {files}{share}."
+            yield f"{files}."
 
 
 def _is_local_path(job: JobSpec, path: str) -> bool:
     mounts = [PurePosixPath(volume.path) for volume in job.volumes]
-    return "://" not in path and not any(
-        PurePosixPath(path).is_relative_to(mount) for mount in mounts
-    )
+    return "://" not in path and not any(map(PurePosixPath(path).is_relative_to, mounts))
 
 
 def _find_files(pattern: Path, is_deep: bool) -> list[str]:
     if pattern.is_dir():
         paths = pattern.rglob("*") if is_deep else pattern.iterdir()
-        return [
-            str(path)
-            for path in itertools.islice((path for path in paths if path.is_file()), MAX_FILES)
-        ]
+        files = (str(path) for path in paths if path.is_file())
+        return list(itertools.islice(files, MAX_FILES))
     names = [str(pattern)] if pattern.is_file() else glob.glob(str(pattern), recursive=True)
     return [name for name in names if os.path.isfile(name)]
 
 
-def _is_single_text(block: Block, file: tuple[str, int]) -> bool:
+def _is_single_text(block: Block, sizes_bytes: Mapping[str, int]) -> bool:
     """Return whether the only file is a single text whose end is held out."""
-    is_text = getattr(block, "format", "") == "text" and not file[0].lower().endswith(
-        DOCUMENT_SUFFIXES
-    )
+    if len(sizes_bytes) != 1 or getattr(block, "format", "") != "text" or not block.eval_split:
+        return False
+    ((path, size_bytes),) = sizes_bytes.items()
     is_stream = isinstance(block, Text) and not block.is_prepared
-    return is_text and bool(block.eval_split) and (is_stream or file[1] <= LARGE_BYTES)
+    is_small = is_stream or size_bytes <= LARGE_BYTES
+    return is_small and not path.lower().endswith(DOCUMENT_SUFFIXES)
 
 
 def list_missing_modules(job: JobSpec, folder: Path) -> Iterator[str]:
@@ -126,22 +112,22 @@ def list_missing_modules(job: JobSpec, folder: Path) -> Iterator[str]:
 
     An image may have it, so it is no error.
     """
-    if job.train is None:
-        return
-    for path, module in _find_module_names(
-        job.train.model_dump(mode="json", exclude_unset=True), "train"
-    ):
-        module_path = folder.joinpath(*module.split("."))
-        if module_path.is_dir() or module_path.with_name(f"{module_path.name}.py").is_file():
+    settings = {} if job.train is None else job.train.model_dump(mode="json", exclude_unset=True)
+    for path, module in _find_module_names(settings, "train"):
+        if _is_in_folder(folder, module):
             continue
         # Of an installed module only the first name is looked up, since the rest imports it.
         package = module.partition(".")[0]
-        is_in_folder = (folder / package).is_dir() or (folder / f"{package}.py").is_file()
-        if is_in_folder or importlib.util.find_spec(package) is None:
+        if _is_in_folder(folder, package) or importlib.util.find_spec(package) is None:
             yield (
                 f"{path}: no module {module} is in {folder} or installed here; a run needs it "
                 "there or in its image"
             )
+
+
+def _is_in_folder(folder: Path, module: str) -> bool:
+    path = folder.joinpath(*module.split("."))
+    return path.is_dir() or path.with_name(f"{path.name}.py").is_file()
 
 
 def _find_module_names(value: Any, path: str) -> Iterator[tuple[str, str]]:

@@ -60,16 +60,11 @@ def follow_logs(
             if rank not in files:
                 files[rank] = _LogFile(layout.log_path(folder, rank), run.folder)
             texts = files[rank].read_lines()
-            matching_texts = [
-                text
-                for text in texts
-                if selection.pattern is None or selection.pattern.search(text) is not None
-            ]
-            for text in (
-                matching_texts
-                if not is_first or tail is None
-                else matching_texts[len(matching_texts) - min(tail, len(matching_texts)) :]
-            ):
+            if selection.pattern is not None:
+                texts = list(filter(selection.pattern.search, texts))
+            if is_first and tail is not None:
+                texts = texts[max(0, len(texts) - tail) :]
+            for text in texts:
                 show(Line(rank // processes_per_host, rank, text))
         if is_over:
             return

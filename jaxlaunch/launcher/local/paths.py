@@ -48,12 +48,9 @@ class Paths:
         """Return `path` on this machine. URLs are unchanged."""
         if "://" in path:
             return path
-        mount = self._find_mount(path)
-        return (
-            str(self.base / path)
-            if mount is None
-            else str(self.mounts[mount] / _normalize_path(path).relative_to(mount))
-        )
+        if (mount := self._find_mount(path)) is None:
+            return str(self.base / path)
+        return str(self.mounts[mount] / _normalize_path(path).relative_to(mount))
 
     def map_argument(self, text: str) -> str:
         """Return a command's argument, with its path below a volume mapped: PATH or --flag=PATH."""
@@ -68,20 +65,19 @@ class Paths:
             return {key: self.map_value(item) for key, item in value.items()}
         if isinstance(value, list):
             return [self.map_value(item) for item in value]
-        return (
-            self.resolve_path(value)
-            if isinstance(value, str) and self._find_mount(value) is not None
-            else value
-        )
+        is_path = isinstance(value, str) and self._find_mount(value) is not None
+        return self.resolve_path(value) if is_path else value
 
     def map_train(self, spec: TrainSpec) -> TrainSpec:
         """Return the train block with paths of this machine. Omitted paths stay omitted."""
-        data = self._map_files(spec.data)
+        data = self._map_fields(spec.data, "path", "eval_path", "data_dir")
         if isinstance(spec.data, Text | Mixture) and spec.data.tokenizer != "bytes":
-            data["tokenizer"] = self.resolve_path(spec.data.tokenizer)
+            data |= self._map_fields(spec.data, "tokenizer")
         if isinstance(spec.data, Mixture):
             data["parts"] = {
-                name: part.model_copy(update=self._map_files(part))
+                name: part.model_copy(
+                    update=self._map_fields(part, "path", "eval_path", "data_dir")
+                )
                 for name, part in spec.data.parts.items()
             }
         if isinstance(spec.data, Torch):
@@ -90,35 +86,33 @@ class Paths:
                 for key in ("args", "eval_args")
                 if (value := getattr(spec.data, key))
             }
-        changes: dict[str, object] = {"data": spec.data.model_copy(update=data)} if data else {}
-        if spec.checkpoint.path is not None:
-            changes["checkpoint"] = spec.checkpoint.model_copy(
-                update={"path": self.resolve_path(spec.checkpoint.path)}
-            )
-        if isinstance(spec.model, PublishedModel) and spec.model.init_from is not None:
-            changes["model"] = spec.model.model_copy(
-                update={"init_from": self.resolve_path(spec.model.init_from)}
-            )
-        if spec.lora is not None and spec.lora.init_from is not None:
-            changes["lora"] = spec.lora.model_copy(
-                update={"init_from": self.resolve_path(spec.lora.init_from)}
-            )
+        checkpoint = self._map_fields(spec.checkpoint, "path")
+        changes: dict[str, Any] = {"data": data, "checkpoint": checkpoint}
+        if isinstance(spec.model, PublishedModel):
+            changes["model"] = self._map_fields(spec.model, "init_from")
+        if spec.lora is not None:
+            changes["lora"] = self._map_fields(spec.lora, "init_from")
+        changes = {
+            key: getattr(spec, key).model_copy(update=update)
+            for key, update in changes.items()
+            if update
+        }
         if isinstance(spec.model, CustomModel):
-            changes["model"] = CustomModel.model_validate(
-                self.map_value(spec.model.model_dump(exclude_unset=True))
-            )
+            model = self.map_value(spec.model.model_dump(exclude_unset=True))
+            changes["model"] = CustomModel.model_validate(model)
         if spec.compile_cache not in (None, AUTO):
             changes["compile_cache"] = self.resolve_path(spec.compile_cache)
         return spec.model_copy(update=changes)
 
-    def _map_files(self, block: object) -> dict[str, object]:
-        """Return the files and folders of a data block, or of a part of one, as on this machine."""
+    def _map_fields(self, block: object, *keys: str) -> dict[str, object]:
+        """Return those of these fields that are set: paths, or lists of them, of this machine."""
+        values = {key: getattr(block, key, None) for key in keys}
         return {
-            key: [self.resolve_path(path) for path in value]
+            key: [*map(self.resolve_path, value)]
             if isinstance(value, list)
             else self.resolve_path(value)
-            for key in ("path", "eval_path", "data_dir")
-            if (value := getattr(block, key, None)) is not None
+            for key, value in values.items()
+            if value is not None
         }
 
     def map_job(self, job: JobSpec) -> JobSpec:
@@ -127,12 +121,9 @@ class Paths:
         if job.workdir is not None:
             changes["workdir"] = str(self.base / job.workdir)
         if job.code_folder is not None:
-            folder = str(self.base / job.code_folder)
-            changes["code"] = (
-                job.code.model_copy(update={"folder": folder})
-                if isinstance(job.code, Code)
-                else folder
-            )
+            changes["code"] = folder = str(self.base / job.code_folder)
+            if isinstance(job.code, Code):
+                changes["code"] = job.code.model_copy(update={"folder": folder})
         if job.train is not None:
             changes["train"] = self.map_train(job.train)
         return job.model_copy(update=changes)
@@ -178,9 +169,8 @@ def map_paths(job: JobSpec, base: Path, folder: Path, volumes: Mapping[str, Path
 
 def _volume_source(volume: Volume) -> Source:
     """Return the identity of a volume's data, independent of the mount: name, kind and keys."""
-    settings = volume.model_dump(
-        mode="json", exclude=set() if isinstance(volume, Ephemeral) else {"path", "read_only"}
-    )
+    excluded = set() if isinstance(volume, Ephemeral) else {"path", "read_only"}
+    settings = volume.model_dump(mode="json", exclude=excluded)
     return volume.name, type(volume).__name__, str(settings)
 
 
@@ -201,13 +191,12 @@ def _find_source(
             f"--volume {name}: the job has {len(namesakes)} of that name.",
             f"name one by its path: {join_choices(mounts)}.",
         )
-    hint = (
-        f"its volumes: {', '.join(sources_by_name)}." if sources_by_name else "it has no volumes."
-    )
-    suggestion = (
-        f" Did you mean {near[0]}?" if (near := find_nearest(name, sources_by_name)) else ""
-    )
-    raise UserError(f"--volume {name}: the job has no volume of that name.{suggestion}", hint)
+    message, hint = f"--volume {name}: the job has no volume of that name.", "it has no volumes."
+    if sources_by_name:
+        hint = f"its volumes: {', '.join(sources_by_name)}."
+    if near := find_nearest(name, sources_by_name):
+        message += f" Did you mean {near[0]}?"
+    raise UserError(message, hint)
 
 
 # --- checks ---------------------------------------------------------------------------------------
@@ -216,10 +205,8 @@ def _find_source(
 def check_utf8_names(folder: Path, base: Path, volumes: Mapping[str, Path]) -> None:
     """Raise UserError for a folder that is not UTF-8, which records could not contain."""
     folders = {"The run folder": folder, "The job file's folder": base}
-    for subject, path in {
-        **folders,
-        **{f"--volume {name}": path for name, path in volumes.items()},
-    }.items():
+    folders |= {f"--volume {name}": path for name, path in volumes.items()}
+    for subject, path in folders.items():
         try:
             str(path).encode()
         except UnicodeEncodeError:
@@ -233,9 +220,8 @@ def check_utf8_names(folder: Path, base: Path, volumes: Mapping[str, Path]) -> N
 def check_folders(folder: Path, volumes: Mapping[str, Path]) -> None:
     """Create the run folder and write into it once. Raises UserError if a folder is unusable."""
     for name, volume in volumes.items():
-        with explain_os_error(
-            f"--volume {name}={volume}", "name a folder that exists or can be made."
-        ):
+        hint = "name a folder that exists or can be made."
+        with explain_os_error(f"--volume {name}={volume}", hint):
             _check_folder(volume)
     probe = folder / f".probe-{os.getpid()}"
     with explain_os_error(f"The run folder {folder}", "name another folder with --run-dir."):
@@ -251,20 +237,15 @@ def check_folders(folder: Path, volumes: Mapping[str, Path]) -> None:
 def check_program(job: JobSpec, paths: Paths) -> None:
     """Raise UserError if the folder of the job's code, or its working folder, does not exist."""
     code = paths.base / job.code_folder if job.code_folder else None
+    workdir_hint = "here it is relative to the job file, or below a volume."
     for key, folder, hint in (
         ("code", code, "it is relative to the job file."),
-        (
-            "workdir",
-            paths.find_workdir(job),
-            "here it is relative to the job file, or below a volume.",
-        ),
+        ("workdir", paths.find_workdir(job), workdir_hint),
     ):
         # Folders of volumes are created later.
         if folder is not None and not folder.is_dir() and folder not in paths.mounts.values():
-            raise UserError(
-                f"{key}: {folder} {'is not a folder' if folder.exists() else 'does not exist'}.",
-                hint,
-            )
+            problem = "is not a folder" if folder.exists() else "does not exist"
+            raise UserError(f"{key}: {folder} {problem}.", hint)
 
 
 @contextlib.contextmanager
@@ -274,9 +255,8 @@ def explain_os_error(subject: str, hint: str) -> Iterator[None]:
         yield
     except OSError as error:
         reason = error.strerror or str(error)
-        raise UserError(
-            f"{subject} cannot be used: {reason[:1].lower()}{reason[1:]}.", hint
-        ) from None
+        reason = reason[:1].lower() + reason[1:]
+        raise UserError(f"{subject} cannot be used: {reason}.", hint) from None
 
 
 def _check_folder(folder: Path) -> None:
@@ -284,6 +264,5 @@ def _check_folder(folder: Path) -> None:
     existing = next(path for path in (folder, *folder.parents) if os.path.lexists(path))
     if not existing.is_dir():
         obstacle = "a file, not a folder" if existing.exists() else "a link to nothing"
-        raise NotADirectoryError(
-            0, f"{existing} is {obstacle}" if existing != folder else f"it is {obstacle}"
-        )
+        subject = "it" if existing == folder else str(existing)
+        raise NotADirectoryError(0, f"{subject} is {obstacle}")

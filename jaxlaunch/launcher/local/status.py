@@ -58,25 +58,25 @@ def run_status(run: Run, live: LiveStatus | None = None) -> JobStatus:
     progress, state, now = None if summary is None else summary.of, _run_state(run), time.time()
     live = None if state in FINAL_STATES else live
     verdict = run_verdict(run)
-    began_at = now if start is None else start.started
-    ended_at = (
-        None
-        if start is None or state not in FINAL_STATES
-        else start.ended or (None if progress is None else progress.at)
-    )
+    began_at, ended_at = now, None
+    if start is not None:
+        began_at = start.started
+        if state in FINAL_STATES:
+            ended_at = start.ended or (None if progress is None else progress.at)
     generation = 0 if progress is None else progress.generation
     numbers = RunNumbers() if summary is None else summary
     total = history.restart_count(generation, numbers.restarts)
+    pods = job_numbers.get(MAX_HOSTS_KEY, job_numbers.get(HOSTS_KEY, 1))
     # While the run restarts and has trained no step yet, its step is the saved one.
     reached_step = furthest_step(numbers.step, live and live.step)
+    restart_seconds = () if summary is None else summary.restart_seconds
     return JobStatus(
         name=run.name,
         namespace="",
         state=state,
         is_ours=True,
         queue=None,
-        hosts=max(1, job_numbers.get(MAX_HOSTS_KEY, job_numbers.get(HOSTS_KEY, 1)))
-        * max(1, job_numbers.get(SLICES_KEY, 1)),
+        hosts=max(1, pods) * max(1, job_numbers.get(SLICES_KEY, 1)),
         ready=None if live is None else live.ready,
         generation=generation,
         attempt=None if progress is None else progress.attempt,
@@ -95,9 +95,7 @@ def run_status(run: Run, live: LiveStatus | None = None) -> JobStatus:
         age_s=max(0.0, now - began_at),
         lasted_s=None if ended_at is None else max(0.0, ended_at - began_at),
         folder=str(run.folder),
-        restart_seconds=summary.restart_seconds[-1].seconds
-        if summary is not None and summary.restart_seconds
-        else {},
+        restart_seconds=restart_seconds[-1].seconds if restart_seconds else {},
         **(numbers.run_numbers() | {"step": reached_step or numbers.committed or reached_step}),
     )
 
@@ -125,11 +123,10 @@ def run_verdict(run: Run) -> Verdict | None:
         return summary.verdict
     if run.holder is not None:
         return None
-    agent_verdict = None if summary is None or summary.of is None else summary.of.judged
+    if summary is not None and summary.of is not None and summary.of.judged is not None:
+        return summary.of.judged
     step = None if summary is None else summary.step
-    return agent_verdict or verdict_for_code(
-        contract.LOST, Failure(FailureKind.RUN_KILLED), step=step
-    )
+    return verdict_for_code(contract.LOST, Failure(FailureKind.RUN_KILLED), step=step)
 
 
 def was_killed(run: Run) -> bool:
@@ -141,10 +138,9 @@ def ask_agents(run: Run) -> LiveStatus | None:
     """Return what the first MAX_AGENTS agents report, or None if the run is not here."""
     if run.holder is None or not run.holder.is_here:
         return None
-    try:
+    agents = list[AgentAddress]()
+    with contextlib.suppress(OSError):
         agents = list_agents(run.folder)
-    except OSError:
-        agents = []
     steps, targets, phases = dict[int, float](), dict[int, float](), dict[int, str]()
     for agent in agents[:MAX_AGENTS]:
         for name, rank, phase, value in _read_samples(agent.address):
@@ -170,11 +166,13 @@ def list_agents(folder: Path) -> list[AgentAddress]:
 
 def _read_samples(address: str) -> Iterator[tuple[str, int, str, float]]:
     """Yield the name, the rank, the phase and the value of each finite sample of a rank."""
-    text = ""
+    text, url = "", f"http://{address}/metrics"
     # The agent has ended, or is about to.
-    with contextlib.suppress(OSError, ValueError):
-        with urllib.request.urlopen(f"http://{address}/metrics", timeout=TIMEOUT_S) as answer:
-            text = answer.read().decode(errors="replace")
+    with (
+        contextlib.suppress(OSError, ValueError),
+        urllib.request.urlopen(url, timeout=TIMEOUT_S) as answer,
+    ):
+        text = answer.read().decode(errors="replace")
     for name, labels, value in _SAMPLE.findall(text):
         rank, phase = _RANK.search(labels), _PHASE.search(labels)
         with contextlib.suppress(ValueError):
