@@ -1,0 +1,1 @@
+"""Typed records that agent, launcher and trainer exchange."""

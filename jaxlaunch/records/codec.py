@@ -1,4 +1,4 @@
-"""Decodes untrusted JSON into records, which are dataclasses whose annotations restrict their values. Pure.
+"""Decodes untrusted JSON into dataclasses whose annotations restrict their values. Pure.
 
 A program next to the agent, anyone who shares the storage, and anyone who may change the JobSet can
 write the JSON that is read here. Decoding therefore raises only ValueError, and its result can be
@@ -35,12 +35,12 @@ MAX_REPR_CHARS = 200
 # The limit for nested lists and objects. `json` itself fails at a depth of about a thousand.
 MAX_DEPTH = 32
 
-# Returns the value for a record, or raises Malformed.
+# Returns the value for a record, or raises MalformedError.
 Reader = Callable[[Any], Any]
 R = TypeVar("R")
 
 
-class Malformed(ValueError):
+class MalformedError(ValueError):
     """A value that does not fit its record.
 
     Attributes:
@@ -73,7 +73,7 @@ class Bounds:
     maximum: float
 
     def make_reader(self, kind: type, read_plain: Reader) -> Reader:
-        """Return a reader for such numbers. It makes one call per value, since a large folder of runs has a million."""
+        """Return a reader with one call per value: a large folder of runs has a million."""
         kinds = (int,) if kind is int else (int, float)
         minimum = self.minimum
         maximum = self.maximum
@@ -81,7 +81,7 @@ class Bounds:
         def read_number(value: Any) -> Any:
             if type(value) in kinds and minimum <= value <= maximum:
                 return value
-            raise Malformed(
+            raise MalformedError(
                 f"a number from {minimum} {'on' if maximum == MAX_NUMBER else f'to {maximum}'}",
                 read_plain(value),
             )
@@ -110,7 +110,7 @@ def _require(is_valid: Callable[[Any], bool], needed: str) -> Reader:
     def check_value(value: Any) -> Any:
         if is_valid(value):
             return value
-        raise Malformed(needed, value)
+        raise MalformedError(needed, value)
 
     return check_value
 
@@ -152,16 +152,16 @@ def read_number(data: str, key: str) -> int | None:
 
 
 def read_record(record: type[R], fields: Any) -> R:
-    """Return the record with these fields, or raise Malformed for the first wrong field."""
+    """Return the record with these fields, or raise MalformedError for the first wrong field."""
     values = read_partial(record, fields)
     for name in _required_fields(record):  # type: ignore[arg-type]  # mypy holds that a class has no hash
         if name not in values:
-            raise Malformed("given", None, name)
+            raise MalformedError("given", None, name)
     return record(**values)
 
 
 def read_partial(record: type, fields: Any) -> dict[str, Any]:
-    """Return the values of those fields of the record that are present, or raise Malformed."""
+    """Return the values of those fields of the record that are present, or raise MalformedError."""
     field_reader, fields = field_readers(record), _require_object(fields)
     try:
         # Without `_read_field` there is one call less per value: a folder of ten thousand runs has
@@ -169,7 +169,7 @@ def read_partial(record: type, fields: Any) -> dict[str, Any]:
         values = {
             key: field_reader[key](value) for key, value in fields.items() if key in field_reader
         }
-    except Malformed:
+    except MalformedError:
         # A second pass finds the name of the field.
         values = {
             key: _read_field(key, field_reader[key], value)
@@ -275,7 +275,7 @@ def reader_for(hint: Any) -> Reader:
 def _read_field(field: str, read_value: Reader, value: Any) -> Any:
     try:
         return read_value(value)
-    except Malformed as error:
+    except MalformedError as error:
         error.field = f"{field}.{error.field}" if error.field else field
         raise
 
@@ -283,7 +283,7 @@ def _read_field(field: str, read_value: Reader, value: Any) -> Any:
 def _read_optional(read_value: Reader, value: Any) -> Any:
     try:
         return None if value is None else read_value(value)
-    except Malformed as error:
+    except MalformedError as error:
         error.needed += "" if error.field else " or null"
         raise
 
@@ -292,7 +292,7 @@ def _read_mapping(read_key: Reader, read_value: Reader, value: Any) -> Any:
     fields = _require_object(value).items()
     try:
         return {read_key(key): read_value(item) for key, item in fields}
-    except Malformed:
+    except MalformedError:
         # A second pass finds the name of the key.
         return {
             _read_field("a key", read_key, key): _read_field(truncate_repr(key), read_value, item)
@@ -302,7 +302,7 @@ def _read_mapping(read_key: Reader, read_value: Reader, value: Any) -> Any:
 
 def _read_number_key(key: str) -> int:
     if not (key.isdecimal() and len(key) < 19):
-        raise Malformed("a number", key)
+        raise MalformedError("a number", key)
     return int(key)
 
 
@@ -310,7 +310,9 @@ def _read_member(kind: Any, value: Any) -> Any:
     try:
         return kind(value)
     except ValueError:
-        raise Malformed(f"one of {', '.join(member.value for member in kind)}", value) from None
+        raise MalformedError(
+            f"one of {', '.join(member.value for member in kind)}", value
+        ) from None
 
 
 _require_object = _require(lambda value: isinstance(value, dict), "an object")
@@ -339,14 +341,14 @@ _DIGIT_TABLE = bytes.maketrans(b"123456789E", b"000000000e")
 
 
 def parse_record(data: bytes | str) -> Any:
-    """Return the value of a JSON text, or raise ValueError if it is invalid or longer than MAX_RECORD_BYTES."""
+    """Return the value of a JSON text of at most MAX_RECORD_BYTES, or raise ValueError."""
     if len(data) > MAX_RECORD_BYTES:
         raise ValueError(f"it is longer than {MAX_RECORD_BYTES} bytes")
     return parse_json(data.encode("utf-8", "backslashreplace") if isinstance(data, str) else data)
 
 
 def parse_json(line: bytes) -> Any:
-    """Return the value of a line of JSON, or raise ValueError if it is invalid or nested deeper than MAX_DEPTH."""
+    """Return the value of a line of JSON, or raise ValueError, also beyond MAX_DEPTH."""
     # `json` recurses, so the depth is checked first.
     if line.count(b"[") + line.count(b"{") > MAX_DEPTH and max(_nesting_depths(line)) > MAX_DEPTH:
         raise ValueError("it nests too deep")

@@ -1,4 +1,4 @@
-"""Formats for what leaves a pod without storage: log lines, the termination message and an annotation of the JobSet.
+"""Formats for what leaves a pod: log lines, the termination message, an annotation. Pure.
 
 This module has the writer and the parser of all three. Pure. Host 0 writes the annotation if the
 job has a service account, since other pods have no token. It tells the progress of a job that has
@@ -60,7 +60,7 @@ _MARK = CONTINUATION_MARK.encode()
 
 
 class LineSplitter:
-    """Splits a stream into lines, and long lines into pieces of at most `limit` bytes plus a mark."""
+    """Splits a stream into lines, and long lines into marked pieces of at most `limit` bytes."""
 
     def __init__(self, limit: int = contract.MAX_LINE) -> None:
         # The beginning of the line that has not ended yet.
@@ -69,7 +69,7 @@ class LineSplitter:
         self._is_continued = False
 
     def feed(self, data: bytes) -> list[bytes]:
-        """Return the lines that `data` completes, without newlines, and the full pieces of the next line."""
+        """Return the lines that `data` completes, and the full pieces of the next line."""
         *complete_lines, self._rest = (self._rest + data).split(b"\n")
         pieces: list[bytes] = []
         for line in complete_lines:
@@ -187,7 +187,7 @@ def parse_line(text: str) -> Line | None:
 
 
 def is_for_programs(text: str) -> bool:
-    """Return whether a log line is one of ours, complete or truncated, which is not meant for people."""
+    """Return whether a log line is one of ours, complete or truncated."""
     return any(text.startswith(f"{PREFIX}{kind} ") for kind in KINDS)
 
 
@@ -218,7 +218,7 @@ class TerminationMessage:
 
 
 def format_termination_message(end: TerminationMessage) -> str:
-    """Return a termination message as JSON, whose longest texts are cut so that it has MAX_MESSAGE bytes at most."""
+    """Return a termination message as JSON of at most MAX_MESSAGE_BYTES."""
     while True:
         text = _dump_compact({"jaxlaunch": VERSION, **codec.to_json(end)})
         # The JSON is ASCII, so characters are bytes.
@@ -234,7 +234,7 @@ def format_termination_message(end: TerminationMessage) -> str:
 
 
 def parse_termination_message(message: str | None) -> TerminationMessage | None:
-    """Return the termination message of an agent, or None for the end of a log or the message of another program."""
+    """Return the termination message of an agent, or None for any other text."""
     try:
         fields = codec.parse_record(message or "")
         return (
@@ -287,11 +287,11 @@ class ProgressAnnotation(RunNumbers):
 
     @property
     def is_end(self) -> bool:
-        """Return whether the verdict is on the end of the last pods, rather than on an earlier attempt."""
+        """Return whether the verdict is on the end of the last pods."""
         return self.when in ("stopped", "ended", "left", "volume")
 
     def to_json(self) -> str:
-        """Return the value of the annotation, in which the verdict and the metrics are cut to fit."""
+        """Return the value of the annotation, with verdict and metrics cut to fit."""
         fields, verdict = codec.present_fields(self), self.verdict
         fields["at"] = round(self.at, 1)
         if self.goodput is not None:
@@ -319,7 +319,7 @@ class ProgressAnnotation(RunNumbers):
 
 
 def shorten_verdict(verdict: Verdict) -> Verdict:
-    """Return the verdict without its traceback, and with a short message on one line without control characters."""
+    """Return the verdict without traceback, with a short message of printable characters."""
 
     def replace_unprintable(text: str) -> str:
         return "".join(letter if letter.isprintable() else " " for letter in text)

@@ -21,7 +21,7 @@ HostRanges = Annotated[str, matches(r"\d{1,7}(-\d{1,7})?(,\d{1,7}(-\d{1,7})?)*")
 
 @dataclasses.dataclass(frozen=True)
 class Members:
-    """The hosts that hold ranks, in the order of their ranks. Each host has the same number of ranks."""
+    """The hosts that hold ranks, in the order of their ranks, with equally many ranks each."""
 
     hosts: Sequence[int]
     ranks_per_host: int
@@ -56,7 +56,7 @@ class Members:
         )
 
     def host_of(self, rank: int) -> int:
-        """Return the host that holds a rank. For a rank beyond the table, as of a larger gang, return its place."""
+        """Return the host that holds a rank, or the place of a rank beyond the table."""
         place = rank // self.ranks_per_host
         return self.hosts[place] if place < len(self.hosts) else place
 

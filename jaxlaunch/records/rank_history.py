@@ -47,7 +47,7 @@ class RankHistory:
         self.columns: list[Column] = []
 
     def is_due(self, now: float) -> bool:
-        """Return whether the next column is due. `now` is Unix time, which may have been set back."""
+        """Return whether the next column is due. `now`, Unix time, may have been set back."""
         return not self.columns or not 0 <= now - self.columns[-1][0] < self.period_s
 
     def add_column(self, now: float, letters: Iterable[str], steps: Iterable[int | None]) -> None:

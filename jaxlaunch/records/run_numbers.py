@@ -23,7 +23,7 @@ _FIRST_METRICS = ("loss", "eval_loss", "accuracy", "eval_accuracy", "tokens_per_
 
 
 def shown_metrics(metrics: Mapping[str, Any] | None) -> dict[str, float]:
-    """Return the finite numbers among metrics of any source, the most important first, a few at most."""
+    """Return a few finite numbers among metrics of any source, the most important first."""
     numbers = {
         name: value
         for name, value in (metrics or {}).items()
@@ -87,6 +87,6 @@ class TimedNumbers(RunNumbers):
 
 
 def goodput_ratio(seconds: Mapping[str, float]) -> float | None:
-    """Return the share of all seconds that went into useful steps, or None before the first step."""
+    """Return the share of all seconds that useful steps took, or None before the first."""
     total, steps = sum(seconds.values()), seconds.get("step", 0.0)
     return min(1.0, steps / total) if total > 0 and steps > 0 else None

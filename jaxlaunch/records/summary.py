@@ -1,4 +1,4 @@
-"""Records of the run folder: summary.json with the state of the run, and the lines of attempts.jsonl. Pure.
+"""Records of the run folder: summary.json, and the lines of attempts.jsonl. Pure.
 
 Only jaxlaunch/runs/run_folder writes them: in the agent of host 0, in the agent of host 1 if host 0
 is lost, and in `launcher run` at the end. The first summary of an attempt also records its start.
@@ -119,7 +119,7 @@ class StartRecord:
 
     @property
     def has_trained(self) -> bool:
-        """Return whether the start trained a step, or its program finished without reporting steps."""
+        """Return whether the start trained a step, or finished without reporting steps."""
         return self.first_step is not None or (
             self.code == contract.DONE and self.last_step is None
         )
@@ -182,12 +182,12 @@ class Summary(TimedNumbers):
 
     @classmethod
     def row_from_json(cls, fields: Any) -> Summary:
-        """Return a summary for a table of runs, with the first and the last start and the last restart only.
+        """Return a summary for a table, with the outer starts and the last restart only.
 
         Notes, stacks and other long fields are neither included nor checked.
 
         Raises:
-            Malformed: A field is wrong.
+            MalformedError: A field is wrong.
         """
         if not isinstance(fields, dict):
             return cls.from_json(fields)
@@ -204,7 +204,7 @@ class Summary(TimedNumbers):
 
     @classmethod
     def from_json(cls, fields: Any) -> Summary:
-        """Return the summary that `to_json` wrote, or raise Malformed if a field is wrong."""
+        """Return the summary that `to_json` wrote, or raise MalformedError if a field is wrong."""
         goodput = codec.read_record(
             _Goodput, fields.get("goodput") if isinstance(fields, dict) else None
         )

@@ -176,7 +176,7 @@ class RendezvousFacts(Sparse):
 
 @dataclasses.dataclass(frozen=True)
 class HangFacts(Sparse):
-    """A timeout that passed, and the state of the ranks then. Without `phase`, peers of the rank gave up first."""
+    """A timeout and the state of the ranks then. Without `phase`, peers gave up first."""
 
     phase: str = ""
     limit_s: Seconds = 0.0
@@ -275,7 +275,7 @@ class Failure(Sparse):
 
     @property
     def may_pass(self) -> bool:
-        """Return whether the next attempt may succeed: after any failure but an exception or exit code."""
+        """Return whether the next attempt may succeed, as after most failures."""
         if self.kind is FailureKind.EXCEPTION and self.exception is not None:
             return self.exception.may_pass
         return KINDS[self.kind].may_pass
@@ -340,7 +340,7 @@ def _with_texts(value: _T, change: Callable[[str], str]) -> _T:
 
 @dataclasses.dataclass(frozen=True)
 class Verdict:
-    """The end of an attempt or a run, as in summary.json, attempts.jsonl, log lines and messages between agents.
+    """The end of an attempt or a run, in files, log lines and messages between agents.
 
     `message` is `failure` as a sentence for people, on which no decision depends.
     """
@@ -361,7 +361,7 @@ class Verdict:
 
     @property
     def is_full_disk(self) -> bool:
-        """Return whether the verdict is that storage is full, which the next attempt would find too."""
+        """Return whether the verdict is that storage is full."""
         return self.code == contract.STORAGE and self.failure.is_storage_full
 
     @property
@@ -376,7 +376,7 @@ class Verdict:
         return dataclasses.replace(self, failure=failure, message=render_failure(failure))
 
     def truncate(self, chars: int, fact_chars: int | None = None) -> Verdict:
-        """Return the verdict with its message cut to `chars` characters and each text of its facts to `fact_chars`."""
+        """Return the verdict with its message cut, and each text of its facts to `fact_chars`."""
         limit = chars if fact_chars is None else min(chars, fact_chars)
         failure = Failure(FailureKind.OTHER)
         if chars:
@@ -387,7 +387,7 @@ class Verdict:
 
 
 def verdict_for(failure: Failure, **fields: Any) -> Verdict:
-    """Return the verdict for a failure whose kind has an exit code, with the other fields of `verdict_for_code`."""
+    """Return the verdict for a failure whose kind has an exit code."""
     assert failure.verdict_code is not None, failure
     return verdict_for_code(failure.verdict_code, failure, **fields)
 

@@ -1,0 +1,1 @@
+"""The run folder: layout and lock, records and starts, history, journals."""

@@ -1,4 +1,4 @@
-"""Decides from the records in attempts.jsonl what follows an attempt: a restart in place, or its end. Pure."""
+"""Decides from the recorded attempts what follows: a restart in place, or the end. Pure."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def decide_next(
 
 
 def newest_saved_step(records: Sequence[AttemptRecord], generation: int = 0) -> int | None:
-    """Return the newest step that these attempts saved, 0 if they trained and saved none, None if none trained.
+    """Return the newest step that these attempts saved: 0 without any, None without training.
 
     If new pods have no record of earlier ones, the result is 0: an error before training does not
     lead to new pods, so the earlier ones have trained.
@@ -97,7 +97,7 @@ def newest_saved_step(records: Sequence[AttemptRecord], generation: int = 0) -> 
 
 
 def _comparable_failure(record: AttemptRecord) -> tuple[Failure, str] | None:
-    """Return the failure and its place without the rank, or None after progress or if the next attempt may succeed."""
+    """Return the failure and its place, or None if the next attempt may succeed."""
     verdict, failure = record.verdict, dataclasses.replace(record.verdict.failure, rank=None)
     has_progress = record.last_committed is not None or verdict.step is not None
     is_silent_progress = record.ended - record.started > SILENT_PROGRESS_S
@@ -131,7 +131,7 @@ def restarts_used(records: Sequence[AttemptRecord], generation: int) -> int:
 
 
 def is_done(records: Sequence[AttemptRecord]) -> bool:
-    """Return whether the run has finished, so that an agent that replaces another one has nothing to do."""
+    """Return whether the run has finished."""
     return bool(records) and records[-1].verdict.code == contract.DONE
 
 
@@ -150,7 +150,7 @@ def first_error(records: Sequence[AttemptRecord]) -> Verdict:
 
 
 def generations_without_progress(records: Sequence[AttemptRecord]) -> int:
-    """Count the last generations in a row that committed no new step and whose restart is charged to crashes."""
+    """Count the last generations in a row without progress that are charged to crashes."""
     with_progress = {
         record.generation
         for record, ahead in zip(records, made_progress(records), strict=True)
@@ -168,7 +168,7 @@ def generations_without_progress(records: Sequence[AttemptRecord]) -> int:
 def give_up_verdict(
     records: Sequence[AttemptRecord], generation: int, preempted_limit: int | None
 ) -> Verdict | None:
-    """Return the verdict on pods of `generation` that have not started yet, or None if they may start.
+    """Return the verdict on pods of `generation` that may not start, or None.
 
     Earlier attempts may have reached the limits without progress, which pods that were lost or
     preempted could not report.
@@ -187,7 +187,7 @@ def give_up_verdict(
 def used_up_verdict(
     records: Sequence[AttemptRecord], generation: int, in_place_limit: int
 ) -> Verdict | None:
-    """Return the verdict on a gang that lost host 0 after it had used up its restarts in place, else None."""
+    """Return the verdict on a gang that lost host 0 after its restarts in place, else None."""
     if (
         not records
         or records[-1].generation != generation
@@ -201,7 +201,7 @@ def used_up_verdict(
 def give_up_verdict_unrecorded(
     generation: int, crash_limit: int, preempted_limit: int | None
 ) -> Verdict | None:
-    """Return the verdict on new pods of a job without checkpoints, which has no record of earlier pods.
+    """Return the verdict on new pods of a job without checkpoints and records, or None.
 
     Restarts beyond `crash_limit` that led to `generation` were not charged, so they followed
     preemptions.
@@ -219,7 +219,7 @@ def _too_often_preempted(count: int, limit: int, last: Failure | None) -> Verdic
 
 
 def preemptions_without_progress(records: Sequence[AttemptRecord]) -> int:
-    """Count the attempts since the last newly committed step that were stopped from outside and left nothing."""
+    """Count the attempts since the last new commit that were stopped and left nothing."""
     fruitless = itertools.takewhile(
         lambda pair: not pair[1], zip(records[::-1], made_progress(records)[::-1], strict=True)
     )
@@ -230,7 +230,7 @@ def preemptions_without_progress(records: Sequence[AttemptRecord]) -> int:
 
 
 def _may_have_progress(record: AttemptRecord) -> bool:
-    """Return whether an attempt without reported steps ran for so long that its program has made progress."""
+    """Return whether a silent attempt ran for so long that it has made progress."""
     is_silent = record.verdict.step is None and record.last_committed is None
     # Causes other than waiting have seconds only after the processes have started.
     has_only_waited = bool(record.seconds) and not any(
@@ -280,7 +280,7 @@ def _since_progress(records: Sequence[AttemptRecord]) -> Sequence[AttemptRecord]
 def sum_seconds(
     records: Sequence[AttemptRecord], now: float, started_at: float | None = None
 ) -> dict[str, float]:
-    """Return the seconds by cause from the start of the run until `now`, with the time between attempts as "down".
+    """Return the seconds of the run by cause until `now`, with gaps between attempts as "down".
 
     Args:
         records: Attempts that ended, oldest first.
@@ -304,7 +304,7 @@ def sum_seconds(
 def restart_rows(
     records: Sequence[AttemptRecord], present_attempt: int, present_seconds: Mapping[str, float]
 ) -> list[RestartRow]:
-    """Return a row for each of the last recorded attempts, and for the present attempt if it is not recorded."""
+    """Return a row for each of the last attempts and the present one."""
     after: dict[int, str | None] = {record.attempt + 1: record.cause for record in records}
     seconds = {record.attempt: record.restart for record in records[-MAX_RESTART_ROWS:]}
     if not records or records[-1].attempt != present_attempt:
@@ -319,7 +319,7 @@ def restart_rows(
 def metric_counters(
     records: Sequence[AttemptRecord], generation: int, job: AgentJob
 ) -> dict[str, Any]:
-    """Return the counters for the metrics of every agent: ends by cause, restarts left, and the newest exit code.
+    """Return the counters for metrics: ends by cause, restarts left, and the last exit code.
 
     Unlike the restarts, the ends include the end of the run, because there are alerts for it.
     """

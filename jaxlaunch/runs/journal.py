@@ -1,4 +1,4 @@
-"""Metrics in a run folder, as JSON lines and as TensorBoard events. This module needs only the standard library.
+"""Metrics in a run folder, as JSON lines and TensorBoard events. Standard library only.
 
 A file has each step once: a run that resumes at step r drops the lines after r.
 """
@@ -23,7 +23,7 @@ MAX_LINE_CHARS = 1024 * 1024
 
 
 def replace_non_finite(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values with None for floats that are not finite, since JSON has no such numbers."""
+    """Return the values with None for floats that are not finite."""
     return {
         key: None if isinstance(value, float) and not math.isfinite(value) else value
         for key, value in values.items()
@@ -31,7 +31,7 @@ def replace_non_finite(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class Journal:
-    """A file with one JSON object per line, each with its `step`. Methods raise OSError as those of files do."""
+    """A file with one JSON object per line, each with its `step`. Methods may raise OSError."""
 
     def __init__(self, path: str, start: int) -> None:
         os.makedirs(os.path.dirname(path), exist_ok=True)
@@ -65,7 +65,7 @@ class Journal:
 
 
 def _read_lines(path: str) -> Iterator[tuple[int, str]]:
-    """Yield the lines of a file with their steps. Lines that a kill or a bad disk left unreadable are skipped."""
+    """Yield the lines of a file with their steps, without unreadable ones."""
     if not os.path.exists(path):
         return
     with open(path, errors="replace", opener=regular_files.open_regular) as file:
@@ -142,7 +142,7 @@ def _encode_time() -> bytes:
 
 
 def _clamp_float32(value: float) -> float:
-    """Return the value as `struct` can pack it into 32 bits, which means infinity beyond their range."""
+    """Return the value as `struct` packs it into 32 bits: infinity beyond their range."""
     return (
         float(value)
         if abs(value) <= 3.4028235e38 or value != value

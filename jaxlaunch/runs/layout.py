@@ -1,4 +1,4 @@
-"""Layout of the run folder: the names of its files, the search for runs, and the lock that allows one writer at a time.
+"""Layout of the run folder: names of files, the search for runs, and the lock.
 
 The program that reads the folder in a pod (launcher/jobs/status/read_run.py) cannot import this
 package and gets the names that it needs, READ_NAMES, with its request.
@@ -55,7 +55,7 @@ SWEEP = "sweep.jsonl"
 
 
 def start_file(number: int, name: str) -> str:
-    """Return the path of a file that belongs to one start of the run, relative to the run folder."""
+    """Return the path of a file of one start, relative to the run folder."""
     return f"{STARTS}/{number}/{name}"
 
 
@@ -73,7 +73,7 @@ def log_path(start: Path, rank: int) -> Path:
 
 
 def is_run(folder: Path) -> bool:
-    """Return whether a folder is a run. The answer is True without permission, so that reading it reports the error."""
+    """Return whether a folder is a run, also if it cannot be read."""
     try:
         return stat.S_ISREG(os.stat(f"{folder}/{LOCK}").st_mode)
     except PermissionError:
@@ -148,7 +148,7 @@ _START_TICKS = 19
 
 
 class LockError(Exception):
-    """The lock of a run folder cannot be taken, for the reason in `message`. `hint` is what to do."""
+    """The lock of a run folder cannot be taken. `hint` is what to do."""
 
     def __init__(self, message: str, hint: str) -> None:
         super().__init__(message)
@@ -296,7 +296,7 @@ def _is_alive(owner: str) -> bool:
 
 
 def _read_start_time(pid: int) -> str:
-    """Return the start time of a process as ticks since boot and the id of the boot, or "" without /proc."""
+    """Return the start time of a process, as ticks and id of the boot, or "" without /proc."""
     try:
         ticks = (
             Path(f"/proc/{pid}/stat")

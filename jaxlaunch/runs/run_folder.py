@@ -1,4 +1,4 @@
-"""The files of the run folder, which outlive a pod: attempts, summaries, and a folder for each start of the run.
+"""The files of the run folder, which outlive a pod: attempts, summaries and starts.
 
 Each start keeps its record in starts/K, which no later start changes. summary.json of the run
 folder is the summary of the newest start, with a row for every start. job.yaml next to it is the
@@ -118,7 +118,8 @@ class RunFolder:
                 self._folder / ATTEMPTS, MAX_ATTEMPTS_BYTES, from_end=True
             ).splitlines(keepends=True)
         except OSError as error:
-            return self._note_fault(error)
+            self._note_fault(error)
+            return
         self.replace_file(ATTEMPTS, b"".join(lines[:-1]) + _encode_record(record))
 
     def write_json(self, name: str, value: Mapping[str, Any] | Sequence[Any]) -> None:
@@ -152,7 +153,7 @@ class RunFolder:
         return sorted(int(name) for name in names if name.isdecimal())
 
     def read_summary(self, uid: str | None = None, name: str = SUMMARY) -> Summary | None:
-        """Return the summary in a file, or None if there is none or it belongs to another run than `uid`."""
+        """Return the summary in a file, or None if there is none or it is not of run `uid`."""
         try:
             summary = Summary.from_json(self.read_json(name))
         except ValueError:
@@ -169,7 +170,7 @@ class RunFolder:
             return None
 
     def read_json(self, name: str) -> dict[str, Any]:
-        """Return the JSON object in a file, empty if there is no valid file of at most MAX_JSON_BYTES."""
+        """Return the JSON object in a file, empty if there is no valid one."""
         if self._folder is None:
             return {}
         try:
@@ -179,7 +180,7 @@ class RunFolder:
         return value if isinstance(value, dict) else {}
 
     def read_log_tails(self, start: int, ranks: Sequence[int]) -> list[tuple[int, list[str]]]:
-        """Return the last lines of the logs of `ranks`, most of them for the first rank, up to TAIL_BYTES.
+        """Return the last lines of the logs of `ranks`, most for the first, up to TAIL_BYTES.
 
         The log of a rank has all attempts of a start, so it ends with the previous attempt until
         the new one prints.
@@ -216,7 +217,7 @@ def _encode_record(record: AttemptRecord) -> bytes:
 
 
 def _read_json(path: Path | str, below: Path) -> Any:
-    """Return the value in a JSON file, or raise OSError, or ValueError if it is invalid or too large."""
+    """Return the value in a JSON file, or raise OSError or ValueError."""
     data = regular_files.read_bounded(path, MAX_JSON_BYTES + 1, below=below)
     if len(data) > MAX_JSON_BYTES or (
         len(data) > MAX_JSON_VALUES and sum(map(data.count, (b",", b"[", b"{"))) > MAX_JSON_VALUES
@@ -260,7 +261,7 @@ class RunStarts:
     """The rows of all starts of a run, and the files of the newest start."""
 
     def __init__(self, folder: RunFolder, uid: str) -> None:
-        """Begin a start if `uid` is new, after saving the record of the previous start in its folder."""
+        """Begin a start if `uid` is new, after keeping the record of the previous start."""
         summary = folder.read_summary()
         self._folder, self._has_job, self._is_new = folder, False, False
         # The newest step on storage according to the summary of this start.
@@ -303,13 +304,13 @@ class RunStarts:
 
     @property
     def has_earlier_checkpoints(self) -> bool:
-        """Return whether an earlier start trained and has its checkpoints in the same place as this one."""
+        """Return whether an earlier start trained with its checkpoints in the same place."""
         has_moved = any(key.startswith("train.checkpoint") for key in self._rows[-1].changed)
         return not has_moved and any(row.has_trained for row in self.earlier_starts)
 
     @property
     def compared_start(self) -> StartRecord | None:
-        """The newest earlier start that trained, else the newest. The job of this start is compared with its job."""
+        """The newest earlier start that trained, else the newest, to compare the job with."""
         return next(
             reversed(
                 [row for row in self.earlier_starts if row.has_trained] or self.earlier_starts
@@ -332,7 +333,7 @@ class RunStarts:
         )
 
     def begin_start(self, changed: Mapping[str, Sequence[Any]], saved: int | None = None) -> None:
-        """Write the row of this start before its agents begin. `saved` is the newest step on storage."""
+        """Write the row of this start before its agents begin, with the newest saved step."""
         self._set_changed(changed)
         self.write_summary(Summary(None, restarts={}, committed=saved))
 
@@ -356,14 +357,14 @@ class RunStarts:
         return self._folder.read_summary(name=start_file(number, SUMMARY))
 
     def _set_changed(self, changed: Mapping[str, Sequence[Any]]) -> None:
-        """Record the changes in the job, which becomes the job of the run if no earlier start has trained."""
+        """Record the changes in the job, which is the job of the run until a start has trained."""
         self._rows[-1] = dataclasses.replace(self._rows[-1], changed=changed)
         if not any(row.has_trained for row in self.earlier_starts):
             self._folder.copy_file(self.file_path(JOB), JOB)
 
 
 def changed_keys(path: str, then: Any, now: Any) -> Iterator[tuple[str, list[Any]]]:
-    """Yield each dotted key whose values differ between two jobs, with both values, or "…" if they may be secret.
+    """Yield each dotted key whose values differ between two jobs, with both values.
 
     Lists are compared as a whole.
     """
@@ -377,7 +378,7 @@ def changed_keys(path: str, then: Any, now: Any) -> Iterator[tuple[str, list[Any
 
 
 def without_secrets(job: Any) -> Any:
-    """Return the job with "…" for values that may be tokens, since more people can read the files of pods."""
+    """Return the job with "…" for values that may be tokens."""
     if not isinstance(job, Mapping):
         return job
     return {
@@ -418,7 +419,7 @@ def _start_row(number: int, summary: Summary | None) -> StartRecord:
 def find_unfinished_attempt(
     folder: RunFolder, uid: str, records: Sequence[AttemptRecord]
 ) -> tuple[Summary, AttemptProgress] | None:
-    """Return the last summary and the progress of the attempt of run `uid` without an end in `records`, or None."""
+    """Return the last summary and progress of an attempt without an end, or None."""
     summary = folder.read_summary(uid)
     if summary is None or summary.of is None or summary.verdict is not None:
         return None

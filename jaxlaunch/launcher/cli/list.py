@@ -1,4 +1,4 @@
-"""`launcher list`: a table of the runs of this machine and of the jobs of a cluster, one row each; a sweep has one."""
+"""`launcher list`: a table of the runs here and the jobs of a cluster; a sweep has one row."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ Rows = Sequence[tuple[str, Sequence[JobStatus]]]
 
 @dataclasses.dataclass(frozen=True)
 class Column:
-    """A column of the table: its heading, and the text of a cell for the job or the jobs of a row."""
+    """A column of the table: its heading, and the text of a cell for the jobs of a row."""
 
     heading: str
     render: Callable[[Sequence[JobStatus]], str]
@@ -152,7 +152,8 @@ def list_command(
         jobs, _, _ = _read_cluster_jobs(
             place["namespace"], False, place["context"], is_required=True
         )
-        return _show_jobs([job for job in jobs if job.name in sweep.members], form)
+        _show_jobs([job for job in jobs if job.name in sweep.members], form)
+        return
     folder, is_given = sweep_folder or folder, folder != run_folders.RUNS_FOLDER
     asks_cluster = (
         location == "cluster" or all_namespaces or namespace is not None or context is not None
@@ -222,7 +223,7 @@ def _read_cluster_jobs(
 
 
 def _group_rows(jobs: Sequence[JobStatus], home: Path | None) -> Rows:
-    """Return a row for each job, for each run in the folder `home`, and for all runs of a sweep in it together."""
+    """Return a row for each job and run; the runs of a sweep in the folder `home` share one."""
     groups = dict[tuple[str, str, str | None], list[JobStatus]]()
     top = None if home is None else os.path.abspath(home)
     for job in jobs:

@@ -17,7 +17,7 @@ from jaxlaunch.launcher.job import load as jobs
 from jaxlaunch.launcher.job.defaults import ClusterDefaults
 from jaxlaunch.launcher.job.load import JobFile
 from jaxlaunch.launcher.jobs import cluster_defaults
-from jaxlaunch.launcher.jobs.lifecycle import BackgroundWait, WaitTimeout, ignore_message
+from jaxlaunch.launcher.jobs.lifecycle import BackgroundWait, WaitTimeoutError, ignore_message
 from jaxlaunch.launcher.jobs.logs import follow, lines
 from jaxlaunch.launcher.jobs.status import hosts
 from jaxlaunch.launcher.jobs.submit import Submission, Submitted
@@ -225,7 +225,7 @@ def _follow_to_end(cluster: Cluster, jobset: Obj, is_following: bool, limit_s: f
                 should_stop=waiting.is_over,
             )
         status = waiting.result()
-    except WaitTimeout:
+    except WaitTimeoutError:
         output.show_messages(
             f"{name} has not ended and keeps running. `launcher status -n {namespace} {name}` "
             "shows its state"

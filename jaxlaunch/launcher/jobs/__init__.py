@@ -1,0 +1,1 @@
+"""Submit, wait, stop and delete; the status and the logs of a job."""

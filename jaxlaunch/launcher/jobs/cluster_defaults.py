@@ -1,4 +1,4 @@
-"""Decisions that depend on the cluster before a job is rendered: cluster defaults, and a Secret for the gang."""
+"""Decisions before a job is rendered: the cluster defaults, and a Secret for the gang."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def find_defaults(cluster: Cluster, namespace: str) -> tuple[ClusterDefaults, st
 def resolve_gang_secret(
     file: JobFile, cluster: Cluster, namespace: str, say: Callable[[str], None]
 ) -> JobFile:
-    """Set `gang_secret` if the job file does not: true for several hosts, if the user may create Secrets."""
+    """Set `gang_secret`, if it is not set, for several hosts whose user may create Secrets."""
     if file.spec.gang_secret is not None:
         return file
     has_several_hosts = file.spec.host_count > 1

@@ -1,4 +1,4 @@
-"""Objects that a JobSet owns in addition to its pods: its NetworkPolicy, and ConfigMaps that jobs may share.
+"""Objects that a JobSet owns besides its pods: a NetworkPolicy, and shared ConfigMaps.
 
 The name of a ConfigMap is the digest of its contents, but anyone can give that name to other
 contents, so these are compared.
@@ -32,7 +32,7 @@ Obj = dict[str, Any]
 
 
 def get_managed_jobset(cluster: Cluster, name: str, namespace: str) -> Obj:
-    """Return the JobSet of that name for a change. Raises UserError if launcher does not manage it."""
+    """Return the JobSet of that name for a change. Raises UserError if it is not launcher's."""
     jobset = cluster.get(JOBSETS, name, namespace)
     if jobset is None:
         names = [
@@ -159,7 +159,7 @@ class Dependents:
                 raise
 
     def check_network_policy(self) -> None:
-        """Raise UserError if the NetworkPolicy exists and launcher does not manage it, before anything is written."""
+        """Raise UserError if the NetworkPolicy exists and launcher does not manage it."""
         for manifest in self._manifests:
             if manifest["kind"] == NETWORK_POLICIES.kind:
                 policy = self._cluster.get(
@@ -169,7 +169,7 @@ class Dependents:
                     raise self._foreign_object_error(policy)
 
     def check_config_map(self, manifest: Obj) -> None:
-        """Raise UserError if the ConfigMap exists with other contents, before anything is written."""
+        """Raise UserError if the ConfigMap exists with other contents."""
         if manifest["kind"] == CONFIGMAPS.kind:
             config_map = self._cluster.get(
                 CONFIGMAPS, manifest["metadata"]["name"], self._namespace
@@ -213,7 +213,7 @@ def _check_contents(obj: Obj, manifest: Obj) -> None:
 
 
 def _find_difference(config_map: Obj, manifest: Obj) -> str | None:
-    """Return the difference as the end of a sentence, or None if pods get exactly these bytes now and later."""
+    """Return the difference as the end of a sentence, or None if pods get exactly these bytes."""
 
     def read_files(obj: Obj) -> dict[str, bytes]:
         text = {name: value.encode() for name, value in (obj.get("data") or {}).items()}
@@ -250,7 +250,7 @@ def _find_difference(config_map: Obj, manifest: Obj) -> str | None:
 
 
 def wait_until_gone(cluster: Cluster, kind: Kind, obj: Obj, limit_s: float) -> bool:
-    """Wait until an object that is being deleted is gone. Return False if it still exists after `limit_s`."""
+    """Wait until an object that is being deleted is gone. Return False after `limit_s`."""
     metadata = obj["metadata"]
     name, namespace = metadata["name"], metadata["namespace"]
     deadline = time.monotonic() + limit_s
@@ -268,7 +268,7 @@ def wait_until_gone(cluster: Cluster, kind: Kind, obj: Obj, limit_s: float) -> b
 
 
 def delete_job(cluster: Cluster, jobset: Mapping[str, Any]) -> list[str]:
-    """Start to delete a job, and return a line for each object that is deleted or kept for other jobs.
+    """Start to delete a job. Return a line for each object that is deleted or kept.
 
     Its pods receive SIGTERM, save and end first. Kubernetes' garbage collector removes what the
     JobSet owns.

@@ -80,7 +80,7 @@ def is_stopped(cluster: Cluster, jobset: Obj) -> bool:
 
 
 def stop_job(cluster: Cluster, jobset: Obj) -> None:
-    """Stop a job. In a queue its Workload is deactivated, because Kueue would resume a suspended JobSet."""
+    """Stop a job. In a queue this deactivates its Workload: Kueue would resume the JobSet."""
     _set_active(cluster, jobset, is_active=False)
 
 
@@ -114,7 +114,7 @@ def _find_workload(cluster: Cluster, jobset: Obj) -> Obj | None:
 
 
 class StoppingPods:
-    """Pods of a job that is about to be stopped. Created before the stop, it misses no termination message."""
+    """Pods of a job, created before it is stopped so that no termination message is missed."""
 
     def __init__(self, cluster: Cluster, jobset: Obj) -> None:
         self._cluster, self._namespace = cluster, jobset["metadata"]["namespace"]
@@ -194,7 +194,7 @@ def progress_record(snapshot: Snapshot, when: str) -> ProgressAnnotation | None:
 
 
 def write_progress(cluster: Cluster, snapshot: Snapshot, when: str, say: Say) -> None:
-    """Write the progress as an annotation, if it has changed. `say` is called with the reason of a failure."""
+    """Write the progress as an annotation if it has changed. `say` gets the reason of a failure."""
     record, earlier = progress_record(snapshot, when), snapshot.recorded_progress
     if record is None:
         return
@@ -215,7 +215,7 @@ def write_progress(cluster: Cluster, snapshot: Snapshot, when: str, say: Say) ->
 
 
 class FinalRecords:
-    """Records of the leader while its job stops. They are read at once, because the log disappears with the pod."""
+    """Records of the leader while its job stops, because its log disappears with the pod."""
 
     def __init__(self, cluster: Cluster, snapshot: Snapshot) -> None:
         self._cluster = cluster
@@ -248,14 +248,14 @@ def ignore_message(text: str) -> None:
     """Ignore a message that another part of the program reports."""
 
 
-class WaitTimeout(Exception):
+class WaitTimeoutError(Exception):
     """Raised if the job has not ended in time."""
 
 
 def wait_for_end(
     cluster: Cluster, jobset: Obj, limit_s: float | None = None, say: Say = ignore_message
 ) -> JobStatus:
-    """Wait until a job is done, failed or stopped, write its progress on its JobSet, and return its status.
+    """Wait until a job is done, failed or stopped, record its progress, and return its status.
 
     Args:
         cluster: The cluster.
@@ -296,11 +296,11 @@ def wait_for_end(
         job = collect.read_snapshot(cluster, metadata["namespace"], metadata["name"])
         if isinstance(job, Snapshot):
             write_progress(cluster, job, "running", say)
-    raise WaitTimeout
+    raise WaitTimeoutError
 
 
 def _read_with_pods(cluster: Cluster, metadata: Obj) -> Snapshot | NoSuchJob:
-    """Read the job, several times if a failing server does not return its pods, which have the verdict."""
+    """Read the job, several times if a failing server does not return its pods."""
     for _ in range(_MAX_READS - 1):
         job = collect.read_snapshot(cluster, metadata["namespace"], metadata["name"])
         if isinstance(job, NoSuchJob) or "pods" not in job.unread_reasons:

@@ -1,4 +1,4 @@
-"""Submission of a job's manifests: at most four writes, and one JobSet however often it is submitted.
+"""Submission of a job: at most four writes, and one JobSet however often it is submitted.
 
 The JobSet is created first, because the other objects refer to its uid as their owner and are
 deleted with it. If the response to a write was lost, a GET decides whether the write has happened.
@@ -209,7 +209,7 @@ class Submission:
         return self._cluster.get(JOBSETS, self._name, self._namespace)
 
     def _find_before_creation(self) -> Obj | None:
-        """Return the existing JobSet of this name, or None if neither it nor a Secret of its gang exists."""
+        """Return the JobSet, or None if neither it nor a Secret of its gang exists."""
         if self._secret is None:
             return self._get_jobset()
         return self._secret.wait_until_free(self._get_jobset, has_removed=self._has_removed)
@@ -233,7 +233,7 @@ class Submission:
         return jobset, "resumed"
 
     def _must_replace(self, existing: Obj, replace: bool) -> bool:
-        """Return whether the existing JobSet must be deleted. Raises UserError if it must not be."""
+        """Return whether the existing JobSet must be deleted. Raises UserError if it may not be."""
         location = f"JobSet {self._name} in namespace {self._namespace}"
         creator = describe_creator(existing)
         if not is_ours(existing):
@@ -273,7 +273,7 @@ class Submission:
         return is_ours(existing) and bool(digest == own_digest)
 
     def _create_jobset(self) -> tuple[Obj, bool]:
-        """Create the JobSet. Return it, or one that somebody else has created meanwhile, and whether it is ours.
+        """Create the JobSet. Return it, or one that somebody else created, and whether it is ours.
 
         If the response was lost, the JobSet is read back.
         """
@@ -309,7 +309,7 @@ class Submission:
             time.sleep(pause_s)
 
     def _get_after_error(self, fault: ClusterError) -> Obj | None:
-        """Return the JobSet, if it was created despite the error. Raises ClusterError without an answer."""
+        """Return the JobSet if it was created despite the error. Raises ClusterError."""
         try:
             return self._get_jobset()
         except Unreachable:
@@ -332,7 +332,7 @@ class Submission:
             raise ClusterError(message, hint)
 
     def _delete_created(self, jobset: Obj) -> str:
-        """Delete the new JobSet, because its pods would use somebody else's object. Return what was done."""
+        """Delete the new JobSet, whose pods would use somebody else's object. Return a message."""
         uid = jobset["metadata"]["uid"]
         try:
             self._cluster.delete(

@@ -41,7 +41,7 @@ from jaxlaunch.launcher.kubernetes.labels import (
 from jaxlaunch.launcher.kubernetes.objects import Obj, pod_template
 from jaxlaunch.launcher.manifests.security import RESTRICTED
 from jaxlaunch.records import codec
-from jaxlaunch.records.codec import Malformed, NonNegativeInt
+from jaxlaunch.records.codec import MalformedError, NonNegativeInt
 from jaxlaunch.records.log_lines import ProgressAnnotation, shorten_verdict
 from jaxlaunch.records.summary import AttemptRecord, Summary
 from jaxlaunch.runs import layout
@@ -88,7 +88,7 @@ class RankText:
 
 @dataclasses.dataclass(frozen=True)
 class RunFiles:
-    """Files of a run folder. None or empty means that a file does not exist or belongs to another job."""
+    """Files of a run folder. None or empty: there is no such file, or it is another job's."""
 
     recorded: ProgressAnnotation | None
     attempts: tuple[AttemptEnd, ...]
@@ -152,7 +152,7 @@ def read_run_folder(
 
 
 def find_run_folder(jobset: Obj) -> str:
-    """Return the path of the run folder in the job's pods. Raises UserError if it is not on a volume."""
+    """Return the path of the run folder in the pods. Raises UserError if it is on no volume."""
     environment = hosts.read_environment(jobset)
     if url := environment.get(contract.RUN_URL):
         hint = f"read it with the bucket's own tools: {url}"
@@ -170,7 +170,7 @@ def find_run_folder(jobset: Obj) -> str:
 
 
 def reader_manifest(jobset: Obj, request: dict[str, Any]) -> dict[str, Any]:
-    """Return the JobSet that reads the run folder of `jobset`. Raises UserError if it is not on a volume."""
+    """Return the JobSet that reads the run folder. Raises UserError if it is on no volume."""
     metadata = jobset["metadata"]
     labels = {**MANAGED_LABELS, READER_LABEL: metadata["name"]}
     # The volume's driver may need an annotation, for example one that injects a bucket's sidecar.
@@ -270,7 +270,7 @@ def _pod_spec(jobset: Obj, request: dict[str, Any]) -> dict[str, Any]:
 def _wait_until_started(
     cluster: Cluster, namespace: str, name: str, explain_wait: Callable[[str], str]
 ) -> str:
-    """Wait until the reader's pod runs or has ended, and return its name. Raises ClusterError if it does not start."""
+    """Wait until the reader's pod runs or has ended, and return its name."""
     deadline, labels = time.monotonic() + START_TIMEOUT_S, f"{NAME_LABEL}={name}"
     while (left_s := deadline - time.monotonic()) > 0:
         for _, pod in cluster.watch(
@@ -297,7 +297,7 @@ def _wait_until_started(
 
 
 def parse_answer(lines: Iterable[str], uid: str) -> RunFiles:
-    """Parse the answer in a pod's log for the JobSet with this uid. Raises UserError if it is incomplete."""
+    """Parse the answer in a pod's log. Raises UserError if it is incomplete."""
     answer = _decode_answer(lines)
     texts = answer.get("logs")
     try:
@@ -306,14 +306,14 @@ def parse_answer(lines: Iterable[str], uid: str) -> RunFiles:
             if isinstance(texts, list)
             else ()
         )
-    except Malformed as error:
+    except MalformedError as error:
         raise _invalid_answer(f"of a log {error}") from None
     attempts = tuple(_read_attempts(answer.get("attempts"), uid))[-_MAX_ATTEMPTS:]
     return RunFiles(_read_summary(answer.get("summary"), uid), attempts, logs)
 
 
 def _decode_answer(lines: Iterable[str]) -> dict[str, Any]:
-    """Return the decoded JSON of the answer. Other lines, such as an image's greeting, are ignored."""
+    """Return the decoded answer. Other lines, such as an image's greeting, are ignored."""
     parts, size, digest, other = list[str](), 0, None, ""
     for line in lines:
         if line.startswith(read_run.PREFIX):

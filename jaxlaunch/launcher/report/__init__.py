@@ -1,0 +1,1 @@
+"""The page of a run, its comparison with others, and the dashboard."""

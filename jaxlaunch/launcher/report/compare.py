@@ -26,7 +26,7 @@ _MAX_DIFFERENCES = 300
 
 
 def compare_runs(runs: Sequence[RunReport], metrics: Sequence[str], axis: str) -> dict[str, Any]:
-    """Return the data of the page of a comparison. Raises UserError if no run has a metric of `metrics`."""
+    """Return the data of the page. Raises UserError if no run has a metric of `metrics`."""
     for metric in metrics:
         _require_metric(runs, metric)
     keys = ("sentence", "step", "goodput", "wall_s", "curves")

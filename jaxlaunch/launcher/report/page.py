@@ -1,4 +1,4 @@
-"""Pages: one HTML file each, with data, scripts and style in it. A page loads nothing from anywhere.
+"""Pages: one HTML file each, with data, scripts and style in it, which loads nothing.
 
 All data that others may have written is JSON in the page, from which the scripts make text and
 never HTML. The content security policy of the page lets no other script run.
@@ -42,7 +42,7 @@ def render_page(kind: str, title: str, data: dict[str, Any]) -> str:
 
 
 def render_form(title: str, body: Iterable[str]) -> str:
-    """Return a page without scripts whose forms are sent to its own server, with a same-origin referrer."""
+    """Return a page without scripts whose forms are sent to its own server."""
     style = _read_assets(("page.css",))
     policy = (
         f"default-src 'none'; style-src '{_policy_digest(style)}'; img-src data:; base-uri "
@@ -74,7 +74,7 @@ def _render_document(
 
 
 def to_json(data: Any) -> str:
-    """Return JSON that can be embedded in HTML. Raises ValueError for a number that is not finite."""
+    """Return JSON that HTML can embed. Raises ValueError for a number that is not finite."""
     text = json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     return text.translate(_NOT_IN_HTML).encode("utf-8", "backslashreplace").decode()
 

@@ -1,4 +1,4 @@
-"""Draws the timeline and the curves of a run: as SVG and PNG files, and curves in a terminal by dots of braille."""
+"""Draws the timeline and the curves of a run: as SVG and PNG files, and in a terminal."""
 
 from __future__ import annotations
 
@@ -194,7 +194,7 @@ def write_png(shapes: Sequence[Shape], path: Path) -> None:
 
 
 def draw_plot(lines: Sequence[Line], x_label: str) -> list[str]:
-    """Draw curves in one plot of text. Each has its mark at its newest point, and in the line of names below."""
+    """Draw curves in one plot of text, each with its mark at its newest point."""
     xs = [x for _, line_xs, _ in lines for x in line_xs]
     ys = [y for _, _, line_ys in lines for y in line_ys]
     if not xs:

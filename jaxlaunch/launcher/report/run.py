@@ -119,7 +119,7 @@ class RunReport:
         return {"state": state, "text": text, "todo": next_step}
 
     def to_json(self) -> dict[str, Any]:
-        """Return the data of the page. All texts in it are untrusted until the page shows them as text."""
+        """Return the data of the page, whose texts are untrusted."""
         brief, summary, seconds = self.brief, self.summary, self.timeline.seconds_by_cause
         numbers = TimedNumbers(**(brief.run_numbers() | {"goodput": None}), seconds=seconds)
         return {
@@ -188,7 +188,7 @@ class RunReport:
         return math.floor(epochs * step / rate + 1e-6) if rate > 0 else None
 
     def _remaining_s(self) -> float | None:
-        """Return the seconds of stepping that are left, at the speed of the last tenth of the run."""
+        """Return the seconds of stepping left, at the speed of the last tenth of the run."""
         steps, loss = self.total_steps(), next(iter(self.metrics.curves.values()), None)
         if self.brief.state != "running" or steps is None or loss is None or len(loss.points) < 2:
             return None
@@ -249,7 +249,7 @@ class RunReport:
         ]
 
     def _list_samples(self) -> list[dict[str, Any]]:
-        """Return by step the samples that the model generated, and those that the program reported."""
+        """Return by step the samples that the model generated or the program reported."""
         folder = self.brief.folder
         rows = run_files.read_samples(folder / layout.SAMPLES, MAX_SAMPLES)
         samples_by_step = dict[int, list[Any]]()
@@ -276,7 +276,7 @@ class RunReport:
 
 
 def _sanitize_value(value: Any, depth: int = 0) -> Any:
-    """Return a value of a sample with only texts and numbers, without values that nest deeper than a sample does."""
+    """Return a value of a sample with only texts and numbers, and without deep nesting."""
     if isinstance(value, str):
         is_picture = value.startswith("data:image/png;base64,")
         return value[:MAX_PICTURE_CHARS] if is_picture else escape_controls(value[:MAX_TEXT_CHARS])

@@ -85,7 +85,7 @@ class Curve:
 
 
 def _keep_extremes(points: list[Point]) -> Iterator[Point]:
-    """Yield the lowest and the highest of each four neighbours in order: half of the points, with every spike."""
+    """Yield the lowest and the highest of each four neighbours, so that spikes stay."""
     yield points[0]
     for at in range(1, len(points) - 1, 4):
         four = points[at : min(at + 4, len(points) - 1)]
@@ -109,7 +109,7 @@ class CurveFile:
         self._last_line_offset = 0
 
     def read_new_rows(self) -> bool:
-        """Read new rows. Return whether the file was replaced, as by a resumed run, and read from its start."""
+        """Read new rows. Return whether the file was replaced and read from its start."""
         try:
             file = open(self._path, "rb", opener=regular_files.make_opener(self._path.parent))
         except OSError:
@@ -268,7 +268,7 @@ def _manifest_bytes(manifest: Path, below: Path) -> int | None:
 
 
 def read_classification(folder: Path) -> dict[str, Any] | None:
-    """Return the result of an evaluation by class: confusion, rates, calibration, and the worst examples.
+    """Return an evaluation by class: confusion, rates, calibration, and the worst examples.
 
     The training and `launcher eval` write the file, and others may. It is None if there is no file,
     or one with another content.
@@ -342,7 +342,7 @@ def _check_count(value: Any) -> int:
 
 
 def _check_share(value: Any) -> float | None:
-    """Return a number from 0 to 1 with four digits; means of rounded numbers may be a little above 1."""
+    """Return a number from 0 to 1; means of rounded numbers may be a little above 1."""
     return None if value is None else min(1.0, _check_number(value, 1.001))
 
 
@@ -421,7 +421,7 @@ def job_batch(folder: Path) -> int | None:
 
 
 def quote_folder(folder: Path) -> str:
-    """Return the folder of a run as commands take it: below the working folder as a relative path."""
+    """Return the folder of a run as commands take it: relative below the working folder."""
     return shlex.quote(
         str(folder.relative_to(Path.cwd()) if folder.is_relative_to(Path.cwd()) else folder)
     )
@@ -442,14 +442,14 @@ def compare_jobs(folders: Sequence[Path]) -> list[tuple[str, list[str]]]:
 
 
 def differing_rows(tables: Sequence[Mapping[str, str]]) -> list[tuple[str, list[str]]]:
-    """Return the keys whose values differ between tables, with each value, which is "–" for a missing key."""
+    """Return the keys whose values differ between tables, with all values ("–": none)."""
     keys = dict.fromkeys(key for table in tables for key in table)
     rows = [(key, [table.get(key, "–") for table in tables]) for key in keys]
     return [(key, values) for key, values in rows if len(set(values)) > 1]
 
 
 def _flatten_job(job: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Yield the keys in the form of overrides, with their values, which are hidden in private blocks."""
+    """Yield the keys as overrides with their values, which are hidden in private blocks."""
     is_private = prefix.startswith(tuple(f"{block}." for block in _PRIVATE_BLOCKS))
     for key, value in job.items():
         if isinstance(value, dict) and value:
@@ -509,7 +509,7 @@ def list_changes(folder: Path, starts: Sequence[StartRecord]) -> list[dict[str, 
 
 
 def list_versions(summary: Summary | None) -> dict[str, str]:
-    """Return the versions of packages and the digest of the code that a start ran with, as keys next to the job's."""
+    """Return the versions of packages and the digest of the code of a start, by key."""
     versions = {} if summary is None or summary.of is None else summary.of.made_of
     return {
         "digest of code"
@@ -544,7 +544,7 @@ class RunBrief(RunNumbers):
 
 
 def read_brief(folder: Path) -> RunBrief:
-    """Return the row of a run, from at most two of its files. Missing and invalid values are left out."""
+    """Return the row of a run, from at most two of its files, without invalid values."""
     summary, owner = RunFolder(folder).read_summary_row(), layout.owner_name(folder) or ""
     if summary is None:
         return RunBrief(

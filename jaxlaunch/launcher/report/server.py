@@ -1,4 +1,4 @@
-"""The dashboard's server: a table of runs, the page of each while it goes on, and several next to each other.
+"""The dashboard's server: a table of runs, the page of each, and comparisons.
 
 It listens only on this machine and answers only requests with the token of its address. A page of
 another site can neither send requests to it (Host, Origin) nor read it. No path of a request is
@@ -82,7 +82,7 @@ class PageServer(http.server.ThreadingHTTPServer):
         self.server_name, self.server_port = self.server_address[:2]  # type: ignore[assignment]
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Print the traceback of an exception unless the client has left; any other is a fault of ours."""
+        """Print the traceback of an exception, unless the client has left."""
         if not isinstance(sys.exc_info()[1], ConnectionError | TimeoutError):
             super().handle_error(request, client_address)
 
@@ -101,7 +101,7 @@ class PageHandler(http.server.BaseHTTPRequestHandler):
     server_version, sys_version = "jaxlaunch", ""
 
     def parse_target(self) -> urllib.parse.SplitResult | None:
-        """Return the address of the request, or None if it is invalid, as with an unclosed bracket."""
+        """Return the address of the request, or None if it is invalid."""
         try:
             return urllib.parse.urlsplit(self.path)
         except ValueError:
@@ -170,7 +170,7 @@ class PageHandler(http.server.BaseHTTPRequestHandler):
         self.end_headers()
 
     def send_response_only(self, code: int, message: str | None = None) -> None:
-        """Send a status line also for requests of HTTP/0.9 or without a version, unlike the base class."""
+        """Send a status line also for requests of HTTP/0.9 or without a version."""
         self.request_version = self.protocol_version
         super().send_response_only(code, message)
 
@@ -212,7 +212,7 @@ class RunCatalog:
         return self._table[1:]
 
     def _read_row(self, path: Path) -> dict[str, Any]:
-        """Return the row of a run, read again where its summary or lock has changed, or it may have been killed."""
+        """Return the row of a run, read again if its files have changed or it may have ended."""
         stamp = *_file_stamp(path / SUMMARY), *_file_stamp(path / LOCK)
         cached = self._rows.get(path)
         if cached is None or cached[0] != stamp or cached[1]["state"] in ("running", "unknown"):
@@ -326,7 +326,7 @@ class Handler(PageHandler):
                 self.send_refusal(HTTPStatus.NOT_FOUND, "there is no such page")
 
     def _is_ours(self) -> bool:
-        """Return whether the request is from our own page or a person, and not from another site."""
+        """Return whether the request is from our own page or a person."""
         port = self.server.server_address[1]
         hosts = {f"{LOOPBACK}:{port}", f"localhost:{port}"}
         is_same_site = self.headers.get("Sec-Fetch-Site", "none") in ("none", "same-origin")

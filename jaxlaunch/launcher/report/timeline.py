@@ -66,7 +66,7 @@ class Timeline(NamedTuple):
     attempts: Sequence[Attempt]
 
     def axis_position(self, time: float) -> float:
-        """Return the position of a moment on the axis. Moments between two starts are at the begin of the later one."""
+        """Return the position of a moment on the axis; between two starts, of the later one."""
         for span in self.spans:
             if time <= span.ended_at:
                 return span.begin + max(0.0, time - span.started_at)
@@ -133,7 +133,7 @@ def _add_attempt(
     intervals: Sequence[Interval],
     pieces: list[Piece],
 ) -> tuple[float, float]:
-    """Append the pieces of an attempt and of the time since the one before it; return its end and its begin."""
+    """Append the pieces of an attempt and of the gap before it; return its end and begin."""
     ended_at, total_s = max(now, ended_at), sum(seconds.values())
     began_at = max(now, ended_at - total_s)
     pieces.append((DOWN if pieces else FIRST_CAUSE, began_at - now))
@@ -158,7 +158,7 @@ def _add_attempt(
 
 
 def _list_alternating(seconds: Mapping[str, float], intervals: Sequence[Interval]) -> list[Piece]:
-    """Return steps and the pieces between them, by the intervals. Lost work is at the end of the steps."""
+    """Return steps and the pieces between them, with lost work at the end of the steps."""
     left_s = {cause: max(0.0, seconds.get(cause, 0.0)) for cause in _ALTERNATING}
     steps_s = max(0.0, seconds.get(STEP, 0.0) + seconds.get(LOST, 0.0))
     pieces = list[Piece]()
@@ -208,7 +208,7 @@ def _join_pieces(pieces: Iterable[Piece], at: float) -> list[Segment]:
 
 
 def rank_phases(folder: Path, timeline: Timeline) -> dict[str, Any] | None:
-    """Return the samples of the ranks as [from, to, letters, lags] on the axis of the strip, or None for a single rank.
+    """Return the samples of the ranks as [from, to, letters, lags], or None for a single rank.
 
     The letters are the phase of each rank, the lags how many steps it is behind the foremost. A
     sample stands for the time since the one before it, or for one period where that is longer ago.

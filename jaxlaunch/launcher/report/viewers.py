@@ -90,17 +90,17 @@ class Refusal(NamedTuple):
     sentence: str
 
 
-class BadToken(Exception):
-    """There is no token, or none that can be sent on; the text is for the viewer, and repeats nothing of it."""
+class BadTokenError(Exception):
+    """There is no token that can be sent on. The text is for the viewer, without the token."""
 
 
 def check_token(text: str) -> str:
-    """Return a token without the white space around it. Raises BadToken."""
+    """Return a token without the white space around it. Raises BadTokenError."""
     token = text.strip(" \t\r\n")
     if not token:
-        raise BadToken("Sign in to see your jobs.")
+        raise BadTokenError("Sign in to see your jobs.")
     if len(token) > MAX_TOKEN_CHARS or not _TOKEN.fullmatch(token):
-        raise BadToken(
+        raise BadTokenError(
             f"This is not a token: it has more than {MAX_TOKEN_CHARS} characters, or others than "
             "letters, digits and"
             " ._~+/-=."
@@ -109,12 +109,12 @@ def check_token(text: str) -> str:
 
 
 def bearer_token(headers: Sequence[str]) -> str | None:
-    """Return the token in the headers Authorization, or None if there is none. Raises BadToken."""
+    """Return the token in the headers Authorization, or None if there is none. Raises BadTokenError."""
     if not headers:
         return None
     scheme, _, credentials = headers[0].partition(" ")
     if len(headers) > 1 or scheme.lower() != "bearer":
-        raise BadToken("The header Authorization must be `Bearer TOKEN`, once.")
+        raise BadTokenError("The header Authorization must be `Bearer TOKEN`, once.")
     return check_token(credentials)
 
 
@@ -125,9 +125,9 @@ class Cookies:
         self._cipher = Fernet(Fernet.generate_key())
 
     def seal_token(self, token: str, *, is_secure: bool) -> str:
-        """Return the header Set-Cookie for a token. Raises BadToken for one that is too long for a cookie."""
+        """Return the header Set-Cookie for a token. Raises BadTokenError if it is too long."""
         if len(token) > MAX_COOKIE_CHARS:
-            raise BadToken(
+            raise BadTokenError(
                 f"This token has more than the {MAX_COOKIE_CHARS} characters that a cookie has "
                 "room for: an"
                 " authenticating proxy can send it as `Authorization: Bearer` instead."
@@ -135,7 +135,7 @@ class Cookies:
         return _set_cookie(self._cipher.encrypt(token.encode()).decode(), is_secure=is_secure)
 
     def read_token(self, headers: Sequence[str]) -> str | None:
-        """Return the token in the headers Cookie, or None. Raises BadToken for one that is no longer valid."""
+        """Return the token in the headers Cookie, or None. Raises BadTokenError if it is not valid."""
         cookies = dict[str, str]()
         for part in itertools.chain.from_iterable(header.split(";") for header in headers):
             name, equals, value = part.strip().partition("=")
@@ -147,7 +147,7 @@ class Cookies:
         try:
             return self._cipher.decrypt(sealed.encode(), ttl=SESSION_S).decode()
         except (InvalidToken, UnicodeEncodeError):
-            raise BadToken("You are no longer signed in: sign in again.") from None
+            raise BadTokenError("You are no longer signed in: sign in again.") from None
 
 
 def _set_cookie(value: str, *, is_secure: bool) -> str:
@@ -156,7 +156,7 @@ def _set_cookie(value: str, *, is_secure: bool) -> str:
 
 
 class Server(PageServer):
-    """Serves the jobs of `namespaces` on all addresses of this pod, by the names `hosts` and those of OWN_HOSTS."""
+    """Serves the jobs of `namespaces` on all addresses of this pod, by the names `hosts`."""
 
     def __init__(
         self, jobs: Jobs, namespaces: Sequence[str], hosts: Iterable[str], port: int = 0
@@ -191,7 +191,7 @@ class Server(PageServer):
             self._connections.release()
 
     def read_table(self, token: str) -> dict[str, Any] | Refusal:
-        """Return the jobs that the token may see now. Hidden namespaces are counted, and not named."""
+        """Return the jobs that the token may see now, and the count of hidden namespaces."""
         rows, unread, hidden, failed = list[dict[str, Any]](), list[str](), 0, 0
         for namespace in self._namespaces:
             try:
@@ -278,7 +278,7 @@ class Handler(PageHandler):
                 return self.send_refusal(HTTPStatus.NOT_FOUND, "there is no such page")
             token = check_token(text)
             cookie = self.server.cookies.seal_token(token, is_secure=self._is_secure())
-        except BadToken as error:
+        except BadTokenError as error:
             return self._sign_in(Refusal(HTTPStatus.UNAUTHORIZED, str(error)))
         if isinstance(table := self.server.read_table(token), Refusal):
             return self._sign_in(table)
@@ -287,21 +287,21 @@ class Handler(PageHandler):
         )
 
     def _read_form(self) -> str:
-        """Return the token of a form. Raises BadToken for a body that is not a form, or is too long."""
+        """Return the token of a form. Raises BadTokenError for any other or a too long body."""
         length = self.headers.get("Content-Length", "")
         if not re.fullmatch(r"[0-9]{1,12}", length):
-            raise BadToken("The form has no length: send Content-Length.")
+            raise BadTokenError("The form has no length: send Content-Length.")
         if (remaining := int(length)) > MAX_FORM_BYTES:
             remaining = min(remaining, _MAX_DRAINED_BYTES)
             while remaining and (part := self.rfile.read(min(remaining, MAX_FORM_BYTES))):
                 remaining -= len(part)
-            raise BadToken(f"This is not a token: a form has at most {MAX_FORM_BYTES} bytes.")
+            raise BadTokenError(f"This is not a token: a form has at most {MAX_FORM_BYTES} bytes.")
         try:
             fields = urllib.parse.parse_qs(
                 self.rfile.read(remaining).decode("latin-1"), max_num_fields=8
             )
         except ValueError:
-            raise BadToken("The form has more fields than a token.") from None
+            raise BadTokenError("The form has more fields than a token.") from None
         return "".join(fields.get("token", ()))
 
     def _request_path(self) -> str:
@@ -313,13 +313,13 @@ class Handler(PageHandler):
             yield table
 
     def _read_table(self) -> dict[str, Any] | Refusal:
-        """Return the jobs that the token of this request may see now. A header precedes a cookie."""
+        """Return the jobs that the token of this request, from header or cookie, may see."""
         try:
             token = bearer_token(self.headers.get_all("Authorization", []))
             if token is None:
                 token = self.server.cookies.read_token(self.headers.get_all("Cookie", []))
             return self.server.read_table(check_token(token or ""))
-        except BadToken as error:
+        except BadTokenError as error:
             return Refusal(HTTPStatus.UNAUTHORIZED, str(error))
 
     def _is_by_proxy(self) -> bool:

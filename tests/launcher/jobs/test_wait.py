@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from jaxlaunch.contract import ANNOTATION
-from jaxlaunch.launcher.jobs.lifecycle import WaitTimeout, wait_for_end
+from jaxlaunch.launcher.jobs.lifecycle import WaitTimeoutError, wait_for_end
 from jaxlaunch.launcher.jobs.logs.follow import DRAIN_TIMEOUT_S
 from jaxlaunch.launcher.jobs.status.job_status import State
 from jaxlaunch.launcher.kubernetes import transport
@@ -270,7 +270,7 @@ def test_how_far_a_job_is_is_written_down_when_nobody_waits_any_longer(
         PODS.path("team", name, "log"),
         {"text": f"{log_lines.format_line(objects.beat(step=40))}\n"},
     )
-    with pytest.raises(WaitTimeout):
+    with pytest.raises(WaitTimeoutError):
         wait_for_end(Cluster.connect(), made, 0.5)
     known = json.loads(server.objects[AT]["metadata"]["annotations"][ANNOTATION])
     assert (known["when"], known["step"]) == ("running", 40)

@@ -24,7 +24,7 @@ from jaxlaunch.records.codec import (
     MAX_NUMBER,
     ExitCode,
     ExitStatus,
-    Malformed,
+    MalformedError,
     NonNegativeInt,
     truncate_to,
 )
@@ -81,7 +81,7 @@ class Status:
         """Return the status with these fields of a message, without unknown ones.
 
         Raises:
-            Malformed: A field has the wrong form.
+            MalformedError: A field has the wrong form.
         """
         changes = codec.read_partial(Status, fields)
         # dataclasses.replace takes five times as long, and a leader does this for every beat.
@@ -315,7 +315,7 @@ def read_line(line: bytes, rank: int) -> dict[str, Any]:
             continue
         try:
             message[key] = _as_plain_value(_READERS[key](value))
-        except Malformed as error:
+        except MalformedError as error:
             problem = (
                 f"rank {rank} wrote `{key}`: {codec.truncate_repr(value)} to the progress pipe"
             )
@@ -373,13 +373,13 @@ class _Stopped:
 
 def _check_metrics_size(metrics: Mapping[str, Any]) -> Mapping[str, Any]:
     if len(json.dumps(metrics)) > MAX_METRICS_BYTES:
-        raise Malformed(f"an object of at most {MAX_METRICS_BYTES} bytes", metrics)
+        raise MalformedError(f"an object of at most {MAX_METRICS_BYTES} bytes", metrics)
     return metrics
 
 
 def _check_profile_state(profile: Mapping[str, Any]) -> Mapping[str, Any]:
     if not isinstance(profile.get("state"), str):
-        raise Malformed("an object with a string `state`", profile)
+        raise MalformedError("an object with a string `state`", profile)
     return profile
 
 

@@ -88,7 +88,7 @@ class Hello:
 
     @classmethod
     def from_wire(cls, fields: Mapping[str, Any]) -> Hello:
-        """Read a hello. Raises Malformed if the fields have another form."""
+        """Read a hello. Raises MalformedError if the fields have another form."""
         return codec.read_record(cls, fields)
 
     def to_wire(self) -> dict[str, Any]:

@@ -182,7 +182,7 @@ class Event:
 
     @classmethod
     def from_wire(cls, host: int, fields: Mapping[str, Any]) -> Event:
-        """Read an event from a message of a host. Raises Malformed if it has another form."""
+        """Read an event from a message of a host. Raises MalformedError if it has another form."""
         return codec.read_record(cls, {**fields, "host": host, "is_alone": False})
 
     def with_short_texts(self) -> Event:

@@ -31,7 +31,7 @@ from jaxlaunch.launcher.agent.gang.protocol import (
 from jaxlaunch.launcher.agent.io.link import SILENCE_TIMEOUT_S, Link, Message, create_channel
 from jaxlaunch.launcher.agent.io.loop import READ, WRITE, Loop, Timer
 from jaxlaunch.records import codec
-from jaxlaunch.records.codec import Malformed
+from jaxlaunch.records.codec import MalformedError
 from jaxlaunch.records.verdict import Verdict
 
 # --- state of the member --------------------------------------------------------------------------
@@ -324,7 +324,7 @@ class LeaderConnection:
             return
         try:
             order = codec.read_record(FROM_LEADER[kind], message) if kind in FROM_LEADER else None
-        except Malformed as error:
+        except MalformedError as error:
             return self._drop_link(link, f"it sent a `{kind}` whose {error}")
         handler(order)
 
@@ -340,7 +340,7 @@ class LeaderConnection:
                 link.epoch = codec.read_record(Welcome, fields).epoch
                 return self._on_admitted()
             refused = codec.read_record(Refused, fields)
-        except (HandshakeError, Malformed) as error:
+        except (HandshakeError, MalformedError) as error:
             return self._drop_link(link, str(error))
         link.close()
         self._link = None

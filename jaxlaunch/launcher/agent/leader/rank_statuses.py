@@ -128,7 +128,7 @@ class SharedStatuses:
         self._recent: dict[tuple[str | None, int | None], Status] = {}
 
     def apply_changes(self, old_status: Status, fields: Mapping[str, Any]) -> Status:
-        """Return the status with these changes. Raises Malformed for a wrong field."""
+        """Return the status with these changes. Raises MalformedError for a wrong field."""
         entry = self._successors.get(id(old_status))
         if entry is not None:
             for changes, new_status in entry[1]:

@@ -184,7 +184,7 @@ class _Follower:
         self._drain_logs()
 
     def _drain_logs(self) -> None:
-        """Read the rest of the logs. The pods are listed again, because their watch may lag behind the JobSet's."""
+        """Read the rest of the logs. The watch of pods may lag behind, so they are listed again."""
         labels, deadline = f"{NAME_LABEL}={self._name}", time.monotonic() + DRAIN_TIMEOUT_S
         try:
             pods = self._outage.call_with_retries(

@@ -1,4 +1,4 @@
-"""Log lines of a job: parsed by rank, selected by rank and pattern, read from many pods and merged by time."""
+"""Log lines of a job: parsed, selected by rank and pattern, and merged by time."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Line:
 
 
 def parse_line(host: int, text: str) -> Line:
-    """Parse a line of an agent's output: `[RANK] text` of a process, or any other text of the agent itself."""
+    """Parse a line of an agent's output: `[RANK] text` of a process, or the agent's own text."""
     match = _RANKED.fullmatch(text)
     return Line(host, int(match[1]), match[2]) if match else Line(host, None, text)
 
@@ -91,7 +91,7 @@ class Selection:
     pattern: re.Pattern[str] | None = None
 
     def matches(self, line: Line, ranks: range) -> bool:
-        """Return whether a line of the host with these `ranks` is selected. An agent's own line belongs to each."""
+        """Return whether a line of the host with these `ranks` is selected."""
         owners = ranks if line.rank is None else (line.rank,)
         return self.matches_any_rank(owners) and (
             self.pattern is None or self.pattern.search(line.text) is not None
@@ -131,7 +131,7 @@ def check_ranks_exist(select: Selection, processes: int) -> None:
 
 
 def default_selection(processes: int, failing: int | None = None) -> Selection:
-    """Return the default selection: all ranks of a small gang, or rank 0 and the failing rank of a large one."""
+    """Return all ranks of a small gang, or rank 0 and the failing rank of a large one."""
     return Selection(None if processes <= _SMALL_GANG_SIZE else frozenset({0, failing or 0}))
 
 
@@ -170,7 +170,7 @@ class LogSource:
 
 @dataclasses.dataclass(frozen=True)
 class LogWindow:
-    """Start of the lines to read: some seconds ago, the last `tail` selected lines, or a time in RFC 3339."""
+    """Start of the lines to read: seconds ago, the last `tail` selected lines, or a time."""
 
     seconds: int | None = None
     tail: int | None = None
@@ -181,7 +181,7 @@ FULL_WINDOW = LogWindow()
 
 
 def log_source(jobset: Obj, host: Host, members: Members | None = None) -> LogSource:
-    """Return the log of one host, with its ranks according to `members` or to the start of the gang.
+    """Return the log of one host, with its ranks by `members` or the start of the gang.
 
     If ranks can move between hosts, any pod may have lines of any rank. In a large gang only the
     pods that hold a rank now are read.
@@ -318,7 +318,7 @@ def _select_lines(texts: Iterable[str], source: LogSource, select: Selection) ->
 def _tail_length(
     cluster: Cluster, namespace: str, source: LogSource, select: Selection, window: LogWindow
 ) -> int:
-    """Return the number of lines at the end of a log that contain its last `window.tail` selected lines."""
+    """Return the number of last lines of a log that hold `window.tail` selected lines."""
     line_count = window.tail or 0
     for power in itertools.count(1):
         length = line_count * 4**power

@@ -1,0 +1,1 @@
+"""The objects of a job in its cluster, and its status."""

@@ -1,4 +1,4 @@
-"""The agents' report about a run, merged from host 0's log and every pod's termination message. Pure."""
+"""The agents' report about a run, from host 0's log and the termination messages. Pure."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class AttemptEnd:
 
 @dataclasses.dataclass(frozen=True)
 class AgentReport:
-    """Merged report of all agents. A field is None or empty if no agent reported it or it could not be read."""
+    """Merged report of all agents. A field is None or empty if it is not known."""
 
     # Newest heartbeat of these pods.
     heartbeat: BeatLine | None = None
@@ -60,7 +60,7 @@ class AgentReport:
 
     @property
     def is_judged(self) -> bool:
-        """Return whether the attempt of the newest heartbeat has ended, so that its phase is outdated."""
+        """Return whether the attempt of the newest heartbeat has ended."""
         last, beat = self.last_end, self.heartbeat
         if (
             last is None

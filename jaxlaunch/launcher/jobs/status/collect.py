@@ -199,7 +199,7 @@ class _Reader:
     # --- what is read only sometimes --------------------------------------------------------------
 
     def _ending_namespace(self) -> Obj | None:
-        """Return the namespace, if it is being deleted. None also if the user may not read it, as most users."""
+        """Return the namespace if it is being deleted. None also if the user may not read it."""
         try:
             namespace = self._cluster.get(NAMESPACES, self._namespace)
         except ApiError as error:
@@ -247,7 +247,7 @@ class _Reader:
     def _find_unhealthy_node(
         self, newest: Sequence[Host], records: Sequence[Line], now: datetime
     ) -> tuple[Obj | None, DeletedNode | None]:
-        """Return the node of the first suspect host if it is not Ready, or its name and time if it was deleted.
+        """Return the first suspect host's node if it is not Ready, or its name if it was deleted.
 
         Few users may read nodes. An error is ignored.
         """
@@ -284,7 +284,7 @@ class _Reader:
         return (seconds_since(host.created_at, now) or 0.0) > _LATE_POD_S
 
     def _read_records(self, jobset: Obj, newest: list[Host], is_queued: bool) -> list[Line]:
-        """Return the leader's records. To save a call, those of earlier attempts are skipped if queues were read."""
+        """Return the leader's records, of earlier attempts only if no queues were read."""
         leader = next((host for host in newest if host.number == 0 and host.has_started), None)
         if leader is None or not hosts.is_ours(jobset):
             return []
@@ -298,7 +298,7 @@ class _Reader:
 
 
 def _may_be_terminating(jobset: Obj, events: Iterable[Obj], newest: Iterable[Host]) -> bool:
-    """Return whether the namespace may be being deleted: its pods go first, and new objects are rejected."""
+    """Return whether the namespace may be being deleted: its pods go first."""
     if "deletionTimestamp" in jobset["metadata"] or any(
         host.is_leaving and host.has_ended for host in newest
     ):
@@ -315,7 +315,7 @@ def _describe_unread(subject: str, error: ClusterError, node: str | None = None)
 def job_events(
     events: Iterable[Mapping[str, Any]], name: str, jobset: Obj | None
 ) -> Iterator[Mapping[str, Any]]:
-    """Yield the events about a job of that name and its objects: Jobs, pods, claims and its Workload.
+    """Yield the events about a job of that name, its Jobs, pods, claims and Workload.
 
     Events before the creation of an existing JobSet are left out, since they are about an earlier
     one of the same name.
@@ -415,7 +415,7 @@ def _add_records(cluster: Cluster, jobs: Sequence[Snapshot]) -> list[Snapshot]:
 
 
 def _list_jobsets(cluster: Cluster, namespace: str | None) -> list[Obj]:
-    """Return the JobSets of a namespace, or of all. Raises ClusterError if the cluster has no JobSet."""
+    """Return the JobSets of a namespace, or of all. Raises ClusterError without JobSet."""
     try:
         return list(cluster.list(JOBSETS, namespace))
     except ApiError as error:
@@ -446,7 +446,7 @@ _HEAD_BYTES = 256 * 1024
 
 
 def explain_unread(error: ClusterError, node: str | None) -> str:
-    """Return why a log could not be read. The API server fetches it from the kubelet of the pod's node."""
+    """Return why a log could not be read. The API server fetches it from a kubelet."""
     match = _KUBELET_ERROR.search(error.message) if isinstance(error, ApiError) else None
     if match is not None:
         says = "is not trusted by" if match["why"].startswith("tls: ") else "does not answer"
@@ -459,7 +459,7 @@ def explain_unread(error: ClusterError, node: str | None) -> str:
 def read_recent_records(
     cluster: Cluster, namespace: str, leader: Host, timeout_s: float = LOG_TIMEOUT_S
 ) -> list[Line]:
-    """Return the leader's newest heartbeats or its verdict. Raises ClusterError if its log cannot be read."""
+    """Return the leader's newest heartbeats or its verdict. Raises ClusterError."""
     if leader.terminated:
         return _read_part(cluster, namespace, leader, timeout_s, tail=_ENDED_TAIL_LINES)[0]
     for power in itertools.count():
@@ -484,7 +484,7 @@ def read_all_records(cluster: Cluster, namespace: str, leader: Host) -> list[Lin
 
 
 def follow_records(cluster: Cluster, namespace: str, leader: Host) -> Iterator[Line]:
-    """Yield the leader's new records until its log ends. Raises ClusterError if it cannot be read."""
+    """Yield the leader's new records until its log ends. Raises ClusterError."""
     return _parse_records(
         cluster.log(namespace, leader.pod, container=leader.container, follow=True, since_s=1)
     )

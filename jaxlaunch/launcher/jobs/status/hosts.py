@@ -114,12 +114,12 @@ class Host:
 
     @property
     def has_left_gang(self) -> bool:
-        """Return whether its agent was told to stop and left, while the gang waits for a replacement pod."""
+        """Return whether its agent has left as told, while the gang waits for another pod."""
         return self.terminated.get("exitCode") == contract.LEFT
 
     @property
     def ends_gang(self) -> bool:
-        """Return whether its failure ends the whole gang, although lost pods are otherwise replaced one by one."""
+        """Return whether its failure ends the whole gang, although lost pods are replaced."""
         return self.phase == "Failed" and self.terminated.get("exitCode") in contract.GANG_CODES
 
     @property
@@ -144,7 +144,7 @@ def count_hosts(jobset: Obj) -> int:
 
 
 def main_container(spec: Obj) -> Obj:
-    """Return the container of a pod spec that runs the program, by its name or else the first one."""
+    """Return the container that runs the program, by its name or else the first one."""
     containers = spec.get("containers") or [{}]
     return next(
         (container for container in containers if container.get("name") == MAIN_CONTAINER),
@@ -169,7 +169,7 @@ def agent_job(spec: Obj) -> AgentJob | None:
 
 
 def initial_members(jobset: Obj) -> Members:
-    """Return the hosts that hold ranks at the start of the gang. In another tool's JobSet each holds one."""
+    """Return the hosts that hold ranks at first. In another tool's JobSet each holds one."""
     job = _agent_job_or_default(jobset)
     return Members(
         range(job.sizes[-1] if job.sizes else count_hosts(jobset)), job.processes_per_host
@@ -332,7 +332,7 @@ def _read_host(pod: Obj, offsets: Mapping[str, tuple[int, int]], main: str) -> H
 
 
 def _deciding_container(status: Obj, main: Obj) -> tuple[Obj, bool]:
-    """Return the container whose state shows the progress of the pod, and whether it is an init container.
+    """Return the container that shows the progress of the pod, and whether it is an init one.
 
     This is the main container once it has started. An init container that still runs is then a
     sidecar.

@@ -96,7 +96,7 @@ class JobStatus(RunNumbers):
     missing: tuple[int, ...]
     members: (
         str | None
-        # Hosts with ranks, in the order of these, as `0,3,2`; None: each its own always, or not known.
+        # Hosts with ranks, in the order of these, as `0,3,2`; None: each its own, or not known.
     )
     spares: tuple[int, ...]  # hosts that are ready to hold ranks
     steps: int | None
@@ -213,7 +213,7 @@ def derive_state(snapshot: Snapshot) -> State:
 
 
 def is_stopped_in_queue(snapshot: Snapshot) -> bool:
-    """Return whether the Workload is deactivated, by `launcher stop` or by Kueue after too many attempts."""
+    """Return whether the Workload is deactivated, by `launcher stop` or by Kueue."""
     return (
         snapshot.workload is not None and snapshot.workload.get("spec", {}).get("active") is False
     )
@@ -235,7 +235,7 @@ def _suspended_state(snapshot: Snapshot) -> State:
 
 
 def _is_restarting(snapshot: Snapshot) -> bool:
-    """Return whether the last generation has ended or is ending, and the next one has no pods yet."""
+    """Return whether the last generation has ended or is ending, and the next has no pods."""
     if not snapshot.hosts:
         return snapshot.restarts > 0
     if snapshot.hosts[0].generation < snapshot.restarts:
@@ -264,7 +264,7 @@ def _read_as_of(snapshot: Snapshot) -> Mapping[str, str] | None:
 
 
 def describe_as_of(status: JobStatus, now: datetime) -> str:
-    """Return "12:03:11 UTC (7m ago), when it was stopped", with the date if it is not today; empty if current."""
+    """Return "12:03:11 UTC (7m ago), when it was stopped", or "" for current numbers."""
     if status.as_of is None:
         return ""
     at = datetime.fromisoformat(status.as_of["at"])
@@ -297,7 +297,7 @@ def _count_restarts(snapshot: Snapshot, by_cause: Mapping[str, int] | None) -> R
 
 
 def exit_code(snapshot: Snapshot, state: State) -> int | None:
-    """Return the exit code of an ended run: its verdict's, else a container's, else 1. None before its end."""
+    """Return the exit code of an ended run: its verdict's, else a container's, else 1."""
     if state is State.DONE:
         return contract.DONE
     if state is not State.FAILED:

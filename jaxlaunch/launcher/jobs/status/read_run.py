@@ -1,11 +1,11 @@
-"""Program that reads a run folder and writes its contents to stdout, for `status` and `logs --from-volume`.
+"""Write the contents of a run folder to stdout, for `status` and `logs --from-volume`.
 
 Its source is the argument of `python -c` in a pod, so it must not import jaxlaunch. The only
-argument is JSON: `folder`, `names` (`layout.READ_NAMES`), `ranks` (a list, or null for all), `pattern` (of lines, or null), `tail`
-(lines of each rank, or null) and `bytes` (of all logs together). The answer is JSON: `summary`
-(without stacks) and `attempts` as in the files, and `logs`, each with `rank`, `text` and `left_out`
-(bytes before the text). It is compressed with zlib and written as lines of base64 with a prefix.
-The last line has its SHA-256.
+argument is JSON: `folder`, `names` (`layout.READ_NAMES`), `ranks` (a list, or null for all),
+`pattern` (of lines, or null), `tail` (lines of each rank, or null) and `bytes` (of all logs
+together). The answer is JSON: `summary` (without stacks) and `attempts` as in the files, and
+`logs`, each with `rank`, `text` and `left_out` (bytes before the text). It is compressed with zlib
+and written as lines of base64 with a prefix. The last line has its SHA-256.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ ROTATION_LINE = re.compile(rb"\((\d{1,18}) bytes of this log are before this fil
 
 
 def open_below(path: str, below: str) -> BinaryIO | None:
-    """Open a regular file below a folder, or return None. A pipe would block, and a link may lead anywhere."""
+    """Open a regular file below a folder without following links, or return None."""
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
     *between, name = os.path.relpath(path, below).split(os.sep)
     folder_fd = -1
@@ -98,7 +98,7 @@ def find_newest_start(folder: str, names: dict[str, str]) -> str:
 def read_log(
     run: str, path: str, rank: int, pattern: re.Pattern[str] | None, tail: int | None, size: int
 ) -> dict[str, Any]:
-    """Return the last selected lines of a rank, at most `size` bytes, and the number of omitted bytes before them.
+    """Return the last selected lines of a rank, and the number of bytes left out before them.
 
     Args:
         run: Folder of the run, below which no link is followed.
@@ -145,7 +145,7 @@ def read_log(
 
 
 def find_ranks(folder: str, log: str, ranks: Iterable[int] | None) -> list[int]:
-    """Return the requested ranks that have a log in the folder of a start, by the template of its name."""
+    """Return the requested ranks that have a log in the folder of a start."""
     logs, template = os.path.split(log)
     prefix, suffix = map(re.escape, template.split("{rank}"))
     pattern = re.compile(prefix + r"(\d{1,7})" + suffix)

@@ -67,7 +67,7 @@ class NoSuchJob:
 
 @dataclasses.dataclass(frozen=True)
 class Snapshot:
-    """The trimmed objects of one job. None means that an object does not exist or was not needed."""
+    """The trimmed objects of one job. None means that an object does not exist or is not needed."""
 
     namespace: str
     name: str
@@ -114,7 +114,7 @@ class Snapshot:
 
     @cached_property
     def members(self) -> Members:
-        """Hosts that hold ranks according to the leader's log, or those of the start of the gang."""
+        """Hosts that hold ranks according to the leader's log, or at the start of the gang."""
         table, beat = hosts.initial_members(self.jobset), self.report.heartbeat
         if beat is None or beat.members is None:
             return table
@@ -167,7 +167,7 @@ class Snapshot:
         return timestamp
 
     def is_on_silent_node(self, host: Host) -> bool:
-        """Return whether the host is on a node that does not answer or is deleted, so that its pod is outdated."""
+        """Return whether the host's node does not answer or is deleted, so its pod is outdated."""
         names = {None if self.silent_node is None else self.silent_node["metadata"]["name"]}
         names.add(None if self.deleted_node is None else self.deleted_node.name)
         return host.node is not None and host.node in names and not host.has_ended
@@ -199,7 +199,7 @@ class Snapshot:
     def find_event(
         self, *reasons: str, kind: str = "", on_hosts: Collection[Host] | None = None
     ) -> Obj | None:
-        """Return the newest event with one of the reasons, about objects of a kind or about pods of some hosts."""
+        """Return the newest event with one of the reasons, of a kind or about some hosts."""
         matching = (
             event
             for event in self.events
@@ -211,7 +211,7 @@ class Snapshot:
 
 
 def _is_about(event: Obj, hosts: Collection[Host]) -> bool:
-    """Return whether an event is about a pod of these hosts. An event about many pods names only some of them."""
+    """Return whether an event, which names only some of its pods, is about these hosts."""
     return bool(hosts) and (
         len(event["names"]) >= MAX_EVENT_NAMES or any(host.pod in event["names"] for host in hosts)
     )
@@ -221,7 +221,7 @@ def _is_about(event: Obj, hosts: Collection[Host]) -> bool:
 
 
 def has_begun(snapshot: Snapshot) -> bool:
-    """Return whether the processes of these pods have started before, so that a missing pod is a lost one.
+    """Return whether the processes have started before, so that a missing pod is a lost one.
 
     Without the leader's log this is inferred from the leader's pod, which Kubernetes creates before
     all others.
@@ -243,13 +243,13 @@ def has_begun(snapshot: Snapshot) -> bool:
 
 
 def is_table_known(snapshot: Snapshot) -> bool:
-    """Return whether the hosts with ranks are known. They are not while the leader of a started gang is missing."""
+    """Return whether the hosts with ranks are known, also without a missing leader."""
     has_said = snapshot.report.heartbeat is not None and snapshot.report.recorded is None
     return has_said or not has_begun(snapshot)
 
 
 def lost_hosts(snapshot: Snapshot) -> list[int]:
-    """Return the hosts with no pod or a failed one. A finished gang has none, although its Job deletes pods."""
+    """Return the hosts without a live pod. A finished gang has none."""
     if is_gang_done(snapshot):
         return []
     alive = {host.number for host in snapshot.hosts if host.phase != "Failed"}
@@ -267,7 +267,7 @@ def are_members_lost(snapshot: Snapshot) -> bool:
 
 
 def missing_hosts(snapshot: Snapshot) -> list[int]:
-    """Return the hosts that are lost, whose new pod has not started, or whose agent does not answer."""
+    """Return the hosts that are lost, whose new pod has not started, or that do not answer."""
     late = [host.number for host in snapshot.hosts if not host.has_started]
     if snapshot.report.stage == "gather":
         suspects = (*cut_off_hosts(snapshot), *unresponsive_hosts(snapshot))
@@ -280,7 +280,7 @@ def missing_hosts(snapshot: Snapshot) -> list[int]:
 
 
 def cut_off_hosts(snapshot: Snapshot) -> list[Host]:
-    """Return the hosts whose pods are reported as running on a node that does not answer or is deleted.
+    """Return the hosts with pods on a node that does not answer or is deleted.
 
     This is known from the node, if it could be read, or from its pods, which the node controller
     then marks as not ready without a reason.
@@ -315,7 +315,7 @@ def reachable_hosts(snapshot: Snapshot) -> list[Host]:
 
 
 def unresponsive_hosts(snapshot: Snapshot) -> list[Host]:
-    """Return the hosts for which the leader waits although they were running before the last attempt ended."""
+    """Return the hosts that the leader waits for and that ran before the last attempt ended."""
     last, missing = snapshot.report.last_end, snapshot.report.missing_hosts
     if last is None or last.at is None:
         return []
@@ -330,7 +330,7 @@ def unresponsive_hosts(snapshot: Snapshot) -> list[Host]:
 
 
 def spare_hosts(snapshot: Snapshot) -> list[int]:
-    """Return the running hosts without ranks in a job whose ranks may move, or nothing if they are unknown."""
+    """Return the running hosts without ranks, or nothing if ranks cannot move or are unknown."""
     if not hosts.can_move_ranks(snapshot.jobset) or not is_table_known(snapshot):
         return []
     unavailable = {host.number for host in cut_off_hosts(snapshot)} | set(snapshot.members.hosts)

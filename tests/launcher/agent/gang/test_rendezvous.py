@@ -9,7 +9,7 @@ import pytest
 
 from jaxlaunch import contract
 from jaxlaunch.launcher.agent.gang.protocol import Hello, find_refusal
-from jaxlaunch.records.codec import Malformed
+from jaxlaunch.records.codec import MalformedError
 from jaxlaunch.records.verdict import render_numbers
 
 LEADER = Hello(
@@ -104,7 +104,7 @@ def test_missing_hosts_are_named_and_a_long_list_is_cut() -> None:
     ],
 )
 def test_a_hello_with_a_field_of_another_type_is_none(field: str, value: Any) -> None:
-    with pytest.raises(Malformed, match=f"^{field}"):
+    with pytest.raises(MalformedError, match=f"^{field}"):
         Hello.from_wire(LEADER.to_wire() | {field: value})
 
 
@@ -123,12 +123,12 @@ def test_a_hello_with_a_field_of_another_type_is_none(field: str, value: Any) ->
 def test_a_hello_with_a_longer_text_or_a_greater_number_than_hosts_send_is_none(
     field: str, value: Any
 ) -> None:
-    with pytest.raises(Malformed, match=f"^{field}"):
+    with pytest.raises(MalformedError, match=f"^{field}"):
         Hello.from_wire(LEADER.to_wire() | {field: value})
 
 
 def test_a_hello_without_a_field_is_none() -> None:
     for name in LEADER.to_wire().keys() - {"fault", "attempt", "saved"}:
-        with pytest.raises(Malformed, match=f"^{name} must be given"):
+        with pytest.raises(MalformedError, match=f"^{name} must be given"):
             Hello.from_wire({key: value for key, value in LEADER.to_wire().items() if key != name})
     assert Hello.from_wire({**LEADER.to_wire(), "newer": 1}) == LEADER
