@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from jaxlaunch.launcher.cli import profile
-from jaxlaunch.launcher.cli.profile import Agent, AgentUnreachable, Answer, profile_command
+from jaxlaunch.launcher.cli.profile import Agent, AgentUnreachableError, Answer, profile_command
 from jaxlaunch.launcher.errors import UserError
 from jaxlaunch.launcher.local import run_folders
 
@@ -36,7 +36,7 @@ def agent(number: int, posted: Answer | int, *looks: Answer | None) -> Agent:
             )
         found = next(left)
         if found is None:
-            raise AgentUnreachable("it left")
+            raise AgentUnreachableError("it left")
         return 200, {"id": found.get("id", 1), "ranks": {str(number): found}}
 
     return Agent(f"host {number}", request)

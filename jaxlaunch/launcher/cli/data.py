@@ -1,4 +1,4 @@
-"""`launcher data` and `prepare`: the content of data and the block that reads it, and packing before a run."""
+"""`launcher data` and `prepare`: what data holds, and packing it before a run."""
 
 from __future__ import annotations
 
@@ -51,60 +51,50 @@ def data_command(path: str, label: str | None, pictures: Path | None, form: str)
     trainer_process.require_trainer("launcher data")
     if path.endswith((".yaml", ".yml")) and os.path.isfile(path):
         if label is not None or pictures is not None:
-            raise UserError(
-                "--label and --pictures apply to images and tables, not to a job; leave them out."
-            )
-        return _show_mixture(Path(path), form)
-    request = {
-        "path": path,
-        "label": label,
-        "pictures": None if pictures is None else str(pictures.absolute()),
-    }
-    environ = {**os.environ, "JAX_PLATFORMS": "cpu"}
-    module = "jaxlaunch.trainer.inspect_data"
-    data = trainer_process.run_program(
-        module, json.dumps(request), environ=environ, show=output.show_messages
-    )
-    if form != "text":
-        return output.show_data(data, form)
-    output.show_lines(*_describe_data(path, data))
+            message = "--label and --pictures apply to images and tables, not to a job; "
+            raise UserError(f"{message}leave them out.")
+        data = _inspect_data({}, _mixture_environ(Path(path)))
+        output.show_result(data, form, _describe_mixture(data))
+        return
+    picture_file = None if pictures is None else str(pictures.absolute())
+    request = {"path": path, "label": label, "pictures": picture_file}
+    data = _inspect_data(request, {**os.environ, "JAX_PLATFORMS": "cpu"})
+    output.show_result(data, form, _describe_data(path, data))
 
 
-def _show_mixture(job_file: Path, form: str) -> None:
+def _inspect_data(request: Mapping[str, Any], environ: Mapping[str, str]) -> dict[str, Any]:
+    module, show = "jaxlaunch.trainer.inspect_data", output.show_messages
+    return trainer_process.run_program(module, json.dumps(request), environ=environ, show=show)
+
+
+def _mixture_environ(job_file: Path) -> dict[str, str]:
     job = jobs.load_job(job_file, ())
     if job.train is None or not isinstance(job.train.data, Mixture):
-        contents = (
-            "a command" if job.train is None else f"train.data.source = {job.train.data.source}"
-        )
-        raise UserError(
-            f"{job_file} has {contents}, and of a job only a mixture is shown.",
-            "give the folder or file of the data.",
-        )
+        contents = "a command"
+        if job.train is not None:
+            contents = f"train.data.source = {job.train.data.source}"
+        message = f"{job_file} has {contents}, and of a job only a mixture is shown."
+        raise UserError(message, "give the folder or file of the data.")
     base = job_file.absolute().parent
     train = map_paths(job, base, (RUNS_FOLDER / job.name).absolute(), {}).map_train(job.train)
-    environ = trainer_process.cpu_environ(job, train, base)
-    data = trainer_process.run_program(
-        "jaxlaunch.trainer.inspect_data", "{}", environ=environ, show=output.show_messages
-    )
-    if form != "text":
-        return output.show_data(data, form)
+    return trainer_process.cpu_environ(job, train, base)
+
+
+def _describe_mixture(data: Mapping[str, Any]) -> Iterator[str]:
     rows = [("PART", "SOURCE", "TRAIN", "HELD OUT", "SHARE", "EPOCHS")]
     for name, part in data["parts"].items():
-        counts = (
-            f"{part['train']:,}",
-            f"{part['eval']:,}",
-            f"{part['share']:.4g}",
-            f"{part['epochs']:.4g}",
-        )
-        rows.append((name, part["source"], *counts))
-    total = format_count(data["splits"]["train"], "example")
-    output.show_lines(*output.format_columns(rows), f"EPOCHS: in one pass over all {total}")
+        examples = (f"{part['train']:,}", f"{part['eval']:,}")
+        rates = (f"{part['share']:.4g}", f"{part['epochs']:.4g}")
+        rows.append((name, part["source"], *examples, *rates))
+    yield from output.format_columns(rows)
+    yield f"EPOCHS: in one pass over all {format_count(data['splits']['train'], 'example')}"
 
 
 def _describe_data(path: str, data: Mapping[str, Any]) -> Iterator[str]:
     is_images = data["kind"] == "images"
     unit = "image" if is_images else "row"
-    yield f"{path}: {', '.join(f'{split} {format_count(number, unit)}' for split, number in data['splits'].items())}"
+    counts = [f"{split} {format_count(count, unit)}" for split, count in data["splits"].items()]
+    yield f"{path}: {', '.join(counts)}"
     yield from _describe_images(data) if is_images else _describe_table(data)
     for key, problem in (("broken", "cannot be decoded"), ("duplicates", "equal to another")):
         group = data.get(key, {"count": 0})
@@ -125,17 +115,14 @@ def _describe_usage(block: Mapping[str, Any], **style: Any) -> Iterator[str]:
 
 def _describe_images(data: Mapping[str, Any]) -> Iterator[str]:
     for split, classes in data["classes"].items():
-        split_text = f" of {split}" if len(data["classes"]) > 1 else ""
-        first = ", ".join(f"{name} {number:,}" for name, number in list(classes.items())[:MAX_ROWS])
-        yield (
-            f"{format_count(len(classes), 'class')}{split_text}: "
-            f"{first}{', …' if len(classes) > MAX_ROWS else ''}"
-        )
+        count = format_count(len(classes), "class")
+        if len(data["classes"]) > 1:
+            count += f" of {split}"
+        shown = [f"{name} {number:,}" for name, number in list(classes.items())[:MAX_ROWS]]
+        yield f"{count}: {', '.join(shown)}{', …' if len(classes) > MAX_ROWS else ''}"
     if data["sizes"]:
-        sizes = ", ".join(
-            f"{name} {height} × {width}" for name, (height, width) in data["sizes"].items()
-        )
-        yield f"height × width: {sizes}"
+        sizes = (f"{name} {height} × {width}" for name, (height, width) in data["sizes"].items())
+        yield f"height × width: {', '.join(sizes)}"
     yield f"formats: {', '.join(f'{name} {number:,}' for name, number in data['formats'].items())}"
     if data["left_out"]:
         yield f"{format_count(data['left_out'], 'other file')} not read"
@@ -147,9 +134,8 @@ def _describe_table(data: Mapping[str, Any]) -> Iterator[str]:
         if "refused" in column:
             values = f"left out: {column['refused']}"
         elif "values" in column:
-            values = ", ".join(
-                f"{value} {number:,}" for value, number in list(column["values"].items())[:5]
-            )
+            counts = list(column["values"].items())[:5]
+            values = ", ".join(f"{value} {number:,}" for value, number in counts)
             values += ", …" if column["different"] > 5 else ""
         else:
             values = f"{column['least']:g} to {column['most']:g}, mean {column['mean']:g}"
@@ -207,42 +193,33 @@ def prepare_command(
     try:
         result = trainer_process.run_program(*program, environ=environ, show=output.show_messages)
     except KeyboardInterrupt:
-        output.show_messages(
-            "stopped; what is complete is kept, and the same command resumes from there"
-        )
+        advice = "what is complete is kept, and the same command resumes from there"
+        output.show_messages(f"stopped; {advice}")
         raise
-    if form != "text":
-        output.show_data(result, form)
-    elif to is None:
-        output.show_lines(
-            *(line for corpus in result["prepared"] for line in _describe_corpus(corpus))
-        )
+    if to is None:
+        corpora = result.get("prepared", ())
+        lines = (line for corpus in corpora for line in _describe_corpus(corpus))
     else:
-        output.show_lines(*_describe_records(to, result))
+        lines = _describe_records(to, result)
+    output.show_result(result, form, lines)
 
 
 def _prepare_program(data: Data, to: Path | None, resize: int | None) -> tuple[str, ...]:
-    """Return the program that prepares the data, and its arguments. Raises UserError for options that do not apply."""
     source = f"train.data.source = {data.source}"
     if isinstance(data, Images | Table):
         if to is None:
-            raise UserError(
-                f"{source} is packed into a folder of records: give one, as --to packed."
-            )
-        return "jaxlaunch.trainer.prepare.pack", json.dumps(
-            {"to": str(to.absolute()), "resize": resize}
-        )
+            message = f"{source} is packed into a folder of records: give one, as --to packed."
+            raise UserError(message)
+        request = {"to": str(to.absolute()), "resize": resize}
+        return "jaxlaunch.trainer.prepare.pack", json.dumps(request)
     if isinstance(data, Mixture) and data.part_kind != "text":
-        raise UserError(
-            f"{source} is not packed as a whole, for its parts keep their own weights.",
-            "pack each part as a job with that source, and name its records as a part with source: "
-            "array_record.",
-        )
+        hint = "pack each part as a job with that source, and name its records as a part with "
+        message = f"{source} is not packed as a whole, for its parts keep their own weights."
+        raise UserError(message, f"{hint}source: array_record.")
     for option, value in (("--to", to), ("--resize", resize)):
         if value is not None:
-            raise UserError(
-                f"{option} applies to images and tables, not to {source}; leave it out."
-            )
+            message = f"{option} applies to images and tables, not to {source}; leave it out."
+            raise UserError(message)
     return ("jaxlaunch.trainer.prepare.text",)
 
 
@@ -250,40 +227,30 @@ def _describe_records(to: Path, result: Mapping[str, Any]) -> Iterator[str]:
     for split in ("train", "eval"):
         files = [file for file in result["files"].values() if file["split"] == split]
         if files:
-            rows = sum(file["rows"] for file in files)
-            size_bytes = sum(file["size"] for file in files)
-            yield (
-                f"{split}: {format_count(rows, 'example')} in "
-                f"{format_count(len(files), 'file')} of {to}, "
-                f"{format_size(size_bytes)}"
-            )
+            rows = format_count(sum(file["rows"] for file in files), "example")
+            size = format_size(sum(file["size"] for file in files))
+            yield f"{split}: {rows} in {format_count(len(files), 'file')} of {to}, {size}"
     yield from _describe_usage({"data": result["data"]})
 
 
 def _describe_corpus(corpus: Mapping[str, Any]) -> Iterator[str]:
+    rows, tokens = corpus["rows"], corpus["tokens"]
     more = f" and {format_count(corpus['paths'] - 1, 'more file')}" if corpus["paths"] > 1 else ""
-    yield (
-        f"{corpus['first']}{more}: {format_count(corpus['documents'], 'document')}, "
-        f"{corpus['tokens']:,} tokens"
-    )
-    yield (
-        f"  {format_size(corpus['bytes'])} of text, "
-        f"{corpus['bytes'] / max(corpus['tokens'], 1):.2f} bytes a token"
-    )
+    documents = format_count(corpus["documents"], "document")
+    yield f"{corpus['first']}{more}: {documents}, {tokens:,} tokens"
+    ratio = corpus["bytes"] / max(tokens, 1)
+    yield f"  {format_size(corpus['bytes'])} of text, {ratio:.2f} bytes a token"
     if corpus["replaced"]:
         yield f"  {corpus['replaced']:,} characters were not valid UTF-8 and were replaced"
     if corpus["empty"]:
         yield f"  {corpus['empty']:,} documents are empty"
     if "targets" in corpus:
         yield f"  {corpus['targets']:,} tokens are the assistant's, the targets"
-    rows = corpus["rows"]
-    yield (
-        f"  {rows['train']:,} rows to train on, {rows['eval']:,} held out, "
-        f"{corpus['fill']:.1%} full"
-    )
+    train, held_out = f"{rows['train']:,} rows to train on", f"{rows['eval']:,} held out"
+    yield f"  {train}, {held_out}, {corpus['fill']:.1%} full"
     yield f"  packed by {corpus['packing']} into rows of {corpus['length']}, in {corpus['folder']}"
     yield "  tokens of a document:"
     longest = max(corpus["lengths"], default=0)
-    for power, documents in enumerate(corpus["lengths"]):
+    for power, number in enumerate(corpus["lengths"]):
         if any(corpus["lengths"][: power + 1]):
-            yield f"  {2**power:>9,}  {'█' * -(-BAR_CHARS * documents // longest)} {documents:,}"
+            yield f"  {2**power:>9,}  {'█' * -(-BAR_CHARS * number // longest)} {number:,}"

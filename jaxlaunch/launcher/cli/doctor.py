@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -17,7 +18,7 @@ from jaxlaunch.launcher.job.types import Claim
 from jaxlaunch.launcher.jobs import cluster_defaults
 from jaxlaunch.launcher.kubernetes.client import Cluster
 from jaxlaunch.launcher.local import trainer_process
-from jaxlaunch.launcher.manifests.jobset import prepare
+from jaxlaunch.launcher.manifests.jobset import ResolvedJob, prepare
 from jaxlaunch.launcher.plan import estimate
 from jaxlaunch.launcher.wording import format_count
 
@@ -59,20 +60,14 @@ def doctor_command(
     2 if you can fix everything that fails, and 3 if the cluster administrator must fix some of it.
     """
     cluster = Cluster.connect(context, output.show_messages)
-    overrides_by_key = {
-        key: value
-        for key, value in (("namespace", namespace), ("queue", queue))
-        if value is not None
-    }
+    settings = {"namespace": namespace, "queue": queue}
+    settings = {key: value for key, value in settings.items() if value is not None}
     if job_file is not None:
-        file = jobs.read_job(
-            job_file, (*overrides, *(f"{key}={value}" for key, value in overrides_by_key.items()))
-        )
+        changes = [f"{key}={value}" for key, value in settings.items()]
+        file = jobs.read_job(job_file, (*overrides, *changes))
     else:
-        text = SMALLEST_JOB + "".join(
-            f"{key}: {value}\n" for key, value in overrides_by_key.items()
-        )
-        file = jobs.read_job_text(text, "the smallest job")
+        lines = [f"{key}: {value}\n" for key, value in settings.items()]
+        file = jobs.read_job_text(SMALLEST_JOB + "".join(lines), "the smallest job")
     job_namespace = file.spec.namespace or cluster.namespace
     findings = checks.check_server(cluster)
     if exit_code(findings) == 0:
@@ -84,35 +79,29 @@ def doctor_command(
             file, cluster, job_namespace, output.show_messages
         )
         prepared = prepare(file, default_values)
-        job = prepared.job
-
-        def read_checkpoints() -> Checkpoints | None:
-            """Return the room that the job's checkpoints take on a claim, from the trainer's own shapes."""
-            volume = estimate.checkpoint_volume(job)
-            if (
-                not isinstance(volume, Claim)
-                or job.spec.train is None
-                or not trainer_process.is_installed()
-            ):
-                return None
-            shapes = estimate.trace_shapes(job.spec, job.spec.train, file.folder)
-            sizes = estimate.checkpoint_sizes(job.spec.train, job.storage.checkpoints, shapes)
-            return Checkpoints(volume.claim, sizes["kept"], sizes["most"])
-
         target = Target(
             cluster,
             job_namespace,
             prepared.manifests_with_secret(),
-            read_checkpoints,
+            functools.partial(_read_checkpoints, prepared.job, file.folder),
             is_example=job_file is None,
         )
         findings += checks.check_job(target)
+    data = [finding.to_json() for finding in findings]
+    output.show_result(data, form, describe_findings(findings))
     if form == "text":
-        output.show_lines(*describe_findings(findings))
         output.show_messages(count_findings(findings))
-    else:
-        output.show_data([finding.to_json() for finding in findings], form)
     return exit_code(findings)
+
+
+def _read_checkpoints(job: ResolvedJob, base: Path) -> Checkpoints | None:
+    """Return the room that the job's checkpoints take on a claim."""
+    volume, train = estimate.checkpoint_volume(job), job.spec.train
+    if not isinstance(volume, Claim) or train is None or not trainer_process.is_installed():
+        return None
+    shapes = estimate.trace_shapes(job.spec, train, base)
+    sizes = estimate.checkpoint_sizes(train, job.storage.checkpoints, shapes)
+    return Checkpoints(volume.claim, sizes["kept"], sizes["most"])
 
 
 def describe_findings(findings: Sequence[Finding]) -> Iterator[str]:
@@ -122,12 +111,10 @@ def describe_findings(findings: Sequence[Finding]) -> Iterator[str]:
         check = finding.check if finding.check != previous_check else ""
         yield f"{finding.level:<8} {check:<{_TEXT_COLUMN - 10}} {finding.summary_text}"
         previous_check = finding.check
-        see = checks.section_link(finding.check) if finding.level == "fail" else None
-        for name, text in (
-            ("why", finding.reason_text),
-            ("fix", finding.remedy_text),
-            ("see", see),
-        ):
+        texts = {"why": finding.reason_text, "fix": finding.remedy_text}
+        if finding.level == "fail":
+            texts["see"] = checks.section_link(finding.check)
+        for name, text in texts.items():
             if text:
                 yield f"{'':<{_TEXT_COLUMN}}{name}: {text}"
 
@@ -135,7 +122,6 @@ def describe_findings(findings: Sequence[Finding]) -> Iterator[str]:
 def count_findings(findings: Sequence[Finding]) -> str:
     """Return `14 ok, 1 warning, 2 failures, 3 unknown`."""
     counts = Counter(finding.level for finding in findings)
-    problems = (
-        f"{format_count(counts['warn'], 'warning')}, {format_count(counts['fail'], 'failure')}"
-    )
+    warnings, failures = format_count(counts["warn"], "warning"), counts["fail"]
+    problems = f"{warnings}, {format_count(failures, 'failure')}"
     return f"{counts['ok']} ok, {problems}, {counts['unknown']} unknown"

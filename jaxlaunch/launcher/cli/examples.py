@@ -1,4 +1,4 @@
-"""Examples of the command line: below `launcher COMMAND --help`, and in docs/cli.md. Imports nothing."""
+"""Examples of the command line: below `launcher COMMAND --help`, and in docs/cli.md."""
 
 from __future__ import annotations
 
@@ -139,10 +139,8 @@ def format_lines(examples: Mapping[str, str]) -> list[str]:
 
 
 def make_epilog(command: str) -> str | None:
-    """Return the text that click prints below the options of a command. `\\b` keeps its line breaks."""
+    """Return the examples of a command, as click prints them below its options."""
     examples = EXAMPLES.get(command)
-    return (
-        None
-        if examples is None
-        else "\n".join(["\b", "Examples:", *(f"  {line}" for line in format_lines(examples))])
-    )
+    if examples is None:
+        return None
+    return "\n".join(["\b", "Examples:", *(f"  {line}" for line in format_lines(examples))])

@@ -1,4 +1,4 @@
-"""`launcher help`: the pages of docs/ in the terminal, which are plain text, and sections of them."""
+"""`launcher help`: the pages of docs/ in the terminal, and their sections."""
 
 from __future__ import annotations
 
@@ -28,23 +28,20 @@ def help_command(context: click.Context, topic: str | None) -> None:
     """
     docs = docs_folder()
     pages = {} if docs is None else list_pages(docs)
+    if topic is None and not pages:
+        message = "The pages are not part of this installation."
+        raise UserError(message, "read docs/ of the repository.")
+    name, _, section = (topic or "").removeprefix("docs/").partition("#")
+    name = name.removesuffix(".md")
     if topic is None:
-        if not pages:
-            raise UserError(
-                "The pages are not part of this installation.", "read docs/ of the repository."
-            )
         rows = [(name, page_title(path)) for name, path in pages.items()]
         output.show_lines("launcher help TOPIC shows one of these pages, or a command:", "")
-        return output.show_lines(*output.format_columns(rows, indent="  "))
-    name, _, section = topic.removeprefix("docs/").partition("#")
-    name = name.removesuffix(".md")
-    if name in pages:
+        output.show_lines(*output.format_columns(rows, indent="  "))
+    elif name in pages:
         output.show_lines(_read_page(pages[name], name, section).rstrip())
     elif name in COMMANDS:
         group = context.parent
-        assert group is not None and isinstance(group.command, click.Group), (
-            "this command is one of a group"
-        )
+        assert group is not None and isinstance(group.command, click.Group), "it is in a group"
         command = group.command.get_command(group, name)
         assert command is not None
         output.show_lines(command.get_help(click.Context(command, info_name=name, parent=group)))
@@ -56,24 +53,22 @@ def help_command(context: click.Context, topic: str | None) -> None:
 
 
 def _read_page(path: Path, name: str, section: str) -> str:
-    """Return the page, or the section of it. Raises UserError for a section that it does not have."""
     page = path.read_text(encoding="utf-8")
     if not section:
         return page
     text = find_section(page, make_anchor(section))
     if text is None:
         near = find_nearest(section, list_anchors(page))
-        hint = (
-            f"did you mean {name}#{near[0]}?"
-            if near
-            else f"`launcher help {name}` shows the whole page."
-        )
+        if near:
+            hint = f"did you mean {name}#{near[0]}?"
+        else:
+            hint = f"`launcher help {name}` shows the whole page."
         raise UserError(f"The page {name} has no section {section}.", hint)
     return text
 
 
 def docs_folder() -> Path | None:
-    """Return the folder of the pages: the clone's, or what the package installed, or None if there is none."""
+    """Return the folder of the pages: the clone's, else the installed one, else None."""
     cloned = Path(__file__).resolve().parents[3] / "docs"
     if (cloned / "index.md").is_file():
         return cloned
@@ -84,11 +79,9 @@ def docs_folder() -> Path | None:
 
 
 def list_pages(docs: Path) -> dict[str, Path]:
-    """Return the pages by the name that `launcher help` takes: `quickstart`, `runbooks/JaxlaunchHang`."""
-    return {
-        path.relative_to(docs).with_suffix("").as_posix(): path
-        for path in sorted(docs.rglob("*.md"))
-    }
+    """Return the pages by name: `quickstart`, `runbooks/JaxlaunchHang`."""
+    paths = sorted(docs.rglob("*.md"))
+    return {path.relative_to(docs).with_suffix("").as_posix(): path for path in paths}
 
 
 def page_title(path: Path) -> str:
@@ -108,7 +101,7 @@ def list_anchors(page: str) -> list[str]:
 
 
 def find_section(page: str, anchor: str) -> str | None:
-    """Return the part of a page below the heading of that anchor, up to the next heading of its level, or None."""
+    """Return the section of a page below the heading of that anchor, or None."""
     lines, headings = page.splitlines(), list(list_headings(page))
     for at, (number, level, heading) in enumerate(headings):
         if make_anchor(heading) == anchor:
@@ -118,7 +111,7 @@ def find_section(page: str, anchor: str) -> str | None:
 
 
 def list_headings(page: str) -> Iterator[tuple[int, int, str]]:
-    """Yield the number of each heading's line, its level and its text. Comments in examples are skipped."""
+    """Yield the line number, the level and the text of each heading outside of code blocks."""
     in_code_block = False
     for number, line in enumerate(page.splitlines()):
         in_code_block ^= line.lstrip().startswith("```")

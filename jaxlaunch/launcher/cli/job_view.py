@@ -1,4 +1,4 @@
-"""A job or a run as the commands show it, and the choice between a run folder here and a job on a cluster."""
+"""A job on a cluster, or a run on this machine, as the commands show it."""
 
 from __future__ import annotations
 
@@ -53,9 +53,8 @@ def find_local_run(
     """
     asks_cluster = location == "cluster" or namespace is not None or context is not None
     if asks_cluster and location == "local":
-        raise UserError(
-            "--local selects this machine; -n and --context select a cluster.", "give one of them."
-        )
+        message = "--local selects this machine; -n and --context select a cluster."
+        raise UserError(message, "give one of them.")
     if asks_cluster:
         return None
     folder = run_folders.find_run(name)
@@ -70,7 +69,7 @@ def find_local_run(
 
 
 def _require_no_job(name: str) -> None:
-    """Raise UserError if the cluster of the current context has a job with the name of a run here."""
+    """Raise UserError if the cluster has a job with the name of a run here."""
     try:
         cluster = Cluster.connect(None)
     except ClusterError:
@@ -80,28 +79,24 @@ def _require_no_job(name: str) -> None:
     try:
         has_job = cluster.get(JOBSETS, name) is not None
     except ClusterError as error:
-        return output.show_messages(
-            f"{name} is the run here; whether the cluster has a job of that name is "
-            f"unknown: {error}"
-        )
+        question = "whether the cluster has a job of that name is unknown"
+        output.show_messages(f"{name} is the run here; {question}: {error}")
+        return
     if has_job:
-        raise UserError(
-            f"{name} is both a run on this machine and a job in namespace {cluster.namespace}.",
-            f"say which: --local or --cluster; a path, such as runs/{name}, is of this "
-            "machine, too.",
-        )
+        places = f"a run on this machine and a job in namespace {cluster.namespace}."
+        hint = f"say which: --local or --cluster; a path, such as runs/{name}, is of this machine, "
+        raise UserError(f"{name} is both {places}", f"{hint}too.")
 
 
 def connect_cluster(name: str, context: str | None, location: str | None) -> Cluster:
-    """Connect to the cluster whose job is meant. Raises ClusterError, which also says that there is no such run."""
+    """Connect to the cluster of a job. A ClusterError also says that no run has the name."""
     try:
         return Cluster.connect(context, output.show_messages)
     except ClusterError as error:
         if context is not None or location is not None:
             raise
-        message = (
-            f"There is no run {name} here ({run_folders.describe_search(name)}). {error.message}"
-        )
+        reason = run_folders.describe_search(name)
+        message = f"There is no run {name} here ({reason}). {error.message}"
         raise ClusterError(message, error.hint) from None
 
 
@@ -151,45 +146,33 @@ class RunView(JobView):
 
     @functools.cached_property
     def status(self) -> JobStatus:
+        """State, numbers and restarts, from the files and the agents."""
         return local_status.run_status(self.run, self._live_status)
 
     @property
     def explanation(self) -> Explanation:
+        """The reason of its state, and advice."""
         from jaxlaunch.launcher.local import run_explanation
 
         return run_explanation.explain_run(self.run, self._live_status)
 
     def detail_tables(self) -> list[Table]:
+        """Return the phases of the ranks, and the seconds of each restart."""
         phases = {} if self._live_status is None else self._live_status.phases
-        ranks = (
-            [("RANK", "PHASE"), *((str(rank), phases[rank]) for rank in sorted(phases))]
-            if phases
-            else []
-        )
-        return [table for table in (ranks, self._restart_table()) if table]
+        ranks = [("RANK", "PHASE"), *((str(rank), phases[rank]) for rank in sorted(phases))]
+        return [table for table in (ranks, self._restart_table()) if len(table) > 1]
 
     def _restart_table(self) -> list[tuple[str, ...]]:
         """Return the seconds until the first step of each start and restart, by cause."""
         restarts = () if self.run.summary is None else self.run.summary.restart_seconds
-        causes = [
-            cause
-            for cause in contract.RESTART
-            if any(cause in restart.seconds for restart in restarts)
-        ]
+        used_causes = {cause for restart in restarts for cause in restart.seconds}
+        causes = [cause for cause in contract.RESTART if cause in used_causes]
         table = [("ATTEMPT", "AFTER", "SECONDS", *(cause.upper() for cause in causes))]
         for restart in restarts:
-            seconds = [
-                sum(restart.seconds.values()),
-                *(restart.seconds.get(cause, 0.0) for cause in causes),
-            ]
-            table.append(
-                (
-                    str(restart.attempt),
-                    restart.after or "-",
-                    *(f"{spent_s:.2f}" for spent_s in seconds),
-                )
-            )
-        return table if restarts else []
+            seconds = [restart.seconds.get(cause, 0.0) for cause in causes]
+            cells = [f"{spent_s:.2f}" for spent_s in (sum(restart.seconds.values()), *seconds)]
+            table.append((str(restart.attempt), restart.after or "-", *cells))
+        return table
 
 
 class ClusterView(JobView):
@@ -207,16 +190,19 @@ class ClusterView(JobView):
 
     @functools.cached_property
     def status(self) -> JobStatus:
+        """State, numbers and restarts, from the objects and the logs."""
         return job_status.derive_status(self.snapshot)
 
     @functools.cached_property
     def explanation(self) -> Explanation:
+        """The reason of its state, and advice."""
         from jaxlaunch.launcher.diagnose.explain.explanation import explain_job
 
         return explain_job(self._snapshot_or_none)
 
     @property
     def reason(self) -> str:
+        """The reason of its state, where the numbers of its status do not show it."""
         from jaxlaunch.launcher.diagnose.explain.explanation import diagnose_job
         from jaxlaunch.launcher.diagnose.explain.failures import explain_excess_eviction, is_oom
         from jaxlaunch.launcher.diagnose.text import Renderer
@@ -231,6 +217,7 @@ class ClusterView(JobView):
 
     @property
     def as_of(self) -> str:
+        """The time of the numbers, if they are not live."""
         return job_status.describe_as_of(self.status, self.snapshot.now)
 
     def detail_tables(self) -> list[Table]:

@@ -74,14 +74,11 @@ class LiveBlock:
 
     def _update_until_done(self) -> None:
         while not self._done.wait(PERIOD_S):
-            values = self._read_values()
-            if not values:
-                continue
-            self._rows.read_new_rows()
-            history = RankHistory.from_json(self._files.read_json(layout.RANKS))
-            output.show_status(
-                *self._format_lines(values, self._rows.curves, history, time.monotonic())
-            )
+            if values := self._read_values():
+                self._rows.read_new_rows()
+                history = RankHistory.from_json(self._files.read_json(layout.RANKS))
+                lines = self._format_lines(values, self._rows.curves, history, time.monotonic())
+                output.show_status(*lines)
 
     def _read_values(self) -> dict[str, float]:
         """Return samples of host 0; none while no agent answers."""
@@ -107,35 +104,31 @@ class LiveBlock:
         now: float,
     ) -> list[str]:
         step = values.get("step", values.get("rank_step"))
-        lines = [
-            "starting"
-            if step is None
-            else self._describe_progress(step, values.get("target_step"), now)
-        ]
+        lines = ["starting"]
+        if step is not None:
+            lines = [self._describe_progress(step, values.get("target_step"), now)]
         name = next((name for name in curves if name == "loss" or name.endswith("_loss")), None)
         if name is not None:
             lines.append(f"{name} {curves[name].points[-1][2]:.4g} {_draw_sparkline(curves[name])}")
         goodput = f"goodput {values['goodput_ratio']:.0%}" if "goodput_ratio" in values else ""
-        return list(
-            filter(None, [*lines, ", ".join(filter(None, [_describe_ranks(history), goodput]))])
-        )
+        lines.append(", ".join(filter(None, [_describe_ranks(history), goodput])))
+        return list(filter(None, lines))
 
     def _describe_progress(self, step: float, total: float | None, now: float) -> str:
-        """Return `training ━━━━━━╌╌╌╌ 120/200, 47m left`, by the speed since the first step that was read."""
+        """Return `training ━━━━╌╌╌╌ 120/200, 47m left`, by the speed since the first step read."""
         first, first_at = self._first = self._first or (step, now)
         if not total:
             return f"training, step {step:.0f}"
         filled = round(_WIDTH * min(1.0, step / total))
-        remaining = (
-            f", {format_age((now - first_at) / (step - first) * max(0.0, total - step))} left"
-            if step > first
-            else ""
-        )
+        remaining = ""
+        if step > first:
+            remaining_s = (now - first_at) / (step - first) * max(0.0, total - step)
+            remaining = f", {format_age(remaining_s)} left"
         return f"training {'━' * filled}{'╌' * (_WIDTH - filled)} {step:.0f}/{total:.0f}{remaining}"
 
 
 def _describe_ranks(history: RankHistory) -> str:
-    """Return `4 ranks: 3 training, 1 waiting for data; rank 2 is 5 steps behind`, as they were seen last."""
+    """Return `4 ranks: 3 training, 1 waiting for data; rank 2 is 5 steps behind`."""
     if not history.columns:
         return ""
     letters = rank_history.decode_letters(history.columns[-1])
@@ -145,16 +138,14 @@ def _describe_ranks(history: RankHistory) -> str:
         return f"1 rank: {next(iter(phases))}"
     phases_text = ", ".join(f"{number} {phase}" for phase, number in phases.most_common())
     slowest = max(range(len(lags)), key=lags.__getitem__, default=0)
-    behind = (
-        f"; rank {slowest} is {format_count(lags[slowest], 'step')} behind"
-        if lags and lags[slowest] > 1
-        else ""
-    )
+    behind = ""
+    if lags and lags[slowest] > 1:
+        behind = f"; rank {slowest} is {format_count(lags[slowest], 'step')} behind"
     return f"{len(letters)} ranks: {phases_text}{behind}"
 
 
 def _draw_sparkline(curve: Curve) -> str:
-    """Return a curve in one line of at most _WIDTH characters, each the mean of as many neighbours."""
+    """Return a curve in at most _WIDTH characters, each the mean of as many neighbours."""
     values = [value for _, _, value in curve.points]
     size = -(-len(values) // _WIDTH)
     groups = [values[at : at + size] for at in range(0, len(values), size)]

@@ -6,6 +6,7 @@ the files of a job whose pods may be gone.
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import itertools
 from collections.abc import Iterator, Sequence
@@ -96,70 +97,61 @@ def logs_command(
         option = "--from-volume" if is_from_volume else "--previous"
         raise UserError(f"{option} and --follow cannot be combined: earlier logs do not grow.")
     if is_from_volume and since is not None:
-        raise UserError(
-            "--from-volume and --since cannot be combined: lines on the volume have no timestamps."
-        )
-    run = job_view.find_local_run(
-        name, namespace, context, location or ("cluster" if is_from_volume else None)
-    )
-    if run is not None:
+        reason = "lines on the volume have no timestamps."
+        raise UserError(f"--from-volume and --since cannot be combined: {reason}")
+    has_ranks, as_json = rank is not None, output == "json"
+    place = location or ("cluster" if is_from_volume else None)
+    if (run := job_view.find_local_run(name, namespace, context, place)) is not None:
         if since is not None:
-            raise UserError(
-                f"{name} is a run on this machine, whose lines have no timestamps: --since "
-                "needs them."
-            )
-        return _show_run(
-            run, selection, rank is not None, tail, output == "json", is_following, previous
-        )
+            reason = "whose lines have no timestamps: --since needs them."
+            raise UserError(f"{name} is a run on this machine, {reason}")
+        return _show_run(run, selection, has_ranks, tail, as_json, is_following, previous)
     cluster = job_view.connect_cluster(name, context, location)
-    snapshot = collect.read_snapshot(cluster, namespace or cluster.namespace, name)
-    if isinstance(snapshot, NoSuchJob):
-        raise UserError(
-            f"Job {name} not found in namespace {snapshot.namespace}.", "see `launcher list`."
-        )
+    snapshot = _read_job(cluster, namespace or cluster.namespace, name)
     is_growing = is_following and terminal_state(snapshot.jobset) is None
     # Following reads the pods again when the server is well.
-    if not is_from_volume and "pods" in (
-        snapshot.forbidden if is_growing else snapshot.unread_reasons
-    ):
+    unread = snapshot.forbidden if is_growing else snapshot.unread_reasons
+    if not is_from_volume and "pods" in unread:
         raise ClusterError(f"It is not known which logs exist: {'; '.join(snapshot.unread)}")
-    processes, last = hosts.initial_members(snapshot.jobset).process_count, snapshot.report.last_end
-    logs.check_ranks_exist(selection, processes)
-    chosen_selection = (
-        selection
-        if rank is not None
-        else _choose_ranks(selection, processes, None if last is None else last.verdict.rank)
-    )
-    printer = Printer(chosen_selection, as_json=output == "json")
+    last_end = snapshot.report.last_end
+    failed_rank = None if last_end is None else last_end.verdict.rank
+    processes = hosts.initial_members(snapshot.jobset).process_count
+    chosen = _choose_ranks(selection, has_ranks, processes, failed_rank)
+    printer = Printer(chosen, as_json=as_json)
     if is_from_volume:
-        _show_volume(cluster, snapshot, chosen_selection, tail, printer, previous=previous)
-        return 0
+        return _show_volume(cluster, snapshot, chosen, tail, printer, previous=previous)
     if previous:
-        return _show_previous(cluster, snapshot, chosen_selection, tail, printer)
+        return _show_previous(cluster, snapshot, chosen, tail, printer)
     if snapshot.report.attempt_end is not None:
         show_messages(snapshot.report.attempt_end.description)
-    if is_growing:
-        follow.follow_logs(
-            cluster,
-            snapshot.namespace,
-            name,
-            select=chosen_selection,
-            show=printer.show_line,
-            say=show_messages,
-            window=window,
-        )
-        return 0
-    return _show_pods(cluster, snapshot, chosen_selection, window, printer)
+    if not is_growing:
+        return _show_pods(cluster, snapshot, chosen, window, printer)
+    show, say = printer.show_line, show_messages
+    follow.follow_logs(
+        cluster, snapshot.namespace, name, select=chosen, show=show, say=say, window=window
+    )
+    return 0
 
 
-def _choose_ranks(selection: Selection, processes: int, failed_rank: int | None) -> Selection:
-    """Return the ranks that are shown when nobody names any, with the pattern of `selection`."""
+def _read_job(cluster: Cluster, namespace: str, name: str) -> Snapshot:
+    snapshot = collect.read_snapshot(cluster, namespace, name)
+    if isinstance(snapshot, NoSuchJob):
+        message = f"Job {name} not found in namespace {snapshot.namespace}."
+        raise UserError(message, "see `launcher list`.")
+    return snapshot
+
+
+def _choose_ranks(
+    selection: Selection, has_ranks: bool, processes: int, failed_rank: int | None
+) -> Selection:
+    """Return the selection, with the default ranks if nobody names any."""
+    logs.check_ranks_exist(selection, processes)
+    if has_ranks:
+        return selection
     ranks = logs.default_selection(processes, failed_rank).ranks
     if ranks is not None:
-        show_messages(
-            f"showing rank {' and '.join(map(str, sorted(ranks)))} only; --rank all "
-            "shows every rank"
-        )
+        shown = " and ".join(map(str, sorted(ranks)))
+        show_messages(f"showing rank {shown} only; --rank all shows every rank")
     return Selection(ranks, selection.pattern)
 
 
@@ -176,45 +168,34 @@ def _show_run(
     previous: bool,
 ) -> int:
     job, verdict = run.job, run_verdict(run)
-    processes_per_host, chosen_selection = 1, selection
+    processes_per_host = 1
     if job is not None:
         processes_per_host = job.process_count_per_host
-        logs.check_ranks_exist(selection, job.processes)
-        if not has_ranks:
-            chosen_selection = _choose_ranks(
-                selection, job.processes, None if verdict is None else verdict.rank
-            )
-    printer = Printer(chosen_selection, as_json=as_json)
+        failed_rank = None if verdict is None else verdict.rank
+        selection = _choose_ranks(selection, has_ranks, job.processes, failed_rank)
+    printer = Printer(selection, as_json=as_json)
     if previous:
         for record in run.attempt_records:
-            show_messages(
-                AttemptEnd(
-                    record.verdict, record.attempt, record.generation, record.ended
-                ).description
-            )
-        folder = (
-            None
-            if run.newest_start is None
-            else layout.start_folder(run.folder, run.newest_start.start - 1)
-        )
-        if folder is None or not folder.is_dir():
+            ids = (record.attempt, record.generation, record.ended)
+            show_messages(AttemptEnd(record.verdict, *ids).description)
+        start = 0 if run.newest_start is None else run.newest_start.start - 1
+        folder = layout.start_folder(run.folder, start)
+        if run.newest_start is None or not folder.is_dir():
             show_messages("there is no earlier start; the logs of this one hold all its attempts")
         else:
-            _show_files(run, folder, chosen_selection, tail, processes_per_host, printer)
+            _show_files(run, folder, selection, tail, processes_per_host, printer)
         return 0
     if verdict is not None:
         show_messages(f"{verdict.cause} ({verdict.code}): {verdict.message}")
     if is_following and run.holder is not None:
-        local_logs.follow_logs(run, chosen_selection, tail, processes_per_host, printer.show_line)
+        local_logs.follow_logs(run, selection, tail, processes_per_host, printer.show_line)
         return 0
     folder = run.start_folder
-    if _show_files(run, folder, chosen_selection, tail, processes_per_host, printer):
+    if _show_files(run, folder, selection, tail, processes_per_host, printer):
         return 0
     has_logs = bool(local_logs.list_ranks(folder, Selection()))
-    show_messages(
-        f"{'these ranks have' if has_logs else 'no rank has'} written nothing, or it is "
-        f"gone: {folder}"
-    )
+    subject = "these ranks have" if has_logs else "no rank has"
+    show_messages(f"{subject} written nothing, or it is gone: {folder}")
     return 0 if has_logs or run.holder is not None else ClusterError.exit_code
 
 
@@ -226,20 +207,22 @@ def _show_files(
     processes_per_host: int,
     printer: Printer,
 ) -> bool:
-    """Show the lines of each rank, and what is left out of them; return False if there is no rank."""
+    """Show the lines of each rank, and what was dropped; return False if there is no rank."""
     has_ranks = False
-    for rank, left_out, lines in local_logs.read_logs(
-        run, folder, chosen, tail, processes_per_host
-    ):
+    logs_of_ranks = local_logs.read_logs(run, folder, chosen, tail, processes_per_host)
+    for rank, left_out, lines in logs_of_ranks:
         has_ranks = True
-        if left_out and tail is None:
-            show_messages(
-                f"{left_out} bytes of rank {rank} before these lines are left out: the job keeps "
-                "no more (logs.kept)"
-            )
+        if tail is None:
+            _note_left_out(rank, left_out, "the job keeps no more (logs.kept)")
         for line in lines:
             printer.show_line(line)
     return has_ranks
+
+
+def _note_left_out(rank: int, size_bytes: int, reason: str) -> None:
+    if size_bytes:
+        fact = f"{size_bytes} bytes of rank {rank} before these lines are left out"
+        show_messages(f"{fact}: {reason}")
 
 
 # --- the run folder on a volume -------------------------------------------------------------------
@@ -258,27 +241,24 @@ def _show_volume(
     printer: Printer,
     *,
     previous: bool,
-) -> None:
-    """Show the logs of the chosen ranks, one rank after the other; with `previous` first how the attempts ended."""
+) -> int:
+    """Show the logs of the chosen ranks, with `previous` first how the attempts ended."""
     ranks = None if chosen.ranks is None else sorted(chosen.ranks)
     pattern = None if chosen.pattern is None else chosen.pattern.pattern
     files = _read_volume(cluster, snapshot, ranks, pattern, tail)
     last = _add_record(snapshot, files).report.attempt_end
     for end in files.attempts if previous else () if last is None else (last,):
         show_messages(end.description)
+    limit = f"or it is beyond {MAX_LOG_BYTES >> 20} MiB of all ranks shown"
     for log in files.logs:
-        if log.left_out and tail is None:
-            reason = (
-                f"the job keeps no more (logs.kept), or it is beyond {MAX_LOG_BYTES >> 20} "
-                "MiB of all ranks shown"
-            )
-            show_messages(
-                f"{log.left_out} bytes of rank {log.rank} before these lines are left out: {reason}"
-            )
+        if tail is None:
+            reason = f"the job keeps no more (logs.kept), {limit}"
+            _note_left_out(log.rank, log.left_out, reason)
         for text in log.lines:
             printer.show_line(Line(snapshot.members.host_of(log.rank), log.rank, text))
     if not files.logs:
         show_messages("its run folder has no log of these ranks")
+    return 0
 
 
 def _read_volume(
@@ -316,79 +296,65 @@ def _show_pods(
     cluster: Cluster, snapshot: Snapshot, chosen: Selection, window: LogWindow, printer: Printer
 ) -> int:
     """Show what the pods have written so far; return the exit code."""
-    sources, unread = _list_sources(snapshot, chosen), list[str]()
+    namespace, sources, unread = snapshot.namespace, _list_sources(snapshot, chosen), list[str]()
 
     def note_unread(message: str) -> None:
         unread.append(message)
         show_messages(message)
 
-    is_empty = True
+    say, is_empty = show_messages, True
     for line in logs.read_logs(
-        cluster,
-        snapshot.namespace,
-        sources,
-        chosen,
-        window,
-        report_unread=note_unread,
-        say=show_messages,
+        cluster, namespace, sources, chosen, window, report_unread=note_unread, say=say
     ):
         printer.show_line(line)
         is_empty = False
     if is_empty and sources and not unread and chosen.pattern is None and window.seconds is None:
         try:
             volume.find_run_folder(snapshot.jobset)
-            command = f"launcher logs -n {snapshot.namespace} {snapshot.name} --from-volume"
+            command = f"launcher logs -n {namespace} {snapshot.name} --from-volume"
             older = f"`{command}` reads older ones from its run folder"
         except UserError as error:
             older = error.message[0].lower() + error.message[1:].rstrip(".")
-        show_messages(
-            f"no process has a line in the part of its log that its kubelet still has; {older}"
-        )
+        fact = "no process has a line in the part of its log that its kubelet still has"
+        show_messages(f"{fact}; {older}")
     return ClusterError.exit_code if len(unread) >= len(sources) else 0
 
 
 def _list_sources(snapshot: Snapshot, chosen: Selection) -> list[LogSource]:
     """Return the existing logs of the selected hosts, and print which hosts have none yet."""
-    sources = [
+    pairs = (
         (host, logs.log_source(snapshot.jobset, host, snapshot.members)) for host in snapshot.hosts
-    ]
-    selected = [(host, source) for host, source in sources if source.may_match(chosen)]
+    )
+    selected = [(host, source) for host, source in pairs if source.may_match(chosen)]
     not_started = [host for host, _ in selected if not host.has_started]
     if not_started:
-        show_messages(
-            f"{len(not_started)} of {len(selected)} hosts have no log yet, the first is "
-            f"{not_started[0].name}"
-        )
+        count = f"{len(not_started)} of {len(selected)} hosts have no log yet"
+        show_messages(f"{count}, the first is {not_started[0].name}")
     elif not selected:
         command = f"launcher explain -n {snapshot.namespace} {snapshot.name}"
-        show_messages(
-            f"there are no pods with these ranks; see `{command}`, or read the volume: "
-            "--from-volume"
-        )
+        advice = f"see `{command}`, or read the volume: --from-volume"
+        show_messages(f"there are no pods with these ranks; {advice}")
     return [source for host, source in selected if host.has_started]
 
 
 def _show_previous(
     cluster: Cluster, snapshot: Snapshot, chosen: Selection, tail: int | None, printer: Printer
 ) -> int:
-    """Show how earlier attempts ended, and the last lines of the generation before; return the exit code."""
+    """Show how earlier attempts ended, and the last lines of the previous generation."""
     report = snapshot.report
     for end in report.earlier_ends:
         show_messages(end.description)
+    unknown = "earlier attempts are not known"
     if report.unknown_reason is not None:
-        show_messages(f"earlier attempts are not known: {report.unknown_reason}")
+        show_messages(f"{unknown}: {report.unknown_reason}")
     elif not report.earlier_ends and (snapshot.restarts or snapshot.unread):
-        show_messages(
-            f"earlier attempts are not known{''.join(f'; {reason}' for reason in snapshot.unread)}"
-        )
+        show_messages("; ".join([unknown, *snapshot.unread]))
     elif not report.earlier_ends:
         show_messages("there is no earlier attempt")
     leader = next((host for host in snapshot.hosts if host.number == 0 and host.has_started), None)
     if leader is None:
-        show_messages(
-            "host 0 has no log yet, and it records the earlier attempts; --from-volume reads them "
-            "from its run folder"
-        )
+        reason = "host 0 has no log yet, and it records the earlier attempts"
+        show_messages(f"{reason}; --from-volume reads them from its run folder")
         return 0
     try:
         for line in _read_previous_lines(cluster, snapshot, leader, chosen, tail):
@@ -408,6 +374,4 @@ def _read_previous_lines(
     lines = logs.previous_lines(filter(None, map(log_lines.parse_line, texts)), snapshot.members)
     for _, rank_lines in itertools.groupby(lines, key=lambda line: line.rank):
         selected = [line for line in rank_lines if chosen.matches(line, range(0))]
-        yield from (
-            selected if tail is None else selected[len(selected) - min(tail, len(selected)) :]
-        )
+        yield from collections.deque(selected, maxlen=tail)

@@ -1,4 +1,4 @@
-"""The `launcher` command: finds its subcommands without importing them, and turns errors into exit codes.
+"""The `launcher` command: imports a subcommand when it is called, and maps errors to exit codes.
 
 Exit codes: 0 success, 2 an error that the user can fix, 3 an error of the cluster, 124 timeout, 130
 interrupted; `run` and `submit --wait` exit with the code of the job's result.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import importlib
 import io
+import itertools
 import os
 import sys
 from collections.abc import Mapping
@@ -96,12 +97,11 @@ class Commands(click.Group):
         """Return the command of that name, imported now."""
         if cmd_name not in COMMANDS:
             return None
+        module_name = MODULES.get(cmd_name, cmd_name)
         # Objects of imports stay alive: searching them for garbage takes 6 % of a start.
         gc.disable()
         try:
-            module = importlib.import_module(
-                f"jaxlaunch.launcher.cli.{MODULES.get(cmd_name, cmd_name)}"
-            )
+            module = importlib.import_module(f"jaxlaunch.launcher.cli.{module_name}")
         finally:
             gc.enable()
         command = getattr(module, f"{cmd_name}_command")
@@ -118,9 +118,8 @@ class Commands(click.Group):
             from jaxlaunch.spelling import find_completions, find_nearest
 
             near = find_nearest(args[0], COMMANDS) or find_completions(args[0], COMMANDS)
-            ctx.fail(
-                f"No such command '{args[0]}'." + (f" Did you mean '{near[0]}'?" if near else "")
-            )
+            suggestion = f" Did you mean '{near[0]}'?" if near else ""
+            ctx.fail(f"No such command '{args[0]}'.{suggestion}")
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -152,7 +151,7 @@ def main() -> NoReturn:
     for name in ("stdout", "stderr"):
         # Whoever started this process has closed the stream.
         if getattr(sys, name) is None:
-            setattr(sys, name, open(os.devnull, "w"))
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115, it stays open
         # A terminal without × must not end a run.
         getattr(sys, name).reconfigure(errors="replace")
     try:
@@ -174,25 +173,18 @@ def main() -> NoReturn:
 
 
 def _explain_option(error: click.ClickException) -> click.ClickException:
-    """Return the error, with the nearest option for one that does not exist, or how a key of a job is written."""
+    """Add to an unknown option the nearest one, or how a key of a job is written."""
     if not isinstance(error, click.NoSuchOption) or error.ctx is None:
         return error
     # Imported here for the same reason as above.
     from jaxlaunch.spelling import find_nearest
 
     name, parameters = error.option_name, error.ctx.command.params
-    options = [
-        option
-        for parameter in parameters
-        if isinstance(parameter, click.Option)
-        for option in parameter.opts
-    ]
-    near, message = find_nearest(name, options), f"No such option '{name}'."
+    groups = (parameter.opts for parameter in parameters if isinstance(parameter, click.Option))
+    near, message = find_nearest(name, [*itertools.chain(*groups)]), f"No such option '{name}'."
     if not near and any(parameter.name == "overrides" for parameter in parameters):
-        message += (
-            " A key of the job has no dashes, as in hosts=2; arguments of your program "
-            "belong in its command:."
-        )
+        message += " A key of the job has no dashes, as in hosts=2; arguments of your program "
+        message += "belong in its command:."
     return click.NoSuchOption(name, message, near, error.ctx)
 
 

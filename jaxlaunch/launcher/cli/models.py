@@ -55,65 +55,62 @@ def eval_command(
     if best and step not in (None, programs.BEST):
         raise UserError(f"--best and --step {step} name two steps.", "give one of them.")
     training = trainer_process.open_training(run, [f"train.data.{key}" for key in keys])
-    program = programs.Evaluate(
-        folder=trainer_process.find_checkpoints(run), step="best" if best else step, ema=ema
-    )
-    environ = training.device_environ()
-    result = trainer_process.run_program(
-        "jaxlaunch.trainer.evaluation", *programs.json_arguments(program), environ=environ
-    )
-    output.show_messages(*result["notes"])
+    folder, step = trainer_process.find_checkpoints(run), programs.BEST if best else step
+    program = programs.Evaluate(folder=folder, step=step, ema=ema)
+    result = _run_program("evaluation", program, training.device_environ())
     classes = result.get("classification")
     # The page of the run reads this file.
     if classes is not None and not keys:
         path = training.folder / contract.CLASSIFICATION
+        text = json.dumps({"step": result["step"], "ema": ema, **classes})
         try:
-            atomic_file.write_file(
-                path, json.dumps({"step": result["step"], "ema": ema, **classes}).encode()
-            )
+            atomic_file.write_file(path, text.encode())
         except OSError as error:
             output.show_messages(f"{path} cannot be written: {error.strerror}")
-    if form != "text":
-        shown = (
-            "step",
-            "metrics",
-            "examples",
-            *(["classification"] if classes is not None else []),
-        )
-        return output.show_data({key: result[key] for key in shown}, form)
+    shown = ["step", "metrics", "examples", *["classification"] * (classes is not None)]
+    data = {key: result[key] for key in shown}
+    output.show_result(data, form, _describe_evaluation(result))
+
+
+def _describe_evaluation(result: Mapping[str, Any]) -> Iterator[str]:
     metrics = sorted(result["metrics"].items(), key=lambda item: (item[0] != "loss", item[0]))
-    numbers = "  ".join(
-        f"{name} nan" if value is None else f"{name} {value:.6g}" for name, value in metrics
-    )
-    output.show_lines(f"step {result['step']}  {numbers}  examples {result['examples']}")
-    if classes is not None:
-        output.show_lines(*_describe_classes(classes))
+    texts = [f"{name} nan" if value is None else f"{name} {value:.6g}" for name, value in metrics]
+    yield f"step {result['step']}  {'  '.join(texts)}  examples {result['examples']}"
+    if "classification" in result:
+        yield from _describe_classes(result["classification"])
+
+
+def _run_program(
+    module: str,
+    program: programs.Evaluate | programs.Predict | programs.Export,
+    environ: Mapping[str, str],
+) -> dict[str, Any]:
+    """Run a program of the trainer, and show its notes."""
+    arguments = programs.json_arguments(program)
+    result = trainer_process.run_program(f"jaxlaunch.trainer.{module}", *arguments, environ=environ)
+    output.show_messages(*result["notes"])
+    return result
 
 
 def _describe_classes(classes: Mapping[str, Any]) -> Iterator[str]:
     """Yield the classes, what is confused and the worst examples."""
-    tops = [
-        f"{name} {classes[key]:.4g}"
-        for name, key in (("top-1", "top1"), ("top-5", "top5"))
-        if key in classes
-    ]
+    rates = [("top-1", classes.get("top1")), ("top-5", classes.get("top5"))]
+    rates.append(("macro F1", classes["macro"]["f1"]))
+    texts = [f"{name} {rate:.4g}" for name, rate in rates if rate is not None]
     calibration = classes["calibration"]
     error = f"expected calibration error {calibration['ece']:.4g} ({len(calibration['bins'])} bins)"
-    yield "  ".join([*tops, f"macro F1 {classes['macro']['f1']:.4g}", error])
+    yield "  ".join([*texts, error])
     rows = [("CLASS", "EXAMPLES", "PRECISION", "RECALL", "F1")]
     for row in classes["per_class"][:MAX_CLASSES]:
-        rates = (
-            "-" if row[key] is None else f"{row[key]:.4f}" for key in ("precision", "recall", "f1")
-        )
-        rows.append((row["label"], str(row["examples"]), *rates))
+        values = [row[key] for key in ("precision", "recall", "f1")]
+        cells = ("-" if value is None else f"{value:.4f}" for value in values)
+        rows.append((row["label"], str(row["examples"]), *cells))
     yield from output.format_columns(rows)
     if classes["classes"] > MAX_CLASSES:
         yield f"and {classes['classes'] - MAX_CLASSES:,} more classes"
     if pairs := _confused_pairs(classes)[:MAX_EXAMPLES]:
-        yield (
-            "most confused: "
-            f"{', '.join(f'{label} taken for {other} {number:,}' for number, label, other in pairs)}"
-        )
+        texts = [f"{label} taken for {other} {number:,}" for number, label, other in pairs]
+        yield f"most confused: {', '.join(texts)}"
     worst = [("WORST", "LABEL", "PREDICTED", "PROBABILITY", "LOSS")]
     for row in classes["worst"][:MAX_EXAMPLES]:
         place, loss = row["where"] or f"example {row['example']}", row["loss"]
@@ -159,29 +156,26 @@ def predict_command(run: str, files: tuple[str, ...], **settings: Any) -> None:
     environ: Mapping[str, str] = os.environ
     if trainer_process.has_job(run):
         environ = trainer_process.open_training(run).device_environ()
-    module = "jaxlaunch.trainer.evaluation.predict"
-    result = trainer_process.run_program(module, *programs.json_arguments(program), environ=environ)
-    output.show_messages(*result["notes"])
-    rows = result["rows"]
+    result = _run_program("evaluation.predict", program, environ)
+    rows, examples = result["rows"], result["examples"]
     if rows:
-        cells = [
-            [f"{value:.6g}" if isinstance(value, float) else str(value) for value in row.values()]
-            for row in rows
-        ]
-        output.show_lines(*output.format_columns([list(rows[0]), *cells]))
-    if result["examples"] <= len(rows):
+        table = [list(rows[0])]
+        for row in rows:
+            values = row.values()
+            table.append(
+                [f"{value:.6g}" if isinstance(value, float) else str(value) for value in values]
+            )
+        output.show_lines(*output.format_columns(table))
+    if examples <= len(rows):
         return
     left_out = f", {result['skipped']:,} left out" if result["skipped"] else ""
     if program.output is None:
-        output.show_messages(
-            f"and {result['examples'] - len(rows):,} more{left_out}; -o FILE writes all of them"
-        )
+        more = f"and {examples - len(rows):,} more{left_out}"
+        output.show_messages(f"{more}; -o FILE writes all of them")
     else:
         step_text = "" if result["step"] is None else f" by step {result['step']}"
-        output.show_messages(
-            f"{program.output}: "
-            f"{format_count(result['examples'], 'prediction')}{step_text}{left_out}"
-        )
+        predictions = f"{format_count(examples, 'prediction')}{step_text}{left_out}"
+        output.show_messages(f"{program.output}: {predictions}")
 
 
 @click.command("sample")
@@ -199,64 +193,62 @@ def sample_command(run: str, form: str, **settings: Any) -> None:
     uses no accelerator.
     """
     trainer_process.require_trainer("launcher sample")
-    if settings["chat"]:
-        for name, option in (
-            ("prompt", "--prompt"),
-            ("ids", "--ids"),
-            ("n", "-n"),
-            ("beams", "--beams"),
-        ):
-            if settings[name]:
-                raise UserError(
-                    f"--chat and {option} are both given.",
-                    "leave one of them out: a conversation asks for each message, and has one "
-                    "answer to it.",
-                )
-    elif settings["system"] is not None:
-        raise UserError("--system is the system message of a conversation.", "give --chat as well.")
-    elif not settings["prompt"] and not settings["ids"]:
-        raise UserError(
-            "There is no prompt.", "give --prompt TEXT, or --ids for a model without tokenizer."
-        )
+    _check_prompt(settings)
     folder, step = trainer_process.find_weights(run)
     if settings["step"] is None:
         settings["step"] = step
     arguments = programs.json_arguments(programs.Sample(folder=folder, **settings))
     if settings["chat"]:
-        return _show_conversation(arguments, form)
+        _show_conversation(arguments, form)
+        return
     result: Mapping[str, Any] = {}
-    for event in trainer_process.stream_program(
-        "jaxlaunch.trainer.generate", *arguments, environ=os.environ
-    ):
+    module = "jaxlaunch.trainer.generate"
+    for event in trainer_process.stream_program(module, *arguments, environ=os.environ):
         if "piece" not in event:
             result = event
         elif form == "text":
             output.show_piece(event["piece"])
     output.show_messages(*result["notes"])
-    if form != "text":
-        return output.show_data({"step": result["step"], "samples": result["samples"]}, form)
-    samples = [
-        (prompt, number, sample)
-        for prompt, of_prompt in enumerate(result["samples"], 1)
-        for number, sample in enumerate(of_prompt, 1)
-    ]
-    # The only sample was printed while it was generated.
-    if len(samples) == 1:
+    if form == "text":
+        _show_samples(result)
+    else:
+        output.show_data({"step": result["step"], "samples": result["samples"]}, form)
+
+
+def _check_prompt(settings: Mapping[str, Any]) -> None:
+    """Raise UserError for options of a prompt and of a conversation that do not fit together."""
+    if settings["chat"]:
+        options_of_key = {"prompt": "--prompt", "ids": "--ids", "n": "-n", "beams": "--beams"}
+        for key, option in options_of_key.items():
+            if settings[key]:
+                hint = "leave one of them out: a conversation asks for each message, and has one "
+                raise UserError(f"--chat and {option} are both given.", f"{hint}answer to it.")
+    elif settings["system"] is not None:
+        raise UserError("--system is the system message of a conversation.", "give --chat as well.")
+    elif not settings["prompt"] and not settings["ids"]:
+        message = "There is no prompt."
+        raise UserError(message, "give --prompt TEXT, or --ids for a model without tokenizer.")
+
+
+def _show_samples(result: Mapping[str, Any]) -> None:
+    """Print the samples; the only one was printed while it was generated."""
+    if sum(map(len, result["samples"])) == 1:
         output.show_piece("\n")
-    for prompt, number, sample in samples if len(samples) > 1 else ():
-        output.show_messages(
-            f"prompt {prompt}, sample {number}, log-probability {sample['score']:.4g}"
-        )
-        output.show_lines(sample["text"] if "text" in sample else " ".join(map(str, sample["ids"])))
+    else:
+        for prompt, samples in enumerate(result["samples"], 1):
+            for number, sample in enumerate(samples, 1):
+                name = f"prompt {prompt}, sample {number}"
+                output.show_messages(f"{name}, log-probability {sample['score']:.4g}")
+                text = sample["text"] if "text" in sample else " ".join(map(str, sample["ids"]))
+                output.show_lines(text)
     _say_speed(result)
 
 
 def _show_conversation(arguments: tuple[str, ...], form: str) -> None:
     """Print the model's answers as they are made, or at the end the whole conversation as data."""
     is_text, result = form == "text", dict[str, Any]()
-    program = "jaxlaunch.trainer.generate"
     for event in trainer_process.stream_program(
-        program, *arguments, environ=os.environ, answer=_read_message
+        "jaxlaunch.trainer.generate", *arguments, environ=os.environ, answer=_read_message
     ):
         if "piece" in event and is_text:
             output.show_piece(event["piece"])
@@ -265,9 +257,8 @@ def _show_conversation(arguments: tuple[str, ...], form: str) -> None:
             if not event["ended"]:
                 output.show_messages("the answer is cut here; --max-tokens gives it more tokens.")
         elif "refused" in event:
-            output.show_messages(
-                f"{event['refused']}; this message is not part of the conversation."
-            )
+            consequence = "this message is not part of the conversation."
+            output.show_messages(f"{event['refused']}; {consequence}")
         elif "notes" in event:
             output.show_messages(*event["notes"])
         elif "messages" in event:
@@ -279,7 +270,7 @@ def _show_conversation(arguments: tuple[str, ...], form: str) -> None:
 
 
 def _read_message() -> str | None:
-    """Return the next line of stdin that says something, or None at its end. On a terminal it can be edited."""
+    """Return the next line of stdin that is not blank, or None at its end."""
     is_terminal = sys.stdin.isatty() and sys.stdout.isatty()
     if is_terminal:
         with contextlib.suppress(ImportError):
@@ -299,10 +290,8 @@ def _read_message() -> str | None:
 def _say_speed(result: Mapping[str, Any]) -> None:
     step_text = "" if result["step"] is None else f" of step {result['step']}"
     tokens, seconds = result["tokens"], result["seconds"]
-    output.show_messages(
-        f"{format_count(tokens, 'token')}{step_text} in {seconds:.1f} s, compiling included: "
-        f"{tokens / seconds:.3g}/s"
-    )
+    speed = f"in {seconds:.1f} s, compiling included: {tokens / seconds:.3g}/s"
+    output.show_messages(f"{format_count(tokens, 'token')}{step_text} {speed}")
 
 
 @click.command("export")
@@ -322,12 +311,8 @@ def export_command(run: str, **settings: Any) -> None:
     """
     trainer_process.require_trainer("launcher export")
     program = programs.Export(folder=trainer_process.find_checkpoints(run), **settings)
-    result = trainer_process.run_program(
-        "jaxlaunch.trainer.export", *programs.json_arguments(program), environ=os.environ
-    )
-    output.show_messages(*result["notes"])
+    result = _run_program("export", program, os.environ)
     model = f"{result['architecture']} of step {result['step']}"
     size = f"{result['parameters']:,} parameters in {result['dtype']}"
-    output.show_lines(
-        f"{program.to}: {model}, {size}, {format_count(len(result['files']), 'file')}"
-    )
+    files = format_count(len(result["files"]), "file")
+    output.show_lines(f"{program.to}: {model}, {size}, {files}")

@@ -1,4 +1,4 @@
-"""Arguments and options that several commands share, how their values are parsed, and what the Tab key offers."""
+"""Arguments and options that several commands share, and their completions."""
 
 from __future__ import annotations
 
@@ -26,12 +26,8 @@ Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 def complete_runs(_: click.Context, __: click.Parameter, prefix: str) -> list[str]:
     """Return the names of the runs below runs/."""
-    folders = (
-        (path.parent for path in Path("runs").glob(f"{prefix}*/job.yaml"))
-        if "/" not in prefix
-        else ()
-    )
-    return sorted(folder.name for folder in folders)
+    files = Path("runs").glob(f"{prefix}*/job.yaml") if "/" not in prefix else ()
+    return sorted(file.parent.name for file in files)
 
 
 def complete_topics(_: click.Context, __: click.Parameter, prefix: str) -> list[str]:
@@ -45,35 +41,43 @@ def complete_topics(_: click.Context, __: click.Parameter, prefix: str) -> list[
 
 
 def complete_keys(_: click.Context, __: click.Parameter, prefix: str) -> list[str]:
-    """Return the keys of the block that has been typed so far: `train.m` has `train.mesh.` and `train.model.`."""
-    from jaxlaunch.launcher.job import introspection
+    """Complete `train.m` to `train.mesh.` and `train.model.`."""
+    from jaxlaunch.launcher.job.introspection import Type, block_fields, nested_blocks
     from jaxlaunch.launcher.job.schema import JobSpec
 
-    block = prefix.rpartition(".")[0]
-    dot = block and "."
+    block, dot, _start = prefix.rpartition(".")
     models: list[type[BaseModel]] = [JobSpec]
     for name in block.split(".") if block else ():
-        fields = [introspection.block_fields(model).get(name) for model in models]
-        types = [introspection.Type.from_field(field) for field in fields if field is not None]
-        models = [model for type_ in types for model in introspection.nested_blocks(type_)]
-    keys = {
-        f"{block}{dot}{name}"
-        + ("." if introspection.nested_blocks(introspection.Type.from_field(field)) else "=")
-        for model in models
-        for name, field in introspection.block_fields(model).items()
-    }
+        fields = [block_fields(model).get(name) for model in models]
+        types = [Type.from_field(field) for field in fields if field is not None]
+        models = [model for type_ in types for model in nested_blocks(type_)]
+    keys = set()
+    for model in models:
+        for name, field in block_fields(model).items():
+            suffix = "." if nested_blocks(Type.from_field(field)) else "="
+            keys.add(f"{block}{dot}{name}{suffix}")
     return sorted(key for key in keys if key.startswith(prefix))
 
 
 # --- arguments and options ------------------------------------------------------------------------
 
 
-def job_arguments(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the arguments JOB_FILE and KEY=VALUE: `job_file` and `overrides`."""
-    command = click.argument(
-        "overrides", metavar="[KEY=VALUE]...", nargs=-1, shell_complete=complete_keys
-    )(command)
-    return click.argument("job_file", metavar="JOB_FILE", type=click.Path(path_type=Path))(command)
+def _combine(*decorators: Decorator) -> Decorator:
+    """Return one decorator for several, whose first is the outermost."""
+
+    def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
+        for decorator in reversed(decorators):
+            command = decorator(command)
+        return command
+
+    return decorate
+
+
+# The arguments JOB_FILE and KEY=VALUE: `job_file` and `overrides`.
+job_arguments = _combine(
+    click.argument("job_file", metavar="JOB_FILE", type=click.Path(path_type=Path)),
+    click.argument("overrides", metavar="[KEY=VALUE]...", nargs=-1, shell_complete=complete_keys),
+)
 
 
 run_argument = click.argument("run", shell_complete=complete_runs)
@@ -84,36 +88,38 @@ class _Folder(click.Path):
     """A path that is not empty, as that of an unset variable is: it would be the working folder."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        return (
-            self.fail("it is empty.", param, ctx)
-            if value == ""
-            else super().convert(value, param, ctx)
-        )
+        if value == "":
+            return self.fail("it is empty.", param, ctx)
+        return super().convert(value, param, ctx)
 
 
-def folder_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options --run-dir and --volume: `run_dir` and `volumes`, which `parse_volumes` reads."""
-    text = "A folder here for a volume of the job, by its name or mount path."
-    command = click.option("--volume", "volumes", multiple=True, metavar="NAME=DIR", help=text)(
-        command
-    )
-    text = "The run folder. [default: runs/<name>]"
-    return click.option("--run-dir", type=_Folder(path_type=Path), help=text)(command)
+# The options --run-dir and --volume: `run_dir`, and `volumes`, which parse_volumes reads.
+folder_options = _combine(
+    click.option(
+        "--run-dir", type=_Folder(path_type=Path), help="The run folder. [default: runs/<name>]"
+    ),
+    click.option(
+        "--volume",
+        "volumes",
+        multiple=True,
+        metavar="NAME=DIR",
+        help="A folder here for a volume of the job, by its name or mount path.",
+    ),
+)
 
 
 def parse_volumes(volumes: tuple[str, ...]) -> dict[str, Path]:
-    """Return the folder of each volume that --volume names. Raises UserError for what is not NAME=DIR."""
+    """Return the folder of each --volume. Raises UserError for one that is not NAME=DIR."""
     pairs = [volume.partition("=") for volume in volumes]
     for name, equals, folder in pairs:
         if not (name and equals and folder):
-            raise UserError(
-                f"--volume {name}{equals}{folder} is not NAME=DIR.", "such as data=./data."
-            )
+            message = f"--volume {name}{equals}{folder} is not NAME=DIR."
+            raise UserError(message, "such as data=./data.")
     return {name: Path(folder).absolute() for name, _, folder in pairs}
 
 
 def defaults_option(default: str) -> Decorator:
-    """Add the option --defaults: `defaults_file`; `default` says where the cluster defaults come from without it."""
+    """Add the option --defaults: `defaults_file`; `default` names the source without it."""
     text = f"The cluster defaults: a YAML file, plain or as a ConfigMap. [default: {default}]"
     return click.option("--defaults", "defaults_file", type=click.Path(path_type=Path), help=text)
 
@@ -121,50 +127,41 @@ def defaults_option(default: str) -> Decorator:
 def cluster_options(
     namespace_help: str = "The job's namespace. [default: the context's]",
 ) -> Decorator:
-    """Add the options `namespace` and `context`."""
-
-    def add_options(command: Callable[..., Any]) -> Callable[..., Any]:
-        text = "The kubeconfig context to use. [default: the current one]"
-        command = click.option("--context", help=text)(command)
-        return click.option("-n", "--namespace", help=namespace_help)(command)
-
-    return add_options
+    """Return the options `namespace` and `context`."""
+    text = "The kubeconfig context to use. [default: the current one]"
+    return _combine(
+        click.option("-n", "--namespace", help=namespace_help), click.option("--context", help=text)
+    )
 
 
-def location_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options --local and --cluster: `location`, which is None if neither is given."""
-    for location, subject in (
-        ("cluster", "the cluster's jobs"),
-        ("local", "the runs of this machine"),
-    ):
-        command = click.option(
-            f"--{location}", "location", flag_value=location, help=f"Only {subject}."
-        )(command)
-    return command
+# The options --local and --cluster: `location`, which is None if neither is given.
+location_options = _combine(
+    click.option("--local", "location", flag_value="local", help="Only the runs of this machine."),
+    click.option("--cluster", "location", flag_value="cluster", help="Only the cluster's jobs."),
+)
 
 
 def output_option(*forms: str) -> Decorator:
-    """Add the option --output: `form`, by default the first."""
+    """Return the option --output: `form`, by default the first."""
     text = f"The form of the output. [default: {forms[0]}]"
-    return click.option(
-        "-o", "--output", "form", type=click.Choice(forms), default=forms[0], help=text
-    )
+    kind = click.Choice(forms)
+    return click.option("-o", "--output", "form", type=kind, default=forms[0], help=text)
 
 
 def screen_output_option(text: str) -> Decorator:
-    """Add the option --output of what is printed for a person to read: `form`, None by default."""
-    return click.option(
-        "-o", "--output", "form", type=click.Choice(["json", "yaml", "wide"]), help=text
-    )
+    """Return the option --output of what is printed for a person: `form`, None by default."""
+    kind = click.Choice(["json", "yaml", "wide"])
+    return click.option("-o", "--output", "form", type=kind, help=text)
 
 
-def from_volume_option(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the option --from-volume: `is_from_volume`."""
-    text = (
-        "Read the job's run folder on its volume through a short-lived pod; the job's own pods "
-        "may be deleted."
-    )
-    return click.option("--from-volume", "is_from_volume", is_flag=True, help=text)(command)
+# The option --from-volume: `is_from_volume`.
+from_volume_option = click.option(
+    "--from-volume",
+    "is_from_volume",
+    is_flag=True,
+    help="Read the job's run folder on its volume through a short-lived pod; the job's own pods "
+    "may be deleted.",
+)
 
 
 class _Step(click.ParamType[programs.Step]):
@@ -184,26 +181,24 @@ class _Step(click.ParamType[programs.Step]):
 def program_options(
     kind: type[programs.Sample | programs.Evaluate | programs.Predict | programs.Export],
 ) -> Decorator:
-    """Add the options of a program of the trainer in their order, each under the name of its field."""
-
-    def add_options(command: Callable[..., Any]) -> Callable[..., Any]:
-        for field in reversed(dataclasses.fields(kind)):
-            if (option := programs.field_option(field)) is None:
-                continue
-            settings: dict[str, Any] = (
-                {"is_flag": True} if field.default is False else {"type": _click_type(option)}
-            )
-            if field.default is dataclasses.MISSING or field.default == ():
-                settings |= {"multiple": True} if field.default == () else {"required": True}
-            if isinstance(field.default, int) and field.default is not False:
-                settings |= {"default": field.default}
-            names = (*programs.option_flags(field.name, option), field.name)
-            command = click.option(*names, metavar=option.metavar, help=option.help, **settings)(
-                command
-            )
-        return command
-
-    return add_options
+    """Return the options of a trainer's program, each under the name of its field."""
+    decorators = []
+    for field in dataclasses.fields(kind):
+        if (option := programs.field_option(field)) is None:
+            continue
+        settings: dict[str, Any] = {"type": _click_type(option)}
+        if field.default is False:
+            settings = {"is_flag": True}
+        elif field.default == ():
+            settings["multiple"] = True
+        elif field.default is dataclasses.MISSING:
+            settings["required"] = True
+        elif isinstance(field.default, int):
+            settings["default"] = field.default
+        names = (*programs.option_flags(field.name, option), field.name)
+        settings |= {"metavar": option.metavar, "help": option.help}
+        decorators.append(click.option(*names, **settings))
+    return _combine(*decorators)
 
 
 def _click_type(option: programs.Option) -> click.ParamType[Any] | None:
@@ -229,6 +224,5 @@ def parse_duration(option: str, value: str | None) -> float | None:
     try:
         return types.parse_duration(value)
     except ValueError:
-        raise UserError(
-            f"{option} {value} is not a duration.", "write 90s, 10m, 12h or 3d."
-        ) from None
+        message = f"{option} {value} is not a duration."
+        raise UserError(message, "write 90s, 10m, 12h or 3d.") from None

@@ -1,4 +1,4 @@
-"""Output of all commands: results on stdout, messages on stderr after `launcher: `, data as JSON or YAML.
+"""Output of all commands: results on stdout, messages on stderr, data as JSON or YAML.
 
 Tables are plain columns, as in kubectl: awk can split them, and they are not cut to the width of a
 terminal. Most texts come from others (programs, logs, the API server), so control characters are
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import sys
 import threading
@@ -36,7 +37,7 @@ _status = ""
 
 
 def show_lines(*lines: str, is_result: bool = True) -> None:
-    """Write lines of a result to stdout, or with `is_result=False` lines that accompany one to stderr."""
+    """Write lines of a result to stdout, or with `is_result=False` to stderr."""
     if lines:
         _write_line("\n".join(map(escape_controls, lines)), is_result=is_result)
 
@@ -53,16 +54,22 @@ def show_messages(*messages: str) -> None:
         _write_line(escape_controls(f"launcher: {message}"), is_result=False)
 
 
+def show_result(value: Any, form: str | None, lines: Iterable[str]) -> None:
+    """Write plain data as `json` or `yaml`, or in any other form its lines."""
+    if form in ("json", "yaml"):
+        show_data(value, form)
+    else:
+        show_lines(*lines)
+
+
 def show_data(value: Any, form: str) -> None:
     """Write plain data as `json` or `yaml`."""
     # Another encoding would lose letters.
     is_utf8 = sys.stdout.encoding.lower().replace("-", "") == "utf8"
-    as_json = _to_json(value, indent=2, ensure_ascii=not is_utf8)
-    _write_line(
-        as_json
-        if form == "json"
-        else writer.render_document(json.loads(as_json)).removesuffix("\n")
-    )
+    text = _to_json(value, indent=2, ensure_ascii=not is_utf8)
+    if form == "yaml":
+        text = writer.render_document(json.loads(text)).removesuffix("\n")
+    _write_line(text)
 
 
 def show_documents(values: Iterable[Any]) -> None:
@@ -75,21 +82,16 @@ def write_page(path: Path, text: str) -> None:
     try:
         path.write_text(text, encoding="utf-8")
     except OSError as error:
-        raise UserError(
-            f"{path} cannot be written: {os_error_reason(error)}.", "name another file with -o."
-        ) from None
+        message = f"{path} cannot be written: {os_error_reason(error)}."
+        raise UserError(message, "name another file with -o.") from None
     show_lines(str(path))
 
 
 def format_columns(rows: Sequence[Sequence[str]], *, gap: int = 3, indent: str = "") -> list[str]:
-    """Return rows as lines, each column as wide as its widest cell; kubectl leaves a gap of three spaces."""
+    """Return rows as lines, each column as wide as its widest cell, with kubectl's gap."""
     widths = [max(map(len, column)) + gap for column in zip(*rows, strict=True)]
-    return [
-        (
-            indent + "".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))
-        ).rstrip()
-        for row in rows
-    ]
+    padded = (map(str.ljust, row, widths) for row in rows)
+    return [(indent + "".join(cells)).rstrip() for cells in padded]
 
 
 def show_status(*lines: str) -> None:
@@ -102,7 +104,7 @@ def show_status(*lines: str) -> None:
 
 
 def _erase_status() -> str:
-    """Return the codes that erase the status lines, which take more rows after a terminal became narrower."""
+    """Return the codes that erase the status; a narrower terminal shows it in more rows."""
     width = max(1, _terminal_width())
     rows = sum(max(1, -(-len(line) // width)) for line in _status.split("\n"))
     return _ERASE_LINE + (rows - 1) * _ERASE_LINE_ABOVE
@@ -117,45 +119,37 @@ def _terminal_width() -> int:
 
 
 class Printer:
-    """Writes lines of a gang: of the selected ranks to stdout, of the agents to stderr; as JSON all to stdout."""
+    """Writes lines of the selected ranks to stdout and of agents to stderr, or all as JSON."""
 
     def __init__(self, select: Selection, *, as_json: bool = False) -> None:
-        self._select = select
+        self._select, self._as_json = select, as_json
         # On a terminal each line of a program begins with its rank. Otherwise it could imitate one
         # of ours.
-        self._is_plain = (
-            select.ranks is not None and len(select.ranks) == 1 and not sys.stdout.isatty()
-        )
-        self._as_json = as_json
+        is_one_rank = select.ranks is not None and len(select.ranks) == 1
+        self._is_plain = is_one_rank and not sys.stdout.isatty()
 
     def show_line(self, line: Line) -> None:
         """Write one line, unless it is of another rank."""
         if self._as_json:
-            row = {
-                "time": line.at or None,
-                "generation": line.generation,
-                "host": line.host,
-                "rank": line.rank,
-            }
-            _write_line(_to_json({**row, "text": line.text}, ensure_ascii=False))
+            place = {"generation": line.generation, "host": line.host, "rank": line.rank}
+            row = {"time": line.at or None, **place, "text": line.text}
+            _write_line(_to_json(row, ensure_ascii=False))
         elif line.rank is None:
             _write_line(escape_controls(line.text), is_result=False)
         elif self._select.matches_any_rank((line.rank,)):
-            _write_line(
-                escape_except_colours(line.text if self._is_plain else line.text_with_rank())
-            )
+            text = line.text if self._is_plain else line.text_with_rank()
+            _write_line(escape_except_colours(text))
 
 
 def _to_json(value: Any, **form: Any) -> str:
-    """Return JSON with all characters of CONTROL escaped, those beyond 16 bits as surrogate pairs."""
-    return CONTROL.sub(
-        lambda match: (
-            escape_character(match[0], "\\u{:04x}")
-            if match[0] < "\uffff"
-            else json.dumps(match[0])[1:-1]
-        ),
-        json.dumps(value, **form),
-    )
+    """Return JSON with all characters of CONTROL escaped."""
+
+    def escape(match: re.Match[str]) -> str:
+        is_narrow = match[0] < "\uffff"
+        # Characters beyond 16 bits become surrogate pairs.
+        return escape_character(match[0], "\\u{:04x}") if is_narrow else json.dumps(match[0])[1:-1]
+
+    return CONTROL.sub(escape, json.dumps(value, **form))
 
 
 def _write_line(line: str, *, is_result: bool = True) -> None:

@@ -1,4 +1,4 @@
-"""`launcher plan` and `tune`: the memory of a job before it runs, and its fastest settings that fit."""
+"""`launcher plan` and `tune`: the memory of a job, and its fastest settings that fit."""
 
 from __future__ import annotations
 
@@ -92,10 +92,7 @@ def plan_command(
         if is_compiled:
             _add_rates(job.spec, job.spec.train, shapes["compiled"], price)
     plan |= cluster_plan
-    if form == "text":
-        output.show_lines(*_describe_plan(job.spec, plan))
-    else:
-        output.show_data(plan, form)
+    output.show_result(plan, form, _describe_plan(job.spec, plan))
     memory = plan["memory"]
     if memory is None:
         return 0
@@ -106,7 +103,7 @@ def plan_command(
 def _plan_cluster(
     job: ResolvedJob, file: JobFile, cluster_defaults: ClusterDefaults, is_required: bool
 ) -> dict[str, Any]:
-    """Return what the job asks of a cluster, or notes of what it lacks for one. Raises UserError if required."""
+    """Return what the job asks of a cluster, or notes of what it lacks for one."""
     try:
         jobset = prepare(file, cluster_defaults).manifests[0]
     except UserError as error:
@@ -126,25 +123,24 @@ def _plan_cluster(
 def _trace_shapes(
     job: JobSpec, base: Path, *, sharding: bool, is_compiled: bool
 ) -> dict[str, Any] | None:
-    """Return the trainer's shapes, or None for a job with its own command or without an installed trainer."""
+    """Return the trainer's shapes; None for a command, or without an installed trainer."""
     if job.train is None or not trainer_process.is_installed():
         if sharding or is_compiled:
             if job.train is None:
                 raise UserError("--sharding and --compile: a command's arrays are its own.")
             trainer_process.require_trainer("--sharding and --compile")
         return None
+    show = None
     if is_compiled:
-        output.show_messages(
-            f"compiling for {format_count(job.devices, 'device')} of {job.accelerator.type}"
-        )
-    show = output.show_messages if is_compiled else None
+        show = output.show_messages
+        devices = format_count(job.devices, "device")
+        show(f"compiling for {devices} of {job.accelerator.type}")
     return estimate.trace_shapes(
         job, job.train, base, sharding=sharding, compiled=is_compiled, show=show
     )
 
 
 def _plan_memory(job: ResolvedJob, train: TrainSpec, shapes: Data, base: Path) -> dict[str, Any]:
-    """Return the shapes, and whether they fit: into the devices, and the checkpoints into their folder."""
     verdict = estimate.judge_memory(job.spec, train, shapes, job.nodes.labels)
     room = estimate.checkpoint_room(job, base)
     checkpoints = estimate.checkpoint_sizes(train, room.folder, shapes)
@@ -163,9 +159,8 @@ def _describe_plan(job: JobSpec, plan: Data) -> Iterator[str]:
     if job.train is not None and plan["memory"] is not None:
         yield from _describe_memory(job, job.train, plan["memory"])
     elif job.train is not None:
-        yield (
-            f"bytes: not known, the trainer is not installed here; {trainer_process.install_hint()}"
-        )
+        install = trainer_process.install_hint()
+        yield f"bytes: not known, the trainer is not installed here; {install}"
     if (cluster := plan["cluster"]) is not None:
         in_queue = f" through queue {cluster['queue']}" if cluster["queue"] else ""
         yield f"cluster: {format_count(cluster['pods'], 'pod')} on {cluster['platform']}{in_queue}"
@@ -180,38 +175,23 @@ def _describe_plan(job: JobSpec, plan: Data) -> Iterator[str]:
 
 
 def _describe_memory(job: JobSpec, train: TrainSpec, memory: Data) -> Iterator[str]:
-    trained = (
-        ""
-        if memory["trained"] == memory["parameters"]
-        else f", {memory['trained']:,} of them trained"
-    )
-    yield (
-        f"parameters: {memory['parameters']:,} in "
-        f"{format_count(memory['arrays'], 'array')}{trained}"
-    )
+    trained = ""
+    if memory["trained"] != memory["parameters"]:
+        trained = f", {memory['trained']:,} of them trained"
+    arrays = format_count(memory["arrays"], "array")
+    yield f"parameters: {memory['parameters']:,} in {arrays}{trained}"
     yield f"bytes of each of {format_count(job.devices, 'device')}, estimated:"
     rows = [
         (name, format_size(number), "")
         for name, number in memory["device"].items()
         if number >= 1024 or name == "parameters"
     ]
-    activations = memory["activations"]
-    other_policies = ", ".join(
-        f"{name} {_size_range(activations[name])}"
-        for name in ("none", "full")
-        if name != train.remat
-    )
-    rows.append(
-        ("activations", _size_range(activations["asked"]), f"remat {train.remat}; {other_policies}")
-    )
+    sizes = {policy: _size_range(bounds) for policy, bounds in memory["activations"].items()}
+    others = [f"{policy} {sizes[policy]}" for policy in ("none", "full") if policy != train.remat]
+    rows.append(("activations", sizes["asked"], f"remat {train.remat}; {', '.join(others)}"))
     if memory["samples"]:
-        rows.append(
-            (
-                "samples",
-                format_size(memory["samples"]),
-                "while an evaluation makes them, without activations",
-            )
-        )
+        note = "while an evaluation makes them, without activations"
+        rows.append(("samples", format_size(memory["samples"]), note))
     rows.append(("together", _size_range(memory["together"]), memory["says"]))
     yield from output.format_columns(rows, gap=2, indent="  ")
     if memory["hint"]:
@@ -227,17 +207,20 @@ def _describe_memory(job: JobSpec, train: TrainSpec, memory: Data) -> Iterator[s
         yield f"  hint: they do not fit, and a save would fail and end the run: {advice}."
     if "sharding" in memory:
         yield "sharding:"
-        arrays = [("parameter", "shape", "type", "axes", "split over", "each device")]
-        for array in memory["sharding"]:
-            axes = " ".join(axis or "-" for axis in array["axes"])
-            split = " ".join("+".join(axes) or "-" for axes in array["split"])
-            shape = "×".join(map(str, array["shape"])) or "scalar"
-            arrays.append(
-                (array["name"], shape, array["dtype"], axes, split, format_size(array["bytes"]))
-            )
-        yield from output.format_columns(arrays, gap=2, indent="  ")
+        yield from _describe_sharding(memory["sharding"])
     if "compiled" in memory:
         yield from _describe_compiled(memory["compiled"])
+
+
+def _describe_sharding(arrays: Sequence[Data]) -> list[str]:
+    rows = [("parameter", "shape", "type", "axes", "split over", "each device")]
+    for array in arrays:
+        axes = " ".join(axis or "-" for axis in array["axes"])
+        split = " ".join("+".join(axes) or "-" for axes in array["split"])
+        shape = "×".join(map(str, array["shape"])) or "scalar"
+        size = format_size(array["bytes"])
+        rows.append((array["name"], shape, array["dtype"], axes, split, size))
+    return output.format_columns(rows, gap=2, indent="  ")
 
 
 def _size_range(bounds: Sequence[int]) -> str:
@@ -251,48 +234,41 @@ def _size_range(bounds: Sequence[int]) -> str:
 def _add_rates(
     job: JobSpec, train: TrainSpec, compiled: dict[str, Any], price: float | None
 ) -> None:
-    """Add numbers that follow from the compiled step time: throughput, MFU, time to the end, and cost.
+    """Add throughput, MFU, time to the end and cost, which follow from the compiled step time.
 
     `price` is the price of one chip or GPU per hour.
     """
-    modelled = compiled.get("modelled")
-    if modelled is None:
+    if (modelled := compiled.get("modelled")) is None:
         return
     low, high = modelled["seconds"]
     modelled["examples_per_second"] = [train.batch / high, train.batch / low]
     if isinstance(train.model, Decoder | GPT2):
-        length = train.model.length
-        modelled["tokens_per_second"] = [train.batch * length / high, train.batch * length / low]
+        tokens = train.batch * train.model.length
+        modelled["tokens_per_second"] = [tokens / high, tokens / low]
     peak = ACCELERATORS[job.accelerator.type].peak_flops
     if peak is not None and compiled["model_flops"]:
         rate = compiled["model_flops"] / job.devices / peak
         modelled["mfu"] = [rate / high, rate / low]
     if train.epochs is None:
-        modelled["seconds_to_end"] = [low * train.steps, high * train.steps]
+        times_s = modelled["seconds_to_end"] = [low * train.steps, high * train.steps]
         if price is not None:
             hourly = price * job.host_count * job.accelerator.per_host
-            modelled["price"] = [
-                seconds / HOUR_S * hourly for seconds in modelled["seconds_to_end"]
-            ]
+            modelled["price"] = [time_s / HOUR_S * hourly for time_s in times_s]
 
 
 def _describe_compiled(compiled: Data) -> Iterator[str]:
+    program = f"compiled for {compiled['chips']} by {compiled['compiler']}"
     if not compiled["fits"]:
-        yield f"compiled for {compiled['chips']} by {compiled['compiler']}: does not fit"
+        yield f"{program}: does not fit"
         yield f"  {compiled['says']}"
-        if (change := compiled["change"]) is None:
-            yield (
-                "  hint: neither rematerialization, accumulation nor fsdp makes it fit: use more "
-                "or larger devices."
-            )
-        else:
-            changes = shlex.join(
-                override_argument(key, value) for key, value in change["set"].items()
-            )
-            yield f"  hint: {changes} fits: compiled, its peak is {format_size(change['peak'])}."
+        advice = "neither rematerialization, accumulation nor fsdp makes it fit: use more or "
+        advice += "larger devices."
+        if (change := compiled["change"]) is not None:
+            changes = shlex.join(override_argument(*setting) for setting in change["set"].items())
+            advice = f"{changes} fits: compiled, its peak is {format_size(change['peak'])}."
+        yield f"  hint: {advice}"
         return
-    seconds = f"{compiled['seconds']:.0f} s"
-    yield f"compiled for {compiled['chips']} by {compiled['compiler']} in {seconds}; each device:"
+    yield f"{program} in {compiled['seconds']:.0f} s; each device:"
     memory = compiled["memory"]
     rows = [("", *memory)]
     for key, name in (("peak", "peak"), ("argument", "arguments"), ("temp", "temporaries")):
@@ -332,11 +308,9 @@ def _describe_modelled(modelled: Data) -> Iterator[str]:
     if "seconds_to_end" in modelled:
         low, high = modelled["seconds_to_end"]
         unit_s, name = (DAY_S, "days") if high >= DAY_S else (HOUR_S, "hours")
-        price = (
-            f", {_number_range(modelled['price'])} in the unit of --price"
-            if "price" in modelled
-            else ""
-        )
+        price = ""
+        if "price" in modelled:
+            price = f", {_number_range(modelled['price'])} in the unit of --price"
         yield f"    to the last step: {low / unit_s:.3g} to {high / unit_s:.3g} {name}{price}"
 
 
@@ -348,26 +322,20 @@ def _number_range(bounds: Sequence[float]) -> str:
 # --- tune -----------------------------------------------------------------------------------------
 
 
-class _Choices(click.ParamType[tuple[str, ...]]):
-    """Some of CHOICES, with commas between them."""
-
-    name = "KEYS"
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> tuple[str, ...]:
-        keys = tuple(value.split(",")) if isinstance(value, str) else tuple(value)
-        for key in keys:
-            if key not in CHOICES:
-                self.fail(f"{key!r} is not one of {', '.join(CHOICES)}", param, ctx)
-        return keys
+def _parse_choices(_: click.Context, __: click.Parameter, text: str) -> tuple[str, ...]:
+    keys = tuple(text.split(","))
+    for key in keys:
+        if key not in CHOICES:
+            raise click.BadParameter(f"{key!r} is not one of {', '.join(CHOICES)}")
+    return keys
 
 
 @click.command("tune")
 @options.job_arguments
 @click.option(
     "--over",
-    type=_Choices(),
+    callback=_parse_choices,
+    metavar="KEYS",
     default="mesh,remat,accumulate",
     show_default=True,
     help=f"Keys of the train block that may change: {', '.join(CHOICES)}.",
@@ -418,38 +386,27 @@ def tune_command(
         raise UserError(f"{target} exists.", "name a new file for --write.")
     # No model predicts the time of a CPU.
     is_measured = measure or ACCELERATORS[job.accelerator.type].platform == "cpu"
-    tried, not_compiled = _search_candidates(
-        job, job_file.absolute().parent, over, most, is_measured=is_measured
-    )
-    best = min(
-        (candidate for candidate in tried if "seconds" in candidate),
-        key=lambda candidate: float(candidate["seconds"]),
-        default=None,
-    )
+    base = job_file.absolute().parent
+    tried, not_compiled = _search_candidates(job, base, over, most, is_measured=is_measured)
+    best = next(iter(_sort_compiled(tried)), None)
     if best is None:
         reasons = "; ".join(dict.fromkeys(candidate["refused"] for candidate in tried))
         raise UserError(f"None of the {format_count(len(tried), 'candidate')} compiles: {reasons}")
     changes = [override_argument(key, value) for key, value in best["changes"].items()]
     if target is not None:
         target.write_text(jobs.dump_job(jobs.load_job(job_file, (*overrides, *changes))))
-    if form != "text":
-        return output.show_data(
-            {"best": best, "overrides": changes, "tried": tried, "left": not_compiled}, form
-        )
-    output.show_lines(*_describe_candidates(tried, not_compiled, is_measured=is_measured))
-    if not changes:
-        return output.show_lines("The job's own settings are the best of them.")
-    original = tried[0]
-    gain = (
-        f", {original['seconds'] / best['seconds']:.2f} × as fast as the job as it is"
-        if "seconds" in original
-        else ""
-    )
-    command = f"launcher run {job_file} {shlex.join(changes)}"
-    output.show_lines(
-        f"best: {_describe_outcome(best)}{gain}",
-        f"  {command if target is None else f'written to {target}'}",
-    )
+    lines = list(_describe_candidates(tried, not_compiled, is_measured=is_measured))
+    if changes:
+        gain, original = "", tried[0]
+        if "seconds" in original:
+            gain = f", {original['seconds'] / best['seconds']:.2f} × as fast as the job as it is"
+        command = f"launcher run {job_file} {shlex.join(changes)}"
+        lines.append(f"best: {_describe_outcome(best)}{gain}")
+        lines.append(f"  {command if target is None else f'written to {target}'}")
+    else:
+        lines.append("The job's own settings are the best of them.")
+    data = {"best": best, "overrides": changes, "tried": tried, "left": not_compiled}
+    output.show_result(data, form, lines)
 
 
 def _search_candidates(
@@ -458,14 +415,13 @@ def _search_candidates(
     """Return the candidates that were compiled, in their order, and those that were not."""
     assert job.train is not None
     arguments = ["--chips", estimate.describe_chips(job), "--over", *over, "--most", str(most)]
-    arguments += ["--measure"] if is_measured else []
     environ = estimate.traced_environ(job, job.train, base)
     if is_measured:
+        arguments.append("--measure")
         environ["JAX_PLATFORMS"] = ACCELERATORS[job.accelerator.type].platform
     tried: list[Data] = []
-    for candidate in trainer_process.stream_program(
-        "jaxlaunch.trainer.tune", *arguments, environ=environ
-    ):
+    module = "jaxlaunch.trainer.tune"
+    for candidate in trainer_process.stream_program(module, *arguments, environ=environ):
         if "left" in candidate:
             return tried, candidate["left"]
         tried.append(candidate)
@@ -474,99 +430,64 @@ def _search_candidates(
     raise UserError("the search ended without a result.")
 
 
+def _sort_compiled(tried: Sequence[Data]) -> list[Data]:
+    """Return the candidates that compiled, the fastest first."""
+    compiled = [candidate for candidate in tried if "seconds" in candidate]
+    return sorted(compiled, key=lambda candidate: float(candidate["seconds"]))
+
+
 def _describe_candidates(
     tried: Sequence[Data], not_compiled: Sequence[Data], *, is_measured: bool
 ) -> Iterator[str]:
-    """Yield the compiled candidates, the fastest first, and mark those that no other beats in time and memory."""
-    compiled = sorted(
-        (candidate for candidate in tried if "seconds" in candidate),
-        key=lambda candidate: float(candidate["seconds"]),
-    )
-    rows = [
-        [
-            "",
-            "mesh",
-            "remat",
-            "accumulate",
-            "attention",
-            "precision",
-            "peak",
-            "step",
-            "modelled",
-            "expected",
-        ]
-    ]
+    """Yield the compiled candidates, the fastest first; a * marks the best trade-offs."""
+    compiled = _sort_compiled(tried)
+    heads = ["", "mesh", "remat", "accumulate", "attention", "precision", "peak", "step"]
+    rows = [[*heads, "modelled", "expected"]]
     lowest_peak = float("inf")
     for candidate in compiled:
         peak = candidate["peak"]
         # Times of a step: the one that candidates are compared by, the compiled program's, and the
         # estimate before.
         times = [_format_time(candidate[key]) for key in ("seconds", "modelled", "expected")]
-        rows.append(
-            [
-                "*" if peak < lowest_peak else "",
-                *_candidate_columns(candidate),
-                format_size(peak),
-                *times,
-            ]
-        )
+        mark = "*" if peak < lowest_peak else ""
+        rows.append([mark, *_candidate_columns(candidate), format_size(peak), *times])
         lowest_peak = min(lowest_peak, peak)
     unrefused = [candidate for candidate in not_compiled if "refused" not in candidate]
     for candidate in unrefused[:MAX_NOT_COMPILED]:
-        rows.append(
-            [
-                "",
-                *_candidate_columns(candidate),
-                "",
-                "not compiled",
-                "",
-                _format_time(candidate["expected"]),
-            ]
-        )
+        times = ["", "not compiled", "", _format_time(candidate["expected"])]
+        rows.append(["", *_candidate_columns(candidate), *times])
+    step_source = "measured here"
     # Without measurements, the step is the modelled one.
     if not is_measured:
         rows = [[*row[:-2], row[-1]] for row in rows]
+        step_source = "modelled from what the compiler says (docs/plan.md)"
     yield from output.format_columns(rows, gap=2)
-    step_source = (
-        "measured here" if is_measured else "modelled from what the compiler says (docs/plan.md)"
-    )
-    yield (
-        f"* no other has both a shorter step and a smaller peak. Steps are {step_source}; "
-        "expected: by "
-        "arithmetic before."
-    )
+    fact = f"Steps are {step_source}; expected: by arithmetic before."
+    yield f"* no other has both a shorter step and a smaller peak. {fact}"
     if is_measured and (correlation := _rank_correlation(compiled)) is not None:
         fact = f"have a rank correlation of {correlation:.2f}"
         yield f"Measured steps and those modelled from the compiled programs {fact}."
     if len(unrefused) > MAX_NOT_COMPILED:
-        yield (
-            f"{format_count(len(unrefused) - MAX_NOT_COMPILED, 'more candidate')} not compiled: "
-            "--most compiles more."
-        )
+        more = format_count(len(unrefused) - MAX_NOT_COMPILED, "more candidate")
+        yield f"{more} not compiled: --most compiles more."
     refused: dict[str, list[str]] = {}
     for candidate in (*tried, *not_compiled):
         if "refused" in candidate:
-            refused.setdefault(str(candidate["refused"]), []).append(
-                _describe_settings(candidate["keys"])
-            )
-    for reason, settings in refused.items():
-        more = f" and {len(settings) - 1} more" if len(settings) > 1 else ""
-        yield f"refused: {settings[0]}{more}: {reason}"
+            settings = _describe_settings(candidate["keys"])
+            refused.setdefault(str(candidate["refused"]), []).append(settings)
+    for reason, alike in refused.items():
+        more = f" and {len(alike) - 1} more" if len(alike) > 1 else ""
+        yield f"refused: {alike[0]}{more}: {reason}"
 
 
 def _rank_correlation(done: Sequence[Data]) -> float | None:
-    """Return Spearman's correlation of measured and modelled times, or None for fewer than three candidates."""
-    pairs = [
-        (candidate["seconds"], candidate["modelled"])
-        for candidate in done
-        if candidate["modelled"] is not None
-    ]
-    if len(pairs) < 3 or any(len(set(values)) == 1 for values in zip(*pairs, strict=True)):
+    """Return Spearman's correlation of measured and modelled times; None for less than three."""
+    both = [candidate for candidate in done if candidate["modelled"] is not None]
+    columns = [[candidate[key] for candidate in both] for key in ("seconds", "modelled")]
+    if len(both) < 3 or any(len(set(values)) == 1 for values in columns):
         return None
-    measured, modelled = (
-        [sorted(values).index(value) for value in values] for values in zip(*pairs, strict=True)
-    )
-    return statistics.correlation(measured, modelled)
+    ranks = [[sorted(values).index(value) for value in values] for values in columns]
+    return statistics.correlation(*ranks)
 
 
 def _candidate_columns(candidate: Data) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""`launcher profile`: a trace of the next steps of a run, and a table of where they spend their time.
+"""`launcher profile`: a trace of the next steps of a run, and where they spend their time.
 
 The agents of the run are asked for a profile, and then for the state of their processes until these
 have ended. An agent accepts such requests from its own host only: here over loopback, in a pod by
@@ -39,7 +39,7 @@ _TIMEOUT_S = 10.0
 Answer = Mapping[str, Any]
 
 
-class AgentUnreachable(Exception):
+class AgentUnreachableError(Exception):
     """The agent no longer answers: its run ended, or is restarting."""
 
 
@@ -90,9 +90,8 @@ def _find_agents(run: str, namespace: str | None, context: str | None) -> list[A
     except ClusterError as error:
         if is_remote:
             raise
-        raise UserError(
-            f"There is no run folder {run} or runs/{run} here. {error.message}", error.hint
-        ) from None
+        message = f"There is no run folder {run} or runs/{run} here. {error.message}"
+        raise UserError(message, error.hint) from None
     return cluster_agents(cluster, namespace or cluster.namespace, run)
 
 
@@ -106,9 +105,8 @@ def _describe_profile(answers: Mapping[int, Answer]) -> Iterator[str]:
         yield f"steps {summary['first_step']}-{last} on {devices}"
         yield from answer["table"]
     for rank, answer in done.items():
-        yield (
-            f"rank {rank}: {answer['summary']['step_s'] * 1e3:.3f} ms a step, in {answer['folder']}"
-        )
+        step_ms = answer["summary"]["step_s"] * 1e3
+        yield f"rank {rank}: {step_ms:.3f} ms a step, in {answer['folder']}"
     if done:
         yield from _describe_failures(answers)
 
@@ -134,10 +132,8 @@ def local_agents(folder: Path) -> list[Agent]:
     except FileNotFoundError:
         agents = []
     if not agents:
-        raise UserError(
-            f"{folder} is not running, or its processes have not started yet.",
-            "start it with `launcher run`, or add -n NAMESPACE for a job on a cluster.",
-        )
+        hint = "start it with `launcher run`, or add -n NAMESPACE for a job on a cluster."
+        raise UserError(f"{folder} is not running, or its processes have not started yet.", hint)
     return agents
 
 
@@ -149,7 +145,7 @@ def _loopback_request(address: str) -> Callable[[str, str], tuple[int, Answer]]:
             response = connection.getresponse()
             return response.status, json.loads(response.read())
         except (OSError, http.client.HTTPException, ValueError) as error:
-            raise AgentUnreachable(str(error)) from None
+            raise AgentUnreachableError(str(error)) from None
         finally:
             connection.close()
 
@@ -157,12 +153,11 @@ def _loopback_request(address: str) -> Callable[[str, str], tuple[int, Answer]]:
 
 
 def cluster_agents(cluster: Cluster, namespace: str, name: str) -> list[Agent]:
-    """Return the agents of a job on a cluster. Raises UserError if there is no such job, or no running host 0."""
+    """Return the agents of a job on a cluster. Raises UserError if none runs."""
     jobset = dependents.get_managed_jobset(cluster, name, namespace)
     pods = cluster.list(PODS, namespace, labels=f"{NAME_LABEL}={name}")
-    running = [
-        host for host in hosts.newest_hosts(jobset, pods) if host.running and not host.is_init
-    ]
+    newest = hosts.newest_hosts(jobset, pods)
+    running = [host for host in newest if host.running and not host.is_init]
     if not running or running[0].number != 0:
         hint = f"see `launcher explain -n {namespace} {name}`."
         raise UserError(f"Job {name} is not running: host 0 has no process.", hint)
@@ -177,23 +172,20 @@ def _forwarded_request(
     cluster: Cluster, namespace: str, pod: str, port: int
 ) -> Callable[[str, str], tuple[int, Answer]]:
     def send_request(method: str, target: str) -> tuple[int, Answer]:
-        request_bytes = (
-            f"{method} {target} HTTP/1.1\r\nHost: {pod}\r\nContent-Length: 0\r\n\r\n".encode()
-        )
+        head = f"{method} {target} HTTP/1.1\r\nHost: {pod}\r\nContent-Length: 0\r\n\r\n"
         for tries_left in reversed(range(_MAX_TRIES if method == "GET" else 1)):
             try:
-                head, _, body = cluster.port_forward(namespace, pod, port, request_bytes).partition(
-                    b"\r\n\r\n"
-                )
-                return int(head.split()[1]), json.loads(body)
+                response = cluster.port_forward(namespace, pod, port, head.encode())
+                status_line, _, body = response.partition(b"\r\n\r\n")
+                return int(status_line.split()[1]), json.loads(body)
             except (Unreachable, ValueError, LookupError) as error:
                 fault = str(error)
             except ApiError as error:
                 if error.status != 404:
                     raise
-                raise AgentUnreachable(error.message) from None
+                raise AgentUnreachableError(error.message) from None
             time.sleep(_POLL_S if tries_left else 0)
-        raise AgentUnreachable(fault)
+        raise AgentUnreachableError(fault)
 
     return send_request
 
@@ -201,41 +193,36 @@ def _forwarded_request(
 def profile_agents(
     agents: Sequence[Agent], steps: int, say: Callable[[str], None]
 ) -> dict[int, Answer]:
-    """Return the last answer of each rank, its `state` done, failed or gone. Raises UserError if host 0 refuses."""
+    """Return the last answer of each rank, its `state` done, failed or gone."""
     if len(agents) > MAX_HOSTS:
         say(f"only {agents[0].name} of {len(agents)} hosts is profiled")
         agents = agents[:1]
-    accepted = {
-        agent: answer
-        for agent in agents
-        if (answer := _start_profile(agent, steps, agent is agents[0], say))
-    }
-    states = {agent: _answers_by_rank(answer) for agent, answer in accepted.items()}
+    profile_ids: dict[Agent, int] = {}
+    states: dict[Agent, dict[int, Answer]] = {}
+    for agent in agents:
+        if answer := _start_profile(agent, steps, agent is agents[0], say):
+            profile_ids[agent], states[agent] = answer["id"], _answers_by_rank(answer)
     reported: set[int] = set()
     while waiting := [
-        agent
-        for agent in states
-        if any(not _has_ended(answer) for answer in states[agent].values())
+        agent for agent in states if not all(map(_has_ended, states[agent].values()))
     ]:
         time.sleep(_POLL_S)
         for agent in waiting:
-            states[agent] = _poll_profile(agent, accepted[agent]["id"], states[agent])
+            states[agent] = _poll_profile(agent, profile_ids[agent], states[agent])
             for rank, answer in states[agent].items():
                 if answer["state"] == "tracing" and rank not in reported:
                     reported.add(rank)
                     say(f"rank {rank} traces {answer['steps']} steps from step {answer['step']}")
-    return dict(
-        sorted((rank, answer) for ranks in states.values() for rank, answer in ranks.items())
-    )
+    return dict(sorted(item for ranks in states.values() for item in ranks.items()))
 
 
 def _start_profile(
     agent: Agent, steps: int, is_first: bool, say: Callable[[str], None]
 ) -> Answer | None:
-    """Return the agent's first answer, or print its refusal. Raises UserError if the first agent refuses."""
+    """Return the agent's answer, or print its refusal. Raises UserError if the first refuses."""
     try:
         status, answer = agent.send_request("POST", f"/profile?steps={steps}")
-    except AgentUnreachable as error:
+    except AgentUnreachableError as error:
         status, answer = 0, {"error": f"it does not answer: {error}"}
     if status == 202:
         return answer
@@ -249,13 +236,15 @@ def _start_profile(
 def _poll_profile(
     agent: Agent, profile_id: int, previous_answers: Mapping[int, Answer]
 ) -> dict[int, Answer]:
-    """Return the state of each rank in a profile, `gone` if the agent or its profile no longer exists."""
+    """Return the state of each rank, `gone` if the agent or its profile no longer exists."""
     try:
         answer = agent.send_request("GET", "/profile")[1]
         if answer.get("id") != profile_id:
-            raise AgentUnreachable("another profile was requested since, or the agent restarted")
+            raise AgentUnreachableError(
+                "another profile was requested since, or the agent restarted"
+            )
         return _answers_by_rank(answer)
-    except AgentUnreachable:
+    except AgentUnreachableError:
         return {
             rank: answer if _has_ended(answer) else {"state": "gone"}
             for rank, answer in previous_answers.items()

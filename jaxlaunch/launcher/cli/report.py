@@ -1,4 +1,4 @@
-"""`launcher report`, `compare` and `dashboard`: pages of a run, of runs next to each other, and of all runs."""
+"""`launcher report`, `compare` and `dashboard`: pages of one run, of some, and of all."""
 
 from __future__ import annotations
 
@@ -51,9 +51,8 @@ def report_command(run: str, path: Path | None, pictures: Path | None) -> None:
 
     folder = run_folders.resolve_folder(run)
     data = RunReader(folder).read_report().to_json()
-    output.write_page(
-        path or Path(f"{folder.name}.html"), page.render_page("run", data["name"], data)
-    )
+    file = path or Path(f"{folder.name}.html")
+    output.write_page(file, page.render_page("run", data["name"], data))
     if pictures is not None:
         from jaxlaunch.launcher.report.plots import write_pictures
 
@@ -97,28 +96,23 @@ def compare_command(
 
     folders = list[Path]()
     for run in runs:
-        sweep = run_folders.find_sweep(run)
-        folders += (
-            [run_folders.resolve_folder(run)]
-            if sweep is None
-            else [run.folder for run in run_folders.list_runs(sweep)]
-        )
+        if (sweep := run_folders.find_sweep(run)) is not None:
+            folders += [member.folder for member in run_folders.list_runs(sweep)]
+        else:
+            folders.append(run_folders.resolve_folder(run))
     if len(folders) < 2:
         raise UserError("compare needs two runs or more.", "name another run behind the first.")
     reports = [RunReader(folder).read_report() for folder in folders]
     data = compare.compare_runs(reports, metrics, axis)
     output.show_lines(*output.format_columns(compare.summary_table(data)))
     if data["differs"]:
-        heads = ["KEY", *(run["name"] for run in data["runs"])]
-        output.show_lines(
-            "",
-            *output.format_columns([heads, *([key, *values] for key, values in data["differs"])]),
-        )
+        rows = [["KEY", *(run["name"] for run in data["runs"])]]
+        rows += [[key, *values] for key, values in data["differs"]]
+        output.show_lines("", *output.format_columns(rows))
     losses = [name for name in ("eval/loss", "loss") if name in data["columns"]]
     for metric in metrics or losses[:1]:
-        output.show_lines(
-            "", metric, *plots.draw_plot(compare.curve_lines(reports, metric, axis), axis)
-        )
+        plot = plots.draw_plot(compare.curve_lines(reports, metric, axis), axis)
+        output.show_lines("", metric, *plot)
     if path is not None:
         output.write_page(path, page.render_page("compare", "Compare", data))
 
@@ -168,15 +162,26 @@ def dashboard_command(
     pod and shows the jobs of the namespaces to viewers who bring a token of the cluster, each with
     the rights of that token alone.
     """
+    server: PageServer
     if is_in_cluster:
-        return _serve_until_interrupted(
-            _make_viewers_server(folder, namespaces, context, hosts, port)
-        )
-    if hosts:
-        raise UserError(
-            "--accept-host is only for --in-cluster.",
-            "leave it out: the server answers 127.0.0.1 alone.",
-        )
+        server = _make_viewers_server(folder, namespaces, context, hosts, port)
+    else:
+        if hosts:
+            message = "--accept-host is only for --in-cluster."
+            raise UserError(message, "leave it out: the server answers 127.0.0.1 alone.")
+        server = _make_runs_server(folder, namespaces, context, port)
+    try:
+        server.serve_forever()
+    except KeyboardInterrupt:
+        server.is_closing.set()
+    finally:
+        server.server_close()
+
+
+def _make_runs_server(
+    folder: Path | None, namespaces: Sequence[str], context: str | None, port: int
+) -> PageServer:
+    """Return the server of the runs here and the jobs of namespaces, and print its address."""
     from jaxlaunch.launcher.report.server import RunCatalog, Server
 
     home: Path | None = folder or run_folders.RUNS_FOLDER
@@ -188,17 +193,7 @@ def dashboard_command(
     jobs = _make_jobs_reader(namespaces, context) if is_cluster else None
     server = Server(RunCatalog(None if home is None else home.absolute(), jobs), port)
     output.show_lines(server.page_url)
-    _serve_until_interrupted(server)
-
-
-def _serve_until_interrupted(server: PageServer) -> None:
-    """Serve until Ctrl-C."""
-    try:
-        server.serve_forever()
-    except KeyboardInterrupt:
-        server.is_closing.set()
-    finally:
-        server.server_close()
+    return server
 
 
 def _make_viewers_server(
@@ -208,22 +203,18 @@ def _make_viewers_server(
     hosts: Sequence[str],
     port: int,
 ) -> PageServer:
-    """Return the server of --in-cluster. Raises UserError for conflicting options, ClusterError outside a pod."""
+    """Return the server of --in-cluster. Raises UserError, and ClusterError outside of a pod."""
     from jaxlaunch.launcher.kubernetes import kubeconfig
     from jaxlaunch.launcher.kubernetes.client import Cluster
     from jaxlaunch.launcher.report.viewers import Server
 
     if folder is not None or context is not None:
         conflict = f"the folder {folder}" if folder is not None else f"--context {context}"
-        raise UserError(
-            f"--in-cluster and {conflict} are both given.",
-            "it shows jobs of its own cluster alone.",
-        )
+        message = f"--in-cluster and {conflict} are both given."
+        raise UserError(message, "it shows jobs of its own cluster alone.")
     if not namespaces:
-        raise UserError(
-            "--in-cluster names no namespace.",
-            "name those whose jobs it shows, each with -n NAMESPACE.",
-        )
+        message = "--in-cluster names no namespace."
+        raise UserError(message, "name those whose jobs it shows, each with -n NAMESPACE.")
     kubeconfig.pod_server_url()
     # Process 1 of a pod would otherwise ignore the signal.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
@@ -234,29 +225,27 @@ def _make_viewers_server(
         return _read_job_rows(cluster, namespace)
 
     server = Server(read_jobs, list(dict.fromkeys(namespaces)), hosts, port)
-    output.show_messages(
-        f"serving the jobs of {', '.join(namespaces)} on port {server.server_address[1]} to "
-        "viewers who sign in"
-    )
+    place = f"on port {server.server_address[1]} to viewers who sign in"
+    output.show_messages(f"serving the jobs of {', '.join(namespaces)} {place}")
     return server
 
 
 def _make_jobs_reader(namespaces: Sequence[str], context: str | None) -> Callable[[], JobRows]:
-    """Return a function that reads the jobs of namespaces, with the rights of the caller's kubeconfig."""
+    """Return a function that reads the jobs of namespaces, with the caller's rights."""
     from jaxlaunch.launcher.kubernetes.client import Cluster
 
     cluster = Cluster.connect(context, output.show_messages)
 
     def read_jobs() -> JobRows:
-        rows, unread = list[dict[str, Any]](), list[str]()
+        all_rows, all_unread = list[dict[str, Any]](), list[str]()
         for namespace in namespaces or (cluster.namespace,):
             try:
-                more_rows, more_unread = _read_job_rows(cluster, namespace)
+                rows, unread = _read_job_rows(cluster, namespace)
             except ClusterError as error:
-                more_rows, more_unread = [], [str(error)]
-            rows += more_rows
-            unread += more_unread
-        return rows, unread
+                rows, unread = [], [str(error)]
+            all_rows += rows
+            all_unread += unread
+        return all_rows, all_unread
 
     return read_jobs
 

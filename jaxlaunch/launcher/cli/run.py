@@ -68,55 +68,40 @@ def run_command(
     job = jobs.load_job(job_file, overrides)
     folder = (run_dir or run_folders.RUNS_FOLDER / job.name).absolute()
     _check_folder(job, job_file, folder)
-    local = LocalRun(
-        folder, job_file.absolute().parent, options.parse_volumes(volumes), simulate, take_over
-    )
-    selection = lines.parse_selection(
-        ("0" if sys.stdout.isatty() else "all") if rank is None else rank, None
-    )
+    base, mounts = job_file.absolute().parent, options.parse_volumes(volumes)
+    local = LocalRun(folder, base, mounts, simulate, take_over)
+    selection = lines.parse_selection(rank or ("0" if sys.stdout.isatty() else "all"), None)
     lines.check_ranks_exist(selection, job.processes)
     # The block needs a terminal that can erase lines, and a user who did not ask for plain text.
     is_dumb = os.environ.get("NO_COLOR") or os.environ.get("TERM", "dumb") == "dumb"
     is_live = not plain and sys.stderr.isatty() and not is_dumb
-    end = run_job(
-        job,
-        local,
-        output.Printer(selection).show_line,
-        output.show_messages,
-        run_context=_make_live_block(folder) if is_live else None,
-    )
+    context, show = _make_live_block(folder) if is_live else None, output.Printer(selection)
+    end = run_job(job, local, show.show_line, output.show_messages, run_context=context)
     _show_end(folder / layout.SUMMARY, end, selection)
     if is_live:
         is_by_name = folder == (run_folders.RUNS_FOLDER / folder.name).absolute()
         name = shlex.quote(folder.name if is_by_name else str(folder))
         output.show_messages(f"its page: launcher report {name}")
         if end.code != contract.DONE:
-            resume_text = (
-                "; the same command continues it"
-                if contract.outcome_for_code(end.code).is_stop
-                else ""
-            )
-            output.show_messages(f"why: launcher explain {name}{resume_text}")
+            is_stop = contract.outcome_for_code(end.code).is_stop
+            resume = "; the same command continues it" if is_stop else ""
+            output.show_messages(f"why: launcher explain {name}{resume}")
         elif job.train is not None:
-            output.show_messages(
-                f"next: launcher {'sample' if job.train.task == 'lm' else 'eval'} {name}"
-            )
+            command = "sample" if job.train.task == "lm" else "eval"
+            output.show_messages(f"next: launcher {command} {name}")
     return end.code
 
 
 def _check_folder(job: JobSpec, job_file: Path, folder: Path) -> None:
-    """Raise UserError for a run folder that contains the user's job file, or checkpoints of another job."""
+    """Raise UserError if the folder has the user's job file, or checkpoints of another job."""
+    subject = f"The run folder {folder} is"
     is_own = os.path.realpath(job_file) == os.path.realpath(folder / layout.JOB)
     # The job file of a run may be used to start the run again.
     if is_own and not (folder / layout.LOCK).exists():
-        raise UserError(
-            f"The run folder {folder} is the job file's own: the run would overwrite {job_file}.",
-            _HINT,
-        )
-    if not any(
-        start.has_trained
-        for start in start_rows(RunFolder(folder, output.show_messages).read_summary())
-    ):
+        message = f"{subject} the job file's own: the run would overwrite {job_file}."
+        raise UserError(message, _HINT)
+    starts = start_rows(RunFolder(folder, output.show_messages).read_summary())
+    if not any(start.has_trained for start in starts):
         return
     try:
         earlier_job = jobs.read_run_job(folder)
@@ -124,15 +109,11 @@ def _check_folder(job: JobSpec, job_file: Path, folder: Path) -> None:
         # The file is of another version, or no job.
         return
     if earlier_job.name != job.name:
-        raise UserError(
-            f"The run folder {folder} is that of job {earlier_job.name}, this job is {job.name}.",
-            _HINT,
-        )
+        message = f"{subject} that of job {earlier_job.name}, this job is {job.name}."
+        raise UserError(message, _HINT)
     if (earlier_job.train is None) != (job.train is None):
         had, has = ("train" if spec.train is not None else "command" for spec in (earlier_job, job))
-        raise UserError(
-            f"The run folder {folder} is that of a job with {had}:, this job has {has}:.", _HINT
-        )
+        raise UserError(f"{subject} that of a job with {had}:, this job has {has}:.", _HINT)
 
 
 def _make_live_block(folder: Path) -> AbstractContextManager[object]:
@@ -142,29 +123,19 @@ def _make_live_block(folder: Path) -> AbstractContextManager[object]:
 
 
 def _show_end(path: Path, end: RunEnd, selection: Selection) -> None:
-    """Say how the run ended, in one line; show the traceback too if the lines of its rank were not shown."""
-    summary, verdict = end.summary, end.summary["verdict"]
-    step = (
-        summary["step"] if verdict["step"] is None or end.code == contract.DONE else verdict["step"]
-    )
+    """Say how the run ended, with the traceback if the lines of its rank were not shown."""
+    summary, verdict, is_done = end.summary, end.summary["verdict"], end.code == contract.DONE
+    step = summary["step"] if verdict["step"] is None or is_done else verdict["step"]
     outcome = summary["status"] if step is None else f"{summary['status']} at step {step}"
     if end.reached_step is not None:
-        is_done = end.code == contract.DONE
-        outcome = (
-            f"{'nothing to do' if is_done else summary['status']}; the run is at step "
-            f"{end.reached_step}"
-        )
+        outcome = "nothing to do" if is_done else summary["status"]
+        outcome += f"; the run is at step {end.reached_step}"
     pointer = f"see {path}" if path.exists() else f"{path} could not be written"
     output.show_messages(f"{outcome}: {verdict['message']} (exit {end.code}); {pointer}")
     if (page := troubleshooting.command_for_code(end.code)) is not None:
         output.show_messages(f"see: {page}")
     # An error that a person can fix has no traceback.
-    is_sentence = contract.outcome_for_code(end.code).is_user_fixable
-    rank = verdict["rank"]
-    if (
-        verdict["traceback"]
-        and rank is not None
-        and not is_sentence
-        and not selection.matches_any_rank((rank,))
-    ):
-        output.show_lines(verdict["traceback"], is_result=False)
+    if verdict["traceback"] and verdict["rank"] is not None:
+        is_shown = selection.matches_any_rank((verdict["rank"],))
+        if not contract.outcome_for_code(end.code).is_user_fixable and not is_shown:
+            output.show_lines(verdict["traceback"], is_result=False)

@@ -1,4 +1,4 @@
-"""`launcher schema`: the keys of job.yaml as a JSON schema for editors, or as a page of tables for people."""
+"""`launcher schema`: the keys of job.yaml as a JSON schema, or as a page of tables."""
 
 from __future__ import annotations
 
@@ -14,8 +14,13 @@ from pydantic.fields import FieldInfo
 
 from jaxlaunch.launcher.cli import output
 from jaxlaunch.launcher.errors import KeyPath
-from jaxlaunch.launcher.job import introspection
-from jaxlaunch.launcher.job.introspection import Type
+from jaxlaunch.launcher.job.introspection import (
+    Type,
+    block_fields,
+    describe_type,
+    nested_blocks,
+    types_at,
+)
 from jaxlaunch.launcher.job.schema import JobSpec
 
 # Examples belong into a message, not into every row of a table.
@@ -26,17 +31,18 @@ _FENCED = re.compile(r"^```yaml\n.*?^```$", re.MULTILINE | re.DOTALL)
 _INTRODUCTION = """\
 # job.yaml
 
-This page lists every key. `launcher schema --markdown` prints it, and `launcher schema` prints the JSON schema.
-Only `name`, `accelerator` and one of `train` and `command` are required. An unknown key is an error, and so is a key of
-the schema that is not implemented yet.
+This page lists every key. `launcher schema --markdown` prints it, and `launcher schema` prints the
+JSON schema. Only `name`, `accelerator` and one of `train` and `command` are required. An unknown
+key is an error, and so is a key of the schema that is not implemented yet.
 
-The file is YAML 1.2: `3e-4` is a number; `no`, `on` and `12:30` are text. A duration is `90s`, `10m`, `1h30m`, `3d` or
-whole seconds. A quantity is written as in Kubernetes: `8`, `500m`, `32Gi`. Relative paths start at the file's folder.
-Any key can be set on the command line: `launcher run job.yaml train.steps=100 train.mesh.mp=2`.
+The file is YAML 1.2: `3e-4` is a number; `no`, `on` and `12:30` are text. A duration is `90s`,
+`10m`, `1h30m`, `3d` or whole seconds. A quantity is written as in Kubernetes: `8`, `500m`, `32Gi`.
+Relative paths start at the file's folder. Any key can be set on the command line:
+`launcher run job.yaml train.steps=100 train.mesh.mp=2`.
 
-Each example is a part of a job: keys that do not matter there are left out. For complete jobs see the
-[quickstart](quickstart.md), [your own script](your-script.md) and [your own model](your-model.md). The terms are in the
-[glossary](glossary.md).
+Each example is a part of a job: keys that do not matter there are left out. For complete jobs see
+the [quickstart](quickstart.md), [your own script](your-script.md) and
+[your own model](your-model.md). The terms are in the [glossary](glossary.md).
 """
 
 
@@ -59,31 +65,25 @@ def schema_command(markdown: bool) -> None:
 def json_schema() -> dict[str, Any]:
     """Return the JSON schema of job.yaml, draft 2020-12."""
     schema = JobSpec.model_json_schema(by_alias=True)
-    return {
-        "$schema": "https://json-schema.org/draft/2020-12/schema",
-        **schema,
-        "title": "job.yaml",
-    }
+    draft = {"$schema": "https://json-schema.org/draft/2020-12/schema"}
+    return {**draft, **schema, "title": "job.yaml"}
 
 
 def job_page() -> str:
-    """Return the reference page: each block with its description and example, and a table of its keys."""
+    """Return the reference page: each block with an example and a table of its keys."""
     return "\n".join([_INTRODUCTION, *_render_sections(JobSpec, ())])
 
 
 def _render_sections(model: type[BaseModel], path: KeyPath) -> Iterator[str]:
     text = inspect.getdoc(model) or ""
     about, example = text.split("\n\n")[0].replace("\n", " "), "\n\n".join(_FENCED.findall(text))
-    yield (
-        f"## {_section_title(model, path)}\n\n{about}\n\n{example}\n\n| key | type | "
-        "default | meaning "
-        "|\n|---|---|---|---|"
-    )
-    for name, field in introspection.block_fields(model).items():
-        yield _format_row(name, field)
+    yield f"## {_section_title(model, path)}\n\n{about}\n\n{example}\n"
+    yield "| key | type | default | meaning |\n|---|---|---|---|"
+    fields = block_fields(model)
+    yield from (_format_row(name, field) for name, field in fields.items())
     yield ""
-    for name, field in introspection.block_fields(model).items():
-        for block in introspection.nested_blocks(Type.from_field(field)):
+    for name, field in fields.items():
+        for block in nested_blocks(Type.from_field(field)):
             yield from _render_sections(block, (*path, name))
 
 
@@ -96,42 +96,36 @@ def _section_title(model: type[BaseModel], path: KeyPath) -> str:
             if len(choice.literals) > 1:
                 continue
             return f"{title}, {key}: {choice.literals[0] if choice.literals else 'module:Name'}"
-    is_one_of_many = (
-        bool(path)
-        and len(introspection.nested_blocks(introspection.types_at(JobSpec, path)[0])) > 1
-    )
-    return f"{title}, {next(iter(introspection.block_fields(model)))}" if is_one_of_many else title
+    if path and len(nested_blocks(types_at(JobSpec, path)[0])) > 1:
+        return f"{title}, {next(iter(block_fields(model)))}"
+    return title
 
 
 def _format_row(name: str, field: FieldInfo) -> str:
     kind = Type.from_field(field)
-    type_text = (
-        _EXAMPLES.sub("", introspection.describe_type(kind)).removeprefix("a ").removeprefix("an ")
-    )
+    text = _EXAMPLES.sub("", describe_type(kind)).removeprefix("a ").removeprefix("an ")
     if kind.model is not None:
-        type_text = "block"
-    elif kind.items is not None and introspection.nested_blocks(kind):
-        type_text = "list of blocks"
-    default, meaning = _default_cells(field)
-    cells = [f"`{name}`", type_text + (", or null" if kind.nullable else ""), default, meaning]
+        text = "block"
+    elif kind.items is not None and nested_blocks(kind):
+        text = "list of blocks"
+    cells = [f"`{name}`", text + (", or null" if kind.nullable else ""), *_default_cells(field)]
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
 
 def _default_cells(field: FieldInfo) -> tuple[str, str]:
-    """Return the cells of the default and of the meaning. If the value is None, the meaning states the default."""
-    meaning = field.description or ""
+    """Return the cells of the default and of the meaning, which states a default of None."""
+    meaning, value = field.description or "", field.default
     if field.is_required():
         return "required", meaning
-    value = field.default
     if isinstance(value, BaseModel):
         value = value.model_dump(mode="json", exclude_unset=True)
     if field.default_factory is not None:
-        value = {} if introspection.nested_blocks(Type.from_field(field)) else None
-    if value == {} and _DEFAULT.search(meaning) is None:
+        value = {} if nested_blocks(Type.from_field(field)) else None
+    match = _DEFAULT.search(meaning)
+    if value == {} and match is None:
         return "those of its keys", meaning
     if value is not None and value != {}:
         return f"`{value if isinstance(value, str) else json.dumps(value)}`", meaning
-    match = _DEFAULT.search(meaning)
     assert match is not None, f"{meaning!r} does not say what holds where the key is left out"
-    remaining_text = "; ".join(filter(None, (meaning[: match.start()], meaning[match.end() :])))
-    return match["default"], remaining_text
+    remaining = filter(None, (meaning[: match.start()], meaning[match.end() :]))
+    return match["default"], "; ".join(remaining)

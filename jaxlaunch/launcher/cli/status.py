@@ -41,12 +41,14 @@ def status_command(
         from jaxlaunch.launcher.cli.logs import read_volume_summary
 
         view = ClusterView(read_volume_summary(view.cluster, view.snapshot))
-    if form in ("json", "yaml"):
-        return output.show_data(view.status.to_json(), form)
-    tables = view.detail_tables() if form == "wide" else ()
-    output.show_lines(
-        *describe_job(view), *(line for table in tables for line in output.format_columns(table))
-    )
+    output.show_result(view.status.to_json(), form, _describe_view(view, is_wide=form == "wide"))
+
+
+def _describe_view(view: JobView, *, is_wide: bool) -> Iterator[str]:
+    tables = view.detail_tables() if is_wide else ()
+    yield from describe_job(view)
+    for table in tables:
+        yield from output.format_columns(table)
 
 
 def describe_job(view: JobView) -> Iterator[str]:
@@ -56,15 +58,12 @@ def describe_job(view: JobView) -> Iterator[str]:
         yield f"{status.verdict['cause']} ({status.verdict['code']}): {status.verdict['message']}"
     attempt = "" if status.attempt is None else f", attempt {status.attempt}"
     yield f"{status.name}: {status.state.value} (generation {status.generation}{attempt})"
+    ended = "" if status.lasted_s is None else f", ended after {format_age(status.lasted_s)}"
     rows = [
         ("why", view.reason),
         *_list_numbers(status),
         ("as of", view.as_of),
-        (
-            "age",
-            format_age(status.age_s)
-            + ("" if status.lasted_s is None else f", ended after {format_age(status.lasted_s)}"),
-        ),
+        ("age", format_age(status.age_s) + ended),
         ("folder", status.folder or ""),
         ("unknown", "; ".join(view.unread)),
     ]
@@ -75,22 +74,20 @@ def _list_numbers(status: JobStatus) -> Iterator[tuple[str, str]]:
     renderer = Renderer(status.name, status.namespace)
     # The job needs no host any more.
     if status.state in FINAL_STATES:
-        hosts = f"{status.hosts}, {status.state.value.lower()}"
+        hosts, ranks = f"{status.hosts}, {status.state.value.lower()}", ""
     else:
         hosts = f"{'?' if status.ready is None else status.ready} of {status.hosts} ready"
+        ranks = renderer.render(describe_ranks(status))
     yield "hosts", hosts + (f", queue {status.queue}" if status.queue else "")
-    yield "ranks", "" if status.state in FINAL_STATES else renderer.render(describe_ranks(status))
+    yield "ranks", ranks
     yield "phase", _describe_phase(status)
     yield "restarts", renderer.render(describe_restarts(status))
     yield "checkpoint", _describe_checkpoint(status)
     seconds = status.restart_seconds
-    spent = ", ".join(
-        f"{cause} {spent_s:.2f}" for cause, spent_s in seconds.items() if spent_s >= 0.005
-    )
-    yield (
-        "last start",
-        f"{sum(seconds.values()):.2f} s until its first step: {spent}" if spent else "",
-    )
+    spent = [f"{cause} {spent_s:.2f}" for cause, spent_s in seconds.items() if spent_s >= 0.005]
+    if spent:
+        total_s = sum(seconds.values())
+        yield "last start", f"{total_s:.2f} s until its first step: {', '.join(spent)}"
     yield from status.describe_numbers()
 
 
@@ -106,14 +103,12 @@ def _describe_phase(status: JobStatus) -> str:
 def _describe_checkpoint(status: JobStatus) -> str:
     if status.committed is None:
         return ""
+    text = f"step {status.committed}"
     if status.as_of is not None or status.folder is not None:
-        return f"step {status.committed}"
-    age_text = (
-        "before these pods"
-        if status.committed_age_s is None
-        else f"{format_age(status.committed_age_s)} ago"
-    )
-    return f"step {status.committed}, {age_text}"
+        return text
+    if status.committed_age_s is None:
+        return f"{text}, before these pods"
+    return f"{text}, {format_age(status.committed_age_s)} ago"
 
 
 @click.command("explain")
@@ -130,14 +125,12 @@ def explain_command(
     machine by its name below runs/, or by its folder.
     """
     answer = find_view(name, namespace, context, location).explanation
-    if form in ("json", "yaml"):
-        output.show_data(answer.to_json(), form)
-    else:
-        output.show_lines(answer.headline, *(f"  {line}" for line in answer.evidence))
-        if answer.facts:
-            output.show_lines("", *(f"  {fact}" for fact in answer.facts))
-        if answer.next_move is not None:
-            output.show_lines("", f"  next: {answer.next_move}")
-        if answer.see is not None:
-            output.show_lines(f"  see: {answer.see}")
+    lines = [answer.headline, *(f"  {line}" for line in answer.evidence)]
+    if answer.facts:
+        lines += ["", *(f"  {fact}" for fact in answer.facts)]
+    if answer.next_move is not None:
+        lines += ["", f"  next: {answer.next_move}"]
+    if answer.see is not None:
+        lines.append(f"  see: {answer.see}")
+    output.show_result(answer.to_json(), form, lines)
     return EXIT_NO_SUCH_JOB if answer.situation == "unknown" else 0

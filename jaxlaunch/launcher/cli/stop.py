@@ -1,4 +1,4 @@
-"""`launcher stop` and `delete`: save and end a job or a run, which can be resumed; remove a job from its cluster."""
+"""`launcher stop` and `delete`: end a job or run after it has saved; remove a job."""
 
 from __future__ import annotations
 
@@ -122,22 +122,18 @@ def _stop_run(run: Run, limit_s: float | None) -> int:
 
 
 def _stop_sweep(sweep: SweepTable, limit_s: float | None, *, no_wait: bool) -> int:
-    """Stop all runs of a sweep and return the exit code. Its leader stops them; without one each is asked."""
+    """Stop all runs of a sweep, through its leader if there is one; return the exit code."""
     name = sweep.folder.name
-    if (cluster_place := sweep.settings.get("cluster")) is not None:
-        return _stop_jobs(
-            sweep,
-            Cluster.connect(cluster_place["context"], output.show_messages),
-            cluster_place["namespace"],
-        )
+    if (place := sweep.settings.get("cluster")) is not None:
+        cluster = Cluster.connect(place["context"], output.show_messages)
+        return _stop_jobs(sweep, cluster, place["namespace"] or cluster.namespace)
     leader = Run(name, sweep.folder, None, find_holder(sweep.folder, LOCK))
     active_runs = [run for run in run_folders.list_runs(sweep.folder) if run.holder is not None]
     if leader.holder is not None:
         run_folders.stop_run(leader, LOCK)
     elif not active_runs:
-        raise UserError(
-            f"Sweep {name} is not running: there is nothing to stop.", f"see {sweep.folder}."
-        )
+        message = f"Sweep {name} is not running: there is nothing to stop."
+        raise UserError(message, f"see {sweep.folder}.")
     else:
         for run in active_runs:
             run_folders.stop_run(run)
@@ -156,13 +152,13 @@ def _stop_sweep(sweep: SweepTable, limit_s: float | None, *, no_wait: bool) -> i
     return 0
 
 
-def _stop_jobs(sweep: SweepTable, cluster: Cluster, namespace: str | None) -> int:
+def _stop_jobs(sweep: SweepTable, cluster: Cluster, namespace: str) -> int:
     """Suspend each job of a sweep that has not ended, without waiting, and return the exit code."""
     for member in sweep.members:
-        jobset = cluster.get(JOBSETS, member, namespace or cluster.namespace)
+        jobset = cluster.get(JOBSETS, member, namespace)
         if jobset is None or terminal_state(jobset) is not None:
             continue
-        dependents.get_managed_jobset(cluster, member, namespace or cluster.namespace)
+        dependents.get_managed_jobset(cluster, member, namespace)
         lifecycle.stop_job(cluster, jobset)
         output.show_lines(f"{JOBSETS.qualified_name(member)} stopping")
     return 0
@@ -186,9 +182,8 @@ def delete_command(
     jobset = dependents.get_managed_jobset(cluster, name, namespace or cluster.namespace)
     if not yes and terminal_state(jobset) is None and not lifecycle.is_stopped(cluster, jobset):
         if not sys.stdin.isatty():
-            raise UserError(
-                f"Job {name} has not ended, and stdin is not a terminal.", "add --yes to delete it."
-            )
+            message = f"Job {name} has not ended, and stdin is not a terminal."
+            raise UserError(message, "add --yes to delete it.")
         click.confirm(f"Job {name} has not ended. Delete it?", abort=True, err=True)
     output.show_lines(*dependents.delete_job(cluster, jobset))
     limit_s = lifecycle.grace_period_s(jobset) + _DELETE_MARGIN_S

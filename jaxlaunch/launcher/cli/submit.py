@@ -1,4 +1,4 @@
-"""`launcher submit`: submit a job to a cluster, and on request follow its lines or wait for its end."""
+"""`launcher submit`: submit a job, and on request follow its lines or wait for its end."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from jaxlaunch.launcher.jobs.submit import Submission, Submitted
 from jaxlaunch.launcher.kubernetes.client import Cluster
 from jaxlaunch.launcher.kubernetes.kinds import JOBSETS
 from jaxlaunch.launcher.kubernetes.objects import Obj
-from jaxlaunch.launcher.manifests.jobset import prepare
+from jaxlaunch.launcher.manifests.jobset import PreparedJob, prepare
 
 
 class Submit(click.Command):
@@ -32,9 +32,8 @@ class Submit(click.Command):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse as click does, with `--dry-run` written out."""
-        return super().parse_args(
-            ctx, ["--dry-run=client" if arg == "--dry-run" else arg for arg in args]
-        )
+        args = ["--dry-run=client" if arg == "--dry-run" else arg for arg in args]
+        return super().parse_args(ctx, args)
 
 
 @click.command("submit", cls=Submit)
@@ -100,31 +99,24 @@ def submit_command(
         return 0
     cluster = Cluster.connect(context, output.show_messages)
     job_namespace = file.spec.namespace or cluster.namespace
-    default_values = (
-        _read_defaults(cluster, job_namespace)
-        if defaults_file is None
-        else defaults.load_defaults(defaults_file)
-    )
-    prepared = prepare(
-        cluster_defaults.resolve_gang_secret(file, cluster, job_namespace, output.show_messages),
-        default_values,
-        job_namespace,
-    )
+    if defaults_file is None:
+        default_values = _read_defaults(cluster, job_namespace)
+    else:
+        default_values = defaults.load_defaults(defaults_file)
+    prepared = _prepare_job(file, cluster, job_namespace, default_values)
     if dry_run == "client":
         output.show_documents(prepared.manifests)
         return 0
     manifests = prepared.manifests_with_secret()
     submission = Submission(cluster, manifests, output.show_messages)
     try:
-        output.show_messages(
-            *checks.check_submission(
-                cluster, manifests, replace=replace, watch=is_watching, force=force
-            )
+        notes = checks.check_submission(
+            cluster, manifests, replace=replace, watch=is_watching, force=force
         )
+        output.show_messages(*notes)
         if dry_run == "server":
-            output.show_lines(
-                *(f"{line} (server dry run)" for line in submission.rehearse(replace=replace))
-            )
+            rehearsed = submission.rehearse(replace=replace)
+            output.show_lines(*(f"{line} (server dry run)" for line in rehearsed))
             return 0
         submitted = submission.submit(replace=replace)
     except KeyboardInterrupt:
@@ -132,18 +124,16 @@ def submit_command(
         raise
     try:
         _show_submitted(submitted, form)
-        return (
-            _follow_to_end(cluster, submitted.jobset, is_following, limit_s) if is_watching else 0
-        )
+        if not is_watching:
+            return 0
+        return _follow_to_end(cluster, submitted.jobset, is_following, limit_s)
     except (KeyboardInterrupt, ApiError, Unreachable):
         # The error ends only the wait, not the job.
-        name = submitted.jobset["metadata"]["name"]
-        job_namespace = f"-n {submitted.jobset['metadata']['namespace']}"
-        advice = (
-            f"`launcher logs {job_namespace} -f {name}` shows its lines again, `launcher stop "
-            f"{job_namespace} {name}` ends it"
-        )
-        output.show_messages(f"{name} keeps running. {advice}")
+        metadata = submitted.jobset["metadata"]
+        name, option = metadata["name"], f"-n {metadata['namespace']}"
+        logs = f"`launcher logs {option} -f {name}` shows its lines again"
+        stop = f"`launcher stop {option} {name}` ends it"
+        output.show_messages(f"{name} keeps running. {logs}, {stop}")
         raise
 
 
@@ -156,28 +146,28 @@ def submit_jobs(files: Sequence[JobFile], context: str | None, *, is_rehearsal: 
     job_namespace = files[0].spec.namespace or cluster.namespace
     default_values = _read_defaults(cluster, job_namespace)
     for file in files:
-        prepared = prepare(
-            cluster_defaults.resolve_gang_secret(
-                file, cluster, job_namespace, output.show_messages
-            ),
-            default_values,
-            job_namespace,
-        )
+        prepared = _prepare_job(file, cluster, job_namespace, default_values)
         if is_rehearsal:
             output.show_documents(prepared.manifests)
             continue
         manifests = prepared.manifests_with_secret()
-        output.show_messages(
-            *checks.check_submission(cluster, manifests, replace=False, watch=False, force=False)
-        )
-        _show_submitted(
-            Submission(cluster, manifests, output.show_messages).submit(replace=False), "name"
-        )
+        notes = checks.check_submission(cluster, manifests, replace=False, watch=False, force=False)
+        output.show_messages(*notes)
+        submission = Submission(cluster, manifests, output.show_messages)
+        _show_submitted(submission.submit(replace=False), "name")
     return job_namespace
 
 
+def _prepare_job(
+    file: JobFile, cluster: Cluster, namespace: str, default_values: ClusterDefaults
+) -> PreparedJob:
+    say = output.show_messages
+    file = cluster_defaults.resolve_gang_secret(file, cluster, namespace, say)
+    return prepare(file, default_values, namespace)
+
+
 def _read_defaults(cluster: Cluster, namespace: str) -> ClusterDefaults:
-    """Return the cluster's own defaults, and say where they are, because the job is checked against them."""
+    """Return the cluster's own defaults, and say where they are."""
     default_values, source = cluster_defaults.find_defaults(cluster, namespace)
     if source is not None:
         output.show_messages(f"the cluster defaults are in {source}")
@@ -192,49 +182,37 @@ def _show_submitted(submitted: Submitted, form: str) -> None:
         shown = {key: value for key, value in metadata.items() if key != "managedFields"}
         output.show_data({**submitted.jobset, "metadata": shown}, form)
     if submitted.outcome == "unchanged":
-        output.show_messages(
-            f"already submitted at {metadata['creationTimestamp']}: the same job is there and was "
-            "not changed"
-        )
+        fact = f"already submitted at {metadata['creationTimestamp']}"
+        output.show_messages(f"{fact}: the same job is there and was not changed")
     elif submitted.outcome == "resumed":
         output.show_messages("it was stopped, and continues from its last checkpoint")
 
 
 def _follow_to_end(cluster: Cluster, jobset: Obj, is_following: bool, limit_s: float | None) -> int:
-    """Wait until a job is over and return its exit code. With `is_following`, its lines are shown meanwhile."""
+    """Wait until a job is over, on request with its lines; return its exit code."""
     name, namespace = jobset["metadata"]["name"], jobset["metadata"]["namespace"]
+    say = output.show_messages
     try:
-        waiting = BackgroundWait(
-            cluster, jobset, limit_s, ignore_message if is_following else output.show_messages
-        )
+        show_state = ignore_message if is_following else say
+        waiting = BackgroundWait(cluster, jobset, limit_s, show_state)
         if is_following:
             chosen = lines.default_selection(hosts.initial_members(jobset).process_count)
-            show = output.Printer(chosen).show_line
             if chosen.ranks is not None:
-                output.show_messages(
-                    f"showing rank 0 alone; `launcher logs -n {namespace} -f {name} --rank N` "
-                    "shows others"
-                )
+                command = f"launcher logs -n {namespace} -f {name} --rank N"
+                say(f"showing rank 0 alone; `{command}` shows others")
+            show, is_over = output.Printer(chosen).show_line, waiting.is_over
             follow.follow_logs(
-                cluster,
-                namespace,
-                name,
-                select=chosen,
-                show=show,
-                say=output.show_messages,
-                should_stop=waiting.is_over,
+                cluster, namespace, name, select=chosen, show=show, say=say, should_stop=is_over
             )
         status = waiting.result()
     except WaitTimeoutError:
-        output.show_messages(
-            f"{name} has not ended and keeps running. `launcher status -n {namespace} {name}` "
-            "shows its state"
-        )
+        command = f"launcher status -n {namespace} {name}"
+        say(f"{name} has not ended and keeps running. `{command}` shows its state")
         return options.EXIT_TIMEOUT
     code = contract.PREEMPTED if status.code is None else status.code
     step = "" if status.step is None else f" at step {status.step}"
     message = f": {status.verdict['message']}" if status.verdict else ""
-    output.show_messages(f"{status.name} {status.state.value}{step}{message} (exit {code})")
+    say(f"{status.name} {status.state.value}{step}{message} (exit {code})")
     if (page := troubleshooting.command_for_code(code)) is not None:
-        output.show_messages(f"see: {page}")
+        say(f"see: {page}")
     return code

@@ -1,4 +1,4 @@
-"""`launcher sweep`: one job with several values of its keys, as runs here or as jobs on a cluster."""
+"""`launcher sweep`: one job with several values of its keys, here or on a cluster."""
 
 from __future__ import annotations
 
@@ -116,10 +116,8 @@ def sweep_command(job_file: Path, overrides: tuple[str, ...], **settings: Any) -
         "cluster": cluster,
     }
     if cluster is not None and settings["halving"]:
-        raise UserError(
-            "--halving stops runs of this machine: on a cluster, no process follows them.",
-            "leave it out.",
-        )
+        message = "--halving stops runs of this machine: on a cluster, no process follows them."
+        raise UserError(message, "leave it out.")
     if cluster is not None:
         return _submit_members(table, sweep_settings, members, settings, job_file)
     if settings["is_rehearsal"]:
@@ -152,9 +150,8 @@ def _make_members(
     for number, point in enumerate(points):
         run = f"{name}-{number:03}"
         if any(change.startswith(_SWEEP_OVERRIDES) for change in point):
-            raise UserError(
-                "The sweep names its runs itself: leave name out.", "--name is the sweep's."
-            )
+            message = "The sweep names its runs itself: leave name out."
+            raise UserError(message, "--name is the sweep's.")
         yield Member(run, folder / run, list(point), _digest_job(job_file, point, run))
 
 
@@ -164,7 +161,7 @@ def _digest_job(job_file: Path, changes: Sequence[str], name: str) -> str:
 
 
 def _choose_metric(job: JobSpec, metric: str | None, mode: str | None) -> tuple[str, bool]:
-    """Return the metric, and whether higher values are better. Raises UserError if that is not known."""
+    """Return the metric, and whether higher values are better. Raises UserError if unknown."""
     best = None if job.train is None else job.train.checkpoint.best
     if metric is None:
         is_evaluated = job.train is not None and job.train.eval.every is not None
@@ -181,82 +178,62 @@ def _make_plan(
 ) -> runner.SweepPlan:
     rungs = _parse_rungs(settings["rungs"]) if settings["halving"] else []
     if job.train is None and any(rung < 1 for rung in rungs):
-        raise UserError(
-            "How many steps this program makes is not known.",
-            "give --rungs in steps, such as 100,200.",
-        )
-    common_arguments = [
-        *(f"--volume={volume}" for volume in settings["volumes"]),
-        *["--simulate"] * settings["simulate"],
-    ]
+        message = "How many steps this program makes is not known."
+        raise UserError(message, "give --rungs in steps, such as 100,200.")
 
     def make_command(member: Member) -> list[str]:
-        """Return the `launcher run` of a run. Raises UserError if the file has changed since the sweep began."""
+        """Return the `launcher run` of a run. Raises UserError if the file has changed since."""
         if _digest_job(job_file, member.changes, member.name) != member.job:
-            raise UserError(
-                f"{job_file} has changed since the sweep began.",
-                "restore it, or begin another sweep.",
-            )
-        words = [
-            "run",
-            str(job_file),
-            *member.changes,
-            f"name={member.name}",
-            "--run-dir",
-            str(member.folder),
-            *common_arguments,
-        ]
-        return [sys.executable, "-P", "-m", "jaxlaunch.launcher.cli.main", *words, "--rank", "all"]
+            message = f"{job_file} has changed since the sweep began."
+            raise UserError(message, "restore it, or begin another sweep.")
+        program = [sys.executable, "-P", "-m", "jaxlaunch.launcher.cli.main"]
+        run = ["run", str(job_file), *member.changes, f"name={member.name}"]
+        run += ["--run-dir", str(member.folder), "--rank", "all"]
+        run += [f"--volume={volume}" for volume in settings["volumes"]]
+        return program + run + ["--simulate"] * settings["simulate"]
 
     platform = "cpu" if settings["simulate"] else job.accelerator.platform
-    parallel = settings["parallel"] or runner.count_fitting_runs(job.processes, platform)
     return runner.SweepPlan(
-        parallel, metric, is_higher_better, rungs, job.train is not None, make_command
+        parallel=settings["parallel"] or runner.count_fitting_runs(job.processes, platform),
+        metric=metric,
+        is_higher_better=is_higher_better,
+        rungs=rungs,
+        may_pause=job.train is not None,
+        command=make_command,
     )
 
 
 def _parse_rungs(text: str) -> list[float]:
-    """Return the rungs, the lowest first. Raises UserError for values that are not numbers above 0."""
     try:
         rungs = [float(part) for part in text.split(",")]
     except ValueError:
         rungs = []
     if not rungs or not all(0 < rung < 2**53 for rung in rungs) or sorted(set(rungs)) != rungs:
-        raise UserError(
-            f"--rungs {text} is not a list of rising numbers above 0.",
-            f"such as {_RUNGS} or 100,200.",
-        )
+        message = f"--rungs {text} is not a list of rising numbers above 0."
+        raise UserError(message, f"such as {_RUNGS} or 100,200.")
     return rungs
 
 
 def _describe_runs(table: SweepTable, members: Sequence[Member]) -> Iterator[str]:
-    """Yield the runs in a table, then the best of those that are done, and the command that shows its job."""
+    """Yield the table of the runs, and the best of those that are done."""
     metric = table.settings["metric"]
+    sign = 1 if table.settings["mode"] == "max" else -1
     rows, done = [["RUN", "STATE", metric.upper(), "VALUES"]], dict[str, float]()
     for member in members:
         value = runner.newest_value(member, metric) if member.folder.is_dir() else None
-        rows.append(
-            [
-                member.name,
-                member.state,
-                "-" if value is None else f"{value:.4g}",
-                " ".join(member.changes),
-            ]
-        )
+        text = "-" if value is None else f"{value:.4g}"
+        rows.append([member.name, member.state, text, " ".join(member.changes)])
         if value is not None and member.state is RunState.DONE:
             done[member.name] = value
     yield from output.format_columns(rows)
     if not done:
         yield f"no run that is done has {metric}"
         return
-    best = max(
-        done, key=lambda name: done[name] if table.settings["mode"] == "max" else -done[name]
-    )
-    yield (
-        f"best of {format_count(len(done), 'run')} that are done: {best}, {metric} {done[best]:.4g}"
-    )
-    path = table.folder / best / layout.JOB
-    yield f"  cat {path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path}"
+    best = max(done, key=lambda name: sign * done[name])
+    runs = f"{format_count(len(done), 'run')} that are done"
+    yield f"best of {runs}: {best}, {metric} {done[best]:.4g}"
+    path, here = table.folder / best / layout.JOB, Path.cwd()
+    yield f"  cat {path.relative_to(here) if path.is_relative_to(here) else path}"
 
 
 def _submit_members(
@@ -270,26 +247,27 @@ def _submit_members(
     # Imported here with the clients of a cluster, which a sweep on this machine does not need.
     from jaxlaunch.launcher.cli import submit
 
-    namespace_override = (
-        [] if settings["namespace"] is None else [f"namespace={settings['namespace']}"]
+    sweep, context, is_rehearsal = (
+        sweep_settings["sweep"],
+        settings["context"],
+        settings["is_rehearsal"],
     )
-    changes = [f"labels.{_LABEL}={sweep_settings['sweep']}", *namespace_override]
+    changes = [f"labels.{_LABEL}={sweep}"]
+    if settings["namespace"] is not None:
+        changes.append(f"namespace={settings['namespace']}")
     files = [
         jobs.read_job(job_file, [*member.changes, f"name={member.name}", *changes])
         for member in members.values()
     ]
-    if settings["is_rehearsal"]:
-        submit.submit_jobs(files, settings["context"], is_rehearsal=True)
+    if is_rehearsal:
+        submit.submit_jobs(files, context, is_rehearsal=True)
         return 0
     table.folder.mkdir(parents=True, exist_ok=True)
     with run_folders.hold_lock(table.folder, LOCK):
         table.record_sweep(sweep_settings, members)
-        namespace = submit.submit_jobs(files, settings["context"], is_rehearsal=False)
+        namespace = submit.submit_jobs(files, context, is_rehearsal=False)
         for name in members:
             table.record_state(table.members[name], RunState.SUBMITTED)
-    sweep = sweep_settings["sweep"]
-    output.show_messages(
-        f"`launcher list {sweep}` shows them, `launcher stop {sweep}` stops them (namespace "
-        f"{namespace})"
-    )
+    commands = f"`launcher list {sweep}` shows them, `launcher stop {sweep}` stops them"
+    output.show_messages(f"{commands} (namespace {namespace})")
     return 0

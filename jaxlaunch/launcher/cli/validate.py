@@ -1,7 +1,8 @@
-"""`launcher init` and `validate`: a starter job, and all faults of a job or the resources that it requests."""
+"""`launcher init` and `validate`: a starter job, and all faults or the request of a job."""
 
 from __future__ import annotations
 
+import itertools
 import math
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from jaxlaunch.launcher.job import load as jobs
 from jaxlaunch.launcher.job.load import JobSpec
 from jaxlaunch.launcher.local import job_notes
 from jaxlaunch.launcher.wording import format_count
-from jaxlaunch.trainer.spec import format_axes as written_mesh
+from jaxlaunch.trainer.spec import TrainSpec, format_axes
 
 STARTERS = Path(__file__).parent / "starters"
 KINDS = ("classify", "lm", "own", "command")
@@ -75,12 +76,11 @@ def validate_command(job_file: Path, overrides: tuple[str, ...], form: str) -> N
     All errors are reported at once, each with its line; the exit code is then 2.
     """
     job = jobs.load_job(job_file, overrides)
-    if form in ("json", "yaml"):
-        return output.show_data(summarize_job(job), form)
     folder = job_file.absolute().parent
     data = (f"data: {note}" for note in job_notes.describe_data(job, folder))
     missing = (f"note: {note}" for note in job_notes.list_missing_modules(job, folder))
-    output.show_lines(f"{job_file}: ok", *describe_request(job), *data, *missing)
+    lines = itertools.chain([f"{job_file}: ok"], describe_request(job), data, missing)
+    output.show_result(summarize_job(job), form, lines)
 
 
 def summarize_job(job: JobSpec) -> dict[str, Any]:
@@ -98,59 +98,47 @@ def summarize_job(job: JobSpec) -> dict[str, Any]:
         summary["spares"] = job.spares
         summary["fewer_hosts"] = _list_smaller_gangs(job)
     if job.train is not None:
-        mesh = job.train.mesh.resolve(job.devices)
-        summary["mesh"] = dict(zip(MESH_AXES, mesh, strict=True))
-        summary["batch"] = job.train.batch
-        summary["accumulate"] = job.train.accumulate
-        splits = math.prod(mesh[: len(BATCH_AXES)]) * job.train.accumulate
-        summary["batch_per_device"] = job.train.batch // splits
+        layout = _batch_layout(job.train, job.devices)
+        summary |= {"mesh": layout.pop("mesh"), "batch": job.train.batch, **layout}
     return summary
 
 
+def _batch_layout(train: TrainSpec, devices: int) -> dict[str, Any]:
+    mesh = train.mesh.resolve(devices)
+    parts = math.prod(mesh[: len(BATCH_AXES)]) * train.accumulate
+    sizes = dict(zip(MESH_AXES, mesh, strict=True))
+    per_device = train.batch // parts
+    return {"mesh": sizes, "accumulate": train.accumulate, "batch_per_device": per_device}
+
+
 def _list_smaller_gangs(job: JobSpec) -> list[dict[str, Any]]:
-    """Return the devices, mesh and batch of the job on each smaller number of hosts that it may continue with.
+    """Return devices, mesh and batch of the job on each smaller number of hosts.
 
     If its task determines the batch, only the devices are known.
     """
     rows = []
     for hosts in reversed([hosts for hosts in job.trainable_host_counts if hosts < job.hosts]):
         devices, train = hosts * job.accelerator.devices_per_host, job.train_on_hosts(hosts)
-        row: dict[str, Any] = {"hosts": hosts, "devices": devices}
-        if train is not None:
-            mesh = train.mesh.resolve(devices)
-            row["mesh"] = dict(zip(MESH_AXES, mesh, strict=True))
-            row["accumulate"] = train.accumulate
-            row["batch_per_device"] = train.batch // (
-                math.prod(mesh[: len(BATCH_AXES)]) * train.accumulate
-            )
-        rows.append(row)
+        layout = {} if train is None else _batch_layout(train, devices)
+        rows.append({"hosts": hosts, "devices": devices, **layout})
     return rows
 
 
 def describe_request(job: JobSpec) -> list[str]:
     """Return the request of a job as lines."""
     summary = summarize_job(job)
-    processes = (
-        f"{format_count(job.processes, 'process')} of "
-        f"{format_count(job.devices_per_process, 'device')}"
-    )
-    first = (
-        f"{job.name}: {checks.describe_devices(job)} of type {job.accelerator.type}, {processes}"
-    )
+    devices = f"{checks.describe_devices(job)} of type {job.accelerator.type}"
+    per_process = format_count(job.devices_per_process, "device")
+    processes = f"{format_count(job.processes, 'process')} of {per_process}"
+    lines = [f"{job.name}: {devices}, {processes}"]
     if job.train is None:
-        return [
-            first,
-            f"command: {job.command[0] if job.command else ''}",
-            *_describe_lost_host(job),
-        ]
-    micro = f", in {summary['accumulate']} micro-batches" if job.train.accumulate > 1 else ""
-    return [
-        first,
-        f"mesh: {written_mesh(summary['mesh'])}",
-        f"batch: {summary['batch']} examples a step{micro}, "
-        f"{summary['batch_per_device']} per device",
-        *_describe_lost_host(job),
-    ]
+        lines.append(f"command: {job.command[0] if job.command else ''}")
+    else:
+        micro = f", in {summary['accumulate']} micro-batches" if job.train.accumulate > 1 else ""
+        batch = f"{summary['batch']} examples a step{micro}"
+        lines.append(f"mesh: {format_axes(summary['mesh'])}")
+        lines.append(f"batch: {batch}, {summary['batch_per_device']} per device")
+    return lines + _describe_lost_host(job)
 
 
 def _describe_lost_host(job: JobSpec) -> list[str]:
@@ -164,13 +152,9 @@ def _describe_lost_host(job: JobSpec) -> list[str]:
     first = f"a lost host: {spare}its pod alone is made again"
     rows = []
     for row in _list_smaller_gangs(job):
-        batch = (
-            f", {row['batch_per_device']} per device, accumulate {row['accumulate']}"
-            if "mesh" in row
-            else ""
-        )
-        rows.append(
-            f"  {format_count(row['hosts'], 'host')}: "
-            f"{written_mesh(row['mesh']) if 'mesh' in row else ''}{batch}"
-        )
+        text = f"  {format_count(row['hosts'], 'host')}: "
+        if "mesh" in row:
+            text += f"{format_axes(row['mesh'])}, {row['batch_per_device']} per device, "
+            text += f"accumulate {row['accumulate']}"
+        rows.append(text)
     return [f"{first}; after timeouts.replace it continues with fewer:", *rows] if rows else [first]

@@ -1,0 +1,1 @@
+"""From job.yaml to a JobSpec, or to all of its errors."""

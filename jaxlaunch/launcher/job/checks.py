@@ -12,7 +12,7 @@ import itertools
 import json
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 from jaxlaunch import accelerators, contract
 from jaxlaunch.accelerators import ACCELERATORS, GPU_PLATFORMS
@@ -57,30 +57,33 @@ MAX_VARIABLE_BYTES = 128 * 1024  # bytes
 _POD_NAME_SUFFIX = "-abcde"
 
 CONTRACT_ENV = {
-    contract.INDEX,
-    contract.TRAIN_SPEC,
-    contract.COORDINATOR,
-    contract.BIND,
-    contract.NUM_PROCESSES,
+    *(contract.INDEX, contract.TRAIN_SPEC, contract.COORDINATOR, contract.BIND),
+    *(contract.NUM_PROCESSES, contract.PROCESS_ID, contract.LOCAL_DEVICE_IDS),
+    contract.NUM_CPU_DEVICES,
 }
-CONTRACT_ENV |= {contract.PROCESS_ID, contract.LOCAL_DEVICE_IDS, contract.NUM_CPU_DEVICES}
+
+_DEVICES: tuple[KeyPath, ...] = (("hosts",), ("slices",), ("accelerator",))
+_LAYOUT: tuple[KeyPath, ...] = (*_DEVICES, ("train", "mesh"))
+_Faults = Callable[[JobSpec], Iterator[Fault]]
+_CHECKS: list[tuple[tuple[KeyPath, ...], _Faults]] = []
 
 
-class Check(NamedTuple):
-    """A check of a job and the keys that it relies on."""
+def _check(*relies_on: KeyPath) -> Callable[[_Faults], _Faults]:
+    """Register a check of a job, which is skipped if one of these keys has a fault."""
 
-    relies_on: tuple[KeyPath, ...]
-    faults: Callable[[JobSpec], Iterator[Fault]]
+    def register(find: _Faults) -> _Faults:
+        _CHECKS.append((relies_on, find))
+        return find
+
+    return register
 
 
 def find_faults(job: JobSpec, broken: Collection[KeyPath]) -> Iterator[Fault]:
     """Yield the faults of all checks that do not rely on a broken key."""
-    for check in CHECKS:
-        if not any(keys_overlap(path, key) for path in broken for key in check.relies_on):
-            yield from (
-                dataclasses.replace(fault, related_paths=check.relies_on)
-                for fault in check.faults(job)
-            )
+    for relies_on, find in _CHECKS:
+        if not any(keys_overlap(path, key) for path in broken for key in relies_on):
+            for fault in find(job):
+                yield dataclasses.replace(fault, related_paths=relies_on)
 
 
 def is_contract_variable(name: str) -> bool:
@@ -91,6 +94,7 @@ def is_contract_variable(name: str) -> bool:
 # --- names, devices, processes --------------------------------------------------------------------
 
 
+@_check(("name",), ("hosts",), ("slices",))
 def _name_faults(job: JobSpec) -> Iterator[Fault]:
     pod = f"{job.name}-{REPLICATED_JOB}-{job.slices - 1}-{job.pods - 1}{_POD_NAME_SUFFIX}"
     if len(pod) > MAX_NAME_LENGTH:
@@ -98,47 +102,38 @@ def _name_faults(job: JobSpec) -> Iterator[Fault]:
             f"name has {len(job.name)} characters, a pod's name with it {len(pod)}; the "
             f"limit is {MAX_NAME_LENGTH}."
         )
-        yield Fault(
-            ("name",),
-            message,
-            f"use at most {MAX_NAME_LENGTH - len(pod) + len(job.name)} characters.",
-        )
+        hint = f"use at most {MAX_NAME_LENGTH - len(pod) + len(job.name)} characters."
+        yield Fault(("name",), message, hint)
 
 
+@_check(*_DEVICES)
 def _pod_count_faults(job: JobSpec) -> Iterator[Fault]:
     """Refuse more pods than one indexed Job supports, which slices or a topology may request."""
     if job.pod_count > MAX_PODS:
         shape = f"{format_count(job.slices, 'slice')} of {format_count(job.pods, 'host')}"
-        yield Fault(
-            ("hosts",),
-            f"{shape} are {job.pod_count} pods, and {MAX_PODS} is the most that is supported.",
-        )
+        message = f"{shape} are {job.pod_count} pods, and {MAX_PODS} is the most that is supported."
+        yield Fault(("hosts",), message)
 
 
+@_check(*_DEVICES, ("spares",), ("restarts",))
 def _elastic_faults(job: JobSpec) -> Iterator[Fault]:
     """Check hosts.min and spares, which need hosts that are replaced one by one."""
-    path: KeyPath
+    min_path: KeyPath = ("hosts", "min")
     if job.min_hosts > job.hosts:
-        yield Fault(
-            ("hosts", "min"),
-            f"hosts.min = {job.min_hosts} is above hosts.max = {job.hosts}.",
-            "swap them.",
-        )
-    settings: dict[KeyPath, int] = {("hosts", "min"): job.min_hosts} if job.is_elastic else {}
-    settings |= {("spares",): job.spares} if job.spares else {}
+        message = f"hosts.min = {job.min_hosts} is above hosts.max = {job.hosts}."
+        yield Fault(min_path, message, "swap them.")
+    settings: dict[KeyPath, int] = {min_path: job.min_hosts} if job.is_elastic else {}
+    if job.spares:
+        settings[("spares",)] = job.spares
     for path, number in settings.items():
         setting = f"{format_key_path(path)} = {number}"
+        kind = job.accelerator.type
         if job.accelerator.platform == "tpu":
-            message = (
-                f"{setting} does not apply to {job.accelerator.type}: a TPU slice is lost "
-                "as a whole."
-            )
+            message = f"{setting} does not apply to {kind}: a TPU slice is lost as a whole."
             yield Fault(path, message, "leave it out: the JobSet makes all pods again.")
         elif job.slices > 1:
-            message = (
-                f"{setting} does not apply to {job.slices} slices: each is a Job whose hosts "
-                "no other can replace."
-            )
+            reason = "each is a Job whose hosts no other can replace."
+            message = f"{setting} does not apply to {job.slices} slices: {reason}"
             yield Fault(path, message, "use one slice, or leave it out.")
         elif not job.replaces_hosts:
             limits = f"restarts: {{crash: {job.restarts.crash}, in_place: {job.restarts.in_place}}}"
@@ -146,12 +141,12 @@ def _elastic_faults(job: JobSpec) -> Iterator[Fault]:
             hint = "set hosts to 2 or more, and both limits to 1 or more."
             yield Fault(path, f"{message}{format_count(job.hosts, 'host')} and {limits}.", hint)
     if job.is_elastic and job.train is None:
-        message = (
-            f"hosts.min = {job.min_hosts} is of train: jobs: the mesh of a program is its own."
-        )
-        yield Fault(("hosts", "min"), message, "leave it out; spares are for any program.")
+        reason = "is of train: jobs: the mesh of a program is its own."
+        hint = "leave it out; spares are for any program."
+        yield Fault(min_path, f"hosts.min = {job.min_hosts} {reason}", hint)
 
 
+@_check(*_LAYOUT, ("train", "batch"), ("train", "accumulate"), ("train", "model"))
 def _min_hosts_faults(job: JobSpec) -> Iterator[Fault]:
     """Check that mesh and batch also divide over the smallest number of hosts."""
     if not job.is_elastic or job.train is None or not mesh_fits(job):
@@ -159,142 +154,114 @@ def _min_hosts_faults(job: JobSpec) -> Iterator[Fault]:
     try:
         job.train_on_hosts(job.min_hosts)
     except ValueError as error:
-        sizes = [size for size in job.trainable_host_counts if size < job.hosts]
         hint = "use another batch or mesh, or one number."
-        hint = f"use {join_choices(sizes)}, or another batch or mesh." if sizes else hint
+        if sizes := [size for size in job.trainable_host_counts if size < job.hosts]:
+            hint = f"use {join_choices(sizes)}, or another batch or mesh."
         yield Fault(("hosts", "min"), f"hosts.min = {job.min_hosts}: {error}.", hint)
 
 
+@_check(("hosts",), ("accelerator",))
 def _topology_faults(job: JobSpec) -> Iterator[Fault]:
     kind, topology = job.accelerator.type, job.accelerator.topology
     path: KeyPath = ("accelerator", "topology")
+    setting = f"accelerator.topology = {shorten_text(topology or '')}"
     facts = ACCELERATORS[kind]
     if facts.platform != "tpu":
         if topology is not None:
-            yield Fault(
-                path,
-                f"accelerator.topology = {shorten_text(topology)} does not apply to {kind}.",
-                "leave it out.",
-            )
+            yield Fault(path, f"{setting} does not apply to {kind}.", "leave it out.")
         return
-    offered = join_choices(facts.listed_topologies()) + (
-        ", or multiples of 4x4x4" if facts.dimensions == 3 else ""
-    )
+    offered = join_choices(facts.listed_topologies())
+    if facts.dimensions == 3:
+        offered += ", or multiples of 4x4x4"
     if topology is None:
         yield Fault(path, f"accelerator.topology is missing: {kind} is a TPU.", f"it is {offered}.")
     elif not facts.accepts_topology(topology):
-        yield Fault(
-            path,
-            f"accelerator.topology = {shorten_text(topology)} is not a slice of {kind}.",
-            f"use {offered}.",
-        )
+        yield Fault(path, f"{setting} is not a slice of {kind}.", f"use {offered}.")
     else:
         yield from _tpu_slice_faults(job, kind, topology)
 
 
+@_check(("accelerator",))
 def _device_memory_faults(job: JobSpec) -> Iterator[Fault]:
     memory, kind = job.accelerator.memory, job.accelerator.type
     if memory is not None and job.accelerator.platform not in GPU_PLATFORMS:
-        hint = (
-            "use resources.memory, of a host."
-            if kind == "cpu"
-            else "leave it out: the type says it."
-        )
-        path: KeyPath = ("accelerator", "memory")
-        yield Fault(
-            path, f"accelerator.memory = {memory} is of a GPU, and accelerator.type = {kind}.", hint
-        )
+        message = f"accelerator.memory = {memory} is of a GPU, and accelerator.type = {kind}."
+        hint = "leave it out: the type says it."
+        if kind == "cpu":
+            hint = "use resources.memory, of a host."
+        yield Fault(("accelerator", "memory"), message, hint)
 
 
+@_check(("compute_domain",), ("accelerator",))
 def _compute_domain_faults(job: JobSpec) -> Iterator[Fault]:
     kind = job.accelerator.type
     if job.compute_domain and not ACCELERATORS[kind].joins_hosts:
-        able = join_choices(
-            [name for name, accelerator in ACCELERATORS.items() if accelerator.joins_hosts]
-        )
+        able = join_choices([name for name, facts in ACCELERATORS.items() if facts.joins_hosts])
         hint = f"leave it out: NVLink joins hosts of {able} alone."
         yield Fault(("compute_domain",), f"compute_domain does not apply to {kind}.", hint)
 
 
 def _tpu_slice_faults(job: JobSpec, kind: str, topology: str) -> Iterator[Fault]:
-    chips = math.prod(accelerators.parse_topology(topology) or ())
-    allowed = accelerators.chips_per_host(kind, topology)
-    if job.accelerator.per_host not in allowed:
-        message = (
-            f"accelerator.per_host = {job.accelerator.per_host} is not what a host of {kind} "
-            f"{topology} has."
-        )
-        yield Fault(
-            ("accelerator", "per_host"), message, f"use {join_choices(allowed)}, or leave it out."
-        )
-    elif job.hosts != chips // job.accelerator.per_host:
-        hosts = chips // job.accelerator.per_host
-        shape = f"{chips} chips at {job.accelerator.per_host} per host"
-        message = (
-            f"hosts = {job.hosts} does not make a {topology} slice of {kind}: {shape} are "
-            f"{format_count(hosts, 'host')}."
-        )
-        yield Fault(
-            ("hosts",), message, f"write {hosts}, or leave it out; slices says how many slices."
-        )
+    chips, per_host = (
+        math.prod(accelerators.parse_topology(topology) or ()),
+        job.accelerator.per_host,
+    )
+    allowed, hosts = accelerators.chips_per_host(kind, topology), chips // per_host
+    if per_host not in allowed:
+        message = f"accelerator.per_host = {per_host} is not what a host of {kind} {topology} has."
+        hint = f"use {join_choices(allowed)}, or leave it out."
+        yield Fault(("accelerator", "per_host"), message, hint)
+    elif job.hosts != hosts:
+        shape = f"{chips} chips at {per_host} per host are {format_count(hosts, 'host')}"
+        message = f"hosts = {job.hosts} does not make a {topology} slice of {kind}: {shape}."
+        hint = f"write {hosts}, or leave it out; slices says how many slices."
+        yield Fault(("hosts",), message, hint)
 
 
+@_check(("processes_per_host",), ("accelerator",))
 def _process_faults(job: JobSpec) -> Iterator[Fault]:
     processes, available = job.processes_per_host, job.accelerator.devices_per_host
     path: KeyPath = ("processes_per_host",)
-    if (
-        job.accelerator.platform == "tpu"
-        and processes != 1
-        and (processes != "all" or available > 1)
-    ):
-        message = f"processes_per_host = {processes} does not apply to a TPU."
-        yield Fault(path, message, "leave it out: one process drives a host.")
+    setting = f"processes_per_host = {processes}"
+    if job.accelerator.platform == "tpu":
+        if job.process_count_per_host != 1:
+            message = f"{setting} does not apply to a TPU."
+            yield Fault(path, message, "leave it out: one process drives a host.")
     elif isinstance(processes, int) and available % processes:
-        setting = f"accelerator.per_host = {available}"
-        hint = (
-            f"use {join_choices(nearest_divisors(available, target=processes))}, or all for one "
-            "process per device."
-        )
-        yield Fault(path, f"processes_per_host = {processes} does not divide {setting}.", hint)
+        choices = join_choices(nearest_divisors(available, target=processes))
+        message = f"{setting} does not divide accelerator.per_host = {available}."
+        yield Fault(path, message, f"use {choices}, or all for one process per device.")
 
 
+@_check()
 def _resource_faults(job: JobSpec) -> Iterator[Fault]:
     shm, memory = job.resources.shm, job.resources.memory
     for key in ("memory", "ephemeral", "shm", "hugepages"):
         quantity = getattr(job.resources, key)
         if quantity is not None and quantity[-1] in "mun":
-            hint = (
-                f"write {quantity[:-1]}Mi for 1024s, or {quantity[:-1]}M for 1000s."
-                if quantity[-1] == "m"
-                else None
-            )
-            yield Fault(
-                ("resources", key),
-                f"resources.{key} = {quantity} is less than a byte: m is a thousandth.",
-                hint,
-            )
+            message = f"resources.{key} = {quantity} is less than a byte: m is a thousandth."
+            number = quantity[:-1]
+            hint = f"write {number}Mi for 1024s, or {number}M for 1000s."
+            yield Fault(("resources", key), message, hint if quantity[-1] == "m" else None)
     if shm is not None and memory is not None and parse_quantity(shm) > parse_quantity(memory):
-        message = (
-            f"resources.shm = {shm} is more than resources.memory = {memory}, against "
-            "which it counts."
-        )
-        yield Fault(("resources", "shm"), message, "raise memory, or lower shm.")
+        message = f"resources.shm = {shm} is more than resources.memory = {memory}"
+        hint = "raise memory, or lower shm."
+        yield Fault(("resources", "shm"), f"{message}, against which it counts.", hint)
 
 
+@_check(("placement",))
 def _placement_faults(job: JobSpec) -> Iterator[Fault]:
-    if job.placement is not None and (job.placement.preferred is None) == (
-        job.placement.required is None
-    ):
-        problem = (
-            "both required and preferred"
-            if job.placement.required
-            else "neither required nor preferred"
-        )
-        yield Fault(
-            ("placement",), f"placement has {problem}.", "name one: placement: {preferred: rack}"
-        )
+    if (placement := job.placement) is None:
+        return
+    if (placement.preferred is None) == (placement.required is None):
+        problem = "neither required nor preferred"
+        if placement.required:
+            problem = "both required and preferred"
+        message = f"placement has {problem}."
+        yield Fault(("placement",), message, "name one: placement: {preferred: rack}")
 
 
+@_check(("network",), ("accelerator",), ("platform",))
 def _network_faults(job: JobSpec) -> Iterator[Fault]:
     if (fault := network_fault(job.network, job.accelerator.type, job.platform)) is not None:
         yield fault
@@ -309,45 +276,33 @@ def network_fault(network: Network, kind: str, platform: str | None) -> Fault | 
     if name in ("default", "hostnetwork"):
         return None
     if ACCELERATORS[kind].platform not in GPU_PLATFORMS:
-        return Fault(
-            ("network",),
-            f"network = {name} does not apply to {kind}.",
-            "use default: that network connects GPUs.",
-        )
-    if platform is not None and platform != PLATFORM_OF_NETWORK.get(name, platform):
-        message = f"network = {name} does not exist on platform = {platform}."
-        hint = (
-            f"it is {PLATFORM_OF_NETWORK[name]}'s; leave it out, or describe yours as "
-            "{profile: rdma, …}."
-        )
-        return Fault(("network",), message, hint)
-    return None
+        message = f"network = {name} does not apply to {kind}."
+        return Fault(("network",), message, "use default: that network connects GPUs.")
+    owner = PLATFORM_OF_NETWORK.get(name)
+    if owner is None or platform in (None, owner):
+        return None
+    message = f"network = {name} does not exist on platform = {platform}."
+    hint = f"it is {owner}'s; leave it out, or describe yours as {{profile: rdma, …}}."
+    return Fault(("network",), message, hint)
 
 
+@_check()
 def _volume_faults(job: JobSpec) -> Iterator[Fault]:
     index_of_mount: dict[str, int] = {}
     for index, volume in enumerate(job.volumes):
-        mount = volume.path.rstrip("/")
-        path: KeyPath = ("volumes", index, "path")
+        mount, path = volume.path.rstrip("/"), ("volumes", index, "path")
         setting = f"volumes.{index}.path = {volume.path}"
         if mount in index_of_mount:
-            yield Fault(
-                path,
-                f"{setting} is also volumes.{index_of_mount[mount]}'s.",
-                "mount each elsewhere.",
-            )
+            message = f"{setting} is also volumes.{index_of_mount[mount]}'s."
+            yield Fault(path, message, "mount each elsewhere.")
         elif mount in ("/code", "/jaxlaunch", "/dev/shm"):
             yield Fault(path, f"{setting} is reserved for the launcher.", "mount it elsewhere.")
         index_of_mount.setdefault(mount, index)
         if isinstance(volume, Bucket) and "," in volume.bucket:
-            message = (
-                f"volumes.{index}.bucket = {shorten_text(volume.bucket)} has a comma, which "
-                "would end its folder's name"
-            )
+            setting = f"volumes.{index}.bucket = {shorten_text(volume.bucket)}"
+            reason = "which would end its folder's name in the options of the mount."
             hint = "mount a folder without one above it, or give the URL to the program."
-            yield Fault(
-                ("volumes", index, "bucket"), f"{message} in the options of the mount.", hint
-            )
+            yield Fault(("volumes", index, "bucket"), f"{setting} has a comma, {reason}", hint)
 
 
 # --- parts of a pod that the launcher owns --------------------------------------------------------
@@ -360,49 +315,48 @@ _JOB_RESERVE_BYTES = 4096
 _TRAIN_RESERVE_BYTES = 4096
 
 
+@_check()
 def _environment_faults(job: JobSpec) -> Iterator[Fault]:
     for block, names in (("env", job.env), ("secrets", job.secrets)):
-        for name in names:
-            if is_contract_variable(name):
-                message = f"{block}.{name} is set by the launcher in every pod."
-                yield Fault((block, name), message, "choose another name.")
-    for name, value in job.env.items():
-        if (size := len(f"{name}={value}".encode(errors="surrogatepass")) + 1) > MAX_VARIABLE_BYTES:
-            message = (
-                f"env.{name} takes {size} bytes, and Linux allows a program's variable "
-                f"{MAX_VARIABLE_BYTES}."
-            )
-            yield Fault(("env", name), message, _USE_FILE_HINT)
-    # The command is passed in JAXLAUNCH_JOB, the train block in TRAIN_SPEC.
-    if (size := len(json.dumps(job.command)) + _JOB_RESERVE_BYTES) > MAX_VARIABLE_BYTES:
-        yield Fault(
-            ("command",),
-            f"command takes {size} bytes, and {MAX_VARIABLE_BYTES} is the most that fits.",
-            _USE_FILE_HINT,
-        )
-    train = "" if job.train is None else job.train.model_dump_json(exclude_unset=True)
-    if (size := len(train.encode()) + _TRAIN_RESERVE_BYTES) > MAX_VARIABLE_BYTES:
-        yield Fault(
-            ("train",),
-            f"train takes {size} bytes, and {MAX_VARIABLE_BYTES} is the most that fits.",
-            _USE_FILE_HINT,
-        )
+        for name in filter(is_contract_variable, names):
+            message = f"{block}.{name} is set by the launcher in every pod."
+            yield Fault((block, name), message, "choose another name.")
     for name in job.secrets.keys() & job.env.keys():
         yield Fault(("env", name), f"env.{name} is also in secrets.", "keep one of them.")
+
+
+@_check()
+def _size_faults(job: JobSpec) -> Iterator[Fault]:
+    for name, value in job.env.items():
+        if (size := len(f"{name}={value}".encode(errors="surrogatepass")) + 1) > MAX_VARIABLE_BYTES:
+            message = f"env.{name} takes {size} bytes, and Linux allows a program's variable "
+            yield Fault(("env", name), f"{message}{MAX_VARIABLE_BYTES}.", _USE_FILE_HINT)
+    train = "" if job.train is None else job.train.model_dump_json(exclude_unset=True)
+    # The command is passed in JAXLAUNCH_JOB, the train block in TRAIN_SPEC.
+    for key, size in (
+        ("command", len(json.dumps(job.command)) + _JOB_RESERVE_BYTES),
+        ("train", len(train.encode()) + _TRAIN_RESERVE_BYTES),
+    ):
+        if size > MAX_VARIABLE_BYTES:
+            message = f"{key} takes {size} bytes, and {MAX_VARIABLE_BYTES} is the most that fits."
+            yield Fault((key,), message, _USE_FILE_HINT)
+
+
+@_check()
+def _notify_faults(job: JobSpec) -> Iterator[Fault]:
     if job.notify is None:
         return
     url = job.notify.url
     if url not in job.secrets:
-        hint = (
-            f"write secrets: {{{url}: {{name: my-secret, key: url}}}}; `run` takes it from its "
-            "environment."
-        )
+        hint = f"write secrets: {{{url}: {{name: my-secret, key: url}}}}; "
+        hint += "`run` takes it from its environment."
         yield Fault(("notify", "url"), f"notify.url = {url} is not one of secrets.", hint)
     if "best" in job.notify.events and (job.train is None or job.train.checkpoint.best is None):
         message = "notify.events has best, which train.checkpoint.best has to define."
         yield Fault(("notify", "events"), message, "set it.")
 
 
+@_check()
 def _label_faults(job: JobSpec) -> Iterator[Fault]:
     yield from _reserved_domain_faults(("labels",), job.labels)
     yield from _reserved_domain_faults(("annotations",), job.annotations)
@@ -411,51 +365,38 @@ def _label_faults(job: JobSpec) -> Iterator[Fault]:
 def _reserved_domain_faults(block: KeyPath, keys: Iterable[Any]) -> Iterator[Fault]:
     """Refuse labels and annotations that control the launcher, JobSet or Kueue."""
     for key in map(str, keys):
-        domain = key.partition("/")[0]
-        if "/" in key and any(
-            domain == reserved or domain.endswith(f".{reserved}") for reserved in RESERVED_DOMAINS
-        ):
-            hint = (
-                "use queue:, priority: and placement:."
-                if "kueue" in domain
-                else "choose another domain."
-            )
-            yield Fault(
-                (*block, key),
-                f"{format_key_path(block)}.{shorten_text(key)} is set by the launcher or "
-                "the cluster.",
-                hint,
-            )
+        domain, slash, _ = key.partition("/")
+        if slash and any(f".{domain}".endswith(f".{reserved}") for reserved in RESERVED_DOMAINS):
+            setting = f"{format_key_path(block)}.{shorten_text(key)}"
+            hint = "choose another domain."
+            if "kueue" in domain:
+                hint = "use queue:, priority: and placement:."
+            message = f"{setting} is set by the launcher or the cluster."
+            yield Fault((*block, key), message, hint)
 
 
+@_check()
 def _pod_faults(job: JobSpec) -> Iterator[Fault]:
     for key in job.pod:
         if key not in ("metadata", "spec"):
-            yield Fault(
-                ("pod", key),
-                f"pod.{key} is not part of a pod template.",
-                "it has metadata and spec.",
-            )
+            message = f"pod.{key} is not part of a pod template."
+            yield Fault(("pod", key), message, "it has metadata and spec.")
     metadata, spec = job.pod.get("metadata", {}), job.pod.get("spec", {})
-    for key, block in (("metadata", metadata), ("spec", spec)):
+    annotations = metadata.get("annotations", {}) if isinstance(metadata, dict) else {}
+    path: KeyPath
+    for path, block in (
+        (("pod", "metadata"), metadata),
+        (("pod", "metadata", "annotations"), annotations),
+        (("pod", "spec"), spec),
+    ):
         if not isinstance(block, dict):
-            yield Fault(
-                ("pod", key), f"pod.{key} is not a block.", "it is merged into the pod template."
-            )
-    if isinstance(metadata, dict):
-        if "labels" in metadata:
-            message = "pod.metadata.labels would replace the launcher's labels."
-            yield Fault(("pod", "metadata", "labels"), message, "use labels: instead.")
-        path: KeyPath = ("pod", "metadata", "annotations")
-        annotations = metadata.get("annotations", {})
-        if isinstance(annotations, dict):
-            yield from _reserved_domain_faults(path, annotations)
-        else:
-            yield Fault(
-                path,
-                "pod.metadata.annotations is not a block.",
-                "it is merged into the pod template.",
-            )
+            message = f"{format_key_path(path)} is not a block."
+            yield Fault(path, message, "it is merged into the pod template.")
+    if isinstance(metadata, dict) and "labels" in metadata:
+        message = "pod.metadata.labels would replace the launcher's labels."
+        yield Fault(("pod", "metadata", "labels"), message, "use labels: instead.")
+    if isinstance(annotations, dict):
+        yield from _reserved_domain_faults(("pod", "metadata", "annotations"), annotations)
     if isinstance(spec, dict):
         yield from _pod_spec_faults(spec)
 
@@ -470,63 +411,54 @@ def _pod_spec_faults(spec: dict[str, Any]) -> Iterator[Fault]:
     for key, hint in _LAUNCHER_SPEC_KEYS.items():
         if key in spec:
             yield Fault(("pod", "spec", key), f"pod.spec.{key} is set by the launcher.", hint)
+    path: KeyPath = ("pod", "spec", "containers")
+    unnamed = ("pod.spec.containers is merged by name.", "give each a name.")
     containers = spec.get("containers", [])
     if not isinstance(containers, list):
-        yield Fault(
-            ("pod", "spec", "containers"),
-            "pod.spec.containers is merged by name.",
-            "give each a name.",
-        )
+        yield Fault(path, *unnamed)
         return
     for index, container in enumerate(containers):
-        path: KeyPath = ("pod", "spec", "containers", index)
         if not isinstance(container, dict) or not isinstance(container.get("name"), str):
-            yield Fault(path, "pod.spec.containers is merged by name.", "give each a name.")
+            yield Fault((*path, index), *unnamed)
         elif container["name"] == MAIN_CONTAINER:
-            yield from _main_container_faults(container, path)
+            yield from _main_container_faults(container, (*path, index))
 
 
 def _main_container_faults(container: dict[str, Any], path: KeyPath) -> Iterator[Fault]:
     prefix = format_key_path(path)
     for key in ("command", "args"):
         if key in container:
-            yield Fault(
-                (*path, key), f"{prefix}.{key} would replace the agent.", "use command: instead."
-            )
+            message = f"{prefix}.{key} would replace the agent."
+            yield Fault((*path, key), message, "use command: instead.")
     variables = container.get("env", [])
     if not isinstance(variables, list):
-        yield Fault(
-            (*path, "env"),
-            f"{prefix}.env is not a list of variables.",
-            "it adds to the launcher's.",
-        )
-    for index, variable in enumerate(variables if isinstance(variables, list) else []):
+        message = f"{prefix}.env is not a list of variables."
+        yield Fault((*path, "env"), message, "it adds to the launcher's.")
+        return
+    for index, variable in enumerate(variables):
         name = variable.get("name") if isinstance(variable, dict) else None
         if isinstance(name, str) and is_contract_variable(name):
             message = f"{prefix}.env.{index}: {name} is set by the launcher in every pod."
             yield Fault((*path, "env", index), message, "leave it out.")
 
 
+@_check(("train", "task"))
 def _task_faults(job: JobSpec) -> Iterator[Fault]:
-    """Refuse built-in tasks that do not exist. A user's task can only be checked inside its image."""
+    """Refuse unknown built-in tasks; a user's task can only be checked in its image."""
     task = "" if job.train is None else job.train.task
     if task.startswith("jaxlaunch.") and task not in TASKS:
+        message = f"train.task = {shorten_text(task)} is not a built-in task."
         hint = f"use {join_choices(list(TASKS))}, or module:Name of your own."
-        yield Fault(
-            ("train", "task"), f"train.task = {shorten_text(task)} is not a built-in task.", hint
-        )
+        yield Fault(("train", "task"), message, hint)
 
 
+@_check(("accelerator",))
 def _trainer_faults(job: JobSpec) -> Iterator[Fault]:
     """Refuse the built-in trainer on ROCm, where it is untested and its image has no JAX."""
-    kind = job.accelerator.type
     if job.train is not None and job.accelerator.platform == "rocm":
+        reason = "the built-in trainer does not support ROCm."
         hint = "use command: with a program and an image of your own, with JAX for ROCm."
-        yield Fault(
-            ("train",),
-            f"train does not run on {kind}: the built-in trainer does not support ROCm.",
-            hint,
-        )
+        yield Fault(("train",), f"train does not run on {job.accelerator.type}: {reason}", hint)
 
 
 def describe_devices(job: JobSpec) -> str:
@@ -543,46 +475,42 @@ def describe_devices(job: JobSpec) -> str:
 def nearest_divisors(number: int, target: int = 1) -> list[int]:
     """Return the divisors of a number; if there are many, those closest to `target`."""
     low = [divisor for divisor in range(1, math.isqrt(number) + 1) if number % divisor == 0]
-    all_divisors = sorted({*low, *(number // divisor for divisor in low)})
-    nearest = sorted(all_divisors, key=lambda divisor: abs(math.log(divisor / max(1, target))))[
-        :_MAX_OFFERED_DIVISORS
-    ]
-    return sorted(nearest)
+    divisors = sorted({*low, *(number // divisor for divisor in low)})
+    divisors.sort(key=lambda divisor: abs(math.log(divisor / max(1, target))))
+    return sorted(divisors[:_MAX_OFFERED_DIVISORS])
 
 
+@_check(*_LAYOUT)
 def mesh_faults(job: JobSpec) -> Iterator[Fault]:
     """Yield faults for mesh axes that do not divide the devices or do not multiply to them."""
     if job.train is None:
         return
-    sizes = {axis: getattr(job.train.mesh, axis) for axis in MESH_AXES}
-    wrong_axes = [axis for axis, size in sizes.items() if size > 0 and job.devices % size]
+    mesh_sizes = {axis: getattr(job.train.mesh, axis) for axis in MESH_AXES}
+    is_open = -1 in mesh_sizes.values()
+    sizes = {axis: size for axis, size in mesh_sizes.items() if size > 0}
+    wrong_axes = [axis for axis, size in sizes.items() if job.devices % size]
     for axis in wrong_axes:
         message = f"train.mesh.{axis} = {sizes[axis]} does not divide {describe_devices(job)}."
         options = join_choices(nearest_divisors(job.devices, target=sizes[axis]))
         yield Fault((*MESH, axis), message, f"use {options}, or -1 to take what remains.")
-    is_open = -1 in sizes.values()
-    fixed = math.prod(size for size in sizes.values() if size > 0)
-    if wrong_axes or not (job.devices % fixed or (not is_open and fixed != job.devices)):
+    fixed = math.prod(sizes.values())
+    if wrong_axes or (job.devices % fixed == 0 and (is_open or fixed == job.devices)):
         return
     # The hint names the one axis to change, or the number of devices to request.
     hint = f"make the axes smaller, or ask for {fixed} devices or a multiple of that."
     fixes = [
         f"{axis}: {job.devices * size // fixed}"
         for axis, size in sizes.items()
-        if size > 0 and job.devices * size % fixed == 0 and (axis != "ep" or size != 1)
+        if job.devices * size % fixed == 0 and (axis != "ep" or size != 1)
     ]
     if fixes and not is_open:
         hint = f"write {join_choices(fixes)}; -1 on one axis takes what remains."
-    shape = format_axes({axis: size for axis, size in sizes.items() if size > 0})
-    makes = "alone needs" if is_open else "needs"
-    yield Fault(
-        MESH,
-        f"train.mesh: {shape} {makes} {format_count(fixed, 'device')}, the job has "
-        f"{describe_devices(job)}.",
-        hint,
-    )
+    needs = f"{'alone needs' if is_open else 'needs'} {format_count(fixed, 'device')}"
+    message = f"train.mesh: {format_axes(sizes)} {needs}, the job has {describe_devices(job)}."
+    yield Fault(MESH, message, hint)
 
 
+@_check(*_LAYOUT)
 def slice_faults(job: JobSpec) -> Iterator[Fault]:
     """Yield faults for dcn axes that do not span the slices, if the mesh fits the devices."""
     if job.train is None or not mesh_fits(job):
@@ -592,64 +520,49 @@ def slice_faults(job: JobSpec) -> Iterator[Fault]:
     spanned = math.prod(dcn.values())
     if dcn and spanned != job.slices:
         shape = " × ".join(f"{axis} {times}" for axis, times in dcn.items())
-        message = (
-            f"train.mesh.dcn: {shape} spans {format_count(spanned, 'slice')}, the job has "
-            f"{job.slices}."
-        )
-        hint = (
-            f"its product must be {job.slices}."
-            if job.slices > 1
-            else "leave it out, or set slices."
-        )
-        yield Fault((*MESH, "dcn"), message, hint)
+        spans = f"spans {format_count(spanned, 'slice')}, the job has {job.slices}."
+        hint = "leave it out, or set slices."
+        if job.slices > 1:
+            hint = f"its product must be {job.slices}."
+        yield Fault((*MESH, "dcn"), f"train.mesh.dcn: {shape} {spans}", hint)
     for axis, times in dcn.items():
         if sizes[axis] % times:
             message = f"train.mesh.dcn.{axis} = {times} does not divide {axis} = {sizes[axis]}."
-            yield Fault(
-                (*MESH, "dcn", axis),
-                message,
-                f"use {join_choices(nearest_divisors(sizes[axis], target=times))}.",
-            )
+            hint = f"use {join_choices(nearest_divisors(sizes[axis], target=times))}."
+            yield Fault((*MESH, "dcn", axis), message, hint)
 
 
+@_check(*_LAYOUT, ("train", "batch"), ("train", "accumulate"))
 def batch_faults(job: JobSpec) -> Iterator[Fault]:
-    """Yield faults for a batch without equal shards and micro-batches, if the mesh fits the devices."""
-    if job.train is None or not mesh_fits(job):
-        return
+    """Yield faults for a batch without equal shards and micro-batches."""
     train = job.train
-    if not _is_in_spec(train, "batch"):
+    if train is None or not mesh_fits(job) or not _is_in_spec(train, "batch"):
         return
     sizes = dict(zip(BATCH_AXES, train.mesh.resolve(job.devices), strict=False))
     parts = math.prod(sizes.values()) * train.accumulate
-    if train.batch % parts:
-        below, above = train.batch // parts * parts, -(-train.batch // parts) * parts
-        shape = format_axes(sizes) + (
-            f" × accumulate {train.accumulate}" if train.accumulate > 1 else ""
-        )
+    below = train.batch // parts * parts
+    if below != train.batch:
+        shape = format_axes(sizes)
+        if train.accumulate > 1:
+            shape += f" × accumulate {train.accumulate}"
         message = f"train.batch = {train.batch} is not divisible by {shape} = {parts}."
-        yield Fault(
-            ("train", "batch"),
-            message,
-            f"use {join_choices([size for size in (below, above) if size])}.",
-        )
+        choices = join_choices([size for size in (below, below + parts) if size])
+        yield Fault(("train", "batch"), message, f"use {choices}.")
 
 
+@_check(*_LAYOUT, ("train", "model"), ("train", "task"))
 def model_faults(job: JobSpec) -> Iterator[Fault]:
-    """Yield faults for model sizes that do not split over mp or ep, if the mesh fits the devices."""
+    """Yield faults for model sizes that do not split over mp or ep."""
     if job.train is None or not mesh_fits(job) or not _is_in_spec(job.train, "model"):
         return
     model, (_, _, ep, mp) = job.train.model, job.train.mesh.resolve(job.devices)
     yield from _expert_faults(job.train, ep)
+    # Sizes that are not set are those of the folder of init_from.
+    is_partial = isinstance(model, PublishedModel) and model.is_partial
     for key in SPLIT_BY_MP.get(model.kind, ()):
         size = getattr(model, key)
-        if (
-            isinstance(model, PublishedModel)
-            and model.is_partial
-            and key not in model.model_fields_set
-        ):
-            # The folder of init_from sets this size.
-            continue
-        if size is not None and size % mp:
+        is_known = size is not None and not (is_partial and key not in model.model_fields_set)
+        if is_known and size % mp:
             message = f"train.model.{key} = {size} does not split over train.mesh.mp = {mp}."
             yield Fault(("train", "model", key), message, f"use a multiple of {mp}, or another mp.")
 
@@ -665,9 +578,8 @@ def _expert_faults(train: TrainSpec, ep: int) -> Iterator[Fault]:
         yield Fault((*MESH, "ep"), message, "give train.model.experts, or use dp or fsdp.")
     elif experts % ep:
         message = f"train.model.experts = {experts} does not split over train.mesh.ep = {ep}."
-        yield Fault(
-            ("train", "model", "experts"), message, f"use a multiple of {ep}, or another ep."
-        )
+        path = ("train", "model", "experts")
+        yield Fault(path, message, f"use a multiple of {ep}, or another ep.")
 
 
 def _is_in_spec(train: TrainSpec, key: str) -> bool:
@@ -675,98 +587,51 @@ def _is_in_spec(train: TrainSpec, key: str) -> bool:
     return train.task in TASK_DEFAULTS or key in train.model_fields_set
 
 
+@_check(*_LAYOUT, ("processes_per_host",))
 def row_faults(job: JobSpec) -> Iterator[Fault]:
-    """Yield a fault if processes hold parts of the batch that overlap without being equal and contiguous.
+    """Yield a fault if processes hold overlapping rows of the batch that are not contiguous.
 
     The rule is that of `rows` in trainer/parallel/mesh.py. On TPUs the torus determines the order
     of devices, so only the mesh itself can check it.
     """
-    if ACCELERATORS[job.accelerator.type].platform == "tpu":
+    if job.accelerator.platform == "tpu" or job.train is None or not mesh_fits(job):
         return
-    if (
-        job.train is None
-        or not mesh_fits(job)
-        or job.devices > _MAX_SIMULATED_DEVICES
-        or job.devices % job.processes
-    ):
+    if job.devices > _MAX_SIMULATED_DEVICES or job.devices % job.processes:
         return
     sizes, dcn = job.train.mesh.resolve(job.devices), job.train.mesh.dcn
-    slice_sizes = [dcn.get(axis, 1) for axis in ("dp", "fsdp", "ep", "mp")]
-    if math.prod(slice_sizes) != job.slices or any(
-        size % times for size, times in zip(sizes, slice_sizes, strict=True)
-    ):
+    slice_sizes = [dcn.get(axis, 1) for axis in MESH_AXES]
+    pairs = list(zip(sizes, slice_sizes, strict=True))
+    if math.prod(slice_sizes) != job.slices or any(size % times for size, times in pairs):
         return
-    sizes_in_slice = [size // times for size, times in zip(sizes, slice_sizes, strict=True)]
+    sizes_in_slice = [size // times for size, times in pairs]
     # The shard of the batch that each device holds, in the order of processes.
     shards: list[int] = []
-    for place in itertools.product(*(range(size) for size in (*slice_sizes, *sizes_in_slice))):
-        part = 0
+    for place in itertools.product(*map(range, (*slice_sizes, *sizes_in_slice))):
+        shard = 0
         for axis in range(len(BATCH_AXES)):
-            part = (
-                part * sizes[axis] + place[axis] * sizes_in_slice[axis] + place[len(sizes) + axis]
-            )
-        shards.append(part)
+            in_axis = place[axis] * sizes_in_slice[axis] + place[len(sizes) + axis]
+            shard = shard * sizes[axis] + in_axis
+        shards.append(shard)
     size = job.devices_per_process
     parts_of_process = [
         tuple(sorted(set(shards[start : start + size]))) for start in range(0, len(shards), size)
     ]
-    torn_processes = [
-        process
-        for process, parts in enumerate(parts_of_process)
-        if parts[-1] - parts[0] + 1 != len(parts)
-    ]
-    if torn_processes and sum(map(len, set(parts_of_process))) != math.prod(
-        sizes[: len(BATCH_AXES)]
-    ):
-        message = (
-            f"train.mesh: process {torn_processes[0]} holds rows of the batch that are not "
-            "contiguous and "
-            "overlap others'."
-        )
-        yield Fault(
-            MESH, message, "let dp, not fsdp, span slices, or give each process fewer devices."
-        )
+    shard_count = math.prod(sizes[: len(BATCH_AXES)])
+    if sum(map(len, set(parts_of_process))) == shard_count:
+        return
+    for process, parts in enumerate(parts_of_process):
+        if parts[-1] - parts[0] + 1 != len(parts):
+            rows = "rows of the batch that are not contiguous and overlap others'"
+            hint = "let dp, not fsdp, span slices, or give each process fewer devices."
+            yield Fault(MESH, f"train.mesh: process {process} holds {rows}.", hint)
+            return
 
 
 def mesh_fits(job: JobSpec) -> bool:
     """Return whether the mesh fits the devices of the job."""
+    if job.train is None or job.host_count > MAX_PODS:
+        return False
     try:
-        return (
-            job.train is not None
-            and job.host_count <= MAX_PODS
-            and bool(job.train.mesh.resolve(job.devices))
-        )
+        return bool(job.train.mesh.resolve(job.devices))
     except ValueError:
         return False
-
-
-_DEVICES: tuple[KeyPath, ...] = (("hosts",), ("slices",), ("accelerator",))
-_LAYOUT: tuple[KeyPath, ...] = (*_DEVICES, ("train", "mesh"))
-
-CHECKS: tuple[Check, ...] = (
-    Check((("name",), ("hosts",), ("slices",)), _name_faults),
-    Check((("hosts",), ("slices",), ("accelerator",)), _pod_count_faults),
-    Check((*_DEVICES, ("spares",), ("restarts",)), _elastic_faults),
-    Check(
-        (*_LAYOUT, ("train", "batch"), ("train", "accumulate"), ("train", "model")),
-        _min_hosts_faults,
-    ),
-    Check((("hosts",), ("accelerator",)), _topology_faults),
-    Check((("accelerator",),), _device_memory_faults),
-    Check((("compute_domain",), ("accelerator",)), _compute_domain_faults),
-    Check((("processes_per_host",), ("accelerator",)), _process_faults),
-    Check((), _resource_faults),
-    Check((("placement",),), _placement_faults),
-    Check((("network",), ("accelerator",), ("platform",)), _network_faults),
-    Check((), _volume_faults),
-    Check((), _environment_faults),
-    Check((), _label_faults),
-    Check((), _pod_faults),
-    Check((("train", "task"),), _task_faults),
-    Check((("accelerator",),), _trainer_faults),
-    Check(_LAYOUT, mesh_faults),
-    Check(_LAYOUT, slice_faults),
-    Check((*_LAYOUT, ("train", "batch"), ("train", "accumulate")), batch_faults),
-    Check((*_LAYOUT, ("train", "model"), ("train", "task")), model_faults),
-    Check((*_LAYOUT, ("processes_per_host",)), row_faults),
-)

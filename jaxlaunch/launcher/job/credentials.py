@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from fnmatch import fnmatchcase
+from pathlib import PurePosixPath
 from typing import Any, NamedTuple
 
 from jaxlaunch.launcher.errors import KeyPath
@@ -61,112 +62,45 @@ def is_private_path(path: KeyPath) -> bool:
 
 def walk_strings(value: Any, path: KeyPath = ()) -> Iterator[tuple[KeyPath, str]]:
     """Yield every string in plain data with its path."""
-    if isinstance(value, dict):
-        for key, below in value.items():
-            yield from walk_strings(below, (*path, key))
-    elif isinstance(value, list):
-        for index, below in enumerate(value):
-            yield from walk_strings(below, (*path, index))
-    elif isinstance(value, str):
+    if isinstance(value, str):
         yield path, value
+    elif isinstance(value, dict | list):
+        for key, below in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from walk_strings(below, (*path, key))
 
 
 # Lower-case names of files in which programs store credentials, with the folder if the name alone
 # is ambiguous.
 _NAMES: tuple[str, ...] = (
-    *(
-        ".env*",
-        "*.env",
-        ".netrc*",
-        "_netrc",
-        ".pypirc",
-        ".git-credentials",
-        ".pgpass",
-        ".my.cnf",
-        ".s3cfg",
-        ".boto",
-    ),
-    *(
-        ".htpasswd",
-        ".dockercfg",
-        ".databrickscfg",
-        ".vault-token",
-        ".vault[_-]pass*",
-        "*.tfvars",
-        "*.tfstate*",
-    ),
-    *(
-        "id_rsa*",
-        "id_dsa*",
-        "id_ecdsa*",
-        "id_ed25519*",
-        "*.key",
-        "*.p8",
-        "*.ppk",
-        "*.p12",
-        "*.pfx",
-        "*.jks",
-    ),
-    "*.keytab",
-    *(
-        "*.kdbx",
-        "*.keystore",
-        "kubeconfig",
-        "*.kubeconfig",
-        "kaggle.json",
-        "rclone.conf",
-        "client_secret*.json",
-    ),
-    *(".dockerconfigjson", ".modal.toml", ".mylogin.cnf", ".passwd-s3fs"),
-    *(
-        "application_default_credentials.json",
-        "service[_-]account*.json",
-        "credentials",
-        "credentials.*",
-    ),
-    *("*[._-]credentials.*", "secrets.*", "*[._-]secrets.*"),
-    *(
-        ".aws/*",
-        ".azure/*",
-        ".docker/config.json",
-        ".gnupg/*",
-        ".kube/*",
-        ".oci/*",
-        ".ssh/id_*",
-        ".config/gcloud/*",
-    ),
-    *(".config/gh/hosts.yml", "huggingface/token", "huggingface/stored_tokens"),
+    *(".env*", "*.env", ".netrc*", "_netrc", ".pypirc", ".git-credentials", ".pgpass", ".my.cnf"),
+    *(".s3cfg", ".boto", ".htpasswd", ".dockercfg", ".databrickscfg", ".vault-token"),
+    *(".vault[_-]pass*", "*.tfvars", "*.tfstate*", "id_rsa*", "id_dsa*", "id_ecdsa*"),
+    *("id_ed25519*", "*.key", "*.p8", "*.ppk", "*.p12", "*.pfx", "*.jks", "*.keytab", "*.kdbx"),
+    *("*.keystore", "kubeconfig", "*.kubeconfig", "kaggle.json", "rclone.conf"),
+    *("client_secret*.json", ".dockerconfigjson", ".modal.toml", ".mylogin.cnf", ".passwd-s3fs"),
+    *("application_default_credentials.json", "service[_-]account*.json", "credentials"),
+    *("credentials.*", "*[._-]credentials.*", "secrets.*", "*[._-]secrets.*"),
+)
+_PATHS: tuple[str, ...] = (
+    *(".aws/*", ".azure/*", ".docker/config.json", ".gnupg/*", ".kube/*", ".oci/*", ".ssh/id_*"),
+    *(".config/gcloud/*", ".config/gh/hosts.yml", "huggingface/token"),
+    "huggingface/stored_tokens",
 )
 # Source code and documentation may have names that contain "credentials" or "secrets".
-_HARMLESS = (
-    *(
-        "*.py",
-        "*.pyi",
-        "*.md",
-        "*.rst",
-        "*.ipynb",
-        "*.sh",
-        "*.go",
-        "*.js",
-        "*.jsx",
-        "*.ts",
-        "*.tsx",
-        "*.html",
-        "*.css",
-    ),
-    *("*.c", "*.cc", "*.cpp", "*.cu", "*.h", "*.hpp", "*.rs", "*.java", "*.rb", "*.proto"),
-)
-_PUBLIC_KEY = "*.pub"
+_HARMLESS_SUFFIXES = {
+    *("py", "pyi", "md", "rst", "ipynb", "sh", "go", "js", "jsx", "ts", "tsx", "html", "css", "c"),
+    *("cc", "cpp", "cu", "h", "hpp", "rs", "java", "rb", "proto"),
+}
 
 # Documentation and templates contain placeholders instead of credentials.
 _PLACEHOLDER = re.compile(
     r"example|xxxx|your|placeholder|dummy|redacted|change.?me|fake|sample|insert|\.\.\.|\*\*\*|1234567890|abcdefgh",
     re.IGNORECASE,
 )
-_PLACEHOLDER_PASSWORDS = frozenset(
-    "password passwd pass pw pwd secret token user username test foo bar mypassword "
-    "mypass mysecret".split()
-)
+_PLACEHOLDER_PASSWORDS = {
+    *("password", "passwd", "pass", "pw", "pwd", "secret", "token", "user", "username", "test"),
+    *("foo", "bar", "mypassword", "mypass", "mysecret"),
+}
 # A printf conversion such as %s. In a URL, a % is followed by two hexadecimal digits.
 _FORMATTED = re.compile(r"%(?![0-9A-Fa-f]{2})")
 # Shorter passwords, as in http://a:b@host, occur in tests.
@@ -224,18 +158,14 @@ def is_credential_file(name: str) -> bool:
     """Return whether a file with this name, including its folders, usually contains credentials."""
     path = f"/{name.lower()}"
     base_name = path.rpartition("/")[2]
-    if fnmatchcase(base_name, _PUBLIC_KEY):
+    if base_name.endswith(".pub"):
         return False
+    if any(fnmatchcase(path, f"*/{pattern}") for pattern in _PATHS):
+        return True
     # Hidden files such as .env.sh, and files in a folder of credentials, are not exempt.
-    is_harmless = base_name[:1] != "." and any(
-        fnmatchcase(base_name, pattern) for pattern in _HARMLESS
-    )
-    return any(
-        fnmatchcase(path, f"*/{pattern}")
-        if "/" in pattern
-        else not is_harmless and fnmatchcase(base_name, pattern)
-        for pattern in _NAMES
-    )
+    is_hidden = base_name.startswith(".")
+    is_harmless = not is_hidden and PurePosixPath(base_name).suffix[1:] in _HARMLESS_SUFFIXES
+    return not is_harmless and any(fnmatchcase(base_name, pattern) for pattern in _NAMES)
 
 
 def find_credential(content: bytes) -> CredentialSign | None:
@@ -243,20 +173,14 @@ def find_credential(content: bytes) -> CredentialSign | None:
     text = content.decode("latin-1")
     for kind, pattern in _FORMS_IN_FILES:
         for match in re.finditer(pattern, text):
-            value = match["here"]
-            if _PLACEHOLDER.search(value):
-                continue
-            if "user" in match.re.groupindex:
-                is_placeholder = (
-                    value.lower() in _PLACEHOLDER_PASSWORDS or _FORMATTED.search(value) is not None
-                )
-                is_secret = (
-                    not is_placeholder
-                    and len(value) >= _SHORTEST_PASSWORD
-                    and value != match["user"]
-                )
-            else:
-                is_secret = len(set(value)) >= _FEWEST_CHARACTERS
-            if is_secret:
+            if not _PLACEHOLDER.search(match["here"]) and _is_secret(match):
                 return CredentialSign(text.count("\n", 0, match.start()) + 1, kind or match["name"])
     return None
+
+
+def _is_secret(match: re.Match[str]) -> bool:
+    value = match["here"]
+    if "user" not in match.re.groupindex:
+        return len(set(value)) >= _FEWEST_CHARACTERS
+    is_placeholder = value.lower() in _PLACEHOLDER_PASSWORDS or _FORMATTED.search(value)
+    return not is_placeholder and len(value) >= _SHORTEST_PASSWORD and value != match["user"]

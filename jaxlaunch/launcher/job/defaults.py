@@ -178,7 +178,7 @@ class Defaults(Block):
 
 @dataclasses.dataclass(frozen=True)
 class ClusterDefaults:
-    """The keys and the document they were read from. Without arguments: those of a cluster without a file."""
+    """The keys and the document that they were read from, by default those of no file."""
 
     values: Defaults = Defaults()
     source: Document = dataclasses.field(default_factory=lambda: Document("cluster defaults"))
@@ -193,9 +193,8 @@ def load_defaults(path: Path | None) -> ClusterDefaults:
     if path is None:
         return ClusterDefaults()
     if not path.exists():
-        raise UserError(
-            f"{path}: no such file.", "--defaults names the file with the cluster defaults."
-        )
+        hint = "--defaults names the file with the cluster defaults."
+        raise UserError(f"{path}: no such file.", hint)
     return _validate_defaults(reader.read_document(path))
 
 
@@ -205,20 +204,18 @@ def parse_defaults(text: str, name: str = "defaults.yaml") -> ClusterDefaults:
 
 
 def read_config_map(config_map: Mapping[str, Any], name: str) -> ClusterDefaults:
-    """Parse the cluster defaults in a ConfigMap, which faults call `name`. Raises JobFaults, UserError."""
+    """Parse the cluster defaults in a ConfigMap. Raises JobFaults and UserError."""
     return _validate_defaults(_config_map_entry(config_map, name))
 
 
 def _config_map_entry(config_map: Mapping[str, Any], name: str) -> Document:
     entries = config_map.get("data")
-    if (
-        not isinstance(entries, dict)
-        or len(entries) != 1
-        or not isinstance(text := next(iter(entries.values())), str)
-    ):
-        message = f"{name}: a ConfigMap of cluster defaults has one entry, a text."
-        raise UserError(message, "data: {defaults.yaml: |- …}")
-    return reader.parse_document(text, f"{name}, {next(iter(entries))}")
+    if isinstance(entries, dict) and len(entries) == 1:
+        ((key, text),) = entries.items()
+        if isinstance(text, str):
+            return reader.parse_document(text, f"{name}, {key}")
+    message = f"{name}: a ConfigMap of cluster defaults has one entry, a text."
+    raise UserError(message, "data: {defaults.yaml: |- …}")
 
 
 def _validate_defaults(source: Document) -> ClusterDefaults:

@@ -22,7 +22,7 @@ from jaxlaunch.launcher.errors import KeyPath
 
 @dataclasses.dataclass(frozen=True)
 class Words:
-    """Metadata of a type: its description in messages ("hosts = x is not <text>"), and a correction of a near miss."""
+    """The description of a type in messages, and a correction of a near miss."""
 
     text: str
     suggest: Callable[[str], str | None] = lambda written: None
@@ -41,21 +41,16 @@ class Type:
         """Parse an annotation, with additional constraints."""
         nullable = False
         while True:
-            origin = get_origin(annotation)
+            origin, arguments = get_origin(annotation), get_args(annotation)
             if origin is Annotated:
-                annotation, *metadata = get_args(annotation)
-                constraints += tuple(metadata)
-            elif origin in (Union, types.UnionType) and type(None) in get_args(annotation):
-                members = tuple(
-                    member for member in get_args(annotation) if member is not type(None)
-                )
+                annotation, constraints = arguments[0], constraints + arguments[1:]
+            elif origin in (Union, types.UnionType) and type(None) in arguments:
+                members = [member for member in arguments if member is not type(None)]
                 annotation, nullable = functools.reduce(operator.or_, members), True
             else:
-                nested = (
-                    (item.metadata if isinstance(item, FieldInfo) else [item])
-                    for item in constraints
-                )
-                return cls(annotation, tuple(itertools.chain.from_iterable(nested)), nullable)
+                break
+        nested = (item.metadata if isinstance(item, FieldInfo) else [item] for item in constraints)
+        return cls(annotation, tuple(itertools.chain.from_iterable(nested)), nullable)
 
     @classmethod
     def from_field(cls, field: FieldInfo) -> Type:
@@ -65,39 +60,39 @@ class Type:
     @property
     def members(self) -> tuple[Type, ...]:
         """The alternatives of a union, empty for any other type."""
-        return (
-            tuple(map(Type.from_annotation, get_args(self.bare)))
-            if get_origin(self.bare) in (Union, types.UnionType)
-            else ()
-        )
+        is_union = get_origin(self.bare) in (Union, types.UnionType)
+        return tuple(map(Type.from_annotation, get_args(self.bare))) if is_union else ()
+
+    @property
+    def models(self) -> list[type[BaseModel]]:
+        """The blocks among the alternatives of a union."""
+        return [member.model for member in self.members if member.model is not None]
 
     @property
     def model(self) -> type[BaseModel] | None:
         """The model, if the type is a block."""
-        return (
-            self.bare if isinstance(self.bare, type) and issubclass(self.bare, BaseModel) else None
-        )
+        is_model = isinstance(self.bare, type) and issubclass(self.bare, BaseModel)
+        return self.bare if is_model else None
+
+    def _argument(self, origin: type, index: int) -> Type | None:
+        if get_origin(self.bare) is not origin:
+            return None
+        return Type.from_annotation(get_args(self.bare)[index])
 
     @property
     def items(self) -> Type | None:
         """The type of a list's items."""
-        return (
-            Type.from_annotation(get_args(self.bare)[0]) if get_origin(self.bare) is list else None
-        )
+        return self._argument(list, 0)
 
     @property
     def keys(self) -> Type | None:
         """The type of a mapping's keys."""
-        return (
-            Type.from_annotation(get_args(self.bare)[0]) if get_origin(self.bare) is dict else None
-        )
+        return self._argument(dict, 0)
 
     @property
     def values(self) -> Type | None:
         """The type of a mapping's values."""
-        return (
-            Type.from_annotation(get_args(self.bare)[1]) if get_origin(self.bare) is dict else None
-        )
+        return self._argument(dict, 1)
 
     @property
     def literals(self) -> tuple[Any, ...]:
@@ -107,15 +102,11 @@ class Type:
     def find_member(self, label: Any) -> Type | None:
         """Return the alternative that a validation error names by tag, class or literal key."""
         for member in self.members:
-            tags = {
-                constraint.tag for constraint in member.constraints if isinstance(constraint, Tag)
-            }
+            tags = {item.tag for item in member.constraints if isinstance(item, Tag)}
             if member.model is not None:
-                keys = {"kind", "source"} & member.model.model_fields.keys()
-                literals = (
-                    Type.from_field(member.model.model_fields[key]).literals for key in keys
-                )
-                tags |= {member.model.__name__, *itertools.chain.from_iterable(literals)}
+                tags.add(member.model.__name__)
+                for key in {"kind", "source"} & member.model.model_fields.keys():
+                    tags.update(Type.from_field(member.model.model_fields[key]).literals)
             if label in tags or (member.items is not None and str(label).startswith("list")):
                 return member
         return None
@@ -150,47 +141,41 @@ class Spot:
 
 
 def find_spot(model: type[BaseModel], location: tuple[str | int, ...]) -> Spot:
-    """Return the spot of an error's `loc`, in which pydantic mixes keys with names of alternatives."""
+    """Return the spot of an error's `loc`, which mixes keys with names of alternatives."""
     spot, key_type = Spot((), Type(model), None, root=model), None
     for element in location:
-        current_type = spot.kind
+        kind = spot.kind
         if element == "[key]":
             return dataclasses.replace(spot, kind=key_type, is_key=True)
-        if current_type is not None and current_type.members:
-            spot = dataclasses.replace(
-                spot, kind=current_type.find_member(element), union=spot.path, label=element
-            )
+        if kind is not None and kind.members:
+            member = kind.find_member(element)
+            spot = dataclasses.replace(spot, kind=member, union=spot.path, label=element)
             continue
         spot = dataclasses.replace(spot, path=(*spot.path, element))
-        if current_type is None:
+        if kind is None:
             continue
-        if current_type.model is not None:
-            field = block_fields(current_type.model).get(str(element))
-            spot = dataclasses.replace(
-                spot,
-                kind=None if field is None else Type.from_field(field),
-                block=current_type.model,
-            )
+        if kind.model is not None:
+            field = block_fields(kind.model).get(str(element))
+            below = None if field is None else Type.from_field(field)
+            spot = dataclasses.replace(spot, kind=below, block=kind.model)
         else:
-            key_type = current_type.keys
-            spot = dataclasses.replace(spot, kind=current_type.items or current_type.values)
+            key_type = kind.keys
+            spot = dataclasses.replace(spot, kind=kind.items or kind.values)
     return spot
 
 
 def types_at(model: type[BaseModel], path: KeyPath) -> list[Type]:
-    """Return every type that the schema allows at a path, over all alternatives of unions on the way."""
+    """Return every type that the schema allows at a path, over all alternatives of unions."""
     kinds = [Type(model)]
     for key in path:
-        next_kinds: list[Type] = []
-        for kind in [member for union in kinds for member in (union.members or (union,))]:
-            if (
-                kind.model is not None
-                and (field := block_fields(kind.model).get(str(key))) is not None
-            ):
-                next_kinds.append(Type.from_field(field))
+        alternatives = [member for kind in kinds for member in (kind.members or (kind,))]
+        kinds = []
+        for kind in alternatives:
+            field = None if kind.model is None else block_fields(kind.model).get(str(key))
+            if field is not None:
+                kinds.append(Type.from_field(field))
             elif (item := kind.items or kind.values) is not None:
-                next_kinds.append(item)
-        kinds = next_kinds
+                kinds.append(item)
     return kinds
 
 
@@ -204,15 +189,14 @@ def walk_fields(model: type[BaseModel], path: KeyPath = ()) -> Iterator[tuple[Ke
 
 def nested_blocks(kind: Type) -> list[type[BaseModel]]:
     """Return the blocks that a type may contain: itself, its alternatives, or its items."""
-    inner = kind.items or kind.values
-    if inner is not None:
+    if (inner := kind.items or kind.values) is not None:
         return nested_blocks(inner)
-    return [member.model for member in (kind.members or (kind,)) if member.model is not None]
+    return kind.models if kind.model is None else [kind.model]
 
 
 # --- in words -------------------------------------------------------------------------------------
 
-_PATTERNS: Mapping[str, str] = {r"^[\w.]+:[\w.]+$": "a name of the form module:Name"}
+_PATTERNS: Mapping[Any, str] = {r"^[\w.]+:[\w.]+$": "a name of the form module:Name"}
 _BOUNDS = {"gt": "above", "ge": "of at least", "lt": "below", "le": "of at most"}
 _TYPE_NAMES: Mapping[Any, str] = {
     int: "a whole number",
@@ -229,100 +213,73 @@ def describe_type(kind: Type) -> str:
     if texts:
         return texts[-1]
     if kind.members:
-        models = [member.model for member in kind.members if member.model is not None]
-        if len(models) < len(kind.members):
-            return ", or ".join(
-                dict.fromkeys(
-                    describe_type(member).removesuffix(", its only value")
-                    for member in kind.members
-                )
-            )
-        if (key := discriminator_key(kind)) is None:
-            return (
-                "a block with one of the keys "
-                f"{', '.join(next(iter(block_fields(model))) for model in models)}"
-            )
-        return f"a block whose {key} is {describe_choices(kind)}"
+        return _describe_union(kind)
     if kind.literals:
-        offered = [str(literal) for literal in kind.literals]
-        return (
-            f"{offered[0]}, its only value" if len(offered) == 1 else f"one of {', '.join(offered)}"
-        )
+        text = ", ".join(map(str, kind.literals))
+        return f"{text}, its only value" if len(kind.literals) == 1 else f"one of {text}"
     if kind.model is not None:
-        return (
-            f"a block with the key{'s' * (len(block_fields(kind.model)) > 1)} "
-            f"{', '.join(block_fields(kind.model))}"
-        )
+        keys = list(block_fields(kind.model))
+        return f"a block with the key{'s' * (len(keys) > 1)} {', '.join(keys)}"
     if kind.items is not None:
-        return (
-            "a list of texts"
-            if kind.items.bare is str
-            else f"a list, each item {describe_type(kind.items)}"
-        )
+        is_text = kind.items.bare is str
+        return "a list of texts" if is_text else f"a list, each item {describe_type(kind.items)}"
     if kind.values is not None:
-        return (
-            "a block"
-            if kind.values.bare is Any
-            else f"a block, each value {describe_type(kind.values)}"
-        )
-    patterns = [str(getattr(constraint, "pattern", None)) for constraint in kind.constraints]
-    names = [_PATTERNS[pattern] for pattern in patterns if pattern in _PATTERNS]
-    return names[0] if names else f"{_TYPE_NAMES[kind.bare]}{_describe_bounds(kind)}"
+        is_any = kind.values.bare is Any
+        return "a block" if is_any else f"a block, each value {describe_type(kind.values)}"
+    for constraint in kind.constraints:
+        if (name := _PATTERNS.get(getattr(constraint, "pattern", None))) is not None:
+            return name
+    return f"{_TYPE_NAMES[kind.bare]}{_describe_bounds(kind)}"
+
+
+def _describe_union(kind: Type) -> str:
+    if len(kind.models) < len(kind.members):
+        texts = (describe_type(member).removesuffix(", its only value") for member in kind.members)
+        return ", or ".join(dict.fromkeys(texts))
+    if (key := discriminator_key(kind)) is not None:
+        return f"a block whose {key} is {describe_choices(kind)}"
+    first_keys = ", ".join(next(iter(block_fields(model))) for model in kind.models)
+    return f"a block with one of the keys {first_keys}"
 
 
 def discriminate_by_key(*keys: str) -> Discriminator:
-    """Return a discriminator that chooses the alternative whose tag is the first of these keys in the block."""
+    """Return a discriminator by the first of these keys that the block has."""
 
     def find_tag(value: Any) -> str | None:
-        mapping = (
-            value
-            if isinstance(value, Mapping)
-            else vars(value)
-            if isinstance(value, BaseModel)
-            else ()
-        )
+        mapping = vars(value) if isinstance(value, BaseModel) else value
+        if not isinstance(mapping, Mapping):
+            return None
         return next((key for key in keys if key in mapping), None)
 
     return Discriminator(find_tag)
 
 
 def discriminator_key(kind: Type) -> str | None:
-    """Return the key that discriminates the blocks of a union, or None if the presence of a key does."""
-    models = [member.model for member in kind.members if member.model is not None]
-    return next(
-        (key for key in ("kind", "source") if all(key in model.model_fields for model in models)),
-        None,
-    )
+    """Return the key that discriminates the blocks of a union, or None."""
+    for key in ("kind", "source"):
+        if all(key in model.model_fields for model in kind.models):
+            return key
+    return None
 
 
 def describe_choices(kind: Type) -> str:
     """Describe the values of the discriminator of a union of blocks."""
     key = discriminator_key(kind) or ""
-    kinds = [
-        Type.from_field(member.model.model_fields[key])
-        for member in kind.members
-        if member.model is not None
-    ]
+    kinds = [Type.from_field(model.model_fields[key]) for model in kind.models]
     literals = [str(literal) for kind in kinds for literal in kind.literals]
     other_phrases = [describe_type(key_type) for key_type in kinds if not key_type.literals]
     return f"one of {', '.join(literals)}" + "".join(f", or {phrase}" for phrase in other_phrases)
 
 
 def _describe_bounds(kind: Type) -> str:
+    # An integer is shown with all digits, as the upper bound of a seed has twenty.
     bounds = {
-        key: getattr(constraint, key)
+        key: str(bound) if isinstance(bound, int) else f"{bound:g}"
         for key in _BOUNDS
         for constraint in kind.constraints
-        if getattr(constraint, key, None) is not None
+        if (bound := getattr(constraint, key, None)) is not None
     }
     if bounds.keys() >= {"ge", "le"}:
-        return f" from {_format_bound(bounds['ge'])} to {_format_bound(bounds['le'])}"
-    phrases = [
-        f"{phrase} {_format_bound(bounds[key])}" for key, phrase in _BOUNDS.items() if key in bounds
-    ]
+        return f" from {bounds['ge']} to {bounds['le']}"
+    phrases = [f"{phrase} {bounds[key]}" for key, phrase in _BOUNDS.items() if key in bounds]
     return f" {' and '.join(phrases)}" if phrases else ""
-
-
-def _format_bound(bound: float) -> str:
-    # An integer is shown with all digits, as the upper bound of a seed has twenty.
-    return str(bound) if isinstance(bound, int) else f"{bound:g}"

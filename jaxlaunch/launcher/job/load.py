@@ -1,4 +1,4 @@
-"""Reading and writing of job.yaml, with dotted overrides of the command line such as `train.steps=100`.
+"""Reading and writing of job.yaml, with overrides such as `train.steps=100`.
 
 All faults of a file are reported at once. Validation therefore runs in rounds: each round removes
 the values that the previous one refused, or replaces those that are required, until the rest is
@@ -42,6 +42,7 @@ _STAND_INS: dict[KeyPath, Any] = {
     ("accelerator",): {"type": "cpu"},
     ("train", "task"): "stand_in:Task",
 }
+_MISSING = object()
 # Each round removes what the previous one refused.
 _MAX_ROUNDS = 8
 
@@ -112,16 +113,9 @@ def _build_job(source: Document, overrides: Sequence[str] = ()) -> JobSpec:
     if isinstance(source.data, dict):
         spec = _validate_data(source, faults)
     elif not faults:
-        kind = (
-            "empty"
-            if source.data is None
-            else "a list"
-            if isinstance(source.data, list)
-            else "plain text"
-        )
-        faults.append(
-            Fault((), f"is {kind}, not a block of keys.", "`launcher init` writes a first job.")
-        )
+        kind = {type(None): "empty", list: "a list"}.get(type(source.data), "plain text")
+        hint = "`launcher init` writes a first job."
+        faults.append(Fault((), f"is {kind}, not a block of keys.", hint))
     if spec is None or faults:
         raise JobFaults([source.locate(fault) for fault in faults])
     return spec
@@ -161,33 +155,26 @@ def _validate_data(source: Document, faults: list[Fault]) -> JobSpec | None:
 
 
 def _texts_as_written(source: Document) -> Any:
-    """Return the data with scalars as written where the schema expects text: `--lr 3e-4` must not become 0.0003."""
+    """Return the data with scalars as written where text is expected, such as `--lr 3e-4`."""
     data = copy.deepcopy(source.data)
     for block in AS_WRITTEN_KEYS:
         items = data.get(block)
-        pairs = (
-            items.items()
-            if isinstance(items, dict)
-            else enumerate(items)
-            if isinstance(items, list)
-            else ()
-        )
-        for key, value in list(pairs):
-            if isinstance(value, int | float):
+        keys = range(len(items)) if isinstance(items, list) else items
+        for key in keys if isinstance(items, dict | list) else ():
+            if isinstance(items[key], int | float):
                 items[key] = source.texts[(block, key)]
     return data
 
 
 def _remove_fault(data: Any, path: KeyPath) -> KeyPath:
-    """Remove the value at a path, or the nearest enclosing block that exists, and return the removed path."""
+    """Remove the value at a path, or the nearest block above it; return the removed path."""
     path = tuple(itertools.takewhile(lambda key: not isinstance(key, int), path))
     while path:
         block = messages.value_at(data, path[:-1])
         if path in _STAND_INS:
             block[path[-1]] = copy.deepcopy(_STAND_INS[path])
             break
-        if isinstance(block, dict) and path[-1] in block:
-            del block[path[-1]]
+        if isinstance(block, dict) and block.pop(path[-1], _MISSING) is not _MISSING:
             break
         path = path[:-1]
     return path
@@ -198,24 +185,20 @@ def _remove_fault(data: Any, path: KeyPath) -> KeyPath:
 
 def _credential_faults(data: Any) -> Iterator[Fault]:
     reasons = data.get("allow_literal")
-    allowed = (
-        {key for key, reason in reasons.items() if reason} if isinstance(reasons, dict) else set()
-    )
+    reasons = reasons if isinstance(reasons, dict) else {}
     for path, text in credentials.walk_strings(data):
         name, setting = _variable_name(data, path), format_key_path(path)
-        if credentials.has_credential(text, name) and setting not in allowed:
-            alternative = f"write secrets: {{{name or 'NAME'}: {{name: my-secret, key: token}}}}"
-            if path[0] in ("pod", "init") and name:
-                alternative = "use valueFrom: {secretKeyRef: …}"
-            elif not name:
-                alternative += ", and read that variable"
-            hint = (
-                f"put it in a Secret and {alternative}; if it is none, allow_literal: "
-                f"{{{setting}: REASON}}."
-            )
-            yield Fault(
-                path, f"{setting} holds a credential, and everyone who sees the job sees it.", hint
-            )
+        if reasons.get(setting) or not credentials.has_credential(text, name):
+            continue
+        alternative = f"write secrets: {{{name or 'NAME'}: {{name: my-secret, key: token}}}}"
+        if path[0] in ("pod", "init") and name:
+            alternative = "use valueFrom: {secretKeyRef: …}"
+        elif not name:
+            alternative += ", and read that variable"
+        hint = f"put it in a Secret and {alternative}; "
+        hint += f"if it is none, allow_literal: {{{setting}: REASON}}."
+        message = f"{setting} holds a credential, and everyone who sees the job sees it."
+        yield Fault(path, message, hint)
 
 
 def _variable_name(data: Any, path: KeyPath) -> str:
@@ -230,14 +213,11 @@ def _ambiguous_number_faults(source: Document) -> Iterator[Fault]:
     """Yield faults for numbers such as 010 that YAML 1.1 and 1.2 read differently."""
     for path, text in source.texts.items():
         if path[:1] and path[0] not in AS_WRITTEN_KEYS and reader.has_two_readings(text):
-            decimal, octal = int(text), int(text, 8) if not set(text) & set("89") else None
-            older = "text" if octal is None else octal
-            message = (
-                f"{messages.describe_setting(source, path)} has two readings: {decimal} "
-                "in YAML 1.2, "
-                f"{older} in YAML 1.1."
-            )
-            yield Fault(path, message, f'write {decimal}, or "{text}" for text.')
+            setting, decimal = messages.describe_setting(source, path), int(text)
+            older = "text" if set(text) & set("89") else int(text, 8)
+            readings = f"{decimal} in YAML 1.2, {older} in YAML 1.1."
+            hint = f'write {decimal}, or "{text}" for text.'
+            yield Fault(path, f"{setting} has two readings: {readings}", hint)
 
 
 def _program_faults(data: Any) -> Iterator[Fault]:
@@ -297,30 +277,22 @@ def parse_override(argument: str) -> Override | Fault:
         # In a C locale, Python decodes arguments as ASCII and represents other bytes as surrogates.
         argument = argument.encode(errors="surrogateescape").decode()
     except UnicodeError:
-        legible = argument.encode(errors="replace").decode()
-        return _override_fault(
-            _redact_argument(legible), "is not UTF-8.", "check how the shell writes it."
-        )
+        shown = _redact_argument(argument.encode(errors="replace").decode())
+        return _override_fault(shown, "is not UTF-8.", "check how the shell writes it.")
+    shown = _redact_argument(argument)
     key, equals, text = argument.partition("=")
     if key.startswith("-"):
         hint = "a key has none, as in hosts=2; arguments of your program belong in its command:."
-        return _override_fault(_redact_argument(argument), "begins with a dash.", hint)
+        return _override_fault(shown, "begins with a dash.", hint)
     if not equals or not all(part.strip() for part in key.split(".")):
-        return _override_fault(
-            _redact_argument(argument), "is not of the form key=value.", "for example hosts=2"
-        )
-    path = _parse_path(key)
-    value = reader.parse_document(text, "override", path)
+        return _override_fault(shown, "is not of the form key=value.", "for example hosts=2")
+    value = reader.parse_document(text, "override", _parse_path(key))
     if value.faults:
-        first = value.faults[0]
         hint = f"""quote the value, and the whole for the shell: '{key}="…"'."""
-        return dataclasses.replace(
-            first,
-            location=f"{_redact_argument(argument)} (override)",
-            line=LINE_AFTER_FILE,
-            hint=hint,
-        )
-    return Override(path, value.data, value.texts, _redact_argument(argument))
+        location = f"{shown} (override)"
+        fault = value.faults[0]
+        return dataclasses.replace(fault, hint=hint, location=location, line=LINE_AFTER_FILE)
+    return Override(_parse_path(key), value.data, value.texts, shown)
 
 
 def override_argument(key: str, value: Any) -> str:
@@ -333,19 +305,18 @@ def override_argument(key: str, value: Any) -> str:
 
 
 def put_override(override: Override, data: Any) -> Fault | None:
-    """Set the value in plain data and create missing blocks; return a fault if a list or a scalar prevents it."""
+    """Set the value in plain data; return a fault if a list or a scalar is in the way."""
     path = override.path
-    for depth, key in enumerate(path):
-        is_last = depth == len(path) - 1
+    for depth, key in enumerate(path, 1):
         if isinstance(data, dict):
             key = str(key)
-            if not is_last and data.get(key) is None:
-                if _is_list(path[: depth + 1]):
-                    return _missing_entry_fault(override, depth + 1)
+            if depth < len(path) and data.get(key) is None:
+                if _is_list(path[:depth]):
+                    return _missing_entry_fault(override, depth)
                 data[key] = {}
         elif not (isinstance(data, list) and isinstance(key, int) and key < len(data)):
-            return _missing_entry_fault(override, depth)
-        if is_last:
+            return _missing_entry_fault(override, depth - 1)
+        if depth == len(path):
             data[key] = override.value
         data = data[key]
     return None
@@ -357,14 +328,9 @@ def _is_list(path: KeyPath) -> bool:
 
 def _missing_entry_fault(override: Override, depth: int) -> Fault:
     above, key = override.path[:depth], override.path[depth]
-    replacement = (
-        "list instead, as [value]" if _is_list(above) else "block instead, as {key: value}"
-    )
-    return _override_fault(
-        override.shown,
-        f"{format_key_path(above)} has no entry {shorten_text(str(key))}.",
-        f"set the whole {replacement}.",
-    )
+    form = "list instead, as [value]" if _is_list(above) else "block instead, as {key: value}"
+    message = f"{format_key_path(above)} has no entry {shorten_text(str(key))}."
+    return _override_fault(override.shown, message, f"set the whole {form}.")
 
 
 def _override_fault(shown: str, message: str, hint: str | None) -> Fault:
@@ -376,14 +342,11 @@ def _parse_path(key: str) -> KeyPath:
 
 
 def _redact_argument(argument: str) -> str:
-    """Return the argument as shown in messages: truncated, and without a value that may be secret."""
+    """Return the argument as messages show it, shortened and without secrets."""
     key, equals, text = argument.partition("=")
+    is_private = credentials.is_private_path(_parse_path(key))
     # Without an equals sign, everything after the first name may be the value.
-    if not equals:
-        return (
-            shorten_text(argument)
-            if not credentials.is_private_path(_parse_path(key))
-            else f"{key.partition('.')[0]}…"
-        )
-    hidden = credentials.is_private_path(_parse_path(key)) or credentials.has_credential(text)
-    return f"{key}=…" if hidden else shorten_text(argument)
+    if is_private and not equals:
+        return f"{key.partition('.')[0]}…"
+    is_hidden = is_private or credentials.has_credential(text)
+    return f"{key}=…" if is_hidden else shorten_text(argument)

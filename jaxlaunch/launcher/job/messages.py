@@ -1,4 +1,4 @@
-"""Translation of pydantic's validation errors into messages with the value, the expected type and a suggestion.
+"""Translation of pydantic's validation errors into messages with a suggestion.
 
 Pydantic's own texts and values that may be secret are never shown.
 """
@@ -40,12 +40,10 @@ def value_at(data: Any, path: KeyPath) -> Any:
     for key in path:
         if isinstance(data, dict):
             data = data.get(key)
+        elif isinstance(data, list) and isinstance(key, int) and key < len(data):
+            data = data[key]
         else:
-            data = (
-                data[key]
-                if isinstance(data, list) and isinstance(key, int) and key < len(data)
-                else None
-            )
+            return None
     return data
 
 
@@ -55,9 +53,8 @@ def shown_value(document: Document, path: KeyPath) -> str | None:
     if credentials.is_private_path(path) or isinstance(value, dict | list):
         return None
     text = document.texts.get(path) or json.dumps(value, ensure_ascii=False)
-    if credentials.has_credential(text[:_MAX_SEARCHED_LENGTH]):
-        return None
-    return shorten_text(text)
+    is_hidden = credentials.has_credential(text[:_MAX_SEARCHED_LENGTH])
+    return None if is_hidden else shorten_text(text)
 
 
 def describe_setting(document: Document, path: KeyPath) -> str:
@@ -69,7 +66,7 @@ def describe_setting(document: Document, path: KeyPath) -> str:
 def translate_errors(
     error: ValidationError, document: Document, schema: type[BaseModel] = JobSpec
 ) -> Iterator[Fault]:
-    """Yield the faults of a file with this schema, at most one per path, sorted by line and limited in number."""
+    """Yield the faults of a file, at most one per path, sorted by line and limited in number."""
     errors = error.errors(include_url=False, include_input=False)[:_MAX_TRANSLATED_ERRORS]
     details = [
         (introspection.find_spot(schema, detail["loc"]), detail)
@@ -82,25 +79,25 @@ def translate_errors(
         if spot.union is not None:
             labels.setdefault(spot.union, set()).add(str(spot.label))
     reported: set[tuple[KeyPath, bool]] = set()
-    for spot, detail in details:
-        if spot.union is not None and len(labels[spot.union]) > 1:
-            settled = _settle_alternative(spot, spot.union, document)
-            if settled is None:
-                continue
-            spot = settled
-        if (spot.path, spot.is_key) not in reported and len(reported) <= 2 * MAX_SHOWN_FAULTS:
+    for original_spot, detail in details:
+        spot: Spot | None = original_spot
+        if original_spot.union is not None and len(labels[original_spot.union]) > 1:
+            spot = _settle_alternative(original_spot, original_spot.union, document)
+        if spot is None or len(reported) > 2 * MAX_SHOWN_FAULTS:
+            continue
+        if (spot.path, spot.is_key) not in reported:
             reported.add((spot.path, spot.is_key))
             yield _translate_error(spot, detail, document)
 
 
 def _settle_alternative(spot: Spot, union: KeyPath, document: Document) -> Spot | None:
-    """Return the spot if its alternative has the form of the value, None if another has, the union if none has."""
+    """Return the spot if its alternative fits the value, the union if none does, else None."""
     value, kind = value_at(document.data, union), introspection.types_at(spot.root, union)[0]
-    attribute = "model" if isinstance(value, dict) else "items" if isinstance(value, list) else None
     candidates = [
         member
         for member in kind.members
-        if attribute is not None and getattr(member, attribute) is not None
+        if (member.model is not None and isinstance(value, dict))
+        or (member.items is not None and isinstance(value, list))
     ]
     if not candidates:
         return Spot(union, kind, spot.block, root=spot.root)
@@ -108,66 +105,53 @@ def _settle_alternative(spot: Spot, union: KeyPath, document: Document) -> Spot 
 
 
 def _translate_error(spot: Spot, detail: ErrorDetails, document: Document) -> Fault:
+    path, setting = spot.path, format_key_path(spot.path)
     if detail["type"] == "extra_forbidden":
         return _unknown_key_fault(spot)
     if detail["type"] == "missing":
-        hint = _EXAMPLES.get(spot.path)
+        hint = _EXAMPLES.get(path)
         if hint is None and spot.block is not None and spot.kind is not None:
-            key = str(spot.path[-1])
-            meaning = f"{key}: {introspection.block_fields(spot.block)[key].description}."
-            hint = (
-                f"it is {introspection.describe_type(spot.kind)}."
-                if spot.kind.literals
-                else meaning
-            )
-        return Fault(spot.path, f"{format_key_path(spot.path)} is missing.", hint)
+            field = introspection.block_fields(spot.block)[str(path[-1])]
+            hint = f"{path[-1]}: {field.description}."
+            if spot.kind.literals:
+                hint = f"it is {introspection.describe_type(spot.kind)}."
+        return Fault(path, f"{setting} is missing.", hint)
     if detail["type"].startswith("union_tag"):
         return _unknown_block_fault(spot, document)
     if spot.is_key:
-        expected = (
-            introspection.describe_type(spot.kind) if spot.kind is not None else "one of its keys"
-        )
-        name = json.dumps(shorten_text(str(spot.path[-1])), ensure_ascii=False)
-        return Fault(
-            spot.path,
-            f"{format_key_path(spot.path[:-1])} has the key {name}, which is not {expected}.",
-        )
+        expected = introspection.describe_type(spot.kind) if spot.kind else "one of its keys"
+        name = json.dumps(shorten_text(str(path[-1])), ensure_ascii=False)
+        above = format_key_path(path[:-1])
+        return Fault(path, f"{above} has the key {name}, which is not {expected}.")
     # The value is not a block, so all alternatives are named.
-    if spot.path == spot.union and spot.kind is not None:
-        spot = Spot(
-            spot.path, introspection.types_at(spot.root, spot.path)[0], spot.block, root=spot.root
-        )
+    if path == spot.union and spot.kind is not None:
+        spot = Spot(path, introspection.types_at(spot.root, path)[0], spot.block, root=spot.root)
     error = detail.get("ctx", {}).get("error")
     if not isinstance(error, ValueError):
         return _wrong_value_fault(spot, document)
     # Our validators raise either a predicate or a sentence.
     if re.match(r"(does|needs|is|must) ", str(error)):
-        return Fault(spot.path, f"{describe_setting(document, spot.path)} {error}.")
-    return Fault(spot.path, f"{format_key_path(spot.path)}: {error}.")
+        return Fault(path, f"{describe_setting(document, path)} {error}.")
+    return Fault(path, f"{setting}: {error}.")
 
 
 def with_expected_number(fault: Fault) -> Fault:
     """Add the expected number to a fault about .nan or .inf; return other faults unchanged."""
     if fault.not_finite is None or not fault.path:
         return fault
-    kinds = introspection.types_at(JobSpec, fault.path)
-    numbers = [
-        member
-        for kind in kinds
-        for member in (kind.members or (kind,))
-        if member.bare in (int, float)
-    ]
-    if not numbers:
-        return fault
-    expected = introspection.describe_type(numbers[0]).replace("a number", "a finite number")
-    message = f"{format_key_path(fault.path)} = {shorten_text(fault.not_finite)} is not {expected}."
-    return dataclasses.replace(fault, message=message, hint=None)
+    for kind in introspection.types_at(JobSpec, fault.path):
+        for member in kind.members or (kind,):
+            if member.bare in (int, float):
+                setting = f"{format_key_path(fault.path)} = {shorten_text(fault.not_finite)}"
+                expected = introspection.describe_type(member)
+                expected = expected.replace("a number", "a finite number")
+                message = f"{setting} is not {expected}."
+                return dataclasses.replace(fault, message=message, hint=None)
+    return fault
 
 
 def _find_words(kind: Type) -> Words | None:
-    return next(
-        (constraint for constraint in kind.constraints if isinstance(constraint, Words)), None
-    )
+    return next((item for item in kind.constraints if isinstance(item, Words)), None)
 
 
 def _unknown_key_fault(spot: Spot) -> Fault:
@@ -179,140 +163,109 @@ def _unknown_key_fault(spot: Spot) -> Fault:
     if spot.union is not None and (sibling := _alternative_hint(key, spot)):
         return Fault(spot.path, message, sibling)
     key_start = key[:MAX_SHOWN_CHARS]
-    suggestions = [f'"{near}"' for near in find_nearest(key_start, keys)] or _find_elsewhere(
-        key, spot
+    suggestions = (
+        [f'"{near}"' for near in find_nearest(key_start, keys)]
+        or _find_elsewhere(key, spot)
+        or [f'"{near}"' for near in find_completions(key_start, keys)]
     )
-    suggestions = suggestions or [f'"{near}"' for near in find_completions(key_start, keys)]
     if suggestions:
         return Fault(spot.path, f"{message} Did you mean {join_choices(suggestions)}?")
+    hint = f"its keys are {', '.join(keys)}."
     if len(keys) > 20 and spot.root is JobSpec:
-        return Fault(spot.path, message, "`launcher schema --markdown` lists every key.")
-    return Fault(spot.path, message, f"its keys are {', '.join(keys)}.")
+        hint = "`launcher schema --markdown` lists every key."
+    return Fault(spot.path, message, hint)
 
 
 def _find_elsewhere(key: str, spot: Spot) -> list[str]:
-    """Return the quoted keys with this name that are nearest to the top of the schema, empty if there are many."""
-    paths = dict.fromkeys(
-        path for path, _ in introspection.walk_fields(spot.root) if path[-1] == key
-    )
-    nearest_paths = [path for path in paths if len(path) == min(map(len, paths))]
-    quoted = [
-        f'"{format_key_path(path)}"' + (" at the top level" if len(path) == 1 else "")
-        for path in nearest_paths
-    ]
+    """Return the quoted keys of this name nearest to the top of the schema, if they are few."""
+    paths = [path for path, _ in introspection.walk_fields(spot.root) if path[-1] == key]
+    depth = min(map(len, paths), default=0)
+    nearest_paths = dict.fromkeys(path for path in paths if len(path) == depth)
+    suffix = " at the top level" if depth == 1 else ""
+    quoted = [f'"{format_key_path(path)}"{suffix}' for path in nearest_paths]
     return quoted if len(quoted) <= 3 else []
 
 
 def _alternative_hint(key: str, spot: Spot) -> str | None:
     """Return a hint for a key that belongs to another alternative of the union."""
     kind = introspection.types_at(spot.root, spot.union or ())[0]
-    blocks = (member.model for member in kind.members if member.model is not None)
-    models = [block for block in blocks if key in introspection.block_fields(block)]
+    models = [block for block in kind.models if key in introspection.block_fields(block)]
     chooser = introspection.discriminator_key(kind)
     if not models:
         return None
     if chooser is None:
         return f"keep {introspection.describe_type(kind).removeprefix('a block with ')}."
-    names = [
-        str(name)
-        for model in models
-        for name in Type.from_field(model.model_fields[chooser]).literals
-    ]
+    choices = (Type.from_field(model.model_fields[chooser]).literals for model in models)
+    names = [str(name) for literals in choices for name in literals]
     return f"it goes with {chooser}: {join_choices(names)}." if names else None
 
 
 def _unknown_block_fault(spot: Spot, document: Document) -> Fault:
     """Return the fault of a union of blocks whose discriminator is missing or unknown."""
     kind = introspection.types_at(spot.root, spot.path)[0]
-    value = value_at(document.data, spot.path)
+    value, expected = value_at(document.data, spot.path), introspection.describe_type(kind)
     key = introspection.discriminator_key(kind)
     if not isinstance(value, dict):
-        return Fault(
-            spot.path, _mismatch_message(document, spot.path, introspection.describe_type(kind))
-        )
+        return Fault(spot.path, _mismatch_message(document, spot.path, expected))
     if key is None:
-        expected = introspection.describe_type(kind).removeprefix("a block with one of ")
-        return Fault(spot.path, f"{format_key_path(spot.path)} has none of {expected}.")
+        keys = expected.removeprefix("a block with one of ")
+        return Fault(spot.path, f"{format_key_path(spot.path)} has none of {keys}.")
     path = (*spot.path, key)
     expected = introspection.describe_choices(kind)
     if key not in value:
         return Fault(path, f"{format_key_path(path)} is missing.", f"it is {expected}.")
-    offered = re.findall(r"[\w-]+", expected)
-    return Fault(
-        path, f"{_mismatch_message(document, path, expected)}{_did_you_mean(value[key], offered)}"
-    )
+    suggestion = _did_you_mean(value[key], re.findall(r"[\w-]+", expected))
+    return Fault(path, _mismatch_message(document, path, expected) + suggestion)
 
 
 def _mismatch_message(document: Document, path: KeyPath, expected: str) -> str:
-    value = value_at(document.data, path)
+    value, key = value_at(document.data, path), format_key_path(path)
     if value and isinstance(value, dict | list):
-        return (
-            f"{format_key_path(path)} is a {'block' if isinstance(value, dict) else 'list'}, "
-            f"not {expected}."
-        )
+        return f"{key} is a {'block' if isinstance(value, dict) else 'list'}, not {expected}."
     if value is None:
-        return f"{format_key_path(path)} is empty, not {expected}."
+        return f"{key} is empty, not {expected}."
     return f"{describe_setting(document, path)} is not {expected}."
 
 
 def _wrong_value_fault(spot: Spot, document: Document) -> Fault:
-    value = value_at(document.data, spot.path)
-    kind = spot.kind or Type(Any)
-    expected = introspection.describe_type(kind)
-    message = _mismatch_message(document, spot.path, expected)
-    if shown_value(document, spot.path) is None:
-        if spot.path[:1] != ("secrets",) or len(spot.path) > 2:
-            return Fault(spot.path, message)
-        name = spot.path[1] if len(spot.path) > 1 else "NAME"
-        hint = (
-            f"write {name}: {{name: my-secret, key: token}}; the value itself stays in the Secret."
-        )
-        return Fault(spot.path, message, hint)
+    path, kind = spot.path, spot.kind or Type(Any)
+    value = value_at(document.data, path)
+    message = _mismatch_message(document, path, introspection.describe_type(kind))
+    if shown_value(document, path) is None:
+        if path[:1] != ("secrets",) or len(path) > 2:
+            return Fault(path, message)
+        name = path[1] if len(path) > 1 else "NAME"
+        advice = f"write {name}: {{name: my-secret, key: token}}"
+        return Fault(path, message, f"{advice}; the value itself stays in the Secret.")
     members = () if _find_words(kind) else kind.members or (kind,)
-    literals = [str(literal) for member in members for literal in member.literals]
-    return Fault(
-        spot.path,
-        message + _did_you_mean(value, literals),
-        _suggest_value(kind, value, document.texts.get(spot.path)),
-    )
+    message += _did_you_mean(value, [str(item) for member in members for item in member.literals])
+    return Fault(path, message, _suggest_value(kind, value, document.texts.get(path)))
 
 
 def _suggest_value(kind: Type, value: Any, written: str | None) -> str | None:
     """Return the valid value that was clearly meant, or None. `written` is the text in the file."""
-    words = _find_words(kind)
-    if words is not None:
+    if (words := _find_words(kind)) is not None:
         return words.suggest(value) if isinstance(value, str) else None
     if kind.members:
-        return next(
-            filter(None, (_suggest_value(member, value, written) for member in kind.members)), None
-        )
+        suggestions = (_suggest_value(member, value, written) for member in kind.members)
+        return next(filter(None, suggestions), None)
     if isinstance(value, str):
         return _suggest_for_text(kind, value)
     if kind.bare is str and written is not None and _is_legal(kind, written):
         return f'write "{written}", in quotes.'
-    if (
-        isinstance(value, float)
-        and kind.bare is int
-        and value.is_integer()
-        and _is_legal(kind, int(value))
-    ):
-        return f"write {int(value)}."
+    if kind.bare is int and isinstance(value, float) and value.is_integer():
+        return f"write {int(value)}." if _is_legal(kind, int(value)) else None
     return None
 
 
 def _suggest_for_text(kind: Type, text: str) -> str | None:
     if kind.bare is bool and text.lower() in ("yes", "on", "y", "no", "off", "n"):
-        return (
-            f"YAML 1.2 reads {text} as text; write "
-            f"{'true' if text.lower() in ('yes', 'on', 'y') else 'false'}."
-        )
+        meaning = "true" if text.lower() in ("yes", "on", "y") else "false"
+        return f"YAML 1.2 reads {text} as text; write {meaning}."
     if kind.bare in (int, float):
         number = _parse_number(text.strip(), kind)
-        how = (
-            "with a decimal point"
-            if kind.bare is float and _COMMA.fullmatch(text)
-            else "without quotes or separators"
-        )
+        has_comma = kind.bare is float and _COMMA.fullmatch(text)
+        how = "with a decimal point" if has_comma else "without quotes or separators"
         return None if number is None else f"write {number}, {how}."
     if "module:Name" in introspection.describe_type(kind) and re.fullmatch(r"\w+(\.\w+)+", text):
         return f"write {':'.join(text.rsplit('.', 1))}."
@@ -329,23 +282,20 @@ _COMMA = re.compile(r"[-+]?[0-9]+,[0-9]+")
 
 def _parse_number(text: str, kind: Type) -> str | None:
     """Return the number in a text with quotes or separators, or None if it is ambiguous."""
-    grouped = _GROUPED.fullmatch(text)
+    grouped, digits = _GROUPED.fullmatch(text), text
     if _COMMA.fullmatch(text) and kind.bare is float:
         if grouped is not None:
             return None
         digits = text.replace(",", ".")
-    else:
-        digits = re.sub(r"[_, ]", "", text) if grouped or _UNDERSCORES.fullmatch(text) else text
+    elif grouped or _UNDERSCORES.fullmatch(text):
+        digits = re.sub(r"[_, ]", "", text)
     try:
         number = reader.resolve_scalar(digits)
     except ValueError:
         return None
-    is_number = isinstance(number, int | float) and not isinstance(number, bool)
-    return (
-        digits
-        if is_number and not reader.has_two_readings(digits) and _is_legal(kind, number)
-        else None
-    )
+    if isinstance(number, bool) or not isinstance(number, int | float):
+        return None
+    return digits if not reader.has_two_readings(digits) and _is_legal(kind, number) else None
 
 
 def _is_legal(kind: Type, value: Any) -> bool:
@@ -358,9 +308,7 @@ def _is_legal(kind: Type, value: Any) -> bool:
 
 
 def _did_you_mean(value: Any, options: list[str]) -> str:
-    near = (
-        find_nearest(value, options) or find_completions(value, options)
-        if isinstance(value, str)
-        else []
-    )
+    if not isinstance(value, str):
+        return ""
+    near = find_nearest(value, options) or find_completions(value, options)
     return f' Did you mean "{near[0]}"?' if near else ""

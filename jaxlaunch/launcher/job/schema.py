@@ -1,4 +1,4 @@
-"""The keys of job.yaml: types, defaults and descriptions. Checks across keys are in launcher/job/checks.
+"""The keys of job.yaml: types, defaults and descriptions.
 
 Keys that only a cluster needs are included, so that they are checked wherever the file is read.
 """
@@ -48,14 +48,10 @@ from jaxlaunch.trainer.spec import (
 
 def _suggest_accelerator(written: str) -> str:
     parts = re.split(r"[^a-z0-9]+", written.lower())
-    matches = [
-        name for name in (*parts, *map("".join, itertools.pairwise(parts))) if name in ACCELERATORS
-    ]
-    return (
-        f"write {matches[0]}."
-        if matches
-        else "any NVIDIA GPU is {type: gpu}, on nodes that node_selector chooses."
-    )
+    for name in (*parts, *map("".join, itertools.pairwise(parts))):
+        if name in ACCELERATORS:
+            return f"write {name}."
+    return "any NVIDIA GPU is {type: gpu}, on nodes that node_selector chooses."
 
 
 if TYPE_CHECKING:
@@ -77,9 +73,11 @@ class HostRange(Block):
     """The number of hosts of a job that can continue with fewer.
 
     ```yaml
-    hosts: {min: 2, max: 4}  # four; with two or three, when a lost one is not replaced within
-    timeouts.replace train: {task: classify, mesh: {dp: -1}, batch: 96, steps: 1000, model: {kind:
-    mlp}, data: {source: synthetic}} ```
+    hosts: {min: 2, max: 4}  # two or three if a lost one is not replaced within timeouts.replace
+    train:
+      {task: classify, mesh: {dp: -1}, batch: 96, steps: 1000, model: {kind: mlp},
+       data: {source: synthetic}}
+    ```
     """
 
     min: Pods = Field(
@@ -97,10 +95,9 @@ AS_WRITTEN_KEYS = ("command", "env", "labels", "annotations", "node_selector")
 
 
 def _default_per_host(values: dict[str, Any]) -> int:
-    kind, topology = values["type"], values["topology"]
-    if ACCELERATORS[kind].platform == "tpu" and topology is not None:
-        return accelerators.chips_per_host(kind, topology)[0]
-    return ACCELERATORS[kind].per_host
+    kind, topology = ACCELERATORS[values["type"]], values["topology"]
+    is_slice = kind.platform == "tpu" and topology is not None
+    return accelerators.chips_per_host(values["type"], topology)[0] if is_slice else kind.per_host
 
 
 class Accelerator(Block):
@@ -168,13 +165,13 @@ Capacity = Literal["on-demand", "spot", "flex-start"] | Reservation
 
 
 class Placement(Block):
-    """Where the pods of a slice are placed: in one domain of a level of Kueue's Topology, such as a rack.
+    """Where a slice is placed: in one domain of a level of Kueue's Topology, such as a rack.
 
     ```yaml
     accelerator: {type: h200}
     queue: research  # placement is Kueue's: it needs a queue
-    placement: {preferred: cloud.google.com/gce-topology-block}  # required: waits until there is
-    room ```
+    placement: {preferred: cloud.google.com/gce-topology-block}  # required: waits for room
+    ```
     """
 
     preferred: LabelKey | None = Field(
@@ -260,7 +257,7 @@ class Resources(Block):
 
 
 class Restarts(Block):
-    """Restart limits per failure type. Each counts separately: preemptions and drained nodes are not crashes.
+    """Restart limits per failure type. Preemptions and drained nodes are not crashes.
 
     ```yaml
     restarts:
@@ -273,8 +270,7 @@ class Restarts(Block):
     crash: Natural = Field(
         5,
         description="how often all pods are replaced after a crash or a hang; also how often each "
-        "lost pod is replaced "
-        "alone",
+        "lost pod is replaced alone",
     )
     in_place: Natural = Field(
         3, description="restarts in the same pods in a row without a newly saved step"
@@ -288,10 +284,10 @@ class Restarts(Block):
 def _timeout(phase: str, description: str) -> Any:
     """Return the field of a phase with the default that the agent has too."""
     default = format_duration(contract.TIMEOUTS_S[phase] or 0.0)
-    return Field(default, validate_default=True, description=description)
+    return Field(default, description=description)
 
 
-class Timeouts(Block):
+class Timeouts(Block, validate_default=True):
     """Timeouts: how long a phase may take before it counts as a hang. null: none.
 
     ```yaml
@@ -317,12 +313,12 @@ class Timeouts(Block):
     save: Duration | None = _timeout("save", "one save, until it is committed")
 
     def to_seconds(self) -> dict[str, float | None]:
-        """Return the timeouts in seconds by phase; None if it is learned or there is none."""
+        """Return the timeouts in seconds by phase; None if one is learned or not set."""
         return {name: None if value == "auto" else value for name, value in self}
 
 
 class Logs(Block):
-    """The output of the processes on the volume of the checkpoints, in addition to the pods' own logs.
+    """The output of the processes on the checkpoints' volume, in addition to the pods' logs.
 
     ```yaml
     logs: {kept: 64Mi}  # per rank, over all attempts
@@ -332,8 +328,7 @@ class Logs(Block):
     kept: Quantity = Field(
         "16Mi",
         description="size of the output of each rank that is kept in the run folder, over all "
-        "attempts of a start; "
-        "beyond it the oldest half is dropped, and its size is recorded",
+        "attempts of a start; beyond it the oldest half is dropped, and its size is recorded",
     )
 
 
@@ -342,8 +337,8 @@ class SecretKey(Block):
 
     ```yaml
     secrets:
-      WANDB_API_KEY: {name: wandb, key: api-key}  # kubectl create secret generic wandb
-          --from-literal=api-key=…
+      # kubectl create secret generic wandb --from-literal=api-key=…
+      WANDB_API_KEY: {name: wandb, key: api-key}
     ```
     """
 
@@ -382,13 +377,12 @@ class Code(Block):
     """The user's code, as a block.
 
     ```yaml
-    code: {folder: ., include: {tests/server.key: signs for localhost alone}}  # or the folder
-    alone: code: . ```
+    code: {folder: ., include: {tests/server.key: signs for localhost alone}}  # or only code: .
+    ```
     """
 
     folder: Annotated[str, Field(min_length=1)] = Field(
-        ".",
-        description="a folder to ship, relative to this file; what git ignores stays here",
+        ".", description="a folder to ship, relative to this file; what git ignores stays here"
     )
     include: (
         list[Annotated[str, Field(min_length=1)]]
@@ -396,18 +390,17 @@ class Code(Block):
     ) = Field(
         [],
         description="files and folders in it that are shipped although they look like credentials; "
-        "each with a reason, "
-        "for those who read the job, or as a list",
+        "each with a reason, for those who read the job, or as a list",
     )
 
 
-class Notify(Block):
-    """A webhook that host 0's agent notifies of what happens to the job. It can neither delay nor fail the job.
+class Notify(Block, validate_default=True):
+    """A webhook that host 0's agent notifies of what happens. It never delays or fails the job.
 
     ```yaml
     secrets: {SLACK_URL: {name: slack, key: url}}
-    notify: {url: SLACK_URL, format: slack, events: [failure, stall, done]}  # a message for each of
-    these ```
+    notify: {url: SLACK_URL, format: slack, events: [failure, stall, done]}  # one message each
+    ```
     """
 
     url: Variable = Field(description="the variable under secrets that holds the address")
@@ -417,12 +410,9 @@ class Notify(Block):
     events: list[Literal["failure", "stall", "done", "best"]] = Field(
         ["failure", "stall", "done"],
         description="events that are reported: an attempt that failed or was stopped, no progress "
-        "for `stall`, a job "
-        "that is done, an evaluation that is the best by train.checkpoint.best",
+        "for `stall`, a job that is done, an evaluation that is the best by train.checkpoint.best",
     )
-    stall: Duration = Field(
-        "15m", validate_default=True, description="time in one step or phase that counts as a stall"
-    )
+    stall: Duration = Field("15m", description="time in one step or phase that counts as a stall")
 
 
 def _default_hosts(values: dict[str, Any]) -> int:
@@ -432,8 +422,8 @@ def _default_hosts(values: dict[str, Any]) -> int:
     return max(1, math.prod(sides or ()) // accelerator.per_host) if is_slice else 1
 
 
-class JobSpec(Block):
-    """A job: what to run, on how many hosts with which devices, and what happens when something fails.
+class JobSpec(Block, validate_default=True):
+    """A job: what to run, on how many hosts and devices, and what follows a failure.
 
     ```yaml
     name: first                           # of the run folder; on a cluster of the JobSet
@@ -461,8 +451,7 @@ class JobSpec(Block):
         default_factory=_default_hosts,
         alias="hosts",
         description="pods per slice; default 1, for a TPU by the topology; {min, max}: the job may "
-        "continue with fewer "
-        "for a while",
+        "continue with fewer for a while",
     )
     spares: Natural = Field(
         0, description="additional pods, started and idle, which replace lost hosts at once"
@@ -510,15 +499,12 @@ class JobSpec(Block):
     gang_secret: bool | None = Field(
         None,
         description="hosts authenticate each other and encrypt their messages with a Secret that "
-        "submit creates; left "
-        "out: true if there are several hosts and you may create Secrets",
+        "submit creates; left out: true if there are several hosts and you may create Secrets",
     )
     resources: Resources = Field(Resources(), description="what the pod of each host requests")
     restarts: Restarts = Field(Restarts(), description="how often the job may restart")
     grace: Duration = Field(
-        "60s",
-        validate_default=True,
-        description="time between SIGTERM and SIGKILL, in which the job saves",
+        "60s", description="time between SIGTERM and SIGKILL, in which the job saves"
     )
     deadline: Duration | None = Field(
         None,
@@ -526,9 +512,7 @@ class JobSpec(Block):
         "null: no limit",
     )
     ttl: Duration | None = Field(
-        "3d",
-        validate_default=True,
-        description="how long a finished job is kept; null: without limit",
+        "3d", description="how long a finished job is kept; null: without limit"
     )
     timeouts: Timeouts = Field(Timeouts(), description="timeout of each phase")
     logs: Logs = Field(
@@ -566,8 +550,7 @@ class JobSpec(Block):
     service_account: ObjectName | None = Field(
         None,
         description="the ServiceAccount of the pods; its token is mounted only if this is set; "
-        "default `default`, "
-        "without its token",
+        "default `default`, without its token",
     )
     image_pull_secrets: list[ObjectName] = Field(
         [], description="names of Secrets for pulling the image"
@@ -591,8 +574,7 @@ class JobSpec(Block):
     pod: dict[str, Any] = Field(
         {},
         description="merged into the pod template last; may not change jaxlaunch's command, "
-        "labels, restartPolicy or "
-        "variables",
+        "labels, restartPolicy or variables",
     )
     command: (
         Annotated[
@@ -667,16 +649,15 @@ class JobSpec(Block):
         return True
 
     def train_on_hosts(self, hosts: int) -> TrainSpec | None:
-        """Return the training block for fewer hosts. Raises ValueError if mesh or batch cannot be divided."""
+        """Return the training block for fewer hosts. Raises ValueError if it cannot be divided."""
         if self.train is None:
             return None
         devices = hosts * self.accelerator.devices_per_host
-        is_known = self.train.task in TASK_DEFAULTS or "batch" in self.train.model_fields_set
+        if self.train.task in TASK_DEFAULTS or "batch" in self.train.model_fields_set:
+            return shrink_to_devices(self.train, devices, self.devices)
         # A user's task may define the batch.
-        if not is_known:
-            shrink_mesh(self.train.mesh, devices, self.devices)
-            return None
-        return shrink_to_devices(self.train, devices, self.devices)
+        shrink_mesh(self.train.mesh, devices, self.devices)
+        return None
 
     @property
     def devices(self) -> int:
@@ -686,11 +667,8 @@ class JobSpec(Block):
     @property
     def process_count_per_host(self) -> int:
         """JAX processes of a host."""
-        return (
-            self.accelerator.devices_per_host
-            if self.processes_per_host == "all"
-            else self.processes_per_host
-        )
+        devices, processes = self.accelerator.devices_per_host, self.processes_per_host
+        return devices if processes == "all" else processes
 
     @property
     def processes(self) -> int:
@@ -711,18 +689,13 @@ class JobSpec(Block):
     @property
     def tracking_variables(self) -> dict[str, str]:
         """Environment variables with the tracker for the trainer and the webhook for the agent."""
-        settings: dict[str, dict[str, Any]]
-        settings = (
-            {contract.TRACKER: {"tracker": self.tracker, "name": self.name}} if self.tracker else {}
-        )
+        variables = {}
+        if self.tracker:
+            variables[contract.TRACKER] = json.dumps({"tracker": self.tracker, "name": self.name})
         if (notify := self.notify) is not None:
-            settings[contract.NOTIFY] = {
-                "url": notify.url,
-                "format": notify.format,
-                "events": notify.events,
-                "stall_s": notify.stall,
-            }
-        return {name: json.dumps(value) for name, value in settings.items()}
+            settings = {"url": notify.url, "format": notify.format, "events": notify.events}
+            variables[contract.NOTIFY] = json.dumps({**settings, "stall_s": notify.stall})
+        return variables
 
     def agent_job(
         self,
@@ -735,11 +708,12 @@ class JobSpec(Block):
         scratch: Mapping[str, int | None] | None = None,
         pinning: str | None = None,
     ) -> AgentJob:
-        """Return the part of the job that every agent reads. The arguments differ between a pod and this machine.
+        """Return the part of the job that every agent reads.
 
         `scratch` maps the folders of a pod that are on its node's disk to their limits in bytes.
         """
-        limit = self.resources.ephemeral
+        ephemeral, preempted = self.resources.ephemeral, self.restarts.preempted
+        has_limit = scratch is not None and ephemeral is not None
         return AgentJob(
             name=self.name,
             command=None if command is None else tuple(command),
@@ -751,9 +725,7 @@ class JobSpec(Block):
             in_place_limit=self.restarts.in_place,
             replaces=self.replaces_hosts,
             sizes=self.trainable_host_counts,
-            preempted_limit=None
-            if self.restarts.preempted == "unlimited"
-            else self.restarts.preempted,
+            preempted_limit=None if preempted == "unlimited" else preempted,
             grace_s=self.grace,
             deadline_s=self.deadline,
             metrics_port=metrics_port,
@@ -761,9 +733,7 @@ class JobSpec(Block):
             search_paths=search_paths or {},
             accelerator=self.accelerator.type,
             pinning=pinning,
-            ephemeral_bytes=None
-            if scratch is None or limit is None
-            else int(parse_quantity(limit)),
+            ephemeral_bytes=int(parse_quantity(ephemeral or "0")) if has_limit else None,
             scratch=scratch or {},
             log_bytes=int(parse_quantity(self.logs.kept)),
         )

@@ -32,7 +32,7 @@ _SUBDOMAIN = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$
 def _name_suggester(
     pattern: str, max_length: int, allowed: str = ""
 ) -> Callable[[str], str | None]:
-    """Return a function that proposes a valid name for a text: lower case, no accents, dashes for other characters.
+    """Return a function that proposes a valid name: lower case, no accents, dashes.
 
     The characters in `allowed` remain. Nothing is proposed if a letter would be lost or the result
     is not a valid name.
@@ -43,19 +43,17 @@ def _name_suggester(
         plain = "".join(letter for letter in folded if not unicodedata.combining(letter))
         name = re.sub(rf"[^a-z0-9{allowed}]+", "-", plain).strip("-.")
         is_lossy = any(letter.isalnum() and not letter.isascii() for letter in plain)
-        is_valid = (
-            len(name) <= max_length and re.match(pattern, name) and not _NOT_TEXT.fullmatch(name)
-        )
-        return f"write {name}." if is_valid and not is_lossy else None
+        if is_lossy or len(name) > max_length or _NOT_TEXT.fullmatch(name):
+            return None
+        return f"write {name}." if re.match(pattern, name) else None
 
     return suggest
 
 
 def _suggest_absolute_path(written: str) -> str | None:
-    is_plain = re.fullmatch(r"[\w./-]*[\w-]", written) is not None and ".." not in written.split(
-        "/"
-    )
-    return f"write /{written.removeprefix('./')}." if is_plain else None
+    if not re.fullmatch(r"[\w./-]*[\w-]", written) or ".." in written.split("/"):
+        return None
+    return f"write /{written.removeprefix('./')}."
 
 
 JobName = Annotated[
@@ -115,15 +113,13 @@ _DURATION = re.compile(r"(?:([0-9]{1,6})d)?(?:([0-9]{1,6})h)?(?:([0-9]{1,6})m)?(
 
 
 def parse_duration(value: Any) -> float:
-    """Return the seconds of `90s`, `1h30m` or a positive integer. Raises ValueError for anything else."""
+    """Return the seconds of `90s`, `1h30m` or a positive integer, or raise ValueError."""
     total = 0
     if isinstance(value, int) and not isinstance(value, bool):
         total = value
     elif isinstance(value, str) and (match := _DURATION.fullmatch(value)):
-        total = sum(
-            int(count or 0) * unit
-            for count, unit in zip(match.groups(), _SECONDS.values(), strict=True)
-        )
+        counts = zip(match.groups(), _SECONDS.values(), strict=True)
+        total = sum(int(count or 0) * unit for count, unit in counts)
     if not 0 < total <= _MAX_DURATION_S:
         raise PydanticCustomError("duration", "not a duration")
     return float(total)
@@ -135,11 +131,13 @@ def _suggest_duration(written: str) -> str | None:
     if match is None or not re.fullmatch(_UNIT_NAMES, match[2]) or written.strip().endswith("M"):
         return None
     total = Decimal(match[1]) * (_SECONDS | {"w": 604800})[match[2][0]]
-    return (
-        f"write {format_duration(float(total))}."
-        if total == int(total) and 0 < total <= _MAX_DURATION_S
-        else None
-    )
+    is_valid = total == int(total) and 0 < total <= _MAX_DURATION_S
+    return f"write {format_duration(float(total))}." if is_valid else None
+
+
+def _text_schema(pattern: str, number: str) -> WithJsonSchema:
+    """Return the JSON schema of a text with this pattern, or a number of this type."""
+    return WithJsonSchema({"anyOf": [{"type": "string", "pattern": pattern}, {"type": number}]})
 
 
 Duration = Annotated[
@@ -147,55 +145,34 @@ Duration = Annotated[
     BeforeValidator(parse_duration),
     Words("a duration above 0, such as 90s, 10m, 12h or 3d", _suggest_duration),
     PlainSerializer(format_duration, return_type=str),
-    WithJsonSchema(
-        {
-            "anyOf": [
-                {"type": "string", "pattern": r"^(\d+d)?(\d+h)?(\d+m)?(\d+s)?$"},
-                {"type": "integer"},
-            ]
-        }
-    ),
+    _text_schema(r"^(\d+d)?(\d+h)?(\d+m)?(\d+s)?$", "integer"),
 ]
 
 
 def _check_quantity(value: Any) -> str:
     text = str(value) if isinstance(value, int | float) and not isinstance(value, bool) else value
-    if (
-        not isinstance(text, str)
-        or not QUANTITY_PATTERN.fullmatch(text)
-        or parse_quantity(text) == 0
-    ):
+    is_quantity = isinstance(text, str) and QUANTITY_PATTERN.fullmatch(text)
+    if not is_quantity or parse_quantity(text) == 0:
         raise PydanticCustomError("quantity", "not a quantity")
-    return text
+    return str(text)
 
 
 def _suggest_quantity(written: str) -> str | None:
-    match = re.fullmatch(
-        r"([0-9]{1,18}(?:\.[0-9]{1,9})?)\s*([kmgtp])(i?)b?", written.strip().lower()
-    )
-    if match is None:
+    pattern = r"([0-9]{1,18}(?:\.[0-9]{1,9})?)\s*([kmgtp])(i?)b?"
+    if (match := re.fullmatch(pattern, written.strip().lower())) is None:
         return None
-    letter = match[2].upper()
+    number, letter = match[1], match[2].upper()
     if match[3]:
-        return f"write {match[1]}{letter}i."
-    return (
-        f"write {match[1]}{letter}i for 1024s, or "
-        f"{match[1]}{'k' if letter == 'K' else letter} for 1000s."
-    )
+        return f"write {number}{letter}i."
+    decimal_letter = "k" if letter == "K" else letter
+    return f"write {number}{letter}i for 1024s, or {number}{decimal_letter} for 1000s."
 
 
 Quantity = Annotated[
     str,
     BeforeValidator(_check_quantity),
     Words("a Kubernetes quantity above 0, such as 8, 500m or 32Gi", _suggest_quantity),
-    WithJsonSchema(
-        {
-            "anyOf": [
-                {"type": "string", "pattern": rf"^{QUANTITY_PATTERN.pattern}$"},
-                {"type": "number"},
-            ]
-        }
-    ),
+    _text_schema(rf"^{QUANTITY_PATTERN.pattern}$", "number"),
 ]
 
 

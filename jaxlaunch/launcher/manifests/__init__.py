@@ -1,0 +1,1 @@
+"""From a JobSpec to the JobSet, by subject."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import gzip
 import io
 import os
@@ -21,7 +22,7 @@ import subprocess
 import tarfile
 import tempfile
 from collections.abc import Collection, Iterator, Sequence
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 from jaxlaunch.launcher.errors import UserError
 from jaxlaunch.launcher.job import credentials
@@ -75,15 +76,12 @@ def pack_folder(folder: Path, limit: int, include: Collection[str] = ()) -> byte
 
 def _refuse_credentials(entries: Sequence[Entry], include: Collection[str]) -> None:
     included = {posixpath.normpath(name) for name in include}
-    unknown = {
-        name for name in included if not any(_is_below(entry.name, name) for entry in entries)
-    }
+    names = [entry.name for entry in entries]
+    unknown = [name for name in included if not any(_is_below(below, name) for below in names)]
     if unknown:
         message = f"code.include: {', '.join(sorted(unknown))}: no such file or folder is shipped."
-        raise UserError(
-            message,
-            hint="names are relative to code.folder; what git ignores stays here in any case.",
-        )
+        hint = "names are relative to code.folder; what git ignores stays here in any case."
+        raise UserError(message, hint)
     reasons = {}
     for entry in entries:
         if entry.is_link or any(_is_below(entry.name, name) for name in included):
@@ -94,20 +92,17 @@ def _refuse_credentials(entries: Sequence[Entry], include: Collection[str]) -> N
             reasons[entry.name] = f"line {sign.line}: {sign.kind}"
     if not reasons:
         return
+    first, count = next(iter(reasons)), len(reasons)
     shown = "\n".join(f"  {name} ({why})" for name, why in list(reasons.items())[:SHOWN_FILES])
-    more_note = f"\n  and {len(reasons) - SHOWN_FILES} more" if len(reasons) > SHOWN_FILES else ""
-    first = next(iter(reasons))
-    message = (
-        f"code: {format_count(len(reasons), 'file')} to be shipped "
-        f"{'looks' if len(reasons) == 1 else 'look'} like"
-    )
+    if count > SHOWN_FILES:
+        shown += f"\n  and {count - SHOWN_FILES} more"
+    looks = f"{format_count(count, 'file')} to be shipped {'looks' if count == 1 else 'look'}"
     raise UserError(
-        f"{message} credentials, and anyone who may read ConfigMaps in the namespace could read "
-        f"them:\n{shown}{more_note}",
-        hint=f"leave them out in .gitignore (`git rm --cached {first}` if git tracks it) and mount "
-        "a Secret: volumes: "
-        f"[{{secret: …, path: …}}]. To ship one all the same: code: {{folder: ., include: "
-        f"{{{first}: the reason why}}}}.",
+        f"code: {looks} like credentials, and anyone who may read ConfigMaps in the namespace "
+        f"could read them:\n{shown}",
+        f"leave them out in .gitignore (`git rm --cached {first}` if git tracks it) and mount "
+        "a Secret: volumes: [{secret: …, path: …}]. To ship one all the same: code: {folder: ., "
+        f"include: {{{first}: the reason why}}}}.",
     )
 
 
@@ -119,53 +114,45 @@ def _read_entry(folder: Path, name: str) -> Entry:
     path = folder / name
     try:
         if not path.is_symlink():
-            return Entry(
-                name, path.read_bytes(), is_executable=bool(path.stat().st_mode & stat.S_IXUSR)
-            )
+            is_executable = bool(path.stat().st_mode & stat.S_IXUSR)
+            return Entry(name, path.read_bytes(), is_executable=is_executable)
         target = os.readlink(path)
     except OSError as error:
-        raise UserError(
-            f"code: {path} cannot be read: {error.strerror}.", hint="leave it out in .gitignore."
-        ) from None
+        message = f"code: {path} cannot be read: {error.strerror}."
+        raise UserError(message, "leave it out in .gitignore.") from None
     inside = posixpath.normpath(posixpath.join(posixpath.dirname(name), target))
     if posixpath.isabs(target) or inside.split("/")[0] == "..":
         message = f"code: {name} is a link to {target}, outside of the folder, which no pod has."
-        raise UserError(
-            message, hint="leave it out in .gitignore, and mount a volume for what it points to."
-        )
+        hint = "leave it out in .gitignore, and mount a volume for what it points to."
+        raise UserError(message, hint)
     return Entry(name, os.fsencode(target), is_link=True)
 
 
 def _write_archive(entries: Sequence[Entry]) -> bytes:
     buffer = io.BytesIO()
     with (
-        gzip.GzipFile("", "wb", 9, buffer, mtime=0) as gzip_file,
-        tarfile.open(
-            fileobj=gzip_file, mode="w", format=tarfile.GNU_FORMAT, encoding="utf-8"
-        ) as tar,
+        gzip.GzipFile("", "wb", 9, buffer, mtime=0) as file,
+        tarfile.open(fileobj=file, mode="w", format=tarfile.GNU_FORMAT, encoding="utf-8") as tar,
     ):
         for entry in entries:
             # The header contains neither the time nor the owner, so that the archive is
             # reproducible.
-            header = tarfile.TarInfo(entry.name)
+            header, content = tarfile.TarInfo(entry.name), None
             header.mode = 0o755 if entry.is_executable else 0o644
             if entry.is_link:
                 header.type, header.linkname = tarfile.SYMTYPE, os.fsdecode(entry.content)
-                tar.addfile(header)
             else:
-                header.size = len(entry.content)
-                tar.addfile(header, io.BytesIO(entry.content))
+                header.size, content = len(entry.content), io.BytesIO(entry.content)
+            tar.addfile(header, content)
     return buffer.getvalue()
 
 
 def _size_error(problem: str, sizes: dict[str, int], limit: int) -> UserError:
-    largest = sorted(sizes, key=lambda name: sizes[name], reverse=True)[:SHOWN_FILES]
+    largest = sorted(sizes, key=sizes.__getitem__, reverse=True)[:SHOWN_FILES]
     listed = ", ".join(f"{name} ({_format_size(sizes[name])})" for name in largest)
-    message = (
-        f"code: the folder {problem}, and at most {_format_size(limit)} fit into its ConfigMap."
-    )
+    fact = f"the folder {problem}, and at most {_format_size(limit)} fit into its ConfigMap."
     hint = "leave out in .gitignore what no pod needs; data belongs on a volume."
-    return UserError(f"{message} The largest files: {listed}.", hint=hint)
+    return UserError(f"code: {fact} The largest files: {listed}.", hint)
 
 
 def _format_size(size: int) -> str:
@@ -176,19 +163,10 @@ def _format_size(size: int) -> str:
 
 # Folders and files that tools create next to code, whether ignored or not.
 EXCLUDED_NAMES = {
-    ".git",
-    ".hg",
-    ".svn",
-    ".venv",
-    "venv",
-    "node_modules",
-    "__pycache__",
-    ".ipynb_checkpoints",
-    ".mypy_cache",
+    *(".git", ".hg", ".svn", ".venv", "venv", "node_modules", "__pycache__", ".ipynb_checkpoints"),
+    *(".mypy_cache", ".pytest_cache", ".ruff_cache", ".tox", ".DS_Store"),
 }
 EXCLUDED_NAMES |= {".pytest_cache", ".ruff_cache", ".tox", ".DS_Store"}
-# A folder with these files is a run folder.
-RUN_FOLDER_FILES = (layout.JOB, layout.SUMMARY)
 # A listing takes milliseconds, but a network disk may be slower.
 GIT_TIMEOUT_S = 60
 
@@ -206,43 +184,37 @@ def list_files(folder: Path) -> list[str]:
     Raises UserError if git cannot list the folder, is required but not installed, or names files
     outside of it.
     """
-    names = set(
-        _walk_without_git(folder) if shutil.which("git") is None else _list_with_git(folder)
-    )
+    list_names = _walk_without_git if shutil.which("git") is None else _list_with_git
+    names = set(list_names(folder))
+    # Run folders of `launcher run` are left out, otherwise each run would change the code.
+    suffix = f"/{layout.JOB}"
+    run_folders = [name.removesuffix(suffix) for name in names if name.endswith(suffix)]
+    run_folders = [run for run in run_folders if f"{run}/{layout.SUMMARY}" in names]
 
     def is_code(name: str) -> bool:
-        path = PurePosixPath(name)
-        # Run folders of `launcher run` are left out, otherwise each run would change the code.
-        is_of_run = any(
-            all(f"{parent}/{mark}" in names for mark in RUN_FOLDER_FILES)
-            for parent in [*path.parents][:-1]
-        )
-        return not name.endswith(".pyc") and EXCLUDED_NAMES.isdisjoint(path.parts) and not is_of_run
+        if name.endswith(".pyc") or not EXCLUDED_NAMES.isdisjoint(name.split("/")):
+            return False
+        return not any(_is_below(name, run) for run in run_folders)
 
     return list(filter(is_code, sorted(names)))
 
 
 def _walk_without_git(folder: Path) -> Iterator[str]:
     for root, folders, names in os.walk(folder):
-        relative = Path(root).relative_to(folder)
         if ".gitignore" in names:
-            message = (
-                f"{Path(root) / '.gitignore'} lists what to leave out, and git, which reads "
-                "it, is not installed."
-            )
-            raise UserError(message, hint="install git.")
+            message = f"{root}/.gitignore lists what to leave out, "
+            message += "and git, which reads it, is not installed."
+            raise UserError(message, "install git.")
         links = [name for name in folders if (Path(root) / name).is_symlink()]
         folders[:] = [name for name in folders if name not in EXCLUDED_NAMES and name not in links]
         for name in [*names, *links]:
-            yield (relative / name).as_posix()
+            yield (Path(root).relative_to(folder) / name).as_posix()
 
 
 def _list_with_git(folder: Path) -> Iterator[str]:
     if any((place / ".git").exists() for place in (folder, *folder.parents)):
-        names = [
-            *_list_git_files(folder, "--cached"),
-            *_list_git_files(folder, "--others", "--exclude-standard"),
-        ]
+        names = _list_git_files(folder, "--cached")
+        names += _list_git_files(folder, "--others", "--exclude-standard")
     else:
         names = _list_isolated(folder)
     yield from _expand_repositories(folder, names)
@@ -253,51 +225,38 @@ def _expand_repositories(folder: Path, names: list[str]) -> Iterator[str]:
 
     A link to a folder is packed as a link, without the files behind it.
     """
-    root = folder.resolve()
-    resolved_parents = {
-        above: (folder / above).resolve()
-        for above in {posixpath.dirname(name.rstrip("/")) for name in names}
-    }
+    root, resolve = folder.resolve(), functools.cache(Path.resolve)
     for name in names:
         parent = posixpath.dirname(name.rstrip("/"))
-        if (
-            name.startswith("/")
-            or ".." in name.split("/")
-            or not resolved_parents[parent].is_relative_to(root)
-        ):
-            message = (
-                f"git's index names {name!r}, which is outside of {folder}, and only that "
-                "folder's files are shipped."
-            )
-            raise UserError(
-                message,
-                hint="`git rm --cached` takes the name out. Did you make this index yourself?",
-            )
+        place = resolve(folder / parent)
+        is_path_inside = not name.startswith("/") and ".." not in name.split("/")
+        if not is_path_inside or not place.is_relative_to(root):
+            message = f"git's index names {name!r}, which is outside of {folder}, "
+            message += "and only that folder's files are shipped."
+            hint = "`git rm --cached` takes the name out. Did you make this index yourself?"
+            raise UserError(message, hint)
         inner = folder / name
-        if resolved_parents[parent] != root / parent:
+        if place != root / parent:
             continue
         if not inner.is_dir() or inner.is_symlink():
             yield name
         elif (inner / ".git").exists():
-            yield from (
-                f"{name.rstrip('/')}/{below}"
-                for below in _expand_repositories(inner, _list_isolated(inner))
-            )
+            for below in _expand_repositories(inner, _list_isolated(inner)):
+                yield f"{name.rstrip('/')}/{below}"
 
 
 def _list_isolated(folder: Path) -> list[str]:
-    """List a folder through a temporary bare repository, so that git reads no setting of the folder."""
-    with tempfile.TemporaryDirectory() as bare_repository:
-        _run_git(folder, "init", "--quiet", "--bare", "--template=", bare_repository)
-        git_options = (f"--git-dir={bare_repository}", f"--work-tree={folder}")
+    """List a folder through a temporary bare repository, without the folder's settings."""
+    with tempfile.TemporaryDirectory() as repository:
+        _run_git(folder, "init", "--quiet", "--bare", "--template=", repository)
+        git_options = (f"--git-dir={repository}", f"--work-tree={folder}")
         options = ("--cached", "--others", "--exclude-standard")
-        return _list_git_files(
-            folder, *options, git_options=git_options, GIT_INDEX_FILE=str(_index_path(folder))
-        )
+        index = str(_index_path(folder))
+        return _list_git_files(folder, *options, git_options=git_options, GIT_INDEX_FILE=index)
 
 
 def _index_path(folder: Path) -> Path:
-    """Return the path of the index of a repository, in .git or in the folder that a .git file names."""
+    """Return the path of a repository's index, following a .git file."""
     path = folder / ".git"
     if path.is_file():
         with path.open("rb") as file:
@@ -323,11 +282,9 @@ def _run_git(folder: Path, *arguments: str, **variables: str) -> bytes:
             command, cwd=folder, env=environ, capture_output=True, timeout=GIT_TIMEOUT_S
         )
     except subprocess.TimeoutExpired:
-        raise UserError(
-            f"git did not list {folder} in {GIT_TIMEOUT_S} s.", hint="run `git status` there."
-        ) from None
+        message = f"git did not list {folder} in {GIT_TIMEOUT_S} s."
+        raise UserError(message, "run `git status` there.") from None
     if result.returncode != 0:
-        raise UserError(
-            f"git cannot list {folder}: {result.stderr.decode(errors='replace').strip()}"
-        )
+        reason = result.stderr.decode(errors="replace").strip()
+        raise UserError(f"git cannot list {folder}: {reason}")
     return result.stdout

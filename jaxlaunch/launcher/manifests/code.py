@@ -59,9 +59,8 @@ def resolve(job: JobSpec, defaults: Defaults) -> JobCode:
     if folder is not None:
         is_below = posixpath.isabs(folder) and PurePosixPath(workdir or "").is_relative_to(folder)
         if workdir is None or not posixpath.isabs(workdir) or is_below:
-            workdir = posixpath.normpath(
-                posixpath.join(CODE_FOLDER, posixpath.relpath(workdir or folder, folder))
-            )
+            below = posixpath.relpath(workdir or folder, folder)
+            workdir = posixpath.normpath(posixpath.join(CODE_FOLDER, below))
     return JobCode(job, job.image or defaults.image, brings_agent, workdir)
 
 
@@ -71,15 +70,12 @@ def resolve(job: JobSpec, defaults: Defaults) -> JobCode:
 def find_faults(code: JobCode, reserved_names: Collection[str]) -> Iterator[Fault]:
     """Yield faults of the programs; init containers may not have a name in `reserved_names`."""
     folder, workdir = code.job.code_folder, code.job.workdir
-    if folder is not None and workdir is not None and not workdir.startswith("/"):
-        if not PurePosixPath(code.workdir or "").is_relative_to(CODE_FOLDER):
-            message = (
-                f"workdir = {workdir} is outside of code = {folder}, and only that folder "
-                "is shipped."
-            )
-            yield Fault(
-                ("workdir",), message, "give the path in the image, or a folder below the code."
-            )
+    is_in_code = PurePosixPath(code.workdir or "").is_relative_to(CODE_FOLDER)
+    is_relative = workdir is not None and not workdir.startswith("/")
+    if folder is not None and is_relative and not is_in_code:
+        message = f"workdir = {workdir} is outside of code = {folder}"
+        hint = "give the path in the image, or a folder below the code."
+        yield Fault(("workdir",), f"{message}, and only that folder is shipped.", hint)
     if code.image is None:
         message = "image is missing, and the cluster defaults have none."
         yield Fault(("image",), message, "image: registry.example/train:1.4")
@@ -89,9 +85,8 @@ def find_faults(code: JobCode, reserved_names: Collection[str]) -> Iterator[Faul
         if not isinstance(name, str):
             yield Fault(("init", index), f"init.{index} has no name.", "name: prepare")
         elif name in container_names:
-            yield Fault(
-                ("init", index, "name"), f"init.{index}.name = {name} is taken.", "choose another."
-            )
+            message = f"init.{index}.name = {name} is taken."
+            yield Fault(("init", index, "name"), message, "choose another.")
         else:
             container_names.add(name)
 
@@ -121,31 +116,24 @@ class Bundle:
         return f"jaxlaunch-{digest.hexdigest()[:12]}"
 
     def config_map(self, namespace: str | None) -> dict[str, Any]:
-        """Return the manifest, without labels of a job because jobs share it. Each job adds itself as an owner."""
+        """Return the manifest. Jobs share it, so it has no labels of a job."""
         metadata: dict[str, Any] = {"name": self.name, "labels": dict(MANAGED_LABELS)}
-        return {
-            "apiVersion": "v1",
-            "kind": "ConfigMap",
-            "metadata": metadata | ({} if namespace is None else {"namespace": namespace}),
-            "immutable": True,
-            "binaryData": {
-                name: base64.b64encode(content).decode() for name, content in self.files.items()
-            },
-        }
+        if namespace is not None:
+            metadata["namespace"] = namespace
+        data = {name: base64.b64encode(content).decode() for name, content in self.files.items()}
+        kind = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata}
+        return {**kind, "immutable": True, "binaryData": data}
 
     def patch(self) -> dict[str, Any]:
-        """Return the patch of the pod template. The agent unpacks the code, so no init container is needed."""
+        """Return the patch of the pod template. The agent unpacks the code."""
         main: dict[str, Any] = {"name": MAIN_CONTAINER}
         mounts = [{"name": "jaxlaunch", "mountPath": MOUNT_FOLDER, "readOnly": True}]
         volumes: list[dict[str, Any]] = [{"name": "jaxlaunch", "configMap": {"name": self.name}}]
         if self.agent is not None:
             main["command"] = [INTERPRETER, "-I", f"{MOUNT_FOLDER}/{AGENT_FILE}"]
         if self.code is not None:
-            variables = {
-                contract.CODE: f"{MOUNT_FOLDER}/{CODE_FILE}",
-                contract.CODE_ROOT: CODE_FOLDER,
-            }
-            main["env"] = [{"name": name, "value": value} for name, value in variables.items()]
+            archive = {"name": contract.CODE, "value": f"{MOUNT_FOLDER}/{CODE_FILE}"}
+            main["env"] = [archive, {"name": contract.CODE_ROOT, "value": CODE_FOLDER}]
             mounts.append({"name": "code", "mountPath": CODE_FOLDER})
             volumes.append({"name": "code", "emptyDir": {}})
         return {"spec": {"containers": [main | {"volumeMounts": mounts}], "volumes": volumes}}
@@ -162,9 +150,7 @@ def build_bundle(code: JobCode, base_folder: Path) -> Bundle | None:
         # Imported here, since most jobs ship no code.
         from jaxlaunch.launcher.manifests import archive
 
-        archive_bytes = archive.pack_folder(
-            base_folder / code.job.code_folder,
-            MAX_CONFIG_MAP_BYTES - len(agent or b""),
-            code.job.code_include,
-        )
+        limit = MAX_CONFIG_MAP_BYTES - len(agent or b"")
+        folder = base_folder / code.job.code_folder
+        archive_bytes = archive.pack_folder(folder, limit, code.job.code_include)
     return None if agent is None and archive_bytes is None else Bundle(agent, archive_bytes)

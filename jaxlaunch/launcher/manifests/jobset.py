@@ -51,7 +51,7 @@ from jaxlaunch.launcher.yaml.reader import LINE_AFTER_FILE
 
 @dataclasses.dataclass(frozen=True)
 class ResolvedJob:
-    """A job with everything that its pods need. `spec` is unchanged; resolved values are in the other fields."""
+    """A job with everything that its pods need, next to its unchanged `spec`."""
 
     spec: JobSpec
     labels: Mapping[str, str]
@@ -153,7 +153,7 @@ def _locate_faults(
     file: JobFile,
     defaults: ClusterDefaults,
 ) -> JobFaults:
-    """Add to each fault its line in the job file, or in the cluster defaults that the value comes from."""
+    """Add to each fault its line in the job file, or in the cluster defaults."""
     located = []
     for fault in faults:
         prefixes = (fault.path[:end] for end in range(len(fault.path), 0, -1))
@@ -167,65 +167,54 @@ def _locate_faults(
 
 
 def render(job: ResolvedJob, bundle: Bundle | None = None) -> list[dict[str, Any]]:
-    """Return the manifests of a job without faults: JobSet, NetworkPolicy, claim templates and ConfigMap."""
+    """Return the manifests: JobSet, NetworkPolicy, claim templates and ConfigMap."""
     metadata: dict[str, Any] = {"name": job.spec.name}
     if job.spec.namespace is not None:
         metadata["namespace"] = job.spec.namespace
     metadata["labels"] = {**job.labels, **MANAGED_LABELS, JOB_LABEL: job.spec.name}
     if job.annotations:
         metadata["annotations"] = dict(job.annotations)
-    claims = network.claim_manifests(job.network, job.nodes, metadata)
-    manifests = [
+    return [
         _render_jobset(job, metadata, bundle),
         *network.render_policy(job.network, metadata),
-        *claims,
+        *network.claim_manifests(job.network, job.nodes, metadata),
+        *([] if bundle is None else [bundle.config_map(job.spec.namespace)]),
     ]
-    return manifests if bundle is None else [*manifests, bundle.config_map(job.spec.namespace)]
 
 
 def _render_jobset(
     job: ResolvedJob, metadata: dict[str, Any], bundle: Bundle | None
 ) -> dict[str, Any]:
-    labels = metadata["labels"] | _jobset_labels(job)
     annotations = metadata.get("annotations", {}) | _jobset_annotations(job)
+    template = {"spec": {**_job_spec(job), "template": pod_template(job, metadata, bundle)}}
+    slices = {"name": REPLICATED_JOB, "replicas": job.spec.slices, "template": template}
     spec: dict[str, Any] = {
         "network": {"enableDNSHostnames": True, "publishNotReadyAddresses": True},
         "successPolicy": {"operator": "All", **_TARGETS},
         "failurePolicy": _failure_policy(job),
+        "replicatedJobs": [slices],
     }
-    job_template = {**_job_spec(job), "template": pod_template(job, metadata, bundle)}
-    slices = {
-        "name": REPLICATED_JOB,
-        "replicas": job.spec.slices,
-        "template": {"spec": job_template},
-    }
-    spec["replicatedJobs"] = [slices]
     if job.spec.ttl is not None:
         spec["ttlSecondsAfterFinished"] = int(job.spec.ttl)
+    labels = metadata["labels"] | _jobset_labels(job)
     jobset_metadata = {**metadata, "labels": labels, "annotations": annotations}
-    jobset = {
-        "apiVersion": API_VERSION,
-        "kind": "JobSet",
-        "metadata": jobset_metadata,
-        "spec": spec,
-    }
+    jobset = {"apiVersion": API_VERSION, "kind": "JobSet", "metadata": jobset_metadata}
+    jobset["spec"] = spec
     # The digest identifies the JobSet, so that an equal one is not created again.
     digest = hashlib.sha256(json.dumps(jobset, sort_keys=True).encode()).hexdigest()
-    return jobset | {
-        "metadata": jobset_metadata | {"annotations": {**annotations, SPEC_HASH: digest}}
-    }
+    jobset["metadata"] = {**jobset_metadata, "annotations": {**annotations, SPEC_HASH: digest}}
+    return jobset
 
 
 def _jobset_labels(job: ResolvedJob) -> dict[str, str]:
     if job.nodes.queue is None:
         return {}
-    deadline = None if job.spec.deadline is None else str(int(job.spec.deadline))
-    labels = {
-        QUEUE_LABEL: job.nodes.queue,
-        PRIORITY_LABEL: job.spec.priority,
-        MAX_EXEC_TIME: deadline,
-    }
-    return {name: value for name, value in labels.items() if value is not None}
+    labels = {QUEUE_LABEL: job.nodes.queue}
+    if job.spec.priority is not None:
+        labels[PRIORITY_LABEL] = job.spec.priority
+    if job.spec.deadline is not None:
+        labels[MAX_EXEC_TIME] = str(int(job.spec.deadline))
+    return labels
 
 
 def _jobset_annotations(job: ResolvedJob) -> dict[str, str]:
@@ -251,32 +240,28 @@ def _failure_policy(job: ResolvedJob) -> dict[str, Any]:
     They match the messages of Kubernetes' pod failure policy. Other failures restart the gang and
     count.
     """
-    free = f"has condition DisruptionTarget|{_exit_code_pattern(Action.RESTART_UNCHARGED)}"
+
+    def exit_code_pattern(action: Action) -> str:
+        numbers = "|".join(map(str, exit_codes(action)))
+        return f"failed with exit code {numbers if '|' not in numbers else f'({numbers})'} matching"
+
+    free = f"has condition DisruptionTarget|{exit_code_pattern(Action.RESTART_UNCHARGED)}"
     rules = [
-        _failure_rule("stopped_from_outside", Action.RESTART_UNCHARGED, "PodFailurePolicy", free),
-        _failure_rule(
-            "permanent", Action.FAIL, "PodFailurePolicy", _exit_code_pattern(Action.FAIL)
-        ),
+        _failure_rule("stopped_from_outside", Action.RESTART_UNCHARGED, free),
+        _failure_rule("permanent", Action.FAIL, exit_code_pattern(Action.FAIL)),
     ]
     if job.spec.deadline is not None:
-        rules.append(_failure_rule("deadline", Action.FAIL, "DeadlineExceeded"))
-    return {
-        "maxRestarts": job.spec.restarts.crash,
-        "restartStrategy": "BlockingRecreate",
-        "rules": rules,
-    }
+        rules.append(_failure_rule("deadline", Action.FAIL))
+    limit = {"maxRestarts": job.spec.restarts.crash, "restartStrategy": "BlockingRecreate"}
+    return {**limit, "rules": rules}
 
 
-def _failure_rule(
-    name: str, action: Action, reason: str, pattern: str | None = None
-) -> dict[str, Any]:
-    rule = {"name": name, "action": action.value, **_TARGETS, "onJobFailureReasons": [reason]}
-    return rule if pattern is None else rule | {"onJobFailureMessagePatterns": [pattern]}
-
-
-def _exit_code_pattern(action: Action) -> str:
-    numbers = "|".join(map(str, exit_codes(action)))
-    return f"failed with exit code {numbers if '|' not in numbers else f'({numbers})'} matching"
+def _failure_rule(name: str, action: Action, pattern: str | None = None) -> dict[str, Any]:
+    rule = {"name": name, "action": action.value, **_TARGETS}
+    if pattern is None:
+        return {**rule, "onJobFailureReasons": ["DeadlineExceeded"]}
+    patterns = {"onJobFailureMessagePatterns": [pattern]}
+    return {**rule, "onJobFailureReasons": ["PodFailurePolicy"], **patterns}
 
 
 def _job_spec(job: ResolvedJob) -> dict[str, Any]:
@@ -313,10 +298,8 @@ def _replacement_spec(job: ResolvedJob) -> dict[str, Any]:
     ]
     spec = job.spec
     spare_pods = spec.pods - min(spec.trainable_host_counts, default=spec.pods)
-    limits: dict[str, Any] = {
-        "backoffLimitPerIndex": spec.restarts.crash,
-        "maxFailedIndexes": spare_pods,
-    }
+    limits: dict[str, Any] = {"backoffLimitPerIndex": spec.restarts.crash}
+    limits["maxFailedIndexes"] = spare_pods
     # Host 0 is the last to leave, so the Job is complete then even if other pods never came back.
     if spare_pods:
         limits["successPolicy"] = {"rules": [{"succeededIndexes": "0"}]}
@@ -328,16 +311,14 @@ def _disruption_rule(action: str) -> dict[str, Any]:
 
 
 def _exit_code_rule(action: str, values: list[int]) -> dict[str, Any]:
-    return {
-        "action": action,
-        "onExitCodes": {"containerName": MAIN_CONTAINER, "operator": "In", "values": values},
-    }
+    codes = {"containerName": MAIN_CONTAINER, "operator": "In", "values": values}
+    return {"action": action, "onExitCodes": codes}
 
 
 def pod_template(
     job: ResolvedJob, metadata: Mapping[str, Any], bundle: Bundle | None
 ) -> dict[str, Any]:
-    """Return the template of every pod of the job, with the labels and annotations of `metadata`."""
+    """Return the template of every pod, with the labels and annotations of `metadata`."""
     mounts = storage.volume_mounts(job.storage)
     main = {
         "name": MAIN_CONTAINER,
@@ -357,20 +338,11 @@ def pod_template(
         **security.pod_spec(job.security),
         "containers": [main],
     }
-    # Defaults for init containers: the job's image and volumes, and the restricted security
-    # context.
-    init_defaults = {
-        "image": job.code.image,
-        "securityContext": security.RESTRICTED,
-        "volumeMounts": mounts,
-    }
-    init = [{"name": container["name"], **init_defaults} | container for container in job.spec.init]
-    template = {
-        "metadata": {
-            key: dict(metadata[key]) for key in ("labels", "annotations") if key in metadata
-        },
-        "spec": spec,
-    }
+    defaults = {"securityContext": security.RESTRICTED, "volumeMounts": mounts}
+    defaults = {"name": "", "image": job.code.image, **defaults}
+    init = [{**defaults, **container} for container in job.spec.init]
+    keys = [key for key in ("labels", "annotations") if key in metadata]
+    template = {"metadata": {key: dict(metadata[key]) for key in keys}, "spec": spec}
     for patch in (
         storage.patch(job.storage, owner=job.security.user),
         nodes.patch(job.nodes),
@@ -404,20 +376,14 @@ def _pod_environment(job: ResolvedJob) -> list[dict[str, Any]]:
         contract.JOB: agent_job.to_json(),
     }
     if spec.train is not None:
-        values[contract.TRAIN_SPEC] = storage.with_settled_folders(
-            job.storage, spec.train
-        ).model_dump_json(exclude_unset=True)
+        train = storage.with_settled_folders(job.storage, spec.train)
+        values[contract.TRAIN_SPEC] = train.model_dump_json(exclude_unset=True)
     values |= spec.tracking_variables
     if run_folder is not None:
         values[contract.RUN_URL if "://" in run_folder else contract.RUN_DIR] = run_folder
-    fields = [
-        {"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}}
-        for name, path in _FIELDS.items()
-    ]
-    secrets = [
-        {"name": name, "valueFrom": {"secretKeyRef": {"name": secret.name, "key": secret.key}}}
-        for name, secret in spec.secrets.items()
-    ]
+    fields = {name: {"fieldRef": {"fieldPath": path}} for name, path in _FIELDS.items()}
+    keys = {name: {"name": key.name, "key": key.key} for name, key in spec.secrets.items()}
+    secrets = {name: {"secretKeyRef": key} for name, key in keys.items()}
     # Defaults that a job may override. A numeric user has no home and no name, and the root
     # filesystem is read-only.
     defaults = {"HOME": storage.SCRATCH, "USER": "jaxlaunch"}
@@ -426,4 +392,8 @@ def _pod_environment(job: ResolvedJob) -> list[dict[str, Any]]:
         defaults["JAX_PLATFORMS"] = f"{spec.accelerator.platform},cpu"
     defaults |= job.network.environment
     plain = {name: value for name, value in defaults.items() if name not in spec.secrets} | spec.env
-    return [*render_env(values), *fields, *render_env(plain), *secrets]
+
+    def references(sources: Mapping[str, Any]) -> list[dict[str, Any]]:
+        return [{"name": name, "valueFrom": source} for name, source in sources.items()]
+
+    return [*render_env(values), *references(fields), *render_env(plain), *references(secrets)]

@@ -71,7 +71,7 @@ class JobNetwork:
 
     @property
     def pinning(self) -> str | None:
-        """The name of a network that needs pinned memory; None for other networks and for a single host."""
+        """The name of a network that needs pinned memory, or None."""
         name = "rdma" if isinstance(self.chosen, Rdma) else self.chosen
         return name if self.job.host_count > 1 and name in runtime.PINNING.value else None
 
@@ -116,14 +116,13 @@ def _nccl_environment(
 
     Google's examples source a shell script for this, which only a shell can do.
     """
-    kind = job.accelerator.type
     if isinstance(chosen, Rdma):
         return dict(chosen.env)
     if chosen in ("efa", "efa-dra") and job.resources.hugepages is None:
         return dict(eks.WITHOUT_HUGEPAGES.value)
     if chosen == "gpudirect-tcpxo":
         return dict(gke.TCPXO_VARIABLES.value if tcpxo is None or tcpxo.env is None else tcpxo.env)
-    nodes = gke.NODES.get(kind) if platform == "gke" else None
+    nodes = gke.NODES.get(job.accelerator.type) if platform == "gke" else None
     if nodes is None or nodes.plugins is None:
         return {}
     if chosen in ("gpudirect-rdma", "gpudirect-rdma-dra"):
@@ -133,11 +132,9 @@ def _nccl_environment(
         return {**gke.GIB_VARIABLES.value, **(tuner or {"NCCL_TUNER_PLUGIN": "none"})}
     # A job may configure NCCL's plugins itself, by a variable or by their folder in its pod or
     # command.
-    names, text = {*job.env, *job.secrets}, f"{job.pod} {job.command}"
-    has_variable = any(
-        name == "NCCL_NET" or name.startswith(tuple(gke.PLUGIN_VARIABLE_PREFIXES.value))
-        for name in names
-    )
+    prefixes, text = tuple(gke.PLUGIN_VARIABLE_PREFIXES.value), f"{job.pod} {job.command}"
+    names = {*job.env, *job.secrets}
+    has_variable = "NCCL_NET" in names or any(name.startswith(prefixes) for name in names)
     if has_variable or gke.GIB_FOLDER.value in text or "tcpx" in text:
         return {}
     return dict(gke.WITHOUT_PLUGINS.value) if chosen in ("default", "hostnetwork") else {}
@@ -148,10 +145,8 @@ def _nccl_environment(
 
 def find_faults(network: JobNetwork, nodes: JobNodes) -> Iterator[Fault]:
     """Yield faults of a network that these nodes do not support."""
-    chosen = network.chosen
-    if (
-        fault := checks.network_fault(chosen, network.job.accelerator.type, network.platform)
-    ) is not None:
+    chosen, kind = network.chosen, network.job.accelerator.type
+    if (fault := checks.network_fault(chosen, kind, network.platform)) is not None:
         yield fault
     elif chosen == "efa":
         yield from _efa_faults(network, nodes)
@@ -165,53 +160,36 @@ def _gpudirect_faults(network: JobNetwork, nodes: JobNodes, name: str) -> Iterat
     kind, per_host = network.job.accelerator.type, network.job.accelerator.per_host
     gpu = gke.TCPX_GPU.value
     if kind not in kinds or per_host != ACCELERATORS[kind].per_host:
-        whole_hosts = ", ".join(
-            f"{supported} with {ACCELERATORS[supported].per_host}" for supported in kinds
-        )
-        hint = f"it joins whole hosts: {whole_hosts} per host."
+        hosts = ", ".join(f"{able} with {ACCELERATORS[able].per_host}" for able in kinds)
+        hint = f"it joins whole hosts: {hosts} per host."
         if not {*gke.COMPUTE_DOMAIN_GPUS.value}.isdisjoint(nodes.labels.get(GKE_GPU, ())):
-            hint += (
-                " {network: gpudirect-rdma-dra, compute_domain: true} is RDMA and NVLink "
-                f"between hosts of {kind}."
-            )
-        yield Fault(
-            path, f"network = {name} does not apply to {kind} with {per_host} per host.", hint
-        )
+            hint += " {network: gpudirect-rdma-dra, compute_domain: true} is RDMA and NVLink "
+            hint += f"between hosts of {kind}."
+        message = f"network = {name} does not apply to {kind} with {per_host} per host."
+        yield Fault(path, message, hint)
     elif name == "gpudirect-tcpxo" and nodes.labels.get(GKE_GPU) == (gpu,):
-        message = (
-            f"network = {name} does not exist on nodes of {gpu}, whose GPUDirect-TCPX is "
-            "not supported."
-        )
+        reason = "whose GPUDirect-TCPX is not supported."
+        message = f"network = {name} does not exist on nodes of {gpu}, {reason}"
         yield Fault(path, message, f"choose {GKE_GPU}: {gke.TCPXO_GPU.value}, or network: default.")
     if name == "gpudirect-tcpxo" and network.tcpxo is None:
-        message = (
-            f"network = {name} needs the receive daemon's image, and the cluster "
-            "defaults have none."
-        )
+        message = f"network = {name} needs the receive daemon's image, "
+        message += "and the cluster defaults have none."
         yield Fault(path, message, "tcpxo: {image: …} in the cluster defaults.")
 
 
 def _efa_faults(network: JobNetwork, nodes: JobNodes) -> Iterator[Fault]:
-    """Yield faults at the key that the hint changes, since the network may come from the cluster defaults."""
+    """Yield faults at the key to change, since the network may come from the defaults."""
     kind, resources = network.job.accelerator.type, network.job.resources
     if not nodes.efa_interfaces:
         message = f"network = efa: how many interfaces nodes of {kind} have is not known."
-        yield Fault(
-            ("network",),
-            message,
-            f"write {{profile: rdma, resource: {eks.EFA_RESOURCE.value}, count: …}}.",
-        )
+        hint = f"write {{profile: rdma, resource: {eks.EFA_RESOURCE.value}, count: …}}."
+        yield Fault(("network",), message, hint)
     elif len(nodes.efa_interfaces) > 1 and ACCELERATORS[kind].may_mix_kinds:
         types = nodes.labels.get(INSTANCE, ())
-        message = (
-            f"network = efa: nodes of {kind} have {join_choices(nodes.efa_interfaces)} "
-            "interfaces, by their type."
-        )
-        yield Fault(
-            ("network",),
-            message,
-            f"choose one: node_selector: {{{INSTANCE}: {types[-1] if types else '…'}}}.",
-        )
+        counts = join_choices(nodes.efa_interfaces)
+        message = f"network = efa: nodes of {kind} have {counts} interfaces, by their type."
+        hint = f"choose one: node_selector: {{{INSTANCE}: {types[-1] if types else '…'}}}."
+        yield Fault(("network",), message, hint)
     if resources.hugepages is not None and resources.cpu is None and resources.memory is None:
         message = f"resources.hugepages = {resources.hugepages}: "
         message += "Kubernetes gives them only together with cpu or memory."
@@ -225,26 +203,22 @@ def patch(network: JobNetwork, nodes: JobNodes) -> dict[str, Any]:
     """Return the patch of the pod template for a job without faults."""
     match network.chosen:
         case Rdma(resource=resource, count=number, networks=networks):
-            annotations_patch = (
-                {"metadata": {"annotations": {runtime.MULTUS.value: ",".join(networks)}}}
-                if networks
-                else {}
-            )
-            return (
-                _main_container_patch(_extended_resources({resource: number})) | annotations_patch
-            )
+            template = _resource_patch(resource, number)
+            if networks:
+                annotations = {runtime.MULTUS.value: ",".join(networks)}
+                template["metadata"] = {"annotations": annotations}
+            return template
         case "hostnetwork":
             return {"spec": {"hostNetwork": True, "dnsPolicy": "ClusterFirstWithHostNet"}}
         case "efa":
             (interfaces,) = nodes.efa_interfaces
-            return _main_container_patch(_extended_resources({eks.EFA_RESOURCE.value: interfaces}))
+            return _resource_patch(eks.EFA_RESOURCE.value, interfaces)
         case "gpudirect-tcpxo" if network.tcpxo is not None:
             return _tcpxo_patch(network.tcpxo)
         case "gpudirect-rdma":
             first = gke.GIB_FIRST_INTERFACE.value
-            return _gib_patch(gke.GIB_FOLDERS.value) | {
-                "metadata": {"annotations": _interface_annotations(network.gib.networks, first)}
-            }
+            annotations = _interface_annotations(network.gib.networks, first)
+            return _gib_patch(gke.GIB_FOLDERS.value) | {"metadata": {"annotations": annotations}}
         case "gpudirect-rdma-dra":
             # The interfaces are claimed by `claims_patch`.
             has_plugin = gke.NODES[network.job.accelerator.type].plugins is not None
@@ -260,40 +234,24 @@ def container_ports(network: JobNetwork) -> list[dict[str, Any]]:
 
 
 def _tcpxo_patch(tcpxo: Tcpxo) -> dict[str, Any]:
-    mounts = [
-        {"name": "libraries", "mountPath": _LIBRARY_FOLDER},
-        {"name": "aperture-devices", "mountPath": _APERTURE_FOLDER},
-    ]
-    host = {"libraries": "/home/kubernetes/bin/nvidia", "sys": "/sys", "proc-sys": "/proc/sys"}
-    host["aperture-devices"] = _APERTURE_FOLDER
+    mounts = {"libraries": _LIBRARY_FOLDER, "aperture-devices": _APERTURE_FOLDER}
+    folders = {"libraries": "/home/kubernetes/bin/nvidia", "sys": "/sys", "proc-sys": "/proc/sys"}
+    template = _node_folders_patch(folders | {"aperture-devices": _APERTURE_FOLDER}, mounts)
     devices = [f"nvidia{number}" for number in range(gke.TCPXO_GPUS.value)]
     devices += ["nvidiactl", "nvidia-uvm", "dmabuf_import_helper"]
-    annotation = {
-        f"devices.gke.io/container.{DAEMON_CONTAINER}": "".join(
-            f"- path: /dev/{device}\n" for device in devices
-        )
-    }
-    template = _main_container_patch({"volumeMounts": mounts})
-    template["metadata"] = {
-        "annotations": annotation | _interface_annotations(tcpxo.networks, first=1)
-    }
-    template["spec"]["volumes"] = [
-        {"name": name, "hostPath": {"path": path}} for name, path in host.items()
-    ]
+    device_list = "".join(f"- path: /dev/{device}\n" for device in devices)
+    annotation = {f"devices.gke.io/container.{DAEMON_CONTAINER}": device_list}
+    interfaces = _interface_annotations(tcpxo.networks, first=1)
+    template["metadata"] = {"annotations": annotation | interfaces}
     template["spec"]["initContainers"] = [_tcpxo_daemon(tcpxo)]
     return template
 
 
 def _interface_annotations(networks: Sequence[str], first: int) -> dict[str, str]:
-    """Return GKE's annotations for eth0 and one interface per Network object, from eth`first` on."""
-    network_of_interface = {
-        "eth0": "default",
-        **{f"eth{number}": name for number, name in enumerate(networks, first)},
-    }
-    interfaces = [
-        {"interfaceName": name, "network": network}
-        for name, network in network_of_interface.items()
-    ]
+    """Return GKE's annotations for eth0 and one interface per network, from eth`first` on."""
+    interfaces = [{"interfaceName": "eth0", "network": "default"}]
+    for number, network in enumerate(networks, first):
+        interfaces.append({"interfaceName": f"eth{number}", "network": network})
     return {
         "networking.gke.io/default-interface": "eth0",
         "networking.gke.io/interfaces": json.dumps(interfaces),
@@ -301,17 +259,20 @@ def _interface_annotations(networks: Sequence[str], first: int) -> dict[str, str
 
 
 def _gib_patch(folders: Mapping[str, str]) -> dict[str, Any]:
-    names = {path: path.rpartition("/")[2] for path in folders}
-    mounts = [{"name": names[path], "mountPath": mount} for path, mount in folders.items()]
-    template = _main_container_patch({"volumeMounts": mounts})
-    template["spec"]["volumes"] = [
-        {"name": name, "hostPath": {"path": path}} for path, name in names.items()
-    ]
-    return template
+    names = {path.rpartition("/")[2]: path for path in folders}
+    return _node_folders_patch(names, {name: folders[path] for name, path in names.items()})
+
+
+def _node_folders_patch(folders: Mapping[str, str], mounts: Mapping[str, str]) -> dict[str, Any]:
+    """Return the patch with folders of the node as volumes, and mounts in the main container."""
+    volume_mounts = [{"name": name, "mountPath": path} for name, path in mounts.items()]
+    volumes = [{"name": name, "hostPath": {"path": path}} for name, path in folders.items()]
+    main = {"name": MAIN_CONTAINER, "volumeMounts": volume_mounts}
+    return {"spec": {"containers": [main], "volumes": volumes}}
 
 
 def _tcpxo_daemon(tcpxo: Tcpxo) -> dict[str, Any]:
-    """Return the receive daemon as a native sidecar, since a regular container would keep the Job from completing."""
+    """Return the receive daemon, a native sidecar so that the Job can complete."""
     script = "/fts/entrypoint_rxdm_container.sh"
     return {
         "name": DAEMON_CONTAINER,
@@ -333,14 +294,10 @@ def _tcpxo_daemon(tcpxo: Tcpxo) -> dict[str, Any]:
     }
 
 
-def _main_container_patch(container: dict[str, Any]) -> dict[str, Any]:
-    return {"spec": {"containers": [{"name": MAIN_CONTAINER, **container}]}}
-
-
-def _extended_resources(extended: Mapping[str, int | str]) -> dict[str, Any]:
-    """Return requests and limits for extended resources, which must be equal."""
-    amounts = {name: str(amount) for name, amount in extended.items()}
-    return {"resources": {"requests": amounts, "limits": amounts}}
+def _resource_patch(name: str, number: int) -> dict[str, Any]:
+    """Return the patch that requests an extended resource, whose limit must be equal."""
+    resources = {"requests": {name: str(number)}, "limits": {name: str(number)}}
+    return {"spec": {"containers": [{"name": MAIN_CONTAINER, "resources": resources}]}}
 
 
 def render_env(env: Mapping[str, str]) -> list[dict[str, Any]]:
@@ -357,14 +314,11 @@ def render_policy(network: JobNetwork, metadata: Mapping[str, Any]) -> list[dict
     if not network.job.network_policy or network.chosen == "hostnetwork":
         return []
     members = {"podSelector": {"matchLabels": {NAME_LABEL: network.job.name}}}
-    namespace = network.prometheus.namespace
-    namespaces = (
-        {} if namespace is None else {"matchLabels": {"kubernetes.io/metadata.name": namespace}}
-    )
-    scraper = {
-        "namespaceSelector": namespaces,
-        "podSelector": {"matchLabels": dict(network.prometheus.labels)},
-    }
+    namespaces: dict[str, Any] = {}
+    if (namespace := network.prometheus.namespace) is not None:
+        namespaces["matchLabels"] = {"kubernetes.io/metadata.name": namespace}
+    scraper_pods = {"matchLabels": dict(network.prometheus.labels)}
+    scraper = {"namespaceSelector": namespaces, "podSelector": scraper_pods}
     scraped = {"protocol": "TCP", "port": network.ports.metrics}
     rules = [{"from": [members]}, {"from": [scraper], "ports": [scraped]}]
     spec = {**members, "policyTypes": ["Ingress"], "ingress": rules}
@@ -402,37 +356,30 @@ def claims_patch(network: JobNetwork, nodes: JobNodes) -> dict[str, Any]:
     if not names:
         return {}
     main = {"name": MAIN_CONTAINER, "resources": {"claims": [{"name": name} for name in names]}}
-    claims = [
-        {"name": name, "resourceClaimTemplateName": f"{network.job.name}-{name}"} for name in names
-    ]
+    templates = {name: f"{network.job.name}-{name}" for name in names}
+    claims = [{"name": name, "resourceClaimTemplateName": templates[name]} for name in names]
     return {"spec": {"containers": [main], "resourceClaims": claims}}
 
 
 def claim_manifests(
     network: JobNetwork, nodes: JobNodes, metadata: Mapping[str, Any]
 ) -> list[dict[str, Any]]:
-    """Return the claim template of the adapters and the ComputeDomain, whose controller creates its own template."""
+    """Return the claim template of the adapters, and the ComputeDomain."""
     manifests = []
     if (claimed := claimed_adapters(network, nodes)) is not None:
         exactly: dict[str, Any] = {"deviceClassName": claimed.device_class, "allocationMode": "All"}
         if claimed.number is not None:
             exactly |= {"allocationMode": "ExactCount", "count": claimed.number}
-        named_metadata = {**metadata, "name": f"{network.job.name}-{_ADAPTER_CLAIM}"}
-        spec: dict[str, Any] = {
-            "spec": {"devices": {"requests": [{"name": _ADAPTER_CLAIM, "exactly": exactly}]}}
-        }
-        manifests.append((RESOURCE_CLAIM_TEMPLATES, named_metadata, spec))
+        requests = {"requests": [{"name": _ADAPTER_CLAIM, "exactly": exactly}]}
+        spec: dict[str, Any] = {"spec": {"devices": requests}}
+        name = f"{network.job.name}-{_ADAPTER_CLAIM}"
+        manifests.append((RESOURCE_CLAIM_TEMPLATES, {**metadata, "name": name}, spec))
     if network.job.compute_domain:
-        # Without the driver's DNS names, every pod waits for this number of hosts; with them it is
-        # only reported.
+        # Its controller creates the claim template. Without the driver's DNS names, every pod waits
+        # for this number of hosts; with them it is only reported.
         channel = {"resourceClaimTemplate": {"name": f"{network.job.name}-{_NVLINK_CLAIM}"}}
-        manifests.append(
-            (
-                COMPUTE_DOMAINS,
-                dict(metadata),
-                {"numNodes": network.job.host_count, "channel": channel},
-            )
-        )
+        spec = {"numNodes": network.job.host_count, "channel": channel}
+        manifests.append((COMPUTE_DOMAINS, dict(metadata), spec))
     return [
         {"apiVersion": kind.api_version, "kind": kind.kind, "metadata": named, "spec": spec}
         for kind, named, spec in manifests

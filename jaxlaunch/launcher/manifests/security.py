@@ -116,13 +116,12 @@ def container_security_context(security: JobSecurity) -> dict[str, Any]:
     """
     if security.is_privileged:
         return dict(_PRIVILEGED)
+    capabilities = []
     if security.user == 0:
-        capabilities = [_OVERRIDE_CAPABILITY] if security.is_chosen else []
+        capabilities += [_OVERRIDE_CAPABILITY] if security.is_chosen else []
         capabilities += [runtime.PINNING_CAPABILITY.value] if security.pins_memory else []
-        return RESTRICTED | (
-            {"capabilities": {"drop": ["ALL"], "add": capabilities}} if capabilities else {}
-        )
-    return dict(RESTRICTED)
+    added = {"add": capabilities} if capabilities else {}
+    return {**RESTRICTED, "capabilities": {"drop": ["ALL"], **added}}
 
 
 def patch(security: JobSecurity) -> dict[str, Any]:
@@ -143,31 +142,22 @@ def patch(security: JobSecurity) -> dict[str, Any]:
 
 
 def gang_secret(metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a new Secret of the gang with a random key and certificates, for the metadata of its JobSet."""
+    """Return a new Secret of the gang, for the metadata of its JobSet."""
     job = metadata["name"]
     contents = {KEY_FILE: secrets.token_bytes(KEY_BYTES), **make_certificates(job)}
     data = {name: base64.b64encode(content).decode() for name, content in contents.items()}
-    secret_metadata = {key: metadata[key] for key in ("namespace", "labels") if key in metadata} | {
-        "name": _gang_secret_name(job)
-    }
-    return {
-        "apiVersion": "v1",
-        "kind": "Secret",
-        "metadata": secret_metadata,
-        "type": "Opaque",
-        "data": data,
-    }
+    secret_metadata = {key: metadata[key] for key in ("namespace", "labels") if key in metadata}
+    secret_metadata["name"] = _gang_secret_name(job)
+    kind = {"apiVersion": "v1", "kind": "Secret", "metadata": secret_metadata}
+    return {**kind, "type": "Opaque", "data": data}
 
 
 def secret_instruction(name: str) -> str:
     """Return the instruction for creating the Secret without `launcher submit`."""
-    command = (
-        f"kubectl create secret generic {_gang_secret_name(name)} --from-file={KEY_FILE}=/dev/stdin"
-    )
-    return (
-        f"the pods wait for Secret {_gang_secret_name(name)}, which is not printed: `openssl rand "
-        f"{KEY_BYTES} | {command}`"
-    )
+    secret = _gang_secret_name(name)
+    command = f"kubectl create secret generic {secret} --from-file={KEY_FILE}=/dev/stdin"
+    pipeline = f"openssl rand {KEY_BYTES} | {command}"
+    return f"the pods wait for Secret {secret}, which is not printed: `{pipeline}`"
 
 
 def _gang_secret_name(job: str) -> str:
@@ -181,7 +171,7 @@ CLOCK_SKEW = datetime.timedelta(days=1)
 
 
 def make_certificates(job: str) -> dict[str, bytes]:
-    """Return certificate, key and authority of a new gang in PEM, by Kubernetes' names for such files."""
+    """Return certificate, key and authority of a new gang in PEM, by their file names."""
     # Imported here, since it takes 0.1 s and only `launcher submit` needs it.
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes, serialization
@@ -190,32 +180,31 @@ def make_certificates(job: str) -> dict[str, bytes]:
     authority = ec.generate_private_key(ec.SECP256R1())
     host_key = ec.generate_private_key(ec.SECP256R1())
     now = datetime.datetime.now(datetime.UTC)
-    issuer = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "jaxlaunch gang authority")])
+
+    def common_name(name: str) -> x509.Name:
+        return x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name)])
+
+    issuer = common_name("jaxlaunch gang authority")
 
     def sign_certificate(
         subject: x509.Name, key: ec.EllipticCurvePrivateKey, *extensions: x509.ExtensionType
     ) -> bytes:
+        public_key = key.public_key()
         builder = (
-            x509.CertificateBuilder(issuer, subject, key.public_key(), x509.random_serial_number())
+            x509.CertificateBuilder(issuer, subject, public_key, x509.random_serial_number())
             .not_valid_before(now - CLOCK_SKEW)
             .not_valid_after(now + CERTIFICATE_VALIDITY)
-            .add_extension(
-                x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False
-            )
         )
-        for extension in extensions:
-            builder = builder.add_extension(
-                extension, critical=isinstance(extension, x509.BasicConstraints)
-            )
+        for extension in (x509.SubjectKeyIdentifier.from_public_key(public_key), *extensions):
+            is_critical = isinstance(extension, x509.BasicConstraints)
+            builder = builder.add_extension(extension, critical=is_critical)
         return builder.sign(authority, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
 
-    subject = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, job[:64])])
+    may_sign = x509.BasicConstraints(ca=True, path_length=0)
     return {
-        AUTHORITY: sign_certificate(
-            issuer, authority, x509.BasicConstraints(ca=True, path_length=0)
-        ),
+        AUTHORITY: sign_certificate(issuer, authority, may_sign),
         CERTIFICATE: sign_certificate(
-            subject,
+            common_name(job[:64]),
             host_key,
             x509.BasicConstraints(ca=False, path_length=None),
             x509.SubjectAlternativeName([x509.UniformResourceIdentifier(f"{PEER_URI}{job}")]),

@@ -1,4 +1,4 @@
-"""Storage of a job's pods: volumes, checkpoints, compilation cache, scratch and shared memory. Pure."""
+"""Storage of a job's pods: volumes, checkpoints, caches and shared memory. Pure."""
 
 from __future__ import annotations
 
@@ -63,37 +63,27 @@ def resolve(job: JobSpec, defaults: Defaults, platform: PlatformName) -> JobStor
     checkpoints = None if train is None else train.checkpoint.path
     cache = None if train is None or train.compile_cache == AUTO else train.compile_cache
     filled: dict[KeyPath, KeyPath] = {}
-    if checkpoints is None and defaults.checkpoint is not None:
-        root = (
-            defaults.checkpoint.url
-            if isinstance(defaults.checkpoint, CheckpointUrl)
-            else defaults.checkpoint.path
-        )
+    if checkpoints is None and (place := defaults.checkpoint) is not None:
+        root = place.url if isinstance(place, CheckpointUrl) else place.path
         checkpoints, filled[_CHECKPOINT_KEY] = f"{root.rstrip('/')}/{job.name}", ("checkpoint",)
-    if (
-        train is not None
-        and "compile_cache" not in train.model_fields_set
-        and defaults.compile_cache is not None
-    ):
+    has_cache_key = train is None or "compile_cache" in train.model_fields_set
+    if not has_cache_key and defaults.compile_cache is not None:
         cache, filled[_COMPILE_CACHE_KEY] = defaults.compile_cache.path, ("compile_cache",)
     # A claim of the cluster is added if the job uses its folder and mounts nothing there.
     volumes = list(job.volumes)
     for claim, used_folder in ((defaults.checkpoint, checkpoints), (defaults.compile_cache, cache)):
-        folder = PurePosixPath(used_folder or "")
-        if (
-            claim is None
-            or isinstance(claim, CheckpointUrl)
-            or not folder.is_relative_to(claim.path)
-        ):
+        if claim is None or isinstance(claim, CheckpointUrl):
             continue
-        if not any(folder.is_relative_to(volume.path) for volume in volumes):
+        folder = PurePosixPath(used_folder or "")
+        is_mounted = any(folder.is_relative_to(volume.path) for volume in volumes)
+        if folder.is_relative_to(claim.path) and not is_mounted:
             volumes.append(Claim(claim=claim.claim, path=claim.path))
+    needs_shm = job.accelerator.platform in SHM_PLATFORMS.value
     return JobStorage(
         job=job,
         platform=platform,
         volumes=tuple(volumes),
-        has_shared_memory=job.resources.shm is not None
-        or job.accelerator.platform in SHM_PLATFORMS.value,
+        has_shared_memory=needs_shm or job.resources.shm is not None,
         checkpoints=checkpoints,
         compile_cache=cache,
         filled=filled,
@@ -104,16 +94,14 @@ def resolve(job: JobSpec, defaults: Defaults, platform: PlatformName) -> JobStor
 
 
 def find_faults(storage: JobStorage) -> Iterator[Fault]:
-    """Yield faults for volumes that cannot be mounted, and for paths that would be lost or missing in a pod."""
+    """Yield faults for volumes that cannot be mounted, and paths that a pod would lose."""
     for index, volume in enumerate(storage.job.volumes):
-        if isinstance(volume, Bucket) and not (
-            storage.platform == "gke" and volume.bucket.startswith("gs://")
-        ):
-            scheme = volume.bucket.partition("://")[0]
-            message = (
-                f"volumes.{index}.bucket: {scheme}:// cannot be mounted on platform = "
-                f"{storage.platform}."
-            )
+        if not isinstance(volume, Bucket):
+            continue
+        scheme = volume.bucket.partition("://")[0]
+        if storage.platform != "gke" or scheme != "gs":
+            setting = f"volumes.{index}.bucket: {scheme}://"
+            message = f"{setting} cannot be mounted on platform = {storage.platform}."
             hint = "mount a claim of a CSI driver for it, or give its URL to the trainer."
             yield Fault(("volumes", index, "bucket"), message, hint)
     if storage.job.train is not None:
@@ -123,45 +111,26 @@ def find_faults(storage: JobStorage) -> Iterator[Fault]:
 
 def _lost_checkpoint_faults(storage: JobStorage, folder: str | None) -> Iterator[Fault]:
     """Check that checkpoints outlive their pod and are visible to every host."""
+    setting = "train.checkpoint.path"
     if folder is None:
-        message = (
-            "train.checkpoint.path is missing, and the cluster defaults have no place for "
-            "checkpoints."
-        )
-        hint = (
-            "write it, below a volume or as a URL, or give the cluster defaults a "
-            "checkpoint volume."
-        )
+        message = f"{setting} is missing, and the cluster defaults have no place for checkpoints."
+        hint = "write it, below a volume or as a URL, or give the cluster defaults a "
+        yield Fault(_CHECKPOINT_KEY, message, f"{hint}checkpoint volume.")
+        return
+    if not folder.startswith("/"):
+        return
+    setting, path, holder = f"{setting} = {folder}", _CHECKPOINT_KEY, _find_holder(storage, folder)
+    if holder in storage.job.volumes and _CHECKPOINT_KEY in storage.filled:
+        path = ("volumes", storage.job.volumes.index(holder))
+    if holder is None:
+        message = f"{setting} is on no volume: it would be lost with its pod."
+        hint = "mount a claim there: volumes: [{claim: …, path: …}]."
         yield Fault(_CHECKPOINT_KEY, message, hint)
-    elif folder.startswith("/"):
-        holder = _find_holder(storage, folder)
-        volume_index = next(
-            (index for index, volume in enumerate(storage.job.volumes) if volume is holder), None
-        )
-        path: KeyPath = (
-            ("volumes", volume_index)
-            if volume_index is not None and _CHECKPOINT_KEY in storage.filled
-            else _CHECKPOINT_KEY
-        )
-        if holder is None:
-            message = (
-                f"train.checkpoint.path = {folder} is on no volume: it would be lost with its pod."
-            )
-            yield Fault(
-                _CHECKPOINT_KEY, message, "mount a claim there: volumes: [{claim: …, path: …}]."
-            )
-        elif isinstance(holder, Ephemeral) and storage.job.pod_count > 1:
-            message = (
-                f"train.checkpoint.path = {folder} is on ephemeral storage, which every host "
-                "has for itself."
-            )
-            yield Fault(path, message, "mount a ReadWriteMany claim there.")
-        elif isinstance(holder, Claim | Bucket) and holder.read_only:
-            yield Fault(
-                path,
-                f"train.checkpoint.path = {folder} is on a read-only volume.",
-                "mount it for writing.",
-            )
+    elif isinstance(holder, Ephemeral) and storage.job.pod_count > 1:
+        message = f"{setting} is on ephemeral storage, which every host has for itself."
+        yield Fault(path, message, "mount a ReadWriteMany claim there.")
+    elif isinstance(holder, Claim | Bucket) and holder.read_only:
+        yield Fault(path, f"{setting} is on a read-only volume.", "mount it for writing.")
 
 
 def _find_holder(storage: JobStorage, folder: str) -> Any:
@@ -171,67 +140,52 @@ def _find_holder(storage: JobStorage, folder: str) -> Any:
         mounts = container.get("volumeMounts") if container["name"] == MAIN_CONTAINER else None
         for mount in mounts if isinstance(mounts, list) else []:
             mounted.append((mount.get("mountPath") if isinstance(mount, dict) else None, mount))
-    candidates = [
-        (len(place), holder)
-        for place, holder in mounted
-        if isinstance(place, str) and PurePosixPath(folder).is_relative_to(place)
-    ]
-    return max(candidates, key=lambda pair: pair[0])[1] if candidates else None
+    is_inside = PurePosixPath(folder).is_relative_to
+    pairs = [pair for pair in mounted if isinstance(pair[0], str) and is_inside(pair[0])]
+    return max(pairs, key=lambda pair: len(pair[0]), default=(None, None))[1]
 
 
 def _relative_path_faults(train: TrainSpec) -> Iterator[Fault]:
+    data = train.data
     values_of_path: dict[KeyPath, Any] = {
-        ("train", "data", key): getattr(train.data, key, None)
+        ("train", "data", key): getattr(data, key, None)
         for key in ("path", "eval_path", "data_dir")
     }
-    if isinstance(train.data, Mixture):
-        for name, part in train.data.parts.items():
-            values_of_path |= {
-                ("train", "data", "parts", name, key): getattr(part, key)
-                for key in ("path", "eval_path")
-            }
-    if isinstance(train.data, Text | Mixture) and train.data.tokenizer != "bytes":
-        values_of_path[("train", "data", "tokenizer")] = train.data.tokenizer
+    if isinstance(data, Mixture):
+        for name, part in data.parts.items():
+            for key in ("path", "eval_path"):
+                values_of_path["train", "data", "parts", name, key] = getattr(part, key)
+    if isinstance(data, Text | Mixture) and data.tokenizer != "bytes":
+        values_of_path["train", "data", "tokenizer"] = data.tokenizer
     values_of_path[_CHECKPOINT_KEY] = train.checkpoint.path
-    values_of_path[_COMPILE_CACHE_KEY] = (
-        None if train.compile_cache == AUTO else train.compile_cache
-    )
+    if train.compile_cache != AUTO:
+        values_of_path[_COMPILE_CACHE_KEY] = train.compile_cache
     for block in ("model", "lora"):
-        values_of_path[("train", block, "init_from")] = getattr(
-            getattr(train, block), "init_from", None
-        )
+        value = getattr(getattr(train, block), "init_from", None)
+        values_of_path["train", block, "init_from"] = value
     for path, value in values_of_path.items():
         for item in value if isinstance(value, list) else [value]:
             if item is not None and "://" not in item and not item.startswith("/"):
-                message = (
-                    f"{'.'.join(map(str, path))} = {item} is relative to the job file, which "
-                    "a pod does not have."
-                )
-                yield Fault(
-                    path, message, "write the path in the pod, below a volume or in the image."
-                )
+                setting = f"{'.'.join(map(str, path))} = {item}"
+                message = f"{setting} is relative to the job file, which a pod does not have."
+                hint = "write the path in the pod, below a volume or in the image."
+                yield Fault(path, message, hint)
 
 
 # --- patch ----------------------------------------------------------------------------------------
 
 
 def patch(storage: JobStorage, *, owner: int) -> dict[str, Any]:
-    """Return the patch of the pod template with the volumes; `owner` is the user of files in buckets."""
-    volumes: list[dict[str, Any]] = (
-        [] if storage.has_own_scratch else [{"name": "tmp", "emptyDir": {}}]
-    )
+    """Return the patch with the volumes; `owner` is the user of files in buckets."""
+    volumes: list[dict[str, Any]] = []
+    if not storage.has_own_scratch:
+        volumes.append({"name": "tmp", "emptyDir": {}})
     if storage.has_shared_memory:
         shm = storage.job.resources.shm
-        volumes.append(
-            {
-                "name": "shm",
-                "emptyDir": {"medium": "Memory"} | ({} if shm is None else {"sizeLimit": shm}),
-            }
-        )
-    volumes += [
-        {"name": _volume_name(place), **_volume_source(volume, owner)}
-        for place, volume in enumerate(storage.volumes)
-    ]
+        limit = {} if shm is None else {"sizeLimit": shm}
+        volumes.append({"name": "shm", "emptyDir": {"medium": "Memory", **limit}})
+    for index, volume in enumerate(storage.volumes):
+        volumes.append({"name": f"volume-{index}", **_volume_source(volume, owner)})
     template: dict[str, Any] = {"spec": {"volumes": volumes}}
     if any(isinstance(volume, Bucket) for volume in storage.volumes):
         template["metadata"] = {"annotations": {"gke-gcsfuse/volumes": "true"}}
@@ -240,26 +194,26 @@ def patch(storage: JobStorage, *, owner: int) -> dict[str, Any]:
 
 def volume_mounts(storage: JobStorage) -> list[dict[str, Any]]:
     """Return the mounts of the volumes, for every container of the pod."""
-    volume_mounts: list[dict[str, Any]] = (
-        [] if storage.has_own_scratch else [{"name": "tmp", "mountPath": SCRATCH}]
-    )
+    mounts: list[dict[str, Any]] = []
+    if not storage.has_own_scratch:
+        mounts.append({"name": "tmp", "mountPath": SCRATCH})
     if storage.has_shared_memory:
-        volume_mounts.append({"name": "shm", "mountPath": SHM})
-    for place, volume in enumerate(storage.volumes):
-        is_read_only = (
-            volume.read_only
-            if isinstance(volume, Claim | Bucket)
-            else not isinstance(volume, Ephemeral)
-        )
-        volume_mounts.append(
-            {"name": _volume_name(place), "mountPath": volume.path}
-            | ({"readOnly": True} if is_read_only else {})
-        )
-    return volume_mounts
+        mounts.append({"name": "shm", "mountPath": SHM})
+    for index, volume in enumerate(storage.volumes):
+        mount = {"name": f"volume-{index}", "mountPath": volume.path}
+        mounts.append(mount | _read_only(volume))
+    return mounts
+
+
+def _read_only(volume: Volume) -> dict[str, bool]:
+    is_read_only = not isinstance(volume, Ephemeral)
+    if isinstance(volume, Claim | Bucket):
+        is_read_only = volume.read_only
+    return {"readOnly": True} if is_read_only else {}
 
 
 def disk_folders(storage: JobStorage) -> dict[str, int | None]:
-    """Return the folders of a pod that are on its node's disk, with the limit of each in bytes, if any."""
+    """Return the folders on the node's disk, each with its limit in bytes or None."""
     limits: dict[str, int | None] = {} if storage.has_own_scratch else {SCRATCH: None}
     return limits | {
         volume.path: int(parse_quantity(volume.ephemeral))
@@ -278,24 +232,17 @@ def with_settled_folders(storage: JobStorage, train: TrainSpec) -> TrainSpec:
     return train.model_copy(update=updates)
 
 
-def _volume_name(place: int) -> str:
-    return f"volume-{place}"
-
-
 def _volume_source(volume: Volume, owner: int) -> dict[str, Any]:
     match volume:
         case Claim():
-            source: dict[str, Any] = {"claimName": volume.claim}
-            return {
-                "persistentVolumeClaim": source | ({"readOnly": True} if volume.read_only else {})
-            }
+            return {"persistentVolumeClaim": {"claimName": volume.claim, **_read_only(volume)}}
         case Bucket():
             options = ["implicit-dirs", f"uid={owner}", f"gid={owner}"]
             if folder := volume.bucket.partition("://")[2].partition("/")[2].strip("/"):
                 options.append(f"only-dir={folder}")
             attributes = {"bucketName": volume.name, "mountOptions": ",".join(options)}
-            is_read_only = {"readOnly": True} if volume.read_only else {}
-            return {"csi": {"driver": GCS_FUSE, **is_read_only, "volumeAttributes": attributes}}
+            driver = {"driver": GCS_FUSE, **_read_only(volume)}
+            return {"csi": {**driver, "volumeAttributes": attributes}}
         case Ephemeral():
             return {"emptyDir": {"sizeLimit": volume.ephemeral}}
         case SecretFiles():

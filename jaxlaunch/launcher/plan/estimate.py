@@ -1,4 +1,4 @@
-"""Estimates of what a job needs: memory of a device, room for checkpoints, and requests to the cluster.
+"""Estimates of a job's memory, checkpoints, and requests to the cluster.
 
 Bytes come from the shapes of the job's arrays, traced by the trainer; here they are compared with
 the memory of the accelerator, and with the room for checkpoints as far as this machine can tell.
@@ -11,6 +11,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence
+from decimal import Decimal
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -58,10 +59,10 @@ def trace_shapes(
     Its code and data are relative to `base`. `show` gets the progress of a compilation, line by
     line. Raises UserError with the trainer's own message where the training would not start.
     """
-    flags = ["--sharding"] if sharding else []
-    flags += ["--compile", describe_chips(job)] if compiled else []
     accelerator = ACCELERATORS[job.accelerator.type]
-    flags += ["--platform", accelerator.platform]
+    flags = ["--platform", accelerator.platform]
+    flags += ["--sharding"] if sharding else []
+    flags += ["--compile", describe_chips(job)] if compiled else []
     flags += ["--capability", accelerator.capability] if accelerator.capability else []
     copies = 1 if compiled else _count_copies(train, job.devices)
 
@@ -86,38 +87,27 @@ def trace_shapes(
 def describe_chips(job: JobSpec) -> str:
     """Return the job's devices, as trainer/aot/chips reads them."""
     accelerator = job.accelerator
-    return json.dumps(
-        {
-            "type": accelerator.type,
-            "hosts": job.host_count,
-            "per_host": accelerator.per_host,
-            "slices": job.slices,
-            "topology": accelerator.topology,
-        }
-    )
+    shape = {"hosts": job.host_count, "per_host": accelerator.per_host, "slices": job.slices}
+    return json.dumps({"type": accelerator.type, **shape, "topology": accelerator.topology})
 
 
 def _count_copies(train: TrainSpec, devices: int) -> int:
-    """Return how many equal parts dp makes: one is traced, because ten thousand virtual devices would take minutes.
+    """Return how many equal parts dp makes, of which one is traced to save minutes.
 
     It is one where the user's task may bring a mesh or a batch of its own.
     """
-    if not (train.task in TASK_DEFAULTS or {"mesh", "batch"} <= train.model_fields_set):
-        return 1
-    return train.mesh.resolve(devices)[0]
+    is_known = train.task in TASK_DEFAULTS or {"mesh", "batch"} <= train.model_fields_set
+    return train.mesh.resolve(devices)[0] if is_known else 1
 
 
 def traced_environ(job: JobSpec, train: TrainSpec, base: Path, copies: int = 1) -> dict[str, str]:
-    """Return the environment of the job, with the train block and the virtual devices of one of the copies."""
+    """Return the environment of the job, with the virtual devices of one of the copies."""
     if copies > 1:
         _, fsdp, ep, mp = train.mesh.resolve(job.devices)
-        train = train.model_copy(
-            update={"mesh": Mesh(fsdp=fsdp, ep=ep, mp=mp), "batch": train.batch // copies}
-        )
-    return {
-        **trainer_process.cpu_environ(job, train, base),
-        contract.NUM_CPU_DEVICES: str(job.devices // copies),
-    }
+        part = {"mesh": Mesh(fsdp=fsdp, ep=ep, mp=mp), "batch": train.batch // copies}
+        train = train.model_copy(update=part)
+    environ = trainer_process.cpu_environ(job, train, base)
+    return {**environ, contract.NUM_CPU_DEVICES: str(job.devices // copies)}
 
 
 # --- memory ---------------------------------------------------------------------------------------
@@ -142,19 +132,17 @@ class FitVerdict:
 
 
 def device_memory(job: JobSpec, node_labels: Mapping[str, Sequence[str]]) -> UsableMemory | None:
-    """Return the usable memory of the job's devices, on nodes with one of these values of each label.
+    """Return the usable memory of the job's devices, on nodes with these labels.
 
     It is None if neither the job nor the accelerator's name determines it.
     """
-    accelerator = ACCELERATORS[job.accelerator.type]
+    kind, accelerator = job.accelerator.type, ACCELERATORS[job.accelerator.type]
     if accelerator.platform == "cpu":
         quantity, devices = job.resources.memory, job.accelerator.devices_per_host
         if quantity is None:
             return None
-        return UsableMemory(
-            (float(parse_quantity(quantity)) / devices,),
-            f"a host's {quantity} / {devices}, with the program",
-        )
+        description = f"a host's {quantity} / {devices}, with the program"
+        return UsableMemory((float(parse_quantity(quantity)) / devices,), description)
     share = _memory_share(job) if accelerator.platform == "cuda" else 1.0
     quantity = job.accelerator.memory
     if quantity is None:
@@ -163,47 +151,37 @@ def device_memory(job: JobSpec, node_labels: Mapping[str, Sequence[str]]) -> Usa
         sizes_gib = [float(parse_quantity(quantity)) / GIB]
     if not sizes_gib:
         return None
-    sizes = " or ".join(f"{size_gib:g} GiB" for size_gib in sizes_gib)
-    description = (
-        f"{share:.0%} of {sizes}: JAX's part of {job.accelerator.type}"
-        if share < 1
-        else job.accelerator.type
-    )
+    description = kind
+    if share < 1:
+        sizes = " or ".join(f"{size_gib:g} GiB" for size_gib in sizes_gib)
+        description = f"{share:.0%} of {sizes}: JAX's part of {kind}"
     return UsableMemory(tuple(size_gib * share * GIB for size_gib in sizes_gib), description)
 
 
 def _admitted_sizes_gib(
     sizes_gib: Sequence[float], node_labels: Mapping[str, Sequence[str]]
 ) -> Sequence[float]:
-    """Return the memory sizes of an accelerator that the labels admit, or all if no label distinguishes them."""
-    label_values = [
-        value for values in node_labels.values() for value in values if value in table.MEMORY_GB
-    ]
+    """Return the memory sizes of an accelerator that the labels admit, by default all."""
+    values = {value for values in node_labels.values() for value in values}
     admitted = {
         min(sizes_gib, key=lambda size_gib: abs(size_gib - table.MEMORY_GB[value]))
-        for value in label_values
+        for value in values & table.MEMORY_GB.keys()
     }
     return sorted(admitted) or sizes_gib
 
 
 def _memory_share(job: JobSpec) -> float:
-    share = (
-        job.env.get(MEMORY_SHARE)
-        or job.env.get(NEW_MEMORY_SHARE)
-        or TRAINER_VARIABLES["cuda"][MEMORY_SHARE]
-    )
+    default = TRAINER_VARIABLES["cuda"][MEMORY_SHARE]
     try:
-        return float(share)
+        return float(job.env.get(MEMORY_SHARE) or job.env.get(NEW_MEMORY_SHARE) or default)
     except ValueError:
-        return float(TRAINER_VARIABLES["cuda"][MEMORY_SHARE])
+        return float(default)
 
 
 def peak_bytes(shapes: Shapes, remat: str = "asked") -> tuple[int, int]:
-    """Return bytes of one device at the peak of a step, or of the samples of an evaluation, at least and at most."""
+    """Return the least and most bytes of a device at the peak of a step or an evaluation."""
     state = sum(shapes["device"].values())
-    low, high = (
-        max(activations, shapes["samples"]) for activations in shapes["activations"][remat]
-    )
+    low, high = (max(size, shapes["samples"]) for size in shapes["activations"][remat])
     return state + low, state + high
 
 
@@ -213,47 +191,34 @@ def judge_memory(
     shapes: Shapes,
     node_labels: Mapping[str, Sequence[str]] | None = None,
 ) -> FitVerdict:
-    """Judge whether what a device holds fits into what it has, on nodes with one of these values of each label."""
+    """Judge whether a training fits into its devices, on nodes with these labels."""
     node_labels, kind = node_labels or {}, job.accelerator.type
     memory, (low, high) = device_memory(job, node_labels), peak_bytes(shapes)
     if memory is None:
-        key = (
-            "a host has: resources.memory"
-            if kind == "cpu"
-            else f"a {kind} has: accelerator.memory, such as 24Gi"
-        )
+        key = f"a {kind} has: accelerator.memory, such as 24Gi"
+        if kind == "cpu":
+            key = "a host has: resources.memory"
         return FitVerdict(None, "whether that fits is not known", f"say how much memory {key}.")
     smallest_bytes, largest_bytes = memory.usable[0], memory.usable[-1]
+    smallest = f"{format_size(smallest_bytes)} ({memory.description})"
+    largest = f"{format_size(largest_bytes)} ({memory.description})"
     if low > largest_bytes:
         hint = _suggest_fit(train, job.devices, shapes, largest_bytes)
-        return FitVerdict(
-            False, f"does not fit into {format_size(largest_bytes)} ({memory.description})", hint
-        )
-    room = f"{format_size(smallest_bytes)} ({memory.description})"
+        return FitVerdict(False, f"does not fit into {largest}", hint)
     if high <= smallest_bytes:
-        return FitVerdict(True, f"fits into {room}")
-    if high <= largest_bytes:
-        sizes_gib = ACCELERATORS[kind].memory_gib
-        largest_model = f"the {sizes_gib[-1]:.0f} GB {kind.upper()}"
-        largest_labels = (
-            f"{key}: {value}"
-            for key, values in node_labels.items()
-            for value in values
-            if value in table.MEMORY_GB
-            and _admitted_sizes_gib(sizes_gib, {key: [value]}) == [sizes_gib[-1]]
-        )
-        choice = next(largest_labels, f"{GPU_PRODUCT}: …")
-        hint = f"choose nodes with {largest_model} by node_selector, such as {{{choice}}}."
-        return FitVerdict(
-            None,
-            f"fits {largest_model} only: {format_size(largest_bytes)} ({memory.description})",
-            hint,
-        )
-    return FitVerdict(
-        None,
-        f"may not fit into {room}",
-        "the compiler decides how much mp splits: --compile measures it.",
-    )
+        return FitVerdict(True, f"fits into {smallest}")
+    if high > largest_bytes:
+        hint = "the compiler decides how much mp splits: --compile measures it."
+        return FitVerdict(None, f"may not fit into {smallest}", hint)
+    sizes_gib = ACCELERATORS[kind].memory_gib
+    model, choice = f"the {sizes_gib[-1]:.0f} GB {kind.upper()}", f"{GPU_PRODUCT}: …"
+    for key, value in ((key, value) for key, values in node_labels.items() for value in values):
+        is_size = value in table.MEMORY_GB
+        if is_size and _admitted_sizes_gib(sizes_gib, {key: [value]}) == [sizes_gib[-1]]:
+            choice = f"{key}: {value}"
+            break
+    hint = f"choose nodes with {model} by node_selector, such as {{{choice}}}."
+    return FitVerdict(None, f"fits {model} only: {largest}", hint)
 
 
 def _suggest_fit(train: TrainSpec, devices: int, shapes: Shapes, room_bytes: float) -> str:
@@ -262,22 +227,14 @@ def _suggest_fit(train: TrainSpec, devices: int, shapes: Shapes, room_bytes: flo
     if full_bytes <= room_bytes:
         return f"train.remat: full needs {format_size(full_bytes)}."
     state_bytes = sum(part for name, part in shapes["device"].items() if name != "batch")
-    if state_bytes > room_bytes / 2:
-        if train.mesh.resolve(devices)[0] > 1:
-            return (
-                f"the state alone takes {format_size(state_bytes)}: train.mesh.fsdp splits it, "
-                "dp copies it."
-            )
-        axes = (
-            "fsdp, ep or mp"
-            if isinstance(train.model, Decoder) and train.model.experts
-            else "fsdp or mp"
-        )
-        return (
-            f"the state alone takes {format_size(state_bytes)}: ask for more devices under "
-            f"train.mesh.{axes}."
-        )
-    return "use a smaller batch or more train.accumulate, in addition to train.remat: full."
+    if state_bytes <= room_bytes / 2:
+        return "use a smaller batch or more train.accumulate, in addition to train.remat: full."
+    fact = f"the state alone takes {format_size(state_bytes)}"
+    if train.mesh.resolve(devices)[0] > 1:
+        return f"{fact}: train.mesh.fsdp splits it, dp copies it."
+    has_experts = isinstance(train.model, Decoder) and train.model.experts
+    axes = "fsdp, ep or mp" if has_experts else "fsdp or mp"
+    return f"{fact}: ask for more devices under train.mesh.{axes}."
 
 
 # --- checkpoints ----------------------------------------------------------------------------------
@@ -285,7 +242,7 @@ def _suggest_fit(train: TrainSpec, devices: int, shapes: Shapes, room_bytes: flo
 
 @dataclasses.dataclass(frozen=True)
 class Room:
-    """Bytes for checkpoints, including those already in the folder, or None if unknown on this machine."""
+    """Bytes for checkpoints, including existing ones, or None if unknown here."""
 
     folder: str
     bytes: int | None
@@ -293,18 +250,14 @@ class Room:
 
 
 def checkpoint_sizes(train: TrainSpec, folder: str | None, shapes: Shapes) -> dict[str, Any]:
-    """Return the bytes of the checkpoints. While one is being written, there is one more than are kept."""
+    """Return the bytes of the checkpoints: one more than are kept, while it is written."""
     size_bytes, kept_count = shapes["checkpoint"], train.checkpoint.max_kept_steps()
-    return {
-        "folder": folder,
-        "bytes": size_bytes,
-        "kept": kept_count,
-        "most": size_bytes * (kept_count + 1),
-    }
+    most_bytes = size_bytes * (kept_count + 1)
+    return {"folder": folder, "bytes": size_bytes, "kept": kept_count, "most": most_bytes}
 
 
 def checkpoint_room(job: ResolvedJob, base: Path) -> Room:
-    """Return the room in the checkpoint folder of a job whose file is in `base`, or in that of `launcher run`."""
+    """Return the room in the checkpoint folder of a job whose file is in `base`."""
     folder = job.storage.checkpoints
     if folder is None:
         return _local_room(
@@ -336,17 +289,11 @@ def _local_room(folder: str, base: Path) -> Room:
     """
     path = (base / folder).absolute()
     existing = next(parent for parent in (path, *path.parents) if parent.exists())
-    steps = (
-        [child for child in path.glob("[0-9]*") if child.name.isdecimal()] if path.is_dir() else []
-    )
-    files = (
-        os.path.join(top, name)
-        for step in steps
-        for top, _, names in os.walk(step)
-        for name in names
-    )
-    held_bytes = sum(os.lstat(file).st_size for file in files)
-    return Room(folder, shutil.disk_usage(existing).free + held_bytes, "free here")
+    room_bytes = shutil.disk_usage(existing).free
+    for step in path.glob("[0-9]*"):
+        for top, _, names in os.walk(step) if step.name.isdecimal() else ():
+            room_bytes += sum(os.lstat(os.path.join(top, name)).st_size for name in names)
+    return Room(folder, room_bytes, "free here")
 
 
 # --- the cluster ----------------------------------------------------------------------------------
@@ -354,23 +301,25 @@ def _local_room(folder: str, base: Path) -> Room:
 
 def cluster_requests(job: ResolvedJob, jobset: Mapping[str, Any]) -> dict[str, Any]:
     """Return the requests to the cluster."""
-    per_pod, total = demand.pod_requests(pod_template(jobset)["spec"]), demand.job_requests(jobset)
+
+    def texts(requests: Mapping[str, Decimal]) -> dict[str, str]:
+        return {name: demand.format_quantity(name, number) for name, number in requests.items()}
+
     return {
         "platform": job.nodes.platform,
         "queue": job.nodes.queue,
         "pods": demand.count_pods(jobset),
-        "per_pod": {name: demand.format_quantity(name, number) for name, number in per_pod.items()},
-        "together": {name: demand.format_quantity(name, number) for name, number in total.items()},
+        "per_pod": texts(demand.pod_requests(pod_template(jobset)["spec"])),
+        "together": texts(demand.job_requests(jobset)),
     }
 
 
 def security_level(jobset: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the Pod Security level that a namespace may enforce, and what keeps the pods from a stricter one."""
-    level = pod_rules.strictest_level(pod_template(jobset))
+    """Return the Pod Security level that a namespace may enforce, and its reasons."""
+    template = pod_template(jobset)
+    level = pod_rules.strictest_level(template)
     stricter = pod_rules.stricter_level(level)
-    violations = (
-        [] if stricter is None else pod_rules.find_violations(pod_template(jobset), stricter)
-    )
+    violations = [] if stricter is None else pod_rules.find_violations(template, stricter)
     return {"level": level, "because": [str(violation) for violation in violations]}
 
 
@@ -379,18 +328,12 @@ def describe_ingress(job: ResolvedJob) -> str:
     leader, metrics = job.network.ports.leader, job.network.ports.metrics
     ports = f"ports {leader} (agents) and {metrics} (metrics), and JAX's coordinator"
     if job.network.chosen == "hostnetwork":
-        exposure = (
-            "are on the nodes' own addresses, which no NetworkPolicy protects: close them "
-            "in the nodes' firewall"
-        )
-        return f"anyone who reaches the nodes; {ports}, {exposure}"
+        exposure = "are on the nodes' own addresses, which no NetworkPolicy protects"
+        advice = "close them in the nodes' firewall"
+        return f"anyone who reaches the nodes; {ports}, {exposure}: {advice}"
     if not job.spec.network_policy:
-        return (
-            f"anyone whom the namespace's other NetworkPolicies admit; {ports}, are open where "
-            "there is none"
-        )
+        admitted = "anyone whom the namespace's other NetworkPolicies admit"
+        return f"{admitted}; {ports}, are open where there is none"
     namespace = job.network.prometheus.namespace
-    return (
-        "its own hosts, and Prometheus in "
-        f"{'any namespace' if namespace is None else f'namespace {namespace}'}"
-    )
+    place = "any namespace" if namespace is None else f"namespace {namespace}"
+    return f"its own hosts, and Prometheus in {place}"

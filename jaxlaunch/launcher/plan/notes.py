@@ -38,10 +38,9 @@ def _note_user(job: ResolvedJob) -> Iterator[str]:
     if job.security.user == 0 and not job.security.is_chosen:
         yield (
             "user: the pods run as root without capabilities (Pod Security level baseline): no "
-            "source says that "
-            f"another user may open {runtime.TPU_DEVICES.value} on the nodes; where their "
-            "containerd has "
-            f"{runtime.DEVICE_OWNERSHIP.value}, users: {{{kind}: 1000}} in the cluster defaults."
+            f"source says that another user may open {runtime.TPU_DEVICES.value} on the nodes; "
+            f"where their containerd has {runtime.DEVICE_OWNERSHIP.value}, users: {{{kind}: 1000}} "
+            "in the cluster defaults."
         )
         return
     if job.security.user == 0:
@@ -51,14 +50,12 @@ def _note_user(job: ResolvedJob) -> Iterator[str]:
     if job.spec.accelerator.platform == "tpu":
         yield (
             f"user: {job.security.user}, who can open {runtime.TPU_DEVICES.value} only where the "
-            "nodes' containerd has "
-            f"{runtime.DEVICE_OWNERSHIP.value}; elsewhere {root}."
+            f"nodes' containerd has {runtime.DEVICE_OWNERSHIP.value}; elsewhere {root}."
         )
     if pinning is not None:
         yield (
             f"user: {job.security.user}, who can pin memory for network {pinning} only where the "
-            "nodes' containerd has "
-            f"{runtime.PINNING_LIMIT.value}; elsewhere {root}."
+            f"nodes' containerd has {runtime.PINNING_LIMIT.value}; elsewhere {root}."
         )
 
 
@@ -66,10 +63,9 @@ def _note_slice(job: ResolvedJob) -> Iterator[str]:
     if job.spec.accelerator.platform == "tpu" and job.spec.host_count > 1:
         other_slices = f", of all {job.spec.slices} slices" if job.spec.slices > 1 else ""
         yield (
-            "restarts: a TPU slice is lost as a whole, so a lost host costs all pods"
-            f"{other_slices}: they are made again together, where those of a GPU job "
-            "would wait for "
-            "the one that is lost."
+            "restarts: a TPU slice is lost as a whole, so a lost host costs all "
+            f"pods{other_slices}: they are made again together, where those of a GPU job would "
+            "wait for the one that is lost."
         )
 
 
@@ -78,12 +74,9 @@ def _note_spot(job: ResolvedJob) -> Iterator[str]:
     usual_s, most_s = gke.SPOT_GRACE_S.value, gke.LARGEST_SPOT_GRACE_S.value
     if job.spec.capacity == "spot" and job.spec.grace > usual_s:
         yield (
-            f"grace: {job.spec.grace:g} s, but GKE ends the pods of a Spot node after "
-            f"{usual_s} s, or "
-            f"at most {most_s} s "
-            "where its node pool says so: a save that takes longer is lost with it. Save "
-            "often enough by "
-            "train.checkpoint.every."
+            f"grace: {job.spec.grace:g} s, but GKE ends the pods of a Spot node after {usual_s} s, "
+            f"or at most {most_s} s where its node pool says so: a save that takes longer is lost "
+            "with it. Save often enough by train.checkpoint.every."
         )
 
 
@@ -91,8 +84,7 @@ def _note_hugepages(job: ResolvedJob) -> Iterator[str]:
     if job.spec.resources.hugepages is not None and job.nodes.provisioner == "karpenter":
         yield (
             f"resources.hugepages: {job.spec.resources.hugepages}, but Karpenter adds no node for "
-            "pods that request "
-            "huge pages: they wait until a node that has them is there."
+            "pods that request huge pages: they wait until a node that has them is there."
         )
 
 
@@ -106,16 +98,14 @@ def _note_eks(job: ResolvedJob) -> Iterator[str]:
         (label,) = nodes.capacity.labels
         yield (
             "capacity: nodes of managed node groups do not say their reservation: label the group "
-            "that has it "
-            f"{label}={capacity.reservation}, or name its label in the cluster defaults: "
-            "reservation_label."
+            f"that has it {label}={capacity.reservation}, or name its label in the cluster "
+            "defaults: reservation_label."
         )
     if job.network.chosen == "efa-dra" and nodes.provisioner != "managed":
         yield (
-            "network: efa-dra is supported on managed node groups; Karpenter adds nodes for "
-            "it only with "
-            "settings.enableDRA, an alpha feature of 1.15, and Auto Mode does not: elsewhere "
-            "network: efa."
+            "network: efa-dra is supported on managed node groups; Karpenter adds nodes for it "
+            "only with settings.enableDRA, an alpha feature of 1.15, and Auto Mode does not: "
+            "elsewhere network: efa."
         )
 
 
@@ -129,8 +119,7 @@ def _note_tcp(job: ResolvedJob) -> Iterator[str]:
     if len(values) == 1 and (factor := factors.get(values[0], 1)) > 1:
         yield (
             f"network: the {format_count(job.spec.host_count, 'host')} communicate over TCP on one "
-            "interface; those of "
-            f"{values[0]} for its GPUs have {factor} × its bandwidth: "
+            f"interface; those of {values[0]} for its GPUs have {factor} × its bandwidth: "
             f"{_suggest_network(values[0])}."
         )
 
@@ -171,10 +160,8 @@ def _note_render_group(job: ResolvedJob) -> Iterator[str]:
     ):
         yield (
             f"devices: /dev/kfd and /dev/dri belong to the node's group render, and user {user} of "
-            "the pods opens "
-            "them by its number alone: pod: {spec: {securityContext: {supplementalGroups: "
-            "[NUMBER]}}}, from `getent "
-            "group render` on a node."
+            "the pods opens them by its number alone: pod: {spec: {securityContext: "
+            "{supplementalGroups: [NUMBER]}}}, from `getent group render` on a node."
         )
 
 
@@ -182,8 +169,7 @@ def _note_arm(job: ResolvedJob) -> Iterator[str]:
     if ACCELERATORS[job.spec.accelerator.type].is_arm:
         yield (
             f"image: nodes of {job.spec.accelerator.type} are arm64; an image for amd64 alone ends "
-            "there with `exec "
-            "format error`."
+            "there with `exec format error`."
         )
 
 
@@ -194,21 +180,19 @@ def _note_numa(job: ResolvedJob) -> Iterator[str]:
     if hardware.numa_nodes > 1 and accelerator.per_host > 1:
         yield (
             f"host: the {accelerator.per_host} chips of a {accelerator.type} host are on "
-            f"{hardware.numa_nodes} NUMA nodes, and one "
-            "process drives them all; Google's pods and xpk's have a bound container for each "
-            "node, which jaxlaunch "
-            "does not: what crosses the nodes is slower."
+            f"{hardware.numa_nodes} NUMA nodes, and one process drives them all; Google's pods and "
+            "xpk's have a bound container for each node, which jaxlaunch does not: what crosses "
+            "the nodes is slower."
         )
 
 
 def _note_any_gpu(job: ResolvedJob) -> Iterator[str]:
     if job.spec.accelerator.type == "gpu" and not job.nodes.labels:
         hosts = job.spec.host_count
-        subject = (
-            "the host may have any GPU"
-            if hosts == 1
-            else f"the {format_count(hosts, 'host')} may have different GPUs"
-        )
+        if hosts == 1:
+            subject = "the host may have any GPU"
+        else:
+            subject = f"the {format_count(hosts, 'host')} may have different GPUs"
         yield f"accelerator: gpu names none, and {subject}: choose their nodes by node_selector."
 
 

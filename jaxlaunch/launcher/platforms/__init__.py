@@ -1,0 +1,1 @@
+"""What the clusters of each provider need."""

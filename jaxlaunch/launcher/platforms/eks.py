@@ -1,4 +1,4 @@
-"""Nodes of Amazon's Elastic Kubernetes Service. Karpenter and managed node groups label capacity differently."""
+"""Nodes of Amazon's Elastic Kubernetes Service."""
 
 from __future__ import annotations
 

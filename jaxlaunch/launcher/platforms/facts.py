@@ -33,7 +33,7 @@ class Instance:
 
 @dataclasses.dataclass(frozen=True)
 class Access:
-    """The Pod Security level and the requirements on nodes of a user of the pods, for a kind of job."""
+    """The Pod Security level and the requirements on nodes of a kind of job and user."""
 
     job: str
     user: str
@@ -55,7 +55,7 @@ class Fact(Generic[_Value]):
 
 @dataclasses.dataclass(frozen=True)
 class Nodes:
-    """A kind of node: its labels, with alternative values for each key, and the taints to tolerate."""
+    """A kind of node: its labels, with alternative values, and the taints to tolerate."""
 
     labels: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
     tolerations: tuple[Mapping[str, Any], ...] = ()
@@ -94,16 +94,11 @@ class PlatformFacts:
     search_paths: Mapping[str, Fact[Mapping[str, str]]] = dataclasses.field(default_factory=dict)
 
 
-def toleration_for(key: str) -> Mapping[str, Any]:
+def toleration_for(key: str, effect: str = "NoSchedule") -> Mapping[str, Any]:
     """Return the toleration of a taint with any value."""
-    return {"key": key, "operator": "Exists", "effect": "NoSchedule"}
+    return {"key": key, "operator": "Exists", "effect": effect}
 
 
 GPU_TAINT = toleration_for("nvidia.com/gpu")
 TPU_TAINT = toleration_for("google.com/tpu")
-ARM_TAINT = {
-    "key": "kubernetes.io/arch",
-    "operator": "Equal",
-    "value": "arm64",
-    "effect": "NoSchedule",
-}
+ARM_TAINT = {**toleration_for("kubernetes.io/arch"), "operator": "Equal", "value": "arm64"}

@@ -1,4 +1,4 @@
-"""Nodes of other clusters, with labels of NVIDIA's GPU feature discovery and AMD's node labeller."""
+"""Nodes of other clusters, labelled by NVIDIA's feature discovery or AMD's labeller."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ DRIVER_LABEL = Fact("nvidia.com/cuda.driver.major", DISCOVERY)
 
 
 def _amd_nodes(*ids: str) -> Nodes:
-    """Return the nodes with these PCI ids, of the card and of its virtual function in a virtual machine."""
+    """Return the nodes with these PCI ids, of the card and of its virtual function."""
     return Nodes({AMD_DEVICE: ids}, (toleration_for(AMD_RESOURCE.value),), AMD_IDS)
 
 

@@ -60,8 +60,7 @@ TCPXO_RELEASE = Source(
 GIB_POD = Source(
     "GPUDirect RDMA: NCCL RDMA installer and test",
     "github.com/GoogleCloudPlatform/container-engine-accelerators, "
-    "gpudirect-rdma/nccl-rdma-installer.yaml, "
-    "nccl-test.yaml, nccl-test-a4.yaml",
+    "gpudirect-rdma/nccl-rdma-installer.yaml, nccl-test.yaml, nccl-test-a4.yaml",
 )
 GIB_NCCL = Source(
     "GKE: reinforcement learning with verl and with NeMo RL, NCCL variables",
@@ -90,8 +89,7 @@ DRANET = Source(
 A4X_MAX = Source(
     "GPUDirect RDMA on A4X Max: NCCL test as a JobSet, whose image brings gIB",
     "github.com/GoogleCloudPlatform/container-engine-accelerators, "
-    "gpudirect-rdma/nccl-test-a4x-max-jobset.yaml; "
-    "github.com/GoogleCloudPlatform/cluster-toolkit, "
+    "gpudirect-rdma/nccl-test-a4x-max-jobset.yaml; github.com/GoogleCloudPlatform/cluster-toolkit, "
     "examples/gke-a4x-max-bm/nccl-jobset-example.yaml",
 )
 RDMA_CLASS = Fact("mrdma.google.com", DRANET)
@@ -247,7 +245,9 @@ TCPXO_VARIABLES: Fact[Mapping[str, str]] = Fact(
         "NCCL_FASTRAK_ENABLE_HOTPATH_LOGGING": "0",
         "NCCL_TUNER_PLUGIN": "libnccl-tuner.so",
         "NCCL_TUNER_CONFIG_PATH": "/usr/local/nvidia/lib64/a3plus_tuner_config.textproto",
-        "NCCL_SHIMNET_GUEST_CONFIG_CHECKER_CONFIG_FILE": "/usr/local/nvidia/lib64/a3plus_guest_config.textproto",
+        "NCCL_SHIMNET_GUEST_CONFIG_CHECKER_CONFIG_FILE": (
+            "/usr/local/nvidia/lib64/a3plus_guest_config.textproto"
+        ),
         "NCCL_FASTRAK_PLUGIN_ACCEPT_TIMEOUT_MS": "600000",
         "NCCL_DEBUG": "WARN",
         "NCCL_DEBUG_SUBSYS": "INIT,NET,ENV,COLL,GRAPH",

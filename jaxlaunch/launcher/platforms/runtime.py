@@ -1,4 +1,4 @@
-"""Access of a container to devices and pinned memory of its node, by user. It is the same on every platform."""
+"""Access of a container to devices and pinned memory of its node, on every platform."""
 
 from __future__ import annotations
 
@@ -35,8 +35,7 @@ SYSTEMD = Source(
 )
 SECONDARY = Source(
     "Kubernetes Network Plumbing Working Group: selection of networks; pods of NVIDIA's network "
-    "operator and "
-    "of OKE's NCCL tests over SR-IOV",
+    "operator and of OKE's NCCL tests over SR-IOV",
     "github.com/k8snetworkplumbingwg/multus-cni, docs/how-to-use.md; "
     "github.com/Mellanox/network-operator, example/sriov-network; "
     "github.com/oracle-quickstart/oci-hpc-oke, manifests/nccl-tests/kueue/virtual-functions",

@@ -1,0 +1,1 @@
+"""One job with many values."""

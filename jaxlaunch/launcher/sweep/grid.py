@@ -1,4 +1,4 @@
-"""The runs of a sweep: all combinations of the given values, or a random part of them. Pure functions."""
+"""The runs of a sweep: all combinations of the values, or a random part. Pure."""
 
 from __future__ import annotations
 
@@ -48,29 +48,23 @@ def parse_axes(arguments: Sequence[str]) -> list[Axis]:
     axes = [_parse_axis(argument) for argument in arguments]
     for key in {axis.key for axis in axes}:
         if sum(axis.key == key for axis in axes) > 1:
-            raise UserError(
-                f"{key} is given twice.", f"write its values in one argument: {key}=a,b"
-            )
+            message = f"{key} is given twice."
+            raise UserError(message, f"write its values in one argument: {key}=a,b")
     return axes
 
 
 def make_grid(axes: Sequence[Axis], limit: int | None) -> list[Point]:
-    """Return the first `limit` combinations, the last key first. Raises UserError for more than MAX_RUNS unasked."""
+    """Return the first `limit` combinations, the last key varying fastest."""
     for axis in axes:
         if axis.range is not None:
-            raise UserError(
-                f"{axis.key} has a range of numbers, which no grid has.", "add --random N."
-            )
+            message = f"{axis.key} has a range of numbers, which no grid has."
+            raise UserError(message, "add --random N.")
     size = _grid_size(axes)
     if limit is None and size > MAX_RUNS:
-        raise UserError(
-            f"The grid has {size} runs, more than {MAX_RUNS}.",
-            "take some by --random N, or the first by --max N.",
-        )
-    combinations = itertools.product(
-        *([f"{axis.key}={value}" for value in axis.values] for axis in axes)
-    )
-    return list(itertools.islice(combinations, limit))
+        message = f"The grid has {size} runs, more than {MAX_RUNS}."
+        raise UserError(message, "take some by --random N, or the first by --max N.")
+    overrides = ([f"{axis.key}={value}" for value in axis.values] for axis in axes)
+    return list(itertools.islice(itertools.product(*overrides), limit))
 
 
 def draw_points(axes: Sequence[Axis], count: int, seed: int) -> list[Point]:
@@ -95,23 +89,18 @@ def _grid_size(axes: Sequence[Axis]) -> int:
 
 def _parse_axis(argument: str) -> Axis:
     key, equals, text = argument.partition("=")
-    key = key.strip()
+    key, shown = key.strip(), shorten_text(argument)
     if not equals or not key or key.startswith("-"):
-        raise UserError(f"{shorten_text(argument)} is not of the form key=a,b or key=0..3.")
+        raise UserError(f"{shown} is not of the form key=a,b or key=0..3.")
     pieces = list(_split_values(text))
-    if (
-        len(pieces) == 1
-        and (match := _RANGE.fullmatch(pieces[0]))
-        and not _WHOLE.fullmatch(pieces[0])
-    ):
+    match = _RANGE.fullmatch(pieces[0])
+    if len(pieces) == 1 and match is not None and not _WHOLE.fullmatch(pieces[0]):
         low, high = map(float, match.groups())
         if not low < high or math.isinf(high - low):
-            raise UserError(
-                f"The range {shorten_text(argument)} is empty.", "write the lower number first."
-            )
+            raise UserError(f"The range {shown} is empty.", "write the lower number first.")
         return Axis(key, range=(low, high))
     if len(pieces) > 1 and not all(pieces):
-        raise UserError(f"{shorten_text(argument)} has an empty value.", "leave out the comma.")
+        raise UserError(f"{shown} has an empty value.", "leave out the comma.")
     values: dict[str, None] = {}
     for piece in pieces:
         if (match := _WHOLE.fullmatch(piece)) is None:
@@ -120,10 +109,8 @@ def _parse_axis(argument: str) -> Axis:
         # Both ends are included.
         first, last = map(int, match.groups())
         if not first <= last < first + MAX_RUNS:
-            raise UserError(
-                f"The range {piece} of {shorten_text(argument)} has no number, or more than "
-                f"{MAX_RUNS}."
-            )
+            message = f"The range {piece} of {shown} has no number, or more than {MAX_RUNS}."
+            raise UserError(message)
         values |= dict.fromkeys(map(str, range(first, last + 1)))
     return Axis(key, list(values))
 

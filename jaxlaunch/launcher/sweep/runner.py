@@ -68,7 +68,7 @@ class SweepRunner:
         self._signals = self._forwarded_signals = 0
 
     def run_members(self, lock: Lock) -> None:
-        """Run until every run has ended, or a signal makes them save and end. A second signal kills them."""
+        """Run until every run has ended, or a signal makes them save; a second one kills them."""
 
         def handle_signal(number: int, frame: types.FrameType | None) -> None:
             self._signals += 1
@@ -91,17 +91,15 @@ class SweepRunner:
 
     def _advance(self) -> bool:
         """Do everything that is due now. Return False when nothing is left to do."""
-        for member in self._members:
-            if member.name in self._running and not self._is_alive(member):
+        for member in self._running_members():
+            if not self._is_alive(member):
                 self._record_end(member)
         if self._signals:
             # The first signal has the runs save and end, another kills them.
             while self._forwarded_signals < min(self._signals, 2):
                 self._forwarded_signals += 1
-                for member in self._members:
-                    if member.name in self._running and (
-                        self._forwarded_signals > 1 or member.name not in self._stop_requested
-                    ):
+                for member in self._running_members():
+                    if self._forwarded_signals > 1 or member.name not in self._stop_requested:
                         self._send_stop(member)
             return bool(self._running)
         decided = self._decide_rungs() if self._plan.rungs else 0
@@ -110,6 +108,9 @@ class SweepRunner:
         for member in candidates[: max(0, self._plan.parallel - len(self._running))]:
             self._start_run(member)
         return bool(self._running or candidates)
+
+    def _running_members(self) -> list[Member]:
+        return [member for member in self._members if member.name in self._running]
 
     # --- one run ----------------------------------------------------------------------------------
 
@@ -137,18 +138,17 @@ class SweepRunner:
         return child.poll() is None if child is not None else _find_holder(member) is not None
 
     def _may_start(self, member: Member, decided: int) -> bool:
-        is_ready = member.name not in self._running and member.state in (
-            RunState.WAITING,
-            RunState.PAUSED,
-        )
-        return is_ready and len(member.standing.values) <= decided
+        is_waiting = member.state in (RunState.WAITING, RunState.PAUSED)
+        is_running = member.name in self._running
+        return is_waiting and not is_running and len(member.standing.values) <= decided
 
     def _start_run(self, member: Member) -> None:
         try:
             command = self._plan.command(member)
         except UserError as error:
             member.standing.is_over = True
-            return self._record_state(member, RunState.FAILED, error.message)
+            self._record_state(member, RunState.FAILED, error.message)
+            return
         with open(member.folder.with_suffix(".log"), "ab") as log:
             self._children[member.name] = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
@@ -157,7 +157,6 @@ class SweepRunner:
         self._record_state(member, RunState.RUNNING, " ".join(member.changes))
 
     def _record_end(self, member: Member) -> None:
-        """Record how a run ended."""
         self._running.discard(member.name)
         child = self._children.pop(member.name, None)
         is_cut = member.standing.cut_rung is not None
@@ -167,21 +166,18 @@ class SweepRunner:
             self._read_values(member)
         code, message = _read_end(member, None if child is None else child.returncode)
         if is_pause and contract.outcome_for_code(code).is_stop:
-            return self._record_state(member, RunState.PAUSED, "waits for the others")
+            self._record_state(member, RunState.PAUSED, "waits for the others")
+            return
         member.standing.is_over = True
+        # The run was stopped from outside, or killed.
+        is_stopped = code < 0 or code in (contract.PREEMPTED, contract.LOST, contract.KILLED)
         if code == contract.DONE:
             value = newest_value(member, self._plan.metric)
-            self._record_state(
-                member, RunState.DONE, "" if value is None else f"{self._plan.metric} {value:.4g}"
-            )
-        elif is_cut:
-            return
-        elif (
-            code in (contract.PREEMPTED, contract.LOST, contract.KILLED) or code < 0
-            # The run was stopped from outside, or killed.
-        ):
+            note = "" if value is None else f"{self._plan.metric} {value:.4g}"
+            self._record_state(member, RunState.DONE, note)
+        elif is_stopped and not is_cut:
             self._record_state(member, RunState.STOPPED, "the same command continues it")
-        else:
+        elif not is_cut:
             self._record_state(member, RunState.FAILED, f"exit {code}: {message}")
 
     def _record_state(
@@ -193,39 +189,30 @@ class SweepRunner:
     # --- stopping early ---------------------------------------------------------------------------
 
     def _decide_rungs(self) -> int:
-        """Stop the worse half at each decided rung, and pause runs that wait at a rung to make room for others.
+        """Stop the worse half at each decided rung, and pause runs to make room for others.
 
         Returns the number of rungs that are decided.
         """
-        for member in self._members:
-            if member.name in self._running:
-                self._read_values(member)
+        for member in self._running_members():
+            self._read_values(member)
         standings = {member.name: member.standing for member in self._members}
         for rung in range(count_decided(standings, len(self._plan.rungs))):
             names = find_worse_half(standings, rung, is_higher_better=self._plan.is_higher_better)
             for member in self._members:
-                if (
-                    member.name in names
-                    and member.standing.cut_rung is None
-                    and member.state is not RunState.DONE
-                ):
+                is_over = member.standing.cut_rung is not None or member.state is RunState.DONE
+                if member.name in names and not is_over:
                     value = f"{self._plan.metric} {member.standing.values[rung]:.4g}"
-                    self._record_state(
-                        member,
-                        RunState.CUT,
-                        f"{value} is in the worse half at rung {rung + 1}",
-                        rung=rung,
-                    )
+                    note = f"{value} is in the worse half at rung {rung + 1}"
+                    self._record_state(member, RunState.CUT, note, rung=rung)
                     member.standing.is_over = True
                     self._request_stop(member)
         # Count again without the runs that were just stopped.
         decided = count_decided(standings, len(self._plan.rungs))
         waiting = sum(self._may_start(member, decided) for member in self._members)
         free = self._plan.parallel - len(self._running)
-        for member in self._members:
-            if self._plan.may_pause and waiting > free:
-                if member.name in self._running and len(member.standing.values) > decided:
-                    free += self._request_stop(member)
+        for member in self._running_members() if self._plan.may_pause else ():
+            if waiting > free and len(member.standing.values) > decided:
+                free += self._request_stop(member)
         return decided
 
     def _read_values(self, member: Member) -> None:
@@ -235,19 +222,15 @@ class SweepRunner:
             return
         report = self._readers.setdefault(member.name, RunReader(member.folder)).read_report()
         curve, steps = report.named_curves().get(self._plan.metric), report.total_steps()
+        points = curve.points if curve else ()
         for number in range(len(values), len(self._plan.rungs)):
             rung = self._plan.rungs[number]
             from_step = rung if rung >= 1 else math.inf if steps is None else rung * steps
-            point = (
-                next((point for point in curve.points if point[0] >= from_step), None)
-                if curve
-                else None
-            )
+            point = next((point for point in points if point[0] >= from_step), None)
             if point is None:
                 return
-            self._table.record_state(
-                member, member.state, rung=number, step=int(point[0]), value=point[2]
-            )
+            step, value = int(point[0]), point[2]
+            self._table.record_state(member, member.state, rung=number, step=step, value=value)
 
     def _request_stop(self, member: Member) -> bool:
         """Make a run save and end. Return False if it was asked before."""
@@ -258,10 +241,11 @@ class SweepRunner:
         return True
 
     def _send_stop(self, member: Member) -> None:
-        """Ask a run to stop as `launcher stop` does, unless it has not begun; a second time it is killed."""
+        """Ask a run to stop as `launcher stop` does; kill it if it was asked before."""
         child = self._children.get(member.name)
         if child is not None and (self._forwarded_signals > 1 or _find_holder(member) is None):
-            return child.send_signal(signal.SIGTERM)
+            child.send_signal(signal.SIGTERM)
+            return
         # The run has ended.
         with contextlib.suppress(UserError):
             run_folders.stop_run(run_folders.open_run(member.folder))
@@ -286,12 +270,11 @@ def _find_holder(member: Member) -> Holder | None:
 
 
 def _read_end(member: Member, exit_code: int | None) -> tuple[int, str]:
-    """Return the code and the reason of a run that ended, from its folder, or from its command as a fallback."""
-    verdict = (
-        status.run_verdict(run_folders.open_run(member.folder)) if member.folder.is_dir() else None
-    )
-    if exit_code is None:
-        exit_code = contract.LOST if verdict is None else verdict.code
-    if verdict is not None and verdict.code == exit_code:
-        return exit_code, verdict.message
-    return exit_code, f"see {member.folder.with_suffix('.log')}"
+    """Return the code and the reason of a run that ended, from its folder or its command."""
+    verdict = None
+    if member.folder.is_dir():
+        verdict = status.run_verdict(run_folders.open_run(member.folder))
+    if verdict is not None and exit_code in (None, verdict.code):
+        return verdict.code, verdict.message
+    code = contract.LOST if exit_code is None else exit_code
+    return code, f"see {member.folder.with_suffix('.log')}"

@@ -1,4 +1,4 @@
-"""The folder of a sweep: its runs are folders in it, and a file of JSON lines has the state of each.
+"""The folder of a sweep: a folder for each run, and JSON lines with their states.
 
 This module also has the rule that stops runs early. A rung is a number of steps, and the value of a
 run there is the first value of its metric from that step on. When every run has a value, or has
@@ -68,13 +68,9 @@ def count_decided(standings: Mapping[str, Standing], rungs: int) -> int:
 def find_worse_half(
     standings: Mapping[str, Standing], rung: int, *, is_higher_better: bool
 ) -> Collection[str]:
-    """Return the runs to stop at a decided rung. Of runs with equal values, the later ones are stopped."""
-    remaining = _remaining_runs(standings, rung)
-    values = {
-        name: standing.values[rung]
-        for name, standing in remaining.items()
-        if rung in standing.values
-    }
+    """Return the runs to stop at a decided rung; of equal ones, the later."""
+    remaining = _remaining_runs(standings, rung).items()
+    values = {name: run.values[rung] for name, run in remaining if rung in run.values}
     order = sorted(values, key=lambda name: -values[name] if is_higher_better else values[name])
     return order[len(order) - len(order) // 2 :]
 
@@ -130,38 +126,33 @@ class SweepTable:
     def record_sweep(self, settings: Mapping[str, Any], members: Mapping[str, Member]) -> None:
         """Record the settings of the sweep, and its new runs.
 
-        Raises:
-            UserError: The folder has a sweep of other jobs, which could not be compared with these.
+        Raises UserError if the folder has a sweep of other jobs, which could not be compared with
+        these.
         """
         hint = "give it another name with --name, or remove the folder."
         if layout.is_run(self.folder):
             raise UserError(f"{self.folder} is the folder of a run, not of a sweep.", hint)
         for name, member in members.items():
             if name in self.members and self.members[name].job != member.job:
-                old_changes = " ".join(self.members[name].changes)
-                new_changes = " ".join(member.changes)
+                old, new = (" ".join(run.changes) for run in (self.members[name], member))
                 difference = (
-                    f"{old_changes}, now {new_changes}"
-                    if old_changes != new_changes
-                    else f"{old_changes}; its job has other keys now"
+                    f"{old}, now {new}" if old != new else f"{old}; its job has other keys now"
                 )
-                raise UserError(
-                    f"The sweep in {self.folder} began with other jobs: {name} has {difference}.",
-                    hint,
+                message = (
+                    f"The sweep in {self.folder} began with other jobs: {name} has {difference}."
                 )
+                raise UserError(message, hint)
         if dict(self.settings) != settings:
             self._append_row(settings)
         for name, member in members.items():
             if name not in self.members:
-                self._append_row(
-                    {"run": name, "set": member.changes, "job": member.job, "state": member.state}
-                )
+                row = {"run": name, "set": member.changes, "job": member.job}
+                self._append_row({**row, "state": member.state})
 
     def record_state(self, member: Member, state: RunState, note: str = "", **fields: Any) -> None:
         """Record a new state of a run."""
-        self._append_row(
-            {"run": member.name, "state": state, **({"note": note} if note else {}), **fields}
-        )
+        note_field = {"note": note} if note else {}
+        self._append_row({"run": member.name, "state": state, **note_field, **fields})
 
     def _append_row(self, row: Mapping[str, Any]) -> None:
         text = json.dumps({**row, "time": round(time.time(), 3)}) + "\n"

@@ -20,7 +20,7 @@ import select
 import stat
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import yaml
 from yaml.events import (
@@ -57,18 +57,14 @@ _REFERENCE_FAULT = (
     "write the value out in each place, or quote it.",
 )
 _CORE_TAG = "tag:yaml.org,2002:"
-_TYPES: dict[str, type | tuple[type, ...]] = {
-    "str": str,
-    "int": int,
-    "float": (int, float),
-    "bool": bool,
-}
+_TYPES: dict[str, type | tuple[type, ...]]
+_TYPES = {"str": str, "int": int, "float": (int, float), "bool": bool}
 _TYPES |= {"null": type(None), "map": dict, "seq": list}
 
 
 @dataclasses.dataclass
 class Document:
-    """Plain data with the line of each path, the texts of plain scalars, and the faults found while reading."""
+    """Plain data with the line of each path, the plain scalars as written, and the faults."""
 
     # The name in messages, usually the path of the file.
     name: str
@@ -80,7 +76,7 @@ class Document:
     faults: list[Fault] = dataclasses.field(default_factory=list)
 
     def locate(self, fault: Fault) -> Fault:
-        """Return the fault with its location: the line of its path or the nearest block above, or the override.
+        """Return the fault with its location: a line, or an override.
 
         If an override set one of several keys that a fault relies on, the fault is attributed to
         the override, because the file was written for the value that it replaced.
@@ -101,24 +97,18 @@ class Document:
             return fault
         for end in range(len(fault.path), 0, -1):
             path = fault.path[:end]
-            if path in self.overrides:
-                location = f"{self.overrides[path]}{_OVERRIDE_SUFFIX}"
-                return dataclasses.replace(fault, location=location, line=LINE_AFTER_FILE)
-            if path in self.lines:
+            if path in self.lines and path not in self.overrides:
                 line = self.lines[path]
                 return dataclasses.replace(fault, location=f"{self.name}:{line}", line=line)
-            argument = next(
-                (shown for below, shown in self.overrides.items() if below[:end] == path), None
-            )
-            # An override created this block.
-            if argument is not None:
-                return dataclasses.replace(
-                    fault, location=f"{argument}{_OVERRIDE_SUFFIX}", line=LINE_AFTER_FILE
-                )
+            # An override may also have created the block.
+            for below, shown in self.overrides.items():
+                if below[:end] == path:
+                    location = f"{shown}{_OVERRIDE_SUFFIX}"
+                    return dataclasses.replace(fault, location=location, line=LINE_AFTER_FILE)
         return dataclasses.replace(fault, location=self.name)
 
     def forget_path(self, path: KeyPath) -> None:
-        """Drop the lines and texts of a value and everything below it, after an override has replaced it."""
+        """Drop the lines and texts at and below a path that an override has replaced."""
         entries: dict[KeyPath, Any]
         for entries in (self.lines, self.texts, self.overrides):
             for key in [old for old in entries if old[: len(path)] == path]:
@@ -126,7 +116,7 @@ class Document:
 
 
 def read_document(path: Path, opener: Opener | None = None) -> Document:
-    """Read the document in a file. Raises UserError if the file cannot be read, is too large or not UTF-8."""
+    """Read a file. Raises UserError if it cannot be read, is too large or not UTF-8."""
     try:
         with open(path, "rb", opener=opener or _open_file) as file:
             content = file.read(MAX_BYTES + 1)
@@ -135,9 +125,8 @@ def read_document(path: Path, opener: Opener | None = None) -> Document:
     except OSError as error:
         raise UserError(f"{path}: {(error.strerror or 'cannot be read').lower()}.") from None
     if len(content) > MAX_BYTES:
-        raise UserError(
-            f"{path}: is larger than 1 MiB.", "a job is a page of text; keep data in other files."
-        )
+        message = f"{path}: is larger than 1 MiB."
+        raise UserError(message, "a job is a page of text; keep data in other files.")
     try:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -150,10 +139,8 @@ def read_document(path: Path, opener: Opener | None = None) -> Document:
 def _open_file(path: str, flags: int) -> int:
     """Open a file or a pipe such as `<(command)`. Raises OSError for a pipe without a writer."""
     descriptor = os.open(path, flags | os.O_NONBLOCK)
-    if (
-        stat.S_ISFIFO(os.fstat(descriptor).st_mode)
-        and not select.select([descriptor], [], [], 0)[0]
-    ):
+    is_pipe = stat.S_ISFIFO(os.fstat(descriptor).st_mode)
+    if is_pipe and not select.select([descriptor], [], [], 0)[0]:
         # BlockingIOError: the pipe has a writer, which has not written yet.
         with contextlib.suppress(BlockingIOError):
             os.read(descriptor, 1)
@@ -179,17 +166,13 @@ def parse_document(text: str, name: str, base_path: KeyPath = ()) -> Document:
     except ReaderError as error:
         line = text.count("\n", 0, error.position) + 1
         code = error.character if isinstance(error.character, int) else ord(error.character)
-        reader.add_fault(
-            (),
-            line,
-            f"contains the control character 0x{code:02x}.",
-            "delete it, or write it as an escape.",
-        )
+        message = f"contains the control character 0x{code:02x}."
+        reader.add_fault((), line, message, "delete it, or write it as an escape.")
     return reader.document
 
 
 def read_whole_numbers(text: str, paths: Sequence[KeyPath]) -> Mapping[KeyPath, int]:
-    """Return the integers at these paths of a document, without those that are missing or not integers."""
+    """Return the integers at these paths of a document, as far as they exist."""
     data, numbers = parse_document(text, "").data, dict[KeyPath, int]()
     for path in paths:
         value = data
@@ -215,35 +198,20 @@ class _Reader:
         self._reported: set[tuple[int, str]] = set()
 
     def add_fault(
-        self,
-        path: KeyPath,
-        line: int,
-        message: str,
-        hint: str | None = None,
-        not_finite: str | None = None,
+        self, path: KeyPath, line: int, message: str, hint: str, not_finite: str | None = None
     ) -> None:
-        """Add a fault, once per line and message: a thousand aliases in a line are one thing to fix."""
+        """Add a fault, once per line and message."""
         if (line, message) not in self._reported:
             self._reported.add((line, message))
             location = f"{self.document.name}:{line}"
-            self.document.faults.append(
-                Fault(path, message, hint, location, line, not_finite=not_finite)
-            )
+            fault = Fault(path, message, hint, location, line, not_finite=not_finite)
+            self.document.faults.append(fault)
 
     def add_syntax_fault(self, error: yaml.MarkedYAMLError, text: str) -> None:
-        """Add the fault of a text that is not YAML, without the line itself, which may contain a secret."""
+        """Add the fault of a text that is not YAML, without its line, which may hold a secret."""
         self.document.data = None
-        mark = error.problem_mark
-        if (column := _tab_column(error, text)) is not None:
-            return self.add_fault(
-                (),
-                _line_number(mark),
-                f"is not YAML: a tab in column {column}.",
-                "use spaces instead.",
-            )
-        character = "" if mark is None else text[mark.index : mark.index + 1]
-        message, hint = _syntax_message(error, character, _is_deeper(mark, text))
-        self.add_fault((), _line_number(mark), message, hint)
+        message, hint = _syntax_message(error, text)
+        self.add_fault((), _line_number(error.problem_mark), message, hint)
 
     def read_events(self, events: Iterator[Event]) -> None:
         """Read the first document; a second one is a fault."""
@@ -255,48 +223,47 @@ class _Reader:
         for event in events:
             if isinstance(event, DocumentStartEvent):
                 hint = "keep one job in a file; remove the `---`."
-                self.add_fault(
-                    (), _line_number(event.start_mark), "starts a second document.", hint
-                )
-                raise _Abort
+                self._abort(_line_number(event.start_mark), "starts a second document.", hint)
+
+    def _abort(self, line: int, message: str, hint: str) -> NoReturn:
+        self.add_fault((), line, message, hint)
+        raise _Abort
 
     def _read_node(self, event: NodeEvent, path: KeyPath, depth: int) -> Any:
         line = _line_number(event.start_mark)
         if depth > MAX_DEPTH:
             hint = "no part of a job is; look for a bracket that is never closed."
-            self.add_fault((), line, f"is nested deeper than {MAX_DEPTH} levels.", hint)
-            raise _Abort
+            self._abort(line, f"is nested deeper than {MAX_DEPTH} levels.", hint)
         self._value_count += 1
         if self._value_count > MAX_VALUES:
             hint = "a job is a page of text; keep data in other files."
-            self.add_fault((), line, f"contains more than {MAX_VALUES} values.", hint)
-            raise _Abort
+            self._abort(line, f"contains more than {MAX_VALUES} values.", hint)
         self.document.lines.setdefault(path, line)
         if event.anchor is not None:
             self.add_fault(path, line, *_REFERENCE_FAULT)
         if isinstance(event, AliasEvent):
             return None
         assert isinstance(event, ScalarEvent | CollectionStartEvent)
+        value: Any
         if isinstance(event, ScalarEvent):
-            value: Any = self._read_scalar(event, path, line)
+            value = self._read_scalar(event, path, line)
+        elif isinstance(event, SequenceStartEvent):
+            value = self._read_sequence(path, depth)
         else:
-            value = (
-                self._read_sequence(path, depth)
-                if isinstance(event, SequenceStartEvent)
-                else self._read_mapping(path, depth)
-            )
+            value = self._read_mapping(path, depth)
         if event.tag is not None:
-            name = event.tag.removeprefix(_CORE_TAG)
-            expected_type = _TYPES.get(name) if event.tag.startswith(_CORE_TAG) else None
-            if expected_type is None:
-                self.add_fault(
-                    path, line, "has a YAML tag (!…).", "delete the tag; a job is plain data."
-                )
-            elif not isinstance(value, expected_type) or (
-                isinstance(value, bool) and expected_type is not bool
-            ):
-                self.add_fault(path, line, f"is tagged !!{name} and is not one.", "delete the tag.")
+            self._check_tag(event.tag, value, path, line)
         return value
+
+    def _check_tag(self, tag: str, value: Any, path: KeyPath, line: int) -> None:
+        name = tag.removeprefix(_CORE_TAG)
+        expected_type = _TYPES.get(name) if tag.startswith(_CORE_TAG) else None
+        if expected_type is None:
+            hint = "delete the tag; a job is plain data."
+            self.add_fault(path, line, "has a YAML tag (!…).", hint)
+        # A bool is an int in Python.
+        elif not isinstance(value, expected_type) or isinstance(value, bool) != (name == "bool"):
+            self.add_fault(path, line, f"is tagged !!{name} and is not one.", "delete the tag.")
 
     def _read_scalar(self, event: ScalarEvent, path: KeyPath, line: int) -> Scalar:
         # A quoted or block scalar, or one that is tagged as text.
@@ -306,12 +273,9 @@ class _Reader:
         try:
             return resolve_scalar(event.value)
         except ValueError as error:
-            not_finite = event.value if is_not_finite(event.value) else None
-            subject = (
-                format_key_path(path)
-                if not_finite is None
-                else f"{format_key_path(path)} = {shorten_text(not_finite)}"
-            )
+            not_finite, subject = None, format_key_path(path)
+            if _NOT_FINITE.fullmatch(event.value):
+                not_finite, subject = event.value, f"{subject} = {shorten_text(event.value)}"
             self.add_fault(path, line, f"{subject} {error}.", "quote it if it is text.", not_finite)
             return None
 
@@ -326,12 +290,8 @@ class _Reader:
         while not isinstance(event := next(self._events), MappingEndEvent):
             line = _line_number(event.start_mark)
             if not isinstance(event, ScalarEvent):
-                self.add_fault(
-                    path,
-                    line,
-                    "has a key that is not text.",
-                    "quote braces and brackets that are text.",
-                )
+                hint = "quote braces and brackets that are text."
+                self.add_fault(path, line, "has a key that is not text.", hint)
                 self._skip_node(event, path, depth)
                 self._skip_node(next(self._events), path, depth)
                 continue
@@ -340,12 +300,8 @@ class _Reader:
                 self.add_fault(path, line, *_REFERENCE_FAULT)
             if key in block:
                 first = self.document.lines[(*path, key)]
-                self.add_fault(
-                    path,
-                    line,
-                    f'duplicate key "{shorten_text(key)}", first in line {first}.',
-                    "keep one of them.",
-                )
+                message = f'duplicate key "{shorten_text(key)}", first in line {first}.'
+                self.add_fault(path, line, message, "keep one of them.")
                 self._skip_node(next(self._events), path, depth)
                 continue
             self.document.lines[(*path, key)] = line
@@ -363,7 +319,6 @@ class _Reader:
 
 
 def _line_number(mark: Any) -> int:
-    """Return the 1-based line of a parser's mark, whose type differs between libyaml and the pure parser."""
     return 1 if mark is None else int(mark.line) + 1
 
 
@@ -399,21 +354,17 @@ _SYNTAX: tuple[tuple[str, str, str], ...] = (
 
 
 def _tab_column(error: yaml.MarkedYAMLError, text: str) -> int | None:
-    """Return the 1-based column of the tab at which the parser stopped, or None if it stopped at something else.
+    """Return the 1-based column of the tab at which the parser stopped, or None.
 
     A tab is wrong in the indentation of a line or an item, and after the colon of a key. Inside
     brackets, lines may be indented with tabs, so the fault is in the bracket.
     """
     mark, lines, problem = error.problem_mark, text.split("\n"), error.problem or ""
-    if re.search("expected ',' or|node content", problem):
+    if mark is None or re.search("expected ',' or|node content", problem):
         return None
-    if (
-        mark is not None
-        and "cannot start any token" in problem
-        and text[mark.index : mark.index + 1] == "\t"
-    ):
+    if "cannot start any token" in problem and text[mark.index : mark.index + 1] == "\t":
         return int(mark.column) + 1
-    line = lines[mark.line] if mark is not None and mark.line < len(lines) else ""
+    line = lines[mark.line] if mark.line < len(lines) else ""
     match = re.match(r"[ -]*\t", line)
     if match is None and "mapping values are not allowed" in problem:
         match = re.match(r"[^'\"#]*?:\t", line)
@@ -421,37 +372,36 @@ def _tab_column(error: yaml.MarkedYAMLError, text: str) -> int | None:
 
 
 def _is_deeper(mark: Any, text: str) -> bool:
-    """Return whether the line of a mark is indented deeper than the line above, although that has a value."""
+    """Return whether a line is indented deeper than the one above, which has a value."""
     lines = text.splitlines()
     if mark is None or mark.line >= len(lines):
         return False
-    with_values = [
-        line for line in lines[: mark.line] if line.strip() and not line.strip().startswith("#")
-    ]
-    above = with_values[-1] if with_values else ""
-    deeper = len(lines[mark.line]) - len(lines[mark.line].lstrip()) > len(above) - len(
-        above.lstrip()
-    )
-    return deeper and ":" in above and not above.rstrip().endswith(":")
+    lines_above = (line for line in reversed(lines[: mark.line]) if line.strip())
+    above = next((line for line in lines_above if not line.strip().startswith("#")), "")
+
+    def indentation(line: str) -> int:
+        return len(line) - len(line.lstrip())
+
+    is_deeper = indentation(lines[mark.line]) > indentation(above)
+    return is_deeper and ":" in above and not above.rstrip().endswith(":")
 
 
-def _syntax_message(
-    error: yaml.MarkedYAMLError, character: str, is_deeper: bool
-) -> tuple[str, str]:
-    """Return message and hint for a text that is not YAML; `character` is the character where the parser stopped."""
-    if is_deeper and "mapping values are not allowed" in (error.problem or ""):
+def _syntax_message(error: yaml.MarkedYAMLError, text: str) -> tuple[str, str]:
+    """Return message and hint for a text that is not YAML."""
+    mark, parser_problem = error.problem_mark, error.problem or ""
+    if (column := _tab_column(error, text)) is not None:
+        return f"is not YAML: a tab in column {column}.", "use spaces instead."
+    if "mapping values are not allowed" in parser_problem and _is_deeper(mark, text):
         hint = "look at this line's indentation: keys of one block begin in one column."
         return "is not YAML: it is indented deeper than the line above, which has a value.", hint
-    first_line = _line_number(error.context_mark or error.problem_mark)
-    context = (
-        f", in a block that begins in line {first_line}"
-        if first_line != _line_number(error.problem_mark)
-        else ""
-    )
-    if "cannot start any token" in (error.problem or ""):
+    if "cannot start any token" in parser_problem:
+        character = "" if mark is None else text[mark.index : mark.index + 1]
         return f"is not YAML: a value that begins with `{character}`.", "quote it."
+    first_line, context = _line_number(error.context_mark or mark), ""
+    if first_line != _line_number(mark):
+        context = f", in a block that begins in line {first_line}"
     for pattern, problem, hint in _SYNTAX:
-        if re.search(pattern, error.problem or ""):
+        if re.search(pattern, parser_problem):
             return f"is not YAML: {problem}{context}.", hint
     return f"is not YAML{context}.", "check the indentation, the quotes and the brackets."
 
@@ -472,7 +422,7 @@ _MAX_INTEGER_DIGITS = 40
 
 
 def resolve_scalar(text: str) -> Scalar:
-    """Return the value of a plain scalar. Raises ValueError for a number that is not finite or too long."""
+    """Return the value of a plain scalar. Raises ValueError for .inf, .nan and long numbers."""
     if text in _CONSTANTS:
         return _CONSTANTS[text]
     if _INTEGER.fullmatch(text):
@@ -489,11 +439,6 @@ def resolve_scalar(text: str) -> Scalar:
     return text
 
 
-def is_not_finite(text: str) -> bool:
-    """Return whether a scalar is .inf, -.inf or .nan, which no job may have."""
-    return _NOT_FINITE.fullmatch(text) is not None
-
-
 def has_two_readings(text: str) -> bool:
-    """Return whether versions of YAML differ: 010 is 10 in YAML 1.2, and 8 in YAML 1.1, as in most Kubernetes tools."""
+    """Return whether YAML 1.1 and 1.2 differ: 010 is 8 in the one and 10 in the other."""
     return _TWO_READINGS.fullmatch(text) is not None

@@ -16,7 +16,7 @@ _UNLIMITED_WIDTH = 2**31
 
 
 class _Dumper(yaml.SafeDumper):
-    """Dumper that quotes text which YAML 1.1 or 1.2 would read as another type; PyYAML follows only 1.1."""
+    """Dumper that quotes text which YAML 1.1 or 1.2 would read as another type."""
 
     def ignore_aliases(self, data: Any) -> bool:
         return True

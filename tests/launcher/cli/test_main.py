@@ -52,10 +52,9 @@ def test_rendering_imports_no_client_of_a_cluster(tmp_path: Path) -> None:
         "name: x\nimage: i\naccelerator: {type: cpu}\ncommand: [a]\n"
     )
     code = (
-        "import sys; from jaxlaunch.launcher.cli.main import cli; "
-        "cli.main(['render', 'job.yaml'], standalone_mode=False);"
-        "print([name for name in ('kubernetes', 'jax', 'urllib3') if name in sys.modules], "
-        "file=sys.stderr)"
+        "import sys; from jaxlaunch.launcher.cli.main import cli; cli.main(['render', 'job.yaml'], "
+        "standalone_mode=False);print([name for name in ('kubernetes', 'jax', 'urllib3') if name "
+        "in sys.modules], file=sys.stderr)"
     )
     said = python("-c", code, cwd=tmp_path)
     assert said.stderr == "[]\n"
@@ -65,20 +64,17 @@ def test_rendering_imports_no_client_of_a_cluster(tmp_path: Path) -> None:
 @pytest.mark.parametrize("module", ["list", "status", "logs", "stop"])
 def test_commands_on_a_submitted_job_do_not_wait_for_what_reads_a_job_file(module: str) -> None:
     code = (
-        f"import sys, jaxlaunch.launcher.cli.{module};"
-        "print([name for name in ('pydantic_core', 'jaxlaunch.trainer.spec', 'cryptography') if "
-        "name in sys.modules])"
+        f"import sys, jaxlaunch.launcher.cli.{module};print([name for name in ('pydantic_core', "
+        "'jaxlaunch.trainer.spec', 'cryptography') if name in sys.modules])"
     )
     assert python("-c", code).stdout == "[]\n"
 
 
 def test_the_launcher_never_imports_the_jax_side() -> None:
     code = (
-        "import json, sys; from jaxlaunch.launcher.cli import validate, schema;"
-        "outer = ('trainer', 'launcher', 'jax', 'numpy');"
-        "found = [name for name in sys.modules if name[:17] == 'jaxlaunch.trainer' or "
-        "name.split('.')[0] in outer];"
-        "print(json.dumps(sorted(found)))"
+        "import json, sys; from jaxlaunch.launcher.cli import validate, schema;outer = ('trainer', "
+        "'launcher', 'jax', 'numpy');found = [name for name in sys.modules if name[:17] == "
+        "'jaxlaunch.trainer' or name.split('.')[0] in outer];print(json.dumps(sorted(found)))"
     )
     found = json.loads(python("-c", code).stdout)
     assert found[0] == "jaxlaunch.trainer"
@@ -139,10 +135,8 @@ def test_init_writes_a_job_that_validates_and_never_overwrites(
     left = launcher(capsys, monkeypatch, "validate", "first.yaml", "train.epochs=5")
     assert (left.code, left.err) == (0, "")
     assert left.out == (
-        "first.yaml: ok\n"
-        "first: 4 devices (1 host × 4) of type cpu, 1 process of 4 devices\n"
-        "mesh: dp 4 × fsdp 1 × mp 1\n"
-        "batch: 128 examples a step, 32 per device\n"
+        "first.yaml: ok\nfirst: 4 devices (1 host × 4) of type cpu, 1 process of 4 devices\nmesh: "
+        "dp 4 × fsdp 1 × mp 1\nbatch: 128 examples a step, 32 per device\n"
     )
     left = launcher(capsys, monkeypatch, "init", "first")
     assert (left.code, left.out, left.err) == (

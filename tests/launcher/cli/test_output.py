@@ -41,8 +41,7 @@ def test_columns_are_as_wide_as_their_widest_cell() -> None:
 
 
 @pytest.mark.parametrize(
-    ("ranks", "out"),
-    [(None, "[0] a\n[1] b\n"), ({0, 2}, "[0] a\n"), ({1}, "b\n"), ({7}, "")],
+    ("ranks", "out"), [(None, "[0] a\n[1] b\n"), ({0, 2}, "[0] a\n"), ({1}, "b\n"), ({7}, "")]
 )
 def test_lines_of_selected_ranks_are_results_and_of_agents_messages(
     ranks: set[int] | None, out: str, capsys: Capture

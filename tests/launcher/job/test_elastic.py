@@ -69,8 +69,7 @@ def test_what_is_asked_for_names_the_mesh_and_the_batch_on_fewer_hosts() -> None
     mesh = TRAIN | {"mesh": {"dp": -1}}
     assert last(train=mesh, spares=2) == [
         "a lost host: 2 spares take its ranks, and its pod alone is made again; after "
-        "timeouts.replace it continues "
-        "with fewer:",
+        "timeouts.replace it continues with fewer:",
         "  3 hosts: dp 3 × fsdp 1 × mp 1, 4 per device, accumulate 2",
         "  2 hosts: dp 2 × fsdp 1 × mp 1, 6 per device, accumulate 2",
     ]

@@ -55,11 +55,7 @@ PRIVILEGED = {
     "h200-rdma-dra-gke",
     "gb200-nvlink-gke",
     "gb300-rdma-dra-gke",
-} | {
-    "v5e-root",
-    "v5e-privileged",
-    "h100-rdma-root",
-}
+} | {"v5e-root", "v5e-privileged", "h100-rdma-root"}
 
 
 def manifests(path: Path) -> list[dict[str, Any]]:
