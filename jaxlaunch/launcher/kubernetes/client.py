@@ -129,18 +129,17 @@ class Cluster:
         The managedFields, which are half of the bytes, are removed.
         """
         path = kind.path(namespace)
-        first_query = {**_selector_query(labels, fields), "limit": str(limit)}
+        selectors = {**_selector_query(labels, fields), "limit": str(limit)}
         objects: Objects = []
-        query = dict(first_query)
-        pages_read = 0
+        query, pages_read = selectors, 0
         while True:
             try:
                 page = self._send_json("GET", path, query)
             except ApiError as error:
-                if error.status != 410 or "continue" not in query:
+                if error.status != 410 or query is selectors:
                     raise
                 # The server no longer has the rest of the list.
-                objects, query = [], dict(first_query)
+                objects, query = [], selectors
                 continue
             for obj in page.get("items") or []:
                 obj["metadata"].pop("managedFields", None)
@@ -148,7 +147,7 @@ class Cluster:
             pages_read += 1
             if not (continue_token := page["metadata"].get("continue")) or pages_read == pages:
                 return objects, page["metadata"].get("resourceVersion", "")
-            query = {**first_query, "continue": continue_token}
+            query = {**selectors, "continue": continue_token}
 
     def create(self, kind: Kind, obj: Object, *, dry_run: bool = False) -> Object:
         """Create the object and return it as the server stores it. Unknown fields are rejected.
@@ -156,27 +155,20 @@ class Cluster:
         The request is retried only if the server did not process it. After any other error the
         object may exist.
         """
-        query = {
-            "fieldManager": FIELD_MANAGER,
-            "fieldValidation": "Strict",
-            **({"dryRun": "All"} if dry_run else {}),
-        }
+        query = _write_query() | ({"dryRun": "All"} if dry_run else {})
         path = kind.path(obj["metadata"].get("namespace") or self.namespace)
         return self._send_json("POST", path, query, obj, repeat=dry_run)
 
     def apply(self, kind: Kind, obj: Object, manager: str) -> Object:
         """Apply the fields of `obj`. A field that another manager owns is rejected."""
-        query = {"fieldManager": manager, "fieldValidation": "Strict"}
-        path = kind.path(
-            obj["metadata"].get("namespace") or self.namespace, obj["metadata"]["name"]
-        )
-        return self._send_json("PATCH", path, query, obj, content="application/apply-patch+yaml")
+        metadata, content = obj["metadata"], "application/apply-patch+yaml"
+        path = kind.path(metadata.get("namespace") or self.namespace, metadata["name"])
+        return self._send_json("PATCH", path, _write_query(manager), obj, content=content)
 
     def merge_patch(self, kind: Kind, name: str, namespace: str, patch: Object) -> Object:
         """Apply a JSON merge patch and return the object."""
-        query = {"fieldManager": FIELD_MANAGER, "fieldValidation": "Strict"}
-        path = kind.path(namespace, name)
-        return self._send_json("PATCH", path, query, patch, content="application/merge-patch+json")
+        path, content = kind.path(namespace, name), "application/merge-patch+json"
+        return self._send_json("PATCH", path, _write_query(), patch, content=content)
 
     def delete(
         self,
@@ -188,11 +180,8 @@ class Cluster:
         propagation: str = "Background",
     ) -> bool:
         """Start to delete the object, if it has this `uid`. Return False if it does not exist."""
-        options: Object = {
-            "apiVersion": "v1",
-            "kind": "DeleteOptions",
-            "propagationPolicy": propagation,
-        }
+        options: Object = {"apiVersion": "v1", "kind": "DeleteOptions"}
+        options["propagationPolicy"] = propagation
         if uid is not None:
             options["preconditions"] = {"uid": uid}
         return self._send_or_none("DELETE", kind.path(namespace, name), options) is not None
@@ -238,24 +227,22 @@ class Cluster:
     ) -> Iterator[str]:
         """Yield the lines of a container's log; `since` is a time in RFC 3339.
 
+        Lines over 1 MiB come in pieces.
+
         Raises:
             Unreachable: If a followed log sends nothing for five minutes, or the node does not
                 answer within `timeout_s`. The caller continues from the last line.
         """
         options = {
             "container": container,
-            "follow": follow,
+            "follow": "true" if follow else None,
             "sinceSeconds": since_s,
             "sinceTime": since or None,
             "tailLines": tail,
             "limitBytes": limit_bytes,
-            "timestamps": timestamps,
+            "timestamps": "true" if timestamps else None,
         }
-        query = {
-            key: "true" if value is True else str(value)
-            for key, value in options.items()
-            if value is not None and value is not False
-        }
+        query = {key: str(value) for key, value in options.items() if value is not None}
         lines = LineSplitter(_MAX_LINE_BYTES)
         path, silence_s = PODS.path(namespace, pod, "log"), timeout_s or _LOG_TIMEOUT_S
         for data in self._transport.stream(path, query, silence_s, timeout_s):
@@ -272,22 +259,15 @@ class Cluster:
         self, verb: str, kind: Kind, namespace: str | None = None, *, subresource: str = ""
     ) -> bool:
         """Return whether the user of this context has the permission."""
-        attributes = {
-            "verb": verb,
-            "group": kind.group,
-            "resource": kind.plural,
-            "subresource": subresource,
-        }
+        attributes = {"verb": verb, "group": kind.group, "resource": kind.plural}
+        attributes["subresource"] = subresource
         if kind.namespaced and namespace is not None:
             attributes["namespace"] = namespace
-        review = {
-            "apiVersion": ACCESS_REVIEWS.api_version,
-            "kind": ACCESS_REVIEWS.kind,
-            "spec": {"resourceAttributes": attributes},
-        }
-        return bool(
-            self._send_json("POST", ACCESS_REVIEWS.path(), None, review)["status"].get("allowed")
-        )
+        reviews = ACCESS_REVIEWS
+        review: Object = {"apiVersion": reviews.api_version, "kind": reviews.kind}
+        review["spec"] = {"resourceAttributes": attributes}
+        status = self._send_json("POST", reviews.path(), None, review)["status"]
+        return bool(status.get("allowed"))
 
     def served_versions(self, group: str) -> Sequence[str]:
         """Return the served versions of an API group, the preferred one first, or none."""
@@ -300,15 +280,13 @@ class Cluster:
 
     def server_time(self) -> datetime.datetime:
         """Return the server's clock, to the second."""
-        return email.utils.parsedate_to_datetime(
-            self._transport.send("GET", "/version").headers["Date"]
-        )
+        headers = self._transport.send("GET", "/version").headers
+        return email.utils.parsedate_to_datetime(headers["Date"])
 
     def current_time(self) -> datetime.datetime:
         """Return the current time, corrected to the server's clock if the two differ much."""
-        return datetime.datetime.now(datetime.UTC) - datetime.timedelta(
-            seconds=self._transport.skew_s
-        )
+        skew = datetime.timedelta(seconds=self._transport.skew_s)
+        return datetime.datetime.now(datetime.UTC) - skew
 
     def is_ready(self) -> bool:
         """Return whether the server reports that it is ready."""
@@ -348,6 +326,10 @@ class Cluster:
             f"{self.server}{path}: the answer is not from a Kubernetes API server.",
             "check the server's address in the kubeconfig.",
         )
+
+
+def _write_query(manager: str = FIELD_MANAGER) -> dict[str, str]:
+    return {"fieldManager": manager, "fieldValidation": "Strict"}
 
 
 def _selector_query(labels: str, fields: str) -> dict[str, str]:

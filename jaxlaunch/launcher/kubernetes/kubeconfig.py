@@ -85,14 +85,13 @@ def _find_context(merged: Any, context_name: str | None) -> tuple[str, Mapping[s
     name = context_name or merged.value.get("current-context")
     if name in contexts:
         return name, contexts[name]
-    hint = (
-        f"its contexts are {', '.join(sorted(contexts))}. {_LOCAL_HINT}"
-        if contexts
-        else f"it has no contexts. {_LOCAL_HINT}"
+    choices = (
+        f"its contexts are {', '.join(sorted(contexts))}" if contexts else "it has no contexts"
     )
+    message = "The kubeconfig has no current-context, and --context names none."
     if name:
-        raise ClusterError(f"The kubeconfig has no context {name}.", hint)
-    raise ClusterError("The kubeconfig has no current-context, and --context names none.", hint)
+        message = f"The kubeconfig has no context {name}."
+    raise ClusterError(message, f"{choices}. {_LOCAL_HINT}")
 
 
 def open_access(context_name: str | None) -> Access:
@@ -117,12 +116,10 @@ def open_access(context_name: str | None) -> Access:
         else:
             merged = _merge_files(paths)
             name, context = _find_context(merged, context_name)
-            clusters = (
-                entry
-                for entry in merged.value["clusters"]
-                if entry["name"] == context.get("cluster")
-            )
-            cluster = next((entry.value.get("cluster") or {} for entry in clusters), {})
+            clusters = {
+                entry["name"]: entry.value.get("cluster") for entry in merged.value["clusters"]
+            }
+            cluster = clusters.get(context.get("cluster")) or {}
             impersonation = _resolve_user(merged, context, cluster)
             KubeConfigLoader(merged, name, config_base_path=None).load_and_set(configuration)
             if "proxy-url" in cluster:
@@ -134,9 +131,8 @@ def open_access(context_name: str | None) -> Access:
 
     def auth_headers() -> dict[str, str]:
         settings = configuration.auth_settings().values()
-        return {
-            str(setting["key"]): str(setting["value"]) for setting in settings if setting["value"]
-        } | impersonation
+        headers = {str(row["key"]): str(row["value"]) for row in settings if row["value"]}
+        return headers | impersonation
 
     return Access(pool, configuration.host.rstrip("/"), auth_headers)
 
@@ -149,15 +145,12 @@ def _resolve_user(
     The official loader runs a plugin without a timeout, logs its failure and continues without
     credentials. It also ignores `as:`.
     """
-    entry = next(
-        (entry for entry in merged.value["users"] if entry["name"] == context.get("user")), None
-    )
+    entries = (entry for entry in merged.value["users"] if entry["name"] == context.get("user"))
+    entry = next(entries, None)
     if entry is None or not isinstance(user := entry.value.get("user"), dict):
         return {}
-    if (
-        isinstance(plugin := user.pop("exec", None), dict)
-        and not {"token", "tokenFile"} & user.keys()
-    ):
+    plugin = user.pop("exec", None)
+    if isinstance(plugin, dict) and not {"token", "tokenFile"} & user.keys():
         user.update(run_credential_plugin(plugin, cluster, Path(entry.path).absolute().parent))
     if user.get("as-groups") or user.get("as-user-extra"):
         raise ClusterError(
@@ -227,14 +220,9 @@ def run_credential_plugin(
         status = json.loads(process.stdout)["status"]
         if token := status.get("token"):
             return {"token": str(token)}
-        field_by_key = {
-            "client-certificate-data": "clientCertificateData",
-            "client-key-data": "clientKeyData",
-        }
-        return {
-            key: base64.b64encode(status[name].encode()).decode()
-            for key, name in field_by_key.items()
-        }
+        certificate, key = status["clientCertificateData"], status["clientKeyData"]
+        fields = {"client-certificate-data": certificate, "client-key-data": key}
+        return {key: base64.b64encode(text.encode()).decode() for key, text in fields.items()}
     except (ValueError, LookupError, TypeError, AttributeError):
         hint = "check its apiVersion in the kubeconfig."
         raise plugin_error("answered without a token or a certificate", hint) from None

@@ -117,16 +117,15 @@ class Transport:
             Unreachable: If it does not answer within `total_s`.
         """
         data = None if body is None else json.dumps(body).encode()
+        headers = {"Content-Type": content, "Accept-Encoding": "gzip"}
 
         def send_once(deadline: float) -> Response:
-            headers = {"Content-Type": content, "Accept-Encoding": "gzip"}
-            response = self._open_response(
-                method, path, query, headers, data, min(READ_TIMEOUT_S, self.total_s)
-            )
+            read_s = min(READ_TIMEOUT_S, self.total_s)
+            response = self._open_response(method, path, query, headers, data, read_s)
             return Response(response.headers, _read_body(response, deadline))
 
         with self._report_if_slow(f"an answer of the API server {self.server}"):
-            return self._send_with_retries(f"{method} {path}", send_once, repeat)
+            return self._send_with_retries(f"{method} {path}", send_once, repeat, self.total_s)
 
     def stream(
         self, path: str, query: Mapping[str, str], silence_s: float, total_s: float | None = None
@@ -136,21 +135,19 @@ class Transport:
         With `total_s` the answer must begin within that time, and an error is not retried.
         """
         request_line = f"GET {path}"
+
+        def open_stream(_: float) -> Any:
+            return self._open_response("GET", path, query, {}, None, silence_s)
+
         *_, pod, last = path.split("/")
         # A log comes from the kubelet of the pod's node. The first line of a followed log may come
         # at any time.
-        awaited = (
-            f"the log of pod {pod} from its node"
-            if last == "log"
-            else f"an answer of the API server {self.server}"
-        )
+        awaited = f"an answer of the API server {self.server}"
+        if last == "log":
+            awaited = f"the log of pod {pod} from its node"
         with contextlib.nullcontext() if "follow" in query else self._report_if_slow(awaited):
-            response = self._send_with_retries(
-                request_line,
-                lambda _: self._open_response("GET", path, query, {}, None, silence_s),
-                total_s is None,
-                total_s,
-            )
+            limit_s = self.total_s if total_s is None else total_s
+            response = self._send_with_retries(request_line, open_stream, total_s is None, limit_s)
         try:
             for data in response.stream(_CHUNK_BYTES):
                 self._answered_at = time.monotonic()
@@ -178,16 +175,12 @@ class Transport:
     ) -> Any:
         """Return the response with its body unread. Raises ApiError for a status of 300 or more."""
         sent_at = datetime.datetime.now(datetime.UTC)
+        common_headers = {"Accept": "application/json", "User-Agent": "jaxlaunch"}
         response = self._access.pool.request(
             method,
             f"{self._access.server}{path}" + (f"?{urlencode(query)}" if query else ""),
             body=data,
-            headers={
-                "Accept": "application/json",
-                "User-Agent": "jaxlaunch",
-                **headers,
-                **self._access.headers(),
-            },
+            headers={**common_headers, **headers, **self._access.headers()},
             timeout=urllib3.Timeout(connect=CONNECT_TIMEOUT_S, read=read_s),
             retries=False,
             redirect=False,
@@ -205,19 +198,14 @@ class Transport:
         raise self._refusal_error(f"{method} {path}", response)
 
     def _send_with_retries(
-        self,
-        request_line: str,
-        send_once: Callable[[float], T],
-        repeat: bool,
-        total_s: float | None = None,
+        self, request_line: str, send_once: Callable[[float], T], repeat: bool, total_s: float
     ) -> T:
         """Return the answer to a request, with retries for errors that may pass."""
-        deadline = time.monotonic() + (self.total_s if total_s is None else total_s)
+        deadline = time.monotonic() + total_s
         has_renewed = False
         for tries in range(1, MAX_TRIES + 1):
-            pause: float | None = min(
-                _FIRST_PAUSE_S * 2 ** (tries - 1), _LONGEST_PAUSE_S
-            ) * _jitter.uniform(0.8, 1.2)
+            longest_s = min(_FIRST_PAUSE_S * 2 ** (tries - 1), _LONGEST_PAUSE_S)
+            pause: float | None = longest_s * _jitter.uniform(0.8, 1.2)
             fault: ClusterError
             try:
                 return send_once(deadline)
@@ -270,10 +258,8 @@ class Transport:
             details = status.get("details")
         except (ValueError, LookupError, TypeError):
             first_line = body.decode(errors="replace").strip().partition("\n")[0][:200]
-            message = (
-                f"{response.status} {response.reason or ''}".strip()
-                + f": {first_line}" * bool(first_line)
-            )
+            message = f"{response.status} {response.reason or ''}".strip()
+            message += f": {first_line}" if first_line else ""
         if response.status == 401:
             message = (
                 f"The server {self.server} does not accept the credentials of context "
@@ -287,16 +273,16 @@ class Transport:
             pause_s = float(retry_after)
         else:
             with contextlib.suppress(ValueError):
-                delay = email.utils.parsedate_to_datetime(retry_after) - datetime.datetime.now(
-                    datetime.UTC
+                retry_at, now = (
+                    email.utils.parsedate_to_datetime(retry_after),
+                    datetime.datetime.now(datetime.UTC),
                 )
-                pause_s = max(0.0, delay.total_seconds())
-        return ApiError(
-            f"{message} ({request_line})", None, response.status, reason, details, pause_s
-        )
+                pause_s = max(0.0, (retry_at - now).total_seconds())
+        message = f"{message} ({request_line})"
+        return ApiError(message, None, response.status, reason, details, pause_s)
 
     def _unreachable_error(self, request_line: str, error: HTTPError) -> Unreachable:
-        server_text = f"The API server {self.server} of context {self.name}"
+        subject = f"The API server {self.server} of context {self.name}"
         cause = _innermost_cause(error)
         # The messages of the outer exceptions contain addresses of Python objects.
         text = cause.strerror if isinstance(cause, OSError) and cause.strerror else str(cause)
@@ -304,19 +290,14 @@ class Transport:
             text = cause.verify_message
         reason = text or type(cause).__name__
         if _is_untrusted(error):
-            return Unreachable(
-                f"{server_text} is not trusted: {reason}",
-                "check certificate-authority in the kubeconfig.",
-            )
+            hint = "check certificate-authority in the kubeconfig."
+            return Unreachable(f"{subject} is not trusted: {reason}", hint)
         if isinstance(error, NewConnectionError | ConnectTimeoutError | ProxyError | SSLError):
-            return Unreachable(
-                f"{server_text} cannot be reached: {reason}",
-                "check its address and your network or VPN.",
-            )
-        kind = (
-            "stopped answering" if isinstance(error, ReadTimeoutError) else "closed the connection"
-        )
-        return Unreachable(f"{server_text} {kind} ({request_line}).", sent=True)
+            hint = "check its address and your network or VPN."
+            return Unreachable(f"{subject} cannot be reached: {reason}", hint)
+        is_silent = isinstance(error, ReadTimeoutError)
+        problem = "stopped answering" if is_silent else "closed the connection"
+        return Unreachable(f"{subject} {problem} ({request_line}).", sent=True)
 
 
 def _read_body(response: Any, deadline: float) -> bytes:
@@ -349,12 +330,6 @@ def _innermost_cause(error: BaseException) -> BaseException:
 PROTOCOL = "v4.channel.k8s.io"
 MAX_ANSWER_BYTES = 4 * 1024 * 1024  # bytes
 _DATA_CHANNEL, _ERROR_CHANNEL = 0, 1
-_TLS_OPTIONS = {
-    "ca_certs": "ca_certs",
-    "cert_file": "certfile",
-    "key_file": "keyfile",
-    "server_hostname": "server_hostname",
-}
 
 
 def exchange_bytes(
@@ -395,15 +370,11 @@ def exchange_bytes(
             **_proxy_options(pool),
         )
     except websocket.WebSocketBadStatusException as error:
-        try:
+        message = str(error)
+        with contextlib.suppress(ValueError, LookupError, TypeError):
             message = str(json.loads(error.resp_body)["message"])
-        except (ValueError, LookupError, TypeError):
-            message = str(error)
-        hint = (
-            "you need the right to get and create pods/portforward."
-            if error.status_code == 403
-            else None
-        )
+        is_forbidden = error.status_code == 403
+        hint = "you need the right to get and create pods/portforward." if is_forbidden else None
         raise ApiError(f"{message} ({request_line})", hint, error.status_code) from None
     except (OSError, websocket.WebSocketException) as error:
         raise Unreachable(
@@ -445,15 +416,13 @@ def _receive_answer(tunnel: Any, deadline: float, request_line: str) -> bytes:
 def _tls_options(pool: Any) -> dict[str, Any]:
     """Return the pool's TLS settings as options of the WebSocket library."""
     settings = pool.connection_pool_kw
-    options = {
-        theirs: settings[ours] for ours, theirs in _TLS_OPTIONS.items() if settings.get(ours)
-    }
+    names = {"ca_certs": "ca_certs", "cert_file": "certfile", "key_file": "keyfile"}
+    names["server_hostname"] = "server_hostname"
+    options = {theirs: settings[ours] for ours, theirs in names.items() if settings.get(ours)}
     if settings.get("cert_reqs") in (ssl.CERT_NONE, "CERT_NONE"):
         return options | {"cert_reqs": ssl.CERT_NONE, "check_hostname": False}
-    return options | {
-        "cert_reqs": ssl.CERT_REQUIRED,
-        "check_hostname": settings.get("assert_hostname") is not False,
-    }
+    checks_name = settings.get("assert_hostname") is not False
+    return options | {"cert_reqs": ssl.CERT_REQUIRED, "check_hostname": checks_name}
 
 
 def _proxy_options(pool: Any) -> Mapping[str, Any]:

@@ -8,6 +8,7 @@ objects is yielded as events.
 from __future__ import annotations
 
 import json
+import math
 import random
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -68,7 +69,7 @@ class Watch:
             Unreachable: After 15 minutes without an answer.
         """
         failures, last_success_at = 0, time.monotonic()
-        while self._end is None or time.monotonic() < self._end:
+        while self._remaining_s > 0:
             started_at = time.monotonic()
             try:
                 if not self._version:
@@ -85,11 +86,11 @@ class Watch:
                     raise without_network_hint(error) from None
             failures += 1
             pause_s = _PAUSES_S[min(failures, len(_PAUSES_S)) - 1] * _jitter.uniform(0.5, 1)
-            time.sleep(
-                pause_s
-                if self._end is None
-                else max(0.0, min(pause_s, self._end - time.monotonic()))
-            )
+            time.sleep(max(0.0, min(pause_s, self._remaining_s)))
+
+    @property
+    def _remaining_s(self) -> float:
+        return math.inf if self._end is None else self._end - time.monotonic()
 
     def _relist_objects(self) -> Iterator[Event]:
         """Yield the changes since the last event by listing all objects."""
@@ -108,11 +109,7 @@ class Watch:
 
     def _stream_events(self) -> Iterator[Event]:
         """Yield the events of one watch request."""
-        duration_s = (
-            WATCH_DURATION_S
-            if self._end is None
-            else max(1, min(WATCH_DURATION_S, round(self._end - time.monotonic())))
-        )
+        duration_s = max(1, round(min(WATCH_DURATION_S, self._remaining_s)))
         query = {
             "watch": "true",
             "allowWatchBookmarks": "true",
@@ -120,10 +117,9 @@ class Watch:
             "timeoutSeconds": str(duration_s),
         }
         lines = LineSplitter(_MAX_EVENT_BYTES)
+        silence_s = duration_s + SILENCE_TIMEOUT_S - WATCH_DURATION_S
         try:
-            for data in self._stream_bytes(
-                query, duration_s + SILENCE_TIMEOUT_S - WATCH_DURATION_S
-            ):
+            for data in self._stream_bytes(query, silence_s):
                 for line in lines.feed(data):
                     yield from self._parse_event(json.loads(line))
         except ApiError as error:
@@ -135,12 +131,8 @@ class Watch:
     def _parse_event(self, event: Mapping[str, Any]) -> Iterator[Event]:
         kind, obj = event["type"], event["object"]
         if kind == "ERROR":
-            raise ApiError(
-                obj.get("message", "the watch failed"),
-                None,
-                obj.get("code", 500),
-                obj.get("reason", ""),
-            )
+            message, reason = obj.get("message", "the watch failed"), obj.get("reason", "")
+            raise ApiError(message, None, obj.get("code", 500), reason)
         metadata = obj["metadata"]
         self._version = metadata["resourceVersion"]
         if kind == "BOOKMARK":
@@ -185,7 +177,7 @@ class Outage:
             self._say(f"the server has not answered for {silent_s:.0f} s; trying again")
             self._reported_at = now
 
-    def call_with_retries(self, call: Callable[[], T], deadline: float | None = None) -> T:
+    def call_with_retries(self, call: Callable[[], T], deadline: float = math.inf) -> T:
         """Call `call` until the server answers, and return its result.
 
         Raises:
@@ -199,14 +191,12 @@ class Outage:
                 answer = call()
             except (ApiError, Unreachable) as error:
                 now = time.monotonic()
-                if deadline is not None and now >= deadline and is_transient(error):
+                if now >= deadline and is_transient(error):
                     raise TimeoutError from None
                 if not is_transient(error) or now - started_at > ERROR_TIMEOUT_S:
                     raise without_network_hint(error) from None
                 self.report_outage()
-                time.sleep(
-                    _PAUSE_S if deadline is None else max(0.0, min(_PAUSE_S, deadline - now))
-                )
+                time.sleep(max(0.0, min(_PAUSE_S, deadline - now)))
             else:
                 self.report_outage()
                 return answer

@@ -90,15 +90,13 @@ def _prune_packed(folder: Path) -> None:
     The last _MAX_UNUSED_FILES that were used stay, and those of the last day: an agent has read all
     of its own by then.
     """
-    files = [
-        *folder.glob(PACKED_NAME.format("*")),
-        *folder.glob(f"{PACKED_NAME.format('*')}.*{atomic_file.DRAFT_SUFFIX}"),
-    ]
+    pattern = PACKED_NAME.format("*")
+    files = [*folder.glob(pattern), *folder.glob(f"{pattern}.*{atomic_file.DRAFT_SUFFIX}")]
     # Another run may remove them at the same time.
     with contextlib.suppress(OSError):
-        used = {file: file.lstat().st_mtime for file in files}
-        for file in sorted(files, key=lambda file: used[file])[:-_MAX_UNUSED_FILES]:
-            if used[file] < time.time() - _DAY_S:
+        used = sorted((file.lstat().st_mtime, file) for file in files)
+        for used_at, file in used[:-_MAX_UNUSED_FILES]:
+            if used_at < time.time() - _DAY_S:
                 file.unlink()
 
 
@@ -232,15 +230,11 @@ def _read_proc(pid: int, name: str) -> bytes:
 
 def _kill_process(pid: int, uid: str) -> None:
     """Kill a process if it is still of the run: its number may be another's by now."""
-    try:
+    # The process may have ended.
+    with contextlib.suppress(OSError):
         process = os.pidfd_open(pid)
-    except OSError:
-        return
-    try:
-        if _belongs_to_run(pid, uid):
-            signal.pidfd_send_signal(process, signal.SIGKILL)
-    except OSError:
-        # The process has ended.
-        pass
-    finally:
-        os.close(process)
+        try:
+            if _belongs_to_run(pid, uid):
+                signal.pidfd_send_signal(process, signal.SIGKILL)
+        finally:
+            os.close(process)

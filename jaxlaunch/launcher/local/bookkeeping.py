@@ -5,6 +5,7 @@ If agents were killed before they could write the end, their records are complet
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import time
 from collections.abc import Callable, Sequence
@@ -46,17 +47,13 @@ def begin_start(
     close_summary(files, checkpoints)
     starts = RunStarts(files, uid)
     files.replace_file(starts.file_path(JOB), resolved.encode())
-    job = reader.parse_document(resolved, JOB).data
-    compared = starts.compared_start
     changed = dict[str, Any]()
-    if compared is not None:
-        try:
-            text = regular_files.read_bounded(
-                start_folder(folder, compared.start) / JOB, reader.MAX_BYTES
-            )
-            previous_job = reader.parse_document(text.decode(errors="replace"), JOB).data
-        except OSError:
-            previous_job = {}
+    if (compared := starts.compared_start) is not None:
+        file, previous_job = start_folder(folder, compared.start) / JOB, {}
+        with contextlib.suppress(OSError):
+            text = regular_files.read_bounded(file, reader.MAX_BYTES).decode(errors="replace")
+            previous_job = reader.parse_document(text, JOB).data
+        job = reader.parse_document(resolved, JOB).data
         changed = dict(changed_keys("", previous_job, job))
     starts.begin_start(changed, newest_step(checkpoints))
 
@@ -90,60 +87,51 @@ def end_generation(
         checkpoints: The folder of the checkpoints, if it is on this machine.
         is_stopped: Whether the user stopped it.
         started_at: When the run started, in Unix time; all seconds since then are counted.
-        has_train_block: Whether it has a train block, so that every step that it saved was in
-            `checkpoints`.
+        has_train_block: Whether every step that it saved was in `checkpoints`.
     """
-    records = folder.read_records(uid)
-    summary = folder.read_summary(uid)
+    records, summary = folder.read_records(uid), folder.read_summary(uid)
     is_open = run_folder.find_unfinished_attempt(folder, uid, records) is not None
     # Not a single agent wrote anything.
     if summary is None or summary.of is None or summary.of.generation < generation:
-        progress = AttemptProgress(
-            uid, generation, len(records) + 1, started=time.time(), at=time.time()
-        )
-        summary = dataclasses.replace(_summary_without_generation(summary, records), of=progress)
+        now, attempt = time.time(), len(records) + 1
+        if summary is None:
+            summary = Summary(None, restarts=history.restarts_by_cause(records, attempt))
+        progress = AttemptProgress(uid, generation, attempt, started=now, at=now)
+        summary = dataclasses.replace(summary, step=None, stacks={}, of=progress)
         is_open = True
     # The agents were killed after they had recorded the attempt.
     if not is_open and summary.verdict is None:
         summary = _with_recorded_verdict(summary, records[-1].verdict)
         summary = dataclasses.replace(summary, verdict=None) if is_stopped else summary
-    starts = RunStarts(folder, uid)
+    starts, deleted_step = RunStarts(folder, uid), None
     if summary.verdict is None:
         summary = _with_saved_step(summary, checkpoints, starts, records)
-    deleted_step = (
-        summary.committed
-        if has_train_block and _is_deleted(summary.committed, checkpoints)
-        else None
-    )
-    if deleted_step is not None:
+    if has_train_block and _is_deleted(summary.committed, checkpoints):
+        deleted_step = summary.committed
         summary = dataclasses.replace(summary, committed=newest_step(checkpoints))
     if is_open and summary.of is not None:
-        record = run_folder.close_unfinished(
-            summary.of, _verdict_for_codes(codes, summary, is_stopped, deleted_step)
-        )
+        verdict = _verdict_for_codes(codes, summary, is_stopped, deleted_step)
+        record = run_folder.close_unfinished(summary.of, verdict)
         folder.append_record(record)
         records.append(record)
-        summary = dataclasses.replace(summary, verdict=record.verdict)
-        summary = dataclasses.replace(
-            summary, seconds=history.sum_seconds(records, time.time(), started_at)
-        )
+        seconds = history.sum_seconds(records, time.time(), started_at)
+        summary = dataclasses.replace(summary, verdict=record.verdict, seconds=seconds)
     elif summary.verdict is not None:
         summary = _complete_verdict(
             summary, folder, starts, records, codes, checkpoints, deleted_step
         )
     else:
-        summary = dataclasses.replace(
-            summary, verdict=_verdict_for_codes(codes, summary, True, deleted_step)
-        )
-    verdict = summary.verdict
-    if verdict is not None and records and contract.outcome_for_code(verdict.code).in_place:
+        verdict = _verdict_for_codes(codes, summary, True, deleted_step)
+        summary = dataclasses.replace(summary, verdict=verdict)
+    final = summary.verdict
+    if final is not None and records and contract.outcome_for_code(final.code).in_place:
         # Agents that were lost could not report that the run makes no progress.
-        verdict = history.decide_next(records, 0, all_hosts_alive=False).verdict
+        final = history.decide_next(records, 0, all_hosts_alive=False).verdict
     seconds = dict.fromkeys(contract.CLOCK, 0.0) | dict(summary.seconds)
     # These are the seconds that the agents took to end.
     seconds["down"] += max(0.0, time.time() - started_at - sum(seconds.values()))
     restarts = history.restarts_by_cause(records) if records else summary.restarts
-    summary = dataclasses.replace(summary, verdict=verdict, restarts=restarts, seconds=seconds)
+    summary = dataclasses.replace(summary, verdict=final, restarts=restarts, seconds=seconds)
     starts.write_summary(summary)
     return summary
 
@@ -166,9 +154,8 @@ def close_summary(folder: RunFolder, checkpoints: Path | None) -> None:
 
 
 def _with_recorded_verdict(summary: Summary, verdict: Verdict) -> Summary:
-    return dataclasses.replace(
-        summary, verdict=verdict, step=furthest_step(summary.step, verdict.step)
-    )
+    step = furthest_step(summary.step, verdict.step)
+    return dataclasses.replace(summary, verdict=verdict, step=step)
 
 
 def _with_saved_step(
@@ -205,13 +192,11 @@ def newest_step(checkpoints: Path | None) -> int | None:
     It is None if there is no step, or if the storage does not answer, which the run's own processes
     report.
     """
-    try:
-        manifests = [] if checkpoints is None else list(checkpoints.glob(f"*/{contract.MANIFEST}"))
-    except OSError:
-        return None
-    return max(
-        (int(path.parent.name) for path in manifests if path.parent.name.isdecimal()), default=None
-    )
+    names: list[str] = []
+    if checkpoints is not None:
+        with contextlib.suppress(OSError):
+            names = [path.parent.name for path in checkpoints.glob(f"*/{contract.MANIFEST}")]
+    return max((int(name) for name in names if name.isdecimal()), default=None)
 
 
 def _is_deleted(step: int | None, checkpoints: Path | None) -> bool:
@@ -228,15 +213,6 @@ def _is_deleted(step: int | None, checkpoints: Path | None) -> bool:
     return False
 
 
-def _summary_without_generation(
-    summary: Summary | None, records: Sequence[AttemptRecord]
-) -> Summary:
-    """Return the summary before a generation that wrote nothing."""
-    if summary is not None:
-        return dataclasses.replace(summary, step=None, stacks={})
-    return Summary(None, restarts=history.restarts_by_cause(records, len(records) + 1))
-
-
 def _verdict_for_codes(
     codes: Sequence[int], summary: Summary, is_stopped: bool, deleted_step: int | None
 ) -> Verdict:
@@ -245,23 +221,20 @@ def _verdict_for_codes(
     Agents that were not killed exit with the gang's code. `deleted_step` is a saved step that
     somebody has deleted.
     """
-    agent_codes = [code for code in codes if code >= 0]
+    step, agent_codes = summary.step, [code for code in codes if code >= 0]
     if agent_codes and agent_codes[0] in contract.OUTCOMES:
         facts = Failure(FailureKind.UNRECORDED, exit_code=agent_codes[0])
         host = 0 if contract.outcome_for_code(agent_codes[0]).in_place else None
-        return verdict_for_code(agent_codes[0], facts, rank=host, host=host, step=summary.step)
+        return verdict_for_code(agent_codes[0], facts, rank=host, host=host, step=step)
     if is_stopped:
-        stop = StopFacts(
-            StopReason.USER, committed_step=summary.committed, deleted_step=deleted_step
-        )
-        return verdict_for_code(
-            stop.verdict_code, Failure(FailureKind.STOPPED, stop=stop), step=summary.step
-        )
-    kind = (
-        FailureKind.AGENTS_KILLED if len(codes) > 1 and not agent_codes else FailureKind.AGENT_ENDED
-    )
+        committed = summary.committed
+        stop = StopFacts(StopReason.USER, committed_step=committed, deleted_step=deleted_step)
+        facts = Failure(FailureKind.STOPPED, stop=stop)
+        return verdict_for_code(stop.verdict_code, facts, step=step)
+    are_killed = len(codes) > 1 and not agent_codes
+    kind = FailureKind.AGENTS_KILLED if are_killed else FailureKind.AGENT_ENDED
     facts = Failure(kind, signal=-codes[0]) if codes[0] < 0 else Failure(kind, exit_code=codes[0])
-    return verdict_for_code(contract.LOST, facts, rank=0, host=0, step=summary.step)
+    return verdict_for_code(contract.LOST, facts, rank=0, host=0, step=step)
 
 
 def _complete_verdict(
@@ -278,8 +251,8 @@ def _complete_verdict(
     These are the signal that killed the agent of a lost host, a step on disk that no process had
     the time to report, and a recorded step that is `deleted_step`.
     """
-    if (verdict := summary.verdict) is None:
-        return summary
+    verdict = summary.verdict
+    assert verdict is not None
 
     def with_signal(lost: LostHost) -> LostHost:
         code = codes[lost.host] if lost.host < len(codes) else 0
@@ -287,22 +260,19 @@ def _complete_verdict(
 
     recorded, failure = summary, verdict.failure.with_lost_hosts(with_signal)
     summary = _with_saved_step(summary, checkpoints, starts, records[:-1])
-    stop = failure.stop
-    if (
-        stop is not None
-        and stop.outcome is StopOutcome.NOT_SAVED
-        and summary.committed != recorded.committed
-    ):
-        failure = failure.with_stop(committed_step=summary.committed)
-    elif stop is not None and deleted_step is not None and stop.committed_step == deleted_step:
-        failure = failure.with_stop(committed_step=None, deleted_step=deleted_step)
+    has_newer_step = summary.committed != recorded.committed
+    if (stop := failure.stop) is not None:
+        if stop.outcome is StopOutcome.NOT_SAVED and has_newer_step:
+            failure = failure.with_stop(committed_step=summary.committed)
+        elif deleted_step is not None and stop.committed_step == deleted_step:
+            failure = failure.with_stop(committed_step=None, deleted_step=deleted_step)
     if failure != verdict.failure:
         verdict = verdict.with_failure(failure)
     if 0 in failure.lost_host_numbers:
         verdict = dataclasses.replace(verdict, step=summary.step)
     if records and records[-1].verdict == recorded.verdict and summary.of is not None:
         record = dataclasses.replace(records[-1], verdict=verdict)
-        if summary.committed != recorded.committed:
+        if has_newer_step:
             first, last = summary.of.first_committed, summary.of.last_committed
             record = dataclasses.replace(record, first_committed=first, last_committed=last)
         if record != records[-1]:

@@ -41,7 +41,6 @@ from jaxlaunch.runs.run_folder import RunFolder, RunStarts
 _PATIENCE_S = 10.0
 # The least memory of a Python process that has imported next to nothing.
 _PROCESS_BYTES = 16 << 20
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,19 +96,21 @@ def run_job(
     local_paths.check_utf8_names(local.folder, local.base, local.volumes)
     paths = local_paths.map_paths(job, local.base, local.folder, local.volumes)
     local_paths.check_program(job, paths)
-    environ = make_agent_environ(job, paths, local, uid=str(uuid.uuid4())) | {
-        contract.STARTED: str(started_at)
-    }
+    environ = make_agent_environ(job, paths, local, uid=str(uuid.uuid4()))
+    environ[contract.STARTED] = str(started_at)
     resolved = jobs.dump_job(paths.map_job(job))
     local_paths.check_folders(local.folder, local.volumes)
     with hold_lock(local.folder) as lock, Signals(say, lock) as signals:
         folder = RunFolder(local.folder, say)
-        checkpoints = _checkpoint_folder(job, paths, local.folder)
+        path = None if job.train is None else paths.map_train(job.train).checkpoint.path
+        checkpoints = None
+        # Checkpoints in a bucket are not on this machine.
+        if path is None or "://" not in path:
+            checkpoints = local.folder / CHECKPOINTS if path is None else Path(path)
         bookkeeping.begin_start(local.folder, environ[contract.UID], resolved, checkpoints, say)
+        hint = "name another folder with --volume."
         for mount, volume in paths.mounts.items():
-            with local_paths.explain_os_error(
-                f"The volume at {mount}", "name another folder with --volume."
-            ):
+            with local_paths.explain_os_error(f"The volume at {mount}", hint):
                 volume.mkdir(parents=True, exist_ok=True)
             say(f"{mount} is {volume}")
         with run_context or contextlib.nullcontext():
@@ -122,9 +123,8 @@ def run_job(
             )
             for name in (JOB, RunStarts(folder, environ[contract.UID]).file_path(JOB)):
                 folder.replace_file(name, resolved.encode())
-        return RunEnd(
-            summary.verdict.code, summary.to_json(), bookkeeping.find_reached_step(local.folder)
-        )
+        reached_step = bookkeeping.find_reached_step(local.folder)
+        return RunEnd(summary.verdict.code, summary.to_json(), reached_step)
 
 
 def _require_memory(job: JobSpec) -> None:
@@ -199,14 +199,6 @@ def _patience_s(stream: TextIO) -> float:
     return math.inf if stat.S_ISREG(mode) else _PATIENCE_S if stat.S_ISFIFO(mode) else 0.0
 
 
-def _checkpoint_folder(job: JobSpec, paths: Paths, folder: Path) -> Path | None:
-    """Return the folder of the run's checkpoints, or None if they are in a bucket."""
-    path = None if job.train is None else paths.map_train(job.train).checkpoint.path
-    if path is not None and "://" in path:
-        return None
-    return folder / CHECKPOINTS if path is None else Path(path)
-
-
 class Signals:
     """Handles SIGINT and SIGTERM while entered: the first stops the gang, the second kills it."""
 
@@ -217,7 +209,8 @@ class Signals:
 
     def __enter__(self) -> Signals:
         self._previous_handlers = {
-            number: signal.signal(number, self._handle_signal) for number in _SIGNALS
+            number: signal.signal(number, self._handle_signal)
+            for number in (signal.SIGINT, signal.SIGTERM)
         }
         return self
 
@@ -227,16 +220,13 @@ class Signals:
 
     def _handle_signal(self, number: int, frame: types.FrameType | None) -> None:
         self.received += 1
-        is_first = self.received == 1
-        if is_first:
+        message, number = "killing the agents and their processes", signal.SIGKILL
+        if self.received == 1:
             self._lock.note_stopping()
-        self._say(
-            "saving and stopping; a second signal kills"
-            if is_first
-            else "killing the agents and their processes"
-        )
+            message, number = "saving and stopping; a second signal kills", signal.SIGTERM
+        self._say(message)
         if self.gang is not None:
-            self.gang.send_signal(signal.SIGTERM if is_first else signal.SIGKILL)
+            self.gang.send_signal(number)
 
 
 def run_generations(

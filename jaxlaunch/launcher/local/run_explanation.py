@@ -14,7 +14,6 @@ from jaxlaunch.launcher.diagnose.explain.explanation import (
 )
 from jaxlaunch.launcher.diagnose.explain.situations import STEPS_BY_CODE
 from jaxlaunch.launcher.diagnose.text import (
-    EMPTY_TEXT,
     JOB_NAME,
     Text,
     advise_resubmit,
@@ -34,16 +33,13 @@ _RUN_AGAIN = launcher_command("run", is_namespaced=False)
 def explain_run(record: Run, live: LiveStatus | None) -> Explanation:
     """Return the most important fact about the run, with evidence and advice."""
     status, verdict = run_status(record, live), run_verdict(record)
-    answer = (
-        _explain_end(record, status)
-        if status.state in FINAL_STATES
-        else _explain_progress(record, status, live)
-    )
+    if status.state in FINAL_STATES:
+        answer = _explain_end(record, status)
+    else:
+        answer = _explain_progress(record, status, live)
     code = None if verdict is None else verdict.code
-    facts = tuple(_list_facts(record, status))
-    return Diagnosis(
-        record.name, "", answer, facts, answer.next_step, code, resubmit_command=_RUN_AGAIN
-    ).render()
+    facts, step = tuple(_list_facts(record, status)), answer.next_step
+    return Diagnosis(record.name, "", answer, facts, step, code, _RUN_AGAIN).render()
 
 
 def _explain_end(record: Run, status: JobStatus) -> Answer:
@@ -51,27 +47,19 @@ def _explain_end(record: Run, status: JobStatus) -> Answer:
     assert verdict is not None, "it is over"
     if status.state is State.DONE:
         headline = Text("is done: all of {hosts:host}", hosts=status.hosts)
-        headline += EMPTY_TEXT if status.step is None else Text(", step {step}", step=status.step)
-        headline += (
-            EMPTY_TEXT
-            if status.lasted_s is None
-            else Text(" in {lasted:age}", lasted=status.lasted_s)
-        )
+        if status.step is not None:
+            headline += Text(", step {step}", step=status.step)
+        if status.lasted_s is not None:
+            headline += Text(" in {lasted:age}", lasted=status.lasted_s)
         return Answer("done", headline)
-    resume = advise_resubmit("`{run}` of the same file resumes it", run=_RUN_AGAIN)
-    if status.committed is not None:
-        resume = advise_resubmit(
-            "`{run}` of the same file resumes it from step {step}",
-            run=_RUN_AGAIN,
-            step=status.committed,
-        )
+    template = "`{run}` of the same file resumes it"
+    template += "" if status.committed is None else " from step {step}"
+    resume = advise_resubmit(template, run=_RUN_AGAIN, step=status.committed)
     if was_killed(record):
-        at_step = EMPTY_TEXT if status.step is None else Text(" at step {step}", step=status.step)
-        return Answer(
-            "failed",
-            Text("was interrupted{at}: {why}", at=at_step, why=verdict.message),
-            next_step=resume,
-        )
+        at_step = "" if status.step is None else " at step {step}"
+        template = f"was interrupted{at_step}: {{why}}"
+        headline = Text(template, step=status.step, why=verdict.message)
+        return Answer("failed", headline, next_step=resume)
     if status.state is State.STOPPED:
         return Answer("stopped", Text("is stopped: {why}", why=verdict.message), next_step=resume)
     situation = "deadline" if verdict.code == contract.DEADLINE else "failed"
@@ -80,14 +68,9 @@ def _explain_end(record: Run, status: JobStatus) -> Answer:
         logs=launcher_command("logs", JOB_NAME),
         run=_RUN_AGAIN,
     )
-    duration = (
-        EMPTY_TEXT
-        if status.lasted_s is None
-        else Text(" after {lasted:age}", lasted=status.lasted_s)
-    )
-    headline = Text(
-        "failed{after}: {verdict}", after=duration, verdict=failures.describe_verdict(verdict)
-    )
+    after = "" if status.lasted_s is None else " after {lasted:age}"
+    text = failures.describe_verdict(verdict)
+    headline = Text(f"failed{after}: {{verdict}}", lasted=status.lasted_s, verdict=text)
     # Not the steps by errno, which are about pods.
     step = STEPS_BY_CODE.get(verdict.code, retry)
     return Answer(situation, headline, failures.traceback_tail(verdict.traceback), step)
@@ -103,37 +86,31 @@ def _explain_progress(record: Run, status: JobStatus, live: LiveStatus | None) -
         headline = Text("is stopping: {agents:agent} still saving", agents=status.ready or 0)
         return Answer("stopping", headline, next_step=advise_wait())
     if status.state in (State.STARTING, State.GATHERING):
-        return Answer(
-            "starting",
-            Text("is starting: its agents have not all connected"),
-            next_step=advise_wait(),
-        )
+        headline = Text("is starting: its agents have not all connected")
+        return Answer("starting", headline, next_step=advise_wait())
     template = "attempt {end.attempt}: {end.cause}: {end.verdict.message}"
     ends = [Text(template, end=end) for end in record.attempt_records[-_MAX_SHOWN_ENDS:]]
     if status.state is State.RESTARTING:
-        logs = launcher_command("logs", JOB_NAME, "--previous")
-        return Answer(
-            "restarting", Text("is between two attempts"), tuple(ends), advise_run(command=logs)
-        )
-    phases = {} if live is None else dict(live.phases)
-    kinds = sorted(set(phases.values()))
-    ranks = [
-        Text(
-            "in {kind}: rank {ranks}",
-            kind=kind,
-            ranks=[rank for rank in phases if phases[rank] == kind],
-        )
-        for kind in kinds
-    ]
-    restart_text = (
-        Text(" again after {cause}", cause=record.attempt_records[-1].cause)
-        if record.attempt_records
-        else EMPTY_TEXT
-    )
-    headline = Text("runs{again}: {phase}", again=restart_text, phase=gang.describe_phase(status))
-    evidence = (*reversed(ends), *([Text("{ranks:; }", ranks=ranks)] if len(kinds) > 1 else []))
+        step = advise_run(command=launcher_command("logs", JOB_NAME, "--previous"))
+        return Answer("restarting", Text("is between two attempts"), tuple(ends), step)
+    evidence = list(reversed(ends))
+    ranks_by_phase: dict[str, list[int]] = {}
+    for rank, phase in () if live is None else live.phases.items():
+        ranks_by_phase.setdefault(phase, []).append(rank)
+    if len(ranks_by_phase) > 1:
+        template = "in {phase}: rank {ranks}"
+        parts = [
+            Text(template, phase=phase, ranks=ranks_by_phase[phase])
+            for phase in sorted(ranks_by_phase)
+        ]
+        evidence.append(Text("{parts:; }", parts=parts))
+    situation, headline = "running", Text("runs")
+    if record.attempt_records:
+        situation = "restarted"
+        headline += Text(" again after {cause}", cause=record.attempt_records[-1].cause)
+    headline += Text(": {phase}", phase=gang.describe_phase(status))
     step = gang.PREPARING_STEP if status.phase == "prepare" else None
-    return Answer("restarted" if record.attempt_records else "running", headline, evidence, step)
+    return Answer(situation, headline, tuple(evidence), step)
 
 
 def _list_facts(record: Run, status: JobStatus) -> Iterator[Text]:

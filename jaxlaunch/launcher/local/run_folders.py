@@ -54,9 +54,8 @@ class Run:
     @functools.cached_property
     def start_folder(self) -> Path:
         """The folder of the newest start; the run's own folder if there is none."""
-        folder = layout.start_folder(
-            self.folder, 1 if self.newest_start is None else self.newest_start.start
-        )
+        start = self.newest_start
+        folder = layout.start_folder(self.folder, 1 if start is None else start.start)
         # Path.is_dir raises where storage does not answer or a folder is another user's: `launcher
         # list` goes on.
         return folder if os.path.isdir(folder) else self.folder
@@ -64,16 +63,13 @@ class Run:
     @functools.cached_property
     def job_numbers(self) -> Mapping[KeyPath, int]:
         """The numbers of the job of the newest start; those that cannot be read are left out."""
+        file = self.start_folder / layout.JOB
         try:
-            text = regular_files.read_bounded(
-                self.start_folder / layout.JOB, reader.MAX_BYTES, below=self.folder
-            )
+            text = regular_files.read_bounded(file, reader.MAX_BYTES, below=self.folder)
         except OSError:
             return {}
-        return reader.read_whole_numbers(
-            text.decode(errors="replace"),
-            (HOSTS_KEY, MAX_HOSTS_KEY, SLICES_KEY, STEPS_KEY, MAX_CRASHES_KEY),
-        )
+        keys = (HOSTS_KEY, MAX_HOSTS_KEY, SLICES_KEY, STEPS_KEY, MAX_CRASHES_KEY)
+        return reader.read_whole_numbers(text.decode(errors="replace"), keys)
 
     @functools.cached_property
     def job(self) -> JobSpec | None:
@@ -96,21 +92,14 @@ class Run:
 def find_run(run: str) -> Path | None:
     """Return the folder of a run, given by its name or by its folder, or None if there is none."""
     in_sweep = RUNS_FOLDER / run.rpartition("-")[0] / run
-    return next(
-        (
-            folder.absolute()
-            for folder in (Path(run), RUNS_FOLDER / run, in_sweep)
-            if is_run(folder)
-        ),
-        None,
-    )
+    folders = (Path(run), RUNS_FOLDER / run, in_sweep)
+    return next((folder.absolute() for folder in folders if is_run(folder)), None)
 
 
 def find_sweep(name: str) -> Path | None:
     """Return the folder of a sweep, given by its name or its folder, or None."""
-    return next(
-        (folder.absolute() for folder in (Path(name), RUNS_FOLDER / name) if is_sweep(folder)), None
-    )
+    folders = (Path(name), RUNS_FOLDER / name)
+    return next((folder.absolute() for folder in folders if is_sweep(folder)), None)
 
 
 def describe_search(run: str) -> str:
@@ -198,11 +187,11 @@ def stop_run(run: Run, file: str = layout.LOCK) -> None:
 def wait_for_end(run: Run, limit_s: float, file: str = layout.LOCK) -> bool:
     """Wait until no process runs in the folder. Return False if one still does after `limit_s`."""
     deadline = time.monotonic() + limit_s
-    while (
-        is_running := layout.find_holder(run.folder, file) is not None
-    ) and time.monotonic() < deadline:
+    while layout.find_holder(run.folder, file) is not None:
+        if time.monotonic() >= deadline:
+            return False
         time.sleep(POLL_S)
-    return not is_running
+    return True
 
 
 def _ask_to_stop(run: Run, holder: Holder, file: str) -> None:

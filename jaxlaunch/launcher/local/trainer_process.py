@@ -45,15 +45,12 @@ def require_trainer(feature: str) -> None:
 
 def cpu_environ(job: JobSpec, train: TrainSpec, base: Path) -> dict[str, str]:
     """Return the environment of a program that reads `train` on the CPU."""
+    environ = {**os.environ, **job.env, "JAX_PLATFORMS": "cpu"}
+    environ[contract.TRAIN_SPEC] = train.model_dump_json(exclude_unset=True)
     code = [str(base / job.code_folder)] if job.code_folder else []
-    path = os.pathsep.join(filter(None, (*code, os.environ.get("PYTHONPATH"))))
-    return {
-        **os.environ,
-        **job.env,
-        **({"PYTHONPATH": path} if path else {}),
-        "JAX_PLATFORMS": "cpu",
-        contract.TRAIN_SPEC: train.model_dump_json(exclude_unset=True),
-    }
+    if path := os.pathsep.join(filter(None, (*code, os.environ.get("PYTHONPATH")))):
+        environ["PYTHONPATH"] = path
+    return environ
 
 
 def run_program(
@@ -104,13 +101,12 @@ def stream_program(
     caller has seen the object. None ends the program's input.
     """
     has_result, stdin = False, subprocess.DEVNULL if answer is None else subprocess.PIPE
+    streams = {"stdin": stdin, "stdout": subprocess.PIPE}
     with (
         tempfile.TemporaryFile("w+", errors="replace") as log,
         tempfile.TemporaryFile("w+") as refusals,
     ):
-        with _start_program(
-            module, arguments, environ, refusals, stdin=stdin, stdout=subprocess.PIPE, stderr=log
-        ) as process:
+        with _start_program(module, arguments, environ, refusals, **streams, stderr=log) as process:
             assert process.stdout is not None
             try:
                 for line in process.stdout:
@@ -135,10 +131,8 @@ def _start_program(
 ) -> subprocess.Popen[str]:
     """Start a program of the trainer that writes its refusal as a record into a file."""
     environ = isolated.make_environ(environ) | {contract.REFUSAL_FD: str(refusals.fileno())}
-    command = isolated.build_command(module, *arguments)
-    return subprocess.Popen(
-        command, env=environ, pass_fds=[refusals.fileno()], text=True, **streams
-    )
+    command, passed = isolated.build_command(module, *arguments), [refusals.fileno()]
+    return subprocess.Popen(command, env=environ, pass_fds=passed, text=True, **streams)
 
 
 def _send_answer(process: subprocess.Popen[str], text: str | None) -> None:
@@ -231,21 +225,19 @@ def find_checkpoints(run: str) -> str:
     if not (folder / JOB).exists():
         return str(folder)
     job = jobs.read_run_job(folder)
-    hint = "give the folder of the checkpoints in place of the run."
-    if job.train is None:
-        raise UserError(
-            f"Run {run} runs its own command, so the folder of its checkpoints is unknown.", hint
-        )
-    path = job.train.checkpoint.path
-    if path is None:
-        return str(folder / CHECKPOINTS)
-    if "://" not in path and not PurePosixPath(path).is_absolute():
-        raise UserError(
+    if job.train is not None:
+        path = job.train.checkpoint.path
+        if path is None:
+            return str(folder / CHECKPOINTS)
+        if "://" in path or PurePosixPath(path).is_absolute():
+            return map_paths(job, folder, folder, {}).resolve_path(path)
+        message = (
             f"The job.yaml of run {run} keeps its checkpoints in {path}, relative to a folder that "
-            "is unknown.",
-            hint,
+            "is unknown."
         )
-    return map_paths(job, folder, folder, {}).resolve_path(path)
+    else:
+        message = f"Run {run} runs its own command, so the folder of its checkpoints is unknown."
+    raise UserError(message, "give the folder of the checkpoints in place of the run.")
 
 
 def has_job(run: str) -> bool:
