@@ -177,7 +177,7 @@ class Outage:
             self._say(f"the server has not answered for {silent_s:.0f} s; trying again")
             self._reported_at = now
 
-    def call_with_retries(self, call: Callable[[], T], deadline: float = math.inf) -> T:
+    def call_with_retries(self, call: Callable[[], T], deadline: float | None = None) -> T:
         """Call `call` until the server answers, and return its result.
 
         Raises:
@@ -185,7 +185,7 @@ class Outage:
             Unreachable: After 15 minutes without an answer.
             TimeoutError: At `deadline`, in the time of time.monotonic().
         """
-        started_at = time.monotonic()
+        started_at, deadline = time.monotonic(), math.inf if deadline is None else deadline
         while True:
             try:
                 answer = call()

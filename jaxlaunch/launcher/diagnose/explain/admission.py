@@ -21,7 +21,6 @@ from jaxlaunch.launcher.jobs.status.snapshot import Snapshot
 from jaxlaunch.launcher.kubernetes.kinds import JOBSETS
 from jaxlaunch.launcher.kubernetes.labels import GENERATION_LABEL, JOBSET_CONTROLLER
 from jaxlaunch.launcher.kubernetes.objects import (
-    Obj,
     find_condition,
     is_condition_true,
     seconds_since,
@@ -201,7 +200,9 @@ def _describe_pod_delay(snapshot: Snapshot) -> Text | None:
     is_suspended = any(job.get("spec", {}).get("suspend") for job in snapshot.jobs)
     event = snapshot.find_event("FailedCreate", kind="Job")
     if not snapshot.pods and not is_suspended and event is None:
-        metadata = [job["metadata"] for job in snapshot.jobs if not _has_started(job)]
+        metadata = [
+            job["metadata"] for job in snapshot.jobs if "startTime" not in job.get("status", {})
+        ]
         ages = [
             (seconds_since(job.get("creationTimestamp"), snapshot.now) or 0.0, job["name"])
             for job in metadata
@@ -231,10 +232,6 @@ def _describe_pod_delay(snapshot: Snapshot) -> Text | None:
         return None
     template = "waits: {host} failed {late:age} ago, and the Job controller has not acted on that"
     return Text(template, host=host.name, late=late_s)
-
-
-def _has_started(job: Obj) -> bool:
-    return "startTime" in job.get("status", {})
 
 
 def _describe_job_delay(snapshot: Snapshot) -> Text | None:

@@ -81,12 +81,17 @@ def explain_failure(snapshot: Snapshot) -> Answer | None:
         _explain_exit_code,
         _explain_rejected_pod,
     )
-    answer = first_answer(causes, snapshot) or _fallback_answer(snapshot)
+    condition = find_condition(snapshot.jobset, "Failed")
+    if (answer := first_answer(causes, snapshot)) is None:
+        headline = quote_message(condition.get("message", ""))
+        if not snapshot.hosts and "pods" not in snapshot.unread_reasons:
+            headline += Text("; no pod is left that could say why")
+        answer = Answer("failed", headline + unknown_reason(snapshot, "pods", "jobs"))
     step = answer.next_step or SITUATIONS[answer.situation].next_step
     step = step or SITUATIONS["failed"].next_step
     if step is not None and step.action is Action.RESUBMIT:
         step = dataclasses.replace(step, resume_step=snapshot.report.committed_step)
-    template, condition = "failed: {why}", find_condition(snapshot.jobset, "Failed")
+    template = "failed: {why}"
     if condition.get("reason") == "ReachedMaxRestarts" and snapshot.restarts:
         template = "failed after {restarts:restart}: {why}"
     headline = Text(template, restarts=snapshot.restarts, why=answer.headline)
@@ -218,13 +223,6 @@ def _explain_rejected_pod(snapshot: Snapshot) -> Answer | None:
             step = advise_change("fix what the message names; `launcher render` shows the pod.")
             return Answer("failed", Text(template, host=host), next_step=step)
     return None
-
-
-def _fallback_answer(snapshot: Snapshot) -> Answer:
-    headline = quote_message(find_condition(snapshot.jobset, "Failed").get("message", ""))
-    if not snapshot.hosts and "pods" not in snapshot.unread_reasons:
-        headline += Text("; no pod is left that could say why")
-    return Answer("failed", headline + unknown_reason(snapshot, "pods", "jobs"))
 
 
 def _describe_conditions(snapshot: Snapshot) -> Evidence:

@@ -7,7 +7,13 @@ import re
 from typing import Any
 
 from jaxlaunch import contract
-from jaxlaunch.launcher.diagnose.explain import admission, containers, scheduling
+from jaxlaunch.launcher.diagnose.explain import (
+    admission,
+    containers,
+    failures,
+    scheduling,
+    termination,
+)
 from jaxlaunch.launcher.diagnose.explain.answer import (
     LIVENESS_PREFIX,
     Answer,
@@ -17,22 +23,8 @@ from jaxlaunch.launcher.diagnose.explain.answer import (
     is_liveness_failure,
     unread_answer,
 )
-from jaxlaunch.launcher.diagnose.explain.failures import (
-    describe_earlier_excess,
-    describe_full_shm,
-    describe_oom,
-    explain_excess_eviction,
-    first_failed_host,
-    is_oom,
-)
 from jaxlaunch.launcher.diagnose.explain.situations import SITUATIONS
-from jaxlaunch.launcher.diagnose.explain.termination import (
-    StuckObject,
-    describe_deletion,
-    describe_silence,
-    find_stuck,
-    wait_for_collection,
-)
+from jaxlaunch.launcher.diagnose.explain.termination import StuckObject
 from jaxlaunch.launcher.diagnose.text import (
     EMPTY_TEXT,
     JOB_NAME,
@@ -82,7 +74,7 @@ _LATE_S = 15.0
 def explain_disruption(snapshot: Snapshot) -> Answer | None:
     """Explain pods that were removed: by an eviction, a drain, a preemption or a lost node."""
     last_ends = _describe_last_ends(snapshot)
-    if (excess := explain_excess_eviction(snapshot)) is not None:
+    if (excess := failures.explain_excess_eviction(snapshot)) is not None:
         template = "is restarting: {why}; that counts against the limit of restarts.crash"
         headline = Text(template, why=excess.headline)
         return dataclasses.replace(
@@ -107,7 +99,7 @@ def explain_disruption(snapshot: Snapshot) -> Answer | None:
     headline = Text("was interrupted: {hosts} {hosts:was|were} {why}", hosts=group, why=why)
     template = "Pod {pod}: {reason}: {message}"
     evidence = (Text(template, pod=host.pod, reason=reason, message=message), *last_ends)
-    stuck = find_stuck(snapshot)
+    stuck = termination.find_stuck(snapshot)
     if (blocker := stuck or _find_unending(snapshot, removed_hosts)) is not None:
         situation = "disrupted" if stuck is None else "stuck"
         headline += Text("; {what}", what=blocker.description)
@@ -205,12 +197,12 @@ def explain_restart(snapshot: Snapshot) -> Answer | None:
     if derive_status(snapshot).state is not State.RESTARTING:
         return None
     headline, last = Text("is restarting"), snapshot.report.attempt_end
-    if has_oom := is_oom(snapshot):
-        headline += Text(": {oom}", oom=describe_oom(snapshot))
+    if has_oom := failures.is_oom(snapshot):
+        headline += Text(": {oom}", oom=failures.describe_oom(snapshot))
     elif last is not None:
         template = " after {result}: {message}"
         headline += Text(template, result=last.result, message=last.verdict.message)
-    elif (failed := first_failed_host(snapshot)) is not None:
+    elif (failed := failures.first_failed_host(snapshot)) is not None:
         template = ": {host} ended with exit code {code}"
         headline += Text(template, host=failed.name, code=failed.terminated["exitCode"])
     if remaining := [host for host in snapshot.hosts if not host.has_ended]:
@@ -218,7 +210,9 @@ def explain_restart(snapshot: Snapshot) -> Answer | None:
     event = snapshot.find_event(*_JOB_FAILURES, "DeadlineExceeded", kind="Job")
     evidence = (*_describe_last_ends(snapshot), *describe_event(event))
     cut_off = [host for host in cut_off_hosts(snapshot) if host.is_leaving]
-    stuck = find_stuck(snapshot) or (_stuck_on_lost_node(snapshot, cut_off[0]) if cut_off else None)
+    stuck = termination.find_stuck(snapshot) or (
+        _stuck_on_lost_node(snapshot, cut_off[0]) if cut_off else None
+    )
     if stuck is not None:
         headline += Text(": {what}", what=stuck.description)
         return Answer("stuck", headline, evidence, stuck.next_step)
@@ -251,11 +245,11 @@ def explain_crash_loop(snapshot: Snapshot) -> Answer | None:
         "{restarts.limit} restarts are used up"
     )
     headline = Text(template, restarts=status.restart_counts)
-    limit = describe_earlier_excess(snapshot)
+    limit = failures.describe_earlier_excess(snapshot)
     if last is not None:
         template = "; last: {result}: {message}"
         headline += Text(template, result=last.result, message=last.verdict.message)
-        limit = limit or describe_full_shm(snapshot, last.verdict)
+        limit = limit or failures.describe_full_shm(snapshot, last.verdict)
     if limit is not None:
         headline += Text("; {limit}", limit=limit)
     event = snapshot.find_event(*_JOB_FAILURES, kind="Job")
@@ -311,7 +305,7 @@ def explain_silent_node(snapshot: Snapshot) -> Answer | None:
         tolerated=min(limits_s, default=_DEFAULT_TOLERATION_S),
     )
     evidence = describe_event(snapshot.find_event("NodeNotReady", kind="Pod"))
-    why = describe_silence(node, snapshot.now)
+    why = termination.describe_silence(node, snapshot.now)
     return Answer("node-lost", _node_headline(snapshot, why, stranded), evidence, step)
 
 
@@ -320,8 +314,8 @@ def explain_deleted_node(snapshot: Snapshot) -> Answer | None:
     node, stranded = snapshot.deleted_node, _stranded_hosts(snapshot)
     if node is None or not stranded:
         return None
-    headline = _node_headline(snapshot, describe_deletion(node, snapshot.now), stranded)
-    return Answer("node-lost", headline, next_step=wait_for_collection(stranded[0].pod))
+    headline = _node_headline(snapshot, termination.describe_deletion(node, snapshot.now), stranded)
+    return Answer("node-lost", headline, next_step=termination.wait_for_collection(stranded[0].pod))
 
 
 def _stranded_hosts(snapshot: Snapshot) -> list[Host]:
@@ -358,7 +352,7 @@ def explain_blocked_completion(snapshot: Snapshot) -> Answer | None:
     cut_off = cut_off_hosts(snapshot)
     if not cut_off or not snapshot.waits_for_pods or not is_gang_done(snapshot):
         return None
-    stuck = find_stuck(snapshot) or _stuck_on_lost_node(snapshot, cut_off[0])
+    stuck = termination.find_stuck(snapshot) or _stuck_on_lost_node(snapshot, cut_off[0])
     template = "has finished, but its Job is not complete before pod {pod} has ended: {what}"
     headline = Text(template, pod=cut_off[0].pod, what=stuck.description)
     return Answer("stuck", headline, _describe_last_ends(snapshot), stuck.next_step)
@@ -451,7 +445,7 @@ def _describe_silent_node(snapshot: Snapshot, name: str) -> Text:
     """Return what is known of a node that does not answer."""
     node = snapshot.silent_node
     if node is not None and node["metadata"]["name"] == name:
-        return describe_silence(node, snapshot.now)
+        return termination.describe_silence(node, snapshot.now)
     return Text("node {name} is NotReady", name=name)
 
 
@@ -466,7 +460,7 @@ def _explain_pod_blocker(snapshot: Snapshot, missing: list[int]) -> Answer:
         return Answer("host-lost", clause, evidence, answer.next_step)
     present = [host for host in snapshot.hosts if host.number in missing and host.phase != "Failed"]
     if cut_off := [host for host in cut_off_hosts(snapshot) if host in present]:
-        stuck = find_stuck(snapshot) or _stuck_on_lost_node(snapshot, cut_off[0])
+        stuck = termination.find_stuck(snapshot) or _stuck_on_lost_node(snapshot, cut_off[0])
         evidence = (*last_end, *describe_event(snapshot.find_event("NodeNotReady", kind="Pod")))
         return Answer("host-lost", stuck.description, evidence, stuck.next_step)
     if unresponsive := [host for host in unresponsive_hosts(snapshot) if host in present]:
@@ -499,7 +493,10 @@ def _stuck_on_lost_node(snapshot: Snapshot, host: Host) -> StuckObject:
     """Return what is known of the lost node of a pod that still has phase Running."""
     node = snapshot.deleted_node
     if node is not None and node.name == host.node:
-        return StuckObject(describe_deletion(node, snapshot.now), wait_for_collection(host.pod))
+        return StuckObject(
+            termination.describe_deletion(node, snapshot.now),
+            termination.wait_for_collection(host.pod),
+        )
     name = host.node or ""
     silence = _describe_silent_node(snapshot, name)
     description = Text("{silence}, with pod {pod} on it", silence=silence, pod=host.pod)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from jaxlaunch.launcher.diagnose.explain.answer import Answer, Evidence, waiting_answer
 from jaxlaunch.launcher.diagnose.text import (
@@ -19,7 +19,7 @@ from jaxlaunch.launcher.diagnose.text import (
 )
 from jaxlaunch.launcher.jobs.status import hosts
 from jaxlaunch.launcher.jobs.status.snapshot import Snapshot
-from jaxlaunch.launcher.kubernetes.objects import Obj, pod_template, seconds_since
+from jaxlaunch.launcher.kubernetes.objects import Obj, find_condition, pod_template, seconds_since
 from jaxlaunch.launcher.kubernetes.resources import NodeFit, fit_nodes
 from jaxlaunch.launcher.wording import shorten_text
 
@@ -221,15 +221,18 @@ def _explain_taint(fit: NodeFit, nodes: Sequence[Obj], group: HostGroup, lines: 
     )
     template += " on {number} of {nodes:node}"
     reason = Text(template, taint=taint, more=more, number=number, nodes=fit.selected)
-    key = taint.partition(":")[0]
+    condition = _CONDITIONS.get(taint.partition(":")[0])
     step = advise_change("add a toleration (tolerations: in job.yaml), or select other nodes.")
     if taint.startswith("node.kubernetes.io/unschedulable"):
         step = advise_change("nodes are cordoned: kubectl uncordon them, or wait.")
-    elif key in _CONDITIONS:
-        name, message = next(_unhealthy_nodes(nodes, _CONDITIONS[key]), ("", ""))
-        if message:
-            reason += Text(": {name}: {message}", name=name, message=message)
-        words = ("describe", "node", name) if name else ("describe", "node")
+    elif condition is not None:
+        states = ((node, find_condition(node, condition)) for node in nodes)
+        node, state = next(((node, state) for node, state in states if state), ({}, {}))
+        words = ["describe", "node"]
+        if node:
+            words.append(node["metadata"]["name"])
+        if message := state.get("message") or state.get("reason"):
+            reason += Text(": {name}: {message}", name=words[-1], message=message)
         step = advise_wait(
             "wait until such nodes are well, or ask the cluster administrator: {describe}",
             describe=kubectl_command(*words, is_namespaced=False),
@@ -247,14 +250,6 @@ _CONDITIONS = {
     "node.kubernetes.io/memory-pressure": "MemoryPressure",
     "node.kubernetes.io/pid-pressure": "PIDPressure",
 }
-
-
-def _unhealthy_nodes(nodes: Sequence[Obj], kind: str) -> Iterator[tuple[str, str]]:
-    """Yield the nodes with a condition of this kind, and its message."""
-    for node in nodes:
-        for state in node.get("status", {}).get("conditions", ()):
-            if state["type"] == kind:
-                yield node["metadata"]["name"], state.get("message") or state.get("reason") or ""
 
 
 def _explain_full_nodes(fit: NodeFit, message: str, group: HostGroup, lines: Evidence) -> Answer:

@@ -40,6 +40,17 @@ class Situation(NamedTuple):
     next_step: NextStep | None = None
 
 
+# Sections of docs/troubleshooting.md.
+_VOLUMES = "volumes-secrets-and-configmaps"
+_LOST_HOSTS = "rendezvous-and-lost-hosts"
+_REJECTED = "rejected-requests"
+_RESTARTS = "restarts-and-evictions"
+_CONTAINERS = "container-start"
+_PENDING = "pending-pods"
+_QUEUES = "queues"
+_MEMORY = "out-of-memory"
+_ACCESS = "access-to-the-cluster"
+
 _MEMORY_STEP = advise_change(
     "raise resources.memory in job.yaml, or use less memory: a smaller batch, more hosts, remat."
 )
@@ -48,10 +59,10 @@ _PREVIOUS_LOGS = advise_run(
 )
 
 SITUATIONS: Mapping[str, Situation] = {
-    "unknown": Situation("there is no job of that name", "access-to-the-cluster"),
+    "unknown": Situation("there is no job of that name", _ACCESS),
     "unread": Situation(
         "the objects that show its state could not be read",
-        "access-to-the-cluster",
+        _ACCESS,
         advise_ask(
             "ask the namespace's administrator for the right; `launcher doctor` lists what each "
             "command needs."
@@ -78,18 +89,17 @@ SITUATIONS: Mapping[str, Situation] = {
     ),
     "deadline": Situation(
         "its deadline was exceeded",
-        "restarts-and-evictions",
+        _RESTARTS,
         advise_resubmit("raise deadline: in job.yaml, or submit it again"),
     ),
     "killed": Situation(
-        "a container was killed by SIGKILL, probably out of memory", "out-of-memory", _MEMORY_STEP
+        "a container was killed by SIGKILL, probably out of memory", _MEMORY, _MEMORY_STEP
     ),
     "oom": Situation(
-        "a container or a process ran out of memory (OOMKilled)", "out-of-memory", _MEMORY_STEP
+        "a container or a process ran out of memory (OOMKilled)", _MEMORY, _MEMORY_STEP
     ),
     "ephemeral-storage": Situation(
-        "a pod was evicted because it used more ephemeral storage than its own limit",
-        "restarts-and-evictions",
+        "a pod was evicted because it used more ephemeral storage than its own limit", _RESTARTS
     ),
     "stopping": Situation("it is being stopped, and saves a checkpoint", None, advise_wait()),
     "stopped": Situation(
@@ -101,9 +111,7 @@ SITUATIONS: Mapping[str, Situation] = {
         ),
     ),
     "given-up": Situation(
-        "Kueue deactivated its Workload",
-        "queues",
-        advise_resubmit("fix that, then submit it again"),
+        "Kueue deactivated its Workload", _QUEUES, advise_resubmit("fix that, then submit it again")
     ),
     "deleting": Situation(
         "it is being deleted",
@@ -115,39 +123,39 @@ SITUATIONS: Mapping[str, Situation] = {
     "queued": Situation("it is waiting for its turn in the queue"),
     "queue-silent": Situation(
         "Kueue has created no Workload for it",
-        "queues",
+        _QUEUES,
         advise_change(
             "check that Kueue runs and has JobSet among its integrations: `launcher doctor` "
             "checks both."
         ),
     ),
-    "queue-missing": Situation("the LocalQueue or its ClusterQueue does not exist", "queues"),
+    "queue-missing": Situation("the LocalQueue or its ClusterQueue does not exist", _QUEUES),
     "queue-stopped": Situation(
-        "the LocalQueue or its ClusterQueue is stopped or inactive", "queues"
+        "the LocalQueue or its ClusterQueue is stopped or inactive", _QUEUES
     ),
     "quota": Situation(
         "other jobs use the quota",
-        "queues",
+        _QUEUES,
         advise_wait("wait for its turn, or request less; jobs of higher priority go first."),
     ),
     "quota-never": Situation(
         "it requests more than the whole quota",
-        "queues",
+        _QUEUES,
         advise_change("request less, or use another queue."),
     ),
     "quota-uncovered": Situation(
         "the ClusterQueue has no quota of a resource that it requests",
-        "queues",
+        _QUEUES,
         advise_ask(
             "ask the cluster administrator to add the resource to the ClusterQueue, or request "
             "none of it."
         ),
     ),
-    "queue-closed": Situation("the ClusterQueue does not admit jobs of the namespace", "queues"),
+    "queue-closed": Situation("the ClusterQueue does not admit jobs of the namespace", _QUEUES),
     "backing-off": Situation(
         "Kueue evicted it because its pods were not ready in time, and puts it back into the queue "
         "after a pause",
-        "queues",
+        _QUEUES,
         advise_run(
             "find out what kept its pods from being ready, an image or a volume for one: "
             "`{explain}` says it while they are there.",
@@ -156,45 +164,45 @@ SITUATIONS: Mapping[str, Situation] = {
     ),
     "admission-check": Situation(
         "quota is reserved, but an admission check has not passed",
-        "queues",
+        _QUEUES,
         advise_wait("the check's message says what it waits for, often new nodes."),
     ),
-    "preempted": Situation("it was preempted or evicted, and its pods still save", "queues"),
+    "preempted": Situation("it was preempted or evicted, and its pods still save", _QUEUES),
     # rejected by the API server
     "unattended": Situation(
-        "a controller, JobSet's or the Job controller, has not acted on it", "rejected-requests"
+        "a controller, JobSet's or the Job controller, has not acted on it", _REJECTED
     ),
     "resource-quota": Situation(
-        "a ResourceQuota is exceeded, or requires what the pods do not specify", "rejected-requests"
+        "a ResourceQuota is exceeded, or requires what the pods do not specify", _REJECTED
     ),
     "limit-range": Situation(
         "a LimitRange forbids what it requests",
-        "rejected-requests",
+        _REJECTED,
         advise_change("change resources: in job.yaml to be within the LimitRange."),
     ),
-    "namespace-terminating": Situation("its namespace is being deleted", "rejected-requests"),
+    "namespace-terminating": Situation("its namespace is being deleted", _REJECTED),
     "pod-security": Situation(
         "the namespace enforces a stricter Pod Security level",
-        "rejected-requests",
+        _REJECTED,
         advise_change(
             "remove what the message names (`launcher plan` shows the level that a job needs), or "
             "use another namespace."
         ),
     ),
     "admission": Situation(
-        "a webhook or a ValidatingAdmissionPolicy denied the request", "rejected-requests"
+        "a webhook or a ValidatingAdmissionPolicy denied the request", _REJECTED
     ),
     "webhook-down": Situation(
         "an admission webhook does not answer",
-        "rejected-requests",
+        _REJECTED,
         advise_ask(
             "ask the administrator to fix the webhook's server; the job then continues by itself."
         ),
     ),
-    "service-account": Situation("its service account does not exist", "rejected-requests"),
+    "service-account": Situation("its service account does not exist", _REJECTED),
     "priority": Situation(
         "its PriorityClass does not exist",
-        "rejected-requests",
+        _REJECTED,
         advise_change(
             "set one of `{get}` as priority: in job.yaml.",
             get=kubectl_command("get", "priorityclasses", is_namespaced=False),
@@ -202,14 +210,14 @@ SITUATIONS: Mapping[str, Situation] = {
     ),
     "runtime-class": Situation(
         "its RuntimeClass does not exist",
-        "rejected-requests",
+        _REJECTED,
         advise_change(
             "use one of `{get}`.", get=kubectl_command("get", "runtimeclasses", is_namespaced=False)
         ),
     ),
     "exclusive-placement": Situation(
         "the pods of a slice wait until its leader pod has a node",
-        "rejected-requests",
+        _REJECTED,
         advise_wait(
             "wait; if the leader pod stays Pending, {describe} it.",
             describe=kubectl_command("describe"),
@@ -217,52 +225,48 @@ SITUATIONS: Mapping[str, Situation] = {
     ),
     "refused": Situation(
         "its pods are rejected for another reason",
-        "rejected-requests",
+        _REJECTED,
         advise_change("change what the message names, in job.yaml or in the namespace."),
     ),
     "creating": Situation("its pods are being created", None, advise_wait("wait a moment.")),
     # Pending, without a node
-    "resource": Situation("no node has enough of a resource, or enough of it free", "pending-pods"),
+    "resource": Situation("no node has enough of a resource, or enough of it free", _PENDING),
     "taint": Situation(
-        "every node that matches its node selector has an untolerated taint", "pending-pods"
+        "every node that matches its node selector has an untolerated taint", _PENDING
     ),
-    "node-selector": Situation("no node matches its node selector", "pending-pods"),
-    "no-nodes": Situation("the cluster has no nodes", "pending-pods"),
-    "ports": Situation("its host ports are used on every node", "pending-pods"),
+    "node-selector": Situation("no node matches its node selector", _PENDING),
+    "no-nodes": Situation("the cluster has no nodes", _PENDING),
+    "ports": Situation("its host ports are used on every node", _PENDING),
     "volume-missing": Situation(
         "the PersistentVolume of a claim no longer exists",
-        "volumes-secrets-and-configmaps",
+        _VOLUMES,
         advise_ask(
             "ask the cluster administrator to restore the volume, or use another claim "
             "under volumes:."
         ),
     ),
-    "claim-missing": Situation(
-        "a PersistentVolumeClaim does not exist", "volumes-secrets-and-configmaps"
-    ),
-    "claim-unbound": Situation(
-        "a PersistentVolumeClaim is not bound", "volumes-secrets-and-configmaps"
-    ),
+    "claim-missing": Situation("a PersistentVolumeClaim does not exist", _VOLUMES),
+    "claim-unbound": Situation("a PersistentVolumeClaim is not bound", _VOLUMES),
     "claim-in-use": Situation(
         "a PersistentVolumeClaim is in use by another pod or on another node",
-        "volumes-secrets-and-configmaps",
+        _VOLUMES,
         advise_wait("wait until that pod has ended, or use a ReadWriteMany claim."),
     ),
     "volume-affinity": Situation(
         "no free node can mount its volume (volume node affinity conflict)",
-        "volumes-secrets-and-configmaps",
+        _VOLUMES,
         advise_change("use a volume that all zones can mount, or fewer hosts."),
     ),
     "spread": Situation(
         "its topology spread constraints, affinity or anti-affinity leave no node",
-        "pending-pods",
+        _PENDING,
         advise_change(
             "change these under pod: in job.yaml, wait until other pods end, or use other nodes."
         ),
     ),
     "gated": Situation(
         "its pods have a scheduling gate",
-        "pending-pods",
+        _PENDING,
         advise_ask("its owner must remove the gate; Kueue does so when it admits the job."),
     ),
     "scaling-up": Situation(
@@ -270,38 +274,32 @@ SITUATIONS: Mapping[str, Situation] = {
         None,
         advise_wait("wait: new nodes take minutes; if none come, check the autoscaler."),
     ),
-    "unschedulable": Situation("its pods are unschedulable for another reason", "pending-pods"),
+    "unschedulable": Situation("its pods are unschedulable for another reason", _PENDING),
     # on its nodes, not started
     "image": Situation("an image cannot be pulled", "images"),
-    "secret-missing": Situation(
-        "a Secret, or a key of it, does not exist", "volumes-secrets-and-configmaps"
-    ),
-    "configmap-missing": Situation(
-        "a ConfigMap, or a key of it, does not exist", "volumes-secrets-and-configmaps"
-    ),
-    "runs-as-root": Situation(
-        "the image runs as root, and the pod has runAsNonRoot", "container-start"
-    ),
-    "command": Situation("the command cannot be started", "container-start"),
-    "container": Situation("the container cannot be created for another reason", "container-start"),
+    "secret-missing": Situation("a Secret, or a key of it, does not exist", _VOLUMES),
+    "configmap-missing": Situation("a ConfigMap, or a key of it, does not exist", _VOLUMES),
+    "runs-as-root": Situation("the image runs as root, and the pod has runAsNonRoot", _CONTAINERS),
+    "command": Situation("the command cannot be started", _CONTAINERS),
+    "container": Situation("the container cannot be created for another reason", _CONTAINERS),
     "agent": Situation(
         "the image does not contain jaxlaunch",
-        "container-start",
+        _CONTAINERS,
         advise_change(
             "set agent: inject to add the agent; a train: block needs an image with "
             "jaxlaunch installed."
         ),
     ),
-    "init": Situation("an init container failed", "container-start"),
+    "init": Situation("an init container failed", _CONTAINERS),
     "init-runs": Situation("an init container runs, and the program starts after it", None),
     "mount": Situation(
         "a volume cannot be mounted",
-        "volumes-secrets-and-configmaps",
+        _VOLUMES,
         advise_change("check volumes: in job.yaml, and what the message names."),
     ),
     "sandbox": Situation(
         "the node cannot create the pod sandbox",
-        "container-start",
+        _CONTAINERS,
         advise_ask(
             "ask the cluster administrator: the node's container runtime or its network "
             "(CNI) fails."
@@ -317,24 +315,22 @@ SITUATIONS: Mapping[str, Situation] = {
     "sidecar": Situation(
         "a container that runs next to the program failed, or still runs after the "
         "program has ended",
-        "container-start",
+        _CONTAINERS,
     ),
     "host-lost": Situation(
         "a host was lost: the others keep their pods and wait for its replacement",
-        "rendezvous-and-lost-hosts",
+        _LOST_HOSTS,
         advise_wait(
             "wait: after timeouts.replace it continues with fewer hosts, or all pods are replaced."
         ),
     ),
     "shrunk": Situation(
-        "it runs with fewer hosts for a while, and uses more again when they are back",
-        "rendezvous-and-lost-hosts",
+        "it runs with fewer hosts for a while, and uses more again when they are back", _LOST_HOSTS
     ),
     "spare-used": Situation(
-        "it runs with all its ranks; the replacement of a lost pod is missing",
-        "rendezvous-and-lost-hosts",
+        "it runs with all its ranks; the replacement of a lost pod is missing", _LOST_HOSTS
     ),
-    "rendezvous": Situation("hosts are missing at the rendezvous", "rendezvous-and-lost-hosts"),
+    "rendezvous": Situation("hosts are missing at the rendezvous", _LOST_HOSTS),
     "running": Situation("it runs"),
     "restarted": Situation("it runs again, in the attempt right after a failure"),
     "hang": Situation(
@@ -351,12 +347,12 @@ SITUATIONS: Mapping[str, Situation] = {
     ),
     "disrupted": Situation(
         "pods were removed: a drain, an eviction, a preemption, a lost node",
-        "restarts-and-evictions",
+        _RESTARTS,
         advise_wait(),
     ),
     "node-lost": Situation(
         "a node is NotReady, or its object was deleted",
-        "restarts-and-evictions",
+        _RESTARTS,
         advise_wait(
             "wait: Kubernetes evicts the node's pods, but makes them again elsewhere only when it "
             "is back or deleted."
@@ -365,11 +361,11 @@ SITUATIONS: Mapping[str, Situation] = {
     "unhealthy": Situation(
         "its liveness probe or postStart hook fails, and the kubelet stops its container "
         "again and again",
-        "restarts-and-evictions",
+        _RESTARTS,
     ),
     "crash-loop": Situation(
         "it crashes and restarts again and again without saving a checkpoint",
-        "restarts-and-evictions",
+        _RESTARTS,
         _PREVIOUS_LOGS,
     ),
 }
