@@ -22,14 +22,20 @@ from typing import Any, NamedTuple
 from benchmarks.table import log, median
 from tests.cluster import nodes, preparations, processes
 from tests.cluster.access import Access
-from tests.cluster.gangs import PATIENCE_S, Gang, Place, place
+from tests.cluster.gangs import PATIENCE_S, Gang, Workspace, make_workspace
 from tests.cluster.harness import build, cluster, image, places
-from tests.cluster.test_recovery import SAVED, await_checkpoint, losses, newest, of_hosts
-from tests.cluster.waiting import until
+from tests.cluster.test_recovery import (
+    SAVED,
+    job_keys,
+    newest_step,
+    read_losses,
+    wait_for_checkpoint,
+)
+from tests.cluster.waiting import wait_until
 from tests.compiled import QUICK_COMPILES
 
 HOSTS, STEPS = 3, 600
-JOB = of_hosts(STEPS, lr=1e-3)
+JOB = job_keys(STEPS, lr=1e-3)
 ALONE: Mapping[str, Any] = {"hosts": HOSTS, "restarts": {"in_place": 9, "crash": 9}}
 SPARE: Mapping[str, Any] = {**ALONE, "spares": 1}
 WHOLE: Mapping[str, Any] = {"hosts": HOSTS, "restarts": {"in_place": 0, "crash": 9}}
@@ -38,28 +44,28 @@ WHOLE: Mapping[str, Any] = {"hosts": HOSTS, "restarts": {"in_place": 0, "crash":
 class Strike(NamedTuple):
     """A loss, and who it is of: a rank's host, by its place among those that hold ranks."""
 
-    what: Callable[[Place, Gang, Any], None]
+    what: Callable[[Workspace, Gang, Any], None]
     place: int
 
 
-def process(here: Place, gang: Gang, pod: Any) -> None:
-    processes.kill(processes.child(pod))
+def process(here: Workspace, gang: Gang, pod: Any) -> None:
+    processes.kill_processes(processes.find_trainer(pod))
 
 
-def agent(here: Place, gang: Gang, pod: Any) -> None:
-    processes.kill(processes.agent(pod))
+def agent(here: Workspace, gang: Gang, pod: Any) -> None:
+    processes.kill_processes(processes.find_agent(pod))
 
 
-def deleted(here: Place, gang: Gang, pod: Any) -> None:
+def deleted(here: Workspace, gang: Gang, pod: Any) -> None:
     name = pod["metadata"]["name"]
     here.access.api.delete(f"/api/v1/namespaces/{here.namespace}/pods/{name}?gracePeriodSeconds=0")
 
 
-def drained(here: Place, gang: Gang, pod: Any) -> None:
-    nodes.evict(here.access, here.namespace, pod["metadata"]["name"])
+def drained(here: Workspace, gang: Gang, pod: Any) -> None:
+    nodes.evict_pod(here.access, here.namespace, pod["metadata"]["name"])
 
 
-def job(here: Place, gang: Gang, pod: Any) -> None:
+def job(here: Workspace, gang: Gang, pod: Any) -> None:
     options = {"apiVersion": "v1", "kind": "DeleteOptions", "propagationPolicy": "Background"}
     path = f"/apis/batch/v1/namespaces/{here.namespace}/jobs/{gang.name}-w-0"
     here.access.api.call("DELETE", path, options)
@@ -98,7 +104,7 @@ GANGS: Gangs = {
 class Run:
     """One of the jobs, which is struck and watched."""
 
-    def __init__(self, here: Place, volume: Path, name: str, keys: Mapping[str, Any]) -> None:
+    def __init__(self, here: Workspace, volume: Path, name: str, keys: Mapping[str, Any]) -> None:
         self._here, self.folder, self._hold = here, volume / name, volume / f"{name}.hold"
         env = {**QUICK_COMPILES, "HOLD": f"/checkpoints/{self._hold.name}"}
         self.gang = here.start(name, SAVED, env=env, **JOB, **keys)
@@ -110,13 +116,13 @@ class Run:
         self.steps_on()
         struck = time.time()
         strike.what(self._here, self.gang, pod)
-        until(self._begun, lambda at: at > struck, "the next attempt has begun", 600)
+        wait_until(self._begun, lambda at: at > struck, "the next attempt has begun", 600)
         end = time.monotonic() + PATIENCE_S
         while not (
             after := [at for at in self.times() if at > self._begun()]
         ):  # the last one may train until it ends
             assert time.monotonic() < end, (
-                f"{self.gang.name} trains no step after a loss: {self.gang.lines()}"
+                f"{self.gang.name} trains no step after a loss: {self.gang.read_lines()}"
             )
             time.sleep(0.02)
         self.hold()  # soon: its steps are few, for the losses that are still to come
@@ -129,14 +135,14 @@ class Run:
     def hold_after_save(self) -> None:
         """Holds it, where it is not held, once it has saved."""
         if not self._hold.exists():
-            await_checkpoint(self.folder, after=newest(self.folder))
+            wait_for_checkpoint(self.folder, after=newest_step(self.folder))
             self.hold()
 
     def steps_on(self) -> None:
         """Lets it train; returns when it has taken a step."""
         first = time.time()
         self.release()
-        until(self.times, lambda times: times[-1] > first, "a step is under way", 600)
+        wait_until(self.times, lambda times: times[-1] > first, "a step is under way", 600)
 
     def release(self) -> None:
         """Lets it train to its end."""
@@ -144,7 +150,7 @@ class Run:
 
     def ready(self) -> Sequence[Any]:
         """The pods of hosts that hold ranks, by rank, once every host is there."""
-        pods = until(
+        pods = wait_until(
             lambda: self.gang.pods, self._are_ready, f"all pods of {self.gang.name} are ready", 600
         )
         by_host = {index(pod): pod for pod in pods if is_alive(pod)}
@@ -203,21 +209,21 @@ def chosen(only: str) -> Gangs:
 
 
 def measure(
-    here: Place, rounds: int, keys: Mapping[str, Any], gangs: Gangs
+    here: Workspace, rounds: int, keys: Mapping[str, Any], gangs: Gangs
 ) -> dict[str, list[float]]:
     """The seconds of every loss, by what was lost and how it was replaced."""
     folder = preparations.make_claim(here.access, here.namespace, size="10Gi")
     found = dict[str, list[float]]()
     undisturbed: Mapping[int, float] = {}
     for number in range(rounds):
-        for name, (job_keys, strikes) in gangs.items():
+        for name, (keys_of_job, strikes) in gangs.items():
             if not strikes and number:
                 continue
             run = Run(
                 here,
                 folder,
                 f"{name.replace(',', '').replace(' ', '-')}-{number}",
-                {**job_keys, **keys},
+                {**keys_of_job, **keys},
             )
             for what, strike in strikes.items():
                 found.setdefault(f"{what}, {name}", []).append(run.struck(strike))
@@ -226,9 +232,9 @@ def measure(
                     f"{run.gang.counters}"
                 )
             run.release()
-            assert run.gang.ended() == "Completed", run.gang.lines()
-            undisturbed = undisturbed or losses(folder, run.folder.name)
-            assert losses(folder, run.folder.name) == undisturbed, (
+            assert run.gang.wait_for_end() == "Completed", run.gang.read_lines()
+            undisturbed = undisturbed or read_losses(folder, run.folder.name)
+            assert read_losses(folder, run.folder.name) == undisturbed, (
                 f"{run.folder.name} has other losses"
             )
             here.launcher("delete", run.folder.name, "--yes")
@@ -236,12 +242,12 @@ def measure(
 
 
 @contextmanager
-def opened() -> Iterator[Place]:
+def opened() -> Iterator[Workspace]:
     """The tests' cluster, which is started where it does not run: a place for jobs, with the product's image."""
     with cluster.used():
         access = Access(places.ADMIN, build.home() / "kubectl", is_ours=True)
         image.load()
-        with place(access, image.IMAGE) as here:
+        with make_workspace(access, image.IMAGE) as here:
             yield here
 
 

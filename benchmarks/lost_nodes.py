@@ -23,11 +23,11 @@ from typing import Any
 from benchmarks.lost_hosts import ALONE, SPARE, WHOLE, Run, index, opened
 from benchmarks.table import log
 from tests.cluster import preparations, processes
-from tests.cluster.gangs import Place
+from tests.cluster.gangs import Workspace
 from tests.cluster.harness import build, image, images, second_node
 from tests.cluster.harness.api import Refused
-from tests.cluster.test_recovery import losses
-from tests.cluster.waiting import until
+from tests.cluster.test_recovery import read_losses
+from tests.cluster.waiting import wait_until
 from tests.gang.run_files import RunFiles
 
 PATIENCE_S = 400.0
@@ -78,31 +78,33 @@ def on_second(run: Run, *, spares: int) -> Any:
     return next((pod for pod in held if pod["spec"]["nodeName"] == second_node.NODE), None)
 
 
-def silent(here: Place, run: Run, pod: Any, home: Path) -> Seen:
+def silent(here: Workspace, run: Run, pod: Any, home: Path) -> Seen:
     """Stops the kubelet until its pod is deleted, and starts it again; the training is held meanwhile."""
     watch = Watch(run, pod, is_silent=True)
     second_node.stop_kubelet()
     run.steps_on()
     watch.seen["a step"] = round(run.times()[-1] - watch.began, 1)
     run.hold()
-    until(watch.look, lambda seen: "pod deleted" in seen, "its pod is deleted", PATIENCE_S)
+    wait_until(watch.look, lambda seen: "pod deleted" in seen, "its pod is deleted", PATIENCE_S)
     run.steps_on()
     watch.seen["a step after that"] = round(run.times()[-1] - watch.began, 1)
     assert "attempt ended" not in watch.look(), watch.files.records()
     back = Watch(run, pod, is_silent=False)
     second_node.start_kubelet(home)
-    until(back.look, lambda seen: "next step" in seen, "a next step", PATIENCE_S)
+    wait_until(back.look, lambda seen: "next step" in seen, "a next step", PATIENCE_S)
     return {
         **watch.seen,
         **{f"{what}, from the kubelet's start on": at for what, at in back.seen.items()},
     }
 
 
-def gone(here: Place, run: Run, pod: Any, home: Path) -> Seen:
+def gone(here: Workspace, run: Run, pod: Any, home: Path) -> Seen:
     """Loses the node; deletes its object once it is not ready."""
     watch = Watch(run, pod, is_silent=True)
-    second_node.lose(processes.everything(pod))
-    until(watch.look, lambda seen: "node not ready" in seen, "the node is not ready", PATIENCE_S)
+    second_node.lose(processes.find_processes(pod))
+    wait_until(
+        watch.look, lambda seen: "node not ready" in seen, "the node is not ready", PATIENCE_S
+    )
     with suppress(Refused):
         here.access.api.delete(second_node.PATH)
     wanted = {"next step", "another pod", "pod's object gone"}
@@ -111,11 +113,11 @@ def gone(here: Place, run: Run, pod: Any, home: Path) -> Seen:
         # With a spare it may end before.
         return wanted <= seen.keys() or bool(run.gang.status.get("terminalState"))
 
-    until(watch.look, is_whole, "the gang is whole", PATIENCE_S)
+    wait_until(watch.look, is_whole, "the gang is whole", PATIENCE_S)
     return watch.seen
 
 
-LOSSES: Mapping[str, Callable[[Place, Run, Any, Path], Seen]] = {
+LOSSES: Mapping[str, Callable[[Workspace, Run, Any, Path], Seen]] = {
     "kubelet stopped": silent,
     "node gone": gone,
 }
@@ -127,7 +129,7 @@ JOBS: Mapping[str, Mapping[str, Any]] = {"alone": {**ALONE, **WAITS}, "spare": {
 
 
 def measured(
-    here: Place, volume: Path, home: Path, what: str, job: str, undisturbed: Mapping[int, float]
+    here: Workspace, volume: Path, home: Path, what: str, job: str, undisturbed: Mapping[int, float]
 ) -> Seen:
     """One loss of one job."""
     with second_node.joined(home, image.IMAGE, images.BASE):
@@ -140,9 +142,11 @@ def measured(
         run.steps_on()
         found = LOSSES[what](here, run, pod, home)
         run.release()
-        assert run.gang.ended() == "Completed", run.gang.lines()
+        assert run.gang.wait_for_end() == "Completed", run.gang.read_lines()
         log(f"{run.gang.name}: restarts {run.gang.counters}")
-        assert losses(volume, run.folder.name) == undisturbed, f"{run.folder.name} has other losses"
+        assert read_losses(volume, run.folder.name) == undisturbed, (
+            f"{run.folder.name} has other losses"
+        )
         here.launcher("delete", run.gang.name, "--yes")
     return found
 
@@ -155,8 +159,8 @@ def main() -> int:
         home = build.binaries()
         volume = preparations.make_claim(here.access, here.namespace, size="10Gi")
         nothing = Run(here, volume, "nothing", WHOLE)
-        assert nothing.gang.ended() == "Completed", nothing.gang.lines()
-        undisturbed = losses(volume, "nothing")
+        assert nothing.gang.wait_for_end() == "Completed", nothing.gang.read_lines()
+        undisturbed = read_losses(volume, "nothing")
         found = {
             f"{what}, {job}": measured(here, volume, home, what, job, undisturbed)
             for what in LOSSES

@@ -24,23 +24,29 @@ DRY = "--dry-run=server"
 
 def rows_of(access: Access, folder: pathlib.Path) -> list[Row]:
     """Every command on both sizes, interleaved."""
-    with fleet.place(access, FEW) as few, fleet.place(access, MANY) as many:
+    with (
+        fleet.make_fleet_namespace(access, FEW) as few,
+        fleet.make_fleet_namespace(access, MANY) as many,
+    ):
         sizes = {FEW: Fleet(few, FEW, folder), MANY: Fleet(many, MANY, folder)}
         texts = {FEW: sizes[FEW], MOST: Fleet(many, MOST, folder)}
         rows = [
-            compared("render", repeated(texts, lambda one: one.costs("render", one.file))),
+            compared("render", repeated(texts, lambda one: one.measure("render", one.file))),
             compared(
                 "submit --dry-run=server",
-                repeated(texts, lambda one: one.costs("submit", one.file, DRY)),
+                repeated(texts, lambda one: one.measure("submit", one.file, DRY)),
             ),
             compared(
-                "submit", {hosts: [one.costs("submit", one.file)] for hosts, one in sizes.items()}
+                "submit", {hosts: [one.measure("submit", one.file)] for hosts, one in sizes.items()}
             ),
         ]
         for one in sizes.values():
-            one.until("Running", WAIT_S)
-        rows.append(compared("status", repeated(sizes, lambda one: one.seen("status"))))
-        return [*rows, compared("explain", repeated(sizes, lambda one: one.seen("explain")))]
+            one.wait_for_pods("ready", WAIT_S)
+        rows.append(compared("status", repeated(sizes, lambda one: one.measure_command("status"))))
+        return [
+            *rows,
+            compared("explain", repeated(sizes, lambda one: one.measure_command("explain"))),
+        ]
 
 
 def repeated(sizes: Mapping[int, Fleet], once: Callable[[Fleet], Cost]) -> dict[int, list[Cost]]:

@@ -1,4 +1,4 @@
-"""A cluster as the tests reach it, ours or one that the user gave."""
+"""Access to the tests' cluster: the harness's own or one that the user names."""
 
 import os
 import subprocess
@@ -21,12 +21,12 @@ class Access:
 
     @property
     def env(self) -> dict[str, str]:
-        """For a program that finds the cluster, and kubectl, by its environment."""
+        """Return variables with which a program finds the cluster and kubectl."""
         path = f"{self.kubectl_path.parent}{os.pathsep}{os.environ.get('PATH', '')}"
         return os.environ | {"KUBECONFIG": os.fspath(self.kubeconfig), "PATH": path}
 
     def kubectl(self, *words: str, text: str | None = None) -> str:
-        """What kubectl prints; its complaint is the error."""
+        """Run kubectl and return its output. Raises AssertionError with its error."""
         done = subprocess.run(
             [self.kubectl_path, *words], input=text, capture_output=True, text=True, env=self.env
         )

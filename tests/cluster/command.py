@@ -1,4 +1,4 @@
-"""The `launcher` command as a person runs it, in a folder of their own, against the test's cluster."""
+"""The `launcher` command as a user runs it in a folder against the tests' cluster."""
 
 from __future__ import annotations
 
@@ -18,22 +18,24 @@ PATIENCE_S = 600
 COMMAND = (sys.executable, "-m", "jaxlaunch.launcher.cli.main")
 
 
-def launcher(cluster: Access, folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Runs `launcher ARGUMENTS` to its end."""
-    return forked.run(arguments, cwd=folder, env=cluster.env, timeout=PATIENCE_S)
+def run_launcher(
+    cluster: Access, folder: Path, *arguments: str
+) -> subprocess.CompletedProcess[str]:
+    """Run `launcher ARGUMENTS` to its end."""
+    return forked.run_forked(arguments, cwd=folder, env=cluster.env, timeout=PATIENCE_S)
 
 
-def started(cluster: Access, folder: Path, *arguments: str) -> subprocess.Popen[str]:
-    """Begins `launcher ARGUMENTS`; its messages are in its output."""
-    pipe, both = subprocess.PIPE, subprocess.STDOUT
+def start_launcher(cluster: Access, folder: Path, *arguments: str) -> subprocess.Popen[str]:
+    """Start `launcher ARGUMENTS`, with its messages in its output."""
+    pipe, stdout = subprocess.PIPE, subprocess.STDOUT
     return subprocess.Popen(
-        [*COMMAND, *arguments], cwd=folder, env=cluster.env, stdout=pipe, stderr=both, text=True
+        [*COMMAND, *arguments], cwd=folder, env=cluster.env, stdout=pipe, stderr=stdout, text=True
     )
 
 
-def project(folder: Path, namespace: str, files: Mapping[str, str], **job: object) -> Path:
-    """A folder with a small job of one CPU host and its files."""
-    small = {
+def write_project(folder: Path, namespace: str, files: Mapping[str, str], **job: object) -> Path:
+    """Write a folder with a small job of one CPU host and its files."""
+    defaults = {
         "accelerator": {"type": "cpu"},
         "resources": {"cpu": "50m", "memory": "400Mi"},
         "grace": "10s",
@@ -41,7 +43,7 @@ def project(folder: Path, namespace: str, files: Mapping[str, str], **job: objec
     document = {
         "name": "mine",
         "namespace": namespace,
-        **small,
+        **defaults,
         "command": ["python", "train.py"],
         **job,
     }

@@ -1,8 +1,8 @@
-"""The cluster and a namespace in it, for every test here.
+"""The cluster and a namespace for every test here.
 
-TEST_KUBECONFIG names a cluster of the user's own, kind for one; KUBECONFIG is not read, for it may
-name a production cluster. Without it the harness's is used: one that `make cluster-up` started, and
-left up afterwards, or one that lasts as long as the test session.
+TEST_KUBECONFIG names a cluster of the user, such as one of kind. KUBECONFIG is not read, since it
+may name a production cluster. Without TEST_KUBECONFIG the tests use the harness's cluster: one that
+`make cluster-up` started, which stays up, or one that lasts as long as the test session.
 """
 
 import os
@@ -19,7 +19,7 @@ from tests.cluster.access import Access
 from tests.cluster.harness import build, images, places
 from tests.cluster.harness import cluster as harness
 from tests.cluster.harness import image as product
-from tests.cluster.waiting import until
+from tests.cluster.waiting import wait_until
 
 # Files whose tests share what a module fixture makes, or change what others judge (the nodes, the
 # kinds that are served): side by side with others (`pytest -n 4 tests/cluster`), those of one group
@@ -47,21 +47,20 @@ HERE = Path(__file__).parent
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The tests here come last in a run of everything; first of them those that start and stop clusters of their own,
-    then the groups."""
-    turns = {HERE / name: turn for turn, name in enumerate(GROUPS, 2)}
+    """Run the tests here last: first those that start clusters of their own, then the groups."""
+    positions = {HERE / name: position_of for position_of, name in enumerate(GROUPS, 2)}
 
-    def turn(item: pytest.Item) -> int:
+    def position_of(item: pytest.Item) -> int:
         if not item.path.is_relative_to(HERE):
             return 0
-        return 1 if is_before_the_cluster(item) else turns.get(item.path, 2 + len(turns))
+        return 1 if stops_clusters(item) else positions.get(item.path, 2 + len(positions))
 
-    items.sort(key=turn)
+    items.sort(key=position_of)
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """With pytest-xdist every test goes to whichever process is free, and a group goes as a whole."""
+    """Give every test to whichever process is free, and each group as a whole."""
     from xdist.scheduler import LoadScopeScheduling
 
     class ByGroup(LoadScopeScheduling):
@@ -75,11 +74,11 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 @pytest.fixture(scope="session")
 def programs(request: pytest.FixtureRequest) -> Path:
-    """The folder of a cluster's programs, on a machine that can run them."""
-    if given():
+    """Return the folder of a cluster's programs, if this machine can run them."""
+    if user_kubeconfig():
         pytest.skip("TEST_KUBECONFIG names another cluster to test with")
     needs.a_machine_for_a_cluster()
-    with uncaptured(request):
+    with show_output(request):
         return build.binaries()
 
 
@@ -87,49 +86,47 @@ def programs(request: pytest.FixtureRequest) -> Path:
 def cluster(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Access]:
-    if kubeconfig := given():
+    if kubeconfig := user_kubeconfig():
         yield Access(kubeconfig, Path(needs.tool("kubectl", of="Kubernetes")), is_ours=False)
         return
     folder = request.getfixturevalue("programs")
-    if hasattr(request.config, "workerinput") and any(
-        map(is_before_the_cluster, request.session.items)
-    ):
-        until(
-            those_before(tmp_path_factory).exists,
+    if hasattr(request.config, "workerinput") and any(map(stops_clusters, request.session.items)):
+        wait_until(
+            done_marker(tmp_path_factory).exists,
             bool,
             "the end of the tests that stop clusters",
-            within=1800,
+            timeout_s=1800,
         )
     session = harness.used()
-    with uncaptured(request):
+    with show_output(request):
         session.__enter__()
     yield Access(places.ADMIN, folder / "kubectl", is_ours=True)
     session.__exit__(None, None, None)
 
 
-def is_before_the_cluster(item: pytest.Item) -> bool:
+def stops_clusters(item: pytest.Item) -> bool:
     return item.get_closest_marker("before_the_cluster") is not None
 
 
-def those_before(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Exists once the tests that stop clusters have run, in whichever process of pytest-xdist."""
+def done_marker(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a file that exists once the tests that stop clusters have run, in any process."""
     return tmp_path_factory.getbasetemp().parent / "before-the-cluster"
 
 
-def given() -> Path | None:
-    """The kubeconfig of the user's own cluster."""
-    named = os.environ.get("TEST_KUBECONFIG")
-    return Path(named) if named else None
+def user_kubeconfig() -> Path | None:
+    """Return the kubeconfig of the user's cluster."""
+    path = os.environ.get("TEST_KUBECONFIG")
+    return Path(path) if path else None
 
 
-def uncaptured(request: pytest.FixtureRequest) -> AbstractContextManager[None]:
-    """While it lasts output is seen at once: a first build takes long, and says what it does."""
+def show_output(request: pytest.FixtureRequest) -> AbstractContextManager[None]:
+    """Show output at once in this context: a first build takes long and reports its progress."""
     return request.config.pluginmanager.getplugin("capturemanager").global_and_fixture_disabled()
 
 
 @pytest.fixture
 def namespace(cluster: Access, request: pytest.FixtureRequest) -> Iterator[str]:
-    """A fresh namespace at the restricted Pod Security level; another by `parametrize(..., indirect=True)`."""
+    """Make a namespace at the restricted Pod Security level, or at the indirect parameter's."""
     name = preparations.make_namespace(cluster, getattr(request, "param", "restricted"))
     yield name
     preparations.remove_namespace(cluster, name)
@@ -137,32 +134,32 @@ def namespace(cluster: Access, request: pytest.FixtureRequest) -> Iterator[str]:
 
 @pytest.fixture
 def checkpoints(cluster: Access, namespace: str) -> Path:
-    """The folder behind the claim `checkpoints` of the namespace."""
+    """Return the folder behind the claim `checkpoints` of the namespace."""
     return preparations.make_claim(cluster, namespace)
 
 
 @pytest.fixture
 def steady_nodes() -> Iterator[None]:
-    """No test of another process changes the nodes meanwhile."""
-    with nodes.steady():
+    """Keep tests of other processes from changing the nodes."""
+    with nodes.keep_nodes_steady():
         yield
 
 
 @pytest.fixture(scope="session")
 def base_image() -> str:
-    """Python and a shell."""
+    """Return the image with Python and a shell."""
     return images.BASE
 
 
 @pytest.fixture(scope="session")
 def bare_image() -> str:
-    """Python and jax, and nothing of ours."""
+    """Return the image with Python and jax and nothing of jaxlaunch."""
     return images.BARE
 
 
 @pytest.fixture(scope="session")
 def image(cluster: Access) -> str:
-    """The product's own, built from the Dockerfile of this checkout. On a cluster of the user's, theirs to load."""
+    """Return the product's image, built from this checkout. A user's cluster has to load it."""
     if cluster.is_ours:
         needs.tool("buildah", of="the Debian package buildah")
         product.load()

@@ -1,4 +1,4 @@
-"""Runs the launcher, and says as the last line of stderr what that cost: requests to the API server, time, memory."""
+"""Run the launcher and print its cost on stderr: requests to the API server, time, memory."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ from pathlib import Path
 
 from jaxlaunch.launcher.cli.main import main
 
-asked: list[str] = []
-send = http.client.HTTPConnection.putrequest
+requests: list[str] = []
+original_putrequest = http.client.HTTPConnection.putrequest
 
 
-def counted(
-    self: http.client.HTTPConnection, method: str, url: str, *rest: bool, **more: bool
+def count_request(
+    self: http.client.HTTPConnection, method: str, url: str, *args: bool, **options: bool
 ) -> None:
-    asked.append(f"{method} {url}")
-    send(self, method, url, *rest, **more)
+    requests.append(f"{method} {url}")
+    original_putrequest(self, method, url, *args, **options)
 
 
-http.client.HTTPConnection.putrequest = counted  # type: ignore[method-assign]
-begun = time.perf_counter()
+http.client.HTTPConnection.putrequest = count_request  # type: ignore[method-assign]
+started_at = time.perf_counter()
 try:
     main()
 finally:
-    spent_s = time.perf_counter() - begun
+    elapsed_s = time.perf_counter() - started_at
     # The peak of this process alone: what getrusage counts has that of the process that began it.
     peak = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
     assert peak is not None, "Linux"
     print(
-        json.dumps({"requests": asked, "seconds": spent_s, "peak_mib": int(peak[1]) / 1024}),
+        json.dumps({"requests": requests, "seconds": elapsed_s, "peak_mib": int(peak[1]) / 1024}),
         file=sys.stderr,
     )

@@ -1,4 +1,4 @@
-"""Jobs of very many hosts on nodes that exist in name only, and what the launcher's commands cost on them."""
+"""Jobs of very many hosts on fake nodes, and what the launcher's commands cost on them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.cluster import preparations
 from tests.cluster.access import Access
 from tests.cluster.harness import kwok
 from tests.cluster.harness.api import MERGE, Call
-from tests.cluster.waiting import until
+from tests.cluster.waiting import wait_until
 
 POOL = "jaxlaunch.test/fleet"  # label of its nodes
 JOB = """\
@@ -29,13 +29,13 @@ node_selector: {{{pool}: {namespace}}}
 tolerations: [{{key: {taint}, operator: Exists}}]
 command: [python, train.py]
 """
-GONE_S = 900.0  # for kwok to end a thousand pods
-CLOSED = "jaxlaunch.test/closed"  # a taint that no host tolerates
+DELETE_TIMEOUT_S = 900.0  # for kwok to end a thousand pods
+CLOSED_TAINT = "jaxlaunch.test/closed"  # a taint that no host tolerates
 
 
 @dataclasses.dataclass(frozen=True)
 class Cost:
-    """What one command took."""
+    """The cost of one command."""
 
     out: str
     requests: tuple[str, ...]
@@ -44,31 +44,31 @@ class Cost:
 
     @property
     def calls(self) -> list[str]:
-        """Requests, further pages of a list not counted."""
+        """Requests without further pages of a list."""
         return [request for request in self.requests if "continue=" not in request]
 
     @property
     def writes(self) -> list[str]:
-        """Requests that change what the server keeps."""
-        is_write = ("POST", "PUT", "PATCH", "DELETE")
-        asks = ("dryRun=All", "accessreviews", "selfsubject")
+        """Requests that change stored objects."""
+        methods = ("POST", "PUT", "PATCH", "DELETE")
+        read_only = ("dryRun=All", "accessreviews", "selfsubject")
         return [
             one
             for one in self.requests
-            if one.startswith(is_write) and not any(ask in one for ask in asks)
+            if one.startswith(methods) and not any(ask in one for ask in read_only)
         ]
 
 
 @dataclasses.dataclass(frozen=True)
-class Place:
-    """A namespace, and nodes for its hosts: one for each, and nobody else's."""
+class FleetNamespace:
+    """A namespace with one fake node for each of its hosts."""
 
     cluster: Access
     namespace: str
     nodes: list[str]
 
     def open(self) -> None:
-        """From now on the nodes take the hosts, which tolerate what is left of their taints."""
+        """Remove the taint that keeps the hosts from the nodes."""
         taints = {
             "spec": {"taints": [{"key": kwok.TAINT, "value": "true", "effect": "NoSchedule"}]}
         }
@@ -77,10 +77,10 @@ class Place:
 
 
 class Fleet:
-    """One job of so many hosts, each of which needs a node for itself."""
+    """One job of many hosts, each of which needs a node of its own."""
 
-    def __init__(self, place: Place, hosts: int, folder: Path) -> None:
-        self.cluster, self.namespace, self.hosts = place.cluster, place.namespace, hosts
+    def __init__(self, namespace: FleetNamespace, hosts: int, folder: Path) -> None:
+        self.cluster, self.namespace, self.hosts = namespace.cluster, namespace.namespace, hosts
         self.name = f"fleet-{hosts}"
         self.file = folder / f"{self.name}.yaml"
         fields = {
@@ -92,8 +92,8 @@ class Fleet:
         }
         self.file.write_text(JOB.format(**fields))
 
-    def costs(self, *words: str | Path) -> Cost:
-        """What `launcher WORDS` prints and costs, in a process of its own. AssertionError when it fails."""
+    def measure(self, *words: str | Path) -> Cost:
+        """Return output and cost of `launcher WORDS` in its own process, which must succeed."""
         command = [sys.executable, "-m", "tests.cluster.counted", *map(str, words)]
         done = subprocess.run(
             command,
@@ -103,41 +103,50 @@ class Fleet:
             cwd=Path(__file__).parents[2],
         )
         assert done.returncode == 0, done.stderr
-        told = json.loads(done.stderr.strip().splitlines()[-1])
-        return Cost(done.stdout, tuple(told["requests"]), told["seconds"], told["peak_mib"])
+        cost = json.loads(done.stderr.strip().splitlines()[-1])
+        return Cost(done.stdout, tuple(cost["requests"]), cost["seconds"], cost["peak_mib"])
 
-    def seen(self, command: str) -> Cost:
-        return self.costs(command, self.name, "-n", self.namespace)
+    def measure_command(self, command: str) -> Cost:
+        return self.measure(command, self.name, "-n", self.namespace)
 
-    def until(self, count: str, within: float) -> None:
-        """Waits until the Job controller counts every pod as this: `active`, which is made and has not ended, or
-        `ready`. To list a thousand pods again and again would take the machine from those who make
-        them.
+    def wait_for_pods(self, kind: str, timeout_s: float) -> None:
+        """Wait until the Job controller counts every pod as `active` or `ready`.
+
+        Listing a thousand pods again and again would slow down the processes that make them.
         """
         jobs = f"/apis/batch/v1/namespaces/{self.namespace}/jobs"
 
-        def counted() -> list[int]:
-            return [job["status"].get(count, 0) for job in self.cluster.api.get(jobs)["items"]]
+        def pod_counts() -> list[int]:
+            return [job["status"].get(kind, 0) for job in self.cluster.api.get(jobs)["items"]]
 
-        until(counted, lambda seen: seen == [self.hosts], f"{self.hosts} pods {count}", within)
+        wait_until(
+            pod_counts, lambda seen: seen == [self.hosts], f"{self.hosts} pods {kind}", timeout_s
+        )
 
 
 @contextmanager
-def place(cluster: Access, count: int, taint: str = kwok.TAINT) -> Iterator[Place]:
-    """Such a place, which goes when its pods have gone. The scheduler takes them last: others wait for it too."""
+def make_fleet_namespace(
+    cluster: Access, count: int, taint: str = kwok.TAINT
+) -> Iterator[FleetNamespace]:
+    """Yield a namespace with nodes until its pods are gone. The scheduler takes them last."""
     namespace = preparations.make_namespace(cluster, "restricted")
     classes = "/apis/scheduling.k8s.io/v1/priorityclasses"
-    last = {"value": -1000, "preemptionPolicy": "Never", "metadata": {"name": namespace}}
+    priority_class = {"value": -1000, "preemptionPolicy": "Never", "metadata": {"name": namespace}}
     cluster.api.create(
-        classes, {"apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass", **last}
+        classes, {"apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass", **priority_class}
     )
     with kwok.fake_nodes(cluster.api, count, {POOL: namespace}, {}, taint) as nodes:
-        yield Place(cluster, namespace, nodes)
+        yield FleetNamespace(cluster, namespace, nodes)
         # A namespace would delete the pods first: to the Job controller they fail, and it backs off
         # for minutes.
-        within = "-n", namespace
-        cluster.kubectl("delete", "jobsets", "--all", "--wait=false", *within)
+        in_namespace = "-n", namespace
+        cluster.kubectl("delete", "jobsets", "--all", "--wait=false", *in_namespace)
         pods = f"/api/v1/namespaces/{namespace}/pods?limit=1"
-        until(lambda: cluster.api.get(pods)["items"], lambda left: not left, "no pods left", GONE_S)
+        wait_until(
+            lambda: cluster.api.get(pods)["items"],
+            lambda left: not left,
+            "no pods left",
+            DELETE_TIMEOUT_S,
+        )
         cluster.api.delete(f"/api/v1/namespaces/{namespace}")
         cluster.api.delete(f"{classes}/{namespace}")

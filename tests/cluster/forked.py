@@ -1,9 +1,9 @@
-"""Runs `launcher` in a process of its own, forked from one that has imported it.
+"""Run `launcher` in a process of its own, forked from one that has imported it.
 
 A fresh interpreter takes most of a second of processor time to import what a command needs,
 hundreds of times in a run of these tests. Exit code, streams, working directory and environment are
-a process's own; only the imports are shared. Where a process is sent signals, or shown to start
-from nothing, tests start one of their own.
+the process's own; only the imports are shared. Tests that signal a process, or need a fresh one,
+start one of their own.
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ from typing import Any, NoReturn
 
 ROOT = Path(__file__).parents[2]
 MODULE = "jaxlaunch.launcher.cli.main"
-APART = ("jaxlaunch.launcher.agent",)  # it runs in pods
+NOT_IMPORTED = ("jaxlaunch.launcher.agent",)  # it runs in pods
 
 
-def run(
+def run_forked(
     arguments: Sequence[str], *, cwd: Path, env: Mapping[str, str], timeout: float
 ) -> subprocess.CompletedProcess[str]:
-    """Runs `launcher ARGUMENTS` to its end. Kills it and raises subprocess.TimeoutExpired after `timeout` seconds."""
-    asked = json.dumps({"arguments": arguments, "cwd": os.fspath(cwd), "env": dict(env)}).encode()
+    """Run `launcher ARGUMENTS` to its end. Kill it and raise TimeoutExpired after `timeout` s."""
+    request = json.dumps({"arguments": arguments, "cwd": os.fspath(cwd), "env": dict(env)}).encode()
     with (
         tempfile.TemporaryFile("w+") as out,
         tempfile.TemporaryFile("w+") as err,
         socket.socket(socket.AF_UNIX) as end,
     ):
-        end.connect(os.fspath(server()))
-        socket.send_fds(end, [len(asked).to_bytes(4, "big")], [out.fileno(), err.fileno()])
-        end.sendall(asked)
+        end.connect(os.fspath(start_server()))
+        socket.send_fds(end, [len(request).to_bytes(4, "big")], [out.fileno(), err.fileno()])
+        end.sendall(request)
         answers = end.makefile()
         pid = int(answers.readline())
         end.settimeout(timeout)
@@ -58,8 +58,8 @@ def run(
 
 
 @functools.cache
-def server() -> Path:
-    """The socket of this process's server, which is started now and ends with it."""
+def start_server() -> Path:
+    """Return the socket of this process's server, which starts on the first call."""
     folder = tempfile.TemporaryDirectory(prefix="forked-")
     atexit.register(folder.cleanup)
     path = Path(folder.name, "socket")
@@ -72,13 +72,13 @@ def server() -> Path:
 
 
 def serve(path: str) -> None:
-    """Forks a process for each request, until the process that started this one is gone."""
+    """Fork a process for each request until the process that started this one has ended."""
     sys.argv[:] = [importlib.import_module(MODULE).__file__ or MODULE]
-    for found in pkgutil.walk_packages(
+    for module in pkgutil.walk_packages(
         importlib.import_module("jaxlaunch.launcher").__path__, "jaxlaunch.launcher."
     ):
-        if not found.name.startswith(APART) and not found.name.endswith("__main__"):
-            importlib.import_module(found.name)
+        if not module.name.startswith(NOT_IMPORTED) and not module.name.endswith("__main__"):
+            importlib.import_module(module.name)
     importlib.import_module("kubernetes.client")
     gc.freeze()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
@@ -92,20 +92,20 @@ def serve(path: str) -> None:
             connection, _ = listener.accept()
             if os.fork() == 0:
                 listener.close()
-                answer(connection)
+                answer_request(connection)
             connection.close()
 
 
-def answer(connection: socket.socket) -> NoReturn:
-    """Runs what is asked for in a child, and says its pid, then its exit code (less than 0: the signal's)."""
+def answer_request(connection: socket.socket) -> NoReturn:
+    """Run the request in a child; answer with its pid and exit code (negative: a signal)."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     size, streams, _, _ = socket.recv_fds(connection, 4, 2)
     with connection.makefile("rb") as reader:
-        asked = json.loads(reader.read(int.from_bytes(size, "big")))
+        request = json.loads(reader.read(int.from_bytes(size, "big")))
     pid = os.fork()
     if pid == 0:
         connection.close()
-        become(asked, streams)
+        run_command(request, streams)
     connection.sendall(f"{pid}\n".encode())
     code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     with suppress(BrokenPipeError):  # nobody waits any more
@@ -113,15 +113,15 @@ def answer(connection: socket.socket) -> NoReturn:
     os._exit(0)
 
 
-def become(asked: Mapping[str, Any], streams: Sequence[int]) -> NoReturn:
-    """The command itself, in this process: it ends as any interpreter does."""
+def run_command(request: Mapping[str, Any], streams: Sequence[int]) -> NoReturn:
+    """Run the command in this process, which ends as any interpreter does."""
     for number, stream in enumerate([os.open(os.devnull, os.O_RDONLY), *streams]):
         os.dup2(stream, number)
         os.close(stream)
     os.environ.clear()
-    os.environ.update(asked["env"])
-    os.chdir(asked["cwd"])
-    sys.argv += asked["arguments"]
+    os.environ.update(request["env"])
+    os.chdir(request["cwd"])
+    sys.argv += request["arguments"]
     sys.modules[MODULE].main()
     raise AssertionError("the command's main function has returned")
 

@@ -1,4 +1,4 @@
-"""Jobs on a real cluster as tests start and watch them: rendered, changed where a test needs it, and submitted."""
+"""Start and watch jobs on a real cluster: rendered, changed where a test needs it, submitted."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ Object = dict[str, Any]
 Change = Callable[[Object], None]
 
 
-def program(name: str, *arguments: str) -> list[str]:
-    """The command that runs a file of programs/ in any image that has a Python."""
+def program_command(name: str, *arguments: str) -> list[str]:
+    """Return the command that runs a file of programs/ in any image with a Python."""
     return ["python", "-c", (PROGRAMS / name).read_text(), *arguments]
 
 
-def until(what: str, look: Callable[[], T], seconds: float = PATIENCE_S) -> T:
-    """The first true answer; fails with `what` when patience ends."""
-    return waiting.until(look, bool, what, seconds)
+def wait_for(description: str, condition: Callable[[], T], timeout_s: float = PATIENCE_S) -> T:
+    """Return the first true result of `condition`. Fail with the description after `timeout_s`."""
+    return waiting.wait_until(condition, bool, description, timeout_s)
 
 
 class Gang:
@@ -53,9 +53,9 @@ class Gang:
 
     @property
     def jobset(self) -> Object:
-        found = self.cluster.get(JOBSETS, self.name, self.namespace)
-        assert found is not None, f"JobSet {self.name} is gone"
-        return found
+        jobset = self.cluster.get(JOBSETS, self.name, self.namespace)
+        assert jobset is not None, f"JobSet {self.name} is gone"
+        return jobset
 
     @property
     def status(self) -> Object:
@@ -76,55 +76,55 @@ class Gang:
         """The hosts of the newest generation."""
         return hosts.newest_hosts(self.jobset, self.pods)
 
-    def ended(self) -> str:
-        """Completed or Failed, once it is."""
-        return until(f"{self.name} ends", lambda: self.status.get("terminalState", ""))
+    def wait_for_end(self) -> str:
+        """Wait for the end and return Completed or Failed."""
+        return wait_for(f"{self.name} ends", lambda: self.status.get("terminalState", ""))
 
-    def runs(self, generation: int = 0) -> list[Host]:
-        """All hosts of a generation, once their containers run."""
-        wanted = hosts.count_hosts(self.jobset)
+    def wait_until_running(self, generation: int = 0) -> list[Host]:
+        """Wait until all hosts of a generation run and return them."""
+        host_count = hosts.count_hosts(self.jobset)
 
-        def running() -> list[Host]:
+        def find_running() -> list[Host]:
             jobset = self.jobset
-            status, there = jobset.get("status", {}), hosts.newest_hosts(jobset, self.pods)
-            found = [host for host in there if host.running and host.generation == generation]
-            if len(found) == wanted:
-                return found
-            over = status.get("terminalState") or any(
-                host.generation > generation for host in there
+            status, newest = jobset.get("status", {}), hosts.newest_hosts(jobset, self.pods)
+            running = [host for host in newest if host.running and host.generation == generation]
+            if len(running) == host_count:
+                return running
+            has_moved_on = status.get("terminalState") or any(
+                host.generation > generation for host in newest
             )
-            assert not over, f"{self.name} ran on without it: {status}, {there}"
+            assert not has_moved_on, f"{self.name} ran on without it: {status}, {newest}"
             return []
 
-        return until(f"generation {generation} of {self.name} runs", running)
+        return wait_for(f"generation {generation} of {self.name} runs", find_running)
 
-    def lines(self, **select: Any) -> list[Line]:
-        """What the newest generation's pods wrote so far."""
+    def read_lines(self, **selection: Any) -> list[Line]:
+        """Return what the newest generation's pods wrote so far."""
         jobset = self.jobset
-        started = [podlogs.log_source(jobset, host) for host in self.hosts if host.has_started]
+        sources = [podlogs.log_source(jobset, host) for host in self.hosts if host.has_started]
         # Asked often, by who waits.
-        by_kubelet = [dataclasses.replace(one, agent_port=None) for one in started]
+        by_kubelet = [dataclasses.replace(one, agent_port=None) for one in sources]
         return list(
             podlogs.read_logs(
                 self.cluster,
                 self.namespace,
                 by_kubelet,
-                Selection(**select),
+                Selection(**selection),
                 report_unread=print,
                 say=print,
             )
         )
 
-    def says(self, text: str) -> str:
-        """The newest generation's line that holds `text`, once there is one."""
-        return until(
+    def wait_for_line(self, text: str) -> str:
+        """Wait for a line of the newest generation that contains `text` and return it."""
+        return wait_for(
             f"{self.name} says {text!r}",
-            lambda: next((one.text for one in self.lines() if text in one.text), ""),
+            lambda: next((line.text for line in self.read_lines() if text in line.text), ""),
         )
 
 
-class Place:
-    """A namespace of the cluster, the image of its jobs, and the product's own way to it."""
+class Workspace:
+    """A namespace of the cluster, the image of its jobs, and the product's own client."""
 
     def __init__(self, access: Access, namespace: str, image: str) -> None:
         self.access, self.namespace, self.image = access, namespace, image
@@ -133,7 +133,7 @@ class Place:
     def start(
         self, name: str, defaults: Defaults, change: Change = lambda jobset: None, **job: Any
     ) -> Gang:
-        """Submits a job; `change` may alter its JobSet before."""
+        """Submit a job; `change` may alter its JobSet before."""
         document = {
             "name": name,
             "namespace": self.namespace,
@@ -148,32 +148,32 @@ class Place:
         return Gang(self.cluster, self.namespace, name)
 
     def launcher(self, *words: str) -> subprocess.CompletedProcess[str]:
-        """The command line in this namespace."""
-        return forked.run(
+        """Run a command of the launcher in this namespace."""
+        return forked.run_forked(
             [*words, "-n", self.namespace], cwd=Path.cwd(), env=self.access.env, timeout=PATIENCE_S
         )
 
 
 @contextmanager
-def place(access: Access, image: str) -> Iterator[Place]:
-    """A fresh namespace, at the restricted level, for the tests of a module."""
+def make_workspace(access: Access, image: str) -> Iterator[Workspace]:
+    """Yield a fresh namespace at the restricted level for the tests of a module."""
     namespace = preparations.make_namespace(access, "restricted")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("KUBECONFIG", str(access.kubeconfig))
-        yield Place(access, namespace, image)
+        yield Workspace(access, namespace, image)
     preparations.remove_namespace(access, namespace)
 
 
-def without_agent(command: list[str]) -> Change:
-    """Puts another command in the agent's place."""
+def replace_agent(command: list[str]) -> Change:
+    """Replace the agent by another command."""
 
     def change(jobset: Object) -> None:
-        for one in jobset["spec"]["replicatedJobs"]:
-            one["template"]["spec"]["template"]["spec"]["containers"][0]["command"] = command
+        for job in jobset["spec"]["replicatedJobs"]:
+            job["template"]["spec"]["template"]["spec"]["containers"][0]["command"] = command
 
     return change
 
 
-def verdicts(found: list[Host]) -> list[Verdict]:
-    """What the agents of these hosts left at their end."""
-    return [report.verdict for host in found if (report := host.termination_report) is not None]
+def read_verdicts(hosts: list[Host]) -> list[Verdict]:
+    """Return the verdicts in the termination messages of these hosts."""
+    return [report.verdict for host in hosts if (report := host.termination_report) is not None]

@@ -1,4 +1,4 @@
-"""What happens to a node, for as short as it can be: others may be using it."""
+"""Changes to a node, as short as possible since others may be using it."""
 
 from __future__ import annotations
 
@@ -13,35 +13,35 @@ from tests.cluster.harness.places import NODES
 
 
 @contextmanager
-def steady() -> Iterator[None]:
-    """While it lasts, no test of another process changes the nodes."""
-    with _held(fcntl.LOCK_SH):
+def keep_nodes_steady() -> Iterator[None]:
+    """Keep tests of other processes from changing the nodes."""
+    with _hold_lock(fcntl.LOCK_SH):
         yield
 
 
 @contextmanager
-def changing() -> Iterator[None]:
-    """While it lasts, no test of another process relies on the nodes as they are."""
-    with _held(fcntl.LOCK_EX):
+def change_nodes() -> Iterator[None]:
+    """Keep tests of other processes from relying on the nodes."""
+    with _hold_lock(fcntl.LOCK_EX):
         yield
 
 
 @contextmanager
-def _held(how: int) -> Iterator[None]:
+def _hold_lock(mode: int) -> Iterator[None]:
     NODES.parent.mkdir(parents=True, exist_ok=True)
     with open(NODES, "w") as lock:
-        fcntl.flock(lock, how)
+        fcntl.flock(lock, mode)
         yield
 
 
-def node(access: Access, name: str) -> Any:
+def get_node(access: Access, name: str) -> Any:
     return access.api.get(f"/api/v1/nodes/{name}")
 
 
 @contextmanager
-def cordoned(access: Access, name: str) -> Iterator[None]:
-    """Nothing new is put on the node."""
-    with changing():
+def cordon(access: Access, name: str) -> Iterator[None]:
+    """Keep new pods from the node."""
+    with change_nodes():
         access.api.merge(f"/api/v1/nodes/{name}", {"spec": {"unschedulable": True}})
         try:
             yield
@@ -50,50 +50,54 @@ def cordoned(access: Access, name: str) -> Iterator[None]:
 
 
 @contextmanager
-def tainted(access: Access, name: str, key: str, pods: Collection[str]) -> Iterator[None]:
-    """The node throws out these pods; all others on it are made to tolerate that before, and no new ones come."""
-    with cordoned(access, name):
+def taint(access: Access, name: str, key: str, pods: Collection[str]) -> Iterator[None]:
+    """Evict these pods from the node and keep new ones away; all others tolerate the taint."""
+    with cordon(access, name):
         for pod in access.api.get(f"/api/v1/pods?fieldSelector=spec.nodeName%3D{name}")["items"]:
             if pod["metadata"]["name"] not in pods:
-                known = pod["spec"].get("tolerations", [])
+                tolerations = pod["spec"].get("tolerations", [])
                 path = f"/api/v1/namespaces/{pod['metadata']['namespace']}/pods/{pod['metadata']['name']}"
                 with suppress(Refused):  # it is gone meanwhile
                     access.api.merge(
                         path,
-                        {"spec": {"tolerations": [*known, {"key": key, "operator": "Exists"}]}},
+                        {
+                            "spec": {
+                                "tolerations": [*tolerations, {"key": key, "operator": "Exists"}]
+                            }
+                        },
                     )
-        before = node(access, name)["spec"].get("taints", [])
+        other_taints = get_node(access, name)["spec"].get("taints", [])
         taint = {"key": key, "effect": "NoExecute"}
-        access.api.merge(f"/api/v1/nodes/{name}", {"spec": {"taints": [*before, taint]}})
+        access.api.merge(f"/api/v1/nodes/{name}", {"spec": {"taints": [*other_taints, taint]}})
         try:
             yield
         finally:
-            left = [
-                one for one in node(access, name)["spec"].get("taints", []) if one["key"] != key
+            remaining_taints = [
+                one for one in get_node(access, name)["spec"].get("taints", []) if one["key"] != key
             ]
-            access.api.merge(f"/api/v1/nodes/{name}", {"spec": {"taints": left}})
+            access.api.merge(f"/api/v1/nodes/{name}", {"spec": {"taints": remaining_taints}})
 
 
 @contextmanager
-def offering(access: Access, name: str, resource: str, count: int) -> Iterator[None]:
-    """The node has so many of a resource of which nobody else knows."""
-    offer(access, name, resource, count)
+def offer_resource(access: Access, name: str, resource: str, count: int) -> Iterator[None]:
+    """Offer a number of a resource that nobody else knows."""
+    set_resource(access, name, resource, count)
     try:
         yield
     finally:
-        offer(access, name, resource, None)
+        set_resource(access, name, resource, None)
 
 
-def offer(access: Access, name: str, resource: str, count: int | None) -> None:
-    """From now on the node has so many of this resource; None: it knows none of it."""
-    given = {resource: None if count is None else str(count)}
+def set_resource(access: Access, name: str, resource: str, count: int | None) -> None:
+    """Set the node's number of this resource; None removes it."""
+    amount = {resource: None if count is None else str(count)}
     access.api.merge(
-        f"/api/v1/nodes/{name}/status", {"status": {"capacity": given, "allocatable": given}}
+        f"/api/v1/nodes/{name}/status", {"status": {"capacity": amount, "allocatable": amount}}
     )
 
 
-def evict(access: Access, namespace: str, pod: str) -> None:
-    """As `kubectl drain` does."""
+def evict_pod(access: Access, namespace: str, pod: str) -> None:
+    """Evict a pod as `kubectl drain` does."""
     eviction = {
         "apiVersion": "policy/v1",
         "kind": "Eviction",

@@ -1,6 +1,6 @@
-"""What a test needs in its namespace before the product comes to it: storage, a queue, a user with few rights.
+"""What a test needs in its namespace before the product: storage, a queue, a user with few rights.
 
-What is not in the namespace carries its name as a label, and is deleted with it.
+Objects outside the namespace carry its name as a label, and are deleted with it.
 """
 
 import dataclasses
@@ -15,13 +15,13 @@ import yaml
 
 from tests.cluster.access import Access
 from tests.cluster.harness.places import VOLUMES
-from tests.cluster.waiting import until
+from tests.cluster.waiting import wait_until
 
 OWNER = "jaxlaunch.test/namespace"
 SHARED = {"accessModes": ["ReadWriteMany"], "storageClassName": ""}
 KUEUE = "kueue.x-k8s.io/v1beta2"
 # Where objects outside namespaces are, which these functions make.
-OUTSIDE = (
+CLUSTER_SCOPED = (
     "/api/v1/persistentvolumes",
     *(f"/apis/storage.k8s.io/v1/{plural}" for plural in ("storageclasses", "csidrivers")),
     *(
@@ -32,7 +32,7 @@ OUTSIDE = (
 
 
 def make_namespace(cluster: Access, level: str) -> str:
-    """A fresh namespace that enforces this Pod Security level, ready for pods."""
+    """Make a namespace that enforces this Pod Security level and is ready for pods."""
     name = f"test-{secrets.token_hex(4)}"
     labels = {"pod-security.kubernetes.io/enforce": level}
     cluster.api.create(
@@ -41,7 +41,7 @@ def make_namespace(cluster: Access, level: str) -> str:
     )
     # Before its default service account exists, every pod is refused.
     accounts = f"/api/v1/namespaces/{name}/serviceaccounts"
-    until(
+    wait_until(
         lambda: cluster.api.get(accounts),
         lambda seen: seen["items"],
         f"a service account in {name}",
@@ -50,21 +50,22 @@ def make_namespace(cluster: Access, level: str) -> str:
 
 
 def remove_namespace(cluster: Access, name: str) -> None:
-    """Begins to delete all of it, the pods at once: they would go on using the node for their grace period.
+    """Begin to delete a namespace, its pods at once: their grace period would occupy the node.
 
-    The jobs first: a Job that is there keeps pods that ended, and with them the namespace.
+    The jobs are deleted first: a Job keeps pods that ended, and with them the namespace.
     """
     inside = f"/api/v1/namespaces/{name}"
     jobs = f"/apis/jobset.x-k8s.io/v1alpha2/namespaces/{name}/jobsets"
-    outside = (f"{path}?labelSelector={OWNER.replace('/', '%2F')}%3D{name}" for path in OUTSIDE)
+    outside = (
+        f"{path}?labelSelector={OWNER.replace('/', '%2F')}%3D{name}" for path in CLUSTER_SCOPED
+    )
     cluster.api.delete(jobs, inside, f"{inside}/pods?gracePeriodSeconds=1", *outside)
 
 
 def make_volume(
     cluster: Access, namespace: str, name: str = "checkpoints", size: str = "1Gi"
 ) -> Path:
-    """A ReadWriteMany volume that waits for this claim; gives the folder of the node that is behind it, where any user
-    may write."""
+    """Make a ReadWriteMany volume for this claim; return its folder, where any user may write."""
     if not cluster.is_ours:
         pytest.skip(
             "the volume is a folder of this machine, which is no node of the cluster that "
@@ -80,7 +81,7 @@ def make_volume(
         "claimRef": {"namespace": namespace, "name": name},
         **SHARED,
     }
-    make(
+    create_object(
         cluster,
         "/api/v1/persistentvolumes",
         "v1",
@@ -95,7 +96,7 @@ def make_volume(
 def make_claim(
     cluster: Access, namespace: str, name: str = "checkpoints", size: str = "1Gi"
 ) -> Path:
-    """A bound ReadWriteMany claim that any user may write to; gives the folder of the node that is behind it."""
+    """Make a bound ReadWriteMany claim; return its folder, where any user may write."""
     folder = make_volume(cluster, namespace, name, size)
     claim = {
         "volumeName": f"{namespace}-{name}",
@@ -103,8 +104,8 @@ def make_claim(
         **SHARED,
     }
     claims = f"/api/v1/namespaces/{namespace}/persistentvolumeclaims"
-    make(cluster, claims, "v1", "PersistentVolumeClaim", name, claim, namespace)
-    until(
+    create_object(cluster, claims, "v1", "PersistentVolumeClaim", name, claim, namespace)
+    wait_until(
         lambda: cluster.api.get(f"{claims}/{name}"),
         lambda seen: seen["status"].get("phase") == "Bound",
         f"{name} bound",
@@ -121,12 +122,12 @@ def make_queue(
     labels: Mapping[str, str] | None = None,
     preemption: Mapping[str, str] | None = None,
 ) -> str:
-    """A LocalQueue on a ClusterQueue of its own with this quota by resource; gives the ClusterQueue's name.
+    """Make a LocalQueue on its own ClusterQueue with this quota; return the ClusterQueue's name.
 
-    `labels` are those of the nodes that its flavour stands for.
+    `labels` are those of the nodes that its flavor describes.
     """
     whole = f"{namespace}-{name}"
-    make(
+    create_object(
         cluster,
         f"/apis/{KUEUE}/resourceflavors",
         KUEUE,
@@ -144,25 +145,27 @@ def make_queue(
     }
     if preemption:
         spec["preemption"] = dict(preemption)
-    make(cluster, f"/apis/{KUEUE}/clusterqueues", KUEUE, "ClusterQueue", whole, spec, namespace)
+    create_object(
+        cluster, f"/apis/{KUEUE}/clusterqueues", KUEUE, "ClusterQueue", whole, spec, namespace
+    )
     local = f"/apis/{KUEUE}/namespaces/{namespace}/localqueues"
-    make(cluster, local, KUEUE, "LocalQueue", name, {"clusterQueue": whole}, namespace)
+    create_object(cluster, local, KUEUE, "LocalQueue", name, {"clusterQueue": whole}, namespace)
     return whole
 
 
 def make_priority(cluster: Access, namespace: str, value: int) -> str:
-    """A priority among the jobs of a queue; gives its name."""
+    """Make a priority for the jobs of a queue; return its name."""
     name = f"{namespace}-{value}"
-    made = {"apiVersion": KUEUE, "kind": "WorkloadPriorityClass", "value": value}
+    priority = {"apiVersion": KUEUE, "kind": "WorkloadPriorityClass", "value": value}
     metadata = {"name": name, "labels": {OWNER: namespace}}
-    cluster.api.create(f"/apis/{KUEUE}/workloadpriorityclasses", made | {"metadata": metadata})
+    cluster.api.create(f"/apis/{KUEUE}/workloadpriorityclasses", priority | {"metadata": metadata})
     return name
 
 
 def make_user(
     cluster: Access, namespace: str, rules: Sequence[Mapping[str, Any]], folder: Path
 ) -> Path:
-    """A kubeconfig, written into `folder`, of a user who may do in this namespace what the rules say and no more."""
+    """Write the kubeconfig of a user with these rules in the namespace, and return its path."""
     name = f"user-{secrets.token_hex(4)}"
     rights = "rbac.authorization.k8s.io/v1"
     within = f"/apis/{rights}/namespaces/{namespace}"
@@ -195,11 +198,11 @@ def make_user(
     return path
 
 
-def impersonating(cluster: Access, user: str, namespace: str, folder: Path) -> Access:
-    """The cluster as this user meets it, whoever that is: the administrator speaks in their name."""
+def impersonate(cluster: Access, user: str, namespace: str, folder: Path) -> Access:
+    """Return the access of a user whom the administrator impersonates."""
     config = yaml.safe_load(cluster.kubeconfig.read_text())
-    for each in config["users"]:
-        each["user"]["as"] = user
+    for entry in config["users"]:
+        entry["user"]["as"] = user
     for context in config["contexts"]:
         context["context"]["namespace"] = namespace
     path = folder / f"{user}.conf"
@@ -207,7 +210,7 @@ def impersonating(cluster: Access, user: str, namespace: str, folder: Path) -> A
     return dataclasses.replace(cluster, kubeconfig=path)
 
 
-def make(
+def create_object(
     cluster: Access, path: str, version: str, kind: str, name: str, spec: object, owner: str
 ) -> None:
     metadata = {"name": name, "labels": {OWNER: owner}}

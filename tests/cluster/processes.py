@@ -11,29 +11,29 @@ from pathlib import Path
 from typing import Any
 
 
-def agent(pod: Any) -> int:
-    """The first process of the pod's container."""
-    return min(_within(_container(pod)), key=_inner)
+def find_agent(pod: Any) -> int:
+    """Return the first process of the pod's container."""
+    return min(_processes_in(_container_id(pod)), key=_inner_pid)
 
 
-def child(pod: Any) -> int:
-    """The trainer that its agent started; a standby process is none."""
-    found = {pid: _command(pid) for pid in _within(_container(pod))}
+def find_trainer(pod: Any) -> int:
+    """Return the trainer that the pod's agent started, not a standby process."""
+    commands = {pid: _command_line(pid) for pid in _processes_in(_container_id(pod))}
     return next(
         pid
-        for pid, words in found.items()
+        for pid, words in commands.items()
         if "jaxlaunch.trainer" in words and not _is_standby(words)
     )
 
 
-def everything(pod: Any) -> list[int]:
-    """All that runs in the pod, the process that holds its network included."""
-    return list(_within(pod["metadata"]["uid"]))
+def find_processes(pod: Any) -> list[int]:
+    """Return all processes of the pod, including the one that holds its network."""
+    return list(_processes_in(pod["metadata"]["uid"]))
 
 
-def listens(pid: int, port: int) -> list[str]:
-    """The addresses at which the pod of a process listens on a port; an IPv4 one as such."""
-    found = []
+def listening_addresses(pid: int, port: int) -> list[str]:
+    """Return the addresses at which the pod of a process listens on a port."""
+    addresses = []
     for file in ("tcp", "tcp6"):
         for line in Path(f"/proc/{pid}/net/{file}").read_text().splitlines()[1:]:
             (address, _, number), state = line.split()[1].partition(":"), line.split()[3]
@@ -42,23 +42,23 @@ def listens(pid: int, port: int) -> list[str]:
                     bytes.fromhex(address[at : at + 8])[::-1] for at in range(0, len(address), 8)
                 )
                 whole = ipaddress.ip_address(b"".join(words))
-                found.append(str(getattr(whole, "ipv4_mapped", None) or whole))
-    return found
+                addresses.append(str(getattr(whole, "ipv4_mapped", None) or whole))
+    return addresses
 
 
-def kill(*pids: int) -> None:
+def kill_processes(*pids: int) -> None:
     for pid in pids:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
 
 
-def _container(pod: Any) -> str:
+def _container_id(pod: Any) -> str:
     (status,) = pod["status"]["containerStatuses"]
     return str(status["containerID"]).rpartition("/")[2]
 
 
-def _within(name: str) -> Iterator[int]:
-    """The processes whose control group has this in its name."""
+def _processes_in(name: str) -> Iterator[int]:
+    """Yield the processes whose control group contains this name."""
     for entry in Path("/proc").iterdir():
         if entry.name.isdecimal():
             with suppress(OSError):
@@ -66,8 +66,8 @@ def _within(name: str) -> Iterator[int]:
                     yield int(entry.name)
 
 
-def _inner(pid: int) -> int:
-    """Its number inside its container."""
+def _inner_pid(pid: int) -> int:
+    """Return a process's pid inside its container."""
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     return int(next(line for line in lines if line.startswith("NSpid:")).split()[-1])
 
@@ -76,5 +76,5 @@ def _is_standby(words: list[str]) -> bool:
     return any(word.endswith("standby.py") for word in words)
 
 
-def _command(pid: int) -> list[str]:
+def _command_line(pid: int) -> list[str]:
     return Path(f"/proc/{pid}/cmdline").read_bytes().decode().split("\0")

@@ -1,6 +1,6 @@
-"""A proxy before a real API server that meets the requests a test names with faults, and passes on all others.
+"""A proxy for a real API server that answers requests of a test's choice with faults.
 
-It speaks plain HTTP on loopback and asks with the rights of the test's own kubeconfig. Faults of
+It speaks plain HTTP on loopback and uses the rights of the test's own kubeconfig. Faults of
 ordinary requests are those of tests.launcher.apiserver; below are those of watches.
 """
 
@@ -19,19 +19,19 @@ RETURNED = ("Content-Type", "Retry-After", "Date")
 
 
 class Proxy(Server):
-    """Stands before the server of a kubeconfig."""
+    """A proxy for the server of a kubeconfig."""
 
     def __init__(self, behind: Api) -> None:
         super().__init__(Forwarding)
         self.behind = behind
 
     def kubeconfig(self, folder: Path, namespace: str) -> Path:
-        """A kubeconfig for this proxy."""
+        """Write a kubeconfig for this proxy."""
         return apiserver.kubeconfig(folder, self.url, namespace)
 
 
 class Forwarding(Handler):
-    """One request, and its answer from behind."""
+    """One request and the real server's answer."""
 
     server: Proxy
 
@@ -76,15 +76,15 @@ class Forwarding(Handler):
 # --- faults of a watch ----------------------------------------------------------------------------
 
 
-def close(handler: Handler) -> bool:
-    """It ends at once, as if its time were over."""
+def end_watch(handler: Handler) -> bool:
+    """End the watch at once, as if its time were over."""
     handler.begin_stream()
     handler.end_stream()
     return True
 
 
-def break_off(handler: Handler) -> bool:
-    """It begins, and its connection breaks in the middle of an event."""
+def break_watch(handler: Handler) -> bool:
+    """Break the connection in the middle of an event."""
     handler.begin_stream()
     handler.wfile.write(b'40\r\n{"type": "MODIFIED", "object": {"meta')
     handler.wfile.flush()
@@ -93,8 +93,8 @@ def break_off(handler: Handler) -> bool:
     return True
 
 
-def forget(handler: Handler) -> bool:
-    """The version is too old, as the stream says."""
+def expire_watch(handler: Handler) -> bool:
+    """Report in the stream that the version is too old."""
     handler.begin_stream()
     status = {
         "kind": "Status",
@@ -107,8 +107,8 @@ def forget(handler: Handler) -> bool:
     return True
 
 
-def fall_silent(handler: Handler) -> bool:
-    """It begins, and nothing ever comes."""
+def silence_watch(handler: Handler) -> bool:
+    """Begin the watch and never send anything."""
     handler.begin_stream()
     handler.wfile.flush()
     handler.server.closing.wait()

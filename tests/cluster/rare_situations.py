@@ -1,4 +1,4 @@
-"""Rarer situations than those of tests/cluster/situations.py: objects that are missing, in the way, or stuck."""
+"""Rarer situations than those of situations.py: objects that are missing, in the way, or stuck."""
 
 from __future__ import annotations
 
@@ -11,8 +11,16 @@ from tests.cluster.gangs import Object
 from tests.cluster.harness import kwok
 from tests.cluster.harness.places import NODE
 from tests.cluster.preparations import KUEUE, make_queue
-from tests.cluster.situations import HOARD, POOL, Prepare, Situation, late_host, make, pod_spec
-from tests.cluster.waiting import until
+from tests.cluster.situations import (
+    HOARD,
+    POOL,
+    Prepare,
+    Situation,
+    create_object,
+    delay_host,
+    get_pod_spec,
+)
+from tests.cluster.waiting import wait_until
 
 FAKE = [{"key": kwok.TAINT, "operator": "Exists"}]
 HOLD = "jaxlaunch.test/hold"  # a finalizer that nobody takes away
@@ -30,39 +38,39 @@ BROKEN = "\x01\x02 no program\n"
 # --- what is done to the JobSet -------------------------------------------------------------------
 
 
-def main(jobset: Object) -> Object:
-    found: Object = pod_spec(jobset)["containers"][0]
-    return found
+def main_container(jobset: Object) -> Object:
+    container: Object = get_pod_spec(jobset)["containers"][0]
+    return container
 
 
 UNPRIVILEGED: Object = {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
 
 
-def with_pod(**keys: Any) -> Callable[[Object], None]:
-    """These keys of the pod's spec."""
-    return lambda jobset: pod_spec(jobset).update(keys)
+def set_pod_keys(**keys: Any) -> Callable[[Object], None]:
+    """Return a change that sets these keys of the pod's spec."""
+    return lambda jobset: get_pod_spec(jobset).update(keys)
 
 
-def with_main(**keys: Any) -> Callable[[Object], None]:
-    """These keys of the main container."""
-    return lambda jobset: main(jobset).update(keys)
+def set_main_keys(**keys: Any) -> Callable[[Object], None]:
+    """Return a change that sets these keys of the main container."""
+    return lambda jobset: main_container(jobset).update(keys)
 
 
-def template(jobset: Object) -> Object:
-    (one,) = jobset["spec"]["replicatedJobs"]
-    found: Object = one["template"]["spec"]["template"]
-    return found
+def pod_template(jobset: Object) -> Object:
+    (job,) = jobset["spec"]["replicatedJobs"]
+    template: Object = job["template"]["spec"]["template"]
+    return template
 
 
 def held_pod(jobset: Object) -> None:
-    template(jobset).setdefault("metadata", {})["finalizers"] = [HOLD]
+    pod_template(jobset).setdefault("metadata", {})["finalizers"] = [HOLD]
 
 
 def held_jobset(jobset: Object) -> None:
     jobset["metadata"]["finalizers"] = [HOLD]
 
 
-def suspended(jobset: Object) -> None:
+def suspend(jobset: Object) -> None:
     jobset["spec"]["suspend"] = True
 
 
@@ -71,41 +79,43 @@ def of_another_controller(jobset: Object) -> None:
 
 
 def a_key_of_a_configmap(jobset: Object) -> None:
-    main(jobset)["env"].append(
+    main_container(jobset)["env"].append(
         {"name": "A", "valueFrom": {"configMapKeyRef": {"name": "programs", "key": "none"}}}
     )
 
 
 def a_key_in_a_volume(jobset: Object) -> None:
     items = [{"key": "none", "path": "none"}]
-    pod_spec(jobset)["volumes"].append(
+    get_pod_spec(jobset)["volumes"].append(
         {"name": "part", "secret": {"secretName": "known", "items": items}}
     )
-    main(jobset)["volumeMounts"].append({"name": "part", "mountPath": "/part"})
+    main_container(jobset)["volumeMounts"].append({"name": "part", "mountPath": "/part"})
 
 
-def executable(jobset: Object) -> None:
-    for volume in pod_spec(jobset)["volumes"]:
+def replace_executable(jobset: Object) -> None:
+    for volume in get_pod_spec(jobset)["volumes"]:
         if volume.get("configMap", {}).get("name") == "programs":
             volume["configMap"]["defaultMode"] = 0o555
 
 
 def a_folder_of_the_node(jobset: Object) -> None:
-    pod_spec(jobset)["volumes"].append(
+    get_pod_spec(jobset)["volumes"].append(
         {"name": "here", "hostPath": {"path": "/none/such", "type": "Directory"}}
     )
-    main(jobset)["volumeMounts"].append({"name": "here", "mountPath": "/here"})
+    main_container(jobset)["volumeMounts"].append({"name": "here", "mountPath": "/here"})
 
 
-def unresolved(jobset: Object) -> None:
-    """Host 1 asks a name server that is not there."""
-    pod_spec(jobset).update(dnsPolicy="None", dnsConfig={"nameservers": ["127.0.0.1"]})
+def break_name_server(jobset: Object) -> None:
+    """Give host 1 a name server that does not exist."""
+    get_pod_spec(jobset).update(dnsPolicy="None", dnsConfig={"nameservers": ["127.0.0.1"]})
 
 
-def beside(jobset: Object) -> None:
-    """A sidecar that fails each time that the kubelet starts it, before it counts as started."""
+def add_failing_sidecar(jobset: Object) -> None:
+    """Add a sidecar that fails before it counts as started."""
     side: Object = {
-        key: main(jobset)[key] for key in ("image", "securityContext") if key in main(jobset)
+        key: main_container(jobset)[key]
+        for key in ("image", "securityContext")
+        if key in main_container(jobset)
     }
     never = {"exec": {"command": ["false"]}, "failureThreshold": 1000}
     side |= {
@@ -114,55 +124,59 @@ def beside(jobset: Object) -> None:
         "restartPolicy": "Always",
         "startupProbe": never,
     }
-    pod_spec(jobset)["initContainers"] = [side]
+    get_pod_spec(jobset)["initContainers"] = [side]
 
 
-def another(
+def add_container(
     name: str, command: Sequence[str], *, first: bool = False, memory: str | None = None
 ) -> Callable[[Object], None]:
-    """Somebody's webhook adds a container with this memory limit, as an init container if it runs `first`."""
+    """Add a container with this memory limit as a webhook would, an init one if it is `first`."""
 
     def change(jobset: Object) -> None:
-        one: Object = {
-            key: main(jobset)[key] for key in ("image", "securityContext") if key in main(jobset)
+        container: Object = {
+            key: main_container(jobset)[key]
+            for key in ("image", "securityContext")
+            if key in main_container(jobset)
         }
-        one |= {"name": name, "command": list(command)}
+        container |= {"name": name, "command": list(command)}
         if memory is not None:
-            one["resources"] = {"limits": {"memory": memory}}
-        pod_spec(jobset).setdefault("initContainers" if first else "containers", []).append(one)
+            container["resources"] = {"limits": {"memory": memory}}
+        get_pod_spec(jobset).setdefault("initContainers" if first else "containers", []).append(
+            container
+        )
 
     return change
 
 
 def as_root(jobset: Object) -> None:
-    pod_spec(jobset)["securityContext"] = dict(UNPRIVILEGED)
+    get_pod_spec(jobset)["securityContext"] = dict(UNPRIVILEGED)
 
 
-def unhealthy(jobset: Object) -> None:
-    """Once the agent is there to be stopped: one that is killed before leaves only the signal."""
+def fail_probe(jobset: Object) -> None:
+    """Fail the probe once the agent can be stopped: killed earlier, it leaves only the signal."""
     probe = {
         "exec": {"command": ["false"]},
         "initialDelaySeconds": 20,
         "periodSeconds": 1,
         "failureThreshold": 1,
     }
-    main(jobset)["livenessProbe"] = probe
+    main_container(jobset)["livenessProbe"] = probe
 
 
 # --- what is done to the namespace ----------------------------------------------------------------
 
 
-def quota(**hard: str) -> Callable[[Access, str], None]:
-    """A ResourceQuota of these resources, called few."""
+def add_quota(**hard: str) -> Callable[[Access, str], None]:
+    """Return a preparation with a ResourceQuota of these resources, named few."""
 
     def prepare(cluster: Access, namespace: str) -> None:
         path = f"/api/v1/namespaces/{namespace}/resourcequotas"
-        given = {name.replace("__", "/").replace("_", "."): much for name, much in hard.items()}
-        make(cluster, path, "v1", "ResourceQuota", "few", spec={"hard": given})
+        limits = {name.replace("__", "/").replace("_", "."): much for name, much in hard.items()}
+        create_object(cluster, path, "v1", "ResourceQuota", "few", spec={"hard": limits})
         # Admission counts by the status, which a controller writes.
-        until(
+        wait_until(
             lambda: cluster.api.get(f"{path}/few"),
-            lambda one: one.get("status", {}).get("used"),
+            lambda quota: quota.get("status", {}).get("used"),
             "the quota counts",
         )
 
@@ -171,7 +185,7 @@ def quota(**hard: str) -> Callable[[Access, str], None]:
 
 def a_ratio(cluster: Access, namespace: str) -> None:
     limits = [{"type": "Container", "maxLimitRequestRatio": {"cpu": "2"}}]
-    make(
+    create_object(
         cluster,
         f"/api/v1/namespaces/{namespace}/limitranges",
         "v1",
@@ -181,21 +195,23 @@ def a_ratio(cluster: Access, namespace: str) -> None:
     )
 
 
-def claim(
+def make_claim(
     cluster: Access, namespace: str, name: str, mode: str = "ReadWriteMany", **spec: Any
 ) -> None:
     wants = {"accessModes": [mode], "resources": {"requests": {"storage": "1Gi"}}, **spec}
-    make(cluster, CLAIMS.format(namespace), "v1", "PersistentVolumeClaim", name, spec=wants)
+    create_object(
+        cluster, CLAIMS.format(namespace), "v1", "PersistentVolumeClaim", name, spec=wants
+    )
 
 
-def volume(
+def make_volume(
     cluster: Access,
     namespace: str,
     name: str,
     source: Mapping[str, Any],
     mode: str = "ReadWriteMany",
 ) -> None:
-    """A volume of this source, and the claim of that name that is bound to it."""
+    """Make a volume of this source and a bound claim with its name."""
     spec = {
         "capacity": {"storage": "1Gi"},
         "accessModes": [mode],
@@ -204,27 +220,29 @@ def volume(
         "claimRef": {"namespace": namespace, "name": name},
         **source,
     }
-    preparations.make(
+    preparations.create_object(
         cluster, VOLUMES, "v1", "PersistentVolume", f"{namespace}-{name}", spec, namespace
     )
-    claim(cluster, namespace, name, mode, volumeName=f"{namespace}-{name}", storageClassName="")
+    make_claim(
+        cluster, namespace, name, mode, volumeName=f"{namespace}-{name}", storageClassName=""
+    )
 
 
-def outside(
+def create_cluster_object(
     cluster: Access, namespace: str, plural: str, kind: str, name: str, **body: Any
 ) -> None:
-    """An object of storage.k8s.io, which is deleted with the namespace."""
+    """Make an object of storage.k8s.io that is deleted with the namespace."""
     version = "storage.k8s.io/v1"
     metadata = {"name": name, "labels": {preparations.OWNER: namespace}}
-    made = {"apiVersion": version, "kind": kind, "metadata": metadata, **body}
-    cluster.api.create(f"/apis/{version}/{plural}", made)
+    manifest = {"apiVersion": version, "kind": kind, "metadata": metadata, **body}
+    cluster.api.create(f"/apis/{version}/{plural}", manifest)
 
 
-def storage(cluster: Access, namespace: str) -> None:
-    """Claims of every kind of trouble; what the programs may not do; a Secret."""
-    claim(cluster, namespace, "classless", storageClassName="none")
+def prepare_storage(cluster: Access, namespace: str) -> None:
+    """Make claims with every kind of trouble, what the programs may not do, and a Secret."""
+    make_claim(cluster, namespace, "classless", storageClassName="none")
     unprovisioned = f"{namespace}-nobody"
-    outside(
+    create_cluster_object(
         cluster,
         namespace,
         "storageclasses",
@@ -232,10 +250,10 @@ def storage(cluster: Access, namespace: str) -> None:
         unprovisioned,
         provisioner="nobody.test",
     )
-    claim(cluster, namespace, "slow", storageClassName=unprovisioned)
+    make_claim(cluster, namespace, "slow", storageClassName=unprovisioned)
     elsewhere = {"key": "kubernetes.io/hostname", "operator": "In", "values": ["none"]}
     affinity = {"required": {"nodeSelectorTerms": [{"matchExpressions": [elsewhere]}]}}
-    volume(cluster, namespace, "far", {"local": {"path": "/mnt"}, "nodeAffinity": affinity})
+    make_volume(cluster, namespace, "far", {"local": {"path": "/mnt"}, "nodeAffinity": affinity})
     modes = {
         "driverless": "ReadWriteMany",
         "single": "ReadWriteOncePod",
@@ -244,9 +262,9 @@ def storage(cluster: Access, namespace: str) -> None:
     for name, mode in modes.items():
         driver = f"{namespace}.test" if name == "driverless" else "none.test"
         csi = {"driver": driver, "volumeHandle": f"{namespace}-{name}"}
-        volume(cluster, namespace, name, {"csi": csi}, mode)
+        make_volume(cluster, namespace, name, {"csi": csi}, mode)
     # Else the attacher of the driver would be waited for, for two minutes.
-    outside(
+    create_cluster_object(
         cluster,
         namespace,
         "csidrivers",
@@ -260,7 +278,7 @@ def storage(cluster: Access, namespace: str) -> None:
     # That of a bound volume.
     cluster.api.merge(f"{VOLUMES}/{namespace}-lost", {"metadata": {"finalizers": None}})
     data = {"broken": BROKEN}
-    make(
+    create_object(
         cluster,
         f"/api/v1/namespaces/{namespace}/configmaps",
         "v1",
@@ -268,7 +286,7 @@ def storage(cluster: Access, namespace: str) -> None:
         "programs",
         data=data,
     )
-    make(
+    create_object(
         cluster,
         f"/api/v1/namespaces/{namespace}/secrets",
         "v1",
@@ -278,8 +296,8 @@ def storage(cluster: Access, namespace: str) -> None:
     )
 
 
-def odd_queues(cluster: Access, namespace: str) -> None:
-    """Queues whose ClusterQueue is missing, inactive, or has no quota of what is wanted; one that is fine."""
+def make_odd_queues(cluster: Access, namespace: str) -> None:
+    """Make queues whose ClusterQueue is missing, inactive or lacks the resource, and a good one."""
     quota = {"cpu": "100m", "memory": "1Gi"}
     for name in ("fine", "flavorless", "checked", "memory", "closed"):
         make_queue(cluster, namespace, {"memory": "1Gi"} if name == "memory" else quota, name=name)
@@ -290,60 +308,60 @@ def odd_queues(cluster: Access, namespace: str) -> None:
     cluster.api.merge(
         f"/apis/{KUEUE}/clusterqueues/{namespace}-flavorless", {"spec": {"resourceGroups": [group]}}
     )
-    others = {"namespaceSelector": {"matchLabels": {"team": "other"}}}
-    cluster.api.merge(f"/apis/{KUEUE}/clusterqueues/{namespace}-closed", {"spec": others})
+    selector = {"namespaceSelector": {"matchLabels": {"team": "other"}}}
+    cluster.api.merge(f"/apis/{KUEUE}/clusterqueues/{namespace}-closed", {"spec": selector})
     checks = {"admissionChecksStrategy": {"admissionChecks": [{"name": "none"}]}}
     cluster.api.merge(f"/apis/{KUEUE}/clusterqueues/{namespace}-checked", {"spec": checks})
     local = f"/apis/{KUEUE}/namespaces/{namespace}/localqueues"
-    preparations.make(
+    preparations.create_object(
         cluster, local, KUEUE, "LocalQueue", "leading", {"clusterQueue": "none"}, namespace
     )
 
 
 RARELY_PREPARED: Mapping[str, Prepare] = {
-    "storage": ("restricted", storage),
+    "storage": ("restricted", prepare_storage),
     "privileged": ("privileged", lambda cluster, namespace: None),
-    "no-cpu": ("restricted", quota(requests_cpu="10m")),
-    "no-jobs": ("restricted", quota(count__jobs_batch="0")),
-    "no-services": ("restricted", quota(services="0")),
+    "no-cpu": ("restricted", add_quota(requests_cpu="10m")),
+    "no-jobs": ("restricted", add_quota(count__jobs_batch="0")),
+    "no-services": ("restricted", add_quota(services="0")),
     "ratio": ("restricted", a_ratio),
-    "odd-queues": ("restricted", odd_queues),
+    "odd-queues": ("restricted", make_odd_queues),
     "leaving": ("restricted", lambda cluster, namespace: None),
     "unserved": ("restricted", lambda cluster, namespace: None),
-    "no-configmaps": ("restricted", quota(configmaps="1")),  # Kubernetes' own is there
+    "no-configmaps": ("restricted", add_quota(configmaps="1")),  # Kubernetes' own is there
 }
 
 
 # --- what happens later ---------------------------------------------------------------------------
 
 
-def deleted(cluster: Access, namespace: str, name: str) -> None:
-    """As `launcher delete` does it: the JobSet last."""
+def delete_job(cluster: Access, namespace: str, name: str) -> None:
+    """Delete the job as `launcher delete` does: the JobSet last."""
     options = {"apiVersion": "v1", "kind": "DeleteOptions", "propagationPolicy": "Foreground"}
     cluster.api.call("DELETE", JOBSETS.format(namespace, name), options)
 
 
-def deleted_with_a_held_job(cluster: Access, namespace: str, name: str) -> None:
+def delete_with_a_held_job(cluster: Access, namespace: str, name: str) -> None:
     path = f"/apis/batch/v1/namespaces/{namespace}/jobs/{name}-w-0"
-    held = cluster.api.get(path)["metadata"].get("finalizers", [])
-    cluster.api.merge(path, {"metadata": {"finalizers": [*held, HOLD]}})
-    deleted(cluster, namespace, name)
+    finalizers = cluster.api.get(path)["metadata"].get("finalizers", [])
+    cluster.api.merge(path, {"metadata": {"finalizers": [*finalizers, HOLD]}})
+    delete_job(cluster, namespace, name)
 
 
-def deleted_alone(cluster: Access, namespace: str, name: str) -> None:
-    """As `kubectl delete` does it: the JobSet first."""
+def delete_jobset(cluster: Access, namespace: str, name: str) -> None:
+    """Delete the JobSet first, as `kubectl delete` does."""
     cluster.api.delete(JOBSETS.format(namespace, name))
 
 
-def released(cluster: Access, namespace: str) -> None:
-    """Takes the finalizer away from all that has it, so that the namespace can go."""
+def remove_finalizers(cluster: Access, namespace: str) -> None:
+    """Remove the finalizer from all objects, so that the namespace can be deleted."""
     for path in HELD:
         path = path.format(namespace)
-        for one in cluster.api.get(path)["items"]:
-            if HOLD in (kept := one["metadata"].get("finalizers", [])):
-                left = [text for text in kept if text != HOLD]
+        for item in cluster.api.get(path)["items"]:
+            if HOLD in (finalizers := item["metadata"].get("finalizers", [])):
+                remaining = [text for text in finalizers if text != HOLD]
                 cluster.api.merge(
-                    f"{path}/{one['metadata']['name']}", {"metadata": {"finalizers": left}}
+                    f"{path}/{item['metadata']['name']}", {"metadata": {"finalizers": remaining}}
                 )
 
 
@@ -351,32 +369,32 @@ def with_its_namespace(cluster: Access, namespace: str, name: str) -> None:
     cluster.api.delete(f"/api/v1/namespaces/{namespace}")
 
 
-def deactivated(cluster: Access, namespace: str, name: str) -> None:
+def deactivate(cluster: Access, namespace: str, name: str) -> None:
     path = f"/apis/{KUEUE}/namespaces/{namespace}/workloads"
-    for one in cluster.api.get(path)["items"]:
-        if one["metadata"]["name"].startswith(f"jobset-{name}-"):
-            cluster.api.merge(f"{path}/{one['metadata']['name']}", {"spec": {"active": False}})
+    for item in cluster.api.get(path)["items"]:
+        if item["metadata"]["name"].startswith(f"jobset-{name}-"):
+            cluster.api.merge(f"{path}/{item['metadata']['name']}", {"spec": {"active": False}})
 
 
-def without_service(cluster: Access, namespace: str, name: str) -> None:
-    """Somebody deletes its Service, and no other may be made."""
-    quota(services="0")(cluster, namespace)
+def delete_service(cluster: Access, namespace: str, name: str) -> None:
+    """Delete the job's Service and forbid another one."""
+    add_quota(services="0")(cluster, namespace)
     cluster.api.delete(f"/api/v1/namespaces/{namespace}/services/{name}")
 
 
-def attached(cluster: Access, namespace: str, name: str) -> None:
-    """The volume is attached to the node of its pod, as the driver's attacher would say."""
+def attach_volume(cluster: Access, namespace: str, name: str) -> None:
+    """Mark the volume as attached to its pod's node, as the driver's attacher would."""
     path = "/apis/storage.k8s.io/v1/volumeattachments"
     volume = f"{namespace}-elsewhere"
-    for one in cluster.api.get(path)["items"]:
-        if one["spec"]["source"].get("persistentVolumeName") == volume:
+    for item in cluster.api.get(path)["items"]:
+        if item["spec"]["source"].get("persistentVolumeName") == volume:
             cluster.api.merge(
-                f"{path}/{one['metadata']['name']}/status", {"status": {"attached": True}}
+                f"{path}/{item['metadata']['name']}/status", {"status": {"attached": True}}
             )
 
 
-def frozen(cluster: Access, namespace: str, name: str) -> None:
-    """The node of its pod says nothing any more: what the node controller makes of that after a while."""
+def freeze_node(cluster: Access, namespace: str, name: str) -> None:
+    """Mark the pod's node as the node controller does when it no longer answers."""
     (pod,) = cluster.api.get(
         f"/api/v1/namespaces/{namespace}/pods?labelSelector=jaxlaunch.io/job%3D{name}"
     )["items"]
@@ -396,8 +414,8 @@ def frozen(cluster: Access, namespace: str, name: str) -> None:
 # --- nodes ----------------------------------------------------------------------------------------
 
 
-def nodes(cluster: Access, namespace: str) -> Sequence[str]:
-    """Fake nodes, one of each kind, by their label: what they are called, to delete them."""
+def make_nodes(cluster: Access, namespace: str) -> Sequence[str]:
+    """Make one fake node of each kind, by their label; return their names."""
     kinds: dict[str, Mapping[str, str]] = {
         "work": {},
         "frozen": {},
@@ -409,32 +427,32 @@ def nodes(cluster: Access, namespace: str) -> Sequence[str]:
     names = []
     for kind, resources in kinds.items():
         name = f"{namespace}-{kind}"
-        one = kwok.node(name, {POOL: name}, resources, kwok.TAINT)
-        one["metadata"]["labels"][preparations.OWNER] = namespace
+        node = kwok.node(name, {POOL: name}, resources, kwok.TAINT)
+        node["metadata"]["labels"][preparations.OWNER] = namespace
         if kind == "cordoned":
-            one["spec"]["unschedulable"] = True
-        one["metadata"]["annotations"]["volumes.kubernetes.io/controller-managed-attach-detach"] = (
-            "true"
-        )
+            node["spec"]["unschedulable"] = True
+        node["metadata"]["annotations"][
+            "volumes.kubernetes.io/controller-managed-attach-detach"
+        ] = "true"
         if kind in ("unready", "silent"):
-            del one["metadata"]["annotations"][kwok.SELECTOR.split("=")[0]]
+            del node["metadata"]["annotations"][kwok.SELECTOR.split("=")[0]]
         if kind == "unready":
-            one["status"]["conditions"][0] |= {"status": "False", "reason": "KubeletNotReady"}
-        cluster.api.create("/api/v1/nodes", one)
+            node["status"]["conditions"][0] |= {"status": "False", "reason": "KubeletNotReady"}
+        cluster.api.create("/api/v1/nodes", node)
         names.append(name)
     return names
 
 
-def on(kind: str, **job: Any) -> dict[str, Any]:
-    """Keys of a job for the fake node of this kind."""
+def on_node(kind: str, **job: Any) -> dict[str, Any]:
+    """Return the keys of a job for the fake node of this kind."""
     return {"node_selector": {POOL: f"{{storage}}-{kind}"}, "tolerations": FAKE, **job}
 
 
-def mounts(claim: str, **job: Any) -> dict[str, Any]:
+def mount_claim(claim: str, **job: Any) -> dict[str, Any]:
     return {"volumes": [{"claim": claim, "path": "/x"}], **job}
 
 
-def python(text: str) -> dict[str, Any]:
+def python_command(text: str) -> dict[str, Any]:
     return {"command": ["python", "-c", text]}
 
 
@@ -457,30 +475,32 @@ RARE: Mapping[str, Situation] = {
         "has no headless Service: ResourceQuota few is exceeded", namespace="no-services"
     ),
     "no-runtime": Situation(
-        "RuntimeClass none does not exist", change=with_pod(runtimeClassName="none")
+        "RuntimeClass none does not exist", change=set_pod_keys(runtimeClassName="none")
     ),
     "unattended": Situation(
         "controller nobody.test/controller .spec.managedBy. has not acted on it",
         change=of_another_controller,
     ),
     # nodes
-    "cordoned": Situation("untolerated taint node.kubernetes.io/unschedulable", on("cordoned")),
-    "unready": Situation("untolerated taint node.kubernetes.io/not-ready", on("unready")),
-    "crowded": Situation("Too many pods", on("crowded")),
+    "cordoned": Situation(
+        "untolerated taint node.kubernetes.io/unschedulable", on_node("cordoned")
+    ),
+    "unready": Situation("untolerated taint node.kubernetes.io/not-ready", on_node("unready")),
+    "crowded": Situation("Too many pods", on_node("crowded")),
     "no-slice": Situation(
         "no node has label cloud.google.com/gke-tpu-",
         {"accelerator": {"type": "v4", "topology": "2x2x1"}, "platform": "gke"},
         # The namespace refuses root, as which pods on TPUs run by default.
-        change=with_pod(securityContext={"runAsUser": 1000, **UNPRIVILEGED}),
+        change=set_pod_keys(securityContext={"runAsUser": 1000, **UNPRIVILEGED}),
     ),
     "no-fpga": Situation(
         "requests 1 example.com/fpga, the largest node has 0",
-        change=with_main(resources={"limits": {"example.com/fpga": 1}}),
+        change=set_main_keys(resources={"limits": {"example.com/fpga": 1}}),
     ),
     "no-neighbour": Situation(
         "didn't match pod affinity rules",
-        on("work"),
-        change=with_pod(
+        on_node("work"),
+        change=set_pod_keys(
             affinity={
                 "podAffinity": {
                     "requiredDuringSchedulingIgnoredDuringExecution": [
@@ -494,26 +514,30 @@ RARE: Mapping[str, Situation] = {
         ),
     ),
     "gated": Situation(
-        "has a scheduling gate", change=with_pod(schedulingGates=[{"name": "jaxlaunch.test/gate"}])
+        "has a scheduling gate",
+        change=set_pod_keys(schedulingGates=[{"name": "jaxlaunch.test/gate"}]),
     ),
     "no-scheduler": Situation(
-        "scheduler none has not looked at its host", change=with_pod(schedulerName="none")
+        "scheduler none has not looked at its host", change=set_pod_keys(schedulerName="none")
     ),
     "port": Situation(
-        "runs", on("work"), "privileged", with_main(ports=[{"containerPort": 7, "hostPort": 7}])
+        "runs",
+        on_node("work"),
+        "privileged",
+        set_main_keys(ports=[{"containerPort": 7, "hostPort": 7}]),
     ),
     "port-taken": Situation(
         "didn't have free ports",
-        on("work"),
+        on_node("work"),
         "privileged",
-        with_main(ports=[{"containerPort": 7, "hostPort": 7}]),
+        set_main_keys(ports=[{"containerPort": 7, "hostPort": 7}]),
         starts_after="port",
     ),
     "apart": Situation(
         "didn't match pod topology spread constraints .missing required label.; 1 node would fit a "
         "host when empty",
-        on("work"),
-        change=with_pod(
+        on_node("work"),
+        change=set_pod_keys(
             topologySpreadConstraints=[
                 {
                     "maxSkew": 1,
@@ -526,69 +550,75 @@ RARE: Mapping[str, Situation] = {
     ),
     "no-device-claim": Situation(
         "its host cannot be scheduled: FailedResourceClaimCreation: .*none.* not found",
-        change=with_pod(resourceClaims=[{"name": "imex", "resourceClaimTemplateName": "none"}]),
+        change=set_pod_keys(resourceClaims=[{"name": "imex", "resourceClaimTemplateName": "none"}]),
     ),
     "frozen": Situation(
         "its host was on node .*-frozen, which does not answer or got a NoExecute taint; pod "
         "frozen-w-0-0-.* should "
         "have ended .* ago, and node .*-frozen has not answered",
-        on("frozen"),
+        on_node("frozen"),
         after="runs",
-        then=frozen,
+        then=freeze_node,
     ),
     "refused-by-node": Situation(
         "OutOfcpu",
         {"resources": {"cpu": 500}, "restarts": {"crash": 1}},
-        change=with_pod(nodeName=NODE),
+        change=set_pod_keys(nodeName=NODE),
     ),
     # storage
     "classless": Situation(
-        'classless is not bound: storageclass.* "none" not found', mounts("classless"), IN_STORAGE
-    ),
-    "slow": Situation("slow is not bound: .*nobody.test", mounts("slow"), IN_STORAGE),
-    "far": Situation("volume node affinity conflict", mounts("far"), IN_STORAGE),
-    "lost": Situation(
-        "PersistentVolume .*-lost of PersistentVolumeClaim lost no longer exists",
-        mounts("lost"),
+        'classless is not bound: storageclass.* "none" not found',
+        mount_claim("classless"),
         IN_STORAGE,
     ),
-    "single": Situation("runs", mounts("single", **on("work")), IN_STORAGE),
+    "slow": Situation("slow is not bound: .*nobody.test", mount_claim("slow"), IN_STORAGE),
+    "far": Situation("volume node affinity conflict", mount_claim("far"), IN_STORAGE),
+    "lost": Situation(
+        "PersistentVolume .*-lost of PersistentVolumeClaim lost no longer exists",
+        mount_claim("lost"),
+        IN_STORAGE,
+    ),
+    "single": Situation("runs", mount_claim("single", **on_node("work")), IN_STORAGE),
     "single-taken": Situation(
         "PersistentVolumeClaim single is ReadWriteOncePod, and another pod uses it",
-        mounts("single", **on("work")),
+        mount_claim("single", **on_node("work")),
         IN_STORAGE,
         starts_after="single",
     ),
     "holder": Situation(
-        "runs", mounts("elsewhere", **on("work")), IN_STORAGE, after="runs", then=attached
+        "runs",
+        mount_claim("elsewhere", **on_node("work")),
+        IN_STORAGE,
+        after="runs",
+        then=attach_volume,
     ),
     "elsewhere": Situation(
         "cannot mount a volume: Multi-Attach error for volume",
-        mounts("elsewhere", **on("silent")),
+        mount_claim("elsewhere", **on_node("silent")),
         IN_STORAGE,
         starts_after="holder",
     ),
     "driverless": Situation(
         "cannot mount a volume: .*driver name {storage}.test not found",
-        mounts("driverless"),
+        mount_claim("driverless"),
         IN_STORAGE,
     ),
     "closed": Situation(
         "PermissionError: .*'/x/checkpoint'",
-        mounts("closed", **python("open('/x/checkpoint', 'w')")),
+        mount_claim("closed", **python_command("open('/x/checkpoint', 'w')")),
         IN_STORAGE,
     ),
     "no-folder": Situation(
         "hostPath type check failed: /none/such", {}, "privileged", a_folder_of_the_node
     ),
     "read-only": Situation(
-        "OSError: .*Read-only file system: '/result'", python("open('/result', 'w')")
+        "OSError: .*Read-only file system: '/result'", python_command("open('/result', 'w')")
     ),
     "no-shm": Situation(
         "No space left on device",
         {
             "resources": {"cpu": "20m", "memory": "128Mi", "shm": "1Mi"},
-            **python("f = open('/dev/shm/x', 'wb')\nf.write(bytes(2**22))\nf.flush()"),
+            **python_command("f = open('/dev/shm/x', 'wb')\nf.write(bytes(2**22))\nf.flush()"),
         },
     ),
     # images, commands
@@ -603,29 +633,31 @@ RARE: Mapping[str, Situation] = {
         "the node does not trust the registry's certificate", {"image": "{server}/none:1"}
     ),
     "no-entrypoint": Situation(
-        "its host cannot start: .*no command specified", change=with_main(command=None, args=None)
+        "its host cannot start: .*no command specified",
+        change=set_main_keys(command=None, args=None),
     ),
     "sidecar": Situation(
-        "cannot start on its host: init container proxy ended with exit code 3", change=beside
+        "cannot start on its host: init container proxy ended with exit code 3",
+        change=add_failing_sidecar,
     ),
     "side-fails": Situation(
         "failed: container proxy of its host ended with exit code 7; the program itself finished",
         {"command": ["true"]},
-        change=another("proxy", ["sh", "-c", "exit 7"]),
+        change=add_container("proxy", ["sh", "-c", "exit 7"]),
     ),
     "side-stays": Situation(
         "does not end: its program ended .* ago .exit 0., but container mesh of its "
         "host still runs",
         {"command": ["true"]},
-        change=another("mesh", ["sleep", "600"]),
+        change=add_container("mesh", ["sleep", "600"]),
     ),
     "init-runs": Situation(
         "is starting: its host: init container fetch has run for",
-        change=another("fetch", ["sleep", "600"], first=True),
+        change=add_container("fetch", ["sleep", "600"], first=True),
     ),
     "init-oom": Situation(
         "failed: init container fetch of its host was OOMKilled; its memory limit is 40Mi",
-        change=another("fetch", HOARD, first=True, memory="40Mi"),
+        change=add_container("fetch", HOARD, first=True, memory="40Mi"),
     ),
     "tiny": Situation(
         "its memory limit of 4Mi is too low for the container runtime",
@@ -647,7 +679,7 @@ RARE: Mapping[str, Situation] = {
             "command": ["/programs/broken"],
         },
         IN_STORAGE,
-        executable,
+        replace_executable,
     ),
     "no-configmap-key": Situation(
         "ConfigMap programs has no key none", namespace=IN_STORAGE, change=a_key_of_a_configmap
@@ -658,15 +690,15 @@ RARE: Mapping[str, Situation] = {
     "root": Situation("runs as root, and the pod has runAsNonRoot", change=as_root),
     "hooked": Situation(
         "its postStart hook fails|the postStart hook of host 0 .* failed",
-        change=with_main(lifecycle={"postStart": {"exec": {"command": ["false"]}}}),
+        change=set_main_keys(lifecycle={"postStart": {"exec": {"command": ["false"]}}}),
     ),
     "unhealthy": Situation(
-        "its liveness probe fails", {"restarts": {"in_place": 0, "crash": 0}}, change=unhealthy
+        "its liveness probe fails", {"restarts": {"in_place": 0, "crash": 0}}, change=fail_probe
     ),
     "deaf": Situation(
         "rendezvous: (hosts 0, 1 did not join|.*name not resolved)",
         {"hosts": 2, "timeouts": {"rendezvous": "5s"}},
-        change=unresolved,
+        change=break_name_server,
     ),
     # queues
     "no-cluster-queue": Situation(
@@ -689,7 +721,7 @@ RARE: Mapping[str, Situation] = {
         "odd-queues",
     ),
     "deactivated": Situation(
-        "is stopped", {"queue": "fine"}, "odd-queues", after="runs", then=deactivated
+        "is stopped", {"queue": "fine"}, "odd-queues", after="runs", then=deactivate
     ),
     # between hosts
     "unserved": Situation(
@@ -697,12 +729,12 @@ RARE: Mapping[str, Situation] = {
         "is exceeded",
         {"hosts": 2},
         "unserved",
-        late_host,
+        delay_host,
         after="waits at rendezvous",
-        then=without_service,
+        then=delete_service,
     ),
     # the end
-    "by-hand": Situation("is stopped", change=suspended),
+    "by-hand": Situation("is stopped", change=suspend),
     "forgotten": Situation(
         "job forgotten not found .*: it completed at ", {"command": ["true"], "ttl": "1s"}
     ),
@@ -711,20 +743,20 @@ RARE: Mapping[str, Situation] = {
         {"node_selector": {POOL: "none"}},
         change=held_pod,
         after="unschedulable",
-        then=deleted_alone,
+        then=delete_jobset,
     ),
     "stuck-job": Situation(
         f"is being deleted, but is blocked: finalizer {HOLD} has kept Job stuck-job-w-0",
         {"node_selector": {POOL: "none"}},
         after="unschedulable",
-        then=deleted_with_a_held_job,
+        then=delete_with_a_held_job,
     ),
     "stuck": Situation(
         f"is being deleted, but is blocked: finalizer {HOLD} has kept JobSet stuck",
         {"node_selector": {POOL: "none"}},
         change=held_jobset,
         after="unschedulable",
-        then=deleted,
+        then=delete_job,
     ),
     "stuck-namespace": Situation(
         f"is being deleted with its namespace .*, but is blocked: finalizer {HOLD} has kept JobSet "

@@ -30,15 +30,15 @@ SMALL: Mapping[str, Any] = {
 }
 
 
-def values(cluster: Access, image: str | None = None, **more: Any) -> dict[str, Any]:
-    """Values for this cluster, `more` in the place of ours."""
-    found: dict[str, Any] = {**SMALL, **more}
+def chart_values(cluster: Access, image: str | None = None, **more: Any) -> dict[str, Any]:
+    """Return chart values for this cluster; `more` replaces the defaults."""
+    values: dict[str, Any] = {**SMALL, **more}
     if image is not None:
-        found["defaults"] = {"image": image, **more.get("defaults", {})}
+        values["defaults"] = {"image": image, **more.get("defaults", {})}
     if cluster.is_ours:  # it has no Service network
         server = urlsplit(cluster.api.server.geturl())
-        found["test"] = {"apiServer": {"host": server.hostname, "port": server.port}}
-    return found
+        values["test"] = {"apiServer": {"host": server.hostname, "port": server.port}}
+    return values
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Release:
     name: str = "team"
 
     def act(self, action: str, **arguments: Any) -> Any:
-        """Has Helm do it. Raises Refused."""
+        """Run an action of Helm. Raises Refused."""
         return self.helm.release(
             self.cluster.kubeconfig, self.namespace, action, name=self.name, **arguments
         )
@@ -67,21 +67,21 @@ class Release:
         self.act("uninstall", timeout=600)
 
 
-def everything(cluster: Access, namespace: str) -> set[str]:
-    """All objects of a namespace, and those outside of namespaces that are named after it, as kubectl names them."""
+def list_objects(cluster: Access, namespace: str) -> set[str]:
+    """Return the names of all objects of a namespace and of the cluster objects named after it."""
     found = set()
-    kinds = list(served(cluster.api))
-    within = [
-        f"namespaces/{namespace}/{each['name']}" if each["namespaced"] else each["name"]
-        for _, each in kinds
+    kinds = list(list_kinds(cluster.api))
+    paths = [
+        f"namespaces/{namespace}/{kind['name']}" if kind["namespaced"] else kind["name"]
+        for _, kind in kinds
     ]
     lists = cluster.api.calls(
-        [Call("GET", f"{base}/{path}") for (base, _), path in zip(kinds, within, strict=True)]
+        [Call("GET", f"{base}/{path}") for (base, _), path in zip(kinds, paths, strict=True)]
     )
-    for (base, each), listed in zip(kinds, lists, strict=True):
+    for (base, each), objects in zip(kinds, lists, strict=True):
         group = base.removeprefix("/apis/").partition("/")[0] if base.startswith("/apis/") else ""
         kind = each["kind"].lower() + (f".{group}" if group else "")
-        names = [item["metadata"]["name"] for item in listed["items"]]
+        names = [item["metadata"]["name"] for item in objects["items"]]
         found |= {
             f"{kind}/{name}"
             for name in names
@@ -90,17 +90,19 @@ def everything(cluster: Access, namespace: str) -> set[str]:
     return found
 
 
-def served(api: Api) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Every kind that can be listed and whose objects are kept, each in one version; but for events."""
+def list_kinds(api: Api) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield every kind that can be listed and created, in one version each, except events."""
     groups = [group["preferredVersion"]["groupVersion"] for group in api.get("/apis")["groups"]]
     bases = ["/api/v1", *(f"/apis/{group}" for group in groups)]
     for base, known in zip(bases, api.calls([Call("GET", base) for base in bases]), strict=True):
-        for each in known["resources"]:
-            if "list" in each["verbs"] and "create" in each["verbs"] and each["kind"] != "Event":
-                yield base, each
+        for kind in known["resources"]:
+            if "list" in kind["verbs"] and "create" in kind["verbs"] and kind["kind"] != "Event":
+                yield base, kind
 
 
-def queue_is_active(cluster: Access, namespace: str, name: str = "team") -> bool:
-    found = cluster.api.get(f"/apis/{KUEUE}/namespaces/{namespace}/localqueues/{name}")
-    conditions = found.get("status", {}).get("conditions", [])
-    return any(each["type"] == "Active" and each["status"] == "True" for each in conditions)
+def is_queue_active(cluster: Access, namespace: str, name: str = "team") -> bool:
+    queue = cluster.api.get(f"/apis/{KUEUE}/namespaces/{namespace}/localqueues/{name}")
+    conditions = queue.get("status", {}).get("conditions", [])
+    return any(
+        condition["type"] == "Active" and condition["status"] == "True" for condition in conditions
+    )

@@ -1,4 +1,4 @@
-"""Situations that a job on a real cluster can be in, how to bring them about, and how their first line must read."""
+"""Situations of a job on a real cluster, how to cause them, and their expected first line."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from tests.cluster.access import Access
-from tests.cluster.gangs import Object, program, without_agent
+from tests.cluster.gangs import Object, program_command, replace_agent
 from tests.cluster.preparations import KUEUE, make_queue
 
 SMALL = {"cpu": "20m", "memory": "128Mi"}
@@ -19,7 +19,7 @@ Prepare = tuple[str, Callable[[Access, str], None]]
 
 @dataclasses.dataclass(frozen=True)
 class Situation:
-    """A job, the namespace it is put into, and a regular expression for the first line of `explain`."""
+    """A job, its namespace, and a regular expression for the first line of `explain`."""
 
     first_line: str
     job: Mapping[str, Any] = dataclasses.field(default_factory=dict)
@@ -33,19 +33,19 @@ class Situation:
 # --- what is done to the JobSet -------------------------------------------------------------------
 
 
-def pod_spec(jobset: Object) -> Object:
-    (one,) = jobset["spec"]["replicatedJobs"]
-    found: Object = one["template"]["spec"]["template"]["spec"]
-    return found
+def get_pod_spec(jobset: Object) -> Object:
+    (job,) = jobset["spec"]["replicatedJobs"]
+    spec: Object = job["template"]["spec"]["template"]["spec"]
+    return spec
 
 
-def never_pulled(jobset: Object) -> None:
-    pod_spec(jobset)["containers"][0]["imagePullPolicy"] = "Never"
+def never_pull(jobset: Object) -> None:
+    get_pod_spec(jobset)["containers"][0]["imagePullPolicy"] = "Never"
 
 
-def late_host(jobset: Object) -> None:
-    """The agent of host 1 does not start."""
-    main = pod_spec(jobset)["containers"][0]
+def delay_host(jobset: Object) -> None:
+    """Keep the agent of host 1 from starting."""
+    main = get_pod_spec(jobset)["containers"][0]
     main["command"] = [
         "sh",
         "-c",
@@ -53,64 +53,68 @@ def late_host(jobset: Object) -> None:
     ]
 
 
-def not_ours(jobset: Object) -> None:
-    """As another tool would have made it."""
+def disguise_origin(jobset: Object) -> None:
+    """Change the JobSet as if another tool had made it."""
     del jobset["metadata"]["labels"]["jaxlaunch.io/job"]
-    del pod_spec(jobset)["containers"][0]["env"]
-    without_agent(["sleep", "600"])(jobset)
+    del get_pod_spec(jobset)["containers"][0]["env"]
+    replace_agent(["sleep", "600"])(jobset)
 
 
-def held(jobset: Object) -> None:
-    """It cannot be deleted before somebody takes this away."""
+def add_finalizer(jobset: Object) -> None:
+    """Add a finalizer, so that the JobSet cannot be deleted."""
     jobset["metadata"]["finalizers"] = ["jaxlaunch.test/hold"]
 
 
 # --- what is done to the namespace ----------------------------------------------------------------
 
 
-def make(cluster: Access, path: str, version: str, kind: str, name: str, **body: Any) -> None:
+def create_object(
+    cluster: Access, path: str, version: str, kind: str, name: str, **body: Any
+) -> None:
     metadata = {"name": name}
     cluster.api.create(path, {"apiVersion": version, "kind": kind, "metadata": metadata, **body})
 
 
-def no_pods(cluster: Access, namespace: str) -> None:
+def forbid_pods(cluster: Access, namespace: str) -> None:
     path = f"/api/v1/namespaces/{namespace}/resourcequotas"
-    make(cluster, path, "v1", "ResourceQuota", "few", spec={"hard": {"pods": "0"}})
+    create_object(cluster, path, "v1", "ResourceQuota", "few", spec={"hard": {"pods": "0"}})
 
 
-def all_limits(cluster: Access, namespace: str) -> None:
+def require_limits(cluster: Access, namespace: str) -> None:
     path = f"/api/v1/namespaces/{namespace}/resourcequotas"
-    make(cluster, path, "v1", "ResourceQuota", "strict", spec={"hard": {"limits.cpu": "4"}})
+    create_object(
+        cluster, path, "v1", "ResourceQuota", "strict", spec={"hard": {"limits.cpu": "4"}}
+    )
 
 
-def small_containers(cluster: Access, namespace: str) -> None:
+def limit_containers(cluster: Access, namespace: str) -> None:
     limits = [{"type": "Container", "max": {"memory": "64Mi"}}]
     path = f"/api/v1/namespaces/{namespace}/limitranges"
-    make(cluster, path, "v1", "LimitRange", "small", spec={"limits": limits})
+    create_object(cluster, path, "v1", "LimitRange", "small", spec={"limits": limits})
 
 
-def a_claim_of_no_class(cluster: Access, namespace: str) -> None:
+def add_unbound_claim(cluster: Access, namespace: str) -> None:
     path = f"/api/v1/namespaces/{namespace}/persistentvolumeclaims"
     spec = {
         "accessModes": ["ReadWriteMany"],
         "resources": {"requests": {"storage": "1Gi"}},
         "storageClassName": "",
     }
-    make(cluster, path, "v1", "PersistentVolumeClaim", "unbound", spec=spec)
+    create_object(cluster, path, "v1", "PersistentVolumeClaim", "unbound", spec=spec)
 
 
-def a_secret(cluster: Access, namespace: str) -> None:
+def add_secret(cluster: Access, namespace: str) -> None:
     path = f"/api/v1/namespaces/{namespace}/secrets"
-    make(cluster, path, "v1", "Secret", "known", stringData={"user": "me"})
+    create_object(cluster, path, "v1", "Secret", "known", stringData={"user": "me"})
 
 
-def plain(cluster: Access, namespace: str) -> None:
-    a_claim_of_no_class(cluster, namespace)
-    a_secret(cluster, namespace)
+def prepare_plain(cluster: Access, namespace: str) -> None:
+    add_unbound_claim(cluster, namespace)
+    add_secret(cluster, namespace)
 
 
-def dead_webhook(resource: str, group: str) -> Callable[[Access, str], None]:
-    """A webhook that nobody serves judges these objects of the namespace."""
+def add_dead_webhook(resource: str, group: str) -> Callable[[Access, str], None]:
+    """Add a webhook that nobody serves for these objects of the namespace."""
 
     def prepare(cluster: Access, namespace: str) -> None:
         webhook = {
@@ -132,13 +136,13 @@ def dead_webhook(resource: str, group: str) -> Callable[[Access, str], None]:
         kind = "ValidatingWebhookConfiguration"
         version = "admissionregistration.k8s.io/v1"
         path = f"/apis/{version}/validatingwebhookconfigurations"
-        make(cluster, path, version, kind, namespace, webhooks=[webhook])
+        create_object(cluster, path, version, kind, namespace, webhooks=[webhook])
 
     return prepare
 
 
-def a_policy(cluster: Access, namespace: str) -> None:
-    """A ValidatingAdmissionPolicy wants a label that our pods do not have."""
+def add_policy(cluster: Access, namespace: str) -> None:
+    """Add a ValidatingAdmissionPolicy that requires a label that the pods do not have."""
     version = "admissionregistration.k8s.io/v1"
     pods = [
         {"operations": ["CREATE"], "apiGroups": [""], "apiVersions": ["v1"], "resources": ["pods"]}
@@ -153,13 +157,15 @@ def a_policy(cluster: Access, namespace: str) -> None:
     within = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": namespace}}}
     binding = {"policyName": namespace, "validationActions": ["Deny"], "matchResources": within}
     path = f"/apis/{version}/validatingadmissionpolicies"
-    make(cluster, path, version, "ValidatingAdmissionPolicy", namespace, spec=spec)
+    create_object(cluster, path, version, "ValidatingAdmissionPolicy", namespace, spec=spec)
     path = f"/apis/{version}/validatingadmissionpolicybindings"
-    make(cluster, path, version, "ValidatingAdmissionPolicyBinding", namespace, spec=binding)
+    create_object(
+        cluster, path, version, "ValidatingAdmissionPolicyBinding", namespace, spec=binding
+    )
 
 
-def queues(cluster: Access, namespace: str) -> None:
-    """One that is small, one that is busy, two that are stopped, and one where a job makes room for another."""
+def make_queues(cluster: Access, namespace: str) -> None:
+    """Make a small queue, a busy one, two stopped ones, and one with preemption."""
     quota = {"cpu": "100m", "memory": "1Gi"}
     for name in ("small", "busy", "stopped", "held"):
         make_queue(cluster, namespace, quota, name=name)
@@ -171,18 +177,20 @@ def queues(cluster: Access, namespace: str) -> None:
     cluster.api.merge(f"/apis/{KUEUE}/namespaces/{namespace}/localqueues/held", hold)
     for name, value in (("low", 1), ("high", 2)):
         path = f"/apis/{KUEUE}/workloadpriorityclasses"
-        make(cluster, path, KUEUE, "WorkloadPriorityClass", f"{namespace}-{name}", value=value)
+        create_object(
+            cluster, path, KUEUE, "WorkloadPriorityClass", f"{namespace}-{name}", value=value
+        )
 
 
 PREPARED: Mapping[str, Prepare] = {
-    "plain": ("restricted", plain),
-    "no-pods": ("restricted", no_pods),
-    "all-limits": ("restricted", all_limits),
-    "small": ("restricted", small_containers),
-    "dead-pods": ("restricted", dead_webhook("pods", "")),
-    "dead-jobs": ("restricted", dead_webhook("jobs", "batch")),
-    "policy": ("restricted", a_policy),
-    "queues": ("restricted", queues),
+    "plain": ("restricted", prepare_plain),
+    "no-pods": ("restricted", forbid_pods),
+    "all-limits": ("restricted", require_limits),
+    "small": ("restricted", limit_containers),
+    "dead-pods": ("restricted", add_dead_webhook("pods", "")),
+    "dead-jobs": ("restricted", add_dead_webhook("jobs", "batch")),
+    "policy": ("restricted", add_policy),
+    "queues": ("restricted", make_queues),
 }
 
 SLEEP = ["sleep", "600"]
@@ -209,7 +217,7 @@ SITUATIONS: Mapping[str, Situation] = {
         "the node cannot reach the registry", {"image": "registry.invalid/none:1"}
     ),
     "not-loaded": Situation(
-        "the node does not have it", {"image": "localhost/none:1"}, change=never_pulled
+        "the node does not have it", {"image": "localhost/none:1"}, change=never_pull
     ),
     "no-name": Situation("that is not a valid image name", {"image": "localhost/UPPER:1"}),
     # nodes
@@ -297,46 +305,51 @@ SITUATIONS: Mapping[str, Situation] = {
         "cannot start on its host: image \\S+ does not contain jaxlaunch", {"agent": "image"}
     ),
     "no-command": Situation(
-        "cannot start on its host: command /none", change=without_agent(["/none"])
+        "cannot start on its host: command /none", change=replace_agent(["/none"])
     ),
     "bad-init": Situation(
         "init container prepare ended with exit code 3",
         {"init": [{"name": "prepare", "command": ["sh", "-c", "exit 3"]}]},
     ),
-    "bad-spec": Situation("failed: bad_spec \\(exit 64\\)", {"command": program("ends.py", "64")}),
+    "bad-spec": Situation(
+        "failed: bad_spec \\(exit 64\\)", {"command": program_command("ends.py", "64")}
+    ),
     "raises": Situation(
         "failed: startup \\(exit 70\\): rank 0 raised.*ValueError: no such dataset: mnits",
-        {"command": program("stumbles.py", "raise")},
+        {"command": program_command("stumbles.py", "raise")},
     ),
     "crashes": Situation(
         "crashes and restarts without saving a checkpoint: 2 of 9 restarts are used up; last: "
         "crash \\(83\\)",
-        {"command": program("ends.py", "83", "2"), "restarts": {"in_place": 1, "crash": 9}},
+        {"command": program_command("ends.py", "83", "2"), "restarts": {"in_place": 1, "crash": 9}},
     ),
     "hangs": Situation(
         "failed: hang \\(exit 82\\): ",
-        {"command": program("stumbles.py", "hang"), "timeouts": {"step": "2s"}},
+        {"command": program_command("stumbles.py", "hang"), "timeouts": {"step": "2s"}},
     ),
     "again": Situation(
         "runs again after crash \\(83\\): .*at step 3",
-        {"command": program("stumbles.py", "crash-once"), "restarts": {"in_place": 1, "crash": 0}},
+        {
+            "command": program_command("stumbles.py", "crash-once"),
+            "restarts": {"in_place": 1, "crash": 0},
+        },
     ),
     "alone": Situation(
         "waits at rendezvous for \\d+s: host 1 of 2 missing",
         {"hosts": 2, "command": SLEEP},
-        change=late_host,
+        change=delay_host,
     ),
     "child-oom": Situation(
         "failed: rank 0 was OOMKilled",
         {
-            "command": program("grows.py", "child", "0"),
+            "command": program_command("grows.py", "child", "0"),
             "resources": {"cpu": "20m", "memory": "96Mi"},
         },
     ),
     "whole-oom": Situation(
         "failed: .*(was OOMKilled|probably out of memory); its memory limit is 96Mi",
         {"resources": {"cpu": "20m", "memory": "96Mi"}},
-        change=without_agent(HOARD),
+        change=replace_agent(HOARD),
     ),
     "excess": Situation(  # the kubelet looks at volumes once a minute
         "failed: its host was evicted: Pod ephemeral local storage usage exceeds .* 16Mi "
@@ -346,7 +359,9 @@ SITUATIONS: Mapping[str, Situation] = {
     "late": Situation(
         "failed: its deadline of 3s was exceeded", {"deadline": "3s", "command": SLEEP}
     ),
-    "runs": Situation("runs: training at step 3", {"command": program("stumbles.py", "hang")}),
+    "runs": Situation(
+        "runs: training at step 3", {"command": program_command("stumbles.py", "hang")}
+    ),
     "done": Situation("is done", {"command": ["true"]}),
-    "another": Situation("runs: [01] of 1 host ready", change=not_ours),
+    "another": Situation("runs: [01] of 1 host ready", change=disguise_origin),
 }

@@ -1,4 +1,4 @@
-"""Where situations play: their namespaces, a registry that has nothing, and how each is begun and awaited."""
+"""The namespaces of situations, a registry without images, and how each situation settles."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ from jaxlaunch.launcher.manifests import code
 from jaxlaunch.launcher.manifests.jobset import render, resolve
 from tests.cluster import preparations, waiting
 from tests.cluster.access import Access
-from tests.cluster.gangs import until
+from tests.cluster.gangs import wait_for
 from tests.cluster.situations import SLEEP, SMALL, Prepare, Situation
 from tests.found import ON_CLUSTER, entry, reasons
 
 # What a job may be in before it has settled.
-ON_ITS_WAY = {
+TRANSIENT_SITUATIONS = {
     "creating",
     "starting",
     "init-runs",
@@ -69,7 +69,7 @@ STATES = {
     "deleting": State.DELETING,
 }
 SETTLE_S = 600.0
-OUTSIDE = (
+CLUSTER_SCOPED = (
     "validatingwebhookconfigurations",
     "validatingadmissionpolicies",
     "validatingadmissionpolicybindings",
@@ -85,25 +85,25 @@ OBJECTS = (
 )
 
 
-def said(status: Any) -> Iterator[str]:
-    """Each reason with its message, and each exit code, however deep in an object."""
+def find_messages(status: Any) -> Iterator[str]:
+    """Yield each reason with its message, and each exit code, at any depth of an object."""
     if isinstance(status, Mapping):
         if words := [str(status[key]) for key in ("reason", "message") if status.get(key)]:
             yield ": ".join(words)
         if "exitCode" in status:
             yield f"exit {status['exitCode']}"
-    for one in (
+    for value in (
         status.values()
         if isinstance(status, Mapping)
         else status
         if isinstance(status, list)
         else ()
     ):
-        yield from said(one)
+        yield from find_messages(value)
 
 
 # An image of another platform.
-FOREIGN = {
+FOREIGN_IMAGE = {
     "schemaVersion": 2,
     "mediaType": "application/vnd.oci.image.index.v1+json",
     "manifests": [
@@ -118,17 +118,17 @@ FOREIGN = {
 
 
 class Registry(BaseHTTPRequestHandler):
-    """A registry that has nothing for this machine, and does not tell everyone."""
+    """A registry without an image for this machine, which requires credentials for some."""
 
     def do_HEAD(self) -> None:
         if "/foreign/" in self.path:
-            return self._answer(200, FOREIGN, "application/vnd.oci.image.index.v1+json")
+            return self._answer(200, FOREIGN_IMAGE, "application/vnd.oci.image.index.v1+json")
         is_locked = "/locked/" in self.path
         errors = {"errors": [{"code": "UNAUTHORIZED" if is_locked else "MANIFEST_UNKNOWN"}]}
         self._answer(401 if is_locked else 404, errors, "application/json")
 
-    def _answer(self, code: int, found: object, kind: str) -> None:
-        body = json.dumps(found).encode()
+    def _answer(self, code: int, body_object: object, kind: str) -> None:
+        body = json.dumps(body_object).encode()
         self.send_response(code)
         self.send_header("Content-Type", kind)
         self.send_header("Content-Length", str(len(body)))
@@ -140,11 +140,11 @@ class Registry(BaseHTTPRequestHandler):
     do_GET = do_HEAD
 
     def log_message(self, *_: object) -> None:
-        """Nothing on the test's own output."""
+        """Write nothing to the test's own output."""
 
 
 class Stage:
-    """Where the situations play."""
+    """The namespaces in which the situations take place."""
 
     def __init__(self, access: Access, image: str, registry: str) -> None:
         self.access, self.image = access, image
@@ -154,16 +154,16 @@ class Stage:
         self.words = {"{registry}": registry, "{server}": server, "{pool}": secrets.token_hex(4)}
 
     def prepare(self, prepared: Mapping[str, Prepare]) -> None:
-        """Makes the namespaces; `{key}` is the name of one in what jobs and first lines say."""
+        """Make the namespaces; `{key}` in jobs and first lines stands for one's name."""
         for key, (level, prepare) in prepared.items():
             self.namespaces[key] = preparations.make_namespace(self.access, level)
             self.words[f"{{{key}}}"] = self.namespaces[key]
             prepare(self.access, self.namespaces[key])
 
     def start(self, name: str, situation: Situation) -> None:
-        """Submits the job, as the situation changes it."""
+        """Submit the job as the situation changes it."""
         namespace = self.namespaces[situation.namespace]
-        usual = {
+        defaults = {
             "accelerator": {"type": "cpu"},
             "image": self.image,
             "command": SLEEP,
@@ -172,21 +172,21 @@ class Stage:
             "restarts": {"in_place": 0, "crash": 0},
             "network_policy": False,
         }
-        document = {"name": name, "namespace": namespace, **usual, **self._filled(situation.job)}
+        document = {"name": name, "namespace": namespace, **defaults, **self._filled(situation.job)}
         job = JobSpec.model_validate(document)
         resolved = resolve(job, ClusterDefaults())
         objects = render(resolved, code.build_bundle(resolved.code, Path()))
         # What its pods need is there first: a look between the two would see a ConfigMap that is
         # missing.
-        for made in sorted(objects, key=lambda made: made["kind"] == "JobSet"):
-            if made["kind"] == "JobSet":
-                situation.change(made)
-                self._create(made)
-            elif self.cluster.get(CONFIGMAPS, made["metadata"]["name"], namespace) is None:
-                self.cluster.create(CONFIGMAPS, made)
+        for manifest in sorted(objects, key=lambda manifest: manifest["kind"] == "JobSet"):
+            if manifest["kind"] == "JobSet":
+                situation.change(manifest)
+                self._create(manifest)
+            elif self.cluster.get(CONFIGMAPS, manifest["metadata"]["name"], namespace) is None:
+                self.cluster.create(CONFIGMAPS, manifest)
 
     def _create(self, jobset: dict[str, Any]) -> None:
-        """Once more where the server of a busy machine was silent and has not made it: all situations hang on each."""
+        """Create the JobSet, again if the busy server did not answer and did not create it."""
         try:
             self.cluster.create(JOBSETS, jobset)
         except Unreachable:
@@ -204,58 +204,62 @@ class Stage:
             text = text.replace(word, value)
         return json.loads(text)
 
-    def looks(self, name: str, namespace: str = "plain") -> Snapshot | NoSuchJob:
+    def read_snapshot(self, name: str, namespace: str = "plain") -> Snapshot | NoSuchJob:
         return collect.read_snapshot(self.cluster, self.namespaces[namespace], name)
 
-    def settles(
+    def wait_for_explanation(
         self, name: str, first_line: str, namespace: str = "plain", *, changes: bool = False
     ) -> explanation.Explanation:
-        """The explanation whose first line reads so; its state must fit.
+        """Wait for the explanation with this first line, and check its state.
 
-        Until then none may name another cause, but of a situation that changes.
+        Until then none may name another cause, except in a situation that changes.
         """
         expected = re.compile(self._filled({"": first_line})[""])
 
-        def look() -> explanation.Explanation | None:
-            there = self.looks(name, namespace)
-            found = explanation.explain_job(there)
-            seen.append(found.headline)
-            if expected.search(found.headline):
-                if isinstance(there, Snapshot):
-                    state = job_status.derive_status(there).state
-                    assert state is STATES.get(found.situation, state)
-                return found
-            assert changes or found.situation in ON_ITS_WAY, (
-                f"{found.headline!r} is not {expected.pattern!r}"
+        def find_explanation() -> explanation.Explanation | None:
+            snapshot = self.read_snapshot(name, namespace)
+            result = explanation.explain_job(snapshot)
+            headlines.append(result.headline)
+            if expected.search(result.headline):
+                if isinstance(snapshot, Snapshot):
+                    state = job_status.derive_status(snapshot).state
+                    assert state is STATES.get(result.situation, state)
+                return result
+            assert changes or result.situation in TRANSIENT_SITUATIONS, (
+                f"{result.headline!r} is not {expected.pattern!r}"
             )
             return None
 
-        seen: list[str] = []
+        headlines: list[str] = []
         try:
-            found = until(name, look, SETTLE_S)
+            result = wait_for(name, find_explanation, SETTLE_S)
         except AssertionError as error:
             raise AssertionError(
-                f"{error}; the last first lines: {list(dict.fromkeys(seen))[-5:]}"
+                f"{error}; the last first lines: {list(dict.fromkeys(headlines))[-5:]}"
             ) from None
-        assert found is not None
-        assert found.headline.removeprefix("job ").startswith(f"{name} ")
-        return found
+        assert result is not None
+        assert result.headline.removeprefix("job ").startswith(f"{name} ")
+        return result
 
     def messages(self, name: str, namespace: str = "plain") -> list[str]:
-        """What Kubernetes says of a job: events, and reasons and messages in the status of its objects."""
-        within = self.namespaces[namespace]
+        """Return what Kubernetes reports of a job: events, and reasons and messages in statuses."""
+        namespace_name = self.namespaces[namespace]
         texts: list[str] = []
         for path in (*OBJECTS, "/api/v1/namespaces/{}/events"):
-            for one in self.access.api.get(path.format(within))["items"]:
-                about = one.get("involvedObject", one["metadata"])["name"]
-                if about == name or about.startswith((f"{name}-w-", f"jobset-{name}-")):
-                    texts += said(one if "involvedObject" in one else one.get("status", {}))
+            for item in self.access.api.get(path.format(namespace_name))["items"]:
+                name_of_object = item.get("involvedObject", item["metadata"])["name"]
+                if name_of_object == name or name_of_object.startswith(
+                    (f"{name}-w-", f"jobset-{name}-")
+                ):
+                    texts += find_messages(
+                        item if "involvedObject" in item else item.get("status", {})
+                    )
         return list(dict.fromkeys(texts))
 
-    def leads(self, name: str, namespace: str) -> None:
-        """Waits until what Kubernetes says of the job leads to its entry in docs/troubleshooting.md, if it has one."""
+    def wait_for_entry(self, name: str, namespace: str) -> None:
+        """Wait for a message of Kubernetes that leads to the entry in docs/troubleshooting.md."""
         if words := ON_CLUSTER.get(name, ""):
-            waiting.until(
+            waiting.wait_until(
                 lambda: self.messages(name, namespace),
                 lambda said: any(
                     words in entry(one) for message in said for one in reasons(message)
@@ -267,7 +271,7 @@ class Stage:
     def remove(self) -> None:
         for name in self.namespaces.values():
             preparations.remove_namespace(self.access, name)
-            for plural in OUTSIDE:
+            for plural in CLUSTER_SCOPED:
                 self.access.api.delete(f"/apis/admissionregistration.k8s.io/v1/{plural}/{name}")
         queues = self.namespaces.get("queues")
         for priority in ("low", "high"):
@@ -277,8 +281,8 @@ class Stage:
 
 
 @contextmanager
-def staged(cluster: Access, image: str) -> Iterator[Stage]:
-    """A stage that uses the test's cluster, and is cleared afterwards."""
+def make_stage(cluster: Access, image: str) -> Iterator[Stage]:
+    """Yield a stage on the tests' cluster, which is cleared afterwards."""
     if not cluster.is_ours:
         pytest.skip(
             "the registry is this machine's and some nodes are kwok's: not on a cluster "

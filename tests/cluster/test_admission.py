@@ -1,7 +1,7 @@
-"""What we render is what a real API server takes, with JobSet's and Kueue's webhooks; what it refuses, we refuse first.
+"""A real API server admits what the launcher renders; what it refuses, the launcher refuses first.
 
-JobSet and Kueue take a pod template as it is, so the Job that JobSet would make of it is sent as
-well, and its pod.
+JobSet and Kueue accept any pod template, so the Job that JobSet would make of it is sent as well,
+and its pod.
 """
 
 from __future__ import annotations
@@ -81,15 +81,15 @@ RUNTIME_CLASSES = Kind("node.k8s.io", "v1", "runtimeclasses", "RuntimeClass", na
 
 
 class Server(NamedTuple):
-    """The API server, and a namespace of it for each Pod Security level."""
+    """The API server, with a namespace for each Pod Security level."""
 
     cluster: Cluster
     namespaces: dict[str, str]
 
-    def take(self, kind: Kind, given: Object, level: str = "privileged") -> Object:
-        """What the server makes of it, strictly read; nothing is kept. Raises ApiError with its refusal."""
-        metadata = given["metadata"] | {"namespace": self.namespaces[level]}
-        return self.cluster.create(kind, given | {"metadata": metadata}, dry_run=True)
+    def admit(self, kind: Kind, manifest: Object, level: str = "privileged") -> Object:
+        """Return what the server makes of an object in a strict dry run. Raises ApiError."""
+        metadata = manifest["metadata"] | {"namespace": self.namespaces[level]}
+        return self.cluster.create(kind, manifest | {"metadata": metadata}, dry_run=True)
 
 
 @pytest.fixture(scope="module")
@@ -97,24 +97,24 @@ def server(cluster: Access) -> Iterator[Server]:
     namespaces = {level: preparations.make_namespace(cluster, level) for level in pod_rules.LEVELS}
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("KUBECONFIG", cluster.env["KUBECONFIG"])
-        found = Server(Cluster.connect(), namespaces)
-    if found.cluster.get(CRDS, COMPUTE_DOMAINS.resource) is None:
-        found.cluster.create(CRDS, COMPUTE_DOMAIN_CRD)
-    served = partial(found.cluster.served_versions, COMPUTE_DOMAINS.group)
-    waiting.until(
+        server = Server(Cluster.connect(), namespaces)
+    if server.cluster.get(CRDS, COMPUTE_DOMAINS.resource) is None:
+        server.cluster.create(CRDS, COMPUTE_DOMAIN_CRD)
+    served = partial(server.cluster.served_versions, COMPUTE_DOMAINS.group)
+    waiting.wait_until(
         served, lambda versions: COMPUTE_DOMAINS.version in versions, "ComputeDomains are served"
     )
-    made = list(look_ups(found))
-    yield found
-    found.cluster.delete(CRDS, COMPUTE_DOMAINS.resource, "")
-    for kind, name in made:
-        found.cluster.delete(kind, name, "")
+    cluster_objects = list(make_dependencies(server))
+    yield server
+    server.cluster.delete(CRDS, COMPUTE_DOMAINS.resource, "")
+    for kind, name in cluster_objects:
+        server.cluster.delete(kind, name, "")
     for name in namespaces.values():
         preparations.remove_namespace(cluster, name)
 
 
-def look_ups(server: Server) -> Iterator[tuple[Kind, str]]:
-    """Makes what the admission of these pods looks up; gives what is outside the namespaces."""
+def make_dependencies(server: Server) -> Iterator[tuple[Kind, str]]:
+    """Make what the admission of these pods looks up; yield what is outside the namespaces."""
     pods = [pod_of(manifests[0])["spec"] for manifests in GOOD.values()]
     for name in {pod["serviceAccountName"] for pod in pods if "serviceAccountName" in pod}:
         for namespace in server.namespaces.values():
@@ -124,29 +124,29 @@ def look_ups(server: Server) -> Iterator[tuple[Kind, str]]:
                 "metadata": {"name": name, "namespace": namespace},
             }
             server.cluster.create(SERVICE_ACCOUNTS, account)
-    for key, kind, more in (
+    for key, kind, fields in (
         ("priorityClassName", PRIORITY_CLASSES, {"value": 1}),
         ("runtimeClassName", RUNTIME_CLASSES, {"handler": "runc"}),
     ):
         for name in {pod[key] for pod in pods if key in pod}:
             if server.cluster.get(kind, name) is None:
-                about = {
+                manifest = {
                     "apiVersion": kind.api_version,
                     "kind": kind.kind,
                     "metadata": {"name": name},
                 }
-                server.cluster.create(kind, about | more)
+                server.cluster.create(kind, manifest | fields)
                 yield kind, name
 
 
 def job_of(jobset: Object) -> Object:
-    """The Job that JobSet makes of it, but for its labels."""
-    (one,) = jobset["spec"]["replicatedJobs"]
+    """Return the Job that JobSet makes of it, without its labels."""
+    (job,) = jobset["spec"]["replicatedJobs"]
     return {
         "apiVersion": "batch/v1",
         "kind": "Job",
         "metadata": {"name": "x"},
-        "spec": one["template"]["spec"],
+        "spec": job["template"]["spec"],
     }
 
 
@@ -161,35 +161,33 @@ def pod_of(jobset: Object) -> Object:
 
 
 @pytest.mark.parametrize("name", GOOD)
-def test_what_we_render_is_taken_as_it_is(server: Server, name: str) -> None:
+def test_rendered_manifests_are_admitted_unchanged(server: Server, name: str) -> None:
     for manifest in GOOD[name]:
-        server.take(KINDS[manifest["kind"]], manifest)
-    server.take(JOBS, job_of(GOOD[name][0]))
+        server.admit(KINDS[manifest["kind"]], manifest)
+    server.admit(JOBS, job_of(GOOD[name][0]))
 
 
 @pytest.mark.parametrize("name", GOOD)
-def test_a_pod_meets_the_security_level_that_we_name_and_no_stricter_one(
+def test_pod_meets_the_reported_security_level_and_no_stricter_one(
     server: Server, name: str
 ) -> None:
     pod = pod_of(GOOD[name][0])
     met = pod_rules.strictest_level(pod)
-    server.take(PODS, pod, met)
+    server.admit(PODS, pod, met)
     if (stricter := pod_rules.stricter_level(met)) is not None:
         with pytest.raises(ApiError, match=f'violates PodSecurity "{stricter}:latest"'):
-            server.take(PODS, pod, stricter)
+            server.admit(PODS, pod, stricter)
 
 
-@pytest.mark.parametrize("one", wrong.TABLE, ids=lambda one: one.lines.replace("\n", ", ")[:60])
-def test_what_we_refuse_is_refused_by_the_server_for_the_same_reason(
-    server: Server, one: wrong.Wrong
-) -> None:
-    jobset = wrong.jobset(one.path, one.value)
+@pytest.mark.parametrize("case", wrong.TABLE, ids=lambda case: case.lines.replace("\n", ", ")[:60])
+def test_server_refuses_for_the_same_reason(server: Server, case: wrong.Wrong) -> None:
+    jobset = wrong.jobset(case.path, case.value)
     with pytest.raises(ApiError) as refused:
-        server.take(JOBSETS, jobset)
-        server.take(JOBS, job_of(jobset))
-    assert one.server in refused.value.message
+        server.admit(JOBSETS, jobset)
+        server.admit(JOBS, job_of(jobset))
+    assert case.server in refused.value.message
 
 
-def test_enough_is_shown() -> None:
+def test_good_jobs_cover_every_platform() -> None:
     assert len(GOOD) >= 60
     assert len(wrong.TABLE) >= 25

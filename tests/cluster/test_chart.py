@@ -1,4 +1,4 @@
-"""The chart on a real cluster, by Helm's own engine: installed, tested, changed, taken back, removed."""
+"""The chart on a real cluster by Helm's own engine: installed, tested, changed and removed."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ import yaml
 
 from tests.cluster import preparations
 from tests.cluster.access import Access
-from tests.cluster.command import launcher, project
+from tests.cluster.command import run_launcher, write_project
 from tests.cluster.harness.api import Refused as Forbidden
-from tests.cluster.releases import Release, everything, queue_is_active, values
-from tests.cluster.waiting import until
+from tests.cluster.releases import Release, chart_values, is_queue_active, list_objects
+from tests.cluster.waiting import wait_until
 from tests.compiled import QUICK_COMPILES
 from tests.helm.charts import CHART, Helm, Refused
 from tests.helm.test_chart import EVERYTHING
@@ -36,67 +36,73 @@ train:
 
 @pytest.fixture
 def release(helm: Helm, cluster: Access, namespace: str) -> Iterator[Release]:
-    """A release that is not installed yet; what is outside its namespace goes at the end."""
-    found = Release(helm, cluster, namespace)
-    yield found
-    found.act("uninstall", ignore_not_found=True, timeout=600)
+    """Return a release that is not installed yet; its cluster objects are deleted at the end."""
+    release = Release(helm, cluster, namespace)
+    yield release
+    release.act("uninstall", ignore_not_found=True, timeout=600)
 
 
-def limits(cluster: Access, namespace: str) -> list[Any]:
-    found = cluster.api.get(f"/api/v1/namespaces/{namespace}/resourcequotas")["items"]
-    return [each["spec"]["hard"] for each in found]
+def hard_limits(cluster: Access, namespace: str) -> list[Any]:
+    quotas = cluster.api.get(f"/api/v1/namespaces/{namespace}/resourcequotas")["items"]
+    return [quota["spec"]["hard"] for quota in quotas]
 
 
 @pytest.mark.usefixtures("steady_nodes")
-def test_a_release_comes_changes_goes_back_and_leaves_only_its_claims(
+def test_release_installs_upgrades_rolls_back_and_leaves_only_claims(
     cluster: Access, namespace: str, release: Release, image: str
 ) -> None:
-    before = everything(cluster, namespace)
-    done = release.install(values(cluster, image, priorityClasses=[{"name": "high", "value": 10}]))
+    initial_objects = list_objects(cluster, namespace)
+    done = release.install(
+        chart_values(cluster, image, priorityClasses=[{"name": "high", "value": 10}])
+    )
     assert done["status"] == "deployed"
-    until(lambda: queue_is_active(cluster, namespace), bool, "the queue is active")
-    installed = everything(cluster, namespace) - before
+    wait_until(lambda: is_queue_active(cluster, namespace), bool, "the queue is active")
+    installed = list_objects(cluster, namespace) - initial_objects
     assert {"configmap/jaxlaunch", f"clusterqueue.kueue.x-k8s.io/{namespace}.team"} <= installed
     release.test()
-    assert {"pod/team-test", "serviceaccount/team-test"} & everything(cluster, namespace) == set()
+    assert {"pod/team-test", "serviceaccount/team-test"} & list_objects(cluster, namespace) == set()
     release.upgrade(
-        values(
+        chart_values(
             cluster, image, resourceQuota={"requests.cpu": "2"}, networkPolicy={"enabled": False}
         )
     )
-    changed = everything(cluster, namespace)
-    assert limits(cluster, namespace) == [{"requests.cpu": "2"}]
+    changed = list_objects(cluster, namespace)
+    assert hard_limits(cluster, namespace) == [{"requests.cpu": "2"}]
     assert "resourcequota/team-quota" in changed
     assert not {one for one in changed if "networkpolicy" in one or "priorityclass" in one}
     release.act("rollback", version=1, timeout=600)
-    assert ours(everything(cluster, namespace) - before) == ours(installed)
+    assert without_helm_records(
+        list_objects(cluster, namespace) - initial_objects
+    ) == without_helm_records(installed)
     assert [each["revision"] for each in release.act("history")] == [1, 2, 3]
     release.test()
     release.uninstall()
-    left = until(
-        lambda: everything(cluster, namespace) - before,
+    remaining = wait_until(
+        lambda: list_objects(cluster, namespace) - initial_objects,
         lambda seen: len(seen) <= 2,
         "all but the claims are gone",
     )
-    assert left == {
+    assert remaining == {
         "persistentvolumeclaim/team-checkpoints",
         "persistentvolumeclaim/team-compile-cache",
     }
-    assert all(f"kubectl delete {name} --namespace {namespace}" in done["notes"] for name in left)
-    release.install(values(cluster, image))  # the claims are its own again
-    assert left <= everything(cluster, namespace)
+    assert all(
+        f"kubectl delete {name} --namespace {namespace}" in done["notes"] for name in remaining
+    )
+    release.install(chart_values(cluster, image))  # the claims are its own again
+    assert remaining <= list_objects(cluster, namespace)
 
 
-def ours(names: set[str]) -> set[str]:
-    """Without Helm's own record of its releases."""
+def without_helm_records(names: set[str]) -> set[str]:
+    """Return the names without Helm's own record of its releases."""
     return {name for name in names if not name.startswith("secret/sh.helm.release")}
 
 
 @pytest.mark.usefixtures("steady_nodes")
-def test_helm_s_test_fails_where_a_right_or_the_queue_is_missing(
+def test_helm_test_fails_without_a_right_or_the_queue(
     cluster: Access, namespace: str, release: Release, image: str
 ) -> None:
-    release.install(values(cluster, image))
+    release.install(chart_values(cluster, image))
     role = f"/apis/rbac.authorization.k8s.io/v1/namespaces/{namespace}/roles/team-submitter"
     rules = cluster.api.get(role)["rules"]
     cluster.api.merge(
@@ -104,8 +110,8 @@ def test_helm_s_test_fails_where_a_right_or_the_queue_is_missing(
     )
     with pytest.raises(Refused, match="team-test"):
         release.test()
-    said = cluster.kubectl("logs", "pod/team-test", "--namespace", namespace)
-    assert "get networkpolicies.networking.k8s.io" in said
+    output = cluster.kubectl("logs", "pod/team-test", "--namespace", namespace)
+    assert "get networkpolicies.networking.k8s.io" in output
     cluster.api.merge(role, {"rules": rules})
     cluster.api.delete(f"/apis/kueue.x-k8s.io/v1beta2/namespaces/{namespace}/localqueues/team")
     with pytest.raises(Refused, match="team-test"):
@@ -115,19 +121,21 @@ def test_helm_s_test_fails_where_a_right_or_the_queue_is_missing(
     )
 
 
-def test_five_lines_run_to_completion_through_the_cluster_defaults_queue_image_and_volumes(
+def test_five_line_job_completes_with_the_cluster_defaults(
     cluster: Access, namespace: str, release: Release, image: str, tmp_path: Path
 ) -> None:
-    kept = preparations.make_volume(cluster, namespace, "team-checkpoints")
+    volume = preparations.make_volume(cluster, namespace, "team-checkpoints")
     cache = preparations.make_volume(cluster, namespace, "team-compile-cache")
     user = f"alice-{namespace}"
-    release.install(values(cluster, image, rbac={"submitters": [{"kind": "User", "name": user}]}))
-    theirs = preparations.impersonating(cluster, user, namespace, tmp_path)
+    release.install(
+        chart_values(cluster, image, rbac={"submitters": [{"kind": "User", "name": user}]})
+    )
+    theirs = preparations.impersonate(cluster, user, namespace, tmp_path)
     (tmp_path / "job.yaml").write_text(FIVE_LINES)
     # A program that compiles quickly is kept too.
     env = QUICK_COMPILES | {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
     quick = [f"env.{name}={value}" for name, value in env.items()]
-    done = launcher(
+    done = run_launcher(
         theirs, tmp_path, "submit", "job.yaml", "train.steps=20", *quick, "--wait", "--follow"
     )
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
@@ -140,31 +148,31 @@ def test_five_lines_run_to_completion_through_the_cluster_defaults_queue_image_a
         "items"
     ]
     assert workload["spec"]["queueName"] == "team"
-    told = cluster.kubectl(
+    output = cluster.kubectl(
         "get", "events", "-n", namespace, "-o", "jsonpath={range .items[*]}{.message}{'\\n'}{end}"
     )
-    assert f"Admitted by ClusterQueue {namespace}.team" in told
-    assert (kept / "first" / "20").is_dir()
+    assert f"Admitted by ClusterQueue {namespace}.team" in output
+    assert (volume / "first" / "20").is_dir()
     assert [path for path in cache.iterdir() if path.name.endswith("-cache")], list(cache.iterdir())
 
 
-def test_a_job_that_names_no_resources_counts_against_the_queue_with_the_namespace_s_defaults(
+def test_job_without_resources_uses_the_quota_with_the_default_resources(
     cluster: Access, namespace: str, release: Release, base_image: str, tmp_path: Path
 ) -> None:
-    release.install(values(cluster))
-    folder = project(
+    release.install(chart_values(cluster))
+    folder = write_project(
         tmp_path, namespace, {}, image=base_image, hosts=5, resources={}, command=["true"]
     )
-    assert launcher(cluster, folder, "submit", "job.yaml").returncode == 0
-    told = until(
-        lambda: launcher(cluster, folder, "explain", "mine", "-n", namespace).stdout,
+    assert run_launcher(cluster, folder, "submit", "job.yaml").returncode == 0
+    output = wait_until(
+        lambda: run_launcher(cluster, folder, "explain", "mine", "-n", namespace).stdout,
         lambda seen: "can never admit it" in seen,
         "the queue's answer",
     )
-    assert "it requests 250m cpu" in told
+    assert "it requests 250m cpu" in output
 
 
-def test_a_submitter_can_watch_read_stop_and_delete_their_job(
+def test_submitter_can_watch_read_stop_and_delete_their_job(
     cluster: Access, namespace: str, release: Release, base_image: str, tmp_path: Path
 ) -> None:
     preparations.make_volume(cluster, namespace, "team-checkpoints")
@@ -173,29 +181,33 @@ def test_a_submitter_can_watch_read_stop_and_delete_their_job(
         "submitters": [{"kind": "User", "name": user}],
         "viewers": [{"kind": "User", "name": eve}],
     }
-    release.install(values(cluster, rbac=people, priorityClasses=[{"name": "high", "value": 10}]))
-    theirs = preparations.impersonating(cluster, user, namespace, tmp_path)
-    hers = preparations.impersonating(cluster, eve, namespace, tmp_path)
+    release.install(
+        chart_values(cluster, rbac=people, priorityClasses=[{"name": "high", "value": 10}])
+    )
+    theirs = preparations.impersonate(cluster, user, namespace, tmp_path)
+    hers = preparations.impersonate(cluster, eve, namespace, tmp_path)
     program = "import time; print('running', flush=True); time.sleep(600)"
     urgent = {"priority": f"{namespace}.team.high"}
-    project(tmp_path, namespace, {}, image=base_image, command=["python", "-c", program], **urgent)
+    write_project(
+        tmp_path, namespace, {}, image=base_image, command=["python", "-c", program], **urgent
+    )
 
     def run(whose: Access, *arguments: str, code: int = 0) -> str:
-        done = launcher(whose, tmp_path, *arguments)
+        done = run_launcher(whose, tmp_path, *arguments)
         assert done.returncode == code, done.stdout + done.stderr
         return done.stdout + done.stderr
 
     assert "Missing RBAC permissions in namespace" in run(hers, "submit", "job.yaml", code=3)
     run(theirs, "submit", "job.yaml")
     for whose in (theirs, hers):
-        until(
+        wait_until(
             lambda whose=whose: run(whose, "list"),
             lambda seen: re.search(r"^mine +Running ", seen, re.M),
             "it runs",
         )
         run(whose, "status", "mine")
         run(whose, "explain", "mine")
-        until(
+        wait_until(
             lambda whose=whose: run(whose, "logs", "mine"),
             lambda seen: "running" in seen,
             "it says so",
@@ -206,10 +218,10 @@ def test_a_submitter_can_watch_read_stop_and_delete_their_job(
     run(theirs, "delete", "mine", "--yes")
 
 
-def test_helm_applies_on_the_server_s_side_and_an_unknown_field_is_refused(
+def test_helm_applies_on_the_server_and_refuses_unknown_fields(
     cluster: Access, namespace: str, release: Release, tmp_path: Path
 ) -> None:
-    release.install(values(cluster))
+    release.install(chart_values(cluster))
     role = f"/apis/rbac.authorization.k8s.io/v1/namespaces/{namespace}/roles/team-viewer"
     assert {each["operation"] for each in cluster.api.get(role)["metadata"]["managedFields"]} == {
         "Apply"
@@ -218,36 +230,38 @@ def test_helm_applies_on_the_server_s_side_and_an_unknown_field_is_refused(
     template = broken / "templates" / "network" / "networkpolicy.yaml"
     template.write_text(template.read_text().replace("policyTypes:", "policyKinds:"))
     with pytest.raises(Refused, match="policyKinds"):
-        release.act("upgrade", chart=str(broken), values=values(cluster))
+        release.act("upgrade", chart=str(broken), values=chart_values(cluster))
 
 
 @pytest.fixture
-def operator(cluster: Access) -> Iterator[None]:
-    """The kinds of the Prometheus operator, served while it lasts; a cluster of the user's may have them already."""
+def operator_kinds(cluster: Access) -> Iterator[None]:
+    """Serve the kinds of the Prometheus operator, unless the user's cluster has them."""
     definitions = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
-    names = {each["metadata"]["name"] for each in cluster.api.get(definitions)["items"]}
+    names = {definition["metadata"]["name"] for definition in cluster.api.get(definitions)["items"]}
     missing = [
-        each
-        for each in yaml.safe_load_all(OPERATOR.read_text())
-        if each["metadata"]["name"] not in names
+        definition
+        for definition in yaml.safe_load_all(OPERATOR.read_text())
+        if definition["metadata"]["name"] not in names
     ]
-    for each in missing:
-        cluster.api.create(definitions, each)
-    until(
-        lambda: [serves(cluster, each) for each in missing], all, "the operator's kinds are served"
+    for definition in missing:
+        cluster.api.create(definitions, definition)
+    wait_until(
+        lambda: [is_served(cluster, definition) for definition in missing],
+        all,
+        "the operator's kinds are served",
     )
     yield
-    for each in missing:
-        cluster.api.delete(f"{definitions}/{each['metadata']['name']}")
+    for definition in missing:
+        cluster.api.delete(f"{definitions}/{definition['metadata']['name']}")
     if missing:
-        until(
+        wait_until(
             lambda: cluster.api.get("/apis")["groups"],
             lambda seen: OPERATED not in str(seen),
             f"{OPERATED} is gone",
         )
 
 
-def serves(cluster: Access, definition: dict[str, Any]) -> bool:
+def is_served(cluster: Access, definition: dict[str, Any]) -> bool:
     try:
         cluster.api.get(f"/apis/{OPERATED}/v1/{definition['spec']['names']['plural']}")
     except Forbidden:
@@ -255,22 +269,22 @@ def serves(cluster: Access, definition: dict[str, Any]) -> bool:
     return True
 
 
-def test_everything_that_the_chart_can_make_is_taken_by_the_server(
-    helm: Helm, cluster: Access, namespace: str, release: Release, operator: None
+def test_server_admits_everything_that_the_chart_can_render(
+    helm: Helm, cluster: Access, namespace: str, release: Release, operator_kinds: None
 ) -> None:
-    before, scratch = everything(cluster, namespace), f"{namespace}-scratch"
-    made = {**EVERYTHING, "namespaces": [scratch]}
-    release.install(made)
+    initial_objects, scratch = list_objects(cluster, namespace), f"{namespace}-scratch"
+    values = {**EVERYTHING, "namespaces": [scratch]}
+    release.install(values)
     try:
-        installed = everything(cluster, namespace) - before
+        installed = list_objects(cluster, namespace) - initial_objects
         hooks = {"Pod", "Namespace"}
-        wanted = {
+        rendered_kinds = {
             each["kind"].lower()
-            for each in helm.render(made, "team", namespace)
+            for each in helm.render(values, "team", namespace)
             if each["kind"] not in hooks
         }
-        found = {name.partition("/")[0].partition(".")[0] for name in installed}
-        assert wanted <= found
+        installed_kinds = {name.partition("/")[0].partition(".")[0] for name in installed}
+        assert rendered_kinds <= installed_kinds
         labels = cluster.api.get(f"/api/v1/namespaces/{scratch}")["metadata"]["labels"]
         assert labels["pod-security.kubernetes.io/enforce"] == "restricted"
         privileged = {"name": "x", "image": "i", "securityContext": {"privileged": True}}
@@ -288,42 +302,50 @@ def test_everything_that_the_chart_can_make_is_taken_by_the_server(
         cluster.api.delete(f"/api/v1/namespaces/{scratch}")
 
 
-def test_without_the_operator_s_kinds_what_needs_them_is_refused_before_anything_is_made(
+def test_monitoring_without_the_operator_is_refused_before_any_change(
     cluster: Access, namespace: str, release: Release
 ) -> None:
-    before = everything(cluster, namespace)
+    initial_objects = list_objects(cluster, namespace)
     with pytest.raises(Refused, match="PodMonitor"):
-        release.install(values(cluster, podMonitor={"enabled": True}))
-    assert ours(everything(cluster, namespace)) == before
+        release.install(chart_values(cluster, podMonitor={"enabled": True}))
+    assert without_helm_records(list_objects(cluster, namespace)) == initial_objects
 
 
-def test_two_releases_in_two_namespaces_and_two_in_one_do_not_collide(
+def test_releases_in_one_and_in_two_namespaces_do_not_collide(
     helm: Helm, cluster: Access, namespace: str, release: Release
 ) -> None:
     other = preparations.make_namespace(cluster, "restricted")
     elsewhere, beside = Release(helm, cluster, other), Release(helm, cluster, namespace, "second")
     try:
-        release.install(values(cluster))
-        elsewhere.install(values(cluster))
+        release.install(chart_values(cluster))
+        elsewhere.install(chart_values(cluster))
         with pytest.raises(Refused, match='"jaxlaunch" .*exists'):
-            beside.install(values(cluster))
+            beside.install(chart_values(cluster))
         assert not [
-            name for name in everything(cluster, namespace) if name.endswith("/second-jobs")
+            name for name in list_objects(cluster, namespace) if name.endswith("/second-jobs")
         ]
-        beside.install(values(cluster, defaults={"enabled": False}))
+        beside.install(chart_values(cluster, defaults={"enabled": False}))
         first, second = (
-            {name for name in everything(cluster, namespace) if f"{own}" in name}
-            for own in ("team", "second")
+            {name for name in list_objects(cluster, namespace) if f"{release_name}" in name}
+            for release_name in ("team", "second")
         )
         assert len(first) == len(second) and not first & second
-        before = {name for name in ours(everything(cluster, namespace)) if "team" in name}
+        initial_objects = {
+            name
+            for name in without_helm_records(list_objects(cluster, namespace))
+            if "team" in name
+        }
         beside.uninstall()
-        assert {name for name in ours(everything(cluster, namespace)) if "team" in name} == before
-        for where, name in ((namespace, "team"), (other, "team")):
-            until(
-                lambda where=where, name=name: queue_is_active(cluster, where, name),
+        assert {
+            name
+            for name in without_helm_records(list_objects(cluster, namespace))
+            if "team" in name
+        } == initial_objects
+        for release_namespace, name in ((namespace, "team"), (other, "team")):
+            wait_until(
+                lambda where=release_namespace, name=name: is_queue_active(cluster, where, name),
                 bool,
-                f"queue of {where}",
+                f"queue of {release_namespace}",
             )
     finally:
         elsewhere.act("uninstall", ignore_not_found=True)

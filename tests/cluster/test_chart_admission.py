@@ -1,4 +1,4 @@
-"""The chart's admission policy: what a submitter may not write, tried by hand-written manifests; who is not judged."""
+"""The chart's admission policy: what a submitter may not write, and who is not judged."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ import pytest
 from tests.cluster import preparations
 from tests.cluster.access import Access
 from tests.cluster.harness.api import MERGE, Api, Call, Refused
-from tests.cluster.releases import Release, values
-from tests.cluster.waiting import until
+from tests.cluster.releases import Release, chart_values
+from tests.cluster.waiting import wait_until
 from tests.helm.charts import Helm
 
 Object = dict[str, Any]
@@ -33,8 +33,8 @@ ALICE, CI, ROBOT, OPERATOR = "alice", "system:serviceaccount:default:ci", "robot
 
 
 @dataclass(frozen=True)
-class Stage:
-    """A namespace that Pod Security lets everything into, so that only the policy of its release says no."""
+class PolicyNamespace:
+    """A namespace without Pod Security, so that only the release's policy refuses."""
 
     cluster: Access
     namespace: str
@@ -42,68 +42,72 @@ class Stage:
     release: Release
 
     def access(self, user: str) -> Access:
-        return preparations.impersonating(self.cluster, user, self.namespace, self.folder)
+        return preparations.impersonate(self.cluster, user, self.namespace, self.folder)
 
     def path(self, kind: str, name: str = "") -> str:
         plural = "networkpolicies" if kind == "NetworkPolicy" else f"{kind.lower()}s"
         return f"{BASES[kind]}/namespaces/{self.namespace}/{plural}" + (f"/{name}" if name else "")
 
     def create(self, api: Api, manifest: Object) -> Object:
-        """A rehearsal: nothing is kept."""
-        made: Object = api.create(f"{self.path(manifest['kind'])}?dryRun=All", manifest)
-        return made
+        """Create an object in a dry run."""
+        answer: Object = api.create(f"{self.path(manifest['kind'])}?dryRun=All", manifest)
+        return answer
 
     def refusal(self, api: Api, call: Call) -> str:
-        """The policy's words, without the server's preface."""
+        """Return the policy's message without the server's preface."""
         with pytest.raises(Refused) as refused:
             api.call(*call)
         preface = (
             f"ValidatingAdmissionPolicy '{self.namespace}.team' with binding "
             f"'{self.namespace}.team' denied request: "
         )
-        _, found, words = str(refused.value).partition(preface)
-        assert found and refused.value.status == 422, refused.value
+        _, is_policy, words = str(refused.value).partition(preface)
+        assert is_policy and refused.value.status == 422, refused.value
         return words
 
 
-def manifest(
+def make_manifest(
     kind: str, spec: Object | None = None, labels: Object | None = None, name: str = "evil"
 ) -> Object:
     version = BASES[kind].removeprefix("/apis/").removeprefix("/api/")
-    made: Object = {
+    document: Object = {
         "apiVersion": version,
         "kind": kind,
         "metadata": {"name": name, "labels": labels or {}},
     }
-    return made | ({} if spec is None else {"spec": spec})
+    return document | ({} if spec is None else {"spec": spec})
 
 
-def pod(**spec: Any) -> Object:
+def make_pod(**spec: Any) -> Object:
     basic = {"restartPolicy": "Never", "containers": [{"name": "main", "image": "i"}]}
-    return manifest("Pod", basic | {"securityContext": {"runAsNonRoot": True}} | spec)
+    return make_manifest("Pod", basic | {"securityContext": {"runAsNonRoot": True}} | spec)
 
 
-def job(**spec: Any) -> Object:
-    return manifest("Job", {"template": {"spec": pod(**spec)["spec"]}})
+def make_job(**spec: Any) -> Object:
+    return make_manifest("Job", {"template": {"spec": make_pod(**spec)["spec"]}})
 
 
-def jobset(**spec: Any) -> Object:
-    """Its second template is the one with this spec."""
+def make_jobset(**spec: Any) -> Object:
+    """Return a JobSet whose second template has this spec."""
     parts = [
-        {"name": name, "replicas": 1, "template": {"spec": job(**each)["spec"]}}
-        for name, each in (("w", {}), ("x", spec))
+        {"name": name, "replicas": 1, "template": {"spec": make_job(**spec_of_job)["spec"]}}
+        for name, spec_of_job in (("w", {}), ("x", spec))
     ]
-    return manifest("JobSet", {"replicatedJobs": parts})
+    return make_manifest("JobSet", {"replicatedJobs": parts})
 
 
-def policy(labels: Object, selected: Object, **spec: Any) -> Object:
-    return manifest("NetworkPolicy", {"podSelector": selected, "ingress": [{}], **spec}, labels)
+def make_network_policy(labels: Object, selected: Object, **spec: Any) -> Object:
+    return make_manifest(
+        "NetworkPolicy", {"podSelector": selected, "ingress": [{}], **spec}, labels
+    )
 
 
 @pytest.fixture(scope="module")
-def stage(helm: Helm, cluster: Access, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
+def stage(
+    helm: Helm, cluster: Access, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[PolicyNamespace]:
     namespace = preparations.make_namespace(cluster, "privileged")
-    found = Stage(
+    stage = PolicyNamespace(
         cluster, namespace, tmp_path_factory.mktemp("users"), Release(helm, cluster, namespace)
     )
     users: list[Object] = [{"kind": "User", "name": name} for name in (ALICE, OPERATOR)]
@@ -112,8 +116,8 @@ def stage(helm: Helm, cluster: Access, tmp_path_factory: pytest.TempPathFactory)
         {"kind": "ServiceAccount", "name": ROBOT},
     ]
     exempt = {"admissionPolicy": {"exempt": [{"kind": "User", "name": OPERATOR}]}}
-    found.release.install(
-        values(
+    stage.release.install(
+        chart_values(
             cluster,
             kueue={"enabled": False},
             rbac={"submitters": users},
@@ -124,21 +128,21 @@ def stage(helm: Helm, cluster: Access, tmp_path_factory: pytest.TempPathFactory)
     admin = {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "admin"}}
     try:
         cluster.api.create(f"/api/v1/namespaces/{namespace}/serviceaccounts", admin)
-        allow_more(cluster, namespace, users)
-        alice = found.access(ALICE).api
-        until(
-            lambda: accepts(found, alice, jobset(hostPID=True)),
+        grant_rights(cluster, namespace, users)
+        alice = stage.access(ALICE).api
+        wait_until(
+            lambda: is_accepted(stage, alice, make_jobset(hostPID=True)),
             lambda seen: not seen,
             "the policy is in force",
         )
-        yield found
+        yield stage
     finally:
-        found.release.uninstall()
+        stage.release.uninstall()
         preparations.remove_namespace(cluster, namespace)
 
 
-def allow_more(cluster: Access, namespace: str, users: list[Object]) -> None:
-    """What the chart's Role does not allow, so that it is the policy that refuses it."""
+def grant_rights(cluster: Access, namespace: str, users: list[Object]) -> None:
+    """Allow what the chart's Role does not, so that the policy refuses it."""
     rights = "rbac.authorization.k8s.io"
     rules = [
         {"apiGroups": [""], "resources": ["pods", "secrets"], "verbs": ["create"]},
@@ -153,8 +157,8 @@ def allow_more(cluster: Access, namespace: str, users: list[Object]) -> None:
         "rules": rules,
     }
     subjects = [
-        {"namespace": namespace, **each} if each["kind"] == "ServiceAccount" else each
-        for each in users
+        {"namespace": namespace, **user} if user["kind"] == "ServiceAccount" else user
+        for user in users
     ]
     binding = {
         "apiVersion": f"{rights}/v1",
@@ -163,13 +167,13 @@ def allow_more(cluster: Access, namespace: str, users: list[Object]) -> None:
         "roleRef": {"apiGroup": rights, "kind": "Role", "name": "more"},
         "subjects": subjects,
     }
-    for kind, made in (("roles", role), ("rolebindings", binding)):
-        cluster.api.create(f"/apis/{rights}/v1/namespaces/{namespace}/{kind}", made)
+    for kind, body in (("roles", role), ("rolebindings", binding)):
+        cluster.api.create(f"/apis/{rights}/v1/namespaces/{namespace}/{kind}", body)
 
 
-def accepts(stage: Stage, api: Api, made: Object) -> bool:
+def is_accepted(stage: PolicyNamespace, api: Api, document: Object) -> bool:
     try:
-        stage.create(api, made)
+        stage.create(api, document)
     except Refused:
         return False
     return True
@@ -190,14 +194,14 @@ ADDED = (
 )
 
 
-def secured(resource: str | None = None, amount: str = "1", **security: Any) -> Object:
-    """A container with this securityContext, and so much of the resource."""
-    asked = (
+def secured_container(resource: str | None = None, amount: str = "1", **security: Any) -> Object:
+    """Return a container with this securityContext and an amount of the resource."""
+    resources = (
         {}
         if resource is None
         else {"resources": {"limits": {resource: amount}, "requests": {resource: amount}}}
     )
-    return {"name": "main", "image": "i", "securityContext": security} | asked
+    return {"name": "main", "image": "i", "securityContext": security} | resources
 
 
 PRIORITY = (
@@ -236,30 +240,32 @@ SCHEDULER = (
 PLACES = {"JobSet": "JobSet evil, replicatedJob x", "Job": "Job evil", "Pod": "Pod evil"}
 
 
-def tolerating(key: str | None, **more: Any) -> Object:
+def with_toleration(key: str | None, **fields: Any) -> Object:
     return {
-        "tolerations": [{"operator": "Exists", **({} if key is None else {"key": key}), **more}]
+        "tolerations": [{"operator": "Exists", **({} if key is None else {"key": key}), **fields}]
     }
 
 
-def labelled(kind: str, **labels: str) -> Object:
-    """Pods with these labels, or a Pod; `__` is written for a slash, and `_` for a dot."""
-    given = {key.replace("__", "/").replace("_", "."): value for key, value in labels.items()}
-    made = {"JobSet": jobset, "Job": job, "Pod": pod}[kind]()
+def with_labels(kind: str, **labels: str) -> Object:
+    """Return pods with these labels, or a Pod; `__` stands for a slash, and `_` for a dot."""
+    labels_of_pod = {
+        key.replace("__", "/").replace("_", "."): value for key, value in labels.items()
+    }
+    document = {"JobSet": make_jobset, "Job": make_job, "Pod": make_pod}[kind]()
     if kind == "Pod":
-        made["metadata"]["labels"] = given
+        document["metadata"]["labels"] = labels_of_pod
     template = {
-        "JobSet": lambda: made["spec"]["replicatedJobs"][1]["template"]["spec"],
-        "Job": lambda: made["spec"],
+        "JobSet": lambda: document["spec"]["replicatedJobs"][1]["template"]["spec"],
+        "Job": lambda: document["spec"],
     }
     if kind in template:
-        template[kind]()["template"]["metadata"] = {"labels": given}
-    return made
+        template[kind]()["template"]["metadata"] = {"labels": labels_of_pod}
+    return document
 
 
-def whole(made: Object, **metadata: Any) -> Object:
-    made["metadata"] |= metadata
-    return made
+def with_metadata(document: Object, **metadata: Any) -> Object:
+    document["metadata"] |= metadata
+    return document
 
 
 OWNER = [{"apiVersion": "v1", "kind": "ConfigMap", "name": "kube-root-ca.crt", "uid": "1234"}]
@@ -276,39 +282,39 @@ SYSTEM_TAINTS = (
 BEYOND: list[tuple[Object, str]] = [
     *(
         (made(priorityClassName=name), f"{made()['kind']} evil: {PRIORITY.format(name)}")
-        for made in (jobset, job, pod)
+        for made in (make_jobset, make_job, make_pod)
         for name in ("system-node-critical", "system-cluster-critical")
     ),
     *(
         (
-            whole(made(), labels={"kueue.x-k8s.io/priority-class": "theirs"}),
+            with_metadata(made(), labels={"kueue.x-k8s.io/priority-class": "theirs"}),
             f"{made()['kind']} evil: {PRIORITY.format('theirs')}",
         )
-        for made in (jobset, job)
+        for made in (make_jobset, make_job)
     ),
     *(
         (made(nodeName="node-0"), f"{PLACES[made()['kind']]}: {NODE}")
-        for made in (jobset, job, pod)
+        for made in (make_jobset, make_job, make_pod)
     ),
     *(
         (made(schedulerName="own"), f"{made()['kind']} evil: {SCHEDULER}")
-        for made in (jobset, job, pod)
+        for made in (make_jobset, make_job, make_pod)
     ),
     *(
-        (made(**tolerating(None)), f"{made()['kind']} evil: {TOLERATES.format('every taint')}")
-        for made in (jobset, job, pod)
+        (made(**with_toleration(None)), f"{made()['kind']} evil: {TOLERATES.format('every taint')}")
+        for made in (make_jobset, make_job, make_pod)
     ),
     *(
-        (jobset(**tolerating(key)), f"JobSet evil: {TOLERATES.format(key)}")
+        (make_jobset(**with_toleration(key)), f"JobSet evil: {TOLERATES.format(key)}")
         for key in SYSTEM_TAINTS
     ),
     (
-        jobset(**tolerating("node.kubernetes.io/unreachable", effect="NoSchedule")),
+        make_jobset(**with_toleration("node.kubernetes.io/unreachable", effect="NoSchedule")),
         f"JobSet evil: {TOLERATES.format('node.kubernetes.io/unreachable')}",
     ),
     (
-        jobset(
-            **tolerating(
+        make_jobset(
+            **with_toleration(
                 "node.kubernetes.io/not-ready", effect="NoExecute", tolerationSeconds=10**9
             )
         ),
@@ -316,18 +322,18 @@ BEYOND: list[tuple[Object, str]] = [
     ),
     *(
         (made(activeDeadlineSeconds=60), f"{PLACES[made()['kind']]}: {DEADLINE}")
-        for made in (jobset, job, pod)
+        for made in (make_jobset, make_job, make_pod)
     ),
     *(  # with its own name too, for the release of a dashboard may be called so
         (
-            labelled(kind, **{"jaxlaunch_io__web-dashboard": "evil"}),
+            with_labels(kind, **{"jaxlaunch_io__web-dashboard": "evil"}),
             f"{kind} evil: {LABELLED.format(WEB_DASHBOARD)}",
         )
         for kind in ("JobSet", "Job", "Pod")
     ),
     *(
         (
-            labelled(kind, **{key.replace(".", "_").replace("/", "__"): "other"}),
+            with_labels(kind, **{key.replace(".", "_").replace("/", "__"): "other"}),
             f"{kind} evil: {LABELLED.format(key)}",
         )
         for kind in ("JobSet", "Job", "Pod")
@@ -343,12 +349,12 @@ BEYOND: list[tuple[Object, str]] = [
         not in ("batch.kubernetes.io/job-name", "controller-uid")  # Kubernetes' own to refuse
     ),
     (
-        whole(jobset(), labels={"jaxlaunch.io/job": "other"}),
+        with_metadata(make_jobset(), labels={"jaxlaunch.io/job": "other"}),
         f"JobSet evil: {WHOSE.format('jaxlaunch.io/job')}",
     ),
     *(
-        (whole(made(), ownerReferences=OWNER), f"{made()['kind']} evil: {OWNED}")
-        for made in (jobset, job, pod)
+        (with_metadata(made(), ownerReferences=OWNER), f"{made()['kind']} evil: {OWNED}")
+        for made in (make_jobset, make_job, make_pod)
     ),
 ]
 
@@ -388,7 +394,7 @@ TOKEN: Object = {
 FORBIDDEN: list[tuple[Object, str]] = [
     *(
         (made(**{field: True}), f"{place}: {field}: " "true is not " "allowed in " "namespace NS. Leave " f"it out{more}.")
-        for made, place in ((jobset, "JobSet evil, " "replicatedJob x"), (job, "Job evil"), (pod, "Pod evil"))
+        for made, place in ((make_jobset, "JobSet evil, " "replicatedJob x"), (make_job, "Job evil"), (make_pod, "Pod evil"))
         for field, more in (
             ("hostPID", ""),
             ("hostIPC", ""),
@@ -401,43 +407,43 @@ FORBIDDEN: list[tuple[Object, str]] = [
             f"{made()['kind']} " "evil: hostPath " "/var/run is " "not allowed " "in namespace " "NS. Mount a " "PersistentVolumeClaim, "
             "or ASK add the path to admissionPolicy.hostPaths.",
         )
-        for made in (jobset, job, pod)
+        for made in (make_jobset, make_job, make_pod)
     ),
     *(
         (
-            jobset(**{containers: [PRIVILEGED]}),
+            make_jobset(**{containers: [PRIVILEGED]}),
             "JobSet evil: privileged: " "true is not " "allowed in " "namespace NS. " "Leave it out, " "or ASK set "
             "admissionPolicy.privileged=true.",
         )
         for containers in ("containers", "initContainers")
     ),
     *((made(securityContext=own), f"{place}: {ROOT}") for own in ({}, {"runAsUser": 0}, {"runAsNonRoot": False})
-      for made, place in ((jobset, "JobSet evil, " "replicatedJob x"), (job, "Job evil"), (pod, "Pod evil"))),
-    (pod(containers=[secured(runAsUser=0)]), f"Pod evil: {ROOT}"),
-    (pod(initContainers=[secured(runAsNonRoot=False) | {"name": "first"}]), f"Pod evil: {ROOT}"),
-    (pod(containers=[secured(capabilities={"add": ["SYS_ADMIN", "CHOWN", "IPC_LOCK"]})]), f"Pod evil: {ADDED}"),
-    (jobset(serviceAccountName="admin"), f"JobSet evil: {ACCOUNT}"),
+      for made, place in ((make_jobset, "JobSet evil, " "replicatedJob x"), (make_job, "Job evil"), (make_pod, "Pod evil"))),
+    (make_pod(containers=[secured_container(runAsUser=0)]), f"Pod evil: {ROOT}"),
+    (make_pod(initContainers=[secured_container(runAsNonRoot=False) | {"name": "first"}]), f"Pod evil: {ROOT}"),
+    (make_pod(containers=[secured_container(capabilities={"add": ["SYS_ADMIN", "CHOWN", "IPC_LOCK"]})]), f"Pod evil: {ADDED}"),
+    (make_jobset(serviceAccountName="admin"), f"JobSet evil: {ACCOUNT}"),
     # The name of old, which the Job passes on.
-    (jobset(serviceAccount="admin"), f"JobSet evil: {ACCOUNT}"),
-    (job(serviceAccountName="admin"), f"Job evil: {ACCOUNT}"),
-    (pod(serviceAccountName="admin"), f"Pod evil: {ACCOUNT}"),
+    (make_jobset(serviceAccount="admin"), f"JobSet evil: {ACCOUNT}"),
+    (make_job(serviceAccountName="admin"), f"Job evil: {ACCOUNT}"),
+    (make_pod(serviceAccountName="admin"), f"Pod evil: {ACCOUNT}"),
     (
-        manifest("Secret") | TOKEN,
+        make_manifest("Secret") | TOKEN,
         "Secret evil: a token of a ServiceAccount may not be made in namespace NS. Leave out type: "
         "kubernetes.io/service-account-token.",
     ),
     *((made, f"Secret {made['metadata']['name']}: {ONLY_GANGS}") for made in (
-        manifest("Secret"), manifest("Secret", labels=OURS), manifest("Secret", name="evil-gang"),
-        manifest("Secret", labels=OURS, name="evil-gang") | {"type": "helm.sh/release.v1"},
-        whole(manifest("Secret", labels=OURS, name="evil-gang"), annotations={"a": "b"}))),
+        make_manifest("Secret"), make_manifest("Secret", labels=OURS), make_manifest("Secret", name="evil-gang"),
+        make_manifest("Secret", labels=OURS, name="evil-gang") | {"type": "helm.sh/release.v1"},
+        with_metadata(make_manifest("Secret", labels=OURS, name="evil-gang"), annotations={"a": "b"}))),
     *(
-        (manifest("ConfigMap", labels=labels, name=name), f"ConfigMap {name}: " f"{ONLY_OURS['ConfigMap']}")
+        (make_manifest("ConfigMap", labels=labels, name=name), f"ConfigMap {name}: " f"{ONLY_OURS['ConfigMap']}")
         for name, labels in (("evil", {}), ("jaxlaunch-evil", {}), ("evil", OURS))
     ),
-    (policy({}, {"matchLabels": {JOBSET: "evil"}}), "NetworkPolicy evil: " f"{ONLY_OURS['NetworkPolicy']}"),
-    (policy(OURS, {}), ONE_JOB),
-    (policy(OURS, {"matchLabels": {JOBSET: "other"}}), ONE_JOB),
-    (policy(OURS, {"matchLabels": {JOBSET: "evil"}}, egress=[{}]), ONE_JOB),
+    (make_network_policy({}, {"matchLabels": {JOBSET: "evil"}}), "NetworkPolicy evil: " f"{ONLY_OURS['NetworkPolicy']}"),
+    (make_network_policy(OURS, {}), ONE_JOB),
+    (make_network_policy(OURS, {"matchLabels": {JOBSET: "other"}}), ONE_JOB),
+    (make_network_policy(OURS, {"matchLabels": {JOBSET: "evil"}}, egress=[{}]), ONE_JOB),
 ]  # fmt: skip
 MANY = {
     "name": "main",
@@ -445,56 +451,63 @@ MANY = {
     "env": [{"name": f"V{number}", "value": "x" * 400} for number in range(1000)],
 }
 ALLOWED: list[Object] = [
-    jobset(),
-    jobset(containers=[MANY], initContainers=[MANY]),  # what an expression may cost is limited
-    jobset(serviceAccountName="default", serviceAccount="admin"),  # runs as the former
-    pod(
+    make_jobset(),
+    make_jobset(containers=[MANY], initContainers=[MANY]),  # what an expression may cost is limited
+    make_jobset(serviceAccountName="default", serviceAccount="admin"),  # runs as the former
+    make_pod(
         securityContext={},
-        containers=[secured(runAsUser=5), secured(runAsNonRoot=True) | {"name": "b"}],
+        containers=[
+            secured_container(runAsUser=5),
+            secured_container(runAsNonRoot=True) | {"name": "b"},
+        ],
     ),
-    pod(securityContext={"runAsUser": 7}, containers=[secured(capabilities={"add": ["CHOWN"]})]),
-    jobset(
-        **tolerating("node.kubernetes.io/unreachable", effect="NoExecute", tolerationSeconds=30)
+    make_pod(
+        securityContext={"runAsUser": 7},
+        containers=[secured_container(capabilities={"add": ["CHOWN"]})],
     ),
-    jobset(**tolerating("nvidia.com/gpu"), schedulerName="default-scheduler"),
-    whole(
-        jobset(), labels={"jaxlaunch.io/job": "evil", "app.kubernetes.io/managed-by": "jaxlaunch"}
+    make_jobset(
+        **with_toleration(
+            "node.kubernetes.io/unreachable", effect="NoExecute", tolerationSeconds=30
+        )
     ),
-    labelled("JobSet", jaxlaunch_io__job="evil", team="a"),
-    labelled("Job", jaxlaunch_io__job="evil"),
-    jobset(serviceAccountName="team-jobs", volumes=[{"name": "t", "emptyDir": {}}]),
-    job(),
-    pod(),
-    manifest("Secret", labels=OURS, name="evil-gang"),
-    manifest("ConfigMap", labels=OURS, name="jaxlaunch-0123456789ab"),
-    policy(OURS, {"matchLabels": {JOBSET: "evil"}}),
+    make_jobset(**with_toleration("nvidia.com/gpu"), schedulerName="default-scheduler"),
+    with_metadata(
+        make_jobset(),
+        labels={"jaxlaunch.io/job": "evil", "app.kubernetes.io/managed-by": "jaxlaunch"},
+    ),
+    with_labels("JobSet", jaxlaunch_io__job="evil", team="a"),
+    with_labels("Job", jaxlaunch_io__job="evil"),
+    make_jobset(serviceAccountName="team-jobs", volumes=[{"name": "t", "emptyDir": {}}]),
+    make_job(),
+    make_pod(),
+    make_manifest("Secret", labels=OURS, name="evil-gang"),
+    make_manifest("ConfigMap", labels=OURS, name="jaxlaunch-0123456789ab"),
+    make_network_policy(OURS, {"matchLabels": {JOBSET: "evil"}}),
 ]
 
 
-def full(stage: Stage, words: str) -> str:
-    """The words with the names of this release."""
+def fill_names(stage: PolicyNamespace, words: str) -> str:
+    """Return the message with the names of this release."""
     ask = f"ask whoever installed the chart (release team of namespace {stage.namespace}) to"
     return words.replace("NS", stage.namespace).replace("ASK", ask)
 
 
-def test_what_the_policy_forbids_is_refused_in_words_that_say_what_where_and_what_to_do(
-    stage: Stage,
-) -> None:
+def test_forbidden_manifests_are_refused_with_an_explanation(stage: PolicyNamespace) -> None:
     alice = stage.access(ALICE).api
-    for made, words in FORBIDDEN + BEYOND:
-        call = Call("POST", f"{stage.path(made['kind'])}?dryRun=All", made)
-        assert stage.refusal(alice, call) == full(stage, words)
-    for made in ALLOWED:
-        stage.create(alice, made)
+    for document, words in FORBIDDEN + BEYOND:
+        call = Call("POST", f"{stage.path(document['kind'])}?dryRun=All", document)
+        assert stage.refusal(alice, call) == fill_names(stage, words)
+    for document in ALLOWED:
+        stage.create(alice, document)
 
 
-def test_a_submitter_may_change_and_delete_what_is_a_job_s(stage: Stage) -> None:
-    """As `launcher` does: it adds an owner to a ConfigMap that jobs share, and deletes what an earlier job left."""
+def test_submitter_may_change_and_delete_objects_of_a_job(stage: PolicyNamespace) -> None:
+    """Change as `launcher` does: add an owner to a shared ConfigMap, delete old objects."""
     api = stage.access(ALICE).api
-    config = manifest("ConfigMap", labels=OURS, name="jaxlaunch-0123456789ab")
-    network = policy(OURS, {"matchLabels": {JOBSET: "evil"}})
-    for made in (config, network):
-        api.create(stage.path(made["kind"]), made)
+    config = make_manifest("ConfigMap", labels=OURS, name="jaxlaunch-0123456789ab")
+    network = make_network_policy(OURS, {"matchLabels": {JOBSET: "evil"}})
+    for document in (config, network):
+        api.create(stage.path(document["kind"]), document)
     api.merge(
         stage.path("ConfigMap", "jaxlaunch-0123456789ab"),
         {"metadata": {"annotations": {"seen": "yes"}}},
@@ -503,8 +516,8 @@ def test_a_submitter_may_change_and_delete_what_is_a_job_s(stage: Stage) -> None
     api.delete(stage.path("ConfigMap", "jaxlaunch-0123456789ab"))
 
 
-def test_the_cluster_defaults_and_the_default_deny_stay_as_they_are(stage: Stage) -> None:
-    """A label of ours does not make them a job's."""
+def test_cluster_defaults_and_default_deny_cannot_be_changed(stage: PolicyNamespace) -> None:
+    """Check that a label of jaxlaunch does not make them a job's."""
     alice, relabel = stage.access(ALICE).api, {"metadata": {"labels": OURS}}
     defaults = stage.path("ConfigMap", "jaxlaunch")
     deny = stage.path("NetworkPolicy", "team-default-deny")
@@ -517,25 +530,23 @@ def test_the_cluster_defaults_and_the_default_deny_stay_as_they_are(stage: Stage
         ("NetworkPolicy", Call("PATCH", deny, relabel, MERGE)),
     ):
         name = call.path.rpartition("/")[2]
-        assert stage.refusal(alice, call) == full(stage, f"{kind} {name}: {ONLY_OURS[kind]}")
+        assert stage.refusal(alice, call) == fill_names(stage, f"{kind} {name}: {ONLY_OURS[kind]}")
     assert "evil" not in stage.cluster.api.get(defaults)["data"]["defaults.yaml"]
     assert stage.cluster.api.get(deny)["spec"]["policyTypes"] == ["Ingress"]
 
 
-def test_a_submitter_stops_a_job_by_its_workload_but_does_not_give_it_a_priority_of_their_own(
-    stage: Stage,
-) -> None:
+def test_submitter_stops_a_job_by_its_workload_without_a_priority(stage: PolicyNamespace) -> None:
     alice = stage.access(ALICE).api
     workloads = f"/apis/{preparations.KUEUE}/namespaces/{stage.namespace}/workloads"
-    template = {"spec": pod()["spec"]}
+    template = {"spec": make_pod()["spec"]}
     spec = {"queueName": "absent", "podSets": [{"name": "main", "count": 1, "template": template}]}
-    made = {
+    workload = {
         "apiVersion": preparations.KUEUE,
         "kind": "Workload",
         "metadata": {"name": "queued"},
         "spec": spec,
     }
-    stage.cluster.api.create(workloads, made)
+    stage.cluster.api.create(workloads, workload)
     path = f"{workloads}/queued"
     for patch in ({"priority": 1000}, {"queueName": "other"}, {"active": False, "priority": 1000}):
         words = stage.refusal(alice, Call("PATCH", path, {"spec": patch}, MERGE))
@@ -547,14 +558,14 @@ def test_a_submitter_stops_a_job_by_its_workload_but_does_not_give_it_a_priority
     stage.cluster.api.delete(path)
 
 
-def test_it_judges_submitters_and_this_namespace_s_accounts_but_no_controllers_and_no_administrators(
-    stage: Stage,
+def test_policy_judges_submitters_but_no_controllers_or_administrators(
+    stage: PolicyNamespace,
 ) -> None:
-    made = manifest("ConfigMap", name="settings")
+    document = make_manifest("ConfigMap", name="settings")
     for user in (ALICE, CI, f"system:serviceaccount:{stage.namespace}:{ROBOT}"):
-        assert not accepts(stage, stage.access(user).api, made), user
-    assert accepts(stage, stage.access(OPERATOR).api, made)
-    assert accepts(stage, stage.cluster.api, made)
+        assert not is_accepted(stage, stage.access(user).api, document), user
+    assert is_accepted(stage, stage.access(OPERATOR).api, document)
+    assert is_accepted(stage, stage.cluster.api, document)
     # The controller of kube-system that gives each namespace the cluster's certificate.
     root = stage.path("ConfigMap", "kube-root-ca.crt")
     first = stage.cluster.api.get(root)["metadata"]["uid"]
@@ -566,13 +577,13 @@ def test_it_judges_submitters_and_this_namespace_s_accounts_but_no_controllers_a
         except Refused:
             return False
 
-    until(again, bool, "kube-root-ca.crt is made again")
+    wait_until(again, bool, "kube-root-ca.crt is made again")
 
 
-def test_a_job_that_was_there_before_the_policy_can_be_stopped_but_not_made_worse(
-    stage: Stage,
+def test_job_older_than_the_policy_can_be_stopped_but_not_made_worse(
+    stage: PolicyNamespace,
 ) -> None:
-    alice, earlier = stage.access(ALICE).api, jobset(hostNetwork=True, initContainers=[MANY])
+    alice, earlier = stage.access(ALICE).api, make_jobset(hostNetwork=True, initContainers=[MANY])
     earlier["metadata"]["name"] = "earlier"
     earlier["spec"]["suspend"] = True
     path = stage.path("JobSet", "earlier")
@@ -588,38 +599,39 @@ def test_a_job_that_was_there_before_the_policy_can_be_stopped_but_not_made_wors
     alice.delete(path)
 
 
-def test_a_label_that_says_whose_a_job_is_stays_and_the_team_s_own_priority_is_let_through(
-    stage: Stage,
-) -> None:
-    alice, made = stage.access(ALICE).api, jobset(priorityClassName=f"{stage.namespace}.team.high")
-    made["spec"]["suspend"] = True
-    made["metadata"] |= {"name": "mine", "labels": {**OURS, "jaxlaunch.io/job": "mine"}}
-    alice.create(stage.path("JobSet"), made)
+def test_owner_label_is_kept_and_the_team_priority_is_allowed(stage: PolicyNamespace) -> None:
+    alice, document = (
+        stage.access(ALICE).api,
+        make_jobset(priorityClassName=f"{stage.namespace}.team.high"),
+    )
+    document["spec"]["suspend"] = True
+    document["metadata"] |= {"name": "mine", "labels": {**OURS, "jaxlaunch.io/job": "mine"}}
+    alice.create(stage.path("JobSet"), document)
     path = stage.path("JobSet", "mine")
     for key in ("jaxlaunch.io/job", "app.kubernetes.io/managed-by"):
         for value in (None, "other"):
             words = stage.refusal(
                 alice, Call("PATCH", path, {"metadata": {"labels": {key: value}}}, MERGE)
             )
-            assert words == full(stage, f"JobSet mine: {WHOSE.format(key)}")
+            assert words == fill_names(stage, f"JobSet mine: {WHOSE.format(key)}")
     with pytest.raises(
         AssertionError, match="the label jaxlaunch.io/job says whose job it is"
     ):  # as a person tries it
         stage.access(ALICE).kubectl(
             "label", "jobset", "mine", "jaxlaunch.io/job-", "-n", stage.namespace
         )
-    manifests = json.dumps(jobset(priorityClassName="system-node-critical"))
+    manifests = json.dumps(make_jobset(priorityClassName="system-node-critical"))
     with pytest.raises(AssertionError, match="priority class system-node-critical is not allowed"):
         stage.access(ALICE).kubectl("create", "-n", stage.namespace, "-f", "-", text=manifests)
     alice.merge(path, {"metadata": {"labels": {"seen": "yes"}}})
     alice.delete(path)
 
 
-def test_the_server_finds_nothing_wrong_with_the_policy_s_expressions(stage: Stage) -> None:
+def test_expressions_of_the_policy_pass_type_checking(stage: PolicyNamespace) -> None:
     path = (
         f"/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicies/{stage.namespace}.team"
     )
-    status = until(
+    status = wait_until(
         lambda: stage.cluster.api.get(path).get("status", {}),
         lambda seen: "typeChecking" in seen,
         "its types",
@@ -627,42 +639,46 @@ def test_the_server_finds_nothing_wrong_with_the_policy_s_expressions(stage: Sta
     assert status["typeChecking"] == {}
 
 
-def test_root_is_let_through_where_the_cluster_defaults_give_it_and_nowhere_else(
-    stage: Stage,
-) -> None:
-    """Changes the release, as the next one does."""
+def test_root_is_allowed_only_by_the_cluster_defaults(stage: PolicyNamespace) -> None:
+    """Change the release, as the next test does."""
     people = {"submitters": [{"kind": "User", "name": ALICE}]}
     more = {"users": {"v5e": "root", "v4": 2000, "h100": "privileged"}}
     stage.release.upgrade(
-        values(stage.cluster, kueue={"enabled": False}, rbac=people, defaults=more)
+        chart_values(stage.cluster, kueue={"enabled": False}, rbac=people, defaults=more)
     )
     alice = stage.access(ALICE).api
     may_become: Object = {"runAsUser": 0, "runAsNonRoot": False}
     root: Object = {**may_become, "allowPrivilegeEscalation": False}
     tpu, gpu = "google.com/tpu", "nvidia.com/gpu"
     pinning: Object = {**root, "capabilities": {"drop": ["ALL"], "add": ["IPC_LOCK"]}}
-    until(
-        lambda: accepts(stage, alice, pod(containers=[secured(tpu, **pinning)])),
+    wait_until(
+        lambda: is_accepted(stage, alice, make_pod(containers=[secured_container(tpu, **pinning)])),
         bool,
         "the new policy is in force",
     )
-    assert accepts(stage, alice, pod(containers=[secured(gpu, privileged=True, **may_become)]))
-    assert accepts(stage, alice, jobset_of_one(containers=[secured(gpu, "8", **root)]))
-    assert accepts(
-        stage, alice, pod(containers=[secured(runAsUser=7, allowPrivilegeEscalation=False)])
+    assert is_accepted(
+        stage, alice, make_pod(containers=[secured_container(gpu, privileged=True, **may_become)])
+    )
+    assert is_accepted(
+        stage, alice, jobset_of_one(containers=[secured_container(gpu, "8", **root)])
+    )
+    assert is_accepted(
+        stage,
+        alice,
+        make_pod(containers=[secured_container(runAsUser=7, allowPrivilegeEscalation=False)]),
     )
     for container in (
-        secured(**root),
-        secured(tpu, privileged=True, **root),
-        secured(tpu, **root, capabilities={"add": ["SYS_ADMIN"]}),
-        secured("cpu", **root),
-        secured(tpu, "0", **root),
-        secured(tpu, "0k", **root),
-        secured(gpu, "0", privileged=True, **may_become),
-        secured(tpu, **may_become),
-        secured(runAsUser=7),
+        secured_container(**root),
+        secured_container(tpu, privileged=True, **root),
+        secured_container(tpu, **root, capabilities={"add": ["SYS_ADMIN"]}),
+        secured_container("cpu", **root),
+        secured_container(tpu, "0", **root),
+        secured_container(tpu, "0k", **root),
+        secured_container(gpu, "0", privileged=True, **may_become),
+        secured_container(tpu, **may_become),
+        secured_container(runAsUser=7),
     ):
-        assert not accepts(stage, alice, pod(containers=[container])), container
+        assert not is_accepted(stage, alice, make_pod(containers=[container])), container
 
 
 DAEMON: Object = {
@@ -686,21 +702,21 @@ LIBRARIES = {"name": "libraries", "hostPath": {"path": "/home/kubernetes/bin/nvi
 
 
 def with_daemon(amount: str = "8", volume: Object = LIBRARIES, **changes: Any) -> list[Object]:
-    """The daemon of gpudirect-tcpxo, changed so, beside a container with so many GPUs: as a Pod and a JobSet."""
-    main = secured("nvidia.com/gpu", amount, allowPrivilegeEscalation=False)
+    """Return a Pod and a JobSet with the changed daemon of gpudirect-tcpxo and a GPU container."""
+    main = secured_container("nvidia.com/gpu", amount, allowPrivilegeEscalation=False)
     spec = {"containers": [main], "initContainers": [DAEMON | changes], "volumes": [volume]}
-    return [pod(automountServiceAccountToken=False, **spec), jobset_of_one(**spec)]
+    return [make_pod(automountServiceAccountToken=False, **spec), jobset_of_one(**spec)]
 
 
-def test_the_tcpxo_daemon_is_root_and_nothing_else_of_its_image(stage: Stage) -> None:
-    """Changes the release, as the next one does."""
+def test_only_the_tcpxo_daemon_of_its_image_may_be_root(stage: PolicyNamespace) -> None:
+    """Change the release, as the next test does."""
     people, more = {"submitters": [{"kind": "User", "name": ALICE}]}, {"tcpxo": {"image": "rxdm:1"}}
     stage.release.upgrade(
-        values(stage.cluster, kueue={"enabled": False}, rbac=people, defaults=more)
+        chart_values(stage.cluster, kueue={"enabled": False}, rbac=people, defaults=more)
     )
     alice = stage.access(ALICE).api
-    until(
-        lambda: all(accepts(stage, alice, made) for made in with_daemon()),
+    wait_until(
+        lambda: all(is_accepted(stage, alice, document) for document in with_daemon()),
         bool,
         "the new policy is in force",
     )
@@ -717,13 +733,13 @@ def test_the_tcpxo_daemon_is_root_and_nothing_else_of_its_image(stage: Stage) ->
         with_daemon(volumeMounts=[{"name": "libraries", "mountPath": "/fts"}]),
         with_daemon(securityContext=security | {"capabilities": {"add": ["SYS_ADMIN"]}}),
         with_daemon(securityContext=security | {"privileged": True}),
-        [pod(containers=[DAEMON | {"volumeMounts": [], "restartPolicy": None}])],
+        [make_pod(containers=[DAEMON | {"volumeMounts": [], "restartPolicy": None}])],
     ):
-        assert not any(accepts(stage, alice, made) for made in changed), changed
+        assert not any(is_accepted(stage, alice, document) for document in changed), changed
 
 
-def test_what_the_values_allow_is_let_through(stage: Stage) -> None:
-    """Runs last: it changes the release."""
+def test_exceptions_of_the_values_are_allowed(stage: PolicyNamespace) -> None:
+    """Run last, since it changes the release."""
     more = {
         "network": {"h100": "hostnetwork"},
         "tcpxo": {"image": "rxdm:1"},
@@ -732,7 +748,7 @@ def test_what_the_values_allow_is_let_through(stage: Stage) -> None:
     allowed = {"hostPaths": ["/mnt/data"], "serviceAccounts": [], "privileged": True}
     people = {"submitters": [{"kind": "User", "name": ALICE}]}
     stage.release.upgrade(
-        values(
+        chart_values(
             stage.cluster,
             kueue={"enabled": False},
             rbac=people,
@@ -746,18 +762,18 @@ def test_what_the_values_allow_is_let_through(stage: Stage) -> None:
         for name, path in (("a", "/sys"), ("b", "/mnt/data"))
     ]
     parts = {"volumes": volumes, "serviceAccountName": "trainer", "initContainers": [PRIVILEGED]}
-    until(
-        lambda: accepts(stage, alice, jobset_of_one(hostNetwork=True, **parts)),
+    wait_until(
+        lambda: is_accepted(stage, alice, jobset_of_one(hostNetwork=True, **parts)),
         bool,
         "the new policy is in force",
     )
-    assert not accepts(stage, alice, jobset_of_one(hostPID=True, **parts))
-    nameless = Call("POST", f"{stage.path('JobSet')}?dryRun=All", jobset())
+    assert not is_accepted(stage, alice, jobset_of_one(hostPID=True, **parts))
+    nameless = Call("POST", f"{stage.path('JobSet')}?dryRun=All", make_jobset())
     assert "may not run as ServiceAccount default" in stage.refusal(alice, nameless)
 
 
 def jobset_of_one(**spec: Any) -> Object:
-    """A JobSet of one template."""
-    made = jobset(**spec)
-    made["spec"]["replicatedJobs"] = made["spec"]["replicatedJobs"][1:]
-    return made
+    """Return a JobSet of one template."""
+    document = make_jobset(**spec)
+    document["spec"]["replicatedJobs"] = document["spec"]["replicatedJobs"][1:]
+    return document

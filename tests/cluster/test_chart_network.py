@@ -1,4 +1,4 @@
-"""The chart's NetworkPolicy and a job's own together: who gets through to a pod, tried from pods that connect."""
+"""The chart's NetworkPolicy together with a job's own: which pods reach the job's pods."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import pytest
 
 from tests.cluster import preparations
 from tests.cluster.access import Access
-from tests.cluster.command import launcher, project
-from tests.cluster.releases import Release, values
-from tests.cluster.waiting import until
+from tests.cluster.command import run_launcher, write_project
+from tests.cluster.releases import Release, chart_values
+from tests.cluster.waiting import wait_until
 from tests.helm.charts import Helm
 
 pytestmark = pytest.mark.extended
@@ -40,14 +40,14 @@ LEADER, METRICS, OTHER = 9401, 9400, 9000
 
 @pytest.fixture
 def release(helm: Helm, cluster: Access, namespace: str) -> Iterator[Release]:
-    found = Release(helm, cluster, namespace)
+    release = Release(helm, cluster, namespace)
     here = {"prometheus": {"namespace": namespace}}
-    found.install(values(cluster, kueue={"enabled": False}, defaults=here))
-    yield found
-    found.uninstall()
+    release.install(chart_values(cluster, kueue={"enabled": False}, defaults=here))
+    yield release
+    release.uninstall()
 
 
-def start(
+def start_pod(
     cluster: Access,
     namespace: str,
     name: str,
@@ -55,7 +55,7 @@ def start(
     command: list[str],
     labels: dict[str, str],
 ) -> str:
-    """A restricted pod; gives its path."""
+    """Start a restricted pod and return its path."""
     container = {
         "name": "main",
         "image": image,
@@ -86,18 +86,18 @@ def start(
     return f"{pods}/{name}"
 
 
-def address(cluster: Access, pod: str) -> str:
-    found = until(
+def wait_for_address(cluster: Access, pod: str) -> str:
+    pod_object = wait_until(
         lambda: cluster.api.get(pod),
         lambda seen: seen["status"].get("phase") == "Running",
         f"{pod} runs",
     )
-    return str(found["status"]["podIP"])
+    return str(pod_object["status"]["podIP"])
 
 
-def reached(cluster: Access, pod: str) -> list[int]:
-    """The ports that a pod of CONNECTS got through to."""
-    until(
+def reached_ports(cluster: Access, pod: str) -> list[int]:
+    """Return the ports that a pod of CONNECTS reached."""
+    wait_until(
         lambda: cluster.api.get(pod),
         lambda seen: seen["status"].get("phase") == "Succeeded",
         f"{pod} ends",
@@ -109,45 +109,47 @@ def reached(cluster: Access, pod: str) -> list[int]:
 
 
 @pytest.fixture
-def elsewhere(cluster: Access) -> Iterator[str]:
-    """Another team's namespace."""
+def other_namespace(cluster: Access) -> Iterator[str]:
+    """Yield another team's namespace."""
     name = preparations.make_namespace(cluster, "restricted")
     yield name
     preparations.remove_namespace(cluster, name)
 
 
-def test_only_a_job_s_own_hosts_and_prometheus_of_the_named_namespace_reach_its_pods(
+def test_only_hosts_of_the_job_and_prometheus_reach_its_pods(
     cluster: Access,
     namespace: str,
-    elsewhere: str,
+    other_namespace: str,
     release: Release,
     base_image: str,
     tmp_path: Path,
 ) -> None:
     preparations.make_volume(cluster, namespace, "team-checkpoints")
     program = "import time; print('running', flush=True); time.sleep(600)"
-    folder = project(
+    folder = write_project(
         tmp_path, namespace, {}, image=base_image, hosts=2, command=["python", "-c", program]
     )
-    assert launcher(cluster, folder, "submit", "job.yaml").returncode == 0
+    assert run_launcher(cluster, folder, "submit", "job.yaml").returncode == 0
     # Both hosts say that they run only after they have met: the gang itself gets through.
-    until(
-        lambda: launcher(cluster, folder, "logs", "mine", "-n", namespace).stdout,
+    wait_until(
+        lambda: run_launcher(cluster, folder, "logs", "mine", "-n", namespace).stdout,
         lambda seen: seen.count("running") == 2,
         "both hosts run",
     )
     leader = first_host(cluster, namespace)
-    server = address(cluster, start(cluster, namespace, "server", base_image, SERVES, {}))
-    wanted = [f"{leader}:{LEADER}", f"{leader}:{METRICS}", f"{server}:{OTHER}"]
-    connects = ["python", "-c", CONNECTS, *wanted]
-    stranger = start(cluster, namespace, "stranger", base_image, connects, {})
+    server = wait_for_address(
+        cluster, start_pod(cluster, namespace, "server", base_image, SERVES, {})
+    )
+    targets = [f"{leader}:{LEADER}", f"{leader}:{METRICS}", f"{server}:{OTHER}"]
+    connects = ["python", "-c", CONNECTS, *targets]
+    stranger = start_pod(cluster, namespace, "stranger", base_image, connects, {})
     prometheus = {"app.kubernetes.io/name": "prometheus"}
     scraper, impostor = (
-        start(cluster, where, "scraper", base_image, connects, prometheus)
-        for where in (namespace, elsewhere)
+        start_pod(cluster, where, "scraper", base_image, connects, prometheus)
+        for where in (namespace, other_namespace)
     )
     by_stranger, by_scraper, by_impostor = (
-        reached(cluster, each) for each in (stranger, scraper, impostor)
+        reached_ports(cluster, pod) for pod in (stranger, scraper, impostor)
     )
     if OTHER in by_stranger:  # no policy lets anybody in there
         assert by_stranger == by_scraper == by_impostor == [OTHER, METRICS, LEADER]

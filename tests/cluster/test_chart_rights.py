@@ -1,4 +1,4 @@
-"""The chart's Roles, tried: every verb on every kind, in the name of who is bound, is answered or forbidden."""
+"""The chart's Roles: every verb on every kind, as a bound user, is answered or forbidden."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from tests.cluster import preparations
 from tests.cluster.access import Access
 from tests.cluster.harness.api import Api, Call, Refused
-from tests.cluster.releases import Release, values
+from tests.cluster.releases import Release, chart_values
 from tests.helm.charts import Helm
 
 VERBS = ("get", "list", "watch", "create", "update", "patch", "delete", "deletecollection")
@@ -87,64 +87,66 @@ NAMED = {
 ROLES: Mapping[str, Mapping[str, str]] = {"submitters": SUBMITTER, "viewers": VIEWER}
 
 
-class Try(NamedTuple):
-    """One verb on one kind, as a request of an object that does not exist; a rehearsal where it would change any."""
+class Attempt(NamedTuple):
+    """One verb on one kind for an object that does not exist, in a dry run if it would write."""
 
     what: str
     verb: str
     call: Call
 
     @classmethod
-    def of(cls, base: str, resource: str, verb: str, namespace: str | None) -> Try:
+    def of(cls, base: str, resource: str, verb: str, namespace: str | None) -> Attempt:
         plural, _, subresource = resource.partition("/")
         path = f"{base}/namespaces/{namespace}/{plural}" if namespace else f"{base}/{plural}"
-        one = f"{path}/absent" + (f"/{subresource}" if subresource else "")
+        path_of_object = f"{path}/absent" + (f"/{subresource}" if subresource else "")
         calls = {
-            "get": Call("GET", one),
+            "get": Call("GET", path_of_object),
             "list": Call("GET", path),
             "watch": Call(
                 "GET", f"{path}?watch=1&timeoutSeconds=1&fieldSelector=metadata.name%3Dabsent"
             ),
-            "create": Call("POST", f"{one if subresource else path}?dryRun=All", {}),
-            "update": Call("PUT", f"{one}?dryRun=All", {}),
-            "patch": Call("PATCH", f"{one}?dryRun=All", {}, "application/merge-patch+json"),
-            "delete": Call("DELETE", f"{one}?dryRun=All"),
+            "create": Call("POST", f"{path_of_object if subresource else path}?dryRun=All", {}),
+            "update": Call("PUT", f"{path_of_object}?dryRun=All", {}),
+            "patch": Call(
+                "PATCH", f"{path_of_object}?dryRun=All", {}, "application/merge-patch+json"
+            ),
+            "delete": Call("DELETE", f"{path_of_object}?dryRun=All"),
             "deletecollection": Call("DELETE", f"{path}?dryRun=All"),
         }
         return cls(resource, verb, calls[verb])
 
 
-def tries(kinds: Mapping[str, str], namespace: str | None) -> Iterator[Try]:
+def list_attempts(kinds: Mapping[str, str], namespace: str | None) -> Iterator[Attempt]:
     for base, resources in kinds.items():
         for resource in resources.split():
             for verb in ("get", "create", "update", "patch") if "/" in resource else VERBS:
-                yield Try.of(base, resource, verb, namespace)
+                yield Attempt.of(base, resource, verb, namespace)
 
 
-def answered(api: Api, tried: list[Try]) -> set[tuple[str, str]]:
-    """What was not forbidden."""
-    found = set()
-    for each in tried:
+def allowed_attempts(api: Api, tried: list[Attempt]) -> set[tuple[str, str]]:
+    """Return the attempts that were not forbidden."""
+    allowed = set()
+    for attempt in tried:
         try:
-            api.call(*each.call)
+            api.call(*attempt.call)
         except Refused as error:
             if error.status == 403:
                 continue
-        found.add((each.what, each.verb))
-    return found
+        allowed.add((attempt.what, attempt.verb))
+    return allowed
 
 
 @pytest.fixture
 def release(helm: Helm, cluster: Access, namespace: str) -> Iterator[Release]:
-    found = Release(helm, cluster, namespace)
+    release = Release(helm, cluster, namespace)
     bound = {role: [{"kind": "User", "name": f"{role}-{namespace}"}] for role in ROLES}
-    found.install(values(cluster, rbac=bound))
-    yield found
-    found.uninstall()
+    release.install(chart_values(cluster, rbac=bound))
+    yield release
+    release.uninstall()
 
 
 @pytest.mark.parametrize("role", ROLES)
-def test_who_is_bound_may_do_what_is_listed_and_nothing_else(
+def test_bound_user_may_do_only_what_is_listed(
     cluster: Access,
     namespace: str,
     release: Release,
@@ -152,39 +154,41 @@ def test_who_is_bound_may_do_what_is_listed_and_nothing_else(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
     folder = tmp_path_factory.mktemp(role)
-    api = preparations.impersonating(cluster, f"{role}-{namespace}", namespace, folder).api
-    listed = {(what, verb) for what, verbs in ROLES[role].items() for verb in verbs.split()}
-    within = list(tries(WITHIN, namespace))
-    assert listed <= {(each.what, each.verb) for each in within}
-    assert len(within) >= 200
-    assert answered(api, within) == listed
-    assert answered(api, list(tries(WITHIN, "default"))) == set()
-    assert answered(api, list(tries(OUTSIDE, None))) == set()
+    api = preparations.impersonate(cluster, f"{role}-{namespace}", namespace, folder).api
+    listed = {(resource, verb) for resource, verbs in ROLES[role].items() for verb in verbs.split()}
+    attempts = list(list_attempts(WITHIN, namespace))
+    assert listed <= {(each.what, each.verb) for each in attempts}
+    assert len(attempts) >= 200
+    assert allowed_attempts(api, attempts) == listed
+    assert allowed_attempts(api, list(list_attempts(WITHIN, "default"))) == set()
+    assert allowed_attempts(api, list(list_attempts(OUTSIDE, None))) == set()
     defaults = api.get(f"/api/v1/namespaces/{namespace}/configmaps/jaxlaunch")
     assert "claim: team-checkpoints" in defaults["data"]["defaults.yaml"]
 
 
-def test_who_is_not_bound_may_do_nothing(
+def test_unbound_user_may_do_nothing(
     cluster: Access, namespace: str, release: Release, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    api = preparations.impersonating(
+    api = preparations.impersonate(
         cluster, "mallory", namespace, tmp_path_factory.mktemp("mallory")
     ).api
-    assert answered(api, list(tries(WITHIN, namespace))) == set()
+    assert allowed_attempts(api, list(list_attempts(WITHIN, namespace))) == set()
 
 
-def test_a_cluster_reader_sees_what_is_listed_and_changes_nothing(
+def test_cluster_reader_may_only_read_what_is_listed(
     cluster: Access, namespace: str, helm: Helm, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     release, user = Release(helm, cluster, namespace), f"reader-{namespace}"
     release.install(
-        values(cluster, rbac={"viewers": [{"kind": "User", "name": user}], "clusterReader": True})
+        chart_values(
+            cluster, rbac={"viewers": [{"kind": "User", "name": user}], "clusterReader": True}
+        )
     )
     try:
-        api = preparations.impersonating(
+        api = preparations.impersonate(
             cluster, user, namespace, tmp_path_factory.mktemp("reader")
         ).api
-        seen = answered(api, list(tries(OUTSIDE, None)))
+        allowed = allowed_attempts(api, list(list_attempts(OUTSIDE, None)))
         hidden = {
             "persistentvolumes",
             "storageclasses",
@@ -197,12 +201,12 @@ def test_a_cluster_reader_sees_what_is_listed_and_changes_nothing(
             resource for resources in OUTSIDE.values() for resource in resources.split()
         } - hidden
         listed = {(kind, "list") for kind in kinds - GOTTEN}
-        assert seen == {(kind, "get") for kind in kinds} | listed
-        elsewhere = answered(api, list(tries(WITHIN, "default")))
+        assert allowed == {(kind, "get") for kind in kinds} | listed
+        elsewhere = allowed_attempts(api, list(list_attempts(WITHIN, "default")))
         assert elsewhere == {
             (kind, verb) for kind in ("services", "endpointslices") for verb in ("get", "list")
         }
         for path in NAMED.values():
-            assert answered(api, [Try(path, "get", Call("GET", path))])
+            assert allowed_attempts(api, [Attempt(path, "get", Call("GET", path))])
     finally:
         release.uninstall()

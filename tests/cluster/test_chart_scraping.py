@@ -1,4 +1,4 @@
-"""The chart's PodMonitor and rules in a real Prometheus: it finds the pods of jobs, and the rules see their labels."""
+"""The chart's PodMonitor and rules in a real Prometheus: it finds pods, rules see their labels."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ import yaml
 from jaxlaunch.launcher.agent.io.link import choose_free_port
 from tests import needs
 from tests.cluster.access import Access
-from tests.cluster.command import launcher, project
-from tests.cluster.waiting import until
+from tests.cluster.command import run_launcher, write_project
+from tests.cluster.waiting import wait_until
 from tests.helm.charts import Helm, Object, one
 
 pytestmark = pytest.mark.extended
@@ -30,14 +30,13 @@ PROGRAM = "import time; time.sleep(600)"
 Series = list[dict[str, str]]
 
 
-def label(name: str) -> str:
-    """Where discovery puts a pod's label."""
+def discovery_label(name: str) -> str:
+    """Return the discovery label of a pod's label."""
     return f"{META}pod_label_{re.sub(r'[^a-zA-Z0-9_]', '_', name)}"
 
 
-def discovered(cluster: Access, namespace: str) -> list[dict[str, Any]]:
-    """Every port of the namespace's pods, with what Prometheus's own discovery tells of it: Debian's has none for
-    Kubernetes."""
+def discover_ports(cluster: Access, namespace: str) -> list[dict[str, Any]]:
+    """Return the ports of the pods as Prometheus's discovery does, which Debian's lacks."""
     return [
         {
             "targets": [f"{pod['status']['podIP']}:{port['containerPort']}"],
@@ -46,7 +45,10 @@ def discovered(cluster: Access, namespace: str) -> list[dict[str, Any]]:
                 f"{META}pod_name": pod["metadata"]["name"],
                 f"{META}pod_phase": pod["status"]["phase"],
                 f"{META}pod_container_port_name": port["name"],
-                **{label(name): value for name, value in pod["metadata"]["labels"].items()},
+                **{
+                    discovery_label(name): value
+                    for name, value in pod["metadata"]["labels"].items()
+                },
             },
         }
         for pod in cluster.api.get(f"/api/v1/namespaces/{namespace}/pods")["items"]
@@ -55,49 +57,53 @@ def discovered(cluster: Access, namespace: str) -> list[dict[str, Any]]:
     ]
 
 
-def scraped(monitor: Object) -> dict[str, Any]:
-    """What the operator makes of a PodMonitor: what of the discovered it keeps, and its own relabelings."""
+def scrape_config(monitor: Object) -> dict[str, Any]:
+    """Return the scrape configuration that the operator makes of a PodMonitor."""
     spec = monitor["spec"]
     (endpoint,) = spec["podMetricsEndpoints"]
-    kept = [
-        {"source_labels": [label(name)], "regex": value, "action": "keep"}
+    keep_rules = [
+        {"source_labels": [discovery_label(name)], "regex": value, "action": "keep"}
         for name, value in spec["selector"]["matchLabels"].items()
     ]
-    kept.append(
+    keep_rules.append(
         {
             "source_labels": [f"{META}pod_container_port_name"],
             "regex": endpoint["port"],
             "action": "keep",
         }
     )
-    named = {
+    port_rule = {
         "namespace": f"{META}namespace",
         "pod": f"{META}pod_name",
-        "job": label(spec["jobLabel"]),
+        "job": discovery_label(spec["jobLabel"]),
     }
-    found = [
-        {"source_labels": [source], "target_label": target} for target, source in named.items()
+    discovered_labels = [
+        {"source_labels": [source], "target_label": target} for target, source in port_rule.items()
     ]
-    own = [
+    monitor_rules = [
         {
             re.sub(r"([A-Z])", lambda upper: f"_{upper[1].lower()}", key): value
-            for key, value in each.items()
+            for key, value in rule.items()
         }
-        for each in endpoint["relabelings"]
+        for rule in endpoint["relabelings"]
     ]
     return {
         "job_name": f"podMonitor/{monitor['metadata']['name']}/0",
         "file_sd_configs": [{"files": ["targets.json"], "refresh_interval": "1s"}],
-        "relabel_configs": [*kept, *found, *own],
+        "relabel_configs": [*keep_rules, *discovered_labels, *monitor_rules],
     }
 
 
 @contextmanager
-def prometheus(folder: Path, monitor: Object, rules: Object) -> Iterator[str]:
-    """The address of a Prometheus that scrapes and evaluates each second."""
+def run_prometheus(folder: Path, monitor: Object, rules: Object) -> Iterator[str]:
+    """Yield the address of a Prometheus that scrapes and evaluates each second."""
     program = needs.tool("prometheus", of="the Debian package prometheus")
     every = {"scrape_interval": "1s", "scrape_timeout": "1s", "evaluation_interval": "1s"}
-    config = {"global": every, "rule_files": ["rules.yaml"], "scrape_configs": [scraped(monitor)]}
+    config = {
+        "global": every,
+        "rule_files": ["rules.yaml"],
+        "scrape_configs": [scrape_config(monitor)],
+    }
     for name, document in (("prometheus.yml", config), ("rules.yaml", rules["spec"])):
         (folder / name).write_text(yaml.safe_dump(document))
     address = f"127.0.0.1:{choose_free_port()}"
@@ -117,8 +123,8 @@ def prometheus(folder: Path, monitor: Object, rules: Object) -> Iterator[str]:
             process.wait()
 
 
-def query(address: str, expression: str) -> Series:
-    """The labels of its series; none while Prometheus starts."""
+def query_labels(address: str, expression: str) -> Series:
+    """Return the labels of a query's series, or none while Prometheus starts."""
     url = f"http://{address}/api/v1/query?{urllib.parse.urlencode({'query': expression})}"
     try:
         with urllib.request.urlopen(url, timeout=10) as answer:
@@ -128,37 +134,40 @@ def query(address: str, expression: str) -> Series:
     return [series["metric"] for series in result]
 
 
-def test_prometheus_finds_a_job_s_pods_and_the_rules_see_them(
+def test_prometheus_finds_the_pods_of_a_job_for_the_rules(
     helm: Helm, cluster: Access, namespace: str, base_image: str, tmp_path: Path
 ) -> None:
     if not cluster.is_ours:
         pytest.skip("the pods of another cluster cannot be reached from here")
-    made = helm.render(
+    manifests = helm.render(
         {"podMonitor": {"enabled": True}, "alerts": {"enabled": True}}, "team", namespace
     )
-    monitor, rules = one(made, "PodMonitor"), one(made, "PrometheusRule")
-    folder = project(
+    monitor, rules = one(manifests, "PodMonitor"), one(manifests, "PrometheusRule")
+    folder = write_project(
         tmp_path / "job", namespace, {}, image=base_image, command=["python", "-c", PROGRAM]
     )
-    assert launcher(cluster, folder, "submit", "job.yaml").returncode == 0
+    assert run_launcher(cluster, folder, "submit", "job.yaml").returncode == 0
     place = tmp_path / "prometheus"
     place.mkdir()
 
-    def asked(expression: str) -> Series:
-        """The answer, by what is discovered now."""
+    def query_now(expression: str) -> Series:
+        """Query with the pods that are discovered now."""
         fresh = place / "fresh"
-        fresh.write_text(json.dumps(discovered(cluster, namespace)))
+        fresh.write_text(json.dumps(discover_ports(cluster, namespace)))
         fresh.rename(place / "targets.json")
-        return query(address, expression)
+        return query_labels(address, expression)
 
-    with prometheus(place, monitor, rules) as address:
-        (found,) = until(lambda: asked("up == 1"), len, "the pod is scraped")
-        assert found.items() >= {"job": "jaxlaunch", "namespace": namespace, "run": "mine"}.items()
-        assert found["pod"].startswith("mine-w-0-0-")
-        series = until(
-            lambda: asked("jaxlaunch:threshold:restarts"), len, "the rules are evaluated"
+    with run_prometheus(place, monitor, rules) as address:
+        (labels,) = wait_until(lambda: query_now("up == 1"), len, "the pod is scraped")
+        assert labels.items() >= {"job": "jaxlaunch", "namespace": namespace, "run": "mine"}.items()
+        assert labels["pod"].startswith("mine-w-0-0-")
+        series = wait_until(
+            lambda: query_now("jaxlaunch:threshold:restarts"), len, "the rules are evaluated"
         )
         assert [each["namespace"] for each in series] == [namespace]
-        assert launcher(cluster, folder, "delete", "mine", "--yes", "-n", namespace).returncode == 0
-        until(lambda: asked("up"), lambda left: not left, "the pod is no longer a target")
-        assert asked('ALERTS{alertstate="firing"}') == []
+        assert (
+            run_launcher(cluster, folder, "delete", "mine", "--yes", "-n", namespace).returncode
+            == 0
+        )
+        wait_until(lambda: query_now("up"), lambda left: not left, "the pod is no longer a target")
+        assert query_now('ALERTS{alertstate="firing"}') == []

@@ -1,4 +1,4 @@
-"""The user's code without a registry: what is edited here runs there, and what was shipped goes when its jobs go."""
+"""The user's code without a registry: the edited files run, and are deleted with their jobs."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from jaxlaunch.launcher.agent import pack
 from jaxlaunch.launcher.manifests.code import MAX_CONFIG_MAP_BYTES
 from tests import collisions
 from tests.cluster.access import Access
-from tests.cluster.command import launcher, project
-from tests.cluster.waiting import until
+from tests.cluster.command import run_launcher, write_project
+from tests.cluster.waiting import wait_until
 from tests.compiled import QUICK_COMPILES
 
 TRAIN = """
@@ -23,22 +23,24 @@ print("the answer is", ANSWER, "in", os.getcwd(), "as", sys.argv[1:], "before", 
 """
 
 
-def shipped(cluster: Access, namespace: str) -> list[dict[str, Any]]:
-    """The ConfigMaps that hold what jobs brought."""
+def code_configmaps(cluster: Access, namespace: str) -> list[dict[str, Any]]:
+    """Return the ConfigMaps that hold the code of jobs."""
     listed = cluster.api.get(f"/api/v1/namespaces/{namespace}/configmaps")["items"]
-    return [one for one in listed if one["metadata"]["name"].startswith("jaxlaunch-")]
-
-
-def owners(cluster: Access, namespace: str) -> list[list[str]]:
-    found = shipped(cluster, namespace)
     return [
-        sorted(owner["name"] for owner in one["metadata"].get("ownerReferences", []))
-        for one in found
+        configmap for configmap in listed if configmap["metadata"]["name"].startswith("jaxlaunch-")
+    ]
+
+
+def owner_names(cluster: Access, namespace: str) -> list[list[str]]:
+    configmaps = code_configmaps(cluster, namespace)
+    return [
+        sorted(owner["name"] for owner in configmap["metadata"].get("ownerReferences", []))
+        for configmap in configmaps
     ]
 
 
 @pytest.mark.parametrize("agent", ["inject", "auto"])
-def test_an_edited_file_runs_with_no_image_built(
+def test_edited_file_runs_without_a_new_image(
     cluster: Access, namespace: str, base_image: str, tmp_path: Path, agent: str
 ) -> None:
     files = {
@@ -47,33 +49,33 @@ def test_an_edited_file_runs_with_no_image_built(
         ".gitignore": "*.npz",
         "huge.npz": "x" * 5_000_000,
     }
-    folder = project(tmp_path, namespace, files, image=base_image, code=".", agent=agent)
-    first = launcher(cluster, folder, "submit", "job.yaml", "--wait", "--follow")
+    folder = write_project(tmp_path, namespace, files, image=base_image, code=".", agent=agent)
+    first = run_launcher(cluster, folder, "submit", "job.yaml", "--wait", "--follow")
     assert first.returncode == 0, first.stderr
     assert "[0] the answer is 41 in /code as [] before /code\n" in first.stdout
     (folder / "mine" / "model.py").write_text("ANSWER = 42")
-    second = launcher(cluster, folder, "submit", "job.yaml", "--replace", "--wait", "--follow")
+    second = run_launcher(cluster, folder, "submit", "job.yaml", "--replace", "--wait", "--follow")
     assert second.returncode == 0, second.stderr
     assert "[0] the answer is 42 in /code" in second.stdout
 
 
-def test_a_folder_that_almost_fills_what_the_agent_leaves_of_1_mib_arrives(
+def test_folder_of_almost_the_maximum_size_arrives(
     cluster: Access, namespace: str, base_image: str, tmp_path: Path
 ) -> None:
     text = "import os; print('bytes', os.path.getsize('data.bin'))"
-    folder = project(tmp_path, namespace, {"train.py": text}, image=base_image, code=".")
+    folder = write_project(tmp_path, namespace, {"train.py": text}, image=base_image, code=".")
     room = MAX_CONFIG_MAP_BYTES - len(pack.pack_agent())
     size = room - 4096  # the archive's own bytes, the job and the program
     assert size > 800 * 1024, "the agent leaves most of it to the user"
     (folder / "data.bin").write_bytes(os.urandom(size))
-    ended = launcher(cluster, folder, "submit", "job.yaml", "--wait", "--follow")
-    assert ended.returncode == 0 and f"[0] bytes {size}\n" in ended.stdout, ended.stderr
+    result = run_launcher(cluster, folder, "submit", "job.yaml", "--wait", "--follow")
+    assert result.returncode == 0 and f"[0] bytes {size}\n" in result.stdout, result.stderr
 
 
-def test_jobs_of_one_folder_share_what_they_brought_until_the_last_is_gone(
+def test_jobs_of_one_folder_share_their_code_until_the_last_is_deleted(
     cluster: Access, namespace: str, base_image: str, tmp_path: Path
 ) -> None:
-    folder = project(
+    folder = write_project(
         tmp_path,
         namespace,
         {"train.py": "import time; time.sleep(600)"},
@@ -81,29 +83,35 @@ def test_jobs_of_one_folder_share_what_they_brought_until_the_last_is_gone(
         code=".",
     )
     for name in ("first", "second", "third", "second"):
-        submitted = launcher(cluster, folder, "submit", "job.yaml", f"name={name}")
+        submitted = run_launcher(cluster, folder, "submit", "job.yaml", f"name={name}")
         assert submitted.returncode == 0, submitted.stderr
-    assert owners(cluster, namespace) == [["first", "second", "third"]]
-    (one,) = shipped(cluster, namespace)
-    assert one["immutable"] is True
-    assert not any(owner.get("blockOwnerDeletion") for owner in one["metadata"]["ownerReferences"])
+    assert owner_names(cluster, namespace) == [["first", "second", "third"]]
+    (configmap,) = code_configmaps(cluster, namespace)
+    assert configmap["immutable"] is True
+    assert not any(
+        owner.get("blockOwnerDeletion") for owner in configmap["metadata"]["ownerReferences"]
+    )
     for name in ("first", "second"):
-        deleted = launcher(cluster, folder, "delete", name, "-n", namespace, "--yes")
+        deleted = run_launcher(cluster, folder, "delete", name, "-n", namespace, "--yes")
         assert deleted.returncode == 0, deleted.stderr
-    until(lambda: owners(cluster, namespace), lambda seen: seen == [["third"]], "two jobs let go")
-    (one,) = shipped(cluster, namespace)
-    managers = {field["manager"] for field in one["metadata"]["managedFields"]}
+    wait_until(
+        lambda: owner_names(cluster, namespace), lambda seen: seen == [["third"]], "two jobs let go"
+    )
+    (configmap,) = code_configmaps(cluster, namespace)
+    managers = {field["manager"] for field in configmap["metadata"]["managedFields"]}
     assert len([name for name in managers if name.startswith("jaxlaunch-")]) == 1, (
         "those of jobs that are gone stay"
     )
-    launcher(cluster, folder, "delete", "third", "-n", namespace, "--yes")
-    until(lambda: owners(cluster, namespace), lambda seen: seen == [], "what was brought goes")
+    run_launcher(cluster, folder, "delete", "third", "-n", namespace, "--yes")
+    wait_until(
+        lambda: owner_names(cluster, namespace), lambda seen: seen == [], "what was brought goes"
+    )
 
 
-def test_a_task_of_ones_own_trains_in_our_image_whatever_else_its_folder_holds(
+def test_custom_task_trains_in_a_folder_with_colliding_names(
     cluster: Access, namespace: str, checkpoints: Path, image: str, tmp_path: Path
 ) -> None:
-    """Files whose names something else has too: random.py, types.py, jax.py, trainer/ and forty more."""
+    """Check with files whose names collide: random.py, types.py, jax.py, trainer/ and more."""
     made = collisions.make_all(tmp_path / "shipped")
     task = (made / "task_of_mine.py").read_text() + "print('mine is', __file__)\n"
     train = {
@@ -119,13 +127,13 @@ def test_a_task_of_ones_own_trains_in_our_image_whatever_else_its_folder_holds(
         "env": QUICK_COMPILES,
         "volumes": [{"claim": "checkpoints", "path": "/checkpoints"}],
     }
-    folder = project(
+    folder = write_project(
         tmp_path, namespace, {"shipped/mine/tasks.py": task}, image=image, code="shipped", **job
     )
-    ended = launcher(
+    result = run_launcher(
         cluster, folder, "submit", "job.yaml", "resources.memory=1Gi", "--wait", "--follow"
     )
-    assert ended.returncode == 0, ended.stderr
-    assert "[0] mine is /code/mine/tasks.py\n" in ended.stdout
+    assert result.returncode == 0, result.stderr
+    assert "[0] mine is /code/mine/tasks.py\n" in result.stdout
     names = collisions.own({*collisions.MODULES, *collisions.PACKAGES})
-    assert collisions.seen(ended.stdout) == [f"{name} mine" for name in names]
+    assert collisions.seen(result.stdout) == [f"{name} mine" for name in names]

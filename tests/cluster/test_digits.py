@@ -1,6 +1,6 @@
-"""The digits of `make run` in pods, from submit to delete: in the image of the Dockerfile, at the restricted level.
+"""The digits of `make run` in pods at the restricted level, from submit to delete.
 
-For fewer epochs than theirs, which tests/cluster/test_readme.py trains to their accuracy.
+They train for fewer epochs than in tests/cluster/test_readme.py, which checks their accuracy.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.extended
 ROOT = Path(__file__).parents[2]
 
 
-def test_the_smoke_script_trains_the_digits_on_two_pods(
+def test_smoke_script_trains_the_digits_on_two_pods(
     cluster: Access, namespace: str, checkpoints: Path, image: str
 ) -> None:
     path = f"{sys.prefix}/bin{os.pathsep}{cluster.env['PATH']}"

@@ -1,4 +1,4 @@
-"""A healthy namespace passes; each sickness, produced for real, is found by name, with the right exit code."""
+"""A healthy namespace passes `doctor`; each real fault is found with the right exit code."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from tests.cluster.access import Access
-from tests.cluster.command import launcher
+from tests.cluster.command import run_launcher
 from tests.cluster.harness.kwok import TAINT, fake_nodes
 from tests.cluster.preparations import (
     KUEUE,
@@ -21,7 +21,7 @@ from tests.cluster.preparations import (
     make_user,
     remove_namespace,
 )
-from tests.cluster.waiting import has, until
+from tests.cluster.waiting import has_condition, wait_until
 
 CANARY = "canary-7c1f2b"
 JOB = {
@@ -35,30 +35,36 @@ JOB = {
 
 
 @dataclasses.dataclass(frozen=True)
-class Examined:
+class DoctorResult:
     code: int
     findings: list[dict[str, str]]
     text: str
 
-    def level(self, check: str, what: str) -> str:
-        """The level of the finding of a check that says this."""
-        found = [each for each in self.findings if each["check"] == check and what in each["what"]]
-        assert len(found) == 1, f"{check} does not say {what!r} once:\n{self.text}"
-        return found[0]["level"]
+    def level(self, check: str, text: str) -> str:
+        """Return the level of a check's finding that contains this text."""
+        findings = [
+            finding
+            for finding in self.findings
+            if finding["check"] == check and text in finding["what"]
+        ]
+        assert len(findings) == 1, f"{check} does not say {text!r} once:\n{self.text}"
+        return findings[0]["level"]
 
     def failing(self) -> set[str]:
-        return {each["check"] for each in self.findings if each["level"] == "fail"}
+        return {finding["check"] for finding in self.findings if finding["level"] == "fail"}
 
 
-def examine(cluster: Access, folder: Path, namespace: str, **job: object) -> Examined:
+def run_doctor(cluster: Access, folder: Path, namespace: str, **job: object) -> DoctorResult:
     (folder / "job.yaml").write_text(yaml.safe_dump({**JOB, "namespace": namespace, **job}))
-    done = launcher(cluster, folder, "doctor", "job.yaml", "-o", "json")
+    done = run_launcher(cluster, folder, "doctor", "job.yaml", "-o", "json")
     assert done.stdout, done.stderr
     assert CANARY not in done.stdout + done.stderr
-    return Examined(done.returncode, json.loads(done.stdout), done.stdout)
+    return DoctorResult(done.returncode, json.loads(done.stdout), done.stdout)
 
 
-def create(cluster: Access, namespace: str, plural: str, kind: str, name: str, **body: Any) -> None:
+def create_object(
+    cluster: Access, namespace: str, plural: str, kind: str, name: str, **body: Any
+) -> None:
     path = f"/api/v1/namespaces/{namespace}/{plural}"
     cluster.api.create(path, {"apiVersion": "v1", "kind": kind, "metadata": {"name": name}, **body})
 
@@ -66,13 +72,13 @@ def create(cluster: Access, namespace: str, plural: str, kind: str, name: str, *
 # --- health ---------------------------------------------------------------------------------------
 
 
-def test_a_healthy_namespace_passes_and_nothing_is_left_in_it(
+def test_healthy_namespace_passes_and_stays_unchanged(
     cluster: Access, namespace: str, checkpoints: Path, tmp_path: Path
 ) -> None:
     make_queue(cluster, namespace, {"cpu": "1", "memory": "1Gi"})
-    active(cluster, namespace, "queue")
-    create(cluster, namespace, "secrets", "Secret", "token", stringData={"token": CANARY})
-    found = examine(
+    is_active(cluster, namespace, "queue")
+    create_object(cluster, namespace, "secrets", "Secret", "token", stringData={"token": CANARY})
+    result = run_doctor(
         cluster,
         tmp_path,
         namespace,
@@ -80,8 +86,8 @@ def test_a_healthy_namespace_passes_and_nothing_is_left_in_it(
         volumes=[{"claim": "checkpoints", "path": "/checkpoints"}],
         secrets={"TOKEN": {"name": "token", "key": "token"}},
     )
-    assert (found.code, found.failing()) == (0, set()), found.text
-    assert {each["check"] for each in found.findings} >= {
+    assert (result.code, result.failing()) == (0, set()), result.text
+    assert {finding["check"] for finding in result.findings} >= {
         "server",
         "clock",
         "jobset",
@@ -89,7 +95,7 @@ def test_a_healthy_namespace_passes_and_nothing_is_left_in_it(
         "webhooks",
         "dry run",
     }
-    assert found.level("queue", "covers cpu, memory, all that the job requests") == "ok"
+    assert result.level("queue", "covers cpu, memory, all that the job requests") == "ok"
     for path in (
         "/api/v1/namespaces/{}/pods",
         "/apis/jobset.x-k8s.io/v1alpha2/namespaces/{}/jobsets",
@@ -97,10 +103,10 @@ def test_a_healthy_namespace_passes_and_nothing_is_left_in_it(
         assert cluster.api.get(path.format(namespace))["items"] == []
 
 
-def test_a_namespace_is_examined_without_a_job(
+def test_namespace_is_checked_without_a_job(
     cluster: Access, namespace: str, tmp_path: Path
 ) -> None:
-    done = launcher(cluster, tmp_path, "doctor", "-n", namespace)
+    done = run_launcher(cluster, tmp_path, "doctor", "-n", namespace)
     assert done.returncode == 0, done.stdout
     assert (
         f"namespace {namespace} enforces Pod Security level restricted, which the pods meet"
@@ -109,14 +115,14 @@ def test_a_namespace_is_examined_without_a_job(
     assert " 0 failures" in done.stderr
 
 
-def active(cluster: Access, namespace: str, name: str, status: str = "True") -> None:
+def is_active(cluster: Access, namespace: str, name: str, status: str = "True") -> None:
     path = f"/apis/{KUEUE}/namespaces/{namespace}/localqueues/{name}"
-    until(lambda: cluster.api.get(path), has("Active", status), f"queue {name}")
+    wait_until(lambda: cluster.api.get(path), has_condition("Active", status), f"queue {name}")
 
 
 @pytest.fixture(scope="module")
-def bare(cluster: Access) -> Iterator[str]:
-    """A namespace in which nothing is made."""
+def bare_namespace(cluster: Access) -> Iterator[str]:
+    """Yield a namespace in which nothing is made."""
     name = make_namespace(cluster, "restricted")
     yield name
     remove_namespace(cluster, name)
@@ -126,7 +132,7 @@ def bare(cluster: Access) -> Iterator[str]:
 
 
 @pytest.mark.parametrize(
-    ("job", "check", "what"),
+    ("job", "check", "text"),
     [
         ({"queue": "nope"}, "queue", "LocalQueue nope does not exist"),
         ({"priority": "nope"}, "priority", "PriorityClass nope does not exist"),
@@ -159,52 +165,59 @@ def bare(cluster: Access) -> Iterator[str]:
         ({"pod": {"spec": {"hostUsers": "yes"}}}, "dry run", "the API server rejects the JobSet"),
     ],
 )
-def test_what_a_job_names_and_the_cluster_lacks_is_the_users_to_mend(
-    cluster: Access, bare: str, tmp_path: Path, job: Mapping[str, object], check: str, what: str
+def test_missing_objects_of_a_job_are_failures(
+    cluster: Access,
+    bare_namespace: str,
+    tmp_path: Path,
+    job: Mapping[str, object],
+    check: str,
+    text: str,
 ) -> None:
-    found = examine(cluster, tmp_path, bare, **job)
-    assert found.level(check, what) == "fail"
-    assert found.code == 2, found.text
+    result = run_doctor(cluster, tmp_path, bare_namespace, **job)
+    assert result.level(check, text) == "fail"
+    assert result.code == 2, result.text
 
 
 # --- what the cluster's owner must mend -----------------------------------------------------------
 
 
-def test_a_user_without_rights_learns_which_and_the_rest_is_unknown(
+def test_missing_rights_are_named_and_other_checks_unknown(
     cluster: Access, namespace: str, tmp_path: Path
 ) -> None:
     make_queue(cluster, namespace, {"cpu": "1", "memory": "1Gi"})
     rules = [{"apiGroups": ["kueue.x-k8s.io"], "resources": ["localqueues"], "verbs": ["get"]}]
     theirs = dataclasses.replace(cluster, kubeconfig=make_user(cluster, namespace, rules, tmp_path))
-    found = examine(theirs, tmp_path, namespace, queue="queue")
-    assert found.code == 3 and found.failing() == {"rights"}, found.text
+    result = run_doctor(theirs, tmp_path, namespace, queue="queue")
+    assert result.code == 3 and result.failing() == {"rights"}, result.text
     missing = next(
-        each["what"] for each in found.findings if each.get("why") == "needed by launcher submit."
+        finding["what"]
+        for finding in result.findings
+        if finding.get("why") == "needed by launcher submit."
     )
     assert "create jobsets.jobset.x-k8s.io" in missing and "localqueues" not in missing
-    unknown = {each["check"] for each in found.findings if each["level"] == "unknown"}
+    unknown = {finding["check"] for finding in result.findings if finding["level"] == "unknown"}
     assert unknown >= {"webhooks", "dns", "namespace", "quota", "queue", "dry run", "nodes"}
 
 
 @pytest.mark.parametrize(
-    ("quota", "what"),
+    ("quota", "text"),
     [
         ({"cpu": "1"}, "does not cover memory, of which the job requests 128Mi"),
         ({"cpu": "30m", "memory": "1Gi"}, "is too small: the job requests 40m of cpu (quota 30m)"),
     ],
 )
-def test_a_queue_that_could_never_admit_the_job_is_named(
-    cluster: Access, namespace: str, tmp_path: Path, quota: dict[str, str], what: str
+def test_queue_that_could_never_admit_the_job_is_named(
+    cluster: Access, namespace: str, tmp_path: Path, quota: dict[str, str], text: str
 ) -> None:
     make_queue(cluster, namespace, quota)
-    active(cluster, namespace, "queue")
-    found = examine(cluster, tmp_path, namespace, queue="queue")
-    assert found.code == 3 and found.level("queue", what) == "fail"
+    is_active(cluster, namespace, "queue")
+    result = run_doctor(cluster, tmp_path, namespace, queue="queue")
+    assert result.code == 3 and result.level("queue", text) == "fail"
 
 
 @pytest.fixture(params=["jobsets", "pods"])
-def deaf(cluster: Access, namespace: str, request: pytest.FixtureRequest) -> Iterator[str]:
-    """A webhook on one kind, for this namespace alone, behind whose service nobody is."""
+def dead_webhook(cluster: Access, namespace: str, request: pytest.FixtureRequest) -> Iterator[str]:
+    """Add a webhook on one kind for this namespace whose service has no endpoint."""
     group = {"jobsets": "jobset.x-k8s.io", "pods": ""}[request.param]
     service = {"namespace": namespace, "name": "nobody", "path": "/"}
     hook = {
@@ -234,36 +247,38 @@ def deaf(cluster: Access, namespace: str, request: pytest.FixtureRequest) -> Ite
     cluster.api.delete(f"{path}/{namespace}")
 
 
-def test_a_webhook_that_nobody_answers_is_named(
-    cluster: Access, namespace: str, deaf: str, tmp_path: Path
+def test_webhook_without_an_endpoint_is_named(
+    cluster: Access, namespace: str, dead_webhook: str, tmp_path: Path
 ) -> None:
-    found = until(
-        lambda: examine(
+    result = wait_until(
+        lambda: run_doctor(
             cluster, tmp_path, namespace
         ),  # the server takes a moment to know a new webhook
-        lambda found: "dry run" in found.failing(),
+        lambda result: "dry run" in result.failing(),
         "the webhook's failure",
     )
-    assert found.code == 3
+    assert result.code == 3
     assert (
-        found.level("webhooks", f"webhook {deaf}: service {namespace}/nobody has no ready endpoint")
+        result.level(
+            "webhooks", f"webhook {dead_webhook}: service {namespace}/nobody has no ready endpoint"
+        )
         == "fail"
     )
-    assert found.level("dry run", f"webhook {deaf} does not answer") == "fail"
+    assert result.level("dry run", f"webhook {dead_webhook} does not answer") == "fail"
 
 
-def test_nodes_that_have_the_accelerator_and_a_taint_are_told_apart_from_none(
+def test_tainted_nodes_with_the_accelerator_differ_from_none(
     cluster: Access, namespace: str, tmp_path: Path
 ) -> None:
     pool = {"jaxlaunch.test/pool": namespace}
     labels = {"nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3", **pool}
     h100: dict[str, Any] = {"accelerator": {"type": "h100", "per_host": 8}, "node_selector": labels}
     with fake_nodes(cluster.api, 1, labels, {"nvidia.com/gpu": "8"}):
-        found = examine(cluster, tmp_path, namespace, **h100)
-        assert found.level("nodes", f"untolerated taints: {TAINT}=true:NoSchedule") == "fail"
+        result = run_doctor(cluster, tmp_path, namespace, **h100)
+        assert result.level("nodes", f"untolerated taints: {TAINT}=true:NoSchedule") == "fail"
         tolerant = [{"key": TAINT, "operator": "Exists"}]
-        few = examine(cluster, tmp_path, namespace, **h100, tolerations=tolerant)
+        few = run_doctor(cluster, tmp_path, namespace, **h100, tolerations=tolerant)
         assert few.level("nodes", "room for 1 of the job's 2 pods on 1 node") == "fail"
-        enough = examine(cluster, tmp_path, namespace, **h100, tolerations=tolerant, hosts=1)
+        enough = run_doctor(cluster, tmp_path, namespace, **h100, tolerations=tolerant, hosts=1)
         assert enough.level("nodes", "room for the job's 1 pod on 1 node") == "ok"
         assert "8 nvidia.com/gpu NVIDIA-H100-80GB-HBM3" in enough.text

@@ -1,4 +1,4 @@
-"""Every way a gang can end, in real pods, and what its JobSet makes of it."""
+"""Every way a gang can end in real pods, and what its JobSet makes of it."""
 
 from __future__ import annotations
 
@@ -10,8 +10,15 @@ from jaxlaunch import contract
 from jaxlaunch.contract import Action
 from jaxlaunch.launcher.job.defaults import Defaults
 from tests.cluster.access import Access
-from tests.cluster.gangs import Gang, Place, place, program, verdicts, without_agent
-from tests.cluster.waiting import until
+from tests.cluster.gangs import (
+    Gang,
+    Workspace,
+    make_workspace,
+    program_command,
+    read_verdicts,
+    replace_agent,
+)
+from tests.cluster.waiting import wait_until
 
 UNLISTED = 42  # a code that nobody promised
 LIMIT = 1  # restarts that count
@@ -33,7 +40,7 @@ TABLE = {
     Action.RESTART: ("Failed", (LIMIT, LIMIT)),
 }
 # Gangs that run out of memory: what it takes, and who is named.
-HUNGRY = {
+OUT_OF_MEMORY = {
     "oom-child": ("child", "rank 1"),
     "oom-container": ("container", "host 1"),
     "oom-container-2": ("container", "host 1"),
@@ -46,61 +53,67 @@ STRICT = {
 
 
 @pytest.fixture(scope="module")
-def here(cluster: Access, base_image: str) -> Iterator[Place]:
-    with place(cluster, base_image) as found:
-        yield found
+def workspace(cluster: Access, base_image: str) -> Iterator[Workspace]:
+    with make_workspace(cluster, base_image) as workspace:
+        yield workspace
 
 
 @pytest.fixture(scope="module")
-def gangs(here: Place) -> Mapping[int | str, Gang]:
-    """A gang for each code and for each way to run out of memory, all at once."""
+def gangs(workspace: Workspace) -> Mapping[int | str, Gang]:
+    """Start a gang for each code and for each way to run out of memory, all at once."""
     plain = {"restarts": {"in_place": 0, "crash": LIMIT}, "resources": {"cpu": "10m"}}
     started: dict[int | str, Gang] = {}
     for code in contract.OUTCOMES:
         shape = SHAPES.get(code, {})
-        started[code] = here.start(
-            f"ends-{code}", Defaults(), command=program("ends.py", str(code)), **shape, **plain
+        started[code] = workspace.start(
+            f"ends-{code}",
+            Defaults(),
+            command=program_command("ends.py", str(code)),
+            **shape,
+            **plain,
         )
-    alone = without_agent(["python", "-c", f"raise SystemExit({UNLISTED})"])
-    started[UNLISTED] = here.start(f"ends-{UNLISTED}", Defaults(), alone, command=["true"], **plain)
-    for name, (whole, _) in HUNGRY.items():
-        command = program("grows.py", whole, "1")
-        started[name] = here.start(name, Defaults(), hosts=2, command=command, **STRICT)
+    alone = replace_agent(["python", "-c", f"raise SystemExit({UNLISTED})"])
+    started[UNLISTED] = workspace.start(
+        f"ends-{UNLISTED}", Defaults(), alone, command=["true"], **plain
+    )
+    for name, (target, _) in OUT_OF_MEMORY.items():
+        command = program_command("grows.py", target, "1")
+        started[name] = workspace.start(name, Defaults(), hosts=2, command=command, **STRICT)
     return started
 
 
 @pytest.mark.parametrize("code", [*contract.OUTCOMES, UNLISTED])
-def test_a_jobset_ends_and_restarts_as_the_table_says(
+def test_jobset_ends_and_restarts_as_the_table_says(
     gangs: Mapping[int | str, Gang], code: int
 ) -> None:
     gang = gangs[code]
     end, counters = TABLE[contract.outcome_for_code(code).action]
-    assert (gang.ended(), gang.counters) == (end, counters)
+    assert (gang.wait_for_end(), gang.counters) == (end, counters)
     last = contract.DONE if code == contract.PREEMPTED else code
-    there = until(
+    there = wait_until(
         lambda: gang.hosts,
         lambda hosts: all(host.terminated for host in hosts),
         f"{gang.name}'s containers ended",
     )
     assert {host.terminated["exitCode"] for host in there} == {last}
-    assert {verdict.code for verdict in verdicts(there)} == (
+    assert {verdict.code for verdict in read_verdicts(there)} == (
         {last} if code in contract.OUTCOMES else set()
     )
 
 
-@pytest.mark.parametrize("whole", ["child", "container"])
-def test_a_want_of_memory_is_named_whatever_it_takes(
-    here: Place, gangs: Mapping[int | str, Gang], whole: str
+@pytest.mark.parametrize("target", ["child", "container"])
+def test_out_of_memory_is_named_whatever_it_kills(
+    workspace: Workspace, gangs: Mapping[int | str, Gang], target: str
 ) -> None:
-    names = [name for name in HUNGRY if HUNGRY[name][0] == whole]
-    who = HUNGRY[names[0]][1]
-    assert {gangs[name].ended() for name in names} == {"Failed"}
+    names = [name for name in OUT_OF_MEMORY if OUT_OF_MEMORY[name][0] == target]
+    who = OUT_OF_MEMORY[names[0]][1]
+    assert {gangs[name].wait_for_end() for name in names} == {"Failed"}
     # On a busy node the Job controller may take the pod away before the kubelet has said how it
     # ended; not each time.
-    named = [
+    messages = [
         name
         for name in names
-        if f"{who} was OOMKilled" in here.launcher("explain", name).stdout.splitlines()[0]
+        if f"{who} was OOMKilled" in workspace.launcher("explain", name).stdout.splitlines()[0]
     ]
-    assert named
-    assert "OOMKilled" in here.launcher("status", named[0]).stdout
+    assert messages
+    assert "OOMKilled" in workspace.launcher("status", messages[0]).stdout

@@ -1,4 +1,4 @@
-"""`launcher submit` through a proxy that fails it, to a real API server: one JobSet, an end, and the truth about it."""
+"""`launcher submit` through a faulty proxy: one JobSet, an end, and a true report."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 
 from tests.cluster import forked
 from tests.cluster.access import Access
-from tests.cluster.proxy import Proxy, break_off, close, fall_silent, forget
+from tests.cluster.proxy import Proxy, break_watch, end_watch, expire_watch, silence_watch
 from tests.launcher import apiserver
 from tests.launcher.apiserver import Fault, Handler, commit_then_drop, drop, refuse
 
@@ -35,8 +35,8 @@ SHORT = 'command: [python3, -c, "import time; time.sleep(2)"]\n'
 
 
 @dataclass
-class Place:
-    """A folder with a job, a namespace, and the proxy between them."""
+class ProxiedJob:
+    """A folder with a job, its namespace, and the proxy."""
 
     proxy: Proxy
     cluster: Access
@@ -50,7 +50,7 @@ class Place:
         }
 
     def start(self, *arguments: str) -> subprocess.Popen[str]:
-        """`launcher submit job.yaml ARGUMENTS`."""
+        """Start `launcher submit job.yaml ARGUMENTS`."""
         return subprocess.Popen(
             [sys.executable, "-m", "jaxlaunch.launcher.cli.main", "submit", "job.yaml", *arguments],
             cwd=self.folder,
@@ -62,8 +62,8 @@ class Place:
         )
 
     def submit(self, *arguments: str) -> tuple[int, str, str]:
-        """Exit code, results and talk. It ends in time, and without a traceback."""
-        done = forked.run(
+        """Return exit code, results and messages. It must end in time without a traceback."""
+        done = forked.run_forked(
             ["submit", "job.yaml", *arguments], cwd=self.folder, env=self.env, timeout=PATIENCE_S
         )
         assert "Traceback" not in done.stderr
@@ -77,26 +77,28 @@ class Place:
         assert "Traceback" not in err
         return process.returncode, out, err
 
-    def there(self, path: str) -> list[dict[str, Any]]:
-        """What the real server has."""
-        found = self.cluster.api.get(path.format(self.namespace))["items"]
-        return [one for one in found if one["metadata"]["name"] != "kube-root-ca.crt"]
+    def list_objects(self, path: str) -> list[dict[str, Any]]:
+        """Return the objects of the real server."""
+        objects = self.cluster.api.get(path.format(self.namespace))["items"]
+        return [item for item in objects if item["metadata"]["name"] != "kube-root-ca.crt"]
 
     def assert_whole(self) -> None:
-        """One JobSet, and what it owns is owned by it."""
-        (jobset,) = self.there(JOBSETS)
-        for owned in (*self.there(POLICIES), *self.there(CONFIGMAPS)):
-            assert [one["uid"] for one in owned["metadata"]["ownerReferences"]] == [
+        """Check that there is one JobSet, which owns its objects."""
+        (jobset,) = self.list_objects(JOBSETS)
+        for owned in (*self.list_objects(POLICIES), *self.list_objects(CONFIGMAPS)):
+            assert [reference["uid"] for reference in owned["metadata"]["ownerReferences"]] == [
                 jobset["metadata"]["uid"]
             ]
-        assert (len(self.there(POLICIES)), len(self.there(CONFIGMAPS))) == (1, 1)
+        assert (len(self.list_objects(POLICIES)), len(self.list_objects(CONFIGMAPS))) == (1, 1)
 
 
 @pytest.fixture
-def place(cluster: Access, namespace: str, base_image: str, tmp_path: Path) -> Iterator[Place]:
+def proxied_job(
+    cluster: Access, namespace: str, base_image: str, tmp_path: Path
+) -> Iterator[ProxiedJob]:
     (tmp_path / "job.yaml").write_text(JOB.format(image=base_image) + NOWHERE)
     with apiserver.serving(Proxy(cluster.api)) as proxy:
-        yield Place(proxy, cluster, namespace, tmp_path)
+        yield ProxiedJob(proxy, cluster, namespace, tmp_path)
 
 
 # --- writing --------------------------------------------------------------------------------------
@@ -120,13 +122,13 @@ WRITES = [("POST", "jobsets", fault) for fault in FAULTS] + [
 
 
 @pytest.mark.parametrize(("method", "part", "fault"), WRITES)
-def test_a_fault_of_a_write_leaves_one_jobset(
-    place: Place, method: str, part: str, fault: str
+def test_failed_write_leaves_one_jobset(
+    proxied_job: ProxiedJob, method: str, part: str, fault: str
 ) -> None:
-    place.proxy.on(method, part, *FAULTS[fault])
-    assert place.submit()[:2] == (0, "jobset.jobset.x-k8s.io/x created\n")
-    assert not place.proxy.faults[method, part]
-    place.assert_whole()
+    proxied_job.proxy.on(method, part, *FAULTS[fault])
+    assert proxied_job.submit()[:2] == (0, "jobset.jobset.x-k8s.io/x created\n")
+    assert not proxied_job.proxy.faults[method, part]
+    proxied_job.assert_whole()
 
 
 # --- Ctrl-C ---------------------------------------------------------------------------------------
@@ -138,29 +140,31 @@ def test_a_fault_of_a_write_leaves_one_jobset(
 # --- watching -------------------------------------------------------------------------------------
 
 ENDS: dict[str, list[Fault]] = {
-    "closed at once": [close] * 3,
-    "broken off": [break_off] * 3,
-    "410 in the stream": [forget] * 3,
+    "closed at once": [end_watch] * 3,
+    "broken off": [break_watch] * 3,
+    "410 in the stream": [expire_watch] * 3,
     "410 at once": [refuse(410)] * 3,
     "500": [refuse(500)] * 3,
-    "silent": [fall_silent],
+    "silent": [silence_watch],
 }
 
 
 @pytest.mark.parametrize("end", ENDS)
-def test_the_end_of_a_job_is_seen_over_watches_that_fail(
-    place: Place, base_image: str, end: str
+def test_end_of_a_job_is_seen_in_spite_of_failing_watches(
+    proxied_job: ProxiedJob, base_image: str, end: str
 ) -> None:
-    (place.folder / "job.yaml").write_text(JOB.format(image=base_image) + SHORT)
+    (proxied_job.folder / "job.yaml").write_text(JOB.format(image=base_image) + SHORT)
     waiting = iter(ENDS[end])
 
-    def meets(handler: Handler) -> bool:
+    def matches(handler: Handler) -> bool:
         fault = next(waiting, None) if handler.query.get("watch") else None
         return fault is not None and fault(handler)
 
-    place.proxy.on("GET", "jobsets", *[meets] * 50)
-    code, out, err = place.submit("--wait")
+    proxied_job.proxy.on("GET", "jobsets", *[matches] * 50)
+    code, out, err = proxied_job.submit("--wait")
     assert (code, out) == (0, "jobset.jobset.x-k8s.io/x created\n")
     assert "x Done" in err
     assert next(waiting, None) is None
-    assert json.dumps(place.there(JOBSETS)[0]["status"]["terminalState"]) == '"Completed"'
+    assert (
+        json.dumps(proxied_job.list_objects(JOBSETS)[0]["status"]["terminalState"]) == '"Completed"'
+    )

@@ -1,4 +1,4 @@
-"""The cluster that the other tests stand on is a real one."""
+"""The tests' cluster is a real one."""
 
 from pathlib import Path
 
@@ -6,7 +6,7 @@ import pytest
 
 from tests.cluster import preparations
 from tests.cluster.access import Access
-from tests.cluster.waiting import until
+from tests.cluster.waiting import wait_until
 
 pytestmark = pytest.mark.extended
 
@@ -26,7 +26,7 @@ print("found", address)
 """
 
 
-def pod(name: str, image: str, program: str, **spec: object) -> dict[str, object]:
+def make_pod(name: str, image: str, program: str, **spec: object) -> dict[str, object]:
     confined = {
         "allowPrivilegeEscalation": False,
         "capabilities": {"drop": ["ALL"]},
@@ -52,11 +52,11 @@ def pod(name: str, image: str, program: str, **spec: object) -> dict[str, object
     }
 
 
-def ended(cluster: Access, namespace: str, name: str) -> str:
-    """The log of a pod that has ended well."""
+def wait_for_log(cluster: Access, namespace: str, name: str) -> str:
+    """Wait for the success of a pod and return its log."""
     at = f"/api/v1/namespaces/{namespace}/pods/{name}"
     over = ("Succeeded", "Failed")
-    seen = until(
+    seen = wait_until(
         lambda: cluster.api.get(at),
         lambda seen: seen["status"]["phase"] in over,
         f"the end of {name}",
@@ -66,7 +66,7 @@ def ended(cluster: Access, namespace: str, name: str) -> str:
     return log
 
 
-def test_the_server_and_the_node_are_of_the_pinned_version(cluster: Access) -> None:
+def test_server_and_node_have_the_pinned_version(cluster: Access) -> None:
     if not cluster.is_ours:
         pytest.skip("the cluster is the user's own")
     assert cluster.api.get("/version")["gitVersion"] == "v1.35.4"
@@ -74,12 +74,10 @@ def test_the_server_and_the_node_are_of_the_pinned_version(cluster: Access) -> N
     assert node["status"]["nodeInfo"]["kubeletVersion"] == "v1.35.4"
 
 
-def test_a_pod_runs_and_its_sibling_finds_it_by_name(
-    cluster: Access, namespace: str, base_image: str
-) -> None:
+def test_pod_finds_its_sibling_by_name(cluster: Access, namespace: str, base_image: str) -> None:
     pods = f"/api/v1/namespaces/{namespace}/pods"
     service = {"clusterIP": "None", "selector": {"app": "host"}, "publishNotReadyAddresses": True}
-    preparations.make(
+    preparations.create_object(
         cluster,
         f"/api/v1/namespaces/{namespace}/services",
         "v1",
@@ -88,13 +86,13 @@ def test_a_pod_runs_and_its_sibling_finds_it_by_name(
         service,
         namespace,
     )
-    named = pod(
+    named_pod = make_pod(
         "host", base_image, "import time; time.sleep(600)", hostname="host", subdomain="gang"
     )
-    named["metadata"]["labels"] = {"app": "host"}  # type: ignore[index]
-    cluster.api.create(pods, named)
-    cluster.api.create(pods, pod("seeker", base_image, SEEK))
-    log = ended(cluster, namespace, "seeker")
+    named_pod["metadata"]["labels"] = {"app": "host"}  # type: ignore[index]
+    cluster.api.create(pods, named_pod)
+    cluster.api.create(pods, make_pod("seeker", base_image, SEEK))
+    log = wait_for_log(cluster, namespace, "seeker")
     address = cluster.api.get(f"{pods}/host")["status"]["podIP"]
     assert log.splitlines() == ["user 1000", f"found {address}"]
 
@@ -105,6 +103,6 @@ def test_pods_of_any_user_write_to_the_claim(
     volumes = [{"name": "kept", "persistentVolumeClaim": {"claimName": "checkpoints"}}]
     write = "import os; open('/kept/saved', 'w').write('here'); print(os.listdir('/kept'))"
     mounts = [{"name": "kept", "mountPath": "/kept"}]
-    made = pod("writer", base_image, write, volumes=volumes, mounts=mounts)
-    cluster.api.create(f"/api/v1/namespaces/{namespace}/pods", made)
-    assert ended(cluster, namespace, "writer") == "['saved']\n"
+    writer = make_pod("writer", base_image, write, volumes=volumes, mounts=mounts)
+    cluster.api.create(f"/api/v1/namespaces/{namespace}/pods", writer)
+    assert wait_for_log(cluster, namespace, "writer") == "['saved']\n"

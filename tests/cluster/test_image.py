@@ -1,4 +1,4 @@
-"""The image of the Dockerfile, seen from a pod of it at the restricted level."""
+"""The image of the Dockerfile in a pod at the restricted level."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from jaxlaunch.launcher.manifests.jobset import AGENT
 from tests.cluster.access import Access
-from tests.cluster.command import launcher, project
+from tests.cluster.command import run_launcher, write_project
 
 PROGRAM = """
 import importlib.util, json, os, pathlib, shutil, sys
@@ -32,18 +32,18 @@ print(json.dumps({
 """
 
 
-def test_the_image_runs_the_agent_as_pid_1_for_no_one_in_particular_and_writes_nothing(
+def test_image_runs_the_agent_as_pid_1_of_any_user_and_writes_nothing(
     cluster: Access, namespace: str, image: str, tmp_path: Path
 ) -> None:
-    folder = project(
+    folder = write_project(
         tmp_path, namespace, {}, image=image, agent="image", command=["python", "-c", PROGRAM]
     )
-    done = launcher(cluster, folder, "submit", "job.yaml", "--wait", "--follow")
+    done = run_launcher(cluster, folder, "submit", "job.yaml", "--wait", "--follow")
     assert done.returncode == 0, done.stdout + done.stderr
-    told = re.search(r"^\[0\] (\{.*\})$", done.stdout, re.MULTILINE)
-    assert told is not None, done.stdout
-    seen: dict[str, Any] = json.loads(told[1])
-    assert seen["user"] == [1000, 1000]
-    assert seen["first"][1:4] == AGENT[1:]
-    assert (seen["tools"], seen["modules"], seen["uncompiled"]) == ([], [], [])
-    assert seen["writable"] == ["/tmp"]
+    match = re.search(r"^\[0\] (\{.*\})$", done.stdout, re.MULTILINE)
+    assert match is not None, done.stdout
+    report: dict[str, Any] = json.loads(match[1])
+    assert report["user"] == [1000, 1000]
+    assert report["first"][1:4] == AGENT[1:]
+    assert (report["tools"], report["modules"], report["uncompiled"]) == ([], [], [])
+    assert report["writable"] == ["/tmp"]

@@ -1,4 +1,4 @@
-"""The agent in images that hold nothing of ours, and how it bears itself as PID 1 of a restricted pod."""
+"""The agent in images without jaxlaunch, and as PID 1 of a restricted pod."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 from jaxlaunch.records import log_lines
 from jaxlaunch.records.log_lines import PastLine, TailLine
 from tests.cluster.access import Access
-from tests.cluster.command import launcher, project
-from tests.cluster.waiting import until
+from tests.cluster.command import run_launcher, write_project
+from tests.cluster.waiting import wait_until
 
 # A program that knows nothing of us.
 PSUM = """
@@ -46,19 +46,19 @@ raise SystemExit(3)
 """
 
 
-def pods(cluster: Access, namespace: str) -> list[dict[str, Any]]:
-    found = cluster.api.get(f"/api/v1/namespaces/{namespace}/pods")["items"]
-    assert isinstance(found, list)
-    return found
+def list_pods(cluster: Access, namespace: str) -> list[dict[str, Any]]:
+    items = cluster.api.get(f"/api/v1/namespaces/{namespace}/pods")["items"]
+    assert isinstance(items, list)
+    return items
 
 
-def state(pod: dict[str, Any]) -> dict[str, Any]:
-    """What the kubelet says of the pod's only container."""
-    return next((one["state"] for one in pod["status"].get("containerStatuses", [])), {})
+def container_state(pod: dict[str, Any]) -> dict[str, Any]:
+    """Return the kubelet's state of the pod's only container."""
+    return next((status["state"] for status in pod["status"].get("containerStatuses", [])), {})
 
 
 def check_psum(cluster: Access, namespace: str, folder: Path, **job: object) -> None:
-    """Beside the program lie files that have names of ours."""
+    """Check a program next to files that have names of jaxlaunch."""
     ours = (
         "trainer",
         "launcher",
@@ -70,20 +70,20 @@ def check_psum(cluster: Access, namespace: str, folder: Path, **job: object) -> 
         "config",
     )
     files = {f"{name}.py": "raise SystemExit('not mine to run')" for name in ours}
-    project(folder, namespace, {"train.py": PSUM, **files}, code=".", hosts=3, **job)
-    ended = launcher(cluster, folder, "submit", "job.yaml", "--wait", "--follow")
-    assert ended.returncode == 0, ended.stderr
+    write_project(folder, namespace, {"train.py": PSUM, **files}, code=".", hosts=3, **job)
+    result = run_launcher(cluster, folder, "submit", "job.yaml", "--wait", "--follow")
+    assert result.returncode == 0, result.stderr
     for rank in range(3):
-        assert f"[{rank}] psum over 3 processes: 6.0\n" in ended.stdout
+        assert f"[{rank}] psum over 3 processes: 6.0\n" in result.stdout
 
 
-def test_an_unmodified_program_runs_where_nothing_is_ours(
+def test_unmodified_program_runs_in_an_image_without_jaxlaunch(
     cluster: Access, namespace: str, bare_image: str, tmp_path: Path
 ) -> None:
     check_psum(cluster, namespace, tmp_path, image=bare_image)
-    assert {pod["spec"]["containers"][0]["command"][0] for pod in pods(cluster, namespace)} == {
-        "python3"
-    }
+    assert {
+        pod["spec"]["containers"][0]["command"][0] for pod in list_pods(cluster, namespace)
+    } == {"python3"}
 
 
 # What the image lacks of ours is `jaxlaunch.report`, which the agent brings.
@@ -96,7 +96,7 @@ time.sleep(3600)
 """
 
 
-def test_a_program_that_reports_and_hangs_is_named_with_its_step_where_nothing_is_ours(
+def test_hanging_program_is_named_in_an_image_without_jaxlaunch(
     cluster: Access, namespace: str, bare_image: str, tmp_path: Path
 ) -> None:
     keys = {
@@ -104,19 +104,19 @@ def test_a_program_that_reports_and_hangs_is_named_with_its_step_where_nothing_i
         "timeouts": {"step": "5s"},
         "restarts": {"crash": 0, "in_place": 0},
     }
-    project(tmp_path, namespace, {"train.py": HANGS}, code=".", hosts=2, **keys)
-    ended = launcher(cluster, tmp_path, "submit", "job.yaml", "--wait", "--follow")
-    assert ended.returncode == 82, ended.stderr
-    said = ended.stdout + ended.stderr
-    assert "the step timeout of 5 s passed first on rank" in said
-    assert "no progress at step 5 " in said
+    write_project(tmp_path, namespace, {"train.py": HANGS}, code=".", hosts=2, **keys)
+    result = run_launcher(cluster, tmp_path, "submit", "job.yaml", "--wait", "--follow")
+    assert result.returncode == 82, result.stderr
+    output = result.stdout + result.stderr
+    assert "the step timeout of 5 s passed first on rank" in output
+    assert "no progress at step 5 " in output
 
 
-def test_pid_1_reaps_orphans_and_a_user_without_a_name_has_one(
+def test_pid_1_reaps_orphans_and_names_an_unnamed_user(
     cluster: Access, namespace: str, base_image: str, tmp_path: Path
 ) -> None:
     restarts = {"crash": 0, "in_place": 0}
-    project(
+    write_project(
         tmp_path,
         namespace,
         {"train.py": MANNERS},
@@ -125,16 +125,16 @@ def test_pid_1_reaps_orphans_and_a_user_without_a_name_has_one(
         hosts=2,
         restarts=restarts,
     )
-    ended = launcher(cluster, tmp_path, "submit", "job.yaml", "--wait", "--follow")
-    assert ended.returncode == 83, ended.stderr
-    found = (
+    result = run_launcher(cluster, tmp_path, "submit", "job.yaml", "--wait", "--follow")
+    assert result.returncode == 83, result.stderr
+    match = (
         '{"parent": 1, "user": "jaxlaunch", "uid": 1000, "orphan": false, "home": true, '
         '"root": false, "token": '
     )
-    assert found + "false}" in ended.stdout
+    assert match + "false}" in result.stdout
 
 
-def test_every_pod_that_is_left_has_the_verdict(
+def test_every_remaining_pod_has_the_verdict(
     cluster: Access, namespace: str, base_image: str, tmp_path: Path
 ) -> None:
     program = (
@@ -142,7 +142,7 @@ def test_every_pod_that_is_left_has_the_verdict(
         "ValueError('boom')\ntime.sleep(600)"
     )
     restarts = {"crash": 0, "in_place": 0}
-    project(
+    write_project(
         tmp_path,
         namespace,
         {"train.py": program},
@@ -151,27 +151,31 @@ def test_every_pod_that_is_left_has_the_verdict(
         hosts=3,
         restarts=restarts,
     )
-    ended = launcher(cluster, tmp_path, "submit", "job.yaml", "--wait")
-    assert ended.returncode == 83, ended.stderr
-    left = [
-        log_lines.parse_termination_message(state(pod)["terminated"]["message"])
-        for pod in pods(cluster, namespace)
+    result = run_launcher(cluster, tmp_path, "submit", "job.yaml", "--wait")
+    assert result.returncode == 83, result.stderr
+    reports = [
+        log_lines.parse_termination_message(container_state(pod)["terminated"]["message"])
+        for pod in list_pods(cluster, namespace)
     ]
     # The Job controller deletes pods that still end when it sees the first that failed.
-    assert left and {one.host for one in left if one is not None} <= {0, 1, 2} and None not in left
-    assert {one.verdict.message for one in left if one is not None} == {
+    assert (
+        reports
+        and {report.host for report in reports if report is not None} <= {0, 1, 2}
+        and None not in reports
+    )
+    assert {report.verdict.message for report in reports if report is not None} == {
         "rank 1 raised: ValueError: boom"
     }
 
 
-def test_a_later_generation_tells_what_the_pods_before_it_knew(
+def test_later_generation_reports_earlier_attempts(
     cluster: Access, namespace: str, checkpoints: Path, base_image: str, tmp_path: Path
 ) -> None:
     long = "é" * 4_000  # as JSON it is longer than what a container runtime keeps in one piece
     program = f"print('{long}')\nraise ValueError('boom')"
     defaults = {"defaults.yaml": "checkpoint: {claim: checkpoints, path: /checkpoints}"}
     restarts = {"crash": 1, "in_place": 0}
-    project(
+    write_project(
         tmp_path,
         namespace,
         {"train.py": program, **defaults},
@@ -179,27 +183,27 @@ def test_a_later_generation_tells_what_the_pods_before_it_knew(
         image=base_image,
         restarts=restarts,
     )
-    ended = launcher(
+    result = run_launcher(
         cluster, tmp_path, "submit", "job.yaml", "--defaults", "defaults.yaml", "--wait"
     )
     # The same exception from the same place, twice, is final.
-    assert ended.returncode == 70, ended.stderr
-    (pod,) = pods(cluster, namespace)
+    assert result.returncode == 70, result.stderr
+    (pod,) = list_pods(cluster, namespace)
     log = cluster.kubectl("logs", "-n", namespace, pod["metadata"]["name"])
-    said = [found for line in log.splitlines() if (found := log_lines.parse_line(line)) is not None]
-    total, one = (line for line in said if isinstance(line, PastLine))
+    parsed_lines = [
+        found for line in log.splitlines() if (found := log_lines.parse_line(line)) is not None
+    ]
+    total, attempt = (line for line in parsed_lines if isinstance(line, PastLine))
     assert (total.ends, total.unknown) == ({"crash": 1}, None)
-    assert one.verdict is not None
-    assert one.verdict.message == "rank 0 raised: ValueError: boom"
-    assert one.generation == 0
-    (tail,) = (line for line in said if isinstance(line, TailLine))
+    assert attempt.verdict is not None
+    assert attempt.verdict.message == "rank 0 raised: ValueError: boom"
+    assert attempt.generation == 0
+    (tail,) = (line for line in parsed_lines if isinstance(line, TailLine))
     assert tail.rank == 0 and tail.lines[0] == long and tail.lines[-1] == "ValueError: boom"
 
 
-def test_an_image_without_python_says_what_it_lacks(
-    cluster: Access, namespace: str, tmp_path: Path
-) -> None:
-    project(
+def test_image_without_python_is_reported(cluster: Access, namespace: str, tmp_path: Path) -> None:
+    write_project(
         tmp_path,
         namespace,
         {"train.py": ""},
@@ -207,13 +211,13 @@ def test_an_image_without_python_says_what_it_lacks(
         image="localhost/pause:1",
         restarts={"crash": 0},
     )
-    assert launcher(cluster, tmp_path, "submit", "job.yaml").returncode == 0
+    assert run_launcher(cluster, tmp_path, "submit", "job.yaml").returncode == 0
 
-    def complaint() -> str:
-        said = [state(pod) for pod in pods(cluster, namespace)]
+    def find_message() -> str:
+        states = [container_state(pod) for pod in list_pods(cluster, namespace)]
         return next(
-            (str(found) for one in said for found in one.values() if "message" in found), ""
+            (str(found) for one in states for found in one.values() if "message" in found), ""
         )
 
-    said = until(complaint, bool, "the kubelet's complaint")
-    assert '"python3": executable file not found' in said
+    message = wait_until(find_message, bool, "the kubelet's complaint")
+    assert '"python3": executable file not found' in message

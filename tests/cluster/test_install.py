@@ -1,4 +1,4 @@
-"""k8s/install.yaml on a real cluster: a user with its roles, and no others, can do all that the commands do."""
+"""k8s/install.yaml on a real cluster: a user with its roles can run every command."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.cluster.access import Access
-from tests.cluster.command import launcher, project
+from tests.cluster.command import run_launcher, write_project
 from tests.cluster.preparations import make_user
 
 pytestmark = pytest.mark.extended
@@ -21,7 +21,7 @@ PROGRAM = "import time; print('running', flush=True); time.sleep(600)"
 
 @pytest.fixture
 def user(cluster: Access, namespace: str, tmp_path: Path) -> Iterator[Access]:
-    """Somebody of a team, as install.yaml says to make one."""
+    """Make a user of a team as install.yaml describes."""
     cluster.kubectl("apply", "--server-side", "--filename", str(INSTALL))
     kubeconfig = make_user(cluster, namespace, [], tmp_path)
     who = f"--serviceaccount={namespace}:{kubeconfig.stem}"
@@ -45,20 +45,22 @@ def user(cluster: Access, namespace: str, tmp_path: Path) -> Iterator[Access]:
 
 
 @pytest.mark.usefixtures("steady_nodes")
-def test_a_team_s_user_can_use_every_command(
+def test_user_of_a_team_can_run_every_command(
     cluster: Access, user: Access, namespace: str, base_image: str, tmp_path: Path
 ) -> None:
-    folder = project(tmp_path, namespace, {}, image=base_image, command=["python", "-c", PROGRAM])
+    folder = write_project(
+        tmp_path, namespace, {}, image=base_image, command=["python", "-c", PROGRAM]
+    )
 
     def run(*arguments: str, code: int = 0) -> str:
-        done = launcher(user, folder, *arguments)
+        done = run_launcher(user, folder, *arguments)
         assert done.returncode == code, done.stdout + done.stderr
         return done.stdout + done.stderr
 
     run("submit", "job.yaml", "--dry-run=server")
-    assert re.search(r"ok +rights +all \d+ RBAC permissions", told := run("doctor", "job.yaml")), (
-        told
-    )
+    assert re.search(
+        r"ok +rights +all \d+ RBAC permissions", output := run("doctor", "job.yaml")
+    ), output
     run("submit", "job.yaml")
     cluster.kubectl(
         "wait",

@@ -1,4 +1,4 @@
-"""A job in one of Kueue's queues: held back, admitted, preempted, stopped, and each time it goes on where it was."""
+"""A job in a queue of Kueue: held, admitted, preempted, stopped, and each time resumed."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from jaxlaunch.launcher.kubernetes.client import Cluster
 from jaxlaunch.launcher.kubernetes.kinds import WORKLOADS
 from tests.cluster import preparations
 from tests.cluster.access import Access
-from tests.cluster.command import PATIENCE_S, launcher, project, started
-from tests.cluster.gangs import Gang, program, until
+from tests.cluster.command import PATIENCE_S, run_launcher, start_launcher, write_project
+from tests.cluster.gangs import Gang, program_command, wait_for
 
 EACH = {"cpu": "100m", "memory": "128Mi"}  # that a host asks for
 TWO = {"cpu": "200m", "memory": "1Gi"}  # what the queue has: room for two hosts
@@ -37,38 +37,40 @@ class Queue:
         self.cluster = Cluster.connect()
 
     def write(self, name: str, command: list[str], **job: Any) -> Path:
-        given = {
+        document = {
             "name": name,
             "image": self.image,
             "queue": "queue",
             "resources": EACH,
             "volumes": VOLUMES,
         }
-        return project(self.folder / name, self.namespace, {}, **(given | job), command=command)
+        return write_project(
+            self.folder / name, self.namespace, {}, **(document | job), command=command
+        )
 
     def submit(self, name: str, command: list[str], **job: Any) -> Gang:
-        done = launcher(self.access, self.write(name, command, **job), "submit", "job.yaml")
+        done = run_launcher(self.access, self.write(name, command, **job), "submit", "job.yaml")
         assert done.returncode == 0, done.stderr
         assert done.stdout == f"jobset.jobset.x-k8s.io/{name} created\n", done.stderr
         return Gang(self.cluster, self.namespace, name)
 
-    def seen(self, name: str) -> Snapshot:
+    def read_snapshot(self, name: str) -> Snapshot:
         return collect.read_snapshot(self.cluster, self.namespace, name)
 
     def state(self, name: str) -> State:
-        return job_status.derive_status(self.seen(name)).state
+        return job_status.derive_status(self.read_snapshot(name)).state
 
-    def until(self, name: str, state: State) -> None:
-        until(f"{name} is {state.value}", lambda: self.state(name) is state)
+    def wait_for_state(self, name: str, state: State) -> None:
+        wait_for(f"{name} is {state.value}", lambda: self.state(name) is state)
 
-    def says(self, name: str, pattern: str) -> str:
-        """The first line of `launcher explain`, once it is as it should be."""
+    def wait_for_headline(self, name: str, pattern: str) -> str:
+        """Wait until the first line of `launcher explain` matches, and return it."""
 
-        def headline() -> str:
-            line = explanation.explain_job(self.seen(name)).headline
+        def read_headline() -> str:
+            line = explanation.explain_job(self.read_snapshot(name)).headline
             return line if re.search(pattern, line) else ""
 
-        return until(f"explain {name} says {pattern!r}", headline)
+        return wait_for(f"explain {name} says {pattern!r}", read_headline)
 
 
 @pytest.fixture
@@ -87,67 +89,69 @@ def queue(
     return Queue(cluster, namespace, tmp_path, base_image)
 
 
-def test_a_job_waits_for_its_turn_and_then_runs(queue: Queue, checkpoints: Path) -> None:
+def test_job_waits_for_its_turn_and_then_runs(queue: Queue, checkpoints: Path) -> None:
     first = queue.submit("first", WAITS, hosts=2)
-    first.runs()
+    first.wait_until_running()
     second = queue.submit("second", WAITS, hosts=2)
-    queue.until("second", State.QUEUED)
+    queue.wait_for_state("second", State.QUEUED)
     assert second.jobset["spec"]["suspend"] is True
     assert second.pods == []
     (checkpoints / "go").touch()
-    assert first.ended() == "Completed"
-    assert second.ended() == "Completed"
+    assert first.wait_for_end() == "Completed"
+    assert second.wait_for_end() == "Completed"
     assert second.counters == (0, 0)
 
 
-def test_a_job_of_a_higher_priority_takes_the_place_of_one_that_goes_on_later(
+def test_job_of_a_higher_priority_preempts_one_that_resumes_later(
     queue: Queue, checkpoints: Path
 ) -> None:
     low = preparations.make_priority(queue.access, queue.namespace, 1)
     high = preparations.make_priority(queue.access, queue.namespace, 1000)
-    victim = queue.submit("victim", program("counts.py", "/ckpt"), hosts=2, priority=low)
-    victim.runs()
-    victim.says("begins at step 0")
+    victim = queue.submit("victim", program_command("counts.py", "/ckpt"), hosts=2, priority=low)
+    victim.wait_until_running()
+    victim.wait_for_line("begins at step 0")
     winner = queue.submit("winner", ["python", "-c", "print('quick')"], hosts=2, priority=high)
-    assert winner.ended() == "Completed"
+    assert winner.wait_for_end() == "Completed"
     saved = [int((checkpoints / f"count-{rank}").read_text()) for rank in range(2)]
     assert min(saved) > 0
-    assert victim.ended() == "Completed"
-    assert victim.says("begins at step") in [f"begins at step {step}" for step in saved]
+    assert victim.wait_for_end() == "Completed"
+    assert victim.wait_for_line("begins at step") in [f"begins at step {step}" for step in saved]
     assert victim.counters[1] == 0
 
 
-def test_a_job_in_a_queue_is_stopped_and_resumed(queue: Queue, checkpoints: Path) -> None:
-    gang = queue.submit("mine", program("counts.py", "/ckpt"), hosts=2)
-    gang.runs()
-    gang.says("begins at step 0")
-    stopped = launcher(queue.access, queue.folder, "stop", "mine", "-n", queue.namespace)
+def test_job_in_a_queue_is_stopped_and_resumed(queue: Queue, checkpoints: Path) -> None:
+    gang = queue.submit("mine", program_command("counts.py", "/ckpt"), hosts=2)
+    gang.wait_until_running()
+    gang.wait_for_line("begins at step 0")
+    stopped = run_launcher(queue.access, queue.folder, "stop", "mine", "-n", queue.namespace)
     assert stopped.returncode == 0, stopped.stderr
     assert "saved" in stopped.stderr
     assert queue.state("mine") is State.STOPPED
     (workload,) = queue.cluster.list(WORKLOADS, queue.namespace)
     assert workload["spec"]["active"] is False
     saved = int((checkpoints / "count-0").read_text())
-    again = launcher(
+    resumed = run_launcher(
         queue.access, queue.folder / "mine", "submit", "job.yaml", "--wait", "--follow"
     )
-    assert again.returncode == 0
-    assert again.stdout.splitlines()[0] == "jobset.jobset.x-k8s.io/mine resumed"
-    assert f"[0] begins at step {saved}\n" in again.stdout
+    assert resumed.returncode == 0
+    assert resumed.stdout.splitlines()[0] == "jobset.jobset.x-k8s.io/mine resumed"
+    assert f"[0] begins at step {saved}\n" in resumed.stdout
     assert gang.counters[1] == 0
 
 
-def test_a_job_that_nobody_admitted_yet_can_be_waited_for(queue: Queue, checkpoints: Path) -> None:
-    queue.submit("first", WAITS, hosts=2).runs()
+def test_job_that_is_not_admitted_can_be_waited_for(queue: Queue, checkpoints: Path) -> None:
+    queue.submit("first", WAITS, hosts=2).wait_until_running()
     folder = queue.write(
         "second", [*WAITS[:-1], WAITS[-1].replace("/go", "/seen") + "\nprint('my turn')"]
     )
-    waited = launcher(queue.access, folder, "submit", "job.yaml", "--wait", "--timeout", "3s")
+    waited = run_launcher(queue.access, folder, "submit", "job.yaml", "--wait", "--timeout", "3s")
     assert waited.returncode == 124
     (checkpoints / "go").touch()
-    with started(queue.access, folder, "submit", "job.yaml", "--wait", "--follow") as again:
-        assert again.stdout is not None
-        assert again.stdout.readline() == "jobset.jobset.x-k8s.io/second unchanged\n"
+    with start_launcher(
+        queue.access, folder, "submit", "job.yaml", "--wait", "--follow"
+    ) as waiting:
+        assert waiting.stdout is not None
+        assert waiting.stdout.readline() == "jobset.jobset.x-k8s.io/second unchanged\n"
         (checkpoints / "seen").touch()  # not earlier: a job that has ended is not submitted again
-        printed, _ = again.communicate(timeout=PATIENCE_S)
-    assert (again.returncode, "[0] my turn\n" in printed) == (0, True), printed
+        printed, _ = waiting.communicate(timeout=PATIENCE_S)
+    assert (waiting.returncode, "[0] my turn\n" in printed) == (0, True), printed

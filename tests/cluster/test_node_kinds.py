@@ -25,7 +25,7 @@ from tests.cluster.node_kinds.eks import EKS, MANAGED_GROUPS
 from tests.cluster.node_kinds.generic import GENERIC
 from tests.cluster.node_kinds.gke import GKE
 from tests.cluster.node_kinds.kind import EFFECT, Kind, Platform, unknown
-from tests.cluster.waiting import until
+from tests.cluster.waiting import wait_until
 from tests.launcher.manifests import test_jobset
 
 pytestmark = pytest.mark.extended
@@ -36,8 +36,8 @@ OWNER, KIND, TURN = "jaxlaunch.test/owner", "jaxlaunch.test/kind", "jaxlaunch.te
 PATIENCE_S = 300.0
 
 
-class Try(NamedTuple):
-    """A pod of a job that may go to one kind of node, or to any but those that are meant for the job."""
+class Attempt(NamedTuple):
+    """A pod of a job that may go to one kind of node, or to any other than the job's kinds."""
 
     where: str
     job: str
@@ -58,58 +58,61 @@ class Nodes(NamedTuple):
     def path(self) -> str:
         return f"/api/v1/namespaces/{self.namespace}/pods"
 
-    def put(self, tries: list[Try], turn: int) -> dict[str, Object]:
-        """Makes a pod of each; gives them by name once the scheduler has tried them all."""
-        kwok.send(self.cluster.api, [Call("POST", self.path, self.pod(one, turn)) for one in tries])
-        until(
+    def put(self, tries: list[Attempt], turn: int) -> dict[str, Object]:
+        """Make a pod for each attempt; return them by name once the scheduler has tried all."""
+        kwok.send(
+            self.cluster.api,
+            [Call("POST", self.path, self.pod(attempt, turn)) for attempt in tries],
+        )
+        wait_until(
             lambda: self.pods(turn),
-            lambda seen: all(map(judged, seen.values())),
+            lambda seen: all(map(is_judged, seen.values())),
             "all are tried",
             PATIENCE_S,
         )
         return self.pods(turn)
 
     def pods(self, turn: int) -> dict[str, Object]:
-        found = self.cluster.api.get(
+        items = self.cluster.api.get(
             f"{self.path}?labelSelector={TURN.replace('/', '%2F')}%3D{turn}"
         )
-        return {pod["metadata"]["name"]: pod for pod in found["items"]}
+        return {pod["metadata"]["name"]: pod for pod in items["items"]}
 
     def clear(self, turn: int) -> None:
         for name in self.pods(turn):
             self.cluster.api.delete(f"{self.path}/{name}?gracePeriodSeconds=0")
-        until(lambda: self.pods(turn), lambda left: not left, "all are gone", PATIENCE_S)
+        wait_until(lambda: self.pods(turn), lambda left: not left, "all are gone", PATIENCE_S)
 
-    def pod(self, one: Try, turn: int) -> Object:
-        """What the scheduler reads of the job's pods."""
-        platform = PLATFORMS[one.where]
-        spec = rendered(platform, one.where, one.job)
+    def pod(self, attempt: Attempt, turn: int) -> Object:
+        """Return the parts of the job's pod that the scheduler reads."""
+        platform = PLATFORMS[attempt.where]
+        spec = render_pod(platform, attempt.where, attempt.job)
         kept = {
             key: spec[key] for key in ("nodeSelector", "affinity", "tolerations") if key in spec
         }
         for key in ("containers", "initContainers"):
-            kept[key] = [essential(container) for container in spec.get(key, [])]
+            kept[key] = [essential_fields(container) for container in spec.get(key, [])]
         kept["tolerations"] = [*kept["tolerations"], {"key": kwok.TAINT, "operator": "Exists"}]
         selector = {**kept.get("nodeSelector", {}), OWNER: self.namespace}
-        wanted = {"key": KIND, "operator": "NotIn", "values": platform.meant_for(one.job)}
-        if one.kind is not None:
-            wanted = {"key": KIND, "operator": "In", "values": [one.kind]}
-        ours = {"key": f"{OWNER}-of", "operator": "In", "values": [one.where.replace(" ", "-")]}
+        expression = {"key": KIND, "operator": "NotIn", "values": platform.meant_for(attempt.job)}
+        if attempt.kind is not None:
+            expression = {"key": KIND, "operator": "In", "values": [attempt.kind]}
+        ours = {"key": f"{OWNER}-of", "operator": "In", "values": [attempt.where.replace(" ", "-")]}
         return {
             "apiVersion": "v1",
             "kind": "Pod",
-            "metadata": {"name": one.name, "labels": {TURN: str(turn)}},
+            "metadata": {"name": attempt.name, "labels": {TURN: str(turn)}},
             "spec": kept
             | {
                 "nodeSelector": selector,
-                "affinity": narrowed(kept.get("affinity", {}), [wanted, ours]),
+                "affinity": narrow_affinity(kept.get("affinity", {}), [expression, ours]),
             },
         }
 
 
-def rendered(platform: Platform, where: str, job: str) -> Object:
-    """The pods of a job, as the launcher renders them."""
-    first = where.partition(" ")[0]
+def render_pod(platform: Platform, platform_name: str, job: str) -> Object:
+    """Return the pods of a job as the launcher renders them."""
+    first = platform_name.partition(" ")[0]
     text = (
         f"name: x\nimage: registry.example/train:1\nplatform: {first}\ncommand: "
         f"[a]\n{platform.jobs[job]}\n"
@@ -120,8 +123,8 @@ def rendered(platform: Platform, where: str, job: str) -> Object:
     return test_jobset.pod_of(manifests[0])
 
 
-def essential(container: Object) -> Object:
-    """Its name, image and resources, and whether it stays beside the others."""
+def essential_fields(container: Object) -> Object:
+    """Return a container's name, image and resources, and whether it is a sidecar."""
     return {
         key: container[key]
         for key in ("name", "image", "resources", "restartPolicy")
@@ -129,32 +132,43 @@ def essential(container: Object) -> Object:
     }
 
 
-def narrowed(affinity: Object, terms: list[Object]) -> Object:
-    """The affinity, with more to be met."""
+def narrow_affinity(affinity: Object, terms: list[Object]) -> Object:
+    """Return the affinity with further terms."""
     old = affinity.get("nodeAffinity", {}).get("requiredDuringSchedulingIgnoredDuringExecution", {})
-    found = [one["matchExpressions"] for one in old.get("nodeSelectorTerms", [])] or [[]]
-    required = {"nodeSelectorTerms": [{"matchExpressions": [*one, *terms]} for one in found]}
+    terms_of_pod = [term["matchExpressions"] for term in old.get("nodeSelectorTerms", [])] or [[]]
+    required = {
+        "nodeSelectorTerms": [{"matchExpressions": [*term, *terms]} for term in terms_of_pod]
+    }
     return {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": required}}
 
 
-def judged(pod: Object) -> bool:
-    return "nodeName" in pod["spec"] or bool(reason(pod))
+def is_judged(pod: Object) -> bool:
+    return "nodeName" in pod["spec"] or bool(unschedulable_reason(pod))
 
 
-def reason(pod: Object) -> str:
-    """Why the scheduler found no node for it."""
+def unschedulable_reason(pod: Object) -> str:
+    """Return why the scheduler found no node for the pod."""
     conditions = pod["status"].get("conditions", [])
-    return next((one["message"] for one in conditions if one.get("reason") == "Unschedulable"), "")
+    return next(
+        (
+            condition["message"]
+            for condition in conditions
+            if condition.get("reason") == "Unschedulable"
+        ),
+        "",
+    )
 
 
-def node(kind: Kind, where: str, owner: str) -> Object:
-    """A node of this kind, which the pods of others do not tolerate."""
-    ours = {OWNER: owner, f"{OWNER}-of": where.replace(" ", "-"), KIND: kind.name}
-    made = kwok.node(f"{owner}-{kind.name}", {**kind.labels, **ours}, kind.allocatable, kwok.TAINT)
-    made["spec"]["taints"] += [
+def make_node(kind: Kind, platform_name: str, owner: str) -> Object:
+    """Return a node of this kind that other tests' pods do not tolerate."""
+    ours = {OWNER: owner, f"{OWNER}-of": platform_name.replace(" ", "-"), KIND: kind.name}
+    document = kwok.node(
+        f"{owner}-{kind.name}", {**kind.labels, **ours}, kind.allocatable, kwok.TAINT
+    )
+    document["spec"]["taints"] += [
         {"key": key, "value": value, "effect": EFFECT} for key, value in kind.taints.items()
     ]
-    return made
+    return document
 
 
 @pytest.fixture(scope="module")
@@ -162,17 +176,17 @@ def nodes(cluster: Access) -> Iterator[Nodes]:
     if not cluster.is_ours:
         pytest.skip("the nodes are kwok's: not on a cluster that you gave")
     namespace = preparations.make_namespace(cluster, "privileged")
-    made = [
-        node(kind, where, namespace)
-        for where, platform in PLATFORMS.items()
+    documents = [
+        make_node(kind, platform_name, namespace)
+        for platform_name, platform in PLATFORMS.items()
         for kind in platform.kinds
     ]
-    with others.changing():
+    with others.change_nodes():
         try:
-            kwok.send(cluster.api, [Call("POST", "/api/v1/nodes", one) for one in made])
+            kwok.send(cluster.api, [Call("POST", "/api/v1/nodes", one) for one in documents])
             selector = f"{OWNER.replace('/', '%2F')}%3D{namespace}"
-            until(
-                lambda: unready(cluster, selector),
+            wait_until(
+                lambda: unready_nodes(cluster, selector),
                 lambda left: not left,
                 "every node is ready",
                 PATIENCE_S,
@@ -182,43 +196,43 @@ def nodes(cluster: Access) -> Iterator[Nodes]:
             preparations.remove_namespace(cluster, namespace)
             kwok.send(
                 cluster.api,
-                [Call("DELETE", f"/api/v1/nodes/{one['metadata']['name']}") for one in made],
+                [Call("DELETE", f"/api/v1/nodes/{one['metadata']['name']}") for one in documents],
             )
 
 
-def unready(cluster: Access, selector: str) -> list[str]:
-    """Nodes with a taint of Kubernetes' own, which each has at first."""
-    found = cluster.api.get(f"/api/v1/nodes?labelSelector={selector}")["items"]
-    own = "node.kubernetes.io/"
+def unready_nodes(cluster: Access, selector: str) -> list[str]:
+    """Return nodes with a taint of Kubernetes' own, which each has at first."""
+    items = cluster.api.get(f"/api/v1/nodes?labelSelector={selector}")["items"]
+    prefix = "node.kubernetes.io/"
     return [
-        one["metadata"]["name"]
-        for one in found
-        if any(taint["key"].startswith(own) for taint in one["spec"].get("taints", []))
+        item["metadata"]["name"]
+        for item in items
+        if any(taint["key"].startswith(prefix) for taint in item["spec"].get("taints", []))
     ]
 
 
-def turns() -> list[list[Try]]:
-    """A pod for each kind and each job that it is meant for; in a turn no two for one node."""
-    found: list[list[Try]] = []
-    for where, platform in PLATFORMS.items():
+def plan_turns() -> list[list[Attempt]]:
+    """Return pods for each kind and each of its jobs, in turns without two for one node."""
+    turns: list[list[Attempt]] = []
+    for platform_name, platform in PLATFORMS.items():
         for kind in platform.kinds:
             for turn, job in enumerate(kind.takes):
-                found += [[]] if turn == len(found) else []
-                found[turn].append(Try(where, job, kind.name))
-    return found
+                turns += [[]] if turn == len(turns) else []
+                turns[turn].append(Attempt(platform_name, job, kind.name))
+    return turns
 
 
-def test_every_job_s_pods_go_to_the_nodes_that_are_meant_for_them_and_to_no_other(
-    nodes: Nodes,
-) -> None:
+def test_pods_go_to_the_intended_kinds_of_node_only(nodes: Nodes) -> None:
     elsewhere = [
-        Try(where, job, None) for where, platform in PLATFORMS.items() for job in platform.jobs
+        Attempt(platform_name, job, None)
+        for platform_name, platform in PLATFORMS.items()
+        for job in platform.jobs
     ]
-    first, *others = turns()
-    wrong = refused(nodes, first, 1)
+    first, *other_turns = plan_turns()
+    wrong = find_refused(nodes, first, 1)
     nodes.put(elsewhere, 0)
-    for turn, tries in enumerate(others, 2):
-        wrong |= refused(nodes, tries, turn)
+    for turn, tries in enumerate(other_turns, 2):
+        wrong |= find_refused(nodes, tries, turn)
     # Last, as what was in the way of one may have gone meanwhile.
     wrong |= {
         name: pod["spec"]["nodeName"]
@@ -228,29 +242,31 @@ def test_every_job_s_pods_go_to_the_nodes_that_are_meant_for_them_and_to_no_othe
     assert wrong == {}, json.dumps(wrong, indent=2)
 
 
-def refused(nodes: Nodes, tries: list[Try], turn: int) -> Mapping[str, str]:
-    """Those for which the kind of node that is meant for them has no place, and why. What has none is tried once more:
-    the scheduler may learn late that a node is ready."""
-    found: dict[str, str] = {one.name: "" for one in tries}
+def find_refused(nodes: Nodes, tries: list[Attempt], turn: int) -> Mapping[str, str]:
+    """Return the attempts without a place on their kind of node, and why.
+
+    What has none is tried once more: the scheduler may learn late that a node is ready.
+    """
+    reasons: dict[str, str] = {attempt.name: "" for attempt in tries}
     for _ in range(2):
-        left = [one for one in tries if one.name in found]
-        found = {
-            name: reason(pod)
-            for name, pod in nodes.put(left, turn).items()
+        remaining = [attempt for attempt in tries if attempt.name in reasons]
+        reasons = {
+            name: unschedulable_reason(pod)
+            for name, pod in nodes.put(remaining, turn).items()
             if "nodeName" not in pod["spec"]
         }
         nodes.clear(turn)
-    return found
+    return reasons
 
 
-def test_the_table_is_whole() -> None:
+def test_table_covers_every_job_and_kind() -> None:
     kinds = [kind for platform in PLATFORMS.values() for kind in platform.kinds]
     assert len(kinds) >= 40 and len({kind.name for kind in kinds}) == len(kinds)
     assert all(kind.source for kind in kinds)
     assert [job for platform in PLATFORMS.values() for job in unknown(platform)] == []
     unused = [
-        (where, job)
-        for where, platform in PLATFORMS.items()
+        (platform_name, job)
+        for platform_name, platform in PLATFORMS.items()
         for job in platform.jobs
         if not platform.meant_for(job)
     ]

@@ -1,4 +1,4 @@
-"""The reasons that we name against a Pod Security level, beside those of the server for the same pods."""
+"""The launcher's reasons against a Pod Security level compared with the server's."""
 
 from __future__ import annotations
 
@@ -53,17 +53,17 @@ RENDERED = {
 }
 
 
-def template(name: str) -> dict[str, Any]:
-    more, known = RENDERED.get(name, ("", ""))
+def pod_template(name: str) -> dict[str, Any]:
+    snippet, reasons_of_template = RENDERED.get(name, ("", ""))
     manifest = jobset.render(
-        resolve(jobs.parse_job(JOB + more), defaults.parse_defaults(known or "{}"))
+        resolve(jobs.parse_job(JOB + snippet), defaults.parse_defaults(reasons_of_template or "{}"))
     )[0]
-    found = manifest["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]
-    return merge_patch(found, {"spec": BY_HAND[name]}) if name in BY_HAND else found
+    template = manifest["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]
+    return merge_patch(template, {"spec": BY_HAND[name]}) if name in BY_HAND else template
 
 
-def refused(cluster: Access, namespace: str, name: str, spec: dict[str, Any]) -> set[str]:
-    """The reasons of Pod Security's refusal; none where the pod passes."""
+def server_reasons(cluster: Access, namespace: str, name: str, spec: dict[str, Any]) -> set[str]:
+    """Return the reasons of Pod Security's refusal, none if the pod passes."""
     pod = {
         "apiVersion": "v1",
         "kind": "Pod",
@@ -73,32 +73,34 @@ def refused(cluster: Access, namespace: str, name: str, spec: dict[str, Any]) ->
     try:
         cluster.api.create(f"/api/v1/namespaces/{namespace}/pods?dryRun=All", pod)
     except Refused as error:
-        told = re.search(
+        match = re.search(
             r'violates PodSecurity \\"\w+:latest\\": (.*?)","reason"', str(error)
         ) or re.search(r'violates PodSecurity "\w+:latest": (.*)', str(error))
-        assert told is not None, error
-        return reasons(told[1])
+        assert match is not None, error
+        return split_reasons(match[1])
     return set()
 
 
-def reasons(text: str) -> set[str]:
-    """`a (why: "x, y"), b (…)` -> {a, b}: what stands outside of parentheses."""
+def split_reasons(text: str) -> set[str]:
+    """Return the parts outside of parentheses: `a (why: "x, y"), b (…)` gives {a, b}."""
     while "(" in text:
         text = re.sub(r" ?\([^()]*\)", "", text)
     return {reason.strip().strip('"') for reason in text.split(",")}
 
 
 @pytest.mark.parametrize("namespace", ["baseline", "restricted"], indirect=True)
-def test_our_reasons_are_those_of_the_server(
+def test_reasons_equal_those_of_the_server(
     cluster: Access, namespace: str, request: pytest.FixtureRequest
 ) -> None:
     enforced: pod_rules.Level = request.node.callspec.params["namespace"]
-    pods = {name: template(name) for name in (*RENDERED, *BY_HAND)}
+    pods = {name: pod_template(name) for name in (*RENDERED, *BY_HAND)}
     ours = {
-        name: {each.reason for each in pod_rules.find_violations(pod, enforced)}
+        name: {violation.reason for violation in pod_rules.find_violations(pod, enforced)}
         for name, pod in pods.items()
     }
-    assert ours == {name: refused(cluster, namespace, name, pod) for name, pod in pods.items()}
+    assert ours == {
+        name: server_reasons(cluster, namespace, name, pod) for name, pod in pods.items()
+    }
     admitted = {
         name
         for name, pod in pods.items()

@@ -1,5 +1,4 @@
-"""The commands for a cluster of README and of docs/first-cluster-job.md, as they stand there, by a submitter of the
-chart and with no other right."""
+"""A submitter without other rights runs the cluster commands of README and first-cluster-job.md."""
 
 from __future__ import annotations
 
@@ -20,8 +19,8 @@ from jaxlaunch import contract
 from tests import tutorials
 from tests.cluster import preparations
 from tests.cluster.access import Access
-from tests.cluster.gangs import PATIENCE_S, until
-from tests.cluster.releases import Release, values
+from tests.cluster.gangs import PATIENCE_S, wait_for
+from tests.cluster.releases import Release, chart_values
 from tests.compiled import QUICK_COMPILES
 from tests.helm.charts import Helm
 
@@ -34,7 +33,7 @@ ROOT = Path(__file__).parents[2]
 def submitter(
     helm: Helm, cluster: Access, namespace: str, image: str, tmp_path: Path
 ) -> Iterator[Access]:
-    """Who may do what the chart allows, admission policy included; its cluster defaults say what the job leaves out."""
+    """Return a user with the chart's rights; its cluster defaults complete the job."""
     user, release = f"alice-{namespace}", Release(helm, cluster, namespace)
     storage = {"checkpoints": {"size": "1Gi", "storageClass": ""}}
     people = {"submitters": [{"kind": "User", "name": user}]}
@@ -43,18 +42,18 @@ def submitter(
         "resourceDefaults": {},
         "storage": storage,
     }
-    release.install(values(cluster, image, rbac=people, **plain))
-    yield preparations.impersonating(cluster, user, namespace, tmp_path)
+    release.install(chart_values(cluster, image, rbac=people, **plain))
+    yield preparations.impersonate(cluster, user, namespace, tmp_path)
     release.uninstall()
 
 
-def of_a_person(who: Access) -> dict[str, str]:
-    """The environment of a shell that finds `launcher` and the cluster."""
-    return who.env | {"PATH": f"{sys.prefix}/bin{os.pathsep}{who.env['PATH']}"}
+def shell_env(user: Access) -> dict[str, str]:
+    """Return the environment of a shell that finds `launcher` and the cluster."""
+    return user.env | {"PATH": f"{sys.prefix}/bin{os.pathsep}{user.env['PATH']}"}
 
 
 @pytest.mark.usefixtures("steady_nodes")
-def test_the_readme_s_commands_for_a_cluster_do_what_it_says(
+def test_cluster_commands_of_the_readme_work(
     cluster: Access, namespace: str, submitter: Access, tmp_path: Path
 ) -> None:
     checkpoints = preparations.make_volume(cluster, namespace, "team-checkpoints")
@@ -68,7 +67,7 @@ def test_the_readme_s_commands_for_a_cluster_do_what_it_says(
     done = subprocess.run(
         ["bash", "-c", "set -ex\n" + block[1]],
         cwd=tmp_path,
-        env=of_a_person(submitter),
+        env=shell_env(submitter),
         capture_output=True,
         text=True,
         timeout=600,
@@ -98,9 +97,8 @@ LOOKS = ("launcher status", "launcher explain")  # they show what the leader wro
 STAYS = (" --follow", " -f ")
 
 
-def on_cpus(text: str) -> str:
-    """The page's job on CPU devices, with a small model, and as long as it is watched. Image and volume, which it says
-    can be left out, are those of the cluster defaults."""
+def adapt_to_cpus(text: str) -> str:
+    """Return the page's job on CPU devices with a small model, without image and volume."""
     job = {
         key: value
         for key, value in yaml.safe_load(text).items()
@@ -116,7 +114,7 @@ def on_cpus(text: str) -> str:
 
 
 class Terminal:
-    """A terminal in which a person types the commands of one step of a page."""
+    """A terminal for the commands of one step of a page."""
 
     def __init__(self, step: tutorials.Step, home: Path, env: dict[str, str]) -> None:
         self.step, self.stays = step, any(word in step.text for word in STAYS)
@@ -128,17 +126,18 @@ class Terminal:
         self.output = Path(output.name)
 
     def ends(self) -> int:
-        """The exit code, once there is one."""
+        """Return the exit code, or None."""
         return self.shell.wait(PATIENCE_S)
 
     def shows_it(self) -> bool:
-        """Whether it has shown what the page shows."""
+        """Check that it has shown what the page shows."""
         return not list(tutorials.missing(self.step.output, self.output.read_text()))
 
 
-def typed(step: tutorials.Step, home: Path, env: dict[str, str], terminals: list[Terminal]) -> None:
-    """Types a step in one more terminal until that has shown what the page shows; its command has then ended, unless it
-    follows the job."""
+def type_step(
+    step: tutorials.Step, home: Path, env: dict[str, str], terminals: list[Terminal]
+) -> None:
+    """Type a step in another terminal until that shows what the page shows."""
     terminals.append(Terminal(step, home, env))
 
     def is_there() -> bool:
@@ -153,28 +152,28 @@ def typed(step: tutorials.Step, home: Path, env: dict[str, str], terminals: list
             terminals.append(Terminal(step, home, env))
         return False
 
-    until(step.text, is_there)
+    wait_for(step.text, is_there)
 
 
 @pytest.mark.usefixtures("steady_nodes")
-def test_the_first_cluster_job_does_what_its_page_shows(
+def test_first_cluster_job_prints_what_its_page_shows(
     cluster: Access, namespace: str, submitter: Access, tmp_path: Path
 ) -> None:
     checkpoints = preparations.make_volume(cluster, namespace, "team-checkpoints")
     file, *commands = tutorials.steps((ROOT / "docs" / "first-cluster-job.md").read_text(), "bash")
-    (tmp_path / str(file.file)).write_text(on_cpus(file.text))
+    (tmp_path / str(file.file)).write_text(adapt_to_cpus(file.text))
     terminals: list[Terminal] = []
     try:
         for step in commands:
-            typed(step, tmp_path, of_a_person(submitter), terminals)
+            type_step(step, tmp_path, shell_env(submitter), terminals)
             if step.text.startswith("launcher stop"):
-                assert [one.ends() for one in terminals if "--wait" in one.step.text] == [
-                    contract.PREEMPTED
-                ]
-        assert [one.ends() for one in terminals if "logs" in one.step.text] == [0]
+                assert [
+                    terminal.ends() for terminal in terminals if "--wait" in terminal.step.text
+                ] == [contract.PREEMPTED]
+        assert [terminal.ends() for terminal in terminals if "logs" in terminal.step.text] == [0]
     finally:
-        for one in terminals:
-            one.shell.kill()
+        for terminal in terminals:
+            terminal.shell.kill()
     assert [step.text.split()[1] for step in commands] == [
         *("doctor", "submit", "status", "explain", "logs", "profile", "stop", "submit", "delete")
     ]

@@ -1,4 +1,4 @@
-"""Pods hold no key to the cluster, and no command ever says a secret."""
+"""Pods have no credentials of the cluster, and no command prints a secret."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ import yaml
 
 from tests.cluster import forked
 from tests.cluster.access import Access
-from tests.cluster.command import PATIENCE_S, launcher, project
-from tests.cluster.waiting import until
+from tests.cluster.command import PATIENCE_S, run_launcher, write_project
+from tests.cluster.waiting import wait_until
 
 # Says that it has the secret without saying it, and what of the cluster it can reach.
 PROGRAM = """
@@ -36,7 +36,7 @@ KINDS = "jobsets,jobs,pods,configmaps,networkpolicies,services,events,roles,role
 def folder(
     cluster: Access, namespace: str, checkpoints: Path, base_image: str, tmp_path: Path
 ) -> Path:
-    """A job that needs a secret, which the namespace has."""
+    """Write a job that needs a secret, which the namespace has."""
     secret = {
         "apiVersion": "v1",
         "kind": "Secret",
@@ -44,18 +44,18 @@ def folder(
         "stringData": {"token": CANARY},
     }
     cluster.api.create(f"/api/v1/namespaces/{namespace}/secrets", secret)
-    given = {
+    document = {
         "image": base_image,
         "command": ["python", "-c", PROGRAM, "0"],
         "secrets": {"TOKEN": {"name": "hub", "key": "token"}},
         "volumes": [{"claim": "checkpoints", "path": "/checkpoints"}],
     }
-    return project(tmp_path, namespace, {}, **given)
+    return write_project(tmp_path, namespace, {}, **document)
 
 
 @pytest.fixture
-def said(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[subprocess.CompletedProcess[str]]]:
-    """What commands said, none of it a secret of the Secret, of the user's environment or of their kubeconfig."""
+def outputs(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[subprocess.CompletedProcess[str]]]:
+    """Collect the output of commands and check that none contains a secret."""
     monkeypatch.setenv("TOKEN", OURS)
     monkeypatch.setenv("WANDB_API_KEY", OURS)
     outputs: list[subprocess.CompletedProcess[str]] = []
@@ -71,16 +71,16 @@ def said(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[subprocess.CompletedP
 
 
 @pytest.mark.usefixtures("steady_nodes")
-def test_no_command_says_a_secret(
+def test_no_command_prints_a_secret(
     cluster: Access,
     namespace: str,
     checkpoints: Path,
     folder: Path,
-    said: list[subprocess.CompletedProcess[str]],
+    outputs: list[subprocess.CompletedProcess[str]],
 ) -> None:
     def run(*arguments: str, code: int = 0) -> subprocess.CompletedProcess[str]:
-        done = launcher(cluster, folder, *arguments)
-        said.append(done)
+        done = run_launcher(cluster, folder, *arguments)
+        outputs.append(done)
         assert done.returncode == code, done.stdout + done.stderr
         return done
 
@@ -90,19 +90,19 @@ def test_no_command_says_a_secret(
     assert "hub" in run("doctor", "job.yaml", "--output", "json").stdout
     run("submit", "job.yaml", "--dry-run")
     run("submit", "job.yaml", "--dry-run=server", "--output", "yaml")
-    ended = run("submit", "job.yaml", *GANG, "--wait", "--follow", "--output", "json")
-    assert hashlib.sha256(CANARY.encode()).hexdigest() in ended.stdout  # the program has it
-    assert '"found": []' in ended.stdout
+    result = run("submit", "job.yaml", *GANG, "--wait", "--follow", "--output", "json")
+    assert hashlib.sha256(CANARY.encode()).hexdigest() in result.stdout  # the program has it
+    assert '"found": []' in result.stdout
     for command in ("status", "explain", "logs"):
         run(command, "mine", "--namespace", namespace)
         run(command, "mine", "--namespace", namespace, "--output", "json")
     run("list", "--namespace", namespace, "--output", "wide")
     path = f"/api/v1/namespaces/{namespace}/secrets/mine-gang"
     keys = [cluster.api.get(path)["data"]["key"]]
-    kept = cluster.kubectl("get", KINDS, "--namespace", namespace, "--output", "yaml")
-    assert "mine-gang" in kept and keys[0] not in kept
-    assert "secretKeyRef" in kept
-    assert CANARY not in kept and OURS not in kept
+    objects = cluster.kubectl("get", KINDS, "--namespace", namespace, "--output", "yaml")
+    assert "mine-gang" in objects and keys[0] not in objects
+    assert "secretKeyRef" in objects
+    assert CANARY not in objects and OURS not in objects
     run(
         "submit",
         "job.yaml",
@@ -120,12 +120,20 @@ def test_no_command_says_a_secret(
     run("logs", "mine", "--namespace", namespace, "--previous")
     keys.append(cluster.api.get(path)["data"]["key"])
     assert keys[0] != keys[1] and all(len(base64.b64decode(key)) == 32 for key in keys)
-    assert not [key for key in keys for one in said if key in one.stdout + one.stderr]
+    assert not [
+        key
+        for key in keys
+        for result_of_command in outputs
+        if key in result_of_command.stdout + result_of_command.stderr
+    ]
     run("delete", "mine", "--namespace", namespace)
     run("status", "mine", "--namespace", namespace, code=2)
     secrets = path.rpartition("/")[0]
-    until(
-        lambda: [one["metadata"]["name"] for one in cluster.api.get(secrets)["items"]],
+    wait_until(
+        lambda: [
+            result_of_command["metadata"]["name"]
+            for result_of_command in cluster.api.get(secrets)["items"]
+        ],
         lambda names: "mine-gang" not in names,
         "the gang's Secret is deleted with its JobSet",
     )
@@ -133,8 +141,8 @@ def test_no_command_says_a_secret(
         assert file.is_dir() or CANARY.encode() not in file.read_bytes(), file
 
 
-def test_a_secret_in_the_job_file_or_the_kubeconfig_is_not_said_either(
-    cluster: Access, namespace: str, folder: Path, said: list[subprocess.CompletedProcess[str]]
+def test_secrets_of_job_file_and_kubeconfig_are_not_printed(
+    cluster: Access, namespace: str, folder: Path, outputs: list[subprocess.CompletedProcess[str]]
 ) -> None:
     config = yaml.safe_load(cluster.kubeconfig.read_text())
     for user in config["users"]:
@@ -148,27 +156,29 @@ def test_a_secret_in_the_job_file_or_the_kubeconfig_is_not_said_either(
         ["logs", "mine"],
     ):
         env = cluster.env | {"KUBECONFIG": str(folder / "config")}
-        done = forked.run(arguments, cwd=folder, env=env, timeout=PATIENCE_S)
-        said.append(done)
+        done = forked.run_forked(arguments, cwd=folder, env=env, timeout=PATIENCE_S)
+        outputs.append(done)
         assert done.returncode == 3, done.stdout + done.stderr
     for arguments in (["validate", "job.yaml"], ["submit", "job.yaml"], ["render", "job.yaml"]):
-        said.append(refused := launcher(cluster, folder, *arguments, f"env.WANDB_API_KEY={OURS}"))
+        outputs.append(
+            refused := run_launcher(cluster, folder, *arguments, f"env.WANDB_API_KEY={OURS}")
+        )
         assert refused.returncode == 2, refused.stderr
 
 
-def test_a_pod_can_do_nothing_to_the_cluster(cluster: Access, namespace: str, folder: Path) -> None:
+def test_pod_has_no_rights_in_the_cluster(cluster: Access, namespace: str, folder: Path) -> None:
     rights = ("roles", "rolebindings", "serviceaccounts", "secrets")
-    before = [
+    pods_before = [
         cluster.kubectl("get", kind, "--namespace", namespace, "--output", "name")
         for kind in rights
     ]
-    done = launcher(cluster, folder, "submit", "job.yaml", "--wait", "--follow")
+    done = run_launcher(cluster, folder, "submit", "job.yaml", "--wait", "--follow")
     assert done.returncode == 0, done.stderr
     assert '"found": []' in done.stdout  # no token is mounted
     assert [
         cluster.kubectl("get", kind, "--namespace", namespace, "--output", "name")
         for kind in rights
-    ] == before
+    ] == pods_before
     (pod,) = cluster.api.get(f"/api/v1/namespaces/{namespace}/pods")["items"]
     assert pod["spec"]["automountServiceAccountToken"] is False
     assert not [volume for volume in pod["spec"]["volumes"] if "projected" in volume]
@@ -179,8 +189,8 @@ def test_a_pod_can_do_nothing_to_the_cluster(cluster: Access, namespace: str, fo
         ("get", "jobsets"),
         ("create", "pods"),
     ):
-        asked = ["auth", "can-i", verb, kind, "--namespace", namespace, "--as", account]
+        command = ["auth", "can-i", verb, kind, "--namespace", namespace, "--as", account]
         answer = subprocess.run(
-            [cluster.kubectl_path, *asked], env=cluster.env, capture_output=True, text=True
+            [cluster.kubectl_path, *command], env=cluster.env, capture_output=True, text=True
         )
         assert answer.stdout.strip() == "no", f"{verb} {kind}: {answer.stdout}{answer.stderr}"

@@ -1,4 +1,4 @@
-"""`launcher explain` and `launcher status` on real situations: the first line names each.
+"""`launcher explain` and `status` name real situations in their first line.
 
 Every job is submitted at once; each is then watched until it has settled.
 """
@@ -12,46 +12,47 @@ import pytest
 import yaml
 
 from tests.cluster.access import Access
-from tests.cluster.gangs import until
+from tests.cluster.gangs import wait_for
 from tests.cluster.harness import kwok
 from tests.cluster.situations import POOL, PREPARED, SITUATIONS
-from tests.cluster.stage import Stage, staged
+from tests.cluster.stage import Stage, make_stage
 from tests.found import shows
 from tests.launcher.invoke import launcher
 
 
 @pytest.fixture(scope="module")
 def stage(cluster: Access, base_image: str) -> Iterator[Stage]:
-    """Every situation, begun."""
+    """Begin every situation."""
     with (
-        staged(cluster, base_image) as made,
-        kwok.fake_nodes(cluster.api, 2, {POOL: made.words["{pool}"]}, {}),
+        make_stage(cluster, base_image) as stage,
+        kwok.fake_nodes(cluster.api, 2, {POOL: stage.words["{pool}"]}, {}),
     ):
-        made.prepare(PREPARED)
+        stage.prepare(PREPARED)
         for name, situation in SITUATIONS.items():
-            made.start(name, situation)
-        yield made
+            stage.start(name, situation)
+        yield stage
 
 
 @pytest.mark.parametrize("name", SITUATIONS)
-def test_the_first_line_names_the_situation(stage: Stage, name: str) -> None:
+def test_first_line_names_the_situation(stage: Stage, name: str) -> None:
     situation = SITUATIONS[name]
-    found = stage.settles(name, situation.first_line, situation.namespace)
-    assert found.next_move or found.situation in ("running", "restarted")
-    stage.leads(name, situation.namespace)
+    result = stage.wait_for_explanation(name, situation.first_line, situation.namespace)
+    assert result.next_move or result.situation in ("running", "restarted")
+    stage.wait_for_entry(name, situation.namespace)
 
 
-def test_a_pull_that_waits_before_its_next_try_is_found_as_that(stage: Stage) -> None:
-    again = until(
-        "it waits", lambda: [one for one in stage.messages("no-image") if "Back-off" in one]
+def test_image_pull_back_off_is_recognized(stage: Stage) -> None:
+    result = wait_for(
+        "it waits",
+        lambda: [message for message in stage.messages("no-image") if "Back-off" in message],
     )
-    shows("`ImagePullBackOff`", again[0])
+    shows("`ImagePullBackOff`", result[0])
 
 
 def test_list_shows_every_job_in_its_state(
     stage: Stage, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stage.settles("done", "is done")
+    stage.wait_for_explanation("done", "is done")
     plain = stage.namespaces["plain"]
     table = launcher(capsys, monkeypatch, "list", "-n", plain)
     rows = {row.split()[0]: row.split() for row in table.out.splitlines()}
@@ -67,16 +68,16 @@ def test_list_shows_every_job_in_its_state(
 def test_status_and_explain_write_json_and_yaml(
     stage: Stage, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stage.settles("bad-spec", "failed: bad_spec")
-    where = "bad-spec", "-n", stage.namespaces["plain"]
+    stage.wait_for_explanation("bad-spec", "failed: bad_spec")
+    arguments = "bad-spec", "-n", stage.namespaces["plain"]
     for command, key in (("status", "state"), ("explain", "situation")):
-        as_json = launcher(capsys, monkeypatch, command, *where, "-o", "json")
-        as_yaml = launcher(capsys, monkeypatch, command, *where, "-o", "yaml")
+        as_json = launcher(capsys, monkeypatch, command, *arguments, "-o", "json")
+        as_yaml = launcher(capsys, monkeypatch, command, *arguments, "-o", "yaml")
         assert (
             json.loads(as_json.out)[key].lower()
             == yaml.safe_load(as_yaml.out)[key].lower()
             == "failed"
         )
-    screen = launcher(capsys, monkeypatch, "status", *where, "-o", "wide")
+    screen = launcher(capsys, monkeypatch, "status", *arguments, "-o", "wide")
     assert screen.out.startswith("bad_spec (64): ")
     assert "POD" in screen.out

@@ -1,4 +1,4 @@
-"""`down` leaves the machine as `up` found it, whatever became of the cluster in between."""
+"""`down` leaves the machine as `up` found it, whatever happened to the cluster in between."""
 
 import os
 import subprocess
@@ -11,10 +11,10 @@ import pytest
 
 from tests.cluster import preparations
 from tests.cluster.access import Access
-from tests.cluster.conftest import those_before
+from tests.cluster.conftest import done_marker
 from tests.cluster.harness import build, cgroups, image, images, mounts, network, places, process
-from tests.cluster.test_harness import ended, pod
-from tests.cluster.waiting import until
+from tests.cluster.test_harness import make_pod, wait_for_log
+from tests.cluster.waiting import wait_until
 
 pytestmark = pytest.mark.before_the_cluster
 
@@ -33,9 +33,9 @@ VOLATILE = (
 
 @pytest.fixture(scope="module", autouse=True)
 def others_wait(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Other processes of pytest-xdist start a cluster when these tests have run."""
+    """Let the other processes of pytest-xdist start a cluster after these tests."""
     yield
-    those_before(tmp_path_factory).touch()
+    done_marker(tmp_path_factory).touch()
 
 
 @pytest.fixture(autouse=True)
@@ -44,8 +44,8 @@ def no_cluster(programs: Path) -> None:
         pytest.skip("a cluster is up, and these tests stop it: `make cluster-down` first")
 
 
-def state() -> dict[str, set[str]]:
-    """What a cluster could leave on this machine, by kind."""
+def read_state() -> dict[str, set[str]]:
+    """Return what a cluster could leave on this machine, by kind."""
     return {
         "processes": {f"{daemon.pid} {daemon.name}" for daemon in process.running()},
         "network namespaces": set(network_namespaces()),
@@ -58,7 +58,7 @@ def state() -> dict[str, set[str]]:
             for folder in top.iterdir()
             if folder.is_dir()
         },
-        "settings": set(settings()),
+        "settings": set(read_settings()),
         "files": {
             str(path)
             for folder in FOLDERS
@@ -69,9 +69,13 @@ def state() -> dict[str, set[str]]:
     }
 
 
-def added(before: dict[str, set[str]]) -> dict[str, set[str]]:
-    """What there is now and was not then."""
-    return {kind: found - before[kind] for kind, found in state().items() if found - before[kind]}
+def find_additions(initial_state: dict[str, set[str]]) -> dict[str, set[str]]:
+    """Return what is there now and was not before."""
+    return {
+        kind: entries - initial_state[kind]
+        for kind, entries in read_state().items()
+        if entries - initial_state[kind]
+    }
 
 
 def network_namespaces() -> Iterator[str]:
@@ -80,7 +84,7 @@ def network_namespaces() -> Iterator[str]:
             yield os.readlink(folder / "ns" / "net")
 
 
-def settings() -> Iterator[str]:
+def read_settings() -> Iterator[str]:
     for top in SETTINGS:
         for path in Path("/proc/sys", top).rglob("*"):
             name = str(path.relative_to("/proc/sys"))
@@ -89,32 +93,32 @@ def settings() -> Iterator[str]:
                     yield f"{name} = {path.read_text()}"
 
 
-def harness(word: str) -> str:
+def run_harness(word: str) -> str:
     done = subprocess.run([*HARNESS, word], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return done.stderr
 
 
-def use() -> None:
-    """A pod with a volume runs and ends, one goes on running."""
+def use_cluster() -> None:
+    """Run a pod with a volume to its end, and leave another one running."""
     reached = Access(places.ADMIN, build.home() / "kubectl", is_ours=True)
     namespace = preparations.make_namespace(reached, "restricted")
     preparations.make_claim(reached, namespace)
     claimed = [{"name": "kept", "persistentVolumeClaim": {"claimName": "checkpoints"}}]
     pods = f"/api/v1/namespaces/{namespace}/pods"
     reached.api.create(
-        pods, pod("lasting", images.BASE, "import time; time.sleep(600)", volumes=claimed)
+        pods, make_pod("lasting", images.BASE, "import time; time.sleep(600)", volumes=claimed)
     )
-    reached.api.create(pods, pod("brief", images.BASE, "", volumes=claimed))
-    ended(reached, namespace, "brief")
-    until(
+    reached.api.create(pods, make_pod("brief", images.BASE, "", volumes=claimed))
+    wait_for_log(reached, namespace, "brief")
+    wait_until(
         lambda: reached.api.get(f"{pods}/lasting"),
         lambda seen: seen["status"]["phase"] == "Running",
         "a running pod",
     )
 
 
-def test_a_store_on_another_base_is_removed_though_a_failed_build_left_its_containers_mounted(
+def test_store_of_a_failed_build_on_another_base_is_removed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     old, new = tmp_path / "buildah-old", tmp_path / "rootfs-new"
@@ -133,12 +137,12 @@ def test_a_store_on_another_base_is_removed_though_a_failed_build_left_its_conta
 
 
 @pytest.mark.extended
-def test_nothing_is_left_of_a_cluster_that_was_used() -> None:
-    before = state()
-    harness("up")
-    use()
-    assert "the cluster is up" not in harness("up")  # it was up already, and is the same
-    harness("down")
-    assert added(before) == {}
-    harness("down")  # of nothing
-    assert added(before) == {}
+def test_used_cluster_leaves_nothing() -> None:
+    initial_state = read_state()
+    run_harness("up")
+    use_cluster()
+    assert "the cluster is up" not in run_harness("up")  # it was up already, and is the same
+    run_harness("down")
+    assert find_additions(initial_state) == {}
+    run_harness("down")  # of nothing
+    assert find_additions(initial_state) == {}

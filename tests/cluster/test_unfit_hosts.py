@@ -1,7 +1,7 @@
-"""What the agent or the trainer says of a host before JAX starts, in pods: devices, pinned memory, the GPU's driver.
+"""Checks of a host before JAX starts, in pods: devices, pinned memory, the GPU's driver.
 
-The hosts have no accelerator: the files of one are made, and what asks for its nodes is left out of
-the pods.
+The hosts have no accelerator: its files are made, and what requests its nodes is left out of the
+pods.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from jaxlaunch.launcher.kubernetes.objects import pod_template
 from tests import needs
 from tests.cluster import preparations
 from tests.cluster.access import Access
-from tests.cluster.gangs import Gang, Object, Place, verdicts
+from tests.cluster.gangs import Gang, Object, Workspace, read_verdicts
 from tests.found import shows
 
 pytestmark = pytest.mark.extended
@@ -66,87 +66,87 @@ int cuDeviceGetCount(int *count) { *count = 1; return 0; }
 
 
 @pytest.fixture(scope="module")
-def here(cluster: Access, base_image: str) -> Iterator[Place]:
+def workspace(cluster: Access, base_image: str) -> Iterator[Workspace]:
     namespace = preparations.make_namespace(cluster, "privileged")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("KUBECONFIG", str(cluster.kubeconfig))
-        yield Place(cluster, namespace, base_image)
+        yield Workspace(cluster, namespace, base_image)
     preparations.remove_namespace(cluster, namespace)
 
 
-def anywhere(jobset: Object) -> None:
-    """On a node without accelerators."""
+def run_anywhere(jobset: Object) -> None:
+    """Remove what requires a node with an accelerator."""
     spec: Object = jobset["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]
     for key in ("nodeSelector", "affinity"):
         spec.pop(key, None)
     spec["containers"][0]["resources"] = {"requests": {"cpu": "20m", "memory": "100Mi"}}
 
 
-def pinning(kib: int) -> Callable[[Object], None]:
-    """Likewise, where containers start with this limit on pinned memory."""
+def limit_pinned_memory(kib: int) -> Callable[[Object], None]:
+    """Do the same for containers that start with this limit on pinned memory."""
 
     def change(jobset: Object) -> None:
-        anywhere(jobset)
+        run_anywhere(jobset)
         main = pod_template(jobset)["spec"]["containers"][0]
         main["command"] = ["sh", "-c", f'ulimit -l {kib} && exec "$@"', "sh", *main["command"]]
 
     return change
 
 
-def found(gang: Gang) -> dict[str, Any]:
-    """What its program printed."""
-    assert gang.ended() == "Completed", [line.text for line in gang.lines()]
-    seen: dict[str, Any] = json.loads(gang.says("found {").partition("found ")[2])
-    return seen
+def read_report(gang: Gang) -> dict[str, Any]:
+    """Return what the gang's program printed."""
+    assert gang.wait_for_end() == "Completed", [line.text for line in gang.read_lines()]
+    report: dict[str, Any] = json.loads(gang.wait_for_line("found {").partition("found ")[2])
+    return report
 
 
-def refusal(gang: Gang) -> str:
-    """The message of a job that failed before its program started."""
-    assert gang.ended() == "Failed"
-    verdict, *_ = verdicts(gang.hosts)
+def wait_for_refusal(gang: Gang) -> str:
+    """Return the message of a job that failed before its program started."""
+    assert gang.wait_for_end() == "Failed"
+    verdict, *_ = read_verdicts(gang.hosts)
     assert verdict.code == contract.BAD_SPEC
-    assert not [line for line in gang.lines() if "found {" in line.text]
+    assert not [line for line in gang.read_lines() if "found {" in line.text]
     return verdict.message
 
 
-def test_devices_and_pinned_memory_are_looked_at_before_the_program_and_the_user_that_is_said_mends_it(
-    here: Place,
-) -> None:
-    """Five jobs side by side: four are refused or found fit by what their container is, one only has search paths."""
+def test_devices_and_pinned_memory_are_checked_before_the_program(workspace: Workspace) -> None:
+    """Run five jobs side by side: four with different containers, one with search paths only."""
     root = Defaults(users={"v5e": "root", "h100": "root"})
     fast: dict[str, Any] = {"accelerator": {"type": "h100"}, "hosts": 2, "network": RDMA}
-    own = {"LD_LIBRARY_PATH": "/opt/own/lib"}
-    paths = here.start(
+    env = {"LD_LIBRARY_PATH": "/opt/own/lib"}
+    paths = workspace.start(
         "paths",
         Defaults(),
-        anywhere,
+        run_anywhere,
         **PROGRAM,
         platform="gke",
         accelerator={"type": "l4"},
-        env=own,
+        env=env,
     )
-    closed = here.start(
-        "closed", Defaults(users={"v5e": 1000}), anywhere, **PROGRAM, **V5E, **CLOSED
+    closed = workspace.start(
+        "closed", Defaults(users={"v5e": 1000}), run_anywhere, **PROGRAM, **V5E, **CLOSED
     )
-    small = here.start("small", Defaults(), pinning(64), **PROGRAM, **fast)
-    mended = here.start("mended", root, anywhere, **PROGRAM, **V5E, **CLOSED)
-    pins = here.start("pins", root, pinning(64), **PROGRAM, **fast)
+    small = workspace.start("small", Defaults(), limit_pinned_memory(64), **PROGRAM, **fast)
+    mended = workspace.start("mended", root, run_anywhere, **PROGRAM, **V5E, **CLOSED)
+    pins = workspace.start("pins", root, limit_pinned_memory(64), **PROGRAM, **fast)
 
-    seen = found(paths)
-    assert seen["LD_LIBRARY_PATH"] == "/usr/local/nvidia/lib64:/opt/own/lib"
-    assert seen["PATH"].startswith("/usr/local/nvidia/bin:/usr/local/bin:") and seen["uid"] == 1000
-    said = refusal(closed)
+    report = read_report(paths)
+    assert report["LD_LIBRARY_PATH"] == "/usr/local/nvidia/lib64:/opt/own/lib"
+    assert (
+        report["PATH"].startswith("/usr/local/nvidia/bin:/usr/local/bin:") and report["uid"] == 1000
+    )
+    message = wait_for_refusal(closed)
     assert (
         "cannot open /dev/vfio/0 as uid 1000: its owner is uid 0, its mode 0600; set users: "
-        "{v5e: root}" in said
+        "{v5e: root}" in message
     )
-    shows("cannot open /dev/vfio/0 as uid 1000", said)
-    said = refusal(small)
-    assert "network = rdma needs memory that programs pin, and this pod may pin 64 KiB" in said
-    shows("NCCL WARN Call to ibv_reg_mr failed with error Cannot allocate memory", said)
-    assert "LimitMEMLOCK=infinity" in said and "users: {h100: root}" in said
-    assert found(mended)["uid"] == 0
-    assert found(pins) | {"PATH": ""} == {
+    shows("cannot open /dev/vfio/0 as uid 1000", message)
+    message = wait_for_refusal(small)
+    assert "network = rdma needs memory that programs pin, and this pod may pin 64 KiB" in message
+    shows("NCCL WARN Call to ibv_reg_mr failed with error Cannot allocate memory", message)
+    assert "LimitMEMLOCK=infinity" in message and "users: {h100: root}" in message
+    assert read_report(mended)["uid"] == 0
+    assert read_report(pins) | {"PATH": ""} == {
         "uid": 0,
         "pinned": 64 * 1024,
         "PATH": "",
@@ -154,7 +154,9 @@ def test_devices_and_pinned_memory_are_looked_at_before_the_program_and_the_user
     }
 
 
-def test_an_old_driver_is_told_before_jax_starts(here: Place, image: str, tmp_path: Path) -> None:
+def test_old_driver_is_reported_before_jax_starts(
+    workspace: Workspace, image: str, tmp_path: Path
+) -> None:
     (tmp_path / "driver.c").write_text(OLD_DRIVER)
     code = tmp_path / "code"
     (code / "jax_cuda13_plugin").mkdir(parents=True)
@@ -169,13 +171,13 @@ def test_an_old_driver_is_told_before_jax_starts(here: Place, image: str, tmp_pa
     subprocess.run(library, check=True)
     data = {"source": "tfds", "name": "digits"}
     train = {"task": "classify", "data": data, "checkpoint": {"path": "/tmp/x"}}
-    gang = here.start(
-        "old", Defaults(), anywhere, image=image, code=str(code), env={"LD_LIBRARY_PATH": "/code"},
+    gang = workspace.start(
+        "old", Defaults(), run_anywhere, image=image, code=str(code), env={"LD_LIBRARY_PATH": "/code"},
         accelerator={"type": "l4"}, train=train, grace="2s",
     )  # fmt: skip
-    said = refusal(gang)
-    assert "is too old for CUDA 13: it runs CUDA 12.4 at most" in said
+    message = wait_for_refusal(gang)
+    assert "is too old for CUDA 13: it runs CUDA 12.4 at most" in message
     assert (
         "needs driver 580 or newer; use an image with the extra cuda12 of jaxlaunch, or update the "
-        "driver of the nodes" in said
+        "driver of the nodes" in message
     )

@@ -1,4 +1,4 @@
-"""The chart's dashboard on a real cluster: each viewer sees by their own token what the API server lets it see."""
+"""The chart's dashboard on a real cluster shows viewers what their own token may see."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ import yaml
 from jaxlaunch.launcher.report import viewers
 from tests.cluster import preparations
 from tests.cluster.access import Access
-from tests.cluster.command import launcher, project, started
+from tests.cluster.command import run_launcher, start_launcher, write_project
 from tests.cluster.harness.api import Refused
-from tests.cluster.releases import Release, values
-from tests.cluster.waiting import has, until
+from tests.cluster.releases import Release, chart_values
+from tests.cluster.waiting import has_condition, wait_until
 from tests.helm.charts import Helm
 from tests.launcher.report.test_page import data_of
 
@@ -39,8 +39,8 @@ ODD = (
 
 
 @pytest.fixture
-def elsewhere(cluster: Access) -> Iterator[str]:
-    """Another team's namespace."""
+def other_namespace(cluster: Access) -> Iterator[str]:
+    """Yield another team's namespace."""
     name = preparations.make_namespace(cluster, "restricted")
     yield name
     preparations.remove_namespace(cluster, name)
@@ -48,27 +48,27 @@ def elsewhere(cluster: Access) -> Iterator[str]:
 
 @pytest.fixture
 def release(
-    helm: Helm, cluster: Access, namespace: str, elsewhere: str, image: str
+    helm: Helm, cluster: Access, namespace: str, other_namespace: str, image: str
 ) -> Iterator[Release]:
-    """The chart with its dashboard of both namespaces, whose only viewer is a ServiceAccount of the first."""
-    found = Release(helm, cluster, namespace)
-    given = values(
+    """Install the chart with a dashboard of both namespaces and a viewer of the first."""
+    release = Release(helm, cluster, namespace)
+    values_of_chart = chart_values(
         cluster, image, kueue={"enabled": False}, storage={"checkpoints": {"enabled": False}}
     )
-    given["rbac"] = {"viewers": [{"kind": "ServiceAccount", "name": "alice"}]}
-    given["webDashboard"] = {
+    values_of_chart["rbac"] = {"viewers": [{"kind": "ServiceAccount", "name": "alice"}]}
+    values_of_chart["webDashboard"] = {
         "enabled": True,
-        "namespaces": [namespace, elsewhere],
+        "namespaces": [namespace, other_namespace],
         "hosts": ["jobs.example.org"],
-        "apiServer": given.get("test", {}).get("apiServer"),
+        "apiServer": values_of_chart.get("test", {}).get("apiServer"),
     }
-    found.install(given)
-    yield found
-    found.uninstall()
+    release.install(values_of_chart)
+    yield release
+    release.uninstall()
 
 
-def token_of(cluster: Access, namespace: str, name: str) -> str:
-    """The token of a new ServiceAccount, as `kubectl create token` prints it."""
+def make_token(cluster: Access, namespace: str, name: str) -> str:
+    """Return the token of a new ServiceAccount, as `kubectl create token` prints it."""
     accounts = f"/api/v1/namespaces/{namespace}/serviceaccounts"
     cluster.api.create(
         accounts, {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": name}}
@@ -77,8 +77,8 @@ def token_of(cluster: Access, namespace: str, name: str) -> str:
     return str(cluster.api.create(f"{accounts}/{name}/token", request)["status"]["token"])
 
 
-def viewer_elsewhere(cluster: Access, release: Release, elsewhere: str, folder: Path) -> str:
-    """The token of somebody with the chart's rights of a viewer in the other namespace alone."""
+def make_other_viewer(cluster: Access, release: Release, elsewhere: str, folder: Path) -> str:
+    """Return the token of a viewer of the other namespace alone."""
     role = cluster.api.get(f"/apis/{WITHIN}/namespaces/{release.namespace}/roles/team-viewer")
     config = yaml.safe_load(
         preparations.make_user(cluster, elsewhere, role["rules"], folder).read_text()
@@ -86,10 +86,12 @@ def viewer_elsewhere(cluster: Access, release: Release, elsewhere: str, folder: 
     return str(config["users"][0]["user"]["token"])
 
 
-def waiting_job(cluster: Access, namespace: str, name: str, image: str, folder: Path) -> None:
-    """A job that no node is for: it costs no container."""
+def submit_waiting_job(
+    cluster: Access, namespace: str, name: str, image: str, folder: Path
+) -> None:
+    """Submit a job that no node fits, which costs no container."""
     folder.mkdir()
-    project(
+    write_project(
         folder,
         namespace,
         {},
@@ -98,12 +100,12 @@ def waiting_job(cluster: Access, namespace: str, name: str, image: str, folder: 
         command=["true"],
         node_selector={"none": "here"},
     )
-    done = launcher(cluster, folder, "submit", "job.yaml")
+    done = run_launcher(cluster, folder, "submit", "job.yaml")
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def its_pod(cluster: Access, release: Release) -> str:
-    """The ready pod of the Deployment, made by hand in the tests' cluster, which has no controller of Deployments."""
+def start_dashboard_pod(cluster: Access, release: Release) -> str:
+    """Make the Deployment's pod, since the tests' cluster has no controller of Deployments."""
     pods = f"/api/v1/namespaces/{release.namespace}/pods"
     if cluster.is_ours:
         path = f"/apis/apps/v1/namespaces/{release.namespace}/deployments/team-web"
@@ -114,17 +116,17 @@ def its_pod(cluster: Access, release: Release) -> str:
             {"apiVersion": "v1", "kind": "Pod", "spec": template["spec"], "metadata": metadata},
         )
     selector = "labelSelector=jaxlaunch.io%2Fweb-dashboard%3Dteam"
-    found = until(
+    found = wait_until(
         lambda: cluster.api.get(f"{pods}?{selector}"),
-        lambda seen: seen["items"] and has("Ready")(seen["items"][0]),
+        lambda seen: seen["items"] and has_condition("Ready")(seen["items"][0]),
         "the dashboard is ready",
     )
     return str(found["items"][0]["metadata"]["name"])
 
 
 @contextmanager
-def forwarded(cluster: Access, namespace: str) -> Iterator[int]:
-    """A port of this machine that leads to the Service, as docs/seeing-runs.md says."""
+def forward_port(cluster: Access, namespace: str) -> Iterator[int]:
+    """Yield a local port that leads to the Service, as docs/seeing-runs.md describes."""
     command = [
         cluster.kubectl_path,
         "port-forward",
@@ -136,17 +138,17 @@ def forwarded(cluster: Access, namespace: str) -> Iterator[int]:
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=cluster.env) as child:
         try:
             assert child.stdout is not None
-            told = child.stdout.readline()
-            assert told.startswith("Forwarding from 127.0.0.1:"), told
-            yield int(told.split()[2].rpartition(":")[2])
+            line = child.stdout.readline()
+            assert line.startswith("Forwarding from 127.0.0.1:"), line
+            yield int(line.split()[2].rpartition(":")[2])
         finally:
             child.terminate()
 
 
-def ask(
+def send_request(
     port: int, path: str = "/", body: Mapping[str, str] | None = None, **headers: str
 ) -> tuple[int, str, str]:
-    """Status, text and cookie of the answer to a GET, or to the POST of a form."""
+    """Return status, text and cookie of the answer to a GET, or to the POST of a form."""
     client = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
     sent = {"Host": f"localhost:{port}"} | {
         name.replace("_", "-"): value for name, value in headers.items()
@@ -162,53 +164,61 @@ def ask(
         client.close()
 
 
-def names(shown: tuple[int, str, str]) -> list[str]:
+def job_names(shown: tuple[int, str, str]) -> list[str]:
     assert shown[0] == 200, shown
     return [run["name"] for run in data_of(shown[1])["runs"]]
 
 
-def administrator_sees_both(cluster: Access, namespaces: tuple[str, str], folder: Path) -> None:
-    """The dashboard of one's own machine reads them with the rights of one's own kubeconfig."""
-    with started(
-        cluster, folder, "dashboard", *(word for each in namespaces for word in ("-n", each))
+def assert_administrator_sees_both(
+    cluster: Access, namespaces: tuple[str, str], folder: Path
+) -> None:
+    """Check the local dashboard, which reads with the rights of the kubeconfig."""
+    with start_launcher(
+        cluster,
+        folder,
+        "dashboard",
+        *(word for namespace in namespaces for word in ("-n", namespace)),
     ) as child:
         try:
             assert child.stdout is not None
             address = urllib.parse.urlsplit(child.stdout.readline().strip())
             assert address.port is not None
-            shown = ask(address.port, address.path, Host=address.netloc)
-            assert sorted(names(shown)) == ["ours", "theirs"]
+            shown = send_request(address.port, address.path, Host=address.netloc)
+            assert sorted(job_names(shown)) == ["ours", "theirs"]
         finally:
             child.send_signal(signal.SIGINT)
 
 
 @pytest.mark.usefixtures("steady_nodes")
-def test_a_viewer_sees_through_the_dashboard_what_their_own_token_may_see_and_nobody_else_anything(
+def test_dashboard_shows_what_the_viewer_may_see(
     cluster: Access,
     namespace: str,
-    elsewhere: str,
+    other_namespace: str,
     release: Release,
     base_image: str,
     tmp_path: Path,
 ) -> None:
-    waiting_job(cluster, namespace, "ours", base_image, tmp_path / "ours")
-    waiting_job(cluster, elsewhere, "theirs", base_image, tmp_path / "theirs")
-    alice, bob = (token_of(cluster, namespace, name) for name in ("alice", "bob"))
-    carol = viewer_elsewhere(cluster, release, elsewhere, tmp_path)
-    pod = its_pod(cluster, release)
-    administrator_sees_both(cluster, (namespace, elsewhere), tmp_path)
-    with forwarded(cluster, namespace) as port:
+    submit_waiting_job(cluster, namespace, "ours", base_image, tmp_path / "ours")
+    submit_waiting_job(cluster, other_namespace, "theirs", base_image, tmp_path / "theirs")
+    alice, bob = (make_token(cluster, namespace, name) for name in ("alice", "bob"))
+    carol = make_other_viewer(cluster, release, other_namespace, tmp_path)
+    pod = start_dashboard_pod(cluster, release)
+    assert_administrator_sees_both(cluster, (namespace, other_namespace), tmp_path)
+    with forward_port(cluster, namespace) as port:
         refused = {
-            "no token": ask(port),
-            "bob": ask(port, "/sign-in", {"token": bob}),
-            "bob's stream": ask(port, "/events", Authorization=f"Bearer {bob}"),
-            "a wrong one": ask(port, "/sign-in", {"token": alice[:-9] + "AAAAAAAAA"}),
-            "another host": ask(port, Host="evil.example", Authorization=f"Bearer {alice}"),
-            "another site": ask(
+            "no token": send_request(port),
+            "bob": send_request(port, "/sign-in", {"token": bob}),
+            "bob's stream": send_request(port, "/events", Authorization=f"Bearer {bob}"),
+            "a wrong one": send_request(port, "/sign-in", {"token": alice[:-9] + "AAAAAAAAA"}),
+            "another host": send_request(
+                port, Host="evil.example", Authorization=f"Bearer {alice}"
+            ),
+            "another site": send_request(
                 port, Origin="http://evil.example", Authorization=f"Bearer {alice}"
             ),
             **{
-                f"odd {at}": ask(port, "/sign-in", {"token": token}) for at, token in enumerate(ODD)
+                f"odd {at}": send_request(port, "/sign-in", {"token": token})
+                for at, token in enumerate(ODD)
             },
         }
         assert [answer[0] for answer in refused.values()] == [
@@ -226,56 +236,59 @@ def test_a_viewer_sees_through_the_dashboard_what_their_own_token_may_see_and_no
         shown = "".join(text + cookie for _, text, cookie in refused.values())
         assert not [
             word
-            for word in (">ours", '"ours"', "theirs", namespace, elsewhere, "eyJ")
+            for word in (">ours", '"ours"', "theirs", namespace, other_namespace, "eyJ")
             if word in shown
         ]
 
-        status, _, kept = ask(port, "/sign-in", {"token": alice})
+        status, _, kept = send_request(port, "/sign-in", {"token": alice})
         assert status == 303 and alice not in kept
-        page = ask(port, Cookie=kept, Host="jobs.example.org")
-        assert names(page) == ["ours"] and elsewhere not in page[1]
+        page = send_request(port, Cookie=kept, Host="jobs.example.org")
+        assert job_names(page) == ["ours"] and other_namespace not in page[1]
         assert data_of(page[1])["runs"][0]["where"] == f"namespace {namespace}"
         raised = {
             "Impersonate_User": "admin",
             "Impersonate_Group": "system:masters",
             "X_Remote_User": "system:admin",
         }
-        assert names(ask(port, Cookie=kept, **raised)) == ["ours"]
+        assert job_names(send_request(port, Cookie=kept, **raised)) == ["ours"]
         with ThreadPoolExecutor(
             4
         ) as pool:  # two viewers at the same time, each over and over again
-            asked = [
+            requests = [
                 ({"Cookie": kept}, "ours"),
                 ({"Authorization": f"Bearer {carol}"}, "theirs"),
             ] * 8
-            answers = pool.map(lambda one: (names(ask(port, **one[0])), one[1]), asked)
+            answers = pool.map(
+                lambda one: (job_names(send_request(port, **one[0])), one[1]), requests
+            )
         assert {(tuple(seen), own) for seen, own in answers} == {
             (("ours",), "ours"),
             (("theirs",), "theirs"),
         }
 
         cluster.api.delete(f"/apis/{WITHIN}/namespaces/{namespace}/rolebindings/team-viewer")
-        until(
-            lambda: ask(port, Cookie=kept),
+        wait_until(
+            lambda: send_request(port, Cookie=kept),
             lambda seen: seen[0] == 403 and '"ours"' not in seen[1],
             "her right ends",
         )
-    said = cluster.kubectl("logs", pod, "--namespace", namespace)
+    output = cluster.kubectl("logs", pod, "--namespace", namespace)
     assert (
-        said == f"launcher: serving the jobs of {namespace}, {elsewhere} on port 8080 to viewers "
+        output
+        == f"launcher: serving the jobs of {namespace}, {other_namespace} on port 8080 to viewers "
         "who sign in\n"
     )
-    has_nothing_of_its_own(cluster, namespace, pod, tmp_path)
+    assert_dashboard_has_no_rights(cluster, namespace, pod, tmp_path)
 
 
-def has_nothing_of_its_own(cluster: Access, namespace: str, pod: str, folder: Path) -> None:
-    """Its pod has no token, and its ServiceAccount, whoever had one, no right to see a job."""
-    there = "/var/run/secrets/kubernetes.io/serviceaccount"
-    found = cluster.kubectl("exec", pod, "--namespace", namespace, "--", "ls", there)
-    assert found.split() == ["ca.crt"]
+def assert_dashboard_has_no_rights(cluster: Access, namespace: str, pod: str, folder: Path) -> None:
+    """Check that the dashboard's pod has no token and its account no right to see a job."""
+    token_folder = "/var/run/secrets/kubernetes.io/serviceaccount"
+    listing = cluster.kubectl("exec", pod, "--namespace", namespace, "--", "ls", token_folder)
+    assert listing.split() == ["ca.crt"]
     spec: dict[str, Any] = cluster.api.get(f"/api/v1/namespaces/{namespace}/pods/{pod}")["spec"]
     assert (spec["serviceAccountName"], spec["automountServiceAccountToken"]) == ("team-web", False)
-    itself = preparations.impersonating(
+    itself = preparations.impersonate(
         cluster, f"system:serviceaccount:{namespace}:team-web", namespace, folder
     )
     with pytest.raises(Refused, match="403"):

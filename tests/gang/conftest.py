@@ -14,7 +14,7 @@ LONGEST = [
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    positions = {path: turn for turn, path in enumerate(LONGEST, 1)}
+    positions = {path: position_of for position_of, path in enumerate(LONGEST, 1)}
 
     def position_of(item: pytest.Item) -> int:
         return positions.get(item.path, len(positions) + 1) if item.path.is_relative_to(HERE) else 0

@@ -289,7 +289,7 @@ def descendant_pids(pid: int) -> list[int]:
         ]
     except OSError:
         return []
-    return children + [deeper for child in children for deeper in descendant_pids(child)]
+    return children + [descendant for child in children for descendant in descendant_pids(child)]
 
 
 def _child_pids(task: Path) -> list[str]:

@@ -197,7 +197,7 @@ def test_spare_takes_the_ranks_of_a_lost_host_and_the_next_pod_becomes_the_spare
             )
             gang.start(lost)
             gang.wait_until(
-                "another spare", lambda of=attempt: gang.stderr.count("holds no rank") == of
+                "another spare", lambda job=attempt: gang.stderr.count("holds no rank") == job
             )
         # The spare's row comes with the next turn of the leader.
         expected_ranks = {0: [0], 1: [1], 2: [2], 3: []}

@@ -260,7 +260,7 @@ def test_every_alert_has_a_page_a_severity_a_row_and_a_test() -> None:
 
 
 def test_every_series_is_limited_to_the_namespaces() -> None:
-    """Check the `namespace=~".*"` that the chart narrows: without it, an alert reads others' runs."""
+    """Check the `namespace=~".*"` that the chart narrows; alerts would read others' runs."""
     for path in RULES:
         for group in yaml.safe_load(path.read_text())["groups"]:
             for rule in group["rules"]:

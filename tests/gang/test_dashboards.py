@@ -1,4 +1,4 @@
-"""The chart's Grafana dashboards: valid files, and queries that Prometheus answers from a clean run."""
+"""The chart's Grafana dashboards: valid files, and queries that Prometheus can answer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`list`, `status`, `logs`, `explain` and `stop` for runs of this machine, from another terminal."""
+"""`list`, `status`, `logs`, `explain` and `stop` for local runs, from another terminal."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ def test_profiled_run_has_the_same_losses(tmp_path: Path) -> None:
     assert any(note.startswith("profile of steps 4-7: ") for note in result.summary["notes"])
 
     answers = json.loads(requested.stdout)["ranks"]
-    assert {rank: one["state"] for rank, one in answers.items()} == {"0": "done", "1": "done"}
+    assert {rank: answer["state"] for rank, answer in answers.items()} == {"0": "done", "1": "done"}
     for answer in answers.values():
         assert_adds_up(answer["summary"], steps=3)
         assert (

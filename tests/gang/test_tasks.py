@@ -152,7 +152,7 @@ def read_arrays(folder: Path) -> dict[str, bytes]:
     parts = {part: step.part_arrays(part) for part in ("params", "rest", "ema", "opt")}
     assert len(parts["ema"]) > len(parts["params"]) > 20
     return {
-        f"{part} {name}": each[...].tobytes()
-        for part, found in parts.items()
-        for name, each in found.items()
+        f"{part} {name}": array[...].tobytes()
+        for part, stored in parts.items()
+        for name, array in stored.items()
     }

@@ -1,4 +1,4 @@
-"""A tracker that opens slowly delays neither the stop nor the end of a gang, and gets each line once."""
+"""A slow tracker delays neither the stop nor the end of a gang, and gets each line once."""
 
 from __future__ import annotations
 
