@@ -41,18 +41,11 @@ def status_command(
         from jaxlaunch.launcher.cli.logs import read_volume_summary
 
         view = ClusterView(read_volume_summary(view.cluster, view.snapshot))
-    output.show_result(view.status.to_json(), form, _describe_view(view, is_wide=form == "wide"))
+    output.show_result(view.status.to_json(), form, describe_job(view, is_wide=form == "wide"))
 
 
-def _describe_view(view: JobView, *, is_wide: bool) -> Iterator[str]:
-    tables = view.detail_tables() if is_wide else ()
-    yield from describe_job(view)
-    for table in tables:
-        yield from output.format_columns(table)
-
-
-def describe_job(view: JobView) -> Iterator[str]:
-    """Yield the lines of one job: its result, its state, and its numbers."""
+def describe_job(view: JobView, *, is_wide: bool = False) -> Iterator[str]:
+    """Yield the lines of one job: its result, its state, its numbers, and on request its tables."""
     status = view.status
     if status.verdict is not None:
         yield f"{status.verdict['cause']} ({status.verdict['code']}): {status.verdict['message']}"
@@ -68,6 +61,8 @@ def describe_job(view: JobView) -> Iterator[str]:
         ("unknown", "; ".join(view.unread)),
     ]
     yield from (f"  {label:<11}{text}" for label, text in rows if text)
+    for table in view.detail_tables() if is_wide else ():
+        yield from output.format_columns(table)
 
 
 def _list_numbers(status: JobStatus) -> Iterator[tuple[str, str]]:

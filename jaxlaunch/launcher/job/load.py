@@ -187,7 +187,11 @@ def _credential_faults(data: Any) -> Iterator[Fault]:
     reasons = data.get("allow_literal")
     reasons = reasons if isinstance(reasons, dict) else {}
     for path, text in credentials.walk_strings(data):
-        name, setting = _variable_name(data, path), format_key_path(path)
+        # The environment variable whose value this is, if any.
+        name = str(path[-1]) if path[0] == "env" else ""
+        if path[-1] == "value" and path[0] != "env":
+            name = str(messages.value_at(data, (*path[:-1], "name")) or "")
+        setting = format_key_path(path)
         if reasons.get(setting) or not credentials.has_credential(text, name):
             continue
         alternative = f"write secrets: {{{name or 'NAME'}: {{name: my-secret, key: token}}}}"
@@ -199,14 +203,6 @@ def _credential_faults(data: Any) -> Iterator[Fault]:
         hint += f"if it is none, allow_literal: {{{setting}: REASON}}."
         message = f"{setting} holds a credential, and everyone who sees the job sees it."
         yield Fault(path, message, hint)
-
-
-def _variable_name(data: Any, path: KeyPath) -> str:
-    """Return the name of the environment variable whose value is at this path, or ""."""
-    if path[0] == "env":
-        return str(path[-1])
-    sibling = messages.value_at(data, path[:-1]) if path[-1] == "value" else None
-    return str(sibling.get("name", "")) if isinstance(sibling, dict) else ""
 
 
 def _ambiguous_number_faults(source: Document) -> Iterator[Fault]:

@@ -5,6 +5,7 @@ Keys that only a cluster needs are included, so that they are checked wherever t
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import math
@@ -639,14 +640,12 @@ class JobSpec(Block, validate_default=True):
         """
         if not self.is_elastic:
             return (self.hosts,) if self.spares else ()
-        return (*filter(self._fits_on_hosts, range(self.min_hosts, self.hosts)), self.hosts)
-
-    def _fits_on_hosts(self, hosts: int) -> bool:
-        try:
-            self.train_on_hosts(hosts)
-        except ValueError:
-            return False
-        return True
+        counts = []
+        for hosts in range(self.min_hosts, self.hosts):
+            with contextlib.suppress(ValueError):
+                self.train_on_hosts(hosts)
+                counts.append(hosts)
+        return (*counts, self.hosts)
 
     def train_on_hosts(self, hosts: int) -> TrainSpec | None:
         """Return the training block for fewer hosts. Raises ValueError if it cannot be divided."""

@@ -6,6 +6,7 @@ the memory of the accelerator, and with the room for checkpoints as far as this 
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -143,7 +144,11 @@ def device_memory(job: JobSpec, node_labels: Mapping[str, Sequence[str]]) -> Usa
             return None
         description = f"a host's {quantity} / {devices}, with the program"
         return UsableMemory((float(parse_quantity(quantity)) / devices,), description)
-    share = _memory_share(job) if accelerator.platform == "cuda" else 1.0
+    share = 1.0
+    if accelerator.platform == "cuda":
+        share = float(TRAINER_VARIABLES["cuda"][MEMORY_SHARE])
+        with contextlib.suppress(ValueError):
+            share = float(job.env.get(MEMORY_SHARE) or job.env.get(NEW_MEMORY_SHARE) or share)
     quantity = job.accelerator.memory
     if quantity is None:
         sizes_gib = _admitted_sizes_gib(accelerator.memory_gib, node_labels)
@@ -168,14 +173,6 @@ def _admitted_sizes_gib(
         for value in values & table.MEMORY_GB.keys()
     }
     return sorted(admitted) or sizes_gib
-
-
-def _memory_share(job: JobSpec) -> float:
-    default = TRAINER_VARIABLES["cuda"][MEMORY_SHARE]
-    try:
-        return float(job.env.get(MEMORY_SHARE) or job.env.get(NEW_MEMORY_SHARE) or default)
-    except ValueError:
-        return float(default)
 
 
 def peak_bytes(shapes: Shapes, remat: str = "asked") -> tuple[int, int]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 from jaxlaunch.accelerators import ACCELERATORS, OLDEST_CAPABILITY
 from jaxlaunch.launcher.job.schema import Reservation
@@ -11,27 +11,187 @@ from jaxlaunch.launcher.platforms import eks, gke, runtime
 from jaxlaunch.launcher.platforms.facts import GKE_GPU, INSTANCE
 from jaxlaunch.launcher.wording import format_count
 
+_Notes = Callable[[ResolvedJob], Iterator[str]]
+_NOTES: list[_Notes] = []
+
+
+def _note(find: _Notes) -> _Notes:
+    _NOTES.append(find)
+    return find
+
 
 def list_notes(job: ResolvedJob) -> Iterator[str]:
     """Yield one sentence for each choice."""
-    if job.nodes.platform == "gke":
-        yield from _note_spot(job)
-    if job.nodes.platform == "eks":
-        yield from _note_hugepages(job)
-        yield from _note_eks(job)
-    for list_kind in (
-        _note_slice,
-        _note_tcp,
-        _note_render_group,
-        _note_arm,
-        _note_numa,
-        _note_any_gpu,
-        _note_cuda,
-        _note_user,
+    for find in _NOTES:
+        yield from find(job)
+
+
+@_note
+def _note_spot(job: ResolvedJob) -> Iterator[str]:
+    # A reclaimed node may be gone before the job's own grace period is over.
+    usual_s, most_s = gke.SPOT_GRACE_S.value, gke.LARGEST_SPOT_GRACE_S.value
+    is_spot = job.nodes.platform == "gke" and job.spec.capacity == "spot"
+    if is_spot and job.spec.grace > usual_s:
+        yield (
+            f"grace: {job.spec.grace:g} s, but GKE ends the pods of a Spot node after {usual_s} s, "
+            f"or at most {most_s} s where its node pool says so: a save that takes longer is lost "
+            "with it. Save often enough by train.checkpoint.every."
+        )
+
+
+@_note
+def _note_hugepages(job: ResolvedJob) -> Iterator[str]:
+    adds_nodes = job.nodes.platform == "eks" and job.nodes.provisioner == "karpenter"
+    if job.spec.resources.hugepages is not None and adds_nodes:
+        yield (
+            f"resources.hugepages: {job.spec.resources.hugepages}, but Karpenter adds no node for "
+            "pods that request huge pages: they wait until a node that has them is there."
+        )
+
+
+@_note
+def _note_eks(job: ResolvedJob) -> Iterator[str]:
+    capacity, nodes = job.spec.capacity, job.nodes
+    if nodes.platform != "eks":
+        return
+    if (
+        isinstance(capacity, Reservation)
+        and nodes.provisioner == "managed"
+        and nodes.capacity is not None
     ):
-        yield from list_kind(job)
+        (label,) = nodes.capacity.labels
+        yield (
+            "capacity: nodes of managed node groups do not say their reservation: label the group "
+            f"that has it {label}={capacity.reservation}, or name its label in the cluster "
+            "defaults: reservation_label."
+        )
+    if job.network.chosen == "efa-dra" and nodes.provisioner != "managed":
+        yield (
+            "network: efa-dra is supported on managed node groups; Karpenter adds nodes for it "
+            "only with settings.enableDRA, an alpha feature of 1.15, and Auto Mode does not: "
+            "elsewhere network: efa."
+        )
 
 
+@_note
+def _note_slice(job: ResolvedJob) -> Iterator[str]:
+    if job.spec.accelerator.platform == "tpu" and job.spec.host_count > 1:
+        other_slices = f", of all {job.spec.slices} slices" if job.spec.slices > 1 else ""
+        yield (
+            "restarts: a TPU slice is lost as a whole, so a lost host costs all "
+            f"pods{other_slices}: they are made again together, where those of a GPU job would "
+            "wait for the one that is lost."
+        )
+
+
+_GPU_NETWORKS: Mapping[str, tuple[str, Mapping[str, int]]] = {
+    "gke": (GKE_GPU, {gpu: factor.value for gpu, factor in gke.GPU_NETWORK_FACTOR.items()}),
+    # Each interface for EFA is on a network card of its own, and TCP uses the first card.
+    "eks": (INSTANCE, {name: instance.efa or 0 for name, instance in eks.INSTANCES.items()}),
+}
+
+
+@_note
+def _note_tcp(job: ResolvedJob) -> Iterator[str]:
+    # The GPUs of these hosts have a fast network of their own, which the job does not use.
+    platform_networks = _GPU_NETWORKS.get(job.nodes.platform)
+    if platform_networks is None or job.network.chosen != "default" or job.spec.host_count == 1:
+        return
+    label, factors = platform_networks
+    values = job.nodes.labels.get(label, ())
+    if len(values) == 1 and (factor := factors.get(values[0], 1)) > 1:
+        yield (
+            f"network: the {format_count(job.spec.host_count, 'host')} communicate over TCP on one "
+            f"interface; those of {values[0]} for its GPUs have {factor} × its bandwidth: "
+            f"{_suggest_network(values[0])}."
+        )
+
+
+def _suggest_network(nodes: str) -> str:
+    if nodes in eks.INSTANCES:
+        return "network: efa"
+    if nodes == gke.TCPXO_GPU.value:
+        slow, fast = gke.NCCL_GB_PER_S.value
+        return (
+            f"network: gpudirect-tcpxo, with which NVIDIA measured NCCL at {fast} GB/s in "
+            f"place of {slow}"
+        )
+    if nodes == gke.TCPX_GPU.value:
+        return (
+            f"jaxlaunch does not support their GPUDirect-TCPX, and {gke.TCPXO_GPU.value} has "
+            "network: gpudirect-tcpxo"
+        )
+    if nodes in gke.COMPUTE_DOMAIN_GPUS.value:
+        return "network: gpudirect-rdma-dra, and compute_domain: true for their NVLink"
+    return "network: gpudirect-rdma"
+
+
+@_note
+def _note_render_group(job: ResolvedJob) -> Iterator[str]:
+    # A user other than root can open AMD's devices only through their group.
+    user = job.security.user
+    if (
+        job.spec.accelerator.platform == "rocm"
+        and user
+        and "supplementalGroups" not in str(job.spec.pod)
+    ):
+        yield (
+            f"devices: /dev/kfd and /dev/dri belong to the node's group render, and user {user} of "
+            "the pods opens them by its number alone: pod: {spec: {securityContext: "
+            "{supplementalGroups: [NUMBER]}}}, from `getent group render` on a node."
+        )
+
+
+@_note
+def _note_arm(job: ResolvedJob) -> Iterator[str]:
+    if ACCELERATORS[job.spec.accelerator.type].is_arm:
+        yield (
+            f"image: nodes of {job.spec.accelerator.type} are arm64; an image for amd64 alone ends "
+            "there with `exec format error`."
+        )
+
+
+@_note
+def _note_numa(job: ResolvedJob) -> Iterator[str]:
+    # One process drives the chips of several NUMA nodes. Pods of Google and xpk have a container
+    # for each node.
+    hardware, accelerator = ACCELERATORS[job.spec.accelerator.type], job.spec.accelerator
+    if hardware.numa_nodes > 1 and accelerator.per_host > 1:
+        yield (
+            f"host: the {accelerator.per_host} chips of a {accelerator.type} host are on "
+            f"{hardware.numa_nodes} NUMA nodes, and one process drives them all; Google's pods and "
+            "xpk's have a bound container for each node, which jaxlaunch does not: what crosses "
+            "the nodes is slower."
+        )
+
+
+@_note
+def _note_any_gpu(job: ResolvedJob) -> Iterator[str]:
+    if job.spec.accelerator.type == "gpu" and not job.nodes.labels:
+        hosts = job.spec.host_count
+        if hosts == 1:
+            subject = "the host may have any GPU"
+        else:
+            subject = f"the {format_count(hosts, 'host')} may have different GPUs"
+        yield f"accelerator: gpu names none, and {subject}: choose their nodes by node_selector."
+
+
+@_note
+def _note_cuda(job: ResolvedJob) -> Iterator[str]:
+    # The GPU may be too old for a version of CUDA. The name of the image may show that it has an
+    # older one.
+    kind = job.spec.accelerator.type
+    capability, image = ACCELERATORS[kind].capability, job.code.image or ""
+    for cuda, oldest in OLDEST_CAPABILITY.items():
+        if capability is not None and float(capability) < oldest and f"cuda{cuda - 1}" not in image:
+            yield (
+                f"image: {kind} has compute capability {capability}, and CUDA {cuda} does not "
+                "compile for less than "
+                f"{oldest}: an image needs CUDA {cuda - 1} (EXTRA=cuda{cuda - 1})."
+            )
+
+
+@_note
 def _note_user(job: ResolvedJob) -> Iterator[str]:
     kind, pinning = job.spec.accelerator.type, job.network.pinning
     root = f"users: {{{kind}: root}} in the cluster defaults"
@@ -57,154 +217,3 @@ def _note_user(job: ResolvedJob) -> Iterator[str]:
             f"user: {job.security.user}, who can pin memory for network {pinning} only where the "
             f"nodes' containerd has {runtime.PINNING_LIMIT.value}; elsewhere {root}."
         )
-
-
-def _note_slice(job: ResolvedJob) -> Iterator[str]:
-    if job.spec.accelerator.platform == "tpu" and job.spec.host_count > 1:
-        other_slices = f", of all {job.spec.slices} slices" if job.spec.slices > 1 else ""
-        yield (
-            "restarts: a TPU slice is lost as a whole, so a lost host costs all "
-            f"pods{other_slices}: they are made again together, where those of a GPU job would "
-            "wait for the one that is lost."
-        )
-
-
-def _note_spot(job: ResolvedJob) -> Iterator[str]:
-    # A reclaimed node may be gone before the job's own grace period is over.
-    usual_s, most_s = gke.SPOT_GRACE_S.value, gke.LARGEST_SPOT_GRACE_S.value
-    if job.spec.capacity == "spot" and job.spec.grace > usual_s:
-        yield (
-            f"grace: {job.spec.grace:g} s, but GKE ends the pods of a Spot node after {usual_s} s, "
-            f"or at most {most_s} s where its node pool says so: a save that takes longer is lost "
-            "with it. Save often enough by train.checkpoint.every."
-        )
-
-
-def _note_hugepages(job: ResolvedJob) -> Iterator[str]:
-    if job.spec.resources.hugepages is not None and job.nodes.provisioner == "karpenter":
-        yield (
-            f"resources.hugepages: {job.spec.resources.hugepages}, but Karpenter adds no node for "
-            "pods that request huge pages: they wait until a node that has them is there."
-        )
-
-
-def _note_eks(job: ResolvedJob) -> Iterator[str]:
-    capacity, nodes = job.spec.capacity, job.nodes
-    if (
-        isinstance(capacity, Reservation)
-        and nodes.provisioner == "managed"
-        and nodes.capacity is not None
-    ):
-        (label,) = nodes.capacity.labels
-        yield (
-            "capacity: nodes of managed node groups do not say their reservation: label the group "
-            f"that has it {label}={capacity.reservation}, or name its label in the cluster "
-            "defaults: reservation_label."
-        )
-    if job.network.chosen == "efa-dra" and nodes.provisioner != "managed":
-        yield (
-            "network: efa-dra is supported on managed node groups; Karpenter adds nodes for it "
-            "only with settings.enableDRA, an alpha feature of 1.15, and Auto Mode does not: "
-            "elsewhere network: efa."
-        )
-
-
-def _note_tcp(job: ResolvedJob) -> Iterator[str]:
-    # The GPUs of these hosts have a fast network of their own, which the job does not use.
-    platform_networks = _GPU_NETWORKS.get(job.nodes.platform)
-    if platform_networks is None or job.network.chosen != "default" or job.spec.host_count == 1:
-        return
-    label, factors = platform_networks
-    values = job.nodes.labels.get(label, ())
-    if len(values) == 1 and (factor := factors.get(values[0], 1)) > 1:
-        yield (
-            f"network: the {format_count(job.spec.host_count, 'host')} communicate over TCP on one "
-            f"interface; those of {values[0]} for its GPUs have {factor} × its bandwidth: "
-            f"{_suggest_network(values[0])}."
-        )
-
-
-_GPU_NETWORKS: Mapping[str, tuple[str, Mapping[str, int]]] = {
-    "gke": (GKE_GPU, {gpu: factor.value for gpu, factor in gke.GPU_NETWORK_FACTOR.items()}),
-    # Each interface for EFA is on a network card of its own, and TCP uses the first card.
-    "eks": (INSTANCE, {name: instance.efa or 0 for name, instance in eks.INSTANCES.items()}),
-}
-
-
-def _suggest_network(nodes: str) -> str:
-    if nodes in eks.INSTANCES:
-        return "network: efa"
-    if nodes == gke.TCPXO_GPU.value:
-        slow, fast = gke.NCCL_GB_PER_S.value
-        return (
-            f"network: gpudirect-tcpxo, with which NVIDIA measured NCCL at {fast} GB/s in "
-            f"place of {slow}"
-        )
-    if nodes == gke.TCPX_GPU.value:
-        return (
-            f"jaxlaunch does not support their GPUDirect-TCPX, and {gke.TCPXO_GPU.value} has "
-            "network: gpudirect-tcpxo"
-        )
-    if nodes in gke.COMPUTE_DOMAIN_GPUS.value:
-        return "network: gpudirect-rdma-dra, and compute_domain: true for their NVLink"
-    return "network: gpudirect-rdma"
-
-
-def _note_render_group(job: ResolvedJob) -> Iterator[str]:
-    # A user other than root can open AMD's devices only through their group.
-    user = job.security.user
-    if (
-        job.spec.accelerator.platform == "rocm"
-        and user
-        and "supplementalGroups" not in str(job.spec.pod)
-    ):
-        yield (
-            f"devices: /dev/kfd and /dev/dri belong to the node's group render, and user {user} of "
-            "the pods opens them by its number alone: pod: {spec: {securityContext: "
-            "{supplementalGroups: [NUMBER]}}}, from `getent group render` on a node."
-        )
-
-
-def _note_arm(job: ResolvedJob) -> Iterator[str]:
-    if ACCELERATORS[job.spec.accelerator.type].is_arm:
-        yield (
-            f"image: nodes of {job.spec.accelerator.type} are arm64; an image for amd64 alone ends "
-            "there with `exec format error`."
-        )
-
-
-def _note_numa(job: ResolvedJob) -> Iterator[str]:
-    # One process drives the chips of several NUMA nodes. Pods of Google and xpk have a container
-    # for each node.
-    hardware, accelerator = ACCELERATORS[job.spec.accelerator.type], job.spec.accelerator
-    if hardware.numa_nodes > 1 and accelerator.per_host > 1:
-        yield (
-            f"host: the {accelerator.per_host} chips of a {accelerator.type} host are on "
-            f"{hardware.numa_nodes} NUMA nodes, and one process drives them all; Google's pods and "
-            "xpk's have a bound container for each node, which jaxlaunch does not: what crosses "
-            "the nodes is slower."
-        )
-
-
-def _note_any_gpu(job: ResolvedJob) -> Iterator[str]:
-    if job.spec.accelerator.type == "gpu" and not job.nodes.labels:
-        hosts = job.spec.host_count
-        if hosts == 1:
-            subject = "the host may have any GPU"
-        else:
-            subject = f"the {format_count(hosts, 'host')} may have different GPUs"
-        yield f"accelerator: gpu names none, and {subject}: choose their nodes by node_selector."
-
-
-def _note_cuda(job: ResolvedJob) -> Iterator[str]:
-    # The GPU may be too old for a version of CUDA. The name of the image may show that it has an
-    # older one.
-    kind = job.spec.accelerator.type
-    capability, image = ACCELERATORS[kind].capability, job.code.image or ""
-    for cuda, oldest in OLDEST_CAPABILITY.items():
-        if capability is not None and float(capability) < oldest and f"cuda{cuda - 1}" not in image:
-            yield (
-                f"image: {kind} has compute capability {capability}, and CUDA {cuda} does not "
-                "compile for less than "
-                f"{oldest}: an image needs CUDA {cuda - 1} (EXTRA=cuda{cuda - 1})."
-            )

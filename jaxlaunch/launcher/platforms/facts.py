@@ -101,4 +101,9 @@ def toleration_for(key: str, effect: str = "NoSchedule") -> Mapping[str, Any]:
 
 GPU_TAINT = toleration_for("nvidia.com/gpu")
 TPU_TAINT = toleration_for("google.com/tpu")
-ARM_TAINT = {**toleration_for("kubernetes.io/arch"), "operator": "Equal", "value": "arm64"}
+ARM_TAINT = {
+    "key": "kubernetes.io/arch",
+    "operator": "Equal",
+    "value": "arm64",
+    "effect": "NoSchedule",
+}

@@ -92,7 +92,10 @@ class SweepRunner:
     def _advance(self) -> bool:
         """Do everything that is due now. Return False when nothing is left to do."""
         for member in self._running_members():
-            if not self._is_alive(member):
+            child = self._children.get(member.name)
+            # A run that an earlier command has started is not our child.
+            is_alive = _find_holder(member) is not None if child is None else child.poll() is None
+            if not is_alive:
                 self._record_end(member)
         if self._signals:
             # The first signal has the runs save and end, another kills them.
@@ -132,10 +135,6 @@ class SweepRunner:
                     member.standing.is_over, member.state = False, RunState.WAITING
             else:
                 member.state = RunState.WAITING
-
-    def _is_alive(self, member: Member) -> bool:
-        child = self._children.get(member.name)
-        return child.poll() is None if child is not None else _find_holder(member) is not None
 
     def _may_start(self, member: Member, decided: int) -> bool:
         is_waiting = member.state in (RunState.WAITING, RunState.PAUSED)

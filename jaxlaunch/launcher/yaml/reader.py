@@ -248,7 +248,9 @@ class _Reader:
         if isinstance(event, ScalarEvent):
             value = self._read_scalar(event, path, line)
         elif isinstance(event, SequenceStartEvent):
-            value = self._read_sequence(path, depth)
+            value = []
+            while not isinstance(item := next(self._events), SequenceEndEvent):
+                value.append(self._read_node(item, (*path, len(value)), depth + 1))
         else:
             value = self._read_mapping(path, depth)
         if event.tag is not None:
@@ -278,12 +280,6 @@ class _Reader:
                 not_finite, subject = event.value, f"{subject} = {shorten_text(event.value)}"
             self.add_fault(path, line, f"{subject} {error}.", "quote it if it is text.", not_finite)
             return None
-
-    def _read_sequence(self, path: KeyPath, depth: int) -> list[Any]:
-        items: list[Any] = []
-        while not isinstance(event := next(self._events), SequenceEndEvent):
-            items.append(self._read_node(event, (*path, len(items)), depth + 1))
-        return items
 
     def _read_mapping(self, path: KeyPath, depth: int) -> dict[str, Any]:
         block: dict[str, Any] = {}
