@@ -37,12 +37,7 @@ from typing import Annotated, Any
 
 from jaxlaunch import contract
 from jaxlaunch.records import codec
-from jaxlaunch.records.codec import (
-    NonNegativeInt,
-    Seconds,
-    UnixTime,
-    matches,
-)
+from jaxlaunch.records.codec import NonNegativeInt, Seconds, UnixTime, matches
 from jaxlaunch.records.members import HostRanges
 from jaxlaunch.records.run_numbers import RunNumbers, TimedNumbers, shown_metrics
 from jaxlaunch.records.verdict import Verdict
@@ -161,12 +156,9 @@ class VerdictLine(_Line):
 
 
 Line = PastLine | TailLine | BeatLine | VerdictLine
-KINDS: Mapping[str, type[Line]] = {
-    "past": PastLine,
-    "tail": TailLine,
-    "beat": BeatLine,
-    "verdict": VerdictLine,
-}
+KINDS: Mapping[str, type[Line]] = dict(
+    past=PastLine, tail=TailLine, beat=BeatLine, verdict=VerdictLine
+)
 _KIND_OF = {record: kind for kind, record in KINDS.items()}
 
 
@@ -237,11 +229,8 @@ def parse_termination_message(message: str | None) -> TerminationMessage | None:
     """Return the termination message of an agent, or None for any other text."""
     try:
         fields = codec.parse_record(message or "")
-        return (
-            codec.read_record(TerminationMessage, fields)
-            if fields["jaxlaunch"] == VERSION
-            else None
-        )
+        is_ours = fields["jaxlaunch"] == VERSION
+        return codec.read_record(TerminationMessage, fields) if is_ours else None
     except (ValueError, KeyError, TypeError):
         return None
 
@@ -324,9 +313,8 @@ def shorten_verdict(verdict: Verdict) -> Verdict:
     def replace_unprintable(text: str) -> str:
         return "".join(letter if letter.isprintable() else " " for letter in text)
 
-    short = dataclasses.replace(verdict, traceback=None).truncate(
-        _MAX_VERDICT_CHARS, _MAX_FACT_CHARS
-    )
+    short = dataclasses.replace(verdict, traceback=None)
+    short = short.truncate(_MAX_VERDICT_CHARS, _MAX_FACT_CHARS)
     return dataclasses.replace(
         short,
         message=replace_unprintable(short.message),

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Annotated
 
 from jaxlaunch.records.codec import matches
@@ -48,12 +48,10 @@ class Members:
 
     def ranks_of(self, host: int) -> range:
         """Return the ranks of a host, which are none for a spare."""
-        place = self._place_by_host.get(host)
-        return (
-            range(0)
-            if place is None
-            else range(place * self.ranks_per_host, (place + 1) * self.ranks_per_host)
-        )
+        if host not in self:
+            return range(0)
+        first = self._place_by_host[host] * self.ranks_per_host
+        return range(first, first + self.ranks_per_host)
 
     def host_of(self, rank: int) -> int:
         """Return the host that holds a rank, or the place of a rank beyond the table."""
@@ -71,16 +69,14 @@ class Members:
             hosts = [host if host in present else next(free) for host in self.hosts]
             return dataclasses.replace(self, hosts=hosts)
         remaining = [host for host in self.hosts if host in present]
-        return dataclasses.replace(
-            self, hosts=sorted(itertools.islice(itertools.chain(remaining, free), size))
-        )
+        return dataclasses.replace(self, hosts=sorted([*remaining, *free][:size]))
 
     def to_wire(self) -> str:
         """Return the hosts as text, such as `0-2,5`."""
-        ranges = _host_ranges(self.hosts)
-        return ",".join(
-            str(run.start) if len(run) == 1 else f"{run.start}-{run.stop - 1}" for run in ranges
-        )
+        # Hosts in a row have the same difference to their place.
+        runs = itertools.groupby(enumerate(self.hosts), key=lambda item: item[1] - item[0])
+        ranges = [[host for _, host in run] for _, run in runs]
+        return ",".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in ranges)
 
 
 def parse_members(text: str, ranks_per_host: int, max_hosts: int) -> Members:
@@ -90,11 +86,3 @@ def parse_members(text: str, ranks_per_host: int, max_hosts: int) -> Members:
         range(int(first), int(last or first) + 1) for first, _, last in ranges
     )
     return Members(tuple(itertools.islice(hosts, max_hosts)), ranks_per_host)
-
-
-def _host_ranges(hosts: Sequence[int]) -> Iterator[range]:
-    start = 0
-    for index in range(1, len(hosts) + 1):
-        if index == len(hosts) or hosts[index] != hosts[index - 1] + 1:
-            yield range(hosts[start], hosts[index - 1] + 1)
-            start = index

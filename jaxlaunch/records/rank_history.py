@@ -13,7 +13,7 @@ import itertools
 import json
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 PERIOD_S = 2.0
@@ -61,29 +61,20 @@ class RankHistory:
         known_steps = list(itertools.islice(steps, MAX_RANKS))
         foremost = max((step for step in known_steps if step is not None), default=0)
         lags = [0 if step is None else foremost - step for step in known_steps]
-        self.columns.append(
-            (
-                round(now, 1),
-                _encode_letters(itertools.islice(letters, MAX_RANKS)),
-                _encode_lags(lags),
-            )
-        )
+        encoded = _encode_letters(itertools.islice(letters, MAX_RANKS))
+        self.columns.append((round(now, 1), encoded, _encode_lags(lags)))
         if len(self.columns) > MAX_COLUMNS:
-            self._halve_columns()
-
-    def _halve_columns(self) -> None:
-        """Merge pairs of columns: keep the later phase and the larger lag."""
-        pairs = itertools.zip_longest(*[iter(self.columns)] * 2)
-        self.columns = [
-            first if second is None else _merge_columns(first, second) for first, second in pairs
-        ]
-        self.period_s *= 2
+            # Each pair of columns becomes one. With an odd number the first stays.
+            pairs = itertools.zip_longest(self.columns[::2], self.columns[1::2])
+            self.columns = [
+                _merge_columns(first, second) if second else first for first, second in pairs
+            ]
+            self.period_s *= 2
 
     def to_json_bytes(self) -> bytes:
         """Return the content of the file."""
-        return json.dumps(
-            {"period_s": self.period_s, "columns": self.columns}, separators=(",", ":")
-        ).encode()
+        fields = {"period_s": self.period_s, "columns": self.columns}
+        return json.dumps(fields, separators=(",", ":")).encode()
 
     @classmethod
     def from_json(cls, fields: Any) -> RankHistory:
@@ -111,38 +102,29 @@ def _is_column(column: Any) -> bool:
 
 def _encode_letters(letters: Iterable[str]) -> str:
     """Return `s31d` for 31 ranks in a step and one that waits for data."""
-    return "".join(
-        f"{letter}{count if (count := len(list(run))) > 1 else ''}"
-        for letter, run in _group_equal(letters)
-    )
+    runs = [(letter, len(list(run))) for letter, run in itertools.groupby(letters)]
+    return "".join(letter if count == 1 else f"{letter}{count}" for letter, count in runs)
 
 
 def _encode_lags(lags: Iterable[int]) -> str:
     """Return `0x31,5,` for 31 ranks that are foremost and one that is 5 steps behind."""
-    return "".join(
-        f"{lag}{f'x{count}' if (count := len(list(run))) > 1 else ''},"
-        for lag, run in _group_equal(lags)
-    )
-
-
-def _group_equal(values: Iterable[Any]) -> Iterator[tuple[Any, Iterator[Any]]]:
-    return itertools.groupby(values)
+    runs = [(lag, len(list(run))) for lag, run in itertools.groupby(lags)]
+    return "".join(f"{lag}," if count == 1 else f"{lag}x{count}," for lag, count in runs)
 
 
 def decode_letters(column: Column) -> list[str]:
     """Return the letter of each rank."""
-    return [letter for letter, count in _PHASES.findall(column[1]) for _ in range(int(count or 1))][
-        :MAX_RANKS
-    ]
+    runs = _PHASES.findall(column[1])
+    return [letter for letter, count in runs for _ in range(int(count or 1))][:MAX_RANKS]
 
 
 def decode_lags(column: Column) -> list[int]:
     """Return the number of steps that each rank is behind."""
-    return [int(lag) for lag, count in _LAGS.findall(column[2]) for _ in range(int(count or 1))][
-        :MAX_RANKS
-    ]
+    runs = _LAGS.findall(column[2])
+    return [int(lag) for lag, count in runs for _ in range(int(count or 1))][:MAX_RANKS]
 
 
 def _merge_columns(first: Column, second: Column) -> Column:
+    """Return the later phases and the larger lags."""
     lags = itertools.zip_longest(decode_lags(first), decode_lags(second), fillvalue=0)
     return second[0], second[1], _encode_lags(map(max, lags))

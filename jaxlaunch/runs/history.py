@@ -61,11 +61,9 @@ def decide_next(
     if len(failures) == 2 and failures[0] is not None and failures[0] == failures[1]:
         # Both attempts failed early and in the same way, so a third one would fail too.
         output = "" if verdict.failure.kind is FailureKind.EXCEPTION else _last_line(verdict)[:300]
-        facts = Failure(FailureKind.REPEATED, cause=verdict.facts, detail=output)
-        return Decision(
-            False,
-            verdict_for(facts, rank=verdict.rank, host=verdict.host, traceback=verdict.traceback),
-        )
+        failure = Failure(FailureKind.REPEATED, cause=verdict.facts, detail=output)
+        place = {"rank": verdict.rank, "host": verdict.host}
+        return Decision(False, verdict_for(failure, traceback=verdict.traceback, **place))
     if verdict.is_full_disk:
         # The full disk is what the user has to fix, whatever the earlier errors were.
         return Decision(False, verdict)
@@ -91,7 +89,7 @@ def newest_saved_step(records: Sequence[AttemptRecord], generation: int = 0) -> 
         return 0
     steps = [record.last_committed for record in records if record.last_committed is not None]
     has_trained = any(
-        record.seconds.get(cause) for record in records for cause in ("step", "lost_work")
+        record.seconds.get("step") or record.seconds.get("lost_work") for record in records
     )
     return max(steps, default=0 if has_trained else None)
 
@@ -141,28 +139,20 @@ def _charged_to(code: int) -> Limit | None:
 
 def first_error(records: Sequence[AttemptRecord]) -> Verdict:
     """Return the first error since the last newly committed step."""
-    faults = (
-        record
-        for record in _since_progress(records)
-        if contract.outcome_for_code(record.verdict.code).in_place
-    )
-    return next(faults).verdict
+    verdicts = (record.verdict for record in _since_progress(records))
+    return next(verdict for verdict in verdicts if contract.outcome_for_code(verdict.code).in_place)
 
 
 def generations_without_progress(records: Sequence[AttemptRecord]) -> int:
     """Count the last generations in a row without progress that are charged to crashes."""
-    with_progress = {
-        record.generation
-        for record, ahead in zip(records, made_progress(records), strict=True)
-        if ahead
-    }
+    progress = zip(records, made_progress(records), strict=True)
+    with_progress = {record.generation for record, is_ahead in progress if is_ahead}
     last_records = {record.generation: record for record in records}
     fruitless = itertools.takewhile(
         lambda number: number not in with_progress, sorted(last_records, reverse=True)
     )
-    return sum(
-        _charged_to(last_records[number].verdict.code) is Limit.CRASH for number in fruitless
-    )
+    codes = [last_records[number].verdict.code for number in fruitless]
+    return sum(_charged_to(code) is Limit.CRASH for code in codes)
 
 
 def give_up_verdict(
@@ -188,11 +178,9 @@ def used_up_verdict(
     records: Sequence[AttemptRecord], generation: int, in_place_limit: int
 ) -> Verdict | None:
     """Return the verdict on a gang that lost host 0 after its restarts in place, else None."""
-    if (
-        not records
-        or records[-1].generation != generation
-        or not contract.outcome_for_code(records[-1].verdict.code).in_place
-    ):
+    if not records or records[-1].generation != generation:
+        return None
+    if not contract.outcome_for_code(records[-1].verdict.code).in_place:
         return None
     decision = decide_next(records, in_place_limit, all_hosts_alive=True)
     return None if decision.should_restart else decision.verdict
@@ -213,9 +201,8 @@ def give_up_verdict_unrecorded(
 
 
 def _too_often_preempted(count: int, limit: int, last: Failure | None) -> Verdict:
-    return verdict_for(
-        Failure(FailureKind.PREEMPTED_TOO_OFTEN, count=count, limit=limit, cause=last)
-    )
+    kind = FailureKind.PREEMPTED_TOO_OFTEN
+    return verdict_for(Failure(kind, count=count, limit=limit, cause=last))
 
 
 def preemptions_without_progress(records: Sequence[AttemptRecord]) -> int:
@@ -249,13 +236,9 @@ def restarts_by_cause(
         attempt: Number of the newest attempt, which runs or waits for its hosts. None: the last
             record is of it.
     """
-    if attempt is None and records:
-        attempt = records[-1].attempt
-    return dict(
-        Counter(
-            record.cause for record in records if attempt is not None and record.attempt < attempt
-        )
-    )
+    if attempt is None:
+        attempt = records[-1].attempt if records else 0
+    return dict(Counter(record.cause for record in records if record.attempt < attempt))
 
 
 def restart_count(generation: int, by_cause: Mapping[str, int] | None) -> int:
@@ -295,9 +278,8 @@ def sum_seconds(
     if started_at is None and records:
         started_at = min(records[0].started, records[0].ended - sum(records[0].seconds.values()))
     if started_at is not None:
-        total["down" if records else "rendezvous"] += max(
-            0.0, now - started_at - sum(total.values())
-        )
+        gap_s = max(0.0, now - started_at - sum(total.values()))
+        total["down" if records else "rendezvous"] += gap_s
     return total
 
 
@@ -310,9 +292,7 @@ def restart_rows(
     if not records or records[-1].attempt != present_attempt:
         seconds[present_attempt] = present_seconds
     return [
-        RestartRow(attempt, after.get(attempt), spent)
-        for attempt, spent in seconds.items()
-        if spent
+        RestartRow(number, after.get(number), spent) for number, spent in seconds.items() if spent
     ]
 
 
@@ -323,11 +303,8 @@ def metric_counters(
 
     Unlike the restarts, the ends include the end of the run, because there are alerts for it.
     """
-    last_codes = {
-        record.generation: record.verdict.code
-        for record in records
-        if record.generation != generation
-    }
+    last_codes = {record.generation: record.verdict.code for record in records}
+    last_codes.pop(generation, None)
     charged = sum(_charged_to(code) is Limit.CRASH for code in last_codes.values())
     used_in_place = restarts_used(records, generation)
     restarts_left = {
@@ -335,9 +312,8 @@ def metric_counters(
         "in_place": max(0, job.in_place_limit - used_in_place),
     }
     if job.preempted_limit is not None:
-        restarts_left["preempted"] = max(
-            0, job.preempted_limit - preemptions_without_progress(records)
-        )
+        preemptions = preemptions_without_progress(records)
+        restarts_left["preempted"] = max(0, job.preempted_limit - preemptions)
     return {
         "ended": dict(Counter(record.cause for record in records)),
         "left": restarts_left,

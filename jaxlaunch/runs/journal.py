@@ -42,7 +42,7 @@ class Journal:
         # The last line and its offset, if this object wrote it.
         self._row: dict[str, Any] | None = None
         self._row_offset = 0
-        self._file = open(path, "a", opener=regular_files.open_regular)
+        self._file = open(path, "a", opener=regular_files.open_regular)  # noqa: SIM115  # until close()
 
     def write(self, step: int, values: Mapping[str, Any]) -> None:
         """Append a line and flush it, unless the file already has this step or a later one."""
@@ -88,24 +88,19 @@ class TensorBoard:
     def __init__(self, folder: str, start: int) -> None:
         os.makedirs(folder, exist_ok=True)
         name = f"events.out.tfevents.{time.time():.0f}.{socket.gethostname()}.{os.getpid()}"
-        self._file = open(os.path.join(folder, name), "ab", buffering=0)
+        self._file = open(os.path.join(folder, name), "ab", buffering=0)  # noqa: SIM115  # until close()
         self._write_event(_encode_time() + _encode_bytes(3, b"brain.Event:2"))
         # The start of a session (SessionLog.START) hides later steps of earlier attempts.
-        self._write_event(
-            _encode_time() + _encode_number(2, start + 1) + _encode_bytes(7, _encode_number(1, 1))
-        )
+        session = _encode_bytes(7, _encode_number(1, 1))
+        self._write_event(_encode_time() + _encode_number(2, start + 1) + session)
 
     def write(self, step: int, values: Mapping[str, Any]) -> None:
         """Write one event with all values that are numbers."""
         numbers = {name: value for name, value in values.items() if isinstance(value, int | float)}
-        summary = b"".join(
-            _encode_bytes(
-                1,
-                _encode_bytes(1, name.encode())
-                + struct.pack("<Bf", 2 << 3 | 5, _clamp_float32(value)),
-            )
-            for name, value in numbers.items()
-        )
+        summary = b""
+        for name, value in numbers.items():
+            number = struct.pack("<Bf", 2 << 3 | 5, _clamp_float32(value))
+            summary += _encode_bytes(1, _encode_bytes(1, name.encode()) + number)
         self._write_event(_encode_time() + _encode_number(2, step) + _encode_bytes(5, summary))
 
     def close(self) -> None:
@@ -143,11 +138,8 @@ def _encode_time() -> bytes:
 
 def _clamp_float32(value: float) -> float:
     """Return the value as `struct` packs it into 32 bits: infinity beyond their range."""
-    return (
-        float(value)
-        if abs(value) <= 3.4028235e38 or value != value
-        else math.copysign(math.inf, value)
-    )
+    is_beyond = abs(value) > 3.4028235e38
+    return math.copysign(math.inf, value) if is_beyond else float(value)
 
 
 def _crc_table() -> Iterator[int]:

@@ -208,22 +208,18 @@ def find_holder(folder: Path, name: str = LOCK) -> Holder | None:
     try:
         if _try_lock(descriptor, fcntl.LOCK_SH):
             return None
-        owner, _, notes = (
-            os.read(descriptor, MAX_HOLDER_BYTES).decode(errors="replace").partition("\n")
-        )
+        text = os.read(descriptor, MAX_HOLDER_BYTES).decode(errors="replace")
     finally:
         os.close(descriptor)
+    owner, _, notes = text.partition("\n")
     pid, _, started = owner.partition(" ")
     # The holder has not written its pid yet.
     if not pid.isdecimal():
         return Holder(None, is_stopping=False)
     if _is_alive(owner):
         return Holder(int(pid), is_stopping=_STOPPING in notes)
-    is_here = (
-        not started
-        or not _BOOT_ID_FILE.exists()
-        or started.endswith(_BOOT_ID_FILE.read_text().strip())
-    )
+    is_here = not (started and _BOOT_ID_FILE.exists())
+    is_here = is_here or started.endswith(_BOOT_ID_FILE.read_text().strip())
     return Holder(None, is_stopping=is_here, is_here=is_here)
 
 
@@ -233,7 +229,7 @@ def hold_lock(folder: Path, name: str = LOCK) -> Iterator[Lock]:
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / name
     try:
-        file = open(path, "a+", errors="replace", opener=regular_files.make_opener(folder))
+        file = open(path, "a+", errors="replace", opener=regular_files.make_opener(folder))  # noqa: SIM115
     except OSError as error:
         reason = (error.strerror or str(error)).lower()
         message = f"The lock of the run folder, {path}, cannot be used: {reason}."
@@ -285,25 +281,19 @@ def _is_alive(owner: str) -> bool:
     pid, _, started = owner.partition(" ")
     if not pid.isdecimal():
         return False
-    try:
-        os.kill(int(pid), 0)
-    except (ProcessLookupError, OverflowError):
-        return False
-    except PermissionError:
-        # The process belongs to another user.
-        pass
+    # A process of another user cannot be sent a signal, but it lives.
+    with contextlib.suppress(PermissionError):
+        try:
+            os.kill(int(pid), 0)
+        except (ProcessLookupError, OverflowError):
+            return False
     return not started or started == _read_start_time(int(pid))
 
 
 def _read_start_time(pid: int) -> str:
     """Return the start time of a process, as ticks and id of the boot, or "" without /proc."""
     try:
-        ticks = (
-            Path(f"/proc/{pid}/stat")
-            .read_text(errors="replace")
-            .rpartition(")")[2]
-            .split()[_START_TICKS]
-        )
-        return f"{ticks} {_BOOT_ID_FILE.read_text().strip()}"
+        fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
+        return f"{fields[_START_TICKS]} {_BOOT_ID_FILE.read_text().strip()}"
     except (OSError, IndexError):
         return ""

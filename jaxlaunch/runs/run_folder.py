@@ -62,11 +62,8 @@ class RunFolder:
     @property
     def unknown_reason(self) -> str | None:
         """Reason for which earlier attempts are unknown, or None if they are known."""
-        return (
-            "the job has no run folder on storage that outlives its pods"
-            if self._folder is None
-            else self._fault
-        )
+        no_folder = "the job has no run folder on storage that outlives its pods"
+        return no_folder if self._folder is None else self._fault
 
     def read_records(self, uid: str) -> list[AttemptRecord]:
         """Return the finished attempts of run `uid`, oldest first.
@@ -76,17 +73,16 @@ class RunFolder:
         """
         if self._folder is None:
             return []
+        path = self._folder / ATTEMPTS
         try:
-            lines = regular_files.read_bounded(
-                self._folder / ATTEMPTS, MAX_ATTEMPTS_BYTES, True, self._folder
-            ).splitlines()
+            data = regular_files.read_bounded(path, MAX_ATTEMPTS_BYTES, True, self._folder)
         except FileNotFoundError:
             return []
         except OSError as error:
             self._note_fault(error)
             return []
         records = []
-        for line in lines:
+        for line in data.splitlines():
             with contextlib.suppress(ValueError):
                 records.append(codec.read_record(AttemptRecord, codec.parse_record(line)))
         return [record for record in records if record.uid == uid]
@@ -101,9 +97,8 @@ class RunFolder:
                 # A writer that was killed may have left an incomplete line.
                 if size := file.seek(0, os.SEEK_END):
                     file.seek(size - 1)
-                file.write(
-                    (b"" if file.read(1) in (b"", b"\n") else b"\n") + _encode_record(record)
-                )
+                newline = b"" if file.read(1) in (b"", b"\n") else b"\n"
+                file.write(newline + _encode_record(record))
                 file.flush()
                 os.fsync(file.fileno())
         except OSError as error:
@@ -114,13 +109,13 @@ class RunFolder:
         if self._folder is None:
             return
         try:
-            lines = regular_files.read_bounded(
-                self._folder / ATTEMPTS, MAX_ATTEMPTS_BYTES, from_end=True
-            ).splitlines(keepends=True)
+            path = self._folder / ATTEMPTS
+            data = regular_files.read_bounded(path, MAX_ATTEMPTS_BYTES, from_end=True)
         except OSError as error:
             self._note_fault(error)
             return
-        self.replace_file(ATTEMPTS, b"".join(lines[:-1]) + _encode_record(record))
+        earlier_lines = data.splitlines(keepends=True)[:-1]
+        self.replace_file(ATTEMPTS, b"".join(earlier_lines) + _encode_record(record))
 
     def write_json(self, name: str, value: Mapping[str, Any] | Sequence[Any]) -> None:
         """Replace a file atomically by a value as JSON."""
@@ -141,9 +136,8 @@ class RunFolder:
         """Replace file `target` atomically by a copy of file `name`, if that exists."""
         if self._folder is not None:
             with contextlib.suppress(OSError):
-                self.replace_file(
-                    target, regular_files.read_bounded(self._folder / name, MAX_JSON_BYTES)
-                )
+                data = regular_files.read_bounded(self._folder / name, MAX_JSON_BYTES)
+                self.replace_file(target, data)
 
     def list_starts(self) -> list[int]:
         """Return the numbers of the starts whose record is in the folder."""
@@ -158,9 +152,8 @@ class RunFolder:
             summary = Summary.from_json(self.read_json(name))
         except ValueError:
             return None
-        return (
-            summary if uid is None or (summary.of is not None and summary.of.uid == uid) else None
-        )
+        is_of_run = uid is None or (summary.of is not None and summary.of.uid == uid)
+        return summary if is_of_run else None
 
     def read_summary_row(self) -> Summary | None:
         """Return the summary of the run for a table (`Summary.row_from_json`), or None."""
@@ -193,10 +186,9 @@ class RunFolder:
             size = max(size, FIRST_TAIL_BYTES) if rank == ranks[0] else size
             if size > bytes_left:
                 break
+            path = log_path(start_folder(self._folder, start), rank)
             try:
-                data = regular_files.read_bounded(
-                    log_path(start_folder(self._folder, start), rank), size + 1, True, self._folder
-                )
+                data = regular_files.read_bounded(path, size + 1, True, self._folder)
             except OSError:
                 continue
             lines = data[-size:].decode(errors="replace").splitlines()
@@ -276,9 +268,8 @@ class RunStarts:
             # The previous start may have been killed before it saved its record in its folder. If
             # it was killed before its agents began, it has no record.
             record, number = dataclasses.replace(summary, starts=()), self._rows[-1].start
-            if (summary.of is not None or not summary.starts) and self._read_start_summary(
-                number
-            ) != record:
+            has_begun = summary.of is not None or not summary.starts
+            if has_begun and self._read_start_summary(number) != record:
                 folder.write_json(start_file(number, SUMMARY), record.to_json())
         self._is_new = True
         last = max((row.start for row in self._rows), default=0)
@@ -311,26 +302,19 @@ class RunStarts:
     @property
     def compared_start(self) -> StartRecord | None:
         """The newest earlier start that trained, else the newest, to compare the job with."""
-        return next(
-            reversed(
-                [row for row in self.earlier_starts if row.has_trained] or self.earlier_starts
-            ),
-            None,
-        )
+        trained = [row for row in self.earlier_starts if row.has_trained]
+        return next(reversed(trained or self.earlier_starts), None)
 
     def keep_job(self, job: Mapping[str, Any]) -> None:
         """Write the job of a new start to its folder, and the changes in the job to its row."""
         if not self._is_new:
             return
-        self._folder.write_json(self.file_path(JOB), without_secrets(job))
-        earlier_job = (
-            {}
-            if self.compared_start is None
-            else self._folder.read_json(start_file(self.compared_start.start, JOB))
-        )
-        self._set_changed(
-            dict(changed_keys("", earlier_job, without_secrets(job))) if earlier_job else {}
-        )
+        job, compared = without_secrets(job), self.compared_start
+        self._folder.write_json(self.file_path(JOB), job)
+        earlier_job = {}
+        if compared is not None:
+            earlier_job = self._folder.read_json(start_file(compared.start, JOB))
+        self._set_changed(dict(changed_keys("", earlier_job, job)) if earlier_job else {})
 
     def begin_start(self, changed: Mapping[str, Sequence[Any]], saved: int | None = None) -> None:
         """Write the row of this start before its agents begin, with the newest saved step."""
@@ -344,9 +328,8 @@ class RunStarts:
             self._folder.copy_file(self.file_path(JOB), JOB)
             self._has_job = True
         if summary.verdict is not None:
-            self._folder.write_json(
-                self.file_path(SUMMARY), dataclasses.replace(summary, starts=()).to_json()
-            )
+            record = dataclasses.replace(summary, starts=())
+            self._folder.write_json(self.file_path(SUMMARY), record.to_json())
         self._folder.write_json(SUMMARY, dataclasses.replace(summary, starts=self._rows).to_json())
 
     def file_path(self, name: str) -> str:
@@ -370,9 +353,8 @@ def changed_keys(path: str, then: Any, now: Any) -> Iterator[tuple[str, list[Any
     """
     if isinstance(then, Mapping) and isinstance(now, Mapping):
         for key in dict.fromkeys([*then, *now]):
-            yield from changed_keys(
-                f"{path}.{key}" if path else str(key), then.get(key), now.get(key)
-            )
+            inner = f"{path}.{key}" if path else str(key)
+            yield from changed_keys(inner, then.get(key), now.get(key))
     elif then != now:
         yield path, ["…", "…"] if SECRET_KEYS & set(path.split(".")) else [then, now]
 
@@ -398,18 +380,19 @@ def _start_row(number: int, summary: Summary | None) -> StartRecord:
     """Return the row of a start from its own summary."""
     if summary is None:
         return StartRecord(number, "", 0.0)
-    progress, last_step = summary.of, summary.step or summary.committed or None
-    first_step = 1 if progress is None else progress.first_step
+    last_step = summary.step or summary.committed or None
+    progress = summary.of or AttemptProgress("", 0, 0, 0.0, 0.0, first_step=1)
+    first_step = progress.first_step
+    if first_step is not None and (last_step is None or last_step < first_step):
+        first_step = None
     return StartRecord(
         number,
-        "" if progress is None else progress.uid,
-        0.0 if progress is None else progress.started,
-        None if progress is None else progress.at,
+        progress.uid,
+        progress.started,
+        None if summary.of is None else progress.at,
         None if summary.verdict is None else summary.verdict.code,
-        first_step=first_step
-        if first_step is not None and last_step is not None and last_step >= first_step
-        else None,
-        last_step=last_step,
+        first_step,
+        last_step,
     )
 
 
