@@ -35,22 +35,13 @@ def get_managed_jobset(cluster: Cluster, name: str, namespace: str) -> Obj:
     """Return the JobSet of that name for a change. Raises UserError if it is not launcher's."""
     jobset = cluster.get(JOBSETS, name, namespace)
     if jobset is None:
-        names = [
-            other["metadata"]["name"]
-            for other in cluster.list(JOBSETS, namespace)
-            if is_ours(other)
-        ]
-        hint = (
-            f"it has {', '.join(names)}."
-            if names
-            else "it has no job of launcher; -n names another namespace."
-        )
+        jobsets = filter(is_ours, cluster.list(JOBSETS, namespace))
+        names = ", ".join(other["metadata"]["name"] for other in jobsets)
+        hint = f"it has {names or 'no job of launcher; -n names another namespace'}."
         raise UserError(f"Namespace {namespace} has no job {name}.", hint)
     if not is_ours(jobset):
-        message = (
-            f"JobSet {name} in namespace {namespace} is not managed by "
-            f"launcher{describe_creator(jobset)}."
-        )
+        creator = describe_creator(jobset)
+        message = f"JobSet {name} in namespace {namespace} is not managed by launcher{creator}."
         raise UserError(message, "change it with kubectl.")
     return jobset
 
@@ -58,19 +49,12 @@ def get_managed_jobset(cluster: Cluster, name: str, namespace: str) -> Obj:
 def describe_creator(obj: Mapping[str, Any]) -> str:
     """Return the creator of an object by its metadata: `: created by kubectl-create at 2026-…`."""
     metadata = obj["metadata"]
-    fields = [
-        entry for entry in metadata.get("managedFields") or () if not entry.get("subresource")
-    ]
+    fields = metadata.get("managedFields") or ()
+    fields = [entry for entry in fields if not entry.get("subresource")]
     user_fields = [entry for entry in fields if entry.get("manager") not in _CONTROLLERS] or fields
-    manager = (
-        min(user_fields, key=lambda entry: str(entry.get("time", "")))["manager"]
-        if user_fields
-        else None
-    )
-    return (
-        f": created by {manager or 'an unknown client'} at "
-        f"{metadata.get('creationTimestamp', 'an unknown time')}"
-    )
+    first = min(user_fields, key=lambda entry: str(entry.get("time", "")), default={})
+    manager = first.get("manager") or "an unknown client"
+    return f": created by {manager} at {metadata.get('creationTimestamp', 'an unknown time')}"
 
 
 def owner_reference(jobset: Mapping[str, Any]) -> Obj:
@@ -82,6 +66,11 @@ def owner_reference(jobset: Mapping[str, Any]) -> Obj:
         "name": metadata["name"],
         "uid": metadata["uid"],
     }
+
+
+def with_owner(manifest: Obj, owner: Obj) -> Obj:
+    """Return the manifest of an object with its owner."""
+    return manifest | {"metadata": manifest["metadata"] | {"ownerReferences": [owner]}}
 
 
 class Dependents:
@@ -102,10 +91,9 @@ class Dependents:
             has_removed: Whether an earlier JobSet was deleted, whose quota the server releases a
                 moment later.
         """
-        kind = KINDS[manifest["kind"]]
-        name = manifest["metadata"]["name"]
+        kind, name = KINDS[manifest["kind"]], manifest["metadata"]["name"]
         owner = owner_reference(jobset)
-        owned = manifest | {"metadata": manifest["metadata"] | {"ownerReferences": [owner]}}
+        owned = with_owner(manifest, owner)
         deadline = time.monotonic() + RETRY_TIMEOUT_S
         while True:
             try:
@@ -162,31 +150,25 @@ class Dependents:
         """Raise UserError if the NetworkPolicy exists and launcher does not manage it."""
         for manifest in self._manifests:
             if manifest["kind"] == NETWORK_POLICIES.kind:
-                policy = self._cluster.get(
-                    NETWORK_POLICIES, manifest["metadata"]["name"], self._namespace
-                )
+                name = manifest["metadata"]["name"]
+                policy = self._cluster.get(NETWORK_POLICIES, name, self._namespace)
                 if policy is not None and not is_ours(policy):
                     raise self._foreign_object_error(policy)
 
     def check_config_map(self, manifest: Obj) -> None:
         """Raise UserError if the ConfigMap exists with other contents."""
         if manifest["kind"] == CONFIGMAPS.kind:
-            config_map = self._cluster.get(
-                CONFIGMAPS, manifest["metadata"]["name"], self._namespace
-            )
+            name = manifest["metadata"]["name"]
+            config_map = self._cluster.get(CONFIGMAPS, name, self._namespace)
             if config_map is not None:
                 _check_contents(config_map, manifest)
 
     def _foreign_object_error(self, obj: Obj) -> UserError:
-        location = (
-            f"{obj.get('kind') or NETWORK_POLICIES.kind} {obj['metadata']['name']} in "
-            f"namespace {self._namespace}"
-        )
-        message = (
-            f"{location} exists and is not managed by launcher{describe_creator(obj)}. It "
-            "was not changed."
-        )
-        return UserError(message, "use another name, or network_policy: false.")
+        name = f"{obj.get('kind') or NETWORK_POLICIES.kind} {obj['metadata']['name']}"
+        location = f"{name} in namespace {self._namespace}"
+        message = f"{location} exists and is not managed by launcher{describe_creator(obj)}."
+        hint = "use another name, or network_policy: false."
+        return UserError(f"{message} It was not changed.", hint)
 
 
 def _owner_uids(obj: Obj) -> list[str]:
@@ -195,31 +177,25 @@ def _owner_uids(obj: Obj) -> list[str]:
 
 def _check_contents(obj: Obj, manifest: Obj) -> None:
     """Raise UserError if pods would not get this job's files from the ConfigMap."""
-    if (
-        manifest["kind"] != CONFIGMAPS.kind
-        or (difference := _find_difference(obj, manifest)) is None
-    ):
+    difference = _find_difference(obj, manifest) if manifest["kind"] == CONFIGMAPS.kind else None
+    if difference is None:
         return
     name, namespace = manifest["metadata"]["name"], manifest["metadata"]["namespace"]
-    message = (
-        f"ConfigMap {name} in namespace {namespace} has the name of one that this job "
-        f"creates, but {difference}"
+    subject = f"ConfigMap {name} in namespace {namespace} has the name of one that this job creates"
+    command = f"`kubectl delete configmap {name} -n {namespace}`"
+    raise UserError(
+        f"{subject}, but {difference}{describe_creator(obj)}. It was not changed.",
+        f"ask who made it; {command}, then submit again: it is created again.",
     )
-    hint = (
-        f"ask who made it; `kubectl delete configmap {name} -n {namespace}`, then submit again: "
-        "it is created again."
-    )
-    raise UserError(f"{message}{describe_creator(obj)}. It was not changed.", hint)
 
 
 def _find_difference(config_map: Obj, manifest: Obj) -> str | None:
     """Return the difference as the end of a sentence, or None if pods get exactly these bytes."""
 
     def read_files(obj: Obj) -> dict[str, bytes]:
-        text = {name: value.encode() for name, value in (obj.get("data") or {}).items()}
-        return text | {
-            name: base64.b64decode(value) for name, value in (obj.get("binaryData") or {}).items()
-        }
+        data, packed = obj.get("data") or {}, obj.get("binaryData") or {}
+        files = {name: value.encode() for name, value in data.items()}
+        return files | {name: base64.b64decode(value) for name, value in packed.items()}
 
     def describe_content(content: bytes) -> str:
         return f"{len(content)} bytes, sha256 {hashlib.sha256(content).hexdigest()[:12]}"
@@ -231,10 +207,8 @@ def _find_difference(config_map: Obj, manifest: Obj) -> str | None:
         if name not in expected_files:
             return f"it holds {name} too"
         if actual_files[name] != expected_files[name]:
-            return (
-                f"its {name} is not this job's ({describe_content(actual_files[name])} in place of "
-                f"{describe_content(expected_files[name])})"
-            )
+            actual, expected = map(describe_content, (actual_files[name], expected_files[name]))
+            return f"its {name} is not this job's ({actual} in place of {expected})"
     if not config_map.get("immutable"):
         return (
             "it is not immutable, so that anyone who may write ConfigMaps could exchange the "
@@ -275,23 +249,24 @@ def delete_job(cluster: Cluster, jobset: Mapping[str, Any]) -> list[str]:
     """
     metadata = jobset["metadata"]
     lines = [f"{JOBSETS.qualified_name(metadata['name'])} deleted"]
-    candidates = [(NETWORK_POLICIES, metadata["name"])]
-    for volume in pod_template(jobset)["spec"].get("volumes") or ():
-        if "configMap" in volume:
-            candidates.append((CONFIGMAPS, volume["configMap"]["name"]))
+    volumes = pod_template(jobset)["spec"].get("volumes") or ()
+    maps = [volume["configMap"]["name"] for volume in volumes if "configMap" in volume]
+    candidates = [(NETWORK_POLICIES, metadata["name"]), *((CONFIGMAPS, name) for name in maps)]
     for kind, name in candidates:
         obj = cluster.get(kind, name, metadata["namespace"])
         owners = [] if obj is None else _owner_uids(obj)
         if metadata["uid"] in owners:
-            kept_text = f"kept: {len(owners) - 1} more of its jobs are here"
-            lines.append(
-                f"{kind.qualified_name(name)} {'deleted' if len(owners) == 1 else kept_text}"
-            )
-    cluster.delete(
-        JOBSETS,
-        metadata["name"],
-        metadata["namespace"],
-        uid=metadata["uid"],
-        propagation="Foreground",
-    )
+            others = len(owners) - 1
+            result = f"kept: {others} more of its jobs are here" if others else "deleted"
+            lines.append(f"{kind.qualified_name(name)} {result}")
+    delete_jobset(cluster, jobset)
     return lines
+
+
+def delete_jobset(cluster: Cluster, jobset: Mapping[str, Any]) -> None:
+    """Start to delete this JobSet, which is gone when all objects that it owns are."""
+    metadata, place = (
+        jobset["metadata"],
+        (jobset["metadata"]["name"], jobset["metadata"]["namespace"]),
+    )
+    cluster.delete(JOBSETS, *place, uid=metadata["uid"], propagation="Foreground")

@@ -91,26 +91,21 @@ def resume_job(cluster: Cluster, jobset: Obj) -> None:
 
 def _set_active(cluster: Cluster, jobset: Obj, *, is_active: bool) -> None:
     name, namespace = jobset["metadata"]["name"], jobset["metadata"]["namespace"]
-    workload = None
+    kind, spec = JOBSETS, {"suspend": not is_active}
     if QUEUE_LABEL in jobset["metadata"].get("labels", {}):
         # Kueue, if it is installed, creates a Workload for a new JobSet.
         deadline = time.monotonic() + _WORKLOAD_TIMEOUT_S
         while (workload := _find_workload(cluster, jobset)) is None and time.monotonic() < deadline:
             time.sleep(0.5)
-    if workload is not None:
-        cluster.merge_patch(
-            WORKLOADS, workload["metadata"]["name"], namespace, {"spec": {"active": is_active}}
-        )
-    else:
-        cluster.merge_patch(JOBSETS, name, namespace, {"spec": {"suspend": not is_active}})
+        if workload is not None:
+            kind, name, spec = WORKLOADS, workload["metadata"]["name"], {"active": is_active}
+    cluster.merge_patch(kind, name, namespace, {"spec": spec})
 
 
 def _find_workload(cluster: Cluster, jobset: Obj) -> Obj | None:
     metadata = jobset["metadata"]
-    workloads = cluster.list(
-        WORKLOADS, metadata["namespace"], labels=f"{JOB_UID}={metadata['uid']}"
-    )
-    return workloads[0] if workloads else None
+    labels = f"{JOB_UID}={metadata['uid']}"
+    return next(iter(cluster.list(WORKLOADS, metadata["namespace"], labels=labels)), None)
 
 
 class StoppingPods:
@@ -153,11 +148,9 @@ class StoppingPods:
 
 def _running_pod_uids(pods: Iterable[Obj]) -> set[str]:
     """Return the uids of pods whose containers may still run."""
-    return {
-        pod["metadata"]["uid"]
-        for pod in pods
-        if pod.get("status", {}).get("phase") not in ("Succeeded", "Failed")
-    }
+    ended = ("Succeeded", "Failed")
+    live = [pod for pod in pods if pod.get("status", {}).get("phase") not in ended]
+    return {pod["metadata"]["uid"] for pod in live}
 
 
 # --- progress -------------------------------------------------------------------------------------
@@ -198,20 +191,15 @@ def write_progress(cluster: Cluster, snapshot: Snapshot, when: str, say: Say) ->
     record, earlier = progress_record(snapshot, when), snapshot.recorded_progress
     if record is None:
         return
-    if (
-        earlier is not None
-        and dataclasses.replace(record, at=earlier.at).to_json() == earlier.to_json()
-    ):
+    if earlier and dataclasses.replace(record, at=earlier.at).to_json() == earlier.to_json():
         return
     metadata = {"uid": record.uid, "annotations": {ANNOTATION: record.to_json()}}
     try:
         cluster.merge_patch(JOBSETS, snapshot.name, snapshot.namespace, {"metadata": metadata})
     except ClusterError as error:
         if not (isinstance(error, ApiError) and error.status in _GONE_STATUSES):
-            say(
-                f"how far {snapshot.name} was is not on its JobSet: "
-                f"{error.message[:_MAX_REFUSAL_CHARS]}"
-            )
+            reason = error.message[:_MAX_REFUSAL_CHARS]
+            say(f"how far {snapshot.name} was is not on its JobSet: {reason}")
 
 
 class FinalRecords:
@@ -221,9 +209,8 @@ class FinalRecords:
         self._cluster = cluster
         self._namespace = snapshot.namespace
         self._records = list(snapshot.records)
-        self._leader = next(
-            (host for host in snapshot.hosts if host.number == 0 and host.running), None
-        )
+        leaders = (host for host in snapshot.hosts if host.number == 0 and host.running)
+        self._leader = next(leaders, None)
         self._thread = threading.Thread(target=self._follow_log, name="last words", daemon=True)
         self._thread.start()
 
@@ -237,8 +224,9 @@ class FinalRecords:
         # case.
         with contextlib.suppress(ClusterError):
             if self._leader is not None:
-                for record in collect.follow_records(self._cluster, self._namespace, self._leader):
-                    self._records.append(record)
+                self._records.extend(
+                    collect.follow_records(self._cluster, self._namespace, self._leader)
+                )
 
 
 # --- wait -----------------------------------------------------------------------------------------
@@ -274,9 +262,8 @@ def wait_for_end(
                 partial(_wait_for_change, cluster, metadata, jobset, deadline), deadline
             )
             if terminal_state(latest) or is_suspended(latest):
-                job = outage.call_with_retries(
-                    partial(_read_with_pods, cluster, metadata), deadline
-                )
+                read_job = partial(_read_with_pods, cluster, metadata)
+                job = outage.call_with_retries(read_job, deadline)
                 if isinstance(job, NoSuchJob):
                     raise _deleted_error(metadata)
                 status = job_status.derive_status(job)
@@ -313,15 +300,10 @@ def _wait_for_change(
     cluster: Cluster, metadata: Obj, earlier_jobset: Obj, deadline: float | None
 ) -> Obj:
     """Return the JobSet when it has ended, its suspension has changed, or a while has passed."""
-    watch_s = (
-        _WATCH_PERIOD_S
-        if deadline is None
-        else max(0.0, min(_WATCH_PERIOD_S, deadline - time.monotonic()))
-    )
-    fields = f"metadata.name={metadata['name']}"
-    for event, jobset in cluster.watch(
-        JOBSETS, metadata["namespace"], fields=fields, limit_s=watch_s
-    ):
+    left_s = _WATCH_PERIOD_S if deadline is None else deadline - time.monotonic()
+    fields, limit_s = f"metadata.name={metadata['name']}", max(0.0, min(_WATCH_PERIOD_S, left_s))
+    events = cluster.watch(JOBSETS, metadata["namespace"], fields=fields, limit_s=limit_s)
+    for event, jobset in events:
         if event == "DELETED" or jobset["metadata"]["uid"] != metadata["uid"]:
             raise _deleted_error(metadata)
         if terminal_state(jobset) or is_suspended(jobset) != is_suspended(earlier_jobset):
@@ -333,9 +315,8 @@ def _wait_for_change(
 
 
 def _deleted_error(metadata: Obj) -> ClusterError:
-    return ClusterError(
-        f"JobSet {metadata['name']} in namespace {metadata['namespace']} was deleted meanwhile."
-    )
+    place = f"JobSet {metadata['name']} in namespace {metadata['namespace']}"
+    return ClusterError(f"{place} was deleted meanwhile.")
 
 
 class BackgroundWait:
@@ -345,17 +326,15 @@ class BackgroundWait:
         self, cluster: Cluster, jobset: Obj, limit_s: float | None, say: Say = ignore_message
     ) -> None:
         self._future: concurrent.futures.Future[JobStatus] = concurrent.futures.Future()
-        thread = threading.Thread(
-            target=self._run_wait, args=(cluster, jobset, limit_s, say), name="wait", daemon=True
-        )
-        thread.start()
 
-    def _run_wait(self, cluster: Cluster, jobset: Obj, limit_s: float | None, say: Say) -> None:
-        try:
-            self._future.set_result(wait_for_end(cluster, jobset, limit_s, say))
-        except Exception as error:
-            # The caller's thread raises it again in result().
-            self._future.set_exception(error)
+        def run_wait() -> None:
+            try:
+                self._future.set_result(wait_for_end(cluster, jobset, limit_s, say))
+            except Exception as error:
+                # The caller's thread raises it again in result().
+                self._future.set_exception(error)
+
+        threading.Thread(target=run_wait, name="wait", daemon=True).start()
 
     def is_over(self) -> bool:
         """Return whether the wait is over, so that result() does not block."""

@@ -19,9 +19,11 @@ from jaxlaunch.launcher.jobs.dependents import (
     RETRY_PAUSE_S,
     RETRY_TIMEOUT_S,
     Dependents,
+    delete_jobset,
     describe_creator,
     owner_reference,
     wait_until_gone,
+    with_owner,
 )
 from jaxlaunch.launcher.jobs.status.hosts import is_ours
 from jaxlaunch.launcher.kubernetes.client import ApiError, Cluster, Unreachable
@@ -78,12 +80,11 @@ class Submission:
         is_new = how in ("created", "replaced")
         for manifest in self._others:
             try:
+                removed = self._has_removed
                 if self._secret is not None and manifest is self._secret.manifest:
-                    self._secret.create_owned(
-                        owner_reference(jobset), is_new=is_new, has_removed=self._has_removed
-                    )
+                    self._secret.create_owned(jobset, is_new=is_new, has_removed=removed)
                 else:
-                    self._dependents.create_owned(manifest, jobset, has_removed=self._has_removed)
+                    self._dependents.create_owned(manifest, jobset, has_removed=removed)
             except ClusterError as fault:
                 # The dry run of the same object succeeded a moment ago.
                 fault.message = f"{fault.message}\n{self.describe_existing()}"
@@ -117,17 +118,14 @@ class Submission:
             if kind is SECRETS:
                 exists = jobset is not None and self._is_same(jobset)
             else:
-                exists = (
-                    self._cluster.get(kind, manifest["metadata"]["name"], self._namespace)
-                    is not None
-                )
+                name = manifest["metadata"]["name"]
+                exists = self._cluster.get(kind, name, self._namespace) is not None
             if exists:
                 return False
             if not replace or jobset is None:
                 raise
-            self._say(
-                f"{error.message}: the earlier JobSet {self._name} counts too until it is deleted"
-            )
+            earlier = f"the earlier JobSet {self._name} counts too until it is deleted"
+            self._say(f"{error.message}: {earlier}")
         return True
 
     def rehearse(self, *, replace: bool = False) -> list[str]:
@@ -172,13 +170,9 @@ class Submission:
         try:
             existing = self._get_jobset()
         except ClusterError:
-            unknown = (
-                "may exist: its creation had been sent" if self._is_sent else "was not created"
-            )
-            return (
-                f"{name} {unknown}, and the server does not answer. Submitting again does not "
-                "create a second one."
-            )
+            sent = "may exist: its creation had been sent" if self._is_sent else "was not created"
+            again = "Submitting again does not create a second one."
+            return f"{name} {sent}, and the server does not answer. {again}"
         if existing is None and self._is_sent:
             sent = "but its creation had been sent: `launcher list` shows whether it exists"
             return f"{name} does not exist now, {sent}. Nothing else was created."
@@ -237,10 +231,8 @@ class Submission:
         location = f"JobSet {self._name} in namespace {self._namespace}"
         creator = describe_creator(existing)
         if not is_ours(existing):
-            message = (
-                f"{location} exists and is not managed by launcher{creator}. It was not changed."
-            )
-            raise UserError(message, "use another name.")
+            message = f"{location} exists and is not managed by launcher{creator}."
+            raise UserError(f"{message} It was not changed.", "use another name.")
         if "deletionTimestamp" in existing["metadata"]:
             message = f"{location} is being deleted."
             hint = "wait until it is gone, or let --replace wait."
@@ -253,24 +245,18 @@ class Submission:
             message = f"{location} is stopped and differs from this file{creator}."
             hint = "--replace deletes it and runs this one."
         else:
-            hint = (
-                f"`launcher stop -n {self._namespace} {self._name}` ends it first, or use "
-                "another name."
-            )
-            message = (
-                f"{location} is running and differs from this file{creator}. It was not changed."
-            )
-            raise UserError(message, hint)
+            message = f"{location} is running and differs from this file{creator}."
+            command = f"`launcher stop -n {self._namespace} {self._name}`"
+            hint = f"{command} ends it first, or use another name."
+            raise UserError(f"{message} It was not changed.", hint)
         if replace:
             return True
         raise UserError(message, hint)
 
     def _is_same(self, existing: Obj) -> bool:
-        digest, own_digest = (
-            jobset["metadata"].get("annotations", {}).get(SPEC_HASH)
-            for jobset in (existing, self._jobset)
-        )
-        return is_ours(existing) and bool(digest == own_digest)
+        jobsets = existing, self._jobset
+        digests = {item["metadata"].get("annotations", {}).get(SPEC_HASH) for item in jobsets}
+        return is_ours(existing) and len(digests) == 1
 
     def _create_jobset(self) -> tuple[Obj, bool]:
         """Create the JobSet. Return it, or one that somebody else created, and whether it is ours.
@@ -314,18 +300,14 @@ class Submission:
             return self._get_jobset()
         except Unreachable:
             message = f"{fault.message}\nWhether JobSet {self._name} was created is unknown."
-            raise ClusterError(
-                message, "submit again: that does not create a second one."
-            ) from None
+            hint = "submit again: that does not create a second one."
+            raise ClusterError(message, hint) from None
 
     def _delete_jobset(self, existing: Obj) -> None:
         """Delete the JobSet, and wait until all objects that it owns are gone."""
-        uid = existing["metadata"]["uid"]
         self._say(f"deleting the earlier JobSet {self._name}")
         self._has_removed = True
-        self._cluster.delete(
-            JOBSETS, self._name, self._namespace, uid=uid, propagation="Foreground"
-        )
+        delete_jobset(self._cluster, existing)
         if not wait_until_gone(self._cluster, JOBSETS, existing, DELETE_TIMEOUT_S):
             message = f"JobSet {self._name} is still being deleted after {DELETE_TIMEOUT_S:.0f} s."
             hint = f"`launcher explain -n {self._namespace} {self._name}` shows what blocks it."
@@ -333,15 +315,11 @@ class Submission:
 
     def _delete_created(self, jobset: Obj) -> str:
         """Delete the new JobSet, whose pods would use somebody else's object. Return a message."""
-        uid = jobset["metadata"]["uid"]
         try:
-            self._cluster.delete(
-                JOBSETS, self._name, self._namespace, uid=uid, propagation="Foreground"
-            )
+            delete_jobset(self._cluster, jobset)
         except ClusterError as fault:
-            return (
-                f"JobSet {self._name} exists and its pods use that: delete it now. {fault.message}"
-            )
+            exists = f"JobSet {self._name} exists and its pods use that: delete it now."
+            return f"{exists} {fault.message}"
         return f"JobSet {self._name} was deleted again: its pods would have used that."
 
 
@@ -350,10 +328,8 @@ def _add_hint(fault: ApiError | Unreachable) -> ClusterError:
     if "failed calling webhook" in fault.message:
         fault.hint = "is the controller that serves the webhook running? `launcher doctor` checks."
     elif "unknown field" in fault.message:
-        fault.hint = (
-            "the cluster's JobSet is older than 0.10.1, or `pod:` holds a field that it "
-            "does not know."
-        )
+        old = "the cluster's JobSet is older than 0.10.1"
+        fault.hint = f"{old}, or `pod:` holds a field that it does not know."
     return fault
 
 
@@ -395,22 +371,18 @@ class GangSecret:
             if waited_s > SECRET_TIMEOUT_S:
                 raise fault if exceeds_quota(fault) else self._existing_secret_error()
             if waited_s > _QUIET_WAIT_S and not has_said:
-                self._say(
-                    f"waiting for Secret {self._name} to go: it is there without JobSet {self._job}"
-                )
-                has_said = True
+                has_said, orphan = True, f"it is there without JobSet {self._job}"
+                self._say(f"waiting for Secret {self._name} to go: {orphan}")
             time.sleep(RETRY_PAUSE_S)
         return jobset
 
-    def create_owned(self, owner: Obj, *, is_new: bool, has_removed: bool) -> None:
+    def create_owned(self, jobset: Obj, *, is_new: bool, has_removed: bool) -> None:
         """Create the Secret with the JobSet as its owner.
 
         An existing Secret belongs to an existing JobSet. So does the used quota, which the server
         checks first. Raises UserError if somebody else has created the Secret of a new JobSet.
         """
-        owned = self.manifest | {
-            "metadata": self.manifest["metadata"] | {"ownerReferences": [owner]}
-        }
+        owned = with_owner(self.manifest, owner_reference(jobset))
         deadline = time.monotonic() + SECRET_TIMEOUT_S
         was_sent = False
         while True:
@@ -424,12 +396,9 @@ class GangSecret:
                 raise self._existing_secret_error()
             if exists or (exceeds_quota(fault) and not is_new):
                 return
+            is_unreachable = isinstance(fault, Unreachable)
             is_unknown = fault.was_sent if isinstance(fault, Unreachable) else fault.status >= 500
-            is_transient = (
-                is_unknown
-                or isinstance(fault, Unreachable)
-                or (exceeds_quota(fault) and has_removed)
-            )
+            is_transient = is_unknown or is_unreachable or (exceeds_quota(fault) and has_removed)
             if not is_transient or time.monotonic() > deadline:
                 raise fault
             was_sent = was_sent or is_unknown
@@ -437,11 +406,9 @@ class GangSecret:
 
     def _existing_secret_error(self) -> UserError:
         location = f"Secret {self._name} in namespace {self._namespace}"
-        message = (
-            f"{location} was there before JobSet {self._job}, so others may know what it "
-            "holds. It was not changed."
-        )
+        was_there = f"{location} was there before JobSet {self._job}"
+        command = f"`kubectl -n {self._namespace} delete secret {self._name}`"
         return UserError(
-            message,
-            f"`kubectl -n {self._namespace} delete secret {self._name}`, then submit again.",
+            f"{was_there}, so others may know what it holds. It was not changed.",
+            f"{command}, then submit again.",
         )

@@ -130,10 +130,8 @@ def read_run_folder(
         try:
             cluster.create(JOBSETS, manifest)
         except ApiError as error:
-            error.hint = (
-                error.hint
-                or "reading a volume takes the right to create jobsets and to read pods/log."
-            )
+            rights = "reading a volume takes the right to create jobsets and to read pods/log."
+            error.hint = error.hint or rights
             raise
         pod = _wait_until_started(cluster, namespace, name, explain_wait)
         files = parse_answer(cluster.log(namespace, pod, follow=True), jobset["metadata"]["uid"])
@@ -145,10 +143,8 @@ def read_run_folder(
         try:
             cluster.delete(JOBSETS, name, namespace)
         except ClusterError as error:
-            say(
-                f"JobSet {name} could not be deleted, and is {_TTL_S} s after its end: "
-                f"{error.message}"
-            )
+            end = f"and is {_TTL_S} s after its end"
+            say(f"JobSet {name} could not be deleted, {end}: {error.message}")
 
 
 def find_run_folder(jobset: Obj) -> str:
@@ -175,15 +171,10 @@ def reader_manifest(jobset: Obj, request: dict[str, Any]) -> dict[str, Any]:
     labels = {**MANAGED_LABELS, READER_LABEL: metadata["name"]}
     # The volume's driver may need an annotation, for example one that injects a bucket's sidecar.
     annotations = pod_template(jobset).get("metadata", {}).get("annotations") or {}
-    kept_annotations = {
-        key: value
-        for key, value in annotations.items()
-        if key.partition("/")[0] not in _GANG_ANNOTATION_DOMAINS
-    }
-    pod_metadata = {
-        "labels": labels,
-        **({"annotations": kept_annotations} if kept_annotations else {}),
-    }
+    pod_metadata: Obj = {"labels": labels}
+    for key, value in annotations.items():
+        if key.partition("/")[0] not in _GANG_ANNOTATION_DOMAINS:
+            pod_metadata.setdefault("annotations", {})[key] = value
     job = {
         "completions": 1,
         "parallelism": 1,
@@ -212,21 +203,16 @@ def reader_manifest(jobset: Obj, request: dict[str, Any]) -> dict[str, Any]:
 def _pod_spec(jobset: Obj, request: dict[str, Any]) -> dict[str, Any]:
     folder, spec = find_run_folder(jobset), pod_template(jobset)["spec"]
     main = hosts.main_container(spec)
-    paths = [
-        (posixpath.normpath(mount["mountPath"]), mount) for mount in main.get("volumeMounts") or ()
-    ]
-    candidates = [
-        pair
-        for pair in paths
-        if posixpath.commonpath([pair[0], posixpath.normpath(folder)]) == pair[0]
-    ]
+    candidates = {}
+    for mount in main.get("volumeMounts") or ():
+        path = posixpath.normpath(mount["mountPath"])
+        if posixpath.commonpath([path, posixpath.normpath(folder)]) == path:
+            candidates[path] = mount
     if not candidates:
-        message = (
-            f"The run folder of {jobset['metadata']['name']}, {folder}, is on no volume "
-            "of its pods."
-        )
-        raise UserError(message, "mount a volume there: volumes: in job.yaml.")
-    _, innermost = max(candidates, key=lambda pair: len(pair[0]))
+        place = f"The run folder of {jobset['metadata']['name']}, {folder},"
+        hint = "mount a volume there: volumes: in job.yaml."
+        raise UserError(f"{place} is on no volume of its pods.", hint)
+    innermost = candidates[max(candidates, key=len)]
     security, pod_security = main.get("securityContext") or {}, spec.get("securityContext") or {}
     # Reading needs no device and therefore not root. The group of a job that runs as root is the
     # user of other jobs, and has access to the volume.
@@ -273,24 +259,14 @@ def _wait_until_started(
     """Wait until the reader's pod runs or has ended, and return its name."""
     deadline, labels = time.monotonic() + START_TIMEOUT_S, f"{NAME_LABEL}={name}"
     while (left_s := deadline - time.monotonic()) > 0:
-        for _, pod in cluster.watch(
-            PODS, namespace, labels=labels, limit_s=min(left_s, _WATCH_PERIOD_S)
-        ):
-            statuses = pod.get("status", {}).get("containerStatuses") or ()
-            state = next(
-                (
-                    status.get("state") or {}
-                    for status in statuses
-                    if status["name"] == MAIN_CONTAINER
-                ),
-                {},
-            )
-            if "running" in state or "terminated" in state:
-                return str(pod["metadata"]["name"])
-    raise ClusterError(
-        f"The pod that reads the volume has not started after {START_TIMEOUT_S:.0f} s: "
-        f"{explain_wait(name)}"
-    )
+        limit_s = min(left_s, _WATCH_PERIOD_S)
+        for _, pod in cluster.watch(PODS, namespace, labels=labels, limit_s=limit_s):
+            for status in pod.get("status", {}).get("containerStatuses") or ():
+                state = (status.get("state") or {}).keys()
+                if status["name"] == MAIN_CONTAINER and state & {"running", "terminated"}:
+                    return str(pod["metadata"]["name"])
+    late = f"has not started after {START_TIMEOUT_S:.0f} s"
+    raise ClusterError(f"The pod that reads the volume {late}: {explain_wait(name)}")
 
 
 # --- the reader's answer --------------------------------------------------------------------------
@@ -300,12 +276,9 @@ def parse_answer(lines: Iterable[str], uid: str) -> RunFiles:
     """Parse the answer in a pod's log. Raises UserError if it is incomplete."""
     answer = _decode_answer(lines)
     texts = answer.get("logs")
+    texts = texts if isinstance(texts, list) else []
     try:
-        logs = (
-            tuple(codec.read_record(RankText, text) for text in texts)
-            if isinstance(texts, list)
-            else ()
-        )
+        logs = tuple(codec.read_record(RankText, text) for text in texts)
     except MalformedError as error:
         raise _invalid_answer(f"of a log {error}") from None
     attempts = tuple(_read_attempts(answer.get("attempts"), uid))[-_MAX_ATTEMPTS:]
@@ -326,9 +299,8 @@ def _decode_answer(lines: Iterable[str]) -> dict[str, Any]:
         else:
             other = line
     if digest is None:
-        raise _invalid_answer(
-            f"it has no end; the last line is {other[:200]!r}" if other else "it has no end"
-        )
+        last_line = f"; the last line is {other[:200]!r}" if other else ""
+        raise _invalid_answer(f"it has no end{last_line}")
     try:
         packed = base64.b64decode("".join(parts), validate=True)
         if hashlib.sha256(packed).hexdigest() != digest:
@@ -342,9 +314,8 @@ def _decode_answer(lines: Iterable[str]) -> dict[str, Any]:
 
 
 def _invalid_answer(reason: str) -> UserError:
-    return UserError(
-        f"What the pod answered of the run folder cannot be used: {reason}.", "try again."
-    )
+    message = f"What the pod answered of the run folder cannot be used: {reason}."
+    return UserError(message, "try again.")
 
 
 def _read_summary(text: Any, uid: str) -> ProgressAnnotation | None:
@@ -373,6 +344,5 @@ def _read_attempts(text: Any, uid: str) -> Iterable[AttemptEnd]:
         with contextlib.suppress(ValueError):
             record = codec.read_record(AttemptRecord, codec.parse_record(line))
             if record.uid == uid:
-                yield AttemptEnd(
-                    shorten_verdict(record.verdict), record.attempt, record.generation, record.ended
-                )
+                verdict = shorten_verdict(record.verdict)
+                yield AttemptEnd(verdict, record.attempt, record.generation, record.ended)

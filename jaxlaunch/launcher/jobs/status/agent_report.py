@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
 from typing import Any
 
 from jaxlaunch import contract
@@ -62,30 +61,23 @@ class AgentReport:
     def is_judged(self) -> bool:
         """Return whether the attempt of the newest heartbeat has ended."""
         last, beat = self.last_end, self.heartbeat
-        if (
-            last is None
-            or beat is None
-            or beat.stage == "gather"
-            or beat.generation != last.generation
-        ):
+        if last is None or beat is None or beat.stage == "gather":
             return False
-        return last.attempt >= beat.attempt
+        return beat.generation == last.generation and last.attempt >= beat.attempt
 
     @property
     def stage(self) -> str | None:
         """Stage of the current attempt, one of jaxlaunch.records.log_lines.STAGES."""
-        return (
-            None if self.heartbeat is None or self.attempt_end is not None else self.heartbeat.stage
-        )
+        if self.heartbeat is None or self.attempt_end is not None:
+            return None
+        return self.heartbeat.stage
 
     @property
     def missing_hosts(self) -> list[int]:
         """The first of the hosts that the leader waits for."""
-        return (
-            list(self.heartbeat.missing)
-            if self.heartbeat is not None and self.stage == "gather"
-            else []
-        )
+        if self.heartbeat is None or self.stage != "gather":
+            return []
+        return list(self.heartbeat.missing)
 
     @property
     def numbers(self) -> dict[str, Any]:
@@ -99,12 +91,6 @@ class AgentReport:
     def committed_step(self) -> int | None:
         """Newest step with a complete checkpoint on storage."""
         return None if self.heartbeat is None else self.heartbeat.committed
-
-    @property
-    def committed_at(self) -> datetime | None:
-        """Time of the newest checkpoint, or None if it is older than these pods."""
-        at = None if self.heartbeat is None else self.heartbeat.committed_at
-        return None if at is None else datetime.fromtimestamp(at, UTC)
 
 
 def merge_reports(
@@ -131,11 +117,9 @@ def merge_reports(
         # The announced restart did not happen, because the job had ended.
         counts = {**ends, verdict.cause: ends.get(verdict.cause, 0) - 1}
         ends = {cause: count for cause, count in counts.items() if count > 0}
-    last = (
-        None
-        if verdict is None
-        else AttemptEnd(verdict, recorded.attempt, recorded.generation, recorded.at)
-    )
+    last = None
+    if verdict is not None:
+        last = AttemptEnd(verdict, recorded.attempt, recorded.generation, recorded.at)
     is_of_last = recorded.is_end and not hosts and not (is_over and recorded.when == "stopped")
     return dataclasses.replace(
         report,
@@ -170,25 +154,18 @@ def _merge_records(records: Sequence[Line], hosts: Sequence[Host]) -> AgentRepor
     ]
     current = [end for end in ends if end.generation == generation]
     if terminations:
-        verdict = max(
-            terminations, key=lambda end: (end.attempt, end.verdict.code != contract.LOST)
-        )
+        terminations.sort(key=lambda end: (end.attempt, end.verdict.code == contract.LOST))
+        last_attempt = terminations[-1].attempt
+        verdict = next(end for end in terminations if end.attempt == last_attempt)
     elif current and hosts and hosts[0].number == 0 and hosts[0].has_ended:
         is_running = heartbeat is not None and heartbeat.attempt > current[-1].attempt
         verdict = None if is_running else current[-1]
     earlier = {end.attempt: end for end in ends if verdict is None or end.attempt < verdict.attempt}
     # Number of ended attempts by cause, or why it is unknown. A heartbeat includes the counts of
     # the first record.
-    newest_first = records[::-1]
-    past = next(
-        (
-            record
-            for record in newest_first
-            if isinstance(record, PastLine) and record.verdict is None
-        ),
-        None,
-    )
-    beat = next((record for record in newest_first if isinstance(record, BeatLine)), None)
+    totals = [item for item in records if isinstance(item, PastLine) and item.verdict is None]
+    past = totals[-1] if totals else None
+    beat = next((record for record in records[::-1] if isinstance(record, BeatLine)), None)
     by_cause = None if past is None else past.ends
     if beat is not None and beat.restarts is not None:
         by_cause = beat.restarts

@@ -103,11 +103,8 @@ class _Reader:
         pods = self._list_objects(PODS, self._labels, keep=trim_pod)
         newest = hosts.newest_hosts(jobset, pods)
         workload = self._find_workload(jobset)
-        is_held = (
-            is_suspended(jobset)
-            and workload is not None
-            and not is_condition_true(workload, "Admitted")
-        )
+        is_admitted = workload is None or is_condition_true(workload, "Admitted")
+        is_held = is_suspended(jobset) and not is_admitted
         local_queue = cluster_queue = None
         if is_held:
             local_queue = self._get_object(LOCAL_QUEUES, jobset["metadata"]["labels"][QUEUE_LABEL])
@@ -116,6 +113,8 @@ class _Reader:
                 cluster_queue = self._get_object(CLUSTER_QUEUES, queue_name)
         records = tuple(self._read_records(jobset, newest, is_queued=local_queue is not None))
         silent, deleted = self._find_unhealthy_node(newest, records, now)
+        is_terminating = _may_be_terminating(jobset, events, newest)
+        needs_nodes = local_queue is None and any(host.unscheduled for host in newest)
         return Snapshot(
             namespace=self._namespace,
             name=self._name,
@@ -125,15 +124,11 @@ class _Reader:
             pods=tuple(pods),
             events=tuple(events),
             workload=workload,
-            ending_namespace=self._ending_namespace()
-            if _may_be_terminating(jobset, events, newest)
-            else None,
+            ending_namespace=self._ending_namespace() if is_terminating else None,
             preempted_by=self._find_preemptor(workload) if is_held else None,
             local_queue=local_queue,
             cluster_queue=cluster_queue,
-            nodes=self._list_nodes()
-            if local_queue is None and any(host.unscheduled for host in newest)
-            else None,
+            nodes=self._list_nodes() if needs_nodes else None,
             silent_node=silent,
             deleted_node=deleted,
             records=records,
@@ -170,10 +165,8 @@ class _Reader:
         """Return the remaining pods and Jobs of a deleted job, and the names of other jobs."""
         names: tuple[str, ...] = ()
         try:
-            names = tuple(
-                jobset["metadata"]["name"]
-                for jobset in _list_jobsets(self._cluster, self._namespace)
-            )
+            jobsets = _list_jobsets(self._cluster, self._namespace)
+            names = tuple(jobset["metadata"]["name"] for jobset in jobsets)
         except ApiError as error:
             self._add_unread("the names of other jobs", error, JOBSETS.plural)
         leftovers = [("pod", pod) for pod in self._list_objects(PODS, self._labels, keep=trim_pod)]
@@ -206,36 +199,24 @@ class _Reader:
             if error.status != 403:
                 self._add_unread(f"namespace {self._namespace}", error, NAMESPACES.plural)
             return None
-        return (
-            namespace
-            if namespace is not None and "deletionTimestamp" in namespace["metadata"]
-            else None
-        )
+        is_ending = namespace is not None and "deletionTimestamp" in namespace["metadata"]
+        return namespace if is_ending else None
 
     def _find_workload(self, jobset: Obj) -> Obj | None:
         if QUEUE_LABEL not in jobset["metadata"].get("labels", {}):
             return None
         workloads = self._list_objects(WORKLOADS, f"{JOB_UID}={jobset['metadata']['uid']}")
-        return max(
-            workloads, key=lambda item: item["metadata"].get("creationTimestamp", ""), default=None
-        )
+        workloads.sort(key=lambda item: item["metadata"].get("creationTimestamp", ""))
+        return workloads[-1] if workloads else None
 
     def _find_preemptor(self, workload: Obj | None) -> str | None:
         """Return the name of the JobSet that preempted the job. Kueue gives its uid."""
-        messages = [
-            find_condition(workload or {}, kind).get("message", "")
-            for kind in ("Preempted", "Evicted")
-        ]
-        uid = next((match[1] for text in messages if (match := _JOB_UID.search(text))), None)
+        conditions = [find_condition(workload or {}, kind) for kind in ("Preempted", "Evicted")]
+        matches = [_JOB_UID.search(condition.get("message", "")) for condition in conditions]
+        uid = next((match[1] for match in matches if match), None)
         jobsets = [] if uid is None else self._list_objects(JOBSETS, "")
-        return next(
-            (
-                jobset["metadata"]["name"]
-                for jobset in jobsets
-                if jobset["metadata"].get("uid") == uid
-            ),
-            None,
-        )
+        metadata = [jobset["metadata"] for jobset in jobsets]
+        return next((item["name"] for item in metadata if item.get("uid") == uid), None)
 
     def _list_nodes(self) -> tuple[Obj, ...] | None:
         try:
@@ -252,11 +233,14 @@ class _Reader:
         Few users may read nodes. An error is ignored.
         """
         missing = agent_report.merge_reports(records, newest).missing_hosts
-        suspects = (
-            host for host in newest if host.number in missing or self._may_be_lost(host, now)
-        )
+        placed = (host for host in newest if host.node is not None and not host.has_ended)
         name = next(
-            (host.node for host in suspects if host.node is not None and not host.has_ended), None
+            (
+                host.node
+                for host in placed
+                if host.number in missing or self._may_be_lost(host, now)
+            ),
+            None,
         )
         if name is None:
             return None, None
@@ -278,9 +262,8 @@ class _Reader:
         if host.is_leaving and (seconds_since(host.ends_at, now) or 0.0) > _LATE_POD_S:
             return True
         if host.running:
-            return (self._has_lost_log and host.number == 0) or not (
-                host.is_ready or host.terminated
-            )
+            has_lost_log = self._has_lost_log and host.number == 0
+            return has_lost_log or not (host.is_ready or host.terminated)
         return (seconds_since(host.created_at, now) or 0.0) > _LATE_POD_S
 
     def _read_records(self, jobset: Obj, newest: list[Host], is_queued: bool) -> list[Line]:
@@ -299,9 +282,9 @@ class _Reader:
 
 def _may_be_terminating(jobset: Obj, events: Iterable[Obj], newest: Iterable[Host]) -> bool:
     """Return whether the namespace may be being deleted: its pods go first."""
-    if "deletionTimestamp" in jobset["metadata"] or any(
-        host.is_leaving and host.has_ended for host in newest
-    ):
+    if "deletionTimestamp" in jobset["metadata"]:
+        return True
+    if any(host.is_leaving and host.has_ended for host in newest):
         return True
     return any(_TERMINATING_TEXT in event["message"] for event in events)
 
@@ -322,10 +305,8 @@ def job_events(
     """
     since = "" if jobset is None else jobset["metadata"].get("creationTimestamp", "")
     claims = () if jobset is None else hosts.claim_names(jobset)
-    parts = (
-        "|".join(re.escape(part["name"]) for part in replicated_jobs(jobset or {}))
-        or REPLICATED_JOB
-    )
+    parts = "|".join(re.escape(part["name"]) for part in replicated_jobs(jobset or {}))
+    parts = parts or REPLICATED_JOB
     job = rf"{re.escape(name)}-(?:{parts})-\d+"
     patterns = {
         "JobSet": re.escape(name),
@@ -366,21 +347,21 @@ def read_snapshots(cluster: Cluster, namespace: str | None) -> list[Snapshot]:
     except ApiError as error:
         if error.status != 404:
             unread["workloads"] = _describe_unread("workloads", error)
-    by_place = {
-        (jobset["metadata"]["namespace"], jobset["metadata"]["name"]): jobset for jobset in jobsets
-    }
-    jobs = [
-        Snapshot(
-            *place,
-            now,
-            by_place[place],
-            pods=tuple(pods.get(place, ())),
-            workload=workloads.get(by_place[place]["metadata"]["uid"]),
-            unread=tuple(unread.values()),
-            unread_reasons=unread,
+    jobs = []
+    for jobset in jobsets:
+        place = jobset["metadata"]["namespace"], jobset["metadata"]["name"]
+        jobs.append(
+            Snapshot(
+                *place,
+                now,
+                jobset,
+                pods=tuple(pods.get(place, ())),
+                workload=workloads.get(jobset["metadata"]["uid"]),
+                unread=tuple(unread.values()),
+                unread_reasons=unread,
+            )
         )
-        for place in sorted(by_place)
-    ]
+    jobs.sort(key=lambda job: (job.namespace, job.name))
     return _add_records(cluster, jobs)
 
 
@@ -388,12 +369,10 @@ def _add_records(cluster: Cluster, jobs: Sequence[Snapshot]) -> list[Snapshot]:
     """Add the newest records to the first running jobs. Each costs a call."""
     results, calls = [], 0
     # Logs that fail with the same error share the message of the first.
-    unread = dict[str, str]()
+    messages = dict[str, str]()
     for job in jobs:
-        leader = next(
-            (host for host in job.hosts if host.number == 0 and host.running and not host.is_init),
-            None,
-        )
+        leaders = (host for host in job.hosts if host.number == 0)
+        leader = next((host for host in leaders if host.running and not host.is_init), None)
         if leader is not None and calls < MAX_LOGS:
             calls += 1
             try:
@@ -402,14 +381,11 @@ def _add_records(cluster: Cluster, jobs: Sequence[Snapshot]) -> list[Snapshot]:
             except ClusterError as error:
                 # The step of this job is unknown.
                 error_key = f"{job.namespace} {error.message.replace(leader.pod, '')}"
-                why = unread.setdefault(
-                    error_key, _describe_unread(f"the log of {leader.pod}", error, leader.node)
-                )
-                job = dataclasses.replace(
-                    job,
-                    unread=(*job.unread, why),
-                    unread_reasons={**job.unread_reasons, "log": why},
-                )
+                message = _describe_unread(f"the log of {leader.pod}", error, leader.node)
+                message = messages.setdefault(error_key, message)
+                reasons = {**job.unread_reasons, "log": message}
+                unread = (*job.unread, message)
+                job = dataclasses.replace(job, unread=unread, unread_reasons=reasons)
         results.append(job)
     return results
 
@@ -477,29 +453,24 @@ def read_all_records(cluster: Cluster, namespace: str, leader: Host) -> list[Lin
     records = read_recent_records(cluster, namespace, leader)
     if any(isinstance(record, PastLine) for record in records):
         return records
-    return [
-        *_read_part(cluster, namespace, leader, LOG_TIMEOUT_S, limit_bytes=_HEAD_BYTES)[0],
-        *records,
-    ]
+    head, _ = _read_part(cluster, namespace, leader, LOG_TIMEOUT_S, limit_bytes=_HEAD_BYTES)
+    return [*head, *records]
 
 
 def follow_records(cluster: Cluster, namespace: str, leader: Host) -> Iterator[Line]:
     """Yield the leader's new records until its log ends. Raises ClusterError."""
-    return _parse_records(
-        cluster.log(namespace, leader.pod, container=leader.container, follow=True, since_s=1)
-    )
+    container = leader.container
+    lines = cluster.log(namespace, leader.pod, container=container, follow=True, since_s=1)
+    return _parse_records(lines)
 
 
 def _read_part(
     cluster: Cluster, namespace: str, leader: Host, timeout_s: float, **part: Any
 ) -> tuple[list[Line], int]:
     """Return the records in a part of the leader's log, and the number of lines of that part."""
-    lines = cluster.log(
-        namespace, leader.pod, container=leader.container, timeout_s=timeout_s, **part
-    )
-    counter = itertools.count()
-    records = list(_parse_records(line for line in lines if next(counter) >= 0))
-    return records, next(counter)
+    part |= {"container": leader.container, "timeout_s": timeout_s}
+    lines = list(cluster.log(namespace, leader.pod, **part))
+    return list(_parse_records(lines)), len(lines)
 
 
 def _parse_records(lines: Iterable[str]) -> Iterator[Line]:

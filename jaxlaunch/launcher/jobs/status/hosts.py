@@ -146,10 +146,12 @@ def count_hosts(jobset: Obj) -> int:
 def main_container(spec: Obj) -> Obj:
     """Return the container that runs the program, by its name or else the first one."""
     containers = spec.get("containers") or [{}]
-    return next(
-        (container for container in containers if container.get("name") == MAIN_CONTAINER),
-        containers[0],
-    )
+    return _find_named(containers, MAIN_CONTAINER) or containers[0]
+
+
+def _find_named(items: Iterable[Obj], name: str) -> Obj:
+    """Return the item of that name, or an empty object."""
+    return next((item for item in items if item.get("name") == name), {})
 
 
 def main_container_of(jobset: Obj) -> Obj:
@@ -159,21 +161,17 @@ def main_container_of(jobset: Obj) -> Obj:
 
 def agent_job(spec: Obj) -> AgentJob | None:
     """Return the agents' job settings in a pod spec, or None if it has no agent."""
-    variables = main_container(spec).get("env") or ()
-    text = next(
-        (variable.get("value") for variable in variables if variable["name"] == contract.JOB), None
-    )
-    return (
-        codec.read_record(AgentJob, codec.parse_record(text.replace("$$", "$"))) if text else None
-    )
+    text = _find_named(main_container(spec).get("env") or (), contract.JOB).get("value")
+    if not text:
+        return None
+    return codec.read_record(AgentJob, codec.parse_record(text.replace("$$", "$")))
 
 
 def initial_members(jobset: Obj) -> Members:
     """Return the hosts that hold ranks at first. In another tool's JobSet each holds one."""
     job = _agent_job_or_default(jobset)
-    return Members(
-        range(job.sizes[-1] if job.sizes else count_hosts(jobset)), job.processes_per_host
-    )
+    size = job.sizes[-1] if job.sizes else count_hosts(jobset)
+    return Members(range(size), job.processes_per_host)
 
 
 def can_move_ranks(jobset: Obj) -> bool:
@@ -195,29 +193,24 @@ def _agent_job_or_default(jobset: Obj) -> AgentJob:
 
 def metrics_port(jobset: Obj) -> int | None:
     """Return the port of the agents' HTTP server, or None for another tool's JobSet."""
-    ports = main_container_of(jobset).get("ports") or ()
-    return next(
-        (int(port["containerPort"]) for port in ports if port.get("name") == METRICS_PORT), None
-    )
+    port = _find_named(main_container_of(jobset).get("ports") or (), METRICS_PORT)
+    return int(port["containerPort"]) if port else None
 
 
 def claim_names(jobset: Obj) -> list[str]:
     """Return the names of the PersistentVolumeClaims that the pods mount."""
-    volumes = pod_template(jobset).get("spec", {}).get("volumes") or ()
-    sources = [
-        volume["persistentVolumeClaim"] for volume in volumes if "persistentVolumeClaim" in volume
-    ]
-    return [source["claimName"] for source in sources]
+    volumes, key = (
+        pod_template(jobset).get("spec", {}).get("volumes") or (),
+        "persistentVolumeClaim",
+    )
+    return [volume[key]["claimName"] for volume in volumes if key in volume]
 
 
 def read_environment(jobset: Obj) -> dict[str, str]:
     """Return the environment variables of the main container that the JobSet sets by value."""
     variables = main_container_of(jobset).get("env") or ()
-    return {
-        variable["name"]: variable.get("value", "")
-        for variable in variables
-        if "valueFrom" not in variable
-    }
+    by_value = [variable for variable in variables if "valueFrom" not in variable]
+    return {variable["name"]: variable.get("value", "") for variable in by_value}
 
 
 def is_ours(jobset: Obj) -> bool:
@@ -245,17 +238,12 @@ def newest_hosts(jobset: Obj, pods: Iterable[Obj]) -> list[Host]:
     hosts = []
     for pod in pods:
         labels = pod["metadata"].get("labels", {})
-        if all(
-            _NUMBER.fullmatch(labels.get(name, "0"))
-            for name in (SLICE_LABEL, INDEX_LABEL, GENERATION_LABEL)
-        ):
+        numbers = [labels.get(name, "0") for name in (SLICE_LABEL, INDEX_LABEL, GENERATION_LABEL)]
+        if all(map(_NUMBER.fullmatch, numbers)):
             hosts.append(_read_host(pod, offsets, main))
     last = max((host.generation for host in hosts), default=0)
-    by_number = {
-        host.number: host
-        for host in sorted(hosts, key=lambda host: host.created_at)
-        if host.generation == last
-    }
+    hosts.sort(key=lambda host: host.created_at)
+    by_number = {host.number: host for host in hosts if host.generation == last}
     return [by_number[number] for number in sorted(by_number)]
 
 
@@ -264,16 +252,9 @@ def _read_host(pod: Obj, offsets: Mapping[str, tuple[int, int]], main: str) -> H
     labels = metadata.get("labels", {})
     offset, per_job = offsets.get(labels.get(REPLICATED_LABEL, ""), (0, 1))
     # The main container has no status before the kubelet reports one.
-    main_status: Obj = next(
-        (
-            container
-            for container in status.get("containerStatuses") or ()
-            if container["name"] == main
-        ),
-        {},
-    )
+    main_status = _find_named(status.get("containerStatuses") or (), main)
     container, is_init = _deciding_container(status, main_status)
-    name, state = container.get("name", main), container.get("state") or {}
+    name = container.get("name", main)
     init_containers = spec.get("initContainers") or ()
     sidecars = {item["name"] for item in init_containers if item.get("restartPolicy") == "Always"}
     limits = {
@@ -286,9 +267,9 @@ def _read_host(pod: Obj, offsets: Mapping[str, tuple[int, int]], main: str) -> H
             name=other["name"],
             is_init=kind == "initContainerStatuses",
             is_sidecar=other["name"] in sidecars,
-            running=(other.get("state") or {}).get("running") or {},
-            terminated=(other.get("state") or {}).get("terminated") or {},
-            last_terminated=(other.get("lastState") or {}).get("terminated") or {},
+            running=_state(other, "running"),
+            terminated=_state(other, "terminated"),
+            last_terminated=_state(other, "terminated", "lastState"),
             memory_limit=memory_limits.get(other["name"]),
         )
         for kind in ("initContainerStatuses", "containerStatuses")
@@ -297,38 +278,41 @@ def _read_host(pod: Obj, offsets: Mapping[str, tuple[int, int]], main: str) -> H
     ]
     scheduled = find_condition(pod, "PodScheduled")
     disruption = find_condition(pod, "DisruptionTarget")
+    is_ready = is_condition_true(pod, "Ready")
     return Host(
         number=offset + int(labels.get(SLICE_LABEL, 0)) * per_job + int(labels.get(INDEX_LABEL, 0)),
         pod=metadata["name"],
         generation=int(labels.get(GENERATION_LABEL, 0)),
         node=spec.get("nodeName"),
-        is_ready=is_condition_true(pod, "Ready"),
-        unready_reason=""
-        if is_condition_true(pod, "Ready")
-        else find_condition(pod, "Ready").get("message", ""),
+        is_ready=is_ready,
+        unready_reason="" if is_ready else find_condition(pod, "Ready").get("message", ""),
         is_leaving="deletionTimestamp" in metadata,
         phase=status.get("phase", "Pending"),
         container=name,
         is_init=is_init,
         is_sidecar=container.get("name") in sidecars,
         image=container.get("image", ""),
-        waiting=state.get("waiting") or {},
-        running=state.get("running") or {},
-        terminated=state.get("terminated") or {},
+        waiting=_state(container, "waiting"),
+        running=_state(container, "running"),
+        terminated=_state(container, "terminated"),
         unscheduled=scheduled if scheduled.get("status") == "False" else {},
         disruption=disruption if disruption.get("status") == "True" else {},
         reason=status.get("reason", ""),
         message=status.get("message", ""),
-        last_terminated=(container.get("lastState") or {}).get("terminated") or {},
-        termination_message=((main_status.get("state") or {}).get("terminated") or {}).get(
-            "message", ""
-        ),
+        last_terminated=_state(container, "terminated", "lastState"),
+        termination_message=_state(main_status, "terminated").get("message", ""),
         created_at=metadata.get("creationTimestamp", ""),
         seen_by_kubelet="startTime" in status or bool(status.get("containerStatuses")),
         ends_at=metadata.get("deletionTimestamp", ""),
         memory_limit=memory_limits.get(name),
         other_containers=tuple(beside),
     )
+
+
+def _state(container: Obj, name: str, key: str = "state") -> Obj:
+    """Return the details of a state of a container, empty if it is not in that state."""
+    details: Obj = (container.get(key) or {}).get(name) or {}
+    return details
 
 
 def _deciding_container(status: Obj, main: Obj) -> tuple[Obj, bool]:
@@ -342,11 +326,9 @@ def _deciding_container(status: Obj, main: Obj) -> tuple[Obj, bool]:
         return main, False
     for container in status.get("initContainerStatuses") or ():
         terminated = container.get("state", {}).get("terminated")
-        if (
-            terminated is None
-            and not container.get("ready")
-            or terminated is not None
-            and terminated.get("exitCode")
-        ):
+        is_delaying = (
+            not container.get("ready") if terminated is None else terminated.get("exitCode")
+        )
+        if is_delaying:
             return container, True
     return main, False

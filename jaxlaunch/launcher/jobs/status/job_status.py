@@ -94,26 +94,26 @@ class JobStatus(RunNumbers):
     phase: str | None
     phase_s: float | None
     missing: tuple[int, ...]
-    members: (
-        str | None
-        # Hosts with ranks, in the order of these, as `0,3,2`; None: each its own, or not known.
-    )
-    spares: tuple[int, ...]  # hosts that are ready to hold ranks
+    # Hosts with ranks, in the order of these, as `0,3,2`; None: each its own, or not known.
+    members: str | None
+    # Hosts that are ready to hold ranks.
+    spares: tuple[int, ...]
     steps: int | None
     committed_age_s: float | None
-    as_of: (
-        Mapping[str, str] | None
-    )  # `at` and `when` these numbers were true, where no leader's log has newer ones
+    # `at` and `when` these numbers were true, where no leader's log has newer ones.
+    as_of: Mapping[str, str] | None
     restart_counts: Restarts
     verdict: Mapping[str, Any] | None
-    code: int | None  # the exit code of the job, once it is over
+    # The exit code of the job, once it is over.
+    code: int | None
     nodes: tuple[str, ...]
     age_s: float
-    lasted_s: float | None  # from the first start to the end
-    restart_seconds: Mapping[str, float] = dataclasses.field(
-        default_factory=dict
-    )  # the last; by contract.RESTART
-    folder: str | None = None  # of a run on this machine, whose namespace is empty
+    # From the first start to the end.
+    lasted_s: float | None
+    # Of the last restart, by contract.RESTART.
+    restart_seconds: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    # Of a run on this machine, whose namespace is empty.
+    folder: str | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return the fields as JSON, with the state as text."""
@@ -161,17 +161,13 @@ def derive_status(snapshot: Snapshot) -> JobStatus:
         attempt=beat.attempt or (report.attempt_end.attempt if report.attempt_end else None),
         # The phase of most ranks, or rendezvous before they start.
         phase=("rendezvous" if report.stage == "gather" else beat.phase) if is_live else None,
-        phase_s=_seconds_between(datetime.fromtimestamp(beat.since, UTC), now)
-        if is_live and beat.since is not None
-        else None,
+        phase_s=_seconds_since(beat.since, now) if is_live else None,
         missing=tuple(report.missing_hosts),
         members=snapshot.members.to_wire() if has_table else None,
         spares=tuple(spare_hosts(snapshot)),
         # The last step of the run, if the job has a `train:` block.
         steps=codec.read_number(_read_variable(snapshot, contract.TRAIN_SPEC), "steps"),
-        committed_age_s=None
-        if report.committed_at is None
-        else _seconds_between(report.committed_at, now),
+        committed_age_s=_seconds_since(beat.committed_at, now),
         as_of=_read_as_of(snapshot),
         restart_counts=_count_restarts(snapshot, restarts),
         verdict=None if last is None or is_resumed else last.verdict.to_json(),
@@ -214,9 +210,7 @@ def derive_state(snapshot: Snapshot) -> State:
 
 def is_stopped_in_queue(snapshot: Snapshot) -> bool:
     """Return whether the Workload is deactivated, by `launcher stop` or by Kueue."""
-    return (
-        snapshot.workload is not None and snapshot.workload.get("spec", {}).get("active") is False
-    )
+    return (snapshot.workload or {}).get("spec", {}).get("active") is False
 
 
 def _suspended_state(snapshot: Snapshot) -> State:
@@ -240,11 +234,8 @@ def _is_restarting(snapshot: Snapshot) -> bool:
         return snapshot.restarts > 0
     if snapshot.hosts[0].generation < snapshot.restarts:
         return True
-    if (
-        snapshot.is_ours
-        and any(host.phase == "Failed" for host in snapshot.hosts)
-        and not snapshot.waits_for_pods
-    ):
+    has_failed = any(host.phase == "Failed" for host in snapshot.hosts)
+    if snapshot.is_ours and has_failed and not snapshot.waits_for_pods:
         # The Job fails with its first pod.
         return True
     # If lost pods are replaced, only host 0 shows that the gang is done.
@@ -269,10 +260,12 @@ def describe_as_of(status: JobStatus, now: datetime) -> str:
         return ""
     at = datetime.fromisoformat(status.as_of["at"])
     day = "" if at.date() == now.astimezone(UTC).date() else f"{at:%Y-%m-%d} "
-    return (
-        f"{day}{at:%H:%M:%S} UTC ({format_age(_seconds_between(at, now))} ago), "
-        f"{status.as_of['when']}"
-    )
+    age = format_age(_seconds_between(at, now))
+    return f"{day}{at:%H:%M:%S} UTC ({age} ago), {status.as_of['when']}"
+
+
+def _seconds_since(at: float | None, now: datetime) -> float | None:
+    return None if at is None else _seconds_between(datetime.fromtimestamp(at, UTC), now)
 
 
 def _seconds_between(at: datetime, now: datetime) -> float:
@@ -302,19 +295,15 @@ def exit_code(snapshot: Snapshot, state: State) -> int | None:
         return contract.DONE
     if state is not State.FAILED:
         return None
-    if (
-        snapshot.report.attempt_end is not None
-        and snapshot.report.attempt_end.verdict.code != contract.DONE
-    ):
-        return snapshot.report.attempt_end.verdict.code
+    attempt_end = snapshot.report.attempt_end
+    if attempt_end is not None and attempt_end.verdict.code != contract.DONE:
+        return attempt_end.verdict.code
     ends = [host.terminated for host in snapshot.hosts]
     ends += [container.terminated for host in snapshot.hosts for container in host.other_containers]
     codes = [end["exitCode"] for end in ends if end.get("exitCode")]
-    messages = [
-        find_condition(obj, "Failed").get("message", "")
-        for obj in (*snapshot.jobs, snapshot.jobset)
-    ]
-    codes += [int(match[1]) for text in messages if (match := _EXIT_CODE.search(text))]
+    conditions = [find_condition(obj, "Failed") for obj in (*snapshot.jobs, snapshot.jobset)]
+    matches = [_EXIT_CODE.search(condition.get("message", "")) for condition in conditions]
+    codes += [int(match[1]) for match in matches if match]
     return codes[0] if codes else 1
 
 

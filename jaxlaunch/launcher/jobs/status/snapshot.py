@@ -27,14 +27,9 @@ from jaxlaunch.records.members import Members
 # Warnings about a pod that no longer apply once it has a node, or once its container runs.
 _UNTIL_PLACED = ("FailedScheduling",)
 _UNTIL_STARTED = (
-    *(
-        "FailedMount",
-        "FailedAttachVolume",
-        "FailedMapVolume",
-        "FailedCreatePodSandBox",
-        "NetworkNotReady",
-    ),
-    *("Failed", "FailedToRetrieveImagePullSecret", "InspectFailed", "ErrImageNeverPull", "BackOff"),
+    *("FailedMount", "FailedAttachVolume", "FailedMapVolume", "FailedCreatePodSandBox", "Failed"),
+    *("NetworkNotReady", "FailedToRetrieveImagePullSecret", "InspectFailed", "ErrImageNeverPull"),
+    "BackOff",
 )
 
 
@@ -178,9 +173,8 @@ class Snapshot:
     def newest_warning(self) -> Obj | None:
         """Newest Warning event that still applies to a current pod or another object of the job."""
         since = min((host.created_at for host in self.hosts), default=self.created_at or "")
-        warnings = (
-            event for event in self.events if event["type"] == "Warning" and event["last"] >= since
-        )
+        events = (event for event in self.events if event["last"] >= since)
+        warnings = (event for event in events if event["type"] == "Warning")
         return next(filter(self._is_current, warnings), None)
 
     def _is_current(self, event: Obj) -> bool:
@@ -200,21 +194,17 @@ class Snapshot:
         self, *reasons: str, kind: str = "", on_hosts: Collection[Host] | None = None
     ) -> Obj | None:
         """Return the newest event with one of the reasons, of a kind or about some hosts."""
-        matching = (
-            event
-            for event in self.events
-            if event["reason"] in reasons and kind in ("", event["kind"])
-        )
-        return next(
-            (event for event in matching if on_hosts is None or _is_about(event, on_hosts)), None
-        )
+        for event in self.events:
+            is_match = event["reason"] in reasons and kind in ("", event["kind"])
+            if is_match and (on_hosts is None or _is_about(event, on_hosts)):
+                return event
+        return None
 
 
 def _is_about(event: Obj, hosts: Collection[Host]) -> bool:
     """Return whether an event, which names only some of its pods, is about these hosts."""
-    return bool(hosts) and (
-        len(event["names"]) >= MAX_EVENT_NAMES or any(host.pod in event["names"] for host in hosts)
-    )
+    is_cut = len(event["names"]) >= MAX_EVENT_NAMES
+    return bool(hosts) and (is_cut or any(host.pod in event["names"] for host in hosts))
 
 
 # --- lost hosts of a gang whose other pods stay, and the hosts that hold ranks --------------------
@@ -230,9 +220,8 @@ def has_begun(snapshot: Snapshot) -> bool:
         return False
     beat, generation = snapshot.report.heartbeat, snapshot.hosts[0].generation
     if beat is not None and beat.stage is not None:
-        return beat.stage != "gather" or any(
-            end.generation == generation for end in snapshot.report.earlier_ends
-        )
+        ends = snapshot.report.earlier_ends
+        return beat.stage != "gather" or any(end.generation == generation for end in ends)
     followers = [host for host in snapshot.hosts if host.number != 0]
     leader = snapshot.hosts[0] if snapshot.hosts[0].number == 0 else None
     if not any(host.has_started for host in followers):
@@ -273,9 +262,8 @@ def missing_hosts(snapshot: Snapshot) -> list[int]:
         suspects = (*cut_off_hosts(snapshot), *unresponsive_hosts(snapshot))
         unheard = [host.number for host in suspects if host.number in snapshot.report.missing_hosts]
     else:
-        unheard = [
-            host.number for host in cut_off_hosts(snapshot) if host.number not in snapshot.members
-        ]
+        cut_off = [host.number for host in cut_off_hosts(snapshot)]
+        unheard = [number for number in cut_off if number not in snapshot.members]
     return sorted({*lost_hosts(snapshot), *late, *unheard})
 
 
@@ -302,16 +290,14 @@ def reachable_hosts(snapshot: Snapshot) -> list[Host]:
     if not has_begun(snapshot) or snapshot.report.stage != "run" or snapshot.report.is_judged:
         return []
     deleted = None if snapshot.deleted_node is None else snapshot.deleted_node.name
-    return [
-        host
-        for host in cut_off_hosts(snapshot)
-        if host.number in snapshot.members
-        and host.node != deleted
-        and (
-            snapshot.is_on_silent_node(host)
-            or snapshot.find_event("NodeNotReady", kind="Pod", on_hosts=[host])
-        )
-    ]
+
+    def is_reachable(host: Host) -> bool:
+        if host.number not in snapshot.members or host.node == deleted:
+            return False
+        event = snapshot.find_event("NodeNotReady", kind="Pod", on_hosts=[host])
+        return event is not None or snapshot.is_on_silent_node(host)
+
+    return list(filter(is_reachable, cut_off_hosts(snapshot)))
 
 
 def unresponsive_hosts(snapshot: Snapshot) -> list[Host]:
@@ -320,11 +306,8 @@ def unresponsive_hosts(snapshot: Snapshot) -> list[Host]:
     if last is None or last.at is None:
         return []
     ended_at = datetime.fromtimestamp(last.at, UTC)
-    waiting_hosts = [
-        host
-        for host in snapshot.hosts
-        if host.number in missing and host.has_started and not host.has_ended
-    ]
+    live = [host for host in snapshot.hosts if host.has_started and not host.has_ended]
+    waiting_hosts = [host for host in live if host.number in missing]
     starts = [(host, parse_time(host.running.get("startedAt"))) for host in waiting_hosts]
     return [host for host, began in starts if began is not None and began < ended_at]
 
@@ -334,11 +317,5 @@ def spare_hosts(snapshot: Snapshot) -> list[int]:
     if not hosts.can_move_ranks(snapshot.jobset) or not is_table_known(snapshot):
         return []
     unavailable = {host.number for host in cut_off_hosts(snapshot)} | set(snapshot.members.hosts)
-    return [
-        host.number
-        for host in snapshot.hosts
-        if host.has_started
-        and not host.has_ended
-        and not host.is_leaving
-        and host.number not in unavailable
-    ]
+    live = [host for host in snapshot.hosts if host.has_started and not host.has_ended]
+    return [host.number for host in live if not host.is_leaving and host.number not in unavailable]
