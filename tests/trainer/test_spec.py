@@ -28,11 +28,7 @@ def faults(**train: Any) -> dict[str, str]:
         ({"name": "sgd", "eps": 1e-8}, "eps", "does not apply to sgd"),
         ({"name": "sgd", "nesterov": True}, "nesterov", "needs a momentum above 0"),
         ({"name": "lion", "eps": 1e-8}, "eps", "does not apply to lion, which takes b1, b2"),
-        (
-            {"name": "adafactor", "b2": 0.9},
-            "b2",
-            "does not apply to adafactor, which takes b1, eps",
-        ),
+        ({"name": "adafactor", "b2": 0.9}, "b2", "does not apply to adafactor, which takes b1"),
         ({"momentum": 0.9}, "momentum", "does not apply to adamw, which takes b1, b2, eps"),
         (
             {"schedule": {"name": "constant", "final": 0.1}},
@@ -45,11 +41,7 @@ def faults(**train: Any) -> dict[str, str]:
             "schedule.shape",
             "does not apply to linear",
         ),
-        (
-            {"schedule": "exponential"},
-            "schedule.final",
-            "must be above 0 with exponential, which never reaches 0",
-        ),
+        ({"schedule": "exponential"}, "schedule.final", "must be above 0 with exponential, which"),
         ({"schedule": {"start": 0.1}}, "schedule.start", "does not apply without a warmup"),
         (
             {"schedule": {"name": "my:rate", "warmup": 9}},
@@ -60,37 +52,17 @@ def faults(**train: Any) -> dict[str, str]:
         ({"name": "adamx"}, "name", 'is not a known optimizer (did you mean "adam"?)'),
         ({"name": "my:own", "b1": 0.9}, "b1", "does not apply to my:own; give it in args"),
         ({"args": {"b1": 0.9}}, "args", "does not apply to adamw, which takes b1, b2, eps"),
-        (
-            {"chain": [{"name": "lion"}], "b1": 0.9},
-            "b1",
-            "does not apply to a chain; give it in the entry",
-        ),
-        (
-            {"chain": [{"name": "lion"}], "name": "sgd"},
-            "chain",
-            "is given together with name = sgd",
-        ),
-        (
-            {"chain": [{"name": "lion"}, {"name": "sgd"}]},
-            "chain",
-            "lion and sgd would each multiply by the rate",
-        ),
+        ({"chain": [{"name": "lion"}], "b1": 0.9}, "b1", "does not apply to a chain; give it in"),
+        ({"chain": [{"name": "lion"}], "name": "sgd"}, "chain", "is given together with name"),
+        ({"chain": [{"name": "lion"}, {"name": "sgd"}]}, "chain", "lion and sgd would each"),
         ({"name": "chain"}, "chain", "is empty, but name = chain needs its entries"),
         (
             {"name": "schedule-free", "schedule": "linear"},
             "schedule",
             "linear decays, and schedule-free needs no",
         ),
-        (
-            {"name": "schedule-free", "ema": 0.9},
-            "ema",
-            "does not apply to schedule-free, which averages by itself",
-        ),
-        (
-            {"name": "schedule-free", "b1": 0.0},
-            "b1",
-            "must be above 0: schedule-free divides by it",
-        ),
+        ({"name": "schedule-free", "ema": 0.9}, "ema", "does not apply to schedule-free, which"),
+        ({"name": "schedule-free", "b1": 0.0}, "b1", "must be above 0: schedule-free divides by"),
         (
             {"groups": [{"match": "*.bias"}]},
             "groups.0.match",

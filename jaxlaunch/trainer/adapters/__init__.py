@@ -1,0 +1,1 @@
+"""Adapters: LoRA, peft's format, and the frozen base."""

@@ -39,25 +39,22 @@ ADAPTERS_OF, REFERENCE_OF = "adapters of", "a model compared with"
 def read_base(
     model: PublishedModel, abstract_params: Shapes
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Read the frozen parameters from the model's folder; return them and their record in a checkpoint.
+    """Return the frozen parameters from the model's folder, and their record in a checkpoint.
 
     Parameters are read one at a time in the folder's dtype, and cast or quantized afterwards. The
     digest therefore does not depend on the dtype in which the base is kept. Raises SpecError as
     load.iterate_parameters does.
     """
-    inputs = {kernel.name: len(kernel.inputs) for kernel in peft.find_kernels(model)}
-    stored = {
-        name: like for name, like in abstract_params.items() if not name.endswith(peft.SCALE_SUFFIX)
-    }
+    inputs = _input_counts(model)
+    scales = {name for name in abstract_params if name.endswith(peft.SCALE_SUFFIX)}
+    stored = {name: like for name, like in abstract_params.items() if name not in scales}
     params: dict[str, Any] = {}
 
     def store_parameter(name: str, array: Array) -> None:
-        if (scale := name + peft.SCALE_SUFFIX) in abstract_params:
+        if (scale := name + peft.SCALE_SUFFIX) in scales:
             shardings = abstract_params[name].sharding, abstract_params[scale].sharding
-            quantized = jax.jit(
-                partial(quantize_kernel, inputs=inputs[name]), out_shardings=shardings
-            )(array)
-            params[name], params[scale] = quantized
+            quantize = partial(quantize_kernel, inputs=inputs[name])
+            params[name], params[scale] = jax.jit(quantize, out_shardings=shardings)(array)
         else:
             params[name] = array.astype(abstract_params[name].dtype)
 
@@ -67,7 +64,7 @@ def read_base(
 
 
 def record_base(model: PublishedModel, recorded: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the record of the base in the folder of `model`, which this process reads completely."""
+    """Return the record of the base in the folder of `model`, which is read completely."""
     device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
     abstract_params = {
         name: jax.ShapeDtypeStruct(tuple(shape), jnp.float32, sharding=device)
@@ -80,30 +77,31 @@ def record_base(model: PublishedModel, recorded: Mapping[str, Any]) -> dict[str,
 def check_origin(
     recorded: Mapping[str, Any] | None, model: PublishedModel, owner: str, holds: str = ADAPTERS_OF
 ) -> None:
-    """Raise CheckpointError if only one of the bases of a checkpoint and of `model` was read from a folder.
+    """Raise CheckpointError if only one of the two bases, saved and current, is from a folder.
 
-    Reads no files.
-
-    Args:
-        recorded: Record of the base in the checkpoint, or None if its weights were drawn from the
-            seed.
-        model: Model of the job.
-        owner: Name of the checkpoint in messages.
-        holds: What the checkpoint holds, for messages.
+    Reads no files. The checkpoint `owner` holds `holds`, for messages; without a record, the
+    weights of its base were drawn from the seed.
     """
     if recorded is not None and model.init_from is None:
         raise CheckpointError(
-            f"{owner} holds {holds} the weights of {recorded['init_from']} with digest "
-            f"{recorded['digest']}; without "
-            f"{DEFAULT_KEY} the weights are drawn from train.seed: name the folder that they were "
-            f"trained on as {DEFAULT_KEY}"
+            f"{owner} holds {holds} {_describe_base(recorded)}; without {DEFAULT_KEY} the weights "
+            "are drawn from train.seed: name the folder that they were trained on as "
+            f"{DEFAULT_KEY}"
         )
     if recorded is None and model.init_from is not None:
         raise CheckpointError(
             f"{owner} holds {holds} weights that were drawn from train.seed, not those of "
-            f"{DEFAULT_KEY} = "
-            f"{model.init_from}: leave it out, or start a new run from the folder"
+            f"{DEFAULT_KEY} = {model.init_from}: leave it out, or start a new run from the folder"
         )
+
+
+def _describe_base(recorded: Mapping[str, Any]) -> str:
+    return f"the weights of {recorded['init_from']} with digest {recorded['digest']}"
+
+
+def _input_counts(model: PublishedModel) -> dict[str, int]:
+    """Return the number of input axes of each kernel."""
+    return {kernel.name: len(kernel.inputs) for kernel in peft.find_kernels(model)}
 
 
 def check_digest(
@@ -113,18 +111,16 @@ def check_digest(
     key: str = DEFAULT_KEY,
     holds: str = ADAPTERS_OF,
 ) -> None:
-    """Raise CheckpointError if the current base differs from that of the checkpoint; `key` names its folder."""
+    """Raise CheckpointError if the base differs from the saved one; `key` names its folder."""
     if recorded["digest"] != current["digest"]:
         raise CheckpointError(
-            f"{owner} holds {holds} the weights of {recorded['init_from']} with digest "
-            f"{recorded['digest']}; those of "
-            f"{current['init_from']} have {current['digest']}: name the folder that they were "
-            f"trained on as {key}"
+            f"{owner} holds {holds} {_describe_base(recorded)}; those of {current['init_from']} "
+            f"have {current['digest']}: name the folder that they were trained on as {key}"
         )
 
 
 def _compute_digest(model: PublishedModel, abstract_params: Shapes, on_parameter: Any) -> str:
-    """Return a digest of all parameters that does not depend on the mesh; call `on_parameter` with each of them."""
+    """Call `on_parameter` with each parameter and return a digest, the same on every mesh."""
     sums = {}
     for name, array in load.iterate_parameters(model, abstract_params, is_cast=False):
         # Each device sums its own part.
@@ -135,10 +131,8 @@ def _compute_digest(model: PublishedModel, abstract_params: Shapes, on_parameter
         on_parameter(name, array)
         # The array must be freed before the next one is read.
         del array
-    text = json.dumps(
-        {name: np.asarray(pair).tolist() for name, pair in sums.items()}, sort_keys=True
-    )
-    return hashlib.sha256(text.encode()).hexdigest()[:32]
+    numbers = {name: np.asarray(pair).tolist() for name, pair in sums.items()}
+    return hashlib.sha256(json.dumps(numbers, sort_keys=True).encode()).hexdigest()[:32]
 
 
 def _sum_bits(array: Array) -> Array:
@@ -146,16 +140,11 @@ def _sum_bits(array: Array) -> Array:
     bits = jax.lax.bitcast_convert_type(array.astype(jnp.float32), jnp.uint32)
     place = jnp.zeros(array.shape, jnp.uint32)
     for axis, size in enumerate(array.shape):
-        place = place * jnp.uint32(size % 2**32) + jax.lax.broadcasted_iota(
-            jnp.uint32, array.shape, axis
-        )
+        index = jax.lax.broadcasted_iota(jnp.uint32, array.shape, axis)
+        place = place * jnp.uint32(size % 2**32) + index
     mixed = _mix_bits(bits ^ _mix_bits(place))
-    return jnp.stack(
-        [
-            mixed.sum(dtype=jnp.uint32),
-            _mix_bits(mixed ^ jnp.uint32(0x9E3779B9)).sum(dtype=jnp.uint32),
-        ]
-    )
+    mixes = mixed, _mix_bits(mixed ^ jnp.uint32(0x9E3779B9))
+    return jnp.stack([bits.sum(dtype=jnp.uint32) for bits in mixes])
 
 
 def _mix_bits(bits: Array) -> Array:
@@ -171,7 +160,7 @@ def _mix_bits(bits: Array) -> Array:
 
 @dataclasses.dataclass(frozen=True)
 class MergedParameter:
-    """A parameter of the base merged with its adapter, in the folder's dtype. It is read when it is sliced."""
+    """A parameter of the base merged with its adapter, in the folder's dtype, read when sliced."""
 
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
@@ -182,15 +171,14 @@ class MergedParameter:
     b: Parameter | None  # [layers, rank, outputs ...]
 
     def __getitem__(self, key: Any) -> np.ndarray[Any, Any]:
-        """Read one layer of a stacked parameter, by (int, slice, ...) over whole axes, or all of another parameter."""
+        """Read one layer of a stacked parameter, (int, slice, ...), or all of another one."""
         indices = key if isinstance(key, tuple) else (key,)
         spans = tuple(
             slice(index, index + 1) if isinstance(index, int) else slice(*index.indices(size)[:2])
             for index, size in zip(indices, self.shape, strict=True)
         )
-        part = load.read_part(
-            self.leaf, spans, jax.ShapeDtypeStruct(self.shape, self.dtype), self.files
-        )
+        like = jax.ShapeDtypeStruct(self.shape, self.dtype)
+        part = load.read_part(self.leaf, spans, like, self.files)
         # Otherwise the pages that were read stay in this process's memory, up to the whole base.
         self.files.close()
         part = part[tuple(0 if isinstance(index, int) else slice(None) for index in indices)]
@@ -209,7 +197,7 @@ def merge_stored(
     adapters: Mapping[str, Parameter],
     owner: str,
 ) -> dict[str, Parameter]:
-    """Return every parameter of the merged model by name. `recorded` is the checkpoint's record of its base.
+    """Return all parameters of the merged model; `recorded` is the checkpoint's base record.
 
     Raises SpecError if there is no folder to merge into, and CheckpointError if it is not the one
     of the training.
@@ -221,9 +209,9 @@ def merge_stored(
         )
     if not remote.is_remote(model.init_from) and not Path(model.init_from).is_dir():
         raise SpecError(
-            f"{owner} holds adapters of the weights of {recorded['init_from']}, and "
-            f"{model.init_from} is not a folder "
-            "here: name the one that they are in now as --base of launcher export"
+            f"{owner} holds {ADAPTERS_OF} the weights of {recorded['init_from']}, and "
+            f"{model.init_from} is not a folder here: name the one that they are in now as --base "
+            "of launcher export"
         )
     check_digest(recorded, record_base(model, recorded), owner, "--base of launcher export")
     files = TensorFiles(model.init_from)
@@ -231,10 +219,9 @@ def merge_stored(
     adapted = {kernel.name for kernel in peft.select_kernels(model, lora)}
     merged: dict[str, Parameter] = {}
     for name, sizes in recorded["shapes"].items():
-        a, b = (
-            adapters[name + end] if name in adapted else None
-            for end in (peft.A_SUFFIX, peft.B_SUFFIX)
-        )
+        a = b = None
+        if name in adapted:
+            a, b = adapters[name + peft.A_SUFFIX], adapters[name + peft.B_SUFFIX]
         shape, leaf = tuple(sizes), leaves[name]
         dtype = files.tensor_dtype(next(leaf.tensor_shapes(shape))[0])
         merged[name] = MergedParameter(shape, dtype, leaf, files, lora.scaling, a, b)
@@ -242,30 +229,23 @@ def merge_stored(
 
 
 class MergingParameters(dict[str, Array]):
-    """The parameters of a training as those of a model without adapters. Each is merged when it is popped."""
+    """The parameters of a training without adapters, each merged when it is popped."""
 
     def __init__(
         self, params: Mapping[str, Array], model: PublishedModel, lora: Lora | None
     ) -> None:
-        """Take all parameters of the training: the adapters, the base, and the frozen reference if there is one."""
+        """Take all parameters: the adapters, the base, and the frozen reference if any."""
         ends = (peft.A_SUFFIX, peft.B_SUFFIX, peft.SCALE_SUFFIX)
-        names = [
-            name
-            for name in params
-            if not name.startswith(REFERENCE_PREFIX) and not name.endswith(ends)
-        ]
-        super().__init__({name: params[name] for name in names})
+        names = [name for name in params if not name.startswith(REFERENCE_PREFIX)]
+        super().__init__({name: params[name] for name in names if not name.endswith(ends)})
         self._params, self._scaling = params, 0.0 if lora is None else lora.scaling
-        kernels = [] if lora is None else peft.find_kernels(model)
-        self._inputs = {kernel.name: len(kernel.inputs) for kernel in kernels}
+        self._inputs = {} if lora is None else _input_counts(model)
 
     def pop(self, name: str, *default: Array) -> Array:  # type: ignore[override]
         """Return the parameter; a kernel is merged with its adapter in float32."""
         kernel = super().pop(name, *default)
-        scale, a, b = (
-            self._params.get(name + end)
-            for end in (peft.SCALE_SUFFIX, peft.A_SUFFIX, peft.B_SUFFIX)
-        )
+        ends = (peft.SCALE_SUFFIX, peft.A_SUFFIX, peft.B_SUFFIX)
+        scale, a, b = (self._params.get(name + end) for end in ends)
         if name not in self._inputs or (scale is None and a is None):
             return kernel
         merged: Array = _merge_kernel(kernel, scale, a, b, self._inputs[name], self._scaling)
@@ -274,17 +254,12 @@ class MergingParameters(dict[str, Array]):
 
 @partial(jax.jit, static_argnums=(4, 5))
 def _merge_kernel(
-    kernel: Array,
-    scale: Array | None,
-    a: Array | None,
-    b: Array | None,
-    inputs: int,
-    scaling: float,
+    kernel: Array, scale: Any, a: Array | None, b: Array | None, inputs: int, scaling: float
 ) -> Array:
-    """Return kernel + scaling × A · B for every layer, [layers, I, O]; A [layers, I, R], B [layers, R, O]."""
-    whole = (
-        kernel.astype(jnp.float32) if scale is None else dequantize_kernel(kernel, scale, inputs)
-    )
+    """Return kernel [layers, I, O] + scaling × A [layers, I, R] · B [layers, R, O]."""
+    whole = kernel.astype(jnp.float32)
+    if scale is not None:
+        whole = dequantize_kernel(kernel, scale, inputs)
     if a is None or b is None:
         return whole
     added = jax.vmap(partial(jnp.tensordot, axes=1))(a.astype(jnp.float32), b.astype(jnp.float32))

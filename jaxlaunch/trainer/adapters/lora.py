@@ -1,4 +1,4 @@
-"""LoRA adapters at the matrix products of a model, whose other parameters are frozen, in any dtype or in int8.
+"""LoRA adapters at the matrix products of a model whose other parameters are frozen.
 
 Training with preferences compares the model with a frozen reference, the model that the training
 started from. Without adapters the reference is a copy, which no checkpoint holds. With adapters no
@@ -37,9 +37,8 @@ class Adapters:
     """The adapters of a training. Raises SpecError for a target that matches no kernel."""
 
     def __init__(self, spec: TrainSpec, params_dtype: jnp.dtype) -> None:
-        assert isinstance(spec.model, PublishedModel) and spec.lora is not None, (
-            "the spec checks it"
-        )
+        assert isinstance(spec.model, PublishedModel), "the spec checks it"
+        assert spec.lora is not None, "the job has adapters"
         self._model, self._lora = spec.model, spec.lora
         # Dtype of the frozen parameters that are not in int8.
         self._frozen_dtype = params_dtype if spec.lora.base is None else jnp.dtype("bfloat16")
@@ -47,7 +46,7 @@ class Adapters:
         self._adapted = peft.select_kernels(spec.model, spec.lora)
 
     def attach_to_model(self, model: Any, key: Array) -> None:
-        """Add adapters drawn from `key` to a new `model`, and quantize its kernels to int8 if the job asks for it."""
+        """Add adapters drawn from `key` to a new `model`, and quantize its kernels for int8."""
         rngs = nnx.Rngs(jax.random.fold_in(key, STREAM))
         adapted = {kernel.name for kernel in self._adapted}
         for kernel in self._kernels:
@@ -55,56 +54,47 @@ class Adapters:
             owner = model
             for part in path:
                 owner = getattr(owner, part)
-            lora = self._lora if kernel.name in adapted else None
-            is_int8 = self._lora.base == "int8"
-            frozen = FrozenKernel(
-                getattr(owner, attribute), len(kernel.inputs), lora, rngs, is_int8=is_int8
-            )
+            lora, is_int8 = self._lora, self._lora.base == "int8"
+            param, inputs = getattr(owner, attribute), len(kernel.inputs)
+            adapter = lora if kernel.name in adapted else None
+            frozen = FrozenKernel(param, inputs, adapter, rngs, is_int8=is_int8)
             setattr(owner, attribute, frozen)
 
     def cast_frozen(self, name: str, param: Array) -> Array:
         """Cast a frozen parameter to the dtype in which it is kept."""
-        is_float = jnp.issubdtype(param.dtype, jnp.floating) and not name.endswith(
-            peft.SCALE_SUFFIX
-        )
-        return param.astype(self._frozen_dtype) if is_float else param
+        is_float = jnp.issubdtype(param.dtype, jnp.floating)
+        is_scale = name.endswith(peft.SCALE_SUFFIX)
+        return param.astype(self._frozen_dtype) if is_float and not is_scale else param
 
     @property
     def late_cast_names(self) -> frozenset[str]:
-        """Names of parameters that are cast inside their product, so that no copy of all layers is ever made."""
-        return frozenset(
-            name
-            for kernel in self._kernels
-            for name in (kernel.name, kernel.name + peft.SCALE_SUFFIX)
-        )
+        """The parameters that are cast inside their product, so that no whole copy exists."""
+        names = [kernel.name for kernel in self._kernels]
+        return frozenset([*names, *(name + peft.SCALE_SUFFIX for name in names)])
 
     def read_initial_adapters(
         self, abstract_params: Mapping[str, jax.ShapeDtypeStruct]
     ) -> dict[str, Array]:
-        """Read the adapters of the job's peft folder; return an empty dict without one. Raises SpecError."""
-        return (
-            peft.read_adapters(self._lora, self._adapted, abstract_params)
-            if self._lora.init_from is not None
-            else {}
-        )
+        """Read the adapters of the job's peft folder, an empty dict without one."""
+        if self._lora.init_from is None:
+            return {}
+        return peft.read_adapters(self._lora, self._adapted, abstract_params)
 
     def describe_training(self, params: Mapping[str, Any], opt: Any, saved: Any) -> str:
-        """Return a sentence about the trained parameters and the bytes of the optimizer and of a checkpoint."""
-        trained = sum(leaf.size for name, leaf in params.items() if peft.is_adapter(name))
-        whole = sum(
-            leaf.size for name, leaf in params.items() if not name.endswith(peft.SCALE_SUFFIX)
-        )
+        """Describe the trained parameters, and the bytes of optimizer and checkpoint."""
+        sizes = {name: leaf.size for name, leaf in params.items()}
+        trained = sum(size for name, size in sizes.items() if peft.is_adapter(name))
+        whole = sum(size for name, size in sizes.items() if not name.endswith(peft.SCALE_SUFFIX))
         modules = ", ".join(peft.module_names(self._model, self._adapted))
         return (
             f"train.lora: rank {self._lora.rank} at {modules}; {trained:,} of {whole:,} parameters "
-            "are trained "
-            f"({trained / whole:.2%}), optimizer {memory.total_bytes(opt):,} bytes, "
+            f"are trained ({trained / whole:.2%}), optimizer {memory.total_bytes(opt):,} bytes, "
             f"checkpoint {memory.total_bytes(saved):,} bytes"
         )
 
 
 class FrozenKernel(nnx.Module):
-    """A stacked kernel with an optional adapter: x → x · kernel + scaling × (dropout(x) · A) · B."""
+    """A stacked kernel with an optional adapter: x · kernel + scaling × (dropout(x) · A) · B."""
 
     def __init__(
         self,
@@ -120,11 +110,9 @@ class FrozenKernel(nnx.Module):
         frozen, scale = quantize_kernel(whole, inputs) if is_int8 else (whole, None)
         self.frozen_kernel = nnx.Param(frozen, axes=axes)
         self.int8_scale = None if scale is None else nnx.Param(scale, axes=axes[inputs:])
-        a, b = (
-            (None, None)
-            if lora is None
-            else _initial_matrices(whole.shape, inputs, lora.rank, rngs)
-        )
+        a = b = None
+        if lora is not None:
+            a, b = _initial_matrices(whole.shape, inputs, lora.rank, rngs)
         self.lora_a = None if a is None else nnx.Param(a, axes=(*axes[:inputs], "rank"))
         self.lora_b = None if b is None else nnx.Param(b, axes=("rank", *axes[inputs:]))
         self.scaling = 1.0 if lora is None else lora.scaling
@@ -136,19 +124,18 @@ class FrozenKernel(nnx.Module):
         self.drop: Drop | None = layered(rngs.split(whole.shape[0])) if rate else None
 
     def __getitem__(self, key: Any) -> FrozenKernel:
-        """Return self, because a model indexes its parameter before it passes it to `layers.product`."""
+        """Return self, because a model indexes a parameter before it multiplies with it."""
         return self
 
     def product(self, x: Array, axes: int) -> Array:
-        """Return x [B, L, I] times the kernel plus the adapter's output: [B, L, O], in the dtype of x."""
+        """Return x [B, L, I] times kernel and adapter: [B, L, O], in the dtype of x."""
         scale = None if self.int8_scale is None else self.int8_scale[...]
         output = frozen_product(x, self.frozen_kernel[...], scale, axes)
         if self.lora_a is None or self.lora_b is None or not self.is_adapted:
             return output
         dropped = x if self.drop is None else self.drop(x)
-        low_BLR = constrain(
-            apply_kernel(dropped, self.lora_a[...], axes), "batch", "length", "rank"
-        )
+        low_BLR = apply_kernel(dropped, self.lora_a[...], axes)
+        low_BLR = constrain(low_BLR, "batch", "length", "rank")
         return output + self.scaling * apply_kernel(low_BLR, self.lora_b[...])
 
 
@@ -164,13 +151,11 @@ def _initial_matrices(
 
 
 def quantize_kernel(kernel: Array, inputs: int) -> tuple[Array, Array]:
-    """Quantize a kernel [layers, I, O] symmetrically to int8, with float32 factors per column [layers, O]."""
-    wide = kernel.astype(jnp.float32)
-    largest = jnp.abs(wide).max(tuple(range(1, 1 + inputs)), keepdims=True)
+    """Quantize a kernel [layers, I, O] to int8, with float32 factors by column [layers, O]."""
+    wide, axes = kernel.astype(jnp.float32), tuple(range(1, 1 + inputs))
+    largest = jnp.abs(wide).max(axes, keepdims=True)
     scale = jnp.where(largest == 0, 1.0, largest / 127)
-    return jnp.round(wide / scale).astype(jnp.int8), scale.reshape(
-        scale.shape[0], *scale.shape[1 + inputs :]
-    )
+    return jnp.round(wide / scale).astype(jnp.int8), scale.squeeze(axes)
 
 
 def dequantize_kernel(kernel: Array, scale: Array, inputs: int) -> Array:
@@ -180,7 +165,7 @@ def dequantize_kernel(kernel: Array, scale: Array, inputs: int) -> Array:
 
 @partial(jax.custom_vjp, nondiff_argnums=(3,))
 def frozen_product(x: Array, kernel: Array, scale: Array | None, axes: int) -> Array:
-    """Return x [B, L, I] times a kernel [I, O] of another dtype and `scale` [O]: [B, L, O] in the dtype of x.
+    """Return x [B, L, I] times a kernel [I, O] and `scale` [O]: [B, L, O] in the dtype of x.
 
     The kernel gets no gradient. The backward pass reads the kernel as it is stored, so that no cast
     copy has to be kept until then.
@@ -211,11 +196,9 @@ frozen_product.defvjp(_frozen_product_forward, _frozen_product_backward)
 
 
 def _scale_outputs(outputs: Array, scale: Array | None) -> Array:
-    return (
-        outputs
-        if scale is None
-        else (outputs.astype(jnp.float32) * scale[None, None]).astype(outputs.dtype)
-    )
+    if scale is None:
+        return outputs
+    return (outputs.astype(jnp.float32) * scale[None, None]).astype(outputs.dtype)
 
 
 # --- the reference of preferences -----------------------------------------------------------------
@@ -226,17 +209,15 @@ REFERENCE_PREFIX = f"{REFERENCE}."
 
 
 def attach_reference(model: nnx.Module, reference: nnx.Module) -> None:
-    """Attach the frozen reference to `model`. Raises SpecError if the model already uses the name."""
+    """Attach the frozen reference to `model`. Raises SpecError if the name is in use."""
     if hasattr(model, REFERENCE):
-        name = type(model).__name__
-        raise SpecError(
-            f"{name} has an attribute {REFERENCE}, where its frozen copy is kept; rename it"
-        )
+        problem = f"has an attribute {REFERENCE}, where its frozen copy is kept"
+        raise SpecError(f"{type(model).__name__} {problem}; rename it")
     setattr(model, REFERENCE, reference)
 
 
 def evaluation_reference(model: nnx.Module) -> Any:
-    """Return the reference of `model` in evaluation mode: its frozen copy, or the model without its adapters."""
+    """Return the reference for evaluation: a frozen copy, or the model without adapters."""
     reference: Any = getattr(model, REFERENCE, None)
     if reference is None:
         graph, arrays = nnx.split(model)

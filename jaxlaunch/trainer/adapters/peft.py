@@ -21,6 +21,7 @@ from jax import Array
 from jaxlaunch.trainer.buckets import remote
 from jaxlaunch.trainer.errors import SpecError, pydantic_message
 from jaxlaunch.trainer.huggingface import load, names, save
+from jaxlaunch.trainer.huggingface.families import key_set
 from jaxlaunch.trainer.huggingface.load import TensorFiles
 from jaxlaunch.trainer.huggingface.names import Leaf
 from jaxlaunch.trainer.huggingface.save import Parameter
@@ -38,21 +39,13 @@ PRODUCTS = ("query", "key", "value", "qkv", "out", "gate", "up", "down")
 
 
 class Kernel(NamedTuple):
-    """A kernel of a product, stacked over the layers: [layers, inputs ..., outputs ...].
+    """A kernel of a product, stacked over the layers: [layers, inputs ..., outputs ...]."""
 
-    Attributes:
-        name: Dotted name of the parameter.
-        module: peft's name of the module within a layer, such as `self_attn.q_proj`.
-        leaf: Layout of the parameter in a Hugging Face folder.
-        inputs: Letters of the input axes in the leaf.
-        outputs: Letters of the output axes.
-    """
-
-    name: str
-    module: str
-    leaf: Leaf
-    inputs: str
-    outputs: str
+    name: str  # dotted name of the parameter
+    module: str  # peft's name of the module within a layer, such as `self_attn.q_proj`
+    leaf: Leaf  # layout of the parameter in a Hugging Face folder
+    inputs: str  # letters of the input axes in the leaf
+    outputs: str  # letters of the output axes
 
     @property
     def short_name(self) -> str:
@@ -65,17 +58,9 @@ class Kernel(NamedTuple):
         As in peft a target is the name of a module or the end of its dotted name. Our names of
         parameters work as well, and so do names without `_proj`.
         """
-        own_name, short = self.name.rpartition(".")[2], self.short_name
-        if target in (
-            ALL_LINEAR,
-            short,
-            short.removesuffix("_proj"),
-            self.name,
-            own_name,
-            self.module,
-        ):
+        if target in (ALL_LINEAR, self.short_name.removesuffix("_proj")):
             return True
-        return self.module.endswith(f".{target}") or self.name.endswith(f".{target}")
+        return any(f".{name}".endswith(f".{target}") for name in (self.module, self.name))
 
     def module_paths(self, model: PublishedModel) -> list[str]:
         """Return peft's names of the modules, one per layer."""
@@ -89,43 +74,27 @@ def find_kernels(model: PublishedModel) -> list[Kernel]:
     kernels = []
     for name, leaf in names.parameter_leaves(model).items():
         if leaf.stacked_axes == "l" and name.rpartition(".")[2] in PRODUCTS:
-            first, last = leaf.theirs.split()
-            inputs, outputs = (first, last) if isinstance(model, GPT2) else (last, first)
-            kernels.append(
-                Kernel(
-                    name,
-                    leaf.name.removesuffix(".weight").partition("{l}.")[2],
-                    leaf,
-                    inputs,
-                    outputs,
-                )
-            )
+            axes = leaf.theirs.split()
+            inputs, outputs = axes if isinstance(model, GPT2) else reversed(axes)
+            module = leaf.name.removesuffix(".weight").partition("{l}.")[2]
+            kernels.append(Kernel(name, module, leaf, inputs, outputs))
     return kernels
 
 
 def select_kernels(model: PublishedModel, lora: Lora) -> list[Kernel]:
-    """Return the kernels that have an adapter. Raises SpecError for a target that matches no kernel."""
+    """Return the kernels with an adapter. Raises SpecError for a target without a match."""
     kernels = find_kernels(model)
     for target in lora.targets:
         if not any(kernel.matches_target(target) for kernel in kernels):
             raise _unmatched_error("train.lora.targets", target, model)
-    return [
-        kernel
-        for kernel in kernels
-        if any(kernel.matches_target(target) for target in lora.targets)
-    ]
+    return [kernel for kernel in kernels if any(map(kernel.matches_target, lora.targets))]
 
 
 def read_targets(model: PublishedModel, modules: str | list[str], key: str) -> list[str]:
-    """Translate `target_modules` of a peft folder to `train.lora.targets`.
+    """Translate `target_modules` of a peft folder, at `key`, to `train.lora.targets`.
 
-    Args:
-        model: Model of the job.
-        modules: A list of module names or of their ends, or a regular expression for whole names.
-        key: Location of `target_modules`, for messages.
-
-    Raises:
-        SpecError: An entry matches no product, or a product in only some of its layers.
+    They are a list of module names or of their ends, or a regular expression for whole names.
+    Raises SpecError if an entry matches no product, or a product in only some of its layers.
     """
     kernels = find_kernels(model)
     if isinstance(modules, list):
@@ -141,35 +110,32 @@ def read_targets(model: PublishedModel, modules: str | list[str], key: str) -> l
         except re.error as error:
             raise SpecError(f"{key} = {modules} is not a regular expression: {error}") from None
     by_kernel = {kernel.name: kernel.module_paths(model) for kernel in kernels}
+    paths = [path for paths in by_kernel.values() for path in paths]
+    matches: set[str] = set()
     for module, pattern in patterns.items():
-        if not any(
-            re.fullmatch(pattern, layer) for layers in by_kernel.values() for layer in layers
-        ):
+        matching = {path for path in paths if re.fullmatch(pattern, path)}
+        if not matching:
             raise _unmatched_error(key, module, model)
+        matches |= matching
     targets = []
     for name, layers in by_kernel.items():
-        missed = [
-            layer
-            for layer in layers
-            if not any(re.fullmatch(pattern, layer) for pattern in patterns.values())
-        ]
-        if missed and len(missed) < len(layers):
+        missed = [layer for layer in layers if layer not in matches]
+        if not missed:
+            targets.append(name)
+        elif len(missed) < len(layers):
             raise SpecError(
                 f"{key}: {', '.join(patterns)} matches {name} in {len(layers) - len(missed)} of "
-                f"{len(layers)} layers, "
-                f"not {missed[0]}: an adapter must cover a linear layer in all blocks"
+                f"{len(layers)} layers, not {missed[0]}: an adapter must cover a linear layer in "
+                "all blocks"
             )
-        targets += [] if missed else [name]
     return targets
 
 
 def _unmatched_error(key: str, target: str, model: PublishedModel) -> SpecError:
-    supported_modules = ", ".join(
-        dict.fromkeys(kernel.short_name for kernel in find_kernels(model))
-    )
+    modules = ", ".join(dict.fromkeys(kernel.short_name for kernel in find_kernels(model)))
     return SpecError(
         f"{key}: {target} matches no linear layer of train.model.kind = {model.kind}; there are "
-        f"{supported_modules}, and {ALL_LINEAR}"
+        f"{modules}, and {ALL_LINEAR}"
     )
 
 
@@ -197,16 +163,14 @@ def module_names(model: PublishedModel, kernels: Sequence[Kernel]) -> list[str]:
 
 
 def adapter_leaves(kernels: Sequence[Kernel]) -> dict[str, Leaf]:
-    """Return the layout in a peft folder of the adapters of these kernels: [r, inputs] and [outputs, r]."""
+    """Return the layout of adapters in a peft folder: [r, inputs] and [outputs, r]."""
     leaves = {}
     for kernel in kernels:
-        stem, layers = TENSOR_PREFIX + kernel.leaf.name.removesuffix(".weight"), kernel.leaf.layers
-        leaves[kernel.name + A_SUFFIX] = Leaf(
-            f"l{kernel.inputs}r", f"r {kernel.inputs}", f"{stem}.lora_A.weight", layers
-        )
-        leaves[kernel.name + B_SUFFIX] = Leaf(
-            f"lr{kernel.outputs}", f"{kernel.outputs} r", f"{stem}.lora_B.weight", layers
-        )
+        stem = TENSOR_PREFIX + kernel.leaf.name.removesuffix(".weight")
+        inputs, outputs, layers = kernel.inputs, kernel.outputs, kernel.leaf.layers
+        a = Leaf(f"l{inputs}r", f"r {inputs}", f"{stem}.lora_A.weight", layers)
+        b = Leaf(f"lr{outputs}", f"{outputs} r", f"{stem}.lora_B.weight", layers)
+        leaves |= {kernel.name + A_SUFFIX: a, kernel.name + B_SUFFIX: b}
     return leaves
 
 
@@ -224,12 +188,10 @@ CONFIG_KEYS: Mapping[str, str] = {"r": "rank", "lora_alpha": "alpha", "use_rslor
 DEFAULTS: dict[str, Any] = {"rank": 8, "alpha": 8.0, "rslora": False}
 # Keys that change neither what an adapter computes nor where it is: of the base, of its training,
 # of an initialization, and of a key beside them that is refused.
-IGNORED_KEYS = frozenset(
+IGNORED_KEYS = key_set(
     "auto_mapping base_model_name_or_path corda_config eva_config fan_in_fan_out inference_mode "
-    "layers_pattern "
-    "loftq_config lora_dropout lora_ga_config megatron_core peft_version "
-    "qalora_group_size revision "
-    "runtime_config".split()
+    "layers_pattern loftq_config lora_dropout lora_ga_config megatron_core peft_version "
+    "qalora_group_size revision runtime_config"
 )
 READ_KEYS = frozenset({*CONFIG_KEYS, "peft_type", "target_modules"})
 # What every other key may be, peft's default first: those of peft 0.21.2's LoraConfig, read in
@@ -245,7 +207,7 @@ PLAIN_VALUES: Mapping[str, tuple[Any, ...]] = {
 
 
 def resolve_lora(train: TrainSpec, *, is_here: bool = True) -> TrainSpec:
-    """Return the spec with rank, alpha and targets of the peft folder that its adapters start from; as it is without.
+    """Return the spec with rank, alpha and targets of the peft folder of its adapters.
 
     With `is_here` False a folder that is not here is forgiven. Raises SpecError where the folder
     cannot be read, is of another kind of adapter, or does not agree with what the job says.
@@ -258,94 +220,73 @@ def resolve_lora(train: TrainSpec, *, is_here: bool = True) -> TrainSpec:
         return train
     assert isinstance(train.model, PublishedModel), "the spec checks it"
     folder_lora = read_lora_config(lora.init_from, train.model)
-    settings = {
-        "rank": folder_lora.rank,
-        "alpha": folder_lora.alpha,
-        "rslora": folder_lora.rslora,
-        "targets": folder_lora.targets,
-    }
-    job_settings = lora.model_dump(include=settings.keys() & lora.model_fields_set)
-    for key in [key for key in settings if key in job_settings]:
-        is_equal = job_settings[key] == settings[key]
+    settings = {key: getattr(folder_lora, key) for key in ("rank", "alpha", "rslora", "targets")}
+    for key in [key for key in settings if key in lora.model_fields_set]:
+        value = getattr(lora, key)
+        is_equal = value == settings[key]
         if key == "targets":
             # Two lists of targets may select the same kernels.
             is_equal = select_kernels(train.model, lora) == select_kernels(train.model, folder_lora)
         if not is_equal:
             raise SpecError(
-                f"{path} describes another adapter than train.lora: {key} is "
-                f"{settings[key]} there and "
-                f"{job_settings[key]} here; leave it out, as the folder sets it"
+                f"{path} describes another adapter than train.lora: {key} is {settings[key]} there "
+                f"and {value} here; leave it out, as the folder sets it"
             )
     return train.model_copy(update={"lora": lora.model_copy(update=settings)})
 
 
 def read_lora_config(folder: str, model: PublishedModel) -> Lora:
-    """Read the settings in the folder's adapter_config.json for `model`. Raises SpecError, StorageError."""
+    """Read a folder's adapter_config.json for `model`. Raises SpecError, StorageError."""
     path = epath.Path(folder) / CONFIG
+    storage: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
+    if remote.is_remote(folder):
+        remote.check_url(KEY, folder)
+        storage = remote.convert_errors(f"reading {KEY} = {folder}", SpecError)
     try:
-        if is_remote := remote.is_remote(folder):
-            remote.check_url(KEY, folder)
-        with (
-            remote.convert_errors(f"reading {KEY} = {folder}", SpecError)
-            if is_remote
-            else contextlib.nullcontext()
-        ):
+        with storage:
             config = json.loads(path.read_text())
     except (OSError, ValueError) as error:
         raise SpecError(f"{KEY} = {folder}: {CONFIG} cannot be read: {error}") from None
     kind = config.get("peft_type") if isinstance(config, dict) else None
     if kind != "LORA":
         raise SpecError(f"{path}: peft_type = {kind} is not LORA, the only supported kind")
-    unknown = config.keys() - READ_KEYS - IGNORED_KEYS
-    refused = [
-        key
-        for key in config
-        if key in unknown and config[key] not in PLAIN_VALUES.get(key, UNSET_VALUES)
-    ]
+    unread = [key for key in config if key not in READ_KEYS | IGNORED_KEYS]
+    refused = [key for key in unread if config[key] not in PLAIN_VALUES.get(key, UNSET_VALUES)]
     if refused:
         settings = ", ".join(f"{key} = {config[key]}" for key in refused)
         raise SpecError(
-            f"{path}: {settings} is not supported: only LoRA of whole linear layers is; "
-            "remove a key "
-            "if the adapters were trained without it"
+            f"{path}: {settings} is not supported: only LoRA of whole linear layers is; remove a "
+            "key if the adapters were trained without it"
         )
     modules: Any = config.get("target_modules")
-    is_list = (
-        isinstance(modules, list) and modules and all(isinstance(module, str) for module in modules)
-    )
+    is_list = isinstance(modules, list) and {*map(type, modules)} == {str}
     if not (is_list or isinstance(modules, str)):
-        raise SpecError(
-            f"{path}: target_modules = {modules} is neither a list of names nor a "
-            "regular expression"
-        )
+        problem = f"{modules} is neither a list of names nor a regular expression"
+        raise SpecError(f"{path}: target_modules = {problem}")
+    names_by_key = {ours: theirs for theirs, ours in CONFIG_KEYS.items() if theirs in config}
+    keys = {ours: config[theirs] for ours, theirs in names_by_key.items()}
     try:
-        lora = Lora.model_validate(
-            DEFAULTS
-            | {ours: config[theirs] for theirs, ours in CONFIG_KEYS.items() if theirs in config}
-        )
+        lora = Lora.model_validate(DEFAULTS | keys)
     except pydantic.ValidationError as error:
         fault = error.errors()[0]
-        key = next(theirs for theirs, ours in CONFIG_KEYS.items() if ours == fault["loc"][0])
+        key = names_by_key[str(fault["loc"][0])]
         raise SpecError(f"{path}: {key} = {config[key]}: {pydantic_message(fault)}") from None
-    return lora.model_copy(
-        update={"targets": read_targets(model, modules, f"{path}: target_modules")}
-    )
+    targets = read_targets(model, modules, f"{path}: target_modules")
+    return lora.model_copy(update={"targets": targets})
 
 
 def read_adapters(
     lora: Lora, kernels: Sequence[Kernel], abstract_params: Mapping[str, jax.ShapeDtypeStruct]
 ) -> dict[str, Array]:
-    """Read adapters from the folder of `lora`, with the names, shapes, dtypes and shardings that are given.
+    """Read adapters from the folder of `lora`, shaped and placed as `abstract_params`.
 
     Raises SpecError if a tensor is missing, unexpected or of another shape.
     """
     folder, leaves = lora.init_from or "", adapter_leaves(kernels)
     files = TensorFiles(folder, KEY)
     load.check_tensors(folder, "train.lora", leaves, abstract_params, files)
-    return {
-        name: load.read_parameter(leaves[name], like, files)
-        for name, like in abstract_params.items()
-    }
+    targets = abstract_params.items()
+    return {name: load.read_parameter(leaves[name], like, files) for name, like in targets}
 
 
 def write_adapters(
@@ -355,11 +296,12 @@ def write_adapters(
     params: Mapping[str, Parameter],
     extra_files: Mapping[str, bytes] = MappingProxyType({}),
 ) -> list[str]:
-    """Write adapters and further files, such as the tokenizer's, in peft's format; return the names of weight files.
+    """Write adapters and further files in peft's format; return the names of weight files.
 
     Raises SpecError if `folder` is not empty.
     """
     kernels = select_kernels(model, lora)
+    leaves = adapter_leaves(kernels)
     # peft uses its defaults for all other keys.
     config: dict[str, Any] = {
         "peft_type": "LORA",
@@ -383,6 +325,4 @@ def write_adapters(
         "inference_mode": True,
     }
     files: dict[str, Mapping[str, Any] | bytes] = {CONFIG: config, **extra_files}
-    return save.write_folder(
-        folder, adapter_leaves(kernels), params, files, stem=STEM, file_bytes=sys.maxsize
-    )
+    return save.write_folder(folder, leaves, params, files, stem=STEM, file_bytes=sys.maxsize)

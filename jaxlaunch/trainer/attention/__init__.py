@@ -1,0 +1,1 @@
+"""Implementations of attention, and the choice between them."""

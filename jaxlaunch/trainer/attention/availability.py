@@ -1,4 +1,4 @@
-"""Choice of the attention implementation: the one that a job names, or for auto the fastest that is available.
+"""Choice of the attention implementation: the one named, or for auto the fastest available.
 
 If the named implementation is unavailable, xla is used instead. A note reports this, and what auto
 selects on an accelerator.
@@ -7,7 +7,6 @@ selects on an accelerator.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -20,10 +19,8 @@ from jaxlaunch.trainer.numerics import precision
 from jaxlaunch.trainer.spec import GPT2, Decoder, Model, TrainSpec, ViT
 
 PORTABLE = ("auto", "xla")
-KERNELS: Mapping[str, str] = {
-    "cuda": "cudnn",
-    "tpu": "splash",
-}  # platform -> implementation that auto uses
+# The implementation that auto uses on a platform.
+KERNELS: Mapping[str, str] = {"cuda": "cudnn", "tpu": "splash"}
 AMPERE, HOPPER = (8, 0), (9, 0)  # compute capabilities
 
 
@@ -69,75 +66,59 @@ class Shape(NamedTuple):
 
 
 def resolve_attention(spec: TrainSpec, device: jax.Device) -> tuple[TrainSpec, str | None]:
-    """Return the spec with an attention that works on `device`, and a note if that differs from the spec."""
-    if spec.attention == "auto":
-        return _resolve_auto(spec, device)
-    reason = unavailable_reason(spec, device)
-    if reason is None:
-        return spec, None
-    note = f"train.attention = {spec.attention} is unavailable here: {reason}. Using xla"
-    return _with_attention(spec, "xla"), note
-
-
-def _resolve_auto(spec: TrainSpec, device: jax.Device) -> tuple[TrainSpec, str | None]:
-    """Return the spec with the choice of auto on `device`, and a note if the device has a kernel of its own."""
+    """Return the spec with an attention that works on `device`, and a note on a change."""
+    note = f"train.attention = {spec.attention}"
+    if spec.attention != "auto":
+        reason = unavailable_reason(spec, device)
+        if reason is None:
+            return spec, None
+        return _with_attention(spec, "xla"), f"{note} is unavailable here: {reason}. Using xla"
     kernel = KERNELS.get(Accelerator.from_device(device).platform)
     if kernel is None or attention_shape(spec.model) is None:
         return spec, None
     kernel_spec = _with_attention(spec, kernel)
     reason = _auto_fault(kernel_spec) or unavailable_reason(kernel_spec, device, is_masked=True)
     if reason is None:
-        return kernel_spec, f"train.attention = auto: using {kernel}"
-    return _with_attention(
-        spec, "xla"
-    ), f"train.attention = auto: using xla; {kernel} is unavailable here: {reason}"
+        return kernel_spec, f"{note}: using {kernel}"
+    note = f"{note}: using xla; {kernel} is unavailable here: {reason}"
+    return _with_attention(spec, "xla"), note
 
 
 def resolve_for_plan(spec: TrainSpec, accelerator: Accelerator | None = None) -> TrainSpec:
-    """Return the spec for tracing without its devices, with `fused` in place of an available kernel, or else xla.
+    """Return the spec for tracing elsewhere: with `fused` for an available kernel, or xla.
 
     Without an accelerator a named kernel counts as available, and auto is xla.
     """
-    name = (
-        KERNELS.get(accelerator.platform, "xla")
-        if spec.attention == "auto" and accelerator is not None
-        else spec.attention
-    )
+    name, is_auto = spec.attention, spec.attention == "auto"
+    if is_auto and accelerator is not None:
+        name = KERNELS.get(accelerator.platform, "xla")
     kernel_spec, shape = _with_attention(spec, name), attention_shape(spec.model)
-    if (
-        shape is None
-        or name in PORTABLE
-        or (spec.attention == "auto" and _auto_fault(kernel_spec) is not None)
-    ):
+    if shape is None or name in PORTABLE or (is_auto and _auto_fault(kernel_spec) is not None):
         return _with_attention(spec, "xla")
-    return _with_attention(
-        spec, implementations.FUSED if _has_kernel(kernel_spec, shape, accelerator) else "xla"
-    )
+    has_kernel = _has_kernel(kernel_spec, shape, accelerator)
+    return _with_attention(spec, implementations.FUSED if has_kernel else "xla")
 
 
 def _has_kernel(spec: TrainSpec, shape: Shape, accelerator: Accelerator | None) -> bool:
-    """Return whether an accelerator has the named kernel. cuDNN's own checks need a GPU, those of splash do not."""
+    """Return whether an accelerator has the kernel. Only splash can be checked without a GPU."""
     if accelerator is not None and KERNELS.get(accelerator.platform) != spec.attention:
         return False
     if spec.attention == "splash":
-        return (
-            _kernel_refusal("splash", shape, precision.resolve_precision(spec.precision).compute)
-            is None
-        )
-    gpu_capability = None if accelerator is None else accelerator.capability
-    largest = 256 if gpu_capability is None or gpu_capability >= HOPPER else 128
-    return (
-        shape.size % 8 == 0
-        and shape.size <= largest
-        and shape.cap is None
-        and _cudnn_fault(spec, gpu_capability) is None
-    )
+        return _kernel_refusal("splash", shape, _compute_dtype(spec)) is None
+    capability = None if accelerator is None else accelerator.capability
+    largest = 256 if capability is None or capability >= HOPPER else 128
+    has_size = shape.size % 8 == 0 and shape.size <= largest
+    return has_size and shape.cap is None and _cudnn_fault(spec, capability) is None
+
+
+def _compute_dtype(spec: TrainSpec) -> jnp.dtype:
+    return precision.resolve_precision(spec.precision).compute
 
 
 def unavailable_reason(
     spec: TrainSpec, device: jax.Device, *, is_masked: bool = False
 ) -> str | None:
-    """Return why the named attention is unavailable on `device`, or None if it is available or not needed.
+    """Return why the named attention is unavailable on `device`, or None.
 
     Args:
         spec: Spec of the training.
@@ -154,43 +135,34 @@ def unavailable_reason(
         return fault
     if name == "splash" and accelerator.platform != "tpu":
         return f"it is a kernel for TPU, the devices are {device.platform}"
-    compute = precision.resolve_precision(spec.precision).compute
-    return _kernel_refusal(name, shape, compute) or (
-        _kernel_refusal(name, shape, compute, is_masked=True) if is_masked else None
-    )
+    dtype = _compute_dtype(spec)
+    refusal = _kernel_refusal(name, shape, dtype)
+    if refusal is None and is_masked:
+        return _kernel_refusal(name, shape, dtype, is_masked=True)
+    return refusal
 
 
-def _cudnn_fault(spec: TrainSpec, gpu_capability: tuple[int, int] | None) -> str | None:
-    """Return why cuDNN's kernel cannot run the spec on a GPU with this compute capability, if known."""
-    if precision.resolve_precision(spec.precision).compute == jnp.float32:
+def _cudnn_fault(spec: TrainSpec, capability: tuple[int, int] | None) -> str | None:
+    """Return why cuDNN cannot run the spec at this compute capability, if known."""
+    if _compute_dtype(spec) == jnp.float32:
         return "cuDNN's kernel reads float16 and bfloat16, and train.precision computes in float32"
-    if gpu_capability is not None and gpu_capability < AMPERE:
-        return (
-            "cuDNN's kernel needs compute capability 8.0 (Ampere), the GPU has "
-            f"{gpu_capability[0]}.{gpu_capability[1]}"
-        )
+    if capability is not None and capability < AMPERE:
+        version = ".".join(map(str, capability))
+        return f"cuDNN's kernel needs compute capability 8.0 (Ampere), the GPU has {version}"
     return None
 
 
 def _auto_fault(spec: TrainSpec) -> str | None:
     """Return why auto does not select a kernel that a job may name.
 
-    On a TPU, float32 products are left to the compiler. cuDNN's windows have not been tested on a
-    GPU.
+    On a TPU, float32 products are left to the compiler. cuDNN's windows are untested on a GPU.
     """
-    if (
-        spec.attention == "splash"
-        and precision.resolve_precision(spec.precision).compute != jnp.bfloat16
-    ):
+    if spec.attention == "splash" and _compute_dtype(spec) != jnp.bfloat16:
         return "auto uses it for bfloat16 only, and train.precision computes in another type"
     shape = attention_shape(spec.model)
-    if (
-        spec.attention == "cudnn"
-        and shape is not None
-        and shape.window is not None
-        and shape.window < shape.length
-    ):
-        return f"auto uses it only without a window, and train.model.window = {shape.window}"
+    window = None if shape is None or spec.attention != "cudnn" else shape.window
+    if shape is not None and window is not None and window < shape.length:
+        return f"auto uses it only without a window, and train.model.window = {window}"
     return None
 
 
@@ -199,19 +171,12 @@ def _with_attention(spec: TrainSpec, name: str) -> TrainSpec:
 
 
 def attention_shape(model: Model) -> Shape | None:
-    """Return the attention sizes of a built-in model; None without attention and for custom models."""
+    """Return the attention sizes of a built-in model, None if it has no attention."""
     match model:
         case Decoder():
+            sizes = model.length, model.heads, model.kv_head_count, model.head_channels
             window = model.window if "window" in model.attention_spans else None
-            return Shape(
-                model.length,
-                model.heads,
-                model.kv_head_count,
-                model.head_channels,
-                True,
-                window,
-                model.score_cap,
-            )
+            return Shape(*sizes, True, window, model.score_cap)
         case GPT2():
             return Shape(model.length, model.heads, model.heads, model.width // model.heads, True)
         case ViT():
@@ -223,10 +188,9 @@ def attention_shape(model: Model) -> Shape | None:
 def _kernel_refusal(
     name: str, shape: Shape, dtype: jnp.dtype, *, is_masked: bool = False
 ) -> str | None:
-    """Return why JAX refuses to train with this kernel (a cap, head size, cuDNN's version, the device), or None."""
-    abstract_array = partial(jax.ShapeDtypeStruct, dtype=dtype)
-    query = abstract_array((1, shape.length, shape.heads, shape.size))
-    key = abstract_array((1, shape.length, shape.groups, shape.size))
+    """Return why JAX refuses to train with this kernel, or None."""
+    query = jax.ShapeDtypeStruct((1, shape.length, shape.heads, shape.size), dtype)
+    key = jax.ShapeDtypeStruct((1, shape.length, shape.groups, shape.size), dtype)
     segments = jax.ShapeDtypeStruct((1, shape.length), jnp.int32)
     attend = implementations.ATTENTION[name]
     scores = implementations.Scores(shape.is_causal, shape.window, shape.cap)

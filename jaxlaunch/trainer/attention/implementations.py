@@ -1,10 +1,10 @@
-"""Implementations of attention by name. trainer/attention/availability resolves `auto`, which is xla here.
+"""Implementations of attention by name; availability resolves `auto`, which is xla here.
 
 | name | where | implementation |
 |---|---|---|
 | xla | everywhere | the scores of all pairs, softmax in float32 |
 | cudnn | CUDA devices, float16 and bfloat16 | cuDNN's fused kernel: no array of all pairs |
-| splash | TPU, lengths that are multiples of 128 | JAX's Pallas kernel, which skips fully masked blocks |
+| splash | TPU, lengths that are multiples of 128 | JAX's Pallas kernel, which skips masked blocks |
 
 B batch, L length, H query heads, G key and value heads, K head size.
 """
@@ -27,7 +27,7 @@ from jaxlaunch.trainer.numerics import flops
 
 
 class Visible(NamedTuple):
-    """Restrictions on the keys that a query may see, in addition to causality. A field that is None restricts nothing.
+    """Restrictions on the keys that a query may see besides causality; None restricts nothing.
 
     Attributes:
         mask_BL: Keys whose mask is 0 are hidden from all queries.
@@ -45,16 +45,15 @@ class Visible(NamedTuple):
         return {key: array for key, array in restrictions if array is not None}
 
     def pairs_B1LL(self, length: int) -> Array | None:
-        """Return a boolean mask [B, 1, L or 1, L], or None; the third axis is 1 if all queries see the same keys."""
+        """Return a boolean mask [B, 1, L, L], or [B, 1, 1, L] if all queries are equal."""
         parts = []
         if self.mask_BL is not None:
             parts.append((self.mask_BL != 0)[:, None, None, :])
         if self.segments_BL is not None:
             parts.append(self.segments_BL[:, None, :, None] == self.segments_BL[:, None, None, :])
         if self.lengths_B is not None:
-            parts.append(
-                jnp.arange(length)[None, None, None, :] < self.lengths_B[:, None, None, None]
-            )
+            index_L = jnp.arange(length)
+            parts.append(index_L[None, None, None, :] < self.lengths_B[:, None, None, None])
         return reduce(jnp.logical_and, parts) if parts else None
 
     @property
@@ -62,9 +61,8 @@ class Visible(NamedTuple):
         """Position of each token in its segment, from 0; None without segments."""
         if self.segments_BL is None:
             return None
-        index_BL = jnp.broadcast_to(
-            jnp.arange(self.segments_BL.shape[1])[None, :], self.segments_BL.shape
-        )
+        index_L = jnp.arange(self.segments_BL.shape[1])
+        index_BL = jnp.broadcast_to(index_L[None, :], self.segments_BL.shape)
         is_first_BL = jnp.diff(self.segments_BL, axis=1, prepend=self.segments_BL[:, :1] - 1) != 0
         return index_BL - jax.lax.cummax(jnp.where(is_first_BL, index_BL, 0), axis=1)
 
@@ -108,7 +106,7 @@ def as_visible(keys: Keys) -> Visible:
 def causal_attention(
     name: str, *, window: int | None = None, cap: float | None = None, scale: float | None = None
 ) -> Attention:
-    """Return the causal implementation `name` with options of Scores. Raises SpecError for an unknown name."""
+    """Return the causal implementation `name`. Raises SpecError for an unknown name."""
     attend, scores = _find_implementation(name), Scores(True, window, cap, scale)
 
     def within_scope(query_BLHK: Array, key_BLGK: Array, value_BLGK: Array, keys: Keys) -> Array:
@@ -120,7 +118,7 @@ def causal_attention(
 
 
 def full_attention(name: str) -> Attention:
-    """Return the implementation `name` without a causal mask. Raises SpecError for an unknown name."""
+    """Return the implementation `name` without a causal mask. Raises SpecError."""
     return partial(_find_implementation(name), scores=Scores(False))
 
 
@@ -130,13 +128,13 @@ def _find_implementation(name: str) -> Callable[..., Array]:
             f"train.attention = {name!r} is not supported; use one of {', '.join(ATTENTION)}"
         )
     kernel = TRACED[name]
-    checkpointed = (
-        kernel
-        if name == SPLASH
-        else lambda *args, **keys: checkpoint_name(kernel(*args, **keys), ATTENTION_OUTPUT)
-    )
+
+    def attend(*args: Any, **keys: Any) -> Array:
+        mixed_BLHK: Array = kernel(*args, **keys)
+        return mixed_BLHK if name == SPLASH else checkpoint_name(mixed_BLHK, ATTENTION_OUTPUT)
+
     # A profile recognizes attention by this scope.
-    return jax.named_scope("attention")(checkpointed)
+    return jax.named_scope("attention")(attend)
 
 
 def _xla_attention(
@@ -150,11 +148,8 @@ def _xla_attention(
     mask_B1LL = as_visible(keys).pairs_B1LL(key_BLGK.shape[1])
     batch, length, heads, size = query_BLHK.shape
     groups, dtype = key_BLGK.shape[2], query_BLHK.dtype
-    operands = (
-        query_BLHK * (size**-0.5 if scores.scale is None else scores.scale),
-        key_BLGK,
-        value_BLGK,
-    )
+    scale = size**-0.5 if scores.scale is None else scores.scale
+    operands = query_BLHK * scale, key_BLGK, value_BLGK
     # XLA has no such product on CPU.
     if dtype == jnp.float16 and jax.default_backend() == "cpu":
         operands = jax.tree.map(lambda operand: operand.astype(jnp.float32), operands)
@@ -173,10 +168,9 @@ def _xla_attention(
             seen_LL &= ~jnp.tri(length, k=-scores.window, dtype=bool)
         scores_BGRL = jnp.where(jnp.tile(seen_LL, (sharing, 1)), scores_BGRL, MASKED_SCORE)
     if mask_B1LL is not None:
-        mask_B1RL = (
-            mask_B1LL if mask_B1LL.shape[2] == 1 else jnp.tile(mask_B1LL, (1, 1, sharing, 1))
-        )
-        scores_BGRL = jnp.where(mask_B1RL, scores_BGRL, MASKED_SCORE)
+        if mask_B1LL.shape[2] > 1:
+            mask_B1LL = jnp.tile(mask_B1LL, (1, 1, sharing, 1))
+        scores_BGRL = jnp.where(mask_B1LL, scores_BGRL, MASKED_SCORE)
     shares_BGRL = jax.nn.softmax(scores_BGRL).astype(value_BGLK.dtype)
     mixed_BGRK = jnp.einsum("bgrl,bglk->bgrk", shares_BGRL, value_BGLK)
     return mixed_BGRK.reshape(batch, heads, length, size).swapaxes(1, 2).astype(dtype)
@@ -185,7 +179,7 @@ def _xla_attention(
 def _cudnn_attention(
     query_BLHK: Array, key_BLGK: Array, value_BLGK: Array, keys: Keys, scores: Scores
 ) -> Array:
-    """Call cuDNN, which skips keys past `lengths` but reads other masks completely. Raises ValueError for a cap."""
+    """Call cuDNN, which skips keys past `lengths_B`. Raises ValueError for a cap."""
     if scores.cap is not None:
         raise ValueError("cuDNN's kernel does not support score_cap")
     visibility, length = as_visible(keys), query_BLHK.shape[1]
@@ -231,11 +225,9 @@ def _splash_attention(
     visibility, (batch, length) = as_visible(keys), query_BLHK.shape[:2]
     ids = None
     if any(restriction is not None for restriction in visibility):
-        own_BL = (
-            jnp.zeros((batch, length), jnp.int32)
-            if visibility.segments_BL is None
-            else visibility.segments_BL
-        )
+        own_BL = visibility.segments_BL
+        if own_BL is None:
+            own_BL = jnp.zeros((batch, length), jnp.int32)
         is_seen_B11L = Visible(visibility.mask_BL, None, visibility.lengths_B).pairs_B1LL(length)
         key_BL = own_BL if is_seen_B11L is None else jnp.where(is_seen_B11L[:, 0, 0], own_BL, -1)
         ids = own_BL.astype(jnp.int32), key_BL.astype(jnp.int32)
@@ -280,11 +272,10 @@ def _fused_kernel(
     return result
 
 
-def _fused_kernel_forward(
-    plain: Callable[..., Array], query: Array, key: Array, value: Array, arrays: list[Array]
-) -> Any:
-    mixed_BLHK, log_sum_BHL = KERNEL.bind(query, key, value, *arrays, plain=plain)
-    return mixed_BLHK, (query, key, value, arrays, mixed_BLHK, log_sum_BHL)
+def _fused_kernel_forward(plain: Callable[..., Array], *operands: Any) -> Any:
+    *inputs, arrays = operands
+    mixed_BLHK, log_sum_BHL = KERNEL.bind(*inputs, *arrays, plain=plain)
+    return mixed_BLHK, (*operands, mixed_BLHK, log_sum_BHL)
 
 
 def _fused_kernel_backward(plain: Callable[..., Array], residuals: Any, cotangent: Array) -> Any:
@@ -298,9 +289,8 @@ _fused_kernel.defvjp(_fused_kernel_forward, _fused_kernel_backward)
 
 def _kernel_shapes(query: Any, *operands: Any, plain: Callable[..., Array]) -> Any:
     *batch, length, heads, _ = query.shape
-    return query.update(weak_type=False), query.update(
-        shape=(*batch, heads, length), dtype=jnp.dtype(jnp.float32)
-    )
+    log_sum = query.update(shape=(*batch, heads, length), dtype=jnp.dtype(jnp.float32))
+    return query.update(weak_type=False), log_sum
 
 
 def _compute_kernel(
@@ -316,11 +306,8 @@ def _batch_kernel(
     """Bind the operation with the mapped dimension in front, which the query always gets."""
     (query, *other_operands), (axis, *axes) = operands, dims
     if axis is None:
-        size = next(
-            other.shape[place]
-            for other, place in zip(other_operands, axes, strict=True)
-            if place is not None
-        )
+        places = zip(other_operands, axes, strict=True)
+        size = next(other.shape[place] for other, place in places if place is not None)
         query, axis = jnp.broadcast_to(query, (size, *query.shape)), 0
     mapped = jax.vmap(plain, (0, *axes))
     return KERNEL.bind(jnp.moveaxis(query, axis, 0), *other_operands, plain=mapped), (0, 0)

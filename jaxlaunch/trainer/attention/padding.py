@@ -1,4 +1,4 @@
-"""Masks of the tokens that are text and not padding, shared by the loss, routers, counts and speeds.
+"""Masks of the tokens that are text and not padding.
 
 The keys of an example that trainer/tasks/lm lists decide. The functions accept arrays of numpy or
 JAX.
@@ -29,24 +29,22 @@ def real_tokens(batch: Arrays) -> Any:
     influence no loss.
     """
     shape, xp = batch["tokens"].shape, np if isinstance(batch["tokens"], np.ndarray) else jnp
-    index_1T, real_BT = np.arange(shape[1], dtype=np.int32)[None, :], xp.ones(shape, bool)
+    index_T, real_BT = np.arange(shape[1], dtype=np.int32), xp.ones(shape, bool)
     if (seen_BT := batch.get("attention_mask")) is not None:
         real_BT = real_BT & (seen_BT != 0)
     if (length_B := batch.get("length")) is not None:
-        real_BT = real_BT & (index_1T < length_B[:, None])
+        real_BT = real_BT & (index_T[None, :] < length_B[:, None])
     mask_BL, segments_BT = batch.get("mask"), batch.get("segments")
     if segments_BT is not None:
         for fills_BT in (segments_BT == 0, segments_BT < 0):
-            is_predicted_BL = fills_BT[:, 1:] & fills_BT[:, :-1]
-            is_text_B1 = (
-                fills_BT[:, :1]
-                if mask_BL is None
-                else (is_predicted_BL & (mask_BL != 0)).any(1)[:, None]
-            )
+            is_text_B1 = fills_BT[:, :1]
+            if mask_BL is not None:
+                is_predicted_BL = fills_BT[:, 1:] & fills_BT[:, :-1] & (mask_BL != 0)
+                is_text_B1 = is_predicted_BL.any(1)[:, None]
             real_BT = real_BT & (~fills_BT | is_text_B1)
     elif mask_BL is not None and seen_BT is None and length_B is None:
-        last_B1 = ((mask_BL != 0).astype(np.int32) * index_1T[:, 1:]).max(1)[:, None]
-        real_BT = real_BT & (index_1T <= last_B1) & (last_B1 > 0)
+        last_B1 = _last_index(mask_BL != 0, index_T[1:])
+        real_BT = real_BT & (index_T[None, :] <= last_B1) & (last_B1 > 0)
     if (weight_B := batch.get("weight")) is not None:
         real_BT = real_BT & (weight_B != 0)[:, None]
     return real_BT
@@ -59,9 +57,13 @@ def input_mask(batch: Arrays) -> Any:
     padded row, so leaving it out makes the count independent of padding.
     """
     real_BT = real_tokens(batch)
-    index_1T = np.arange(real_BT.shape[1], dtype=np.int32)[None, :]
-    last_B1 = (real_BT.astype(np.int32) * index_1T).max(1)[:, None]
-    return (real_BT & (index_1T < last_B1))[:, :-1]
+    index_T = np.arange(real_BT.shape[1], dtype=np.int32)
+    return (real_BT & (index_T[None, :] < _last_index(real_BT, index_T)))[:, :-1]
+
+
+def _last_index(is_set_BX: Any, index_X: Any) -> Any:
+    """Return the index of the last set place of each row, [B, 1]; 0 if none is set."""
+    return (is_set_BX.astype(np.int32) * index_X[None, :]).max(1)[:, None]
 
 
 def target_mask(batch: Arrays) -> Any:
@@ -80,27 +82,23 @@ def target_mask(batch: Arrays) -> Any:
 
 
 def split_rows(batch: Arrays) -> dict[str, Any]:
-    """Split examples of several rows, such as pairs [B, 2, T], into [B × 2, T], each with its example's weight."""
+    """Split examples of several rows, as pairs [B, 2, T], into [B × 2, T]."""
     if batch["tokens"].ndim == 2:
         return dict(batch)
     count = math.prod(batch["tokens"].shape[1:-1])
-    split = {
-        key: array.reshape(-1, *array.shape[2:]) for key, array in batch.items() if key != "weight"
+    return {
+        key: jnp.repeat(array, count) if key == "weight" else array.reshape(-1, *array.shape[2:])
+        for key, array in batch.items()
     }
-    return split | ({"weight": jnp.repeat(batch["weight"], count)} if "weight" in batch else {})
 
 
 def count_input_tokens(batch: Arrays) -> jax.Array:
-    """Count the tokens of a batch in `input_mask`, as an int32 scalar. Keys of unexpected shapes are ignored."""
+    """Count the tokens in `input_mask`, an int32 scalar. Ignores keys of unexpected shapes."""
     split = split_rows(batch)
     size, length = split["tokens"].shape
-    shapes: dict[str, tuple[int, ...]] = {
-        key: (size, length) for key in ("tokens", "attention_mask", "segments")
-    }
+    shapes: dict[str, tuple[int, ...]] = dict.fromkeys(
+        ("tokens", "attention_mask", "segments"), (size, length)
+    )
     shapes |= {"mask": (size, length - 1), "length": (size,), "weight": (size,)}
-    row_batch = {
-        key: split[key]
-        for key, shape in shapes.items()
-        if key in split and split[key].shape == shape
-    }
-    return jnp.asarray(input_mask(row_batch)).sum(dtype=jnp.int32)
+    valid = {key: array for key, array in split.items() if array.shape == shapes.get(key)}
+    return jnp.asarray(input_mask(valid)).sum(dtype=jnp.int32)

@@ -34,32 +34,17 @@ def splash_attention(
     name: str | None = None,
     interpret: bool = False,
 ) -> Array:
-    """Return out_BLHK. Each device computes its own rows and heads, because the compiler cannot split a kernel.
+    """Return out_BLHK. Each device computes its own rows and heads.
 
-    Args:
-        query_BLHK: Queries.
-        key_BLGK: Keys.
-        value_BLGK: Values.
-        ids: Segments of queries and keys, if any.
-        scores: Options of the scores.
-        name: Name of the result and of the log-sums that its backward pass needs, for remat
-            policies.
-        interpret: Whether to run on any device, slowly.
-
-    Raises:
-        ValueError: No block size divides the length.
+    A policy of remat knows the result, and the log-sums of its backward pass, by `name`.
+    `interpret` runs on any device, slowly. Raises ValueError if no block size divides the length.
     """
 
-    def attend_locally(
-        query_BLHK: Array, key_BLGK: Array, value_BLGK: Array, ids: Ids | None
-    ) -> Array:
-        kernel = _make_kernel(query_BLHK.shape[1], query_BLHK.shape[2], scores, name, interpret)
-        scale = query_BLHK.shape[3] ** -0.5 if scores.scale is None else scores.scale
-        scaled_BLHK = query_BLHK.astype(jnp.float32) * scale
-        heads_first = (
-            operand.swapaxes(1, 2)
-            for operand in (scaled_BLHK.astype(query_BLHK.dtype), key_BLGK, value_BLGK)
-        )
+    def attend_locally(query: Array, key: Array, value: Array, ids: Ids | None) -> Array:
+        kernel = _make_kernel(query.shape[1], query.shape[2], scores, name, interpret)
+        scale = query.shape[3] ** -0.5 if scores.scale is None else scores.scale
+        scaled_query = (query.astype(jnp.float32) * scale).astype(query.dtype)
+        heads_first = (operand.swapaxes(1, 2) for operand in (scaled_query, key, value))
         segments = None if ids is None else kernels.SegmentIds(*ids)
         mixed_BHLK = jax.vmap(kernel)(*heads_first, segments)
         assert isinstance(mixed_BHLK, Array), "the kernel was made without residuals"
@@ -103,14 +88,8 @@ def _make_kernel(
         mask = masks.LocalMask(shape, (scores.window - 1, 0), offset=0)
     elif scores.is_causal:
         mask = masks.CausalMask(shape)
-    sizes = kernels.BlockSizes(
-        block_q=side,
-        block_kv=side,
-        block_q_dkv=side,
-        block_kv_dkv=side,
-        block_q_dq=side,
-        block_kv_dq=side,
-    )
+    names = ("block_q", "block_kv", "block_q_dkv", "block_kv_dkv", "block_q_dq", "block_kv_dq")
+    sizes = kernels.BlockSizes(**dict.fromkeys(names, side))
     result: kernels.SplashAttentionKernel = kernels.make_splash_mha(
         masks.MultiHeadMask([mask] * heads),
         block_sizes=sizes,

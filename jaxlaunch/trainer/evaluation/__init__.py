@@ -1,0 +1,1 @@
+"""Held-out numbers of a checkpoint, and predictions."""

@@ -1,4 +1,4 @@
-"""Evaluates a checkpoint as its training does: `python -m jaxlaunch.trainer.evaluation FOLDER`, with TRAIN_SPEC.
+"""Evaluates a checkpoint as its training does: `python -m jaxlaunch.trainer.evaluation FOLDER`.
 
 A process of its own, because the launcher never imports jax. Prints one JSON object; exits with a
 code of the contract.
@@ -26,17 +26,12 @@ def main() -> int:
         if (train := os.environ.get(contract.TRAIN_SPEC)) is None:
             raise SpecError(f"{contract.TRAIN_SPEC} is not set; `launcher eval` sets it")
         notes: list[str] = []
-        model = load_task_model(
-            options.folder, train, step=options.step, ema=options.ema, note=notes.append
-        )
+        step, ema = options.step, options.ema
+        model = load_task_model(options.folder, train, step=step, ema=ema, note=notes.append)
         means, classification = model.report()
         examples = int(means.pop(Key.EXAMPLES))
-        result = {
-            "step": model.step,
-            "metrics": replace_non_finite(means),
-            "examples": examples,
-            "notes": notes,
-        }
+        result = {"step": model.step, "metrics": replace_non_finite(means), "examples": examples}
+        result |= {"notes": notes}
         return result if classification is None else result | {"classification": classification}
 
     return print_result(evaluate_checkpoint)

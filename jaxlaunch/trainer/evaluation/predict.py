@@ -1,4 +1,4 @@
-"""Predicts for files of images or of rows: `python -m jaxlaunch.trainer.evaluation.predict FOLDER FILES...`.
+"""Predicts for files: `python -m jaxlaunch.trainer.evaluation.predict FOLDER FILES...`.
 
 FOLDER holds checkpoints, or is an export of a model of images or of a table. Neither the data nor,
 for a task of ours, the job of the training is needed: how a file becomes what the model reads is
@@ -78,60 +78,51 @@ def predict_files(options: programs.Predict) -> dict[str, Any]:
     if inputs is None:
         raise SpecError(
             f"{options.folder} does not say how files become what its model reads "
-            f"({saved_files.INPUTS_FILE}): trainings of "
-            "images and tables of this version write it; from Python, jaxlaunch.load "
-            "predicts for arrays"
+            f"({saved_files.INPUTS_FILE}): trainings of images and tables of this version write "
+            "it; from Python, jaxlaunch.load predicts for arrays"
         )
     notes: list[str] = []
     skipped: list[str] = []
+    is_table = inputs["kind"] == "table"
 
     def skip_fault(fault: str) -> None:
         if not options.skip_broken:
             raise DataError(f"{fault}; fix or remove it, or leave such out with --skip-broken")
         skipped.append(fault)
 
-    paths = _list_files(options.files, inputs["kind"], skip_fault)
+    paths = _list_files(options.files, is_table, skip_fault)
     model = load_model(options, inputs, notes.append)
     size = min(model.spec.batch, MAX_BATCH)
-    parts = (_read_tables if inputs["kind"] == "table" else _read_images)(
-        paths, inputs, size, skip_fault
-    )
+    parts = (_read_tables if is_table else _read_images)(paths, inputs, size, skip_fault)
     rows = (
         row
         for part in parts
         for row in _output_rows(part, model.predict(part.arrays), inputs, options.top)
     )
     count, shown_rows = _write_table(options.output, rows)
-    return {
-        "step": model.step,
-        "examples": count,
-        "rows": shown_rows,
-        "skipped": len(skipped),
-        "notes": [*notes, *(f"left out: {fault}" for fault in skipped[:SHOWN_ROWS])],
-    }
+    notes += [f"left out: {fault}" for fault in skipped[:SHOWN_ROWS]]
+    result = {"step": model.step, "examples": count, "rows": shown_rows}
+    return result | {"skipped": len(skipped), "notes": notes}
 
 
-def _list_files(names: Sequence[str], kind: str, skip: Skip) -> list[str]:
-    """Return the files; those of a folder are sorted by name. Raises DataError if a folder has none."""
+def _list_files(names: Sequence[str], is_table: bool, skip: Skip) -> list[str]:
+    """Return the files, those of a folder by name. Raises DataError for an empty folder."""
     paths: list[str] = []
     for name in names:
         if listing.is_folder(name):
             members = sorted(listing.walk_files(name))
-            endings: tuple[str, ...] = (*picture.ENDINGS, ".tar", *listing.TABLES)
-            if kind == "table":
-                endings = tables.ENDINGS
+            if is_table:
+                endings: tuple[str, ...] = tables.ENDINGS
                 readable = [member for member in members if tables.is_table(member)]
             else:
                 # Images, or containers of images if there are none.
-                readable = [member for member in members if listing.file_kind(member) == "files"]
-                readable = readable or [
-                    member for member in members if listing.file_kind(member) in ("tar", "table")
-                ]
+                endings = (*picture.ENDINGS, ".tar", *listing.TABLES)
+                kinds = {member: listing.file_kind(member) for member in members}
+                readable = [member for member in members if kinds[member] == "files"]
+                readable = readable or [name for name in members if kinds[name] in ("tar", "table")]
             if not readable:
-                raise DataError(
-                    f"{printable_path(name)} holds none of {', '.join(endings)}, which the "
-                    "model reads"
-                )
+                problem = f"holds none of {', '.join(endings)}, which the model reads"
+                raise DataError(f"{printable_path(name)} {problem}")
             paths += [join_path(name, member) for member in readable]
         elif remote.is_remote(name) or os.path.lexists(name):
             paths.append(name)
@@ -152,12 +143,9 @@ def load_model(
         return task_model.load_task_model(folder, train, step=step, ema=options.ema, note=note)
     if not (epath.Path(folder) / "config.json").exists():
         stored = reader.find_step(folder, step, note)
-        spec = _built_in_spec(
-            inputs, reader.recorded_model(stored), stored.meta.get("precision", "fp32")
-        )
-        return task_model.load_task_model(
-            folder, spec.model_dump_json(exclude_unset=True), step=stored.step, ema=options.ema
-        )
+        model, precision = reader.recorded_model(stored), stored.meta.get("precision", "fp32")
+        train = _built_in_spec(inputs, model, precision).model_dump_json(exclude_unset=True)
+        return task_model.load_task_model(folder, train, step=stored.step, ema=options.ema)
     if step is not None or options.ema:
         raise SpecError(f"{folder} is an export, which holds neither steps nor a moving average")
     mlp = save.read_mlp_model(folder)
@@ -176,14 +164,8 @@ def _built_in_spec(
     inputs: Mapping[str, Any], model: specs.Model | specs.PublishedModel, precision: Any
 ) -> TrainSpec:
     """Return a spec of the built-in task with the keys that a prediction needs."""
-    loss = {"target": inputs["target"]}
-    keys = {
-        "task": CLASSIFY,
-        "model": model.model_dump(),
-        "precision": precision,
-        "loss": loss,
-        "batch": MAX_BATCH,
-    }
+    keys = {"task": CLASSIFY, "model": model.model_dump(), "precision": precision}
+    keys |= {"loss": {"target": inputs["target"]}, "batch": MAX_BATCH}
     # SGD has no state.
     return TrainSpec.model_validate(keys | {"optimizer": {"name": "sgd"}})
 
@@ -208,7 +190,7 @@ class Item(NamedTuple):
 def _read_images(
     paths: Sequence[str], inputs: Mapping[str, Any], size: int, skip: Skip
 ) -> Iterator[ExampleBatch]:
-    """Yield batches of up to `size` images, uint8 in the model's shape, transformed as in an evaluation."""
+    """Yield batches of images, uint8 in the model's shape, transformed as in an evaluation."""
     shape = inputs["shape"]
     channels = shape[2] if len(shape) == 3 else 1
     transform = Transform(Augment(eval_crop=inputs["eval_crop"]), (shape[0], shape[1]), "eval")
@@ -272,23 +254,18 @@ def _tar_items(path: str) -> Iterator[Item]:
     size_bytes = data_files.file_size(path)
     with build.open_tar(path) as tar:
         for member in tar:
-            name = os.path.basename(member.name)
-            if (
-                member.isreg()
-                and not name.startswith(".")
-                and name.lower().endswith(picture.ENDINGS)
-            ):
-                if member.offset_data + member.size > size_bytes:
-                    raise DataError(
-                        f"{printable_path(path)} is truncated: it ends within "
-                        f"{printable_path(member.name)}"
-                    )
-                read = partial(data_files.read_bytes, path, member.offset_data, member.size)
-                yield Item(f"{printable_path(path)}, {printable_path(member.name)}", read)
+            name, place = os.path.basename(member.name), printable_path(member.name)
+            is_image = name.lower().endswith(picture.ENDINGS) and not name.startswith(".")
+            if not (member.isreg() and is_image):
+                continue
+            if member.offset_data + member.size > size_bytes:
+                raise DataError(f"{printable_path(path)} is truncated: it ends within {place}")
+            read = partial(data_files.read_bytes, path, member.offset_data, member.size)
+            yield Item(f"{printable_path(path)}, {place}", read)
 
 
 def _table_items(path: str) -> Iterator[Item]:
-    """Yield the rows of the image column. A row without an image yields empty bytes, which are reported as broken."""
+    """Yield the rows of the image column. A row without an image has no bytes."""
     import pyarrow
     from pyarrow import parquet
 
@@ -297,9 +274,8 @@ def _table_items(path: str) -> Iterator[Item]:
         batches: Iterator[Any]
         if path.lower().endswith(".parquet"):
             file = parquet.ParquetFile(local)
-            batches = file.iter_batches(
-                COLUMN_ROWS, columns=[build.image_column(None, path, file.schema_arrow)]
-            )
+            name = build.image_column(None, path, file.schema_arrow)
+            batches = file.iter_batches(COLUMN_ROWS, columns=[name])
         else:
             schema, batches = data_files.arrow_batches(pyarrow.memory_map(local))
             name = build.image_column(None, path, schema)
@@ -311,9 +287,8 @@ def _table_items(path: str) -> Iterator[Item]:
                 column = column.flatten()[column.type.get_field_index("bytes")]
             for value in column:
                 row += 1
-                yield Item(
-                    f"{printable_path(path)}, row {row}", partial(bytes, value.as_py() or b"")
-                )
+                read = partial(bytes, value.as_py() or b"")
+                yield Item(f"{printable_path(path)}, row {row}", read)
     except (OSError, ValueError, pyarrow.ArrowException) as error:
         if isinstance(error, OSError) and error.errno is not None:
             # Errors with an errno come from the file system.
@@ -324,7 +299,7 @@ def _table_items(path: str) -> Iterator[Item]:
 def _read_tables(
     paths: Sequence[str], inputs: Mapping[str, Any], size: int, skip: Skip
 ) -> Iterator[ExampleBatch]:
-    """Yield batches of up to `size` rows as `features`, float32 [N, F]. Rows are numbered from 1 in each file."""
+    """Yield batches of rows as `features`, float32 [N, F], numbered from 1 in each file."""
     features = Features.from_json(inputs)
     for path in paths:
         contents = None
@@ -339,10 +314,8 @@ def _read_tables(
         valid = [row for row in range(len(table)) if row not in faults]
         for start in range(0, len(valid), size):
             rows = valid[start : start + size]
-            yield ExampleBatch(
-                [{"file": printable_path(path), "row": row + 1} for row in rows],
-                {"features": x_NF[rows]},
-            )
+            places: list[Row] = [{"file": printable_path(path), "row": row + 1} for row in rows]
+            yield ExampleBatch(places, {"features": x_NF[rows]})
 
 
 # --- the table ------------------------------------------------------------------------------------
@@ -358,14 +331,13 @@ def _output_rows(
     """Yield a row of the table for each example: its origin, followed by the prediction."""
     outputs_BV = np.asarray(outputs, np.float64)
     if inputs["target"] in ("regression", "multi_label"):
-        is_regression = inputs["target"] == "regression"
-        defaults = [
-            f"value_{number + 1}" if is_regression else str(number)
-            for number in range(outputs_BV.shape[1])
-        ]
-        names = inputs.get("label") or defaults
-        # This form of the sigmoid does not overflow.
-        values_BV = outputs_BV if is_regression else 0.5 * (1.0 + np.tanh(0.5 * outputs_BV))
+        names, numbers = inputs.get("label"), range(outputs_BV.shape[1])
+        if inputs["target"] == "regression":
+            names, values_BV = names or [f"value_{number + 1}" for number in numbers], outputs_BV
+        else:
+            # This form of the sigmoid does not overflow.
+            names = names or [*map(str, numbers)]
+            values_BV = 0.5 * (1.0 + np.tanh(0.5 * outputs_BV))
         for place, value_V in zip(part.origins, values_BV, strict=True):
             yield place | dict(zip(names, value_V.tolist(), strict=True))
         return
@@ -390,13 +362,12 @@ def _check_output(path: str) -> None:
         raise SpecError(f"{path} has an unknown ending; {', '.join(TABLE_ENDINGS)} can be written")
     folder = Path(path).absolute().parent
     if not folder.is_dir() or not os.access(folder, os.W_OK):
-        raise SpecError(
-            f"{path} cannot be written: {folder} is not a folder that this user can write to"
-        )
+        reason = f"{folder} is not a folder that this user can write to"
+        raise SpecError(f"{path} cannot be written: {reason}")
 
 
 def _write_table(path: str | None, rows: Iterator[Row]) -> tuple[int, list[Row]]:
-    """Write the rows; return their number, and without a path the first rows. Raises DataError if there are none."""
+    """Write the rows; return their number, and without a path the first ones."""
     first = next(rows, None)
     if first is None:
         raise DataError("nothing is left that can be read")

@@ -37,7 +37,7 @@ from jaxlaunch.trainer.tasks.classify import Classify
 
 
 class TaskModel:
-    """A loaded model of a task, with its parameters on the devices and the held-out data of its training.
+    """A loaded model of a task, with its parameters on the devices and its held-out data.
 
     - `spec`: the `train` block of its job, a [`TrainSpec`](#trainspec).
     - `step`: the step of the checkpoint; `None` for an exported folder.
@@ -98,18 +98,17 @@ class TaskModel:
         arrays = {name: np.asarray(array) for name, array in inputs_by_name.items()}
         counts = {len(array) if array.ndim else 0 for array in arrays.values()}
         if len(counts) != 1 or 0 in counts:
-            shapes = ", ".join(
-                f"{name} of shape {list(array.shape)}" for name, array in arrays.items()
-            )
+            shapes = [f"{name} of shape {list(array.shape)}" for name, array in arrays.items()]
             raise SpecError(
-                f"predict takes arrays of one number of rows, [N, ...], not {shapes or 'none'}"
+                "predict takes arrays of one number of rows, [N, ...], not "
+                f"{', '.join(shapes) or 'none'}"
             )
-        if self._predict is None:
-            self._predict = jax.jit(
-                lambda params, rest, batch: self._task.predict(
-                    self._step.loss.evaluation_model(params, rest), batch
-                )
-            )
+
+        @jax.jit
+        def predict_batch(params: NamedArrays, rest: NamedArrays, batch: Any) -> Any:
+            return self._task.predict(self._step.loss.evaluation_model(params, rest), batch)
+
+        self._predict = self._predict or predict_batch
         count = counts.pop()
         shards = meshes.count_shards(self._step.mesh)
         split = meshes.batch_sharding(self._step.mesh)
@@ -156,10 +155,10 @@ class TaskModel:
         The means of the loss and the metrics by name, and the number of `examples`: what the
         training logs at this step.
         """
-        return self._evaluate_means(self._open_evaluation(data), None, None)
+        return self._evaluate_means(self._open_evaluation(data))
 
     def report(self) -> tuple[dict[str, float], dict[str, Any] | None]:
-        """Evaluates the held-out data, each example once, and reports on the classes of a classification.
+        """Evaluates the held-out data, and reports on the classes of a classification.
 
         **Returns:**
 
@@ -172,7 +171,7 @@ class TaskModel:
         """
         evaluation, task = self._open_evaluation(None), self._task
         if not isinstance(task, Classify) or not task.reports_classes(self.spec):
-            return self._evaluate_means(evaluation, None, None), None
+            return self._evaluate_means(evaluation), None
         reports: list[Classification] = []
 
         def add_batch(number: int, outputs: Any) -> None:
@@ -188,16 +187,10 @@ class TaskModel:
     def _evaluate_means(
         self,
         evaluation: Evaluation,
-        extra_outputs: Callable[..., Any] | None,
-        on_batch: Callable[[int, Any], None] | None,
+        extra_outputs: Callable[..., Any] | None = None,
+        on_batch: Callable[[int, Any], None] | None = None,
     ) -> dict[str, float]:
-        """Return the means of one pass over the held-out data.
-
-        Args:
-            evaluation: The held-out data.
-            extra_outputs: Function whose outputs are computed for each batch in addition, if any.
-            on_batch: Called with the number and these outputs of each batch, if any.
-        """
+        """Return the means; `on_batch` gets the number of each batch and its `extra_outputs`."""
         means, compiled = EvaluationMeans(self._task.derived), None
         for number, batch in enumerate(evaluation.iterate(self._step.put_batch)):
             compiled = compiled or self._step.compile_evaluator(batch, extra_outputs)
@@ -215,9 +208,8 @@ class TaskModel:
                 spec = spec.model_copy(update={"data": type(spec.data).model_validate(keys)})
             except pydantic.ValidationError as error:
                 fault = error.errors()[0]
-                raise SpecError(
-                    f"train.data.{'.'.join(map(str, fault['loc']))}: {pydantic_message(fault)}"
-                ) from None
+                key = ".".join(("train.data", *map(str, fault["loc"])))
+                raise SpecError(f"{key}: {pydantic_message(fault)}") from None
         source = checked_source(spec, self._task.source(spec, "eval"))
         if source is None or len(source) == 0:
             raise SpecError(
@@ -245,20 +237,10 @@ def load_task_model(
     mesh: Mapping[str, int] | specs.Mesh | jax.sharding.Mesh | None = None,
     note: Callable[[str], None] = print,
 ) -> TaskModel:
-    """Load the model from a folder of checkpoints.
+    """Load the model from a folder or URL of checkpoints, for the train block as JSON.
 
-    Args:
-        folder: Folder or URL of the checkpoints.
-        train: Train block of the job, as JSON.
-        step: Step to load, by default the newest undamaged one.
-        ema: Whether to use the moving average of the parameters.
-        mesh: Devices per axis. By default the mesh of the training if it fits the devices.
-            Otherwise all devices split the batch if they divide it, or only the first device is
-            used.
-        note: Called with sentences for the user.
-
-    Raises:
-        TrainerError: A CheckpointError, DataError, SpecError or StorageError.
+    By default the newest undamaged step is loaded; `ema` takes the moving average of its
+    parameters. `note` is called with sentences for the user. Raises a TrainerError.
     """
     if remote.is_remote(folder):
         remote.check_url("the folder of checkpoints", folder)
@@ -272,11 +254,8 @@ def load_task_model(
     inputs = saved_files.read_inputs(folder)
     if inputs is not None and isinstance(task, Classify):
         task.use_inputs(inputs)
-    if (
-        spec.lora is None
-        and isinstance(spec.model, specs.PublishedModel)
-        and spec.model.init_from is not None
-    ):
+    job_model = spec.model if isinstance(spec.model, specs.PublishedModel) else None
+    if spec.lora is None and job_model is not None and job_model.init_from is not None:
         # The checkpoint records the sizes of the model, because the folder that it started from may
         # be gone.
         model: Any = reader.recorded_model(stored).model_copy(update={"init_from": None})
@@ -285,35 +264,29 @@ def load_task_model(
         spec = folders.resolve_spec(spec)
     spec = peft.resolve_lora(spec).model_copy(update={"accumulate": 1, "attention": "xla"})
     compiled = Step(task, spec, choose_mesh(spec, mesh), int(stored.meta.get("total_steps", 1)))
+    name = f"step {stored.step}"
     if not ema and stored.part_arrays("ema"):
-        note(
-            f"step {stored.step} has a moving average, which its training evaluates: take "
-            "it with ema"
-        )
+        note(f"{name} has a moving average, which its training evaluates: take it with ema")
     other_arrays = _read_arrays(reader.evaluated_buffers(stored, ema), compiled.abstract.buffers)
     saved: Mapping[str, Any] = reader.evaluated_parameters(stored, ema)
     abstract_params = compiled.builder.to_tree(compiled.abstract)["params"]
-    if odd := sorted(saved.keys() ^ abstract_params.keys()):
-        raise SpecError(
-            f"step {stored.step} holds other parameters than the model of the job: "
-            f"{', '.join(odd[:5])}"
-        )
-    with compiled.builder.checks_base(stored.meta.get("base"), f"step {stored.step}"):
+    if odd := ", ".join(sorted(saved.keys() ^ abstract_params.keys())[:5]):
+        raise SpecError(f"{name} holds other parameters than the model of the job: {odd}")
+    with compiled.builder.checks_base(stored.meta.get("base"), name):
         params = compiled.builder.add_base(_read_arrays(saved, abstract_params))
     return TaskModel(spec, task, compiled, stored.step, params, other_arrays)
 
 
 def _read_arrays(stored: Mapping[str, Any], like: NamedArrays) -> NamedArrays:
-    """Read stored arrays onto the devices, one complete array at a time. Raises SpecError, StorageError."""
+    """Put stored arrays on the devices, one at a time. Raises SpecError, StorageError."""
     arrays: dict[str, Array] = {}
     for name, leaf in like.items():
         if name not in stored:
             raise SpecError(f"the checkpoint does not contain {name} of the model")
-        if tuple(stored[name].shape) != tuple(leaf.shape):
-            raise SpecError(
-                f"{name} is {list(stored[name].shape)} in the checkpoint and {list(leaf.shape)} "
-                "in the model"
-            )
+        stored_shape, shape = list(stored[name].shape), list(leaf.shape)
+        if stored_shape != shape:
+            shapes = f"{stored_shape} in the checkpoint and {shape} in the model"
+            raise SpecError(f"{name} is {shapes}")
         whole = np.asarray(stored[name][...]).astype(leaf.dtype)
         arrays[name] = jax.make_array_from_callback(leaf.shape, leaf.sharding, whole.__getitem__)
     return arrays
@@ -322,13 +295,12 @@ def _read_arrays(stored: Mapping[str, Any], like: NamedArrays) -> NamedArrays:
 def choose_mesh(
     spec: TrainSpec, requested: Mapping[str, int] | specs.Mesh | jax.sharding.Mesh | None
 ) -> jax.sharding.Mesh:
-    """Return the requested mesh, or else the training's if it fits, all devices if they divide the batch, or one."""
+    """Return the requested mesh, or the training's, all devices, or one, whichever fits."""
     if requested is not None:
         return meshes.resolve_mesh(requested)
     count = jax.device_count()
     with contextlib.suppress(ValueError, SpecError):
         spec.mesh.resolve(count)
         return meshes.build_mesh(spec.mesh)
-    return meshes.build_mesh(
-        specs.Mesh(dp=-1), jax.devices() if spec.batch % count == 0 else jax.devices()[:1]
-    )
+    used = count if spec.batch % count == 0 else 1
+    return meshes.build_mesh(specs.Mesh(dp=-1), jax.devices()[:used])

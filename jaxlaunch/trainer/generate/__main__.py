@@ -38,13 +38,9 @@ def main() -> int:
         """Print an event, while notes and libraries print to stderr."""
         print(json.dumps(event), file=answers, flush=True)
 
-    return print_result(
-        lambda: (
-            run_chat(options, sys.stdin, print_event)
-            if options.chat
-            else generate_samples(options, print_event)
-        )
-    )
+    if options.chat:
+        return print_result(lambda: run_chat(options, sys.stdin, print_event))
+    return print_result(lambda: generate_samples(options, print_event))
 
 
 def generate_samples(
@@ -72,7 +68,7 @@ def generate_samples(
 def run_chat(
     options: programs.Sample, lines: Iterable[str], emit: Callable[[Mapping[str, Any]], None]
 ) -> dict[str, Any]:
-    """Answer the lines until there are no more. The answers are emitted in pieces, with the end of each."""
+    """Answer the lines, and emit the answers in pieces, with the end of each."""
     model, notes = _load_model(options)
     chat = Chat(model, cast(SamplingOptions, options.sampling_options()), options.system)
     tokens, seconds = 0, 0.0
@@ -92,7 +88,7 @@ def run_chat(
 
 
 class Chat:
-    """A conversation in the chat template of the model's tokenizer. Raises SpecError if either is missing."""
+    """A conversation in the model's chat template. Raises SpecError if it has none."""
 
     def __init__(self, model: TextModel, how: SamplingOptions, system: str | None) -> None:
         if model.tokenizer is None:
@@ -104,9 +100,8 @@ class Chat:
         try:
             self._chats = ChatTemplates(model.tokenizer)
         except SpecError as error:
-            raise SpecError(
-                f"--chat needs the chat template of the model's tokenizer: {error}"
-            ) from None
+            needed = "the chat template of the model's tokenizer"
+            raise SpecError(f"--chat needs {needed}: {error}") from None
         self._how: SamplingOptions = {"max_tokens": CHAT_MAX_TOKENS, **how}
         self.messages = [] if system is None else [{"role": "system", "content": system}]
         add_end_tokens(model, self._turn_end_tokens())
@@ -123,14 +118,12 @@ class Chat:
         except UnfitRowError as error:
             raise SpecError(str(error)) from None
         sample = _stream_sample(self._model, prompt, self._how, emit)
-        self.messages = [
-            *messages,
-            {"role": ASSISTANT, "content": self._tokenizer.decode(sample.ids)},
-        ]
+        answer = {"role": ASSISTANT, "content": self._tokenizer.decode(sample.ids)}
+        self.messages = [*messages, answer]
         return sample
 
     def _turn_end_tokens(self) -> tuple[int, ...]:
-        """Return the special token with which the template ends an assistant's turn, if there is one.
+        """Return the special token that ends an assistant's turn in the template, if any.
 
         It can differ from the end-of-text token. The result is empty if the template writes no such
         token, or if it refuses the trial messages. An answer then ends only with the end-of-text
@@ -146,25 +139,25 @@ class Chat:
 
 def _load_model(options: programs.Sample) -> tuple[TextModel, list[str]]:
     notes: list[str] = []
-    precision, note = options.precision, notes.append
-    return load_text_model(
-        options.folder, step=options.step, ema=options.ema, precision=precision, note=note
-    ), notes
+    step, ema, precision = options.step, options.ema, options.precision
+    model = load_text_model(
+        options.folder, step=step, ema=ema, precision=precision, note=notes.append
+    )
+    return model, notes
 
 
 def _parse_ids(text: str) -> Prompt:
     try:
         return [int(word) for word in text.replace(",", " ").split()]
     except ValueError:
-        raise SpecError(
-            f"--ids {text!r} are not token ids; write whole numbers, such as '1 2 3'"
-        ) from None
+        hint = "write whole numbers, such as '1 2 3'"
+        raise SpecError(f"--ids {text!r} are not token ids; {hint}") from None
 
 
 def _stream_sample(
     model: TextModel, prompt: Ids, how: SamplingOptions, emit: Callable[[Mapping[str, Any]], None]
 ) -> Sample:
-    """Return the sample of a prompt, and emit its text in pieces, or its ids without a tokenizer."""
+    """Return the sample of a prompt, and emit its text in pieces, or its ids."""
     emitted, text, sample = "", "", Sample([], 0.0, False)
     for sample in model.stream(prompt, **how):
         decoded = model.text(sample)
@@ -179,7 +172,6 @@ def _stream_sample(
 
 
 def _to_json(model: TextModel, sample: Sample) -> dict[str, Any]:
-    """Return a sample as JSON, including its text if there is a tokenizer."""
     text = model.text(sample)
     numbers = {"ids": sample.ids, "score": sample.score, "ended": sample.ended}
     return numbers if text is None else {"text": text, **numbers}

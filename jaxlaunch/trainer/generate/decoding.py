@@ -1,4 +1,4 @@
-"""Choice of the next token of each row: the likeliest, one drawn at a temperature, or by beam search.
+"""Choice of the next tokens: the likeliest, drawn at a temperature, or by beam search.
 
 Beam search approximates the likeliest texts with a fixed number of beams. A finished text is scored
 by the mean log-probability of its tokens, including its end, as in transformers with
@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import NamedTuple, TypedDict
+from typing import Any, NamedTuple, TypedDict
 
 import jax
 import jax.numpy as jnp
@@ -44,26 +44,15 @@ class SamplingOptions(TypedDict, total=False):
 
 @dataclasses.dataclass(frozen=True)
 class Sampling:
-    """How tokens are chosen. Raises SpecError for a number that is out of range or has no effect.
+    """How tokens are chosen. Raises SpecError for a number out of range or without an effect."""
 
-    Attributes:
-        max_tokens: Largest number of tokens in a sample.
-        temperature: Temperature of the draw; 0 always takes the likeliest token.
-        top_k: Draw from this number of likeliest tokens.
-        top_p: Draw from the fewest likeliest tokens with this total probability.
-        min_p: Draw from tokens with at least this share of the largest probability.
-        beams: Number of beams.
-        n: Samples per prompt.
-        seed: Seed of the draws.
-    """
-
-    max_tokens: int = 128
-    temperature: float = 0.0  # 0: greedy
-    top_k: int | None = None
-    top_p: float | None = None
-    min_p: float | None = None
+    max_tokens: int = 128  # of a sample
+    temperature: float = 0.0  # 0 always takes the likeliest token
+    top_k: int | None = None  # draw from this number of likeliest tokens
+    top_p: float | None = None  # draw from the fewest likeliest tokens with this probability
+    min_p: float | None = None  # draw from tokens with this share of the largest probability
     beams: int = 1
-    n: int = 1
+    n: int = 1  # samples per prompt
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -80,28 +69,18 @@ class Sampling:
         for name, valid_values, is_valid in rules:
             if not is_valid:
                 raise SpecError(f"{name} = {getattr(self, name)} is not {valid_values}")
+        beams, n, hint = f"beams = {self.beams}", f"n = {self.n}", "give a temperature such as 1"
         if self.beams > 1:
             drawing = [name for name in ("temperature", *CUTTING_FIELDS) if getattr(self, name)]
             if drawing:
-                raise SpecError(
-                    f"beams = {self.beams} does not sample: leave {', '.join(drawing)} out"
-                )
+                raise SpecError(f"{beams} does not sample: leave {', '.join(drawing)} out")
             if self.n > self.beams:
-                raise SpecError(
-                    f"n = {self.n} is more than beams = {self.beams}, each of which "
-                    "gives one sample"
-                )
+                raise SpecError(f"{n} is more than {beams}, each of which gives one sample")
         elif self.temperature == 0:
             if self.n > 1:
-                raise SpecError(
-                    f"n = {self.n} samples at temperature 0 would be equal; give a "
-                    "temperature such as 1"
-                )
-            if cutting := self.cutting_fields:
-                raise SpecError(
-                    f"{', '.join(cutting)} at temperature 0 would do nothing; give a "
-                    "temperature such as 1"
-                )
+                raise SpecError(f"{n} samples at temperature 0 would be equal; {hint}")
+            if cutting := ", ".join(self.cutting_fields):
+                raise SpecError(f"{cutting} at temperature 0 would do nothing; {hint}")
 
     @property
     def cutting_fields(self) -> list[str]:
@@ -140,7 +119,7 @@ def likeliest_tokens(logits_BV: Array) -> Array:
 def draw_tokens(
     logits_BV: Array, draw: DrawParameters, sample_B: Array, at: Array, *, is_cut: bool
 ) -> Array:
-    """Draw a token for each row from its sample number and token index, independently of the other rows.
+    """Draw a token for each row, independently of the other rows.
 
     As in transformers, top_k is applied to the logits divided by the temperature, top_p to the
     remaining tokens, and min_p to those that are left then. The likeliest token always remains.
@@ -149,10 +128,12 @@ def draw_tokens(
     logits_BV = logits_BV.astype(jnp.float32) / draw.temperature
     if is_cut:
         logits_BV = _cut_logits(logits_BV, draw)
-    keys_B = jax.vmap(lambda sample: jax.random.fold_in(jax.random.fold_in(draw.key, sample), at))(
-        sample_B
-    )
-    return jax.vmap(jax.random.categorical)(keys_B, logits_BV).astype(jnp.int32)
+
+    def draw_token(sample: Array, logits_V: Array) -> Array:
+        key = jax.random.fold_in(jax.random.fold_in(draw.key, sample), at)
+        return jax.random.categorical(key, logits_V)
+
+    return jax.vmap(draw_token)(sample_B, logits_BV).astype(jnp.int32)
 
 
 def _cut_logits(logits_BV: Array, draw: DrawParameters) -> Array:
@@ -188,7 +169,7 @@ class Texts(NamedTuple):
 
 
 class SearchState(NamedTuple):
-    """State of the search: running beams with summed scores, and finished texts with mean scores."""
+    """State of the search: running beams with summed, finished texts with mean scores."""
 
     caches: tuple[Cache, ...]
     logits_RV: Array
@@ -208,14 +189,11 @@ def search_beams(
     count: int,
     room: int,
 ) -> Texts:
-    """Return the `count` best texts of up to `limit` tokens after each prompt; `room` is N, no less than `limit`."""
+    """Return the `count` best texts of up to `limit` ≤ `room` tokens after each prompt."""
     (batch, start), rows = tokens_BP.shape, tokens_BP.shape[0] * count
-    logits_BV, caches = network.run_prompts(
-        weights, tokens_BP, pad_B, network.cache_slots(start + room)
-    )
-    caches, logits_RV, pad_R = jax.tree.map(
-        lambda x: jnp.repeat(x, count, axis=0), (caches, logits_BV, pad_B)
-    )
+    slots = network.cache_slots(start + room)
+    logits_BV, caches = network.run_prompts(weights, tokens_BP, pad_B, slots)
+    caches, logits_RV, pad_R = repeat_rows((caches, logits_BV, pad_B), count)
     no_texts = Texts(
         jnp.zeros((batch, count, room), jnp.int32),
         jnp.zeros((batch, count), jnp.int32),
@@ -231,36 +209,36 @@ def search_beams(
     def extend_search(state: SearchState) -> SearchState:
         parent_BK, running, finished = _extend_beams(state, ends_E)
         row_R = (jnp.arange(batch)[:, None] * count + parent_BK).reshape(rows)
-        token_R = jax.lax.dynamic_index_in_dim(
-            running.tokens_BKN, state.at, axis=2, keepdims=False
-        ).reshape(rows)
+        token_BK = jnp.take(running.tokens_BKN, state.at, axis=2)
         caches = jax.tree.map(lambda x: jnp.take(x, row_R, axis=0), state.caches)
-        logits_RV, caches = network.run_token(weights, token_R, start + state.at, pad_R, caches)
-        return SearchState(
-            caches, constrain(logits_RV, "batch", "vocab"), running, finished, state.at + 1
+        logits_RV, caches = network.run_token(
+            weights, token_BK.reshape(rows), start + state.at, pad_R, caches
         )
+        logits_RV = constrain(logits_RV, "batch", "vocab")
+        return SearchState(caches, logits_RV, running, finished, state.at + 1)
 
-    initial_state = SearchState(
-        caches, constrain(logits_RV, "batch", "vocab"), first, no_texts, jnp.zeros((), jnp.int32)
-    )
-    final_state = jax.lax.while_loop(can_improve, extend_search, initial_state)
-    unfinished = final_state.running._replace(
-        score_BK=_mean_score(final_state.running.score_BK, final_state.running.length_BK)
-    )
-    best = _best_texts(count, final_state.finished, unfinished)
+    logits_RV = constrain(logits_RV, "batch", "vocab")
+    state = SearchState(caches, logits_RV, first, no_texts, jnp.zeros((), jnp.int32))
+    state = jax.lax.while_loop(can_improve, extend_search, state)
+    score_BK = _mean_score(state.running.score_BK, state.running.length_BK)
+    best = _best_texts(count, state.finished, state.running._replace(score_BK=score_BK))
     return Texts(*(constrain(array, *[None] * array.ndim) for array in best))
 
 
+def repeat_rows(arrays: Any, count: int) -> Any:
+    """Return the arrays with each row `count` times."""
+    return jax.tree.map(lambda array: jnp.repeat(array, count, axis=0), arrays)
+
+
 def _extend_beams(state: SearchState, ends_E: Array) -> tuple[Array, Texts, Texts]:
-    """Extend the beams by a token; return the parents of the best beams, these beams, and the finished texts.
+    """Return the parents of the best extended beams, these beams, and the finished texts.
 
     As in transformers, a text only finishes if it would be among the K best candidates.
     """
     (batch, count), vocab = state.running.score_BK.shape, state.logits_RV.shape[1]
-    logprob_BKV = jax.nn.log_softmax(state.logits_RV.astype(jnp.float32)).reshape(
-        batch, count, vocab
-    )
-    scores_BF = (state.running.score_BK[:, :, None] + logprob_BKV).reshape(batch, count * vocab)
+    logprob_RV = jax.nn.log_softmax(state.logits_RV.astype(jnp.float32))
+    scores_BKV = state.running.score_BK[:, :, None] + logprob_RV.reshape(batch, count, vocab)
+    scores_BF = scores_BKV.reshape(batch, count * vocab)
     enough = min((1 + ends_E.shape[0]) * count, count * vocab)
     score_BC, flat_BC = jax.lax.top_k(scores_BF, enough)
     parent_BC, token_BC = flat_BC // vocab, (flat_BC % vocab).astype(jnp.int32)
@@ -269,8 +247,9 @@ def _extend_beams(state: SearchState, ends_E: Array) -> tuple[Array, Texts, Text
         tokens_BCN, token_BC[:, :, None], state.at, axis=2
     )
     length_BC = jnp.take_along_axis(state.running.length_BK, parent_BC, axis=1) + 1
-    ends_BC, is_first_1C = is_end_token(token_BC, ends_E), (jnp.arange(enough) < count)[None, :]
-    ended_BC = jnp.where(ends_BC & is_first_1C, _mean_score(score_BC, length_BC), IMPOSSIBLE_SCORE)
+    ends_BC, is_first_C = is_end_token(token_BC, ends_E), jnp.arange(enough) < count
+    mean_BC = _mean_score(score_BC, length_BC)
+    ended_BC = jnp.where(ends_BC & is_first_C[None, :], mean_BC, IMPOSSIBLE_SCORE)
     finished = _best_texts(count, state.finished, Texts(tokens_BCN, length_BC, ended_BC))
     running_BC = jnp.where(ends_BC, IMPOSSIBLE_SCORE, score_BC)
     parent_BK = jnp.take_along_axis(parent_BC, jax.lax.top_k(running_BC, count)[1], axis=1)
@@ -278,7 +257,7 @@ def _extend_beams(state: SearchState, ends_E: Array) -> tuple[Array, Texts, Text
 
 
 def _mean_score(score: Array, length: Array) -> Array:
-    """Return the mean log-probability of a text's tokens. Impossible beams stay far below all others."""
+    """Return the mean log-probability of a text's tokens; impossible beams stay lowest."""
     mean = score / jnp.maximum(length, 1).astype(jnp.float32)
     return jnp.where(score > IMPOSSIBLE_SCORE / 2, mean, IMPOSSIBLE_SCORE)
 

@@ -1,4 +1,4 @@
-"""Generation of tokens after prompts, with one program for the prompts and one for the loop over new tokens.
+"""Generation of tokens after prompts: a program for the prompts, one for the new tokens.
 
 Both programs are compiled for the shapes of a batch. The number of rows is rounded up to the mesh,
 the prompt length to an eighth of a power of two, and the number of new tokens to a multiple of 32.
@@ -10,6 +10,7 @@ B batch (prompts × samples), P tokens of the prompts, N slots for new tokens, V
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -28,6 +29,7 @@ from jaxlaunch.trainer.generate.decoding import (
     draw_tokens,
     is_end_token,
     likeliest_tokens,
+    repeat_rows,
     search_beams,
 )
 from jaxlaunch.trainer.generate.network import Cache, Config, Network, Weights
@@ -62,29 +64,17 @@ class Sample(NamedTuple):
 
 
 class State(NamedTuple):
-    """State of the loop.
-
-    Attributes:
-        caches: Caches of the layers.
-        logits_BV: Logits of the next token.
-        tokens_BN: New tokens.
-        score_B: Sum of the log-probabilities of the new tokens.
-        length_B: Number of new tokens, including the one that ends a row.
-        done_B: Whether a row has ended.
-        pad_B: Number of padding tokens before a prompt.
-        sample_B: Number of a row's prompt and sample, from which its draws are derived.
-        at: Number of tokens that have been chosen.
-    """
+    """State of the loop."""
 
     caches: tuple[Cache, ...]
-    logits_BV: Array
-    tokens_BN: Array
-    score_B: Array
-    length_B: Array
-    done_B: Array
-    pad_B: Array
-    sample_B: Array
-    at: Array
+    logits_BV: Array  # of the next token
+    tokens_BN: Array  # new tokens
+    score_B: Array  # sum of the log-probabilities of the new tokens
+    length_B: Array  # number of new tokens, including the one that ends a row
+    done_B: Array  # whether a row has ended
+    pad_B: Array  # number of padding tokens before a prompt
+    sample_B: Array  # number of a row's prompt and sample, from which its draws are derived
+    at: Array  # number of tokens that have been chosen
 
 
 class Generator:
@@ -102,29 +92,20 @@ class Generator:
     def generate(
         self, prompts: Sequence[Ids], sampling: Sampling, stops: Stops | None = None
     ) -> list[list[Sample]]:
-        """Return `n` samples of each prompt, best first if there are beams. Raises SpecError as `stream` does."""
+        """Return `n` samples of each prompt, with beams best first. Raises SpecError."""
+        n, limit = sampling.n, sampling.max_tokens
         if sampling.beams == 1:
-            *_, samples = self.stream(
-                prompts, sampling, stops, every=16 if stops else sampling.max_tokens
-            )
-            return [
-                samples[first : first + sampling.n] for first in range(0, len(samples), sampling.n)
-            ]
-        check_prompts(self.network.config, prompts, sampling.max_tokens)
-        tokens_BP, pad_B = self._pad_prompts(prompts)
-        room, count = _round_up(sampling.max_tokens, SLOT_MULTIPLE), sampling.beams
+            *_, samples = self.stream(prompts, sampling, stops, every=16 if stops else limit)
+            return [samples[first : first + n] for first in range(0, len(samples), n)]
+        check_prompts(self.network.config, prompts, limit)
+        arrays = *self._pad_prompts(prompts), limit, np.asarray(self.ends, np.int32)
+        room = _round_up(limit, SLOT_MULTIPLE)
         with self.network.tracing_context():
-            ends_E = jnp.asarray(self.ends, jnp.int32)
-            texts = self._search(
-                self.weights, tokens_BP, pad_B, sampling.max_tokens, ends_E, count=count, room=room
-            )
-            tokens_BKN, length_BK, score_BK = map(np.asarray, texts)
+            texts = self._search(self.weights, *arrays, count=sampling.beams, room=room)
+            beams = [zip(*row, strict=True) for row in zip(*map(np.asarray, texts), strict=True)]
         return [
-            [
-                self._to_sample(tokens_BKN[row, k], length_BK[row, k], score_BK[row, k])
-                for k in range(sampling.n)
-            ]
-            for row in range(len(prompts))
+            [self._to_sample(*beam) for beam in itertools.islice(row, n)]
+            for row in beams[: len(prompts)]
         ]
 
     def stream(
@@ -142,19 +123,16 @@ class Generator:
         """
         check_prompts(self.network.config, prompts, sampling.max_tokens)
         tokens_BP, pad_B = self._pad_prompts(prompts)
-        room, count = _round_up(sampling.max_tokens, SLOT_MULTIPLE), sampling.n
+        room, count = _round_up(sampling.max_tokens, SLOT_MULTIPLE), len(prompts)
+        start = tokens_BP.shape[1]
+        kind = {"is_greedy": sampling.temperature == 0, "is_cut": bool(sampling.cutting_fields)}
         with self.network.tracing_context():
             draw = DrawParameters.from_sampling(sampling, self.network.config.vocab)
             ends_E = jnp.asarray(self.ends, jnp.int32)
-            state = self._begin(
-                self.weights, tokens_BP, pad_B, len(prompts), copies=count, room=room
-            )
+            state = self._begin(self.weights, tokens_BP, pad_B, count, copies=sampling.n, room=room)
             for until in [*range(every, sampling.max_tokens, every), sampling.max_tokens]:
-                state = self._loop(
-                    self.weights, state=state, until=until, draw=draw, ends_E=ends_E, start=tokens_BP.shape[1],
-                    is_greedy=sampling.temperature == 0, is_cut=bool(sampling.cutting_fields),
-                )  # fmt: skip
-                samples, done_B = self._read_samples(state, len(prompts) * count, stops)
+                state = self._loop(self.weights, state, until, draw, ends_E, start, **kind)
+                samples, done_B = self._read_samples(state, count * sampling.n, stops)
                 yield samples
                 if done_B.all():
                     return
@@ -162,7 +140,7 @@ class Generator:
                     state = state._replace(done_B=jnp.asarray(done_B))
 
     def compute_logprobs(self, rows: Sequence[Ids]) -> list[tuple[np.ndarray, np.ndarray]]:
-        """Return the log-probabilities of every token after the first, and whether each was the likeliest.
+        """Return the log-probability of every token after the first, and if it is the likeliest.
 
         Both are arrays [L - 1] for each row, float32 and bool. Raises SpecError as `stream` does,
         except that the last token of a row needs no position.
@@ -173,45 +151,32 @@ class Generator:
         for index, row in enumerate(rows):
             tokens_BL[index, : len(row)] = row
         with self.network.tracing_context():
-            scores = zip(rows, *map(np.asarray, self._score(self.weights, tokens_BL)), strict=False)
-        return [
-            (logprob_L[: len(row) - 1], is_best_L[: len(row) - 1])
-            for row, logprob_L, is_best_L in scores
-        ]
+            logprob_BL, is_best_BL = map(np.asarray, self._score(self.weights, tokens_BL))
+        ends = [len(row) - 1 for row in rows]
+        return [(logprob_BL[i, :end], is_best_BL[i, :end]) for i, end in enumerate(ends)]
 
     # --- programs ---------------------------------------------------------------------------------
 
     def _begin_state(
-        self,
-        weights: Weights,
-        tokens_BP: Array,
-        pad_B: Array,
-        prompts: Array,
-        *,
-        copies: int,
-        room: int,
+        self, weights: Weights, tokens_BP: Array, pad_B: Array, count: Array, copies: int, room: int
     ) -> State:
-        """Return the state after the prompts, each repeated `copies` times. Rows after `prompts` only fill the mesh."""
+        """Return the state after `count` prompts, each repeated `copies` times."""
         slots = self.network.cache_slots(tokens_BP.shape[1] + room)
         logits_BV, caches = self.network.run_prompts(weights, tokens_BP, pad_B, slots)
-        caches, logits_BV, pad_B = jax.tree.map(
-            lambda x: jnp.repeat(x, copies, axis=0), (caches, logits_BV, pad_B)
+        caches, logits_BV, pad_B = repeat_rows((caches, logits_BV, pad_B), copies)
+        row_B = jnp.arange(len(pad_B), dtype=jnp.int32)
+        state = State(
+            caches,
+            logits_BV,
+            tokens_BN=jnp.zeros((len(pad_B), room), jnp.int32),
+            score_B=jnp.zeros(len(pad_B), jnp.float32),
+            length_B=jnp.zeros_like(row_B),
+            done_B=row_B >= count * copies,
+            pad_B=pad_B,
+            sample_B=row_B // copies * MAX_SAMPLES + row_B % copies,
+            at=jnp.zeros((), jnp.int32),
         )
-        rows = pad_B.shape[0]
-        row_B = jnp.arange(rows, dtype=jnp.int32)
-        return _constrain_state(
-            State(
-                caches,
-                logits_BV,
-                tokens_BN=jnp.zeros((rows, room), jnp.int32),
-                score_B=jnp.zeros(rows, jnp.float32),
-                length_B=jnp.zeros(rows, jnp.int32),
-                done_B=row_B >= prompts * copies,
-                pad_B=pad_B,
-                sample_B=row_B // copies * MAX_SAMPLES + row_B % copies,
-                at=jnp.zeros((), jnp.int32),
-            )
-        )
+        return _constrain_state(state)
 
     def _loop_tokens(
         self,
@@ -225,49 +190,41 @@ class Generator:
         is_greedy: bool,
         is_cut: bool,
     ) -> State:
-        """Choose tokens until there are `until` of them or every row is done; `start` is the index of the first."""
+        """Choose tokens up to index `until`; `start` is the index of the first one."""
 
         def has_more(state: State) -> Array:
             return (state.at < until) & ~jnp.all(state.done_B)
 
         def add_token(state: State) -> State:
+            update = jax.lax.dynamic_update_slice_in_dim
             logits_BV, at = state.logits_BV.astype(jnp.float32), state.at
             if is_greedy:
                 token_B = likeliest_tokens(logits_BV)
             else:
                 token_B = draw_tokens(logits_BV, draw, state.sample_B, at, is_cut=is_cut)
             token_B = jnp.where(state.done_B, 0, token_B)
-            logprob_B = jnp.take_along_axis(
-                jax.nn.log_softmax(logits_BV), token_B[:, None], axis=1
-            )[:, 0]
+            logprob_B = _token_logprobs(logits_BV, token_B)
             logits_BV, caches = self.network.run_token(
                 weights, token_B, start + at, state.pad_B, state.caches
             )
-            return _constrain_state(
-                state._replace(
-                    caches=caches,
-                    logits_BV=logits_BV,
-                    tokens_BN=jax.lax.dynamic_update_slice_in_dim(
-                        state.tokens_BN, token_B[:, None], at, axis=1
-                    ),
-                    score_B=state.score_B + jnp.where(state.done_B, 0.0, logprob_B),
-                    length_B=state.length_B + (~state.done_B).astype(jnp.int32),
-                    done_B=state.done_B | is_end_token(token_B, ends_E),
-                    at=at + 1,
-                )
+            state = state._replace(
+                caches=caches,
+                logits_BV=logits_BV,
+                tokens_BN=update(state.tokens_BN, token_B[:, None], at, axis=1),
+                score_B=state.score_B + jnp.where(state.done_B, 0.0, logprob_B),
+                length_B=state.length_B + (~state.done_B).astype(jnp.int32),
+                done_B=state.done_B | is_end_token(token_B, ends_E),
+                at=at + 1,
             )
+            return _constrain_state(state)
 
         return _constrain_state(jax.lax.while_loop(has_more, add_token, state))
 
     def _score_rows(self, weights: Weights, tokens_BL: Array) -> tuple[Array, Array]:
         logits_BLV = self.network.compute_logits(weights, tokens_BL[:, :-1]).astype(jnp.float32)
         next_BL = tokens_BL[:, 1:]
-        logprob_BL = jnp.take_along_axis(
-            jax.nn.log_softmax(logits_BLV), next_BL[..., None], axis=2
-        )[..., 0]
-        return constrain(logprob_BL, None, None), constrain(
-            likeliest_tokens(logits_BLV) == next_BL, None, None
-        )
+        logprob_BL = constrain(_token_logprobs(logits_BLV, next_BL), None, None)
+        return logprob_BL, constrain(likeliest_tokens(logits_BLV) == next_BL, None, None)
 
     # --- on the host ------------------------------------------------------------------------------
 
@@ -275,13 +232,11 @@ class Generator:
         self, state: State, count: int, stops: Stops | None
     ) -> tuple[list[Sample], np.ndarray]:
         """Return the first `count` rows as samples, and which rows are done."""
-        tokens_BN, length_B, score_B = map(
-            np.asarray, (state.tokens_BN, state.length_B, state.score_B)
-        )
+        rows = zip(*map(np.asarray, (state.tokens_BN, state.length_B, state.score_B)), strict=True)
         done_B = np.array(state.done_B)
         samples = []
-        for row in range(count):
-            sample = self._to_sample(tokens_BN[row], length_B[row], score_B[row])
+        for row, numbers in enumerate(itertools.islice(rows, count)):
+            sample = self._to_sample(*numbers)
             if stops is not None and stops(sample.ids):
                 sample, done_B[row] = sample._replace(ended=True), True
             samples.append(sample)
@@ -295,7 +250,7 @@ class Generator:
         return Sample(ids[:-1] if has_ended else ids, float(score), has_ended)
 
     def _pad_prompts(self, prompts: Sequence[Ids]) -> tuple[np.ndarray, np.ndarray]:
-        """Pad prompts with zeros on the left and with rows to fill the mesh; return them and the padding lengths."""
+        """Pad prompts with zeros on the left, and rows to fill the mesh; return the padding too."""
         length = _bucket_length(prompts, 8)
         tokens_BP = np.zeros((self._round_rows(len(prompts)), length), np.int32)
         pad_B = np.full(len(tokens_BP), length - 1, np.int32)
@@ -309,17 +264,15 @@ class Generator:
 
 
 def check_prompts(config: Config, prompts: Sequence[Ids], max_tokens: int) -> None:
-    """Raise SpecError for an empty prompt, an unknown token, or too many tokens for GPT-2's positions."""
+    """Raise SpecError for an empty prompt, an unknown token, or too many tokens for GPT-2."""
     if not prompts:
         raise SpecError("there is no prompt")
     for number, ids in enumerate(prompts, 1):
         if not ids:
             raise SpecError(f"prompt {number} has no tokens; give at least one")
         if unknown := [token for token in ids if not 0 <= token < config.vocab]:
-            raise SpecError(
-                f"prompt {number} has the token {unknown[0]}, the model those from 0 to "
-                f"{config.vocab - 1}"
-            )
+            allowed = f"the model those from 0 to {config.vocab - 1}"
+            raise SpecError(f"prompt {number} has the token {unknown[0]}, {allowed}")
         if isinstance(config, spec.GPT2) and len(ids) + max_tokens - 1 > config.position_rows:
             raise SpecError(
                 f"prompt {number} has {len(ids)} tokens, and max_tokens = {max_tokens} more: "
@@ -329,13 +282,18 @@ def check_prompts(config: Config, prompts: Sequence[Ids], max_tokens: int) -> No
 
 
 def _constrain_state(state: State) -> State:
-    """Constrain the state to the shardings that all programs share: arrays that the host reads are replicated."""
-    names = ("tokens_BN", "score_B", "length_B", "done_B", "pad_B", "sample_B", "at")
-    arrays: dict[str, Array] = {name: getattr(state, name) for name in names}
-    replicated: dict[str, Any] = {
-        name: constrain(array, *[None] * array.ndim) for name, array in arrays.items()
-    }
-    return state._replace(logits_BV=constrain(state.logits_BV, "batch", "vocab"), **replicated)
+    """Constrain the state to the shardings of all programs; the host's arrays are replicated."""
+    arrays = state._asdict()
+    caches, logits_BV = arrays.pop("caches"), arrays.pop("logits_BV")
+    for name, array in arrays.items():
+        arrays[name] = constrain(array, *[None] * array.ndim)
+    return State(caches, constrain(logits_BV, "batch", "vocab"), **arrays)
+
+
+def _token_logprobs(logits: Array, tokens: Array) -> Array:
+    """Return the log-probabilities of tokens [...], given logits [..., V]."""
+    logprobs = jax.nn.log_softmax(logits)
+    return jnp.take_along_axis(logprobs, tokens[..., None], axis=-1)[..., 0]
 
 
 def _bucket_length(rows: Sequence[Ids], parts: int) -> int:

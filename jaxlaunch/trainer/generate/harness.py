@@ -42,16 +42,13 @@ class HarnessModel:
             )
         self._loaded, self._batch, self._seed = loaded, batch, seed
         self._tokenizer = loaded.tokenizer
-        self._length = (
-            loaded.config.max_positions
-            if loaded.config.kind == "decoder"
-            else loaded.config.position_rows
-        )
+        config = loaded.config
+        self._length = config.max_positions if config.kind == "decoder" else config.position_rows
 
     def loglikelihood(
         self, requests: Sequence[Any], disable_tqdm: bool = False
     ) -> list[tuple[float, bool]]:
-        """Return the log-probability of each continuation of a context, and whether greedy decoding yields it."""
+        """Return the log-probability of each continuation, and whether it is the likeliest."""
         return self._score_rows([self._encode_row(*request.args) for request in requests])
 
     def loglikelihood_rolling(
@@ -63,13 +60,10 @@ class HarnessModel:
             ids = self._encode_text(request.args[0])
             # Each token of `ids` after the first is counted in exactly one row, after as much
             # context as fits.
-            ends = [
-                (done, min(done + self._length, len(ids)))
-                for done in range(1, len(ids), self._length)
-            ]
-            windows.append(
-                [(ids[max(end - self._length - 1, 0) : end], end - done) for done, end in ends]
-            )
+            windows.append([])
+            for done in range(1, len(ids), self._length):
+                end = min(done + self._length, len(ids))
+                windows[-1].append((ids[max(end - self._length - 1, 0) : end], end - done))
         scores = iter(self._score_rows([row for rows in windows for row in rows]))
         return [sum(next(scores)[0] for _ in rows) for rows in windows]
 
@@ -82,21 +76,19 @@ class HarnessModel:
         answers = [""] * len(requests)
         indexes_by_arguments: defaultdict[str, list[int]] = defaultdict(list)
         for index, request in enumerate(requests):
-            indexes_by_arguments[json.dumps(request.args[1], sort_keys=True, default=str)].append(
-                index
-            )
+            key = json.dumps(request.args[1], sort_keys=True, default=str)
+            indexes_by_arguments[key].append(index)
         for indexes in indexes_by_arguments.values():
             arguments = requests[indexes[0]].args[1]
             for batch in self._sort_batches(indexes, lambda index: len(requests[index].args[0])):
                 contexts = [requests[index].args[0] for index in batch]
-                for index, text in zip(
-                    batch, self._generate_batch(contexts, arguments), strict=True
-                ):
+                texts = self._generate_batch(contexts, arguments)
+                for index, text in zip(batch, texts, strict=True):
                     answers[index] = text
         return answers
 
     def _encode_row(self, context: str, continuation: str) -> ScoredRow:
-        """Encode context and continuation as one row; return it and how many of its last tokens count."""
+        """Encode context and continuation as one row, and count its last tokens to score."""
         if not context:
             whole = self._encode_text(continuation)
             count = len(whole) - 1
@@ -127,11 +119,10 @@ class HarnessModel:
     def _sort_batches(
         self, indexes: Sequence[int], length: Callable[[int], int]
     ) -> Iterator[Sequence[int]]:
-        """Yield batches of similar lengths, longest first, so that memory errors show up at once."""
+        """Yield batches of similar lengths, longest first: memory errors show up at once."""
         ordered = sorted(indexes, key=length, reverse=True)
-        return (
-            ordered[start : start + self._batch] for start in range(0, len(ordered), self._batch)
-        )
+        for start in range(0, len(ordered), self._batch):
+            yield ordered[start : start + self._batch]
 
     def _generate_batch(self, contexts: Sequence[str], arguments: Mapping[str, Any]) -> list[str]:
         """Return the answers of one batch of requests with equal arguments."""
@@ -159,8 +150,9 @@ class HarnessModel:
 
 
 def model(loaded: TextModel, batch: int = DEFAULT_BATCH, seed: int = 0) -> Any:
-    """Gives a language model to the [evaluation harness](using-models.md#the-evaluation-harness), which is not a
-    dependency: `pip install lm-eval`.
+    """Gives a language model to the evaluation harness, which needs `pip install lm-eval`.
+
+    The guide shows [the evaluation harness](using-models.md#the-evaluation-harness) in use.
 
     **Arguments:**
 

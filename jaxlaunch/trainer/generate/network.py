@@ -53,7 +53,7 @@ class Weights(NamedTuple):
 
 
 class Network:
-    """The forward passes of generation: for prompts, for one more token per row, and without a cache.
+    """The forward passes of generation: for prompts, for one more token, and without a cache.
 
     Raises SpecError for a model that does not predict tokens or cannot be split over the mesh.
     """
@@ -62,40 +62,33 @@ class Network:
         self, model: Any, mesh: jax.sharding.Mesh, dtypes: spec.Precision = "fp32"
     ) -> None:
         if not isinstance(model, spec.Decoder | spec.GPT2):
-            raise SpecError(
-                f"train.model.kind = {model.kind} does not generate tokens; decoder and gpt2 do"
-            )
+            kind = f"train.model.kind = {model.kind}"
+            raise SpecError(f"{kind} does not generate tokens; decoder and gpt2 do")
         self.config: Config = model
         self.mesh = mesh
         self._precision = precision.resolve_precision(dtypes)
+        build = partial(_build_model, model, self._precision.output)
         with self.tracing_context():
-            self._arrays = ModelArrays(
-                nnx.eval_shape(partial(_build_model, model, self._precision.output))
-            )
-        self.abstract = {}
+            self._arrays = ModelArrays(nnx.eval_shape(build))
+        dtype, self.abstract = self._precision.compute, {}
         for name, leaf in self._arrays.params.items():
-            split = sharding.state_sharding(name, leaf.shape, self._arrays.axes[name], self.mesh)
-            self.abstract[name] = jax.ShapeDtypeStruct(
-                leaf.shape, self._precision.compute, sharding=split
-            )
+            split = sharding.state_sharding(name, leaf.shape, self._arrays.axes[name], mesh)
+            self.abstract[name] = jax.ShapeDtypeStruct(leaf.shape, dtype, sharding=split)
         looks = _layer_looks(model)
         self._looks = [looks[layer % len(looks)] for layer in range(model.layers)]
-        stacks = (
-            model.layer_stacks
-            if isinstance(model, spec.Decoder)
-            else {"blocks": tuple(range(model.layers))}
-        )
-        self._stacks: Mapping[str, tuple[int, ...]] = (
-            stacks  # name of a stack of parameters -> its layers
-        )
+        # Name of a stack of parameters -> its layers.
+        self._stacks: Mapping[str, tuple[int, ...]] = {"blocks": tuple(range(model.layers))}
+        if isinstance(model, spec.Decoder):
+            self._stacks = model.layer_stacks
 
     @contextlib.contextmanager
     def tracing_context(self) -> Iterator[None]:
         """Set the mesh and the precision for tracing."""
         matmul = self._precision.matmul
-        with jax.set_mesh(self.mesh), nnx.use_eager_sharding(False):  # type: ignore[no-untyped-call]
-            with jax.default_matmul_precision(matmul) if matmul else contextlib.nullcontext():
-                yield
+        precision = jax.default_matmul_precision(matmul) if matmul else contextlib.nullcontext()
+        eager = nnx.use_eager_sharding(False)  # type: ignore[no-untyped-call]
+        with jax.set_mesh(self.mesh), eager, precision:
+            yield
 
     def cache_slots(self, length: int) -> tuple[int, ...]:
         """Return the number of slots in each layer's cache for rows of up to `length` tokens."""
@@ -106,21 +99,16 @@ class Network:
     # --- parameters -------------------------------------------------------------------------------
 
     def bytes_per_device(self, count: int, length: int) -> int:
-        """Return the bytes on a device of the weights and of the caches for `count` rows of `length` tokens."""
+        """Return the bytes on a device of weights and caches, for `count` rows of `length`."""
         config, mp = self.config, self.mesh.shape["mp"]
-        heads = config.kv_head_count if isinstance(config, spec.Decoder) else config.heads
-        size = (
-            config.head_channels
-            if isinstance(config, spec.Decoder)
-            else config.width // config.heads
-        )
+        heads, size = config.heads, config.width // config.heads
+        if isinstance(config, spec.Decoder):
+            heads, size = config.kv_head_count, config.head_channels
         rows = -(-count // meshes.count_shards(self.mesh))
         local_heads = heads if heads % mp else heads // mp
-        tokens = 2 * rows * local_heads * size * sum(self.cache_slots(length))
-        return (
-            memory.bytes_per_device(self.abstract)
-            + tokens * jnp.dtype(self._precision.compute).itemsize
-        )
+        numbers = 2 * rows * local_heads * size * sum(self.cache_slots(length))
+        cache_bytes = numbers * jnp.dtype(self._precision.compute).itemsize
+        return memory.bytes_per_device(self.abstract) + cache_bytes
 
     def unstack_params(self, params: dict[str, Array]) -> Weights:
         """Convert stacked `params` in any float dtype to the weights of the passes.
@@ -138,9 +126,8 @@ class Network:
                     outer[name] = _copy_array(leaf, like.dtype, like.sharding)
                     continue
                 layer_spec = jax.sharding.PartitionSpec(*like.sharding.spec[1:])
-                parts = _unstack_layers(
-                    leaf, like.dtype, jax.sharding.NamedSharding(self.mesh, layer_spec)
-                )
+                split = jax.sharding.NamedSharding(self.mesh, layer_spec)
+                parts = _unstack_layers(leaf, like.dtype, split)
             for layer, part in zip(self._stacks[stack], parts, strict=True):
                 layers[layer][parameter_name] = part
         return Weights(outer, layers)
@@ -170,18 +157,14 @@ class Network:
     def run_prompts(
         self, weights: Weights, tokens_BP: Array, pad_B: Array, slots: Sequence[int]
     ) -> tuple[Array, tuple[Cache, ...]]:
-        """Return logits_BV after the last token of left-padded prompts, and the caches of the layers."""
-        index_1P = jnp.arange(tokens_BP.shape[1])[None, :]
-        places_BP = jnp.maximum(index_1P - pad_B[:, None], 0)
-        keys = Visible(mask_BL=(index_1P >= pad_B[:, None]).astype(jnp.int32))
-        attends = [
-            PromptAttention(look.plain, count)
-            for look, count in zip(self._looks, slots, strict=True)
-        ]
-        model, x_BPD = self._run_layers(weights, tokens_BP, places_BP, attends, keys)
-        return model.project(x_BPD[:, -1:], model.head_DV)[:, 0], tuple(
-            attend.cache for attend in attends
-        )
+        """Return logits_BV after the last token of left-padded prompts, and the caches."""
+        place_BP = jnp.arange(tokens_BP.shape[1])[None, :] - pad_B[:, None]
+        keys = Visible(mask_BL=(place_BP >= 0).astype(jnp.int32))
+        looks = zip(self._looks, slots, strict=True)
+        attends = [PromptAttention(look.plain, count) for look, count in looks]
+        model, x_BPD = self._run_layers(weights, tokens_BP, jnp.maximum(place_BP, 0), attends, keys)
+        logits_BV = model.project(x_BPD[:, -1:], model.head_DV)[:, 0]
+        return logits_BV, tuple(attend.cache for attend in attends)
 
     def run_token(
         self, weights: Weights, token_B: Array, at: Array, pad_B: Array, caches: Sequence[Cache]
@@ -191,17 +174,15 @@ class Network:
             TokenAttention(cache, at, pad_B, scale=look.scale, cap=look.cap)
             for look, cache in zip(self._looks, caches, strict=True)
         ]
-        model, x_B1D = self._run_layers(
-            weights, token_B[:, None], (at - pad_B)[:, None], attends, None
-        )
+        places_B1 = (at - pad_B)[:, None]
+        model, x_B1D = self._run_layers(weights, token_B[:, None], places_B1, attends)
         return model.project(x_B1D, model.head_DV)[:, 0], tuple(attend.cache for attend in attends)
 
     def compute_logits(self, weights: Weights, tokens_BL: Array) -> Array:
-        """Return logits_BLV without a cache. Rows are padded on the right, where no token sees the padding."""
+        """Return logits_BLV without a cache, of rows that are padded on the right."""
         attends = [look.plain for look in self._looks]
-        model, x_BLD = self._run_layers(
-            weights, tokens_BL, jnp.arange(tokens_BL.shape[1])[None, :], attends, None
-        )
+        places_BL = jnp.arange(tokens_BL.shape[1])[None, :]
+        model, x_BLD = self._run_layers(weights, tokens_BL, places_BL, attends)
         return model.project(x_BLD, model.head_DV)
 
     def _run_layers(
@@ -210,9 +191,9 @@ class Network:
         tokens_BL: Array,
         places_BL: Array,
         attends: Sequence[Attention],
-        keys: Keys,
+        keys: Keys = None,
     ) -> tuple[LanguageModel, Array]:
-        """Return the model, whose own layers must not be used, and its normalized stream after the last layer."""
+        """Return the model, without usable layers, and its normalized stream after the last."""
         model = self.build_model({**self._arrays.params, **weights.outer})
         blocks = {
             layer: _Stack(getattr(model, stack))
@@ -244,31 +225,20 @@ class _Stack:
 
 
 class LayerLook(NamedTuple):
-    """The properties by which the attention of layers differs.
+    """The properties by which the attention of layers differs."""
 
-    Attributes:
-        plain: Attention over whole rows.
-        window: Window of the layer, if any.
-        scale: Factor of the scores, if not the default.
-        cap: Bound of the scores, if any.
-        apply: Function that applies the layer.
-    """
-
-    plain: Attention
+    plain: Attention  # over whole rows
     window: int | None
-    scale: float | None
-    cap: float | None
+    scale: float | None  # of the scores, if not the default
+    cap: float | None  # of the scores
     apply: Callable[..., Array]  # (block, x_BLD, attend, places_BL, keys) -> x_BLD
 
 
 def _layer_looks(config: Config) -> list[LayerLook]:
     """Return the looks of the layers, as a pattern that repeats."""
     if isinstance(config, spec.GPT2):
-        return [
-            LayerLook(
-                implementations.causal_attention(ATTENTION), None, None, None, _apply_gpt2_layer
-            )
-        ]
+        plain = implementations.causal_attention(ATTENTION)
+        return [LayerLook(plain, None, None, None, _apply_gpt2_layer)]
     looks, scale = [], (config.query_scalar or config.head_channels) ** -0.5
     for name in config.attention_spans:
         look = LayerAttention.from_config(config, name, ATTENTION)
@@ -297,22 +267,20 @@ def _apply_decoder_layer(
 ) -> Array:
     look = LayerAttention(attend, partial(look.rope, places_BL=places_BL))
     if config.experts is None:
-        return block(x_BLD, keys, look)
+        output_BLD: Array = block(x_BLD, keys, look)
+        return output_BLD
     # The counts of the mixture are not read here.
     mixture = Mixture.from_config(config)
     real_BL = jnp.ones(x_BLD.shape[:2], jnp.float32)
     place_M = jnp.zeros(mixture.layers, jnp.float32)
-    return block.apply_routed((x_BLD, RoutingTotals.zeros(mixture)), keys, look, real_BL, place_M)[
-        0
-    ]
+    return block((x_BLD, RoutingTotals.zeros(mixture)), keys, look, real_BL, place_M)[0]
 
 
 def _build_model(config: Config, output: jnp.dtype) -> LanguageModel:
     options = ModelOptions(attention=ATTENTION, output=output)
     if isinstance(config, spec.GPT2):
-        return GPT2(
-            config.model_copy(update={"dropout": 0.0, "drop_path": 0.0}), nnx.Rngs(0), options
-        )
+        config = config.model_copy(update={"dropout": 0.0, "drop_path": 0.0})
+        return GPT2(config, nnx.Rngs(0), options)
     # With a capacity, the experts of a token would depend on the padding of its row.
     return Decoder(config.model_copy(update={"capacity": None}), nnx.Rngs(0), options)
 
@@ -327,9 +295,7 @@ def _copy_array(array: Array, dtype: jnp.dtype, split: jax.sharding.NamedShardin
 def _unstack_layers(
     stack: Array, dtype: jnp.dtype, split: jax.sharding.NamedSharding
 ) -> tuple[Array, ...]:
-    return tuple(
-        jax.lax.with_sharding_constraint(part.astype(dtype), split) for part in jnp.unstack(stack)
-    )
+    return tuple(_copy_array(part, dtype, split) for part in jnp.unstack(stack))
 
 
 # --- the cache ------------------------------------------------------------------------------------
@@ -344,15 +310,13 @@ class Cache(NamedTuple):
     def with_token(self, key_B1GK: Array, value_B1GK: Array, at: Array) -> Cache:
         """Return the cache with the token at index `at` in place of the oldest one."""
         slot = at % self.key_BGSK.shape[2]
-        pairs = zip(self, (key_B1GK, value_B1GK), strict=True)
-        rings = (
-            jax.lax.dynamic_update_slice_in_dim(ring, new.swapaxes(1, 2), slot, axis=2)
-            for ring, new in pairs
-        )
-        return Cache(*map(_constrain_ring, rings))
+        update = partial(jax.lax.dynamic_update_slice_in_dim, start_index=slot, axis=2)
+        key_BGSK = update(self.key_BGSK, key_B1GK.swapaxes(1, 2))
+        value_BGSK = update(self.value_BGSK, value_B1GK.swapaxes(1, 2))
+        return Cache(_constrain_ring(key_BGSK), _constrain_ring(value_BGSK))
 
     def seen_BS(self, at: Array, pad_B: Array) -> Array:
-        """Return which slots hold a token of the row after the token at index `at` has been stored."""
+        """Return the slots that hold a token of the row, up to the token at index `at`."""
         slots = self.key_BGSK.shape[2]
         # Index of the token in each slot; negative for an empty slot.
         index_S = at - (at - jnp.arange(slots)) % slots
@@ -364,7 +328,7 @@ def _constrain_ring(ring_BGSK: Array) -> Array:
 
 
 def _make_ring(array_BPGK: Array, slots: int) -> Array:
-    """Return a ring with the last tokens of the prompts, and empty slots if there are fewer tokens."""
+    """Return a ring with the last tokens of the prompts, and empty slots for a rest."""
     array_BGPK, length = array_BPGK.swapaxes(1, 2), array_BPGK.shape[1]
     if length < slots:
         return _constrain_ring(jnp.pad(array_BGPK, ((0, 0), (0, 0), (0, slots - length), (0, 0))))
@@ -380,12 +344,13 @@ class PromptAttention:
         self._plain, self._slots = plain, slots
 
     def __call__(self, query_BPHK: Array, key_BPGK: Array, value_BPGK: Array, keys: Keys) -> Array:
+        """Return the output of attention, [B, P, H, K]."""
         self.cache = Cache(_make_ring(key_BPGK, self._slots), _make_ring(value_BPGK, self._slots))
         return self._plain(query_BPHK, key_BPGK, value_BPGK, keys)
 
 
 class TokenAttention:
-    """Attention of one token per row to itself and to the tokens in `cache`, to which a call adds it."""
+    """Attention of one token per row to the tokens in `cache`, to which a call adds it."""
 
     def __init__(
         self, cache: Cache, at: Array, pad_B: Array, *, scale: float | None, cap: float | None
@@ -394,12 +359,10 @@ class TokenAttention:
         self._scale, self._cap = scale, cap
 
     def __call__(self, query_B1HK: Array, key_B1GK: Array, value_B1GK: Array, keys: Keys) -> Array:
+        """Return the output of attention, [B, 1, H, K]."""
         self.cache = self.cache.with_token(key_B1GK, value_B1GK, self._at)
-        (batch, _, heads, size), groups, dtype = (
-            query_B1HK.shape,
-            key_B1GK.shape[2],
-            query_B1HK.dtype,
-        )
+        batch, _, heads, size = query_B1HK.shape
+        groups, dtype = key_B1GK.shape[2], query_B1HK.dtype
         query_BGRK = query_B1HK.reshape(batch, groups, heads // groups, size)
         query_BGRK = query_BGRK * (size**-0.5 if self._scale is None else self._scale)
         scores_BGRS = jnp.einsum(

@@ -1,6 +1,7 @@
 """A trained language model, loaded from a checkpoint or a Hugging Face folder.
 
-The module also samples the prompts of `eval.samples` at each evaluation of a training."""
+The module also samples the prompts of `eval.samples` at each evaluation of a training.
+"""
 
 from __future__ import annotations
 
@@ -38,8 +39,9 @@ AnyMesh = Mapping[str, int] | spec.Mesh | jax.sharding.Mesh | None
 
 
 class TextModel:
-    """A loaded language model, with its weights on the devices. A prompt (`Prompt = str | list[int]`) is a text or a
-    list of token ids.
+    """A loaded language model, with its weights on the devices.
+
+    A prompt (`Prompt = str | list[int]`) is a text or a list of token ids.
 
     - `config`: the sizes of the model, by the keys of `train.model`.
     - `tokenizer`: an object with `encode(text)` and `decode(ids)`, or `None` if another program
@@ -65,12 +67,12 @@ class TextModel:
 
     @property
     def params(self) -> dict[str, Array]:
-        """A copy of the parameters by name, with the layers stacked as `[layers, …]`; each access makes a new one."""
+        """A copy of the parameters by name, stacked as `[layers, …]`; each access makes one."""
         return self._generator.network.stack_params(self._generator.weights)
 
     @property
     def model(self) -> LanguageModel:
-        """A flax.nnx module with a copy of the parameters, from tokens `[B, L]` to logits `[B, L, V]`."""
+        """A flax.nnx module with a copy of the parameters: tokens `[B, L]`, logits `[B, L, V]`."""
         return self._generator.network.build_model(self.params)
 
     def generate(
@@ -123,7 +125,7 @@ class TextModel:
         ]
 
     def stream(self, prompt: Prompt, **how: Unpack[SamplingOptions]) -> Iterator[Sample]:
-        """One sample of a prompt, again after every few tokens; the arguments are those of `generate`.
+        """One sample of a prompt, after every few tokens; for the arguments see `generate`.
 
         **Raises:**
 
@@ -139,8 +141,10 @@ class TextModel:
             yield samples[0]
 
     def logprobs(self, rows: Prompt | Sequence[Prompt]) -> list[np.ndarray]:
-        """For each row, a text or token ids, the log-probability of every token given those before it in nats, float32
-        `[L - 1]`."""
+        """For each row, a text or token ids, the log-probability of every token, in nats.
+
+        It is given those before it, and a float32 array `[L - 1]`.
+        """
         return [logprob_L for logprob_L, _ in self.scored(rows)]
 
     def scored(self, rows: Prompt | Sequence[Prompt]) -> list[tuple[np.ndarray, np.ndarray]]:
@@ -158,15 +162,11 @@ class TextModel:
 
         [`TrainerError`](#trainererror) for a text without a tokenizer.
         """
-        is_single = isinstance(prompts, str) or (
-            len(prompts) > 0 and isinstance(prompts[0], numbers.Integral)
-        )
+        is_text = isinstance(prompts, str)
+        is_single = is_text or (len(prompts) > 0 and isinstance(prompts[0], numbers.Integral))
         rows: Any = [prompts] if is_single else prompts
         return [
-            self._encode_prompt(prompt)
-            if isinstance(prompt, str)
-            else [int(token) for token in prompt]
-            for prompt in rows
+            self._encode_prompt(row) if isinstance(row, str) else [*map(int, row)] for row in rows
         ]
 
     def _encode_prompt(self, prompt: str) -> Ids:
@@ -188,14 +188,13 @@ def add_end_tokens(model: TextModel, ids: Sequence[int]) -> None:
 
 
 def _cut_at_stop(stop: Sequence[str], ids: Ids, decode: Callable[[Sequence[int]], str]) -> Ids:
-    """Return the longest prefix whose text ends before the first text of `stop`, or all tokens without one."""
+    """Return the longest prefix whose text ends before the first text of `stop`."""
     whole = decode(ids)
     places = [place for text in stop if (place := whole.find(text)) >= 0]
-    if not places:
-        return ids
-    return next(
-        ids[:count] for count in range(len(ids), -1, -1) if len(decode(ids[:count])) <= min(places)
-    )
+    count = len(ids)
+    while places and len(decode(ids[:count])) > min(places):
+        count -= 1
+    return ids[:count]
 
 
 def load_text_model(
@@ -223,13 +222,11 @@ def load_text_model(
         SpecError: The request is not supported.
     """
     path = epath.Path(folder)
-    if is_remote := remote.is_remote(folder):
+    storage: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
+    if remote.is_remote(folder):
         remote.check_url("the folder of weights", folder)
-    with (
-        remote.convert_errors(f"reading {folder}", SpecError)
-        if is_remote
-        else contextlib.nullcontext()
-    ):
+        storage = remote.convert_errors(f"reading {folder}", SpecError)
+    with storage:
         is_published = (path / "config.json").exists()
     if is_published:
         if step is not None or ema:
@@ -258,23 +255,19 @@ def load_text_model(
         ends_from = config.init_from
     tokenizer = tokenizers.find_tokenizer(network.config.vocab, data, files, folder)
     # Both the folder and the tokenizer name tokens that end a text.
-    ends = {
-        *(folders.end_tokens(ends_from) if ends_from else ()),
-        *(tokenizer.ends if tokenizer else ()),
-    }
-    return TextModel(
-        Generator(network, network.unstack_params(params), tuple(ends)), tokenizer, loaded_step
-    )
+    ends = {*(folders.end_tokens(ends_from) if ends_from else ())}
+    ends |= {*(tokenizer.ends if tokenizer else ())}
+    generator = Generator(network, network.unstack_params(params), tuple(ends))
+    return TextModel(generator, tokenizer, loaded_step)
 
 
 class _StoredParameters(dict[str, Any]):
-    """The parameters of a checkpoint by name. Each is read when it is popped, so that only one is in memory."""
+    """The parameters of a checkpoint by name, each read when it is popped."""
 
     def __init__(self, network: Network, stored: Mapping[str, Any]) -> None:
         if odd := sorted(network.abstract.keys() ^ stored.keys()):
-            raise SpecError(
-                f"the checkpoint's parameters are not the model's: {', '.join(odd[:5])}"
-            )
+            names = ", ".join(odd[:5])
+            raise SpecError(f"the checkpoint's parameters are not the model's: {names}")
         super().__init__(stored)
         self._abstract = network.abstract
 
@@ -285,16 +278,15 @@ class _StoredParameters(dict[str, Any]):
             whole = np.asarray(stored[tuple(axes)])
         else:
             # A stack with merged adapters can only be read layer by layer.
-            whole = np.stack(
-                [np.asarray(stored[(layer, *axes[1:])]) for layer in range(stored.shape[0])]
-            )
+            layers = range(stored.shape[0])
+            whole = np.stack([np.asarray(stored[(layer, *axes[1:])]) for layer in layers])
         return jax.make_array_from_callback(
             like.shape, like.sharding, lambda index: whole[index].astype(like.dtype)
         )
 
 
 def _choose_mesh(mesh: AnyMesh, recorded: Mapping[str, Any] | None) -> jax.sharding.Mesh:
-    """Return the requested mesh, or else that of the training if it fits, or else all devices as fsdp."""
+    """Return the requested mesh, or the training's if it fits, or all devices as fsdp."""
     if mesh is not None:
         return meshes.resolve_mesh(mesh)
     devices = jax.devices()
@@ -310,15 +302,13 @@ def _choose_mesh(mesh: AnyMesh, recorded: Mapping[str, Any] | None) -> jax.shard
 def sampling_bytes_per_device(
     train: TrainSpec, samples: spec.Samples, mesh: jax.sharding.Mesh
 ) -> int:
-    """Return the bytes on a device during sampling: weights in the compute dtype, and the keys and values.
+    """Return a device's bytes during sampling: the weights, and the keys and values.
 
     The estimate needs no tokenizer, since a token has at least one byte.
     """
-    lengths = (
-        len(prompt.encode() if isinstance(prompt, str) else prompt) for prompt in samples.prompts
-    )
+    prompts = [prompt.encode() if isinstance(prompt, str) else prompt for prompt in samples.prompts]
     network = Network(train.model, mesh, train.precision)
-    return network.bytes_per_device(len(samples.prompts), max(lengths) + samples.max_tokens)
+    return network.bytes_per_device(len(prompts), max(map(len, prompts)) + samples.max_tokens)
 
 
 class TrainingSamples:
@@ -332,9 +322,7 @@ class TrainingSamples:
             self._tokenizer = tokenizers.find_tokenizer(
                 network.config.vocab, train.data.model_dump(), files, "train.data.tokenizer"
             )
-            self._sampling = Sampling(
-                max_tokens=samples.max_tokens, temperature=samples.temperature, seed=train.seed
-            )
+            self._sampling = Sampling(samples.max_tokens, samples.temperature, seed=train.seed)
             self._rows = [
                 self._encode_prompt(prompt) if isinstance(prompt, str) else prompt
                 for prompt in samples.prompts
@@ -342,9 +330,8 @@ class TrainingSamples:
             check_prompts(network.config, self._rows, samples.max_tokens)
         except SpecError as error:
             raise SpecError(f"train.eval.samples: {error}") from None
-        self._generator = Generator(
-            network, Weights({}, ()), self._tokenizer.ends if self._tokenizer else ()
-        )
+        ends = self._tokenizer.ends if self._tokenizer else ()
+        self._generator = Generator(network, Weights({}, ()), ends)
 
     def take_samples(self, params: Mapping[str, Array]) -> list[dict[str, Any]]:
         """Return a sample of each prompt as JSON, with the stacked parameters of the training.
@@ -354,9 +341,8 @@ class TrainingSamples:
         """
         network = self._generator.network
         decode = self._tokenizer.decode if self._tokenizer else None
-        self._generator.weights = network.unstack_params(
-            MergingParameters(params, network.config, self._lora)
-        )
+        merged = MergingParameters(params, network.config, self._lora)
+        self._generator.weights = network.unstack_params(merged)
         groups = self._generator.generate(self._rows, self._sampling)
         self._generator.weights = Weights({}, ())
         return [

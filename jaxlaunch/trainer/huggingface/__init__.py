@@ -1,0 +1,1 @@
+"""Weights from and to Hugging Face's folders."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import pydantic
@@ -21,6 +21,7 @@ from jaxlaunch.trainer.huggingface.families import (
     WINDOW_KEYS,
     Family,
     key_faults,
+    key_set,
     model_keys,
 )
 from jaxlaunch.trainer.spec import Model
@@ -31,27 +32,13 @@ Config = Mapping[str, Any]
 GPT2_END_TOKEN = 50256
 # Length of an example, in tokens, if neither the job nor a shorter model defines it.
 MAX_DEFAULT_LENGTH = 2048
-# Keys of ours that a config.json does not contain, or that need not agree with it.
-UNCOMPARED_KEYS = {
-    "preset",
-    "init_from",
-    "scan",
-    "length",
-    "family",
-    "dropout",
-    "drop_path",
-    "pool",
-    "pixel_mean",
-    "pixel_std",
-}
-# The tensor of the head is the reliable source of the number of classes.
-UNCOMPARED_KEYS |= {"classes", "new_head"}
-# The positions of a ViT are interpolated for another size of image.
-UNCOMPARED_KEYS |= {"image"}
-# These keys affect training only.
-UNCOMPARED_KEYS |= {"momentum", "running_variance", "layer_scale"}
-# These keys affect training only; the folder defines the first one if the job does not.
-UNCOMPARED_KEYS |= {"balance", "router_z", "capacity"}
+# Keys of ours that a config.json does not contain, or that need not agree with it: some affect
+# training only, the head's tensor is the reliable source of the number of classes, and a ViT's
+# positions are interpolated for another size of image.
+UNCOMPARED_KEYS = key_set(
+    "preset init_from scan length family dropout drop_path pool pixel_mean pixel_std classes "
+    "new_head image momentum running_variance layer_scale balance router_z capacity"
+)
 # A config.json must contain these keys if the family has no default.
 REQUIRED_SIZES = ("layers", "width", "heads", "hidden", "vocab")
 FLOAT_KEYS = ("norm_eps", "query_scalar", "score_cap", "logit_cap", "rope_local_theta")
@@ -65,20 +52,23 @@ DEFAULT_PROPERTIES = {
 # A null in the job means that the job does not set these keys.
 DERIVED_KEYS = {*DEFAULT_PROPERTIES, "query_scalar", "pattern"}
 _YARN = {"beta_fast": 32.0, "beta_slow": 1.0}
+# Keys of a kind of rotary scaling, with our names, besides its factor and length.
+SCALING_KEYS: Mapping[str, tuple[str, ...]] = {
+    "linear": (),
+    "llama3": ("low_freq_factor", "high_freq_factor"),
+    "yarn": ("beta_fast", "beta_slow", "attention_factor", "truncate"),
+}
 # Names of keys that no family lists, because they are not plain renames.
 _SPECIAL_NAMES = {"window": "sliding_window", "dense_layers": "mlp_only_layers"}
 
 
 def parse_model(config: Config) -> spec.PublishedModel:
-    """Return the model that a config.json describes. Raises SpecError for invalid and unsupported keys."""
+    """Return the model that a config.json describes. Raises SpecError."""
     name = str(config.get("model_type"))
     if name not in FAMILIES:
         known_keys = IGNORED_KEYS.union(*(model_keys(*item) for item in FAMILIES.items()))
-        unknown_keys = sorted(
-            key
-            for key, value in config.items()
-            if key not in known_keys and value not in (None, False, {}, [])
-        )
+        set_keys = {key for key, value in config.items() if value not in (None, False, {}, [])}
+        unknown_keys = sorted(set_keys - known_keys)
         hint = f"; keys that these do not have: {', '.join(unknown_keys)}" if unknown_keys else ""
         raise SpecError(f"model_type is {name}, and only {', '.join(FAMILIES)} are supported{hint}")
     family = FAMILIES[name]
@@ -95,104 +85,80 @@ def parse_model(config: Config) -> spec.PublishedModel:
             # transformers omits id2label for two classes.
             keys["classes"] = len(labels) if labels else config.get("num_labels") or 2
         keys = {key: value for key, value in keys.items() if value is not None}
-    for theirs in (theirs for theirs, ours in family.keys.items() if ours == "positions"):
-        keys["length"] = min(
-            _parse_count(theirs, keys.get("positions") or MAX_DEFAULT_LENGTH), MAX_DEFAULT_LENGTH
-        )
+    names = {ours: theirs for theirs, ours in family.keys.items()} | _SPECIAL_NAMES
+    if "positions" in names:
+        positions = keys.get("positions") or MAX_DEFAULT_LENGTH
+        keys["length"] = min(_parse_count(names["positions"], positions), MAX_DEFAULT_LENGTH)
     try:
         model: Any = pydantic.TypeAdapter(Model).validate_python({"kind": family.kind, **keys})
     except pydantic.ValidationError as error:
-        raise SpecError(
-            "; ".join(_describe_fault(family, fault) for fault in error.errors())
-        ) from None
+        faults = [_describe_fault(names, fault) for fault in error.errors()]
+        raise SpecError("; ".join(faults)) from None
     assert isinstance(model, spec.PublishedModel), "every family is of a published model"
     return model
 
 
-def _describe_fault(family: Family, fault: Mapping[str, Any]) -> str:
+def _describe_fault(names: Mapping[str, str], fault: Mapping[str, Any]) -> str:
     """Return a fault of pydantic with the key names of config.json instead of ours."""
-    names = {ours: theirs for theirs, ours in family.keys.items()} | _SPECIAL_NAMES
     message, path = pydantic_message(fault), [str(part) for part in fault["loc"][1:]]
     if not path:
         return re.sub(r"\b(\w+)(?= (=|is|has) )", lambda word: names.get(word[1], word[1]), message)
-    return (
-        f"{'.'.join([names.get(path[0], path[0]), *path[1:]])} is "
-        f"{json.dumps(fault['input'])}: {message}"
-    )
+    key = ".".join([names.get(path[0], path[0]), *path[1:]])
+    return f"{key} is {json.dumps(fault['input'])}: {message}"
 
 
 def find_differences(
     job_model: spec.PublishedModel, folder_model: spec.PublishedModel, keys: set[str] | None = None
 ) -> list[str]:
-    """Return a sentence for each key, of `keys` or of all, in which the folder's model differs from the job's."""
-    compared_keys = [
-        key
-        for key in type(job_model).model_fields
-        if key not in UNCOMPARED_KEYS and (keys is None or key in keys)
-    ]
-    if job_model.kind != folder_model.kind and "kind" in compared_keys:
-        return [
-            f"it holds a model of the kind {folder_model.kind}, train.model.kind is "
-            f"{job_model.kind}"
-        ]
+    """Return a sentence for each key, of `keys` or all, in which the models differ."""
+    kind = folder_model.kind
+    compared_keys = [key for key in type(job_model).model_fields if key not in UNCOMPARED_KEYS]
+    if keys is not None:
+        compared_keys = [key for key in compared_keys if key in keys]
+    if job_model.kind != kind and "kind" in compared_keys:
+        return [f"it holds a model of the kind {kind}, train.model.kind is {job_model.kind}"]
     folder_family = folder_model.family if isinstance(folder_model, spec.Decoder) else None
-    family = FAMILIES[folder_family or folder_model.kind]
+    family = FAMILIES[folder_family or kind]
     names = {ours: key for key, ours in family.keys.items()} | _SPECIAL_NAMES
     names |= {"pattern": "layer_types", "activation": family.activation}
     faults = []
     for key in compared_keys:
-        if keys is not None and key in DERIVED_KEYS and getattr(job_model, key) is None:
-            continue
-        if key == "positions" and (
-            getattr(job_model, key) is None or isinstance(folder_model, spec.Decoder)
+        is_null = getattr(job_model, key) is None
+        # A null leaves the value to the folder. Positions are not a parameter of a decoder.
+        if (keys is not None and key in DERIVED_KEYS and is_null) or (
+            key == "positions" and (is_null or isinstance(folder_model, spec.Decoder))
         ):
-            # Positions are not a parameter of a decoder.
             continue
         if key not in type(folder_model).model_fields:
-            faults.append(
-                f"train.model.{key} does not apply to a model of the kind {folder_model.kind}"
-            )
+            faults.append(f"train.model.{key} does not apply to a model of the kind {kind}")
             continue
-        job_value = _effective_value(job_model, key)
-        folder_value = _effective_value(folder_model, key)
-        if (
-            key == "pattern"
-            and isinstance(job_model, spec.Decoder)
-            and isinstance(folder_model, spec.Decoder)
-        ):
-            job_value = _layer_kinds(job_model, folder_model.layers)
-            folder_value = _layer_kinds(folder_model, folder_model.layers)
+        layers = getattr(folder_model, "layers", 0)
+        job_value = _effective_value(job_model, key, layers)
+        folder_value = _effective_value(folder_model, key, layers)
         if job_value != folder_value:
             faults.append(
                 f"{names.get(key, key)} is {folder_value}, train.model.{key} makes it {job_value}"
             )
-    if (
-        isinstance(job_model, spec.Decoder)
-        and job_model.family
-        and job_model.family != folder_family
-    ):
-        faults.append(f"model_type is {folder_family}, train.model.family is {job_model.family}")
+    job_family = job_model.family if isinstance(job_model, spec.Decoder) else None
+    if job_family and job_family != folder_family:
+        faults.append(f"model_type is {folder_family}, train.model.family is {job_family}")
     return faults
 
 
 def find_family(model: spec.PublishedModel) -> str:
-    """Return the model_type for the export of a model: its own family, or the first one that matches.
+    """Return the model_type for the export: the model's family, or the first that matches.
 
     Raises SpecError with the differences to the nearest family if none matches.
     """
     if not isinstance(model, spec.Decoder):
         return model.kind
     faults: dict[str, list[str]] = {}
-    for name in (
-        [model.family]
-        if model.family
-        else [name for name in FAMILIES if FAMILIES[name].kind == model.kind]
-    ):
+    families = [name for name, family in FAMILIES.items() if family.kind == model.kind]
+    for name in [model.family] if model.family else families:
         try:
-            written_model = parse_model(_render_as_family(model, name))
-            faults[name] = find_differences(
-                model.model_copy(update={"family": name}), written_model
-            )
+            rendered_model = parse_model(_render_as_family(model, name))
+            job_model = model.model_copy(update={"family": name})
+            faults[name] = find_differences(job_model, rendered_model)
         except SpecError as error:
             faults[name] = [str(error)]
     nearest = min(faults, key=lambda name: len(faults[name]))
@@ -204,7 +170,7 @@ def find_family(model: spec.PublishedModel) -> str:
 
 
 def render_config(model: spec.PublishedModel) -> dict[str, Any]:
-    """Return the config.json of a model as a dict. Raises SpecError if Hugging Face has no such model."""
+    """Return the config.json of a model. Raises SpecError if Hugging Face has none."""
     return _render_as_family(model, find_family(model))
 
 
@@ -212,7 +178,7 @@ def render_config(model: spec.PublishedModel) -> dict[str, Any]:
 
 
 def _config_value(family: Family, config: Config, key: str) -> Any:
-    """Return the value of a key of theirs, or its default if the key is missing. Null counts as a value."""
+    """Return the value of a key of theirs, or its default. Null counts as a value."""
     return config[key] if key in config else family.absent.get(key)
 
 
@@ -230,37 +196,27 @@ def _parse_count(key: str, value: Any) -> int:
 
 def _parse_renamed_keys(family: Family, config: Config) -> dict[str, Any]:
     values = {theirs: _config_value(family, config, theirs) for theirs in family.keys}
-    needed = [
-        key
-        for key, ours in family.keys.items()
-        if ours in REQUIRED_SIZES and key not in family.absent
-    ]
-    missing = [key for key in needed if values[key] is None]
-    if missing:
+    sizes = [theirs for theirs, ours in family.keys.items() if ours in REQUIRED_SIZES]
+    needed = [key for key in sizes if key not in family.absent]
+    if missing := [key for key in needed if values[key] is None]:
         raise SpecError(f"it does not say {', '.join(missing)}")
     for key in needed:
         _parse_count(key, values[key])
-    return {
-        ours: _parse_number(theirs, values[theirs])
-        if ours == "norm_eps" or (ours in FLOAT_KEYS and values[theirs] is not None)
-        else values[theirs]
-        for theirs, ours in family.keys.items()
-    }
+    for theirs, ours in family.keys.items():
+        if ours == "norm_eps" or (ours in FLOAT_KEYS and values[theirs] is not None):
+            values[theirs] = _parse_number(theirs, values[theirs])
+    return {ours: values[theirs] for theirs, ours in family.keys.items()}
 
 
 def _parse_decoder(name: str, family: Family, config: Config) -> dict[str, Any]:
     activation = str(_config_value(family, config, family.activation))
     if activation not in ACTIVATIONS:
-        supported = ", ".join(ACTIVATIONS)
         raise SpecError(
-            f"{family.activation} is {activation}: of activations {supported} are supported"
+            f"{family.activation} is {activation}: of activations {', '.join(ACTIVATIONS)} are "
+            "supported"
         )
-    keys = {
-        **_parse_renamed_keys(family, config),
-        **family.fixed,
-        "family": name,
-        "activation": ACTIVATIONS[activation],
-    }
+    keys = {**_parse_renamed_keys(family, config), **family.fixed}
+    keys |= {"family": name, "activation": ACTIVATIONS[activation]}
     if family.has_biases:
         keys["biases"] = ["qkv", "out"] if config.get("attention_bias") else []
         keys["biases"] += ["mlp"] if config.get("mlp_bias") and name == "llama" else []
@@ -269,20 +225,15 @@ def _parse_decoder(name: str, family: Family, config: Config) -> dict[str, Any]:
         keys.pop("rope_local_theta", None)
     # The loss that balances experts is used only if the router's logits are an output.
     if "experts" in keys and config.get("output_router_logits"):
-        keys["balance"] = _parse_number(
-            "router_aux_loss_coef", config.get("router_aux_loss_coef", 0.001)
-        )
+        weight = config.get("router_aux_loss_coef", 0.001)
+        keys["balance"] = _parse_number("router_aux_loss_coef", weight)
     if name == "qwen3_moe":
         step = _parse_count("decoder_sparse_step", config.get("decoder_sparse_step", 1))
-        mlp_only_layers = config.get("mlp_only_layers")
-        dense_layers = {layer for layer in range(keys["layers"]) if (layer + 1) % step}
-        if not isinstance(mlp_only_layers or [], list) or any(
-            type(layer) is not int for layer in mlp_only_layers or []
-        ):
-            raise SpecError(
-                f"mlp_only_layers is {json.dumps(mlp_only_layers)}, not a list of layers"
-            )
-        keys["dense_layers"] = sorted(dense_layers | set(mlp_only_layers or []))
+        dense_layers = config.get("mlp_only_layers") or []
+        if not isinstance(dense_layers, list) or not {int} >= {*map(type, dense_layers)}:
+            raise SpecError(f"mlp_only_layers is {json.dumps(dense_layers)}, not a list of layers")
+        skipped_layers = {layer for layer in range(keys["layers"]) if (layer + 1) % step}
+        keys["dense_layers"] = sorted(skipped_layers | {*dense_layers})
     return keys
 
 
@@ -293,21 +244,17 @@ def _parse_window(family: Family, config: Config, layers: int) -> dict[str, Any]
     window = _config_value(family, config, "sliding_window")
     if "use_sliding_window" in WINDOW_KEYS[family.window] and not config.get("use_sliding_window"):
         window = None
-    layer_kinds = []
-    if "layer_types" in WINDOW_KEYS[family.window]:
-        layer_types = config.get("layer_types") or []
-        if not isinstance(layer_types, list) or any(
-            kind not in LAYER_KINDS for kind in map(str, layer_types)
-        ):
-            raise SpecError(
-                f"layer_types is {json.dumps(layer_types)}: of kinds of layers "
-                f"{', '.join(LAYER_KINDS)} are supported"
-            )
-        if layer_types and len(layer_types) != layers:
-            raise SpecError(
-                f"layer_types has {len(layer_types)} layers, num_hidden_layers is {layers}"
-            )
-        layer_kinds = [LAYER_KINDS[kind] for kind in layer_types]
+    layer_types = config.get("layer_types") or []
+    if "layer_types" not in WINDOW_KEYS[family.window]:
+        layer_types = []
+    if not isinstance(layer_types, list) or not LAYER_KINDS.keys() >= set(map(str, layer_types)):
+        raise SpecError(
+            f"layer_types is {json.dumps(layer_types)}: of kinds of layers "
+            f"{', '.join(LAYER_KINDS)} are supported"
+        )
+    if layer_types and len(layer_types) != layers:
+        raise SpecError(f"layer_types has {len(layer_types)} layers, num_hidden_layers is {layers}")
+    layer_kinds = [LAYER_KINDS[kind] for kind in layer_types]
     if window is None and "window" in layer_kinds:
         raise SpecError(
             "layer_types lists sliding_attention, and sliding_window or use_sliding_window "
@@ -316,11 +263,8 @@ def _parse_window(family: Family, config: Config, layers: int) -> dict[str, Any]
     layer_kinds = layer_kinds or _default_layer_kinds(family, config, layers)
     if window is None or "window" not in layer_kinds:
         return no_window
-    period = next(
-        n
-        for n in range(1, layers + 1)
-        if all(layer_kinds[i] == layer_kinds[i % n] for i in range(layers))
-    )
+    lengths = range(1, layers + 1)
+    period = next(n for n in lengths if layer_kinds == (layer_kinds[:n] * layers)[:layers])
     return {"window": window, "pattern": layer_kinds[:period]}
 
 
@@ -338,7 +282,7 @@ def _default_layer_kinds(family: Family, config: Config, layers: int) -> list[st
 
 
 def _parse_rope(family: Family, config: Config, keys: Mapping[str, Any]) -> dict[str, Any]:
-    """Parse rotary positions as written by transformers 4 (rope_theta, rope_scaling) or 5 (rope_parameters)."""
+    """Parse rotary positions as transformers 4 or 5 (rope_parameters) writes them."""
     version_4 = _parse_rope_block(family, config, "rope_scaling")
     if not config.get("rope_parameters"):
         return version_4
@@ -347,21 +291,16 @@ def _parse_rope(family: Family, config: Config, keys: Mapping[str, Any]) -> dict
     if any({**keys, **written}.get(key) != value for key, value in version_5.items()):
         raise SpecError(
             f"rope_parameters is {json.dumps(config['rope_parameters'])}, and rope_theta and "
-            "rope_scaling say "
-            "otherwise; keep those that the weights were trained with"
+            "rope_scaling say otherwise; keep those that the weights were trained with"
         )
     return version_5
 
 
 def _parse_rope_block(family: Family, config: Config, name: str) -> dict[str, Any]:
     block = _parse_block(name, config.get(name))
-    local_block = {}
-    local_name = f"{name}.sliding_attention"
-    if (
-        name == "rope_parameters"
-        and "rope_local_base_freq" in family.keys
-        and "full_attention" in block
-    ):
+    local_block, local_name = {}, f"{name}.sliding_attention"
+    has_local = name == "rope_parameters" and "rope_local_base_freq" in family.keys
+    if has_local and "full_attention" in block:
         _check_keys(name, block, {"full_attention", "sliding_attention"})
         local_block = _parse_block(local_name, block.get("sliding_attention"))
         block = _parse_block(f"{name}.full_attention", block["full_attention"])
@@ -369,19 +308,14 @@ def _parse_rope_block(family: Family, config: Config, name: str) -> dict[str, An
     _check_keys(local_name, local_block, ROPE_BLOCK_KEYS)
     theta = block.get("rope_theta") if name == "rope_parameters" else None
     theta = _config_value(family, config, "rope_theta") if theta is None else theta
-    keys = {
-        "rope_theta": _parse_number("rope_theta", theta),
-        "rope_scaling": _parse_scaling(name, block, config),
-    }
+    keys: dict[str, Any] = {"rope_theta": _parse_number("rope_theta", theta)}
+    keys["rope_scaling"] = _parse_scaling(name, block, config)
     if local_block:
         if _parse_scaling(local_name, local_block, config) is not None:
-            raise SpecError(
-                f"{local_name}.rope_type is {local_block.get('rope_type')}: only default "
-                "is supported"
-            )
-        keys["rope_local_theta"] = _parse_number(
-            f"{local_name}.rope_theta", local_block.get("rope_theta")
-        )
+            kind = local_block.get("rope_type")
+            raise SpecError(f"{local_name}.rope_type is {kind}: only default is supported")
+        theta = local_block.get("rope_theta")
+        keys["rope_local_theta"] = _parse_number(f"{local_name}.rope_theta", theta)
     return keys
 
 
@@ -392,13 +326,9 @@ def _parse_block(key: str, value: Any) -> dict[str, Any]:
 
 
 def _check_keys(name: str, block: Mapping[str, Any], known_keys: Collection[str]) -> None:
-    if unknown_keys := [
-        key for key, value in block.items() if key not in known_keys and value is not None
-    ]:
-        raise SpecError(
-            f"{name}.{unknown_keys[0]} is {json.dumps(block[unknown_keys[0]])}, a key that is "
-            "not known here"
-        )
+    for key, value in block.items():
+        if key not in known_keys and value is not None:
+            raise SpecError(f"{name}.{key} is {json.dumps(value)}, a key that is not known here")
 
 
 def _parse_scaling(name: str, block: Mapping[str, Any], config: Config) -> dict[str, Any] | None:
@@ -410,62 +340,65 @@ def _parse_scaling(name: str, block: Mapping[str, Any], config: Config) -> dict[
     kind = kinds[0] if kinds else "default"
     if kind == "default":
         return None
-    if kind not in ("llama3", "linear", "yarn"):
+    if kind not in SCALING_KEYS:
         raise SpecError(
             f"{name}.rope_type is {kind}: of rotary scalings default, linear, llama3 and yarn "
             "are supported"
         )
-    factor = _parse_number(f"{name}.factor", block.get("factor"))
-    scaling: dict[str, Any] = {"kind": kind, "factor": factor}
+
+    def parse_number(key: str) -> float:
+        return _parse_number(f"{name}.{key}", block.get(key))
+
+    scaling: dict[str, Any] = {"kind": kind, "factor": parse_number("factor")}
     if kind == "linear":
         return scaling
     length_key = "original_max_position_embeddings"
-    scaling["original_length"] = block.get(length_key) or config.get("max_position_embeddings")
     if kind == "llama3":
-        factors = ("low_freq_factor", "high_freq_factor")
-        scaling |= {key: _parse_number(f"{name}.{key}", block.get(key)) for key in factors}
         scaling["original_length"] = _parse_count(f"{name}.{length_key}", block.get(length_key))
-        return scaling
-    scaling |= {
-        key: _parse_number(f"{name}.{key}", block.get(key) or plain) for key, plain in _YARN.items()
-    }
+        return scaling | {key: parse_number(key) for key in SCALING_KEYS[kind]}
+    scaling["original_length"] = block.get(length_key) or config.get("max_position_embeddings")
+    return scaling | _parse_yarn(name, block, scaling["factor"], parse_number)
+
+
+def _parse_yarn(
+    name: str, block: Mapping[str, Any], factor: float, parse_number: Callable[[str], float]
+) -> dict[str, Any]:
+    keys = {key: parse_number(key) if block.get(key) else _YARN[key] for key in _YARN}
     # An attention factor of None is the default.
-    scaling |= {"truncate": block.get("truncate", True), "attention_factor": None}
+    attention_factor = None
     if block.get("attention_factor") is not None:
-        scaling["attention_factor"] = _parse_number(
-            f"{name}.attention_factor", block["attention_factor"]
-        )
+        attention_factor = parse_number("attention_factor")
     elif block.get("mscale") and block.get("mscale_all_dim"):
-        log_factor = 0.1 * math.log(max(factor, 1.0))
-        mscale, mscale_all_dim = (
-            _parse_number(f"{name}.{key}", block[key]) for key in ("mscale", "mscale_all_dim")
-        )
-        scaling["attention_factor"] = (mscale * log_factor + 1.0) / (
-            mscale_all_dim * log_factor + 1.0
-        )
-    if not isinstance(scaling["truncate"], bool):
-        raise SpecError(f"{name}.truncate is {json.dumps(scaling['truncate'])}, not true or false")
-    return scaling
+        growth = 0.1 * math.log(max(factor, 1.0))
+        above, below = (parse_number(key) * growth + 1.0 for key in ("mscale", "mscale_all_dim"))
+        attention_factor = above / below
+    truncate = block.get("truncate", True)
+    if not isinstance(truncate, bool):
+        raise SpecError(f"{name}.truncate is {json.dumps(truncate)}, not true or false")
+    return {**keys, "truncate": truncate, "attention_factor": attention_factor}
 
 
 # --- ours -> theirs -------------------------------------------------------------------------------
 
 
-def _effective_value(model: spec.PublishedModel, key: str) -> Any:
+def _effective_value(model: spec.PublishedModel, key: str, layers: int) -> Any:
     """Return the value of a key in a canonical form, which is equal for equal models."""
     value = getattr(model, key)
-    match key:
-        case "rope_scaling":
-            return None if value is None else value.model_dump()
-        case "query_scalar":
-            return value or float(model.head_channels) if isinstance(model, spec.Decoder) else None
-        case "biases":
-            return sorted(value)
+    if isinstance(model, spec.Decoder):
+        match key:
+            case "rope_scaling":
+                return None if value is None else value.model_dump()
+            case "query_scalar":
+                return value or float(model.head_channels)
+            case "biases":
+                return sorted(value)
+            case "pattern":
+                return _layer_kinds(model, layers)
     return getattr(model, DEFAULT_PROPERTIES.get(key, key), value)
 
 
 def _layer_kinds(model: spec.Decoder, layers: int) -> list[str]:
-    """Return the kind of each layer, from the pattern if there is one: a job may take the window from the folder."""
+    """Return the kind of each layer; the window itself may come from the folder."""
     looks = model.pattern or model.attention_spans
     return [looks[layer % len(looks)] for layer in range(layers)]
 
@@ -474,73 +407,71 @@ def _render_as_family(model: spec.PublishedModel, name: str) -> dict[str, Any]:
     family = FAMILIES[name]
     config = {"architectures": [family.architecture], "model_type": name, **family.constant}
     for theirs, ours in family.keys.items():
-        if ours == "positions":
-            value: Any = model.position_rows if isinstance(model, spec.GPT2) else None
-            value = model.max_positions if isinstance(model, spec.Decoder) else value
-        elif ours == "query_scalar":
-            value = _effective_value(model, ours)
-        elif ours == "rope_local_theta" and isinstance(model, spec.Decoder):
-            value = model.rope_local_theta or model.rope_theta
-        else:
-            value = getattr(model, DEFAULT_PROPERTIES.get(ours, ours))
-        config[theirs] = value
+        config[theirs] = getattr(model, DEFAULT_PROPERTIES.get(ours, ours))
+    names = {ours: theirs for theirs, ours in family.keys.items()}
+    if isinstance(model, spec.GPT2):
+        config[names["positions"]] = model.position_rows
     if isinstance(model, spec.Decoder):
-        config |= dict(_render_decoder(model, family))
+        values: dict[str, Any] = {"positions": model.max_positions}
+        values["query_scalar"] = model.query_scalar or float(model.head_channels)
+        values["rope_local_theta"] = model.rope_local_theta or model.rope_theta
+        config |= {names[ours]: value for ours, value in values.items() if ours in names}
+        config |= _render_decoder(model, family)
     elif isinstance(model, spec.GPT2) and model.vocab <= GPT2_END_TOKEN:
         config |= {"bos_token_id": None, "eos_token_id": None}
     elif isinstance(model, spec.ImageModel):
-        labels = {str(label): f"LABEL_{label}" for label in range(model.classes)}
-        config |= {
-            "id2label": labels,
-            "label2id": {name: int(label) for label, name in labels.items()},
-        }
+        config |= label_keys([f"LABEL_{label}" for label in range(model.classes)])
     return config
 
 
-def _render_decoder(model: spec.Decoder, family: Family) -> Iterator[tuple[str, Any]]:
-    """Yield the keys that are not plain renames of ours."""
-    yield (
-        family.activation,
-        next(theirs for theirs, ours in ACTIVATIONS.items() if ours == model.activation),
-    )
-    yield "rope_theta", model.rope_theta
-    yield "rope_scaling", _render_scaling(model)
+def label_keys(classes: Sequence[str]) -> dict[str, Any]:
+    """Return the keys of config.json that name the labels."""
+    return {
+        "id2label": {str(label): name for label, name in enumerate(classes)},
+        "label2id": {name: label for label, name in enumerate(classes)},
+    }
+
+
+def _render_decoder(model: spec.Decoder, family: Family) -> dict[str, Any]:
+    """Return the keys that are not plain renames of ours."""
+    activation = next(name for name, ours in ACTIVATIONS.items() if ours == model.activation)
+    config: dict[str, Any] = {family.activation: activation}
+    config |= {"rope_theta": model.rope_theta, "rope_scaling": _render_scaling(model)}
     if family.has_biases:
-        yield "attention_bias", {"qkv", "out"} <= set(model.biases)
+        config["attention_bias"] = {"qkv", "out"} <= set(model.biases)
     if family.architecture == "LlamaForCausalLM":
-        yield "mlp_bias", "mlp" in model.biases
-    if family.window is not None:
-        kinds = {ours: theirs for theirs, ours in LAYER_KINDS.items()}
-        looks = _layer_kinds(model, model.layers)
-        yield "sliding_window", model.window if "window" in looks else None
-        if family.window in ("switched", "layers"):
-            yield "layer_types", [kinds[look] for look in looks]
-        if family.window in ("switched", "all_switched"):
-            yield "use_sliding_window", "window" in looks
-        if family.window == "switched":
-            yield "max_window_layers", looks.index("window") if "window" in looks else model.layers
-        elif "rope_local_base_freq" in family.keys and "full" in model.attention_spans:
-            yield "sliding_window_pattern", model.attention_spans.index("full") + 1
+        config["mlp_bias"] = "mlp" in model.biases
     if "experts" in family.keys.values():
-        if model.balance:
-            yield "router_aux_loss_coef", model.balance
-        yield "output_router_logits", model.balance > 0
-        if "moe_intermediate_size" in family.keys:
-            yield "decoder_sparse_step", 1
-            yield "mlp_only_layers", sorted(set(model.dense_layers))
+        config |= {"router_aux_loss_coef": model.balance} if model.balance else {}
+        config["output_router_logits"] = model.balance > 0
+    if "moe_intermediate_size" in family.keys:
+        config |= {"decoder_sparse_step": 1, "mlp_only_layers": sorted(set(model.dense_layers))}
+    return config | _render_window(model, family)
+
+
+def _render_window(model: spec.Decoder, family: Family) -> dict[str, Any]:
+    keys = WINDOW_KEYS[family.window]
+    kinds = _layer_kinds(model, model.layers)
+    first = kinds.index("window") if "window" in kinds else None
+    names = {ours: theirs for theirs, ours in LAYER_KINDS.items()}
+    config: dict[str, Any] = {
+        "sliding_window": None if first is None else model.window,
+        "layer_types": [names[kind] for kind in kinds],
+        "use_sliding_window": first is not None,
+        "max_window_layers": model.layers if first is None else first,
+    }
+    if "rope_local_base_freq" in family.keys and "full" in model.attention_spans:
+        config["sliding_window_pattern"] = model.attention_spans.index("full") + 1
+    return {key: value for key, value in config.items() if key in keys}
 
 
 def _render_scaling(model: spec.Decoder) -> dict[str, Any] | None:
     scaling = model.rope_scaling
     if scaling is None:
         return None
-    keys = {
-        "linear": (),
-        "llama3": ("low_freq_factor", "high_freq_factor"),
-        "yarn": ("beta_fast", "beta_slow", "attention_factor", "truncate"),
-    }[scaling.kind]
+    values = {key: getattr(scaling, key) for key in SCALING_KEYS[scaling.kind]}
     rendered = {"rope_type": scaling.kind, "factor": scaling.factor}
-    rendered |= {key: getattr(scaling, key) for key in keys if getattr(scaling, key) is not None}
+    rendered |= {key: value for key, value in values.items() if value is not None}
     if scaling.original_length is not None:
         rendered["original_max_position_embeddings"] = scaling.original_length
     return rendered

@@ -21,27 +21,25 @@ Values = Mapping[str, Any]
 class Family:
     """A model type of Hugging Face."""
 
-    # Class in transformers.
-    architecture: str
-    # Kind in our spec.
-    kind: str
-    # Key in their config.json -> key in our model block.
-    keys: Keys
-    # Values of keys that their config.json omits.
-    absent: Values
+    architecture: str  # class in transformers
+    kind: str  # in our spec
+    keys: Keys  # key in their config.json -> key in our model block
+    absent: Values  # of keys that their config.json omits
     # Options of ours that all models of the family have.
     fixed: Values = dataclasses.field(default_factory=dict)
     # Keys of theirs for which only one value is supported.
     constant: Values = dataclasses.field(default_factory=dict)
     # Keys of this family alone that do not change what a model computes.
     silent: frozenset[str] = frozenset()
-    # Their key of the activation.
-    activation: str = "hidden_act"
-    # How they define which layers have a window: all, [all_]switched or layers; None: no layer has
-    # one.
+    activation: str = "hidden_act"  # their key of it
+    # How they define which layers have a window: all, [all_]switched or layers; None: none.
     window: str | None = None
-    # Whether the family has attention_bias and mlp_bias.
-    has_biases: bool = False
+    has_biases: bool = False  # whether the family has attention_bias and mlp_bias
+
+
+def key_set(names: str) -> frozenset[str]:
+    """Return the names in a text."""
+    return frozenset(names.split())
 
 
 # Keys of decoders and ViTs.
@@ -88,9 +86,7 @@ _GEMMA_ABSENT: Values = {
 _GEMMA: Values = {"norms": "both", "norm_from_one": True, "embedding_scale": True}
 
 # Keys of image models that select features if the model is a backbone of another one.
-_BACKBONE_KEYS = frozenset(
-    "num_labels out_features out_indices stage_names tie_word_embeddings".split()
-)
+_BACKBONE_KEYS = key_set("num_labels out_features out_indices stage_names tie_word_embeddings")
 # Keys of convolutional models.
 _STAGES: Keys = {"depths": "depths", "hidden_sizes": "widths", "num_channels": "channels"}
 
@@ -233,10 +229,9 @@ FAMILIES: Mapping[str, Family] = {
         constant={"activation_function": "gelu_new", "tie_word_embeddings": True},
         # The summary keys belong to a classifier; the others change the order of two float32
         # operations at most.
-        silent=frozenset(
+        silent=key_set(
             "attn_pdrop n_ctx reorder_and_upcast_attn summary_activation summary_first_dropout "
-            "summary_last_dropout "
-            "summary_proj_to_labels summary_type summary_use_proj".split()
+            "summary_last_dropout summary_proj_to_labels summary_type summary_use_proj"
         ),
     ),
     "vit": Family(
@@ -252,10 +247,9 @@ FAMILIES: Mapping[str, Family] = {
         {"layer_norm_eps": 1e-12, "image_size": 224, "num_channels": 3, "patch_size": 16},
         constant={"hidden_act": "gelu", "qkv_bias": True},
         # Keys of the pooler and the decoder of patches, which a classifier does not have.
-        silent=frozenset(
+        silent=key_set(
             "attention_probs_dropout_prob encoder_stride hidden_dropout_prob num_labels pooler_act "
-            "pooler_output_size "
-            "tie_word_embeddings".split()
+            "pooler_output_size tie_word_embeddings"
         ),
     ),
     "resnet": Family(
@@ -289,7 +283,7 @@ FAMILIES: Mapping[str, Family] = {
         },
         constant={"hidden_act": "gelu"},
         silent=_BACKBONE_KEYS
-        | {"drop_path_rate", "image_size", "layer_scale_init_value", "num_stages"},
+        | key_set("drop_path_rate image_size layer_scale_init_value num_stages"),
     ),
 }
 
@@ -340,51 +334,44 @@ EFFECTS: Keys = {
 }
 # Keys that do not change what a model computes, such as those that transformers writes for every
 # model.
-IGNORED_KEYS = frozenset(
+IGNORED_KEYS = key_set(
     "_attn_implementation _attn_implementation_autoset _commit_hash _flash_attn_2_enabled "
-    "_name_or_path _num_labels "
-    "architectures attention_dropout attn_implementation auto_map bad_words_ids "
-    "begin_suppress_tokens bos_token_id "
-    "cache_implementation chunk_size_feed_forward classifier_dropout cross_attention_hidden_size "
-    "decoder_start_token_id diversity_penalty do_sample dtype early_stopping embd_pdrop "
-    "encoder_no_repeat_ngram_size "
-    "eos_token_id exponential_decay_length_penalty finetuning_task forced_bos_token_id "
-    "forced_eos_token_id "
+    "_name_or_path _num_labels architectures attention_dropout attn_implementation auto_map "
+    "bad_words_ids begin_suppress_tokens bos_token_id cache_implementation chunk_size_feed_forward "
+    "classifier_dropout cross_attention_hidden_size decoder_start_token_id diversity_penalty "
+    "do_sample dtype early_stopping embd_pdrop encoder_no_repeat_ngram_size eos_token_id "
+    "exponential_decay_length_penalty finetuning_task forced_bos_token_id forced_eos_token_id "
     "gradient_checkpointing id2label initializer_range is_decoder is_llama_config label2id "
-    "length_penalty max_length "
-    "max_position_embeddings min_length model_type name_or_path no_repeat_ngram_size "
-    "num_beam_groups num_beams "
-    "num_labels num_return_sequences output_attentions output_hidden_states output_scores "
-    "pad_token_id prefix "
-    "pretraining_tp problem_type remove_invalid_values repetition_penalty resid_pdrop return_dict "
+    "length_penalty max_length max_position_embeddings min_length model_type name_or_path "
+    "no_repeat_ngram_size num_beam_groups num_beams num_labels num_return_sequences "
+    "output_attentions output_hidden_states output_scores pad_token_id prefix pretraining_tp "
+    "problem_type remove_invalid_values repetition_penalty resid_pdrop return_dict "
     "return_dict_in_generate sep_token_id suppress_tokens task_specific_params temperature "
-    "tf_legacy_loss "
-    "tie_encoder_decoder tokenizer_class top_k top_p torch_dtype torchscript "
-    "transformers.js_config "
-    "transformers_version typical_p unsloth_fixed unsloth_version use_bfloat16 use_cache".split()
+    "tf_legacy_loss tie_encoder_decoder tokenizer_class top_k top_p torch_dtype torchscript "
+    "transformers.js_config transformers_version typical_p unsloth_fixed unsloth_version "
+    "use_bfloat16 use_cache"
 )
 
+# Keys of ours of which a null is an error.
+COUNT_KEYS = key_set("experts experts_per_token expert_hidden head_size")
 EXPERT_KEYS = frozenset({"router_aux_loss_coef", "output_router_logits"})
 ROPE_KEYS = frozenset({"rope_theta", "rope_scaling", "rope_parameters"})
 # Keys of a block of rotary positions. YaRN's own models have `finetuned`.
-ROPE_BLOCK_KEYS = frozenset(
+ROPE_BLOCK_KEYS = key_set(
     "attention_factor beta_fast beta_slow factor finetuned high_freq_factor low_freq_factor mscale "
-    "mscale_all_dim "
-    "original_max_position_embeddings rope_theta rope_type truncate type".split()
+    "mscale_all_dim original_max_position_embeddings rope_theta rope_type truncate type"
 )
 # Keys that are read for each way in which families define their windows.
 WINDOW_KEYS: Mapping[str | None, frozenset[str]] = {
-    None: frozenset(),
-    "all": frozenset({"sliding_window"}),
-    "all_switched": frozenset({"sliding_window", "use_sliding_window"}),
-    "switched": frozenset(
-        {"sliding_window", "use_sliding_window", "max_window_layers", "layer_types"}
-    ),
-    "layers": frozenset({"sliding_window", "layer_types", "sliding_window_pattern"}),
+    None: key_set(""),
+    "all": key_set("sliding_window"),
+    "all_switched": key_set("sliding_window use_sliding_window"),
+    "switched": key_set("sliding_window use_sliding_window max_window_layers layer_types"),
+    "layers": key_set("sliding_window layer_types sliding_window_pattern"),
 }
-BOOLEAN_KEYS = frozenset(
+BOOLEAN_KEYS = key_set(
     "attention_bias mlp_bias norm_topk_prob output_router_logits tie_word_embeddings "
-    "use_sliding_window".split()
+    "use_sliding_window"
 )
 
 
@@ -396,19 +383,19 @@ def model_keys(name: str, family: Family) -> frozenset[str]:
     if family.has_biases:
         keys |= {"attention_bias"} | ({"mlp_bias"} if name == "llama" else set())
     if "experts" in family.keys.values():
-        keys |= EXPERT_KEYS | (
-            {"decoder_sparse_step", "mlp_only_layers"} if name == "qwen3_moe" else set()
-        )
+        keys |= EXPERT_KEYS
+    if name == "qwen3_moe":
+        keys |= {"decoder_sparse_step", "mlp_only_layers"}
     return frozenset(keys)
 
 
 def key_faults(name: str, family: Family, config: Mapping[str, Any]) -> Iterator[str]:
-    """Yield a sentence for each key of a config.json that is unknown or has an unsupported value."""
+    """Yield a sentence for each unknown or unsupported key of a config.json."""
     known_keys, supported_values = model_keys(name, family), {**SUPPORTED_VALUES, **family.constant}
     width, heads = config.get("hidden_size"), config.get("num_attention_heads")
-    head_size = (
-        width // heads if isinstance(width, int) and isinstance(heads, int) and heads > 0 else None
-    )
+    head_size = None
+    if isinstance(width, int) and isinstance(heads, int) and heads > 0:
+        head_size = width // heads
     for key, value in config.items():
         fault = f"{key} is {json.dumps(value)}"
         if key in family.constant or (key in SUPPORTED_VALUES and key not in known_keys):
@@ -422,24 +409,16 @@ def key_faults(name: str, family: Family, config: Mapping[str, Any]) -> Iterator
             if key in BOOLEAN_KEYS and value is not None and not isinstance(value, bool):
                 yield f"{fault}, not true or false"
             # transformers fails on such a null.
-            is_count = family.keys.get(key) in (
-                "experts",
-                "experts_per_token",
-                "expert_hidden",
-                "head_size",
-            )
+            is_count = family.keys.get(key) in COUNT_KEYS
             if value is None and is_count and family.absent.get(key) is not None:
                 yield f"{key} is null, not a number; leave it out for {family.absent[key]}"
-        # In a family without this key, heads have this size anyway.
-        elif key == "head_dim" and value == head_size:
-            continue
+        # In a family without head_dim, heads have the size head_size anyway.
         elif (
-            key not in IGNORED_KEYS
-            and key not in family.silent
+            key not in IGNORED_KEYS | family.silent
             and value not in (None, False, "", [], {})
+            and not (key == "head_dim" and value == head_size)
         ):
             yield (
                 f"{fault}, and {name} has no such key: what it changes is not known here; remove "
-                "it if the weights "
-                "were trained without it"
+                "it if the weights were trained without it"
             )

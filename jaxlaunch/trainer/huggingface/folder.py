@@ -20,6 +20,7 @@ from etils import epath
 from jaxlaunch.trainer.buckets import remote
 from jaxlaunch.trainer.errors import SpecError, StorageError, pydantic_message
 from jaxlaunch.trainer.huggingface import config_json
+from jaxlaunch.trainer.huggingface.families import key_set
 from jaxlaunch.trainer.spec import Decoder, ImageModel, PublishedModel, TrainSpec
 
 PREPROCESSOR_FILE = "preprocessor_config.json"
@@ -42,19 +43,8 @@ def resolve_spec(train: TrainSpec, *, must_exist: bool = True) -> TrainSpec:
         return train
     folder = model.init_from
     if not must_exist:
-        sizes = {
-            "layers",
-            "width",
-            "heads",
-            "vocab",
-            "length",
-            "image",
-            "patch",
-            "classes",
-            "depths",
-            "widths",
-        }
-        # The other models derive it as 4 × width.
+        sizes = key_set("layers width heads vocab length image patch classes depths widths")
+        # The other models derive hidden as 4 × width.
         sizes |= {"hidden"} if isinstance(model, Decoder) else set()
         has_every_size = sizes & type(model).model_fields.keys() <= model.model_fields_set
         if has_every_size and (remote.is_remote(folder) or not _config_path(folder).exists()):
@@ -62,25 +52,21 @@ def resolve_spec(train: TrainSpec, *, must_exist: bool = True) -> TrainSpec:
     job_keys = {key: getattr(model, key) for key in model.model_fields_set}
     folder_model = read_model(folder)
     check_model(model, folder_model, folder, set(job_keys))
-    kept_keys = {
-        key: value
-        for key, value in job_keys.items()
-        if key in config_json.UNCOMPARED_KEYS and key in type(folder_model).model_fields
-    }
+    own_keys = (
+        config_json.UNCOMPARED_KEYS & job_keys.keys() & type(folder_model).model_fields.keys()
+    )
+    model_keys = folder_model.model_dump() | {key: job_keys[key] for key in own_keys}
     keys = {key: getattr(train, key) for key in train.model_fields_set}
     try:
-        keys["model"] = type(folder_model).model_validate(
-            {**folder_model.model_dump(), **kept_keys}
-        )
+        keys["model"] = type(folder_model).model_validate(model_keys)
     except pydantic.ValidationError as error:
         raise SpecError(f"train.model: {pydantic_message(error.errors()[0])}") from None
     try:
         return TrainSpec.model_validate(keys)
     except pydantic.ValidationError as error:
-        first = error.errors()[0]
-        raise SpecError(
-            f"{'.'.join(('train', *map(str, first['loc'])))}: {pydantic_message(first)}"
-        ) from None
+        fault = error.errors()[0]
+        key = ".".join(("train", *map(str, fault["loc"])))
+        raise SpecError(f"{key}: {pydantic_message(fault)}") from None
 
 
 def _config_path(folder: str) -> epath.Path:
@@ -95,7 +81,7 @@ def _translate_errors(folder: str) -> contextlib.AbstractContextManager[None]:
 
 
 def read_model(folder: str) -> PublishedModel:
-    """Return the model that config.json describes, with the pixel statistics of preprocessor_config.json.
+    """Return the model of config.json with the pixel statistics of the preprocessor.
 
     Raises SpecError, and StorageError if a store fails.
     """
@@ -114,33 +100,22 @@ def read_model(folder: str) -> PublishedModel:
         name = PREPROCESSOR_FILE
         with _translate_errors(folder):
             preprocessor = epath.Path(folder) / name
-            text = (
-                preprocessor.read_text()
-                if isinstance(model, ImageModel) and preprocessor.exists()
-                else None
-            )
+            if not isinstance(model, ImageModel) or not preprocessor.exists():
+                return model
+            text = preprocessor.read_text()
     except (OSError, ValueError) as error:
-        raise SpecError(
-            f"train.model.init_from = {folder}: {name} cannot be read: {error}"
-        ) from None
-    if text is None or not isinstance(model, ImageModel):
-        return model
+        source = f"train.model.init_from = {folder}: {name}"
+        raise SpecError(f"{source} cannot be read: {error}") from None
     return with_pixel_statistics(model, parse_pixel_statistics(text, str(preprocessor)))
 
 
 def check_model(
-    job_model: PublishedModel,
-    folder_model: PublishedModel,
-    folder: str,
-    keys: set[str] | None = None,
+    job_model: PublishedModel, folder_model: PublishedModel, path: str, keys: set[str] | None = None
 ) -> None:
-    """Raise SpecError if keys of the job's model, by default all, differ from the model of the folder."""
-    differences = config_json.find_differences(job_model, folder_model, keys)
-    if differences:
-        raise SpecError(
-            f"{_config_path(folder)} describes another model than train.model: "
-            f"{'; '.join(differences)}"
-        )
+    """Raise SpecError if `keys` of the job's model, by default all, differ from the folder's."""
+    if differences := config_json.find_differences(job_model, folder_model, keys):
+        text = "; ".join(differences)
+        raise SpecError(f"{_config_path(path)} describes another model than train.model: {text}")
 
 
 # --- preprocessor_config.json ---------------------------------------------------------------------
@@ -152,11 +127,9 @@ def parse_pixel_statistics(text: str, path: str) -> dict[str, list[float]]:
         preprocessor = json.loads(text)
         if not isinstance(preprocessor, dict):
             raise ValueError("it is not a block of keys, as transformers writes it")
-        factor = (
-            float(preprocessor.get("rescale_factor", RESCALE_FACTOR))
-            if preprocessor.get("do_rescale", True)
-            else 1.0
-        )
+        factor = 1.0
+        if preprocessor.get("do_rescale", True):
+            factor = float(preprocessor.get("rescale_factor", RESCALE_FACTOR))
         if not preprocessor.get("do_normalize", True):
             preprocessor |= {"image_mean": [0.0], "image_std": [1.0]}
         if preprocessor.get("image_mean") is None or preprocessor.get("image_std") is None:
@@ -164,9 +137,7 @@ def parse_pixel_statistics(text: str, path: str) -> dict[str, list[float]]:
         pixels: dict[str, list[float]] = {}
         for ours, theirs in (("pixel_mean", "image_mean"), ("pixel_std", "image_std")):
             values = preprocessor[theirs]
-            pixels[ours] = [
-                float(value) for value in (values if isinstance(values, list) else [values])
-            ]
+            pixels[ours] = [*map(float, values if isinstance(values, list) else [values])]
             if not pixels[ours] or not all(map(math.isfinite, pixels[ours])):
                 raise ValueError(f"{values} is not a number for each channel")
         if factor <= 0 or min(pixels["pixel_std"]) <= 0:
@@ -195,29 +166,24 @@ def render_preprocessor(
     if model.pixel_mean is None or model.pixel_std is None:
         return None
     keys: dict[str, Any] = {
+        "image_processor_type": "ViTImageProcessor",
         "do_rescale": True,
         "rescale_factor": RESCALE_FACTOR,
         "do_normalize": True,
+        "image_mean": [mean * RESCALE_FACTOR for mean in model.pixel_mean],
+        "image_std": [deviation * RESCALE_FACTOR for deviation in model.pixel_std],
+        "do_resize": size is not None,
+        "resample": BILINEAR,
     }
-    keys |= {"image_mean": [mean * RESCALE_FACTOR for mean in model.pixel_mean]}
-    keys |= {"image_std": [deviation * RESCALE_FACTOR for deviation in model.pixel_std]}
-    keys |= {"do_resize": size is not None, "resample": BILINEAR}
     if size is None:
-        return {"image_processor_type": "ViTImageProcessor", **keys}
+        return keys
     sides = {"height": size[0], "width": size[1]}
     if size[0] != size[1]:
         # BitImageProcessor cannot crop to the proportions of a size.
-        return {"image_processor_type": "ViTImageProcessor", **keys, "size": sides}
-    keys |= {
-        "size": {"shortest_edge": round(size[0] / crop_share)},
-        "do_center_crop": True,
-        "crop_size": sides,
-    }
-    return {
-        "image_processor_type": "BitImageProcessor",
-        "do_convert_rgb": model.channels == 3,
-        **keys,
-    }
+        return keys | {"size": sides}
+    keys |= {"image_processor_type": "BitImageProcessor", "do_convert_rgb": model.channels == 3}
+    edge = round(size[0] / crop_share)
+    return keys | {"size": {"shortest_edge": edge}, "do_center_crop": True, "crop_size": sides}
 
 
 # --- special tokens -------------------------------------------------------------------------------
@@ -261,21 +227,19 @@ def special_token_ids(files: Mapping[str, bytes]) -> dict[str, int]:
     names: dict[str, Any] = {}
     for file in ("special_tokens_map.json", "tokenizer_config.json"):
         # The newer file comes last and takes precedence.
-        names |= {
-            key: token
-            for key, token in _parse_keys(files.get(file, b"")).items()
-            if token is not None
-        }
+        keys = _parse_keys(files.get(file, b""))
+        names |= {key: token for key, token in keys.items() if token is not None}
     tokenizer = _parse_keys(files.get("tokenizer.json", b""))
     vocab = tokenizer.get("model", {}).get("vocab")
     ids: dict[str, int] = dict(vocab) if isinstance(vocab, dict) else {}
     ids |= {token["content"]: token["id"] for token in tokenizer.get("added_tokens", [])}
-    token_names = {key: names.get(key.removesuffix("_id")) for key in TOKEN_KEYS}
-    tokens = {
-        key: token.get("content") if isinstance(token, dict) else token
-        for key, token in token_names.items()
-    }
-    return {key: ids[token] for key, token in tokens.items() if token in ids}
+    token_ids = {}
+    for key in TOKEN_KEYS:
+        token = names.get(key.removesuffix("_id"))
+        token = token.get("content") if isinstance(token, dict) else token
+        if token in ids:
+            token_ids[key] = ids[token]
+    return token_ids
 
 
 def _parse_keys(text: bytes) -> dict[str, Any]:

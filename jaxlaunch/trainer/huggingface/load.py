@@ -1,4 +1,4 @@
-"""Loads weights from a Hugging Face folder with config.json and safetensors, one file or many with an index.
+"""Loads weights from a Hugging Face folder with config.json and safetensors.
 
 Parameters are loaded one by one, and a process reads only the parts for its own devices. The folder
 may be local or in gs:// or s3://; of an object in a store only the needed rows are fetched, as
@@ -34,12 +34,7 @@ from jaxlaunch.trainer.spec import PublishedModel, ViT
 
 INDEX_FILE = "model.safetensors.index.json"
 DEFAULT_KEY = "train.model.init_from"
-DTYPES: dict[str, Any] = {
-    "F32": np.float32,
-    "F16": np.float16,
-    "BF16": jnp.bfloat16,
-    "F64": np.float64,
-}
+DTYPES: dict[str, Any] = dict(F32=np.float32, F16=np.float16, BF16=jnp.bfloat16, F64=np.float64)
 # Size of the field that holds the length of the header.
 LENGTH_BYTES = 8
 # Coefficient of the cubic kernel, as in PyTorch.
@@ -52,7 +47,7 @@ Grid = tuple[int, int]  # rows and columns of patches
 def load_parameters(
     model: PublishedModel, targets: Mapping[str, jax.ShapeDtypeStruct]
 ) -> dict[str, Array]:
-    """Load the parameters of `model` from its folder, with the shapes, dtypes and shardings of `targets`, by name.
+    """Load the parameters of `model`, shaped and placed as `targets`, by name.
 
     Raises SpecError if config.json describes another model, or a tensor is missing, unexpected or
     of another shape.
@@ -83,9 +78,8 @@ def iterate_parameters(
     for name, like in targets.items():
         leaf, shape, dtype = leaves[name], stored[name].shape, like.dtype
         if not is_cast:
-            dtype = jnp.result_type(
-                *{files.tensor_dtype(tensor) for tensor, _ in leaf.tensor_shapes(like.shape)}
-            )
+            tensors = leaf.tensor_shapes(like.shape)
+            dtype = jnp.result_type(*{files.tensor_dtype(tensor) for tensor, _ in tensors})
         cast = jax.ShapeDtypeStruct(like.shape, dtype, sharding=like.sharding)
         if like.shape == shape:
             yield name, read_parameter(leaf, cast, files)
@@ -97,14 +91,14 @@ def iterate_parameters(
         spans = tuple(slice(0, size) for size in shape)
         stored_ND = read_part(leaf, spans, jax.ShapeDtypeStruct(shape, jnp.float32), files)
         files.close()
-        positions = interpolate_positions(
-            stored_ND, folder_model.patch_grid, model.patch_grid
-        ).astype(dtype)
-        yield name, jax.make_array_from_callback(cast.shape, cast.sharding, positions.__getitem__)
+        grids = folder_model.patch_grid, model.patch_grid
+        positions_ND = interpolate_positions(stored_ND, *grids).astype(dtype)
+        read = positions_ND.__getitem__
+        yield name, jax.make_array_from_callback(cast.shape, cast.sharding, read)
 
 
 def folder_leaves(model: PublishedModel, files: TensorFiles) -> dict[str, Leaf]:
-    """Return the leaves with the names of this folder: files of a model without its head have no prefix."""
+    """Return the leaves as this folder names them: without a head there is no prefix."""
     leaves, prefix = names.parameter_leaves(model), names.NAME_PREFIXES[model.kind]
     if any(name.startswith(prefix) for name in files):
         return leaves
@@ -122,34 +116,24 @@ def check_tensors(
     files: TensorFiles,
     unread: tuple[str, ...] = (),
 ) -> None:
-    """Raise SpecError if the folder `path` does not hold exactly the tensors that the block `key` needs.
+    """Raise SpecError unless the folder holds exactly the tensors that block `key` needs.
 
     Tensors whose names end with one of `unread` are allowed.
     """
-    unknown = [name for name in targets if name not in leaves]
-    if unknown:
+    if unknown := [name for name in targets if name not in leaves]:
         raise SpecError(f"{key}.init_from: Hugging Face has no counterpart of {', '.join(unknown)}")
-    shapes = {
-        name: shape
-        for ours, like in targets.items()
-        for name, shape in leaves[ours].tensor_shapes(like.shape)
-    }
+    shapes: dict[str, tuple[int, ...]] = {}
+    for ours, like in targets.items():
+        shapes.update(leaves[ours].tensor_shapes(like.shape))
     faults = [f"{name} is missing" for name in shapes if name not in files]
     for name, shape in shapes.items():
         if name in files and tuple(files[name].get_shape()) != shape:
-            hint = (
-                "; for classes of your own set new_head: true"
-                if name.startswith("classifier.")
-                else ""
-            )
-            faults.append(
-                f"{name} is {files[name].get_shape()}, {key} makes it {list(shape)}{hint}"
-            )
-    faults += [
-        f"{name} is not used by {key}"
-        for name in files
-        if name not in shapes and not name.endswith(unread)
-    ]
+            is_head = name.startswith("classifier.")
+            hint = "; for classes of your own set new_head: true" if is_head else ""
+            stored_shape = files[name].get_shape()
+            faults.append(f"{name} is {stored_shape}, {key} makes it {list(shape)}{hint}")
+    unused = [name for name in files if name not in shapes and not name.endswith(unread)]
+    faults += [f"{name} is not used by {key}" for name in unused]
     if faults:
         more = f" and {len(faults) - 5} more" if len(faults) > 5 else ""
         raise SpecError(f"{path} does not match {key}: {'; '.join(faults[:5])}{more}")
@@ -161,9 +145,8 @@ def read_parameter(leaf: Leaf, like: jax.ShapeDtypeStruct, files: TensorFiles) -
 
     def read_shard(index: Slices | None) -> np.ndarray[Any, Any]:
         assert index is not None, "every local device holds a part"
-        spans = tuple(
-            slice(*cut.indices(size)[:2]) for cut, size in zip(index, like.shape, strict=True)
-        )
+        cuts = zip(index, like.shape, strict=True)
+        spans = tuple(slice(*cut.indices(size)[:2]) for cut, size in cuts)
         if str(spans) not in parts:
             parts[str(spans)] = read_part(leaf, spans, like, files)
         return parts[str(spans)]
@@ -183,9 +166,8 @@ def read_part(
     cuts = [_cut_axis(group.strip("1"), sizes, span) for group in leaf.theirs.split()]
     shape = [size for cut in cuts for size in cut.shape]
     inside = tuple(inner for cut in cuts for inner in cut.inside)
-    part: np.ndarray[Any, Any] = np.empty(
-        [extent.stop - extent.start for extent in spans], like.dtype
-    )
+    sides = [extent.stop - extent.start for extent in spans]
+    part: np.ndarray[Any, Any] = np.empty(sides, like.dtype)
     for places in leaf.stacked_indexes(span):
         tensor = files[leaf.tensor_name(places)][tuple(cut.read for cut in cuts)]
         destination = tuple(
@@ -196,7 +178,7 @@ def read_part(
 
 
 class _Cut(NamedTuple):
-    """The slice to read along one axis of a tensor, and how the result is cut into axes of the parameter."""
+    """The slice to read along a tensor's axis, and how it is cut into our axes."""
 
     read: slice
     shape: list[int]
@@ -204,29 +186,27 @@ class _Cut(NamedTuple):
 
 
 def _cut_axis(letters: str, sizes: Mapping[str, int], span: Mapping[str, slice]) -> _Cut:
-    """Return the slice of a tensor's axis that covers `span` of these axes, or all of it if not contiguous."""
+    """Return the slice of a tensor's axis that covers `span`, or all of the axis."""
     axis_sizes = [sizes[axis] for axis in letters]
     if not letters:
         return _Cut(slice(0, 1), [], [])
     if all(span[axis] == slice(0, sizes[axis]) for axis in letters[1:]):
         first, step = span[letters[0]], math.prod(axis_sizes[1:])
         shape = [first.stop - first.start, *axis_sizes[1:]]
-        return _Cut(
-            slice(first.start * step, first.stop * step), shape, [slice(None)] * len(axis_sizes)
-        )
+        read = slice(first.start * step, first.stop * step)
+        return _Cut(read, shape, [slice(None)] * len(axis_sizes))
     return _Cut(slice(0, math.prod(axis_sizes)), axis_sizes, [span[axis] for axis in letters])
 
 
 def interpolate_positions(
     positions_ND: NDArray[np.float32], old_grid: Grid, new_grid: Grid
 ) -> NDArray[np.float32]:
-    """Interpolate the positions of a grid of patches bicubically, keeping that of the class token."""
+    """Interpolate the positions of patches bicubically, keeping the class token's."""
     patches_YXD = positions_ND[1:].reshape(*old_grid, -1).astype(np.float64)
     rows, columns = (_bicubic_weights(*sizes) for sizes in zip(old_grid, new_grid, strict=True))
     patches_YXD = np.einsum("ry,cx,yxd->rcd", rows, columns, patches_YXD, optimize=True)
-    return np.concatenate(
-        [positions_ND[:1], patches_YXD.reshape(new_grid[0] * new_grid[1], -1)]
-    ).astype(np.float32)
+    patches_ND = patches_YXD.reshape(new_grid[0] * new_grid[1], -1)
+    return np.concatenate([positions_ND[:1], patches_ND]).astype(np.float32)
 
 
 def _bicubic_weights(old_size: int, new_size: int) -> NDArray[np.float64]:
@@ -247,7 +227,7 @@ def _bicubic_weights(old_size: int, new_size: int) -> NDArray[np.float64]:
 
 
 class TensorFiles:
-    """The tensors of a folder by name. Raises SpecError if there are none, or a file cannot be read."""
+    """The tensors of a folder by name. Raises SpecError for none, or an unreadable file."""
 
     def __init__(self, folder: str, key: str = DEFAULT_KEY) -> None:
         self._key = key
@@ -266,7 +246,7 @@ class TensorFiles:
         return name in self._paths
 
     def __getitem__(self, name: str) -> Any:
-        """Return a lazy tensor, read when it is sliced. Raises SpecError if its file cannot be read."""
+        """Return a lazy tensor, read when it is sliced. Raises SpecError."""
         path = self._paths[name]
         try:
             if path not in self._open:
@@ -285,9 +265,8 @@ class TensorFiles:
 
     def close(self) -> None:
         """Close the local files, whose mapped pages count as memory of this process."""
-        self._open = {
-            path: file for path, file in self._open.items() if isinstance(file, RemoteFile)
-        }
+        for path in [path for path in self._open if not remote.is_remote(path)]:
+            del self._open[path]
 
 
 def _open_file(path: str, key: str) -> Any:
@@ -295,7 +274,7 @@ def _open_file(path: str, key: str) -> Any:
 
 
 def _tensor_paths(folder: str, key: str) -> dict[str, str]:
-    """Return the file of each tensor, opening all safetensors files of the folder if there is no index."""
+    """Return the file of each tensor, by the index or by opening all files."""
     root = epath.Path(folder)
     try:
         if (root / INDEX_FILE).exists():
@@ -344,25 +323,20 @@ class RemoteFile:
     def get_slice(self, name: str) -> RemoteTensor:
         """Return a lazy tensor. Raises SpecError if it is not in the file or not floating-point."""
         if name not in self._header:
-            raise SpecError(
-                f"{self._key}: {name} is not in {self._url}, where {INDEX_FILE} says it is"
-            )
+            place = f"{self._url}, where {INDEX_FILE} says it is"
+            raise SpecError(f"{self._key}: {name} is not in {place}")
         about = self._header[name]
-        if about["dtype"] not in DTYPES:
-            raise SpecError(
-                f"{self._key}: {name} in {self._url} is {about['dtype']}; {', '.join(DTYPES)} "
-                "are supported"
-            )
-        return RemoteTensor(
-            self, about["shape"], about["dtype"], self._start + about["data_offsets"][0]
-        )
+        dtype, start = about["dtype"], self._start + about["data_offsets"][0]
+        if dtype not in DTYPES:
+            supported = f"{', '.join(DTYPES)} are supported"
+            raise SpecError(f"{self._key}: {name} in {self._url} is {dtype}; {supported}")
+        return RemoteTensor(self, about["shape"], dtype, start)
 
     def read_range(self, start: int, end: int) -> bytes:
         """Read the bytes from `start` to `end`. Raises SpecError, StorageError."""
         with remote.convert_errors(f"reading {self._url}", SpecError):
-            data: bytes = remote.open_filesystem(self._url).cat_file(
-                self._url, start=start, end=end
-            )
+            files = remote.open_filesystem(self._url)
+            data: bytes = files.cat_file(self._url, start=start, end=end)
         return data
 
 
@@ -386,8 +360,7 @@ class RemoteTensor:
     def __getitem__(self, slices: Slices) -> np.ndarray[Any, Any]:
         dtype, rows = np.dtype(DTYPES[self.dtype]), range(*slices[0].indices(self.shape[0]))
         row_bytes = math.prod(self.shape[1:]) * dtype.itemsize
-        data = self.file.read_range(
-            self.start + rows.start * row_bytes, self.start + rows.stop * row_bytes
-        )
+        start, end = (self.start + row * row_bytes for row in (rows.start, rows.stop))
+        data = self.file.read_range(start, end)
         array: np.ndarray[Any, Any] = np.frombuffer(data, dtype).reshape(len(rows), *self.shape[1:])
         return array[(slice(None), *slices[1:])]

@@ -11,6 +11,7 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 from jaxlaunch.trainer import spec
 from jaxlaunch.trainer.errors import SpecError
@@ -23,13 +24,10 @@ QKV = ("query", "key", "value")
 class Leaf:
     """The layout of one of our parameters in their files."""
 
-    # A letter for each axis.
-    ours: str
-    # A word for each axis: the letters of our axes that it covers, the last one fastest; 1 for an
-    # axis of size one.
+    ours: str  # a letter for each axis
+    # A word for each axis: the letters of our axes in it, the last one fastest; 1 for size one.
     theirs: str
-    # Name of a tensor; {letter} stands for the index along that axis of ours.
-    name: str
+    name: str  # of a tensor; {letter} stands for the index along that axis of ours
     # Layer number of each index along the axis l; None: the index itself.
     layers: tuple[int, ...] | None = None
 
@@ -45,12 +43,10 @@ class Leaf:
         return [letters.index(axis) for axis in self.ours if axis not in stacked]
 
     def stacked_indexes(self, span: Mapping[str, slice]) -> Iterator[dict[str, int]]:
-        """Yield the indexes along the stacked axes within `span` by axis, one dict for each tensor."""
+        """Yield the indexes along the stacked axes within `span`, for each tensor."""
         ranges = [range(span[axis].start, span[axis].stop) for axis in self.stacked_axes]
-        return (
-            dict(zip(self.stacked_axes, places, strict=True))
-            for places in itertools.product(*ranges)
-        )
+        for places in itertools.product(*ranges):
+            yield dict(zip(self.stacked_axes, places, strict=True))
 
     def full_span(self, shape: tuple[int, ...]) -> dict[str, slice]:
         """Return the span of a whole parameter of this shape."""
@@ -58,14 +54,10 @@ class Leaf:
 
     def tensor_shapes(self, shape: tuple[int, ...]) -> Iterator[tuple[str, tuple[int, ...]]]:
         """Yield the names and shapes of the tensors of a parameter with this shape."""
-        sizes = dict(zip(self.ours, shape, strict=True))
-        theirs = tuple(
-            math.prod(sizes[axis] for axis in group.strip("1")) for group in self.theirs.split()
-        )
-        return (
-            (self.tensor_name(places), theirs)
-            for places in self.stacked_indexes(self.full_span(shape))
-        )
+        sizes = dict(zip(self.ours, shape, strict=True)) | {"1": 1}
+        theirs = tuple(math.prod(map(sizes.__getitem__, group)) for group in self.theirs.split())
+        for places in self.stacked_indexes(self.full_span(shape)):
+            yield self.tensor_name(places), theirs
 
     def tensor_name(self, places: Mapping[str, int]) -> str:
         """Return the name of the tensor at these indexes of the stacked axes."""
@@ -113,10 +105,8 @@ def _attention_leaves(model: spec.Decoder, layer: str) -> Iterator[tuple[str, Le
     for ours, theirs in (("query", "q_proj"), ("key", "k_proj"), ("value", "v_proj")):
         yield f"blocks.attention.{ours}", Leaf("ldhk", "hk d", f"{layer}self_attn.{theirs}.weight")
         if "qkv" in model.biases:
-            yield (
-                f"blocks.attention.{ours}_bias",
-                Leaf("lhk", "hk", f"{layer}self_attn.{theirs}.bias"),
-            )
+            bias = Leaf("lhk", "hk", f"{layer}self_attn.{theirs}.bias")
+            yield f"blocks.attention.{ours}_bias", bias
     yield "blocks.attention.out", Leaf("lhkd", "d hk", layer + "self_attn.o_proj.weight")
     if "out" in model.biases:
         yield "blocks.attention.out_bias", Leaf("ld", "d", layer + "self_attn.o_proj.bias")
@@ -150,9 +140,8 @@ def _gpt2_leaves(layer: str = "transformer.h.{l}.") -> Iterator[tuple[str, Leaf]
     yield from _norm_leaves("norm", "transformer.ln_f", "")
     yield from _norm_leaves("blocks.attention_norm", layer + "ln_1", "l")
     yield from _norm_leaves("blocks.mlp_norm", layer + "ln_2", "l")
-    yield from _block_kernels(
-        layer, ("attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj"), "thk", is_torch=False
-    )
+    theirs = ("attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj")
+    yield from _block_kernels(layer, theirs, "thk", is_torch=False)
 
 
 def _vit_leaves(layer: str = "vit.encoder.layer.{l}.") -> Iterator[tuple[str, Leaf]]:
@@ -164,25 +153,17 @@ def _vit_leaves(layer: str = "vit.encoder.layer.{l}.") -> Iterator[tuple[str, Le
     yield from _head_leaves("classifier")
     yield from _norm_leaves("blocks.attention_norm", layer + "layernorm_before", "l")
     yield from _norm_leaves("blocks.mlp_norm", layer + "layernorm_after", "l")
-    theirs = (
-        "attention.attention.{t}",
-        "attention.output.dense",
-        "intermediate.dense",
-        "output.dense",
-    )
+    attention = ("attention.attention.{t}", "attention.output.dense")
+    theirs = (*attention, "intermediate.dense", "output.dense")
     yield from _block_kernels(layer, theirs, "hk", is_torch=True)
 
 
 def _block_kernels(
     layer: str, theirs: tuple[str, str, str, str], qkv: str, *, is_torch: bool
 ) -> Iterator[tuple[str, Leaf]]:
-    """Yield the kernels and biases of attention and MLP; kernels are [out, in] as torch has them, GPT-2's [in, out]."""
-    kernels = (
-        ("attention.qkv", "d", "thk", qkv),
-        ("attention.out", "hk", "d", "d"),
-        ("mlp.up", "d", "f", "f"),
-        ("mlp.down", "f", "d", "d"),
-    )
+    """Yield kernels and biases of attention and MLP; kernels are [out, in] in torch."""
+    attention = (("attention.qkv", "d", "thk", qkv), ("attention.out", "hk", "d", "d"))
+    kernels = (*attention, ("mlp.up", "d", "f", "f"), ("mlp.down", "f", "d", "d"))
     for (ours, inputs, outputs, word), name in zip(kernels, theirs, strict=True):
         axes = f"{word} {inputs}" if is_torch else f"{inputs} {word}"
         yield f"blocks.{ours}", Leaf(f"l{inputs}{outputs}", axes, f"{layer}{name}.weight")
@@ -199,7 +180,7 @@ def _resnet_leaves(model: spec.ResNet) -> Iterator[tuple[str, Leaf]]:
 
 
 def _normalized_convolutions(model: spec.ResNet) -> Iterator[tuple[str, str]]:
-    """Yield the convolutions of a ResNet that have a batch normalization, as ours and theirs name them."""
+    """Yield our and their names of the convolutions with a batch normalization."""
     yield "stem", "resnet.embedder.embedder"
     input_width = model.stem_width
     for stage, (depth, width) in enumerate(zip(model.depths, model.widths, strict=True)):
@@ -259,11 +240,9 @@ _UNREAD_SUFFIXES: Mapping[str, tuple[str, ...]] = {
     "convnext": (),
 }
 NAME_PREFIXES: Mapping[str, str] = {
+    **{kind: f"{kind}." for kind in ("vit", "resnet", "convnext")},
     "decoder": "model.",
     "gpt2": "transformer.",
-    "vit": "vit.",
-    "resnet": "resnet.",
-    "convnext": "convnext.",
 }
 # The parameters of the head of an image model.
 HEAD_PARAMETERS = ("head", "head_bias")
@@ -271,15 +250,11 @@ HEAD_PARAMETERS = ("head", "head_bias")
 
 def unread_suffixes(model: spec.PublishedModel) -> tuple[str, ...]:
     """Return the suffixes of tensors that this model's files may contain and that are not read."""
-    if (
-        isinstance(model, spec.Decoder) and model.tied
-    ):  # some publish the embedding under the head's name as well
+    suffixes = _UNREAD_SUFFIXES[model.kind]
+    if isinstance(model, spec.Decoder) and model.tied:
         # Some repositories also publish the embedding under the name of the head.
-        return (*_UNREAD_SUFFIXES[model.kind], "lm_head.weight")
-    return (
-        *_UNREAD_SUFFIXES[model.kind],
-        *(parameter_leaves(model)[name].name for name in new_parameters(model)),
-    )
+        return (*suffixes, "lm_head.weight")
+    return (*suffixes, *(parameter_leaves(model)[name].name for name in new_parameters(model)))
 
 
 def new_parameters(model: spec.PublishedModel) -> tuple[str, ...]:
@@ -302,22 +277,23 @@ def parameter_leaves(model: spec.PublishedModel) -> dict[str, Leaf]:
 
     Raises SpecError for unsupported options: pooling of a ViT, another stem or epsilon of a ResNet.
     """
+
+    def check_value(key: str, supported: Any, name: str) -> None:
+        if (value := getattr(model, key)) != supported:
+            raise SpecError(
+                f"train.model.{key} = {value}: Hugging Face's {name} knows only {supported}"
+            )
+
     match model:
         case spec.ResNet():
-            if model.stem != "imagenet":
-                raise SpecError(
-                    f"train.model.stem = {model.stem}: Hugging Face's ResNet knows only imagenet"
-                )
-            if model.norm_eps != 1e-5:
-                raise SpecError(
-                    f"train.model.norm_eps = {model.norm_eps:g}: Hugging Face's ResNet "
-                    "knows only 1e-05"
-                )
+            check_value("stem", "imagenet", "ResNet")
+            check_value("norm_eps", 1e-5, "ResNet")
             return dict(_resnet_leaves(model))
         case spec.ConvNeXt():
             return dict(_convnext_leaves(model))
         case spec.Decoder():
             return dict(_decoder_leaves(model))
-        case spec.ViT() if model.pool != "cls":
-            raise SpecError(f"train.model.pool = {model.pool}: Hugging Face's ViT knows only cls")
-    return dict(_gpt2_leaves() if isinstance(model, spec.GPT2) else _vit_leaves())
+        case spec.GPT2():
+            return dict(_gpt2_leaves())
+    check_value("pool", "cls", "ViT")
+    return dict(_vit_leaves())

@@ -9,7 +9,6 @@ evaluate it, and config.json contains its sizes.
 from __future__ import annotations
 
 import contextlib
-import itertools
 import json
 import math
 import os
@@ -70,28 +69,18 @@ def save_model(
     """Write the parameters of `model` as a folder, and return the names of its safetensors.
 
     Each parameter is read once, tensor by tensor, and at most one is in memory. One process must be
-    able to read all of them.
-
-    Args:
-        target: A folder that is new or empty.
-        model: The model, which may have an `init_from` with special tokens of its own.
-        params: The parameters by name.
-        file_bytes: Maximum size of a file, which has at least one tensor.
-        extra_files: Files of the tokenizer by name, which define special tokens that
-            `model.init_from` does not.
-        classes: The names of its labels, if they have names.
-
-    Raises:
-        SpecError: Hugging Face has no counterpart of a parameter, or `target` is not empty.
+    able to read all of them. The special tokens are those of `model.init_from`, or else those of
+    the tokenizer in `extra_files`. Files have up to `file_bytes` and at least one tensor. `classes`
+    are the names of the labels, if they have names. Raises SpecError if Hugging Face has no
+    counterpart of a parameter, or `target` is not empty.
     """
     leaves, counts = names.parameter_leaves(model), names.batch_counts(model)
     if unknown := [name for name in params if name not in leaves]:
         raise SpecError(f"train.model: Hugging Face has no counterpart of {', '.join(unknown)}")
     if missing := [name for name in leaves if name not in params]:
         raise SpecError(
-            f"train.model: Hugging Face's {model.kind} also needs parameters that it "
-            "does not have: "
-            f"{', '.join(missing)}"
+            f"train.model: Hugging Face's {model.kind} also needs parameters that it does not "
+            f"have: {', '.join(missing)}"
         )
     generation = {**special_token_ids(extra_files), **read_generation_config(model.init_from)}
     dtype = next(iter(params.values())).dtype.name
@@ -99,10 +88,7 @@ def save_model(
     files: dict[str, Mapping[str, Any] | bytes] = {}
     if isinstance(model, ImageModel):
         if len(classes) == model.classes:
-            config |= {
-                "id2label": dict(enumerate(classes)),
-                "label2id": {name: at for at, name in enumerate(classes)},
-            }
+            config |= config_json.label_keys(classes)
     else:
         # Unknown tokens are null. If they were missing, transformers would use the defaults of its
         # own vocabulary.
@@ -125,39 +111,32 @@ def write_folder(
     stem: str = "model",
     file_bytes: int = MAX_FILE_BYTES,
 ) -> list[str]:
-    """Write parameters in the layout of `leaves` and other files as a folder, and return its safetensors.
+    """Write parameters in the layout of `leaves` and other files; return the safetensors.
 
     The names of the weight files begin with `stem`. Raises SpecError if `target` is not empty.
     """
     with _complete_folder(check_target(target)) as folder:
         groups = list(_group_tensors(_list_tensors(leaves, params), file_bytes))
-        if len(groups) == 1:
-            weights = {f"{stem}.safetensors": groups[0]}
-        else:
-            weights = {
-                f"{stem}-{at:05}-of-{len(groups):05}.safetensors": group
-                for at, group in enumerate(groups, 1)
-            }
-        for name, group in weights.items():
+        stems = [f"{stem}-{at + 1:05}-of-{len(groups):05}" for at in range(len(groups))]
+        paths = [f"{name}.safetensors" for name in (stems if len(groups) > 1 else [stem])]
+        tensor_files: dict[str, str] = {}
+        for name, group in zip(paths, groups, strict=True):
             with _open_synced(folder / name) as file:
                 _write_tensors(file, group, leaves, params)
-        if len(weights) > 1:
-            total = sum(tensor.nbytes for tensor in itertools.chain.from_iterable(groups))
-            file_names = {tensor.name: name for name, group in weights.items() for tensor in group}
-            files = {
-                INDEX_FILE: {"metadata": {"total_size": total}, "weight_map": file_names},
-                **files,
-            }
+            tensor_files |= dict.fromkeys((tensor.name for tensor in group), name)
+        if len(groups) > 1:
+            metadata = {"total_size": sum(tensor.nbytes for group in groups for tensor in group)}
+            files = {INDEX_FILE: {"metadata": metadata, "weight_map": tensor_files}, **files}
         for name, content in files.items():
             # Chat templates are in a subfolder.
             (folder / name).parent.mkdir(exist_ok=True)
             with _open_synced(folder / name) as file:
                 file.write(content if isinstance(content, bytes) else encode_json(content))
-    return list(weights)
+    return paths
 
 
 def check_target(target: str) -> Path:
-    """Return the absolute path of the folder to write. Raises SpecError if it cannot be replaced by a new folder."""
+    """Return the absolute path of a folder to write. Raises SpecError if it is in use."""
     if "://" in target:
         raise SpecError(
             f"{target} is not a local folder; write to a local one, and copy it from there"
@@ -189,7 +168,7 @@ def _complete_folder(target: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def _open_synced(path: Path) -> Iterator[IO[bytes]]:
-    """Open a new file and sync it at the end, so that the renamed folder is complete after a power failure."""
+    """Open a new file and sync it at the end, for a complete folder after a power failure."""
     with open(path, "xb") as file:
         yield file
         file.flush()
@@ -241,34 +220,22 @@ def _write_tensors(
     leaves: Mapping[str, Leaf],
     params: Mapping[str, Parameter],
 ) -> None:
-    """Write a safetensors file: the length of the header, the header, and the bytes of the tensors."""
+    """Write a safetensors file: the header's length, the header, and the tensors."""
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     start = 0
     for tensor in tensors:
-        offsets = [start, start := start + tensor.nbytes]
-        header[tensor.name] = {
-            "dtype": DTYPES[tensor.dtype.name],
-            "shape": tensor.shape,
-            "data_offsets": offsets,
-        }
+        dtype, offsets = DTYPES[tensor.dtype.name], [start, start := start + tensor.nbytes]
+        header[tensor.name] = {"dtype": dtype, "shape": tensor.shape, "data_offsets": offsets}
     text = json.dumps(header, separators=(",", ":")).encode()
     # Pad the header so that the tensors begin aligned.
     text += b" " * (-len(text) % 8)
     file.write(len(text).to_bytes(8, "little") + text)
     for tensor in tensors:
-        # The array is not bound to a name, so that it is released before the next one is read.
-        file.write(
-            _read_tensor(leaves[tensor.parameter], params[tensor.parameter], tensor)
-            .view(np.uint8)
-            .data
-        )
-
-
-def _read_tensor(leaf: Leaf, parameter: Parameter, tensor: _Tensor) -> np.ndarray[Any, Any]:
-    inverse_order = np.argsort(leaf.axis_order)
-    return np.ascontiguousarray(
-        np.asarray(parameter[tensor.slices]).transpose(inverse_order).reshape(tensor.shape)
-    )
+        array = np.asarray(params[tensor.parameter][tensor.slices])
+        array = array.transpose(np.argsort(leaves[tensor.parameter].axis_order))
+        file.write(np.ascontiguousarray(array.reshape(tensor.shape)).view(np.uint8).data)
+        # The array must be released before the next one is read.
+        del array
 
 
 # --- the MLP of a table ---------------------------------------------------------------------------
@@ -277,14 +244,14 @@ def _read_tensor(leaf: Leaf, parameter: Parameter, tensor: _Tensor) -> np.ndarra
 def save_mlp(
     target: str, model: MLP, params: Mapping[str, Parameter], extra_files: Mapping[str, bytes]
 ) -> list[str]:
-    """Write the folder atomically and return its safetensors. Raises SpecError if `target` is not empty."""
+    """Write the folder atomically; return its safetensors. Raises SpecError."""
     config = {"model_type": MLP_TYPE, **{key: getattr(model, key) for key in MLP_SIZES}}
     leaves = {name: _mlp_leaf(name, len(array.shape)) for name, array in params.items()}
     return write_folder(target, leaves, params, {"config.json": config, **extra_files})
 
 
 def read_mlp_model(folder: str) -> MLP | None:
-    """Read the model of a folder that `save_mlp` wrote, None for other folders. Raises SpecError if it is damaged."""
+    """Read the model of a folder that `save_mlp` wrote, None for others. Raises SpecError."""
     try:
         config = json.loads((epath.Path(folder) / "config.json").read_text())
         if not isinstance(config, dict) or config.get("model_type") != MLP_TYPE:
@@ -292,15 +259,14 @@ def read_mlp_model(folder: str) -> MLP | None:
         return MLP.model_validate({"kind": "mlp", **{key: config.get(key) for key in MLP_SIZES}})
     except pydantic.ValidationError as error:
         fault = error.errors()[0]
-        raise SpecError(
-            f"{folder}: config.json: {fault['loc'][0]} {pydantic_message(fault)}"
-        ) from None
+        problem = f"{fault['loc'][0]} {pydantic_message(fault)}"
+        raise SpecError(f"{folder}: config.json: {problem}") from None
     except ValueError as error:
         raise SpecError(f"{folder}: config.json cannot be read: {error}") from None
 
 
 def load_mlp(folder: str, targets: Mapping[str, Any]) -> dict[str, Array]:
-    """Load the parameters with the shapes and shardings of `targets`. Raises SpecError for those of another model."""
+    """Load the parameters, shaped and placed as `targets`. Raises SpecError."""
     files = TensorFiles(folder, "the export")
     leaves = {name: _mlp_leaf(name, len(like.shape)) for name, like in targets.items()}
     load.check_tensors(folder, "its config.json", leaves, targets, files)

@@ -1,4 +1,4 @@
-"""The models that classify: an MLP for examples of any shape; ResNet, ConvNeXt and a vision transformer for images.
+"""The models that classify: an MLP; ResNet, ConvNeXt and a vision transformer for images.
 
 B batch, Y and X places of an image, I channels in, O channels out, C channels, F hidden, P side of
 a patch, L patches (and a class token), D model, V classes.
@@ -10,7 +10,6 @@ import math
 from collections.abc import Sequence
 from functools import partial
 from itertools import pairwise
-from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +20,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 from jaxlaunch.trainer import spec
 from jaxlaunch.trainer.attention import implementations
-from jaxlaunch.trainer.models.gpt2 import INIT_STD, REMAT_NAMES, Block, path_rates
+from jaxlaunch.trainer.models.gpt2 import INIT_STD, BlockStack
 from jaxlaunch.trainer.models.layers import (
     DEFAULT_OPTIONS,
     Drop,
@@ -33,7 +32,6 @@ from jaxlaunch.trainer.models.layers import (
     gelu,
     init_bias,
     init_weight,
-    run_stack,
     split_sequence,
 )
 from jaxlaunch.trainer.numerics import remat
@@ -73,16 +71,12 @@ class MLP(Classifier):
         options: ModelOptions = DEFAULT_OPTIONS,
     ) -> None:
         super().__init__(options)
-        sizes = list(pairwise([math.prod(shape), *[config.width] * config.layers]))
+        sizes = enumerate(pairwise([math.prod(shape), *[config.width] * config.layers]))
         self.layers = nnx.List(
-            [
-                Linear(*size, (_layer_axis(i), _layer_axis(i + 1)), rngs)
-                for i, size in enumerate(sizes)
-            ]
+            [Linear(*size, (_layer_axis(i), _layer_axis(i + 1)), rngs) for i, size in sizes]
         )
-        self.head = Linear(
-            config.width, config.classes, (_layer_axis(config.layers), "classes"), rngs
-        )
+        head_axes = _layer_axis(config.layers), "classes"
+        self.head = Linear(config.width, config.classes, head_axes, rngs)
 
         def apply_hidden(layer: Linear, x_BF: Array) -> Array:
             result: Array = checkpoint_name(jax.nn.relu(layer(x_BF)), "hidden")
@@ -99,12 +93,12 @@ class MLP(Classifier):
 
 
 def _layer_axis(i: int) -> str:
-    """Return the axis between two layers. Under mp only every second product then needs communication."""
+    """Return the axis between two layers. Under mp every second product communicates."""
     return "hidden" if i % 2 else "embed"
 
 
 class ImageClassifier(Classifier):
-    """images_BYXC, floats -> logits_BV in the output dtype; images of one channel may lack the axis C."""
+    """images_BYXC, floats -> logits_BV in the output dtype; one channel may have no axis C."""
 
     def add_head(self, config: spec.ImageModel, width: int, std: float, rngs: nnx.Rngs) -> None:
         """Create the head, after all other layers."""
@@ -112,6 +106,7 @@ class ImageClassifier(Classifier):
         self.head_bias = init_bias((config.classes,), ("classes",))
 
     def __call__(self, images: Array) -> Array:
+        """Return logits_BV of images [B, Y, X, C] or [B, Y, X]."""
         pooled_BC = self.pool(images if images.ndim == 4 else images[..., None])
         logits_BV = jnp.matmul(pooled_BC, self.head[...], preferred_element_type=self.output)
         return logits_BV + self.head_bias[...].astype(self.output)[None, :]
@@ -128,14 +123,15 @@ def convolve(
     x_BYXI: Array, kernel_YXIO: Array, stride: int, padding: int, groups: int = 1
 ) -> Array:
     """Convolve x with the kernel, in `groups` of channels, with `padding` zeros on each side."""
+    layout, strides, zeros = ("NHWC", "HWIO", "NHWC"), (stride, stride), [(padding, padding)] * 2
     return jax.lax.conv_general_dilated(
-        x_BYXI,
-        kernel_YXIO,
-        (stride, stride),
-        [(padding, padding)] * 2,
-        dimension_numbers=("NHWC", "HWIO", "NHWC"),
-        feature_group_count=groups,
+        x_BYXI, kernel_YXIO, strides, zeros, dimension_numbers=layout, feature_group_count=groups
     )
+
+
+def by_channel(vector: nnx.Variable[Array] | Array) -> Array:
+    """Return a vector [C], to add to an image [B, Y, X, C] or to multiply it with."""
+    return vector[...][None, None, None, :]
 
 
 class BatchNorm(nnx.Module):
@@ -145,56 +141,48 @@ class BatchNorm(nnx.Module):
     training replaces the share `momentum` with a batch's. Ioffe and Szegedy 2015.
     """
 
-    def __init__(
-        self,
-        channels: int,
-        eps: float,
-        momentum: float,
-        running_variance: Literal["unbiased", "biased"],
-    ) -> None:
+    def __init__(self, config: spec.ResNet, channels: int) -> None:
         self.scale = nnx.Param(jnp.ones(channels, jnp.float32), axes=("embed",))
         self.bias = init_bias((channels,), ("embed",))
         self.mean = nnx.BatchStat(jnp.zeros(channels, jnp.float32), axes=("embed",))
         self.variance = nnx.BatchStat(jnp.ones(channels, jnp.float32), axes=("embed",))
-        self.eps, self.momentum, self.is_unbiased = eps, momentum, running_variance == "unbiased"
+        self.eps, self.momentum = config.norm_eps, config.momentum
+        self.is_unbiased = config.running_variance == "unbiased"
         self.use_running_average = False  # nnx's name, which eval() sets
 
     def __call__(self, x_BYXC: Array) -> Array:
+        """Normalize x by channel; in training, also update the running statistics."""
         wide_BYXC = x_BYXC.astype(jnp.float32)
         if self.use_running_average:
             mean_C, variance_C = self.mean[...], self.variance[...]
         else:
             mean_C = wide_BYXC.mean((0, 1, 2))
-            variance_C = jnp.square(wide_BYXC - mean_C[None, None, None, :]).mean((0, 1, 2))
+            variance_C = jnp.square(wide_BYXC - by_channel(mean_C)).mean((0, 1, 2))
             self._update_statistics(mean_C, variance_C, x_BYXC.size // x_BYXC.shape[-1])
         scale_C = self.scale[...].astype(jnp.float32) * jax.lax.rsqrt(variance_C + self.eps)
-        centred_BYXC = wide_BYXC - mean_C[None, None, None, :]
-        shifted = (
-            centred_BYXC * scale_C[None, None, None, :]
-            + self.bias[...].astype(jnp.float32)[None, None, None, :]
-        )
-        return shifted.astype(x_BYXC.dtype)
+        scaled_BYXC = (wide_BYXC - by_channel(mean_C)) * by_channel(scale_C)
+        shifted_BYXC = scaled_BYXC + by_channel(self.bias).astype(jnp.float32)
+        return shifted_BYXC.astype(x_BYXC.dtype)
 
     def _update_statistics(self, mean_C: Array, variance_C: Array, count: int) -> None:
         """Update the running statistics after a batch of `count` numbers a channel."""
         if self.is_unbiased and count > 1:
             variance_C = variance_C * (count / (count - 1))
         for running, batch_C in ((self.mean, mean_C), (self.variance, variance_C)):
-            running[...] = (1.0 - self.momentum) * running[
-                ...
-            ] + self.momentum * jax.lax.stop_gradient(batch_C)
+            new_C = self.momentum * jax.lax.stop_gradient(batch_C)
+            running[...] = (1.0 - self.momentum) * running[...] + new_C
 
 
 class Convolution(nnx.Module):
-    """A convolution without a bias, padded by half a kernel as in PyTorch; drawn by what goes out (He et al. 2015)."""
+    """A convolution without a bias, padded by half a kernel (He et al. 2015)."""
 
     def __init__(self, inputs: int, outputs: int, size: int, stride: int, rngs: nnx.Rngs) -> None:
-        self.kernel = init_weight(
-            rngs, (size, size, inputs, outputs), KERNEL_AXES, std=(2 / (outputs * size**2)) ** 0.5
-        )
+        shape, std = (size, size, inputs, outputs), (2 / (outputs * size**2)) ** 0.5
+        self.kernel = init_weight(rngs, shape, KERNEL_AXES, std)
         self.size, self.stride = size, stride
 
     def __call__(self, x_BYXI: Array) -> Array:
+        """Convolve x."""
         kernel_YXIO = self.kernel[...]
         return convolve(x_BYXI.astype(kernel_YXIO.dtype), kernel_YXIO, self.stride, self.size // 2)
 
@@ -206,9 +194,10 @@ class Normalized(nnx.Module):
         self, config: spec.ResNet, inputs: int, outputs: int, size: int, stride: int, rngs: nnx.Rngs
     ) -> None:
         self.convolution = Convolution(inputs, outputs, size, stride, rngs)
-        self.norm = BatchNorm(outputs, config.norm_eps, config.momentum, config.running_variance)
+        self.norm = BatchNorm(config, outputs)
 
     def __call__(self, x_BYXC: Array) -> Array:
+        """Convolve x and normalize the result."""
         return self.norm(self.convolution(x_BYXC))
 
 
@@ -222,17 +211,14 @@ class ResidualBlock(nnx.Module):
         if config.block == "basic":
             branch = [layer(inputs, outputs, 3, stride), layer(outputs, outputs, 3, 1)]
         else:
-            branch = [
-                layer(inputs, inner, 1, 1),
-                layer(inner, inner, 3, stride),
-                layer(inner, outputs, 1, 1),
-            ]
+            branch = [layer(inputs, inner, 1, 1), layer(inner, inner, 3, stride)]
+            branch.append(layer(inner, outputs, 1, 1))
         self.branch = nnx.List(branch)
-        self.shortcut = (
-            layer(inputs, outputs, 1, stride) if inputs != outputs or stride != 1 else None
-        )
+        is_reshaped = inputs != outputs or stride != 1
+        self.shortcut = layer(inputs, outputs, 1, stride) if is_reshaped else None
 
     def __call__(self, x_BYXC: Array) -> Array:
+        """Apply the block."""
         shortcut_BYXC = x_BYXC if self.shortcut is None else self.shortcut(x_BYXC)
         for i, layer in enumerate(self.branch):
             x_BYXC = layer(jax.nn.relu(x_BYXC) if i else x_BYXC)
@@ -249,24 +235,18 @@ class ResNet(ImageClassifier):
         self.is_pooled = config.stem != "small"
         size, stride = (7, 2) if self.is_pooled else (3, 1)
         self.stem = Normalized(config, config.channels, config.stem_width, size, stride, rngs)
-        widths = [config.stem_width, *config.widths]
-        self.stages = nnx.List(
-            nnx.List(
-                ResidualBlock(
-                    config,
-                    widths[stage] if i == 0 else width,
-                    width,
-                    2 if stage and i == 0 else 1,
-                    rngs,
-                )
-                for i in range(depth)
-            )
-            for stage, (depth, width) in enumerate(zip(config.depths, config.widths, strict=True))
-        )
-        self.add_head(config, widths[-1], widths[-1] ** -0.5, rngs)
+        stages, inputs = [], config.stem_width
+        for stage, (depth, width) in enumerate(zip(config.depths, config.widths, strict=True)):
+            blocks = [ResidualBlock(config, inputs, width, 2 if stage else 1, rngs)]
+            blocks += [ResidualBlock(config, width, width, 1, rngs) for _ in range(depth - 1)]
+            stages.append(nnx.List(blocks))
+            inputs = width
+        self.stages = nnx.List(stages)
+        self.add_head(config, inputs, inputs**-0.5, rngs)
         self.apply = remat.remat_layer(ResidualBlock.__call__, options.remat, (), scanned=False)
 
     def pool(self, images_BYXC: Array) -> Array:
+        """Return the means over the places of the last stage."""
         x_BYXC = jax.nn.relu(self.stem(images_BYXC))
         if self.is_pooled:
             # Max pooling over 3 × 3 places with stride 2.
@@ -277,9 +257,8 @@ class ResNet(ImageClassifier):
         for stage in self.stages:
             for block in stage:
                 x_BYXC = self.apply(block, x_BYXC)
-        return constrain(x_BYXC.astype(jnp.float32).mean((1, 2)), "batch", "embed").astype(
-            x_BYXC.dtype
-        )
+        mean_BC = x_BYXC.astype(jnp.float32).mean((1, 2))
+        return constrain(mean_BC, "batch", "embed").astype(x_BYXC.dtype)
 
 
 class Patches(nnx.Module):
@@ -291,15 +270,13 @@ class Patches(nnx.Module):
         self.size = size
 
     def __call__(self, x_BYXC: Array) -> Array:
+        """Return an image of the patches."""
         kernel = self.kernel[...]
-        return (
-            convolve(x_BYXC.astype(kernel.dtype), kernel, self.size, 0)
-            + self.bias[...][None, None, None, :]
-        )
+        return convolve(x_BYXC.astype(kernel.dtype), kernel, self.size, 0) + by_channel(self.bias)
 
 
 class ConvNeXtBlock(nnx.Module):
-    """A convolution of each channel by itself, then an MLP at each place, added to what comes in."""
+    """A convolution of each channel, then an MLP at each place, added to the input."""
 
     def __init__(self, config: spec.ConvNeXt, width: int, rngs: nnx.Rngs) -> None:
         self.kernel = init_weight(rngs, (7, 7, 1, width), KERNEL_AXES, INIT_STD)
@@ -309,26 +286,23 @@ class ConvNeXtBlock(nnx.Module):
         self.up_bias = init_bias((4 * width,), ("hidden",))
         self.down = init_weight(rngs, (4 * width, width), ("hidden", "embed"), INIT_STD)
         self.down_bias = init_bias((width,), ("embed",))
-        self.layer_scale = nnx.Param(
-            jnp.full(width, config.layer_scale, jnp.float32), axes=("embed",)
-        )
+        layer_scale = jnp.full(width, config.layer_scale, jnp.float32)
+        self.layer_scale = nnx.Param(layer_scale, axes=("embed",))
         self.drop = Drop(0.0, config.drop_path > 0.0, rngs)
 
     def __call__(self, x_BYXC: Array, path: Array | None) -> Array:
         """Apply the block to all but the share `path` of the examples, which skip it."""
         alone_BYXC = convolve(x_BYXC, self.kernel[...], 1, 3, groups=x_BYXC.shape[-1])
-        alone_BYXC = self.norm(alone_BYXC + self.bias[...][None, None, None, :])
-        up_BYXF = checkpoint_name(
-            alone_BYXC @ self.up[...] + self.up_bias[...][None, None, None, :], "up"
-        )
+        alone_BYXC = self.norm(alone_BYXC + by_channel(self.bias))
+        up_BYXF = checkpoint_name(alone_BYXC @ self.up[...] + by_channel(self.up_bias), "up")
         hidden_BYXF = constrain(gelu(up_BYXF), "batch", None, None, "hidden")
-        down_BYXC = hidden_BYXF @ self.down[...] + self.down_bias[...][None, None, None, :]
-        scaled_BYXC = down_BYXC * self.layer_scale[...][None, None, None, :]
+        down_BYXC = hidden_BYXF @ self.down[...] + by_channel(self.down_bias)
+        scaled_BYXC = down_BYXC * by_channel(self.layer_scale)
         return constrain(x_BYXC + self.drop(scaled_BYXC, path), "batch", None, None, "embed")
 
 
 class Stage(nnx.Module):
-    """Blocks of one width, behind what halves the image; the first stage, without `inputs`, does not."""
+    """Blocks of one width, after a layer that halves the image unless `inputs` is None."""
 
     def __init__(
         self, config: spec.ConvNeXt, inputs: int | None, width: int, depth: int, rngs: nnx.Rngs
@@ -360,6 +334,7 @@ class ConvNeXt(ImageClassifier):
         self.paths = np.linspace(0.0, config.drop_path, sum(config.depths)).tolist()
 
     def pool(self, images_BYXC: Array) -> Array:
+        """Return the normalized means over the places of the last stage."""
         x_BYXC = self.patches_norm(self.patches(images_BYXC))
         paths = iter(self.paths)
         for stage in self.stages:
@@ -374,7 +349,7 @@ class ConvNeXt(ImageClassifier):
 # --- the vision transformer -----------------------------------------------------------------------
 
 
-class ViT(ImageClassifier):
+class ViT(BlockStack, ImageClassifier):
     """A vision transformer. Dosovitskiy et al. 2021; mean pooling as in Beyer et al. 2022."""
 
     def __init__(
@@ -382,32 +357,19 @@ class ViT(ImageClassifier):
     ) -> None:
         super().__init__(options, config)
         side, width, has_class = config.patch, config.width, config.pool == "cls"
-        block = partial(
-            Block, config=config, attend=implementations.full_attention(options.attention)
-        )
-        self.patches = init_weight(
-            rngs, (side, side, config.channels, width), (None, None, None, "embed"), INIT_STD
-        )
+        patch, positions = (side, side, config.channels), config.patch_count + has_class
+        self.patches = init_weight(rngs, (*patch, width), KERNEL_AXES, INIT_STD)
         self.patches_bias = init_bias((width,), ("embed",))
         self.cls = init_weight(rngs, (width,), ("embed",), INIT_STD) if has_class else None
-        self.positions = init_weight(
-            rngs, (config.patch_count + has_class, width), (None, "embed"), INIT_STD
-        )
-        self.blocks = nnx.vmap(block)(rngs.split(config.layers))
+        self.positions = init_weight(rngs, (positions, width), (None, "embed"), INIT_STD)
+        self.add_blocks(config, implementations.full_attention(options.attention), rngs, options)
         self.norm = LayerNorm(width, config.norm_eps)
         self.add_head(config, width, INIT_STD, rngs)
         self.drop = Drop(config.dropout, False, rngs)
-        self.paths = partial(path_rates, config)
-        self.apply = remat.remat_layer(
-            Block.__call__, options.remat, REMAT_NAMES, scanned=config.scan
-        )
-        self.scanned = config.scan
 
     def pool(self, images_BYXC: Array) -> Array:
-        x_BLD = self.drop(self._embed_patches(images_BYXC))
-        x_BLD = run_stack(
-            self.apply, self.blocks, x_BLD, None, per_layer=(self.paths(),), scanned=self.scanned
-        )
+        """Return the stream of the class token, or the mean over the patches."""
+        x_BLD = self.run_blocks(self.drop(self._embed_patches(images_BYXC)))
         x_BLD = gather_sequence(self.norm(x_BLD))
         # Without this constraint a head split along D would gather the gradients of the whole
         # batch's logits.
@@ -418,14 +380,10 @@ class ViT(ImageClassifier):
         kernel_PPCD = self.patches[...]
         side, _, channels, width = kernel_PPCD.shape
         batch, height, breadth, _ = images_BYXC.shape
-        tiles = images_BYXC.astype(kernel_PPCD.dtype).reshape(
-            batch, height // side, side, breadth // side, side, channels
-        )
+        grid = batch, height // side, side, breadth // side, side, channels
+        tiles = images_BYXC.astype(kernel_PPCD.dtype).reshape(grid)
         flat_BLF = tiles.swapaxes(2, 3).reshape(batch, -1, side * side * channels)
-        x_BLD = (
-            apply_kernel(flat_BLF, kernel_PPCD.reshape(-1, width))
-            + self.patches_bias[...][None, None, :]
-        )
+        x_BLD = apply_kernel(flat_BLF, kernel_PPCD.reshape(-1, width), bias=self.patches_bias)
         if self.cls is not None:
             cls_B1D = jnp.broadcast_to(self.cls[...][None, None, :], (batch, 1, width))
             x_BLD = jnp.concatenate([cls_B1D, x_BLD], axis=1)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import jax
@@ -44,27 +45,27 @@ NO_MESH = jax.sharding.AbstractMesh((), ())
 def build_model(
     spec: TrainSpec, config: CustomModel, rngs: nnx.Rngs, sample: Sample | None = None
 ) -> nnx.Module:
-    """Return the model `Name(**other keys, rngs=rngs)`; of linen and Haiku, without rngs and made for `sample`.
+    """Return the model `Name(**other keys, rngs=rngs)`, or linen's or Haiku's for `sample`.
 
     Raises SpecError for keys it does not take, and for remat and loss.
     """
+    name = config.kind
     if spec.loss != Loss():
         raise SpecError(
-            f"train.loss: {config.kind} is not a built-in model; add these terms in the loss of a "
-            "task of your own"
+            f"train.loss: {name} is not a built-in model; add these terms in the loss of a task of "
+            "your own"
         )
     if spec.remat != "none":
         raise SpecError(
-            f"train.remat = {spec.remat}: {config.kind} is not a built-in model and rematerializes "
-            "by itself; "
-            "leave remat out"
+            f"train.remat = {spec.remat}: {name} is not a built-in model and rematerializes by "
+            "itself; leave remat out"
         )
-    make, keys = user_code.load_object(config.kind), config.model_extra or {}
+    make, keys = user_code.load_object(name), config.model_extra or {}
 
     def sample_inputs() -> tuple[Array, ...]:
         if sample is None:
             raise SpecError(
-                f"train.model.kind = {config.kind} is made for a sample of its inputs, which "
+                f"train.model.kind = {name} is made for a sample of its inputs, which "
                 "custom.build was not given"
             )
         return sample()
@@ -74,28 +75,26 @@ def build_model(
             return Haiku(_transform_haiku(make, keys), *sample_inputs(), rngs=rngs)
         is_linen = user_code.is_linen(make)
         if not isinstance(make, type) and (is_linen or isinstance(make, nnx.Module)):
-            subject = f"train.model: {config.kind} is an object, {describe_kind(make)}"
+            subject = f"train.model: {name} is an object, {describe_kind(make)}"
             raise SpecError(f"{subject}; name its class, or a function that returns one")
         arguments = {**keys, "rngs": rngs} if not is_linen and _takes_rngs(make) else dict(keys)
         try:
             model = make(**arguments)
         except TypeError as error:
-            raise SpecError(
-                f"train.model: {config.kind}({', '.join(arguments)}) failed: {error}"
-            ) from error
+            call = f"{name}({', '.join(arguments)})"
+            raise SpecError(f"train.model: {call} failed: {error}") from error
         if user_code.is_linen(model):
             return Linen(model, *sample_inputs(), rngs=rngs)
         if not isinstance(model, nnx.Module):
             raise SpecError(
-                f"train.model: {config.kind} makes a {type(model).__name__}, not a "
-                "flax.nnx.Module, a "
+                f"train.model: {name} makes a {type(model).__name__}, not a flax.nnx.Module, a "
                 "flax.linen.Module or a function that Haiku transformed"
             )
         return model
 
 
 def _takes_rngs(make: Any) -> bool:
-    """Return whether `make` takes the random streams of nnx. A function that creates a linen module need not."""
+    """Return whether `make` takes nnx's streams; a function that makes a linen module may not."""
     try:
         parameters = inspect.signature(make).parameters.values()
     except (TypeError, ValueError):
@@ -107,12 +106,11 @@ def _takes_rngs(make: Any) -> bool:
 
 
 class Linen(nnx.Module):
-    """A model of flax.linen as a `flax.nnx` module, for a task that makes its model itself. It is called as the linen
-    module is.
+    """A model of flax.linen as a `flax.nnx` module, for a task that makes its model itself.
 
-    Collections other than `params` are state: what a call in training makes of them is kept. Random
-    streams of any name are seeded. An axis that is named (`linen.with_partitioning`) is split as a
-    rule of `sharding` says.
+    It is called as the linen module is. Collections other than `params` are state: what a call in
+    training makes of them is kept. Random streams of any name are seeded. An axis that is named
+    (`linen.with_partitioning`) is split as a rule of `sharding` says.
 
     **Arguments:**
 
@@ -145,54 +143,45 @@ class Linen(nnx.Module):
         self.modes = _mode_arguments(type(module).__call__)
         self.streams = nnx.Rngs(dropout=rngs.dropout())
         keys = {"params": rngs.params(), "dropout": self.streams.dropout()}
-        init = lambda: module.init(keys, *sample, **_mode_flags(self.modes, False), **keywords)  # noqa: E731
-        collections = _initialize_arrays(module, init, sample)
+        arguments = _mode_flags(self.modes, False) | keywords
+        collections = _initialize_arrays(module, partial(module.init, keys), sample, arguments)
         self.collections = tuple(
             name for name, tree in collections.items() if not _is_sown(name, tree)
         )
         variables = {"params": nnx.Param, "batch_stats": nnx.BatchStat}
         for name in self.collections:
-            setattr(
-                self,
-                name,
-                nnx.data(_to_variables(collections[name], variables.get(name, nnx.Variable))),
-            )
+            tree = _to_variables(collections[name], variables.get(name, nnx.Variable))
+            setattr(self, name, nnx.data(tree))
 
     def __call__(
         self, *args: Any, method: str | Callable[..., Any] | None = None, **keywords: Any
     ) -> Any:
         """Return what the module returns, or another `method` of it."""
         stored = {name: _variable_values(getattr(self, name)) for name in self.collections}
-        updated = (
-            [] if self.deterministic else [name for name in self.collections if name != "params"]
-        )
+        fixed = self.collections if self.deterministic else ("params",)
         flags = {} if method is not None else _mode_flags(self.modes, not self.deterministic)
         key = self.streams.dropout()  # a stream without a key of its own takes that of params
+        keys = {"params": key, "dropout": key}
         outputs, updates = self.module.apply(
-            stored,
-            *args,
-            rngs={"params": key, "dropout": key},
-            method=method,
-            mutable=DenyList(tuple(name for name in self.collections if name not in updated)),
-            **(flags | keywords),
+            stored, *args, rngs=keys, method=method, mutable=DenyList(fixed), **(flags | keywords)
         )
+        updated = [name for name in self.collections if name not in fixed]
         for name in updated:
-            _store_values(
-                f"{describe_kind(self.module)}: {name}", getattr(self, name), updates[name]
-            )
-        self.last_sown = nnx.Intermediate(
-            {name: tree for name, tree in updates.items() if name not in updated}
-        )
+            subject = f"{describe_kind(self.module)}: {name}"
+            _store_values(subject, getattr(self, name), updates[name])
+        sown = {name: tree for name, tree in updates.items() if name not in updated}
+        self.last_sown = nnx.Intermediate(sown)
         return outputs
 
     def sown(self, collection: str = SOWN_COLLECTION) -> Any:
-        """Return what the last call sowed into a collection, a tree of tuples of arrays; `{}` if it sowed nothing."""
+        """Return the tuples that the last call sowed into a collection, or `{}`."""
         return {} if self.last_sown is None else self.last_sown.get_value().get(collection, {})
 
 
 class Haiku(nnx.Module):
-    """A model of Haiku (the extra `[haiku]`) as a `flax.nnx` module, for a task that makes its model itself. It is
-    called as the function that was transformed.
+    """A model of Haiku as a `flax.nnx` module, for a task that makes its model itself.
+
+    It is called as the function that was transformed. Haiku is the extra `[haiku]`.
 
     **Arguments:**
 
@@ -226,15 +215,15 @@ class Haiku(nnx.Module):
         # Haiku keeps the function that was transformed in an attribute of the one that it returns.
         self.modes = _mode_arguments(getattr(transformed.apply, "_original_fn", transformed.apply))
         self.streams = nnx.Rngs(dropout=rngs.dropout())
-        flags, key = _mode_flags(self.modes, True), rngs.params()
-        arrays = _initialize_arrays(
-            transformed, lambda: transformed.init(key, *sample, **flags, **keywords), sample
-        )
+        init = partial(transformed.init, rngs.params())
+        arguments = _mode_flags(self.modes, True) | keywords
+        arrays = _initialize_arrays(transformed, init, sample, arguments)
         params, state = arrays if self.has_state else (arrays, {})
         self.params = nnx.data(_to_variables(_dotted_names(params), nnx.Param))
         self.state = nnx.data(_to_variables(_dotted_names(state), nnx.BatchStat))
 
     def __call__(self, *args: Any, **keywords: Any) -> Any:
+        """Return what the function returns."""
         params, state = (
             {name.replace(".", "/"): value for name, value in _variable_values(tree).items()}
             for tree in (self.params, self.state)
@@ -250,7 +239,7 @@ class Haiku(nnx.Module):
 
 
 def _transform_haiku(make: Any, keys: Mapping[str, Any]) -> Any:
-    """Return the transformed function of an hk.Module class called with `keys`. Transformed functions are unchanged."""
+    """Return the transformed function of an hk.Module class called with `keys`."""
     import haiku  # of an extra: only for models that use it
 
     if not isinstance(make, type):
@@ -283,13 +272,14 @@ def _mode_flags(modes: tuple[str, ...], is_training: bool) -> dict[str, bool]:
     return {name: MODE_VALUES[name] is is_training for name in modes}
 
 
-def _initialize_arrays(model: Any, init: Callable[[], Any], sample: tuple[Any, ...]) -> Any:
+def _initialize_arrays(
+    model: Any, init: Callable[..., Any], sample: tuple[Any, ...], arguments: Mapping[str, Any]
+) -> Any:
     """Call `init`. Raises SpecError if the model does not accept the sample."""
     try:
-        with jax.sharding.use_abstract_mesh(
-            NO_MESH
-        ):  # linen would place what is annotated by the mesh's own names
-            return init()
+        # With a mesh, linen would place annotated arrays by the mesh's own names.
+        with jax.sharding.use_abstract_mesh(NO_MESH):
+            return init(*sample, **arguments)
     except (TypeError, ValueError) as error:
         inputs = ", ".join(f"{leaf.dtype}{list(leaf.shape)}" for leaf in jax.tree.leaves(sample))
         raise SpecError(
@@ -305,16 +295,15 @@ def _is_sown(name: str, tree: Any) -> bool:
 
 
 def _to_variables(tree: Mapping[str, Any], variable: type[nnx.Variable[Any]]) -> dict[str, Any]:
-    """Return the arrays of a tree as variables, those that linen annotates with the names of their axes."""
+    """Return the arrays of a tree as variables, with the axes that linen names."""
 
     def convert_value(value: Any) -> Any:
         if isinstance(value, Mapping):
             return _to_variables(value, variable)
-        if isinstance(value, AxisMetadata):
-            return variable(
-                _unbox(value), axes=tuple(value.names) if isinstance(value, Partitioned) else ()
-            )
-        return variable(value)
+        if not isinstance(value, AxisMetadata):
+            return variable(value)
+        axes = tuple(value.names) if isinstance(value, Partitioned) else ()
+        return variable(_unbox(value), axes=axes)
 
     return {name: convert_value(value) for name, value in tree.items()}
 
@@ -327,7 +316,7 @@ def _variable_values(tree: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _store_values(subject: str, tree: Mapping[str, Any], new: Mapping[str, Any]) -> None:
-    """Replace the arrays of `tree` by `new`. Raises SpecError if a call created other variables than init."""
+    """Replace the arrays of `tree` by `new`. Raises SpecError for other variables."""
     if tree.keys() != new.keys():
         raise SpecError(
             f"{subject}: a call in training has {', '.join(new)}, init had {', '.join(tree)}; make "

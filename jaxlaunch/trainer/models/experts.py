@@ -31,7 +31,13 @@ from jax.sharding import PartitionSpec
 
 from jaxlaunch.contract import BATCH_AXES
 from jaxlaunch.trainer import spec
-from jaxlaunch.trainer.models.layers import apply_kernel, gated_activation, init_weight, platform
+from jaxlaunch.trainer.models.layers import (
+    ACTIVATIONS,
+    apply_kernel,
+    gated_activation,
+    init_weight,
+    platform,
+)
 from jaxlaunch.trainer.numerics import flops, grouped
 from jaxlaunch.trainer.parallel import mesh as meshes
 from jaxlaunch.trainer.parallel.sharding import constrain
@@ -97,22 +103,18 @@ class RoutingTotals(NamedTuple):
         """Return zeros for the state before the first layer."""
         mesh = jax.sharding.get_abstract_mesh()
         parts = 1 if mesh.empty else meshes.count_shards(mesh)
-        by_expert = constrain(jnp.zeros((parts, mixture.experts), jnp.float32), "batch", None)
-        alone = constrain(jnp.zeros(parts, jnp.float32), "batch")
-        chosen = constrain(
-            jnp.zeros((mixture.layers, parts, mixture.experts), jnp.float32), None, "batch", None
-        )
-        return cls(chosen, by_expert, alone, alone)
+        zeros_SE = constrain(jnp.zeros((parts, mixture.experts), jnp.float32), "batch", None)
+        zeros_S = constrain(jnp.zeros(parts, jnp.float32), "batch")
+        chosen_MSE = jnp.zeros((mixture.layers, *zeros_SE.shape), jnp.float32)
+        return cls(constrain(chosen_MSE, None, "batch", None), zeros_SE, zeros_S, zeros_S)
 
     def add_layer(self, counts: LayerCounts, place_M: Array) -> RoutingTotals:
         """Add the sums of one more layer, the one where `place_M` is 1."""
         chosen_MSE = self.chosen_MSE + place_M[:, None, None] * counts.chosen_SE[None]
-        return RoutingTotals(
-            chosen_MSE, *(have + more for have, more in zip(self[1:], counts[1:], strict=True))
-        )
+        return RoutingTotals(chosen_MSE, *map(jnp.add, self[1:], counts[1:]))
 
     def metric_means(self, tokens: Array, mixture: Mixture) -> dict[str, Array]:
-        """Return the penalties and metrics by name; `tokens` is the number of real tokens of the batch.
+        """Return the penalties and metrics by name, for a batch of `tokens` real tokens.
 
         `balance_loss` is transformers' load_balancing_loss_func: E times the sum over experts of
         the tokens that chose one times its probability, both as means over tokens and layers.
@@ -132,9 +134,8 @@ class RoutingTotals(NamedTuple):
             "expert_load_min": chosen_ME.min() / even,
         }
         if mixture.has_capacity:
-            means["expert_left_out"] = jax.lax.stop_gradient(self.left_out_S.sum()) / (
-                rows * per_token
-            )
+            left_out = jax.lax.stop_gradient(self.left_out_S.sum())
+            means["expert_left_out"] = left_out / (rows * per_token)
         listed = range(experts) if experts <= MAX_LISTED_EXPERTS else ()
         return means | {f"expert_load/{number}": load_E[number] for number in listed}
 
@@ -142,12 +143,7 @@ class RoutingTotals(NamedTuple):
 class Experts(nnx.Module):
     """The sum over a token's K experts of its share × (activation(x · gate) * (x · up)) · down."""
 
-    def __init__(
-        self,
-        config: spec.Decoder,
-        rngs: nnx.Rngs,
-        activations: Mapping[str, Callable[[Array], Array]],
-    ) -> None:
+    def __init__(self, config: spec.Decoder, rngs: nnx.Rngs) -> None:
         width, hidden, experts = config.width, config.expert_units, config.experts or 0
         axes = ("experts", "embed", "hidden")
         self.router = init_weight(rngs, (width, experts), ("embed", None), width**-0.5)
@@ -155,34 +151,27 @@ class Experts(nnx.Module):
         self.up = init_weight(rngs, (experts, width, hidden), axes, width**-0.5)
         std = (2 * config.layers * hidden) ** -0.5
         self.down = init_weight(rngs, (experts, hidden, width), ("experts", "hidden", "embed"), std)
-        self.activation = activations[config.activation]
-        self.each = config.experts_per_token
-        self.is_normal = config.experts_normalized
-        self.capacity = config.capacity
+        self.activation, self.capacity = ACTIVATIONS[config.activation], config.capacity
+        self.per_token, self.is_normal = config.experts_per_token, config.experts_normalized
 
     def __call__(self, x_BLD: Array, real_BL: Array) -> tuple[Array, LayerCounts]:
         """Return the output of this layer, with all positions, and the counts of its routing."""
         # The router needs full float32 precision, even where a device multiplies float32 in fewer
         # bits: rounding would send tokens to other experts.
+        router_DE = self.router[...].astype(jnp.float32)
         with jax.default_matmul_precision("highest"):
-            logits_BLE = apply_kernel(
-                x_BLD.astype(jnp.float32), self.router[...].astype(jnp.float32)
-            )
+            logits_BLE = apply_kernel(x_BLD.astype(jnp.float32), router_DE)
         logits_BLE = constrain(logits_BLE, "batch", "length", None)
         arrays = x_BLD, logits_BLE, real_BL, self.gate[...], self.up[...], self.down[...]
         mesh = jax.sharding.get_abstract_mesh()
         if mesh.empty or mesh.size == 1:
             return self._apply_part(*arrays, ways=1, over=None)
         over = "mp" if mesh.shape["mp"] > 1 else None
-        rows = PartitionSpec(BATCH_AXES)
-        into = PartitionSpec("ep", None, over)
-        out = PartitionSpec("ep", over, None)
-        on_each: Any = jax.shard_map(
-            partial(self._apply_part, ways=mesh.shape["ep"], over=over),
-            in_specs=(rows, rows, rows, into, into, out),
-            out_specs=(rows, rows),
-        )
-        result: tuple[Array, LayerCounts] = on_each(*arrays)
+        apply = partial(self._apply_part, ways=mesh.shape["ep"], over=over)
+        rows, into = PartitionSpec(BATCH_AXES), PartitionSpec("ep", None, over)
+        in_specs = rows, rows, rows, into, into, PartitionSpec("ep", over, None)
+        sharded: Any = jax.shard_map(apply, in_specs=in_specs, out_specs=(rows, rows))
+        result: tuple[Array, LayerCounts] = sharded(*arrays)
         return result
 
     def _apply_part(
@@ -200,19 +189,20 @@ class Experts(nnx.Module):
         """Apply the layer to the examples of one device, with its experts and hidden units."""
         shape, experts = x_BLD.shape, logits_BLE.shape[-1]
         shares_BLE = jax.nn.softmax(logits_BLE)
-        share_BLK, expert_BLK = jax.lax.top_k(shares_BLE, self.each)
+        share_BLK, expert_BLK = jax.lax.top_k(shares_BLE, self.per_token)
         if self.is_normal:
             share_BLK = share_BLK / share_BLK.sum(-1, keepdims=True)
         has_place_BLK = None
+        weights = gate_EDF, up_EDF, down_EFD
         if self.capacity is None:
-            x_TD, expert_TK = x_BLD.reshape(-1, shape[-1]), expert_BLK.reshape(-1, self.each)
-            grouped = partial(self._apply_grouped, expert_BLK.size, gate_EDF, up_EDF, down_EFD)
-            made_TKD = dispatch_sorted(x_TD, expert_TK, experts, ways, grouped)
+            x_TD, expert_TK = x_BLD.reshape(-1, shape[-1]), expert_BLK.reshape(-1, self.per_token)
+            apply = partial(self._apply_grouped, expert_BLK.size, *weights)
+            made_TKD = dispatch_sorted(x_TD, expert_TK, experts, ways, apply)
             made_BLKD = made_TKD.reshape(*expert_BLK.shape, shape[-1])
         else:
-            stacked = partial(self._apply_equal_rows, expert_BLK.size, gate_EDF, up_EDF, down_EFD)
+            apply = partial(self._apply_equal_rows, expert_BLK.size, *weights)
             made_BLKD, has_place_BLK = dispatch_within_capacity(
-                x_BLD, expert_BLK, real_BL, experts, ways, self.capacity, stacked
+                x_BLD, expert_BLK, real_BL, experts, ways, self.capacity, apply
             )
         made_BLD = (share_BLK.astype(made_BLKD.dtype)[..., None] * made_BLKD).sum(2)
         if over is not None:  # each device has its share of the hidden units
@@ -220,33 +210,26 @@ class Experts(nnx.Module):
         return made_BLD, _count_tokens(logits_BLE, shares_BLE, expert_BLK, has_place_BLK, real_BL)
 
     def _apply_grouped(
-        self,
-        pairs: int,
-        gate_EDF: Array,
-        up_EDF: Array,
-        down_EFD: Array,
-        x_RD: Array,
-        counts_E: Array,
+        self, pairs: int, gate: Array, up: Array, down: Array, x_RD: Array, counts_E: Array
     ) -> Array:
-        """Apply the experts to consecutive groups of rows, of sizes `counts_E`; `pairs` rows count as work."""
-        is_loop = platform() == "gpu" and grouped.is_loop_faster(pairs, len(x_RD), gate_EDF.shape)
-        multiplied = partial(grouped.grouped_product, rows=pairs) if is_loop else jax.lax.ragged_dot
+        """Apply the experts to groups of rows of sizes `counts_E`; `pairs` rows count."""
+        is_loop = platform() == "gpu" and grouped.is_loop_faster(pairs, len(x_RD), gate.shape)
+        multiply = partial(grouped.grouped_product, rows=pairs) if is_loop else jax.lax.ragged_dot
         with jax.named_scope(flops.share_scope(pairs, len(x_RD))):
-            gate_RF = checkpoint_name(multiplied(x_RD, gate_EDF, counts_E), "gate")
-            up_RF = checkpoint_name(multiplied(x_RD, up_EDF, counts_E), "up")
-            return multiplied(gated_activation(self.activation, gate_RF, up_RF), down_EFD, counts_E)
+            gate_RF = checkpoint_name(multiply(x_RD, gate, counts_E), "gate")
+            up_RF = checkpoint_name(multiply(x_RD, up, counts_E), "up")
+            return multiply(gated_activation(self.activation, gate_RF, up_RF), down, counts_E)
 
     def _apply_equal_rows(
-        self, pairs: int, gate_EDF: Array, up_EDF: Array, down_EFD: Array, x_ERD: Array
+        self, pairs: int, gate: Array, up: Array, down: Array, x_ERD: Array
     ) -> Array:
         """Apply the experts to equally many rows of each."""
         room = x_ERD.shape[0] * x_ERD.shape[1]
         with jax.named_scope(flops.share_scope(min(pairs, room), room)):
-            gate_ERF = checkpoint_name(jnp.einsum("erd,edf->erf", x_ERD, gate_EDF), "gate")
-            up_ERF = checkpoint_name(jnp.einsum("erd,edf->erf", x_ERD, up_EDF), "up")
-            return jnp.einsum(
-                "erf,efd->erd", gated_activation(self.activation, gate_ERF, up_ERF), down_EFD
-            )
+            gate_ERF = checkpoint_name(jnp.einsum("erd,edf->erf", x_ERD, gate), "gate")
+            up_ERF = checkpoint_name(jnp.einsum("erd,edf->erf", x_ERD, up), "up")
+            hidden_ERF = gated_activation(self.activation, gate_ERF, up_ERF)
+            return jnp.einsum("erf,efd->erd", hidden_ERF, down)
 
 
 def _count_tokens(
@@ -277,7 +260,7 @@ def _count_tokens(
 def dispatch_sorted(
     x_TD: Array, expert_TK: Array, experts: int, ways: int, apply: ApplyGrouped
 ) -> Array:
-    """Return the outputs of each token's experts, [T, K, D]; `apply` gets the rows sorted by expert.
+    """Return each token's outputs [T, K, D]; `apply` gets the rows sorted by expert.
 
     Each of `ways` devices sends to every other one the largest number of rows that it may need.
     """
@@ -293,14 +276,15 @@ def dispatch_sorted(
     place_P = jnp.zeros_like(index_P).at[order_P].set(sorted_P, unique_indices=True)
     sent_RD = jnp.zeros((ways * rows, x_TD.shape[1]), x_TD.dtype)
     sent_RD = sent_RD.at[place_P].set(jnp.repeat(x_TD, per_token, axis=0), unique_indices=True)
-    made_RD = (
-        apply(sent_RD, counts_WE[0]) if ways == 1 else _apply_remotely(sent_RD, counts_WE, apply)
-    )
+    if ways == 1:
+        made_RD = apply(sent_RD, counts_WE[0])
+    else:
+        made_RD = _apply_remotely(sent_RD, counts_WE, apply)
     return made_RD.at[place_P].get(unique_indices=True).reshape(tokens, per_token, -1)
 
 
 def _apply_remotely(sent_RD: Array, counts_WE: Array, apply: ApplyGrouped) -> Array:
-    """Return the outputs of remote experts for the rows; each part of `sent_RD` is for one device."""
+    """Return the outputs of remote experts; each part of `sent_RD` is for one device."""
     (ways, local), width = counts_WE.shape, sent_RD.shape[1]
     rows = sent_RD.shape[0] // ways
     # Besides the two all-to-alls a few integers are exchanged, which assign the received rows to
@@ -319,11 +303,6 @@ def _apply_remotely(sent_RD: Array, counts_WE: Array, apply: ApplyGrouped) -> Ar
     return _exchange_parts(back_RD.reshape(ways, rows, width)).reshape(ways * rows, width)
 
 
-def _places_per_expert(capacity: float, length: int, per_token: int, experts: int) -> int:
-    """Return how many tokens of an example an expert takes: `capacity` times an even share, at most all tokens."""
-    return min(length, math.ceil(capacity * length * per_token / experts))
-
-
 def dispatch_within_capacity(
     x_BLD: Array,
     expert_BLK: Array,
@@ -333,32 +312,27 @@ def dispatch_within_capacity(
     capacity: float,
     apply: ApplyStacked,
 ) -> tuple[Array, Array]:
-    """Return the outputs of each token's experts, [B, L, K, D], zeros without a place, and who had one, [B, L, K].
+    """Return each token's outputs [B, L, K, D], zero without a place, and the places.
 
+    An expert takes up to `capacity` times an even share of the tokens of an example.
     Earlier tokens come before later ones, and then first choices before second ones, so that no
     token depends on a later one. Padding, where `real_BL` is 0, takes no place. Lepikhin et al.
     2020 (GShard), but for the order.
     """
     batch, length, per_token = expert_BLK.shape
-    count, width = _places_per_expert(capacity, length, per_token, experts), x_BLD.shape[-1]
-    rank_BLK = _rank_within_expert(
-        jnp.where(real_BL[..., None] > 0, expert_BLK, experts), experts + 1
-    )
-    total, has_place_BLK = experts * batch * count, (rank_BLK < count) & (real_BL[..., None] > 0)
-    row_BLK = (
-        expert_BLK * batch + jnp.arange(batch, dtype=jnp.int32)[:, None, None]
-    ) * count + rank_BLK
+    count = min(length, math.ceil(capacity * length * per_token / experts))
+    total, width, is_real_BL1 = experts * batch * count, x_BLD.shape[-1], real_BL[..., None] > 0
+    rank_BLK = _rank_within_expert(jnp.where(is_real_BL1, expert_BLK, experts), experts + 1)
+    has_place_BLK = (rank_BLK < count) & is_real_BL1
+    example_B11 = jnp.arange(batch, dtype=jnp.int32)[:, None, None]
+    row_BLK = (expert_BLK * batch + example_B11) * count + rank_BLK
     outside_BLK = total + jnp.arange(expert_BLK.size, dtype=jnp.int32).reshape(expert_BLK.shape)
     place_P = jnp.where(has_place_BLK, row_BLK, outside_BLK).reshape(-1)
     rows_PD = jnp.repeat(x_BLD.reshape(-1, width), per_token, axis=0)
-    sent_RD = (
-        jnp.zeros((total, width), x_BLD.dtype)
-        .at[place_P]
-        .set(rows_PD, mode="drop", unique_indices=True)
-    )
-    made_RD = _apply_stacked(sent_RD.reshape(experts, batch * count, width), ways, apply).reshape(
-        total, width
-    )
+    sent_RD = jnp.zeros((total, width), x_BLD.dtype)
+    sent_RD = sent_RD.at[place_P].set(rows_PD, mode="drop", unique_indices=True)
+    made_ERD = _apply_stacked(sent_RD.reshape(experts, batch * count, width), ways, apply)
+    made_RD = made_ERD.reshape(total, width)
     made_PD = made_RD.at[place_P].get(mode="fill", fill_value=0, unique_indices=True)
     return made_PD.reshape(batch, length, per_token, width), has_place_BLK
 
@@ -378,9 +352,8 @@ def _rank_within_expert(expert_BLK: Array, experts: int) -> Array:
     batch, length, per_token = expert_BLK.shape
     expert_BP = expert_BLK.reshape(batch, length * per_token)
     order_BP = jnp.argsort(expert_BP, axis=1, stable=True)
-    starts_BE = jax.vmap(lambda expert_P: _exclusive_cumsum(_count_pairs(expert_P, experts)))(
-        expert_BP
-    )
+    count_starts = jax.vmap(lambda expert_P: _exclusive_cumsum(_count_pairs(expert_P, experts)))
+    starts_BE = count_starts(expert_BP)
     starts_BP = jnp.take_along_axis(starts_BE, jnp.take_along_axis(expert_BP, order_BP, 1), 1)
     sorted_BP = jnp.arange(length * per_token, dtype=jnp.int32)[None, :] - starts_BP
     rank_BP = jnp.take_along_axis(sorted_BP, jnp.argsort(order_BP, axis=1), 1)
@@ -388,9 +361,8 @@ def _rank_within_expert(expert_BLK: Array, experts: int) -> Array:
 
 
 def _count_pairs(expert_P: Array, experts: int) -> Array:
-    return (expert_P[:, None] == jnp.arange(experts, dtype=expert_P.dtype)[None, :]).sum(
-        0, dtype=jnp.int32
-    )
+    expert_E = jnp.arange(experts, dtype=expert_P.dtype)
+    return (expert_P[:, None] == expert_E[None, :]).sum(0, dtype=jnp.int32)
 
 
 def _exclusive_cumsum(counts: Array) -> Array:
@@ -398,6 +370,6 @@ def _exclusive_cumsum(counts: Array) -> Array:
 
 
 def _exchange_parts(parts: Array) -> Array:
-    """Send part w of each device to device w, in the order of the devices they came from: [W, ...] -> [W, ...]."""
+    """Send part w of each device to device w: [W, ...] -> [W, ...], by sender."""
     result: Array = jax.lax.all_to_all(parts, EXPERT_AXIS, split_axis=0, concat_axis=0)
     return result

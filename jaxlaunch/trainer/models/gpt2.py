@@ -1,4 +1,4 @@
-"""GPT-2, and the block that it and ViT are stacks of: attention, then an MLP, each on the normalized stream.
+"""GPT-2, and the block of it and of ViT: attention, then an MLP, norm first.
 
 B batch, L length, D model, H heads, K head size, F hidden, V vocabulary.
 Vaswani et al. 2017; Radford et al. 2019; Xiong et al. 2020 (norm first).
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from functools import partial
 
-import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax import Array
@@ -19,13 +18,13 @@ from jaxlaunch.trainer.attention import implementations
 from jaxlaunch.trainer.attention.implementations import ATTENTION_OUTPUT, Attention, Keys
 from jaxlaunch.trainer.models.language_model import LanguageModel
 from jaxlaunch.trainer.models.layers import (
+    ACTIVATIONS,
     DEFAULT_OPTIONS,
     Drop,
     LayerNorm,
     ModelOptions,
     apply_kernel,
     gather_sequence,
-    gelu,
     init_bias,
     init_weight,
     recompute_in_backward,
@@ -47,55 +46,43 @@ class SelfAttention(nnx.Module):
 
     def __init__(self, config: spec.ViT | spec.GPT2, attend: Attention, rngs: nnx.Rngs) -> None:
         width, heads, size = config.width, config.heads, config.width // config.heads
-        self.qkv = init_weight(
-            rngs, (width, 3, heads, size), ("embed", None, "heads", "head"), INIT_STD
-        )
-        self.qkv_bias = init_bias((3, heads, size), (None, "heads", "head"))
-        self.out = init_weight(
-            rngs,
-            (heads, size, width),
-            ("heads", "head", "embed"),
-            INIT_STD * (2 * config.layers) ** -0.5,
-        )
+        axes = ("heads", "head")
+        self.qkv = init_weight(rngs, (width, 3, heads, size), ("embed", None, *axes), INIT_STD)
+        self.qkv_bias = init_bias((3, heads, size), (None, *axes))
+        out_std = INIT_STD * (2 * config.layers) ** -0.5
+        self.out = init_weight(rngs, (heads, size, width), (*axes, "embed"), out_std)
         self.out_bias = init_bias((width,), ("embed",))
         self.attend = attend
 
     def __call__(self, x_BLD: Array, keys: Keys) -> Array:
-        qkv_BL3HK = apply_kernel(x_BLD, self.qkv[...]) + self.qkv_bias[...][None, None]
-        qkv_BL3HK = checkpoint_name(
-            constrain(qkv_BL3HK, "batch", "length", None, "heads", "head"), "qkv"
-        )
-        query_BLHK, key_BLHK, value_BLHK = (
-            part[:, :, 0] for part in jnp.split(qkv_BL3HK, 3, axis=2)
-        )
+        """Return the output of attention, x_BLD."""
+        qkv_BL3HK = apply_kernel(x_BLD, self.qkv[...], bias=self.qkv_bias)
+        qkv_BL3HK = constrain(qkv_BL3HK, "batch", "length", None, "heads", "head")
+        parts = jnp.split(checkpoint_name(qkv_BL3HK, "qkv"), 3, axis=2)
+        query_BLHK, key_BLHK, value_BLHK = (part[:, :, 0] for part in parts)
         mixed_BLHK = self.attend(query_BLHK, key_BLHK, value_BLHK, keys)
         mixed_BLHK = constrain(mixed_BLHK, "batch", "length", "heads", "head")
-        return apply_kernel(mixed_BLHK, self.out[...], axes=2) + self.out_bias[...][None, None, :]
+        return apply_kernel(mixed_BLHK, self.out[...], axes=2, bias=self.out_bias)
 
 
 class MLP(nnx.Module):
-    """gelu(x · up + bias) · down + bias. Hendrycks and Gimpel 2016, exact or in their approximation by tanh."""
+    """gelu(x · up + bias) · down + bias. Hendrycks and Gimpel 2016, exact or by tanh."""
 
     def __init__(self, config: spec.ViT | spec.GPT2, rngs: nnx.Rngs) -> None:
         width, hidden = config.width, config.mlp_units
         self.up = init_weight(rngs, (width, hidden), ("embed", "hidden"), INIT_STD)
         self.up_bias = init_bias((hidden,), ("hidden",))
-        self.down = init_weight(
-            rngs, (hidden, width), ("hidden", "embed"), INIT_STD * (2 * config.layers) ** -0.5
-        )
+        down_std = INIT_STD * (2 * config.layers) ** -0.5
+        self.down = init_weight(rngs, (hidden, width), ("hidden", "embed"), down_std)
         self.down_bias = init_bias((width,), ("embed",))
-        self.gelu = (
-            partial(jax.nn.gelu, approximate=True) if isinstance(config, spec.GPT2) else gelu
-        )
+        self.gelu = ACTIVATIONS["gelu_tanh" if isinstance(config, spec.GPT2) else "gelu"]
 
     def __call__(self, x_BLD: Array) -> Array:
-        up_BLF = checkpoint_name(
-            apply_kernel(x_BLD, self.up[...]) + self.up_bias[...][None, None, :], "up"
-        )
-        hidden_BLF = constrain(
-            recompute_in_backward(self.gelu)(up_BLF), "batch", "length", "hidden"
-        )
-        return apply_kernel(hidden_BLF, self.down[...]) + self.down_bias[...][None, None, :]
+        """Return the output of the MLP, x_BLD."""
+        up_BLF = checkpoint_name(apply_kernel(x_BLD, self.up[...], bias=self.up_bias), "up")
+        hidden_BLF = recompute_in_backward(self.gelu)(up_BLF)
+        hidden_BLF = constrain(hidden_BLF, "batch", "length", "hidden")
+        return apply_kernel(hidden_BLF, self.down[...], bias=self.down_bias)
 
 
 class Block(nnx.Module):
@@ -112,62 +99,62 @@ class Block(nnx.Module):
         """Apply the layer. The share `path` of the examples skips a branch of it."""
         mixed_BLD = self.attention(gather_sequence(self.attention_norm(x_BLD)), keys)
         x_BLD = x_BLD + self.drop(split_sequence(mixed_BLD), path)
-        x_BLD = x_BLD + self.drop(
-            split_sequence(self.mlp(gather_sequence(self.mlp_norm(x_BLD)))), path
+        mlp_BLD = self.mlp(gather_sequence(self.mlp_norm(x_BLD)))
+        return split_sequence(x_BLD + self.drop(split_sequence(mlp_BLD), path))
+
+
+class BlockStack:
+    """A model's blocks, whose parameters are stacked: [layers, ...]."""
+
+    def add_blocks(
+        self, config: spec.ViT | spec.GPT2, attend: Attention, rngs: nnx.Rngs, options: ModelOptions
+    ) -> None:
+        """Create the blocks."""
+        block = partial(Block, config=config, attend=attend)
+        self.blocks: nnx.Module = nnx.vmap(block)(rngs.split(config.layers))
+        self.depth, self.drop_path, self.scanned = config.layers, config.drop_path, config.scan
+        self.apply = remat.remat_layer(
+            Block.__call__, options.remat, REMAT_NAMES, scanned=config.scan
         )
-        return split_sequence(x_BLD)
+
+    def run_blocks(self, x_BLD: Array, keys: Keys = None) -> Array:
+        """Apply the blocks; examples skip more branches in later ones. Huang et al. 2016."""
+        # An array from outside of the trace would be an argument that a compiled step lacks.
+        rates = jnp.linspace(0.0, self.drop_path, self.depth, dtype=jnp.float32)
+        per_layer = (rates if self.drop_path else None,)
+        return run_stack(
+            self.apply, self.blocks, x_BLD, keys, per_layer=per_layer, scanned=self.scanned
+        )
 
 
-def path_rates(config: spec.ViT | spec.GPT2) -> Array | None:
-    """Return the share of examples that skip a branch, by layer: 0 to `drop_path`. Huang et al. 2016.
-
-    Call it inside the trace: an array created earlier would be an argument that a compiled step
-    does not have.
-    """
-    return (
-        jnp.linspace(0.0, config.drop_path, config.layers, dtype=jnp.float32)
-        if config.drop_path
-        else None
-    )
-
-
-class GPT2(LanguageModel):
+class GPT2(BlockStack, LanguageModel):
     """tokens_BL -> logits_BLV. The blocks' parameters are stacked: [layers, ...]."""
 
     def __init__(
         self, config: spec.GPT2, rngs: nnx.Rngs, options: ModelOptions = DEFAULT_OPTIONS
     ) -> None:
         super().__init__(options)
-        block = partial(
-            Block, config=config, attend=implementations.causal_attention(options.attention)
-        )
-        self.embedding = init_weight(
-            rngs, (config.vocab, config.width), ("vocab", "embed"), INIT_STD
-        )
+        width, attend = config.width, implementations.causal_attention(options.attention)
+        self.embedding = init_weight(rngs, (config.vocab, width), ("vocab", "embed"), INIT_STD)
         self.head = None
-        self.positions = init_weight(
-            rngs, (config.position_rows, config.width), (None, "embed"), INIT_STD / 2
-        )
-        self.blocks = nnx.vmap(block)(rngs.split(config.layers))
-        self.norm = LayerNorm(config.width, config.norm_eps)
+        positions = (config.position_rows, width)
+        self.positions = init_weight(rngs, positions, (None, "embed"), INIT_STD / 2)
+        self.add_blocks(config, attend, rngs, options)
+        self.norm = LayerNorm(width, config.norm_eps)
         self.drop = Drop(config.dropout, False, rngs)
-        self.paths = partial(path_rates, config)
-        self.apply = remat.remat_layer(
-            Block.__call__, options.remat, REMAT_NAMES, scanned=config.scan
-        )
-        self.scanned = config.scan
 
     def features(self, tokens_BL: Array, keys: Keys = None) -> Array:
+        """Return the normalized stream x_BLD after the last layer."""
         # Each example of a packed row begins at 0.
         places_BL = implementations.as_visible(keys).places_BL
-        x_BLD = self.embed_inputs(tokens_BL, places_BL)
-        x_BLD = run_stack(
-            self.apply, self.blocks, x_BLD, keys, per_layer=(self.paths(),), scanned=self.scanned
-        )
+        x_BLD = self.run_blocks(self.embed_inputs(tokens_BL, places_BL), keys)
         return gather_sequence(self.norm(x_BLD))
 
     def embed_inputs(self, tokens_BL: Array, places_BL: Array | None = None) -> Array:
+        """Return the stream before the first layer, with the positions added."""
         positions_ND = constrain(self.positions[...], None, "embed")
-        all_1LD = positions_ND[None, : tokens_BL.shape[1]]
-        at_BLD = all_1LD if places_BL is None else jnp.take(positions_ND, places_BL, axis=0)
+        if places_BL is None:
+            at_BLD = positions_ND[None, : tokens_BL.shape[1]]
+        else:
+            at_BLD = jnp.take(positions_ND, places_BL, axis=0)
         return self.drop(split_sequence(gather_sequence(self.embed_tokens(tokens_BL) + at_BLD)))

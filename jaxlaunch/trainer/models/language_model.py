@@ -1,4 +1,4 @@
-"""The interface of a model of tokens: features, then logits, so that a loss may compute the logits in parts.
+"""The interface of a model of tokens: features, then logits, which a loss may chunk.
 
 B batch, L length, D model, V vocabulary.
 """
@@ -17,6 +17,8 @@ from jax import Array
 from jaxlaunch.trainer.attention.implementations import Keys
 from jaxlaunch.trainer.models.layers import ModelOptions
 from jaxlaunch.trainer.parallel.sharding import constrain, gather_weight
+
+Pair = tuple[Array, Array]
 
 
 class Features(NamedTuple):
@@ -41,19 +43,19 @@ class LanguageModel(nnx.Module):
         self.deterministic = False  # nnx's name for evaluation
 
     def __call__(self, tokens_BL: Array, keys: Keys = None) -> Array:
-        """Return logits_BLV in the output dtype; position l sees the positions 0..l that `keys` leaves visible."""
+        """Return logits_BLV in the output dtype; position l sees the visible ones of 0..l."""
         return self.project(self.features(tokens_BL, keys), self.head_DV)
 
     def features(self, tokens_BL: Array, keys: Keys = None) -> Array:
-        """Return the normalized stream x_BLD after the last layer, which the head turns into logits."""
+        """Return the normalized stream x_BLD after the last layer."""
         raise NotImplementedError
 
     def read(self, tokens_BL: Array, keys: Keys = None, real_BL: Array | None = None) -> Features:
-        """Return the features, and the penalty and metrics of the tokens that `real_BL` marks as text."""
+        """Return the features, with penalty and metrics of the tokens in `real_BL`."""
         return Features(self.features(tokens_BL, keys))
 
     def embed_inputs(self, tokens_BL: Array, places_BL: Array | None = None) -> Array:
-        """Return the stream x_BLD before the first layer, of tokens at these places, by default 0 to L - 1."""
+        """Return the stream x_BLD before the first layer; places are 0 to L - 1 by default."""
         raise NotImplementedError
 
     def embed_tokens(self, tokens_BL: Array) -> Array:
@@ -74,26 +76,23 @@ class LanguageModel(nnx.Module):
         if self.head is None:
             return jnp.take(self.table_VD, tokens_BL, axis=0)
         tokens_BL = constrain(tokens_BL, "other_batch", "length")
-        return constrain(
-            jnp.take(self.embedding[...], tokens_BL, axis=0), "other_batch", "length", "columns"
-        )
+        x_BLD = jnp.take(self.embedding[...], tokens_BL, axis=0)
+        return constrain(x_BLD, "other_batch", "length", "columns")
 
     @property
     def table_VD(self) -> Array:
-        """The embedding [V, D] with its rows whole: the lookup and a tied head share one copy of it."""
+        """The embedding [V, D] with whole rows, shared by the lookup and a tied head."""
         return gather_weight(self.embedding[...], "vocab", "embed")
 
     @property
     def head_DV(self) -> Array:
-        """The output matrix [D, V], its columns whole: a loss in chunks would gather a split one for every chunk."""
-        return (
-            self.table_VD.T
-            if self.head is None
-            else gather_weight(self.head[...], "embed", "vocab")
-        )
+        """The output matrix [D, V], gathered once for all chunks of a loss."""
+        if self.head is None:
+            return self.table_VD.T
+        return gather_weight(self.head[...], "embed", "vocab")
 
     def project(self, x_BLD: Array, head_DV: Array, output: jnp.dtype | None = None) -> Array:
-        """Return features times the head, within the cap: logits_BLV in `output` or the model's own dtype."""
+        """Return features times the head, within the cap: logits_BLV in `output`."""
         logits_BLV = _project_logits(x_BLD, head_DV, output or self.output)
         if self.cap is not None:
             logits_BLV = self.cap * jnp.tanh(logits_BLV / self.cap)
@@ -102,19 +101,15 @@ class LanguageModel(nnx.Module):
 
 @partial(jax.custom_vjp, nondiff_argnums=(2,))
 def _project_logits(x: Array, head_DV: Array, output: jnp.dtype) -> Array:
-    """Return x [..., D] times the head. Its gradients are products of bfloat16 where x is, and not of float32."""
+    """Return x [..., D] times the head; for bfloat16 x so are its gradients' products."""
     return jnp.matmul(x, head_DV, preferred_element_type=output)
 
 
-def _logits_forward(
-    x: Array, head_DV: Array, output: jnp.dtype
-) -> tuple[Array, tuple[Array, Array]]:
+def _logits_forward(x: Array, head_DV: Array, output: jnp.dtype) -> tuple[Array, Pair]:
     return _project_logits(x, head_DV, output), (x, head_DV)
 
 
-def _logits_backward(
-    output: jnp.dtype, residuals: tuple[Array, Array], gradient: Array
-) -> tuple[Array, Array]:
+def _logits_backward(output: jnp.dtype, residuals: Pair, gradient: Array) -> Pair:
     x, head_DV = residuals
     # float16 has no room for the small ones among the gradients of logits.
     if x.dtype == jnp.bfloat16:

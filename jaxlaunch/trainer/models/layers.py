@@ -8,7 +8,7 @@ B batch, L length, H heads, K head size, D model, I inputs, O outputs.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
@@ -23,6 +23,9 @@ from jaxlaunch.trainer.parallel.sharding import Axes, constrain
 from jaxlaunch.trainer.spec import Loss, Remat, RopeScaling, TrainSpec
 
 PyTree = Any
+Shape = int | tuple[int, ...]
+# Radians per position of each channel pair, [K/2].
+Frequencies = np.ndarray[tuple[int], np.dtype[np.float64]]
 
 
 class ModelOptions(NamedTuple):
@@ -36,19 +39,15 @@ class ModelOptions(NamedTuple):
     @classmethod
     def from_spec(cls, spec: TrainSpec) -> ModelOptions:
         """Return the options that a train block asks for."""
-        return cls(
-            spec.attention,
-            spec.remat,
-            precision.resolve_precision(spec.precision).output,
-            spec.loss,
-        )
+        output = precision.resolve_precision(spec.precision).output
+        return cls(spec.attention, spec.remat, output, spec.loss)
 
 
 DEFAULT_OPTIONS = ModelOptions()
 
 
 def init_weight(rngs: nnx.Rngs, shape: tuple[int, ...], axes: Axes, std: float) -> nnx.Param[Array]:
-    """Return a float32 parameter drawn from a normal distribution of deviation `std`, its axes named for sharding."""
+    """Return a float32 parameter, normal with deviation `std`, with named axes."""
     return nnx.Param(std * jax.random.normal(rngs.params(), shape, jnp.float32), axes=axes)
 
 
@@ -63,7 +62,7 @@ def gather_sequence(x_BLD: Array) -> Array:
 
 
 def split_sequence(x_BLD: Array) -> Array:
-    """Split an example's positions over mp, so that each device keeps its part of the sum of products.
+    """Split the positions over mp, so that each device keeps its part of the sum.
 
     Norms, dropout and what remat keeps are then split too. Korthikanti et al. 2022, "sequence
     parallelism".
@@ -81,7 +80,7 @@ class Kernel(Protocol):
 def apply_kernel(
     x: Array, kernel: Array | Kernel, axes: int = 1, bias: nnx.Param[Array] | None = None
 ) -> Array:
-    """Multiply x [B, L, ..., I] with kernel [I, ..., O], the last `axes` of x with its first; add a bias [..., O].
+    """Multiply x [B, L, ..., I] with kernel [I, ..., O] over `axes` axes, and add a bias.
 
     On CPU devices B and L are merged for the product: the kernel's gradient would sum over two
     axes, for which XLA's CPU compiler transposes its operand in memory. On other devices they stay
@@ -97,7 +96,7 @@ def apply_kernel(
 
 
 def platform() -> str:
-    """Return JAX's name of the devices that a trace is compiled for: cpu, gpu or tpu; cpu without a mesh."""
+    """Return the platform that a trace is compiled for: cpu, gpu or tpu; cpu without a mesh."""
     device = jax.sharding.get_abstract_mesh().abstract_device
     return "cpu" if device is None else str(device.platform)
 
@@ -105,8 +104,7 @@ def platform() -> str:
 def recompute_in_backward(function: Callable[..., Array]) -> Callable[..., Array]:
     """Recompute `function`, elementwise or a norm, from its arguments in the backward pass.
 
-    The arguments are in memory in any case. The intermediates, some of them in float32, need not
-    be.
+    The arguments are in memory in any case; the intermediates, some in float32, need not be.
     """
     return jax.checkpoint(function, prevent_cse=False)
 
@@ -117,39 +115,35 @@ def gated_activation(activation: Callable[[Array], Array], gate: Array, up: Arra
 
 
 class Linear(nnx.Module):
-    """x_BI -> x · kernel + bias. Kernel of variance 2 / inputs (He et al. 2015, for ReLUs), biases 0."""
+    """x_BI -> x · kernel + bias. Variance 2 / inputs (He et al. 2015, for ReLUs)."""
 
     def __init__(self, inputs: int, outputs: int, axes: tuple[str, str], rngs: nnx.Rngs) -> None:
         self.kernel = init_weight(rngs, (inputs, outputs), axes, std=(2 / inputs) ** 0.5)
         self.bias = init_bias((outputs,), axes[1:])
 
     def __call__(self, x_BI: Array) -> Array:
+        """Return the outputs, [B, O]."""
         kernel_IO = self.kernel[...]
         return x_BI.astype(kernel_IO.dtype) @ kernel_IO + self.bias[...][None, :]
 
 
 class RMSNorm(nnx.Module):
-    """x over its root mean square along its last axes, those of `shape`, times a scale; float32 inside.
+    """x over its root mean square along its last axes, times a scale; float32 inside.
 
     `from_one`: times 1 + scale, which starts at 0 and is added in float32. Zhang and Sennrich 2019.
     """
 
     def __init__(
-        self,
-        shape: int | tuple[int, ...],
-        eps: float,
-        axes: Axes = ("embed",),
-        *,
-        from_one: bool = False,
+        self, shape: Shape, eps: float, axes: Axes = ("embed",), *, from_one: bool = False
     ) -> None:
         start = jnp.zeros if from_one else jnp.ones
         self.scale = nnx.Param(start(shape, jnp.float32), axes=axes)
         self.eps, self.from_one = eps, from_one
 
     def __call__(self, x: Array) -> Array:
-        return recompute_in_backward(
-            partial(_root_mean_square, eps=self.eps, from_one=self.from_one)
-        )(x, self.scale[...])
+        """Normalize x along its last axes."""
+        normalize = partial(_root_mean_square, eps=self.eps, from_one=self.from_one)
+        return recompute_in_backward(normalize)(x, self.scale[...])
 
 
 def _root_mean_square(x: Array, scale: Array, eps: float, *, from_one: bool) -> Array:
@@ -162,7 +156,7 @@ def _root_mean_square(x: Array, scale: Array, eps: float, *, from_one: bool) -> 
 
 
 class LayerNorm(nnx.Module):
-    """x less its mean, over its deviation along the last axis, scaled and shifted; float32 inside. Ba et al. 2016."""
+    """x less its mean over its deviation, scaled and shifted; float32 inside. Ba et al. 2016."""
 
     def __init__(self, width: int, eps: float) -> None:
         self.scale = nnx.Param(jnp.ones(width, jnp.float32), axes=("embed",))
@@ -170,9 +164,9 @@ class LayerNorm(nnx.Module):
         self.eps = eps
 
     def __call__(self, x: Array) -> Array:
-        return recompute_in_backward(partial(_layer_norm, eps=self.eps))(
-            x, self.scale[...], self.bias[...]
-        )
+        """Normalize x along its last axis."""
+        normalize = partial(_layer_norm, eps=self.eps)
+        return recompute_in_backward(normalize)(x, self.scale[...], self.bias[...])
 
 
 def _layer_norm(x: Array, scale: Array, bias: Array, eps: float) -> Array:
@@ -184,7 +178,7 @@ def _layer_norm(x: Array, scale: Array, bias: Array, eps: float) -> Array:
 
 
 def gelu(x: Array) -> Array:
-    """Return x times the normal distribution's share below it; float32 inside. Hendrycks and Gimpel 2016, exact.
+    """Return the exact GELU, float32 inside. Hendrycks and Gimpel 2016.
 
     By erf, not by erfc as in jax.nn: a polynomial without cases, at a small share of erfc's cost on
     a CPU.
@@ -193,10 +187,17 @@ def gelu(x: Array) -> Array:
     return (0.5 * wide * (1.0 + jax.lax.erf(wide * math.sqrt(0.5)))).astype(x.dtype)
 
 
+ACTIVATIONS: Mapping[str, Callable[[Array], Array]] = {
+    "silu": jax.nn.silu,
+    "gelu": gelu,
+    "gelu_tanh": partial(jax.nn.gelu, approximate=True),
+}
+
+
 def apply_rope(
     x_BLHK: Array, theta: float, scaling: RopeScaling | None = None, places_BL: Array | None = None
 ) -> Array:
-    """Rotate the channel pairs (k, k + K/2) by position, in float32. Su et al. 2021 (RoFormer), section 3.4.2."""
+    """Rotate the channel pairs (k, k + K/2) by position. Su et al. 2021, section 3.4.2."""
     length, size = x_BLHK.shape[1], x_BLHK.shape[3]
     frequency_K = jnp.asarray(_rope_frequencies(size, theta, scaling), jnp.float32)
     places_BL = jnp.arange(length)[None, :] if places_BL is None else places_BL
@@ -205,15 +206,9 @@ def apply_rope(
     first, second = jnp.split(x_BLHK.astype(jnp.float32), 2, axis=-1)
     turned = jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
     if scaling is not None and scaling.kind == "yarn":
-        turned = turned * (
-            scaling.attention_factor or 0.1 * math.log(max(scaling.factor, 1.0)) + 1.0
-        )
+        growth = 0.1 * math.log(max(scaling.factor, 1.0))
+        turned = turned * (scaling.attention_factor or growth + 1.0)
     return turned.astype(x_BLHK.dtype)
-
-
-Frequencies = np.ndarray[
-    tuple[int], np.dtype[np.float64]
-]  # radians per position of each channel pair, [K/2]
 
 
 def _rope_frequencies(size: int, theta: float, scaling: RopeScaling | None) -> Frequencies:
@@ -227,7 +222,7 @@ def _rope_frequencies(size: int, theta: float, scaling: RopeScaling | None) -> F
 def _unscaled_share(
     scaling: RopeScaling, frequency_K: Frequencies, size: int, theta: float
 ) -> Frequencies:
-    """Return the share of each frequency that is not stretched: as the Llama 3.1 model card's code does, or by YaRN.
+    """Return the share of each frequency that is not stretched, by Llama 3.1 or YaRN.
 
     Peng et al. 2023 (YaRN), section 3.2, with the ends of the ramp in channels, as their code has
     them.
@@ -245,15 +240,16 @@ def _unscaled_share(
     if scaling.truncate:
         first, last = math.floor(first), math.ceil(last)
     first, last = max(first, 0), min(last, size - 1)
-    result: Frequencies = 1.0 - np.clip(
-        (np.arange(size // 2) - first) / ((last - first) or 0.001), 0.0, 1.0
-    )
-    return result
+    scaled_K: Frequencies = (np.arange(size // 2) - first) / ((last - first) or 0.001)
+    return 1.0 - np.clip(scaled_K, 0.0, 1.0)
 
 
 class Drop(nnx.Module):
-    """Dropout of a residual branch: single numbers (Srivastava et al. 2014), or all of an example's
-    branch (stochastic depth, Huang et al. 2016). What is kept is scaled up to the same mean."""
+    """Dropout of a residual branch, scaled up to the same mean.
+
+    It drops single numbers (Srivastava et al. 2014), or all of an example's branch (stochastic
+    depth, Huang et al. 2016).
+    """
 
     def __init__(self, rate: float, has_paths: bool, rngs: nnx.Rngs) -> None:
         self.rate = rate
@@ -261,7 +257,7 @@ class Drop(nnx.Module):
         self.deterministic = False  # nnx's name for evaluation
 
     def __call__(self, x: Array, path: Array | None = None) -> Array:
-        """Drop numbers of the branch, and all of the branch for the share `path` of the examples."""
+        """Drop numbers of the branch, and the whole branch for the share `path`."""
         if self.draw is None or self.deterministic:
             return x
         if self.rate:
@@ -287,7 +283,7 @@ def run_stack(
     per_layer: tuple[PyTree, ...] = (),
     scanned: bool,
 ) -> Array:
-    """Apply `x = apply(layer, x, *shared, *own)` to every layer, where `own` is its slice of the arrays of `per_layer`.
+    """Apply `x = apply(layer, x, *shared, *slices)` to each layer and its `per_layer`.
 
     The parameters of the layers are stacked: [layers, ...]. A scan compiles one layer and keeps the
     residuals of its backward pass in arrays over all layers. Unrolled layers are slower to compile
@@ -313,35 +309,25 @@ def run_stack(
             drawn.append(nnx.state(layer, nnx.RngState))
         return x, jax.tree.map(lambda *counts: jnp.stack(counts), *drawn)
 
+    stacked = state, per_layer
     rounds = _stack_depth(state) // len(turns) if scanned else 0
     if not rounds:
-        x, drawn = apply_unrolled(x, (state, per_layer))
+        x, drawn = apply_unrolled(x, stacked)
     else:
-        x, drawn = _scan_rounds(apply_unrolled, x, (state, per_layer), rounds, len(turns))
+        # Scan over rounds of all turns, then run the remaining layers.
+        by_round = jax.tree.map(
+            lambda leaf: leaf[: rounds * len(turns)].reshape(rounds, len(turns), *leaf.shape[1:]),
+            stacked,
+        )
+        x, drawn = jax.lax.scan(apply_unrolled, x, by_round)
+        drawn = jax.tree.map(lambda counts: counts.reshape(-1, *counts.shape[2:]), drawn)
+        remaining = jax.tree.map(lambda leaf: leaf[rounds * len(turns) :], stacked)
+        if _stack_depth(remaining):
+            x, last = apply_unrolled(x, remaining)
+            drawn = jax.tree.map(lambda *parts: jnp.concatenate(parts), drawn, last)
     # A scan leaves the random streams in this state, too.
     nnx.update(layers, drawn)
     return x
-
-
-def _scan_rounds(
-    write_out: Callable[[Array, PyTree], tuple[Array, PyTree]],
-    x: Array,
-    stacked: PyTree,
-    rounds: int,
-    turns: int,
-) -> tuple[Array, PyTree]:
-    """Scan over rounds of `turns` layers, then run the remaining ones. Return their random streams, stacked."""
-    count = rounds * turns
-    by_round = jax.tree.map(
-        lambda leaf: leaf[:count].reshape(rounds, turns, *leaf.shape[1:]), stacked
-    )
-    x, drawn = jax.lax.scan(write_out, x, by_round)
-    drawn = jax.tree.map(lambda counts: counts.reshape(count, *counts.shape[2:]), drawn)
-    remaining = jax.tree.map(lambda leaf: leaf[count:], stacked)
-    if _stack_depth(remaining):
-        x, last = write_out(x, remaining)
-        drawn = jax.tree.map(lambda *parts: jnp.concatenate(parts), drawn, last)
-    return x, drawn
 
 
 def slice_stack(layers: Any, start: int, stop: int) -> Any:

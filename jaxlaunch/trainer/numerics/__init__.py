@@ -1,0 +1,1 @@
+"""Precision, rematerialization, FLOPs and memory."""

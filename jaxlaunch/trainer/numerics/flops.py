@@ -24,13 +24,9 @@ from jaxlaunch.accelerators import PEAK_FLOPS
 
 
 def peak_flops(devices: Iterable[jax.Device]) -> float | None:
-    """Return the dense bf16 peak FLOP/s of all devices together; None if one of them is not in PEAK_FLOPS."""
-    kinds = [device.device_kind for device in devices]
-    return (
-        sum(PEAK_FLOPS[kind] for kind in kinds)
-        if kinds and all(kind in PEAK_FLOPS for kind in kinds)
-        else None
-    )
+    """Return the dense bf16 peak FLOP/s of all devices, None if one is unknown."""
+    peaks = [PEAK_FLOPS.get(device.device_kind, math.nan) for device in devices]
+    return None if not peaks or math.isnan(total := sum(peaks)) else total
 
 
 # Prefix of the scope in which trainer/attention/implementations computes causal attention.
@@ -40,11 +36,9 @@ _CAUSAL_SCOPE = re.compile(rf"{CAUSAL_PREFIX}(?:_(\d+)_of_(\d+))?")
 
 def causal_scope(length: int, window: int | None) -> str:
     """Return the name of the scope of causal attention, which includes a window that hides keys."""
-    return (
-        CAUSAL_PREFIX
-        if window is None or window >= length
-        else f"{CAUSAL_PREFIX}_{window}_of_{length}"
-    )
+    if window is None or window >= length:
+        return CAUSAL_PREFIX
+    return f"{CAUSAL_PREFIX}_{window}_of_{length}"
 
 
 _SHARE_SCOPE = re.compile(r"(\d+)_of_(\d+)_rows")
@@ -60,53 +54,44 @@ def share_scope(rows: int, room: int) -> str:
 GROUPED_PRODUCT = "jaxlaunch_grouped_product"
 
 
-def _counted_share(scopes: str, causal: float) -> float:
-    """Return the share of a product's FLOPs that counts in its scopes, 1 outside of causal attention and buffers."""
-    if (
-        rows := next(filter(None, map(_SHARE_SCOPE.fullmatch, scopes.split("/"))), None)
-    ) is not None:
-        return int(rows[1]) / int(rows[2])
-    match = next(filter(None, map(_CAUSAL_SCOPE.fullmatch, scopes.split("/"))), None)
-    if match is None or match[1] is None:
-        return 1.0 if match is None else causal
-    share = int(match[1]) / int(match[2])
-    return share * (1.0 - (1.0 - causal) * share)
+def _counted_share(equation: JaxprEqn, causal: float | None) -> float:
+    """Return the share of a product's FLOPs that counts in its scopes, all with `causal` None."""
+    if causal is None:
+        return 1.0
+    scopes = str(equation.source_info.name_stack).split("/")
+    for match in filter(None, map(_SHARE_SCOPE.fullmatch, scopes)):
+        return int(match[1]) / int(match[2])
+    for match in filter(None, map(_CAUSAL_SCOPE.fullmatch, scopes)):
+        share = int(match[1]) / int(match[2]) if match[1] else 1.0
+        return share * (1.0 - (1.0 - causal) * share)
+    return 1.0
 
 
 def train_step_flops(
     forward: Jaxpr, causal: float = 1.0, trained: int | None = None
 ) -> float | None:
-    """Return the FLOPs of a training step.
+    """Return the FLOPs of a training step, None if they depend on the data.
 
-    Args:
-        forward: Forward pass of the step.
-        causal: Weight of causal attention; 0.5 excludes the masked scores.
-        trained: Number of leading arguments that are trained. None trains all, and counts the
-            backward pass twice.
-
-    Returns:
-        The FLOPs, or None if they depend on the data, as in a loop of unknown length around a
-        matrix product.
+    They do in a loop of unknown length around a matrix product. `causal` is the weight of causal
+    attention; 0.5 excludes the masked scores. The first `trained` arguments of the forward pass are
+    trained. None trains all, and counts the backward pass twice.
     """
     forward_flops = count_flops(forward, causal)
-    if math.isnan(forward_flops) or trained is None:
-        return None if math.isnan(forward_flops) else 3 * forward_flops
-    return (
-        forward_flops
-        + backward_flops(forward, causal, [at < trained for at in range(len(forward.invars))])[0]
-    )
+    if math.isnan(forward_flops):
+        return None
+    if trained is None:
+        return 3 * forward_flops
+    is_trained = [index < trained for index in range(len(forward.invars))]
+    return forward_flops + backward_flops(forward, causal, is_trained)[0]
 
 
 def count_flops(jaxpr: Jaxpr, causal: float | None = 1.0) -> float:
-    """Return the FLOPs of `jaxpr`, NaN if they depend on the data. With `causal` None scopes are ignored."""
+    """Return the FLOPs of `jaxpr`, NaN if they depend on the data; None ignores scopes."""
     return sum((_count_equation(equation, causal) for equation in jaxpr.eqns), 0.0)
 
 
 def _count_equation(equation: JaxprEqn, causal: float | None) -> float:
-    if (
-        causal is not None
-        and (share := _counted_share(str(equation.source_info.name_stack), causal)) != 1.0
-    ):
+    if (share := _counted_share(equation, causal)) != 1.0:
         return share * _count_equation(equation, None)
     name, params = equation.primitive.name, equation.params
     if (summed := _contracted_sizes(equation)) is not None:
@@ -124,7 +109,7 @@ def _count_equation(equation: JaxprEqn, causal: float | None) -> float:
 def backward_flops(
     jaxpr: Jaxpr, causal: float | None, moves: Sequence[bool]
 ) -> tuple[float, list[bool]]:
-    """Return the FLOPs of the backward pass of `jaxpr`, and which results depend on trained parameters.
+    """Return the FLOPs of the backward pass, and which results depend on parameters.
 
     `moves` tells which arguments depend on them. A product counts once for each operand that does,
     for the gradient of this operand.
@@ -146,11 +131,8 @@ def backward_flops(
 def _backward_equation(
     equation: JaxprEqn, causal: float | None, moves: list[bool]
 ) -> tuple[float, list[bool]]:
-    """Return the backward FLOPs of one equation, and which of its results depend on trained parameters."""
-    if (
-        causal is not None
-        and (share := _counted_share(str(equation.source_info.name_stack), causal)) != 1.0
-    ):
+    """Return an equation's backward FLOPs, and which results depend on parameters."""
+    if (share := _counted_share(equation, causal)) != 1.0:
         flops, results = _backward_equation(equation, None, moves)
         return share * flops, results
     name, params = equation.primitive.name, equation.params
@@ -158,12 +140,17 @@ def _backward_equation(
         return _count_equation(equation, None) * sum(moves), [any(moves)]
     inner = list(_inner_jaxprs(params))
     if name == "cond":
-        flops_of, results_of = zip(
-            *(backward_flops(branch, causal, moves[1:]) for branch in inner), strict=True
-        )
-        return max(flops_of), [any(branches) for branches in zip(*results_of, strict=True)]
+        branches = [backward_flops(branch, causal, moves[1:]) for branch in inner]
+        results = [any(moved) for moved in zip(*(moved for _, moved in branches), strict=True)]
+        return max(flops for flops, _ in branches), results
     if name == "scan":
-        moves = _through_scan(inner[0], causal, moves, *consts_and_carries(params))
+        # The carried values are a fixed point of the loop.
+        consts, carries = consts_and_carries(params)
+        end, previous = consts + carries, None
+        while moves != previous:
+            previous, results = moves, backward_flops(inner[0], causal, moves)[1]
+            carried = map(max, moves[consts:end], results[:carries])
+            moves = [*moves[:consts], *carried, *moves[end:]]
     if len(inner) != 1 or name == "while" or len(inner[0].invars) != len(moves):
         return 0.0, [any(moves)] * len(equation.outvars)
     flops, results = backward_flops(inner[0], causal, moves)
@@ -171,27 +158,11 @@ def _backward_equation(
 
 
 def consts_and_carries(scan: Mapping[str, Any]) -> tuple[int, int]:
-    """Return the numbers of constants and carried values of a scan, which JAX 0.12 stores differently."""
+    """Return the constants and carries of a scan, which JAX 0.12 stores differently."""
     if "num_consts" in scan:
         return scan["num_consts"], scan["num_carry"]
     consts, carries, _ = scan["ft_in"].unpack()
     return len(consts), len(carries)
-
-
-def _through_scan(
-    body: Jaxpr, causal: float | None, moves: list[bool], consts: int, carries: int
-) -> list[bool]:
-    """Extend `moves` until it is a fixed point of the loop's carried values."""
-    while True:
-        results = backward_flops(body, causal, moves)[1][:carries]
-        next_moves = [
-            *moves[:consts],
-            *map(max, moves[consts : consts + carries], results),
-            *moves[consts + carries :],
-        ]
-        if next_moves == moves:
-            return moves
-        moves = next_moves
 
 
 def _repetitions(name: str, params: Mapping[str, Any]) -> int:
@@ -205,7 +176,7 @@ def _repetitions(name: str, params: Mapping[str, Any]) -> int:
 
 
 def _inner_jaxprs(params: Mapping[str, Any]) -> Iterator[Jaxpr]:
-    """Yield every jaxpr in `params`. The rules of a custom_vjp are functions, so they are not included."""
+    """Yield every jaxpr in `params`, without the rules of a custom_vjp, which are functions."""
     for value in params.values():
         for item in value if isinstance(value, tuple | list) else (value,):
             if isinstance(item, ClosedJaxpr | Jaxpr):
@@ -213,7 +184,7 @@ def _inner_jaxprs(params: Mapping[str, Any]) -> Iterator[Jaxpr]:
 
 
 def _contracted_sizes(equation: JaxprEqn) -> list[int] | None:
-    """Return the sizes of the axes that a product or convolution sums over; None for any other operation."""
+    """Return the sizes of the axes that a product sums over, None for other operations."""
     name, params = equation.primitive.name, equation.params
     if name == "conv_general_dilated":
         # The input features of the kernel are already those of one group.

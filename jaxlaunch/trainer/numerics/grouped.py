@@ -1,4 +1,4 @@
-"""Products of sorted rows with the matrix of their group, for GPUs, where the compiler has no efficient one.
+"""Products of sorted rows with the matrix of their group, for GPUs.
 
 On GPUs XLA implements `jax.lax.ragged_dot` as a product of the whole row buffer with every matrix.
 Here a loop multiplies one block of rows at a time, and runs only for the rows that exist. A block
@@ -40,15 +40,12 @@ def is_loop_faster(rows: int, room: int, shape: tuple[int, ...]) -> bool:
 
 
 def grouped_product(x_RI: Array, w_EIO: Array, counts_E: Array, rows: int) -> Array:
-    """Return jax.lax.ragged_dot(x_RI, w_EIO, counts_E) [R, O], zero in unused rows; `rows` is their mean number."""
-    x_RI, w_EIO = _as_varying(x_RI, w_EIO), _as_varying(w_EIO, x_RI)
+    """Return jax.lax.ragged_dot(x_RI, w_EIO, counts_E) for a mean of `rows` rows."""
+    # Inside a shard_map both must vary over the same axes, so that their gradients are summed.
+    zero_x, zero_w = (jnp.zeros_like(array, shape=()) for array in (x_RI, w_EIO))
+    x_RI, w_EIO = x_RI + zero_w.astype(x_RI.dtype), w_EIO + zero_x.astype(w_EIO.dtype)
     result: Array = _jitted_product(x_RI, w_EIO, counts_E, share=rows / len(counts_E))
     return result
-
-
-def _as_varying(array: Array, other: Array) -> Array:
-    """Let `array` vary where `other` does inside a shard_map, so that its gradient is summed over these axes."""
-    return array + jnp.zeros_like(other, array.dtype, shape=())
 
 
 def _call_product(x_RI: Array, w_EIO: Array, counts_E: Array, *, share: float) -> Array:
@@ -88,7 +85,7 @@ _loop_product.defvjp(_loop_product_forward, _loop_product_backward)
 
 
 def _multiply_groups(x_RI: Array, w_EIO: Array, counts_E: Array, over: int, share: float) -> Array:
-    """Multiply the rows of each group with its matrix over the matrix axis `over`; unused rows are zero."""
+    """Multiply each group's rows with its matrix over the matrix axis `over`."""
     room, groups = len(x_RI), len(counts_E)
     block, ends_E = _block_rows(share, room, math.prod(w_EIO.shape[1:])), jnp.cumsum(counts_E)
 
@@ -98,9 +95,8 @@ def _multiply_groups(x_RI: Array, w_EIO: Array, counts_E: Array, over: int, shar
         rows = _GroupRows(ends_E[group] - counts_E[group], ends_E[group], block, room)
 
         def multiply_block(turn: Array, made_RO: Array) -> Array:
-            made_MO = jax.lax.dot_general(
-                rows.slice_block(x_RI, turn), w_IO, (((1,), (over - 1,)), ((), ()))
-            )
+            contracted = ((1,), (over - 1,)), ((), ())
+            made_MO = jax.lax.dot_general(rows.slice_block(x_RI, turn), w_IO, contracted)
             kept_MO = jnp.where(rows.is_own_M1(turn), made_MO, rows.slice_block(made_RO, turn))
             return jax.lax.dynamic_update_slice_in_dim(made_RO, kept_MO, rows.block_start(turn), 0)
 
@@ -111,15 +107,14 @@ def _multiply_groups(x_RI: Array, w_EIO: Array, counts_E: Array, over: int, shar
     # The zeros depend on the arguments, although no count is below 0. Otherwise the compiler would
     # share one buffer of zeros between products, and copy it for each.
     zero = jnp.where(counts_E[0] < 0, w_EIO[0, 0, 0], jnp.zeros((), w_EIO.dtype))
-    nothing_RO = jnp.broadcast_to(
-        zero.astype(jnp.result_type(x_RI, w_EIO)), (room, w_EIO.shape[3 - over])
-    )
+    zero = zero.astype(jnp.result_type(x_RI, w_EIO))
+    nothing_RO = jnp.broadcast_to(zero, (room, w_EIO.shape[3 - over]))
     result: Array = jax.lax.fori_loop(0, groups, multiply_group, nothing_RO)
     return result
 
 
 def _sum_groups(x_RI: Array, gradient_RO: Array, counts_E: Array, share: float) -> Array:
-    """Return the gradient of the matrices [E, I, O]: the sum over the rows of each group, accumulated in float32.
+    """Return the gradient of the matrices [E, I, O], accumulated in float32.
 
     The blocks have twice as many rows as in the forward pass, because every block after the first
     reads and writes the sum.
@@ -186,7 +181,7 @@ def _block_rows(share: float, room: int, products: int) -> int:
 
 
 def _expected_turns(share: float, block: int) -> float:
-    """Return the expected number of blocks of a group, whose last block is half empty in the mean."""
+    """Return the expected blocks of a group, the last of which is half empty."""
     return max(1.0, share / block + 0.5)
 
 

@@ -1,4 +1,4 @@
-"""Parser for the text of a program that XLA has compiled and scheduled, with the execution count of operations."""
+"""Parser for the text of a program that XLA compiled, with execution counts of operations."""
 
 from __future__ import annotations
 
@@ -26,23 +26,14 @@ _TRIPS = re.compile(r'known_trip_count":\{"n":"(\d+)"')
 
 @dataclasses.dataclass(frozen=True)
 class Operation:
-    """One line of a computation. Details are parsed on demand, since a program has many thousands of lines.
-
-    Attributes:
-        name: Name of the operation.
-        kind: Opcode, such as all-gather, fusion or while.
-        result: Shape of the result as text, or a tuple of shapes.
-        arguments: Text between the parentheses: operands, or the value of a constant.
-        attributes: Text after the parentheses.
-        is_root: Whether it is the result of its computation.
-    """
+    """One line of a computation. Details are parsed on demand: programs are long."""
 
     name: str
-    kind: str
-    result: str
-    arguments: str
-    attributes: str
-    is_root: bool
+    kind: str  # the opcode, such as all-gather, fusion or while
+    result: str  # the shape as text, or a tuple of shapes
+    arguments: str  # between the parentheses: operands, or the value of a constant
+    attributes: str  # after the parentheses
+    is_root: bool  # whether it is the result of its computation
 
     @cached_property
     def operands(self) -> list[str]:
@@ -60,7 +51,7 @@ class Operation:
 
     @property
     def cycles(self) -> int:
-        """The compiler's estimate of cycles for one execution, 0 if it gives none, as for a kernel."""
+        """The compiler's estimate of cycles for one execution, 0 if it gives none."""
         match = _CYCLES.search(self.attributes)
         return 0 if match is None else int(match[1])
 
@@ -99,7 +90,7 @@ class Program:
 
     @cached_property
     def executions(self) -> dict[str, float]:
-        """Executions of each scheduled computation in one run of the program, including the trips of loops."""
+        """Executions of each scheduled computation in a run, including trips of loops."""
         runs: dict[str, float] = {}
 
         def count_runs(name: str, times: float) -> None:
@@ -119,7 +110,7 @@ class Program:
         return runs
 
     def scheduled_operations(self) -> Iterator[tuple[Operation, float]]:
-        """Yield the operations of scheduled computations with their executions, without the parts of fusions."""
+        """Yield the scheduled operations with their executions, without parts of fusions."""
         for name, times in self.executions.items():
             yield from ((operation, times) for operation in self.computations[name])
 
@@ -139,24 +130,19 @@ class Program:
         if (match := _TRIPS.search(loop.attributes) or TURNS.search(loop.attributes)) is not None:
             return float(match[1])
         condition = self.computations.get(loop.read_attribute("condition") or "", ())
-        places: list[tuple[Computation, Operation | None]] = [(condition, None)]
-        places += [
-            (self.computations.get(name, ()), fusion)
-            for fusion in condition
-            for name in fusion.called_computations
-        ]
         outside = {operation.name: operation for operation in self.computations[caller]}
+        places: list[tuple[Computation, Operation | None]] = [(condition, None)]
+        for fusion in condition:
+            places += [
+                (self.computations.get(name, ()), fusion) for name in fusion.called_computations
+            ]
         for operations, fusion in places:
             by_name = {operation.name: operation for operation in (*condition, *operations)}
             for operation in operations:
-                if operation.kind == "compare" and all(
-                    name in by_name for name in operation.operands
-                ):
-                    values = (by_name[name] for name in operation.operands)
-                    limits = (
-                        _counter_limit(value, by_name, fusion, loop, outside) for value in values
-                    )
-                    if (limit := next(filter(None, limits), None)) is not None:
+                if operation.kind != "compare" or not by_name.keys() >= {*operation.operands}:
+                    continue
+                for name in operation.operands:
+                    if limit := _counter_limit(by_name[name], by_name, fusion, loop, outside):
                         return limit
         return 1
 
@@ -170,14 +156,8 @@ def _counter_limit(
 ) -> int | None:
     """Return the positive constant behind an operand of a loop's comparison, if there is one.
 
-    The constant is in the condition, or the loop carries it.
-
-    Args:
-        value: Operand of the comparison.
-        by_name: Operations of the condition.
-        fusion: Fusion that contains the comparison, if any.
-        loop: The loop.
-        outside: Operations of the computation that contains the loop.
+    The constant is in the condition, whose operations are `by_name`, or the loop carries it from
+    the computation `outside`. A fusion may contain the comparison.
     """
     origin: Operation | None = value
     if value.kind == "parameter" and fusion is not None:
@@ -186,13 +166,8 @@ def _counter_limit(
         carried = outside.get(loop.operands[0])
         if carried is not None and carried.kind == "tuple":
             origin = outside.get(carried.operands[int(value.read_attribute("index") or 0)])
-            while origin is not None and origin.kind in (
-                "copy",
-                "copy-done",
-                "copy-start",
-                "bitcast",
-                "convert",
-            ):
+            copies = ("copy", "copy-done", "copy-start", "bitcast", "convert")
+            while origin is not None and origin.kind in copies:
                 origin = outside.get(origin.operands[0])
     if origin is None or origin.kind != "constant" or not origin.arguments.isdecimal():
         return None
@@ -208,14 +183,8 @@ def _parse_operation(line: str) -> Operation | None:
     if end < 0 or kind is None:
         return None
     close = _closing_index(definition, kind.end() - 1)
-    return Operation(
-        name[2],
-        kind[1],
-        definition[:end],
-        definition[kind.end() : close - 1],
-        definition[close:],
-        bool(name[1]),
-    )
+    arguments, attributes = definition[kind.end() : close - 1], definition[close:]
+    return Operation(name[2], kind[1], definition[:end], arguments, attributes, bool(name[1]))
 
 
 def _closing_index(text: str, start: int) -> int:

@@ -1,4 +1,4 @@
-"""Memory of a train step on one device, from the shapes of its arrays, without allocating or computing anything.
+"""Memory of a train step on one device, from the shapes of its arrays alone.
 
 The residuals (what the forward pass keeps for the backward pass) are taken from the traced program,
 which covers every model and every rematerialization. Residuals that grow with the batch are split
@@ -26,7 +26,7 @@ class Range(NamedTuple):
 
 
 def bytes_per_device(tree: PyTree) -> int:
-    """Return the bytes on one device of the arrays, or of ShapeDtypeStructs with shardings, in `tree`."""
+    """Return the bytes on one device of arrays or sharded ShapeDtypeStructs."""
     return sum(
         math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
         for leaf in jax.tree.leaves(tree)
@@ -35,16 +35,15 @@ def bytes_per_device(tree: PyTree) -> int:
 
 def total_bytes(tree: PyTree) -> int:
     """Return the bytes of the arrays in `tree`, each counted once, without random keys."""
-    arrays = [
-        leaf
+    return sum(
+        math.prod(leaf.shape) * int(leaf.dtype.itemsize)
         for leaf in jax.tree.leaves(tree)
         if not jnp.issubdtype(leaf.dtype, jax.dtypes.extended)
-    ]
-    return sum(math.prod(array.shape) * int(array.dtype.itemsize) for array in arrays)
+    )
 
 
 def residual_bytes(loss: Callable[..., Any], params: PyTree, *args: Any) -> int:
-    """Return the bytes on all devices that the backward pass of `loss(params, *args)` keeps, without its arguments.
+    """Return the bytes that the backward pass of `loss` keeps, without its arguments.
 
     `loss` returns (value, aux). The arguments are arrays or ShapeDtypeStructs.
     """
@@ -53,23 +52,19 @@ def residual_bytes(loss: Callable[..., Any], params: PyTree, *args: Any) -> int:
         return jax.vjp(lambda params: loss(params, *args), params, has_aux=True)[1]
 
     jaxpr = jax.make_jaxpr(make_backward)(params, *args).jaxpr
-    inputs = {id(variable) for variable in jaxpr.invars}
-    outputs = {
-        id(variable): variable for variable in jaxpr.outvars if not isinstance(variable, Literal)
-    }
-    return total_bytes([variable.aval for key, variable in outputs.items() if key not in inputs])
+    outputs = {variable for variable in jaxpr.outvars if not isinstance(variable, Literal)}
+    return total_bytes([variable.aval for variable in outputs - {*jaxpr.invars}])
 
 
 def residuals_per_device(
     batch_bytes: int, double_batch_bytes: int, shards: int, fsdp: int, mp: int
 ) -> Range:
-    """Return the residuals of one device, given those of all devices for a batch and for one of twice the rows.
+    """Return a device's residuals, from all residuals of a batch and of twice the rows.
 
     Residuals that grow with the rows are split over the `shards` of the batch. The others are
     copies of weights, which are split like the weights.
     """
     row_bytes = double_batch_bytes - batch_bytes
     weight_bytes = max(0, batch_bytes - row_bytes) / (fsdp * mp)
-    return Range(
-        int(row_bytes / shards / mp + weight_bytes), int(row_bytes / shards + weight_bytes)
-    )
+    low, high = row_bytes / shards / mp + weight_bytes, row_bytes / shards + weight_bytes
+    return Range(int(low), int(high))

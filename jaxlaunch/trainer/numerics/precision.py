@@ -3,7 +3,7 @@
 | name | compute | float32 products |
 |---|---|---|
 | fp32 | float32 | highest: true float32 on CPU and GPU, six bfloat16 passes on TPU |
-| tf32 | float32 | tensorfloat32: 10-bit mantissas on GPUs since Ampere, three bfloat16 passes on TPU, float32 on CPU |
+| tf32 | float32 | tensorfloat32: 10-bit mantissas on GPUs since Ampere, three passes on TPU |
 | bf16 | bfloat16 | as JAX is configured; the layers' own products are of bfloat16 operands |
 | fp16 | float16 | likewise of float16 operands; the loss is scaled (trainer/optim/loss_scale) |
 
@@ -20,7 +20,7 @@ from jaxlaunch.trainer import spec
 
 
 class Precision(NamedTuple):
-    """Dtypes of parameters, of the layers' arithmetic and of the model's output, and JAX's matmul precision.
+    """Dtypes of parameters, arithmetic and output, and JAX's matmul precision.
 
     `matmul` goes to `jax.default_matmul_precision(...)` around the tracing of a step; None leaves
     JAX as it is configured. The backward products take the precision that their forward product was
@@ -49,9 +49,5 @@ POLICIES = {
 def resolve_precision(precision: spec.Precision) -> Precision:
     """Resolve a precision that is given by name or in full."""
     full = precision if isinstance(precision, spec.Policy) else POLICIES[precision]
-    return Precision(
-        params=jnp.dtype(full.params),
-        compute=jnp.dtype(full.compute),
-        output=jnp.dtype(full.output),
-        matmul=None if full.matmul == "default" else full.matmul,
-    )
+    matmul = None if full.matmul == "default" else full.matmul
+    return Precision(*map(jnp.dtype, (full.params, full.compute, full.output)), matmul)

@@ -1,4 +1,4 @@
-"""Rematerialization by name. Recomputing values in the backward pass saves memory at the cost of arithmetic.
+"""Rematerialization by name: recomputing values saves memory at the cost of arithmetic.
 
 | name | kept from the forward pass |
 |---|---|
@@ -27,17 +27,11 @@ Policy = Any  # one of jax.checkpoint_policies
 def remat_layer(
     body: Callable[..., Any], remat: Remat, names: Sequence[str], *, scanned: bool
 ) -> Callable[..., Any]:
-    """Rematerialize a layer's forward pass according to `remat`.
+    """Rematerialize a layer's forward pass `body(module, ...)` according to `remat`.
 
-    Args:
-        body: Forward pass, whose first argument is the module.
-        remat: Setting of the job.
-        names: Names of tensors that `body` marks with `jax.ad_checkpoint.checkpoint_name`.
-        scanned: Whether the layer runs inside a scan.
-
-    Raises:
-        SpecError: `remat` has another name, or asks to offload although devices cannot reach the
-            host's memory.
+    `names` are those that `body` gives to tensors with `jax.ad_checkpoint.checkpoint_name`;
+    `scanned` says whether the layer runs inside a scan. Raises SpecError if `remat` has another
+    name, or asks to offload although devices cannot reach the host's memory.
     """
     if remat == "none":
         return body
@@ -68,9 +62,8 @@ def _checkpoint_policy(remat: Remat, names: Sequence[str]) -> Policy:
                     "train.remat = offload: this model names no tensors to keep on the host; use "
                     "full or dots"
                 )
-            if "pinned_host" not in {
-                memory.kind for memory in jax.local_devices()[0].addressable_memories()
-            }:
+            memories = jax.local_devices()[0].addressable_memories()
+            if all(memory.kind != "pinned_host" for memory in memories):
                 raise SpecError(
                     f"train.remat = offload: {jax.devices()[0].platform} devices have no "
                     "pinned_host memory"

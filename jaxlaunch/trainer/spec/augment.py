@@ -1,4 +1,4 @@
-"""The augment block: how images are changed at random in training, and cut in an evaluation. Never imports jax."""
+"""The augment block: random changes of training images, and the cut of an evaluation."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
     "imagenet-vit": {
         "crop": [0.08, 1.0],
         "flip": 0.5,
-        "randaugment": {"count": 2, "magnitude": 9},
         "erase": 0.25,
         "eval_crop": 0.875,
+        "randaugment": {"count": 2, "magnitude": 9},
     },
     "cifar": {"shift": 4, "flip": 0.5},
     "mnist": {"shift": 2},
@@ -29,7 +29,7 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
 
 
 class Jitter(Block):
-    """Brightness, contrast and saturation times a factor from 1 - value to 1 + value, in random order; and hue.
+    """Brightness, contrast and saturation times 1 ± value, in random order; and hue.
 
     ```yaml
     train:
@@ -44,12 +44,8 @@ class Jitter(Block):
     """
 
     brightness: Weight = Field(0.0, description="change of brightness, of all channels")
-    contrast: Weight = Field(
-        0.0, description="change of contrast, relative to the image's mean grey"
-    )
-    saturation: Weight = Field(
-        0.0, description="change of saturation, relative to the image in grey"
-    )
+    contrast: Weight = Field(0.0, description="change of contrast, relative to its mean grey")
+    saturation: Weight = Field(0.0, description="change of saturation, relative to its grey")
     hue: Annotated[float, Field(ge=0.0, le=0.5)] = Field(
         0.0, description="change of hue, in turns of the colour circle in either direction"
     )
@@ -73,9 +69,7 @@ class RandAugment(Block):
     count: Annotated[int, Field(ge=1, le=14)] = Field(
         2, description="number of operations, applied one after the other"
     )
-    magnitude: Annotated[int, Field(ge=0, le=30)] = Field(
-        9, description="strength of the operations, up to 30"
-    )
+    magnitude: Annotated[int, Field(ge=0, le=30)] = Field(9, description="their strength, up to 30")
 
 
 class AugMix(Block):
@@ -101,14 +95,12 @@ class AugMix(Block):
         None, description="operations per chain; null: 1 to 3"
     )
     alpha: Rate = Field(
-        1.0,
-        description="parameter of the Dirichlet and Beta distributions that the shares "
-        "are drawn from",
+        1.0, description="parameter of the shares' Dirichlet and Beta distributions"
     )
 
 
 class Augment(Block):
-    """Random changes of the training images. Each depends only on the seed and the position of the example in the run.
+    """Random changes of the training images, each a function of the seed and the position.
 
     The order is: crop or shift, flip, randaugment, augmix, jitter, erase. An evaluation uses the
     middle of each image.
@@ -129,32 +121,24 @@ class Augment(Block):
         None, description="a recipe by name; keys given here override it; default none"
     )
     crop: Annotated[list[Share], Field(min_length=2, max_length=2)] | None = Field(
-        None,
-        description="random-resized crop: smallest and largest share of the area; null: the middle "
-        "of the image",
+        None, description="random-resized crop: least and largest share of the area; null: none"
     )
     ratio: Annotated[list[Rate], Field(min_length=2, max_length=2)] = Field(
         [3 / 4, 4 / 3], description="smallest and largest width / height of a crop"
     )
-    shift: Natural = Field(
-        0, description="largest shift of the image in pixels; the free area is black"
-    )
+    shift: Natural = Field(0, description="largest shift in pixels; the free area is black")
     flip: Probability = Field(0.0, description="probability of mirroring left and right")
     flip_vertical: Probability = Field(0.0, description="probability of mirroring top and bottom")
-    jitter: Jitter | None = Field(
-        None, description="random changes of the colours; default unchanged"
-    )
+    jitter: Jitter | None = Field(None, description="random changes of the colours; null: none")
     randaugment: RandAugment | None = Field(
-        None, description="random operations of equal strength; default none"
+        None, description="equally strong operations; null: none"
     )
     augmix: AugMix | None = Field(None, description="blended chains of operations; default none")
     erase: Probability = Field(
         0.0, description="probability that a rectangle is filled with the image's mean colour"
     )
     eval_crop: Share = Field(
-        1.0,
-        description="in an evaluation: the share of each side that is used, from the middle; "
-        "0.875: 224 of 256",
+        1.0, description="evaluation: used share of each side, from the middle; 0.875: 224 of 256"
     )
 
     @model_validator(mode="before")
@@ -167,17 +151,15 @@ class Augment(Block):
     def _check_order(self) -> Augment:
         for key, pair in (("crop", self.crop), ("ratio", self.ratio)):
             if pair is not None and pair[0] > pair[1]:
-                raise ValueError(
-                    f"{key} = {pair}: the first number is larger than the second; write the "
-                    "smaller number first"
-                )
+                problem = "the first number is larger than the second; write the smaller number"
+                raise ValueError(f"{key} = {pair}: {problem} first")
         if self.crop is not None and self.shift:
             raise ValueError(f"crop and shift = {self.shift} are both given; keep one")
         return self
 
 
 def expand_preset(augment: Any) -> Any:
-    """Expand an augment block that is only the name of a recipe. Raises ValueError for an unknown name."""
+    """Expand an augment block that is only a recipe's name. Raises ValueError."""
     if isinstance(augment, str) and augment not in PRESETS:
         raise ValueError(f"is not one of {', '.join(PRESETS)}")
     return {"preset": augment} if isinstance(augment, str) else augment

@@ -14,10 +14,9 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 
 def at_most(maximum: int, reason: str = "the most that is supported") -> AfterValidator:
-    """Return a validator that limits a number, since sizes determine memory and time; `reason` explains the limit."""
+    """Return a validator that limits a number; `reason` explains the limit."""
 
     def check_value(value: int) -> int:
-        """Return the value if it is within the limit."""
         if value > maximum:
             raise ValueError(f"is above {maximum}, {reason}")
         return value
@@ -30,8 +29,7 @@ MAX_INT32 = 2**31 - 1
 _AT_MOST_INT32 = at_most(MAX_INT32, "the largest whole number that a device counts to")
 Natural = Annotated[int, Field(ge=0), _AT_MOST_INT32]
 Positive = Annotated[int, Field(gt=0), _AT_MOST_INT32]
-# Limits about a thousand times larger than published models, at which a mistake still fails
-# quickly.
+# About a thousand times larger than published models; a mistake still fails quickly.
 Few = Annotated[int, Field(gt=0), at_most(2**10)]
 Many = Annotated[int, Field(gt=0), at_most(2**16)]
 Wide = Annotated[int, Field(gt=0), at_most(2**20)]
@@ -41,17 +39,22 @@ Rate = Annotated[float, Field(gt=0.0)]
 Weight = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
 Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
 Steps = Annotated[int, Field(gt=0, le=MAX_INT32)]  # a device counts them in 32 bits
-Seed = Annotated[
-    int, Field(ge=0, le=2**64 - 1)
-]  # a key of JAX holds 64 bits; an order of examples, any number
+Seed = Annotated[int, Field(ge=0, le=2**64 - 1)]  # a key of JAX holds 64 bits
+
+
+USER_OBJECT = r"^[\w.]+:[\w.]+$"  # module:Name of something of the user's
 
 
 class Block(BaseModel):
-    """A mapping with fixed keys: an unknown key is an error, and a value cannot change after it was read."""
+    """A mapping with fixed keys, whose values cannot change after they were read."""
 
     # Validators are built on first use, because nearly all blocks are parts of another, which
     # builds them again.
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, defer_build=True)
+
+    def is_changed(self, key: str) -> bool:
+        """Return whether the value of a key is not its default."""
+        return bool(getattr(self, key) != type(self).model_fields[key].default)
 
 
 def allow_text(schema: dict[str, Any]) -> None:
@@ -76,23 +79,18 @@ def _check_place(path: str) -> str:
 
 Place = Annotated[str, AfterValidator(_check_place)]  # where something is kept
 
-STORES = (
-    "gs",
-    "s3",
-)  # the schemes of the object stores that weights and data are read from and checkpoints written to
+# The schemes of the object stores that weights and data are read from and checkpoints written to.
+STORES = ("gs", "s3")
 _CHARACTER_RULES = {
     "gs": (r"[^a-z0-9._-]", "lower-case letters, digits, dashes, dots and _"),
     "s3": (r"[^a-z0-9.-]", "lower-case letters, digits, dashes and dots"),
 }
 _SHORTEST, _LONGEST = 3, 63  # characters
-_LONGEST_WITH_DOTS = {
-    "gs": 222,
-    "s3": _LONGEST,
-}  # on Google's each part between dots has the other limit
+# On Google's, each part between dots has the other limit.
+_LONGEST_WITH_DOTS = {"gs": 222, "s3": _LONGEST}
 _IP_ADDRESS = re.compile(r"\d+\.\d+\.\d+\.\d+")
-_ALMOST_URL = re.compile(
-    r"(?i)(gs|s3)(?::/?(?!/)|//)\S"
-)  # gs:/bucket and gs//bucket would be names of folders
+# gs:/bucket and gs//bucket would be names of folders.
+_ALMOST_URL = re.compile(r"(?i)(gs|s3)(?::/?(?!/)|//)\S")
 
 
 def bucket_fault(path: str) -> str | None:
@@ -120,10 +118,8 @@ def _bucket_name_fault(scheme: str, bucket: str) -> str | None:
     if (match := re.search(forbidden, bucket)) is not None:
         return f"its name contains {match[0]!r}, and names of {scheme}:// consist of {allowed}"
     if not _SHORTEST <= len(bucket) <= longest:
-        return (
-            f"its name has {len(bucket)} characters, and names of {scheme}:// have {_SHORTEST} "
-            f"to {longest}"
-        )
+        allowed = f"names of {scheme}:// have {_SHORTEST} to {longest}"
+        return f"its name has {len(bucket)} characters, and {allowed}"
     if not (bucket[0].isalnum() and bucket[-1].isalnum()):
         return "its name must begin and end with a letter or digit"
     if ".." in bucket or any(len(part) > _LONGEST for part in bucket.split(".")):

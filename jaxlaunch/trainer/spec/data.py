@@ -21,6 +21,7 @@ from jaxlaunch.trainer.spec import block
 from jaxlaunch.trainer.spec.augment import Augment, expand_preset
 from jaxlaunch.trainer.spec.block import (
     MAX_INT32,
+    USER_OBJECT,
     Block,
     Few,
     Fraction,
@@ -44,15 +45,12 @@ class Source(Block):
 
     shuffle: bool = Field(True, description="a new order every epoch, drawn from the seed")
     trace: bool = Field(False, description="write the example ids of every step to the run folder")
-    prefetch: Annotated[int, Field(ge=0), at_most(2**10)] = Field(
-        2, description="batches read ahead"
-    )
+    prefetch: Annotated[int, Field(ge=0), at_most(2**10)] = Field(2, description="batches ahead")
     threads: Few = Field(4, description="threads per process that read examples")
     deterministic: bool | None = Field(
         None,
         description="whether an example is the same each time it is read; default: false for your "
-        "own dataset or task, "
-        "whose examples are read one at a time with seeded generators",
+        "own dataset or task, whose examples are read one at a time with seeded generators",
     )
 
 
@@ -62,9 +60,7 @@ def _check_readable(path: str | list[str] | None) -> str | list[str] | None:
     for file in [path] if isinstance(path, str) else path or []:
         scheme, is_url, location = file.partition("://")
         if is_url and scheme.lower() not in (*block.STORES, "stdlib"):
-            raise ValueError(
-                f"contains {file}, which cannot be read: only folders, gs:// and s3:// can"
-            )
+            raise ValueError(f"contains {file}, {_UNREADABLE}")
         if not file or (is_url and scheme != "stdlib" and not location.partition("/")[0]):
             raise ValueError(f"contains {file!r}, which names no {'bucket' if file else 'file'}")
         if (fault := block.bucket_fault(file)) is not None:
@@ -76,19 +72,18 @@ def _check_tokenizer(path: str) -> str:
     if not path:
         raise ValueError("is empty: write bytes, or the folder or file of a tokenizer.json")
     if "://" in path and path.partition("://")[0].lower() not in block.STORES:
-        raise ValueError(f"is {path}, which cannot be read: only folders, gs:// and s3:// can")
+        raise ValueError(f"is {path}, {_UNREADABLE}")
     return check_bucket_url(path)
 
 
 def _check_folder(path: str | None) -> str | None:
     if path is not None and "://" in path:
-        raise ValueError(
-            "is not a folder, and data can only be prepared in a folder: mount the bucket "
-            "as a volume"
-        )
+        hint = "mount the bucket as a volume"
+        raise ValueError(f"is not a folder, and data can only be prepared in a folder: {hint}")
     return path
 
 
+_UNREADABLE = "which cannot be read: only folders, gs:// and s3:// can"
 _Readable = Annotated[str | list[str], AfterValidator(_check_readable)]
 _EvalFiles = Annotated[
     str | list[str] | None,
@@ -119,15 +114,12 @@ Side = Annotated[int, Field(gt=0), at_most(MAX_SIDE)]
 
 
 def _check_size(size: Any) -> Any:
-    """Raise ValueError for a size that is neither one nor two sides; pydantic would report both alternatives."""
+    """Raise ValueError for an invalid size; pydantic would report both alternatives."""
     sides = size if isinstance(size, list) else [size, size]
-    if size is not None and (
-        len(sides) != 2 or not all(type(side) is int and 0 < side <= MAX_SIDE for side in sides)
-    ):
-        raise ValueError(
-            f"is {size}; write [height, width], or one number for both, in pixels from 1 "
-            f"to {MAX_SIDE}"
-        )
+    is_valid = len(sides) == 2 and all(type(side) is int and 0 < side <= MAX_SIDE for side in sides)
+    if size is not None and not is_valid:
+        pixels = f"in pixels from 1 to {MAX_SIDE}"
+        raise ValueError(f"is {size}; write [height, width], or one number for both, {pixels}")
     return size
 
 
@@ -156,7 +148,7 @@ class ImageData(Source):
 
 
 class Tfds(ImageData):
-    """A tensorflow-datasets builder, read without TensorFlow; `digits` is built in and needs no network.
+    """A tensorflow-datasets builder, read without TensorFlow; `digits` is built in.
 
     ```yaml
     train:
@@ -173,7 +165,7 @@ class Tfds(ImageData):
 
 
 class ArrayRecord(ImageData):
-    """Files of array_record; a record is a tf.train.Example, as written by `jaxlaunch.write_records`.
+    """Files of array_record with tf.train.Examples, as `jaxlaunch.write_records` writes them.
 
     ```yaml
     train:
@@ -192,7 +184,7 @@ class ArrayRecord(ImageData):
 
 
 class Text(Source):
-    """Text files as rows of tokens of the model's length: one stream of bytes, or documents prepared once.
+    """Text files as rows of tokens: one stream of bytes, or documents prepared once.
 
     ```yaml
     train:
@@ -210,13 +202,11 @@ class Text(Source):
 
     source: Literal["text"] = Field(description="this source")
     path: _Readable = Field(
-        description="files or globs, here or in gs:// or s3://; stdlib://*.py names the "
-        "interpreter's own library"
+        description="files or globs, here or in gs:// or s3://; stdlib://*.py: the standard library"
     )
     tokenizer: Annotated[str, AfterValidator(_check_tokenizer)] = Field(
         "bytes",
-        description="bytes: a token is a byte, vocab 256; else a folder or tokenizer.json of a "
-        "Hugging Face tokenizer",
+        description="bytes (vocab 256), or folder or tokenizer.json of a Hugging Face tokenizer",
     )
     format: Literal["text", "chat", "preference"] = Field(
         "text",
@@ -249,8 +239,7 @@ class Text(Source):
     apart: bool = Field(
         False,
         description="document masking: attention and loss stop at the boundaries of files, as they "
-        "do at those of "
-        "documents",
+        "do at those of documents",
     )
     bigram: bool = Field(
         False, description="also report the loss of a bigram model that is counted on the same text"
@@ -258,7 +247,7 @@ class Text(Source):
 
     @property
     def is_prepared(self) -> bool:
-        """Return whether documents are tokenized and packed once, unlike streams of bytes and pairs."""
+        """Return whether documents are tokenized and packed once."""
         if self.format == "preference":
             return False
         return self.tokenizer != "bytes" or self.field is not None or self.packing is not None
@@ -266,27 +255,22 @@ class Text(Source):
     @model_validator(mode="after")
     def _check_format(self) -> Text:
         if self.format == "preference":
-            keys = [key for key in ("field", "packing", "apart", "bigram") if getattr(self, key)]
-            if keys:
-                raise ValueError(
-                    f"{keys[0]} does not apply to format: preference, whose rows have chosen "
-                    "and rejected"
-                )
+            for key in filter(self.is_changed, ("field", "packing", "apart", "bigram")):
+                rows = "whose rows have chosen and rejected"
+                raise ValueError(f"{key} does not apply to format: preference, {rows}")
             return self
         if self.is_prepared and (self.apart or self.bigram):
-            key = "apart" if self.apart else "bigram"
-            raise ValueError(
-                f"{key} applies to one stream of bytes; leave it out with a tokenizer, "
-                "field or packing"
-            )
+            key, hint = "apart" if self.apart else "bigram", "with a tokenizer, field or packing"
+            raise ValueError(f"{key} applies to one stream of bytes; leave it out {hint}")
         if self.format == "chat" and self.tokenizer == "bytes":
-            raise ValueError("format: chat needs a tokenizer with a chat template; bytes have none")
+            raise ValueError(f"format: chat {_NO_TEMPLATE}")
         if not self.is_prepared and self.eval_path is not None:
-            raise ValueError(
-                "eval_path applies to documents; set packing, for example to concat, or "
-                "use eval_split"
-            )
+            hint = "set packing, for example to concat, or use eval_split"
+            raise ValueError(f"eval_path applies to documents; {hint}")
         return self
+
+
+_NO_TEMPLATE = "needs a tokenizer with a chat template; bytes have none"
 
 
 def _check_distinct(classes: list[str | int] | None) -> list[str | int] | None:
@@ -333,7 +317,7 @@ def _check_evaluation(data: Any) -> None:
 
 
 class Images(ImageData):
-    """Image files, read in place: folders by class, lists of paths and labels, WebDataset tars, Parquet and Arrow.
+    """Image files: folders by class, lists of paths, WebDataset tars, Parquet and Arrow.
 
     ```yaml
     train:
@@ -351,8 +335,7 @@ class Images(ImageData):
     source: Literal["images"] = Field(description="this source")
     path: _Readable = Field(
         description="a folder, files or globs, here or in gs:// or s3://: images, .csv, .tsv or "
-        ".jsonl of paths and "
-        "labels, .tar, .parquet, .arrow"
+        ".jsonl of paths and labels, .tar, .parquet, .arrow"
     )
     eval_path: _EvalPath = None
     eval_split: _HeldOutImages = None
@@ -365,13 +348,10 @@ class Images(ImageData):
     on_broken: Literal["stop", "skip"] = Field(
         "stop",
         description="an image that cannot be decoded ends the run; skip: all images are decoded "
-        "once, and broken ones "
-        "are left out",
+        "once, and broken ones are left out",
     )
     workers: _Workers = Field(
-        0,
-        description="processes that decode images, per process of the run; 0: the threads of "
-        "data.threads decode",
+        0, description="processes that decode images, per process of the run; 0: data.threads"
     )
 
     @model_validator(mode="after")
@@ -397,24 +377,18 @@ class Table(Source):
 
     source: Literal["table"] = Field(description="this source")
     path: _Readable = Field(
-        description="a folder, files or globs, here or in gs:// or s3://: .csv, .tsv, .jsonl, "
-        ".parquet, .arrow, .npy, "
-        ".npz"
+        description="folder, files or globs, or URL: .csv .tsv .jsonl .parquet .arrow .npy .npz"
     )
     eval_path: _EvalPath = None
     eval_split: _HeldOutRows = None
-    label: _Labels = Field(
-        None,
-        description="column of the label, or several; default one named label, class, target or y",
-    )
+    label: _Labels = Field(None, description="column or columns; default label, class, target or y")
     columns: _Names | None = Field(
         None, description="columns that are read as features; default all but the label"
     )
     missing: Literal["stop", "mean"] = Field(
         "stop",
         description="a feature without a value ends the run; mean: it gets the mean of its column "
-        "in the training "
-        "rows, and a text becomes all zeros",
+        "in the training rows, and a text becomes all zeros",
     )
     classes: _Classes = Field(
         None, description="the labels in the order in which they are numbered; default sorted"
@@ -423,10 +397,9 @@ class Table(Source):
     @model_validator(mode="after")
     def _check_held_out(self) -> Table:
         _check_evaluation(self)
-        names = [self.label] if isinstance(self.label, str) else self.label or []
-        label_column = next((name for name in names if name in (self.columns or [])), None)
-        if label_column is not None:
-            raise ValueError(f"columns contains {label_column!r}, which is the label")
+        for name in [self.label] if isinstance(self.label, str) else self.label or []:
+            if name in (self.columns or []):
+                raise ValueError(f"columns contains {name!r}, which is the label")
         return self
 
 
@@ -439,22 +412,18 @@ _SHARED_KEYS: Mapping[str, tuple[str, ...]] = {
     "array_record": ("size", "augment"),
     "tfds": ("size", "augment"),
 }
-_BLOCKS: Mapping[str, type[Text | Images | Table | ArrayRecord | Tfds]] = {
-    "text": Text,
-    "images": Images,
-    "table": Table,
-    "array_record": ArrayRecord,
-    "tfds": Tfds,
-}
+_PartSource = Text | Images | Table | ArrayRecord | Tfds
+_BLOCKS: Mapping[str, type[_PartSource]] = dict(
+    zip(_SHARED_KEYS, (Text, Images, Table, ArrayRecord, Tfds), strict=True)
+)
 
 
 class Part(Block):
-    """One set of examples of a mixture: its weight, and the keys of its source that are not the mixture's."""
+    """A set of examples of a mixture: its weight, and the keys that the mixture lacks."""
 
     weight: Weight = Field(
         description="share of the examples, relative to the other parts; 0: the part is only "
-        "evaluated, on what it "
-        "holds out by the names of its files or else on all of it"
+        "evaluated, on what it holds out by the names of its files or else on all of it"
     )
     if TYPE_CHECKING:
         source: str
@@ -504,8 +473,7 @@ _CHANGED_KEYS: Mapping[str, Mapping[str, Any]] = {
             Weight,
             Field(
                 description="share of the examples, relative to the other parts; 0: the part is "
-                "only evaluated, on all "
-                "of its documents"
+                "only evaluated, on all of its documents"
             ),
         ),
         "format": (
@@ -513,8 +481,7 @@ _CHANGED_KEYS: Mapping[str, Mapping[str, Any]] = {
             Field(
                 "text",
                 description="format of a row. text: a text; chat: messages for the tokenizer's "
-                "template, with the "
-                "assistant's tokens as targets",
+                "template, with the assistant's tokens as targets",
             ),
         ),
     },
@@ -537,9 +504,8 @@ def _make_part_model(source: str) -> type[Part]:
         __base__=Part,
         __module__=__name__,
         __doc__=f"A part of a mixture: the keys of `source: {source}` that the mixture does not "
-        "have for all parts.\n\n"
-        f"```yaml\ntrain:\n  {task}\n  data:\n    source: mixture\n    parts:\n      {first}\n     "
-        f" {second}\n```\n",
+        f"have for all parts.\n\n```yaml\ntrain:\n  {task}\n  data:\n    source: mixture\n    "
+        f"parts:\n      {first}\n      {second}\n```\n",
         **{**keys, **_CHANGED_KEYS.get(source, {})},
     )
     return model
@@ -569,13 +535,10 @@ class Mixture(ImageData):
 
     source: Literal["mixture"] = Field(description="this source")
     parts: dict[str, Annotated[_Parts, Field(discriminator="source")]] = Field(
-        description="by name; all are text (the default), or all tables, or each is images, "
-        "array_record or tfds"
+        description="by name; all are text (default) or tables, or images, array_record and tfds"
     )
     tokenizer: Annotated[str, AfterValidator(_check_tokenizer)] = Field(
-        "bytes",
-        description="text: tokenizer of all parts, bytes, or the folder or tokenizer.json of a "
-        "Hugging Face tokenizer",
+        "bytes", description="text: bytes, or folder or tokenizer.json of a Hugging Face tokenizer"
     )
     packing: Literal["concat", "first-fit", "none"] = Field(
         "concat", description="text: how documents are packed into rows, as for source: text"
@@ -586,20 +549,15 @@ class Mixture(ImageData):
     )
     channels: Literal[1, 3] = Field(3, description="images: 3 is RGB, 1 is grey")
     workers: _Workers = Field(
-        0,
-        description="images: processes that decode, per process of the run; 0: the threads of "
-        "data.threads decode",
+        0, description="images: processes that decode, per process of the run; 0: data.threads"
     )
     classes: _Classes = Field(
         None,
         description="images and tables: the labels in the order in which they are numbered; "
-        "default those of the "
-        "parts, which then must be the same",
+        "default those of the parts, which then must be the same",
     )
     label: _Labels = Field(
-        None,
-        description="tables: column of the label, or several; default one named label, class, "
-        "target or y",
+        None, description="tables: column or columns; default label, class, target or y"
     )
     columns: _Names | None = Field(
         None, description="tables: columns that are read as features; default all but the label"
@@ -607,8 +565,7 @@ class Mixture(ImageData):
     missing: Literal["stop", "mean"] = Field(
         "stop",
         description="tables: a feature without a value ends the run; mean: it gets the mean of its "
-        "column in the "
-        "training rows of all parts",
+        "column in the training rows of all parts",
     )
 
     @field_validator("parts", mode="before")
@@ -625,17 +582,12 @@ class Mixture(ImageData):
                 continue
             source = part["source"]
             if source in ("torch", "synthetic", "mixture"):
-                raise ValueError(
-                    f"holds {name} with source = {source}; a part is text, images, table, "
-                    "array_record or tfds"
-                )
-            if shared_key := next(
-                (key for key in part if key in _SHARED_KEYS.get(str(source), ())), None
-            ):
-                raise ValueError(
-                    f"holds {name} with a {shared_key} of its own; all parts have one, "
-                    f"train.data.{shared_key}"
-                )
+                hint = "a part is text, images, table, array_record or tfds"
+                raise ValueError(f"holds {name} with source = {source}; {hint}")
+            for key in part:
+                if key in _SHARED_KEYS.get(str(source), ()):
+                    hint = f"all parts have one, train.data.{key}"
+                    raise ValueError(f"holds {name} with a {key} of its own; {hint}")
         return with_sources
 
     @field_validator("parts")
@@ -643,16 +595,12 @@ class Mixture(ImageData):
     def _check_alike(cls, parts: dict[str, _Parts]) -> dict[str, _Parts]:
         for name, part in parts.items():
             first_name, first_part = next(iter(parts.items()))
-            if part.source not in next(
-                group for group in MIXABLE_SOURCES if first_part.source in group
-            ):
+            group = next(group for group in MIXABLE_SOURCES if first_part.source in group)
+            if part.source not in group:
                 raise ValueError(
-                    f"holds {first_name} with source = {first_part.source} and {name} "
-                    "with source = "
-                    f"{part.source}, whose examples "
-                    "have no keys in common; mix text with text, tables with tables, and images, "
-                    "array_record and tfds "
-                    "with each other"
+                    f"holds {first_name} with source = {first_part.source} and {name} with source "
+                    f"= {part.source}, whose examples have no keys in common; mix text with text, "
+                    "tables with tables, and images, array_record and tfds with each other"
                 )
         return parts
 
@@ -661,25 +609,15 @@ class Mixture(ImageData):
     def _check_weights(cls, parts: dict[str, _Parts]) -> dict[str, _Parts]:
         total = sum(part.weight for part in parts.values())
         if not 0 < total < math.inf:
-            raise ValueError(
-                f"has weights that sum to {total:g}; give each part its share of the examples"
-            )
+            hint = "give each part its share of the examples"
+            raise ValueError(f"has weights that sum to {total:g}; {hint}")
         return parts
 
     @model_validator(mode="after")
     def _check_chat_template(self) -> Mixture:
-        chat = next(
-            (
-                name
-                for name, part in self.parts.items()
-                if part.model_dump().get("format") == "chat"
-            ),
-            None,
-        )
-        if chat is not None and self.tokenizer == "bytes":
-            raise ValueError(
-                f"parts.{chat}.format: chat needs a tokenizer with a chat template; bytes have none"
-            )
+        for name, part in self.parts.items():
+            if part.model_dump().get("format") == "chat" and self.tokenizer == "bytes":
+                raise ValueError(f"parts.{name}.format: chat {_NO_TEMPLATE}")
         return self
 
     @model_validator(mode="after")
@@ -687,49 +625,44 @@ class Mixture(ImageData):
         sources = {part.source: None for part in self.parts.values()}
         usable = {key for source in sources for key in _SHARED_KEYS[source]}
         for key in dict.fromkeys(key for keys in _SHARED_KEYS.values() for key in keys):
-            if key not in usable and getattr(self, key) != type(self).model_fields[key].default:
+            if key not in usable and self.is_changed(key):
                 sources_with_key = [source for source, keys in _SHARED_KEYS.items() if key in keys]
                 raise ValueError(
                     f"{key} applies to parts of {', '.join(sources_with_key)}, and these are of "
-                    f"{', '.join(sources)}; "
-                    "leave it out"
+                    f"{', '.join(sources)}; leave it out"
                 )
         return self
 
     @property
     def part_kind(self) -> str:
-        """The kind of all parts: text, table or images, which includes records and tensorflow-datasets."""
+        """The kind of all parts: text, table or images."""
         kinds = {part.source for part in self.parts.values()}
         return next(iter(kinds)) if kinds <= {"text", "table"} else "images"
 
     def text_parts(self) -> dict[str, Text]:
         """Return the text parts; a part that is not trained on is evaluated on all of its files."""
-        texts = {
-            name: block for name, block in self.part_sources().items() if isinstance(block, Text)
-        }
-        for name, text in texts.items():
-            if not self.parts[name].weight:
-                files = text.path if text.eval_path is None else text.eval_path
-                texts[name] = text.model_copy(update={"path": files, "eval_path": files})
+        texts = {}
+        for name, text in self.part_sources().items():
+            if isinstance(text, Text):
+                texts[name] = text
+                if not self.parts[name].weight:
+                    files = text.path if text.eval_path is None else text.eval_path
+                    texts[name] = text.model_copy(update={"path": files, "eval_path": files})
         return texts
 
-    def part_sources(self) -> dict[str, Text | Images | Table | ArrayRecord | Tfds]:
+    def part_sources(self) -> dict[str, _PartSource]:
         """Return each part as a source without its own worker processes."""
-        return {
-            name: _BLOCKS[part.source].model_validate(
-                {
-                    key: getattr(self, key)
-                    for key in (*_SHARED_KEYS[part.source], "shuffle")
-                    if key != "workers"
-                }
-                | part.model_dump(exclude={"weight"})
-            )
-            for name, part in self.parts.items()
-        }
+        sources = {}
+        for name, part in self.parts.items():
+            shared_keys = [key for key in _SHARED_KEYS[part.source] if key != "workers"]
+            keys = {key: getattr(self, key) for key in (*shared_keys, "shuffle")}
+            keys |= part.model_dump(exclude={"weight"})
+            sources[name] = _BLOCKS[part.source].model_validate(keys)
+        return sources
 
 
 class Torch(Source):
-    """A dataset as in PyTorch, `module:name`: a class, an object or a DataLoader; torch need not be installed.
+    """A dataset as in PyTorch, `module:name`: a class, an object or a DataLoader, without torch.
 
     ```yaml
     train:
@@ -743,35 +676,24 @@ class Torch(Source):
     """
 
     source: Literal["torch"] = Field(description="this source")
-    dataset: Annotated[
-        str,
-        Field(
-            pattern=r"^[\w.]+:[\w.]+$",
-            description="module:name of a class or object with __len__ and __getitem__",
-        ),
-    ]
+    dataset: str = Field(
+        pattern=USER_OBJECT,
+        description="module:name of a class or object with __len__ and __getitem__",
+    )
     args: dict[str, Any] = Field({}, description="arguments, if the dataset is a class")
     eval_args: dict[str, Any] | None = Field(
         None, description="arguments of the same class for evaluation; default none"
     )
-    eval_dataset: Annotated[
-        str | None,
-        Field(
-            pattern=r"^[\w.]+:[\w.]+$",
-            description="the dataset for evaluation, if it is another one; default the training "
-            "dataset with eval_args",
-        ),
-    ] = None
-    workers: Annotated[
-        int | None,
-        Field(
-            ge=0,
-            le=MAX_WORKERS,
-            description="worker processes that read examples, per process of the run; default: "
-            "num_workers of a "
-            "DataLoader, else 0, and data.threads read",
-        ),
-    ] = None
+    eval_dataset: str | None = Field(
+        None,
+        pattern=USER_OBJECT,
+        description="another dataset for evaluation; default the training dataset with eval_args",
+    )
+    workers: _Workers | None = Field(
+        None,
+        description="processes that read, per process of the run; default: num_workers of a "
+        "DataLoader, else 0, and data.threads read",
+    )
 
 
 class Synthetic(Source):

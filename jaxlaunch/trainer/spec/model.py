@@ -8,6 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
 
 from jaxlaunch.trainer.spec.block import (
+    USER_OBJECT,
     Block,
     Fraction,
     Ids,
@@ -62,17 +63,14 @@ class RopeScaling(Block):
 
     kind: Literal["llama3", "linear", "yarn"] = Field(
         "llama3",
-        description="how frequencies are scaled: llama3 and yarn only the low ones, linear all",
+        description="which frequencies are scaled: llama3, yarn: the low ones; linear: all",
     )
     factor: Rate = Field(description="frequencies are divided by it")
     original_length: Tokens | None = Field(
-        None,
-        description="context length before scaling, in tokens; default none: linear has none, the "
-        "others need it",
+        None, description="context length before scaling; only linear has none; default none"
     )
     low_freq_factor: Rate = Field(
-        1.0,
-        description="llama3: frequencies with fewer rotations within original_length are divided",
+        1.0, description="llama3: frequencies with fewer rotations in original_length are divided"
     )
     high_freq_factor: Rate = Field(
         4.0, description="llama3: those with more rotations are unchanged; interpolated in between"
@@ -82,30 +80,23 @@ class RopeScaling(Block):
         1.0, description="yarn: those with fewer rotations are divided; interpolated in between"
     )
     attention_factor: Rate | None = Field(
-        None,
-        description="yarn: scale of the rotated queries and keys; default 0.1 × log(factor) + 1",
+        None, description="yarn: scale of rotated queries and keys; default 0.1 × log(factor) + 1"
     )
-    truncate: bool = Field(
-        True, description="yarn: round the ends of the interpolation to whole channels"
-    )
+    truncate: bool = Field(True, description="yarn: round the ends to whole channels")
 
     @model_validator(mode="after")
     def _check_keys(self) -> RopeScaling:
         keys_of_kind = {name for name in _SCALING_KEYS if self.kind in _SCALING_KEYS[name]}
         other_keys = sorted((self.model_fields_set & _SCALING_KEYS.keys()) - keys_of_kind)
-        if any(getattr(self, name) != type(self).model_fields[name].default for name in other_keys):
+        if any(map(self.is_changed, other_keys)):
             raise ValueError(f"{', '.join(other_keys)} does not apply to {self.kind}")
         if self.kind != "linear" and self.original_length is None:
-            raise ValueError(
-                f"{self.kind} needs original_length, the context length before scaling"
-            )
-        if self.high_freq_factor <= self.low_freq_factor:
-            low, high = self.low_freq_factor, self.high_freq_factor
-            raise ValueError(f"high_freq_factor = {high:g} is not above low_freq_factor = {low:g}")
-        if self.beta_fast <= self.beta_slow:
-            raise ValueError(
-                f"beta_fast = {self.beta_fast:g} is not above beta_slow = {self.beta_slow:g}"
-            )
+            meaning = "the context length before scaling"
+            raise ValueError(f"{self.kind} needs original_length, {meaning}")
+        for above, below in (("high_freq_factor", "low_freq_factor"), ("beta_fast", "beta_slow")):
+            high, low = getattr(self, above), getattr(self, below)
+            if high <= low:
+                raise ValueError(f"{above} = {high:g} is not above {below} = {low:g}")
         return self
 
 
@@ -117,18 +108,15 @@ _SCALING_KEYS: Mapping[str, tuple[str, ...]] = {
 }
 
 # Keys that only apply to a decoder with experts.
-_EXPERT_KEYS = {
-    "experts_per_token",
-    "expert_hidden",
-    "experts_normalized",
-    "dense_layers",
-    "balance",
-    "router_z",
-}
-_EXPERT_KEYS |= {"capacity"}
+_EXPERT_KEYS = {"experts_per_token", "expert_hidden", "experts_normalized", "dense_layers"}
+_EXPERT_KEYS |= {"balance", "router_z", "capacity"}
 
 # The tokens to which a layer's attention is limited.
 AttentionSpan = Literal["window", "full"]
+_DenseFamily = Literal["llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3_text", "olmo2"]
+DecoderFamily = Literal[_DenseFamily, "mixtral", "qwen3_moe"]
+_STOCHASTIC_DEPTH = "stochastic depth: probability of skipping the last block; lower for others"
+DropPath = Annotated[Fraction, Field(description=_STOCHASTIC_DEPTH)]
 
 
 class Decoder(LayeredModel):
@@ -145,39 +133,18 @@ class Decoder(LayeredModel):
 
     kind: Literal["decoder"] = Field("decoder", description="this model")
     preset: DecoderPreset = None
-    family: (
-        Literal[
-            "llama",
-            "mistral",
-            "qwen2",
-            "qwen3",
-            "gemma2",
-            "gemma3_text",
-            "olmo2",
-            "mixtral",
-            "qwen3_moe",
-        ]
-        | None
-    ) = Field(
-        None,
-        description="model family that an export is written as; default the first that "
-        "supports these keys",
+    family: DecoderFamily | None = Field(
+        None, description="family that an export is written as; default the first that fits"
     )
     layers: Many = Field(4, description="transformer blocks")
     width: Wide = Field(256, description="size of the residual stream")
     heads: Many = Field(4, description="query heads; must divide width, unless head_size is given")
-    kv_heads: Many | None = Field(
-        None, description="key and value heads; default heads; must divide heads"
-    )
-    hidden: Wide | None = Field(
-        None, description="units of the MLP; default 8/3 of width, rounded up to 64"
-    )
+    kv_heads: Many | None = Field(None, description="KV heads; default heads; must divide heads")
+    hidden: Wide | None = Field(None, description="units of the MLP; default 8/3 × width, rounded")
     vocab: Ids = Field(256, description="token ids are 0 to vocab - 1; 256 for bytes")
     length: Tokens = Field(256, description="tokens of an example")
     positions: Tokens | None = Field(
-        None,
-        description="longest sequence that an export states for the model, in tokens; "
-        "default length",
+        None, description="longest sequence that an export states, in tokens; default length"
     )
     rope_theta: Rate = Field(10000.0, description="base of the rotary position angles")
     rope_scaling: RopeScaling | None = Field(
@@ -187,28 +154,19 @@ class Decoder(LayeredModel):
     tied: bool = Field(False, description="the output matrix is the embedding")
     head_size: Many | None = Field(None, description="channels of a head; default width / heads")
     biases: list[Literal["qkv", "out", "mlp"]] = Field(
-        [],
-        description="linear layers with a bias: queries, keys and values; attention's "
-        "output; the MLP",
+        [], description="layers with a bias: queries, keys and values; attention's output; the MLP"
     )
     qk_norm: Literal["head", "whole"] | None = Field(
-        None,
-        description="RMSNorm of queries and keys before RoPE: per head, or over all "
-        "heads; null: none",
+        None, description="RMSNorm of queries and keys before RoPE, per head or whole; null: none"
     )
     norms: Literal["before", "after", "both"] = Field(
-        "before",
-        description="RMSNorm of the inputs of attention and MLP, of their outputs, or of both",
+        "before", description="RMSNorm of the inputs of attention and MLP, their outputs, or both"
     )
-    norm_from_one: bool = Field(
-        False, description="norms multiply by 1 + weight, with weights initialized to 0"
-    )
+    norm_from_one: bool = Field(False, description="norms multiply by 1 + weight, initially 0")
     activation: Literal["silu", "gelu", "gelu_tanh"] = Field(
-        "silu", description="activation function of the MLP"
+        "silu", description="activation of the MLP"
     )
-    embedding_scale: bool = Field(
-        False, description="multiply embeddings by the square root of width"
-    )
+    embedding_scale: bool = Field(False, description="multiply embeddings by the root of width")
     query_scalar: Rate | None = Field(
         None, description="attention scores are divided by its square root; default head_size"
     )
@@ -217,44 +175,31 @@ class Decoder(LayeredModel):
     )
     logit_cap: Rate | None = Field(None, description="the same for the logits; null: none")
     window: Tokens | None = Field(
-        None,
-        description="sliding window: tokens that a position attends to, including itself; "
-        "null: no window",
+        None, description="sliding window: tokens that a position sees, with itself; null: none"
     )
     pattern: Annotated[list[AttentionSpan], Field(min_length=1)] | None = Field(
-        None,
-        description="layers with and without the window, repeated: [window, full]; default: "
-        "all have it",
+        None, description="layers with and without window, repeated: [window, full]; default all"
     )
     rope_local_theta: Rate | None = Field(
-        None,
-        description="rope_theta of the layers with a window, which then have no rope_scaling; "
-        "null: that of all layers",
+        None, description="rope_theta of the layers with a window, without scaling; null: as all"
     )
     experts: Annotated[int, Field(ge=2), at_most(2**16)] | None = Field(
-        None,
-        description="experts (MLPs) of a layer, of which a router picks some for each token; "
-        "null: one MLP",
+        None, description="experts of a layer; a router picks some for each token; null: one MLP"
     )
     experts_per_token: Many = Field(2, description="how many experts a token goes to (top-k)")
     expert_hidden: Wide | None = Field(None, description="units of an expert; default hidden")
     experts_normalized: bool = Field(
         True, description="normalize a token's top-k router probabilities to sum to 1"
     )
-    dense_layers: list[Natural] = Field(
-        [], description="layers, from 0, with one dense MLP instead of experts"
-    )
+    dense_layers: list[Natural] = Field([], description="layers, from 0, with an MLP, not experts")
     balance: Weight = Field(
-        0.0,
-        description="weight of the load-balancing loss, such as 0.01; default from the folder, if "
-        "it sets one",
+        0.0, description="weight of the load-balancing loss, such as 0.01; default the folder's"
     )
     router_z: Weight = Field(0.0, description="weight of the router's z-loss, such as 1e-3")
     capacity: Rate | None = Field(
         None,
         description="capacity factor: an expert takes the first tokens of an example, up to an "
-        "even share of "
-        "the row's positions × this, such as 1.25; null: all",
+        "even share of the row's positions × this, such as 1.25; null: all",
     )
 
     @model_validator(mode="after")
@@ -262,63 +207,45 @@ class Decoder(LayeredModel):
         if self.is_partial:
             # The folder sets the other sizes, and then the block is validated again.
             return self
+        heads, has_windows = f"heads = {self.heads}", "window" in (self.pattern or ())
         if self.head_size is None and (self.width % self.heads or self.head_channels % 2):
-            raise ValueError(
-                f"width = {self.width} does not split into heads = {self.heads} heads of even size"
-            )
+            raise ValueError(f"width = {self.width} does not split into {heads} heads of even size")
         if self.head_channels % 2:
-            raise ValueError(
-                f"head_size = {self.head_size} is odd; rotary embeddings rotate pairs of channels"
-            )
+            problem = "is odd; rotary embeddings rotate pairs of channels"
+            raise ValueError(f"head_size = {self.head_size} {problem}")
         if self.heads % (self.kv_heads or self.heads):
-            raise ValueError(f"kv_heads = {self.kv_heads} does not divide heads = {self.heads}")
-        if self.window is None and (
-            "window" in (self.pattern or ()) or self.rope_local_theta is not None
-        ):
+            raise ValueError(f"kv_heads = {self.kv_heads} does not divide {heads}")
+        if self.window is None and (has_windows or self.rope_local_theta is not None):
             key = "rope_local_theta" if self.pattern is None else "pattern"
             raise ValueError(f"{key} applies to layers with a window, and window is null")
         self._check_experts()
         return self
 
     def _check_experts(self) -> None:
-        written_keys = sorted(_EXPERT_KEYS & self.model_fields_set)
-        changed_keys = [
-            key
-            for key in written_keys
-            if getattr(self, key) != type(self).model_fields[key].default
-        ]
+        layers, experts = f"layers = {self.layers}", f"experts = {self.experts}"
         if self.experts is None:
-            if changed_keys:
-                raise ValueError(
-                    f"{', '.join(changed_keys)} applies to experts, and experts is null"
-                )
+            keys = ", ".join(key for key in sorted(_EXPERT_KEYS) if self.is_changed(key))
+            if keys:
+                raise ValueError(f"{keys} applies to experts, and experts is null")
             return
         if self.experts_per_token > self.experts:
+            raise ValueError(f"experts_per_token = {self.experts_per_token} is more than {experts}")
+        if missing := [layer for layer in self.dense_layers if layer >= self.layers]:
             raise ValueError(
-                f"experts_per_token = {self.experts_per_token} is more than experts = "
-                f"{self.experts}"
-            )
-        missing_layers = [layer for layer in self.dense_layers if layer >= self.layers]
-        if missing_layers:
-            raise ValueError(
-                f"dense_layers has {missing_layers[0]}, and layers = {self.layers} are 0 to "
-                f"{self.layers - 1}"
+                f"dense_layers has {missing[0]}, and {layers} are 0 to {self.layers - 1}"
             )
         if len(set(self.dense_layers)) == self.layers:
-            raise ValueError(
-                f"dense_layers has all {self.layers} layers, which leaves none with experts"
-            )
+            problem = "which leaves none with experts"
+            raise ValueError(f"dense_layers has all {self.layers} layers, {problem}")
         if "mlp" in self.biases:
             raise ValueError("biases has mlp, and experts have no biases")
 
     @property
     def sparse_layers(self) -> tuple[int, ...]:
         """The layers with experts."""
-        return (
-            ()
-            if self.experts is None
-            else tuple(n for n in range(self.layers) if n not in self.dense_layers)
-        )
+        if self.experts is None:
+            return ()
+        return tuple(layer for layer in range(self.layers) if layer not in self.dense_layers)
 
     @property
     def layer_stacks(self) -> dict[str, tuple[int, ...]]:
@@ -355,9 +282,9 @@ class Decoder(LayeredModel):
     @property
     def attention_spans(self) -> tuple[AttentionSpan, ...]:
         """The attention of the layers, as a pattern that is repeated over them."""
-        return (
-            ("full",) if self.window is None else tuple(self.pattern or ("window",))[: self.layers]
-        )
+        if self.window is None:
+            return ("full",)
+        return tuple(self.pattern or ("window",))[: self.layers]
 
 
 class GPT2(LayeredModel):
@@ -381,11 +308,7 @@ class GPT2(LayeredModel):
     positions: Tokens | None = Field(None, description="rows of the position table; default length")
     norm_eps: Rate = Field(1e-5, description="added to the variance in LayerNorm")
     dropout: Fraction = Field(0.0, description="dropout probability on residual branches")
-    drop_path: Fraction = Field(
-        0.0,
-        description="stochastic depth: probability of skipping the last layer; lower for "
-        "earlier layers",
-    )
+    drop_path: DropPath = 0.0
 
     @model_validator(mode="after")
     def _check_sizes(self) -> GPT2:
@@ -410,43 +333,31 @@ class GPT2(LayeredModel):
 class ImageModel(PublishedModel):
     """Keys that the published models of images have in common."""
 
-    channels: Many = Field(
-        3, description="channels of an image, its last axis; with 1 the axis may be absent"
-    )
+    channels: Many = Field(3, description="channels, the last axis, which may be absent for 1")
     classes: Ids = Field(10, description="labels are 0 to classes - 1")
     new_head: bool = Field(
-        False,
-        description="with init_from: initialize the last layer at random, for your own classes, "
-        "and read the other "
-        "layers",
+        False, description="with init_from: a random last layer, for your classes"
     )
     pixel_mean: list[float] | None = Field(
-        None,
-        description="mean of each channel, subtracted from the pixels; null: each image is "
-        "standardized by itself",
+        None, description="mean of each channel, to subtract; null: each image by its own"
     )
     pixel_std: list[Rate] | None = Field(
-        None,
-        description="standard deviation of each channel, to divide by; goes with pixel_mean; "
-        "default none",
+        None, description="deviation of each channel, to divide by; needs pixel_mean; default none"
     )
 
     @model_validator(mode="after")
     def _check_pixels(self) -> ImageModel:
         if self.new_head and self.init_from is None:
-            raise ValueError(
-                "new_head applies to init_from; without it, every layer is initialized at random"
-            )
+            problem = "without it, every layer is initialized at random"
+            raise ValueError(f"new_head applies to init_from; {problem}")
         if self.is_partial:
             return self
         if (self.pixel_mean is None) != (self.pixel_std is None):
             raise ValueError("pixel_mean and pixel_std go together")
         for key, values in (("pixel_mean", self.pixel_mean), ("pixel_std", self.pixel_std)):
             if values is not None and len(values) != self.channels:
-                raise ValueError(
-                    f"{key} = {values} does not have one number for each of channels = "
-                    f"{self.channels}"
-                )
+                needed = f"one number for each of channels = {self.channels}"
+                raise ValueError(f"{key} = {values} does not have {needed}")
         return self
 
 
@@ -469,8 +380,7 @@ class ViT(ImageModel, LayeredModel):
     image: list[Many] = Field(
         [32, 32],
         description="height and width of an image, both multiples of patch; if they differ from "
-        "those of init_from, "
-        "its positions are interpolated",
+        "those of init_from, its positions are interpolated",
     )
     patch: Many = Field(4, description="height and width of a patch")
     pool: Literal["cls", "mean"] = Field(
@@ -478,11 +388,7 @@ class ViT(ImageModel, LayeredModel):
     )
     norm_eps: Rate = Field(1e-12, description="added to the variance in LayerNorm")
     dropout: Fraction = Field(0.0, description="dropout probability on residual branches")
-    drop_path: Fraction = Field(
-        0.0,
-        description="stochastic depth: probability of skipping the last layer; lower for "
-        "earlier layers",
-    )
+    drop_path: DropPath = 0.0
 
     @model_validator(mode="after")
     def _check_sizes(self) -> ViT:
@@ -490,10 +396,8 @@ class ViT(ImageModel, LayeredModel):
             return self
         check_heads(self.width, self.heads)
         if len(self.image) != 2 or any(side % self.patch for side in self.image):
-            raise ValueError(
-                f"image = {self.image} is not a height and a width that are multiples of patch = "
-                f"{self.patch}"
-            )
+            needed = f"a height and a width that are multiples of patch = {self.patch}"
+            raise ValueError(f"image = {self.image} is not {needed}")
         return self
 
     @property
@@ -526,15 +430,13 @@ class Staged(ImageModel):
     @model_validator(mode="after")
     def _check_stages(self) -> Staged:
         if not self.is_partial and len(self.depths) != len(self.widths):
-            raise ValueError(
-                f"depths = {self.depths} and widths = {self.widths} have different "
-                "numbers of stages"
-            )
+            stages = f"depths = {self.depths} and widths = {self.widths}"
+            raise ValueError(f"{stages} have different numbers of stages")
         return self
 
 
 class ResNet(Staged):
-    """A residual network with batch normalization, for images of any size: ResNet 18 to 152, PyTorch's variant (v1.5).
+    """A residual network with batch normalization: ResNet 18 to 152, PyTorch's (v1.5).
 
     ```yaml
     train:
@@ -548,39 +450,28 @@ class ResNet(Staged):
     kind: Literal["resnet"] = Field("resnet", description="this model")
     preset: ResNetPreset = None
     block: Literal["basic", "bottleneck"] = Field(
-        "basic",
-        description="two convolutions of 3 × 3, or one between two of 1 × 1 with a quarter of "
-        "the channels",
+        "basic", description="two 3 × 3 convolutions, or one between 1 × 1 with fewer channels"
     )
     stem: Literal["imagenet", "small"] = Field(
         "imagenet",
         description="layers before the stages: 7 × 7 with stride 2 and pooling; small: 3 × 3 with "
-        "stride 1, for images "
-        "of 32 pixels, which cannot be exported to Hugging Face",
+        "stride 1, for images of 32 pixels, which cannot be exported to Hugging Face",
     )
     stem_width: Many = Field(64, description="channels before the stages")
     norm_eps: Rate = Field(1e-5, description="added to the variance in batch normalization")
-    momentum: Fraction = Field(
-        0.1, description="share of the running statistics that a batch replaces"
-    )
+    momentum: Fraction = Field(0.1, description="share of running statistics that a batch replaces")
     running_variance: Literal["unbiased", "biased"] = Field(
         "unbiased",
         description="running variance. unbiased: the variance of a batch × n / (n - 1), as in "
-        "PyTorch; biased: as in "
-        "Flax",
+        "PyTorch; biased: as in Flax",
     )
 
     @model_validator(mode="after")
     def _check_widths(self) -> ResNet:
-        if (
-            not self.is_partial
-            and self.block == "bottleneck"
-            and any(width % 4 for width in self.widths)
-        ):
-            raise ValueError(
-                f"widths = {self.widths} are not multiples of 4, which block = bottleneck "
-                "divides them by"
-            )
+        is_divided = self.block == "bottleneck" and not self.is_partial
+        if is_divided and any(width % 4 for width in self.widths):
+            problem = "are not multiples of 4, which block = bottleneck divides them by"
+            raise ValueError(f"widths = {self.widths} {problem}")
         return self
 
 
@@ -598,21 +489,14 @@ class ConvNeXt(Staged):
     preset: ConvNeXtPreset = None
     depths: Stages = Field([3, 3, 9, 3], description="blocks of each stage")
     widths: Stages = Field([96, 192, 384, 768], description="channels of each stage")
-    patch: Many = Field(
-        4,
-        description="height and width of a patch, which the first convolution turns into one pixel",
-    )
+    patch: Many = Field(4, description="height and width of a patch, at first made one pixel")
     layer_scale: Annotated[float, Field(gt=0.0)] = Field(
         1e-6, description="initial factors of each block's output, one per channel"
     )
     norm_eps: Rate = Field(
         1e-12, description="added to the variance in the last LayerNorm; it is 1e-6 in the others"
     )
-    drop_path: Fraction = Field(
-        0.0,
-        description="stochastic depth: probability of skipping the last block; lower for "
-        "earlier blocks",
-    )
+    drop_path: DropPath = 0.0
 
 
 def check_heads(width: int, heads: int) -> None:
@@ -622,7 +506,7 @@ def check_heads(width: int, heads: int) -> None:
 
 
 class CustomModel(BaseModel):
-    """A model of the user's: `kind: module:Name`, an nnx module built as Name(**other keys, rngs=rngs).
+    """A model of the user's, `kind: module:Name`: an nnx module Name(**other keys, rngs=rngs).
 
     ```yaml
     train:
@@ -632,13 +516,9 @@ class CustomModel(BaseModel):
     """
 
     model_config = ConfigDict(extra="allow", frozen=True)
-    kind: Annotated[
-        str,
-        Field(
-            pattern=r"^[\w.]+:[\w.]+$",
-            description="module:Name of the class; other keys are its arguments",
-        ),
-    ]
+    kind: str = Field(
+        pattern=USER_OBJECT, description="module:Name of the class; other keys are its arguments"
+    )
 
 
 def _model_tag(value: Any) -> str:
@@ -663,39 +543,24 @@ Model = Annotated[
 
 
 class Sizes(NamedTuple):
-    """Sizes of a model that other blocks and estimates depend on.
+    """Sizes of a model that other blocks and estimates depend on."""
 
-    Attributes:
-        layers: Equal layers, 1 for a model that has none.
-        width: Size of the residual stream, or of a hidden layer; 0 if there is none.
-        length: Tokens of an example.
-        heads: Heads of keys and values, which mp divides.
-        experts: Experts of a layer.
-        classes: Labels are 0 to classes - 1.
-        vocab: Tokens are 0 to vocab - 1.
-    """
-
-    layers: int = 1
-    width: int = 0
-    length: int | None = None
-    heads: int | None = None
-    experts: int | None = None
+    layers: int = 1  # equal layers
+    width: int = 0  # of the residual stream, or of a hidden layer
+    length: int | None = None  # tokens of an example
+    heads: int | None = None  # of keys and values, which mp divides
+    experts: int | None = None  # of a layer
     classes: int | None = None
     vocab: int | None = None
 
 
 def model_sizes(model: Model) -> Sizes:
-    """Return the sizes of a model; for a user's model, those of its integer arguments with these names."""
+    """Return a model's sizes; a user's model has those of its integer arguments."""
     match model:
         case Decoder():
-            return Sizes(
-                model.layers,
-                model.width,
-                model.length,
-                model.kv_head_count,
-                model.experts,
-                vocab=model.vocab,
-            )
+            heads, experts = model.kv_head_count, model.experts
+            sizes = Sizes(model.layers, model.width, model.length, heads, experts)
+            return sizes._replace(vocab=model.vocab)
         case GPT2():
             return Sizes(model.layers, model.width, model.length, model.heads, vocab=model.vocab)
         case ViT():
@@ -705,13 +570,12 @@ def model_sizes(model: Model) -> Sizes:
         case ResNet() | ConvNeXt():
             return Sizes(classes=model.classes)
     arguments = model.model_extra or {}
-    return Sizes(
-        **{name: arguments[name] for name in Sizes._fields if type(arguments.get(name)) is int}
-    )
+    names = [name for name in Sizes._fields if type(arguments.get(name)) is int]
+    return Sizes(**{name: arguments[name] for name in names})
 
 
 def fill_preset_kind(model: Any) -> Any:
     """Return a model block with the kind of its preset, if it has a preset and no kind."""
-    if not isinstance(model, Mapping) or "kind" in model or str(model.get("preset")) not in PRESETS:
+    if not isinstance(model, Mapping) or str(model.get("preset")) not in PRESETS:
         return model
     return {"kind": PRESETS[str(model["preset"])]["kind"], **model}

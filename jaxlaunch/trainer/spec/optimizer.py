@@ -56,16 +56,8 @@ OPTIMIZERS: Mapping[str, Mapping[str, Any]] = {
 }
 # Other optimizers of optax, which users sometimes name without `optax:`.
 OPTAX_NAMES = (
-    "adadelta",
-    "adagrad",
-    "adamax",
-    "adan",
-    "lars",
-    "nadam",
-    "novograd",
-    "radam",
-    "rmsprop",
-    "yogi",
+    *("adadelta", "adagrad", "adamax", "adan", "lars"),
+    *("nadam", "novograd", "radam", "rmsprop", "yogi"),
 )
 OPTIONS = tuple(dict.fromkeys(key for takes in OPTIMIZERS.values() for key in takes))
 SHAPES = ("constant", "linear", "cosine", "exponential", "wsd")
@@ -94,13 +86,10 @@ def is_user_path(name: str) -> bool:
 def _check_known(name: str, names: tuple[str, ...], noun: str) -> str:
     if name in names or USER_PATH.fullmatch(name):
         return name
-    matches = find_nearest(name, names) or find_completions(name, names)
-    hint = (
-        f' (did you mean "{matches[0]}"?)'
-        if matches
-        else f"; write one of {', '.join(names)}, or module:Name"
-    )
-    raise ValueError(f"is not a known {noun}{hint}")
+    if matches := find_nearest(name, names) or find_completions(name, names):
+        raise ValueError(f'is not a known {noun} (did you mean "{matches[0]}"?)')
+    choices = f"{', '.join(names)}, or module:Name"
+    raise ValueError(f"is not a known {noun}; write one of {choices}")
 
 
 def _check_link_name(name: str) -> str:
@@ -113,14 +102,13 @@ def _check_pattern(text: str) -> str:
     try:
         re.compile(text)
     except re.error as error:
-        raise ValueError(
-            f"is not a pattern ({error}); write .* for any text and \\. for a dot"
-        ) from None
+        hint = "write .* for any text and \\. for a dot"
+        raise ValueError(f"is not a pattern ({error}); {hint}") from None
     return text
 
 
 class Schedule(Block):
-    """The learning rate over the steps: linear warm-up to lr, then the named shape down to `final` × lr.
+    """The learning rate by step: linear warm-up to lr, then the shape down to `final` × lr.
 
     ```yaml
     train:
@@ -135,8 +123,7 @@ class Schedule(Block):
         Field(
             "cosine",
             description="constant, linear, cosine, exponential, wsd (constant, then a short "
-            "decay), after the warmup; "
-            "or module:Name",
+            "decay), after the warmup; or module:Name",
         )
     )
     warmup: Natural = Field(
@@ -144,7 +131,7 @@ class Schedule(Block):
     )
     start: Share = Field(0.0, description="fraction of lr at step 0 of the warmup")
     decay: Positive | None = Field(
-        None, description="wsd only: steps of the decay; default a tenth of all"
+        None, description="wsd only: steps of the decay; default a tenth"
     )
     shape: Literal["cosine", "linear"] | None = Field(
         None, description="wsd only: shape of the decay; default cosine"
@@ -155,9 +142,7 @@ class Schedule(Block):
         description="fraction of lr at the end of the run; default 0; not with constant; required "
         "with exponential",
     )
-    args: Arguments = Field(
-        {}, description="module:Name only: its arguments, in addition to lr and total_steps"
-    )
+    args: Arguments = Field({}, description="module:Name only: arguments, besides lr and steps")
 
     @field_validator("start")
     @classmethod
@@ -189,22 +174,20 @@ class Schedule(Block):
         return final
 
     def decay_steps(self, total_steps: int) -> int:
-        """Return the steps of the decay, which ends with the run. Raises ValueError if wsd's steps do not fit."""
+        """Return the steps of the decay. Raises ValueError if wsd's steps do not fit."""
         after_warmup = max(0, total_steps - self.warmup)
         if self.name == "constant" or is_user_path(self.name):
             return 0
         if self.name != "wsd":
             return after_warmup
         if self.decay is not None and self.decay > after_warmup:
-            raise ValueError(
-                f"schedule.warmup = {self.warmup} and decay = {self.decay} do not fit in "
-                f"{total_steps} steps"
-            )
+            steps = f"schedule.warmup = {self.warmup} and decay = {self.decay}"
+            raise ValueError(f"{steps} do not fit in {total_steps} steps")
         return self.decay or min(max(1, total_steps // 10), after_warmup)
 
 
 class Link(Block):
-    """One optax transformation: an optimizer by name with its options, or module:Name with its arguments.
+    """One optax transformation: an optimizer by name, or module:Name with its arguments.
 
     ```yaml
     train:
@@ -220,9 +203,7 @@ class Link(Block):
     name: Annotated[str, AfterValidator(_check_link_name)] = Field(
         description=f"{', '.join(OPTIMIZERS)}; or module:Name of an optax transformation"
     )
-    args: Arguments = Field(
-        {}, description="module:Name only: its arguments, in addition to learning_rate"
-    )
+    args: Arguments = Field({}, description="module:Name only: arguments besides learning_rate")
     b1: Fraction | None = Field(
         None,
         description=f"decay of the first moment; default {_describe_defaults('b1')}; muon's "
@@ -272,25 +253,20 @@ class Link(Block):
             raise ValueError(f"does not apply to {name}, which takes {', '.join(OPTIMIZERS[name])}")
         if (name, key, value) == (SCHEDULE_FREE, "b1", 0.0):
             raise ValueError("must be above 0: schedule-free divides by it")
-        default = OPTIMIZERS.get(name, {}).get("momentum")
-        if (
-            key == "nesterov"
-            and value
-            and default is not None
-            and not (info.data.get("momentum") or default)
-        ):
+        needs_momentum = key == "nesterov" and value and "momentum" in OPTIMIZERS.get(name, {})
+        if needs_momentum and not info.data.get("momentum"):
             raise ValueError("needs a momentum above 0")
         return value
 
     def options(self) -> dict[str, Any]:
-        """Return the options of this optimizer, as given or by default; empty if it is not built in."""
+        """Return the options, given or by default; empty if it is not built in."""
         takes = OPTIMIZERS.get(self.name, {})
         values = {key: getattr(self, key) for key in takes}
         return {**takes, **{key: value for key, value in values.items() if value is not None}}
 
 
 class Group(Block):
-    """Parameters that are trained in another way. A parameter belongs to the first group whose pattern matches it.
+    """Parameters that are trained in another way; the first matching group counts.
 
     ```yaml
     train:
@@ -309,18 +285,14 @@ class Group(Block):
     weight_decay: Weight | None = Field(
         None, description="weight decay of these parameters; default the optimizer's"
     )
-    freeze: bool = Field(
-        False, description="the parameters do not change: they have no gradient and no state"
-    )
+    freeze: bool = Field(False, description="the parameters do not change and have no state")
 
     @field_validator("freeze")
     @classmethod
     def _check_freeze(cls, freeze: bool, info: ValidationInfo) -> bool:
         if freeze and (info.data.get("lr") != 1.0 or info.data.get("weight_decay") is not None):
-            problem = (
-                "is given together with lr or weight_decay, which do not apply to frozen parameters"
-            )
-            raise ValueError(f"{problem}; keep one")
+            problem = "which do not apply to frozen parameters; keep one"
+            raise ValueError(f"is given together with lr or weight_decay, {problem}")
         return freeze
 
 
@@ -334,7 +306,7 @@ def _is_schedule_free(info: ValidationInfo) -> bool:
 
 
 class Optimizer(Link):
-    """An optax optimizer by name, or several in a chain, with clipping, schedule and a moving average.
+    """An optax optimizer by name, or a chain, with clipping, schedule and moving average.
 
     ```yaml
     train:
@@ -360,20 +332,13 @@ class Optimizer(Link):
         [], validate_default=True, description="transformations applied in order, instead of name"
     )
     lr: Rate = Field(3e-4, description="largest learning rate")
-    weight_decay: Weight = Field(
-        0.0, description="weight decay of every parameter, multiplied by lr"
-    )
+    weight_decay: Weight = Field(0.0, description="weight decay of every parameter, times lr")
     decay_on: Literal["all", "matrices"] = Field(
-        "all",
-        description="parameters that weight_decay applies to; matrices: those of two axes or more, "
-        "no bias or scale",
+        "all", description="parameters with weight_decay; matrices: of two axes or more, no biases"
     )
-    clip: Rate | None = Field(
-        1.0, description="clip gradients to this global norm; null: no clipping"
-    )
+    clip: Rate | None = Field(1.0, description="clip gradients to this global norm; null: none")
     ema: Annotated[float, Field(gt=0.0, lt=1.0)] | None = Field(
-        None,
-        description="decay of a moving average of the weights, which eval then uses; null: none",
+        None, description="decay of a moving average of the weights, which eval uses; null: none"
     )
     schedule: Annotated[Schedule, BeforeValidator(_expand_name)] = Field(
         Schedule(),
@@ -381,9 +346,7 @@ class Optimizer(Link):
         json_schema_extra=allow_text,
     )
     groups: list[Group] = Field(
-        [],
-        description="groups of parameters, by path, that have their own rate or decay, "
-        "or are frozen",
+        [], description="groups of parameters, by path, with their own rate or decay, or frozen"
     )
 
     @model_validator(mode="before")
@@ -394,10 +357,7 @@ class Optimizer(Link):
             return raw
         raw = {"name": CHAIN, **raw} if raw.get("chain") else dict(raw)
         links = raw["chain"] if isinstance(raw.get("chain"), list) else []
-        names = [
-            raw.get("name"),
-            *(link.get("name") for link in links if isinstance(link, Mapping)),
-        ]
+        names = [link.get("name") for link in [raw, *links] if isinstance(link, Mapping)]
         schedule = _expand_name(raw.get("schedule", {}))
         if SCHEDULE_FREE in names and isinstance(schedule, Mapping):
             raw["schedule"] = {"name": "constant", **schedule}
@@ -408,16 +368,14 @@ class Optimizer(Link):
     def _check_chain(cls, chain: list[Link], info: ValidationInfo) -> list[Link]:
         name = info.data.get("name")
         if chain and name not in (CHAIN, None):
-            raise ValueError(
-                f"is given together with name = {name}; make that an entry of the chain"
-            )
+            hint = "make that an entry of the chain"
+            raise ValueError(f"is given together with name = {name}; {hint}")
         if name == CHAIN and not chain:
             raise ValueError("is empty, but name = chain needs its entries")
         if len(builtin_names := [link.name for link in chain if not is_user_path(link.name)]) > 1:
-            raise ValueError(
-                f"must have one optimizer by name; {' and '.join(builtin_names)} would each "
-                "multiply by the rate"
-            )
+            names = " and ".join(builtin_names)
+            problem = f"{names} would each multiply by the rate"
+            raise ValueError(f"must have one optimizer by name; {problem}")
         return chain
 
     @field_validator("ema")
@@ -432,9 +390,8 @@ class Optimizer(Link):
     def _check_schedule(cls, schedule: Schedule, info: ValidationInfo) -> Schedule:
         name = schedule.name
         if name in SHAPES and name != "constant" and _is_schedule_free(info):
-            raise ValueError(
-                f"{name} decays, and schedule-free needs no decay; write constant, or leave it out"
-            )
+            hint = "write constant, or leave it out"
+            raise ValueError(f"{name} decays, and schedule-free needs no decay; {hint}")
         return schedule
 
     def all_links(self) -> list[Link]:

@@ -1,4 +1,4 @@
-"""Published models: the keys that their blocks share, and presets of sizes from their config.json on the hub.
+"""Published models: the keys that their blocks share, and presets of their sizes.
 
 Never imports jax.
 """
@@ -18,22 +18,12 @@ Sizes = Mapping[str, Any]
 # Dosovitskiy et al. 2021 and Touvron et al. 2021 (ViT); He et al. 2016 (ResNet); Liu et al. 2022
 # (ConvNeXt); the model cards of Qwen 2.5 and 3, Mistral, Mixtral, Gemma 2 and 3, OLMo 2.
 _DECODER: Sizes = {"kind": "decoder", "length": 2048}
-_LLAMA3: Sizes = {
-    **_DECODER,
-    "family": "llama",
-    "vocab": 128256,
-    "rope_theta": 500000.0,
-    "positions": 131072,
-}
+_LLAMA3: Sizes = {**_DECODER, "family": "llama", "vocab": 128256, "rope_theta": 500000.0}
+_LLAMA3 = {**_LLAMA3, "positions": 131072}
 _QWEN: Sizes = {**_DECODER, "rope_theta": 1e6, "norm_eps": 1e-6, "vocab": 151936}
 _QWEN2: Sizes = {**_QWEN, "family": "qwen2", "biases": ["qkv"], "positions": 32768}
-_QWEN3: Sizes = {
-    **_QWEN,
-    "family": "qwen3",
-    "head_size": 128,
-    "qk_norm": "head",
-    "positions": 40960,
-}
+_QWEN3: Sizes = {**_QWEN, "family": "qwen3", "head_size": 128, "qk_norm": "head"}
+_QWEN3 = {**_QWEN3, "positions": 40960}
 _MISTRAL: Sizes = {**_DECODER, "family": "mistral", "rope_theta": 1e6, "kv_heads": 8}
 _GEMMA: Sizes = {
     **_DECODER,
@@ -77,30 +67,21 @@ _OLMO2: Sizes = {
     "qk_norm": "whole",
     "positions": 4096,
 }
-_MIXTRAL: Sizes = {
-    **_DECODER,
-    "family": "mixtral",
-    "rope_theta": 1e6,
-    "experts": 8,
-    "experts_per_token": 2,
-}
+_MIXTRAL: Sizes = {**_DECODER, "family": "mixtral", "rope_theta": 1e6}
+_MIXTRAL = {**_MIXTRAL, "experts": 8, "experts_per_token": 2}
 _QWEN3_MOE: Sizes = {**_QWEN3, "family": "qwen3_moe", "experts": 128, "experts_per_token": 8}
 _GPT2: Sizes = {"kind": "gpt2", "vocab": 50257, "length": 1024, "positions": 1024}
 _BASIC, _BOTTLENECK = [64, 128, 256, 512], [256, 512, 1024, 2048]  # channels of a ResNet's stages
 _VIT: Sizes = {"kind": "vit", "patch": 16, "image": [224, 224], "classes": 1000}
+_RESNET: Sizes = {"kind": "resnet", "classes": 1000}
+_CONVNEXT: Sizes = {"kind": "convnext", "classes": 1000}
 
 
 def _decoder_sizes(
     below: Sizes, layers: int, width: int, heads: int, kv_heads: int, hidden: int, **keys: Any
 ) -> Sizes:
-    sizes = {
-        "layers": layers,
-        "width": width,
-        "heads": heads,
-        "kv_heads": kv_heads,
-        "hidden": hidden,
-    }
-    return {**below, **sizes, **keys}
+    sizes = {"layers": layers, "width": width, "heads": heads}
+    return {**below, **sizes, "kv_heads": kv_heads, "hidden": hidden, **keys}
 
 
 def _llama3_scaled(factor: float) -> Sizes:
@@ -158,13 +139,7 @@ PRESETS: Mapping[str, Sizes] = {
     "vit-b16": {**_VIT, "layers": 12, "width": 768, "heads": 12},
     "vit-l16": {**_VIT, "layers": 24, "width": 1024, "heads": 16},
     **{
-        f"resnet-{layers}": {
-            "kind": "resnet",
-            "classes": 1000,
-            "block": block,
-            "depths": depths,
-            "widths": widths,
-        }
+        f"resnet-{layers}": {**_RESNET, "block": block, "depths": depths, "widths": widths}
         for layers, block, depths, widths in (
             (18, "basic", [2, 2, 2, 2], _BASIC),
             (34, "basic", [3, 4, 6, 3], _BASIC),
@@ -174,12 +149,7 @@ PRESETS: Mapping[str, Sizes] = {
         )
     },
     **{
-        f"convnext-{name}": {
-            "kind": "convnext",
-            "classes": 1000,
-            "depths": depths,
-            "widths": widths,
-        }
+        f"convnext-{name}": {**_CONVNEXT, "depths": depths, "widths": widths}
         for name, depths, widths in (
             ("tiny", [3, 3, 9, 3], [96, 192, 384, 768]),
             ("small", [3, 3, 27, 3], [96, 192, 384, 768]),
@@ -210,9 +180,8 @@ else:
 class PublishedModel(Block):
     """A published model: sizes by name, weights from files."""
 
-    SIZES: ClassVar[frozenset[str]] = frozenset(
-        {"layers", "width", "heads"}
-    )  # that a job says, or a folder
+    # The sizes that a job defines, or else its folder.
+    SIZES: ClassVar[frozenset[str]] = frozenset({"layers", "width", "heads"})
 
     kind: str = Field(description="this model")
     preset: str | None = Field(
@@ -221,31 +190,24 @@ class PublishedModel(Block):
     init_from: Place | None = Field(
         None,
         description="a Hugging Face folder or gs://, s3:// URL to start from, which also sets the "
-        "sizes; default "
-        "random weights",
+        "sizes; default random weights",
     )
 
     @property
     def is_partial(self) -> bool:
         """Return whether the folder to start from sets sizes that the job does not."""
-        return self.init_from is not None and not self.SIZES <= self.model_fields_set
+        return self.init_from is not None and not self.model_fields_set.issuperset(self.SIZES)
 
     @model_validator(mode="before")
     @classmethod
     def _fill_preset(cls, raw: Any) -> Any:
         sizes = PRESETS.get(str(raw.get("preset"))) if isinstance(raw, Mapping) else None
-        return (
-            raw
-            if sizes is None or sizes["kind"] != cls.model_fields["kind"].default
-            else {**sizes, **raw}
-        )
+        if sizes is None or sizes["kind"] != cls.model_fields["kind"].default:
+            return raw
+        return {**sizes, **raw}
 
 
 class LayeredModel(PublishedModel):
     """A published model of equal layers."""
 
-    scan: bool = Field(
-        True,
-        description="run the layers as one loop (scan): compiles fast; false: unrolled, "
-        "runs faster",
-    )
+    scan: bool = Field(True, description="run layers in a scan: compiles fast; false: runs faster")

@@ -1,4 +1,4 @@
-"""The train block as a whole and its smaller blocks, and the rules across its keys. Never imports jax."""
+"""The train block as a whole and its smaller blocks, and the rules across its keys."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from jaxlaunch.contract import BATCH_AXES, MESH_AXES, PROFILE_STEPS
 from jaxlaunch.trainer.spec import model as models
 from jaxlaunch.trainer.spec.block import (
     MAX_INT32,
+    USER_OBJECT,
     Block,
     Fraction,
     Ids,
@@ -64,15 +65,12 @@ TASK_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
 
 
 def merge_task_defaults(block: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
-    """Merge the train block `block` over the defaults of its task. With init_from, few defaults of the model apply."""
+    """Merge the train block over the defaults of its task, few of them with init_from."""
     if "model" in block:
         block = {**block, "model": models.fill_preset_kind(block["model"])}
     model, default_model = block.get("model"), models.fill_preset_kind(defaults.get("model"))
-    if (
-        isinstance(model, Mapping)
-        and model.get("init_from") is not None
-        and isinstance(default_model, Mapping)
-    ):
+    has_folder = isinstance(model, Mapping) and model.get("init_from") is not None
+    if has_folder and isinstance(default_model, Mapping):
         defaults = {**defaults, "model": _defaults_with_folder(model, default_model)}
     return merge_defaults(block, defaults)
 
@@ -80,7 +78,7 @@ def merge_task_defaults(block: Mapping[str, Any], defaults: Mapping[str, Any]) -
 def _defaults_with_folder(
     model: Mapping[str, Any], default: Mapping[str, Any]
 ) -> Mapping[str, Any]:
-    """Return the default model keys that still apply with init_from, whose config.json sets sizes and kind."""
+    """Return the default model keys that still apply with init_from."""
     kind = default.get("kind")
     # For a user's model, init_from is one of its arguments.
     if ":" in str(kind):
@@ -92,31 +90,26 @@ def _defaults_with_folder(
 
 
 def merge_defaults(block: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
-    """Merge `block` over `defaults` key by key; a block of another kind, source or optimizer replaces the default."""
+    """Merge `block` over `defaults`; a block of another kind replaces the default."""
     merged = dict(defaults)
     for key, value in block.items():
         default = merged.get(key)
-        if (
-            isinstance(value, Mapping)
-            and isinstance(default, Mapping)
-            and _same_kind(value, default)
-        ):
+        if isinstance(value, Mapping) and _is_same_kind(value, default):
             value = merge_defaults(value, default)
         merged[key] = value
     return merged
 
 
-def _same_kind(block: Mapping[str, Any], default: Mapping[str, Any]) -> bool:
-    # The name of an optimizer or a schedule determines which keys apply; that of a data source does
-    # not.
-    if "chain" in block:
+def _is_same_kind(block: Mapping[str, Any], default: Any) -> bool:
+    # The name of an optimizer or a schedule determines which keys apply, a data source's does not.
+    if not isinstance(default, Mapping) or "chain" in block:
         return False
     keys = ["kind", "source", *(["name"] if "name" in default and "source" not in default else [])]
     return all(block.get(key, default.get(key)) == default.get(key) for key in keys)
 
 
 class Mesh(Block):
-    """Devices per axis. An axis that is left out is 1; one axis may be -1 and takes the remaining devices.
+    """Devices per axis. The default of an axis is 1; one axis may be -1, the rest.
 
     ```yaml
     slices: 2
@@ -133,9 +126,7 @@ class Mesh(Block):
     ep: int = Field(1, description="the batch and the experts of a mixture are split")
     mp: int = Field(1, description="model parallel: weights and activations are split")
     dcn: dict[Literal["dp", "fsdp", "ep", "mp"], Positive] = Field(
-        {},
-        description="the factor of an axis that spans slices; left out: the outermost axes, as far "
-        "as they divide",
+        {}, description="factor of an axis that spans slices; default the outermost that divide"
     )
 
     @model_validator(mode="after")
@@ -150,17 +141,14 @@ class Mesh(Block):
         return self
 
     def resolve(self, devices: int) -> tuple[int, int, int, int]:
-        """Return the sizes of dp, fsdp, ep, mp on `devices`. Raises ValueError if their product differs."""
+        """Return the sizes of dp, fsdp, ep, mp. Raises ValueError if they do not fit."""
         sizes = [getattr(self, axis) for axis in MESH_AXES]
-        fixed = 1
-        for size in sizes:
-            fixed *= size if size > 0 else 1
+        fixed = math.prod(size for size in sizes if size > 0)
         if devices % fixed or (-1 not in sizes and fixed != devices):
             shape = format_axes(dict(zip(MESH_AXES, sizes, strict=True)))
             request = f"asks for a multiple of {fixed}" if -1 in sizes else f"asks for {fixed}"
-            raise ValueError(
-                f"{shape} {request} devices, there {'is' if devices == 1 else 'are'} {devices}"
-            )
+            verb = "is" if devices == 1 else "are"
+            raise ValueError(f"{shape} {request} devices, there {verb} {devices}")
         dp, fsdp, ep, mp = (size if size > 0 else devices // fixed for size in sizes)
         return dp, fsdp, ep, mp
 
@@ -171,7 +159,7 @@ def format_axes(sizes: Mapping[str, int]) -> str:
 
 
 class Policy(Block):
-    """Precision in full: dtypes of parameters, compute and outputs, and the matmul precision of XLA.
+    """Precision in full: dtypes of parameters, compute and outputs, and matmul precision.
 
     ```yaml
     train:
@@ -180,15 +168,11 @@ class Policy(Block):
     ```
     """
 
-    params: Literal["float32", "bfloat16"] = Field(
-        "float32", description="dtype the parameters are kept in"
-    )
+    params: Literal["float32", "bfloat16"] = Field("float32", description="dtype of the parameters")
     compute: Literal["float32", "bfloat16", "float16"] = Field(
         "float32", description="dtype of layers and activations"
     )
-    output: Literal["float32", "bfloat16"] = Field(
-        "float32", description="dtype of what the model returns"
-    )
+    output: Literal["float32", "bfloat16"] = Field("float32", description="dtype of the outputs")
     matmul: Literal["default", "tensorfloat32", "highest"] = Field(
         "default", description="XLA's matmul precision"
     )
@@ -234,24 +218,19 @@ class Eval(Block):
     ```
     """
 
-    every: Positive | None = Field(
-        500, description="steps between evaluations; null: only at the end"
-    )
+    every: Positive | None = Field(500, description="steps between evaluations; null: at the end")
     batches: Positive | None = Field(
         None, description="batches per evaluation, at least one per part of a mixture; null: all"
     )
     samples: Samples | None = Field(
-        None,
-        description="prompts to generate from, into samples.jsonl of the run folder; null: none",
+        None, description="prompts to generate from, into samples.jsonl of the run; null: none"
     )
 
 
 def _check_eval_metric(metric: str) -> str:
     if not metric.startswith(EVAL_PREFIX) or metric == EVAL_PREFIX:
-        raise ValueError(
-            f"is not a metric of an evaluation; write {EVAL_PREFIX}loss, or another metric that "
-            "the evaluation gives"
-        )
+        hint = f"write {EVAL_PREFIX}loss, or another metric that the evaluation gives"
+        raise ValueError(f"is not a metric of an evaluation; {hint}")
     return metric
 
 
@@ -268,9 +247,8 @@ class WatchedMetric(Block):
     @model_validator(mode="after")
     def _check_mode(self) -> WatchedMetric:
         if "mode" not in self.model_fields_set and not self.metric.endswith(LOSS_SUFFIXES):
-            raise ValueError(
-                f"needs mode for metric = {self.metric}: min or max, whichever values are better"
-            )
+            choices = "min or max, whichever values are better"
+            raise ValueError(f"needs mode for metric = {self.metric}: {choices}")
         return self
 
 
@@ -316,9 +294,7 @@ class Checkpoint(Block):
     """
 
     path: Place | None = Field(
-        None,
-        description="a folder or gs://, s3:// URL; default the run folder, or the volume of the "
-        "cluster defaults",
+        None, description="folder or gs://, s3:// URL; default the run folder or default volume"
     )
     every: Positive | None = Field(500, description="steps between saves; null: only at the end")
     keep: Positive = Field(3, description="number of newest verified steps that are kept")
@@ -345,25 +321,17 @@ class Lora(Block):
 
     init_from: Place | None = Field(
         None,
-        description="a peft folder or URL to start from: it sets rank, alpha, targets and rslora; "
-        "default new adapters",
+        description="peft folder or URL, which sets rank, alpha, targets, rslora; default none",
     )
     rank: Many = Field(16, description="columns of an adapter's first matrix, rows of its second")
     alpha: Rate = Field(32.0, description="the adapter's output is multiplied by alpha / rank")
     targets: Annotated[list[str], Field(min_length=1)] = Field(
-        ["q", "v"],
-        description="linear layers with an adapter: q, k, v, o, gate, up, down, peft's names "
-        "(q_proj), or all-linear",
+        ["q", "v"], description="layers: q, k, v, o, gate, up, down, all-linear, or peft's names"
     )
     dropout: Fraction = Field(0.0, description="dropout probability on an adapter's input")
-    rslora: bool = Field(
-        False,
-        description="multiply by alpha / √rank instead (rank-stabilized LoRA). Kalajdzievski 2023",
-    )
+    rslora: bool = Field(False, description="multiply by alpha / √rank. Kalajdzievski 2023")
     base: Literal["bf16", "int8"] | None = Field(
-        None,
-        description="precision of the frozen model: bf16, or int8 matrices; null: that of "
-        "train.precision",
+        None, description="precision of the frozen model; int8: its matrices; null: as trained"
     )
 
     @property
@@ -384,9 +352,7 @@ class Dpo(Block):
     ```
     """
 
-    kind: Literal["sigmoid", "ipo"] = Field(
-        "sigmoid", description="loss of a pair: DPO's (sigmoid) or IPO's"
-    )
+    kind: Literal["sigmoid", "ipo"] = Field("sigmoid", description="loss of a pair: DPO's or IPO's")
     beta: Annotated[float, Field(gt=0)] = Field(
         0.1, description="strength of the penalty for diverging from the reference model"
     )
@@ -402,7 +368,7 @@ class Dpo(Block):
 
 
 class Loss(Block):
-    """What training minimizes in addition to the cross-entropy, and how. Evaluation reports the cross-entropy alone.
+    """The terms of the training loss; an evaluation reports the cross-entropy alone.
 
     ```yaml
     train:
@@ -415,8 +381,7 @@ class Loss(Block):
         "auto", description="tokens: sequence chunks for chunked cross-entropy; must divide length"
     )
     z: Weight = Field(
-        0.0,
-        description="weight of the z-loss (squared log of the softmax normalizer), such as 1e-4",
+        0.0, description="weight of the z-loss (squared log of softmax's normalizer), such as 1e-4"
     )
     smoothing: Fraction = Field(
         0.0, description="label smoothing: share of a label's weight spread over all classes"
@@ -425,50 +390,34 @@ class Loss(Block):
     target: Literal["class", "multi_label", "regression"] = Field(
         "class",
         description="images and tables: one class; multi_label: 0 or 1 for each class, by "
-        "sigmoids; regression: "
-        "numbers, by squared error",
+        "sigmoids; regression: numbers, by squared error",
     )
     class_weights: Annotated[list[Rate], Field(min_length=2)] | None = Field(
-        None,
-        description="images and tables: weight of each class; multi_label: of its positive rows; "
-        "default 1 for each",
+        None, description="images, tables: weight of each class, or of its positives; default 1"
     )
-    focal: Weight = Field(
-        0.0, description="images and tables: gamma of the focal loss, such as 2; 0: none"
-    )
-    mixup: Weight = Field(
-        0.0, description="images: alpha of the Beta distribution that blends pairs; 0: none"
-    )
+    focal: Weight = Field(0.0, description="images, tables: gamma of the focal loss; 0: none")
+    mixup: Weight = Field(0.0, description="images: alpha of the Beta that blends pairs; 0: none")
     cutmix: Weight = Field(
         0.0,
         description="images: alpha of the Beta distribution of the area that is pasted from "
-        "another image; 0: none. "
-        "With mixup, a step draws one of both",
+        "another image; 0: none. With mixup, a step draws one of both",
     )
 
     @property
     def label_keys(self) -> list[str]:
         """The changed keys that only apply to images and tables."""
-        keys = ("target", "class_weights", "focal", "mixup", "cutmix")
-        return [key for key in keys if getattr(self, key) != type(self).model_fields[key].default]
+        return [*filter(self.is_changed, ("target", "class_weights", "focal", "mixup", "cutmix"))]
 
     @model_validator(mode="after")
     def _check_target(self) -> Loss:
         if self.focal and self.smoothing and self.target == "class":
-            raise ValueError(
-                f"focal = {self.focal:g} and smoothing = {self.smoothing:g} are both "
-                "given; keep one"
-            )
+            both = f"focal = {self.focal:g} and smoothing = {self.smoothing:g}"
+            raise ValueError(f"{both} are both given; keep one")
         if self.target == "multi_label" and self.z:
             raise ValueError("z applies to a softmax, and target: multi_label has none")
-        if self.target == "regression":
-            keys = [
-                key
-                for key in ("z", "smoothing", "class_weights", "focal", "mixup", "cutmix")
-                if getattr(self, key)
-            ]
-            if keys:
-                raise ValueError(f"{keys[0]} applies to classes, and target is regression")
+        for key in ("z", "smoothing", "class_weights", "focal", "mixup", "cutmix"):
+            if self.target == "regression" and self.is_changed(key):
+                raise ValueError(f"{key} applies to classes, and target is regression")
         return self
 
 
@@ -478,7 +427,7 @@ AUTO = "auto"
 
 
 class Profile(Block):
-    """Steps whose time is traced and split: matrix products, attention, element-wise work, collectives, host.
+    """Steps whose time is traced and split: products, attention, collectives, host.
 
     ```yaml
     train:
@@ -487,12 +436,8 @@ class Profile(Block):
     ```
     """
 
-    at: Natural | None = Field(
-        None, description="steps that are complete when it begins; null: on demand alone"
-    )
-    steps: Annotated[int, Field(ge=1, le=PROFILE_STEPS)] = Field(
-        5, description="how many are traced"
-    )
+    at: Natural | None = Field(None, description="complete steps when it begins; null: on demand")
+    steps: Annotated[int, Field(ge=1, le=PROFILE_STEPS)] = Field(5, description="number of steps")
 
 
 class OnNonfinite(Block):
@@ -530,8 +475,8 @@ class TrainSpec(Block):
     # Built at once with its own serializer, which building it as part of a job would not create.
     model_config = ConfigDict(defer_build=False)
 
-    task: Literal["classify", "lm", "dpo"] | Annotated[str, Field(pattern=r"^[\w.]+:[\w.]+$")] = (
-        Field(description="a built-in task, or module:Class of your own task")
+    task: Literal["classify", "lm", "dpo"] | Annotated[str, Field(pattern=USER_OBJECT)] = Field(
+        description="a built-in task, or module:Class of your own task"
     )
     model: Model = Field(MLP(), description="the model, by kind; default the task's own")
     data: Data = Field(Tfds(), description="the data, by source; default the task's own")
@@ -540,38 +485,26 @@ class TrainSpec(Block):
     batch_norm: Literal["global", "device", "frozen"] = Field(
         "global",
         description="batch norm in resnet and in your own models. global: statistics of the whole "
-        "micro-batch; device: "
-        "of each device's part, with running statistics averaged over devices; frozen: the running "
-        "statistics, which do not change",
+        "micro-batch; device: of each device's part, with running statistics averaged over "
+        "devices; frozen: the running statistics, which do not change",
     )
-    remat: Remat = Field(
-        "none", description="activation checkpointing; a list names the activations to save"
-    )
-    batch: Ids = Field(
-        128, description="global batch: examples per step, over all devices and micro-batches"
-    )
+    remat: Remat = Field("none", description="activation checkpointing; a list names what to save")
+    batch: Ids = Field(128, description="global batch: examples of a step, over all devices")
     accumulate: Wide = Field(1, description="gradient accumulation: micro-batches per step")
     steps: Steps | None = Field(
         None, description=f"optimizer steps; alternatively epochs; default {DEFAULT_STEPS} steps"
     )
     epochs: Positive | None = Field(
-        None,
-        description="passes over the training set, instead of steps; default none: steps count",
+        None, description="passes over the training set, instead of steps; null: steps count"
     )
     seed: Seed = Field(
-        0,
-        description="seed of the initial weights, the order of examples and a task's "
-        "random numbers",
+        0, description="seed of weights, the order of examples and a task's random numbers"
     )
-    optimizer: Optimizer = Field(
-        Optimizer(), description="the optimizer, by name, and its schedule"
-    )
+    optimizer: Optimizer = Field(Optimizer(), description="the optimizer, and its schedule")
     lora: Lora | None = Field(
-        None, description="adapters that are trained instead of the model; null: none"
+        None, description="adapters to train instead of the model; null: none"
     )
-    loss: Loss = Field(
-        Loss(), description="terms added to the loss in training, and label smoothing"
-    )
+    loss: Loss = Field(Loss(), description="terms of the loss in training, and label smoothing")
     eval: Eval = Field(Eval(), description="evaluation on the held-out set")
     checkpoint: Checkpoint = Field(Checkpoint(), description="where and how often to save")
     stop_early: StopEarly | None = Field(
@@ -580,20 +513,15 @@ class TrainSpec(Block):
     attention: Literal["auto", "xla", "cudnn", "splash"] = Field(
         "auto",
         description="implementation; auto: cudnn or splash if devices, precision and sizes allow, "
-        "else xla; the log "
-        "says which",
+        "else xla; the log says which",
     )
     compile_cache: Place | None = Field(
-        AUTO,
-        description="XLA's compilation cache: folder or URL; auto: on the host, seeded from the "
-        "run folder; null: none",
+        AUTO, description="XLA's compilation cache: folder or URL; auto: host and run folder"
     )
     on_nonfinite: OnNonfinite = Field(
         OnNonfinite(), description="what to do when the loss or the gradients are not finite"
     )
-    steps_per_dispatch: Many = Field(
-        1, description="steps per dispatch to the device; more for tiny models"
-    )
+    steps_per_dispatch: Many = Field(1, description="steps per dispatch; more for tiny models")
     profile: Profile = Field(Profile(), description="which steps are traced")
     log_every: Positive = Field(10, description="steps between two lines of metrics")
 
@@ -609,14 +537,10 @@ class TrainSpec(Block):
     def _check_data(cls, data: Data, info: ValidationInfo) -> Data:
         task, form = info.data.get("task"), data.format if isinstance(data, Text) else None
         if task == DPO and (isinstance(data, Mixture) or form not in (None, "preference")):
-            raise ValueError(
-                f"has no pairs of texts, which {DPO} trains on; give source: text, "
-                "format: preference"
-            )
+            hint = "give source: text, format: preference"
+            raise ValueError(f"has no pairs of texts, which {DPO} trains on; {hint}")
         if task == LM and form == "preference":
-            raise ValueError(
-                f"format: preference has pairs of texts, which the task {DPO} trains on"
-            )
+            raise ValueError(f"format: {form} has pairs of texts, which the task {DPO} trains on")
         return data
 
     @field_validator("batch")
@@ -635,26 +559,23 @@ class TrainSpec(Block):
         if task in (LM, DPO) and loss.label_keys:
             raise ValueError(f"{loss.label_keys[0]} applies to images and tables, not to tokens")
         if task == DPO and (loss.z or loss.smoothing):
-            raise ValueError(
-                "z and smoothing apply to a cross-entropy; preferences have dpo.label_smoothing"
-            )
+            hint = "preferences have dpo.label_smoothing"
+            raise ValueError(f"z and smoothing apply to a cross-entropy; {hint}")
         if task in (LM, CLASSIFY) and loss.dpo != Dpo():
             raise ValueError(f"dpo applies to preferences, which the task {DPO} trains on")
         if task == CLASSIFY and loss.chunks != "auto":
             raise ValueError("chunks apply to tokens, not to images")
         model = info.data.get("model")
         sizes = Sizes() if model is None else model_sizes(model)
-        classes = None if isinstance(model, CustomModel) else sizes.classes
-        if loss.class_weights and classes and len(loss.class_weights) != classes:
-            raise ValueError(
-                f"class_weights has {len(loss.class_weights)} numbers for model.classes = {classes}"
-            )
-        is_of_folder = (
-            isinstance(model, PublishedModel)
-            and model.is_partial
-            and "length" not in model.model_fields_set
-        )
-        length = None if is_of_folder else sizes.length
+        classes, length = sizes.classes, sizes.length
+        if isinstance(model, CustomModel):
+            classes = None
+        fields = set() if model is None else model.model_fields_set
+        if isinstance(model, PublishedModel) and model.is_partial and "length" not in fields:
+            length = None
+        count = len(loss.class_weights or ())
+        if count and classes and count != classes:
+            raise ValueError(f"class_weights has {count} numbers for model.classes = {classes}")
         if length is not None and loss.chunks != "auto" and length % loss.chunks:
             raise ValueError(f"chunks = {loss.chunks} does not divide model.length = {length}")
         return loss
@@ -663,11 +584,7 @@ class TrainSpec(Block):
     @classmethod
     def _check_batch_norm(cls, batch_norm: str, info: ValidationInfo) -> str:
         model = info.data.get("model")
-        if (
-            batch_norm != "global"
-            and model is not None
-            and not isinstance(model, CustomModel | ResNet)
-        ):
+        if batch_norm != "global" and not isinstance(model, CustomModel | ResNet | None):
             problem = f"train.model.kind = {model.kind} has no batch norm"
             raise ValueError(f"applies to resnet and your own models; {problem}")
         return batch_norm
@@ -697,25 +614,22 @@ class TrainSpec(Block):
 
     @field_validator("stop_early")
     @classmethod
-    def _check_stop_early(
-        cls, stop_early: StopEarly | None, info: ValidationInfo
-    ) -> StopEarly | None:
-        if stop_early is not None and "eval" in info.data and info.data["eval"].every is None:
+    def _check_stop_early(cls, value: StopEarly | None, info: ValidationInfo) -> StopEarly | None:
+        if value is not None and "eval" in info.data and info.data["eval"].every is None:
             raise ValueError("needs evaluations during the run; set eval.every")
-        return stop_early
+        return value
 
     @field_validator("profile")
     @classmethod
     def _check_profile(cls, profile: Profile, info: ValidationInfo) -> Profile:
-        steps = (
-            None if info.data.get("epochs") is not None else info.data.get("steps") or DEFAULT_STEPS
-        )
-        if profile.at is not None and steps is not None and profile.at >= steps:
+        steps = info.data.get("steps") or DEFAULT_STEPS
+        has_steps = info.data.get("epochs") is None
+        if profile.at is not None and has_steps and profile.at >= steps:
             raise ValueError(f"at = {profile.at} is not below the {steps} steps of the run")
         return profile
 
     def total_steps(self, examples: int) -> int:
-        """Return the optimizer steps of the run for a training set of `examples`; batches cross epoch boundaries."""
+        """Return the optimizer steps of the run for a training set of `examples`."""
         if self.epochs is not None:
             return -(-self.epochs * examples // self.batch)
         return self.steps or DEFAULT_STEPS
@@ -725,15 +639,14 @@ class TrainSpec(Block):
 
 
 def shrink_mesh(mesh: Mesh, devices: int, full_devices: int) -> Mesh:
-    """Shrink a mesh of `full_devices` devices by dp, or else by fsdp. Raises ValueError if neither is possible."""
+    """Shrink a mesh of `full_devices` by dp, or else by fsdp. Raises ValueError."""
     sizes = dict(zip(MESH_AXES, mesh.resolve(full_devices), strict=True))
     for axis in ("dp", "fsdp"):
         other_devices = math.prod(size for other, size in sizes.items() if other != axis)
         if devices % other_devices == 0 and 0 < devices // other_devices <= sizes[axis]:
             return mesh.model_copy(update=sizes | {axis: devices // other_devices})
-    raise ValueError(
-        f"{format_axes(sizes)} does not shrink to {devices} devices: neither dp nor fsdp alone can"
-    )
+    request = f"{format_axes(sizes)} does not shrink to {devices} devices"
+    raise ValueError(f"{request}: neither dp nor fsdp alone can")
 
 
 def shrink_to_devices(spec: TrainSpec, devices: int, full_devices: int) -> TrainSpec:
@@ -746,26 +659,20 @@ def shrink_to_devices(spec: TrainSpec, devices: int, full_devices: int) -> Train
         return spec
     mesh = shrink_mesh(spec.mesh, devices, full_devices)
     full_shards, shards = _batch_shards(spec.mesh, full_devices), _batch_shards(mesh, devices)
+    problem = f"batch {spec.batch} cannot be divided evenly over {shards} devices"
     if spec.batch % shards:
-        raise ValueError(
-            f"batch {spec.batch} cannot be divided evenly over {shards} devices instead of "
-            f"{full_shards}"
-        )
+        raise ValueError(f"{problem} instead of {full_shards}")
     rows_per_shard = spec.batch // shards
-    min_accumulate = -(-spec.accumulate * full_shards // shards)
-    fitting = (
-        count for count in range(min_accumulate, rows_per_shard + 1) if rows_per_shard % count == 0
-    )
+    counts = range(-(-spec.accumulate * full_shards // shards), rows_per_shard + 1)
     # Batch norm depends on the size of a micro-batch, so that must not change.
     if isinstance(spec.model, CustomModel | ResNet):
         if spec.batch_norm == "device":
             problem = "batch_norm: device sees each device's part of the batch, which grows"
             raise ValueError(f"{problem}; use global or frozen")
-        fitting = (count for count in (spec.accumulate,) if rows_per_shard % count == 0)
-    accumulate = next(fitting, None)
+        counts = range(spec.accumulate, spec.accumulate + 1)
+    accumulate = next((count for count in counts if rows_per_shard % count == 0), None)
     if accumulate is None:
-        parts = f"{shards} devices × accumulate {spec.accumulate}"
-        raise ValueError(f"batch {spec.batch} cannot be divided evenly over {parts}")
+        raise ValueError(f"{problem} × accumulate {spec.accumulate}")
     return spec.model_copy(update={"mesh": mesh, "accumulate": accumulate})
 
 

@@ -14,7 +14,6 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jaxlaunch.trainer import spec
 from jaxlaunch.trainer.aot.chips import Chips
 from jaxlaunch.trainer.aot.step_time import operation_flops
-from jaxlaunch.trainer.models.decoder import ACTIVATIONS
 from jaxlaunch.trainer.models.experts import Experts
 from jaxlaunch.trainer.numerics.hlo import Program
 from jaxlaunch.trainer.parallel import mesh
@@ -29,7 +28,7 @@ def flops() -> float:
     """Of one row of tokens a device, and two experts."""
     on = mesh.build_mesh(spec.Mesh(ep=2), Chips("h100", 1, 2).make_devices())
     with jax.set_mesh(on):
-        graph, state = nnx.split(nnx.eval_shape(lambda: Experts(CONFIG, nnx.Rngs(0), ACTIVATIONS)))
+        graph, state = nnx.split(nnx.eval_shape(lambda: Experts(CONFIG, nnx.Rngs(0))))
 
         def loss(state: nnx.State, x_BLD: Array, real_BL: Array) -> Array:
             made_BLD, _ = nnx.merge(graph, state)(x_BLD, real_BL)

@@ -247,10 +247,7 @@ def test_images_are_seen_as_an_evaluation_sees_them_by_a_checkpoint_and_by_its_e
 @pytest.mark.parametrize(
     ("keys", "says"),
     [
-        (
-            {"output": "o.txt"},
-            r"o.txt has an unknown ending; .csv, .jsonl, .parquet can be written",
-        ),
+        ({"output": "o.txt"}, "o.txt has an unknown ending; .csv, .jsonl, .parquet can be written"),
         ({"output": "no/o.csv"}, r"no/o.csv cannot be written: .* is not a folder"),
         ({"output": "gs://b/o.csv"}, "is not a local file"),
         ({}, "does not say how files become what its model reads"),

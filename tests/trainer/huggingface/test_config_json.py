@@ -192,41 +192,17 @@ def test_a_key_of_theirs_is_one_of_ours(given: dict[str, Any], says: dict[str, A
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        (
-            {"model_type": "phi3", "resid_pdrop": 0.0, "embd_scale": 2},
-            "model_type is phi3, and only llama, mistral",
-        ),
+        ({"model_type": "phi3", "resid_pdrop": 0.0, "embd_scale": 2}, "model_type is phi3, and"),
         ({"model_type": "phi3", "embd_scale": 2}, "; keys that these do not have: embd_scale"),
-        (
-            {"partial_rotary_factor": 0.5},
-            "partial_rotary_factor is 0.5, which rotates a part of each head: only 1.0 is",
-        ),
-        (
-            {"model_type": "mixtral", "num_local_experts": 1},
-            "num_local_experts is 1: Input should be greater",
-        ),
-        (
-            {"model_type": "mixtral", "num_experts_per_tok": 9},
-            "num_experts_per_tok = 9 is more than num_local_experts = 8",
-        ),
-        (
-            {"model_type": "qwen3_moe", "mlp_only_layers": 1},
-            "mlp_only_layers is 1, not a list of layers",
-        ),
-        (
-            {"model_type": "qwen3_moe", "mlp_only_layers": [0, 1]},
-            "mlp_only_layers has all 2 layers, which leaves",
-        ),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor is 0.5, which rotates a part of"),
+        ({"model_type": "mixtral", "num_local_experts": 1}, "num_local_experts is 1: Input"),
+        ({"model_type": "mixtral", "num_experts_per_tok": 9}, "num_experts_per_tok = 9 is more"),
+        ({"model_type": "qwen3_moe", "mlp_only_layers": 1}, "mlp_only_layers is 1, not a list of"),
+        ({"model_type": "qwen3_moe", "mlp_only_layers": [0, 1]}, "mlp_only_layers has all 2"),
         ({"hidden_act": "relu2"}, "hidden_act is relu2: of activations silu, gelu"),
-        (
-            {"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}},
-            "rope_type is dynamic: of rotary scalings default",
-        ),
+        ({"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, "rope_type is dynamic: of"),
         ({"head_dim": 15}, "head_dim = 15 is odd"),
-        (
-            {"num_key_value_heads": 3},
-            "num_key_value_heads = 3 does not divide num_attention_heads = 4",
-        ),
+        ({"num_key_value_heads": 3}, "num_key_value_heads = 3 does not divide"),
     ],
 )
 def test_what_is_not_supported_is_said(given: dict[str, Any], says: str, tmp_path: Path) -> None:
@@ -423,34 +399,14 @@ SLIDING = {"model_type": "qwen2", "sliding_window": 8, "use_sliding_window": Tru
         ),
         ("gpt2_tiny", {"n_layer": ..., "n_embd": ...}, "it does not say n_layer, n_embd"),
         ("vit_tiny", {"hidden_size": ...}, "it does not say hidden_size"),
-        (
-            "llama_tiny",
-            {"num_hidden_layers": "2"},
-            'num_hidden_layers is "2", not a whole number above 0',
-        ),
-        (
-            "llama_tiny",
-            {"num_key_value_heads": "2"},
-            'num_key_value_heads is "2": Input should be a valid integer',
-        ),
-        (
-            "llama_tiny",
-            {"max_position_embeddings": "64"},
-            'max_position_embeddings is "64", not a whole number',
-        ),
-        (
-            "llama_tiny",
-            {"tie_word_embeddings": None},
-            "tie_word_embeddings is null: Input should be a valid boolean",
-        ),
+        ("llama_tiny", {"num_hidden_layers": "2"}, 'num_hidden_layers is "2", not a whole number'),
+        ("llama_tiny", {"num_key_value_heads": "2"}, 'num_key_value_heads is "2": Input should'),
+        ("llama_tiny", {"max_position_embeddings": "64"}, 'max_position_embeddings is "64", not'),
+        ("llama_tiny", {"tie_word_embeddings": None}, "tie_word_embeddings is null: Input should"),
         ("llama_tiny", {"rms_norm_eps": None}, "rms_norm_eps is null, not a number"),
         ("llama_tiny", {"rms_norm_eps": "small"}, 'rms_norm_eps is "small", not a number'),
         ("llama_tiny", {"rope_theta": None}, "rope_theta is null, not a number"),
-        (
-            "llama_tiny",
-            {"rope_scaling": {"type": "linear"}},
-            "rope_scaling.factor is null, not a number",
-        ),
+        ("llama_tiny", {"rope_scaling": {"type": "linear"}}, "rope_scaling.factor is null, not a"),
         ("llama_tiny", {"rope_scaling": "yarn"}, 'rope_scaling is "yarn", not a block of keys'),
         (
             "llama_tiny",
@@ -472,11 +428,7 @@ SLIDING = {"model_type": "qwen2", "sliding_window": 8, "use_sliding_window": Tru
             {**SLIDING, "layer_types": ["linear_attention"] * 2},
             "kinds of layers sliding_attention, full",
         ),
-        (
-            "mistral_tiny",
-            {"sliding_window": "8"},
-            'sliding_window is "8": Input should be a valid integer',
-        ),
+        ("mistral_tiny", {"sliding_window": "8"}, 'sliding_window is "8": Input should be a'),
     ],
     ids=str,
 )

@@ -112,11 +112,7 @@ def test_a_parameter_is_read_tensor_by_tensor(params: dict[str, Any], tmp_path: 
 @pytest.mark.parametrize(
     ("model", "given", "says"),
     [
-        (
-            spec.ViT(kind="vit", pool="mean"),
-            {},
-            "train.model.pool = mean: Hugging Face's ViT knows only cls",
-        ),
+        (spec.ViT(kind="vit", pool="mean"), {}, "train.model.pool = mean: Hugging Face's ViT"),
         (MODEL, {"mine.kernel": np.ones(1)}, "Hugging Face has no counterpart of mine.kernel"),
         (MODEL, {}, "also needs parameters that it does not have: embedding, norm.scale"),
     ],

@@ -12,17 +12,13 @@ from flax import nnx
 from jaxlaunch.trainer import spec
 from jaxlaunch.trainer.errors import SpecError
 from jaxlaunch.trainer.models import experts as module
-from jaxlaunch.trainer.models.decoder import ACTIVATIONS, Decoder
+from jaxlaunch.trainer.models.decoder import Decoder
 from jaxlaunch.trainer.models.experts import MAX_LISTED_EXPERTS, Experts, Mixture, RoutingTotals
 from jaxlaunch.trainer.numerics import flops, grouped
 from jaxlaunch.trainer.task import Loss
 from tests.trainer.tiny import DECODER, EXPERTS, ROWS, Counting, build, run
 
-MESHES: list[dict[str, int]] = [
-    {"dp": 8},
-    {"fsdp": 2, "ep": 4},
-    {"fsdp": 2, "ep": 2, "mp": 2},
-]
+MESHES: list[dict[str, int]] = [{"dp": 8}, {"fsdp": 2, "ep": 4}, {"fsdp": 2, "ep": 2, "mp": 2}]
 TIGHT = EXPERTS.model_copy(update={"capacity": 0.75})
 
 
@@ -104,7 +100,7 @@ def layer(**keys: Any) -> tuple[Experts, jax.Array]:
     """A layer of experts, and a stream that it reads."""
     config = EXPERTS.model_copy(update=keys)
     x_BLD = jax.random.normal(jax.random.key(1), (2, 16, 32), jnp.float32)
-    return Experts(config, nnx.Rngs(0), ACTIVATIONS), x_BLD
+    return Experts(config, nnx.Rngs(0)), x_BLD
 
 
 def by_hand(
@@ -119,7 +115,7 @@ def by_hand(
     for b, t in np.ndindex(x.shape[:2]):
         logits = x[b, t] @ router
         shares = np.exp(logits) / np.exp(logits).sum()
-        chosen = np.argsort(-shares)[: of.each]
+        chosen = np.argsort(-shares)[: of.per_token]
         total = shares[chosen].sum() if of.is_normal else 1.0
         for choice, expert in enumerate(chosen):
             if taken is None or taken[b, t, choice]:
@@ -140,8 +136,7 @@ def test_a_token_gets_the_shares_of_its_experts(keys: dict[str, Any]) -> None:
 def test_earlier_tokens_come_first_within_a_capacity_and_padding_has_no_place() -> None:
     experts, x_BLD = layer(capacity=0.5)
     real_BL = jnp.ones((2, 16), jnp.float32).at[0, :5].set(0.0)
-    places = module._places_per_expert(0.5, 16, 2, 4)
-    assert places == 4
+    places = 4  # 0.5 × 16 × 2 / 4
     shares = jax.nn.softmax(jnp.einsum("bld,de->ble", x_BLD, experts.router[...]))
     chosen_BLK = np.asarray(jax.lax.top_k(shares, 2)[1])
     taken: dict[tuple[int, int, int], bool] = {}

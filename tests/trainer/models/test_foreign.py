@@ -173,22 +173,13 @@ def test_what_a_model_sows_is_the_loss_s() -> None:
     ("name", "arguments", "says"),
     [
         ("CNN", {"widht": 3}, r"CNN\(widht\) failed: .*widht"),
-        (
-            "mlp",
-            {"width": 3},
-            "a transformed function of Haiku takes no arguments; leave out width",
-        ),
+        ("mlp", {"width": 3}, "a transformed function of Haiku takes no arguments; leave out"),
         (
             "CNN",
             {"width": -1},
             r"the flax.linen module CNN cannot be called with float32\[1, 28, 28\]",
         ),
-        (
-            "Fickle",
-            {},
-            "batch_stats: a call in training has .*late.*, init had early; make every "
-            "variable in init",
-        ),
+        ("Fickle", {}, "batch_stats: a call in training has .*late.*, init had early; make every"),
     ],
 )
 def test_what_does_not_fit_is_said(name: str, arguments: dict[str, Any], says: str) -> None:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
+from jaxlaunch.trainer import spec
 from jaxlaunch.trainer.checkpoint.store import Store
 from jaxlaunch.trainer.errors import SpecError
 from jaxlaunch.trainer.export import export
@@ -141,7 +142,7 @@ def test_eight_devices_with_global_statistics_equal_one_and_by_device_or_frozen_
 
 @pytest.mark.parametrize(("rule", "less"), [("unbiased", 1), ("biased", 0)])
 def test_the_running_variance_is_unbiased_or_biased_by_choice(rule: Any, less: int) -> None:
-    norm = BatchNorm(3, 1e-5, 0.1, rule)
+    norm = BatchNorm(spec.ResNet(norm_eps=1e-5, momentum=0.1, running_variance=rule), 3)
     x_BYXC = np.random.default_rng(0).normal(2.0, 3.0, (2, 3, 3, 3))
     normal_BYXC = norm(jax.numpy.asarray(x_BYXC, np.float32))
     mean_C, variance_C = x_BYXC.mean((0, 1, 2)), x_BYXC.var((0, 1, 2), ddof=less)
