@@ -244,9 +244,9 @@ def measure(
 @contextmanager
 def opened() -> Iterator[Workspace]:
     """The tests' cluster, which is started where it does not run: a place for jobs, with the product's image."""
-    with cluster.used():
-        access = Access(places.ADMIN, build.home() / "kubectl", is_ours=True)
-        image.load()
+    with cluster.use_cluster():
+        access = Access(places.ADMIN, build.programs_folder() / "kubectl", is_ours=True)
+        image.load_image()
         with make_workspace(access, image.IMAGE) as here:
             yield here
 

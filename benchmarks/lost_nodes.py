@@ -47,14 +47,14 @@ class Watch:
         """Notes what is new."""
         now, pods = time.time() - self.began, self.run.gang.pods
         if self.is_silent and now > second_node.GRACE_S and "node not ready" not in self.seen:
-            second_node.unknown()
+            second_node.mark_unknown()
         own = [one for one in pods if one["metadata"]["uid"] == self.pod["metadata"]["uid"]]
         ended = self.files.records()[self._number :]
         steps = [at for at in self.run.times() if ended and at > ended[0]["ended"]]
         found = {
             "attempt ended": ended[0]["ended"] - self.began if ended else None,
             "node not ready": now
-            if self.is_silent and second_node.condition() in ("Unknown", "False", "")
+            if self.is_silent and second_node.ready_condition() in ("Unknown", "False", "")
             else None,
             "pod deleted": now if not own or "deletionTimestamp" in own[0]["metadata"] else None,
             "pod's object gone": now if not own else None,
@@ -101,7 +101,7 @@ def silent(here: Workspace, run: Run, pod: Any, home: Path) -> Seen:
 def gone(here: Workspace, run: Run, pod: Any, home: Path) -> Seen:
     """Loses the node; deletes its object once it is not ready."""
     watch = Watch(run, pod, is_silent=True)
-    second_node.lose(processes.find_processes(pod))
+    second_node.lose_node(processes.find_processes(pod))
     wait_until(
         watch.look, lambda seen: "node not ready" in seen, "the node is not ready", PATIENCE_S
     )
@@ -132,7 +132,7 @@ def measured(
     here: Workspace, volume: Path, home: Path, what: str, job: str, undisturbed: Mapping[int, float]
 ) -> Seen:
     """One loss of one job."""
-    with second_node.joined(home, image.IMAGE, images.BASE):
+    with second_node.join_node(home, image.IMAGE, images.BASE):
         for number in itertools.count():
             run = Run(here, volume, f"{what} {job}".replace(" ", "-") + f"-{number}", JOBS[job])
             if (pod := on_second(run, spares=JOBS[job].get("spares", 0))) is not None:
@@ -156,7 +156,7 @@ def main() -> int:
     parser.add_argument("--only", default="", metavar="WORD", help="what has this word in its name")
     given = parser.parse_args()
     with opened() as here:
-        home = build.binaries()
+        home = build.build_programs()
         volume = preparations.make_claim(here.access, here.namespace, size="10Gi")
         nothing = Run(here, volume, "nothing", WHOLE)
         assert nothing.gang.wait_for_end() == "Completed", nothing.gang.read_lines()

@@ -71,15 +71,15 @@ def compared(command: str, costs: Mapping[int, list[Cost]]) -> Row:
 
 
 def main() -> None:
-    if machine.lacks() or not build.is_built():
+    if machine.find_missing() or not build.is_built():
         log(
             "scale: left out: "
-            f"{'; '.join(machine.lacks()) or 'the programs of tests/cluster are not built'}"
+            f"{'; '.join(machine.find_missing()) or 'the programs of tests/cluster are not built'}"
         )
         return emit([])
     log("scale: a hundred and a thousand hosts")
-    with cluster.used(), tempfile.TemporaryDirectory() as folder:
-        access = Access(places.ADMIN, build.home() / "kubectl", is_ours=True)
+    with cluster.use_cluster(), tempfile.TemporaryDirectory() as folder:
+        access = Access(places.ADMIN, build.programs_folder() / "kubectl", is_ours=True)
         emit(rows_of(access, pathlib.Path(folder)))
 
 

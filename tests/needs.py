@@ -23,7 +23,7 @@ def tool(name: str, *, of: str) -> str:
 
 def a_machine_for_a_cluster() -> None:
     """Root, Go and the packages that a real Kubernetes on this machine is made of."""
-    if faults := machine.lacks():
+    if faults := machine.find_missing():
         absent("; ".join(faults))
 
 

@@ -79,7 +79,7 @@ def programs(request: pytest.FixtureRequest) -> Path:
         pytest.skip("TEST_KUBECONFIG names another cluster to test with")
     needs.a_machine_for_a_cluster()
     with show_output(request):
-        return build.binaries()
+        return build.build_programs()
 
 
 @pytest.fixture(scope="session")
@@ -97,7 +97,7 @@ def cluster(
             "the end of the tests that stop clusters",
             timeout_s=1800,
         )
-    session = harness.used()
+    session = harness.use_cluster()
     with show_output(request):
         session.__enter__()
     yield Access(places.ADMIN, folder / "kubectl", is_ours=True)
@@ -162,5 +162,5 @@ def image(cluster: Access) -> str:
     """Return the product's image, built from this checkout. A user's cluster has to load it."""
     if cluster.is_ours:
         needs.tool("buildah", of="the Debian package buildah")
-        product.load()
+        product.load_image()
     return product.IMAGE

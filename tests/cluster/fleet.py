@@ -73,7 +73,7 @@ class FleetNamespace:
             "spec": {"taints": [{"key": kwok.TAINT, "value": "true", "effect": "NoSchedule"}]}
         }
         calls = [Call("PATCH", f"/api/v1/nodes/{name}", taints, MERGE) for name in self.nodes]
-        kwok.send(self.cluster.api, calls)
+        kwok.send_calls(self.cluster.api, calls)
 
 
 class Fleet:

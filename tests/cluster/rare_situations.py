@@ -427,7 +427,7 @@ def make_nodes(cluster: Access, namespace: str) -> Sequence[str]:
     names = []
     for kind, resources in kinds.items():
         name = f"{namespace}-{kind}"
-        node = kwok.node(name, {POOL: name}, resources, kwok.TAINT)
+        node = kwok.make_node(name, {POOL: name}, resources, kwok.TAINT)
         node["metadata"]["labels"][preparations.OWNER] = namespace
         if kind == "cordoned":
             node["spec"]["unschedulable"] = True

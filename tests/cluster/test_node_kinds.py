@@ -24,7 +24,7 @@ from tests.cluster.harness.api import Call
 from tests.cluster.node_kinds.eks import EKS, MANAGED_GROUPS
 from tests.cluster.node_kinds.generic import GENERIC
 from tests.cluster.node_kinds.gke import GKE
-from tests.cluster.node_kinds.kind import EFFECT, Kind, Platform, unknown
+from tests.cluster.node_kinds.kind import EFFECT, Kind, Platform, find_unknown_jobs
 from tests.cluster.waiting import wait_until
 from tests.launcher.manifests import test_jobset
 
@@ -60,7 +60,7 @@ class Nodes(NamedTuple):
 
     def put(self, tries: list[Attempt], turn: int) -> dict[str, Object]:
         """Make a pod for each attempt; return them by name once the scheduler has tried all."""
-        kwok.send(
+        kwok.send_calls(
             self.cluster.api,
             [Call("POST", self.path, self.pod(attempt, turn)) for attempt in tries],
         )
@@ -162,7 +162,7 @@ def unschedulable_reason(pod: Object) -> str:
 def make_node(kind: Kind, platform_name: str, owner: str) -> Object:
     """Return a node of this kind that other tests' pods do not tolerate."""
     ours = {OWNER: owner, f"{OWNER}-of": platform_name.replace(" ", "-"), KIND: kind.name}
-    document = kwok.node(
+    document = kwok.make_node(
         f"{owner}-{kind.name}", {**kind.labels, **ours}, kind.allocatable, kwok.TAINT
     )
     document["spec"]["taints"] += [
@@ -183,7 +183,7 @@ def nodes(cluster: Access) -> Iterator[Nodes]:
     ]
     with others.change_nodes():
         try:
-            kwok.send(cluster.api, [Call("POST", "/api/v1/nodes", one) for one in documents])
+            kwok.send_calls(cluster.api, [Call("POST", "/api/v1/nodes", one) for one in documents])
             selector = f"{OWNER.replace('/', '%2F')}%3D{namespace}"
             wait_until(
                 lambda: unready_nodes(cluster, selector),
@@ -194,7 +194,7 @@ def nodes(cluster: Access) -> Iterator[Nodes]:
             yield Nodes(cluster, namespace)
         finally:
             preparations.remove_namespace(cluster, namespace)
-            kwok.send(
+            kwok.send_calls(
                 cluster.api,
                 [Call("DELETE", f"/api/v1/nodes/{one['metadata']['name']}") for one in documents],
             )
@@ -263,7 +263,7 @@ def test_table_covers_every_job_and_kind() -> None:
     kinds = [kind for platform in PLATFORMS.values() for kind in platform.kinds]
     assert len(kinds) >= 40 and len({kind.name for kind in kinds}) == len(kinds)
     assert all(kind.source for kind in kinds)
-    assert [job for platform in PLATFORMS.values() for job in unknown(platform)] == []
+    assert [job for platform in PLATFORMS.values() for job in find_unknown_jobs(platform)] == []
     unused = [
         (platform_name, job)
         for platform_name, platform in PLATFORMS.items()

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.extended
 SAVED = Defaults.model_validate({"checkpoint": {"claim": "checkpoints", "path": "/checkpoints"}})
 STEPS, EVERY = 120, 10
 TRAIN = digits_block(
-    task="held:Held",
+    task="held:HeldClassify",
     steps=STEPS,
     optimizer={"lr": 1e-3, "schedule": {"name": "constant"}},
     checkpoint={"every": EVERY},
@@ -50,7 +50,11 @@ def job_keys(steps: int, lr: float) -> dict[str, Any]:
         "grace": "30s",
         "code": str(PROGRAMS),
         "train": digits_block(
-            task="held:Held", batch=24, steps=steps, optimizer=schedule, checkpoint={"every": EVERY}
+            task="held:HeldClassify",
+            batch=24,
+            steps=steps,
+            optimizer=schedule,
+            checkpoint={"every": EVERY},
         ),
     }
 

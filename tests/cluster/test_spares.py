@@ -209,7 +209,7 @@ def stranded(workspace: Workspace, folder: Path) -> Mapping[str, subprocess.Comp
     """Collect `explain` and `status` of a gang with a pod on a lost node whose object stays."""
     gang = workspace.start("stranded", SAVED, **STRANDED)
     (spare,) = wait_for("its spare is ready", lambda: read_status(workspace, gang)["spares"])
-    with nodes.change_nodes(), second_node.joined(build.binaries(), images.BASE):
+    with nodes.change_nodes(), second_node.join_node(build.build_programs(), images.BASE):
         nodes.set_resource(workspace.access, second_node.NODE, SEAT, 1)
         nodes.set_resource(workspace.access, NODE, SEAT, FEW)
         delete_pod(workspace, newest_pod(gang, spare))
@@ -223,9 +223,9 @@ def stranded(workspace: Workspace, folder: Path) -> Mapping[str, subprocess.Comp
         wait_for("they change places", lambda: read_status(workspace, gang)["spares"] == [last])
         pod = newest_pod(gang, spare)
         second_node.stop_kubelet()
-        second_node.unknown()
+        second_node.mark_unknown()
         results = {"no kubelet": wait_for_explanation(workspace, gang, "but the agent of host")}
-        second_node.lose(processes.find_processes(pod))
+        second_node.lose_node(processes.find_processes(pod))
         results["not ready"] = wait_for_explanation(
             workspace, gang, "no spare is ready, since host"
         )

@@ -40,21 +40,21 @@ def others_wait(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def no_cluster(programs: Path) -> None:
-    if any(process.running()):
+    if any(process.find_processes()):
         pytest.skip("a cluster is up, and these tests stop it: `make cluster-down` first")
 
 
 def read_state() -> dict[str, set[str]]:
     """Return what a cluster could leave on this machine, by kind."""
     return {
-        "processes": {f"{daemon.pid} {daemon.name}" for daemon in process.running()},
+        "processes": {f"{daemon.pid} {daemon.name}" for daemon in process.find_processes()},
         "network namespaces": set(network_namespaces()),
-        "links": set(network.ip("-brief", "link").stdout.splitlines()),
+        "links": set(network.run_ip("-brief", "link").stdout.splitlines()),
         "routes": set(Path("/proc/net/route").read_text().splitlines()),
         "mounts": set(Path("/proc/self/mounts").read_text().splitlines()),
         "cgroups": {
             str(folder)
-            for top in cgroups.hierarchies()
+            for top in cgroups.find_hierarchies()
             for folder in top.iterdir()
             if folder.is_dir()
         },
@@ -101,7 +101,7 @@ def run_harness(word: str) -> str:
 
 def use_cluster() -> None:
     """Run a pod with a volume to its end, and leave another one running."""
-    reached = Access(places.ADMIN, build.home() / "kubectl", is_ours=True)
+    reached = Access(places.ADMIN, build.programs_folder() / "kubectl", is_ours=True)
     namespace = preparations.make_namespace(reached, "restricted")
     preparations.make_claim(reached, namespace)
     claimed = [{"name": "kept", "persistentVolumeClaim": {"claimName": "checkpoints"}}]
@@ -133,7 +133,7 @@ def test_store_of_a_failed_build_on_another_base_is_removed(
         store = image.base_store()
         assert not old.exists() and store.exists()
     finally:
-        mounts.remove(tmp_path)
+        mounts.unmount_below(tmp_path)
 
 
 @pytest.mark.extended

@@ -6,49 +6,49 @@ from tests.cluster.harness import build, cluster, images, process
 from tests.cluster.harness.places import ADMIN, KEPT
 
 
-def up() -> int:
-    cluster.up()
+def start_cluster() -> int:
+    cluster.start_cluster()
     KEPT.touch()
-    return environment()
+    return print_environment()
 
 
-def environment() -> int:
-    """For a shell's `eval`: kubectl and the cluster's kubeconfig."""
+def print_environment() -> int:
+    """Print kubectl and the cluster's kubeconfig for a shell's `eval`."""
     print(f"export KUBECONFIG={ADMIN}")
-    print(f"export PATH={build.home()}:$PATH")
+    print(f"export PATH={build.programs_folder()}:$PATH")
     return 0
 
 
-def status() -> int:
-    """What runs, by name; 1 unless a whole cluster answers."""
-    for name, pid in sorted(process.leading().items()):
+def print_status() -> int:
+    """Print what runs, by name; return 1 unless a whole cluster answers."""
+    for name, pid in sorted(process.find_daemons().items()):
         print(f"{pid:>8} {name}")
     return 0 if cluster.is_up() else 1
 
 
-def down() -> int:
-    cluster.down()
+def stop_cluster() -> int:
+    cluster.stop_cluster()
     return 0
 
 
-def built() -> int:
-    print(build.binaries())
+def build_programs() -> int:
+    print(build.build_programs())
     return 0
 
 
-def archives() -> int:
-    """The images that the tests' pods run, for another cluster to load: `kind load image-archive FILE`."""
+def print_archives() -> int:
+    """Print the archives of the pods' images, for `kind load image-archive FILE`."""
     print(images.base_archive(), images.bare_archive(), sep="\n")
     return 0
 
 
 COMMANDS = {
-    "up": up,
-    "down": down,
-    "env": environment,
-    "status": status,
-    "build": built,
-    "images": archives,
+    "up": start_cluster,
+    "down": stop_cluster,
+    "env": print_environment,
+    "status": print_status,
+    "build": build_programs,
+    "images": print_archives,
 }
 
 

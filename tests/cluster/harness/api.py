@@ -1,7 +1,7 @@
-"""The API server as the harness and the tests' own preparations speak to it: plain dicts over HTTPS.
+"""A client of the API server for the harness and the tests' preparations: dicts over HTTPS.
 
-Not the code under test, and quicker than a kubectl for every call. Reads the kubeconfigs of this
-harness and of kind: one cluster, certificates or a token inside.
+It is not the code under test, and quicker than a kubectl for every call. It reads the kubeconfigs
+of this harness and of kind: one cluster, certificates or a token inside.
 """
 
 import base64
@@ -21,7 +21,7 @@ MERGE = "application/merge-patch+json"
 
 
 class Refused(RuntimeError):
-    """The server said no; `status` is its number, the text its own."""
+    """An error of the server, with its status and text."""
 
     def __init__(self, status: int, text: str) -> None:
         super().__init__(f"{status}: {text}")
@@ -42,7 +42,7 @@ class Api:
         cluster = by_name(config, "clusters", context["cluster"])["cluster"]
         user = by_name(config, "users", context["user"])["user"]
         self.server = urlsplit(cluster["server"])
-        self.tls = tls(cluster, user)
+        self.tls = make_tls_context(cluster, user)
         self.own = {"Authorization": f"Bearer {user['token']}"} if "token" in user else {}
         if "as" in user:
             self.own["Impersonate-User"] = user["as"]
@@ -50,7 +50,7 @@ class Api:
     def call(
         self, method: str, path: str, body: object = None, content: str = "application/json"
     ) -> Any:
-        """The answer, parsed where it is JSON. Raises Refused."""
+        """Return the answer, parsed if it is JSON. Raises Refused."""
         return next(self.calls([Call(method, path, body, content)]))
 
     def get(self, path: str) -> Any:
@@ -60,7 +60,7 @@ class Api:
         return self.call("POST", path, body)
 
     def delete(self, *paths: str) -> None:
-        """Gone or going; nothing to delete is fine."""
+        """Delete objects; a missing one is no error."""
         with closing(self.connect()) as connection:
             for path in paths:
                 try:
@@ -73,7 +73,7 @@ class Api:
         return self.call("PATCH", path, patch, MERGE)
 
     def calls(self, calls: Iterable[Call]) -> Iterator[Any]:
-        """The answers one after the other, over one connection."""
+        """Yield the answers one after the other, over one connection."""
         with closing(self.connect()) as connection:
             for call in calls:
                 yield self.exchange(connection, call)
@@ -98,16 +98,21 @@ def by_name(config: dict[str, Any], kind: str, name: str) -> dict[str, Any]:
     return next(entry for entry in config[kind] if entry["name"] == name)
 
 
-def tls(cluster: dict[str, Any], user: dict[str, Any]) -> ssl.SSLContext:
-    """The server's authority and the client's certificate; Python's ssl takes the latter from files alone."""
-    context = ssl.create_default_context(cadata=decoded(cluster["certificate-authority-data"]))
+def make_tls_context(cluster: dict[str, Any], user: dict[str, Any]) -> ssl.SSLContext:
+    """Return a context with the server's authority and the client's certificate.
+
+    Python's ssl reads the latter only from files.
+    """
+    context = ssl.create_default_context(cadata=decode_data(cluster["certificate-authority-data"]))
     if "client-certificate-data" in user:
         with tempfile.NamedTemporaryFile("w") as pair:
-            pair.write(decoded(user["client-certificate-data"]) + decoded(user["client-key-data"]))
+            pair.write(
+                decode_data(user["client-certificate-data"]) + decode_data(user["client-key-data"])
+            )
             pair.flush()
             context.load_cert_chain(pair.name)
     return context
 
 
-def decoded(data: str) -> str:
+def decode_data(data: str) -> str:
     return base64.b64decode(data).decode()

@@ -1,7 +1,7 @@
-"""The programs of a cluster, built from the Go modules beside this package.
+"""The programs of a cluster, built from the Go modules next to this package.
 
-Built once into the user's cache directory, under a key of the modules and the flags, so that a
-fresh clone on the same machine does not build again.
+They are built once into the user's cache directory, under a key of the modules and the flags, so
+that a fresh clone on the same machine does not build again.
 """
 
 import fcntl
@@ -23,7 +23,7 @@ STAMP = "k8s.io/component-base/version."
 LINK = f"-s -w -X {STAMP}gitVersion=v1.35.4 -X {STAMP}gitMajor=1 -X {STAMP}gitMinor=35"
 
 GO = "go1.26.8"  # downloaded where the machine's own is older than
-OLDEST = (1, 26)
+OLDEST_GO = (1, 26)
 
 # Module folder -> what to build in it. kubectl only renders the kustomizations of JobSet and Kueue.
 PROGRAMS = {
@@ -44,29 +44,29 @@ PROGRAMS = {
 
 
 class Missing(RuntimeError):
-    """The machine lacks something a cluster needs; the message says what and how to get it."""
+    """The machine lacks something that a cluster needs; the message says how to get it."""
 
 
-def cache() -> Path:
+def cache_folder() -> Path:
     return (
         Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "jaxlaunch" / "cluster"
     )
 
 
-def go() -> str:
-    """A Go compiler that is new enough: the machine's own, or the one that it downloads as a module."""
-    own = own_go()
-    version = go_env(own, "GOVERSION")
-    if tuple(map(int, re.findall(r"\d+", version)[:2])) >= OLDEST:
-        return own
-    return downloaded_go(own)
+def find_go() -> str:
+    """Return a Go compiler that is new enough: the machine's own, or one that it downloads."""
+    machine_go = find_machine_go()
+    version = go_env(machine_go, "GOVERSION")
+    if tuple(map(int, re.findall(r"\d+", version)[:2])) >= OLDEST_GO:
+        return machine_go
+    return download_go(machine_go)
 
 
-def own_go() -> str:
-    """The machine's Go of whatever age, on PATH or where its own archive unpacks."""
-    for found in (shutil.which("go"), "/usr/local/go/bin/go"):
-        if found and os.access(found, os.X_OK):
-            return found
+def find_machine_go() -> str:
+    """Return the machine's Go of any version, from PATH or its usual folder."""
+    for path in (shutil.which("go"), "/usr/local/go/bin/go"):
+        if path and os.access(path, os.X_OK):
+            return path
     raise Missing(
         "no Go compiler, which builds a cluster's programs: apt-get install golang-go (any "
         "age will do)"
@@ -79,18 +79,20 @@ def go_env(compiler: str, name: str) -> str:
     ).stdout.strip()
 
 
-def downloaded_go(own: str) -> str:
-    """Go publishes itself as a module, which a Go that is too old to know this (Debian's 1.19) can download, checked
-    like any other. Files of modules are not executable; Go's own launcher also sets that bit."""
-    platform = f"{go_env(own, 'GOOS')}-{go_env(own, 'GOARCH')}"
-    root = downloaded(own, f"golang.org/toolchain@v0.0.1-{GO}.{platform}", Path.home())
+def download_go(machine_go: str) -> str:
+    """Return a Go that an older one downloads as a module and checks like any other.
+
+    Files of modules are not executable; Go's own launcher also sets that bit.
+    """
+    platform = f"{go_env(machine_go, 'GOOS')}-{go_env(machine_go, 'GOARCH')}"
+    root = download_module(machine_go, f"golang.org/toolchain@v0.0.1-{GO}.{platform}", Path.home())
     for program in (*(root / "bin").iterdir(), *(root / "pkg" / "tool").glob("*/*")):
         program.chmod(0o755)
     return str(root / "bin" / "go")
 
 
-def downloaded(compiler: str, module: str, folder: Path) -> Path:
-    """The folder of a module's source in Go's module cache."""
+def download_module(compiler: str, module: str, folder: Path) -> Path:
+    """Return the folder of a module's source in Go's module cache."""
     command = [compiler, "mod", "download", "-json", module]
     done = subprocess.run(
         command, cwd=folder, env=os.environ | {"GOFLAGS": ""}, capture_output=True, text=True
@@ -100,8 +102,8 @@ def downloaded(compiler: str, module: str, folder: Path) -> Path:
     return Path(json.loads(done.stdout)["Dir"])
 
 
-def key() -> str:
-    """What the programs depend on; the modules' sources are pinned by their go.sum."""
+def build_key() -> str:
+    """Return a hash of what the programs depend on; go.sum pins the modules' sources."""
     digest = hashlib.sha256("\0".join([*FLAGS, LINK]).encode())
     for path in sorted(MODULES.rglob("*")):
         if path.is_file():
@@ -109,33 +111,33 @@ def key() -> str:
     return digest.hexdigest()[:16]
 
 
-def home() -> Path:
-    """The folder of the programs, built or not."""
-    return cache() / key()
+def programs_folder() -> Path:
+    """Return the folder of the programs, built or not."""
+    return cache_folder() / build_key()
 
 
 def is_built() -> bool:
-    return all((home() / f".{module}").exists() for module in PROGRAMS)
+    return all((programs_folder() / f".{module}").exists() for module in PROGRAMS)
 
 
-def binaries() -> Path:
-    """The folder of the programs, built now if this machine has not built them yet (some 25 minutes on two cores)."""
-    folder = home()
+def build_programs() -> Path:
+    """Return the folder of the programs, built now if necessary (25 minutes on two cores)."""
+    folder = programs_folder()
     folder.mkdir(parents=True, exist_ok=True)
     with open(folder / ".lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         for module, packages in PROGRAMS.items():
             built = folder / f".{module}"
             if not built.exists():
-                build(module, packages, folder)
+                build_module(module, packages, folder)
                 built.touch()
     return folder
 
 
-def build(module: str, packages: list[str], folder: Path) -> None:
+def build_module(module: str, packages: list[str], folder: Path) -> None:
     print(f"building {module}: {' '.join(packages)}", file=sys.stderr, flush=True)
     # "." would be named after the module's last element, which is the folder's name.
-    command = [go(), "build", *FLAGS, "-ldflags", LINK, "-o", f"{folder}/", *packages]
+    command = [find_go(), "build", *FLAGS, "-ldflags", LINK, "-o", f"{folder}/", *packages]
     subprocess.run(
         command,
         cwd=MODULES / module,
@@ -145,5 +147,5 @@ def build(module: str, packages: list[str], folder: Path) -> None:
 
 
 def module_source(module: str, path: str) -> Path:
-    """The folder of a module's source, for the manifests that it ships."""
-    return downloaded(go(), path, MODULES / module)
+    """Return the folder of a module's source, for the manifests that it ships."""
+    return download_module(find_go(), path, MODULES / module)

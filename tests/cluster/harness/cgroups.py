@@ -1,4 +1,4 @@
-"""The cgroup that all pods live in, in every hierarchy of the machine (one with cgroup v2)."""
+"""The cgroup of all pods, in every hierarchy of the machine (one with cgroup v2)."""
 
 import os
 import signal
@@ -21,17 +21,17 @@ def is_unified() -> bool:
     return (ROOT / "cgroup.controllers").exists()
 
 
-def hierarchies() -> list[Path]:
+def find_hierarchies() -> list[Path]:
     return [ROOT] if is_unified() else [folder for folder in ROOT.iterdir() if folder.is_dir()]
 
 
-def make() -> None:
+def make_cgroups() -> None:
     if is_unified():
         for controller in CONTROLLERS.intersection(
             (ROOT / "cgroup.controllers").read_text().split()
         ):
             (ROOT / "cgroup.subtree_control").write_text(f"+{controller}")
-    for hierarchy in hierarchies():
+    for hierarchy in find_hierarchies():
         (hierarchy / CGROUP).mkdir(exist_ok=True)
         # A v1 cpuset starts empty, and no process can be put into an empty one.
         for name in ("cpuset.cpus", "cpuset.mems") if not is_unified() else ():
@@ -42,35 +42,35 @@ def make() -> None:
                 (hierarchy / CGROUP / name).write_text(str(value))
 
 
-def folders() -> Iterator[Path]:
-    """Ours, the deepest first."""
-    for hierarchy in hierarchies():
+def cgroup_folders() -> Iterator[Path]:
+    """Yield the harness's cgroups, the deepest first."""
+    for hierarchy in find_hierarchies():
         for folder, _, _ in os.walk(hierarchy / CGROUP, topdown=False):
             yield Path(folder)
 
 
-def members() -> set[int]:
-    found: set[int] = set()
-    for folder in folders():
+def member_pids() -> set[int]:
+    pids: set[int] = set()
+    for folder in cgroup_folders():
         with suppress(OSError):
-            found.update(map(int, (folder / "cgroup.procs").read_text().split()))
-    return found
+            pids.update(map(int, (folder / "cgroup.procs").read_text().split()))
+    return pids
 
 
-def remove(within: float = 10) -> None:
-    """Kills whatever is left in ours and removes them. Raises RuntimeError when one stays."""
-    deadline = time.monotonic() + within
-    while left := list(folders()):
+def remove_cgroups(timeout_s: float = 10) -> None:
+    """Kill what is left in the cgroups and remove them. Raises RuntimeError if one stays."""
+    deadline = time.monotonic() + timeout_s
+    while remaining := list(cgroup_folders()):
         if time.monotonic() > deadline:
             raise RuntimeError(
-                f"these cgroups cannot be removed: {', '.join(map(str, left))}; in them: "
-                f"{members()}"
+                f"these cgroups cannot be removed: {', '.join(map(str, remaining))}; in them: "
+                f"{member_pids()}"
             )
-        for pid in members():
+        for pid in member_pids():
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        for folder in left:
+        for folder in remaining:
             with suppress(OSError):  # busy until the last process has left
                 folder.rmdir()
-        if any(folder.exists() for folder in left):
+        if any(folder.exists() for folder in remaining):
             time.sleep(0.05)

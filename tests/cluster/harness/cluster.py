@@ -46,8 +46,8 @@ class Unable(RuntimeError):
 
 
 @contextmanager
-def locked() -> Iterator[None]:
-    """One start or stop at a time on a machine."""
+def lock_machine() -> Iterator[None]:
+    """Allow one start or stop at a time on a machine."""
     CACHE.mkdir(parents=True, exist_ok=True)
     with open(LOCK, "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -55,11 +55,11 @@ def locked() -> Iterator[None]:
 
 
 def is_up() -> bool:
-    """Whether a cluster of these very programs is up, whole and answering."""
-    if not UP.exists() or UP.read_text() != build.key():
+    """Check that a cluster of these very programs is up and answers."""
+    if not UP.exists() or UP.read_text() != build.build_key():
         return False
-    if missing := DAEMONS - process.leading().keys():
-        say(f"the cluster that was up has lost {', '.join(sorted(missing))}")
+    if missing := DAEMONS - process.find_daemons().keys():
+        print_status(f"the cluster that was up has lost {', '.join(sorted(missing))}")
         return False
     try:
         control.await_server()  # it may be slow for a moment, on a machine that others use too
@@ -68,53 +68,53 @@ def is_up() -> bool:
     return True
 
 
-def up() -> bool:
-    """A cluster is up; whether it was started now. Raises Unable, or process.Down with the end of a log."""
-    if faults := machine.lacks():
+def start_cluster() -> bool:
+    """Start a cluster if none is up; return whether it did. Raises Unable or process.Down."""
+    if faults := machine.find_missing():
         raise Unable("; ".join(faults))
-    home = build.binaries()
-    with locked():
+    home = build.build_programs()
+    with lock_machine():
         if is_up():
             return False
         try:
-            begin(home)
+            begin_cluster(home)
         except BaseException:
             keep_logs()
-            teardown.end()
+            teardown.remove_cluster()
             raise
         return True
 
 
-def begin(home: Path) -> None:
-    if not golden.folder(home).exists():
-        say("preparing the state that clusters start from")
-        clean()
-        golden.make(home)
-    clean()
-    began = time.monotonic()
-    start(home)
-    UP.write_text(build.key())
-    say(f"the cluster is up after {time.monotonic() - began:.1f} s")
+def begin_cluster(home: Path) -> None:
+    if not golden.state_folder(home).exists():
+        print_status("preparing the state that clusters start from")
+        clean_machine()
+        golden.make_state(home)
+    clean_machine()
+    started_at = time.monotonic()
+    start_daemons(home)
+    UP.write_text(build.build_key())
+    print_status(f"the cluster is up after {time.monotonic() - started_at:.1f} s")
 
 
 def keep_logs() -> None:
-    """For who wants to know why a start failed."""
+    """Keep the logs of a failed start."""
     if LOGS.exists():
         shutil.rmtree(CACHE / "failed", ignore_errors=True)
         shutil.copytree(LOGS, CACHE / "failed")
-        say(f"the logs of the failed start are in {CACHE / 'failed'}")
+        print_status(f"the logs of the failed start are in {CACHE / 'failed'}")
 
 
 @contextmanager
-def used() -> Iterator[None]:
-    """A cluster is up while this lasts. The last who uses it stops it, unless it was started by hand."""
+def use_cluster() -> Iterator[None]:
+    """Keep a cluster up. The last user stops it, unless it was started by hand."""
     CACHE.mkdir(parents=True, exist_ok=True)
     with open(USERS, "w") as users:
         fcntl.flock(users, fcntl.LOCK_SH)
-        up()
+        start_cluster()
         yield
         if not KEPT.exists() and is_last(users):
-            down()
+            stop_cluster()
 
 
 def is_last(users: IO[str]) -> bool:
@@ -124,30 +124,30 @@ def is_last(users: IO[str]) -> bool:
     return False
 
 
-def down() -> None:
-    with locked():
-        teardown.end()
+def stop_cluster() -> None:
+    with lock_machine():
+        teardown.remove_cluster()
 
 
-def clean() -> None:
-    """Nothing of an earlier cluster is left, the ports are free and the bridge is there."""
-    teardown.end()
-    if ports := machine.taken():
+def clean_machine() -> None:
+    """Remove an earlier cluster, check that the ports are free, and make the bridge."""
+    teardown.remove_cluster()
+    if ports := machine.find_taken_ports():
         listed = ", ".join(f"127.0.0.1:{port}" for port in ports)
         raise Unable(
             f"another program listens on {listed}, which a cluster needs (`ss -ltnp` says "
             "which program)"
         )
     RUN.mkdir(parents=True)
-    teardown.remember()
+    teardown.record_machine()
     network.make_bridge()
 
 
-def start(home: Path) -> None:
-    """What needs no API server starts beside it; then all that do, and last is awaited whether each is ready."""
+def start_daemons(home: Path) -> None:
+    """Start what needs no API server, then the rest, and wait until every part is ready."""
     golden.lay_out(home)
     control.start_storage(home)
-    cgroups.make()
+    cgroups.make_cgroups()
     containerd.start()
     images.import_all(home)
     control.await_server()
@@ -160,5 +160,5 @@ def start(home: Path) -> None:
         part.settled()
 
 
-def say(words: str) -> None:
+def print_status(words: str) -> None:
     print(words, file=sys.stderr, flush=True)

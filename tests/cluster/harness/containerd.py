@@ -1,4 +1,4 @@
-"""containerd, which runs the pods' containers; its own root, state and socket, apart from any other on the machine."""
+"""containerd, which runs the pods' containers, with its own root, state and socket."""
 
 import subprocess
 from collections.abc import Iterator
@@ -53,8 +53,8 @@ disabled_plugins = [
 """
 
 
-def ctr(*words: str | Path) -> str:
-    """What `ctr` prints. Raises RuntimeError with its own words."""
+def run_ctr(*words: str | Path) -> str:
+    """Return the output of `ctr`. Raises RuntimeError with its error."""
     command = [
         "ctr",
         "--address",
@@ -72,16 +72,16 @@ def ctr(*words: str | Path) -> str:
 
 
 def start() -> None:
-    """Returns when containerd answers, with no container of an earlier cluster in it."""
+    """Start containerd, wait until it answers, and remove containers of an earlier cluster."""
     network.write_config()
     for folder in (STORE, STATE, RUN / "opt"):
         folder.mkdir(parents=True, exist_ok=True)
     (RUN / "containerd.toml").write_text(CONFIG)
     launch()
     if (
-        containers()
+        list_containers()
     ):  # left by a crash; their tasks are gone, and their records would be taken for pods
-        empty()
+        remove_containers()
         process.stop("containerd")
         launch()
     forget_untagged()
@@ -89,34 +89,34 @@ def start() -> None:
 
 def launch() -> None:
     process.start("containerd", ["containerd", "--config", RUN / "containerd.toml"])
-    process.ready("containerd", lambda: ctr("version"))
+    process.wait_until_ready("containerd", lambda: run_ctr("version"))
 
 
-def containers() -> list[str]:
-    return ctr("containers", "list", "-q").split()
+def list_containers() -> list[str]:
+    return run_ctr("containers", "list", "-q").split()
 
 
-def empty() -> None:
-    """Kills and removes every container."""
-    if tasks := ctr("tasks", "list", "-q").split():
+def remove_containers() -> None:
+    """Kill and remove every container."""
+    if tasks := run_ctr("tasks", "list", "-q").split():
         with suppress(
             RuntimeError
         ):  # a pod's containers share a shim, which may go with the first of them
-            ctr("tasks", "delete", "--force", *tasks)
-    if left := containers():
-        ctr("containers", "delete", *left)
+            run_ctr("tasks", "delete", "--force", *tasks)
+    if left := list_containers():
+        run_ctr("containers", "delete", *left)
 
 
-def images() -> Iterator[tuple[str, str]]:
-    """The name and digest of every image in the store."""
-    for line in ctr("images", "list").splitlines()[1:]:
+def list_images() -> Iterator[tuple[str, str]]:
+    """Return the name and digest of every image in the store."""
+    for line in run_ctr("images", "list").splitlines()[1:]:
         name, _, digest = line.split()[:3]
         yield name, digest
 
 
 def forget_untagged() -> None:
-    """Drops images that a later one of the same name has replaced: they stay by their digest, a gigabyte at a time."""
-    named = dict(images())
-    tagged = {digest for name, digest in named.items() if not name.startswith("sha256:")}
-    if stale := [name for name, digest in named.items() if digest not in tagged]:
-        ctr("images", "delete", "--sync", *stale)
+    """Drop images that a later one of the same name has replaced, a gigabyte at a time."""
+    images_by_name = dict(list_images())
+    tagged = {digest for name, digest in images_by_name.items() if not name.startswith("sha256:")}
+    if stale := [name for name, digest in images_by_name.items() if digest not in tagged]:
+        run_ctr("images", "delete", "--sync", *stale)

@@ -33,7 +33,7 @@ UNUSED = (
 
 
 def start(home: Path) -> None:
-    """Returns when the API server is ready and its controllers have been started; `settled` awaits those."""
+    """Start the API server, wait for it, and start its controllers, for which `settled` waits."""
     start_storage(home)
     await_server()
     start_controllers(home)
@@ -46,7 +46,7 @@ def start_storage(home: Path) -> None:
 
 
 def await_server() -> None:
-    process.ready("apiserver", lambda: Api(ADMIN).get("/readyz"))
+    process.wait_until_ready("apiserver", lambda: Api(ADMIN).get("/readyz"))
 
 
 def etcd_flags() -> list[str]:
@@ -111,14 +111,14 @@ def start_controllers(home: Path) -> None:
         "leaderElection: {leaderElect: false}\n"
     )
     process.start(
-        "scheduler", [home / "kube-scheduler", f"--config={config}", *served("scheduler")]
+        "scheduler", [home / "kube-scheduler", f"--config={config}", *health_options("scheduler")]
     )
 
 
 def kcm_flags() -> list[str]:
     return [
         f"--kubeconfig={KUBECONFIGS}/kcm.conf",
-        *served("kcm"),
+        *health_options("kcm"),
         "--leader-elect=false",
         "--use-service-account-credentials=true",
         f"--service-account-private-key-file={PKI}/sa.key",
@@ -137,8 +137,8 @@ def kcm_flags() -> list[str]:
     ]
 
 
-def served(name: str) -> list[str]:
-    """Where a controller serves its own health, and who may ask."""
+def health_options(name: str) -> list[str]:
+    """Return the options of a controller's health endpoint and who may use it."""
     config = f"{KUBECONFIGS}/{name}.conf"
     secure = ["--bind-address=127.0.0.1", f"--secure-port={HEALTH[name]}"]
     return [
@@ -148,19 +148,21 @@ def served(name: str) -> list[str]:
     ]
 
 
-def settled() -> None:
-    process.ready("kcm", lambda: is_healthy(f"https://127.0.0.1:{HEALTH['kcm']}/healthz"))
-    process.ready(
+def wait_until_settled() -> None:
+    process.wait_until_ready(
+        "kcm", lambda: is_healthy(f"https://127.0.0.1:{HEALTH['kcm']}/healthz")
+    )
+    process.wait_until_ready(
         "scheduler", lambda: is_healthy(f"https://127.0.0.1:{HEALTH['scheduler']}/readyz")
     )
     # Before its default service account exists, every pod of a namespace is refused.
-    process.ready(
+    process.wait_until_ready(
         "kcm", lambda: Api(ADMIN).get("/api/v1/namespaces/default/serviceaccounts/default")
     )
 
 
 def is_healthy(url: str) -> bool:
-    """Whether a local health endpoint says so; the certificates that controllers make up for it are not checked."""
+    """Check a local health endpoint, without the controllers' self-signed certificates."""
     context = ssl.create_default_context()
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     try:

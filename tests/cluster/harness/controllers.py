@@ -28,8 +28,8 @@ KUEUE_SECRET = "/api/v1/namespaces/kueue-system/secrets/kueue-webhook-server-cer
 
 def start_jobset(home: Path) -> None:
     JOBSET_CERTIFICATE.mkdir(exist_ok=True)
-    for made, wanted in (("crt", "tls.crt"), ("key", "tls.key")):
-        (JOBSET_CERTIFICATE / wanted).write_bytes((PKI / f"jobset-webhook.{made}").read_bytes())
+    for source, target in (("crt", "tls.crt"), ("key", "tls.key")):
+        (JOBSET_CERTIFICATE / target).write_bytes((PKI / f"jobset-webhook.{source}").read_bytes())
     config = {
         "apiVersion": "config.jobset.x-k8s.io/v1alpha1",
         "kind": "Configuration",
@@ -43,7 +43,7 @@ def start_jobset(home: Path) -> None:
 
 
 def start_kueue(home: Path) -> None:
-    """Kueue makes its own certificates, and puts its authority into its webhooks and conversions."""
+    """Start Kueue, which makes its own certificates for its webhooks and conversions."""
     KUEUE_CERTIFICATE.mkdir(exist_ok=True)
     config = {
         "apiVersion": "config.kueue.x-k8s.io/v1beta2",
@@ -71,24 +71,26 @@ def start(name: str, home: Path, config: dict[str, object]) -> None:
 
 
 def copy_kueue_certificate() -> None:
-    """What a kubelet would do with the Secret that Kueue mounts: Kueue's webhooks wait for the files."""
+    """Copy the Secret that Kueue mounts, as a kubelet would: its webhooks wait for the files."""
 
     def secret() -> dict[str, str]:
         return Api(ADMIN).get(KUEUE_SECRET).get("data") or {}
 
-    process.ready("kueue", secret)
+    process.wait_until_ready("kueue", secret)
     for name, data in secret().items():
         (KUEUE_CERTIFICATE / name).write_bytes(base64.b64decode(data))
 
 
-def settled() -> None:
+def wait_until_settled() -> None:
     for name in ("jobset", "kueue"):
-        process.ready(name, lambda name=name: is_healthy(f"http://127.0.0.1:{HEALTH[name]}/readyz"))
-    process.ready("jobset", webhooks_answer)
+        process.wait_until_ready(
+            name, lambda name=name: is_healthy(f"http://127.0.0.1:{HEALTH[name]}/readyz")
+        )
+    process.wait_until_ready("jobset", webhooks_answer)
 
 
 def webhooks_answer() -> bool:
-    """Whether the API server gets answers from the webhooks of both: a JobSet passes them in a dry run."""
+    """Check that both webhooks answer: a JobSet passes them in a dry run."""
     container = {"name": "main", "image": "none", "resources": {"requests": {"cpu": "1"}}}
     pod = {"spec": {"restartPolicy": "Never", "containers": [container]}}
     job = {"name": "w", "template": {"spec": {"template": pod}}}

@@ -1,4 +1,4 @@
-"""CoreDNS on the bridge: the pods' name server. It knows the cluster's names alone."""
+"""CoreDNS on the bridge, the pods' name server. It knows only the cluster's names."""
 
 from pathlib import Path
 
@@ -26,5 +26,7 @@ def start(home: Path) -> None:
     process.start("coredns", [home / "coredns", "-conf", RUN / "Corefile"])
 
 
-def settled() -> None:
-    process.ready("coredns", lambda: is_healthy(f"http://127.0.0.1:{HEALTH['coredns']}/ready"))
+def wait_until_settled() -> None:
+    process.wait_until_ready(
+        "coredns", lambda: is_healthy(f"http://127.0.0.1:{HEALTH['coredns']}/ready")
+    )

@@ -1,7 +1,8 @@
-"""The state that every cluster starts from: JobSet and Kueue installed, the keys made. Made once a machine.
+"""The initial state of every cluster: JobSet and Kueue installed, the keys made.
 
-Applying CRDs and their like takes as long as everything else together, so it is done once, and
-etcd's folder kept. It holds throw-away private keys: it stays in the cache, readable by its owner.
+It is made once per machine, since applying CRDs takes as long as everything else together, and
+etcd's folder is kept. It holds throw-away private keys: it stays in the cache, readable by its
+owner alone.
 """
 
 import json
@@ -19,44 +20,44 @@ from tests.cluster.harness.places import (
     KUEUE_WEBHOOK,
     PKI,
     RUN,
-    sources,
+    hash_sources,
 )
 
 PARTS = ("etcd", "pki", "kubeconfig", controllers.KUEUE_CERTIFICATE.name, kwok.STAGES_FILE)
 MADE_BY = ("build", "control", "controllers", "golden", "kwok", "manifests", "pki", "places")
 
 
-def folder(home: Path) -> Path:
-    return home / f"golden-{sources(*MADE_BY)}"
+def state_folder(home: Path) -> Path:
+    return home / f"golden-{hash_sources(*MADE_BY)}"
 
 
 def lay_out(home: Path) -> None:
-    """The run folder as a cluster finds it before its first program starts."""
+    """Prepare the run folder for the first program of a cluster."""
     for part in PARTS:
-        source = folder(home) / part
+        source = state_folder(home) / part
         (shutil.copytree if source.is_dir() else shutil.copy2)(source, RUN / part)
 
 
-def make(home: Path) -> None:
-    """Runs a control plane in the run folder, installs all, stops it again and keeps what it wrote."""
-    (RUN / kwok.STAGES_FILE).write_text(kwok.config())
-    pki.make(PKI)
-    pki.kubeconfigs(PKI, KUBECONFIGS)
+def make_state(home: Path) -> None:
+    """Run a control plane in the run folder, install everything, stop it and keep its state."""
+    (RUN / kwok.STAGES_FILE).write_text(kwok.make_config())
+    pki.make_certificates(PKI)
+    pki.write_kubeconfigs(PKI, KUBECONFIGS)
     control.start(home)
-    jobset = manifests.rendered(home, "jobset", JOBSET_WEBHOOK, PKI / "ca.crt")
-    kueue = manifests.rendered(home, "kueue", KUEUE_WEBHOOK, None)
-    install(home, [*manifests.DNS, *jobset, *kueue])
+    jobset = manifests.render_module(home, "jobset", JOBSET_WEBHOOK, PKI / "ca.crt")
+    kueue = manifests.render_module(home, "kueue", KUEUE_WEBHOOK, None)
+    install_objects(home, [*manifests.DNS, *jobset, *kueue])
     controllers.start_jobset(home)
     controllers.start_kueue(home)
     controllers.copy_kueue_certificate()
-    controllers.settled()
-    control.settled()
+    controllers.wait_until_settled()
+    control.wait_until_settled()
     process.kill(but="etcd")
     process.stop("etcd")
-    keep(home)
+    keep_state(home)
 
 
-def install(home: Path, objects: list[dict[str, object]]) -> None:
+def install_objects(home: Path, objects: list[dict[str, object]]) -> None:
     for words, text in (
         (
             ["apply", "--server-side", "--force-conflicts", "--filename", "-"],
@@ -70,12 +71,12 @@ def install(home: Path, objects: list[dict[str, object]]) -> None:
             raise RuntimeError(f"kubectl {' '.join(words)}: {done.stderr.strip()}")
 
 
-def keep(home: Path) -> None:
-    """In one step, so that a half-made one is never taken; those of other sources go."""
+def keep_state(home: Path) -> None:
+    """Keep the state in one step, never a part of it, and remove states of other sources."""
     for old in home.glob("golden-*"):
         shutil.rmtree(old)
     with tempfile.TemporaryDirectory(dir=home) as unfinished:
         for part in PARTS:
             os.rename(RUN / part, Path(unfinished, part))
         shutil.copytree(unfinished, f"{unfinished}.whole")
-        os.rename(f"{unfinished}.whole", folder(home))
+        os.rename(f"{unfinished}.whole", state_folder(home))

@@ -1,7 +1,7 @@
-"""The product's own image, built from its Dockerfile with buildah on the base image, and put into the node's store.
+"""The product's image, built from its Dockerfile with buildah and put into the node's store.
 
-Built again it takes seconds: buildah keeps every layer whose inputs are the same, and the node is
-given only the layers that it lacks.
+Another build takes seconds: buildah keeps every layer whose inputs are equal, and the node gets
+only the layers that it lacks.
 """
 
 import ast
@@ -37,28 +37,28 @@ INDEX = {
 }
 
 
-def load() -> None:
-    """The node holds the image of this checkout as it is now."""
-    with locked():
+def load_image() -> None:
+    """Put the image of this checkout into the node's store."""
+    with lock_store():
         store = base_store()
-        identity = build(store)
+        identity = build_image(store)
         record = store / "loaded"
-        known = json.loads(record.read_text()) if record.exists() else {}
-        digest = dict(containerd.images()).get(IMAGE)
-        if digest is None or known != {"image": identity, "digest": digest}:
+        record_of_image = json.loads(record.read_text()) if record.exists() else {}
+        digest = dict(containerd.list_images()).get(IMAGE)
+        if digest is None or record_of_image != {"image": identity, "digest": digest}:
             record.write_text(json.dumps({"image": identity, "digest": put_on_node(store)}))
 
 
 @contextmanager
-def locked() -> Iterator[None]:
+def lock_store() -> Iterator[None]:
     IMAGES.mkdir(parents=True, exist_ok=True)
     with open(IMAGES / ".image.lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 
 
-def buildah(store: Path, *words: str | Path) -> str:
-    """What buildah prints. Raises RuntimeError with its own words."""
+def run_buildah(store: Path, *words: str | Path) -> str:
+    """Return the output of buildah. Raises RuntimeError with its error."""
     program = [
         "buildah",
         "--root",
@@ -75,23 +75,23 @@ def buildah(store: Path, *words: str | Path) -> str:
 
 
 def base_store() -> Path:
-    """buildah's store with the base image in it; layers on another base are of no more use."""
+    """Return buildah's store with the base image; layers on another base are removed."""
     base = images.base_folder()
     store = IMAGES / f"buildah-{base.name}"
     for old in IMAGES.glob("buildah-*"):
         if old != store:
-            mounts.remove(old)  # a build that failed leaves its containers mounted
+            mounts.unmount_below(old)  # a build that failed leaves its containers mounted
             shutil.rmtree(old)
-    if images.BASE not in buildah(store, "images", "--format", "{{.Name}}:{{.Tag}}").split():
+    if images.BASE not in run_buildah(store, "images", "--format", "{{.Name}}:{{.Tag}}").split():
         with tempfile.NamedTemporaryFile("w", suffix=".Dockerfile") as file:
             file.write("FROM scratch\nCOPY . /\n")
             file.flush()
-            buildah(store, "bud", "--tag", images.BASE, "--file", file.name, base)
+            run_buildah(store, "bud", "--tag", images.BASE, "--file", file.name, base)
     return store
 
 
-def build(store: Path) -> str:
-    """The image's identity. Its layers come from the cache where nothing that goes into them has changed."""
+def build_image(store: Path) -> str:
+    """Build the image and return its id. Unchanged layers come from the cache."""
     settings = pip_settings()
     with tempfile.NamedTemporaryFile("w", suffix=".conf") as file:
         file.write("[global]\n" + "".join(f"{key} = {value}\n" for key, value in settings.items()))
@@ -99,59 +99,61 @@ def build(store: Path) -> str:
         options = ["--isolation", "chroot", "--layers", "--pull=never", "--quiet", "--tag", IMAGE]
         secret = ["--secret", f"id=pip,src={file.name}"]
         base = ["--build-arg", f"BASE={images.BASE}"]
-        return buildah(store, "bud", *options, *secret, *volumes(settings), *base, ROOT)
+        return run_buildah(store, "bud", *options, *secret, *volume_options(settings), *base, ROOT)
 
 
 def pip_settings() -> dict[str, str]:
-    """Where this machine's pip finds packages; the later of two says it, as for pip itself."""
+    """Return where this machine's pip finds packages; later settings override earlier ones."""
     listed = subprocess.run(
         [sys.executable, "-m", "pip", "config", "list"], capture_output=True, text=True
     ).stdout
-    found = {}
+    settings = {}
     for line in listed.splitlines():
         name, _, value = line.partition("=")
         key = name.rpartition(".")[2]
         if key in INDEX:
-            found[key] = " ".join(str(ast.literal_eval(value)).split())
-    return found
+            settings[key] = " ".join(str(ast.literal_eval(value)).split())
+    return settings
 
 
-def volumes(settings: Mapping[str, str]) -> list[str]:
-    """Options that show the build the files and folders which pip's settings name."""
-    named = {word for value in settings.values() for word in value.split() if os.path.exists(word)}
-    return [option for path in sorted(named) for option in ("--volume", f"{path}:{path}:ro")]
+def volume_options(settings: Mapping[str, str]) -> list[str]:
+    """Return options that mount the files and folders of pip's settings into the build."""
+    paths = {word for value in settings.values() for word in value.split() if os.path.exists(word)}
+    return [option for path in sorted(paths) for option in ("--volume", f"{path}:{path}:ro")]
 
 
 def put_on_node(store: Path) -> str:
-    """The image goes from buildah's store to the node's; gives its digest there."""
+    """Copy the image from buildah's store to the node's and return its digest there."""
     with tempfile.TemporaryDirectory(dir=IMAGES) as folder:
         whole, lacking = Path(folder, "whole"), Path(folder, "lacking")
-        buildah(store, "push", "--quiet", IMAGE, f"docker-archive:{whole}:{IMAGE}")
-        digest = convert(whole, lacking, set(containerd.ctr("content", "list", "--quiet").split()))
+        run_buildah(store, "push", "--quiet", IMAGE, f"docker-archive:{whole}:{IMAGE}")
+        digest = convert_archive(
+            whole, lacking, set(containerd.run_ctr("content", "list", "--quiet").split())
+        )
         try:
-            containerd.ctr("images", "import", lacking)
+            containerd.run_ctr("images", "import", lacking)
         except (
             RuntimeError
         ):  # a store that was killed in an import may have a layer, and not the snapshots below it
-            held = [
+            existing_blobs = [
                 name
-                for name, _ in containerd.images()
+                for name, _ in containerd.list_images()
                 if name == IMAGE or name.startswith("sha256:")
             ]
-            containerd.ctr("images", "delete", "--sync", *held)
-            convert(whole, lacking, set())
-            containerd.ctr("images", "import", lacking)
+            containerd.run_ctr("images", "delete", "--sync", *existing_blobs)
+            convert_archive(whole, lacking, set())
+            containerd.run_ctr("images", "import", lacking)
         return digest
 
 
-def convert(whole: Path, lacking: Path, held: set[str]) -> str:
-    """Writes Docker's archive `whole` as an OCI archive without the blobs that are held; gives the image's digest."""
+def convert_archive(whole: Path, lacking: Path, existing_blobs: set[str]) -> str:
+    """Write Docker's archive as an OCI archive without the blobs in `existing_blobs`; return its digest."""
     blobs: dict[str, Path] = {}
     with tarfile.open(whole) as packed:
 
         def described(member: str, kind: str) -> dict[str, Any]:
             digest = member.partition(".")[0]
-            if f"sha256:{digest}" not in held:
+            if f"sha256:{digest}" not in existing_blobs:
                 blobs[digest] = lacking.parent / member
                 content = packed.extractfile(member)
                 assert content is not None, "layers and configs are files"
@@ -175,7 +177,7 @@ def convert(whole: Path, lacking: Path, held: set[str]) -> str:
             "config": described(image["Config"], oci.CONFIG),
             "layers": [described(layer, oci.LAYER) for layer in image["Layers"]],
         }
-        whole_manifest = oci.add(blobs, oci.text(manifest, lacking.parent / "manifest"))
+        whole_manifest = oci.add_blob(blobs, oci.text_layer(manifest, lacking.parent / "manifest"))
         named = {"mediaType": oci.MANIFEST, **whole_manifest, "annotations": {oci.NAME: IMAGE}}
-        oci.bundle(lacking, {"schemaVersion": 2, "manifests": [named]}, blobs)
+        oci.write_bundle(lacking, {"schemaVersion": 2, "manifests": [named]}, blobs)
         return str(whole_manifest["digest"])

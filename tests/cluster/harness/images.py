@@ -1,7 +1,7 @@
-"""The images that the cluster brings, made of this machine: no registry is asked.
+"""The images of the cluster, made from this machine's files: no registry is asked.
 
-localhost/pause:1 holds the namespaces of a pod; localhost/pybase:1 is Python and a shell;
-localhost/jaxbare:test is that with jax, and nothing of ours in it.
+localhost/pause:1 holds the namespaces of a pod, localhost/pybase:1 is Python and a shell, and
+localhost/jaxbare:test adds jax, but nothing of jaxlaunch.
 """
 
 import fcntl
@@ -15,7 +15,7 @@ from pathlib import Path
 
 from tests.cluster.harness import containerd, oci, rootfs
 from tests.cluster.harness.containerd import PAUSE
-from tests.cluster.harness.places import IMAGES, sources
+from tests.cluster.harness.places import IMAGES, hash_sources
 
 BASE = "localhost/pybase:1"
 BARE = "localhost/jaxbare:test"
@@ -30,8 +30,8 @@ ENVIRONMENT = (
 VENV = "/opt/venv"
 
 
-def made(name: str, stamp: str, make: Callable[[Path], None]) -> Path:
-    """The file or folder of this name and stamp, made now if it is not there; those of other stamps are removed."""
+def get_or_make(name: str, stamp: str, make: Callable[[Path], None]) -> Path:
+    """Return the file or folder of this name and stamp, made if necessary; others are removed."""
     IMAGES.mkdir(parents=True, exist_ok=True)
     path = IMAGES / f"{name}-{hashlib.sha256(stamp.encode()).hexdigest()[:12]}"
     with open(IMAGES / f".{name}.lock", "w") as lock:
@@ -46,29 +46,31 @@ def made(name: str, stamp: str, make: Callable[[Path], None]) -> Path:
 
 
 def base_stamp() -> str:
-    return f"{rootfs.interpreter()} {sys.version} {sources('oci', 'rootfs', 'images')}"
+    return f"{rootfs.find_interpreter()} {sys.version} {hash_sources('oci', 'rootfs', 'images')}"
 
 
 def base_folder() -> Path:
-    """The base image's root folder, for a build with buildah to start from."""
-    return made("rootfs", base_stamp(), rootfs.make)
+    """Return the base image's root folder, from which buildah starts."""
+    return get_or_make("rootfs", base_stamp(), rootfs.make_root)
 
 
 def pause_archive(home: Path) -> Path:
     layers = [oci.Layer(home / "pause", "/pause")]
-    return made(
-        "pause", f"{home}", lambda path: oci.write(path, PAUSE, layers, entrypoint=["/pause"])
+    return get_or_make(
+        "pause", f"{home}", lambda path: oci.write_image(path, PAUSE, layers, entrypoint=["/pause"])
     )
 
 
 def base_archive() -> Path:
     layers = [oci.Layer(base_folder())]
-    return made("pybase", base_stamp(), lambda path: oci.write(path, BASE, layers, env=ENVIRONMENT))
+    return get_or_make(
+        "pybase", base_stamp(), lambda path: oci.write_image(path, BASE, layers, env=ENVIRONMENT)
+    )
 
 
 def bare_archive() -> Path:
     versions = " ".join(f"{name}={metadata.version(name)}" for name in DISTRIBUTIONS)
-    return made("jaxbare", f"{base_stamp()} {versions}", write_bare)
+    return get_or_make("jaxbare", f"{base_stamp()} {versions}", write_bare)
 
 
 def write_bare(path: Path) -> None:
@@ -76,11 +78,11 @@ def write_bare(path: Path) -> None:
         make_venv(Path(folder))
         layers = [oci.Layer(base_folder()), oci.Layer(Path(folder), VENV)]
         env = [f"PATH={VENV}/bin:{ENVIRONMENT[0].removeprefix('PATH=')}", *ENVIRONMENT[1:]]
-        oci.write(path, BARE, layers, env=env)
+        oci.write_image(path, BARE, layers, env=env)
 
 
 def make_venv(folder: Path) -> None:
-    """A venv on the image's Python, with the distributions as they are installed here."""
+    """Make a venv on the image's Python with the distributions that are installed here."""
     folder.chmod(0o755)
     (folder / "pyvenv.cfg").write_text(
         "home = /usr/local/bin\ninclude-system-site-packages = false\n"
@@ -104,13 +106,13 @@ def copy_distribution(name: str, site: Path) -> None:
 
 
 def import_archive(archive: Path, name: str) -> None:
-    """Puts the image of `archive` into the node's store under `name`, unless that very image is there already."""
-    digest = oci.digest(archive)
-    held = dict(containerd.images())
-    if held.get(name) == digest:
+    """Put the image of `archive` into the node's store under `name`, unless it is there."""
+    digest = oci.read_digest(archive)
+    images = dict(containerd.list_images())
+    if images.get(name) == digest:
         return
-    containerd.ctr("images", "import", archive)
-    if dict(containerd.images()).get(name) != digest:
+    containerd.run_ctr("images", "import", archive)
+    if dict(containerd.list_images()).get(name) != digest:
         raise RuntimeError(f"{archive} was imported, and {name} is not its image {digest}")
 
 

@@ -1,4 +1,4 @@
-"""The real node: a kubelet on containerd, with everything it writes in the run folder where it lets us say so."""
+"""The real node: a kubelet on containerd that writes into the run folder where possible."""
 
 from pathlib import Path
 
@@ -27,7 +27,7 @@ def start(home: Path) -> None:
     KUBELET_ROOT.mkdir(exist_ok=True)
     # Of pods with dnsPolicy Default: none answers there.
     (RUN / "resolv.conf").write_text("nameserver 127.0.0.1\n")
-    (RUN / "kubelet.yaml").write_text(yaml.safe_dump(config()))
+    (RUN / "kubelet.yaml").write_text(yaml.safe_dump(write_config()))
     flags = [
         f"--config={RUN}/kubelet.yaml",
         f"--kubeconfig={KUBECONFIGS}/kubelet.conf",
@@ -40,7 +40,7 @@ def start(home: Path) -> None:
     process.start("kubelet", [home / "kubelet", *flags])
 
 
-def config() -> dict[str, object]:
+def write_config() -> dict[str, object]:
     return {
         "apiVersion": "kubelet.config.k8s.io/v1beta1",
         "kind": "KubeletConfiguration",
@@ -85,7 +85,7 @@ def config() -> dict[str, object]:
     }
 
 
-def settled() -> None:
+def wait_until_settled() -> None:
     def is_ready() -> bool:
         conditions = Api(ADMIN).get(f"/api/v1/nodes/{NODE}")["status"].get("conditions", [])
         return any(
@@ -93,4 +93,4 @@ def settled() -> None:
             for condition in conditions
         )
 
-    process.ready("kubelet", is_ready)
+    process.wait_until_ready("kubelet", is_ready)

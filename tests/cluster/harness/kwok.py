@@ -1,4 +1,4 @@
-"""kwok, which plays the kubelets of nodes that do not exist, and those nodes, made on demand."""
+"""kwok, which plays the kubelets of fake nodes, and those nodes, made on demand."""
 
 import secrets
 from collections.abc import Iterator, Mapping
@@ -28,8 +28,8 @@ ADDRESS = "10.127.0.1"
 THREADS = 8
 
 
-def config() -> str:
-    """kwok's settings, with the stages that its module ships."""
+def make_config() -> str:
+    """Return kwok's settings with the stages that its module ships."""
     folder = module_source("kwok", "sigs.k8s.io/kwok") / "kustomize" / "stage"
     return "---\n".join(
         [OPTIONS, *((folder / f"{stage}.yaml").read_text() + "\n" for stage in STAGES)]
@@ -52,14 +52,16 @@ def start(home: Path) -> None:
     process.start("kwok", [home / "kwok", *flags])
 
 
-def settled() -> None:
-    process.ready("kwok", lambda: is_healthy(f"http://127.0.0.1:{HEALTH['kwok']}/healthz"))
+def wait_until_settled() -> None:
+    process.wait_until_ready(
+        "kwok", lambda: is_healthy(f"http://127.0.0.1:{HEALTH['kwok']}/healthz")
+    )
 
 
-def node(
+def make_node(
     name: str, labels: Mapping[str, str], resources: Mapping[str, str], taint: str
 ) -> dict[str, Any]:
-    """A node that is ready from its birth: left to kwok, a thousand of them take most of a minute to get there."""
+    """Return a node that is ready at once: kwok takes most of a minute for a thousand."""
     now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     capacity = {"cpu": "208", "memory": "440Gi", "pods": "110", **resources}
     times = {"lastHeartbeatTime": now, "lastTransitionTime": now}
@@ -94,19 +96,23 @@ def fake_nodes(
     resources: Mapping[str, str],
     taint: str = TAINT,
 ) -> Iterator[list[str]]:
-    """So many nodes that exist in name, while this lasts; gives their names."""
+    """Make fake nodes, remove them at the end, and yield their names."""
     names = [f"fake-{secrets.token_hex(3)}-{number:05d}" for number in range(count)]
-    send(
-        api, [Call("POST", "/api/v1/nodes", node(name, labels, resources, taint)) for name in names]
+    send_calls(
+        api,
+        [
+            Call("POST", "/api/v1/nodes", make_node(name, labels, resources, taint))
+            for name in names
+        ],
     )
     try:
         yield names
     finally:
-        send(api, [Call("DELETE", f"/api/v1/nodes/{name}") for name in names])
+        send_calls(api, [Call("DELETE", f"/api/v1/nodes/{name}") for name in names])
 
 
-def send(api: Api, calls: list[Call]) -> None:
-    """All of them, over a few connections at once."""
+def send_calls(api: Api, calls: list[Call]) -> None:
+    """Send all calls over a few connections at once."""
     with ThreadPoolExecutor(THREADS) as pool:
         for answers in pool.map(
             lambda part: list(api.calls(part)), [calls[start::THREADS] for start in range(THREADS)]

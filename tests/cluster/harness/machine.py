@@ -1,4 +1,4 @@
-"""What a machine must have to run a cluster, and what this one lacks of it."""
+"""What a machine needs to run a cluster, and what this one lacks."""
 
 import os
 import platform
@@ -21,8 +21,8 @@ PROGRAMS = {
 }
 
 
-def lacks() -> list[str]:
-    """One sentence for each thing that is missing, with where to get it. Empty: a cluster can run here."""
+def find_missing() -> list[str]:
+    """Return a sentence for each missing thing, with where to get it."""
     if (sys.platform, platform.machine()) != ("linux", "x86_64"):
         return [
             f"a node and its images are made for Linux on x86_64; this is {sys.platform} on "
@@ -41,14 +41,14 @@ def lacks() -> list[str]:
         faults.append(f"missing Debian packages: apt-get install {' '.join(sorted(packages))}")
     if not build.is_built():
         try:
-            build.own_go()
+            build.find_machine_go()
         except build.Missing as fault:
             faults.append(str(fault))
     return faults
 
 
-def taken() -> list[int]:
-    """The ports a cluster needs that another program listens on."""
+def find_taken_ports() -> list[int]:
+    """Return the ports of a cluster on which another program listens."""
     return [port for port in PORTS if is_taken(port)]
 
 

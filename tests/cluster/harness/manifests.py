@@ -1,9 +1,8 @@
-"""What JobSet and Kueue install, rendered from the manifests in their own modules, for controllers outside the cluster.
+"""What JobSet and Kueue install, for controllers outside the cluster.
 
-Left out: the Deployments (their programs run on the host), the ConfigMaps (their settings are files
-there), and Kueue's APIServices (an API without a backend breaks the deletion of namespaces). Each
-webhook's Service loses its selector and gets an EndpointSlice that names the host instead: the API
-server dials that, and checks the same name.
+It is rendered from the manifests in their own modules. Left out are the Deployments (their programs
+run on the host), the ConfigMaps (their settings are files there), and Kueue's APIServices (an API
+without a backend breaks the deletion of namespaces).
 """
 
 import base64
@@ -35,9 +34,13 @@ HOOKED = {
 ORDER = {"Namespace": 0, "CustomResourceDefinition": 1}
 
 
-def rendered(home: Path, module: str, port: int, authority: Path | None) -> list[dict[str, Any]]:
-    """The objects of `module`, its webhooks served at `port` of the host. `authority` signs them, where the controller
-    does not see to that itself."""
+def render_module(
+    home: Path, module: str, port: int, authority: Path | None
+) -> list[dict[str, Any]]:
+    """Return the objects of `module`, with its webhooks at `port` of the host.
+
+    `authority` signs the webhooks unless the controller does so itself.
+    """
     folder = module_source(module, MODULES[module]) / "config" / "default"
     done = subprocess.run([home / "kubectl", "kustomize", folder], capture_output=True, text=True)
     if done.returncode:
@@ -46,25 +49,25 @@ def rendered(home: Path, module: str, port: int, authority: Path | None) -> list
     objects = [
         made
         for object_ in yaml.load_all(done.stdout, yaml.CSafeLoader)
-        for made in outside(object_, port)
+        for made in adapt_object(object_, port)
     ]
     for object_ in objects:
-        hooks(object_, bundle)
+        adapt_webhooks(object_, bundle)
     return sorted(objects, key=lambda object_: ORDER.get(object_["kind"], 2))
 
 
-def outside(object_: dict[str, Any], port: int) -> list[dict[str, Any]]:
-    """What an object becomes when its controller runs on the host."""
+def adapt_object(object_: dict[str, Any], port: int) -> list[dict[str, Any]]:
+    """Yield what an object becomes when its controller runs on the host."""
     kind, name = object_["kind"], object_["metadata"]["name"]
     if kind in LEFT_OUT or (kind == "Service" and "webhook" not in name):
         return []
     if kind != "Service":
         return [object_]
     object_["spec"].pop("selector", None)
-    return [object_, endpoints(name, object_["metadata"]["namespace"], port)]
+    return [object_, make_endpoints(name, object_["metadata"]["namespace"], port)]
 
 
-def endpoints(service: str, namespace: str, port: int) -> dict[str, Any]:
+def make_endpoints(service: str, namespace: str, port: int) -> dict[str, Any]:
     return {
         "apiVersion": "discovery.k8s.io/v1",
         "kind": "EndpointSlice",
@@ -82,10 +85,12 @@ def endpoints(service: str, namespace: str, port: int) -> dict[str, Any]:
     }
 
 
-def hooks(object_: dict[str, Any], bundle: str | None) -> None:
-    """Drops the webhooks of integrations that are off and puts the authority into the others."""
+def adapt_webhooks(object_: dict[str, Any], bundle: str | None) -> None:
+    """Drop the webhooks of disabled integrations, and put the authority into the others."""
     if object_["kind"].endswith("WebhookConfiguration"):
-        object_["webhooks"] = [hook for hook in object_["webhooks"] if resources(hook) & HOOKED]
+        object_["webhooks"] = [
+            hook for hook in object_["webhooks"] if webhook_resources(hook) & HOOKED
+        ]
         clients = [hook["clientConfig"] for hook in object_["webhooks"]]
     elif object_["kind"] == "CustomResourceDefinition" and "webhook" in object_["spec"].get(
         "conversion", {}
@@ -97,7 +102,7 @@ def hooks(object_: dict[str, Any], bundle: str | None) -> None:
         client["caBundle"] = bundle
 
 
-def resources(hook: dict[str, Any]) -> set[str]:
+def webhook_resources(hook: dict[str, Any]) -> set[str]:
     return {resource.partition("/")[0] for rule in hook["rules"] for resource in rule["resources"]}
 
 

@@ -13,18 +13,18 @@ PLUGINS = Path("/usr/lib/cni")
 CONFIG = RUN / "cni" / "conf"
 
 
-def ip(*words: str) -> subprocess.CompletedProcess[str]:
+def run_ip(*words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(["ip", *words], capture_output=True, text=True)
 
 
 def make_bridge() -> None:
-    """A bridge without ports shows no carrier; its address works all the same."""
+    """Make a bridge; without ports it shows no carrier, but its address works."""
     for words in (
         ("link", "add", BRIDGE, "address", MAC, "type", "bridge"),
         ("address", "add", f"{IP}/{POD_NETWORK.partition('/')[2]}", "dev", BRIDGE),
         ("link", "set", BRIDGE, "up"),
     ):
-        done = ip(*words)
+        done = run_ip(*words)
         if done.returncode:
             raise RuntimeError(
                 f"ip {' '.join(words)}: {done.stderr.strip()} (a bridge needs root and "
@@ -33,7 +33,7 @@ def make_bridge() -> None:
 
 
 def remove_bridge() -> None:
-    ip("link", "delete", BRIDGE)
+    run_ip("link", "delete", BRIDGE)
 
 
 def write_config() -> None:

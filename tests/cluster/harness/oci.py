@@ -21,7 +21,7 @@ class Layer(NamedTuple):
     at: str = "/"  # where in the image
 
 
-def write(
+def write_image(
     archive: Path,
     name: str,
     layers: Sequence[Layer],
@@ -29,11 +29,12 @@ def write(
     env: Sequence[str] = (),
     entrypoint: Sequence[str] = (),
 ) -> None:
-    """One image, all its files root's and of no time, so that equal files make an equal digest."""
+    """Write one image; all its files are root's and without times, so that digests are stable."""
     with tempfile.TemporaryDirectory(dir=archive.parent) as folder:
         blobs: dict[str, Path] = {}
         descriptors = [
-            add(blobs, pack(layer, Path(folder, f"layer-{i}"))) for i, layer in enumerate(layers)
+            add_blob(blobs, pack_layer(layer, Path(folder, f"layer-{i}")))
+            for i, layer in enumerate(layers)
         ]
         config = {
             "architecture": "amd64",
@@ -47,17 +48,20 @@ def write(
         manifest = {
             "schemaVersion": 2,
             "mediaType": MANIFEST,
-            "config": {"mediaType": CONFIG, **add(blobs, text(config, Path(folder, "config")))},
+            "config": {
+                "mediaType": CONFIG,
+                **add_blob(blobs, text_layer(config, Path(folder, "config"))),
+            },
             "layers": [{"mediaType": LAYER, **descriptor} for descriptor in descriptors],
         }
-        described = add(blobs, text(manifest, Path(folder, "manifest")))
+        described = add_blob(blobs, text_layer(manifest, Path(folder, "manifest")))
         named = {"mediaType": MANIFEST, **described, "annotations": {NAME: name}}
         unfinished = Path(folder, "archive")
-        bundle(unfinished, {"schemaVersion": 2, "manifests": [named]}, blobs)
+        write_bundle(unfinished, {"schemaVersion": 2, "manifests": [named]}, blobs)
         unfinished.rename(archive)
 
 
-def pack(layer: Layer, path: Path) -> Path:
+def pack_layer(layer: Layer, path: Path) -> Path:
     def anonymous(member: tarfile.TarInfo) -> tarfile.TarInfo:
         member.uid = member.gid = member.mtime = 0
         member.uname = member.gname = ""
@@ -68,19 +72,19 @@ def pack(layer: Layer, path: Path) -> Path:
     return path
 
 
-def text(content: object, path: Path) -> Path:
+def text_layer(content: object, path: Path) -> Path:
     path.write_text(json.dumps(content, sort_keys=True))
     return path
 
 
-def add(blobs: dict[str, Path], path: Path) -> dict[str, Any]:
+def add_blob(blobs: dict[str, Path], path: Path) -> dict[str, Any]:
     with open(path, "rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     blobs[digest] = path
     return {"digest": f"sha256:{digest}", "size": path.stat().st_size}
 
 
-def bundle(archive: Path, index: object, blobs: dict[str, Path]) -> None:
+def write_bundle(archive: Path, index: object, blobs: dict[str, Path]) -> None:
     with tarfile.open(archive, "w") as packed:
         for name, content in (
             ("oci-layout", {"imageLayoutVersion": "1.0.0"}),
@@ -94,8 +98,8 @@ def bundle(archive: Path, index: object, blobs: dict[str, Path]) -> None:
             packed.add(path, arcname=f"blobs/sha256/{digest}")
 
 
-def digest(archive: Path | os.PathLike[str]) -> str:
-    """The digest of the one image in an archive."""
+def read_digest(archive: Path | os.PathLike[str]) -> str:
+    """Return the digest of the single image in an archive."""
     with tarfile.open(archive) as packed:
         index = packed.extractfile("index.json")
         assert index is not None

@@ -1,4 +1,4 @@
-"""Throw-away keys and certificates of a cluster, and the kubeconfigs made of them. One authority signs all."""
+"""Throw-away keys and certificates of a cluster, signed by one authority, and its kubeconfigs."""
 
 import base64
 import json
@@ -30,23 +30,23 @@ CLIENTS = {
 }
 
 
-def openssl(folder: Path, *words: str) -> None:
+def run_openssl(folder: Path, *words: str) -> None:
     done = subprocess.run(["openssl", *words], cwd=folder, capture_output=True, text=True)
     if done.returncode:
         raise RuntimeError(f"openssl {' '.join(words)}: {done.stderr.strip()}")
 
 
-def make(folder: Path) -> None:
-    """Every key and certificate, new, into `folder`."""
+def make_certificates(folder: Path) -> None:
+    """Make every key and certificate in `folder`."""
     folder.mkdir(parents=True, mode=0o700)
-    key(folder, "ca")
+    make_key(folder, "ca")
     uses = (
         "basicConstraints=critical,CA:TRUE",
         "keyUsage=critical,keyCertSign,cRLSign,digitalSignature",
     )
     extensions = [word for use in uses for word in ("-addext", use)]
     subject = ("-subj", "/CN=jaxlaunch-test")
-    openssl(
+    run_openssl(
         folder,
         "req",
         "-x509",
@@ -61,24 +61,30 @@ def make(folder: Path) -> None:
         *extensions,
     )
     for name, names in SERVERS.items():
-        leaf(folder, name, f"/CN={name}", f"extendedKeyUsage=serverAuth\nsubjectAltName={names}\n")
+        make_leaf(
+            folder, name, f"/CN={name}", f"extendedKeyUsage=serverAuth\nsubjectAltName={names}\n"
+        )
     for name, subject_ in CLIENTS.items():
-        leaf(folder, name, subject_, "extendedKeyUsage=clientAuth\n")
+        make_leaf(folder, name, subject_, "extendedKeyUsage=clientAuth\n")
     # Tokens of service accounts are signed with RSA.
-    openssl(folder, "genrsa", "-out", "sa.key", "2048")
-    openssl(folder, "rsa", "-in", "sa.key", "-pubout", "-out", "sa.pub")
+    run_openssl(folder, "genrsa", "-out", "sa.key", "2048")
+    run_openssl(folder, "rsa", "-in", "sa.key", "-pubout", "-out", "sa.pub")
 
 
-def key(folder: Path, name: str) -> None:
-    openssl(folder, "ecparam", "-name", "prime256v1", "-genkey", "-noout", "-out", f"{name}.key")
+def make_key(folder: Path, name: str) -> None:
+    run_openssl(
+        folder, "ecparam", "-name", "prime256v1", "-genkey", "-noout", "-out", f"{name}.key"
+    )
 
 
-def leaf(folder: Path, name: str, subject: str, extensions: str) -> None:
-    key(folder, name)
+def make_leaf(folder: Path, name: str, subject: str, extensions: str) -> None:
+    make_key(folder, name)
     (folder / f"{name}.ext").write_text(f"keyUsage=digitalSignature\n{extensions}")
-    openssl(folder, "req", "-new", "-key", f"{name}.key", "-subj", subject, "-out", f"{name}.csr")
+    run_openssl(
+        folder, "req", "-new", "-key", f"{name}.key", "-subj", subject, "-out", f"{name}.csr"
+    )
     signer = ("-CA", "ca.crt", "-CAkey", "ca.key", "-CAcreateserial", "-days", DAYS)
-    openssl(
+    run_openssl(
         folder,
         "x509",
         "-req",
@@ -92,25 +98,28 @@ def leaf(folder: Path, name: str, subject: str, extensions: str) -> None:
     )
 
 
-def kubeconfigs(pki: Path, folder: Path) -> None:
-    """One kubeconfig a client; each holds its certificates, so that it works wherever it is moved."""
+def write_kubeconfigs(pki: Path, folder: Path) -> None:
+    """Write a kubeconfig for each client with its certificates, so that it can be moved."""
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     for name in CLIENTS:
         pair = {
-            "client-certificate-data": data(pki / f"{name}.crt"),
-            "client-key-data": data(pki / f"{name}.key"),
+            "client-certificate-data": encode_file(pki / f"{name}.crt"),
+            "client-key-data": encode_file(pki / f"{name}.key"),
         }
-        (folder / f"{name}.conf").write_text(kubeconfig(pki, pair))
+        (folder / f"{name}.conf").write_text(make_kubeconfig(pki, pair))
 
 
-def kubeconfig(pki: Path, user: dict[str, str]) -> str:
+def make_kubeconfig(pki: Path, user: dict[str, str]) -> str:
     config = {
         "apiVersion": "v1",
         "kind": "Config",
         "clusters": [
             {
                 "name": "test",
-                "cluster": {"server": SERVER, "certificate-authority-data": data(pki / "ca.crt")},
+                "cluster": {
+                    "server": SERVER,
+                    "certificate-authority-data": encode_file(pki / "ca.crt"),
+                },
             }
         ],
         "users": [{"name": "test", "user": user}],
@@ -120,5 +129,5 @@ def kubeconfig(pki: Path, user: dict[str, str]) -> str:
     return json.dumps(config, indent=1)
 
 
-def data(path: Path) -> str:
+def encode_file(path: Path) -> str:
     return base64.b64encode(path.read_bytes()).decode()

@@ -7,9 +7,9 @@ server's and the gateway of the pods. There is no service network: nothing here 
 import hashlib
 from pathlib import Path
 
-from tests.cluster.harness.build import cache
+from tests.cluster.harness.build import cache_folder
 
-CACHE = cache()
+CACHE = cache_folder()
 RUN = CACHE / "run"  # all state of the cluster that is up; gone after `down`
 STORE = CACHE / "containerd"  # containerd's root: images stay unpacked from one cluster to the next
 IMAGES = CACHE / "images"  # image archives
@@ -56,8 +56,8 @@ KUBELET = 10250
 PORTS = (12379, 12380, *HEALTH.values())
 
 
-def sources(*modules: str) -> str:
-    """A hash of the named modules of this package: what they made is made again when they change."""
+def hash_sources(*modules: str) -> str:
+    """Return a hash of the named modules of this package, whose products depend on it."""
     digest = hashlib.sha256()
     for module in modules:
         digest.update((Path(__file__).parent / f"{module}.py").read_bytes())

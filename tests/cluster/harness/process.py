@@ -1,8 +1,7 @@
 """The daemons of a cluster: started, found again and stopped.
 
-Each carries a mark in its environment, so that they are found by reading /proc, even when whoever
-started them was killed between starting one and writing it down. A record that is no file cannot be
-stale.
+Each carries a mark in its environment, so that reading /proc finds it, even if its starter was
+killed before it could record it. A record that is no file cannot be stale.
 """
 
 import os
@@ -36,11 +35,11 @@ class Daemon(NamedTuple):
 
 
 class Down(RuntimeError):
-    """A part of the cluster did not come up; the message has the end of its log."""
+    """A part of the cluster did not start; the message has the end of its log."""
 
 
 def start(name: str, command: Sequence[str | Path], env: Mapping[str, str] = os.environ) -> None:
-    """Starts `command` in a session of its own, its output in the run folder's log of that name."""
+    """Start `command` in a session of its own, with its output in the log of that name."""
     LOGS.mkdir(parents=True, exist_ok=True)
     log = os.fspath(LOGS / f"{name}.log")
     words = ["nice", "-n", str(NICENESS), *(os.fspath(word) for word in command)]
@@ -68,8 +67,8 @@ def start(name: str, command: Sequence[str | Path], env: Mapping[str, str] = os.
         Path(f"/proc/{pid}/autogroup").write_text(str(NICENESS))
 
 
-def running() -> Iterator[Daemon]:
-    """Every living process with this cluster's mark; children have their parent's name."""
+def find_processes() -> Iterator[Daemon]:
+    """Yield every living process with this cluster's mark; children have their parent's name."""
     prefix = f"{MARK}={RUN}:".encode()
     for folder in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):  # it ended while we looked
@@ -79,25 +78,27 @@ def running() -> Iterator[Daemon]:
                     yield Daemon(variable.removeprefix(prefix).decode(), pid, os.getsid(pid) == pid)
 
 
-def leading() -> dict[str, int]:
-    """The process of each daemon that lives, by name."""
-    return {daemon.name: daemon.pid for daemon in running() if daemon.leads}
+def find_daemons() -> dict[str, int]:
+    """Return the main process of each living daemon, by name."""
+    return {daemon.name: daemon.pid for daemon in find_processes() if daemon.leads}
 
 
 def stop(*names: str, within: float = 10) -> None:
-    """Ends the daemons of these names: TERM, and KILL after `within` seconds."""
-    pids = [daemon.pid for daemon in running() if daemon.name in names]
-    end(pids, signal.SIGTERM, within)
-    end(pids, signal.SIGKILL, within)
+    """End the daemons of these names: TERM, and KILL after `within` seconds."""
+    pids = [daemon.pid for daemon in find_processes() if daemon.name in names]
+    end_processes(pids, signal.SIGTERM, within)
+    end_processes(pids, signal.SIGKILL, within)
 
 
 def kill(*, but: str = "", within: float = 10) -> None:
-    """Ends every daemon but this one at once; none of them has anything to save."""
-    end([daemon.pid for daemon in running() if daemon.name != but], signal.SIGKILL, within)
+    """Kill every daemon but one at once; none of them has anything to save."""
+    end_processes(
+        [daemon.pid for daemon in find_processes() if daemon.name != but], signal.SIGKILL, within
+    )
 
 
-def end(pids: Sequence[int], number: int, within: float) -> None:
-    """Sends the signal and waits until all are gone, or so many seconds."""
+def end_processes(pids: Sequence[int], number: int, within: float) -> None:
+    """Send the signal and wait until all have ended, or until the timeout."""
     deadline = time.monotonic() + within
     poll = select.poll()
     handles = set()
@@ -108,8 +109,8 @@ def end(pids: Sequence[int], number: int, within: float) -> None:
             poll.register(handle, select.POLLIN)
             signal.pidfd_send_signal(handle, number)
     waiting = set(handles)
-    while waiting and (left := deadline - time.monotonic()) > 0:
-        for handle, _ in poll.poll(left * 1000):
+    while waiting and (remaining_s := deadline - time.monotonic()) > 0:
+        for handle, _ in poll.poll(remaining_s * 1000):
             poll.unregister(handle)
             waiting.discard(handle)
     for handle in handles:
@@ -119,26 +120,28 @@ def end(pids: Sequence[int], number: int, within: float) -> None:
             os.waitpid(pid, os.WNOHANG)
 
 
-def ready(name: str, probe: Callable[[], object], within: float = 300) -> None:
-    """Returns when `probe` answers with a true value. Raises Down when the daemon ends first, or time runs out."""
+def wait_until_ready(name: str, probe: Callable[[], object], within: float = 300) -> None:
+    """Wait until `probe` is true. Raises Down if the daemon ends first or time runs out."""
     deadline = time.monotonic() + within
     last: object = "nothing yet"
-    seen = time.monotonic()
+    probed_at = time.monotonic()
     while time.monotonic() < deadline:
         try:
             if last := probe():
                 return
         except (OSError, RuntimeError) as error:
             last = error
-        if name in leading():
-            seen = time.monotonic()
-        elif time.monotonic() > seen + 5:  # within its exec, a process shows no environment
-            raise Down(f"{name} ended while it started\n{tail(name)}")
+        if name in find_daemons():
+            probed_at = time.monotonic()
+        elif time.monotonic() > probed_at + 5:  # within its exec, a process shows no environment
+            raise Down(f"{name} ended while it started\n{read_tail(name)}")
         time.sleep(0.02)
-    raise Down(f"{name} was not ready after {within:.0f} s; the last answer: {last}\n{tail(name)}")
+    raise Down(
+        f"{name} was not ready after {within:.0f} s; the last answer: {last}\n{read_tail(name)}"
+    )
 
 
-def tail(name: str, lines: int = 15) -> str:
+def read_tail(name: str, lines: int = 15) -> str:
     log = LOGS / f"{name}.log"
     text = log.read_text(errors="replace") if log.exists() else ""
     return f"the end of {log}:\n" + "\n".join(

@@ -1,6 +1,6 @@
-"""The root folder of the images: this machine's Python, a shell and a few tools, with the libraries they load.
+"""The root folder of the images: this machine's Python, a shell, tools and their libraries.
 
-Nothing is downloaded, so a base image needs no registry. Python stands in /usr/local, as in the
+Nothing is downloaded, so a base image needs no registry. Python is in /usr/local, as in the
 official images.
 """
 
@@ -50,12 +50,12 @@ FILES = {
 }
 
 
-def interpreter() -> Path:
-    """The real file of the interpreter that this one, in its venv, stands on."""
+def find_interpreter() -> Path:
+    """Return the real file of the interpreter below this venv."""
     return Path(sys.executable).resolve()
 
 
-def make(root: Path) -> None:
+def make_root(root: Path) -> None:
     for name in ("bin", "lib", "lib64", "sbin"):  # merged, as in Debian
         (root / "usr" / name).mkdir(parents=True)
         (root / name).symlink_to(f"usr/{name}")
@@ -67,18 +67,18 @@ def make(root: Path) -> None:
     copy_tools(root)
     copy_python(root)
     if CERTIFICATES.exists():
-        place(CERTIFICATES, root / CERTIFICATES.relative_to("/"))
+        place_file(CERTIFICATES, root / CERTIFICATES.relative_to("/"))
 
 
 def copy_tools(root: Path) -> None:
     for tool in TOOLS:
-        if found := shutil.which(tool, path="/usr/bin:/bin"):
-            place(Path(found), root / "usr/bin" / tool)
-            copy_libraries(root, Path(found))
+        if path := shutil.which(tool, path="/usr/bin:/bin"):
+            place_file(Path(path), root / "usr/bin" / tool)
+            copy_libraries(root, Path(path))
     for name in LIBRARIES:
         for folder in LIBRARY_FOLDERS:
             if (folder / name).exists():
-                place(folder / name, root / "usr/lib" / folder.name / name)
+                place_file(folder / name, root / "usr/lib" / folder.name / name)
                 break
 
 
@@ -86,32 +86,32 @@ def copy_python(root: Path) -> None:
     ignore = shutil.ignore_patterns(*UNUSED, "config-*", "*.a")
     library = Path(sysconfig.get_path("stdlib"))
     shutil.copytree(library, root / "usr/local/lib" / VERSION, ignore=ignore, symlinks=True)
-    place(interpreter(), root / "usr/local/bin" / VERSION)
+    place_file(find_interpreter(), root / "usr/local/bin" / VERSION)
     wheels = sysconfig.get_config_var("WHEEL_PKG_DIR")  # where Debian's ensurepip has pip
     if wheels and Path(wheels).exists():
         shutil.copytree(wheels, root / Path(wheels).relative_to("/"))
     for alias in ("python3", "python"):
         (root / "usr/local/bin" / alias).symlink_to(VERSION)
-    for binary in (interpreter(), *library.rglob("*.so")):
+    for binary in (find_interpreter(), *library.rglob("*.so")):
         copy_libraries(root, binary)
     compile_all(root / "usr/local/lib" / VERSION)
 
 
 def copy_libraries(root: Path, binary: Path) -> None:
-    """The shared libraries that `binary` loads; libpython, from wherever it is, among the system's."""
+    """Copy the shared libraries of `binary`; libpython goes among the system's."""
     listed = subprocess.run(["ldd", binary], capture_output=True, text=True).stdout
-    for found in re.findall(r"(?:=> )?(/\S+) \(0x", listed):
-        folder = "lib64" if "ld-linux" in found else "lib/x86_64-linux-gnu"
-        place(Path(found), root / "usr" / folder / os.path.basename(found))
+    for library in re.findall(r"(?:=> )?(/\S+) \(0x", listed):
+        folder = "lib64" if "ld-linux" in library else "lib/x86_64-linux-gnu"
+        place_file(Path(library), root / "usr" / folder / os.path.basename(library))
 
 
-def place(source: Path, target: Path) -> None:
+def place_file(source: Path, target: Path) -> None:
     if not target.exists():
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(source.resolve(), target)
 
 
 def compile_all(folder: Path) -> None:
-    """Bytecode that does not look at times, of which an image has none: uncompiled, jax takes 8 s more to import."""
+    """Compile bytecode that ignores times: uncompiled, jax takes 8 s more to import."""
     options = ["-q", "-j", "2", "--invalidation-mode", "unchecked-hash", "-x", "/tests?/"]
     subprocess.run([sys.executable, "-m", "compileall", *options, folder], capture_output=True)

@@ -33,35 +33,37 @@ GRACE_S = 50.0
 
 
 @contextmanager
-def joined(home: Path, *images: str) -> Iterator[None]:
-    """The node is there, with these images of the first one, for pods that tolerate TAINT."""
-    begin(home, *images)
+def join_node(home: Path, *images: str) -> Iterator[None]:
+    """Join the node with these images of the first one, for pods that tolerate TAINT."""
+    begin_node(home, *images)
     try:
         yield
     finally:
-        end()
+        end_node()
         with suppress(Refused):  # it was deleted meanwhile
             Api(ADMIN).delete(PATH)
 
 
-def begin(home: Path, *images: str) -> None:
-    """Starts the node; returns when it is ready for a pod."""
+def begin_node(home: Path, *images: str) -> None:
+    """Start the node and wait until it is ready for a pod."""
     for folder in (PLACE, PLACE / "opt", PLACE / "kubelet"):
         folder.mkdir(parents=True, exist_ok=True)
-    pki.leaf(PKI, NODE, f"/O=system:nodes/CN=system:node:{NODE}", "extendedKeyUsage=clientAuth\n")
+    pki.make_leaf(
+        PKI, NODE, f"/O=system:nodes/CN=system:node:{NODE}", "extendedKeyUsage=clientAuth\n"
+    )
     pair = {
-        "client-certificate-data": pki.data(PKI / f"{NODE}.crt"),
-        "client-key-data": pki.data(PKI / f"{NODE}.key"),
+        "client-certificate-data": pki.encode_file(PKI / f"{NODE}.crt"),
+        "client-key-data": pki.encode_file(PKI / f"{NODE}.key"),
     }
-    (KUBECONFIGS / f"{NODE}.conf").write_text(pki.kubeconfig(PKI, pair))
+    (KUBECONFIGS / f"{NODE}.conf").write_text(pki.make_kubeconfig(PKI, pair))
     start_containerd()
-    if left := ctr("containers", "list", "-q").split():  # of pods that were lost with it
-        ctr("containers", "delete", *left)
-    held = ctr("images", "list", "-q").split()
+    if containers := run_ctr("containers", "list", "-q").split():  # of pods that were lost with it
+        run_ctr("containers", "delete", *containers)
+    held = run_ctr("images", "list", "-q").split()
     for name in (containerd.PAUSE, *images):
         if name not in held:
-            copy(name)
-    for hierarchy in cgroups.hierarchies():
+            copy_image(name)
+    for hierarchy in cgroups.find_hierarchies():
         (hierarchy / GROUP).mkdir(exist_ok=True)
     start_kubelet(home)
 
@@ -79,12 +81,12 @@ def start_containerd() -> None:
         text = text.replace(old, new)
     (PLACE / "containerd.toml").write_text(text)
     process.start("containerd-1", ["containerd", "--config", PLACE / "containerd.toml"])
-    process.ready("containerd-1", lambda: ctr("version"))
+    process.wait_until_ready("containerd-1", lambda: run_ctr("version"))
 
 
 def start_kubelet(home: Path) -> None:
-    """Starts its kubelet, also again; returns when the node is ready."""
-    config = kubelet.config() | {
+    """Start the node's kubelet, also again, and wait until the node is ready."""
+    config = kubelet.write_config() | {
         "port": PORT,
         "containerRuntimeEndpoint": f"unix://{SOCKET}",
         "cgroupRoot": f"/{GROUP}",
@@ -103,45 +105,47 @@ def start_kubelet(home: Path) -> None:
         f"--register-with-taints={TAINT}=:NoSchedule",
     ]
     process.start("kubelet-1", [home / "kubelet", *flags])
-    process.ready("kubelet-1", lambda: condition() == "True")
+    process.wait_until_ready("kubelet-1", lambda: ready_condition() == "True")
 
 
 def stop_kubelet() -> None:
-    """What runs on the node goes on, and nobody hears of it."""
-    process.end(
-        [pid for name, pid in process.leading().items() if name == "kubelet-1"],
+    """Stop the kubelet; what runs on the node continues unobserved."""
+    process.end_processes(
+        [pid for name, pid in process.find_daemons().items() if name == "kubelet-1"],
         signal.SIGKILL,
         within=10,
     )
 
 
-def lose(pids: Sequence[int]) -> None:
-    """The machine is gone: no packet leaves its pod any more, then all that ran there ends."""
+def lose_node(pids: Sequence[int]) -> None:
+    """Lose the machine: cut its pod's network, then kill all that ran there."""
     subprocess.run(
         ["nsenter", "-t", str(pids[0]), "-n", "ip", "link", "set", "eth0", "down"], check=True
     )
-    daemons = [daemon.pid for daemon in process.running() if daemon.name in NAMES]
+    daemons = [daemon.pid for daemon in process.find_processes() if daemon.name in NAMES]
     for pid in (*daemons, *pids):
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
 
 
-def end() -> None:
-    """Ends the node and what runs on it."""
+def end_node() -> None:
+    """End the node and what runs on it."""
     stop_kubelet()
     with suppress(RuntimeError):
-        for task in ctr("tasks", "list", "-q").split():
-            ctr("tasks", "delete", "--force", task)
-    process.end(
-        [daemon.pid for daemon in process.running() if daemon.name in NAMES],
+        for task in run_ctr("tasks", "list", "-q").split():
+            run_ctr("tasks", "delete", "--force", task)
+    process.end_processes(
+        [daemon.pid for daemon in process.find_processes() if daemon.name in NAMES],
         signal.SIGKILL,
         within=10,
     )
 
 
-def unknown() -> None:
-    """Says of a node and its pods what the node controller does once it has been silent for GRACE_S; what follows is
-    that controller's own."""
+def mark_unknown() -> None:
+    """Set the node's and its pods' status as the node controller does after GRACE_S of silence.
+
+    What follows is that controller's own work.
+    """
     api, now = Api(ADMIN), datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     silent = {
         "status": "Unknown",
@@ -151,30 +155,35 @@ def unknown() -> None:
     }
     api.merge(f"{PATH}/status", {"status": {"conditions": [{"type": "Ready", **silent}]}})
     for pod in api.get(f"/api/v1/pods?fieldSelector=spec.nodeName%3D{NODE}")["items"]:
-        known = pod["status"].get("conditions", [])
-        changed = [one | {"status": "False"} if one["type"] == "Ready" else one for one in known]
+        conditions = pod["status"].get("conditions", [])
+        changed = [
+            condition | {"status": "False"} if condition["type"] == "Ready" else condition
+            for condition in conditions
+        ]
         path = f"/api/v1/namespaces/{pod['metadata']['namespace']}/pods/{pod['metadata']['name']}/status"
         with suppress(Refused):  # it is gone meanwhile
             api.merge(path, {"status": {"conditions": changed}})
 
 
-def condition() -> str:
-    """Whether the node is ready, as the API server has it: True, False, Unknown; nothing where there is no node."""
+def ready_condition() -> str:
+    """Return the node's ready condition: True, False or Unknown, or nothing without a node."""
     with suppress(RuntimeError):
         conditions = Api(ADMIN).get(PATH)["status"].get("conditions", [])
-        return next((one["status"] for one in conditions if one["type"] == "Ready"), "")
+        return next(
+            (condition["status"] for condition in conditions if condition["type"] == "Ready"), ""
+        )
     return ""
 
 
-def copy(name: str) -> None:
-    """Puts an image of the first node into this one's store."""
+def copy_image(name: str) -> None:
+    """Copy an image of the first node into this one's store."""
     archive = PLACE / "image.tar"
-    containerd.ctr("images", "export", archive, name)
-    ctr("images", "import", archive)
+    containerd.run_ctr("images", "export", archive, name)
+    run_ctr("images", "import", archive)
     archive.unlink()
 
 
-def ctr(*words: str | Path) -> str:
+def run_ctr(*words: str | Path) -> str:
     command = [
         "ctr",
         "--address",

@@ -1,6 +1,6 @@
-"""Ends a cluster and takes away all it left on the machine, whatever state it is in.
+"""End a cluster and remove all that it left on the machine, whatever state it is in.
 
-What the programs write in fixed places of the machine is removed where it was not there before the
+What the programs write in fixed places of the machine is removed if it was not there before the
 start.
 """
 
@@ -39,8 +39,8 @@ CNI_RESULTS = Path("/var/lib/cni/results")
 CONTAINER_LOGS = Path("/var/log/containers")
 
 
-def remember() -> None:
-    """Writes down what the machine is like before anything is started."""
+def record_machine() -> None:
+    """Record the state of the machine before anything starts."""
     settings = {name: Path("/proc/sys", name).read_text() for name in SETTINGS}
     BEFORE.write_text(
         json.dumps(
@@ -49,46 +49,46 @@ def remember() -> None:
     )
 
 
-def end() -> None:
-    """Nothing of the cluster is left but its caches. Safe when nothing is up."""
+def remove_cluster() -> None:
+    """Remove everything of the cluster but its caches. Safe when nothing is up."""
     stop_programs()
-    mounts.remove(RUN, STORE)  # and what containerd mounted of its store
+    mounts.unmount_below(RUN, STORE)  # and what containerd mounted of its store
     network.remove_bridge()
-    cgroups.remove()
+    cgroups.remove_cgroups()
     if RUN.exists():
-        restore()
+        restore_machine()
         shutil.rmtree(RUN)
 
 
 def stop_programs() -> None:
-    """Those first that would start things again; containerd in peace, since its store is kept."""
+    """Stop first what would restart others; containerd ends gracefully, since its store is kept."""
     process.kill(but="containerd")
-    if "containerd" in process.leading():
+    if "containerd" in process.find_daemons():
         with suppress(RuntimeError):  # it is stuck: what it ran is killed by its cgroup
-            containerd.empty()
-    cgroups.remove()
+            containerd.remove_containers()
+    cgroups.remove_cgroups()
     process.stop("containerd")
     process.kill()
 
 
-def restore() -> None:
-    before = (
+def restore_machine() -> None:
+    record = (
         json.loads(BEFORE.read_text()) if BEFORE.exists() else {"settings": {}, "folders": FOLDERS}
     )
-    for name, value in before["settings"].items():
+    for name, value in record["settings"].items():
         if Path("/proc/sys", name).read_text() != value:
             Path("/proc/sys", name).write_text(value)
-    for path in (*results(), *log_links(), *dead_sockets()):
+    for path in (*cni_results(), *log_links(), *dead_sockets()):
         path.unlink()
-    for name in reversed([name for name in FOLDERS if name not in before["folders"]]):
+    for name in reversed([name for name in FOLDERS if name not in record["folders"]]):
         if name.startswith("/var/lib/kubelet/"):
             shutil.rmtree(name, ignore_errors=True)
         with suppress(OSError):  # never made, or by now another's too
             os.rmdir(name)
 
 
-def results() -> list[Path]:
-    """The CNI library's notes on our containers; one network's name is ours, another's is everybody's."""
+def cni_results() -> list[Path]:
+    """Return the CNI library's notes on the containers of our network."""
     prefix = f"{NETWORK}-"  # then the container, and its interface
     ours = {
         path.name.removeprefix(prefix).rpartition("-")[0] for path in CNI_RESULTS.glob(f"{prefix}*")
@@ -107,6 +107,6 @@ def in_run(target: str) -> bool:
 
 
 def dead_sockets() -> list[Path]:
-    """Of shims that were killed: nobody listens there."""
+    """Return sockets of killed shims, at which nobody listens."""
     listening = Path("/proc/net/unix").read_text()
     return [path for path in SHIMS.glob("*") if f"{path}\n" not in listening]

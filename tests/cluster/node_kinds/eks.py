@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from tests.cluster.node_kinds.kind import Kind, Platform, cpu_left, names
+from tests.cluster.node_kinds.kind import Kind, Platform, cpu_left, split_names
 
 TYPES = "karpenter.sh/docs/reference/instance-types"  # of each: labels, memory left, GPUs, EFA
 # Of types that the reference lacks: vCPUs, memory.
@@ -25,16 +25,18 @@ POOLS = "docs.aws.amazon.com/eks/latest/userguide/ml-node-pools.html"
 _TAINT = {"nvidia.com/gpu": "true"}
 
 
-def _karpenter(capacity: str, **more: str) -> dict[str, str]:
-    reserved = {f"karpenter.k8s.aws/{key.replace('_', '-')}": value for key, value in more.items()}
+def _karpenter_labels(capacity: str, **labels: str) -> dict[str, str]:
+    reserved = {
+        f"karpenter.k8s.aws/{key.replace('_', '-')}": value for key, value in labels.items()
+    }
     return {"karpenter.sh/capacity-type": capacity, "karpenter.sh/nodepool": "gpus", **reserved}
 
 
-def _managed(capacity: str) -> dict[str, str]:
+def _managed_labels(capacity: str) -> dict[str, str]:
     return {"eks.amazonaws.com/capacityType": capacity, "eks.amazonaws.com/nodegroup": "gpus"}
 
 
-def _node(
+def _make_node(
     instance: str,
     size: tuple[int, int],  # vCPUs, MiB that are left to pods
     resources: Mapping[str, int],
@@ -67,55 +69,59 @@ def _node(
         labels | dict(capacity),
         _TAINT if made_by_karpenter and "gpu" in resources else {},
         {"cpu": cpu_left(vcpus), "memory": f"{mib}Mi", **counts},
-        names(takes),
+        split_names(takes),
     )
 
 
-_ON_DEMAND = _karpenter("on-demand")
+_ON_DEMAND = _karpenter_labels("on-demand")
 _P5 = (192, 1938410)
 _P5EN = (192, 1937332)
 
 # A job that names no capacity takes any; one for cpu takes whatever has no taint, whatever its
 # architecture.
 KINDS = (
-    _node("m7i.8xlarge", (32, 118312), {}, _managed("ON_DEMAND"), "cpu"),
-    _node(
+    _make_node("m7i.8xlarge", (32, 118312), {}, _managed_labels("ON_DEMAND"), "cpu"),
+    _make_node(
         "m7i.8xlarge",
         (32, 118312),
         {},
-        _karpenter("spot"),
+        _karpenter_labels("spot"),
         "cpu, cpu spot",
         KARPENTER,
         suffix="spot",
     ),
-    _node("m7g.8xlarge", (32, 118253), {}, _managed("ON_DEMAND"), "cpu", arch="arm64"),
-    _node("g6.xlarge", (4, 14162), {"gpu": 1}, _ON_DEMAND, "l4"),
-    _node("g6.12xlarge", (48, 178933), {"gpu": 4, "efa": 1}, _ON_DEMAND, "l4, l4 x4, l4 efa"),
-    _node(
+    _make_node("m7g.8xlarge", (32, 118253), {}, _managed_labels("ON_DEMAND"), "cpu", arch="arm64"),
+    _make_node("g6.xlarge", (4, 14162), {"gpu": 1}, _ON_DEMAND, "l4"),
+    _make_node("g6.12xlarge", (48, 178933), {"gpu": 4, "efa": 1}, _ON_DEMAND, "l4, l4 x4, l4 efa"),
+    _make_node(
         "g6.48xlarge", (192, 718987), {"gpu": 8, "efa": 1}, _ON_DEMAND, "l4, l4 x4, l4 x8, l4 efa"
     ),
-    _node(
+    _make_node(
         "g6.xlarge",
         (4, 14162),
         {"gpu": 1},
-        _karpenter("spot"),
+        _karpenter_labels("spot"),
         "l4, l4 spot",
         KARPENTER,
         suffix="spot",
     ),
-    _node("g6e.48xlarge", (192, 1449132), {"gpu": 8, "efa": 4}, _ON_DEMAND, ""),
-    _node("p3dn.24xlarge", (96, 718987), {"gpu": 8, "efa": 1}, _ON_DEMAND, ""),
-    _node(
+    _make_node("g6e.48xlarge", (192, 1449132), {"gpu": 8, "efa": 4}, _ON_DEMAND, ""),
+    _make_node("p3dn.24xlarge", (96, 718987), {"gpu": 8, "efa": 1}, _ON_DEMAND, ""),
+    _make_node(
         "p4d.24xlarge", (96, 1082712), {"gpu": 8, "efa": 4}, _ON_DEMAND, "a100, a100 of 40 GB efa"
     ),
-    _node("p4de.24xlarge", (96, 1082712), {"gpu": 8, "efa": 4}, _ON_DEMAND, "a100, a100 of 80 GB"),
-    _node("p5.4xlarge", (16, 240830), {"gpu": 1, "efa": 1}, _ON_DEMAND, "h100 x1, h100 x1 efa"),
-    _node("p5.48xlarge", _P5, {"gpu": 8, "efa": 32}, _ON_DEMAND, "h100, h100 x1, h100 efa"),
-    _node(
+    _make_node(
+        "p4de.24xlarge", (96, 1082712), {"gpu": 8, "efa": 4}, _ON_DEMAND, "a100, a100 of 80 GB"
+    ),
+    _make_node(
+        "p5.4xlarge", (16, 240830), {"gpu": 1, "efa": 1}, _ON_DEMAND, "h100 x1, h100 x1 efa"
+    ),
+    _make_node("p5.48xlarge", _P5, {"gpu": 8, "efa": 32}, _ON_DEMAND, "h100, h100 x1, h100 efa"),
+    _make_node(
         "p5.48xlarge",
         _P5,
         {"gpu": 8, "efa": 32},
-        _karpenter(
+        _karpenter_labels(
             "reserved",
             capacity_reservation_id="cr-0123456789abcdef0",
             capacity_reservation_type="default",
@@ -124,22 +130,24 @@ KINDS = (
         KARPENTER,
         suffix="reserved",
     ),
-    _node("p5e.48xlarge", _P5, {"gpu": 8, "efa": 32}, _ON_DEMAND, "h200, h200 efa of p5e"),
-    _node("p5en.48xlarge", _P5EN, {"gpu": 8, "efa": 16}, _ON_DEMAND, "h200, h200 efa of p5en"),
-    _node(
+    _make_node("p5e.48xlarge", _P5, {"gpu": 8, "efa": 32}, _ON_DEMAND, "h200, h200 efa of p5e"),
+    _make_node("p5en.48xlarge", _P5EN, {"gpu": 8, "efa": 16}, _ON_DEMAND, "h200, h200 efa of p5en"),
+    _make_node(
         "p5en.48xlarge",
         _P5EN,
         {"gpu": 8, "efa": 16},
-        _karpenter("spot"),
+        _karpenter_labels("spot"),
         "h200, h200 efa of p5en, h200 spot",
         KARPENTER,
         suffix="spot",
     ),
-    _node("p6-b200.48xlarge", _P5EN, {"gpu": 8, "efa": 8}, _ON_DEMAND, "b200, b200 efa"),
-    _node(
+    _make_node("p6-b200.48xlarge", _P5EN, {"gpu": 8, "efa": 8}, _ON_DEMAND, "b200, b200 efa"),
+    _make_node(
         "p6-b300.48xlarge", (192, 3877198), {"gpu": 8, "efa": 16}, _ON_DEMAND, "b300, b300 efa", EFA
     ),
-    _node("p6e-gb200.36xlarge", (144, 906779), {"gpu": 4}, _ON_DEMAND, "gb200", EC2, arch="arm64"),
+    _make_node(
+        "p6e-gb200.36xlarge", (144, 906779), {"gpu": 4}, _ON_DEMAND, "gb200", EC2, arch="arm64"
+    ),
 )
 _CHOSEN = "node_selector: {node.kubernetes.io/instance-type: %s}"
 JOBS = {
@@ -182,38 +190,38 @@ EKS = Platform(KINDS, JOBS)
 _B300 = {"gpu": 8, "efa": 16}
 MANAGED_GROUPS = Platform(
     (
-        _node(
+        _make_node(
             "m7i.8xlarge",
             (32, 118312),
             {},
-            _managed("SPOT"),
+            _managed_labels("SPOT"),
             "cpu, cpu spot",
             MANAGED,
             suffix="spot-group",
         ),
-        _node(
+        _make_node(
             "g6.xlarge",
             (4, 14162),
             {"gpu": 1},
-            _managed("ON_DEMAND"),
+            _managed_labels("ON_DEMAND"),
             "cpu, l4",
             MANAGED,
             suffix="group",
         ),
-        _node(
+        _make_node(
             "g6.xlarge",
             (4, 14162),
             {"gpu": 1},
-            _managed("SPOT"),
+            _managed_labels("SPOT"),
             "cpu, cpu spot, l4, l4 spot",
             MANAGED,
             suffix="spot-group",
         ),
-        _node(
+        _make_node(
             "p6-b300.48xlarge",
             (192, 3877198),
             _B300,
-            _managed("CAPACITY_BLOCK")
+            _managed_labels("CAPACITY_BLOCK")
             | {"capacity-reservation-id": "cr-0123456789abcdef0"},  # the group's own label
             "cpu, b300",
             BLOCKS,

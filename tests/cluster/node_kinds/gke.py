@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from tests.cluster.node_kinds.kind import Kind, Platform, cpu_left, names
+from tests.cluster.node_kinds.kind import Kind, Platform, cpu_left, split_names
 
 _DOCS = "cloud.google.com/kubernetes-engine/docs"
 AUTOSCALER = "k8s.io/gke-autoscaling, cluster-autoscaler/pkg/cloudprovider/gke/labels"
@@ -42,20 +42,20 @@ _ARM: _Device = ({"kubernetes.io/arch": "arm64"}, {"kubernetes.io/arch": "arm64"
 
 
 def _memory_left(gib: int) -> str:
-    """What the kubelet leaves of so much memory (SIZES), with the 100 MiB at which it evicts."""
-    kept, rest = 100 / 1024, float(gib)
+    """Return what the kubelet leaves of a memory size (SIZES), without its 100 MiB for evictions."""
+    reserved, remaining = 100 / 1024, float(gib)
     for size, share in ((4, 0.25), (4, 0.2), (8, 0.1), (112, 0.06), (gib, 0.02)):
-        kept += share * min(rest, size)
-        rest -= min(rest, size)
-    return f"{int((gib - kept) * 1024)}Mi"
+        reserved += share * min(remaining, size)
+        remaining -= min(remaining, size)
+    return f"{int((gib - reserved) * 1024)}Mi"
 
 
-def _gpu(value: str, count: int) -> _Device:
+def _gpu_labels(value: str, count: int) -> _Device:
     labels = {f"{_CLOUD}/gke-accelerator": value, f"{_CLOUD}/gke-accelerator-count": str(count)}
     return labels, {"nvidia.com/gpu": "present"}, {"nvidia.com/gpu": str(count)}
 
 
-def _tpu(value: str, topology: str, chips: int) -> _Device:
+def _tpu_labels(value: str, topology: str, chips: int) -> _Device:
     labels = {
         f"{_CLOUD}/gke-tpu-accelerator": value,
         f"{_CLOUD}/gke-tpu-topology": topology,
@@ -64,7 +64,7 @@ def _tpu(value: str, topology: str, chips: int) -> _Device:
     return labels, {"google.com/tpu": "present"}, {"google.com/tpu": str(chips)}
 
 
-def _node(
+def _make_node(
     machine: str,
     size: tuple[int, int],  # vCPUs, GiB
     device: _Device,
@@ -91,7 +91,7 @@ def _node(
         common | device[0] | (labels or {}),
         {**device[1], **(taints or {})},
         {"cpu": cpu_left(vcpus), "memory": _memory_left(gib), **device[2]},
-        names(takes),
+        split_names(takes),
     )
 
 
@@ -105,9 +105,11 @@ _ULTRA = (224, 2952)
 
 # A job that names no capacity takes any that has no taint of its own.
 KINDS = (
-    _node("n2-standard-32", (32, 128), _NONE, "cpu", GENERAL),
-    _node("n2-standard-32", (32, 128), _NONE, "cpu, cpu spot", SPOT, suffix="spot", labels=_SPOT),
-    _node(
+    _make_node("n2-standard-32", (32, 128), _NONE, "cpu", GENERAL),
+    _make_node(
+        "n2-standard-32", (32, 128), _NONE, "cpu, cpu spot", SPOT, suffix="spot", labels=_SPOT
+    ),
+    _make_node(
         "n2-standard-32",
         (32, 128),
         _NONE,
@@ -117,144 +119,188 @@ KINDS = (
         labels=_SPOT,
         taints={f"{_CLOUD}/gke-spot": "true"},
     ),
-    _node("c4a-standard-32", (32, 128), _ARM, "", ARM),
-    _node("n1-standard-16", (16, 60), _gpu("nvidia-tesla-t4", 4), "", GPUS),
-    _node("g4-standard-384", (384, 1440), _gpu("nvidia-rtx-pro-6000", 8), "", ACCELERATED),
-    _node("g2-standard-12", (12, 48), _gpu(_L4, 1), "l4", ACCELERATED),
-    _node("g2-standard-96", (96, 384), _gpu(_L4, 8), "l4, l4 x8", ACCELERATED),
-    _node(
+    _make_node("c4a-standard-32", (32, 128), _ARM, "", ARM),
+    _make_node("n1-standard-16", (16, 60), _gpu_labels("nvidia-tesla-t4", 4), "", GPUS),
+    _make_node(
+        "g4-standard-384", (384, 1440), _gpu_labels("nvidia-rtx-pro-6000", 8), "", ACCELERATED
+    ),
+    _make_node("g2-standard-12", (12, 48), _gpu_labels(_L4, 1), "l4", ACCELERATED),
+    _make_node("g2-standard-96", (96, 384), _gpu_labels(_L4, 8), "l4, l4 x8", ACCELERATED),
+    _make_node(
         "g2-standard-12",
         (12, 48),
-        _gpu(_L4, 1),
+        _gpu_labels(_L4, 1),
         "l4 spot",
         SPOT,
         suffix="spot",
         labels=_SPOT,
         taints={f"{_CLOUD}/gke-spot": "true"},
     ),
-    _node("a2-highgpu-1g", (12, 85), _gpu(_A100, 1), "a100 x1", ACCELERATED),
-    _node("a2-highgpu-8g", (96, 680), _gpu(_A100, 8), "a100, a100 x1, a100 of 40 GB", ACCELERATED),
-    _node(
-        "a2-ultragpu-8g", (96, 1360), _gpu(_A100_80, 8), "a100, a100 x1, a100 of 80 GB", ACCELERATED
+    _make_node("a2-highgpu-1g", (12, 85), _gpu_labels(_A100, 1), "a100 x1", ACCELERATED),
+    _make_node(
+        "a2-highgpu-8g",
+        (96, 680),
+        _gpu_labels(_A100, 8),
+        "a100, a100 x1, a100 of 40 GB",
+        ACCELERATED,
     ),
-    _node("a3-highgpu-1g", (26, 234), _gpu(_H100, 1), "h100 x1", ACCELERATED),
-    _node(
-        "a3-highgpu-8g", (208, 1872), _gpu(_H100, 8), "h100, h100 x1, h100 of one pool", ACCELERATED
+    _make_node(
+        "a2-ultragpu-8g",
+        (96, 1360),
+        _gpu_labels(_A100_80, 8),
+        "a100, a100 x1, a100 of 80 GB",
+        ACCELERATED,
     ),
-    _node("a3-megagpu-8g", (208, 1872), _gpu(_MEGA, 8), "h100, h100 x1, h100 tcpxo", ACCELERATED),
-    _node(
+    _make_node("a3-highgpu-1g", (26, 234), _gpu_labels(_H100, 1), "h100 x1", ACCELERATED),
+    _make_node(
+        "a3-highgpu-8g",
+        (208, 1872),
+        _gpu_labels(_H100, 8),
+        "h100, h100 x1, h100 of one pool",
+        ACCELERATED,
+    ),
+    _make_node(
         "a3-megagpu-8g",
         (208, 1872),
-        _gpu(_MEGA, 8),
+        _gpu_labels(_MEGA, 8),
+        "h100, h100 x1, h100 tcpxo",
+        ACCELERATED,
+    ),
+    _make_node(
+        "a3-megagpu-8g",
+        (208, 1872),
+        _gpu_labels(_MEGA, 8),
         "h100 flex-start",
         DWS,
         suffix="queued",
         labels=_FLEX | _QUEUED,
         taints=_QUEUED,
     ),
-    _node("a3-ultragpu-8g", _ULTRA, _gpu(_H200, 8), "h200, h200 gib", ACCELERATED),
-    _node(
+    _make_node("a3-ultragpu-8g", _ULTRA, _gpu_labels(_H200, 8), "h200, h200 gib", ACCELERATED),
+    _make_node(
         "a3-ultragpu-8g",
         _ULTRA,
-        _gpu(_H200, 8),
+        _gpu_labels(_H200, 8),
         "h200 spot",
         SPOT,
         suffix="spot",
         labels=_SPOT,
         taints={f"{_CLOUD}/gke-spot": "true"},
     ),
-    _node(
+    _make_node(
         "a3-ultragpu-8g",
         _ULTRA,
-        _gpu(_H200, 8),
+        _gpu_labels(_H200, 8),
         "h200, h200 gib, h200 bought",
         RESERVATIONS,
         suffix="reserved",
         labels=_BOUGHT,
     ),
-    _node(
+    _make_node(
         "a3-ultragpu-8g",
         _ULTRA,
-        _gpu(_H200, 8),
+        _gpu_labels(_H200, 8),
         "h200, h200 gib, h200 bought, h200 bought by another",
         RESERVATIONS,
         suffix="shared",
         labels=_SHARED,
     ),
-    _node(
+    _make_node(
         "a3-ultragpu-8g",
         _ULTRA,
-        _gpu(_H200, 8),
+        _gpu_labels(_H200, 8),
         "h200, h200 gib, h200 bought, h200 of a block",
         AUTOSCALER,
         suffix="block",
         labels=_BLOCK,
     ),
-    _node("a4-highgpu-8g", (224, 3968), _gpu(_B200, 8), "b200, b200 gib", ACCELERATED),
-    _node(
+    _make_node("a4-highgpu-8g", (224, 3968), _gpu_labels(_B200, 8), "b200, b200 gib", ACCELERATED),
+    _make_node(
         "a4-highgpu-8g",
         (224, 3968),
-        _gpu(_B200, 8),
+        _gpu_labels(_B200, 8),
         "b200, b200 gib, b200 flex-start",
         DWS,
         suffix="flex",
         labels=_FLEX,
     ),
-    _node(
+    _make_node(
         "a4-highgpu-8g",
         (224, 3968),
-        _gpu(_B200, 8),
+        _gpu_labels(_B200, 8),
         "b200 flex-start",
         AUTOSCALER,
         suffix="flex-tainted",
         labels=_FLEX,
         taints={f"{_CLOUD}/gke-flex-start": "true"},
     ),
-    _node(
+    _make_node(
         "a4x-highgpu-4g",
         (140, 884),
-        _gpu("nvidia-gb200", 4),
+        _gpu_labels("nvidia-gb200", 4),
         "gb200",
         ARM,
         labels={"kubernetes.io/arch": "arm64"},
         taints={"kubernetes.io/arch": "arm64"},
     ),
-    _node("ct4p-hightpu-4t", (240, 400), _tpu("tpu-v4-podslice", "2x2x4", 4), "v4", TPUS),
-    _node("ct5lp-hightpu-1t", (24, 48), _tpu(_V5E, "1x1", 1), "v5e of one chip", TPUS),
-    _node(
-        "ct5lp-hightpu-4t", (112, 192), _tpu(_V5E, "2x4", 4), "v5e of two hosts", TPUS, suffix="2x4"
+    _make_node(
+        "ct4p-hightpu-4t", (240, 400), _tpu_labels("tpu-v4-podslice", "2x2x4", 4), "v4", TPUS
     ),
-    _node("ct5lp-hightpu-8t", (224, 384), _tpu(_V5E, "2x4", 8), "v5e of one host", TPUS),
-    _node("ct5lp-hightpu-4t", (112, 192), _tpu(_V5E, "4x8", 4), "v5e", TPUS, suffix="4x8"),
-    _node("ct5p-hightpu-4t", (208, 448), _tpu("tpu-v5p-slice", "2x2x4", 4), "v5p", TOOLKIT),
-    _node(
+    _make_node("ct5lp-hightpu-1t", (24, 48), _tpu_labels(_V5E, "1x1", 1), "v5e of one chip", TPUS),
+    _make_node(
+        "ct5lp-hightpu-4t",
+        (112, 192),
+        _tpu_labels(_V5E, "2x4", 4),
+        "v5e of two hosts",
+        TPUS,
+        suffix="2x4",
+    ),
+    _make_node(
+        "ct5lp-hightpu-8t", (224, 384), _tpu_labels(_V5E, "2x4", 8), "v5e of one host", TPUS
+    ),
+    _make_node(
+        "ct5lp-hightpu-4t", (112, 192), _tpu_labels(_V5E, "4x8", 4), "v5e", TPUS, suffix="4x8"
+    ),
+    _make_node(
+        "ct5p-hightpu-4t", (208, 448), _tpu_labels("tpu-v5p-slice", "2x2x4", 4), "v5p", TOOLKIT
+    ),
+    _make_node(
         "ct5p-hightpu-4t",
         (208, 448),
-        _tpu("tpu-v5p-slice", "2x2x4", 4),
+        _tpu_labels("tpu-v5p-slice", "2x2x4", 4),
         "v5p spot",
         SPOT,
         suffix="spot",
         labels=_SPOT,
         taints={f"{_CLOUD}/gke-spot": "true"},
     ),
-    _node("ct6e-standard-4t", (180, 720), _tpu(_V6E, "4x4", 4), "v6e", TPUS, suffix="4x4"),
-    _node(
-        "ct6e-standard-4t", (180, 720), _tpu(_V6E, "2x4", 4), "v6e of two hosts", TPUS, suffix="2x4"
+    _make_node(
+        "ct6e-standard-4t", (180, 720), _tpu_labels(_V6E, "4x4", 4), "v6e", TPUS, suffix="4x4"
     ),
-    _node("ct6e-standard-8t", (180, 1440), _tpu(_V6E, "2x4", 8), "v6e of one host", TPUS),
-    _node(
+    _make_node(
+        "ct6e-standard-4t",
+        (180, 720),
+        _tpu_labels(_V6E, "2x4", 4),
+        "v6e of two hosts",
+        TPUS,
+        suffix="2x4",
+    ),
+    _make_node(
+        "ct6e-standard-8t", (180, 1440), _tpu_labels(_V6E, "2x4", 8), "v6e of one host", TPUS
+    ),
+    _make_node(
         "tpu7x-standard-4t",
         (224, 960),
-        _tpu("tpu7x", "2x2x4", 4),
+        _tpu_labels("tpu7x", "2x2x4", 4),
         "7x, tpu7x",
         TPUS,
         suffix="2x2x4",
     ),
-    _node("tpu7-standard-4t", (224, 960), _tpu("tpu7", "2x2x4", 4), "tpu7", AUTOSCALER),
-    _node(
+    _make_node("tpu7-standard-4t", (224, 960), _tpu_labels("tpu7", "2x2x4", 4), "tpu7", AUTOSCALER),
+    _make_node(
         "tpu7x-standard-4t",
         (224, 960),
-        _tpu("tpu7x", "4x4x4", 4),
+        _tpu_labels("tpu7x", "4x4x4", 4),
         "7x of a cube",
         TPUS,
         suffix="4x4x4",

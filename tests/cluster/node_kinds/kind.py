@@ -33,26 +33,27 @@ class Platform:
     defaults: str = ""
 
     def meant_for(self, job: str) -> list[str]:
-        """The kinds that are meant for a job."""
+        """Return the kinds that are meant for a job."""
         return [kind.name for kind in self.kinds if job in kind.takes]
 
 
 def cpu_left(vcpus: int) -> str:
-    """The processor that the kubelet leaves to pods, on GKE and EKS alike: it keeps 6 % of the first core, 1 % of the
-    next, 0.5 % of the next two and 0.25 % of those above (GKE: Plan node sizes; Karpenter's
-    instance types).
+    """Return the CPUs that the kubelet leaves to pods, on GKE and EKS alike.
+
+    It reserves 6 % of the first core, 1 % of the next, 0.5 % of the next two and 0.25 % of the
+    others (GKE: Plan node sizes; Karpenter's instance types).
     """
-    kept = sum(
+    reserved = sum(
         60 if core == 0 else 10 if core == 1 else 5 if core < 4 else 2.5 for core in range(vcpus)
     )
-    return f"{int(1000 * vcpus - kept)}m"
+    return f"{int(1000 * vcpus - reserved)}m"
 
 
-def names(jobs: str) -> tuple[str, ...]:
-    """The names in a text, between commas."""
-    return tuple(one.strip() for one in jobs.split(",") if one.strip())
+def split_names(jobs: str) -> tuple[str, ...]:
+    """Return the names in a text, between commas."""
+    return tuple(name.strip() for name in jobs.split(",") if name.strip())
 
 
-def unknown(platform: Platform) -> Iterable[str]:
-    """Names of jobs that a kind is said to take and that there are not."""
+def find_unknown_jobs(platform: Platform) -> Iterable[str]:
+    """Return names of jobs that a kind accepts but that do not exist."""
     return {job for kind in platform.kinds for job in kind.takes} - platform.jobs.keys()

@@ -1,7 +1,7 @@
-"""Counts, and goes on from the count it saved: `counts.py FOLDER [stubborn]`.
+"""Count, and resume from the saved count: `counts.py FOLDER [stubborn]`.
 
-Told to stop it saves and says so; stubborn, it saves now and then and never listens. It ends a
-little after it went on.
+On a stop it saves and reports it; a stubborn one saves now and then and ignores the stop. It ends a
+little after it resumed.
 """
 
 import json

@@ -1,8 +1,8 @@
-"""Ends a process in each way the contract knows: `ends.py CODE [GENERATIONS]`. Its code is the gang's.
+"""End in each way the contract knows: `ends.py CODE [GENERATIONS]`, where CODE is the gang's.
 
-After so many generations it ends once more and then runs on: a program that crashes for ever may
-use up its restarts before a test looks, and the leader's log says how an attempt ended only while
-the generation lasts.
+After so many generations it ends once more and then runs on: a program that crashes forever may use
+up its restarts before a test looks, and the leader's log reports the end of an attempt only while
+the pod exists.
 """
 
 import json

@@ -1,4 +1,7 @@
-"""Takes memory until there is none, on one rank: `grows.py child|container RANK`. A container dies with its agent."""
+"""Take memory until there is none, on one rank: `grows.py child|container RANK`.
+
+A container dies with its agent.
+"""
 
 import os
 import sys

@@ -1,4 +1,4 @@
-"""Classify, whose training waits before its next batch while the file that HOLD names exists."""
+"""Classify, whose training waits before its next batch while the file HOLD exists."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any
 from jaxlaunch.trainer.tasks.classify import Classify
 
 
-class Held(Classify):
-    """Classify on a source that can be held; a process says in which pod it reads it."""
+class HeldClassify(Classify):
+    """Classify on a source that can be held; each process prints the pod in which it reads."""
 
     def source(self, spec: Any, split: Any) -> Any:
         source = super().source(spec, split)
@@ -20,7 +20,7 @@ class Held(Classify):
 
 
 class Source:
-    """The same examples, each when there is nothing to wait for."""
+    """The same examples, each after a possible wait."""
 
     def __init__(self, examples: Any) -> None:
         self.examples = examples

@@ -1,4 +1,7 @@
-"""Takes some steps and then: `stumbles.py hang|crash-once|raise`. Crashed once, it runs on in the next attempt."""
+"""Take some steps and then fail: `stumbles.py hang|crash-once|raise`.
+
+After one crash it runs on in the next attempt.
+"""
 
 import json
 import os
