@@ -12,7 +12,6 @@ import click
 from jaxlaunch.launcher.cli import options, output
 from jaxlaunch.launcher.errors import ClusterError, UserError
 from jaxlaunch.launcher.local import run_folders
-from jaxlaunch.launcher.wording import escape_controls
 
 if TYPE_CHECKING:
     from jaxlaunch.launcher.kubernetes.client import Cluster
@@ -254,6 +253,7 @@ def _read_job_rows(cluster: Cluster, namespace: str) -> JobRows:
     """Return the jobs of a namespace as rows. Raises ClusterError if they cannot be listed."""
     from jaxlaunch.launcher.cli.job_view import ClusterView
     from jaxlaunch.launcher.jobs.status import collect
+    from jaxlaunch.launcher.report.server import table_row
 
     snapshots = collect.read_snapshots(cluster, namespace)
     rows = []
@@ -261,19 +261,18 @@ def _read_job_rows(cluster: Cluster, namespace: str) -> JobRows:
         view = ClusterView(snapshot)
         job = view.status
         rows.append(
-            {
-                "id": "",
-                "page": "",
-                "name": escape_controls(job.name),
-                "state": job.state.value.lower(),
-                "why": escape_controls(view.explanation.headline)[:300],
-                "step": job.step,
-                "steps": job.steps,
-                "goodput": job.goodput,
-                "restarts": job.restart_counts.total,
-                "age_s": job.age_s,
-                "owner": job.queue or "",
-                "where": f"namespace {job.namespace}",
-            }
+            table_row(
+                job,
+                id="",
+                page="",
+                name=job.name,
+                state=job.state.value.lower(),
+                why=view.explanation.headline,
+                steps=job.steps,
+                restarts=job.restart_counts.total,
+                age_s=job.age_s,
+                owner=job.queue or "",
+                where=f"namespace {job.namespace}",
+            )
         )
     return rows, list(dict.fromkeys(reason for snapshot in snapshots for reason in snapshot.unread))

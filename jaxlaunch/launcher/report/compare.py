@@ -14,13 +14,8 @@ from jaxlaunch.launcher.report.run import RunReport
 from jaxlaunch.launcher.wording import escape_controls
 
 COLUMNS = (
-    "loss",
-    "eval/loss",
-    "accuracy",
-    "eval/accuracy",
-    "examples_per_s",
-    "tokens_per_s",
-    "mfu",
+    *("loss", "eval/loss", "accuracy", "eval/accuracy"),
+    *("examples_per_s", "tokens_per_s", "mfu"),
 )
 _MAX_DIFFERENCES = 300
 
@@ -29,20 +24,16 @@ def compare_runs(runs: Sequence[RunReport], metrics: Sequence[str], axis: str) -
     """Return the data of the page. Raises UserError if no run has a metric of `metrics`."""
     for metric in metrics:
         _require_metric(runs, metric)
-    keys = ("sentence", "step", "goodput", "wall_s", "curves")
+    keys = ("sentence", "step", "goodput", "wall_s", "curves", "name", "batch")
     folders = [run.brief.folder for run in runs]
-    metric_names = {
-        name for run in runs for name, curve in run.named_curves().items() if curve.points
-    }
+    curves = [item for run in runs for item in run.named_curves().items()]
+    metric_names = {name for name, curve in curves if curve.points}
     differences = [row for row in run_files.compare_jobs(folders) if row[0] != "name"]
     versions = run_files.differing_rows([run_files.list_versions(run.summary) for run in runs])
     rows = []
     for name, run in zip(_unique_names(runs), runs, strict=True):
-        data = run.to_json()
-        rows.append(
-            {key: data[key] for key in keys}
-            | {"name": name, "batch": run_files.job_batch(run.brief.folder)}
-        )
+        data = run.to_json() | {"name": name, "batch": run_files.job_batch(run.brief.folder)}
+        rows.append({key: data[key] for key in keys})
     return {
         "runs": rows,
         "differs": [*differences[:_MAX_DIFFERENCES], *versions],
@@ -55,10 +46,8 @@ def compare_runs(runs: Sequence[RunReport], metrics: Sequence[str], axis: str) -
 def _require_metric(runs: Sequence[RunReport], metric: str) -> None:
     names = sorted({name for run in runs for name in run.named_curves()})
     if metric not in names:
-        raise UserError(
-            f"No run has the metric {escape_controls(metric)}.",
-            f"they have {', '.join(map(escape_controls, names)) or 'none'}.",
-        )
+        hint = f"they have {', '.join(map(escape_controls, names)) or 'none'}."
+        raise UserError(f"No run has the metric {escape_controls(metric)}.", hint)
 
 
 def _unique_names(runs: Sequence[RunReport]) -> list[str]:
@@ -85,18 +74,13 @@ def curve_lines(runs: Sequence[RunReport], metric: str, axis: str) -> list[Line]
         if axis == "examples":
             if (batch := run_files.job_batch(run.brief.folder)) is None:
                 name = escape_controls(run.brief.name)
-                raise UserError(
-                    f"Run {name} does not say how many examples a step has.",
-                    "compare by --at step or --at hour.",
-                )
+                message = f"Run {name} does not say how many examples a step has."
+                raise UserError(message, "compare by --at step or --at hour.")
             scale = batch
-        points = [
-            (
-                run.timeline.axis_position(time) / 3600 if axis == "hour" else float(step * scale),
-                value,
-            )
-            for step, time, value in curve.points
-        ]
+        points = []
+        for step, time, value in curve.points:
+            hour = run.timeline.axis_position(time) / 3600
+            points.append((hour if axis == "hour" else float(step * scale), value))
         if points := sorted(point for point in points if math.isfinite(point[0])):
             lines.append((name, [x for x, _ in points], [y for _, y in points]))
     return lines
@@ -107,12 +91,10 @@ def summary_table(comparison: Mapping[str, Any]) -> list[list[str]]:
     names = comparison["columns"]
     table = [["RUN", "STATE", "STEP", *(name.upper() for name in names), "GOODPUT", "TIME"]]
     for run in comparison["runs"]:
-        values = [
-            f"{run['curves'][name][2][-1]:.4g}" if name in run["curves"] else "-" for name in names
-        ]
+        curves = run["curves"]
+        values = [f"{curves[name][2][-1]:.4g}" if name in curves else "-" for name in names]
         goodput = "-" if run["goodput"] is None else f"{run['goodput']:.1%}"
         step = "-" if run["step"] is None else str(run["step"])
-        table.append(
-            [run["name"], run["sentence"]["state"], step, *values, goodput, f"{run['wall_s']:.0f}s"]
-        )
+        state, time = run["sentence"]["state"], f"{run['wall_s']:.0f}s"
+        table.append([run["name"], state, step, *values, goodput, time])
     return table

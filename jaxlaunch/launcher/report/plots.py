@@ -89,14 +89,8 @@ def draw_timeline(run: Mapping[str, Any]) -> Iterator[Shape]:
     """Draw the seconds of a run by cause, with the end of each attempt, and the sums by cause."""
     to_x = _make_scale(0.0, max(run["wall_s"], 1e-9), LEFT, WIDTH - RIGHT)
     for begin, end, cause in run["strip"]:
-        yield (
-            "box",
-            CAUSE_COLOURS.get(cause, _OTHER_COLOUR),
-            to_x(begin),
-            70,
-            max(0.3, to_x(end) - to_x(begin)),
-            50,
-        )
+        colour, width = CAUSE_COLOURS.get(cause, _OTHER_COLOUR), to_x(end) - to_x(begin)
+        yield "box", colour, to_x(begin), 70, max(0.3, width), 50
     free_x = 0.0
     for attempt in run["attempts"]:
         x = to_x(attempt["from"])
@@ -106,26 +100,14 @@ def draw_timeline(run: Mapping[str, Any]) -> Iterator[Shape]:
             yield "text", x + 3, 64, "start", text
             free_x = x + 8 * len(text)
     for part in range(5):
-        yield (
-            "text",
-            to_x(run["wall_s"] * part / 4),
-            138,
-            "middle",
-            f"{run['wall_s'] * part / 4:.0f} s",
-        )
-    seconds_by_cause = sorted(
-        ((spent, cause) for cause, spent in run["seconds"].items() if spent > 0), reverse=True
-    )
-    for index, (spent, cause) in enumerate(seconds_by_cause):
+        time_s = run["wall_s"] * part / 4
+        yield "text", to_x(time_s), 138, "middle", f"{time_s:.0f} s"
+    seconds = [(spent, cause) for cause, spent in run["seconds"].items() if spent > 0]
+    for index, (spent, cause) in enumerate(sorted(seconds, reverse=True)):
         x, y = LEFT + 270 * (index // 5), 170 + 30 * (index % 5)
         yield "box", CAUSE_COLOURS.get(cause, _OTHER_COLOUR), x, y, 18, 14
-        yield (
-            "text",
-            x + 26,
-            y + 12,
-            "start",
-            f"{cause} {spent:.1f} s, {spent / max(run['wall_s'], 1e-9):.1%}",
-        )
+        text = f"{cause} {spent:.1f} s, {spent / max(run['wall_s'], 1e-9):.1%}"
+        yield "text", x + 26, y + 12, "start", text
 
 
 def _make_scale(low: float, high: float, begin: float, end: float) -> Callable[[float], float]:
@@ -149,24 +131,16 @@ def render_svg(shapes: Sequence[Shape]) -> str:
     for kind, *attributes in shapes:
         if kind == "line":
             points = " ".join(f"{x:.1f},{y:.1f}" for x, y in attributes[1])
-            rows.append(
-                f'<polyline fill="none" stroke="{attributes[0]}" stroke-width="1.5" '
-                f'points="{points}"/>'
-            )
+            style = f'fill="none" stroke="{attributes[0]}" stroke-width="1.5"'
+            rows.append(f'<polyline {style} points="{points}"/>')
         elif kind == "box":
             colour, x, y, width, height = attributes
-            rows.append(
-                f'<rect x="{x:.1f}" y="{y:.1f}" width="{width:.2f}" height="{height:.1f}" '
-                f'fill="{colour}"/>'
-            )
+            size = f'width="{width:.2f}" height="{height:.1f}"'
+            rows.append(f'<rect x="{x:.1f}" y="{y:.1f}" {size} fill="{colour}"/>')
         else:
-            x = attributes[0]
-            y = attributes[1]
-            anchor = attributes[2]
-            text = html.escape(attributes[3])
-            rows.append(
-                f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" fill="{_INK}">{text}</text>'
-            )
+            x, y, anchor, text = attributes
+            place = f'x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"'
+            rows.append(f'<text {place} fill="{_INK}">{html.escape(text)}</text>')
     return "\n".join([*rows, "</svg>", ""])
 
 
@@ -179,9 +153,8 @@ def write_png(shapes: Sequence[Shape], path: Path) -> None:
     draw, font = ImageDraw.Draw(image), ImageFont.load_default(13 * scale)
     for kind, *attributes in shapes:
         if kind == "line":
-            draw.line(
-                [(x * scale, y * scale) for x, y in attributes[1]], fill=attributes[0], width=3
-            )
+            points = [(x * scale, y * scale) for x, y in attributes[1]]
+            draw.line(points, fill=attributes[0], width=3)
         elif kind == "box":
             colour, *edges = attributes
             x, y, width, height = (edge * scale for edge in edges)
@@ -204,11 +177,8 @@ def draw_plot(lines: Sequence[Line], x_label: str) -> list[str]:
     cells = [[0] * _COLUMNS for _ in range(_ROWS)]
     marks = dict[tuple[int, int], str]()
     for index, (_, line_xs, line_ys) in enumerate(lines):
-        points = [
-            (round(to_column(x)), round(to_row(y)))
-            for x, y in zip(line_xs, line_ys, strict=True)
-            if math.isfinite(y)
-        ]
+        finite = [(x, y) for x, y in zip(line_xs, line_ys, strict=True) if math.isfinite(y)]
+        points = [(round(to_column(x)), round(to_row(y))) for x, y in finite]
         for x, y in _trace_dots(points):
             cells[y // 4][x // 2] |= _DOTS[y % 4][x % 2]
         x, y = points[-1]
@@ -224,10 +194,8 @@ def draw_plot(lines: Sequence[Line], x_label: str) -> list[str]:
         rows.append(f"{label:>{margin}} ┤{text}".rstrip("\u2800 "))
     first_x, last_x = f"{min(xs):.4g}", f"{max(xs):.4g} {x_label}"
     rows.append(f"{'':>{margin}}  {first_x}{last_x:>{max(1, _COLUMNS - len(first_x))}}")
-    rows.append(
-        "  ".join(f"{_MARKS[at % len(_MARKS)]} {name}" for at, (name, _, _) in enumerate(lines))
-    )
-    return rows
+    names = [f"{mark} {name}" for mark, (name, _, _) in zip(itertools.cycle(_MARKS), lines)]  # noqa: B905
+    return [*rows, "  ".join(names)]
 
 
 def _trace_dots(points: Sequence[tuple[int, int]]) -> set[tuple[int, int]]:
@@ -235,8 +203,6 @@ def _trace_dots(points: Sequence[tuple[int, int]]) -> set[tuple[int, int]]:
     dots = set(points)
     for (x0, y0), (x1, y1) in itertools.pairwise(points):
         steps = max(abs(x1 - x0), abs(y1 - y0))
-        dots |= {
-            (round(x0 + (x1 - x0) * k / steps), round(y0 + (y1 - y0) * k / steps))
-            for k in range(steps)
-        }
+        for k in range(steps):
+            dots.add((round(x0 + (x1 - x0) * k / steps), round(y0 + (y1 - y0) * k / steps)))
     return dots

@@ -45,23 +45,18 @@ class RunReader:
         files = RunFolder(self.path)
         summary = files.read_summary()
         starts = starts_of(summary)
-        records = [
-            record
-            for uid in dict.fromkeys(start.uid for start in starts)
-            for record in files.read_records(uid)
-        ]
+        uids = dict.fromkeys(start.uid for start in starts)
+        records = [record for uid in uids for record in files.read_records(uid)]
         totals_s = {}
         for start in starts:
             if start.ended:
-                name = layout.start_file(start.start, layout.SUMMARY)
-                start_summary = summary if start is starts[-1] else files.read_summary(name=name)
+                start_summary = run_files.read_start_summary(files, start, starts)
                 totals_s[start.start] = (
-                    0.0 if start_summary is None else sum(start_summary.seconds.values())
+                    sum(start_summary.seconds.values()) if start_summary else 0.0
                 )
         running = None if summary is None or summary.verdict is not None else summary.of
-        if running and any(
-            record.uid == running.uid and record.attempt >= running.attempt for record in records
-        ):
+        ended = [record.attempt for record in records if running and record.uid == running.uid]
+        if running and max(ended, default=0) >= running.attempt:
             running = None
         timeline = build_timeline(
             starts, records[-MAX_ATTEMPTS:], self.metrics.intervals, running, totals_s
@@ -84,9 +79,8 @@ class RunReport:
 
     def named_curves(self) -> dict[str, Curve]:
         """Return every curve by its name on the page: those of eval.jsonl begin with `eval/`."""
-        return self.metrics.curves | {
-            f"eval/{name}": curve for name, curve in self.evals.curves.items()
-        }
+        evals = {f"eval/{name}": curve for name, curve in self.evals.curves.items()}
+        return self.metrics.curves | evals
 
     def describe_state(self) -> dict[str, str]:
         """Return state, cause and advice, as in the first line of `launcher explain`."""
@@ -121,6 +115,8 @@ class RunReport:
     def to_json(self) -> dict[str, Any]:
         """Return the data of the page, whose texts are untrusted."""
         brief, summary, seconds = self.brief, self.summary, self.timeline.seconds_by_cause
+        wall_s = sum(span.ended_at - span.started_at for span in self.timeline.spans)
+        notes = () if summary is None else summary.notes[-20:]
         numbers = TimedNumbers(**(brief.run_numbers() | {"goodput": None}), seconds=seconds)
         return {
             "name": escape_controls(brief.name),
@@ -131,26 +127,22 @@ class RunReport:
             "goodput": numbers.goodput,
             "facts": list(numbers.describe_numbers()),
             "seconds": {cause: round(spent, 3) for cause, spent in seconds.items()},
-            "wall_s": round(
-                sum(span.ended_at - span.started_at for span in self.timeline.spans), 3
-            ),
+            "wall_s": round(wall_s, 3),
             "began": brief.began_at,
             "at": brief.updated_at,
             "owner": brief.owner,
             "restarts": brief.restart_count,
             "saved": brief.committed,
-            "notes": []
-            if summary is None
-            else [escape_controls(note)[:_MESSAGE_CHARS] for note in summary.notes][-20:],
+            "notes": [escape_controls(note)[:_MESSAGE_CHARS] for note in notes],
             "strip": [
-                [_round_seconds(segment.begin), _round_seconds(segment.end), segment.cause]
-                for segment in self.timeline.segments
+                [round(begin, 3), round(end, 3), cause]
+                for begin, end, cause in self.timeline.segments
             ],
             "attempts": [_attempt_row(attempt) for attempt in self.timeline.attempts],
             "starts": [
                 {
                     "number": start.start,
-                    "at": _round_seconds(self.timeline.axis_position(start.started)),
+                    "at": self._axis_seconds(start.started),
                     "started": start.started,
                     "code": start.code,
                     "first_step": start.first_step,
@@ -194,31 +186,28 @@ class RunReport:
             return None
         tail = loss.points[-max(2, len(loss.points) // 10) :]
         (first, began_at, _), (last, ended_at, _) = tail[0], tail[-1]
-        return (
-            None
-            if last <= first or ended_at <= began_at
-            else (ended_at - began_at) / (last - first) * max(0.0, steps - last)
-        )
+        if last <= first or ended_at <= began_at:
+            return None
+        return (ended_at - began_at) / (last - first) * max(0.0, steps - last)
 
     def _curve_points(self, curve: Curve) -> list[list[float | None]]:
         """Return steps, seconds on the axis, and values."""
         steps, times, values = zip(*curve.points, strict=True)
         return [
             [int(step) for step in steps],
-            [
-                None if math.isnan(time) else _round_seconds(self.timeline.axis_position(time))
-                for time in times
-            ],
+            [None if math.isnan(time) else self._axis_seconds(time) for time in times],
             [float(f"{value:.6g}") for value in values],
         ]
 
+    def _axis_seconds(self, time: float) -> float:
+        return round(self.timeline.axis_position(time), 3)
+
     def _list_marks(self) -> list[list[Any]]:
         evals = next(iter(self.evals.curves.values()), Curve()).points
-        saves = [
-            point for point in self.metrics.curves.get("save_s", Curve()).points if point[2] > 0
-        ]
+        saves = self.metrics.curves.get("save_s", Curve()).points
+        saves = [point for point in saves if point[2] > 0]
         marks = [
-            [_round_seconds(self.timeline.axis_position(time)), kind, int(step)]
+            [self._axis_seconds(time), kind, int(step)]
             for kind, points in (("eval", evals), ("save", saves))
             for step, time, _ in points
             if not math.isnan(time)
@@ -232,11 +221,8 @@ class RunReport:
         cause = None if verdict is None else verdict.rank
         first = [] if cause is None else [cause]
         ranks = list(dict.fromkeys([*first, *sorted(stacks), *range(MAX_RANKS)]))[:MAX_RANKS]
-        tails = dict(
-            RunFolder(self.brief.folder).read_log_tails(
-                self.starts[-1].start if self.starts else 1, ranks
-            )
-        )
+        start = self.starts[-1].start if self.starts else 1
+        tails = dict(RunFolder(self.brief.folder).read_log_tails(start, ranks))
         return [
             {
                 "rank": rank,
@@ -256,12 +242,9 @@ class RunReport:
         for row in rows + run_files.read_reports(folder, MAX_SAMPLES):
             if type(step := row.get("step")) is int and 0 <= step < 2**53:
                 samples = _sanitize_value(row.get("samples"))
-                samples_by_step.setdefault(step, []).extend(
-                    samples if isinstance(samples, list) else [samples]
-                )
-        return [
-            {"step": step, "samples": samples_by_step[step]} for step in sorted(samples_by_step)
-        ]
+                samples = samples if isinstance(samples, list) else [samples]
+                samples_by_step.setdefault(step, []).extend(samples)
+        return [{"step": step, "samples": rows} for step, rows in sorted(samples_by_step.items())]
 
     def _list_commands(self) -> list[list[str]]:
         folder = run_files.quote_folder(self.brief.folder)
@@ -281,28 +264,22 @@ def _sanitize_value(value: Any, depth: int = 0) -> Any:
         is_picture = value.startswith("data:image/png;base64,")
         return value[:MAX_PICTURE_CHARS] if is_picture else escape_controls(value[:MAX_TEXT_CHARS])
     if isinstance(value, dict) and depth < 4:
-        return {
-            escape_controls(str(key))[:_KEY_CHARS]: _sanitize_value(item, depth + 1)
-            for key, item in list(value.items())[:50]
-        }
+        items = [(escape_controls(str(key))[:_KEY_CHARS], item) for key, item in value.items()]
+        return {key: _sanitize_value(item, depth + 1) for key, item in items[:50]}
     if isinstance(value, list) and depth < 4:
         return [_sanitize_value(item, depth + 1) for item in value[:50]]
-    is_number = (
-        type(value) is int and abs(value) < 2**53 or type(value) is float and math.isfinite(value)
-    )
+    if type(value) is int:
+        return value if abs(value) < 2**53 else None
+    is_number = type(value) is float and math.isfinite(value)
     return value if is_number or type(value) is bool else None
-
-
-def _round_seconds(seconds: float) -> float:
-    return round(seconds, 3)
 
 
 def _attempt_row(attempt: Attempt) -> dict[str, Any]:
     row = {
         "start": attempt.start,
         "number": attempt.number,
-        "from": _round_seconds(attempt.begin),
-        "to": _round_seconds(attempt.end),
+        "from": round(attempt.begin, 3),
+        "to": round(attempt.end, 3),
     }
     record = attempt.record
     if record is None:

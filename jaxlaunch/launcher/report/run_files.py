@@ -49,21 +49,15 @@ _MAX_VALUE_CHARS = 300
 _PRIVATE_BLOCKS = ("env",)
 _TOTAL_STEPS = ("train", "steps")
 # Errors of json.loads, and of a file in another format.
-_WRONG_FORM = (
-    OSError,
-    ValueError,
-    TypeError,
-    KeyError,
-    AttributeError,
-    RecursionError,
-    OverflowError,
-)
+_WRONG_FORM = (OSError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError)
+_WRONG_FORM += (RecursionError,)
 
-Checks = Mapping[str, Callable[[Any], Any]]  # the check of each key of a row
-Point = tuple[float, float, float]  # step, Unix time, value
-Interval = tuple[
-    float, float, dict[str, float]
-]  # Unix time at its end, wall seconds, seconds by cause
+# The check of each key of a row.
+Checks = Mapping[str, Callable[[Any], Any]]
+# Step, Unix time, value.
+Point = tuple[float, float, float]
+# Unix time at its end, wall seconds, seconds by cause.
+Interval = tuple[float, float, dict[str, float]]
 
 
 # --- numbers over the steps -----------------------------------------------------------------------
@@ -102,25 +96,23 @@ class CurveFile:
         self.curves: dict[str, Curve] = {}
         self.last: Mapping[str, Any] = {}  # the newest row
         self.intervals: list[Interval] = []  # thinned
-        self._file_id: tuple[int, int] | None = (
-            None  # device and inode: a resumed run writes another file
-        )
+        # Device and inode: a resumed run writes another file.
+        self._file_id: tuple[int, int] | None = None
         # Offset of the last whole line: the next row of its step replaces it.
         self._last_line_offset = 0
 
     def read_new_rows(self) -> bool:
         """Read new rows. Return whether the file was replaced and read from its start."""
         try:
-            file = open(self._path, "rb", opener=regular_files.make_opener(self._path.parent))
+            file = open(self._path, "rb", opener=regular_files.make_opener(self._path.parent))  # noqa: SIM115
         except OSError:
             return False
         with file:
             stat = os.fstat(file.fileno())
-            is_new = (
-                self._file_id != (stat.st_dev, stat.st_ino) or stat.st_size < self._last_line_offset
-            )
+            file_id = stat.st_dev, stat.st_ino
+            is_new = self._file_id != file_id or stat.st_size < self._last_line_offset
             if is_new:
-                self._file_id = (stat.st_dev, stat.st_ino)
+                self._file_id = file_id
                 self._last_line_offset = max(0, stat.st_size - MAX_FILE_BYTES)
                 self.curves, self.intervals, self.last = {}, [], {}
             file.seek(self._last_line_offset)
@@ -142,36 +134,23 @@ class CurveFile:
         time = float(time) if type(time) in (int, float) and math.isfinite(time) else math.nan
         self.last = row
         for name, value in row.items():
-            if (
-                name in (STEP, TIME)
-                or type(value) not in (int, float)
-                or not abs(value) < MAX_VALUE
-            ):
-                continue
-            if name not in self.curves and (
-                len(self.curves) >= MAX_CURVES or len(name) > MAX_NAME_CHARS
-            ):
-                continue
-            self.curves.setdefault(name, Curve()).add_point((step, time, value))
+            is_number = type(value) in (int, float) and abs(value) < MAX_VALUE
+            has_room = len(self.curves) < MAX_CURVES and len(name) <= MAX_NAME_CHARS
+            if is_number and name not in (STEP, TIME) and (has_room or name in self.curves):
+                self.curves.setdefault(name, Curve()).add_point((step, time, value))
         self._add_interval(row, time)
 
     def _add_interval(self, row: Mapping[str, Any], time: float) -> None:
-        names = ("wall_s", "data_s", "eval_s", "save_s")
-        wall_s, *spent = (
-            float(row[name]) if type(row.get(name)) is float else 0.0 for name in names
-        )
-        if (
-            wall_s <= 0
-            or math.isnan(time)
-            or not all(0 <= seconds < 1e9 for seconds in (wall_s, *spent))
-        ):
+        values = [row.get(name) for name in ("wall_s", "data_s", "eval_s", "save_s")]
+        wall_s, *spent = (value if type(value) is float else 0.0 for value in values)
+        is_valid = all(0 <= seconds < 1e9 for seconds in (wall_s, *spent))
+        if wall_s <= 0 or math.isnan(time) or not is_valid:
             return
         # The same row was read again.
         if self.intervals and self.intervals[-1][0] >= time:
             self.intervals.pop()
-        self.intervals.append(
-            (time, wall_s, dict(zip(("data", "eval", "save"), spent, strict=True)))
-        )
+        seconds = dict(zip(("data", "eval", "save"), spent, strict=True))
+        self.intervals.append((time, wall_s, seconds))
         if len(self.intervals) > MAX_POINTS:
             pairs = zip(self.intervals[::2], self.intervals[1::2], strict=False)
             odd = self.intervals[-1:] if len(self.intervals) % 2 else []
@@ -222,43 +201,34 @@ def read_samples(path: Path, limit: int) -> list[dict[str, Any]]:
 def list_checkpoints(folder: Path, evals: CurveFile) -> list[dict[str, Any]]:
     """Return the steps in the run folder, the newest first. `verified` steps have a manifest."""
     checkpoints = folder / layout.CHECKPOINTS
+    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
-        descriptor = os.open(
-            checkpoints, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-        )
+        descriptor = os.open(checkpoints, flags)
     except OSError:
         return []
     try:
-        steps = sorted(
-            (int(name) for name in os.listdir(descriptor) if name.isdecimal()), reverse=True
-        )[:_MAX_STEPS]
+        numbers = [int(name) for name in os.listdir(descriptor) if name.isdecimal()]
+        steps = sorted(numbers, reverse=True)[:_MAX_STEPS]
     finally:
         os.close(descriptor)
     metric, mode = best_metric(folder)
     curve = evals.curves.get((metric or "").removeprefix("eval/"), Curve())
     points = [point for point in curve.points if int(point[0]) in steps and math.isfinite(point[2])]
     best = (max if mode == "max" else min)(points, key=lambda point: point[2], default=None)
-    sizes_bytes = {
-        step: _manifest_bytes(checkpoints / str(step) / contract.MANIFEST, folder) for step in steps
-    }
-    return [
-        {
-            "step": step,
-            "bytes": size_bytes,
-            "verified": size_bytes is not None,
-            "best": best is not None and step == best[0],
-            "where": f"{layout.CHECKPOINTS}/{step}",
-        }
-        for step, size_bytes in sizes_bytes.items()
-    ]
+    rows = []
+    for step in steps:
+        size_bytes = _manifest_bytes(checkpoints / str(step) / contract.MANIFEST, folder)
+        is_best = best is not None and step == best[0]
+        row = {"step": step, "bytes": size_bytes, "verified": size_bytes is not None}
+        rows.append({**row, "best": is_best, "where": f"{layout.CHECKPOINTS}/{step}"})
+    return rows
 
 
 def _manifest_bytes(manifest: Path, below: Path) -> int | None:
     """Return the bytes of a step's files, or None if it has no manifest."""
     try:
-        files = json.loads(regular_files.read_bounded(manifest, _MAX_MANIFEST_BYTES, below=below))[
-            "manifest"
-        ]["files"]
+        text = regular_files.read_bounded(manifest, _MAX_MANIFEST_BYTES, below=below)
+        files = json.loads(text)["manifest"]["files"]
         return sum(int(size_bytes) for size_bytes, _ in files.values())
     except _WRONG_FORM:
         return None
@@ -273,15 +243,10 @@ def read_classification(folder: Path) -> dict[str, Any] | None:
     The training and `launcher eval` write the file, and others may. It is None if there is no file,
     or one with another content.
     """
+    path, limit = folder / contract.CLASSIFICATION, _MAX_CLASSIFICATION_BYTES
     try:
-        text = regular_files.read_bounded(
-            folder / contract.CLASSIFICATION, _MAX_CLASSIFICATION_BYTES + 1, below=folder
-        )
-        return (
-            _check_classification(json.loads(text))
-            if len(text) <= _MAX_CLASSIFICATION_BYTES
-            else None
-        )
+        text = regular_files.read_bounded(path, limit + 1, below=folder)
+        return _check_classification(json.loads(text)) if len(text) <= limit else None
     except _WRONG_FORM:
         return None
 
@@ -291,13 +256,12 @@ def _check_classification(record: Mapping[str, Any]) -> dict[str, Any]:
     confusion = None
     # Examples by label (rows) and by prediction (columns).
     if "confusion" in record:
-        confusion = [
-            [_check_count(number) for number in _check_list(row, 50)]
-            for row in _check_list(record["confusion"], 50)
-        ]
+        rows = [_check_list(row, 50) for row in _check_list(record["confusion"], 50)]
+        confusion = [[_check_count(number) for number in row] for row in rows]
         if {len(confusion), *map(len, confusion)} != {len(classes)}:
             raise ValueError("a confusion matrix of other classes")
-    calibration = record["calibration"]
+    calibration, confused = record["calibration"], _check_list(record.get("confused", []), 100)
+    bins, worst = _check_list(calibration["bins"], 100), _check_list(record["worst"], 100)
     return {
         "step": _check_count(record["step"]),
         "ema": record["ema"] is True,
@@ -308,18 +272,10 @@ def _check_classification(record: Mapping[str, Any]) -> dict[str, Any]:
         "classes": _check_count(record["classes"]),
         "per_class": classes,
         "confusion": confusion,
-        "confused": [
-            _check_row(row, _PAIR) for row in _check_list(record.get("confused", []), 100)
-        ],
+        "confused": [_check_row(row, _PAIR) for row in confused],
         "ece": _check_share(calibration["ece"]),
-        "bins": [
-            _check_row(row, _BIN if row["examples"] else _EMPTY_BIN)
-            for row in _check_list(calibration["bins"], 100)
-        ],
-        "worst": [
-            _check_row(row, _WORST) | {"where": _describe_example(row)}
-            for row in _check_list(record["worst"], 100)
-        ],
+        "bins": [_check_row(row, _BIN if row["examples"] else _EMPTY_BIN) for row in bins],
+        "worst": [_check_row(row, _WORST) | {"where": _describe_example(row)} for row in worst],
     }
 
 
@@ -357,11 +313,9 @@ def _check_number(value: Any, limit: float) -> float:
 
 
 def _describe_example(row: Mapping[str, Any]) -> str:
-    return (
-        f"example {_check_count(row['example'])}"
-        if row["where"] is None
-        else _check_text(row["where"], 300)
-    )
+    if row["where"] is None:
+        return f"example {_check_count(row['example'])}"
+    return _check_text(row["where"], 300)
 
 
 def _check_row(row: Mapping[str, Any], checks: Checks) -> dict[str, Any]:
@@ -422,9 +376,8 @@ def job_batch(folder: Path) -> int | None:
 
 def quote_folder(folder: Path) -> str:
     """Return the folder of a run as commands take it: relative below the working folder."""
-    return shlex.quote(
-        str(folder.relative_to(Path.cwd()) if folder.is_relative_to(Path.cwd()) else folder)
-    )
+    is_below = folder.is_relative_to(Path.cwd())
+    return shlex.quote(str(folder.relative_to(Path.cwd()) if is_below else folder))
 
 
 def job_text(folder: Path) -> str:
@@ -459,53 +412,35 @@ def _flatten_job(job: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str
 
 
 def _value_text(value: Any) -> str:
-    text = (
-        "true"
-        if value is True
-        else "false"
-        if value is False
-        else "null"
-        if value is None
-        else str(value)
-    )
+    text = json.dumps(value) if value is None or isinstance(value, bool) else str(value)
     return escape_controls(text)[:_MAX_VALUE_CHARS]
 
 
 def list_changes(folder: Path, starts: Sequence[StartRecord]) -> list[dict[str, Any]]:
     """Return the changes of each start since the last earlier start that trained, from its rows."""
-    changes = []
+    job_changes, changes = list[tuple[Any, ...]](), list[tuple[Any, ...]]()
+    files, earlier = RunFolder(folder), dict[str, str]()
     for start in starts:
         for key, values in start.changed.items():
-            old_value, new_value = (*map(_value_text, values), "", "")[:2]
-            changes.append(
-                {
-                    "start": start.start,
-                    "key": escape_controls(key),
-                    "then": old_value,
-                    "now": new_value,
-                }
-            )
-    files = RunFolder(folder)
-    earlier_versions: dict[str, str] = {}
-    for start in starts:
-        name = (
-            layout.SUMMARY
-            if start is starts[-1]
-            else layout.start_file(start.start, layout.SUMMARY)
-        )
-        versions = list_versions(files.read_summary(name=name))
-        for key in earlier_versions.keys() & versions.keys():
-            if earlier_versions[key] != versions[key]:
-                changes.append(
-                    {
-                        "start": start.start,
-                        "key": key,
-                        "then": earlier_versions[key],
-                        "now": versions[key],
-                    }
-                )
-        earlier_versions |= versions
-    return sorted(changes, key=lambda change: change["start"])
+            texts = (*map(_value_text, values), "", "")[:2]
+            job_changes.append((start.start, escape_controls(key), *texts))
+        versions = list_versions(read_start_summary(files, start, starts))
+        for key in earlier.keys() & versions.keys():
+            if earlier[key] != versions[key]:
+                changes.append((start.start, key, earlier[key], versions[key]))
+        earlier |= versions
+    keys = ("start", "key", "then", "now")
+    changes = sorted([*job_changes, *changes], key=lambda change: change[0])
+    return [dict(zip(keys, change, strict=True)) for change in changes]
+
+
+def read_start_summary(
+    files: RunFolder, start: StartRecord, starts: Sequence[StartRecord]
+) -> Summary | None:
+    """Return the summary of one of the starts of a run. The newest is in the run folder itself."""
+    is_newest = start is starts[-1]
+    name = layout.SUMMARY if is_newest else layout.start_file(start.start, layout.SUMMARY)
+    return files.read_summary(name=name)
 
 
 def list_versions(summary: Summary | None) -> dict[str, str]:
@@ -546,22 +481,17 @@ class RunBrief(RunNumbers):
 def read_brief(folder: Path) -> RunBrief:
     """Return the row of a run, from at most two of its files, without invalid values."""
     summary, owner = RunFolder(folder).read_summary_row(), layout.owner_name(folder) or ""
+    is_running = _is_running(folder)
     if summary is None:
-        return RunBrief(
-            folder.name, folder, "running" if _is_running(folder) else "unknown", owner=owner
-        )
+        return RunBrief(folder.name, folder, "running" if is_running else "unknown", owner=owner)
     progress, verdict = summary.of, summary.verdict
-    started_at = (
-        summary.starts[0].started
-        if summary.starts
-        else None
-        if progress is None
-        else progress.started
-    )
+    started_at = None if progress is None else progress.started
+    if summary.starts:
+        started_at = summary.starts[0].started
     return RunBrief(
         folder.name,
         folder,
-        KILLED if verdict is None and not _is_running(folder) else summary.status,
+        KILLED if verdict is None and not is_running else summary.status,
         "" if verdict is None else verdict.message,
         None if verdict is None else verdict.code,
         _total_steps(folder),
@@ -578,9 +508,8 @@ def _total_steps(folder: Path) -> int | None:
         text = regular_files.read_bounded(folder / layout.JOB, reader.MAX_BYTES, below=folder)
     except OSError:
         return None
-    return reader.read_whole_numbers(text.decode(errors="replace"), [_TOTAL_STEPS]).get(
-        _TOTAL_STEPS
-    )
+    numbers = reader.read_whole_numbers(text.decode(errors="replace"), [_TOTAL_STEPS])
+    return numbers.get(_TOTAL_STEPS)
 
 
 def _is_running(folder: Path) -> bool:

@@ -27,6 +27,7 @@ from jaxlaunch.launcher.report import compare, page
 from jaxlaunch.launcher.report.run import RunReader, RunReport
 from jaxlaunch.launcher.report.run_files import read_brief
 from jaxlaunch.launcher.wording import escape_controls, os_error_reason
+from jaxlaunch.records.run_numbers import RunNumbers
 from jaxlaunch.runs import layout
 from jaxlaunch.runs.layout import LOCK, SUMMARY
 
@@ -53,9 +54,8 @@ _HEADERS = {
 }
 
 Headers = Sequence[tuple[str, str]]
-Jobs = Callable[
-    [], tuple[list[dict[str, Any]], list[str]]
-]  # rows of a cluster, and what could not be read
+# Returns the rows of a cluster, and what could not be read.
+Jobs = Callable[[], tuple[list[dict[str, Any]], list[str]]]
 
 
 class PageServer(http.server.ThreadingHTTPServer):
@@ -71,10 +71,8 @@ class PageServer(http.server.ThreadingHTTPServer):
         try:
             super().__init__((address, port), handler)
         except OSError as error:
-            raise UserError(
-                f"Port {port} cannot be used: {os_error_reason(error)}.",
-                "choose another with --port, or leave it out.",
-            ) from None
+            message = f"Port {port} cannot be used: {os_error_reason(error)}."
+            raise UserError(message, "choose another with --port, or leave it out.") from None
 
     def server_bind(self) -> None:
         """Bind the port without asking a name server for the name of the address."""
@@ -137,18 +135,17 @@ class PageHandler(http.server.BaseHTTPRequestHandler):
         again.
         """
         if not self.server.streams.acquire(blocking=False):
-            return self.send_refusal(HTTPStatus.SERVICE_UNAVAILABLE, "too many pages are open")
+            self.send_refusal(HTTPStatus.SERVICE_UNAVAILABLE, "too many pages are open")
+            return
         try:
             self.close_connection = True
             self.send_response(HTTPStatus.OK)
             self._send_headers("text/event-stream", [("Connection", "close")])
             sent_digest, sent_at, deadline = b"", time.monotonic(), time.monotonic() + limit_s
             is_closing = self.server.is_closing
-            while (
-                not is_closing.is_set()
-                and time.monotonic() < deadline
-                and (data := read()) is not None
-            ):
+            while not is_closing.is_set() and time.monotonic() < deadline:
+                if (data := read()) is None:
+                    break
                 text = page.to_json(data)
                 if (digest := hashlib.blake2b(text.encode()).digest()) != sent_digest:
                     sent_digest, sent_at = digest, time.monotonic()
@@ -161,11 +158,10 @@ class PageHandler(http.server.BaseHTTPRequestHandler):
             self.server.streams.release()
 
     def _send_headers(self, kind: str, headers: Headers) -> None:
-        defaults = {"Content-Type": kind, **_HEADERS}
-        for name, value in [
-            *((name, defaults[name]) for name in defaults.keys() - dict(headers).keys()),
-            *headers,
-        ]:
+        for name, value in ({"Content-Type": kind, **_HEADERS}).items():
+            if name not in dict(headers):
+                self.send_header(name, value)
+        for name, value in headers:
             self.send_header(name, value)
         self.end_headers()
 
@@ -176,6 +172,12 @@ class PageHandler(http.server.BaseHTTPRequestHandler):
 
     def log_message(self, format: str, *args: object) -> None:
         """Print nothing."""
+
+
+def table_row(numbers: RunNumbers, *, name: str, why: str, **more: Any) -> dict[str, Any]:
+    """Return a row of the table of runs, with its numbers and the start of its reason."""
+    texts = {"name": escape_controls(name), "why": escape_controls(why)[:300]}
+    return {"step": numbers.step, "goodput": numbers.goodput, **texts, **more}
 
 
 class RunCatalog:
@@ -204,12 +206,9 @@ class RunCatalog:
         if self._jobs is not None:
             jobs, unread = self._jobs()
             rows += jobs
-        self._table = (
-            time.monotonic(),
-            paths,
-            {"runs": rows, "unread": [escape_controls(text) for text in unread]},
-        )
-        return self._table[1:]
+        table = {"runs": rows, "unread": [escape_controls(text) for text in unread]}
+        self._table = time.monotonic(), paths, table
+        return paths, table
 
     def _read_row(self, path: Path) -> dict[str, Any]:
         """Return the row of a run, read again if its files have changed or it may have ended."""
@@ -217,19 +216,18 @@ class RunCatalog:
         cached = self._rows.get(path)
         if cached is None or cached[0] != stamp or cached[1]["state"] in ("running", "unknown"):
             brief = read_brief(path)
-            row = {
-                "name": escape_controls(brief.name),
-                "state": brief.state,
-                "why": escape_controls(brief.message)[:300],
-                "step": brief.step,
-                "steps": brief.steps,
-                "goodput": brief.goodput,
-                "restarts": brief.restart_count,
-                # The age changes while the row does not.
-                "began": brief.began_at,
-                "owner": brief.owner,
-                "where": "this machine",
-            }
+            # The age changes while the row does not.
+            row = table_row(
+                brief,
+                name=brief.name,
+                state=brief.state,
+                why=brief.message,
+                steps=brief.steps,
+                restarts=brief.restart_count,
+                began=brief.began_at,
+                owner=brief.owner,
+                where="this machine",
+            )
             cached = self._rows[path] = stamp, row
         return cached[1]
 
@@ -275,7 +273,8 @@ class Handler(PageHandler):
     def do_GET(self) -> None:
         """Answer a page or a stream, or refuse."""
         if (target := self.parse_target()) is None:
-            return self.send_refusal(HTTPStatus.BAD_REQUEST, "this is not an address")
+            self.send_refusal(HTTPStatus.BAD_REQUEST, "this is not an address")
+            return
         parts, token, runs = target.path.split("/"), self.server.token, self.server.runs
         is_ours = (
             self._is_ours()
@@ -283,47 +282,42 @@ class Handler(PageHandler):
             and secrets.compare_digest(parts[1].encode(), token.encode())
         )
         if not is_ours:
-            return self.send_refusal(
-                HTTPStatus.FORBIDDEN, "open the address that launcher dashboard printed"
-            )
+            sentence = "open the address that launcher dashboard printed"
+            self.send_refusal(HTTPStatus.FORBIDDEN, sentence)
+            return
         match parts[2:]:
             case [""]:
-                data = {
-                    **self._make_table(),
-                    "compare": f"/{token}/compare",
-                    "events": f"/{token}/events",
-                }
-                self.send_page(page.render_page("runs", "Runs", data))
+                links = {"compare": f"/{token}/compare", "events": f"/{token}/events"}
+                self.send_page(page.render_page("runs", "Runs", self._make_table() | links))
             case ["events"]:
                 self.stream_events(self._make_table, LIST_PERIOD_S, math.inf)
             case ["run", name] if (run := runs.read_report(name)) is not None:
-                data = {
-                    **run.to_json(),
-                    "home": f"/{token}/",
-                    "events": f"/{token}/run/{name}/events",
-                }
+                links = {"home": f"/{token}/", "events": f"/{token}/run/{name}/events"}
+                data = run.to_json() | links
                 self.send_page(page.render_page("run", data["name"], data))
             case ["run", name, "events"] if runs.read_report(name) is not None:
-                self.stream_events(
-                    lambda: report.to_json() if (report := runs.read_report(name)) else None,
-                    RUN_PERIOD_S,
-                    math.inf,
-                )
+
+                def read_run() -> dict[str, Any] | None:
+                    report = runs.read_report(name)
+                    return None if report is None else report.to_json()
+
+                self.stream_events(read_run, RUN_PERIOD_S, math.inf)
             case ["compare"]:
-                names = urllib.parse.parse_qs(target.query).get("run", [])[:MAX_COMPARED]
-                reports = {
-                    name: run for name in names if (run := runs.read_report(name)) is not None
-                }
-                if len(reports) < 2:
-                    return self.send_refusal(HTTPStatus.NOT_FOUND, "there are no such runs")
-                data = compare.compare_runs(list(reports.values()), (), "step") | {
-                    "home": f"/{token}/"
-                }
-                for row, name in zip(data["runs"], reports, strict=True):
-                    row["page"] = f"/{token}/run/{name}"
-                self.send_page(page.render_page("compare", "Compare", data))
+                self._send_comparison(urllib.parse.parse_qs(target.query).get("run", []))
             case _:
                 self.send_refusal(HTTPStatus.NOT_FOUND, "there is no such page")
+
+    def _send_comparison(self, names: Sequence[str]) -> None:
+        runs = {name: self.server.runs.read_report(name) for name in names[:MAX_COMPARED]}
+        reports = {name: run for name, run in runs.items() if run is not None}
+        if len(reports) < 2:
+            self.send_refusal(HTTPStatus.NOT_FOUND, "there are no such runs")
+            return
+        data = compare.compare_runs(list(reports.values()), (), "step")
+        for row, name in zip(data["runs"], reports, strict=True):
+            row["page"] = f"/{self.server.token}/run/{name}"
+        data["home"] = f"/{self.server.token}/"
+        self.send_page(page.render_page("compare", "Compare", data))
 
     def _is_ours(self) -> bool:
         """Return whether the request is from our own page or a person."""
@@ -334,12 +328,6 @@ class Handler(PageHandler):
         return self.headers.get("Host") in hosts and is_same_site and has_own_origin
 
     def _make_table(self) -> dict[str, Any]:
-        table = self.server.runs.read_table()
-        rows = [
-            {
-                **run,
-                "page": f"/{self.server.token}/run/{run['id']}" if run.get("page", True) else "",
-            }
-            for run in table["runs"]
-        ]
+        table, home = self.server.runs.read_table(), f"/{self.server.token}/run/"
+        rows = [{"page": f"{home}{run['id']}", **run} for run in table["runs"]]
         return {**table, "runs": rows}

@@ -26,10 +26,10 @@ _ALTERNATING = ("data", "eval", "save")
 _MAX_PIECES = 400
 _MIN_PIECE_S = 0.0005
 
-Interval = tuple[
-    float, float, Mapping[str, float]
-]  # Unix time at its end, its seconds, those by cause
-Piece = tuple[str, float]  # cause, seconds
+# Unix time at its end, its seconds, and those by cause.
+Interval = tuple[float, float, Mapping[str, float]]
+# The cause and its seconds.
+Piece = tuple[str, float]
 
 
 class Segment(NamedTuple):
@@ -97,28 +97,20 @@ def build_timeline(
     spans, segments, attempts = list[Span](), list[Segment](), list[Attempt]()
     begin = 0.0
     for start in starts:
-        ends: list[tuple[float, Mapping[str, float], AttemptRecord | None, int]]
-        ends = [
-            (record.ended, record.seconds, record, record.attempt)
-            for record in records
-            if record.uid == start.uid
-        ]
+        ends = list[tuple[float, Mapping[str, float], AttemptRecord | None, int]]()
+        for record in records:
+            if record.uid == start.uid:
+                ends.append((record.ended, record.seconds, record, record.attempt))
         if start is starts[-1] and running is not None:
             ends.append((running.at, running.seconds, None, running.attempt))
         ended_at = max([start.ended or 0.0, start.started, *(end[0] for end in ends)])
         now = began_at = min(start.started, ended_at - totals_s.get(start.start, 0.0))
         pieces = list[Piece]()
-        for attempt_ended_at, seconds, record, number in ends:
+        offset_s = begin - began_at
+        for attempt_ended_at, seconds, end_record, number in ends:
             now, attempt_began_at = _add_attempt(now, attempt_ended_at, seconds, intervals, pieces)
-            attempts.append(
-                Attempt(
-                    start.start,
-                    begin + attempt_began_at - began_at,
-                    begin + now - began_at,
-                    record,
-                    number,
-                )
-            )
+            times = offset_s + attempt_began_at, offset_s + now
+            attempts.append(Attempt(start.start, *times, end_record, number))
         pieces.append((DOWN, ended_at - now))
         spans.append(Span(began_at, ended_at, begin))
         segments += _join_pieces(pieces, begin)
@@ -142,18 +134,14 @@ def _add_attempt(
         return ended_at, began_at
     # It is below 1 where the clocks of two hosts, or of two attempts, overlap.
     scale = (ended_at - began_at) / total_s
-    waits = [
-        (cause, spent)
-        for cause, spent in seconds.items()
-        if cause not in (STEP, LOST, *_ALTERNATING)
-    ]
+    loop = (STEP, LOST, *_ALTERNATING)
+    waits = [(cause, spent) for cause, spent in seconds.items() if cause not in loop]
     # A "down" piece comes first: the attempt waited until the one before it had ended.
     waits.sort(key=lambda piece: piece[0] != DOWN)
     first_step = began_at + sum(spent for _, spent in waits) * scale
     inner = [interval for interval in intervals if first_step < interval[0] <= ended_at + 1]
-    pieces += [
-        (cause, spent * scale) for cause, spent in (*waits, *_list_alternating(seconds, inner))
-    ]
+    causes = (*waits, *_list_alternating(seconds, inner))
+    pieces += [(cause, spent * scale) for cause, spent in causes]
     return ended_at, began_at + sum(spent for cause, spent in waits if cause == DOWN) * scale
 
 
@@ -176,12 +164,8 @@ def _list_alternating(seconds: Mapping[str, float], intervals: Sequence[Interval
                 taken_s = min(left_s[cause], spent_s[cause])
                 left_s[cause] -= taken_s
             pieces.append((cause, taken_s))
-    pieces += [
-        ("data", left_s["data"]),
-        (STEP, steps_s),
-        ("eval", left_s["eval"]),
-        ("save", left_s["save"]),
-    ]
+    left_s[STEP] = steps_s
+    pieces += [(cause, left_s[cause]) for cause in ("data", STEP, "eval", "save")]
     lost_s, reverse = seconds.get(LOST, 0.0), list[Piece]()
     for cause, spent in reversed(pieces):
         if cause == STEP and lost_s > 0:

@@ -63,8 +63,7 @@ NOT_ACCEPTED = (
 )
 NO_RIGHTS = (
     "You may not list jobs in any namespace that this dashboard shows. Ask an administrator for "
-    "the rights of a viewer"
-    " (rbac.viewers of the chart)."
+    "the rights of a viewer (rbac.viewers of the chart)."
 )
 _FORM = (
     '<form method="post" action="/sign-in" class="controls">',
@@ -74,8 +73,8 @@ _FORM = (
     "</form>",
     '<p class="quiet">A token of the cluster is your own, or that of a ServiceAccount: '
     "<code>kubectl create token NAME --namespace NAMESPACE</code> prints one. This page shows what "
-    "the token may see,"
-    " and keeps it in a cookie of this browser, encrypted, for at most twelve hours.</p>",
+    "the token may see, and keeps it in a cookie of this browser, encrypted, for at most twelve "
+    "hours.</p>",
 )
 
 # The rows of the jobs of a namespace that the token may list, and what could not be read. Raises
@@ -100,16 +99,15 @@ def check_token(text: str) -> str:
     if not token:
         raise BadTokenError("Sign in to see your jobs.")
     if len(token) > MAX_TOKEN_CHARS or not _TOKEN.fullmatch(token):
+        limit = f"it has more than {MAX_TOKEN_CHARS} characters"
         raise BadTokenError(
-            f"This is not a token: it has more than {MAX_TOKEN_CHARS} characters, or others than "
-            "letters, digits and"
-            " ._~+/-=."
+            f"This is not a token: {limit}, or others than letters, digits and ._~+/-=."
         )
     return token
 
 
 def bearer_token(headers: Sequence[str]) -> str | None:
-    """Return the token in the headers Authorization, or None if there is none. Raises BadTokenError."""
+    """Return the token in the headers Authorization, or None. Raises BadTokenError."""
     if not headers:
         return None
     scheme, _, credentials = headers[0].partition(" ")
@@ -127,15 +125,13 @@ class Cookies:
     def seal_token(self, token: str, *, is_secure: bool) -> str:
         """Return the header Set-Cookie for a token. Raises BadTokenError if it is too long."""
         if len(token) > MAX_COOKIE_CHARS:
-            raise BadTokenError(
-                f"This token has more than the {MAX_COOKIE_CHARS} characters that a cookie has "
-                "room for: an"
-                " authenticating proxy can send it as `Authorization: Bearer` instead."
-            )
+            limit = f"more than the {MAX_COOKIE_CHARS} characters that a cookie has room for"
+            proxy = "an authenticating proxy can send it as `Authorization: Bearer` instead"
+            raise BadTokenError(f"This token has {limit}: {proxy}.")
         return _set_cookie(self._cipher.encrypt(token.encode()).decode(), is_secure=is_secure)
 
     def read_token(self, headers: Sequence[str]) -> str | None:
-        """Return the token in the headers Cookie, or None. Raises BadTokenError if it is not valid."""
+        """Return the token in the headers Cookie, or None. Raises BadTokenError."""
         cookies = dict[str, str]()
         for part in itertools.chain.from_iterable(header.split(";") for header in headers):
             name, equals, value = part.strip().partition("=")
@@ -204,14 +200,11 @@ class Server(PageServer):
                     hidden += 1
                     continue
                 failed += 1
-                unread.append(
-                    f"The jobs of namespace {namespace} could not be read: {error.message}"
-                )
+                subject = f"The jobs of namespace {namespace}"
+                unread.append(f"{subject} could not be read: {error.message}")
             except ClusterError:
-                return Refusal(
-                    HTTPStatus.SERVICE_UNAVAILABLE,
-                    "The API server does not answer; try again later.",
-                )
+                sentence = "The API server does not answer; try again later."
+                return Refusal(HTTPStatus.SERVICE_UNAVAILABLE, sentence)
             else:
                 rows += jobs
                 unread += notes
@@ -219,15 +212,11 @@ class Server(PageServer):
             return Refusal(HTTPStatus.FORBIDDEN, NO_RIGHTS)
         # No answer shows that this token is valid.
         if hidden + failed == len(self._namespaces):
-            return Refusal(
-                HTTPStatus.SERVICE_UNAVAILABLE,
-                "The API server refuses to list jobs; try again later.",
-            )
+            sentence = "The API server refuses to list jobs; try again later."
+            return Refusal(HTTPStatus.SERVICE_UNAVAILABLE, sentence)
         if hidden:
-            unread.append(
-                f"{hidden} of {len(self._namespaces)} namespaces are left out: you may not list "
-                "jobs there."
-            )
+            count = f"{hidden} of {len(self._namespaces)} namespaces"
+            unread.append(f"{count} are left out: you may not list jobs there.")
         return {"runs": rows, "unread": [escape_controls(text) for text in unread]}
 
 
@@ -245,21 +234,23 @@ class Handler(PageHandler):
         self.close_connection = True
         # The kubelet and load balancers request this path, by any host name.
         if (path := self._request_path()) == "/healthz":
-            return self.send_answer(HTTPStatus.OK, TEXT, b"ok\n")
+            self.send_answer(HTTPStatus.OK, TEXT, b"ok\n")
+            return
         if not self._is_ours(may_link_here=path == "/"):
-            return self._send_wrong_host()
+            self._send_wrong_host()
+            return
         match path:
             case "/":
                 if isinstance(table := self._read_table(), Refusal):
-                    return self._sign_in(table, is_over=table.status == HTTPStatus.UNAUTHORIZED)
-                links = {
-                    "events": "/events",
-                    "sign_out": "" if self._is_by_proxy() else "/sign-out",
-                }
+                    self._sign_in(table, is_over=table.status == HTTPStatus.UNAUTHORIZED)
+                    return
+                sign_out = "" if self._is_by_proxy() else "/sign-out"
+                links = {"events": "/events", "sign_out": sign_out}
                 self.send_page(page.render_page("runs", "Jobs", {**table, **links}))
             case "/events":
                 if isinstance(table := self._read_table(), Refusal):
-                    return self.send_refusal(*table)
+                    self.send_refusal(*table)
+                    return
                 tables = itertools.chain([table], self._read_tables())
                 self.stream_events(lambda: next(tables, None), LIST_PERIOD_S, MAX_STREAM_S)
             case "/sign-out":
@@ -273,15 +264,19 @@ class Handler(PageHandler):
         try:
             text = self._read_form()
             if not self._is_ours(may_link_here=False):
-                return self._send_wrong_host()
+                self._send_wrong_host()
+                return
             if self._request_path() != "/sign-in":
-                return self.send_refusal(HTTPStatus.NOT_FOUND, "there is no such page")
+                self.send_refusal(HTTPStatus.NOT_FOUND, "there is no such page")
+                return
             token = check_token(text)
             cookie = self.server.cookies.seal_token(token, is_secure=self._is_secure())
         except BadTokenError as error:
-            return self._sign_in(Refusal(HTTPStatus.UNAUTHORIZED, str(error)))
+            self._sign_in(Refusal(HTTPStatus.UNAUTHORIZED, str(error)))
+            return
         if isinstance(table := self.server.read_table(token), Refusal):
-            return self._sign_in(table)
+            self._sign_in(table)
+            return
         self.send_answer(
             HTTPStatus.SEE_OTHER, TEXT, b"", [("Location", "/"), ("Set-Cookie", cookie)]
         )
@@ -296,10 +291,9 @@ class Handler(PageHandler):
             while remaining and (part := self.rfile.read(min(remaining, MAX_FORM_BYTES))):
                 remaining -= len(part)
             raise BadTokenError(f"This is not a token: a form has at most {MAX_FORM_BYTES} bytes.")
+        form = self.rfile.read(remaining).decode("latin-1")
         try:
-            fields = urllib.parse.parse_qs(
-                self.rfile.read(remaining).decode("latin-1"), max_num_fields=8
-            )
+            fields = urllib.parse.parse_qs(form, max_num_fields=8)
         except ValueError:
             raise BadTokenError("The form has more fields than a token.") from None
         return "".join(fields.get("token", ()))
@@ -337,10 +331,9 @@ class Handler(PageHandler):
             for is_secure in (False, True):
                 headers.append(("Set-Cookie", _set_cookie("", is_secure=is_secure) + "; Max-Age=0"))
         has_form = not self._is_by_proxy() and refusal.status != HTTPStatus.SERVICE_UNAVAILABLE
+        may_be_signed_in = is_link and has_form
         link_text = (
-            "Show the jobs, if you have signed in already."
-            if is_link and has_form
-            else "Try again."
+            "Show the jobs, if you have signed in already." if may_be_signed_in else "Try again."
         )
         link = f'<p><a href="/">{link_text}</a></p>' if is_link or not has_form else ""
         body = (
@@ -378,6 +371,5 @@ class Handler(PageHandler):
         self.send_refusal(
             HTTPStatus.FORBIDDEN,
             "This request comes from another site, or asks for a host that the dashboard is not "
-            "configured for:"
-            " `webDashboard.hosts` of the chart lists its names.",
+            "configured for: `webDashboard.hosts` of the chart lists its names.",
         )
