@@ -102,7 +102,7 @@ PINNED_NCCL = "2.32.3"
 
 @dataclasses.dataclass(frozen=True)
 class MachineSpeed:
-    """Speeds that a step's time depends on, other than FLOP/s: bytes per second of one JAX device in one direction."""
+    """Speeds other than FLOP/s: bytes per second of one JAX device in one direction."""
 
     # Hz of the cycles that the compiler estimates, or None if it estimates none.
     clock_hz: float | None

@@ -18,7 +18,7 @@ DRAFT_SUFFIX = ".tmp"
 
 @contextlib.contextmanager
 def open_draft(path: Path, *, is_synced: bool = True) -> Iterator[Path]:
-    """Yield the path of a draft that replaces `path` when the block ends, and is removed if the block raises.
+    """Yield the path of a draft that replaces `path` when the block ends without an error.
 
     Args:
         path: The file.

@@ -1,4 +1,4 @@
-"""The contract between launcher, agent and trainer: environment variables, exit codes, phases, metrics and messages.
+"""The contract of launcher, agent and trainer: variables, exit codes, phases, metrics, messages.
 
 Standard library only and Python >= 3.10: the agent carries this file into images that hold nothing
 else of ours.
@@ -232,7 +232,7 @@ class Outcome:
 
     @property
     def ends_local_run(self) -> bool:
-        """Return whether a run on this machine ends, where nobody else restarts what was stopped."""
+        """Return whether a run on this machine ends, because nobody restarts what was stopped."""
         return self.is_stop or not self.restarts
 
     @property
@@ -382,13 +382,13 @@ def agent_exit_code(verdict_code: int, *, leaves_alone: bool) -> int:
 
 
 def outcome_for_code(code: int) -> Outcome:
-    """Return the row of `code`. A code outside the table is treated as a kill: counted, and restarted in place."""
+    """Return the row of `code`. A code outside the table is treated as a kill."""
     return OUTCOMES.get(code) or dataclasses.replace(OUTCOMES[KILLED], code=code)
 
 
 @dataclasses.dataclass(frozen=True)
 class AgentJob:
-    """The part of a job that its agents read. It is equal on every host, and part of the spec hash."""
+    """The part of a job that its agents read, equal on every host."""
 
     name: str
     # None for the built-in trainer.
@@ -429,7 +429,7 @@ class AgentJob:
 
     @property
     def phase_timeouts_s(self) -> dict[str, float | None]:
-        """Return the timeout of every phase. None means no timeout, or for "step" that it is learned."""
+        """Return the timeout of every phase. None: no timeout, or for "step" a learned one."""
         return {**TIMEOUTS_S, **self.timeouts_s}
 
     def to_json(self) -> str:
@@ -443,7 +443,7 @@ class AgentJob:
 
 
 class Key:
-    """Keys of a line of metrics.jsonl, which the train step returns, the recorder writes and the agent keeps."""
+    """Keys of a line of metrics.jsonl, from the train step to the agent."""
 
     STEP, EPOCH, STEP_S, PART_S = "step", "epoch", "step_s", "{part}_s"
     LOSS, GRAD_NORM, LEARNING_RATE, LOSS_SCALE = "loss", "grad_norm", "learning_rate", "loss_scale"
@@ -809,7 +809,7 @@ COMPILING_PREFIX = "compiling: "
 
 
 def refusal_line(message: str, code: int) -> str:
-    """Return the line in a log that says why a program ends with `code`, where a person can fix that."""
+    """Return the line in a log for an end with `code` that a person can fix."""
     return f"trainer: {join_lines(message)} (exit {code})"
 
 
@@ -819,7 +819,7 @@ def refusal_record(message: str, code: int) -> dict[str, Any]:
 
 
 def refuse(message: str, code: int) -> None:
-    """Report why a program ends with `code`: as a record to the launcher that started it, else as a line on stderr."""
+    """Report an end that a person can fix: to the launcher that started us, else on stderr."""
     fd = os.environ.get(REFUSAL_FD)
     if fd is None or not send(int(fd), refusal_record(message, code)):
         print(refusal_line(message, code), file=sys.stderr, flush=True)
@@ -865,13 +865,13 @@ def send(fd: int, message: Mapping[str, Any]) -> bool:
 
 
 def loopback(coordinator: str) -> str | None:
-    """Return the host of a coordinator (host:port) on loopback, or None if other machines can reach it."""
+    """Return the host of a coordinator on loopback, or None if other machines can reach it."""
     host = coordinator.rpartition(":")[0].strip("[]")
     return host if host in ("127.0.0.1", "::1", "localhost") else None
 
 
 def own_name_fault(coordinator: str) -> str | None:
-    """Return why JAX cannot connect CPU devices of several machines, and the fix, or None if it can.
+    """Return why JAX cannot connect CPU devices of several machines, or None if it can.
 
     JAX connects them, even those of one process, at the address of this host's own name. If the
     name has no address, JAX only reports that it found no such devices. On loopback the site hook

@@ -42,7 +42,7 @@ _MODULES_BY_EXTRA = {
 
 
 def missing_extra_message(error: BaseException) -> str | None:
-    """Return the message for an import that fails because an extra is not installed, or None for other errors."""
+    """Return the message for an import that needs a missing extra, or None for other errors."""
     name = (error.name or "").partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
     extra = next((extra for extra, names in _MODULES_BY_EXTRA.items() if name in names), None)
     return (
@@ -53,7 +53,7 @@ def missing_extra_message(error: BaseException) -> str | None:
 
 
 def install_hint(*extras: str) -> str:
-    """Return how to add the extras to this installation, as the end of a sentence: `install it with …`."""
+    """Return how to add the extras to this installation: `install it with …`."""
     origin = _read_origin()
     if origin is not None and "dir_info" in origin and not _url_path(origin["url"]).is_dir():
         # The sources of the installation are gone.
@@ -66,7 +66,7 @@ def install_hint(*extras: str) -> str:
 
 
 def _read_origin() -> dict[str, Any] | None:
-    """Return the PEP 610 record of an installation from a folder, file or repository, or None for one from an index."""
+    """Return the PEP 610 record of an installation, or None for one from an index."""
     try:
         text = importlib.metadata.distribution(NAME).read_text("direct_url.json")
     except importlib.metadata.PackageNotFoundError:
@@ -76,7 +76,7 @@ def _read_origin() -> dict[str, Any] | None:
 
 
 def _format_requirement(origin: dict[str, Any] | None, extras: str) -> str:
-    """Return the requirement for a shell: `-e 'FOLDER[train]'`, `'jaxlaunch[train] @ URL'` or `'jaxlaunch[train]'`."""
+    """Return the requirement for a shell, such as `'jaxlaunch[train] @ URL'`."""
     if origin is None:
         return shlex.quote(f"{NAME}[{extras}]")
     if "dir_info" in origin:
@@ -93,7 +93,7 @@ def _url_path(url: str) -> Path:
 
 
 def _installer_command() -> str:
-    """Return the install command for this environment: `uv tool` or `pipx` for a tool, `uv pip` without pip, or pip."""
+    """Return the install command for this environment: uv, pipx or pip."""
     environment = Path(sys.prefix)
     if (environment / "uv-receipt.toml").exists():
         return "uv tool install"

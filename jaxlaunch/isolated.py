@@ -40,7 +40,7 @@ _behind: str | None = None
 def build_command(
     module: str, *arguments: str, script: str = os.path.abspath(__file__)
 ) -> list[str]:
-    """Return the command that runs a module of ours with `environ`; `script` is where this file is, or a copy."""
+    """Return the command that runs a module of ours; `script` is this file or a copy."""
     # Processes that the program spawns do not import from its folder.
     safe_path_flags = ["-P"] if sys.version_info >= (3, 11) else []
     # Executed under one name, wherever the copy is: JAX's compilation cache may have the files of a
@@ -53,7 +53,7 @@ def build_command(
 
 
 def inline_arguments(module: str) -> list[str]:
-    """Return the Python arguments that run a module of ours in isolated mode, without any module of the user.
+    """Return the Python arguments that run a module of ours without any module of the user.
 
     The module is found where the image has it, also by its PYTHONPATH.
     """
@@ -84,12 +84,12 @@ def make_environ(
 
 
 def inherited_environ(base: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables `base` for a `command` started by a program of ours, isolated like the program."""
+    """Return the variables for a `command` that is started by a program of ours."""
     return make_environ(base) if _behind is None else make_environ(base, _before, _behind)
 
 
 def user_folders() -> list[str]:
-    """Return the folders of the user's own modules in search order: the working folder, then PYTHONPATH."""
+    """Return the folders of the user's modules: the working folder, then PYTHONPATH."""
     working = [] if os.environ.get("PYTHONSAFEPATH") else [os.curdir]
     return list(
         dict.fromkeys(os.path.realpath(folder) for folder in [*working, *_split_path(_behind)])
@@ -110,7 +110,7 @@ def arrange_sys_path() -> None:
 
 
 def run_sitecustomize() -> None:
-    """Run the sitecustomize on the user's PYTHONPATH, as the interpreter would, and print its error."""
+    """Run the sitecustomize on the user's PYTHONPATH, and print its error."""
     from importlib.machinery import PathFinder
     from importlib.util import module_from_spec
 

@@ -161,7 +161,7 @@ class Predict:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Export:
-    """The options of `jaxlaunch.trainer.export`, which without a folder takes that of TRAIN_SPEC."""
+    """The options of `jaxlaunch.trainer.export`."""
 
     folder: str | None = None
     to: str = _declare_option(dataclasses.MISSING, "The folder to write.", "DIR")

@@ -145,7 +145,7 @@ _newest_step = 0
 
 
 def _process_reports() -> Reports | None:
-    """Return the reports of this process, or None outside a job and in processes that the program started."""
+    """Return the reports of this process, or None outside a job."""
     global _of_process, _writer
     pid = os.getpid()
     if _of_process is not None and _of_process[0] == pid:
@@ -184,7 +184,7 @@ def flush_samples() -> None:
 
 
 def _leave(pid: int) -> None:
-    """Send pending reports when their process ends: by atexit, or by the site hook before os._exit."""
+    """Send pending reports when their process ends: by atexit or the site hook."""
     if (
         _of_process is not None
         and _of_process[0] == pid == os.getpid()
@@ -212,7 +212,7 @@ class Reports:
         self._lock = threading.RLock()
 
     def add_messages(self, messages: Mapping[str, Message]) -> None:
-        """Add messages by kind to the pending ones. Of two values of a key, the later one is sent."""
+        """Add messages by kind. Of two values of a key, the later one is sent."""
         with self._lock:
             for kind, message in messages.items():
                 self._newest[kind] = _merge_messages(self._newest.get(kind, {}), message)

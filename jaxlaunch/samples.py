@@ -54,7 +54,7 @@ Item = tuple[str, str, Any]
 
 
 def check_items(image: Any, text: Any, *, is_kept: bool) -> list[Item]:
-    """Return what `report(image=…, text=…)` was given, copied where `is_kept`. Raises TypeError, ValueError."""
+    """Return the arguments of `report`, copied where `is_kept`. Raises TypeError, ValueError."""
     items: list[Item] = [
         ("image", name, _check_pixels(name, value, is_kept))
         for name, value in _name_items("image", image)
@@ -87,7 +87,7 @@ def _format_argument(kind: str, name: str) -> str:
 
 
 def _check_pixels(name: str, value: Any, is_kept: bool) -> Any:
-    """Return the picture as uint8 [H, W, C], a copy; of one that is not kept only type and shape are checked."""
+    """Return the picture as uint8 [H, W, C], a copy if it is kept."""
     # A program that has an array has imported numpy already.
     import numpy as np
 
@@ -125,7 +125,7 @@ def _check_array(call: str, shape: tuple[int, ...], dtype: str) -> None:
 
 
 def encode_png(pixels: Any) -> bytes:
-    """Return a picture, uint8 [H, W, C], as the bytes of a PNG file, halved until it has at most MAX_PNG_BYTES."""
+    """Return a picture as a PNG file, halved until it has at most MAX_PNG_BYTES."""
     while True:
         height, width, channels = pixels.shape
         rows = b"".join(b"\0" + row.tobytes() for row in pixels)

@@ -22,7 +22,7 @@ def find_nearest(word: str, options: Iterable[str], limit: int = 1) -> list[str]
 
 
 def find_completions(word: str, options: Iterable[str], limit: int = 1) -> list[str]:
-    """Return the options that `word` abbreviates: a prefix, or some letters in order (bf16, bfloat16)."""
+    """Return the options that `word` abbreviates: a prefix, or letters in order."""
     prefix = word.lower()
     completions = [
         option for option in options if len(prefix) > 1 and option.lower().startswith(prefix)

@@ -7,6 +7,6 @@ from pathlib import Path
 
 
 def cache_folder(name: str) -> Path:
-    """Return a folder in the user's cache, as an absolute path. Raises RuntimeError if the user has no home."""
+    """Return a folder in the user's cache. Raises RuntimeError without a home."""
     cache = os.environ.get("XDG_CACHE_HOME")
     return (Path(cache) if cache else Path.home() / ".cache").absolute() / "jaxlaunch" / name

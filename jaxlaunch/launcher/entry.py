@@ -1,4 +1,4 @@
-"""The command `launcher`, which a Ctrl-C during its imports ends without a traceback, as one later does."""
+"""The command `launcher`, which Ctrl-C ends without a traceback during its imports too."""
 
 from __future__ import annotations
 

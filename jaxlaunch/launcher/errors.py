@@ -1,4 +1,4 @@
-"""Errors that a user or a cluster administrator can fix. Any other exception keeps its traceback: it is our bug.
+"""Errors that a user or an administrator can fix. Any other exception is our bug.
 
 UserError            2  a file, an argument or a value of the user's
 ├── JobFaults        2  all that is wrong with one job.yaml, at once
@@ -27,7 +27,7 @@ def keys_overlap(first: KeyPath, second: KeyPath) -> bool:
 
 
 class UserError(Exception):
-    """What you can fix in a command or a call: `message` says what is wrong, `hint` what to do, or is `None`.
+    """What you can fix: `message` says what is wrong, and `hint` what to do.
 
     `exit_code` is that of the command which it ends: 2, or 3 where the cluster must be fixed.
 

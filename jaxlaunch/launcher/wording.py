@@ -68,7 +68,7 @@ def os_error_reason(error: OSError) -> str:
 
 
 def escape_controls(text: str) -> str:
-    """Return the text with its control characters written out: `\\x1b` for an escape, `\\u202e` for an override."""
+    """Return the text with its control characters written out, such as an escape."""
     return CONTROL.sub(lambda match: escape_character(match[0], "\\x{:02x}"), text)
 
 

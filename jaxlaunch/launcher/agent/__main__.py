@@ -1,4 +1,4 @@
-"""Entry point of `python -m jaxlaunch.launcher.agent`, which exits with a code of `jaxlaunch.contract`."""
+"""Entry point of `python -m jaxlaunch.launcher.agent`, with exit codes of the contract."""
 
 from __future__ import annotations
 

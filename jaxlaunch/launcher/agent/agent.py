@@ -110,7 +110,7 @@ def _check_certificates(config: Config) -> None:
 
 
 def _copy_run_folder(config: Config) -> RemoteFolder | None:
-    """Copy the run folder from its bucket, if it is in one, and pass the local path to child processes."""
+    """Copy the run folder from its bucket, and pass the local path to child processes."""
     url = os.environ.get(contract.RUN_URL)
     if not url:
         return None
@@ -219,7 +219,8 @@ class Agent:
     def _say_from_any_thread(self, text: str) -> None:
         # Only the loop's thread may use the streams, and summaries are written by another thread.
         if threading.current_thread() is threading.main_thread():
-            return self.say(text)
+            self.say(text)
+            return
         self._loop.call_later(0.0, lambda: self.say(text))
 
     def run(self) -> int:
@@ -260,7 +261,7 @@ class Agent:
         )
 
     def _finish(self, verdict: Verdict, alone: bool) -> None:
-        """End with the first verdict; one that fails the job waits for a last scrape, since no later pod serves it."""
+        """End with the first verdict; one that fails the job first waits for a last scrape."""
         if self._verdict is not None:
             return
         self._verdict, self._is_alone = verdict, alone
@@ -268,7 +269,8 @@ class Agent:
             contract.outcome_for_code(verdict.code).action is not Action.FAIL
             or self._member.state.signalled_at is not None
         ):
-            return self._loop.stop()
+            self._loop.stop()
+            return
         for number in STOP_SIGNALS:
             self._loop.on_signal(number, self._loop.stop)
         self._server.after_scrape(self._loop.stop)
@@ -284,7 +286,7 @@ class Agent:
             record_end_without_leader(self._run_folder, self._config, reported, statuses, verdict)
 
     def _output_reply(self, is_local: bool) -> tuple[HTTPStatus, Mapping[str, Any]]:
-        """Return the last lines of this host's processes for `launcher logs`, since the kubelet rotates its log."""
+        """Return the last lines of this host's processes for `launcher logs`."""
         if not is_local:
             return HTTPStatus.FORBIDDEN, {
                 "error": "output is served on loopback only: connect by a port-forward"
@@ -307,7 +309,7 @@ class Agent:
 def write_termination_message(
     verdict: Verdict, host: int | None, generation: int, attempt: int
 ) -> None:
-    """Write the pod's termination message to the file that the kubelet created. Errors are only logged.
+    """Write the pod's termination message. Errors are only logged.
 
     The message replaces anything that a program has written to the file.
     """
@@ -326,7 +328,7 @@ def write_termination_message(
 
 
 class CodeError(Exception):
-    """The archive of the job's code is damaged, or has an entry that `launcher submit` never packs."""
+    """The archive of the job's code is damaged, or `launcher submit` never packed it."""
 
 
 def unpack_code(archive: str, folder: str) -> None:

@@ -78,9 +78,10 @@ class MetricsServer:
         return int(self._listener.getsockname()[1])
 
     def after_scrape(self, call: Callable[[], None]) -> None:
-        """Call back after the next scrape or SCRAPE_INTERVAL_S, or at once if nobody scraped for that long."""
+        """Call back after the next scrape, or at once if nobody scrapes."""
         if self._scraped_at is None or time.monotonic() - self._scraped_at > SCRAPE_INTERVAL_S:
-            return call()
+            call()
+            return
         self._on_scrape = call
         self.loop.call_later(SCRAPE_INTERVAL_S, call)
 
@@ -102,7 +103,8 @@ class MetricsServer:
         if len(self._open) >= MAX_CONNECTIONS:
             slow = next((request for request in self._open if request.waits_for_client), None)
             if slow is None:
-                return sock.close()
+                sock.close()
+                return
             slow.close()
         self._open[Request(self, sock)] = None
 
@@ -129,7 +131,8 @@ class Request:
             data = b""
         self._request += data
         if not data or len(self._request) > MAX_REQUEST_BYTES:
-            return self.close()
+            self.close()
+            return
         if b"\r\n\r\n" not in self._request:
             return
         self._loop.unwatch(self._sock.fileno())
@@ -190,7 +193,8 @@ class Request:
         except BlockingIOError:
             return
         except OSError:
-            return self.close()
+            self.close()
+            return
         del self._response[:sent]
         if not self._response:
             self.close()
@@ -207,7 +211,7 @@ class Request:
 
 
 class MetricsGatherer:
-    """Reads several Unix sockets to their ends at once, and omits those that take longer than CHILD_TIMEOUT_S."""
+    """Reads several Unix sockets at once, without those that are slow."""
 
     def __init__(
         self, loop: Loop, paths: Sequence[str], on_done: Callable[[Sequence[str]], None]
@@ -228,7 +232,8 @@ class MetricsGatherer:
             sock.connect(path)
         except OSError:
             # The process serves no metrics (yet), or its backlog is full.
-            return sock.close()
+            sock.close()
+            return
         self._open[sock] = bytearray()
         self._loop.watch(sock.fileno(), READ, lambda mask: self._read_socket(sock))
 
@@ -238,9 +243,11 @@ class MetricsGatherer:
         except BlockingIOError:
             return
         except OSError:
-            return self._close_socket(sock, is_whole=False)
+            self._close_socket(sock, is_whole=False)
+            return
         if not data:
-            return self._close_socket(sock, is_whole=True)
+            self._close_socket(sock, is_whole=True)
+            return
         self._open[sock] += data
         if len(self._open[sock]) > MAX_EXPOSITION_BYTES:
             self._close_socket(sock, is_whole=False)
@@ -312,7 +319,7 @@ def render_agent_metrics(
 
 
 def merge_expositions(texts: Iterable[str]) -> str:
-    """Merge expositions so that each metric appears once with all samples. Malformed lines are omitted."""
+    """Merge expositions so that each metric appears once. Malformed lines are omitted."""
     # Comment lines and samples by the name of the metric.
     families: dict[str, tuple[list[str], list[str]]] = {}
     for text in texts:

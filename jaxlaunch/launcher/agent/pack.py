@@ -49,7 +49,7 @@ def pack_agent() -> bytes:
 
 
 def pack_compiled() -> bytes:
-    """Return an uncompressed zipapp with the bytecode of this Python, which starts faster on this machine."""
+    """Return an uncompressed zipapp with the bytecode of this Python, which starts faster."""
     root = Path(__file__).parents[3]
     files = []
     for name, text in _read_sources():
@@ -58,7 +58,7 @@ def pack_compiled() -> bytes:
 
 
 def archive_digest() -> str:
-    """Return a digest of the inputs of `pack_compiled`, so that all runs of one version share its result."""
+    """Return a digest of the inputs of `pack_compiled`, the key of its result."""
     digest = hashlib.sha256(importlib.util.MAGIC_NUMBER + str(Path(__file__).parents[3]).encode())
     for name, text in _read_sources():
         digest.update(f"{name} {len(text)}\n{text}".encode())

@@ -94,7 +94,7 @@ class Clock:
         self._committed_s += seconds.get("step", 0.0)
 
     def enter_cause(self, cause: str, now: float) -> None:
-        """Count seconds for `cause` from `now` on; a cause outside contract.CLOCK, such as `done`, changes nothing."""
+        """Count seconds for `cause` from `now` on, if it is in contract.CLOCK."""
         self._add_elapsed(now)
         if cause in self._seconds:
             self._cause = cause
@@ -110,7 +110,7 @@ class Clock:
             self._committed_s = self._uncommitted_steps.popleft()[1]
 
     def end_failed_attempt(self, now: float) -> None:
-        """End an attempt that failed: its seconds of stepping since the last commit become lost work."""
+        """End an attempt that failed: its seconds since the last commit become lost work."""
         lost_s = self.uncommitted_s(now)
         self._seconds["step"] -= lost_s
         self._seconds["lost_work"] += lost_s
@@ -124,7 +124,7 @@ class Clock:
         self._cause = "down"
 
     def uncommitted_s(self, now: float) -> float:
-        """Return the seconds of stepping since the last commit, which are lost if the attempt fails now."""
+        """Return the seconds of steps since the last commit, which a failure would lose."""
         self._add_elapsed(now)
         return max(0.0, self._seconds["step"] - self._committed_s)
 

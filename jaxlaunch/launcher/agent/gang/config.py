@@ -1,4 +1,4 @@
-"""Configuration of the agent from environment variables, with the versions and the code that an attempt uses."""
+"""Configuration of the agent, from environment variables."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class Config:
 
     @property
     def is_pod(self) -> bool:
-        """Return whether this agent runs in a pod, where its log and its termination message are read."""
+        """Return whether this agent runs in a pod."""
         return bool(self.node)
 
     @property
@@ -174,7 +174,7 @@ def read_versions() -> dict[str, str | None]:
 
 
 def coordinator_warning(config: Config) -> str | None:
-    """Return a warning if the gang has certificates that the coordinator of this JAX does not check."""
+    """Return a warning if the coordinator of this JAX does not check the gang's certificates."""
     jax_version = read_versions()["jax"]
     if config.certificates is None or config.processes == 1 or jax_version is None:
         return None
@@ -245,7 +245,7 @@ def _read_handshake_key(environ: Mapping[str, str]) -> bytes:
 
 
 def _find_certificates(environ: Mapping[str, str]) -> Path | None:
-    """Return the folder of the Secret if it has certificates: a Secret made by hand may have only the key."""
+    """Return the folder of the Secret if it has certificates, not the key alone."""
     path = environ.get(contract.GANG_SECRET, "")
     folder = Path(path).parent
     return folder if path and (folder / contract.CERTIFICATE).exists() else None
@@ -262,7 +262,7 @@ def _read_job(environ: Mapping[str, str]) -> AgentJob:
 def _find_tpu_index_conflict(
     environ: Mapping[str, str], job: AgentJob, index: int, slice_index: int
 ) -> str | None:
-    """Return an error if Google's variables differ from ours: on TPU, JAX takes its ranks from Google's."""
+    """Return an error if Google's variables, from which JAX takes TPU ranks, differ from ours."""
     if job.platform != "tpu":
         return None
     for name, ours, value in (

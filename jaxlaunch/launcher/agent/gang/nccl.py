@@ -42,7 +42,7 @@ _OPERATION = re.compile(r"launched up to operation (\d+)$")
 
 
 def should_query_nccl(platform: str, host: int) -> bool:
-    """Return whether a host asks NCCL about a hang: every host knows all processes, so the first two are enough."""
+    """Return whether a host asks NCCL about a hang. The first two know all processes."""
     return platform == "cuda" and host < 2
 
 
@@ -66,7 +66,7 @@ class RankGroup:
 
     @property
     def last_operation(self) -> int | None:
-        """Number of the last launched operation, 0 before the first, or None for other statements."""
+        """Number of the last launched operation, 0 before the first, None for other statements."""
         if "not launched" in self.statement:
             return 0
         match = _OPERATION.search(self.statement)
@@ -205,7 +205,7 @@ class NcclQuery:
 
 
 def query_ras(environ: Mapping[str, str], deadline: float) -> str:
-    """Return the answer of RAS before a deadline in monotonic seconds, or an empty text without RAS."""
+    """Return the answer of RAS before a deadline in monotonic seconds, empty without RAS."""
     if environ.get(ENABLE_VARIABLE) == "0":
         return ""
     answer = b""
@@ -235,7 +235,7 @@ def query_ras(environ: Mapping[str, str], deadline: float) -> str:
 
 
 def read_xids(path: str) -> str:
-    """Return the newest kernel messages about GPUs of the last hour, empty if they cannot be read."""
+    """Return the kernel messages about GPUs of the last hour, empty if they cannot be read."""
     messages: list[str] = []
     # Most containers have no /dev/kmsg or may not read it.
     with contextlib.suppress(OSError):

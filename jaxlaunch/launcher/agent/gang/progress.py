@@ -96,7 +96,7 @@ class Status:
 
     @property
     def has_ended_cleanly(self) -> bool:
-        """Return whether the process has ended without an error, or as the trainer does when it is stopped."""
+        """Return whether the process has ended without an error, or after a stop."""
         if self.exit == contract.PREEMPTED:
             return self.trainer
         return self.exit == contract.DONE and (self.done or not self.trainer)
@@ -116,7 +116,7 @@ class StatusChanges:
         self._sent_statuses[rank] = status
 
     def take_changes(self, statuses: Mapping[int, Status]) -> dict[str, dict[str, Any]]:
-        """Return the fields that differ from those sent last, such as {"0-7": {"step": 12}} for eight equal changes."""
+        """Return the fields that changed, such as {"0-7": {"step": 12}} for eight equal changes."""
         runs: list[tuple[int, int, dict[str, Any]]] = []
         for rank in sorted(statuses):
             fields = self._sent_statuses.get(rank, _DEFAULT_STATUS).changes_to(statuses[rank])
@@ -201,7 +201,7 @@ class RankProgress:
         self._update_status(exit=code)
 
     def timeout_s(self, timeouts_s: Mapping[str, float | None]) -> float | None:
-        """Return the timeout of the present phase, or None if it has none or no phase was reported."""
+        """Return the timeout of the present phase, or None without one."""
         phase = self.status.phase
         if phase is None or self.status.left or self.status.exit is not None:
             return None
@@ -230,7 +230,7 @@ class RankProgress:
         return limit_s is not None and self.phase_age_s(now) > limit_s
 
     def _reset_interpreter(self, now: float) -> None:
-        """Begin with another interpreter: the next one of a `sh -c`, or a program that executed itself again."""
+        """Begin with another interpreter of the same process."""
         self._phase_since, self._stepping_s = now, 0.0
         self._steps_s.clear()
         is_trainer = self._first_phase is not None
@@ -260,7 +260,7 @@ class RankProgress:
         )
 
     def _record_step_time(self, step: int | None, now: float) -> None:
-        """Record the time of a step, without waits for data, evaluations and saves between two steps."""
+        """Record the time of a step, without the waits between two steps."""
         previous_step = self.status.step
         if self.status.phase == "step":
             self._stepping_s += now - self._phase_since
@@ -295,7 +295,7 @@ MAX_METRICS_BYTES = 32 * 1024
 
 
 def read_line(line: bytes, rank: int) -> dict[str, Any]:
-    """Return the message in a line of a rank: known keys with valid values, and a `note` about invalid ones."""
+    """Return the valid values in a line of a rank, with a `note` about invalid ones."""
     try:
         decoded = _decode_line_end(line)
     except ValueError:
@@ -333,7 +333,7 @@ def _as_plain_value(value: Any) -> Any:
 
 
 def _decode_line_end(line: bytes) -> Any:
-    """Decode a line, or its end if a process left half a line there when it ended while the pipe was full.
+    """Decode a line, or its end after half a line of a process that has ended.
 
     Raises:
         ValueError: There is no value in it.

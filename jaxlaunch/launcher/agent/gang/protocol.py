@@ -1,4 +1,4 @@
-"""Protocol between host 0 and the other hosts: handshake, admission and messages. Pure except for nonces.
+"""Protocol between host 0 and the others: handshake, admission, messages. Pure except for nonces.
 
 A host and its leader prove to each other that they have the key of the run, which is never sent:
 
@@ -126,7 +126,7 @@ class Refusal:
 def find_refusal(
     hello: Hello, leader: Hello, joined: Mapping[int, Hello], hosts: int, *, replaces: bool = False
 ) -> Refusal | None:
-    """Return why a host may not join, or None if it may. The message names the host and both values that differ.
+    """Return why a host may not join, with both values that differ, or None if it may.
 
     Args:
         hello: Hello of the host.
@@ -221,7 +221,7 @@ class Judged:
 
 @dataclasses.dataclass(frozen=True)
 class Leave:
-    """Message of host 0 that lets a host exit. If `alone`, only this one leaves, and another takes its place."""
+    """Message of host 0 that lets a host exit, `alone` if another takes its place."""
 
     verdict: Verdict
     alone: bool = False
@@ -229,7 +229,7 @@ class Leave:
 
 @dataclasses.dataclass(frozen=True)
 class State:
-    """State of all hosts, for the metrics of each, and for the record that host 1 writes if host 0 is lost."""
+    """State of all hosts, for their metrics and for the record of host 1."""
 
     attempt: NonNegativeInt
     of: AttemptProgress
@@ -251,7 +251,7 @@ class Ping:
 
 @dataclasses.dataclass(frozen=True)
 class Stop:
-    """Message of a host that was told to stop, with the `excess` if it used too much of its node's disk."""
+    """Message of a host that was told to stop, or that exceeds its disk space."""
 
     excess: DiskExcess | None = None
 
@@ -298,7 +298,7 @@ class HostHandshake:
     def answer_challenge(
         self, challenge: Mapping[str, Any], fields: Mapping[str, Any]
     ) -> dict[str, Any]:
-        """Return the fields of the answer to a challenge. Raises HandshakeError for any other message."""
+        """Return the fields of the answer to a challenge. Raises HandshakeError."""
         if challenge.get("type") != "challenge" or self._peer_nonce:
             raise HandshakeError("its first message is not a challenge")
         self._peer_nonce = _read_nonce(challenge)
@@ -308,7 +308,7 @@ class HostHandshake:
         }
 
     def open_answer(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Verify the leader's answer and return its fields. Raises HandshakeError if it lacks the key."""
+        """Return the fields of the leader's answer. Raises HandshakeError if it lacks the key."""
         if message.get("type") not in ("welcome", "refused"):
             raise HandshakeError("it did not answer the hello")
         return _open_fields(self._key, self._peer_nonce, self._own_nonce, message)

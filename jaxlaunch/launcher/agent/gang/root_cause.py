@@ -378,7 +378,7 @@ class Symptoms:
 
 
 def find_root_cause(events: Sequence[Event]) -> tuple[Event, Closeness] | None:
-    """Return the event that explains the others, or None if there is no fault. Pass events by time of arrival."""
+    """Return the event that explains the others, which are passed by time of arrival."""
     symptoms = Symptoms()
     for event in events:
         symptoms.add(event, 0.0)
@@ -504,7 +504,7 @@ def verdict_for_lost_leader(
 
 
 def _gang_exit_code(event: Event, facts: Failure) -> int:
-    """Return the gang's exit code: the trainer's if the contract has it, 70 or 83 for any other program."""
+    """Return the gang's exit code: the trainer's if the contract has it, else 70 or 83."""
     if facts.verdict_code is not None:
         return facts.verdict_code
     program_code = event.error.get("code") if event.kind is EventKind.ERROR else event.exit
@@ -524,7 +524,7 @@ def _gang_exit_code(event: Event, facts: Failure) -> int:
 
 
 def _is_not_found(event: Event) -> bool:
-    """Return whether a shell could not find or execute its command, so that no other attempt can."""
+    """Return whether a shell could not find or execute its command."""
     return (
         event.kind is EventKind.EXIT
         and event.exit in COMMAND_NOT_FOUND_CODES

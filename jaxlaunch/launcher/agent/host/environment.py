@@ -79,7 +79,7 @@ def rank_variables(
 
 
 def _mutual_tls_variables(config: Config) -> dict[str, str]:
-    """Return the variables for mutual TLS of JAX's coordination service, which versions before 0.11.2 ignore."""
+    """Return the variables for mutual TLS of JAX's coordination service, from JAX 0.11.2 on."""
     folder = config.certificates
     if folder is None:
         return {}
@@ -119,7 +119,7 @@ def _is_set(base: Mapping[str, str], name: str) -> bool:
 
 
 def member_variables(config: Config, rank: int, processes: int) -> dict[str, str]:
-    """Return the variables of a rank that a restart may change, since it may move hosts and the gang may shrink."""
+    """Return the variables of a rank that a restart may change."""
     variables = {contract.NUM_PROCESSES: str(processes), contract.PROCESS_ID: str(rank)}
     return (
         variables

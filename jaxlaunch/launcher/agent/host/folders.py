@@ -111,7 +111,7 @@ def _is_agent_folder(folder: str) -> bool:
 
 
 def _is_in_environ(folder: str) -> bool:
-    """Return whether an environment variable of a process names the folder, as PYTHONPATH of a child does."""
+    """Return whether an environment variable of a process names the folder."""
     return any(folder.encode() in environ for environ in _read_environs())
 
 
@@ -140,7 +140,7 @@ MAX_SOCKET_PATH = 100
 
 
 class SiteFolder:
-    """The temporary folder of an agent. Its subfolder `site` comes first on a child's PYTHONPATH."""
+    """The temporary folder of an agent, with `site`, which is first on a child's PYTHONPATH."""
 
     def __init__(self) -> None:
         is_long = len(tempfile.gettempdir()) > MAX_SOCKET_PATH - 40
@@ -166,7 +166,7 @@ class SiteFolder:
         return isolated.build_command(module, script=os.path.join(self.site, ISOLATED_FILE))
 
     def standby_command(self, module: str, descriptor: int) -> list[str]:
-        """Return the command of a process that imports a module and then waits for its environment on a descriptor."""
+        """Return the command of a process that imports a module and waits for its environment."""
         return [
             *self.module_command(os.path.join(self.site, STANDBY_SCRIPT)),
             str(descriptor),
@@ -249,7 +249,7 @@ class RemoteFolder:
             return "the trainer, which copies it, is not in this image, or does not start"
 
     def take_ranks(self, ranks: range) -> None:
-        """Set the ranks of the next attempt, and download the logs of ranks that another host had."""
+        """Set the ranks of the next attempt, and download the logs of those that moved here."""
         if ranks == self._ranks:
             return
         assert self._process.stdin is not None and self._process.stdout is not None

@@ -58,7 +58,7 @@ class IdleAction(enum.Enum):
 
 
 class MemberState:
-    """The attempt that a host takes part in, and its verdict. Pure: no connection, no process, no clock."""
+    """The attempt that a host takes part in, and its verdict. Pure."""
 
     def __init__(self, config: Config) -> None:
         self._replaces, self._is_leader = config.job.replaces, config.is_leader
@@ -70,7 +70,7 @@ class MemberState:
 
     @property
     def awaits_first_start(self) -> bool:
-        """Return whether no attempt has started on this host, so that a lost leader may simply start again."""
+        """Return whether no attempt has started on this host."""
         return self.verdict is None and not self.has_started
 
     def start_attempt(self, attempt: int) -> None:
@@ -82,14 +82,14 @@ class MemberState:
         self.attempt, self.verdict = attempt, verdict
 
     def take_signal(self, now: float) -> StopRequest:
-        """Return the request that a SIGTERM or SIGINT makes. The second signal kills the processes."""
+        """Return the request of a SIGTERM or SIGINT. The second signal kills the processes."""
         if self.signalled_at is None:
             self.signalled_at = now
             return StopRequest.STOP
         return StopRequest.REPEATED if now - self.signalled_at < SAME_SIGNAL_S else StopRequest.KILL
 
     def idle_action(self, *, has_leader: bool) -> IdleAction | None:
-        """Return the action after the last process has ended, or None while the attempt has no verdict."""
+        """Return the action after the last process has ended, or None without a verdict."""
         if self.verdict is None:
             return None
         if has_leader:
@@ -158,9 +158,10 @@ class Dialer:
     def _resolve_address(self) -> None:
         host, port = self._address
         try:
-            return self._connect_to(
+            self._connect_to(
                 socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)
             )
+            return
         except socket.gaierror:
             # A name is resolved in a thread, because DNS may take a minute and a SIGTERM must not
             # wait for it.
@@ -196,7 +197,8 @@ class Dialer:
         code = sock.connect_ex(address)
         if code not in (0, errno.EINPROGRESS):
             sock.close()
-            return self._retry_later(os.strerror(code).lower())
+            self._retry_later(os.strerror(code).lower())
+            return
         timeout = self._loop.call_later(
             CONNECT_TIMEOUT_S, lambda: self._finish_connect(sock, errno.ETIMEDOUT)
         )
@@ -211,7 +213,8 @@ class Dialer:
         self._loop.unwatch(sock.fileno())
         if code == 0 and self._dialed_at is not None:
             self.stop()
-            return self._on_connected(sock)
+            self._on_connected(sock)
+            return
         sock.close()
         if self._dialed_at is not None:
             self._retry_later(os.strerror(code).lower())
@@ -230,7 +233,7 @@ RETRY_REFUSED_S = 2.0
 
 
 class LeaderConnection:
-    """Connection to a leader that has proven the key of the run. Passes its orders to `handlers`."""
+    """Connection to a leader that has proven its key. Passes its orders to `handlers`."""
 
     def __init__(
         self,
@@ -310,14 +313,16 @@ class LeaderConnection:
         except OSError:
             # The other side has closed the connection in the meantime.
             sock.close()
-            return self.dial(RETRY_S)
+            self.dial(RETRY_S)
+            return
         self._handshake = HostHandshake(self._config.handshake_key)
         self.last_message_at, self._patience_s = time.monotonic(), CHALLENGE_TIMEOUT_S
 
     def _on_message(self, link: Link, message: Message) -> None:
         self.last_message_at, self._patience_s = time.monotonic(), SILENCE_TIMEOUT_S
         if link.epoch is None:
-            return self._shake_hands(link, message)
+            self._shake_hands(link, message)
+            return
         kind = message["type"]
         # A newer version on host 0 may send orders that this version does not know.
         if (handler := self._handlers.get(kind)) is None:
@@ -325,23 +330,27 @@ class LeaderConnection:
         try:
             order = codec.read_record(FROM_LEADER[kind], message) if kind in FROM_LEADER else None
         except MalformedError as error:
-            return self._drop_link(link, f"it sent a `{kind}` whose {error}")
+            self._drop_link(link, f"it sent a `{kind}` whose {error}")
+            return
         handler(order)
 
     def _shake_hands(self, link: Link, message: Message) -> None:
         """Handle a message from a peer that has not yet proven that it leads this run."""
         try:
             if message["type"] == "challenge":
-                return link.send(
+                link.send(
                     "hello", **self._handshake.answer_challenge(message, self._hello().to_wire())
                 )
+                return
             fields = self._handshake.open_answer(message)
             if message["type"] == "welcome":
                 link.epoch = codec.read_record(Welcome, fields).epoch
-                return self._on_admitted()
+                self._on_admitted()
+                return
             refused = codec.read_record(Refused, fields)
         except (HandshakeError, MalformedError) as error:
-            return self._drop_link(link, str(error))
+            self._drop_link(link, str(error))
+            return
         link.close()
         self._link = None
         if refused.may_retry:
@@ -356,7 +365,8 @@ class LeaderConnection:
     def _on_closed(self, link: Link, reason: str) -> None:
         self._link = None
         if link.epoch is not None:
-            return self._on_lost(reason)
+            self._on_lost(reason)
+            return
         hint = "it may belong to another run, or have another gang_secret"
         self._retry_refused(f"did not admit this host: {reason}; {hint}")
 

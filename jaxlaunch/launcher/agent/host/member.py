@@ -1,4 +1,4 @@
-"""The member of the gang on one host, which runs processes on the leader's orders and reports their state.
+"""The member of the gang on one host, which runs its processes on the leader's orders.
 
 A member decides nothing while it has a leader. When the leader is lost, it ends its processes and,
 in jobs that replace lost hosts, waits for the next leader. `MemberState` decides what follows an
@@ -144,7 +144,7 @@ class Member:
             self._loop.call_later(timeout_s, self._on_rendezvous_timeout)
 
     def request_stop(self) -> None:
-        """Handle SIGTERM or SIGINT: ask the leader to stop all hosts, and on the second signal kill the processes."""
+        """Ask the leader to stop all hosts; the second signal kills the processes."""
         request = self.state.take_signal(time.monotonic())
         if request is StopRequest.REPEATED:
             return
@@ -158,12 +158,14 @@ class Member:
             reason = StopReason.OUTSIDE if excess is None else StopReason.DISK_EXCEEDED
             stop = StopFacts(reason, StopOutcome.NOT_JOINED, excess=excess)
             verdict = verdict_for(Failure(FailureKind.STOPPED, stop=stop))
-            return self._finish(verdict, self._config.job.replaces and excess is None)
+            self._finish(verdict, self._config.job.replaces and excess is None)
+            return
         if request is StopRequest.STOP:
             self._say(
                 "received a signal to stop" + (f": {render_excess(excess)}" if excess else "")
             )
-            return self.leader.send("stop", excess=codec.to_json(excess))
+            self.leader.send("stop", excess=codec.to_json(excess))
+            return
         self._say("received a second signal to stop: killing the processes")
         self.leader.send("kill")
         self.processes.kill_all()
@@ -220,7 +222,8 @@ class Member:
 
     def _on_leader_lost(self, reason: str) -> None:
         if self.state.awaits_first_start:
-            return self.leader.dial()
+            self.leader.dial()
+            return
         if self.state.verdict is None:
             statuses = [child.progress.status for child in self.processes.children.values()]
             committed = self.gang.get("of", {}).get("last_committed")
@@ -234,7 +237,7 @@ class Member:
         self._continue_if_idle()
 
     def _saved_step(self) -> int | None:
-        """Return the newest saved step that this host knows of; 0 if processes ran without one, None if none ran."""
+        """Return the newest saved step; 0 if processes ran without one, None if none ran."""
         committed_steps = [
             child.progress.status.committed for child in self.processes.children.values()
         ]
@@ -276,7 +279,7 @@ class Member:
         self._continue_if_idle()
 
     def _continue_if_idle(self) -> None:
-        """Report, wait for a leader or exit, if the attempt has a verdict and no process is left."""
+        """Report, wait for a leader or exit, once there is a verdict and no process is left."""
         verdict = self.state.verdict
         if verdict is None or self.processes.alive_children():
             return

@@ -105,7 +105,7 @@ def find_targets_to(program: int, pid: int, number: int) -> Iterator[int]:
 
 
 def has_exit_trap(pid: int) -> bool:
-    """Return whether a process is bash with a trap for EXIT, which handles all signals that would end it.
+    """Return whether a process is bash with a trap for EXIT, which handles other signals.
 
     Without a trap for the signal itself, bash would run the EXIT trap while the command that it
     waits for continues.
@@ -114,7 +114,7 @@ def has_exit_trap(pid: int) -> bool:
 
 
 def reads_from_pipe(pid: int) -> bool:
-    """Return whether a process reads from another command of its pipeline, and so ends with that command."""
+    """Return whether a process reads from another command of its pipeline."""
     try:
         return os.readlink(f"/proc/{pid}/fd/0").startswith("pipe:")
     except OSError:
@@ -122,7 +122,7 @@ def reads_from_pipe(pid: int) -> bool:
 
 
 def find_session_processes(leader: int) -> list[int]:
-    """Return the processes in the session of `leader`, of all process groups. Empty without /proc."""
+    """Return the processes in the session of `leader`, empty without /proc."""
     try:
         pids = [int(name) for name in os.listdir("/proc") if name.isdecimal()]
     except OSError:
@@ -234,7 +234,7 @@ class ProcessTree:
 
     @property
     def is_program(self) -> bool:
-        """Return whether the started process is the one that reports, so that its exit is the exit of the program.
+        """Return whether the started process is the one that reports.
 
         A wrapper (`sh -c "python a.py || python b.py"`) may handle the exit and continue with
         something else.
@@ -243,7 +243,7 @@ class ProcessTree:
 
     @property
     def has_lost_reporter(self) -> bool:
-        """Return whether a wrapper outlived the Python process that reported, whose last phase is then obsolete."""
+        """Return whether a wrapper outlived the Python process that reported."""
         return not self.is_program and self._has_met_reporter and not process_exists(self._reporter)
 
     def set_reporter(self, pid: int) -> None:
@@ -283,7 +283,7 @@ class ProcessTree:
             self._terminate(pid)
 
     def _stop_targets(self) -> Iterator[int]:
-        """Yield the Python process that reports, else the commands of a wrapper, else the started process."""
+        """Yield the processes to stop: the one that reports, else commands of a wrapper."""
         if not self.is_program and session_id(self._reporter) == self.pid:
             return find_targets_to(self._reporter, self.pid, signal.SIGTERM)
         return find_targets_below(self.pid, signal.SIGTERM, is_wrapper=self.has_lost_reporter)
@@ -293,7 +293,7 @@ class ProcessTree:
         self._signalled.add(pid)
 
     def leaves_programs(self) -> bool:
-        """Return whether the started process has ended after a stop while programs that it started still run.
+        """Return whether programs still run after a stop, while the started process has ended.
 
         A shell may exit in its trap and leave a program in the background. That program receives
         SIGTERM now.
@@ -317,7 +317,7 @@ class ProcessTree:
             send_signal(pid, signal.SIGUSR1)
 
     def kill(self) -> None:
-        """Kill the process and its session, since tini and shells with `set -m` create more process groups."""
+        """Kill the process and its session, which may have several process groups."""
         self.is_killed = True
         try:
             os.killpg(self.pid, signal.SIGKILL)

@@ -112,7 +112,7 @@ class Child:
 
     @property
     def last_lines(self) -> list[str]:
-        """The last TAIL_LINES lines of output, cut to MAX_LAST_BYTES bytes unless the last line alone is longer."""
+        """The last TAIL_LINES lines of output, of MAX_LAST_BYTES bytes at most."""
         lines, size = list[str](), 0
         for line in reversed(self.tail):
             size += len(line)
@@ -234,7 +234,7 @@ MAX_KILLED_STANDBYS = 3
 
 
 class Standby:
-    """A process that has imported the trainer and waits on a pipe for the environment of the next attempt."""
+    """A process that has imported the trainer and waits for the environment of an attempt."""
 
     def __init__(self, child: Child, control: int) -> None:
         self.child, self._control = child, control
@@ -347,7 +347,7 @@ class Processes:
         return [child for child in self.children.values() if child.progress.status.exit is None]
 
     def stop_all(self) -> None:
-        """Ask every program of this attempt to end. A repeated call reaches programs that have started since."""
+        """Ask every program to end, in a repeated call those that started since."""
         for child in self.alive_children():
             child.tree.stop()
 
@@ -377,7 +377,7 @@ class Processes:
     # --- standby processes ------------------------------------------------------------------------
 
     def keep_standbys(self) -> None:
-        """Start missing standby processes. Called once the ranks run steps, so that it does not delay their start."""
+        """Start missing standby processes, once the ranks run steps."""
         if (
             self._config.job.command is not None
             or self._config.job.in_place_limit == 0
@@ -449,7 +449,7 @@ class Processes:
             self._on_report(child, message)
 
     def _kill_leftovers(self, pid: int) -> None:
-        """Kill the session of an ended process, unless programs in it are being stopped and may still end."""
+        """Kill the session of an ended process, unless its programs are being stopped."""
         for child in [
             *self.children.values(),
             *(standby.child for standby in self._standbys.values()),
@@ -461,13 +461,15 @@ class Processes:
         for child in self.children.values():
             if child.tree.pid == pid:
                 child.tree.mark_reaped()
-                return self._finish_child(child, code)
+                self._finish_child(child, code)
+                return
         for place, standby in list(self._standbys.items()):
             if standby.child.tree.pid == pid:
                 standby.close()
                 standby.child.close()
                 del self._standbys[place]
-                return self._on_standby_end(standby.child.rank, code)
+                self._on_standby_end(standby.child.rank, code)
+                return
 
     def _on_standby_end(self, rank: int, code: int) -> None:
         """Log the end of a standby process, and start another if it was killed.

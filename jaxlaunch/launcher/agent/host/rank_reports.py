@@ -1,4 +1,4 @@
-"""Reports of the processes of a host: to the leader, to the files of the run folder, and to requests for profiles."""
+"""Reports of a host's processes: to the leader, the run folder and requests for profiles."""
 
 from __future__ import annotations
 
@@ -303,7 +303,7 @@ class ProgramMetrics:
         self._writer: threading.Thread | None = None
 
     def add_step(self, step: int | None, metrics: Mapping[str, Any]) -> None:
-        """Record the numbers of a step, unless it has no number or our own loop writes them itself."""
+        """Record the numbers of a step, unless our own loop writes them."""
         self.unsent = metrics
         numbers = {
             name: value
@@ -330,7 +330,7 @@ class ProgramMetrics:
             )
 
     def finish(self) -> None:
-        """Print the last numbers after the program has ended, and wait until they are written or storage stalls."""
+        """Print the last numbers after the end, and wait until they are written."""
         self._print_newest()
         if self._rows is not None and self._writer is not None:
             self._enqueue(None)
@@ -412,7 +412,7 @@ class Profiles:
         self._answers: dict[int, Mapping[str, Any]] = {}
 
     def reply(self, method: str, query: str, is_local: bool) -> Reply:
-        """Answer an HTTP request: POST requests a profile, GET reads the state of the newest request."""
+        """Answer an HTTP request: POST requests a profile, GET reads the newest state."""
         if not is_local:
             reason = (
                 "profiles are served on loopback only: connect from this host, or through "

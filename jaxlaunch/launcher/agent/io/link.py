@@ -34,7 +34,7 @@ Message = dict[str, Any]
 
 
 def encode_message(kind: str, /, **fields: Any) -> bytes:
-    """Encode a message as JSON without its closing brace, so that each link can add its own stamp."""
+    """Encode a message as JSON without its closing brace, before which links add their stamp."""
     text = json.dumps({"type": kind, **fields}, separators=(",", ":"), default=str)
     return text[:-1].encode("utf-8", "backslashreplace")
 
@@ -104,7 +104,7 @@ class Link:
 
     @epoch.setter
     def epoch(self, epoch: str) -> None:
-        """Set the epoch that every message carries from now on, with a number, in both directions."""
+        """Set the epoch that every message carries from now on, in both directions."""
         self._epoch = epoch
         self._stamp = b',"epoch":%b,"n":' % json.dumps(epoch).encode()
         self._max_line_bytes = MAX_LINE_BYTES
@@ -183,9 +183,11 @@ class Link:
         except BlockingIOError:
             return
         except OSError as error:
-            return self._fail(_error_reason(error))
+            self._fail(_error_reason(error))
+            return
         if not data:
-            return self._fail("connection closed")
+            self._fail("connection closed")
+            return
         text = data if self._channel is None else self._decrypt(data, self._channel)
         lines = (self._inbox + text).split(b"\n")
         self._inbox = lines.pop()
@@ -219,14 +221,17 @@ class Link:
         try:
             message = codec.parse_json(line)
         except ValueError:
-            return self._fail("it sent a line that is not JSON")
+            self._fail("it sent a line that is not JSON")
+            return
         if type(message) is not dict or type(message.get("type")) is not str:
-            return self._fail("it sent a line that is not a message")
+            self._fail("it sent a line that is not a message")
+            return
         if self._epoch is not None:
             epoch, number = message.get("epoch"), message.get("n")
             if epoch != self._epoch or number != self._received_count:
                 expected = f"message {self._received_count} of epoch {self._epoch}"
-                return self._fail(f"it sent message {number} of epoch {epoch}, expected {expected}")
+                self._fail(f"it sent message {number} of epoch {epoch}, expected {expected}")
+                return
             self._received_count += 1
         self.on_message(self, message)
 

@@ -1,4 +1,4 @@
-"""Event loop with one thread and one epoll for descriptors, timers, signals and ended child processes.
+"""Event loop of one thread: descriptors, timers, signals and ended child processes.
 
 It does not use `selectors`, which with thousands of connections takes as long as the callbacks
 themselves.
@@ -25,7 +25,7 @@ ReadyCallback = Callable[[int], None]
 
 
 def wait_until_ready(fd: int, mask: int, timeout_s: float) -> bool:
-    """Return whether a descriptor becomes ready within `timeout_s` seconds; a closed pipe or terminal is ready."""
+    """Return whether a descriptor becomes ready within `timeout_s` seconds."""
     # poll and not select: select raises ValueError for a descriptor above 1,023, which the leader
     # of a large gang has.
     poll = select.poll()
@@ -50,7 +50,7 @@ class Timer:
 
 
 class Loop:
-    """Runs callbacks until `stop`, descriptors before timers, so that a message in time is read before its timeout."""
+    """Runs callbacks until `stop`, those of descriptors before those of timers."""
 
     def __init__(self) -> None:
         self._epoll = select.epoll()
@@ -101,14 +101,14 @@ class Loop:
         self.call_later(seconds, run_and_reschedule)
 
     def on_signal(self, number: int, callback: Callable[[], None]) -> None:
-        """Call back from the loop and not from the signal handler, so that no other callback is interrupted."""
+        """Call back for a signal, from the loop."""
         self._signals[number] = callback
         signal.signal(number, lambda *_: None)
 
     def on_child_exit(
         self, on_ending: Callable[[int], None], on_reaped: Callable[[int, int], None]
     ) -> None:
-        """Call back for every child that ends, adopted orphans included: PID 1 of a container must reap them all.
+        """Call back for every child that ends, adopted orphans included.
 
         Other waits for a process, such as Popen.wait, learn no exit code while the loop runs. Use
         `on_exit_of` there.
@@ -137,7 +137,7 @@ class Loop:
         self.on_signal(signal.SIGCHLD, reap_children)
 
     def on_exit_of(self, pid: int, on_exit: Callable[[int], None]) -> None:
-        """Call back with the exit code (or minus the signal) of this child. It requires `on_child_exit`."""
+        """Call back with the exit code of this child. It requires `on_child_exit`."""
         self._exit_callbacks[pid] = on_exit
 
     def pause_between_polls(self, seconds: float) -> None:

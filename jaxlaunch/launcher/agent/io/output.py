@@ -1,4 +1,4 @@
-"""Lines from the pipes of child processes, to the agent's own streams and to one bounded log per rank.
+"""Lines of child processes, to the agent's own streams and to one bounded log per rank.
 
 Nothing here blocks the event loop for long: a stream whose reader is too slow loses its oldest
 lines.
@@ -37,7 +37,7 @@ _ROTATION_HEADER_PATTERN = re.compile(
 
 
 class OutputStream:
-    """stdout or stderr, whose reader may be slow or gone. The oldest lines that do not fit are dropped and counted.
+    """stdout or stderr of the agent, which drops the oldest lines for a slow reader.
 
     Blocking instead would stop heartbeats, so a paused terminal would look like a lost host. As
     long as the reader has read something within the patience, nothing is dropped, and writers wait
@@ -75,7 +75,7 @@ class OutputStream:
 
     @property
     def is_behind(self) -> bool:
-        """Return whether writers must wait before they send more lines; never if lines may be dropped."""
+        """Return whether writers must wait; never if lines may be dropped."""
         return self._is_patient and not self._is_gone and self._queued_bytes > MAX_QUEUED_BYTES // 4
 
     @property
@@ -83,13 +83,14 @@ class OutputStream:
         return time.monotonic() - self._last_taken_at < self._patience_s
 
     def flush(self, timeout_s: float) -> None:
-        """Write the queued lines for at most `timeout_s`; after half of it, drop all but the last ones.
+        """Write the queued lines for at most `timeout_s`; after half of it only the last.
 
         With patience all lines are written until the reader is gone, because `launcher run` waits
         for its own reader.
         """
         if self._patience_s:
-            return self._write_while(lambda: True)
+            self._write_while(lambda: True)
+            return
         half_time = time.monotonic() + timeout_s / 2
         self._write_while(lambda: time.monotonic() < half_time)
         self._drop_oldest(FINAL_BYTES)
@@ -129,7 +130,7 @@ class OutputStream:
             self._loop.unwatch(self._fd)
 
     def _check_room(self) -> None:
-        """Let writers continue if the stream is no longer behind, else check again when the patience ends."""
+        """Let writers continue, or check again when the patience ends."""
         if not self.is_behind:
             self.on_room()
         elif self._timer is None and self._patience_s < math.inf:
@@ -177,7 +178,7 @@ class RankLog:
         self._earlier_bytes = 0
 
     def write_line(self, text: bytes) -> None:
-        """Append a line, which is passed without its newline. The first error is reported and ends the log."""
+        """Append a line without its newline. The first error is reported and ends the log."""
         if self._path is None:
             return
         try:
@@ -223,7 +224,7 @@ READ_CHUNK_BYTES = 65536
 
 
 class LinePipe:
-    """Pipe whose lines are passed to `on_line` without their newline, longer ones in pieces of the maximum length."""
+    """Pipe whose lines are passed to `on_line`, long ones in pieces."""
 
     def __init__(self, loop: Loop, max_line_bytes: int, on_line: Callable[[bytes], None]) -> None:
         self._fd, self.write_end = os.pipe()
@@ -237,7 +238,7 @@ class LinePipe:
         self._read_chunk()
 
     def close_write_end(self) -> None:
-        """Close our copy of the writing end once the child has its own, because the pipe could not end otherwise."""
+        """Close our copy of the writing end once the child has its own."""
         os.close(self.write_end)
 
     def set_paused(self, is_paused: bool) -> None:
@@ -250,7 +251,7 @@ class LinePipe:
                 self._loop.watch(self._fd, READ, self._on_ready)
 
     def drain(self) -> None:
-        """Read what is in the pipe now, but not what follows: processes that hold it open may never stop writing."""
+        """Read what is in the pipe now, but not what follows."""
         remaining_bytes = self._pending_bytes()
         while remaining_bytes > 0 and (count := self._read_chunk(remaining_bytes)):
             remaining_bytes -= count

@@ -1,4 +1,4 @@
-"""Resources of this container and their limits: memory, open files, pinned memory, device files and disk.
+"""Limits of this container: memory, open files, pinned memory, device files and disk.
 
 Host 0 raises its limit on open files, because it has a connection to every host and an image's
 default may be 1,024. Before a program starts, `find_fault` looks for reasons why it would fail:
@@ -76,7 +76,7 @@ def read_memory(root: Path = Path("/")) -> dict[str, float | None]:
 
 
 def count_oom_kills() -> int:
-    """Return how many processes of this container the OOM killer has ended, 0 if the kernel keeps no count."""
+    """Return how many processes of this container the OOM killer has ended."""
     for path in OOM_COUNTERS:
         if match := _OOM_KILLS.search(_read_text(Path(path))):
             return int(match[1])
@@ -84,7 +84,7 @@ def count_oom_kills() -> int:
 
 
 def _read_container_memory(root: Path, controller: Controller) -> Mapping[str, float] | None:
-    """Return the memory of the container, or None if this controller does not count it or sets no limit."""
+    """Return the memory of the container, or None without a limit."""
     cgroup = re.search(
         controller.cgroup_pattern, _read_text(root / "proc/self/cgroup"), re.MULTILINE
     )
@@ -132,7 +132,7 @@ SPARE_DESCRIPTORS = 256
 
 
 def allow_connections(count: int) -> int | None:
-    """Raise the limit on open files for `count` connections, and return the new limit if it is too low.
+    """Raise the limit on open files, and return the new limit if it is too low.
 
     A process can raise its limit up to the one that its container was started with.
     `restore_limits` undoes this in a child.
@@ -171,7 +171,7 @@ def _has_capability(number: int) -> bool:
 
 
 def restore_limits() -> None:
-    """Restore the limit on open files in a child: programs that call select(2) cannot use descriptors from 1,024."""
+    """Restore the limit on open files in a child, which may call select(2)."""
     if _original_limits:
         resource.setrlimit(resource.RLIMIT_NOFILE, _original_limits[0])
 
@@ -187,7 +187,7 @@ SMALL_PINNING_BYTES = 64 * 1024 * 1024
 
 
 def find_fault(job: AgentJob, *, is_pod: bool, dev: Path = DEV) -> str | None:
-    """Return why programs of the job could not use their devices or network on this host, with the fix.
+    """Return why programs could not use their devices or network here, with the fix.
 
     This opens no files, because a VFIO group can be open only once at a time. It raises the limit
     on pinned memory.
@@ -206,7 +206,7 @@ def find_fault(job: AgentJob, *, is_pod: bool, dev: Path = DEV) -> str | None:
 
 
 def _tpu_files(dev: Path) -> Iterator[Path]:
-    """Yield the files that libtpu opens: those of VFIO, the folder first, and those of Google's own driver."""
+    """Yield the files that libtpu opens: those of VFIO and those of Google's driver."""
     vfio = dev / "vfio"
     if vfio.is_dir():
         yield vfio
@@ -215,7 +215,7 @@ def _tpu_files(dev: Path) -> Iterator[Path]:
 
 
 def _closed_device_message(path: Path, accelerator: str, is_pod: bool) -> str:
-    """Explain a closed device file, because JAX reports only that it found no TPU or that the chip is in use."""
+    """Explain a closed device file, about which JAX says only that it found no TPU."""
     status, uid = path.stat(), os.geteuid()
     mode = f"{stat.S_IMODE(status.st_mode):04o}"
     problem = f"cannot open {path} as uid {uid}: its owner is uid {status.st_uid}, its mode {mode}"
@@ -267,7 +267,7 @@ def find_excess(job: AgentJob, host: int) -> DiskExcess | None:
 
 
 def _measure_disk_usage(folder: str, scratch: Collection[str], deadline: float) -> int:
-    """Return the bytes of a folder on its own disk, without the scratch folders that are mounted in it.
+    """Return the bytes of a folder on its own disk, without mounted scratch folders.
 
     Counting stops at the deadline, in monotonic seconds.
     """

@@ -68,7 +68,7 @@ class Channel:
         return self.encrypt(b"")
 
     def encrypt(self, text: bytes) -> bytes:
-        """Return the bytes to send next: those of the handshake, and the encrypted text once it has ended."""
+        """Return the bytes to send next, of the handshake or the encrypted text."""
         self._pending_text += text
         if self._is_ready and self._pending_text:
             self._tls.write(self._pending_text)

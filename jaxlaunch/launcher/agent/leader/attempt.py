@@ -1,4 +1,4 @@
-"""One attempt as the leader sees it: collects symptoms, and decides when they suffice for a verdict. Pure.
+"""One attempt as the leader sees it, from its symptoms to the verdict. Pure.
 
 Statuses and symptoms are kept in `RankStatuses`, `Symptoms` and `Hang`, and
 `Attempt.decide_verdict` evaluates them. When a host dies, its peers fail within milliseconds, so a
@@ -127,7 +127,7 @@ class Attempt:
             self._symptoms.add(event, now)
 
     def add_lost_host(self, host: int, reason: str, now: float, unseen_s: float = 0.0) -> None:
-        """Record that the connection to a host's agent was lost, `unseen_s` after its last message."""
+        """Record that a host's agent was lost, `unseen_s` after its last message."""
         self._first_fault = self._first_fault or (now, unseen_s)
         ranks, statuses = self.ranks.ranks_by_host[host], self.statuses
         lost_host = LostHost(host, reason, ranks[0], ranks[-1])
@@ -144,7 +144,7 @@ class Attempt:
             self._stop.deadline = min(self._stop.deadline, now + SAVE_WITHOUT_HOST_TIMEOUT_S)
 
     def begin_stop(self, deadline_s: float, now: float, cause: StopFacts = OUTSIDE_STOP) -> None:
-        """Start a stop of at most `deadline_s`. A second one may come while the gang stops to grow."""
+        """Start a stop of at most `deadline_s`. A second one may replace a stop to grow."""
         if self._stop is None:
             self._stop = PendingStop(cause, now, now + deadline_s)
         self._stop.deadline, self._stop.cause = min(self._stop.deadline, now + deadline_s), cause
@@ -156,14 +156,14 @@ class Attempt:
         self._stop.deadline, self._stop.is_killed = now, True
 
     def end_timing(self, now: float) -> tuple[str, float, float]:
-        """Return what the time until the verdict was spent on, since when, and how long before nothing was seen."""
+        """Return the cause of the time until the verdict, its start, and the unseen time before."""
         if self._stop is not None:
             return "save", self._stop.requested_at, 0.0
         return ("decide", *(self._first_fault or (now, 0.0)))
 
     @property
     def is_calm(self) -> bool:
-        """Return whether no symptom has arrived. This is cheap, because it is called after every beat."""
+        """Return whether no symptom has arrived. It must be cheap."""
         ranks = self.ranks
         return (
             self._stop is None
@@ -173,7 +173,7 @@ class Attempt:
         )
 
     def decide_verdict(self, now: float, last_message_at: Mapping[int, float]) -> Verdict | None:
-        """Return how the attempt ends, or None if it continues or the cause of a symptom may still arrive.
+        """Return how the attempt ends, or None while it continues or its cause may still arrive.
 
         Args:
             now: Monotonic seconds.
@@ -213,7 +213,7 @@ class Attempt:
         return verdict_for_event(event)
 
     def _versions_verdict(self) -> Verdict:
-        """Refuse two versions of JAX: the agents' own may agree where the programs bring other interpreters."""
+        """Return the verdict on programs with different versions of JAX."""
         imported = [
             (rank, status.jax)
             for rank, status in enumerate(self.statuses)
@@ -254,7 +254,7 @@ class Attempt:
         return bool(hosts)
 
     def _has_left_too_early(self, arrived_at: float, event: Event, now: float) -> bool:
-        """Return whether a rank left too early: its peers fail because of it, or keep it in JAX's barrier too long."""
+        """Return whether a rank left too early, or its peers keep it in JAX's barrier too long."""
         if self._symptoms.has_other_than(Closeness.LEFT) or self.hang.find_hang(now) is not None:
             return True
         status = self.statuses[event.rank]
@@ -318,7 +318,7 @@ class Attempt:
         )
 
     def _late_ranks(self) -> dict[str, Numbers]:
-        """Return the ranks that did not reach the common stop: those outside a step, if others wait inside one.
+        """Return the ranks that did not reach the common stop.
 
         They are listed by phase, which is "" for a program that reports none.
         """

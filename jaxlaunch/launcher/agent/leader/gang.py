@@ -133,7 +133,7 @@ class AwaitHosts:
 
 @dataclasses.dataclass(frozen=True)
 class WriteEnd:
-    """Write the last summary, and answer with `Gang.on_end_written`. Only host 0 leaves if `is_alone`."""
+    """Write the last summary, and answer with `Gang.on_end_written`."""
 
     verdict: Verdict
     is_alone: bool
@@ -180,7 +180,7 @@ class Gang:
         now: float,
         deadline_at: float | None = None,
     ) -> None:
-        """Begin to wait for hosts, unless the attempts of earlier pods exhausted the restarts without progress.
+        """Begin to wait for hosts, unless earlier pods used up the restarts.
 
         `hello` is that of host 0 itself, whose versions the others must have; `now` is in monotonic
         seconds.
@@ -226,7 +226,7 @@ class Gang:
         return reason
 
     def on_host_refused(self, hello: Hello, reason: Refusal, now: float) -> None:
-        """Handle a refused host. Some refusals end the gang, because it could never start with such a host."""
+        """Handle a refused host. Some refusals end the gang."""
         if self.gathering.add_refusal(reason.message):
             self._log_text(f"refused: {reason.message}")
         if reason.ends_gang:
@@ -302,7 +302,7 @@ class Gang:
         return True
 
     def take_message(self, host: int, message: Mapping[str, Any], now: float) -> None:
-        """Handle any other message. A malformed one raises KeyError, TypeError, ValueError or AttributeError."""
+        """Handle any other message. Raises on a malformed one."""
         kind = message["type"]
         if kind == "stop":
             self._take_stop(host, codec.read_record(Stop, message).excess, now)
@@ -321,7 +321,7 @@ class Gang:
         self._advance_stage(now)
 
     def on_attempt_recorded(self, record: AttemptRecord, now: float) -> None:
-        """Continue after an attempt was recorded: start another in place, wait for a host, or end the gang."""
+        """Start another attempt in place, wait for a host, or end the gang."""
         self.records.append(record)
         limit = self._config.job.in_place_limit
         may_wait = self._may_await_replacement
@@ -346,13 +346,15 @@ class Gang:
                 is_stop = contract.outcome_for_code(end_verdict.code).is_stop
                 can_split = others_stay and may_wait and is_stop
                 if not can_split:
-                    return self._end_run(end_verdict)
+                    self._end_run(end_verdict)
+                    return
                 # The stopped hosts leave, while the others wait for their replacements.
                 exhausted_verdict = history.give_up_verdict(
                     self.records, self._config.generation, self._config.job.preempted_limit
                 )
                 if exhausted_verdict is not None:
-                    return self._end_run(exhausted_verdict)
+                    self._end_run(exhausted_verdict)
+                    return
                 leaving_hosts = self._release_stopped_hosts(end_verdict)
                 return (
                     None
@@ -417,14 +419,16 @@ class Gang:
                 else None
             )
         if self.members.can_start:
-            return self._start_attempt(now)
+            self._start_attempt(now)
+            return
         full_size = self._config.gang_sizes[-1]
         if self.gathering.may_shrink(now) and 0 < (size := self.members.next_size) < full_size:
             missing = render_numbers(self.members.missing_hosts)
             self._log_text(
                 f"{missing} did not join in time: continuing with {size} of {full_size} hosts"
             )
-            return self._start_attempt(now)
+            self._start_attempt(now)
+            return
         outcome = self.gathering.check_wait(self.members, now)
         if isinstance(outcome, Verdict):
             self._judge_attempt(outcome, now)
@@ -493,13 +497,13 @@ class Gang:
     # --- a host that is lost, stopped or added ----------------------------------------------------
 
     def _is_late(self, host: int) -> bool:
-        """Return whether a gang that replaces hosts cannot take a host now: only spares may join while it runs."""
+        """Return whether only spares may join now."""
         is_member = host in self.members.table
         return self.stage is Stage.KILL or (self.stage is Stage.RUN and is_member) or self._is_alone
 
     @property
     def _may_await_replacement(self) -> bool:
-        """Return whether lost hosts are replaced now: once after each attempt whose processes started."""
+        """Return whether lost hosts are replaced now, once after each attempt."""
         return self._config.job.replaces and self.attempt.number == self.attempt_number > 0
 
     def _wait_for_hosts(self, missing_hosts: Sequence[int], now: float) -> None:
@@ -521,9 +525,10 @@ class Gang:
         if excess is None and self._config.job.replaces:
             if host not in members.table and self.stage is Stage.RUN:
                 # The gang continues without a spare.
-                return self._dismiss_host(
+                self._dismiss_host(
                     host, _stop_verdict(OUTSIDE_STOP, StopOutcome.NO_RANK), is_alone=True
                 )
+                return
             members.stopping_hosts.add(host)
             if self.stage is Stage.GATHER and self.verdict is None:
                 last_verdict = (
@@ -585,7 +590,7 @@ class Gang:
 
 
 def _exhausted_verdict(config: Config, records: Sequence[AttemptRecord]) -> Verdict | None:
-    """Return the verdict if the attempts of earlier pods exhausted the restarts without progress."""
+    """Return the verdict if earlier pods used up the restarts without progress."""
     job, generation = config.job, config.generation
     if job.command is None and not config.has_run_folder:
         return history.give_up_verdict_unrecorded(generation, job.crash_limit, job.preempted_limit)
@@ -598,7 +603,7 @@ def _exhausted_verdict(config: Config, records: Sequence[AttemptRecord]) -> Verd
 def _stop_verdict(
     cause: StopFacts, outcome: StopOutcome, previous: Verdict | None = None
 ) -> Verdict:
-    """Return the verdict on a stop while no process ran, after an attempt with the previous verdict."""
+    """Return the verdict on a stop while no process ran."""
     stop = dataclasses.replace(cause, outcome=outcome)
     facts = Failure(
         FailureKind.STOPPED, stop=stop, cause=None if previous is None else previous.facts

@@ -71,7 +71,7 @@ class ThreadStack:
 
     @property
     def _module_frame_index(self) -> int:
-        """Index of the innermost frame of module-level code, which runs during an import, else 0."""
+        """Index of the innermost frame of module-level code, which runs imports, else 0."""
         return next(
             (index for index, (_, frame) in enumerate(self.frames) if frame.name == "<module>"), 0
         )
@@ -108,7 +108,7 @@ class ThreadStack:
 
     @property
     def is_idle(self) -> bool:
-        """Return whether the thread is in the standard library, such as one that waits for another thread."""
+        """Return whether the thread is in the standard library."""
         return (
             _STANDARD_LIBRARY.search(self.frames[0][1].file) is not None and not self.is_importing
         )
@@ -145,7 +145,7 @@ def _parse_frame(line: str) -> Frame | None:
 
 
 class RankStacks:
-    """Places of ranks by their stacks, each parsed once, because thousands of ranks have megabytes of stacks."""
+    """Places of ranks by their stacks, each parsed once."""
 
     def __init__(self, statuses: Mapping[int, Status], texts: Mapping[int, str]) -> None:
         """Parse the stacks of the ranks with a status. Ranks without a text wrote none."""
@@ -159,7 +159,7 @@ class RankStacks:
 
     @property
     def waiting_ranks(self) -> list[int]:
-        """Ranks that wait for the device or for others, in their main thread or in one that it waits for."""
+        """Ranks that wait for the device or for others."""
         return [rank for rank, waits in self._is_waiting.items() if waits]
 
     def describe_places(self, suspect: int) -> str:
@@ -275,12 +275,12 @@ class Hang:
         self._stacks_chars += len(self.stacks[rank])
 
     def add_nccl(self, host: int, text: str) -> None:
-        """Record NCCL's answer on a host, and keep the longest: each is about all processes, but one may be cut."""
+        """Record NCCL's answer on a host, and keep the longest."""
         self._hosts_without_nccl.discard(host)
         self.nccl = max(self.nccl, text[:MAX_NCCL_CHARS], key=len)
 
     def find_hang(self, now: float) -> Event | None:
-        """Return the hang, once every stack and NCCL's answer arrived or can no longer be expected."""
+        """Return the hang, once no more stacks or answers of NCCL can be expected."""
         if self._first_timeout is None:
             return None
         if self._awaited_ranks is None:
@@ -293,7 +293,7 @@ class Hang:
         return self._culprit_event
 
     def awaits_stacks(self, now: float) -> bool:
-        """Return whether stacks are awaited that would show which living rank does not run at all."""
+        """Return whether awaited stacks would show which living rank does not run at all."""
         if self._stall_check is None:
             ranks = [
                 rank for rank, status in enumerate(self._statuses.by_rank) if _writes_stacks(status)
@@ -304,7 +304,7 @@ class Hang:
         )
 
     def find_stalled_rank(self, echo: Event) -> Event | None:
-        """Return the hang of a living rank that does not even handle a signal, while its peers failed as in `echo`."""
+        """Return the hang of a rank that handles no signal, while its peers failed as in `echo`."""
         stalled = {
             rank: status
             for rank, status in enumerate(self._statuses.by_rank)
@@ -356,5 +356,5 @@ class Hang:
 
 
 def _writes_stacks(status: Status) -> bool:
-    """Return whether the process has our hook and lives, so that it writes its stacks if it runs at all."""
+    """Return whether the process lives and would write its stacks."""
     return status.jax is not None and status.exit is None and not status.left

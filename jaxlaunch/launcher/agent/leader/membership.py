@@ -1,4 +1,4 @@
-"""Members of the gang: the hosts, their places in the table of ranks, and the wait for missing ones. Pure."""
+"""Members of the gang: hosts, their places in the table of ranks, missing ones. Pure."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class Membership:
 
     @property
     def next_size(self) -> int:
-        """Number of hosts that would hold ranks in an attempt that starts now, 0 if there are too few.
+        """Number of hosts that would hold ranks now, 0 if there are too few.
 
         Host 0 is always one of them: the others look for JAX's coordinator, which is rank 0, at its
         address.
@@ -144,11 +144,11 @@ class Gathering:
         self._deadline = now + REFUSAL_LINGER_S
 
     def have_all_learned(self, now: float) -> bool:
-        """Return whether every host has learned that there will be no gang, or has had the time to."""
+        """Return whether every host has learned that there will be no gang, or had the time to."""
         return len(self.arrived_hosts) == self._hosts or now >= self._deadline
 
     def add_refusal(self, message: str) -> bool:
-        """Record a refusal, and return whether it is new: a refused host tries again for as long as it waits."""
+        """Record a refusal, and return whether it is new."""
         is_new = message not in self.refusals
         if is_new and len(self.refusals) >= MAX_REFUSALS:
             return False
@@ -197,14 +197,14 @@ class Growth:
     is_stopping: bool = False
 
     def plan_growth(self, members: Membership, committed_step: int | None) -> bool:
-        """Plan to grow after the newest step on storage. Return whether there are enough hosts for that."""
+        """Plan to grow after the newest saved step, and return whether enough hosts wait."""
         if members.next_size <= len(members.table):
             return False
         self.after_step = -1 if committed_step is None else committed_step
         return True
 
     def begin_growth(self, members: Membership, committed_step: int | None) -> bool:
-        """Begin to grow if the ranks have saved since the plan. Return whether they must stop now."""
+        """Begin to grow if the ranks have saved since the plan, and return whether they stop now."""
         hosts = len(members.table)
         has_saved = (
             committed_step is not None

@@ -1,4 +1,4 @@
-"""Publishers of the job's state: the log of host 0's pod, the JobSet's annotation, a webhook, and run folder files.
+"""Publishers of the job's state: pod log, annotation, webhook and run folder files.
 
 Storage and servers may stall for longer than a host may be silent. Threads write to them, so that
 they can neither delay nor fail a run.
@@ -106,7 +106,7 @@ class PodLog:
         ranks_per_host: int,
         processes: int,
     ) -> None:
-        """Write the attempts of earlier pods, and the ends of their logs, which were deleted with them.
+        """Write the attempts of earlier pods, and the ends of their deleted logs.
 
         A job that was suspended has new pods of the same generation.
 
@@ -217,7 +217,7 @@ class PodLog:
 
 
 def _ranks_by_phase(statuses: Sequence[Status]) -> dict[str, list[int]]:
-    """Return the ranks in each phase; "unsaid" has those without a report, "ended" those whose process has ended."""
+    """Return the ranks by phase, or as "unsaid" or "ended"."""
     phases: dict[str, list[int]] = {}
     previous = None
     for rank, status in enumerate(statuses):
@@ -261,7 +261,7 @@ class LatestWriter(Generic[T]):
             return self._thread is not None
 
     def finish(self) -> None:
-        """Wait until nothing is being written. The queued value is dropped: the caller writes a newer one."""
+        """Wait until nothing is being written, and drop the queued value."""
         with self._lock:
             self._next, thread = None, self._thread
         if thread is not None:
@@ -288,7 +288,7 @@ class RankSampler:
     def sample_ranks(
         self, statuses: Sequence[Status], write_every_s: float, *, is_due: bool = False
     ) -> None:
-        """Sample if it is time to or `is_due`, and write the file at most every `write_every_s` seconds."""
+        """Sample if it is time to or `is_due`; write every `write_every_s` seconds at most."""
         if not statuses or not (is_due or self._history.is_due(time.time())):
             return
         letters = rank_history.LETTERS
@@ -315,7 +315,7 @@ _API_TIMEOUT_S = 10.0
 
 
 def has_token(account: Path = SERVICE_ACCOUNT_DIR) -> bool:
-    """Return whether this pod may talk to the API server: only those of a job with a service account have a token."""
+    """Return whether this pod has a token for the API server."""
     return (account / "token").is_file()
 
 
@@ -333,7 +333,7 @@ class JobSetAnnotator:
         self._has_failed = self._is_refused = False
 
     def annotate(self, progress: ProgressAnnotation) -> None:
-        """Replace the annotation, and log the first failure. An unreachable server is tried again next time."""
+        """Replace the annotation, and log the first failure."""
         if self._is_refused:
             return
         patch = {
@@ -512,7 +512,7 @@ class Notifier:
             self._queue.task_done()
 
     def _post_message(self, message: Mapping[str, Any]) -> str | None:
-        """Send a message, and return the reason if that fails, without the address, which is a secret."""
+        """Send a message, and return the reason of a failure without the secret address."""
         headers = {"Content-Type": "application/json", "User-Agent": "jaxlaunch"}
         try:
             request = urllib.request.Request(

@@ -142,7 +142,7 @@ class SharedStatuses:
         return new_status
 
     def _find_equal(self, status: Status) -> Status:
-        """Return the recent status that is equal, if there is one: ranks come to one step from several others."""
+        """Return a recent status that is equal, if there is one."""
         phase_and_step = status.phase, status.step
         if (recent_status := self._recent.get(phase_and_step)) == status:
             return recent_status

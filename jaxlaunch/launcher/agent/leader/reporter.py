@@ -1,4 +1,4 @@
-"""Reports of a run by host 0: summary and records, log lines of its pod, the JobSet's annotation, the webhook.
+"""Reports of a run by host 0: summary, records, pod log, annotation and webhook.
 
 `RunState` reads the state of the gang, and `Reporter` writes it. Storage and servers may stall for
 longer than a host may be silent, so threads write the newest value to them (`publishers`). The
@@ -93,7 +93,7 @@ class RunState:
         )
 
     def start_fields(self) -> dict[str, int | None]:
-        """Return the number of this start of the run, and the newest step that attempts before this one saved.
+        """Return the number of this start, and the newest step of attempts before this one.
 
         The step is 0 if they only trained, and None if none did.
         """
@@ -295,7 +295,7 @@ class Reporter:
         self._write_summary(now, is_urgent=True)
 
     def record_attempt(self, verdict: Verdict, now: float) -> AttemptRecord:
-        """Record the attempt. Return host 1's record if it ended the attempt while this process was stalled."""
+        """Record the attempt. Return host 1's record if that has recorded it."""
         if verdict.code == contract.DONE:
             self._clock.end_finished_attempt(now)
         else:
@@ -349,7 +349,7 @@ class Reporter:
         self._notifier.check_progress(self.state.build_view, now)
 
     def save_state(self, now: float) -> None:
-        """Write the summary, the samples of the ranks and the annotation, if there is news or it is time."""
+        """Write the summary, the samples and the annotation, if there is news or it is time."""
         stage = self._gang.stage
         every_s = LOCAL_WRITE_INTERVAL_S if self._config.is_local else SHARED_WRITE_INTERVAL_S
         has_news = (self._gang.attempt.ranks.committed, stage) != self._written
@@ -361,14 +361,14 @@ class Reporter:
                 self._queue_annotation("running", None)
 
     def is_busy(self, now: float) -> bool:
-        """Return whether the end must still wait for the webhook or the JobSet, each for a limited time."""
+        """Return whether the end must still wait for the webhook or the JobSet."""
         is_annotating = self._annotator is not None and self._annotator.is_busy
         return self._notifier.is_busy(now) or (
             is_annotating and now < self._annotated_at + ANNOTATE_WAIT_S
         )
 
     def list_agents(self, agents: Sequence[tuple[Hello, str]]) -> None:
-        """Write the address of each host's agent, from its hello and its IP address, and the ranks of the host."""
+        """Write the address and the ranks of each host's agent."""
         rows = []
         for hello, ip in agents:
             # An IPv4 peer on a dual-stack socket.
@@ -383,7 +383,7 @@ class Reporter:
         self._run_folder.write_json(AGENTS, rows)
 
     def _write_summary(self, now: float, *, is_urgent: bool = False, has_news: bool = True) -> None:
-        """Write the state of the run, from which the next start can record its end if every agent is killed.
+        """Write the state of the run, for the case that every agent is killed.
 
         This waits for the write for a second at most, and only if it is urgent, or has news and the
         folder is on this machine. A regular write without news waits for nothing, because a busy
@@ -551,7 +551,7 @@ def record_end_without_leader(
 def _last_known_attempt(
     folder: RunFolder, config: Config, report: LeaderReport, records: Sequence[AttemptRecord]
 ) -> tuple[Summary, AttemptProgress]:
-    """Return the summary and the progress of the attempt that host 0 was in, from its last report if there is one."""
+    """Return the summary and the progress of the attempt, from host 0's last report."""
     last_progress = report.progress
     number = max(
         report.attempt,

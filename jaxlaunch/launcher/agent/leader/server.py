@@ -1,4 +1,4 @@
-"""Server of host 0: accepts the other hosts, passes their events to `Gang`, and performs its actions.
+"""Server of host 0: passes events of hosts to `Gang`, and performs its actions.
 
 `Gate` admits connections whose hello proves the key of the run. A stranger without it learns
 nothing and costs little: the number, the duration and the bytes of such connections are bounded,
@@ -144,7 +144,8 @@ class Gate:
             link = Link(self._loop, sock, self._take_hello, self._close_stranger, peer, channel)
         except OSError:
             # The other side has closed already.
-            return sock.close()
+            sock.close()
+            return
         handshake = LeaderHandshake(self._config.handshake_key)
         self._waiting[link] = time.monotonic(), handshake
         link.send("challenge", **handshake.challenge_fields())
@@ -154,9 +155,11 @@ class Gate:
         try:
             hello = Hello.from_wire(handshake.open_hello(message))
         except HandshakeError as error:
-            return self._close_stranger(link, str(error))
+            self._close_stranger(link, str(error))
+            return
         except (KeyError, TypeError, ValueError) as error:
-            return self._close_stranger(link, f"its hello is invalid: {str(error)[:200]}")
+            self._close_stranger(link, f"its hello is invalid: {str(error)[:200]}")
+            return
         del self._waiting[link]
         self._admit(link, handshake, hello)
 
@@ -180,7 +183,7 @@ class Peer:
 
 
 class Server:
-    """Runs the gang on host 0. It calls `finish` once, after it sent the verdict to every other agent.
+    """Runs the gang on host 0, and calls `finish` once after every agent has the verdict.
 
     Raises:
         OSError: The port is in use.
@@ -254,7 +257,8 @@ class Server:
         """Admit or refuse a host that has proven the run's key."""
         reason = self._gang.check_hello(hello)
         if reason is not None:
-            return self._refuse_host(link, handshake, hello, reason)
+            self._refuse_host(link, handshake, hello, reason)
+            return
         link.send("welcome", **handshake.seal_answer("welcome", epoch=self._epoch))
         if not link.is_open:
             # The host was killed after its hello.
@@ -314,7 +318,7 @@ class Server:
     # --- actions ----------------------------------------------------------------------------------
 
     def _perform_actions(self) -> None:
-        """Perform the actions of the gang. Events meanwhile, such as a lost connection, add to them."""
+        """Perform the actions of the gang, and those that new events add."""
         if self._is_acting:
             return
         self._is_acting = True
@@ -424,7 +428,7 @@ class Server:
                 self._drop_peer(peer, peer.link, f"no message for {SILENCE_TIMEOUT_S:.0f} s")
 
     def _send_state(self, now: float) -> None:
-        """Send the state of the gang to some hosts: sending it to all at once would delay urgent messages."""
+        """Send the state of the gang to some hosts, so that urgent messages are not delayed."""
         hosts = self._config.hosts
         turns = round(
             (STATE_INTERVAL_S if hosts < MANY_HOSTS else MANY_HOSTS_STATE_INTERVAL_S)

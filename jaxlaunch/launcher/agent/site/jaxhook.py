@@ -32,7 +32,7 @@ class JaxFinder:
         self._on_import = on_import
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
-        """Return the usual spec of `jax` with a loader that calls the function, or None for any other module."""
+        """Return the usual spec of `jax` with a loader that calls the function, else None."""
         if name != "jax":
             return None
         sys.meta_path.remove(self)
@@ -81,7 +81,7 @@ def _job_platform(contract: Any) -> str:
 
 
 def _connect_cpus_on_loopback(jax: Any, contract: Any, coordinator: str) -> None:
-    """Make Gloo connect the CPU devices of this machine on loopback instead of the address of the host name.
+    """Make Gloo connect the CPU devices of this machine on loopback.
 
     The host name of a laptop or a container often has no address.
 
@@ -108,7 +108,7 @@ def _connect_cpus_on_loopback(jax: Any, contract: Any, coordinator: str) -> None
 
 
 def _register_cluster(contract: Any) -> None:
-    """Register our ClusterEnv before those of JAX, which would query Kubernetes and count the pods of one Job."""
+    """Register our ClusterEnv before those of JAX, which would query Kubernetes."""
     from jax._src.clusters import ClusterEnv
 
     class Gang(ClusterEnv):
@@ -160,7 +160,8 @@ def wait_for_listener(coordinator: str, limit_s: float) -> None:
     deadline, pause_s = time.monotonic() + limit_s, 0.005
     while (left_s := deadline - time.monotonic()) > 0:
         try:
-            return socket.create_connection((host.strip("[]"), int(port)), timeout=left_s).close()
+            socket.create_connection((host.strip("[]"), int(port)), timeout=left_s).close()
+            return
         except OSError:
             time.sleep(min(pause_s, left_s))
             # The pause grows because thousands of hosts may connect.
@@ -168,7 +169,7 @@ def wait_for_listener(coordinator: str, limit_s: float) -> None:
 
 
 def _wrap_initialize(jax: Any, contract: Any) -> None:
-    """Wrap `initialize` so that it waits for process 0 and uses the timeouts of the gang by default.
+    """Wrap `initialize`, which waits for process 0 and has the gang's timeouts by default.
 
     With a coordinator address of the caller, the coordinator listens on its port on every
     interface: JAX would take the bind address of the gang's coordinator. A second call does nothing

@@ -1,4 +1,4 @@
-"""The site hook, which runs first in every Python below the agent, reports for the program and hooks the import of JAX.
+"""The site hook of every Python below the agent: reports, and hooks the import of JAX.
 
 The hook never imports JAX and never raises into the program. It then runs the next sitecustomize on
 the path as if that were the only one. The hook imports only modules of the standard library, even
@@ -40,13 +40,13 @@ def _is_elsewhere(module: "Any", folders: "list[str]") -> bool:
 
 
 def _may_shadow(name: str, module: "Any") -> bool:
-    """Return whether the program may have a file of its own for a module that the hook has imported."""
+    """Return whether the program may have a file of its own for an imported module."""
     origin = getattr(getattr(module, "__spec__", None), "origin", None)
     return origin not in ("built-in", "frozen") and not name.startswith("_jaxlaunch")
 
 
 class InterpreterModules:
-    """Context in which imports find only the standard library; afterwards `sys.modules` is as before.
+    """Context in which imports find only the standard library, and leave no trace.
 
     With `keeps`, neither the path nor `sys.modules` is changed.
     """
@@ -81,7 +81,7 @@ class InterpreterModules:
 
 
 class Reporter:
-    """Reports for the program on the progress pipe, only from the process that the agent has started."""
+    """Reports for the program on the progress pipe, in the process that the agent started."""
 
     def __init__(self, fd: int) -> None:
         self._fd, self._pid = fd, os.getpid()
@@ -103,13 +103,13 @@ class Reporter:
     def excepthook(
         self, kind: "type[BaseException]", error: BaseException, trace: "types.TracebackType | None"
     ) -> None:
-        """Print and report the traceback, and exit at once, because JAX's atexit barrier would wait for the peers."""
+        """Report the traceback, and exit without JAX's barrier, which waits for the peers."""
         self._excepthook(kind, error, trace)
         if os.getpid() == self._pid:
             self._report_error(error)
 
     def leave(self) -> None:
-        """Report at exit, before JAX's handler, that the program ends and whether JAX's barrier follows."""
+        """Report at exit that the program ends, and whether JAX's barrier follows."""
         if self._has_left or os.getpid() != self._pid:
             return
         self._has_left = True
@@ -155,7 +155,7 @@ def _load_file(name: str, path: str) -> "Any":
 
 
 def _claim_reporter() -> "Reporter | None":
-    """Return the reporter if this process is the first Python of its rank, also after it has called `exec`.
+    """Return the reporter if this process is the first Python of its rank.
 
     Python processes that the program starts inherit the environment, but the descriptor may be
     another file by then. It stays open across `exec`, and `subprocess` closes it for children. The
@@ -174,7 +174,7 @@ def _claim_reporter() -> "Reporter | None":
 
 
 def _enable_line_buffering() -> None:
-    """Write stdout line by line, so that lines are neither delayed nor mixed with those of other writers.
+    """Write stdout line by line, so that lines are neither delayed nor mixed.
 
     With PYTHONUNBUFFERED, a text and its newline would be two writes.
     """
