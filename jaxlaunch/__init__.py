@@ -136,16 +136,14 @@ def load(
     **Arguments:**
 
     - `run`: the name or folder of a run. For a language model it may also be a step in a folder of
-      checkpoints
-        (`runs/lm/checkpoints/35`), a folder or URL of checkpoints, or a Hugging Face folder.
+      checkpoints (`runs/lm/checkpoints/35`), a folder or URL of checkpoints, or a Hugging Face
+      folder.
     - `step`: the number of a saved step, or `"best"`; by default the newest undamaged one.
     - `ema`: whether to take the moving average of the weights.
     - `precision`: the precision to compute in, for language models only; by default that of the
-      training, and fp32 for
-        a Hugging Face folder.
+      training, and fp32 for a Hugging Face folder.
     - `mesh`: devices per axis, such as `{"fsdp": -1}`, or a `jax.sharding.Mesh`; by default that of
-      the training if it
-        fits the devices of this machine.
+      the training if it fits the devices of this machine.
     - `note`: a function that is called with remarks, one sentence each.
 
     **Returns:**
@@ -224,32 +222,28 @@ def run(
     **Arguments:**
 
     - `step`: `step(state, batch)`, or `step(state)` without `data`, returns `(state, metrics)`: a
-      state of the same
-        arrays, and a dict of real scalars. It is compiled once for the whole mesh, with its state
-        donated, and sees the global batch. A metric named `loss`, or `…_loss`, must be finite.
+      state of the same arrays, and a dict of real scalars. It is compiled once for the whole mesh,
+      with its state donated, and sees the global batch. A metric named `loss`, or `…_loss`, must be
+      finite.
     - `state`: a function without arguments that makes the first state, called under `jax.jit`; or
-      the state itself. It
-        may be any pytree of arrays, including random keys and `flax.nnx` modules. Whatever a step
-        needs but the state does not contain is lost when a run resumes.
+      the state itself. It may be any pytree of arrays, including random keys and `flax.nnx`
+      modules. Whatever a step needs but the state does not contain is lost when a run resumes.
     - `data`: a function of the step's number, starting with `data(0)`, that returns the global
-      batch, a pytree of
-        arrays `[B, …]`; or a dataset with `__len__` and `__getitem__`, whose items are batches or,
-        if `batch` is given, examples.
+      batch, a pytree of arrays `[B, …]`; or a dataset with `__len__` and `__getitem__`, whose items
+      are batches or, if `batch` is given, examples.
     - `steps`: the number of steps of the whole run, including those before a restart.
     - `every`: steps between two saves, and between two evaluations; with `None` there is one of
       each, at the end.
     - `log_every`: steps between two lines of metrics.
     - `keep`: how many of the newest checkpoints are kept.
     - `batch`: the number of examples in a global batch, if the items of `data` are examples; each
-      is read once per
-        epoch.
+      is read once per epoch.
     - `shuffle`: whether the examples are read in a random order.
     - `seed`: the seed of that order.
     - `evaluate`: a function of the state that returns a dict of numbers.
     - `mesh`: devices per axis of `dp`, `fsdp`, `ep` and `mp`; by default `{"dp": -1}`, all of them.
     - `sharding`: rules by the names of arrays, `{r".*kernel": ("embed", "hidden")}`. An array
-      without a rule is copied
-        to every device, unless `fsdp` splits it.
+      without a rule is copied to every device, unless `fsdp` splits it.
     - `folder`: the folder of the checkpoints; by default that of the run, or
       `runs/SCRIPT/checkpoints` outside a job.
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import enum
+import functools
 import json
 import os
 import select
@@ -31,19 +32,14 @@ POD_UID = "JAXLAUNCH_POD_UID"  # jobset, run -> agent: the UID of this pod
 POD_IP = "JAXLAUNCH_POD_IP"
 # Jobset -> agent: the file of the gang's secret; unset: UID alone is its key.
 GANG_SECRET = "JAXLAUNCH_GANG_SECRET"
-CERTIFICATE, CERTIFICATE_KEY, AUTHORITY = (
-    "tls.crt",
-    "tls.key",
-    "ca.crt",
-)  # files next to GANG_SECRET, of the gang's TLS
-PEER_URI = (
-    "jaxlaunch://job/"  # prefix of the name in a gang's certificate, which JAX's coordinator checks
-)
+# Files next to GANG_SECRET, of the gang's TLS.
+CERTIFICATE, CERTIFICATE_KEY, AUTHORITY = "tls.crt", "tls.key", "ca.crt"
+# Prefix of the name in a gang's certificate, which JAX's coordinator checks.
+PEER_URI = "jaxlaunch://job/"
 JOB = "JAXLAUNCH_JOB"  # jobset, run -> agent: AgentJob as JSON
 RUN_DIR = "JAXLAUNCH_RUN_DIR"  # jobset, run -> agent, trainer: the run folder; unset: none
-RUN_URL = (
-    "JAXLAUNCH_RUN_URL"  # jobset -> agent: the bucket of the run folder; RUN_DIR is its local copy
-)
+# Jobset -> agent: the bucket of the run folder; RUN_DIR is its local copy.
+RUN_URL = "JAXLAUNCH_RUN_URL"
 TRAIN_SPEC = "TRAIN_SPEC"  # jobset, run -> trainer: the train block as JSON
 # Jobset, run -> agent: `notify:` as JSON; its url names a variable; unset: nobody.
 NOTIFY = "JAXLAUNCH_NOTIFY"
@@ -53,33 +49,28 @@ TRACKER = "JAXLAUNCH_TRACKER"
 STARTED = "JAXLAUNCH_STARTED"
 # Run -> agent: seconds that programs wait for a reader who takes nothing; 0.
 PATIENCE = "JAXLAUNCH_OUTPUT_PATIENCE"
-PARENT = (
-    "JAXLAUNCH_PARENT"  # run -> agent: a pid; an agent whose parent is gone stops as on SIGTERM
-)
+# Run -> agent: a pid; an agent whose parent is gone stops as on SIGTERM.
+PARENT = "JAXLAUNCH_PARENT"
 # Jobset -> agent: the archive of the job's code, unpacked before any process starts.
 CODE = "JAXLAUNCH_CODE"
-CODE_ROOT = (
-    "JAXLAUNCH_CODE_ROOT"  # jobset, run -> agent: the folder of the job's code, first on PYTHONPATH
-)
+# Jobset, run -> agent: the folder of the job's code, first on PYTHONPATH.
+CODE_ROOT = "JAXLAUNCH_CODE_ROOT"
 TAKE_OVER = "JAXLAUNCH_TAKE_OVER"  # run -> trainer: "1" takes a checkpoint folder from its owner
 PROGRESS_FD = "JAXLAUNCH_PROGRESS_FD"  # agent -> child: where it reports, a non-blocking pipe
 METRICS = "JAXLAUNCH_METRICS"  # agent -> child: Unix socket path it serves its metrics text on
-PROFILE = (
-    "JAXLAUNCH_PROFILE"  # agent -> child: the file that requests a profile: {"id": 1, "steps": 5}
-)
+# Agent -> child: the file that requests a profile: {"id": 1, "steps": 5}.
+PROFILE = "JAXLAUNCH_PROFILE"
 STACKS = "JAXLAUNCH_STACKS"  # agent -> child: the file its stacks are written to on SIGUSR1
 # Site hook -> what the program starts: the pid that owns the progress pipe.
 REPORTER = "JAXLAUNCH_REPORTER"
-ATTEMPT = (
-    "JAXLAUNCH_ATTEMPT"  # agent -> child: which start of the children this is, across generations
-)
+# Agent -> child: which start of the children this is, across generations.
+ATTEMPT = "JAXLAUNCH_ATTEMPT"
 # agent -> child: the newest step of earlier attempts, 0: they saved none; unset: none trained
 SAVED = "JAXLAUNCH_SAVED"
 # Launcher -> program of the trainer: a file that it writes its refusal to.
 REFUSAL_FD = "JAXLAUNCH_REFUSAL_FD"
-STORAGE_WAIT = (
-    "JAXLAUNCH_STORAGE_WAIT"  # agent -> child: seconds for which storage that fails is tried again
-)
+# Agent -> child: seconds for which storage that fails is tried again.
+STORAGE_WAIT = "JAXLAUNCH_STORAGE_WAIT"
 TIMEOUT = "JAXLAUNCH_INIT_TIMEOUT"  # agent -> child: seconds jax.distributed.initialize may take
 COORDINATOR = "JAX_COORDINATOR_ADDRESS"  # agent -> child: fresh port per attempt
 # Agent -> child of host 0: where JAX's coordinator listens; else everywhere.
@@ -134,36 +125,13 @@ TIMEOUTS_S: Mapping[str, float | None] = {
     "done": 300.0,
 }
 # Causes that the seconds of an attempt are counted to: the phases, and the time around them.
-CLOCK = (
-    "rendezvous",
-    "prepare",
-    "init",
-    "restore",
-    "compile",
-    "step",
-    "data",
-    "eval",
-    "save",
-    "lost_work",
-    "down",
-)
+CLOCK = ("rendezvous", *PHASES[:-1], "lost_work", "down")
 # Causes of the seconds of a restart, in order, from the fault until the first new step. `save`
 # belongs to a stop, and `replace` is the wait for a lost host. From `start` on the seconds are
 # those of rank 0, and a first attempt has only these.
 RESTART = (
-    "detect",
-    "decide",
-    "save",
-    "end",
-    "replace",
-    "start",
-    "import",
-    "rendezvous",
-    "prepare",
-    "init",
-    "restore",
-    "data",
-    "compile",
+    *("detect", "decide", "save", "end", "replace"),
+    *("start", "import", "rendezvous", "prepare", "init", "restore", "data", "compile"),
     "first_step",
 )
 
@@ -253,6 +221,8 @@ LEFT = 143
 # Codes from here on tell how a container died. No agent exits with one of them for its gang.
 FIRST_SIGNAL_CODE = 128
 
+# A fault: first the same pods try again, then new pods, which counts toward restarts.crash.
+_FAULT = Restart.IN_PLACE, Limit.CRASH
 _TABLE = (
     Outcome(DONE, "done", "every process finished the last step", status="done", section=None),
     Outcome(
@@ -310,35 +280,17 @@ _TABLE = (
         section=None,
     ),
     Outcome(
-        LOST,
-        "lost",
-        "an agent or its host was lost",
-        Restart.IN_PLACE,
-        Limit.CRASH,
-        section="rendezvous-and-lost-hosts",
+        LOST, "lost", "an agent or its host was lost", *_FAULT, section="rendezvous-and-lost-hosts"
     ),
     Outcome(
-        HANG,
-        "hang",
-        "a process stopped making progress",
-        Restart.IN_PLACE,
-        Limit.CRASH,
-        section="hangs-and-timeouts",
+        HANG, "hang", "a process stopped making progress", *_FAULT, section="hangs-and-timeouts"
     ),
-    Outcome(
-        CRASH,
-        "crash",
-        "a process crashed",
-        Restart.IN_PLACE,
-        Limit.CRASH,
-        ends_when_repeated=True,
-    ),
+    Outcome(CRASH, "crash", "a process crashed", *_FAULT, ends_when_repeated=True),
     Outcome(
         STORAGE,
         "storage",
         "storage failed",
-        Restart.IN_PLACE,
-        Limit.CRASH,
+        *_FAULT,
         is_user_fixable=True,
         section="checkpoints-and-storage",
     ),
@@ -346,8 +298,7 @@ _TABLE = (
         KILLED,
         "killed",
         "a process was killed, by the kernel or a person",
-        Restart.IN_PLACE,
-        Limit.CRASH,
+        *_FAULT,
         section="out-of-memory",
     ),
 )
@@ -397,7 +348,7 @@ class AgentJob:
     # cpu, cuda, rocm or tpu: it decides which device variable a child gets.
     platform: str = "cpu"
     devices_per_process: int = 1
-    # Seconds by phase; TIMEOUTS_S for the others. None if it is learned (step), or if there is none.
+    # Seconds by phase; TIMEOUTS_S has the others. None if it is learned (step), or there is none.
     timeouts_s: Mapping[str, float | None] = dataclasses.field(default_factory=dict)
     # Generations, counted by JobSet or `run`.
     crash_limit: int = 5
@@ -483,271 +434,211 @@ class Metric:
     key: str | None = None
 
 
-def _agent_metric(name: str, type: str, unit: str, help: str, *labels: str) -> Metric:
-    return Metric(name, type, unit, help, labels, "agent")
-
-
-def _trainer_metric(
-    name: str, type: str, unit: str, help: str, *labels: str, key: str | None = None
+def _metric(
+    exporter: str, type: str, name: str, unit: str, help: str, *labels: str, key: str | None = None
 ) -> Metric:
-    return Metric(name, type, unit, help, ("rank", *labels), "trainer", key)
+    ranks = ("rank",) if exporter == "trainer" else ()
+    return Metric(name, type, unit, help, (*ranks, *labels), exporter, key)
 
+
+_agent_counter = functools.partial(_metric, "agent", "counter")
+_agent_gauge = functools.partial(_metric, "agent", "gauge")
+_trainer_counter = functools.partial(_metric, "trainer", "counter")
+_trainer_gauge = functools.partial(_metric, "trainer", "gauge")
+_trainer_histogram = functools.partial(_metric, "trainer", "histogram")
 
 # All metrics of a scrape of an agent while the built-in trainer runs. A rank's rows come from its
 # own process.
 PROMETHEUS: tuple[Metric, ...] = (
-    _agent_metric(
+    _agent_gauge(
         "jaxlaunch_build_info",
-        "gauge",
         "",
         "The value is always 1; the labels name what runs.",
         "version",
         "python",
     ),
-    _agent_metric(
+    _agent_gauge(
         "jaxlaunch_goodput_ratio",
-        "gauge",
         "ratio",
         "Share of all seconds that was spent on steps that were kept.",
     ),
-    _agent_metric(
+    _agent_gauge(
         "jaxlaunch_clock_seconds",
-        "gauge",
         "seconds",
         "Seconds of the run, by what they were spent on.",
         "cause",
     ),
-    _agent_metric(
+    _agent_counter(
         "jaxlaunch_restarts_total",
-        "counter",
         "attempts",
         "Attempts that ended, by the cause of the job result.",
         "cause",
     ),
-    _agent_metric(
-        "jaxlaunch_restarts_left",
-        "gauge",
-        "restarts",
-        "Restarts left before the run fails.",
-        "limit",
+    _agent_gauge(
+        "jaxlaunch_restarts_left", "restarts", "Restarts left before the run fails.", "limit"
     ),
-    _agent_metric(
-        "jaxlaunch_last_verdict_code", "gauge", "exit code", "Exit code of the newest job result."
-    ),
-    _agent_metric(
-        "jaxlaunch_generation", "gauge", "", "Number of the set of pods that this one belongs to."
-    ),
-    _agent_metric(
+    _agent_gauge("jaxlaunch_last_verdict_code", "exit code", "Exit code of the newest job result."),
+    _agent_gauge("jaxlaunch_generation", "", "Number of the set of pods that this one belongs to."),
+    _agent_gauge(
         "jaxlaunch_attempt",
-        "gauge",
         "",
         "Number of this start of the processes, counted across JobSet restarts.",
     ),
-    _agent_metric(
-        "jaxlaunch_children_up", "gauge", "processes", "Processes of this host that are alive."
-    ),
-    _agent_metric(
+    _agent_gauge("jaxlaunch_children_up", "processes", "Processes of this host that are alive."),
+    _agent_gauge(
         "jaxlaunch_heartbeat_age_seconds",
-        "gauge",
         "seconds",
         "Seconds since the last message of the agent that has been silent longest.",
     ),
-    _agent_metric(
+    _agent_gauge(
         "jaxlaunch_host_memory_bytes",
-        "gauge",
         "bytes",
         "Memory of this container, by kind: in_use or limit.",
         "kind",
     ),
-    _agent_metric(
+    _agent_gauge(
         "jaxlaunch_phase",
-        "gauge",
         "",
         "The value is 1 for the phase that a rank is in, and 0 for the others.",
         "rank",
         "phase",
     ),
-    _agent_metric(
+    _agent_gauge(
         "jaxlaunch_phase_timeout_left_seconds",
-        "gauge",
         "seconds",
         "Seconds until a rank counts as hung.",
         "rank",
     ),
-    _agent_metric(
-        "jaxlaunch_rank_step",
-        "gauge",
-        "steps",
-        "Steps that a rank has reported as complete.",
-        "rank",
+    _agent_gauge(
+        "jaxlaunch_rank_step", "steps", "Steps that a rank has reported as complete.", "rank"
     ),
-    _agent_metric(
+    _agent_gauge(
         "jaxlaunch_rank_lag_steps",
-        "gauge",
         "steps",
         "Steps by which a rank is behind the one that is furthest.",
         "rank",
     ),
-    _trainer_metric(
+    _trainer_gauge(
         "jaxlaunch_step",
-        "gauge",
         "steps",
         "Optimizer steps that are complete, including restored ones.",
         key=Key.STEP,
     ),
-    _trainer_metric("jaxlaunch_target_step", "gauge", "steps", "Optimizer steps of the whole run."),
-    _trainer_metric(
-        "jaxlaunch_steps_total", "counter", "steps", "Optimizer steps done by this process."
-    ),
-    _trainer_metric(
+    _trainer_gauge("jaxlaunch_target_step", "steps", "Optimizer steps of the whole run."),
+    _trainer_counter("jaxlaunch_steps_total", "steps", "Optimizer steps done by this process."),
+    _trainer_histogram(
         "jaxlaunch_step_seconds",
-        "histogram",
         "seconds",
         "Time of a step, without evaluations and saves.",
         key=Key.STEP_S,
     ),
-    _trainer_metric(
+    _trainer_counter(
         "jaxlaunch_part_seconds_total",
-        "counter",
         "seconds",
         "Time of the loop, by part: data, host, device, save or eval.",
         "part",
         key=Key.PART_S,
     ),
-    _trainer_metric(
-        "jaxlaunch_examples_total",
-        "counter",
-        "examples",
-        "Examples trained on, by all ranks together.",
+    _trainer_counter(
+        "jaxlaunch_examples_total", "examples", "Examples trained on, by all ranks together."
     ),
-    _trainer_metric(
-        "jaxlaunch_tokens_total", "counter", "tokens", "Tokens read by all ranks, without padding."
+    _trainer_counter(
+        "jaxlaunch_tokens_total", "tokens", "Tokens read by all ranks, without padding."
     ),
-    _trainer_metric(
+    _trainer_counter(
         "jaxlaunch_targets_total",
-        "counter",
         "targets",
         "Tokens that were predicted and have a weight, of all ranks.",
     ),
-    _trainer_metric(
+    _trainer_gauge(
         "jaxlaunch_examples_per_second",
-        "gauge",
         "examples/s",
         "Examples per second of all ranks together, after warm-up.",
         key=Key.EXAMPLES_PER_S,
     ),
-    _trainer_metric(
+    _trainer_gauge(
         "jaxlaunch_tokens_per_second",
-        "gauge",
         "tokens/s",
         "Tokens read per second by all ranks together, without padding, after warm-up.",
         key=Key.TOKENS_PER_S,
     ),
-    _trainer_metric(
+    _trainer_gauge(
         "jaxlaunch_targets_per_second",
-        "gauge",
         "targets/s",
         "Predicted tokens that have a weight, per second, of all ranks together, after warm-up.",
         key=Key.TARGETS_PER_S,
     ),
-    _trainer_metric(
+    _trainer_gauge(
         "jaxlaunch_epoch",
-        "gauge",
         "epochs",
         "Passes over the data, including the fraction of the current one.",
         key=Key.EPOCH,
     ),
-    _trainer_metric(
-        "jaxlaunch_model_flops_per_step",
-        "gauge",
-        "FLOPs",
-        "Floating-point operations of the model.",
+    _trainer_gauge(
+        "jaxlaunch_model_flops_per_step", "FLOPs", "Floating-point operations of the model."
     ),
-    _trainer_metric(
+    _trainer_gauge(
         "jaxlaunch_mfu_ratio",
-        "gauge",
         "ratio",
         "Model FLOPs per second divided by the peak of all devices.",
         key=Key.MFU,
     ),
-    _trainer_metric(
-        "jaxlaunch_loss", "gauge", "", "Training loss at the last logged step.", key=Key.LOSS
-    ),
-    _trainer_metric(
+    _trainer_gauge("jaxlaunch_loss", "", "Training loss at the last logged step.", key=Key.LOSS),
+    _trainer_gauge(
         "jaxlaunch_grad_norm",
-        "gauge",
         "",
         "Global norm of the gradients before clipping.",
         key=Key.GRAD_NORM,
     ),
-    _trainer_metric(
+    _trainer_gauge(
         "jaxlaunch_learning_rate",
-        "gauge",
         "",
         "Learning rate of the last logged step.",
         key=Key.LEARNING_RATE,
     ),
-    _trainer_metric(
-        "jaxlaunch_loss_scale", "gauge", "", "Loss scale of float16 training.", key=Key.LOSS_SCALE
+    _trainer_gauge(
+        "jaxlaunch_loss_scale", "", "Loss scale of float16 training.", key=Key.LOSS_SCALE
     ),
-    _trainer_metric(
+    _trainer_counter(
         "jaxlaunch_skipped_steps_total",
-        "counter",
         "steps",
         "Steps that were skipped because float16 overflowed.",
     ),
-    _trainer_metric(
+    _trainer_counter(
         "jaxlaunch_empty_steps_total",
-        "counter",
         "steps",
         "Steps whose batch had no target; they change nothing.",
     ),
-    _trainer_metric(
-        "jaxlaunch_task_metric",
-        "gauge",
-        "",
-        "Metrics of the task, including its loss.",
-        "split",
-        "metric",
+    _trainer_gauge(
+        "jaxlaunch_task_metric", "", "Metrics of the task, including its loss.", "split", "metric"
     ),
-    _trainer_metric(
-        "jaxlaunch_resident_memory_bytes", "gauge", "bytes", "Host memory of the process."
-    ),
-    _trainer_metric(
+    _trainer_gauge("jaxlaunch_resident_memory_bytes", "bytes", "Host memory of the process."),
+    _trainer_gauge(
         "jaxlaunch_device_memory_bytes",
-        "gauge",
         "bytes",
         "Memory of a local device, by kind: in_use, peak or limit.",
         "device",
         "kind",
     ),
-    _trainer_metric(
-        "jaxlaunch_checkpoint_step", "gauge", "steps", "Newest step that is safe on storage."
-    ),
-    _trainer_metric(
+    _trainer_gauge("jaxlaunch_checkpoint_step", "steps", "Newest step that is safe on storage."),
+    _trainer_gauge(
         "jaxlaunch_checkpoint_age_seconds",
-        "gauge",
         "seconds",
         "Seconds since the newest commit, or since the start if there is none yet.",
     ),
-    _trainer_metric(
-        "jaxlaunch_checkpoint_saves_total", "counter", "saves", "Saves that this process began."
-    ),
-    _trainer_metric(
+    _trainer_counter("jaxlaunch_checkpoint_saves_total", "saves", "Saves that this process began."),
+    _trainer_counter(
         "jaxlaunch_checkpoint_blocking_seconds_total",
-        "counter",
         "seconds",
         "Seconds that the loop waited for saves.",
     ),
-    _trainer_metric(
+    _trainer_counter(
         "jaxlaunch_compile_cache_hits_total",
-        "counter",
         "programs",
         "Programs that were found in the compile cache.",
     ),
-    _trainer_metric(
+    _trainer_counter(
         "jaxlaunch_compile_cache_misses_total",
-        "counter",
         "programs",
         "Programs that were not found in the compile cache.",
     ),
@@ -763,19 +654,30 @@ RESERVED_METRICS = frozenset(
 
 
 # The progress pipe: JSON lines, child -> agent. A line is one object with one of these keys:
-#   {"hello": "site" | "trainer", "python": "3.11.7", "jax": "0.10.2" | null, "pid": 4711}   who
-#   writes {"phase": "step", "step": 120}     what it is in; `step` counts the optimizer steps that
-#   are complete {"joined": true}                   rank 0 knows all others: what follows is its own
-#   {"restored": 80}                   training goes on from this step, which an earlier attempt
-#   committed {"committed": 120}                 this step is on storage, manifest and all
-#   {"metrics": {...}}                 the newest metrics, by process 0; the last line before the
-#   end is final {"stopped": {"step": 37, "saved": true, "note": "..."}}     how it ended on SIGTERM
-#   {"profile": {"id": 1, "state": "tracing" | "done" | "failed", ...}}     of the profile that
-#   PROFILE requested {"note": "..."}                    for a reader of the summary (a damaged
-#   checkpoint, a take-over) {"error": {"type", "message", "traceback", "code"}}         of
-#   error_line; `code` is null outside the trainer {"refusal": {"message", "code"}}   of
-#   refusal_record: the agent writes it into the rank's log {"atexit": true, "waits": true}    the
-#   interpreter is exiting; JAX's shutdown barrier comes next
+#   {"hello": "site" | "trainer", "python": "3.11.7", "jax": "0.10.2" | null, "pid": 4711}
+#       who writes
+#   {"phase": "step", "step": 120}
+#       what it is in; `step` counts the optimizer steps that are complete
+#   {"joined": true}
+#       rank 0 knows all others: what follows is its own
+#   {"restored": 80}
+#       training goes on from this step, which an earlier attempt committed
+#   {"committed": 120}
+#       this step is on storage, manifest and all
+#   {"metrics": {...}}
+#       the newest metrics, by process 0; the last line before the end is final
+#   {"stopped": {"step": 37, "saved": true, "note": "..."}}
+#       how it ended on SIGTERM
+#   {"profile": {"id": 1, "state": "tracing" | "done" | "failed", ...}}
+#       of the profile that PROFILE requested
+#   {"note": "..."}
+#       for a reader of the summary (a damaged checkpoint, a take-over)
+#   {"error": {"type", "message", "traceback", "code"}}
+#       of error_line; `code` is null for an exception that is not ours
+#   {"refusal": {"message", "code"}}
+#       of refusal_record: the agent writes it into the rank's log
+#   {"atexit": true, "waits": true}
+#       the interpreter is exiting; JAX's shutdown barrier comes next
 # A longer line is cut, so that a traceback cannot fill the agent's memory.
 MAX_LINE = 64 * 1024
 # At six bytes per character, as JSON escapes most, both fit into a line.

@@ -56,22 +56,19 @@ def report(
     - `step`: how many steps are complete. Pictures and texts that are reported without it belong to
       the newest step.
     - `phase`: what the program does now: `restore`, `compile`, `step`, `data`, `eval`, `save`, or
-      `done`, which has no
-        time limit.
+      `done`, which has no time limit.
     - `committed`: the step of the newest checkpoint that is complete on storage; lost work is
       counted from it.
     - `image`: a picture, or up to 8 by name, which the [page of the run](seeing-runs.md) shows with
-      the step: arrays
-        `[H, W]` or `[H, W, C]` with 1, 3 or 4 channels, uint8 from 0 to 255 or floats from 0 to 1.
-        The call copies it, after waiting for a device that is still computing it; a background
-        thread writes it. Only the pictures of rank 0 and of the 100 newest steps are kept. A
-        picture that is larger than 1,024 pixels on a side, or than 256 KiB as PNG, is reduced by
-        keeping every second pixel, or fewer.
+      the step: arrays `[H, W]` or `[H, W, C]` with 1, 3 or 4 channels, uint8 from 0 to 255 or
+      floats from 0 to 1. The call copies it, after waiting for a device that is still computing it;
+      a background thread writes it. Only the pictures of rank 0 and of the 100 newest steps are
+      kept. A picture that is larger than 1,024 pixels on a side, or than 256 KiB as PNG, is reduced
+      by keeping every second pixel, or fewer.
     - `text`: a text, or up to 8 by name, for the same page: at most 10,000 characters each.
     - `metrics`: numbers by name, or arrays of one number. Those that rank 0 reports with a step are
-      written to
-        `metrics.jsonl` and to the TensorBoard events of the run folder, as for `train:`; the newest
-        are shown.
+      written to `metrics.jsonl` and to the TensorBoard events of the run folder, as for `train:`;
+      the newest are shown.
 
     **Raises:**
 

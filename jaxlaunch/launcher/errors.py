@@ -82,7 +82,7 @@ class ApiError(ClusterError):
         self.retry_after_s = retry_after_s
 
 
-class Unreachable(ClusterError):
+class UnreachableError(ClusterError):
     """No answer came. A request that was `sent` may have been carried out all the same."""
 
     def __init__(self, message: str, hint: str | None = None, *, sent: bool = False) -> None:
@@ -119,7 +119,7 @@ class Fault:
         return text if self.hint is None else f"{text}\n  hint: {self.hint}"
 
 
-class JobFaults(UserError):
+class JobFaultsError(UserError):
     """All faults of a job, in the order of its lines."""
 
     def __init__(self, faults: Sequence[Fault]) -> None:

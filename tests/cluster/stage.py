@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from jaxlaunch.launcher.diagnose.explain import explanation
-from jaxlaunch.launcher.errors import Unreachable
+from jaxlaunch.launcher.errors import UnreachableError
 from jaxlaunch.launcher.job.defaults import ClusterDefaults
 from jaxlaunch.launcher.job.schema import JobSpec
 from jaxlaunch.launcher.jobs.status import collect, job_status
@@ -189,7 +189,7 @@ class Stage:
         """Create the JobSet, again if the busy server did not answer and did not create it."""
         try:
             self.cluster.create(JOBSETS, jobset)
-        except Unreachable:
+        except UnreachableError:
             if (
                 self.cluster.get(
                     JOBSETS, jobset["metadata"]["name"], jobset["metadata"]["namespace"]

@@ -13,7 +13,7 @@ import click
 from jaxlaunch.accelerators import ACCELERATORS
 from jaxlaunch.launcher.cli import options, output
 from jaxlaunch.launcher.cli.validate import describe_request, summarize_job
-from jaxlaunch.launcher.errors import JobFaults, UserError
+from jaxlaunch.launcher.errors import JobFaultsError, UserError
 from jaxlaunch.launcher.job import defaults
 from jaxlaunch.launcher.job import load as jobs
 from jaxlaunch.launcher.job.defaults import ClusterDefaults
@@ -109,7 +109,7 @@ def _plan_cluster(
     except UserError as error:
         if is_required:
             raise
-        faults = error.faults if isinstance(error, JobFaults) else (error,)
+        faults = error.faults if isinstance(error, JobFaultsError) else (error,)
         notes = [f"on a cluster: {' '.join(str(fault).split())}" for fault in faults]
         return {"cluster": None, "pod_security": None, "ingress": None, "notes": notes}
     return {

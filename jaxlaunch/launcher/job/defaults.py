@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, Tag, ValidationError
 
-from jaxlaunch.launcher.errors import Fault, JobFaults, UserError
+from jaxlaunch.launcher.errors import Fault, JobFaultsError, UserError
 from jaxlaunch.launcher.job import messages
 from jaxlaunch.launcher.job.introspection import Words, discriminate_by_key
 from jaxlaunch.launcher.job.schema import Kind, Network, Toleration
@@ -230,4 +230,4 @@ def _validate_defaults(source: Document) -> ClusterDefaults:
             return ClusterDefaults(Defaults.model_validate(data), source)
         except ValidationError as error:
             faults.extend(messages.translate_errors(error, source, Defaults))
-    raise JobFaults([source.locate(fault) for fault in faults])
+    raise JobFaultsError([source.locate(fault) for fault in faults])

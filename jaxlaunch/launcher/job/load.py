@@ -17,7 +17,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from jaxlaunch import regular_files
-from jaxlaunch.launcher.errors import MAX_SHOWN_FAULTS, Fault, JobFaults, KeyPath
+from jaxlaunch.launcher.errors import MAX_SHOWN_FAULTS, Fault, JobFaultsError, KeyPath
 from jaxlaunch.launcher.job import checks, credentials, introspection, messages
 from jaxlaunch.launcher.job.schema import AS_WRITTEN_KEYS, JobSpec
 from jaxlaunch.launcher.wording import format_key_path, shorten_text
@@ -117,7 +117,7 @@ def _build_job(source: Document, overrides: Sequence[str] = ()) -> JobSpec:
         hint = "`launcher init` writes a first job."
         faults.append(Fault((), f"is {kind}, not a block of keys.", hint))
     if spec is None or faults:
-        raise JobFaults([source.locate(fault) for fault in faults])
+        raise JobFaultsError([source.locate(fault) for fault in faults])
     return spec
 
 

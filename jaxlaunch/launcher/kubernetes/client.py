@@ -13,7 +13,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from jaxlaunch.launcher.errors import ApiError, ClusterError, Unreachable
+from jaxlaunch.launcher.errors import ApiError, ClusterError
 from jaxlaunch.launcher.kubernetes import kubeconfig
 from jaxlaunch.launcher.kubernetes.kinds import ACCESS_REVIEWS, PODS, Kind
 from jaxlaunch.launcher.kubernetes.watch import Event, Watch

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from jaxlaunch.launcher.errors import ApiError, Unreachable
+from jaxlaunch.launcher.errors import ApiError, UnreachableError
 from jaxlaunch.records.log_lines import LineSplitter
 
 if TYPE_CHECKING:
@@ -36,9 +36,9 @@ Event = tuple[str, dict[str, Any]]
 T = TypeVar("T")
 
 
-def is_transient(error: ApiError | Unreachable) -> bool:
+def is_transient(error: ApiError | UnreachableError) -> bool:
     """Return whether a later request may succeed: the server did not answer, failed or was busy."""
-    return isinstance(error, Unreachable) or error.status >= 500 or error.status == 429
+    return isinstance(error, UnreachableError) or error.status >= 500 or error.status == 429
 
 
 class Watch:
@@ -81,7 +81,7 @@ class Watch:
                 if time.monotonic() - started_at > 1:
                     failures, last_success_at = 0, time.monotonic()
                     continue
-            except (ApiError, Unreachable) as error:
+            except (ApiError, UnreachableError) as error:
                 if not is_transient(error) or time.monotonic() - last_success_at > ERROR_TIMEOUT_S:
                     raise without_network_hint(error) from None
             failures += 1
@@ -145,9 +145,9 @@ class Watch:
         yield kind, obj
 
 
-def without_network_hint(error: ApiError | Unreachable) -> ApiError | Unreachable:
+def without_network_hint(error: ApiError | UnreachableError) -> ApiError | UnreachableError:
     """Remove the hint to check the network, which worked before, from the error and return it."""
-    error.hint = None if isinstance(error, Unreachable) else error.hint
+    error.hint = None if isinstance(error, UnreachableError) else error.hint
     return error
 
 
@@ -189,7 +189,7 @@ class Outage:
         while True:
             try:
                 answer = call()
-            except (ApiError, Unreachable) as error:
+            except (ApiError, UnreachableError) as error:
                 now = time.monotonic()
                 if now >= deadline and is_transient(error):
                     raise TimeoutError from None

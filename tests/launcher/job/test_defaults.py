@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from jaxlaunch.launcher.errors import JobFaults, UserError
+from jaxlaunch.launcher.errors import JobFaultsError, UserError
 from jaxlaunch.launcher.job import defaults
 from jaxlaunch.launcher.job.defaults import Defaults
 
@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[3]
 
 
 def faults(text: str) -> str:
-    with pytest.raises(JobFaults) as error:
+    with pytest.raises(JobFaultsError) as error:
         defaults.parse_defaults(text)
     return str(error.value)
 

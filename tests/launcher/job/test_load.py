@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import yaml
 
-from jaxlaunch.launcher.errors import JobFaults
+from jaxlaunch.launcher.errors import JobFaultsError
 from jaxlaunch.launcher.job import checks, introspection
 from jaxlaunch.launcher.job import load as jobs
 from jaxlaunch.launcher.job.load import JobSpec
@@ -90,7 +90,7 @@ def job(text: str = "", **parts: Any) -> JobSpec:
 
 
 def faults_of(text: str) -> str:
-    with pytest.raises(JobFaults) as faults:
+    with pytest.raises(JobFaultsError) as faults:
         jobs.parse_job(text)
     return str(faults.value)
 
@@ -256,7 +256,7 @@ def test_every_divisor_a_message_offers_divides(devices: int) -> None:
     "mesh", [{"dp": 3}, {"fsdp": 5}, {"dp": 2, "mp": 2}, {"dp": 16}, {"dp": 4, "mp": 4}]
 )
 def test_the_mesh_a_hint_offers_is_accepted(mesh: dict[str, int]) -> None:
-    with pytest.raises(JobFaults) as faults:
+    with pytest.raises(JobFaultsError) as faults:
         job(train={"task": LM, "mesh": mesh})
     hint = faults.value.faults[0].hint or ""
     axis, size = re.findall(r"(dp|fsdp|mp): (\d+)", hint)[0] if "write" in hint else ("dp", "-1")
@@ -266,7 +266,7 @@ def test_the_mesh_a_hint_offers_is_accepted(mesh: dict[str, int]) -> None:
 
 
 def test_the_batches_a_hint_offers_are_accepted() -> None:
-    with pytest.raises(JobFaults) as faults:
+    with pytest.raises(JobFaultsError) as faults:
         job(train={"task": LM, "batch": 100, "accumulate": 3})
     offered = re.findall(r"\d+", faults.value.faults[0].hint or "")
     assert offered == ["96", "120"]
@@ -275,7 +275,7 @@ def test_the_batches_a_hint_offers_are_accepted() -> None:
 
 
 def test_the_longest_name_a_hint_allows_is_accepted() -> None:
-    with pytest.raises(JobFaults, match="use at most 49 characters"):
+    with pytest.raises(JobFaultsError, match="use at most 49 characters"):
         job(name="a" * 63, slices=2, hosts=101, train={"task": LM, "batch": 1616})
     assert job(name="a" * 49, slices=2, hosts=101, train={"task": LM, "batch": 1616})
 
@@ -292,7 +292,7 @@ def test_overrides_are_read_as_yaml_and_name_themselves_in_faults(tmp_path: Path
     assert whole.train is not None
     assert (whole.train.steps, whole.train.mesh.mp, whole.train.optimizer.lr) == (100, 2, 1e-3)
     assert whole.env == {"N": "010"}
-    with pytest.raises(JobFaults) as faults:
+    with pytest.raises(JobFaultsError) as faults:
         jobs.load_job(
             file, ["train.steps=abc", "train.mesh.fsdp=3", "train.stesp=1", "train.optimzer.lr=1"]
         )
@@ -311,14 +311,14 @@ def test_what_no_longer_fits_an_override_is_said_of_the_override(tmp_path: Path)
     file = tmp_path / "job.yaml"
     text = "name: a\nhosts: 2\naccelerator: {type: cpu, per_host: 4}\n"
     file.write_text(f"{text}train: {{task: 'a:B', mesh: {{dp: 4, mp: 2}}, batch: 64}}\n")
-    with pytest.raises(JobFaults) as faults:
+    with pytest.raises(JobFaultsError) as faults:
         jobs.load_job(file, ["accelerator.per_host=3", "train.steps=2"])
     said = "train.mesh.dp = 4 does not divide 6 devices (2 hosts × 3)."
     assert (
         str(faults.value).splitlines()[0]
         == f"accelerator.per_host=3 (override) with {file}:4: {said}"
     )
-    with pytest.raises(JobFaults) as faults:
+    with pytest.raises(JobFaultsError) as faults:
         jobs.load_job(file, ["train.mesh={dp: 8}", "hosts=3"])
     (fault,) = faults.value.faults
     assert fault.location == "train.mesh={dp: 8} (override)"
@@ -327,7 +327,7 @@ def test_what_no_longer_fits_an_override_is_said_of_the_override(tmp_path: Path)
 def test_an_override_that_is_no_number_names_key_value_and_what_is_wanted(tmp_path: Path) -> None:
     file = tmp_path / "job.yaml"
     file.write_text("name: a\naccelerator: {type: cpu}\ntrain: {task: 'a:B'}\n")
-    with pytest.raises(JobFaults) as faults:
+    with pytest.raises(JobFaultsError) as faults:
         jobs.load_job(file, ["train.optimizer.lr=.nan", "hosts=-.inf", "train.loss.z=.inf"])
     assert str(faults.value).splitlines() == [
         "train.optimizer.lr=.nan (override): train.optimizer.lr = .nan is not a finite "
@@ -343,7 +343,7 @@ def test_an_argument_that_is_no_override_gets_an_example_that_every_job_has(
 ) -> None:
     file = tmp_path / "job.yaml"
     file.write_text("name: a\naccelerator: {type: cpu}\ncommand: [a]\n")
-    with pytest.raises(JobFaults) as faults:
+    with pytest.raises(JobFaultsError) as faults:
         jobs.load_job(file, [argument])
     assert "hosts=2" in str(faults.value) and "train.steps" not in str(faults.value)
 
@@ -357,7 +357,7 @@ def test_an_override_into_what_is_not_there_names_how_far_it_came(tmp_path: Path
         "name.first=a": "name has no entry first.",
         "env.\udcff=a": "is not UTF-8.",
     }
-    with pytest.raises(JobFaults) as faults:
+    with pytest.raises(JobFaultsError) as faults:
         jobs.load_job(file, list(said))
     assert [fault.message for fault in faults.value.faults] == list(said.values())
 
@@ -433,7 +433,7 @@ def test_any_value_at_any_key_is_accepted_or_told_in_our_words(value: str, tmp_p
         )
         try:
             assert isinstance(jobs.load_job(file, [f"{dotted}={value}"]), JobSpec)
-        except JobFaults as faults:
+        except JobFaultsError as faults:
             assert faults.faults
             text = str(faults)
             assert not re.search(

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from jaxlaunch.launcher.errors import JobFaults, UserError
+from jaxlaunch.launcher.errors import JobFaultsError, UserError
 from jaxlaunch.launcher.job import checks
 from jaxlaunch.launcher.job import load as jobs
 from jaxlaunch.launcher.job.schema import JobSpec
@@ -82,7 +82,7 @@ HOSTILE: dict[str, tuple[bytes, str]] = {
 
 
 def faults_of(text: str) -> str:
-    with pytest.raises(JobFaults) as faults:
+    with pytest.raises(JobFaultsError) as faults:
         jobs.parse_job(text)
     return str(faults.value)
 
@@ -201,7 +201,7 @@ MEANT += (
     ("text", "proposed"), [("Übung_x", ["ubung-x"]), ("Дом-b", []), ("größe", ["grosse"])]
 )
 def test_a_name_that_a_hint_proposes_has_lost_no_letter(text: str, proposed: list[str]) -> None:
-    with pytest.raises(JobFaults) as raised:
+    with pytest.raises(JobFaultsError) as raised:
         jobs.parse_job(HEAD.partition("\n")[2] + f"name: {text}\n")
     assert re.findall(r"write ([a-z-]+)\.", str(raised.value)) == proposed
 
@@ -227,6 +227,6 @@ def test_a_value_that_a_hint_proposes_is_one_that_the_key_takes(text: str) -> No
         head = HEAD.partition("\n")[2] if key == "name" else HEAD
         try:
             jobs.parse_job(head + block)
-        except JobFaults as faults:
+        except JobFaultsError as faults:
             for proposed in re.findall(r"write ([^\s,]+?)[.,]?(?: |$)", str(faults), re.M):
                 jobs.parse_job(head + block.replace(f"'{text}'", proposed))

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from jaxlaunch.launcher.errors import ApiError, Unreachable
+from jaxlaunch.launcher.errors import ApiError, UnreachableError
 from jaxlaunch.launcher.kubernetes.client import Cluster
 from tests.launcher import apiserver
 
@@ -115,7 +115,7 @@ def test_a_port_that_nothing_listens_on_is_said(
         pod.close()
 
     with reached(tmp_path, monkeypatch, answers) as (cluster, _):
-        with pytest.raises(Unreachable, match="The pod did not answer: connection refused"):
+        with pytest.raises(UnreachableError, match="The pod did not answer: connection refused"):
             cluster.port_forward("team-a", "lm-w-0-0", 9400, b"hello")
 
 
@@ -137,5 +137,5 @@ def test_a_refusal_is_in_the_server_s_words_and_names_the_right_that_is_lacking(
 
 def test_a_server_that_breaks_off_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with reached(tmp_path, monkeypatch, lambda pod: None) as (cluster, _):
-        with pytest.raises(Unreachable, match="did not open a port-forward to the pod"):
+        with pytest.raises(UnreachableError, match="did not open a port-forward to the pod"):
             cluster.port_forward("team-a", "lm-w-0-0", 9400, b"hello")

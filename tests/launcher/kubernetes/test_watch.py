@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from jaxlaunch.launcher.errors import ApiError, Unreachable
+from jaxlaunch.launcher.errors import ApiError, UnreachableError
 from jaxlaunch.launcher.kubernetes import watch
 from jaxlaunch.launcher.kubernetes.watch import Watch
 
@@ -59,7 +59,7 @@ class Server:
     "end",
     [
         [],
-        [Unreachable("silent", sent=True)],
+        [UnreachableError("silent", sent=True)],
         [ApiError("", None, 500)],
         [b'{"type": "MODIFIED", "obj'],
     ],
@@ -118,5 +118,5 @@ def test_a_server_that_forbids_is_not_asked_again() -> None:
 
 def test_a_server_that_stays_away_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watch, "ERROR_TIMEOUT_S", 0.0)
-    with pytest.raises(Unreachable, match="gone"):
-        Server([([], "1")], itertools.repeat([Unreachable("gone")])).told(1)
+    with pytest.raises(UnreachableError, match="gone"):
+        Server([([], "1")], itertools.repeat([UnreachableError("gone")])).told(1)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from jaxlaunch.launcher.errors import JobFaults, UserError
+from jaxlaunch.launcher.errors import JobFaultsError, UserError
 from jaxlaunch.launcher.job import defaults, load
 from jaxlaunch.launcher.job.defaults import ClusterDefaults
 from jaxlaunch.launcher.manifests.jobset import prepare, resolve
@@ -243,7 +243,7 @@ def test_an_init_container_may_not_have_the_name_of_one_that_the_network_adds() 
 def test_what_is_wrong_with_the_pod_is_said_at_its_line(tmp_path: Path) -> None:
     path = tmp_path / "job.yaml"
     path.write_text(CPU + "pod:\n  spec:\n    containers: [{name: exporter}]\n")
-    with pytest.raises(JobFaults) as refused:
+    with pytest.raises(JobFaultsError) as refused:
         prepare(load.read_job(path), ClusterDefaults())
     assert str(refused.value).startswith(f"{path}:7: container exporter: it has no image.")
 
@@ -336,5 +336,5 @@ def test_what_no_program_can_be_started_with_is_refused_before_it_costs_starts(
     if not is_refused:
         load.parse_job(job)
         return
-    with pytest.raises(JobFaults, match=r"takes \d+ bytes, and"):
+    with pytest.raises(JobFaultsError, match=r"takes \d+ bytes, and"):
         load.parse_job(job)

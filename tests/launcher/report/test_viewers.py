@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from jaxlaunch.launcher.errors import ApiError, Unreachable
+from jaxlaunch.launcher.errors import ApiError, UnreachableError
 from jaxlaunch.launcher.kubernetes import kubeconfig
 from jaxlaunch.launcher.report import server as page_server
 from jaxlaunch.launcher.report import viewers
@@ -39,7 +39,7 @@ class Api:
     def __call__(self, token: str, namespace: str) -> tuple[list[dict[str, Any]], list[str]]:
         self.asked.add(token)
         if self.is_silent:
-            raise Unreachable("The API server cannot be reached.")
+            raise UnreachableError("The API server cannot be reached.")
         if token not in MAY or token in self.ended:
             raise ApiError("Unauthorized", None, 401)
         if namespace not in MAY[token]:

@@ -204,12 +204,12 @@ class Link:
 
     def _decrypt(self, data: bytes, channel: Channel) -> bytes:
         """Return received data in plain text, and send the answer of the handshake."""
-        from jaxlaunch.launcher.agent.io.tls import UntrustedPeer
+        from jaxlaunch.launcher.agent.io.tls import UntrustedPeerError
 
         text, fault = b"", None
         try:
             text = channel.decrypt(data)
-        except UntrustedPeer as error:
+        except UntrustedPeerError as error:
             fault = str(error)
         if answer := channel.encrypt(b""):
             (self._queue_unsent if self._is_full else self._write_line)(answer)

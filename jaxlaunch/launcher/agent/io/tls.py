@@ -17,7 +17,7 @@ from jaxlaunch.contract import AUTHORITY, CERTIFICATE, CERTIFICATE_KEY
 READ_CHUNK_BYTES = 65536
 
 
-class UntrustedPeer(Exception):
+class UntrustedPeerError(Exception):
     """The other end has no certificate of this job, or does not accept this host's."""
 
 
@@ -92,11 +92,11 @@ class Channel:
         except ssl.SSLWantReadError:
             pass
         except ssl.SSLCertVerificationError as error:
-            raise UntrustedPeer(
+            raise UntrustedPeerError(
                 f"its certificate is not of this job: {error.verify_message}"
             ) from None
         except ssl.SSLError as error:
-            raise UntrustedPeer(
+            raise UntrustedPeerError(
                 f"TLS: {(error.reason or str(error)).lower().replace('_', ' ')}"
             ) from None
         return bytes(text)

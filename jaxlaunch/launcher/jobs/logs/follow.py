@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
-from jaxlaunch.launcher.errors import ApiError, Unreachable, UserError
+from jaxlaunch.launcher.errors import ApiError, UnreachableError, UserError
 from jaxlaunch.launcher.jobs.logs import lines as logs
 from jaxlaunch.launcher.jobs.logs.lines import (
     FULL_WINDOW,
@@ -277,7 +277,7 @@ class _Follower:
                     if shown.is_new(line):
                         self._inbox.put(partial(self._show, line))
                 break
-            except Unreachable:
+            except UnreachableError:
                 pass
             except ApiError as error:
                 # A node that does not answer may come back.

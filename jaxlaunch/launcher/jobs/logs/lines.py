@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 
-from jaxlaunch.launcher.errors import ApiError, ClusterError, Unreachable, UserError
+from jaxlaunch.launcher.errors import ApiError, ClusterError, UnreachableError, UserError
 from jaxlaunch.launcher.jobs.status import hosts
 from jaxlaunch.launcher.jobs.status.collect import explain_unread
 from jaxlaunch.launcher.jobs.status.hosts import Host
@@ -249,8 +249,8 @@ def read_logs(
                 first_lines = [*agent_lines, *(line for line in first_lines if line.rank is None)]
             yield from first_lines
             yield from lines
-        except (ApiError, Unreachable) as error:
-            if isinstance(error, Unreachable) and not error.was_sent:
+        except (ApiError, UnreachableError) as error:
+            if isinstance(error, UnreachableError) and not error.was_sent:
                 raise
             report_unread(describe_unreadable(source.pod, error, source.node))
 

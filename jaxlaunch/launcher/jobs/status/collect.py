@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from jaxlaunch.launcher.errors import ApiError, ClusterError, Unreachable
+from jaxlaunch.launcher.errors import ApiError, ClusterError, UnreachableError
 from jaxlaunch.launcher.jobs.status import agent_report, hosts
 from jaxlaunch.launcher.jobs.status.hosts import Host
 from jaxlaunch.launcher.jobs.status.snapshot import DeletedNode, NoSuchJob, Snapshot
@@ -427,7 +427,7 @@ def explain_unread(error: ClusterError, node: str | None) -> str:
     if match is not None:
         says = "is not trusted by" if match["why"].startswith("tls: ") else "does not answer"
         return f"the kubelet of node {node} {says} the API server: {match['why']}"
-    if isinstance(error, Unreachable) and error.was_sent:
+    if isinstance(error, UnreachableError) and error.was_sent:
         return f"the kubelet of node {node} has not sent it to the API server in time"
     return error.message
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from jaxlaunch.launcher.diagnose.explain.explanation import explain_job
-from jaxlaunch.launcher.errors import ApiError, ClusterError, Unreachable
+from jaxlaunch.launcher.errors import ApiError, ClusterError, UnreachableError
 from jaxlaunch.launcher.jobs.status import collect
 from jaxlaunch.launcher.jobs.status.job_status import State, derive_status
 from jaxlaunch.launcher.jobs.status.snapshot import NoSuchJob, Snapshot
@@ -202,10 +202,13 @@ HUNG = (
             "certificate",
         ),
         (
-            Unreachable("The API server stopped answering.", sent=True),
+            UnreachableError("The API server stopped answering.", sent=True),
             "the kubelet of node n-1 has not sent it to the",
         ),
-        (Unreachable("The API server cannot be reached."), "The API server cannot be reached."),
+        (
+            UnreachableError("The API server cannot be reached."),
+            "The API server cannot be reached.",
+        ),
         (ApiError("pods is forbidden", None, 403), "pods is forbidden"),
     ],
 )
