@@ -22,7 +22,7 @@ from jaxlaunch.records.log_lines import LineSplitter
 if TYPE_CHECKING:
     from jaxlaunch.launcher.kubernetes.transport import Transport
 
-__all__ = ["ApiError", "Cluster", "Unreachable", "ignore_forbidden"]
+__all__ = ["ApiError", "Cluster", "UnreachableError", "ignore_forbidden"]
 
 # Field manager of the fields that jaxlaunch sets.
 FIELD_MANAGER = "jaxlaunch"
