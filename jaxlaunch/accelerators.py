@@ -433,8 +433,6 @@ def chips_per_host(kind: str, topology: str) -> tuple[int, ...]:
     """
     chips = math.prod(parse_topology(topology) or (1,))
     usual_chips = min(chips, CHIPS_PER_VM)
-    return (
-        (usual_chips, chips)
-        if topology in ACCELERATORS[kind].whole_host_topologies
-        else (usual_chips,)
-    )
+    if topology in ACCELERATORS[kind].whole_host_topologies:
+        return (usual_chips, chips)
+    return (usual_chips,)

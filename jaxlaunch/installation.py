@@ -45,11 +45,9 @@ def missing_extra_message(error: BaseException) -> str | None:
     """Return the message for an import that needs a missing extra, or None for other errors."""
     name = (error.name or "").partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
     extra = next((extra for extra, names in _MODULES_BY_EXTRA.items() if name in names), None)
-    return (
-        None
-        if extra is None
-        else f"the package {name} is not installed here: {install_hint(extra)}"
-    )
+    if extra is None:
+        return None
+    return f"the package {name} is not installed here: {install_hint(extra)}"
 
 
 def install_hint(*extras: str) -> str:

@@ -76,11 +76,9 @@ def run_agent() -> int:
             config if copy is None else dataclasses.replace(config, run_dir=copy.folder), copy
         )
     except OSError as error:
-        hint = (
-            " Is another agent of this host still running?"
-            if error.errno == errno.EADDRINUSE
-            else ""
-        )
+        hint = ""
+        if error.errno == errno.EADDRINUSE:
+            hint = " Is another agent of this host still running?"
         return _report_refusal(
             contract.LOST, f"the agent of host {config.host} cannot start: {error}.{hint}"
         )
@@ -254,11 +252,9 @@ class Agent:
             write_termination_message(
                 self._verdict, self._config.host, self._config.generation, attempt
             )
-        return (
-            contract.agent_exit_code(self._verdict.code, leaves_alone=self._is_alone)
-            if replaces
-            else self._verdict.code
-        )
+        if replaces:
+            return contract.agent_exit_code(self._verdict.code, leaves_alone=self._is_alone)
+        return self._verdict.code
 
     def _finish(self, verdict: Verdict, alone: bool) -> None:
         """End with the first verdict; one that fails the job first waits for a last scrape."""

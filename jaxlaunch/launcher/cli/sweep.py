@@ -146,7 +146,7 @@ def sweep_command(job_file: Path, overrides: tuple[str, ...], **settings: Any) -
 def _make_members(
     job_file: Path, points: Sequence[grid.Point], name: str, folder: Path
 ) -> Iterator[Member]:
-    """Yield the runs. Raises JobFaults for an invalid job, before any run is started."""
+    """Yield the runs. Raises JobFaultsError for an invalid job, before any run is started."""
     for number, point in enumerate(points):
         run = f"{name}-{number:03}"
         if any(change.startswith(_SWEEP_OVERRIDES) for change in point):

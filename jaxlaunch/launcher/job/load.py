@@ -59,14 +59,14 @@ class JobFile:
 def read_job(path: str | Path, overrides: Sequence[str] = ()) -> JobFile:
     """Read a job file, with dotted overrides such as `train.steps=100`.
 
-    Raises JobFaults with all faults, and UserError if the file cannot be read.
+    Raises JobFaultsError with all faults, and UserError if the file cannot be read.
     """
     source = reader.read_document(Path(path))
     return JobFile(_build_job(source, overrides), source, Path(path).absolute().parent)
 
 
 def read_job_text(text: str, name: str = "job.yaml", folder: Path = Path()) -> JobFile:
-    """Read a job from a text, which faults call `name`. Raises JobFaults."""
+    """Read a job from a text, which faults call `name`. Raises JobFaultsError."""
     source = reader.parse_document(text, name)
     return JobFile(_build_job(source), source, folder)
 
@@ -77,7 +77,7 @@ def load_job(path: str | Path, overrides: Sequence[str] = ()) -> JobSpec:
 
 
 def read_run_job(folder: Path, overrides: Sequence[str] = (), root: Path | None = None) -> JobSpec:
-    """Read the job that a run folder contains. Raises JobFaults, UserError.
+    """Read the job that a run folder contains. Raises JobFaultsError, UserError.
 
     With `root`, links inside that folder are not followed, because other users may write to it.
     """

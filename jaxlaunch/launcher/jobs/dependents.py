@@ -14,7 +14,7 @@ from typing import Any
 
 from jaxlaunch.launcher.errors import UserError, exceeds_quota
 from jaxlaunch.launcher.jobs.status.hosts import is_ours
-from jaxlaunch.launcher.kubernetes.client import ApiError, Cluster, Unreachable
+from jaxlaunch.launcher.kubernetes.client import ApiError, Cluster, UnreachableError
 from jaxlaunch.launcher.kubernetes.kinds import CONFIGMAPS, JOBSETS, KINDS, NETWORK_POLICIES, Kind
 from jaxlaunch.launcher.kubernetes.labels import MANAGED_BY
 from jaxlaunch.launcher.kubernetes.objects import pod_template
@@ -99,7 +99,7 @@ class Dependents:
             try:
                 self._cluster.create(kind, owned)
                 return
-            except (ApiError, Unreachable) as error:
+            except (ApiError, UnreachableError) as error:
                 fault = error
                 is_transient = (
                     not isinstance(fault, ApiError)
@@ -142,7 +142,7 @@ class Dependents:
         except ApiError as fault:
             if fault.status < 500 and fault.reason != "Conflict":
                 raise
-        except Unreachable as fault:
+        except UnreachableError as fault:
             if not fault.was_sent:
                 raise
 

@@ -13,7 +13,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from jaxlaunch.launcher.errors import ApiError, ClusterError
+from jaxlaunch.launcher.errors import ApiError, ClusterError, UnreachableError
 from jaxlaunch.launcher.kubernetes import kubeconfig
 from jaxlaunch.launcher.kubernetes.kinds import ACCESS_REVIEWS, PODS, Kind
 from jaxlaunch.launcher.kubernetes.watch import Event, Watch
@@ -49,7 +49,7 @@ def ignore_forbidden() -> Iterator[None]:
 class Cluster:
     """One context of a kubeconfig.
 
-    Calls raise ApiError if the server rejects a request, and Unreachable if it does not answer.
+    Calls raise ApiError if the server rejects a request, and UnreachableError if it does not answer.
     """
 
     def __init__(self, transport: Transport, namespace: str) -> None:
@@ -230,7 +230,7 @@ class Cluster:
         Lines over 1 MiB come in pieces.
 
         Raises:
-            Unreachable: If a followed log sends nothing for five minutes, or the node does not
+            UnreachableError: If a followed log sends nothing for five minutes, or the node does not
                 answer within `timeout_s`. The caller continues from the last line.
         """
         options = {

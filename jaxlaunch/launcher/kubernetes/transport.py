@@ -114,7 +114,7 @@ class Transport:
 
         Raises:
             ApiError: If the server rejects the request.
-            Unreachable: If it does not answer within `total_s`.
+            UnreachableError: If it does not answer within `total_s`.
         """
         data = None if body is None else json.dumps(body).encode()
         headers = {"Content-Type": content, "Accept-Encoding": "gzip"}
@@ -130,7 +130,7 @@ class Transport:
     def stream(
         self, path: str, query: Mapping[str, str], silence_s: float, total_s: float | None = None
     ) -> Iterator[bytes]:
-        """Yield the bytes of a streamed answer. Raises Unreachable after `silence_s` without any.
+        """Yield the bytes of a streamed answer. Raises UnreachableError after `silence_s` without any.
 
         With `total_s` the answer must begin within that time, and an error is not retried.
         """
@@ -350,7 +350,7 @@ def exchange_bytes(
 
     Raises:
         ApiError: If the server rejects the request.
-        Unreachable: If it does not answer, or nothing listens on the port.
+        UnreachableError: If it does not answer, or nothing listens on the port.
     """
     # This import takes a twentieth of a second.
     import websocket

@@ -66,7 +66,7 @@ class Watch:
 
         Raises:
             ApiError: If the server rejects the request, or after 15 minutes of errors.
-            Unreachable: After 15 minutes without an answer.
+            UnreachableError: After 15 minutes without an answer.
         """
         failures, last_success_at = 0, time.monotonic()
         while self._remaining_s > 0:
@@ -182,7 +182,7 @@ class Outage:
 
         Raises:
             ApiError: If the server rejects the request, or after 15 minutes of errors.
-            Unreachable: After 15 minutes without an answer.
+            UnreachableError: After 15 minutes without an answer.
             TimeoutError: At `deadline`, in the time of time.monotonic().
         """
         started_at, deadline = time.monotonic(), math.inf if deadline is None else deadline

@@ -18,7 +18,7 @@ import pytest
 import yaml
 
 from jaxlaunch.launcher.errors import ClusterError
-from jaxlaunch.launcher.kubernetes.client import ApiError, Cluster, Unreachable
+from jaxlaunch.launcher.kubernetes.client import ApiError, Cluster, UnreachableError
 from jaxlaunch.launcher.kubernetes.kinds import JOBSETS, NAMESPACES, PODS, Kind
 from tests.launcher import apiserver
 from tests.launcher.apiserver import Handler, Server, drop, hang, refuse
@@ -157,10 +157,10 @@ def test_a_create_that_may_have_happened_is_not_sent_again(
     server: Server, cluster: Cluster, fault: Any
 ) -> None:
     server.on("POST", "jobsets", fault)
-    with pytest.raises((ApiError, Unreachable)) as failed:
+    with pytest.raises((ApiError, UnreachableError)) as failed:
         cluster.create(JOBSETS, jobset())
     assert server.count("POST") == 1
-    assert not isinstance(failed.value, Unreachable) or failed.value.was_sent
+    assert not isinstance(failed.value, UnreachableError) or failed.value.was_sent
 
 
 def test_a_server_that_stays_unwell_is_given_up(server: Server, cluster: Cluster) -> None:
@@ -173,7 +173,7 @@ def test_a_server_that_stays_unwell_is_given_up(server: Server, cluster: Cluster
 def test_a_server_that_never_answers_is_given_up(server: Server, cluster: Cluster) -> None:
     cluster.limit_call_time(1)
     server.on("GET", "jobsets", *[hang] * 50)
-    with pytest.raises(Unreachable, match="stopped answering") as failed:
+    with pytest.raises(UnreachableError, match="stopped answering") as failed:
         cluster.get(JOBSETS, "x")
     assert failed.value.was_sent
     assert "context test" in failed.value.message
@@ -188,7 +188,7 @@ def test_an_answer_that_drips_for_ever_is_given_up(server: Server, cluster: Clus
 
     cluster.limit_call_time(1)
     server.on("GET", "jobsets", *[dripping] * 50)
-    with pytest.raises(Unreachable, match="stopped answering"):
+    with pytest.raises(UnreachableError, match="stopped answering"):
         cluster.get(JOBSETS, "x")
 
 
@@ -200,7 +200,7 @@ def test_nobody_at_the_address_is_said(tmp_path: Path, monkeypatch: pytest.Monke
         cluster = Cluster.connect()
         cluster.limit_call_time(1)
         with pytest.raises(
-            Unreachable, match=f"{url} of context test cannot be reached: Connection refused"
+            UnreachableError, match=f"{url} of context test cannot be reached: Connection refused"
         ) as failed:
             cluster.create(JOBSETS, jobset())
     assert not failed.value.was_sent

@@ -227,11 +227,9 @@ def query_ras(environ: Mapping[str, str], deadline: float) -> str:
                     break
                 answer += chunk
     answer_text = re.sub(r"[^\n -~]", "?", answer.decode("ascii", "replace"))
-    return (
-        re.sub(r"\A(?:SERVER PROTOCOL .*\n|OK\n)*", "", answer_text)
-        if "\nCommunicators..." in answer_text
-        else ""
-    )
+    if "\nCommunicators..." in answer_text:
+        return re.sub(r"\A(?:SERVER PROTOCOL .*\n|OK\n)*", "", answer_text)
+    return ""
 
 
 def read_xids(path: str) -> str:

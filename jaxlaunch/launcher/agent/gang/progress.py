@@ -325,11 +325,9 @@ def read_line(line: bytes, rank: int) -> dict[str, Any]:
 
 
 def _as_plain_value(value: Any) -> Any:
-    return (
-        dataclasses.asdict(value)
-        if dataclasses.is_dataclass(value) and not isinstance(value, type)
-        else value
-    )
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return dataclasses.asdict(value)
+    return value
 
 
 def _decode_line_end(line: bytes) -> Any:

@@ -243,11 +243,9 @@ def _exit_code_closeness(event: Event) -> Closeness:
     words = _last_words(event.text)
     if describes_peer_death(words):
         return Closeness.ECHO
-    return (
-        Closeness.CAUSE
-        if words.startswith(TRACEBACK_START) or _describes_assertion(words)
-        else Closeness.EXIT
-    )
+    if words.startswith(TRACEBACK_START) or _describes_assertion(words):
+        return Closeness.CAUSE
+    return Closeness.EXIT
 
 
 def is_signal_exit_code(code: int) -> bool:
@@ -276,11 +274,9 @@ def _last_words(text: str) -> str:
     """Return the last traceback in the output of a program, or its last lines."""
     text = GLOO_BANNER.sub("", text)
     traceback_start = text.rfind(TRACEBACK_START)
-    return (
-        text[traceback_start:]
-        if traceback_start >= 0
-        else "\n".join(text.splitlines()[-OUTPUT_TAIL_LINES:])
-    )
+    if traceback_start >= 0:
+        return text[traceback_start:]
+    return "\n".join(text.splitlines()[-OUTPUT_TAIL_LINES:])
 
 
 def _error_closeness(event: Event) -> Closeness | None:
@@ -508,11 +504,9 @@ def _gang_exit_code(event: Event, facts: Failure) -> int:
     if facts.verdict_code is not None:
         return facts.verdict_code
     program_code = event.error.get("code") if event.kind is EventKind.ERROR else event.exit
-    crash_code = (
-        contract.STARTUP
-        if event.status.phase is not None and not event.status.stepped
-        else contract.CRASH
-    )
+    crash_code = contract.CRASH
+    if event.status.phase is not None and not event.status.stepped:
+        crash_code = contract.STARTUP
     if event_closeness(event) is Closeness.ECHO and program_code != contract.STORAGE:
         # The cause of the broken connection may be temporary.
         return contract.CRASH

@@ -121,11 +121,9 @@ def _is_set(base: Mapping[str, str], name: str) -> bool:
 def member_variables(config: Config, rank: int, processes: int) -> dict[str, str]:
     """Return the variables of a rank that a restart may change."""
     variables = {contract.NUM_PROCESSES: str(processes), contract.PROCESS_ID: str(rank)}
-    return (
-        variables
-        if len(config.gang_sizes) == 1
-        else variables | {contract.FULL: str(config.processes)}
-    )
+    if len(config.gang_sizes) == 1:
+        return variables
+    return variables | {contract.FULL: str(config.processes)}
 
 
 def attempt_variables(

@@ -79,7 +79,7 @@ class Channel:
         """Return the text of received data. Afterwards `encrypt` may have bytes to send.
 
         Raises:
-            UntrustedPeer: The handshake or the connection failed.
+            UntrustedPeerError: The handshake or the connection failed.
         """
         self._in.write(data)
         text = bytearray()

@@ -356,11 +356,10 @@ class Gang:
                     self._end_run(exhausted_verdict)
                     return
                 leaving_hosts = self._release_stopped_hosts(end_verdict)
-                return (
-                    None
-                    if self._is_alone
-                    else self._wait_for_hosts(sorted({*members.missing_hosts, *leaving_hosts}), now)
-                )
+                if not self._is_alone:
+                    missing_hosts = sorted({*members.missing_hosts, *leaving_hosts})
+                    self._wait_for_hosts(missing_hosts, now)
+                return
             count = history.restarts_used(self.records, self._config.generation)
             self._log_text(
                 f"restarting in place: {count} of {limit} restarts (restarts.in_place) since the "
@@ -413,11 +412,9 @@ class Gang:
     def _check_gathering(self, now: float) -> None:
         if self.verdict is not None:
             # Hosts that join in a while must still learn that there will be no gang.
-            return (
+            if self.gathering.have_all_learned(now):
                 self._judge_attempt(self.verdict, now)
-                if self.gathering.have_all_learned(now)
-                else None
-            )
+            return
         if self.members.can_start:
             self._start_attempt(now)
             return
@@ -537,11 +534,9 @@ class Gang:
                     else None
                 )
                 if last_verdict is None or not contract.outcome_for_code(last_verdict.code).is_stop:
-                    outcome = (
-                        StopOutcome.NOT_JOINED
-                        if last_verdict is None
-                        else StopOutcome.BETWEEN_ATTEMPTS
-                    )
+                    outcome = StopOutcome.BETWEEN_ATTEMPTS
+                    if last_verdict is None:
+                        outcome = StopOutcome.NOT_JOINED
                     last_verdict = _stop_verdict(OUTSIDE_STOP, outcome, last_verdict)
                 self._release_stopped_hosts(last_verdict)
                 return

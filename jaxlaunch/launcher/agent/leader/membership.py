@@ -57,11 +57,9 @@ class Membership:
     @property
     def present_hosts(self) -> Collection[int]:
         """Connected hosts that stay."""
-        return (
-            self.hellos.keys() - self.departing_hosts
-            if self.departing_hosts
-            else self.hellos.keys()
-        )
+        if self.departing_hosts:
+            return self.hellos.keys() - self.departing_hosts
+        return self.hellos.keys()
 
     @property
     def missing_hosts(self) -> list[int]:
@@ -77,11 +75,9 @@ class Membership:
         address.
         """
         present_hosts = self.present_hosts
-        reached_sizes = (
-            bisect.bisect_right(self._sizes, len(present_hosts))
-            if self._leader in present_hosts
-            else 0
-        )
+        reached_sizes = 0
+        if self._leader in present_hosts:
+            reached_sizes = bisect.bisect_right(self._sizes, len(present_hosts))
         return self._sizes[reached_sizes - 1] if reached_sizes else 0
 
     @property

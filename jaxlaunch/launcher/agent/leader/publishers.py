@@ -524,11 +524,9 @@ class Notifier:
             return f"the server answers {error.code}"
         except urllib.error.URLError as error:
             reason = error.reason
-            return (
-                reason.strerror or type(reason).__name__
-                if isinstance(reason, OSError)
-                else type(error).__name__
-            )
+            if isinstance(reason, OSError):
+                return reason.strerror or type(reason).__name__
+            return type(error).__name__
         except Exception as error:
             # Libraries may raise anything for an odd address or answer, and no run may end because
             # of it.

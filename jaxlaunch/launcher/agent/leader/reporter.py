@@ -213,11 +213,9 @@ class RunState:
 
     def _restart_seconds(self, now: float) -> Mapping[str, float]:
         has_ended = self._gang.stage in (Stage.KILL, Stage.LEAVE)
-        return (
-            self._clock.restart.last_seconds
-            if has_ended
-            else self._clock.restart.seconds_by_cause(now)
-        )
+        if has_ended:
+            return self._clock.restart.last_seconds
+        return self._clock.restart.seconds_by_cause(now)
 
 
 class Reporter:
