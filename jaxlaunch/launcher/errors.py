@@ -1,9 +1,9 @@
 """Errors that a user or an administrator can fix. Any other exception is our bug.
 
 UserError            2  a file, an argument or a value of the user's
-├── JobFaultsError        2  all that is wrong with one job.yaml, at once
+├── JobFaultsError   2  all that is wrong with one job.yaml, at once
 └── ClusterError     3  the cluster cannot be reached, or refuses
-    ├── ApiError     3  the API server refused: its own message
+    ├── ApiError          3  the API server refused: its own message
     └── UnreachableError  3  no answer came
 """
 
