@@ -215,9 +215,11 @@ def run(
     sharding: Mapping[str, Sequence[str | None]] | None = None,
     folder: str | os.PathLike[str] | None = None,
 ) -> State:
-    """Call your step `steps` times on the whole mesh, with checkpoints, exact resume, a clean stop on SIGTERM,
-    metrics, job results and profiles. Use it in a program that `command:` starts, or without a job
-    on the devices of this machine: [your own loop](your-loop.md).
+    """Call your step `steps` times on the whole mesh, with all that a training needs.
+
+    That is: checkpoints, exact resume, a clean stop on SIGTERM, metrics, job results and profiles.
+    Use it in a program that `command:` starts, or without a job on the devices of this machine:
+    [your own loop](your-loop.md).
 
     **Arguments:**
 

@@ -167,9 +167,8 @@ class Accelerator:
     @property
     def peak_flops(self) -> float | None:
         """Dense bf16 FLOP/s of one JAX device of the fastest model, or None if none is known."""
-        return max(
-            (make.peak_flops for make in self.models if make.peak_flops is not None), default=None
-        )
+        peaks = [make.peak_flops for make in self.models if make.peak_flops is not None]
+        return max(peaks, default=None)
 
     def listed_topologies(self) -> tuple[str, ...]:
         """Return the topologies that a message may offer."""
@@ -411,11 +410,8 @@ def describe_default_hosts() -> str:
         if accelerator.platform != "tpu":
             kinds.setdefault(accelerator.per_host, []).append(name)
     usual_number = max(kinds, key=lambda number: len(kinds[number]))
-    other_defaults = [
-        f"{', '.join(names)} {number}"
-        for number, names in sorted(kinds.items())
-        if number != usual_number
-    ]
+    del kinds[usual_number]
+    other_defaults = [f"{', '.join(names)} {number}" for number, names in sorted(kinds.items())]
     return ", ".join([*other_defaults, f"cpu and other GPUs {usual_number}"])
 
 

@@ -23,17 +23,9 @@ ON_INDEX = False
 # Modules by extra. Without the extra, the first import of one of its modules fails.
 _MODULES_BY_EXTRA = {
     "train": (
-        "jax",
-        "flax",
-        "optax",
-        "orbax",
-        "grain",
-        "etils",
-        "array_record",
-        "tensorflow_datasets",
-        "sklearn",
-    )
-    + ("absl", "numpy", "PIL", "prometheus_client", "safetensors", "fsspec"),
+        *("jax", "flax", "optax", "orbax", "grain", "etils", "array_record", "tensorflow_datasets"),
+        *("sklearn", "absl", "numpy", "PIL", "prometheus_client", "safetensors", "fsspec"),
+    ),
     "text": ("tokenizers", "pyarrow", "jinja2"),
     "haiku": ("haiku",),
     "gcs": ("gcsfs",),
@@ -102,7 +94,6 @@ def _installer_command() -> str:
     if PathFinder.find_spec("pip") is None:
         return f"uv pip install --python {shlex.quote(sys.executable)}"
     pip_path = shutil.which("pip")
-    is_same_environment = (
-        pip_path is not None and Path(pip_path).parent == Path(sys.executable).parent
-    )
-    return "pip install" if is_same_environment else f"{shlex.quote(sys.executable)} -m pip install"
+    if pip_path is not None and Path(pip_path).parent == Path(sys.executable).parent:
+        return "pip install"
+    return f"{shlex.quote(sys.executable)} -m pip install"

@@ -78,9 +78,10 @@ def make_environ(
     """
     hidden_path = base.get(_PYTHONPATH, "") if user_path is None else user_path
     variables = {name: value for name, value in base.items() if name != _PYTHONPATH}
-    return (
-        variables | {USER_PATH: hidden_path} | ({_PYTHONPATH: leading_path} if leading_path else {})
-    )
+    variables[USER_PATH] = hidden_path
+    if leading_path:
+        variables[_PYTHONPATH] = leading_path
+    return variables
 
 
 def inherited_environ(base: Mapping[str, str]) -> dict[str, str]:
@@ -91,9 +92,8 @@ def inherited_environ(base: Mapping[str, str]) -> dict[str, str]:
 def user_folders() -> list[str]:
     """Return the folders of the user's modules: the working folder, then PYTHONPATH."""
     working = [] if os.environ.get("PYTHONSAFEPATH") else [os.curdir]
-    return list(
-        dict.fromkeys(os.path.realpath(folder) for folder in [*working, *_split_path(_behind)])
-    )
+    folders = [*working, *_split_path(_behind)]
+    return list(dict.fromkeys(os.path.realpath(folder) for folder in folders))
 
 
 def _split_path(path: str | None) -> list[str]:
@@ -122,10 +122,8 @@ def run_sitecustomize() -> None:
     try:
         spec.loader.exec_module(module)
     except Exception as error:
-        print(
-            f"Error in sitecustomize ({spec.origin}): {type(error).__name__}: {error}",
-            file=sys.stderr,
-        )
+        message = f"{type(error).__name__}: {error}"
+        print(f"Error in sitecustomize ({spec.origin}): {message}", file=sys.stderr)
 
 
 def main(argv: list[str]) -> None:
@@ -163,10 +161,8 @@ def _import_installed() -> Any:
     try:
         from jaxlaunch import isolated
     except ImportError as error:
-        message = (
-            f"{sys.executable} has no jaxlaunch with its trainer ({error}): install it there "
-            "with its extra train"
-        )
+        hint = "install it there with its extra train"
+        message = f"{sys.executable} has no jaxlaunch with its trainer ({error}): {hint}"
         raise ModuleNotFoundError(message) from None
     return isolated
 

@@ -44,7 +44,7 @@ class Option:
     short: str | None = None
 
 
-def _declare_option(default: Any, help: str, metavar: str | None = None, **limits: Any) -> Any:
+def _option(default: Any, help: str, metavar: str | None = None, **limits: Any) -> Any:
     return dataclasses.field(default=default, metadata={_OPTION: Option(help, metavar, **limits)})
 
 
@@ -64,28 +64,26 @@ class Sample:
     """The options of `jaxlaunch.trainer.generate`."""
 
     folder: str
-    prompt: tuple[str, ...] = _declare_option((), "The text to continue; may be repeated.", "TEXT")
-    ids: tuple[str, ...] = _declare_option(
+    prompt: tuple[str, ...] = _option((), "The text to continue; may be repeated.", "TEXT")
+    ids: tuple[str, ...] = _option(
         (), "A prompt as token ids, for a model without tokenizer.", "'1 2 3'"
     )
-    chat: bool = _declare_option(
+    chat: bool = _option(
         False, "Chat with the model through its chat template; Ctrl-D ends the conversation."
     )
-    system: str | None = _declare_option(None, "The system message of --chat.", "TEXT")
-    n: int | None = _declare_option(
-        None, "Samples per prompt. [default: 1]", "N", type=int, least=1
-    )
-    max_tokens: int | None = _declare_option(
+    system: str | None = _option(None, "The system message of --chat.", "TEXT")
+    n: int | None = _option(None, "Samples per prompt. [default: 1]", "N", type=int, least=1)
+    max_tokens: int | None = _option(
         None,
         "Largest number of tokens of a sample. [default: 128, 512 with --chat]",
         "N",
         type=int,
         least=1,
     )
-    temperature: float | None = _declare_option(
+    temperature: float | None = _option(
         None, "Temperature; 0: greedy. [default: 0]", "T", type=float, least=0
     )
-    top_p: float | None = _declare_option(
+    top_p: float | None = _option(
         None,
         "Sample from the most likely tokens whose probabilities sum to P.",
         "P",
@@ -93,10 +91,10 @@ class Sample:
         above=0,
         most=1,
     )
-    top_k: int | None = _declare_option(
+    top_k: int | None = _option(
         None, "Sample only from the K most likely tokens.", "K", type=int, least=1
     )
-    min_p: float | None = _declare_option(
+    min_p: float | None = _option(
         None,
         "Sample only from tokens at least P times as likely as the most likely.",
         "P",
@@ -104,15 +102,15 @@ class Sample:
         above=0,
         most=1,
     )
-    beams: int | None = _declare_option(None, "Beam search with K beams.", "K", type=int, least=1)
-    seed: int | None = _declare_option(
+    beams: int | None = _option(None, "Beam search with K beams.", "K", type=int, least=1)
+    seed: int | None = _option(
         None, "Random seed. [default: 0]", "N", type=int, least=0, most=2**64 - 1
     )
-    step: Step | None = _declare_option(
+    step: Step | None = _option(
         None, "The step to load. [default: the newest]", "N|best", type=parse_step
     )
-    ema: bool = _declare_option(False, "Use the moving average instead of the weights.")
-    precision: Literal["fp32", "tf32", "bf16"] | None = _declare_option(
+    ema: bool = _option(False, "Use the moving average instead of the weights.")
+    precision: Literal["fp32", "tf32", "bf16"] | None = _option(
         None,
         "Numeric precision. [default: the training's, or fp32]",
         choices=("fp32", "tf32", "bf16"),
@@ -129,10 +127,10 @@ class Evaluate:
     """The options of `jaxlaunch.trainer.evaluation`."""
 
     folder: str
-    step: Step | None = _declare_option(
+    step: Step | None = _option(
         None, "The step to evaluate. [default: the newest]", "N|best", type=parse_step
     )
-    ema: bool = _declare_option(False, "Use the moving average instead of the weights.")
+    ema: bool = _option(False, "Use the moving average instead of the weights.")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -141,22 +139,22 @@ class Predict:
 
     folder: str
     files: tuple[str, ...]
-    output: str | None = _declare_option(
+    output: str | None = _option(
         None,
         "The table to write: .csv, .jsonl or .parquet. [default: the first rows are printed]",
         "FILE",
         short="-o",
     )
-    top: int = _declare_option(
+    top: int = _option(
         1, "Labels per image or row, with their probabilities. [default: 1]", "K", type=int, least=1
     )
-    skip_broken: bool = _declare_option(
+    skip_broken: bool = _option(
         False, "Leave out files and rows that cannot be read, and list them."
     )
-    step: Step | None = _declare_option(
+    step: Step | None = _option(
         None, "The step to load. [default: the newest]", "N|best", type=parse_step
     )
-    ema: bool = _declare_option(False, "Use the moving average instead of the weights.")
+    ema: bool = _option(False, "Use the moving average instead of the weights.")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -164,13 +162,13 @@ class Export:
     """The options of `jaxlaunch.trainer.export`."""
 
     folder: str | None = None
-    to: str = _declare_option(dataclasses.MISSING, "The folder to write.", "DIR")
-    step: Step | None = _declare_option(
+    to: str = _option(dataclasses.MISSING, "The folder to write.", "DIR")
+    step: Step | None = _option(
         None, "The step to export. [default: the newest]", "N|best", type=parse_step
     )
-    ema: bool = _declare_option(False, "Export the moving average instead of the weights.")
-    merged: bool = _declare_option(False, "Export the model with the adapters merged into it.")
-    base: str | None = _declare_option(
+    ema: bool = _option(False, "Export the moving average instead of the weights.")
+    merged: bool = _option(False, "Export the model with the adapters merged into it.")
+    base: str | None = _option(
         None,
         "The folder or URL of the base model. [default: the training's model.init_from]",
         "DIR",
@@ -207,24 +205,19 @@ def _build_parser(
         if option is None:
             is_repeated = field.type == "tuple[str, ...]"
             help_text = "what to read" if is_repeated else "the folder to read, or its URL"
-            parser.add_argument(
-                field.name,
-                nargs="+" if is_repeated else None if is_required else "?",
-                help=help_text,
-            )
-        elif field.default is False:
-            parser.add_argument(
-                *option_flags(field.name, option), action="store_true", help=option.help
-            )
+            count = "+" if is_repeated else None if is_required else "?"
+            parser.add_argument(field.name, nargs=count, help=help_text)
+            continue
+        flags = option_flags(field.name, option)
+        if field.default is False:
+            parser.add_argument(*flags, action="store_true", help=option.help)
+            continue
+        settings: dict[str, Any] = {"type": option.type, "help": option.help}
+        settings |= {"metavar": option.metavar, "choices": option.choices or None}
+        if field.default == ():
+            settings |= {"action": "append", "default": []}
         else:
-            settings: dict[str, Any] = (
-                {"action": "append"} if field.default == () else {"required": is_required}
-            )
-            settings |= {
-                "default": [] if field.default == () else None if is_required else field.default,
-                "type": option.type,
-                "help": option.help,
-            }
-            settings |= {"metavar": option.metavar, "choices": option.choices or None}
-            parser.add_argument(*option_flags(field.name, option), dest=field.name, **settings)
+            default = None if is_required else field.default
+            settings |= {"required": is_required, "default": default}
+        parser.add_argument(*flags, dest=field.name, **settings)
     return parser

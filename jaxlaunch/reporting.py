@@ -43,8 +43,10 @@ def report(
     text: str | Mapping[str, str] | None = None,
     **metrics: float | None,
 ) -> None:
-    """Tell the agent how far your program is. Call it after every step: at most ten messages a second are sent, and
-    always the newest. Outside a job it only checks its arguments.
+    """Tell the agent how far your program is.
+
+    Call it after every step: at most ten messages a second are sent, and always the newest. Outside
+    a job it only checks its arguments.
 
     From the first call on, the job's [timeouts](job-yaml.md#timeouts) apply to the program: a phase
     or a step that lasts longer counts as a hang, and the job ends with the step and the stacks of
@@ -83,8 +85,7 @@ def report(
         loss = 1 / step
         jaxlaunch.report(step=step, loss=loss)
         if step % 50 == 0:
-            jaxlaunch.report(step=step, image=[[0.0, loss], [loss, 1.0]], text={"so far": f"the loss
-            is {loss}"})
+            jaxlaunch.report(step=step, image=[[0.0, loss], [loss, 1.0]], text=f"loss {loss}")
     jaxlaunch.report(phase="done")
     ```
     """
@@ -113,9 +114,8 @@ def _check_count(name: str, value: Any) -> int:
     try:
         number = operator.index(value)
     except TypeError:
-        raise TypeError(
-            f"report({name}={value!r}): a whole number, not {type(value).__name__}"
-        ) from None
+        kind = type(value).__name__
+        raise TypeError(f"report({name}={value!r}): a whole number, not {kind}") from None
     if number < 0:
         raise ValueError(f"report({name}={value!r}): a number of steps, at least 0")
     return number
@@ -153,9 +153,11 @@ def _process_reports() -> Reports | None:
         return None
     fd = int(os.environ[contract.PROGRESS_FD])
     reports = Reports(lambda message: contract.send(fd, message))
-    if os.environ.get(contract.PROCESS_ID, "0") == "0" and (
-        folder := os.environ.get(contract.RUN_DIR)
-    ):
+    is_first, folder = (
+        os.environ.get(contract.PROCESS_ID, "0") == "0",
+        os.environ.get(contract.RUN_DIR),
+    )
+    if is_first and folder:
         folder = os.path.join(folder, samples.FOLDER)
         _writer = pid, SampleWriter(folder, lambda text: contract.send(fd, {"note": text}))
     atexit.register(_leave, pid)
@@ -182,12 +184,9 @@ def flush_samples() -> None:
 
 def _leave(pid: int) -> None:
     """Send pending reports when their process ends: by atexit or the site hook."""
-    if (
-        _of_process is not None
-        and _of_process[0] == pid == os.getpid()
-        and _of_process[1] is not None
-    ):
-        _of_process[1].flush()
+    process, reports = _of_process or (None, None)
+    if process == pid == os.getpid() and reports is not None:
+        reports.flush()
         flush_samples()
 
 
@@ -224,10 +223,10 @@ class Reports:
             for kind, message in sorted(pending.items(), key=lambda item: item[0] == "metrics"):
                 self._step = message.get("step", self._step)
                 # Metrics say which step they are of where it is not the newest.
-                is_of_newest = "of" in message and message["of"] in (None, self._step)
-                if not self._send(
-                    {key: message[key] for key in message if key != "of" or not is_of_newest}
-                ):
+                sent = dict(message)
+                if sent.get("of") in (None, self._step):
+                    sent.pop("of", None)
+                if not self._send(sent):
                     self._newest[kind] = _merge_messages(message, self._newest.get(kind, {}))
 
     def _send_or_wait(self) -> None:
@@ -249,10 +248,9 @@ class Reports:
 
 
 def _merge_messages(earlier: Message, later: Message) -> dict[str, Any]:
-    merged = {
-        **earlier,
-        **{key: value for key, value in later.items() if key != "of" or value is not None},
-    }
+    merged = {**earlier, **later}
+    if later.get("of") is None and "of" in earlier:
+        merged["of"] = earlier["of"]
     if "metrics" in merged:
         merged["metrics"] = {**earlier.get("metrics", {}), **later.get("metrics", {})}
     return merged

@@ -55,15 +55,13 @@ Item = tuple[str, str, Any]
 
 def check_items(image: Any, text: Any, *, is_kept: bool) -> list[Item]:
     """Return the arguments of `report`, copied where `is_kept`. Raises TypeError, ValueError."""
-    items: list[Item] = [
-        ("image", name, _check_pixels(name, value, is_kept))
-        for name, value in _name_items("image", image)
-    ]
+    items: list[Item] = []
+    for name, value in _name_items("image", image):
+        items.append(("image", name, _check_pixels(name, value, is_kept)))
     for name, value in _name_items("text", text):
         if not isinstance(value, str):
-            raise TypeError(
-                f"report({_format_argument('text', name)}): a text, not {type(value).__name__}"
-            )
+            call = f"report({_format_argument('text', name)})"
+            raise TypeError(f"{call}: a text, not {type(value).__name__}")
         items.append(("text", name, value[:MAX_TEXT_CHARS]))
     return items
 
@@ -74,9 +72,8 @@ def _name_items(kind: str, value: Any) -> list[tuple[str, Any]]:
     if not isinstance(value, Mapping):
         return [("", value)]
     if len(value) > MAX_ITEMS:
-        raise ValueError(
-            f"report({kind}=…): {len(value)} of them, and one step shows at most {MAX_ITEMS}"
-        )
+        limit = f"one step shows at most {MAX_ITEMS}"
+        raise ValueError(f"report({kind}=…): {len(value)} of them, and {limit}")
     if wrong := [name for name in value if not isinstance(name, str)]:
         raise TypeError(f"report({kind}=…): a name is text, not {type(wrong[0]).__name__}")
     return [(name[:MAX_NAME_CHARS], item) for name, item in value.items()]
@@ -99,9 +96,8 @@ def _check_pixels(name: str, value: Any, is_kept: bool) -> Any:
         pixels = np.asarray(value)
     except Exception as error:
         # Any error: the array may be of another library.
-        raise TypeError(
-            f"{call}: {_PICTURE_FORMAT}; {type(value).__name__} cannot be read as one ({error})"
-        ) from None
+        fault = f"{type(value).__name__} cannot be read as one ({error})"
+        raise TypeError(f"{call}: {_PICTURE_FORMAT}; {fault}") from None
     _check_array(call, pixels.shape, str(pixels.dtype))
     stride = -(-max(pixels.shape[:2]) // MAX_SIDE)
     pixels = pixels[::stride, ::stride]
@@ -115,10 +111,8 @@ def _check_pixels(name: str, value: Any, is_kept: bool) -> Any:
 
 
 def _check_array(call: str, shape: tuple[int, ...], dtype: str) -> None:
-    is_picture = (
-        len(shape) in (2, 3) and min(shape) > 0 and (len(shape) == 2 or shape[2] in _COLOUR_TYPES)
-    )
-    if not is_picture:
+    has_channels = len(shape) == 2 or (len(shape) == 3 and shape[2] in _COLOUR_TYPES)
+    if not has_channels or min(shape) <= 0:
         raise ValueError(f"{call}: {_PICTURE_FORMAT}; this one is {list(shape)}")
     if dtype not in ("uint8", "bool") and not dtype.startswith(("float", "bfloat")):
         raise TypeError(f"{call}: {_PICTURE_FORMAT}; this one has {dtype}")
@@ -132,12 +126,8 @@ def encode_png(pixels: Any) -> bytes:
         header = struct.pack(">IIBBBBB", width, height, 8, _COLOUR_TYPES[channels], 0, 0, 0)
         png = b"\x89PNG\r\n\x1a\n"
         for kind, data in ((b"IHDR", header), (b"IDAT", zlib.compress(rows, 6)), (b"IEND", b"")):
-            png += (
-                struct.pack(">I", len(data))
-                + kind
-                + data
-                + struct.pack(">I", zlib.crc32(kind + data))
-            )
+            size, checksum = len(data), zlib.crc32(kind + data)
+            png += struct.pack(">I", size) + kind + data + struct.pack(">I", checksum)
         if len(png) <= MAX_PNG_BYTES:
             return png
         pixels = pixels[::2, ::2]
@@ -166,9 +156,7 @@ class SampleWriter:
             while len(self._waiting) > MAX_WAITING:
                 del self._waiting[next(iter(self._waiting))]
             if self._thread is None:
-                self._thread = threading.Thread(
-                    target=self._write_waiting, name="jaxlaunch-samples", daemon=True
-                )
+                self._thread = threading.Thread(target=self._write_waiting, daemon=True)
                 self._thread.start()
             self._changed.notify_all()
 

@@ -70,26 +70,22 @@ def run_agent() -> int:
         os.umask(0o002)
     fault = config.fault or resources.find_fault(config.job, is_pod=config.is_pod)
     config = dataclasses.replace(config, fault=fault)
-    copy = _copy_run_folder(config)
+    if (copy := _copy_run_folder(config)) is not None:
+        config = dataclasses.replace(config, run_dir=copy.folder)
     try:
-        agent = Agent(
-            config if copy is None else dataclasses.replace(config, run_dir=copy.folder), copy
-        )
+        agent = Agent(config, copy)
     except OSError as error:
         hint = ""
         if error.errno == errno.EADDRINUSE:
             hint = " Is another agent of this host still running?"
-        return _report_refusal(
-            contract.LOST, f"the agent of host {config.host} cannot start: {error}.{hint}"
-        )
+        message = f"the agent of host {config.host} cannot start: {error}.{hint}"
+        return _report_refusal(contract.LOST, message)
     else:
         return agent.run()
     finally:
         if copy is not None and not copy.close():
-            print(
-                f"agent {config.host}: the run folder was not copied to its bucket whole",
-                file=sys.stderr,
-            )
+            message = "the run folder was not copied to its bucket whole"
+            print(f"agent {config.host}: {message}", file=sys.stderr)
 
 
 def _check_certificates(config: Config) -> None:
@@ -124,9 +120,8 @@ def _copy_run_folder(config: Config) -> RemoteFolder | None:
 def _report_refusal(exit_code: int, message: str) -> int:
     print(f"agent: {message}", file=sys.stderr)
     if os.environ.get(contract.NODE):
-        write_termination_message(
-            verdict_for_code(exit_code, Failure(FailureKind.REFUSED, detail=message)), None, 0, 0
-        )
+        facts = Failure(FailureKind.REFUSED, detail=message)
+        write_termination_message(verdict_for_code(exit_code, facts), None, 0, 0)
     return exit_code
 
 
@@ -154,20 +149,19 @@ class Agent:
         self._started_at = time.time()
         self._run_folder = RunFolder(config.run_dir, self._say_from_any_thread)
         clock = Clock(time.monotonic() - process_age_s()) if config.is_leader else None
+        replies: dict[str, metrics_server.Reply] = {
+            "/profile": lambda *request: self._member.reports.profiles.reply(*request)
+        }
+        if config.is_pod:
+            replies["/output"] = lambda method, query, is_local: self._output_reply(is_local)
+        copy = run_folder_copy
         self._server = MetricsServer(
             self._loop,
             "127.0.0.1" if config.is_local else "",
             config.job.metrics_port,
             lambda: [child.metrics_path for child in self._member.processes.alive_children()],
             self._render_metrics,
-            {
-                "/profile": lambda *request: self._member.reports.profiles.reply(*request),
-                **(
-                    {"/output": lambda method, query, is_local: self._output_reply(is_local)}
-                    if config.is_pod
-                    else {}
-                ),
-            },
+            replies,
         )
         hello = Hello.from_config(config, self._server.port)
         self._member = Member(
@@ -180,25 +174,15 @@ class Agent:
             say=self.say,
             finish=self._finish,
             on_orphaned=self._record_lost_leader,
-            take_ranks=(lambda ranks: None)
-            if run_folder_copy is None
-            else run_folder_copy.take_ranks,
+            take_ranks=(lambda ranks: None) if copy is None else copy.take_ranks,
         )
         self._leader: Server | None = None
         if clock is not None:
             pod_log = PodLog(config.generation, self._write_line if config.is_pod else None)
-            self._leader = Server(
-                config,
-                self._loop,
-                hello,
-                clock,
-                self._run_folder,
-                pod_log,
-                say=self.say,
-                finish=self._finish,
-            )
-        if run_folder_copy is not None:
-            self._loop.on_exit_of(run_folder_copy.pid, self._on_copier_end)
+            arguments = (config, self._loop, hello, clock, self._run_folder, pod_log)
+            self._leader = Server(*arguments, say=self.say, finish=self._finish)
+        if copy is not None:
+            self._loop.on_exit_of(copy.pid, self._on_copier_end)
 
     def _on_copier_end(self, code: int) -> None:
         how = f"signal {-code}" if code < 0 else f"exit code {code}"
@@ -218,8 +202,8 @@ class Agent:
         # Only the loop's thread may use the streams, and summaries are written by another thread.
         if threading.current_thread() is threading.main_thread():
             self.say(text)
-            return
-        self._loop.call_later(0.0, lambda: self.say(text))
+        else:
+            self._loop.call_later(0.0, lambda: self.say(text))
 
     def run(self) -> int:
         """Run the loop until there is a verdict, and return its exit code."""
@@ -248,10 +232,8 @@ class Agent:
             self._site_folder.close()
         assert self._verdict is not None, "the loop ends with a verdict"
         if self._config.is_pod:
-            attempt = self._member.state.attempt
-            write_termination_message(
-                self._verdict, self._config.host, self._config.generation, attempt
-            )
+            place = self._config.host, self._config.generation, self._member.state.attempt
+            write_termination_message(self._verdict, *place)
         if replaces:
             return contract.agent_exit_code(self._verdict.code, leaves_alone=self._is_alone)
         return self._verdict.code
@@ -261,10 +243,8 @@ class Agent:
         if self._verdict is not None:
             return
         self._verdict, self._is_alone = verdict, alone
-        if (
-            contract.outcome_for_code(verdict.code).action is not Action.FAIL
-            or self._member.state.signalled_at is not None
-        ):
+        fails_job = contract.outcome_for_code(verdict.code).action is Action.FAIL
+        if not fails_job or self._member.state.signalled_at is not None:
             self._loop.stop()
             return
         for number in STOP_SIGNALS:
@@ -276,20 +256,17 @@ class Agent:
         if self._config.host == DEPUTY_HOST:
             member = self._member
             statuses = [child.progress.status for child in member.processes.children.values()]
-            reported = LeaderReport.from_message(
-                member.gang, member.state.attempt, self._started_at
-            )
-            record_end_without_leader(self._run_folder, self._config, reported, statuses, verdict)
+            attempt, started_at = member.state.attempt, self._started_at
+            report = LeaderReport.from_message(member.gang, attempt, started_at)
+            record_end_without_leader(self._run_folder, self._config, report, statuses, verdict)
 
     def _output_reply(self, is_local: bool) -> tuple[HTTPStatus, Mapping[str, Any]]:
         """Return the last lines of this host's processes for `launcher logs`."""
         if not is_local:
-            return HTTPStatus.FORBIDDEN, {
-                "error": "output is served on loopback only: connect by a port-forward"
-            }
-        return HTTPStatus.OK, {
-            str(rank): child.last_lines for rank, child in self._member.processes.children.items()
-        }
+            reason = "output is served on loopback only: connect by a port-forward"
+            return HTTPStatus.FORBIDDEN, {"error": reason}
+        children = self._member.processes.children
+        return HTTPStatus.OK, {str(rank): child.last_lines for rank, child in children.items()}
 
     def _render_metrics(self, texts: Sequence[str]) -> str:
         now, member = time.monotonic(), self._member
@@ -309,9 +286,8 @@ def write_termination_message(
 
     The message replaces anything that a program has written to the file.
     """
-    message = log_lines.format_termination_message(
-        TerminationMessage(verdict, host, generation, attempt)
-    )
+    fields = TerminationMessage(verdict, host, generation, attempt)
+    message = log_lines.format_termination_message(fields)
     try:
         with open(log_lines.TERMINATION_LOG, "r+") as file:
             file.truncate()
@@ -345,18 +321,16 @@ def unpack_code(archive: str, folder: str) -> None:
                 target = os.path.join(folder, _normalize_inside(member.name, member.name))
                 os.makedirs(os.path.dirname(target), exist_ok=True)
                 if member.issym():
-                    _normalize_inside(
-                        posixpath.join(posixpath.dirname(member.name), member.linkname), member.name
-                    )
+                    source = posixpath.join(posixpath.dirname(member.name), member.linkname)
+                    _normalize_inside(source, member.name)
                     links.append((member.linkname, target))
                 elif (content := tar.extractfile(member)) is not None and member.isreg():
                     with open(target, "wb") as file:
                         shutil.copyfileobj(content, file)
                     os.chmod(target, 0o755 if member.mode & 0o100 else 0o644)
                 else:
-                    raise CodeError(
-                        f"{archive}: {member.name} is neither a regular file nor a symbolic link"
-                    )
+                    kinds = "neither a regular file nor a symbolic link"
+                    raise CodeError(f"{archive}: {member.name} is {kinds}")
     except (tarfile.TarError, EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise CodeError(f"{archive} is damaged: {error}") from None
     for source, target in links:

@@ -140,31 +140,26 @@ class Request:
         first, *headers = bytes(self._request).decode(errors="replace").split("\r\n")
         method, _, target = first.partition(" ")
         path, _, query = target.partition(" ")[0].partition("?")
-        self._route(
-            method, path, query, any(line.lower().startswith("origin:") for line in headers)
-        )
+        is_from_page = any(line.lower().startswith("origin:") for line in headers)
+        self._route(method, path, query, is_from_page)
 
     def _route(self, method: str, path: str, query: str, is_from_page: bool) -> None:
         server = self._server
         if path in server.replies and is_from_page:
-            self._respond(
-                HTTPStatus.FORBIDDEN,
-                json.dumps({"error": f"web pages may not ask for {path}"}) + "\n",
-                JSON,
-            )
+            fault = {"error": f"web pages may not ask for {path}"}
+            self._respond(HTTPStatus.FORBIDDEN, json.dumps(fault) + "\n", JSON)
         elif path in server.replies:
             status, answer = server.replies[path](method, query, self._is_local())
             self._respond(status, json.dumps(answer) + "\n", JSON)
         elif method == "GET" and path in ("/metrics", "/metrics/"):
             self._is_scrape = True
-            MetricsGatherer(
-                self._loop,
-                server.sockets(),
-                lambda texts: self._respond(HTTPStatus.OK, server.exposition(texts)),
-            )
+            MetricsGatherer(self._loop, server.sockets(), self._respond_metrics)
         else:
             paths = ", ".join(("/metrics", *server.replies))
             self._respond(HTTPStatus.NOT_FOUND, f"not found: this server has {paths}\n")
+
+    def _respond_metrics(self, texts: Sequence[str]) -> None:
+        self._respond(HTTPStatus.OK, self._server.exposition(texts))
 
     def _is_local(self) -> bool:
         try:
@@ -245,12 +240,9 @@ class MetricsGatherer:
         except OSError:
             self._close_socket(sock, is_whole=False)
             return
-        if not data:
-            self._close_socket(sock, is_whole=True)
-            return
         self._open[sock] += data
-        if len(self._open[sock]) > MAX_EXPOSITION_BYTES:
-            self._close_socket(sock, is_whole=False)
+        if not data or len(self._open[sock]) > MAX_EXPOSITION_BYTES:
+            self._close_socket(sock, is_whole=not data)
 
     def _close_socket(self, sock: socket.socket, is_whole: bool) -> None:
         self._loop.unwatch(sock.fileno())
@@ -301,20 +293,19 @@ def render_agent_metrics(
         memory: Memory of this host in bytes, by kind.
         now: Monotonic time.
     """
-    values = _gang_values(generation, gang, silence_s) | _rank_values(
-        ranks, gang.get("foremost"), timeouts_s, now
-    )
-    values["jaxlaunch_host_memory_bytes"] = {
-        (kind,): _float_or_nan(size) for kind, size in memory.items()
-    }
+    values = _gang_values(generation, gang, silence_s)
+    values |= _rank_values(ranks, gang.get("foremost"), timeouts_s, now)
+    memory_values = {(kind,): _float_or_nan(size) for kind, size in memory.items()}
+    values["jaxlaunch_host_memory_bytes"] = memory_values
     lines: list[str] = []
     for row in contract.PROMETHEUS:
         if row.exporter == "agent":
             lines += [f"# HELP {row.name} {row.help}", f"# TYPE {row.name} {row.type}"]
-            lines += [
-                _render_sample(row.name, row.labels, labels, value)
-                for labels, value in values[row.name].items()
-            ]
+            for texts, value in values[row.name].items():
+                pairs = zip(row.labels, texts, strict=True)
+                labels = ",".join(f'{label}="{text}"' for label, text in pairs)
+                number = "NaN" if value != value else repr(value)
+                lines.append(f"{row.name}{f'{{{labels}}}' if labels else ''} {number}")
     return "\n".join(lines) + "\n"
 
 
@@ -328,9 +319,8 @@ def merge_expositions(texts: Iterable[str]) -> str:
             if line.startswith(("# HELP ", "# TYPE ")):
                 name = line.split(" ", 3)[2]
                 header, _ = families.setdefault(name, ([], []))
-                if not any(
-                    comment.startswith(line[: len("# HELP ") + len(name) + 1]) for comment in header
-                ):
+                start = line[: len("# HELP ") + len(name) + 1]
+                if not any(comment.startswith(start) for comment in header):
                     header.append(line)
             elif (sample := _SAMPLE_NAME.match(line)) is not None:
                 families.setdefault(name or sample[0], ([], []))[1].append(line)
@@ -340,23 +330,20 @@ def merge_expositions(texts: Iterable[str]) -> str:
 def _gang_values(generation: int, gang: Mapping[str, Any], silence_s: float) -> dict[str, Values]:
     seconds = {cause: float(gang.get("seconds", {}).get(cause, 0.0)) for cause in contract.CLOCK}
     causes = [outcome.cause for outcome in contract.OUTCOMES.values()]
+    ended, left = gang.get("ended", {}), gang.get("left", {})
+    heartbeat_age_s = max(silence_s, float(gang.get("silence_s", 0.0)))
     return {
         "jaxlaunch_build_info": {(PROTOCOL_VERSION, platform.python_version()): 1.0},
         "jaxlaunch_goodput_ratio": _unlabelled_value(goodput_ratio(seconds)),
         "jaxlaunch_clock_seconds": {(cause,): spent for cause, spent in seconds.items()},
-        "jaxlaunch_restarts_total": {
-            (cause,): float(gang.get("ended", {}).get(cause, 0)) for cause in causes
-        },
+        "jaxlaunch_restarts_total": {(cause,): float(ended.get(cause, 0)) for cause in causes},
         "jaxlaunch_restarts_left": {
-            (limit,): float(gang.get("left", {}).get(limit, NAN))
-            for limit in ("crash", "in_place", "preempted")
+            (limit,): float(left.get(limit, NAN)) for limit in ("crash", "in_place", "preempted")
         },
         "jaxlaunch_last_verdict_code": _unlabelled_value(gang.get("code")),
         "jaxlaunch_generation": _unlabelled_value(generation),
         "jaxlaunch_attempt": _unlabelled_value(gang.get("attempt")),
-        "jaxlaunch_heartbeat_age_seconds": _unlabelled_value(
-            max(silence_s, float(gang.get("silence_s", 0.0)))
-        ),
+        "jaxlaunch_heartbeat_age_seconds": _unlabelled_value(heartbeat_age_s),
     }
 
 
@@ -372,18 +359,15 @@ def _rank_values(
     phases: dict[Labels, float] = {}
     for rank, progress in ranks.items():
         label, status, limit = str(rank), progress.status, progress.timeout_s(timeouts_s)
-        steps[(label,)] = NAN if status.step is None else float(status.step)
-        lags[(label,)] = (
-            NAN
-            if status.step is None or foremost is None
-            else float(max(0, foremost - status.step))
-        )
+        step, lags[(label,)] = status.step, NAN
+        steps[(label,)] = _float_or_nan(step)
+        if step is not None and foremost is not None:
+            lags[(label,)] = float(max(0, foremost - step))
         seconds_left[(label,)] = NAN if limit is None else limit - progress.phase_age_s(now)
         phases |= {(label, phase): float(phase == status.phase) for phase in contract.PHASES}
+    living = sum(progress.status.exit is None for progress in ranks.values())
     return {
-        "jaxlaunch_children_up": _unlabelled_value(
-            sum(progress.status.exit is None for progress in ranks.values())
-        ),
+        "jaxlaunch_children_up": _unlabelled_value(living),
         "jaxlaunch_phase": phases,
         "jaxlaunch_phase_timeout_left_seconds": seconds_left,
         "jaxlaunch_rank_step": steps,
@@ -397,9 +381,3 @@ def _unlabelled_value(value: float | None) -> Values:
 
 def _float_or_nan(value: float | None) -> float:
     return NAN if value is None else float(value)
-
-
-def _render_sample(name: str, labels: Sequence[str], values: Labels, value: float) -> str:
-    pairs = ",".join(f'{label}="{text}"' for label, text in zip(labels, values, strict=True))
-    number = "NaN" if value != value else repr(value)
-    return f"{name}{{{pairs}}} {number}" if pairs else f"{name} {number}"

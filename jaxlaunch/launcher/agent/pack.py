@@ -19,7 +19,8 @@ from pathlib import Path
 MAIN_SOURCE = """import sys
 
 if sys.version_info < (3, 10):
-    sys.stderr.write("agent: the image has Python %d.%d; jaxlaunch needs 3.10 or newer\\n" % sys.version_info[:2])
+    text = "agent: the image has Python %d.%d; jaxlaunch needs 3.10 or newer\\n"
+    sys.stderr.write(text % sys.version_info[:2])
     sys.exit(64)
 
 from jaxlaunch.launcher.agent.__main__ import main
@@ -43,9 +44,8 @@ ZIP_EPOCH = (1980, 1, 1, 0, 0, 0)
 
 def pack_agent() -> bytes:
     """Return a zipapp of the agent and its imports. Equal sources give equal bytes."""
-    return _write_zip(
-        [(name, text.encode()) for name, text in _read_sources()], zipfile.ZIP_DEFLATED
-    )
+    files = [(name, text.encode()) for name, text in _read_sources()]
+    return _write_zip(files, zipfile.ZIP_DEFLATED)
 
 
 def pack_compiled() -> bytes:
@@ -53,7 +53,10 @@ def pack_compiled() -> bytes:
     root = Path(__file__).parents[3]
     files = []
     for name, text in _read_sources():
-        files += [(name, text.encode()), (f"{name}c", _compile_bytecode(text, str(root / name)))]
+        # An unchecked hash-based .pyc (PEP 552), whose tracebacks name the installed file.
+        code = compile(text, str(root / name), "exec", dont_inherit=True)
+        data = importlib.util.MAGIC_NUMBER + b"\1\0\0\0" + bytes(8) + marshal.dumps(code)
+        files += [(name, text.encode()), (f"{name}c", data)]
     return _write_zip(files, zipfile.ZIP_STORED)
 
 
@@ -63,12 +66,6 @@ def archive_digest() -> str:
     for name, text in _read_sources():
         digest.update(f"{name} {len(text)}\n{text}".encode())
     return digest.hexdigest()[:16]
-
-
-def _compile_bytecode(text: str, path: str) -> bytes:
-    """Return an unchecked hash-based .pyc (PEP 552), whose tracebacks name the installed file."""
-    code = compile(text, path, "exec", dont_inherit=True)
-    return importlib.util.MAGIC_NUMBER + b"\1\0\0\0" + bytes(8) + marshal.dumps(code)
 
 
 def _write_zip(files: list[tuple[str, bytes]], compression: int) -> bytes:
@@ -86,14 +83,9 @@ def _read_sources() -> Iterator[tuple[str, str]]:
     yield "__main__.py", MAIN_SOURCE
     agent = Path(__file__).parent
     package_folder = agent.parents[1]
-    record_files = [
-        file for package in ("records", "runs") for file in (package_folder / package).glob("*.py")
-    ]
-    files = [
-        *(package_folder / name for name in PACKAGE_FILES),
-        *record_files,
-        *agent.rglob("*.py"),
-    ]
+    files = [*(package_folder / name for name in PACKAGE_FILES), *agent.rglob("*.py")]
+    for package in ("records", "runs"):
+        files += (package_folder / package).glob("*.py")
     for file in sorted(files):
         if file.name != Path(__file__).name:
             yield file.relative_to(package_folder.parent).as_posix(), file.read_text()

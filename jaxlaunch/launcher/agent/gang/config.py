@@ -130,11 +130,13 @@ def read_config(environ: Mapping[str, str] = os.environ) -> Config:
     if not 0 <= index < hosts:
         raise ConfigError(f"{contract.INDEX} = {index} is not below {contract.HOSTS} = {hosts}")
     if not 0 <= slice_index < slices:
-        raise ConfigError(
-            f"{contract.SLICE} = {slice_index} is not below {contract.SLICES} = {slices}"
-        )
+        limit = f"{contract.SLICES} = {slices}"
+        raise ConfigError(f"{contract.SLICE} = {slice_index} is not below {limit}")
     job = _read_job(environ)
-    run_dir = environ.get(contract.RUN_DIR)
+    spec = environ[contract.JOB] + environ.get(contract.TRAIN_SPEC, "")
+    run_dir, code = environ.get(contract.RUN_DIR), None
+    if environ.get(contract.CODE):
+        code = environ[contract.CODE], environ[contract.CODE_ROOT]
     return Config(
         leader_address=_read_leader_address(environ),
         hosts=hosts * slices,
@@ -143,15 +145,13 @@ def read_config(environ: Mapping[str, str] = os.environ) -> Config:
         generation=_read_number(environ, contract.GENERATION, 0),
         pod=environ.get(contract.POD_UID) or f"{socket.gethostname()}:{os.getpid()}",
         job=job,
-        spec_digest=_sha256_hex(environ[contract.JOB] + environ.get(contract.TRAIN_SPEC, "")),
+        spec_digest=hashlib.sha256(spec.encode(errors="backslashreplace")).hexdigest(),
         handshake_key=_read_handshake_key(environ),
         certificates=_find_certificates(environ),
         pod_ip=environ.get(contract.POD_IP, ""),
         run_dir=Path(run_dir) if run_dir and "://" not in run_dir else None,
         has_run_folder=bool(run_dir or environ.get(contract.RUN_URL)),
-        code=(environ[contract.CODE], environ[contract.CODE_ROOT])
-        if environ.get(contract.CODE)
-        else None,
+        code=code,
         node=environ.get(contract.NODE, ""),
         is_launched=bool(environ.get(contract.PARENT)),
         output_patience_s=float(environ.get(contract.PATIENCE, 0.0)),
@@ -181,15 +181,11 @@ def coordinator_warning(config: Config) -> str | None:
     release = tuple(int(part) for part in jax_version.split(".")[:3] if part.isdecimal())
     if release >= MUTUAL_TLS_JAX:
         return None
+    checking = f"as {'.'.join(map(str, MUTUAL_TLS_JAX))} and later do by the gang's certificates"
     return (
-        f"jax {jax_version} does not ask who connects to its coordinator, as "
-        f"{'.'.join(map(str, MUTUAL_TLS_JAX))} and later do "
-        "by the gang's certificates: until then the job's NetworkPolicy alone keeps others from it"
+        f"jax {jax_version} does not ask who connects to its coordinator, {checking}: until then "
+        "the job's NetworkPolicy alone keeps others from it"
     )
-
-
-def _sha256_hex(text: str) -> str:
-    return hashlib.sha256(text.encode(errors="backslashreplace")).hexdigest()
 
 
 def _read_number(environ: Mapping[str, str], name: str, default: int) -> int:
@@ -205,9 +201,8 @@ def _read_leader_address(environ: Mapping[str, str]) -> tuple[str, int]:
     text = environ.get(contract.LEADER, "")
     host, _, port = text.rpartition(":")
     if not host or not port.isdecimal():
-        raise ConfigError(
-            f"{contract.LEADER} = {text!r} is not host:port; `launcher run` and the JobSet set it"
-        )
+        hint = "`launcher run` and the JobSet set it"
+        raise ConfigError(f"{contract.LEADER} = {text!r} is not host:port; {hint}")
     return host.strip("[]"), int(port)
 
 
@@ -215,10 +210,8 @@ def _read_uid(environ: Mapping[str, str]) -> str:
     uid = environ.get(contract.UID, "")
     # The agents of one gang recognize each other by it.
     if not uid:
-        raise ConfigError(
-            f"{contract.UID} is not set; `launcher run` sets it, and a JobSet of version "
-            "0.10 or later"
-        )
+        hint = "`launcher run` sets it, and a JobSet of version 0.10 or later"
+        raise ConfigError(f"{contract.UID} is not set; {hint}")
     return uid
 
 
@@ -233,14 +226,11 @@ def _read_handshake_key(environ: Mapping[str, str]) -> bytes:
     try:
         secret = Path(path).read_bytes()
     except OSError as error:
-        raise ConfigError(
-            f"{contract.GANG_SECRET} = {path!r} cannot be read: {error.strerror}"
-        ) from None
+        fault = f"cannot be read: {error.strerror}"
+        raise ConfigError(f"{contract.GANG_SECRET} = {path!r} {fault}") from None
     if len(secret) < MIN_SECRET_BYTES:
-        raise ConfigError(
-            f"{contract.GANG_SECRET} = {path!r} holds {len(secret)} bytes, not at least "
-            f"{MIN_SECRET_BYTES}"
-        )
+        fault = f"holds {len(secret)} bytes, not at least {MIN_SECRET_BYTES}"
+        raise ConfigError(f"{contract.GANG_SECRET} = {path!r} {fault}")
     return secret + _read_uid(environ).encode()
 
 
@@ -314,10 +304,8 @@ def code_digest(environ: Mapping[str, str]) -> dict[str, str]:
             remaining_bytes -= len(content)
             if remaining_bytes < 0 or count >= _MAX_FILES:
                 return {}
-            digest.update(
-                f"{os.path.relpath(path, root)} {len(content)}\n".encode("utf-8", "surrogateescape")
-            )
-            digest.update(content)
+            header = f"{os.path.relpath(path, root)} {len(content)}\n"
+            digest.update(header.encode("utf-8", "surrogateescape") + content)
     except OSError:
         return {}
     return {"code": digest.hexdigest()[:DIGEST_DIGITS]}
@@ -326,11 +314,8 @@ def code_digest(environ: Mapping[str, str]) -> dict[str, str]:
 def _python_files(root: str) -> Iterator[str]:
     file_count = 0
     for parent, folders, names in os.walk(root):
-        folders[:] = [
-            folder
-            for folder in folders
-            if folder not in _EXCLUDED_FOLDERS and not folder.startswith(".")
-        ]
+        shown = [folder for folder in folders if not folder.startswith(".")]
+        folders[:] = [folder for folder in shown if folder not in _EXCLUDED_FOLDERS]
         file_count += len(names)
         if file_count > 10 * _MAX_FILES:
             raise OSError("too many files")

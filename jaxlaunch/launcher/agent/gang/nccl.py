@@ -73,14 +73,11 @@ class RankGroup:
         return int(match[1]) if match else None
 
     def __str__(self) -> str:
-        rank_list = ", ".join(map(str, self.ranks[:MAX_RANKS])) + (
-            ", …" if len(self.ranks) > MAX_RANKS else ""
-        )
-        subject = (
-            f"{self.count} ranks"
-            if not self.ranks
-            else f"rank{'s' if len(self.ranks) > 1 else ''} {rank_list}"
-        )
+        subject, count = f"{self.count} ranks", len(self.ranks)
+        if count:
+            listed = ", ".join(map(str, self.ranks[:MAX_RANKS]))
+            more = ", …" if count > MAX_RANKS else ""
+            subject = f"rank{'s' if count > 1 else ''} {listed}{more}"
         return f"{self.communicator}: {subject} {self.statement}"
 
 
@@ -119,12 +116,9 @@ def _parse_groups(text: str) -> Iterator[RankGroup]:
         elif subject_match := _SUBJECT.match(line):
             subject, group = subject_match[1] or "", None
         elif count_match := _MISSING_COUNT.match(line):
-            group = RankGroup(
-                communicator,
-                "",
-                "gives no answer" if count_match[1] == "1" else "give no answer",
-                int(count_match[1]),
-            )
+            count = int(count_match[1])
+            statement = "gives no answer" if count == 1 else "give no answer"
+            group = RankGroup(communicator, "", statement, count)
             yield group
         elif group_match := _GROUP.match(line):
             group = RankGroup(communicator, subject, group_match[2], int(group_match[1]))
@@ -145,23 +139,15 @@ def _group_faults(groups: list[RankGroup]) -> Iterator[str]:
     every error.
     """
     for group in groups:
-        peers = [
-            peer
-            for peer in groups
-            if (peer.communicator, peer.subject) == (group.communicator, group.subject)
-        ]
+        key = group.communicator, group.subject
+        peers = [peer for peer in groups if (peer.communicator, peer.subject) == key]
         if group.last_operation is not None:
             last_operation = max(peer.last_operation or 0 for peer in peers)
             if group.last_operation < last_operation:
                 verb = "is" if group.count == 1 else "are"
                 place = f" in {group.subject}" if group.subject else ""
-                yield str(
-                    dataclasses.replace(
-                        group,
-                        statement=f"{verb} behind{place} ({group.last_operation} of "
-                        f"{last_operation})",
-                    )
-                )
+                statement = f"{verb} behind{place} ({group.last_operation} of {last_operation})"
+                yield str(dataclasses.replace(group, statement=statement))
         elif "status" in group.statement:
             peers_with_status = [peer for peer in peers if "status" in peer.statement]
             if group is not max(peers_with_status, key=lambda peer: peer.count):
@@ -190,9 +176,8 @@ class NcclQuery:
     def __init__(self, environ: Mapping[str, str]) -> None:
         self._deadline = time.monotonic() + QUERY_TIMEOUT_S
         self._answer: str | None = None
-        threading.Thread(
-            target=self._run_query, args=(dict(environ),), name="nccl-ras", daemon=True
-        ).start()
+        arguments = (dict(environ),)
+        threading.Thread(target=self._run_query, args=arguments, daemon=True).start()
 
     @property
     def answer(self) -> str | None:
@@ -214,18 +199,15 @@ def query_ras(environ: Mapping[str, str], deadline: float) -> str:
         # A negative timeout is a ValueError, after which `create_connection` leaves its socket
         # open.
         remaining_s = max(deadline - time.monotonic(), 0.0)
-        with socket.create_connection(
-            _parse_address(environ.get(ADDRESS_VARIABLE, "")), timeout=remaining_s
-        ) as peer:
+        address = _parse_address(environ.get(ADDRESS_VARIABLE, ""))
+        with socket.create_connection(address, timeout=remaining_s) as peer:
             peer.sendall(RAS_QUERY)
-            while (
-                len(answer) < MAX_ANSWER_BYTES and (remaining_s := deadline - time.monotonic()) > 0
-            ):
+            while (remaining_s := deadline - time.monotonic()) > 0:
                 peer.settimeout(remaining_s)
                 chunk = peer.recv(MAX_ANSWER_BYTES - len(answer))
-                if not chunk:
-                    break
                 answer += chunk
+                if not chunk or len(answer) >= MAX_ANSWER_BYTES:
+                    break
     answer_text = re.sub(r"[^\n -~]", "?", answer.decode("ascii", "replace"))
     if "\nCommunicators..." in answer_text:
         return re.sub(r"\A(?:SERVER PROTOCOL .*\n|OK\n)*", "", answer_text)

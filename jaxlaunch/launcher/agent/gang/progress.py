@@ -172,25 +172,20 @@ class RankProgress:
             self.has_hello = True
             is_trainer = self.status.trainer or message["hello"] == "trainer"
             first = 1 if is_trainer and self.status.first_step is None else self.status.first_step
-            self._update_status(
-                trainer=is_trainer, jax=message.get("jax") or self.status.jax, first_step=first
-            )
+            jax = message.get("jax") or self.status.jax
+            self._update_status(trainer=is_trainer, jax=jax, first_step=first)
         if isinstance(message.get("phase"), str):
             self._enter_phase(message["phase"], message.get("step"), now)
-        if isinstance(message.get("committed"), int):
-            step, first = message["committed"], self.status.first_committed
-            self._update_status(
-                committed=max(step, self.status.committed or 0),
-                first_committed=step if first is None else first,
-            )
-        if isinstance(message.get("found"), int):
-            self._update_status(committed=max(message["found"], self.status.committed or 0))
-        if isinstance(message.get("restored"), int):
-            restored = message["restored"]
-            self._update_status(
-                committed=max(restored, self.status.committed or 0),
-                first_step=min(restored, MAX_NUMBER - 1) + 1,
-            )
+        for key in ("committed", "found", "restored"):
+            if isinstance(step := message.get(key), int):
+                self._update_status(committed=max(step, self.status.committed or 0))
+        if (
+            isinstance(step := message.get("committed"), int)
+            and self.status.first_committed is None
+        ):
+            self._update_status(first_committed=step)
+        if isinstance(step := message.get("restored"), int):
+            self._update_status(first_step=min(step, MAX_NUMBER - 1) + 1)
         if isinstance(message.get("stopped"), Mapping):
             self._update_status(stopped=message["stopped"])
         if "atexit" in message:
@@ -205,11 +200,8 @@ class RankProgress:
         phase = self.status.phase
         if phase is None or self.status.left or self.status.exit is not None:
             return None
-        if (
-            phase == "done"
-            and self._first_phase is None
-            and timeouts_s.get("done") == contract.TIMEOUTS_S["done"]
-        ):
+        has_default = timeouts_s.get("done") == contract.TIMEOUTS_S["done"]
+        if phase == "done" and self._first_phase is None and has_default:
             # After its last step, a program of the user has no timeout but the one that the job
             # sets.
             return None
@@ -233,15 +225,8 @@ class RankProgress:
         """Begin with another interpreter of the same process."""
         self._phase_since, self._stepping_s = now, 0.0
         self._steps_s.clear()
-        is_trainer = self._first_phase is not None
-        self._update_status(
-            phase=self._first_phase,
-            trainer=is_trainer,
-            left=False,
-            waits=False,
-            done=False,
-            jax=None,
-        )
+        fields = {"phase": self._first_phase, "trainer": self._first_phase is not None}
+        self._update_status(**fields, left=False, waits=False, done=False, jax=None)
 
     def _enter_phase(self, phase: str, step: Any, now: float) -> None:
         step = step if isinstance(step, int) else self.status.step
@@ -251,25 +236,16 @@ class RankProgress:
         self._phase_since = now
         stepped = self.status.stepped or phase == "step"
         first = step if stepped and self.status.first_step is None else self.status.first_step
-        self._update_status(
-            phase=phase,
-            step=step,
-            stepped=stepped,
-            first_step=first,
-            done=self.status.done or phase == "done",
-        )
+        done = self.status.done or phase == "done"
+        self._update_status(phase=phase, step=step, stepped=stepped, first_step=first, done=done)
 
     def _record_step_time(self, step: int | None, now: float) -> None:
         """Record the time of a step, without the waits between two steps."""
         previous_step = self.status.step
         if self.status.phase == "step":
             self._stepping_s += now - self._phase_since
-        if (
-            step is not None
-            and previous_step is not None
-            and step > previous_step
-            and self._stepping_s > 0
-        ):
+        has_advanced = step is not None and previous_step is not None and step > previous_step
+        if has_advanced and self._stepping_s > 0:
             # One report may cover several steps.
             self._steps_s.append(self._stepping_s)
         if step != previous_step:
@@ -304,30 +280,22 @@ def read_line(line: bytes, rank: int) -> dict[str, Any]:
             return {}
         return {"note": f"rank {rank} wrote a line to the progress pipe that is not JSON"}
     if not isinstance(decoded, dict):
-        return {
-            "note": f"rank {rank} wrote {codec.truncate_repr(decoded)} to the progress pipe, which "
-            "is not a JSON object"
-        }
+        text = f"rank {rank} wrote {codec.truncate_repr(decoded)} to the progress pipe"
+        return {"note": f"{text}, which is not a JSON object"}
     message: dict[str, Any] = {}
     for key, value in decoded.items():
         if key not in _READERS:
             # A newer contract may have more keys.
             continue
         try:
-            message[key] = _as_plain_value(_READERS[key](value))
+            field = _READERS[key](value)
+            is_record = isinstance(field, _Error | _Refusal | _Stopped)
+            message[key] = dataclasses.asdict(field) if is_record else field
         except MalformedError as error:
-            problem = (
-                f"rank {rank} wrote `{key}`: {codec.truncate_repr(value)} to the progress pipe"
-            )
-            note = f"{problem}; {error.field or 'it'} must be {error.needed}"
+            text = f"rank {rank} wrote `{key}`: {codec.truncate_repr(value)} to the progress pipe"
+            note = f"{text}; {error.field or 'it'} must be {error.needed}"
             message.setdefault("note", note)
     return message
-
-
-def _as_plain_value(value: Any) -> Any:
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return dataclasses.asdict(value)
-    return value
 
 
 def _decode_line_end(line: bytes) -> Any:

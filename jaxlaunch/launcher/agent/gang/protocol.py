@@ -136,39 +136,27 @@ def find_refusal(
         replaces: Whether lost hosts are replaced. The loss of the previous pod may then not be
             known yet.
     """
+    name = hello.description
     if hello.generation != leader.generation:
         theirs, ours = (f"generation {side.generation}" for side in (hello, leader))
-        return Refusal(
-            f"{hello.description} belongs to another set of pods: it has {theirs}, host "
-            f"0 has {ours}",
-            may_retry=True,
-        )
+        message = f"{name} belongs to another set of pods: it has {theirs}, host 0 has {ours}"
+        return Refusal(message, may_retry=True)
     if not 0 <= hello.host < hosts:
-        return Refusal(
-            f"{hello.description} has an index that is not below the number of hosts, {hosts}"
-        )
-    joined_hello = joined.get(hello.host)
-    if joined_hello is not None and joined_hello.pod != hello.pod:
-        return Refusal(
-            f"{hello.description} has the same index as {joined_hello.description}, which has "
-            "already joined",
-            may_retry=replaces,
-        )
+        return Refusal(f"{name} has an index that is not below the number of hosts, {hosts}")
+    other = joined.get(hello.host)
+    if other is not None and other.pod != hello.pod:
+        message = f"{name} has the same index as {other.description}, which has already joined"
+        return Refusal(message, may_retry=replaces)
     if hello.fault is not None:
-        return Refusal(f"{hello.description}: {hello.fault}", ends_gang=True)
-    for name, ours_version in leader.versions.items():
-        theirs_version = hello.versions.get(name)
-        if theirs_version != ours_version:
-            message = (
-                f"host {hello.host} has {name} {theirs_version or 'none'}, host 0 has "
-                f"{ours_version or 'none'}"
-            )
+        return Refusal(f"{name}: {hello.fault}", ends_gang=True)
+    for package, version in leader.versions.items():
+        if hello.versions.get(package) != version:
+            theirs, ours = hello.versions.get(package) or "none", version or "none"
+            message = f"host {hello.host} has {package} {theirs}, host 0 has {ours}"
             return Refusal(message, ends_gang=True)
     if hello.spec != leader.spec:
-        message = (
-            f"host {hello.host} has a different job: spec {hello.spec[:12]}, host 0 has "
-            f"{leader.spec[:12]}"
-        )
+        theirs, ours = hello.spec[:12], leader.spec[:12]
+        message = f"host {hello.host} has a different job: spec {theirs}, host 0 has {ours}"
         return Refusal(message, ends_gang=True)
     return None
 
@@ -267,11 +255,13 @@ class HandshakeError(Exception):
     """A message of the handshake is not from a holder of the key."""
 
 
-class LeaderHandshake:
-    """Leader's side of the handshake of one connection."""
-
+class _Handshake:
     def __init__(self, key: bytes) -> None:
         self._key, self._own_nonce, self._peer_nonce = key, secrets.token_hex(NONCE_BYTES), ""
+
+
+class LeaderHandshake(_Handshake):
+    """Leader's side of the handshake of one connection."""
 
     def challenge_fields(self) -> dict[str, Any]:
         """Return the fields of the first message."""
@@ -289,11 +279,8 @@ class LeaderHandshake:
         return _seal_fields(self._key, kind, self._own_nonce, self._peer_nonce, fields)
 
 
-class HostHandshake:
+class HostHandshake(_Handshake):
     """Host's side of the handshake of one connection."""
-
-    def __init__(self, key: bytes) -> None:
-        self._key, self._own_nonce, self._peer_nonce = key, secrets.token_hex(NONCE_BYTES), ""
 
     def answer_challenge(
         self, challenge: Mapping[str, Any], fields: Mapping[str, Any]
@@ -302,10 +289,8 @@ class HostHandshake:
         if challenge.get("type") != "challenge" or self._peer_nonce:
             raise HandshakeError("its first message is not a challenge")
         self._peer_nonce = _read_nonce(challenge)
-        return {
-            "nonce": self._own_nonce,
-            **_seal_fields(self._key, "hello", self._peer_nonce, self._own_nonce, fields),
-        }
+        nonces = self._peer_nonce, self._own_nonce
+        return {"nonce": nonces[1], **_seal_fields(self._key, "hello", *nonces, fields)}
 
     def open_answer(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return the fields of the leader's answer. Raises HandshakeError if it lacks the key."""
@@ -338,10 +323,8 @@ def _open_fields(
     text, proof = message.get("fields"), message.get("proof")
     if not isinstance(text, str) or not isinstance(proof, str):
         raise HandshakeError("it sent no proof")
-    if not hmac.compare_digest(
-        proof.encode(),
-        _compute_proof(key, message["type"], leader_nonce, host_nonce, text).encode(),
-    ):
+    expected = _compute_proof(key, message["type"], leader_nonce, host_nonce, text)
+    if not hmac.compare_digest(proof.encode(), expected.encode()):
         raise HandshakeError("it does not have this run's key")
     try:
         fields = codec.parse_json(text.encode())

@@ -71,8 +71,8 @@ OUTPUT_TAIL_LINES = 5
 # say anything: those of the OS about a connection, and with such words those of JAX and any of the
 # OS. Gloo raises ValueError.
 CONNECTION_ERRORS = frozenset(
-    """ConnectionError ConnectionAbortedError ConnectionRefusedError ConnectionResetError BrokenPipeError
-    TimeoutError""".split()
+    {"ConnectionError", "ConnectionAbortedError", "ConnectionRefusedError", "ConnectionResetError"}
+    | {"BrokenPipeError", "TimeoutError"}
 )
 JAX_OR_OS_ERRORS = CONNECTION_ERRORS | {"JaxRuntimeError", "XlaRuntimeError", "OSError"}
 GLOO_ERROR = re.compile(r"^Gloo [\w-]+ (failed|timed out)|/gloo/transport/")
@@ -187,19 +187,18 @@ class Event:
 
     def with_short_texts(self) -> Event:
         """Return the event with only the end of each text."""
-        error = {
-            name: value[-TRUNCATED_CHARS:] if isinstance(value, str) else value
-            for name, value in self.error.items()
-        }
+        error = dict(self.error)
+        for name, value in error.items():
+            if isinstance(value, str):
+                error[name] = value[-TRUNCATED_CHARS:]
         return dataclasses.replace(self, text=self.text[-TRUNCATED_CHARS:], error=error)
 
 
 def describes_peer_death(text: str) -> bool:
     """Return whether a text describes the death of a peer."""
     lowered = text.lower()
-    return any(phrase in lowered for phrase in ECHO_PHRASES) or any(
-        status in text for status in GRPC_STATUSES
-    )
+    has_phrase = any(phrase in lowered for phrase in ECHO_PHRASES)
+    return has_phrase or any(status in text for status in GRPC_STATUSES)
 
 
 def _describes_assertion(text: str) -> bool:
@@ -207,14 +206,17 @@ def _describes_assertion(text: str) -> bool:
     return any(phrase in lowered for phrase in ASSERTION_PHRASES)
 
 
+_CLOSENESS_BY_KIND = {
+    EventKind.LOST: Closeness.HOST,
+    EventKind.HANG: Closeness.HANG,
+    EventKind.UNSTARTABLE: Closeness.CAUSE,
+}
+
+
 def event_closeness(event: Event) -> Closeness | None:
     """Return how close an event can be to the cause, or None if it is no fault."""
-    if event.kind is EventKind.LOST:
-        return Closeness.HOST
-    if event.kind is EventKind.HANG:
-        return Closeness.HANG
-    if event.kind is EventKind.UNSTARTABLE:
-        return Closeness.CAUSE
+    if (closeness := _CLOSENESS_BY_KIND.get(event.kind)) is not None:
+        return closeness
     if event.kind is EventKind.ERROR:
         return _error_closeness(event)
     if event.kind is EventKind.LEFT or (event.exit == 0 and not event.status.trainer):
@@ -240,7 +242,13 @@ def _exit_code_closeness(event: Event) -> Closeness:
     if _has_progress_hook(status):
         # Our hook would have reported an exception.
         return Closeness.EXIT
-    words = _last_words(event.text)
+    # The last traceback in the output, else the last lines.
+    words = GLOO_BANNER.sub("", event.text)
+    traceback_start = words.rfind(TRACEBACK_START)
+    if traceback_start >= 0:
+        words = words[traceback_start:]
+    else:
+        words = "\n".join(words.splitlines()[-OUTPUT_TAIL_LINES:])
     if describes_peer_death(words):
         return Closeness.ECHO
     if words.startswith(TRACEBACK_START) or _describes_assertion(words):
@@ -258,25 +266,14 @@ def settle_s(event: Event, level: Closeness) -> float:
 
     A program without our hook may have ended for any reason, so it waits as long as an echo.
     """
-    return SETTLE_S[
-        Closeness.ECHO
-        if level is Closeness.EXIT and not _has_progress_hook(event.status)
-        else level
-    ]
+    if level is Closeness.EXIT and not _has_progress_hook(event.status):
+        level = Closeness.ECHO
+    return SETTLE_S[level]
 
 
 def _has_progress_hook(status: Status) -> bool:
     """Return whether the reports of a program show that it has our hook."""
     return status.trainer or status.phase is not None or status.jax is not None
-
-
-def _last_words(text: str) -> str:
-    """Return the last traceback in the output of a program, or its last lines."""
-    text = GLOO_BANNER.sub("", text)
-    traceback_start = text.rfind(TRACEBACK_START)
-    if traceback_start >= 0:
-        return text[traceback_start:]
-    return "\n".join(text.splitlines()[-OUTPUT_TAIL_LINES:])
 
 
 def _error_closeness(event: Event) -> Closeness | None:
@@ -286,11 +283,8 @@ def _error_closeness(event: Event) -> Closeness | None:
         return None
     if not _is_user_fixable(event) and _is_echo(event):
         return Closeness.ECHO
-    if (
-        code == contract.STORAGE
-        and not event.is_alone
-        and "barrier" in str(event.error.get("message", ""))
-    ):
+    message = str(event.error.get("message", ""))
+    if code == contract.STORAGE and not event.is_alone and "barrier" in message:
         # All ranks take part in a save, and another may have died.
         return Closeness.ECHO
     return Closeness.CAUSE
@@ -307,9 +301,8 @@ def _is_echo(event: Event) -> bool:
     kind, message = event.error.get("type"), str(event.error.get("message", ""))
     if event.is_alone or not describes_peer_death(message):
         return False
-    return (
-        event.status.stepped or kind in JAX_OR_OS_ERRORS or GLOO_ERROR.search(message) is not None
-    )
+    is_known = kind in JAX_OR_OS_ERRORS or GLOO_ERROR.search(message) is not None
+    return event.status.stepped or is_known
 
 
 class Symptoms:
@@ -333,9 +326,9 @@ class Symptoms:
             self._ranks_with_exception.add(event.rank)
         self._count += 1
         level_events = self._events[level]
-        level_events.append(
-            (now, event if len(level_events) < MAX_UNCUT_EVENTS else event.with_short_texts())
-        )
+        if len(level_events) >= MAX_UNCUT_EVENTS:
+            event = event.with_short_texts()
+        level_events.append((now, event))
 
     def has_other_than(self, level: Closeness) -> bool:
         """Return whether there is an event of another closeness."""
@@ -359,18 +352,18 @@ class Symptoms:
             return None
         for level, events in self._events.items():
             index = self._explained_counts[level]
-            while index < len(events) and (
-                self._is_explained(events[index][1]) or is_withdrawn(events[index][1])
-            ):
+            while index < len(events):
+                event = events[index][1]
+                is_exit_after_exception = (
+                    event.kind is EventKind.EXIT and event.rank in self._ranks_with_exception
+                )
+                if not is_exit_after_exception and not is_withdrawn(event):
+                    break
                 index += 1
             self._explained_counts[level] = index
             if level is not excluded_level and index < len(events):
                 return *events[index], level
         return None
-
-    def _is_explained(self, event: Event) -> bool:
-        """Return whether an exception of the same rank explains its end."""
-        return event.kind is EventKind.EXIT and event.rank in self._ranks_with_exception
 
 
 def find_root_cause(events: Sequence[Event]) -> tuple[Event, Closeness] | None:
@@ -388,14 +381,11 @@ def verdict_for_event(event: Event) -> Verdict:
     location: dict[str, Any] = {"rank": event.rank, "host": event.host, "step": event.status.step}
     if facts.kind is FailureKind.HEARTBEATS_MISSED:
         location |= {"rank": facts.rank, "host": None}
-    traceback = _text_tail(
-        event.error.get("traceback") if event.kind is EventKind.ERROR else event.text
-    )
-    if (
-        event.kind in (EventKind.LOST, EventKind.HANG, EventKind.UNSTARTABLE)
-        or facts.kind is FailureKind.LEFT_EARLY
-    ):
-        traceback = None
+    has_output = event.kind in (EventKind.ERROR, EventKind.EXIT, EventKind.LEFT)
+    text = event.error.get("traceback") if event.kind is EventKind.ERROR else event.text
+    traceback = None
+    if text and has_output and facts.kind is not FailureKind.LEFT_EARLY:
+        traceback = str(text)[-TAIL_CHARS:]
     return verdict_for_code(_gang_exit_code(event, facts), facts, traceback=traceback, **location)
 
 
@@ -405,20 +395,16 @@ def failure_for_event(event: Event) -> Failure:
     if facts.kind in (FailureKind.HOST_LOST, FailureKind.HEARTBEATS_MISSED):
         return facts
     status = event.status
-    phase = (
-        "" if status.phase is None or (status.phase == "step" and status.stepped) else status.phase
-    )
-    return dataclasses.replace(
-        facts, rank=event.rank, phase=phase, step=status.step if status.stepped else None
-    )
+    phase = "" if status.phase == "step" and status.stepped else status.phase or ""
+    step = status.step if status.stepped else None
+    return dataclasses.replace(facts, rank=event.rank, phase=phase, step=step)
 
 
 def _kind_facts(event: Event) -> Failure:
     """Return the failure without the rank and its place."""
     if event.kind is EventKind.LOST:
-        return Failure(
-            FailureKind.HOST_LOST, lost_hosts=() if event.lost is None else (event.lost,)
-        )
+        lost_hosts = () if event.lost is None else (event.lost,)
+        return Failure(FailureKind.HOST_LOST, lost_hosts=lost_hosts)
     if event.kind is EventKind.HANG:
         return Failure(FailureKind.HANG, hang=event.hang, cause=event.peers)
     if event.kind is EventKind.UNSTARTABLE:
@@ -438,7 +424,8 @@ def _kind_facts(event: Event) -> Failure:
     if event.exit == 0:
         has_begun = event.status.jax is not None or event.status.stepped
         return Failure(FailureKind.ENDED_EARLY if has_begun else FailureKind.NO_TRAINER)
-    if _is_not_found(event):
+    is_not_found = event.exit in COMMAND_NOT_FOUND_CODES and not _has_progress_hook(event.status)
+    if event.kind is EventKind.EXIT and is_not_found:
         last_line = event.text.strip().rpartition("\n")[2]
         return Failure(FailureKind.NOT_STARTED, exit_code=event.exit, detail=last_line)
     return Failure(FailureKind.EXIT_CODE, exit_code=event.exit)
@@ -488,13 +475,10 @@ def verdict_for_lost_leader(
         stop = StopFacts(StopReason.OUTSIDE, StopOutcome.SAVED, saved_step=saved_step)
         facts = dataclasses.replace(lost, kind=FailureKind.STOPPED, stop=stop)
     else:
-        newest_committed_step = max(
-            (step for step in (committed_step, *(status.committed for status in statuses)) if step),
-            default=None,
-        )
-        stop = StopFacts(
-            StopReason.OUTSIDE, StopOutcome.NOT_SAVED, committed_step=newest_committed_step
-        )
+        committed_steps = (committed_step, *(status.committed for status in statuses))
+        step_on_storage = max(filter(None, committed_steps), default=None)
+        outcome = StopOutcome.NOT_SAVED
+        stop = StopFacts(StopReason.OUTSIDE, outcome, committed_step=step_on_storage)
         facts = Failure(FailureKind.STOPPED, stop=stop, cause=lost)
     return verdict_for_code(contract.PREEMPTED, facts, rank=rank, host=0, step=step)
 
@@ -515,16 +499,3 @@ def _gang_exit_code(event: Event, facts: Failure) -> int:
     if is_contract_code and program_code in contract.OUTCOMES and program_code != contract.DONE:
         return program_code
     return crash_code
-
-
-def _is_not_found(event: Event) -> bool:
-    """Return whether a shell could not find or execute its command."""
-    return (
-        event.kind is EventKind.EXIT
-        and event.exit in COMMAND_NOT_FOUND_CODES
-        and not _has_progress_hook(event.status)
-    )
-
-
-def _text_tail(text: Any) -> str | None:
-    return str(text)[-TAIL_CHARS:] or None if text else None

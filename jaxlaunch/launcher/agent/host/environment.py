@@ -49,28 +49,30 @@ def rank_variables(
     if job.platform == "cpu":
         environ = {"JAX_PLATFORMS": "cpu", contract.NUM_CPU_DEVICES: str(job.devices_per_process)}
     elif job.platform in ("cuda", "rocm") and job.processes_per_host > 1:
-        environ = {
-            contract.LOCAL_DEVICE_IDS: ",".join(
-                map(str, range(first, first + job.devices_per_process))
-            )
-        }
+        devices = range(first, first + job.devices_per_process)
+        environ = {contract.LOCAL_DEVICE_IDS: ",".join(map(str, devices))}
     if contract.TRAIN_SPEC in base:
-        environ |= {
-            name: value
-            for name, value in TRAINER_VARIABLES.get(job.platform, {}).items()
-            if not _is_set(base, name)
-        }
-    paths = {
-        name: _prepend_to_path(folder, base.get(name) or _DEFAULT_PATHS.get(name))
-        for name, folder in job.search_paths.items()
-    }
+        for name, value in TRAINER_VARIABLES.get(job.platform, {}).items():
+            # JAX rejects both names of the memory fraction at once.
+            if name not in base and not (name == MEMORY_SHARE and NEW_MEMORY_SHARE in base):
+                environ[name] = value
+    paths = {}
+    for name, folder in job.search_paths.items():
+        search_path = base.get(name) or _DEFAULT_PATHS.get(name)
+        paths[name] = folder if not search_path else os.pathsep.join((folder, search_path))
+    # For the built-in trainer, the job's code and PYTHONPATH come after everything else.
+    folders = config.code and config.code[1], base.get("PYTHONPATH")
+    user_path = os.pathsep.join(filter(None, folders))
+    python_path = isolated.make_environ({}, site_folder, user_path)
+    if job.command is not None:
+        python_path = {"PYTHONPATH": os.pathsep.join(filter(None, (site_folder, user_path)))}
     timeouts = job.phase_timeouts_s
     timeout, waits = timeouts["rendezvous"], [timeouts[phase] for phase in ("init", "restore")]
     return {
         **environ,
         **base,
         **paths,
-        **_python_path_variables(config, base, site_folder),
+        **python_path,
         **_mutual_tls_variables(config),
         **member_variables(config, rank, config.processes),
         contract.TIMEOUT: str(int(timeout or 24 * 3600)),
@@ -91,31 +93,6 @@ def _mutual_tls_variables(config: Config) -> dict[str, str]:
         # an IP address.
         "JAX_MTLS_PEER_URI_PREFIX": contract.PEER_URI,
     }
-
-
-def _python_path_variables(
-    config: Config, base: Mapping[str, str], site_folder: str
-) -> dict[str, str]:
-    """Return PYTHONPATH: the site hook, the job's code, and the job's PYTHONPATH.
-
-    For the built-in trainer, the last two come after everything else on its path.
-    """
-    user_path = os.pathsep.join(
-        filter(None, (config.code and config.code[1], base.get("PYTHONPATH")))
-    )
-    if config.job.command is None:
-        return isolated.make_environ({}, site_folder, user_path)
-    return {"PYTHONPATH": os.pathsep.join(filter(None, (site_folder, user_path)))}
-
-
-def _prepend_to_path(folder: str, path: str | None) -> str:
-    """Return a search path with a folder in front."""
-    return folder if not path else os.pathsep.join((folder, path))
-
-
-def _is_set(base: Mapping[str, str], name: str) -> bool:
-    # JAX rejects both names of the memory fraction at once.
-    return name in base or (name == MEMORY_SHARE and NEW_MEMORY_SHARE in base)
 
 
 def member_variables(config: Config, rank: int, processes: int) -> dict[str, str]:

@@ -15,6 +15,7 @@ unless an environment variable of a process names them.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import itertools
 import json
@@ -26,7 +27,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 from jaxlaunch import isolated, regular_files
@@ -82,23 +82,17 @@ def _remove_unused(folder: str) -> None:
     except FileNotFoundError:
         # The folder is gone, belongs to an older version, or to an agent that was killed while it
         # created the folder.
-        if (
-            time.time() - status.st_mtime > UNLOCKED_MAX_AGE_S
-            and _is_agent_folder(folder)
-            and not _is_in_environ(folder)
-        ):
+        is_old = time.time() - status.st_mtime > UNLOCKED_MAX_AGE_S
+        if is_old and _is_agent_folder(folder) and not _is_in_environ(folder):
             shutil.rmtree(folder, ignore_errors=True)
         return
     except OSError:
         return
-    try:
+    # The folder may be in use.
+    with contextlib.suppress(OSError):
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         shutil.rmtree(folder, ignore_errors=True)
-    except OSError:
-        # It is in use.
-        pass
-    finally:
-        os.close(lock)
+    os.close(lock)
 
 
 def _is_agent_folder(folder: str) -> bool:
@@ -112,17 +106,12 @@ def _is_agent_folder(folder: str) -> bool:
 
 def _is_in_environ(folder: str) -> bool:
     """Return whether an environment variable of a process names the folder."""
-    return any(folder.encode() in environ for environ in _read_environs())
-
-
-def _read_environs() -> Iterator[bytes]:
     for pid in filter(str.isdigit, os.listdir("/proc")):
-        try:
-            with open(f"/proc/{pid}/environ", "rb") as file:
-                yield file.read()
-        except OSError:
-            # The process has ended or belongs to another user.
-            continue
+        # The process may have ended or belong to another user.
+        with contextlib.suppress(OSError), open(f"/proc/{pid}/environ", "rb") as file:
+            if folder.encode() in file.read():
+                return True
+    return False
 
 
 STANDBY_SCRIPT = "standby.py"
@@ -167,11 +156,8 @@ class SiteFolder:
 
     def standby_command(self, module: str, descriptor: int) -> list[str]:
         """Return the command of a process that imports a module and waits for its environment."""
-        return [
-            *self.module_command(os.path.join(self.site, STANDBY_SCRIPT)),
-            str(descriptor),
-            module,
-        ]
+        script = os.path.join(self.site, STANDBY_SCRIPT)
+        return [*self.module_command(script), str(descriptor), module]
 
     def close(self) -> None:
         """Remove the folder."""
@@ -180,9 +166,7 @@ class SiteFolder:
 
     def _copy_resource(self, package: str, resource: str, name: str) -> None:
         data = pkgutil.get_data(package, resource)
-        assert data is not None, (
-            "packages are read by loaders that have get_data, zipimport's included"
-        )
+        assert data is not None, "all loaders of packages have get_data, zipimport's included"
         with open(os.path.join(self.site, name), "wb") as file:
             file.write(data)
 

@@ -95,9 +95,8 @@ class MemberState:
         if has_leader:
             return IdleAction.REPORT
         can_continue = contract.outcome_for_code(self.verdict.code).restarts
-        waits = (
-            self._replaces and can_continue and self.signalled_at is None and not self._is_leader
-        )
+        is_member = self._replaces and not self._is_leader
+        waits = is_member and can_continue and self.signalled_at is None
         return IdleAction.WAIT_FOR_LEADER if waits else IdleAction.FINISH
 
 
@@ -131,9 +130,8 @@ class Dialer:
     @property
     def failure_text(self) -> str:
         """Reason for the missing connection, as "connection refused for 40 s"."""
-        return (
-            f"{self._reason} for {time.monotonic() - (self._dialed_at or time.monotonic()):.0f} s"
-        )
+        now = time.monotonic()
+        return f"{self._reason} for {now - (self._dialed_at or now):.0f} s"
 
     def dial(self, after_s: float = 0.0) -> None:
         """Connect after `after_s` seconds, and retry until it succeeds or `stop` is called."""
@@ -149,10 +147,8 @@ class Dialer:
         self._dialed_at = None
 
     def _log_reason(self) -> None:
-        self._say(
-            f"cannot reach the leader (host 0) at {self._address[0]}:{self._address[1]}: "
-            f"{self.failure_text}"
-        )
+        address = ":".join(map(str, self._address))
+        self._say(f"cannot reach the leader (host 0) at {address}: {self.failure_text}")
         self._log_timer = self._loop.call_later(LOG_PERIOD_S, self._log_reason)
 
     def _resolve_address(self) -> None:
@@ -338,9 +334,8 @@ class LeaderConnection:
         """Handle a message from a peer that has not yet proven that it leads this run."""
         try:
             if message["type"] == "challenge":
-                link.send(
-                    "hello", **self._handshake.answer_challenge(message, self._hello().to_wire())
-                )
+                hello = self._hello().to_wire()
+                link.send("hello", **self._handshake.answer_challenge(message, hello))
                 return
             fields = self._handshake.open_answer(message)
             if message["type"] == "welcome":

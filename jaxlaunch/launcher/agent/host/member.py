@@ -91,10 +91,8 @@ class Member:
         self.gang: Mapping[str, Any] = {}
         self.state = MemberState(config)
         self._config, self._loop, self._hello = config, loop, hello
-        self._say = say
-        self._finish = finish
-        self._on_orphaned = on_orphaned
-        self._take_ranks = take_ranks
+        self._say, self._finish = say, finish
+        self._on_orphaned, self._take_ranks = on_orphaned, take_ranks
         self.processes = Processes(
             config,
             loop,
@@ -123,9 +121,11 @@ class Member:
             on_refused=self._on_refused,
             on_lost=self._on_leader_lost,
         )
-        metrics = ProgramMetrics(
-            config.run_dir, say, lambda text: loop.call_later(0.0, lambda: say(text))
-        )
+
+        def say_from_thread(text: str) -> None:
+            loop.call_later(0.0, lambda: say(text))
+
+        metrics = ProgramMetrics(config.run_dir, say, say_from_thread)
         self.reports = RankReports(
             config, self.state, self.processes, clock, leader=self.leader, say=say, metrics=metrics
         )
@@ -148,11 +148,9 @@ class Member:
         request = self.state.take_signal(time.monotonic())
         if request is StopRequest.REPEATED:
             return
-        excess = (
-            find_excess(self._config.job, self._config.host)
-            if request is StopRequest.STOP
-            else None
-        )
+        excess = None
+        if request is StopRequest.STOP:
+            excess = find_excess(self._config.job, self._config.host)
         if not self.leader.is_admitted:
             self.processes.kill_all()
             reason = StopReason.OUTSIDE if excess is None else StopReason.DISK_EXCEEDED
@@ -161,9 +159,8 @@ class Member:
             self._finish(verdict, self._config.job.replaces and excess is None)
             return
         if request is StopRequest.STOP:
-            self._say(
-                "received a signal to stop" + (f": {render_excess(excess)}" if excess else "")
-            )
+            reason = "" if excess is None else f": {render_excess(excess)}"
+            self._say(f"received a signal to stop{reason}")
             self.leader.send("stop", excess=codec.to_json(excess))
             return
         self._say("received a second signal to stop: killing the processes")
@@ -179,10 +176,8 @@ class Member:
 
     def _on_refused(self, answer: Refused) -> None:
         self._say(f"host 0 refused this host: {answer.message}")
-        self._finish(
-            verdict_for_code(answer.code, Failure(FailureKind.REFUSED, detail=answer.message)),
-            False,
-        )
+        facts = Failure(FailureKind.REFUSED, detail=answer.message)
+        self._finish(verdict_for_code(answer.code, facts), False)
 
     def _take_ping(self, order: Ping) -> None:
         self.gang = codec.to_json(order.gang)
@@ -238,14 +233,11 @@ class Member:
 
     def _saved_step(self) -> int | None:
         """Return the newest saved step; 0 if processes ran without one, None if none ran."""
-        committed_steps = [
-            child.progress.status.committed for child in self.processes.children.values()
-        ]
-        steps = (self.gang.get("of", {}).get("last_committed"), *committed_steps)
-        return max(
-            (step for step in steps if step is not None),
-            default=0 if self.state.has_started else None,
-        )
+        children = self.processes.children.values()
+        steps = [child.progress.status.committed for child in children]
+        steps.append(self.gang.get("of", {}).get("last_committed"))
+        default = 0 if self.state.has_started else None
+        return max((step for step in steps if step is not None), default=default)
 
     def _wait_for_leader(self, verdict: Verdict) -> None:
         """Keep this host until another pod takes the place of host 0."""
@@ -255,9 +247,8 @@ class Member:
         self._say("keeping this host, until host 0 is replaced")
         wait = RendezvousFacts(Numbers.from_sequence([0]), timeout_s, "timeouts.replace")
         give_up_verdict = verdict.with_failure(dataclasses.replace(verdict.facts, rendezvous=wait))
-        self._leader_timer = self._loop.call_later(
-            timeout_s or math.inf, lambda: self._give_up(give_up_verdict)
-        )
+        wait_s = timeout_s or math.inf
+        self._leader_timer = self._loop.call_later(wait_s, lambda: self._give_up(give_up_verdict))
         self.leader.dial(RETRY_S)
 
     def _on_rendezvous_timeout(self) -> None:

@@ -9,6 +9,7 @@ shells to their commands, else by taking the started process.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import itertools
 import math
@@ -25,11 +26,9 @@ SHELLS = frozenset({"ash", "bash", "busybox", "dash", "ksh", "mksh", "sh", "zsh"
 
 def send_signal(pid: int, number: int) -> None:
     """Send a signal to one process, if it still exists."""
-    try:
+    # The process has ended, or runs as another user.
+    with contextlib.suppress(ProcessLookupError, PermissionError):
         os.kill(pid, number)
-    except (ProcessLookupError, PermissionError):
-        # The process has ended, or runs as another user.
-        pass
 
 
 def process_exists(pid: int) -> bool:
@@ -48,9 +47,9 @@ def session_id(pid: int) -> int | None:
 def has_handler(pid: int, number: int) -> bool:
     """Return whether a process has a handler for a signal. Without /proc the answer is True."""
     mask = _read_signal_mask(pid, "SigCgt")
-    return (
-        not os.path.exists("/proc/self/status") if mask is None else bool(mask >> (number - 1) & 1)
-    )
+    if mask is None:
+        return not os.path.exists("/proc/self/status")
+    return bool(mask >> (number - 1) & 1)
 
 
 def is_shell(pid: int) -> bool:
@@ -138,12 +137,10 @@ def find_orphans(pids: Collection[int]) -> list[int]:
 def find_children(pid: int) -> list[int]:
     """Return the running children of a process. Empty without /proc."""
     try:
-        pids = [
-            int(number) for number in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-        ]
+        pids = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
     except OSError:
         return []
-    return [child for child in pids if not _is_zombie(child)]
+    return [child for child in map(int, pids) if not _is_zombie(child)]
 
 
 def explain_exec_error(program: str, error: OSError, path: str | None) -> str:
@@ -175,21 +172,20 @@ def _is_in_background(pid: int, shell: int) -> bool:
 
     POSIX requires a shell to ignore SIGQUIT for such commands.
     """
-    quit_bit = 1 << (signal.SIGQUIT - 1)
-    return (
-        bool((_read_signal_mask(pid, "SigIgn") or 0) & quit_bit)
-        and not (_read_signal_mask(shell, "SigIgn") or 0) & quit_bit
+    ignored, ignored_by_shell = (
+        (_read_signal_mask(process, "SigIgn") or 0) >> (signal.SIGQUIT - 1) & 1
+        for process in (pid, shell)
     )
+    return bool(ignored and not ignored_by_shell)
 
 
 def _read_signal_mask(pid: int, field: str) -> int | None:
     """Return a signal mask of a process, with bit 0 for signal 1, or None without /proc."""
     try:
-        match = re.search(
-            rf"^{field}:\s*([0-9a-f]+)$", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE
-        )
+        text = Path(f"/proc/{pid}/status").read_text()
     except OSError:
         return None
+    match = re.search(rf"^{field}:\s*([0-9a-f]+)$", text, re.MULTILINE)
     return None if match is None else int(match[1], 16)
 
 
@@ -275,11 +271,10 @@ class ProcessTree:
             targets = preferred or targets
         else:
             targets = [pid for pid in targets if has_handler(pid, signal.SIGTERM)]
-        with_exit_trap = [pid for pid in targets if has_exit_trap(pid)]
-        has_waited_for_trap = time.monotonic() - self._signalled_alive_at >= EXIT_TRAP_S
-        for pid in [pid for pid in targets if pid not in with_exit_trap] or (
-            with_exit_trap if has_waited_for_trap else []
-        ):
+        without_exit_trap = [pid for pid in targets if not has_exit_trap(pid)]
+        if without_exit_trap or time.monotonic() - self._signalled_alive_at < EXIT_TRAP_S:
+            targets = without_exit_trap
+        for pid in targets:
             self._terminate(pid)
 
     def _stop_targets(self) -> Iterator[int]:

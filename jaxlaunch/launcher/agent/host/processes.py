@@ -125,12 +125,11 @@ class Child:
     def stacks_text(self) -> str:
         """The last MAX_STACKS_BYTES bytes of the stacks that the process has written so far."""
         try:
-            return regular_files.read_bounded(
-                self.stacks_path, MAX_STACKS_BYTES, from_end=True
-            ).decode(errors="replace")
+            data = regular_files.read_bounded(self.stacks_path, MAX_STACKS_BYTES, from_end=True)
         except OSError:
             # The file does not exist yet, or the process has replaced it.
             return ""
+        return data.decode(errors="replace")
 
     def pause_output(self, is_paused: bool) -> None:
         """Stop or resume reading the output, so that the program waits or continues."""
@@ -197,15 +196,8 @@ def _exec_child(
         if not die_with_parent(signal.SIGKILL, agent_pid):
             os._exit(1)
         resources.restore_limits()
-        for number in (
-            signal.SIGTERM,
-            signal.SIGINT,
-            signal.SIGQUIT,
-            signal.SIGCHLD,
-            signal.SIGPIPE,
-            signal.SIGXFSZ,
-        ):
-            signal.signal(number, signal.SIG_DFL)
+        for name in ("SIGTERM", "SIGINT", "SIGQUIT", "SIGCHLD", "SIGPIPE", "SIGXFSZ"):
+            signal.signal(signal.Signals[name], signal.SIG_DFL)
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         os.dup2(output_fd, 1)
         os.dup2(output_fd, 2)
@@ -215,11 +207,10 @@ def _exec_child(
             os.chdir(cwd)
         os.execvpe(argv[0], list(argv), dict(environ))
     except OSError as error:
-        fault = process_tree.explain_exec_error(argv[0], error, environ.get("PATH"))
-        contract.send(
-            report_fd,
-            {UNSTARTABLE: fault if error.filename != cwd else f"workdir {cwd}: {error.strerror}"},
-        )
+        fault = f"workdir {cwd}: {error.strerror}"
+        if error.filename != cwd:
+            fault = process_tree.explain_exec_error(argv[0], error, environ.get("PATH"))
+        contract.send(report_fd, {UNSTARTABLE: fault})
     finally:
         os._exit(127)
 
@@ -245,11 +236,9 @@ class Standby:
         has_hello = self.child.progress.has_hello
         self.child.progress = RankProgress(time.monotonic(), phase="init")
         self.child.progress.has_hello = has_hello
-        try:
+        # The process may have died just now, which is handled as the crash of a rank.
+        with contextlib.suppress(BrokenPipeError):
             os.write(self._control, json.dumps(dict(environ)).encode() + b"\n")
-        except BrokenPipeError:
-            # The process died just now, which is handled as the crash of a rank.
-            pass
         self.close()
         return self.child
 
@@ -276,10 +265,8 @@ class Processes:
     ) -> None:
         # Processes of this attempt by rank. Those that have ended stay until the next attempt.
         self.children: dict[int, Child] = {}
-        self._config = config
-        self._loop = loop
-        self._site_folder = site_folder
-        self._stdout = stdout
+        self._config, self._loop = config, loop
+        self._site_folder, self._stdout = site_folder, stdout
         self._say, self._on_report, self._on_end = say, on_report, on_end
         # Standby processes by place on this host, since the rank is not known before the next
         # attempt.
@@ -290,11 +277,7 @@ class Processes:
         # True while no output is read because stdout is behind.
         self._is_paused = False
         stdout.on_room = lambda: self._pause_outputs(False)
-        self._argv = (
-            site_folder.module_command(TRAINER_MODULE)
-            if config.job.command is None
-            else config.job.command
-        )
+        self._argv = config.job.command or site_folder.module_command(TRAINER_MODULE)
         loop.on_child_exit(self._kill_leftovers, self._on_reaped)
 
     # --- an attempt -------------------------------------------------------------------------------
@@ -323,28 +306,31 @@ class Processes:
         run_dir, log_bytes = self._config.run_dir, self._config.job.log_bytes
         folder = None if run_dir is None else start_folder(run_dir, start_number)
         ranks = members.ranks_of(self._config.host)
+
+        def on_error(error: OSError) -> None:
+            self._say(f"cannot write a log in the run folder: {error}")
+
         self._logs = {
-            rank: self._logs.get(rank) or RankLog(folder, rank, log_bytes, self._on_log_error)
+            rank: self._logs.get(rank) or RankLog(folder, rank, log_bytes, on_error)
             for rank in ranks
         }
-        attempt_variables = environment.attempt_variables(
-            attempt, coordinator, bind_address, saved_step
-        )
+        shared = environment.attempt_variables(attempt, coordinator, bind_address, saved_step)
         self.children = {}
         for place, rank in enumerate(ranks):
-            variables = attempt_variables | environment.member_variables(
-                self._config, rank, members.process_count
-            )
-            standby = self._standbys.pop(place, None)
-            self.children[rank] = (
-                standby.activate(rank, variables)
-                if standby
-                else self._start_child(rank, self._argv, variables)
-            )
+            own = environment.member_variables(self._config, rank, members.process_count)
+            if (standby := self._standbys.pop(place, None)) is not None:
+                self.children[rank] = standby.activate(rank, shared | own)
+            else:
+                self.children[rank] = self._start_child(rank, self._argv, shared | own)
 
     def alive_children(self) -> list[Child]:
         """Return the processes of this attempt that have not ended."""
         return [child for child in self.children.values() if child.progress.status.exit is None]
+
+    @property
+    def have_stepped(self) -> bool:
+        """Return whether every living process of this attempt has completed a step."""
+        return all(child.progress.status.stepped for child in self.alive_children())
 
     def stop_all(self) -> None:
         """Ask every program to end, in a repeated call those that started since."""
@@ -378,22 +364,17 @@ class Processes:
 
     def keep_standbys(self) -> None:
         """Start missing standby processes, once the ranks run steps."""
-        if (
-            self._config.job.command is not None
-            or self._config.job.in_place_limit == 0
-            or self._has_failed_standby
-        ):
+        job = self._config.job
+        if job.command is not None or job.in_place_limit == 0 or self._has_failed_standby:
             return
         for place in range(self._config.job.processes_per_host):
             if place not in self._standbys:
                 control_read, control = os.pipe()
                 argv = self._site_folder.standby_command(TRAINER_MODULE, control_read)
-                rank = next(
-                    (rank for rank in self.children if rank % len(self.children) == place), place
-                )
-                self._standbys[place] = Standby(
-                    self._start_child(rank, argv, {}, control=control_read), control
-                )
+                count = len(self.children)
+                rank = next((rank for rank in self.children if rank % count == place), place)
+                child = self._start_child(rank, argv, {}, control=control_read)
+                self._standbys[place] = Standby(child, control)
                 os.close(control_read)
 
     # --- one process ------------------------------------------------------------------------------
@@ -402,12 +383,11 @@ class Processes:
         self, rank: int, argv: Sequence[str], extra: Mapping[str, str], control: int | None = None
     ) -> Child:
         environ = environment.rank_variables(self._config, os.environ, rank, self._site_folder.site)
-        kinds = {
-            contract.METRICS: "metrics",
-            contract.STACKS: "stacks",
-            contract.PROFILE: "profile",
+        variables = contract.METRICS, contract.STACKS, contract.PROFILE
+        paths = {
+            variable: self._site_folder.new_path(kind)
+            for variable, kind in zip(variables, ("metrics", "stacks", "profile"), strict=True)
         }
-        paths = {variable: self._site_folder.new_path(kind) for variable, kind in kinds.items()}
         return Child(
             self._loop,
             rank,
@@ -429,31 +409,29 @@ class Processes:
         if (log := self._logs.get(child.rank)) is not None:
             log.write_line(line)
 
+    def _all_children(self) -> list[Child]:
+        standbys = self._standbys.values()
+        return [*self.children.values(), *(standby.child for standby in standbys)]
+
     def _pause_outputs(self, is_paused: bool) -> None:
         if is_paused != self._is_paused:
             self._is_paused = is_paused
-            for child in [
-                *self.children.values(),
-                *(standby.child for standby in self._standbys.values()),
-            ]:
+            for child in self._all_children():
                 child.pause_output(is_paused)
 
     def _take_report(self, child: Child, message: Mapping[str, Any]) -> None:
         if (refusal := message.get("refusal")) is not None:
-            line = contract.refusal_line(refusal["message"], refusal["code"])
-            # `launcher run` shows it at the end, in the verdict.
-            self._write_output(
-                child, line.encode(errors="replace"), is_shown=not self._config.is_launched
+            line = contract.refusal_line(refusal["message"], refusal["code"]).encode(
+                errors="replace"
             )
+            # `launcher run` shows it at the end, in the verdict.
+            self._write_output(child, line, is_shown=not self._config.is_launched)
         if self.children.get(child.rank) is child:
             self._on_report(child, message)
 
     def _kill_leftovers(self, pid: int) -> None:
         """Kill the session of an ended process, unless its programs are being stopped."""
-        for child in [
-            *self.children.values(),
-            *(standby.child for standby in self._standbys.values()),
-        ]:
+        for child in self._all_children():
             if child.tree.pid == pid and not child.tree.leaves_programs():
                 child.tree.kill()
 
@@ -479,11 +457,11 @@ class Processes:
         """
         self._killed_standbys += 1
         self._has_failed_standby = code >= 0 or self._killed_standbys >= MAX_KILLED_STANDBYS
-        consequence = (
-            "restarts will take longer" if self._has_failed_standby else "another is started"
-        )
+        consequence = "another is started"
+        if self._has_failed_standby:
+            consequence = "restarts will take longer"
         self._say(f"the standby process of rank {rank} ended with {code}; {consequence}")
-        if all(child.progress.status.stepped for child in self.alive_children()):
+        if self.have_stepped:
             self.keep_standbys()
 
     def _finish_child(self, child: Child, code: int) -> None:
@@ -496,6 +474,3 @@ class Processes:
         child.close()
         child.progress.record_exit(code)
         self._on_end(child, code)
-
-    def _on_log_error(self, error: OSError) -> None:
-        self._say(f"cannot write a log in the run folder: {error}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import os
@@ -103,15 +104,13 @@ class RankReports:
         if isinstance(message.get("profile"), dict):
             self.profiles.update(child, message["profile"])
         if "metrics" in message and child.rank == 0:
-            self._metrics.add_step(
-                message.get("of", child.progress.status.step), message["metrics"]
-            )
+            step = message.get("of", child.progress.status.step)
+            self._metrics.add_step(step, message["metrics"])
         # These may be the last reports that the leader receives, so they are sent at once.
         if "stopped" in message or "committed" in message or message.get("phase") == "done":
             self.send_beat()
-        if "phase" in message and not self._state.is_stopping:
-            if all(process.progress.status.stepped for process in self._processes.alive_children()):
-                self._processes.keep_standbys()
+        if "phase" in message and not self._state.is_stopping and self._processes.have_stepped:
+            self._processes.keep_standbys()
 
     def take_end(self, child: Child, code: int) -> None:
         """Report the end of a process."""
@@ -125,16 +124,9 @@ class RankReports:
         # A SIGKILL may be from the OOM killer. Outside a container its counter is for the whole
         # machine.
         kills_before, self._oom_kills = self._oom_kills, resources.count_oom_kills()
-        is_oom_kill = (
-            code == -signal.SIGKILL and self._config.is_pod and self._oom_kills > kills_before
-        )
-        self.send_event(
-            EventKind.EXIT,
-            child,
-            exit=code,
-            oom=is_oom_kill,
-            text=child.tail_text[-MAX_STACKS_CHARS:],
-        )
+        is_counted = self._config.is_pod and self._oom_kills > kills_before
+        is_oom, text = code == -signal.SIGKILL and is_counted, child.tail_text[-MAX_STACKS_CHARS:]
+        self.send_event(EventKind.EXIT, child, exit=code, oom=is_oom, text=text)
 
     def send_event(self, kind: EventKind, child: Child, **fields: Any) -> None:
         """Report an event of a process, with its status."""
@@ -143,10 +135,9 @@ class RankReports:
     def check_hellos(self, children: Sequence[Child]) -> None:
         """Warn once of each process of this attempt that has not loaded our site hook."""
         for child in children:
-            is_current = (
-                self._processes.children.get(child.rank) is child and self._state.verdict is None
-            )
-            if not is_current or child.progress.has_hello or child.rank in self._ranks_without_hook:
+            is_current = self._processes.children.get(child.rank) is child
+            has_hook = child.progress.has_hello or child.rank in self._ranks_without_hook
+            if has_hook or not is_current or self._state.verdict is not None:
                 continue
             self._ranks_without_hook.add(child.rank)
             note = _NO_HOOK_WARNING.format(rank=child.rank)
@@ -157,11 +148,9 @@ class RankReports:
         """Ask every process to write its stacks, and query NCCL."""
         for child in self._processes.alive_children():
             child.dump_stacks()
-        question = (
-            NcclQuery(os.environ)
-            if should_query_nccl(self._config.job.platform, self._config.host)
-            else None
-        )
+        question = None
+        if should_query_nccl(self._config.job.platform, self._config.host):
+            question = NcclQuery(os.environ)
         self._stacks = _StackDump(time.monotonic() + STACKS_TIMEOUT_S, question)
 
     def tick(self, now: float) -> None:
@@ -173,13 +162,12 @@ class RankReports:
         if (dump := self._stacks) is None:
             return
         # Reading stacks opens a file of every process, so it is done only while they are awaited.
-        alive = self._processes.alive_children() if dump.is_awaited else []
-        if dump.is_awaited and dump.is_complete(
-            {child.rank: child.stacks_text for child in alive}, now
-        ):
-            for rank, text in dump.take_texts().items():
-                fields = self._status_fields(self._processes.children[rank])
-                self._leader.send("stacks", **fields, text=text[-MAX_STACKS_CHARS:])
+        if dump.is_awaited:
+            children = self._processes.alive_children()
+            if dump.is_complete({child.rank: child.stacks_text for child in children}, now):
+                for rank, text in dump.take_texts().items():
+                    fields = self._status_fields(self._processes.children[rank])
+                    self._leader.send("stacks", **fields, text=text[-MAX_STACKS_CHARS:])
         if (answer := dump.take_nccl()) is not None:
             self._leader.send("nccl", attempt=self._state.attempt, text=answer)
 
@@ -188,9 +176,9 @@ class RankReports:
         self._beat_at = time.monotonic()
         if not self._leader.is_admitted:
             return
-        changes = self._changes.take_changes(
-            {rank: child.progress.status for rank, child in self._processes.children.items()}
-        )
+        children = self._processes.children.items()
+        statuses = {rank: child.progress.status for rank, child in children}
+        changes = self._changes.take_changes(statuses)
         metrics, self._metrics.unsent = self._metrics.unsent, None
         self._leader.send("beat", attempt=self._state.attempt, ranks=changes, metrics=metrics)
 
@@ -211,31 +199,24 @@ class RankReports:
         elif "joined" in message:
             self._clock.restart.enter_cause("init", now)
         elif "phase" in message and status.phase is not None:
-            self._clock.restart.enter_cause(
-                _RESTART_CAUSE_BY_PHASE.get(status.phase, status.phase), now
-            )
-        if (
-            status.phase == "step"
-            and status.step is not None
-            and status.step >= (status.first_step or 0)
-        ):
+            cause = _RESTART_CAUSE_BY_PHASE.get(status.phase, status.phase)
+            self._clock.restart.enter_cause(cause, now)
+        step = status.step if status.phase == "step" else None
+        if step is not None and step >= (status.first_step or 0):
             self._clock.restart.complete_first_step(now)
         if "phase" in message and status.phase is not None:
             self._clock.enter_cause(status.phase, now)
-            if status.phase == "step" and status.step is not None:
-                self._clock.record_step(status.step, now)
+            if step is not None:
+                self._clock.record_step(step, now)
         if "committed" in message and status.committed is not None:
             self._clock.record_commit(status.committed)
 
     def _check_timeouts(self, now: float) -> None:
         for child in self._processes.alive_children():
             progress = child.progress
+            is_overdue = progress.is_overdue(self.timeouts_s, now)
             is_reported = child.rank in self._overdue_ranks
-            if (
-                is_reported
-                or not progress.is_overdue(self.timeouts_s, now)
-                or child.tree.has_lost_reporter
-            ):
+            if is_reported or not is_overdue or child.tree.has_lost_reporter:
                 continue
             self._overdue_ranks.add(child.rank)
             elapsed_s = progress.phase_age_s(now)
@@ -305,11 +286,8 @@ class ProgramMetrics:
     def add_step(self, step: int | None, metrics: Mapping[str, Any]) -> None:
         """Record the numbers of a step, unless our own loop writes them."""
         self.unsent = metrics
-        numbers = {
-            name: value
-            for name, value in metrics.items()
-            if isinstance(value, int | float) or value is None
-        }
+        kinds = (int, float, type(None))
+        numbers = {name: value for name, value in metrics.items() if isinstance(value, kinds)}
         if step is None or STEP in metrics or not numbers:
             return
         if self._unprinted is not None and self._unprinted[0] == step:
@@ -319,15 +297,7 @@ class ProgramMetrics:
         if time.monotonic() - self._printed_at >= PRINT_PERIOD_S:
             self._print_newest()
         if self._folder is not None:
-            self._enqueue(
-                (
-                    step,
-                    {
-                        **replace_non_finite(numbers),
-                        **({} if "time" in numbers else {"time": time.time()}),
-                    },
-                )
-            )
+            self._enqueue((step, {"time": time.time(), **replace_non_finite(numbers)}))
 
     def finish(self) -> None:
         """Print the last numbers after the end, and wait until they are written."""
@@ -340,24 +310,20 @@ class ProgramMetrics:
     def _print_newest(self) -> None:
         if self._unprinted is not None:
             step, numbers = self._unprinted
-            texts = "  ".join(
-                f"{name} {value:.4g}" for name, value in numbers.items() if value is not None
-            )
+            known = {name: value for name, value in numbers.items() if value is not None}
+            texts = "  ".join(f"{name} {value:.4g}" for name, value in known.items())
             self._say(f"step {step}  {texts}")
         self._unprinted, self._printed_at = None, time.monotonic()
 
     def _enqueue(self, row: Row | None) -> None:
         if self._rows is None:
             self._rows = queue.Queue(MAX_QUEUED_ROWS)
-            self._writer = threading.Thread(
-                target=self._write_rows, args=(self._rows,), daemon=True
-            )
+            arguments = (self._rows,)
+            self._writer = threading.Thread(target=self._write_rows, args=arguments, daemon=True)
             self._writer.start()
-        try:
+        # The queue is full if storage has not answered for minutes.
+        with contextlib.suppress(queue.Full):
             self._rows.put_nowait(row)
-        except queue.Full:
-            # Storage has not answered for minutes.
-            pass
 
     def _write_rows(self, rows: queue.Queue[Row | None]) -> None:
         files: tuple[Journal, TensorBoard] | None = None
@@ -368,10 +334,8 @@ class ProgramMetrics:
                     board = TensorBoard(f"{self._folder}/{layout.TENSORBOARD}", step - 1)
                     files = Journal(f"{self._folder}/{layout.METRICS}", step - 1), board
                 files[0].merge_step(step, values)
-                files[1].write(
-                    step,
-                    {f"train/{name}": value for name, value in values.items() if name != "time"},
-                )
+                scalars = {name: value for name, value in values.items() if name != "time"}
+                files[1].write(step, {f"train/{name}": value for name, value in scalars.items()})
         except OSError as error:
             self._note(f"no more metrics.jsonl: {error}")
         finally:
@@ -414,24 +378,18 @@ class Profiles:
     def reply(self, method: str, query: str, is_local: bool) -> Reply:
         """Answer an HTTP request: POST requests a profile, GET reads the newest state."""
         if not is_local:
-            reason = (
-                "profiles are served on loopback only: connect from this host, or through "
-                "kubectl port-forward"
-            )
+            hint = "connect from this host, or through kubectl port-forward"
+            reason = f"profiles are served on loopback only: {hint}"
             return _error_reply(HTTPStatus.FORBIDDEN, reason)
         if method == "GET":
             return HTTPStatus.OK, self._profile_state()
         if method != "POST":
-            return _error_reply(
-                HTTPStatus.METHOD_NOT_ALLOWED,
-                "use POST to request a profile, GET to read its state",
-            )
+            reason = "use POST to request a profile, GET to read its state"
+            return _error_reply(HTTPStatus.METHOD_NOT_ALLOWED, reason)
         text = parse_qs(query).get("steps", [str(DEFAULT_STEPS)])[-1]
         if not _STEPS_PATTERN.fullmatch(text) or not 1 <= int(text) <= contract.PROFILE_STEPS:
-            reason = (
-                f"steps = {text[:MAX_SHOWN_CHARS]} is not a number from 1 to "
-                f"{contract.PROFILE_STEPS}"
-            )
+            text, limit = text[:MAX_SHOWN_CHARS], contract.PROFILE_STEPS
+            reason = f"steps = {text} is not a number from 1 to {limit}"
             return _error_reply(HTTPStatus.BAD_REQUEST, reason)
         if (refusal := self._refusal_reason()) is not None:
             return _error_reply(HTTPStatus.CONFLICT, refusal)
@@ -443,26 +401,23 @@ class Profiles:
                 atomic_file.write_file(Path(child.profile_path), request)
         except OSError as error:
             self._requested = {}
-            return _error_reply(
-                HTTPStatus.INTERNAL_SERVER_ERROR, f"cannot write the request: {error}"
-            )
+            reason = f"cannot write the request: {error}"
+            return _error_reply(HTTPStatus.INTERNAL_SERVER_ERROR, reason)
         return HTTPStatus.ACCEPTED, self._profile_state()
 
     def update(self, child: Child, message: Mapping[str, Any]) -> None:
         """Record the report of a process on its profile."""
         if self._requested.get(child.rank) is child and message.get("id") == self._number:
-            self._answers[child.rank] = {
-                key: value for key, value in message.items() if key != "id"
-            }
+            answer = {key: value for key, value in message.items() if key != "id"}
+            self._answers[child.rank] = answer
 
     def _refusal_reason(self) -> str | None:
         children = list(self._alive_children())
         if not self._is_trainer and not any(child.progress.status.trainer for child in children):
-            trains = "and programs that train by jaxlaunch.run"
-            return (
-                "this job runs its own command; only the built-in trainer can be "
-                f"profiled, {trains}"
+            programs = (
+                "the built-in trainer can be profiled, and programs that train by jaxlaunch.run"
             )
+            return f"this job runs its own command; only {programs}"
         if not children:
             return "no process is running"
         busy = [
@@ -476,10 +431,8 @@ class Profiles:
         answers = {}
         for rank, child in self._requested.items():
             answer = self._answers.get(rank, {"state": "asked"})
-            is_gone = (
-                child.progress.status.exit is not None
-                and answer["state"] not in contract.PROFILE_END_STATES
-            )
+            is_open = answer["state"] not in contract.PROFILE_END_STATES
+            is_gone = is_open and child.progress.status.exit is not None
             answers[str(rank)] = {"state": "gone"} if is_gone else answer
         return {"id": self._number, "ranks": answers}
 

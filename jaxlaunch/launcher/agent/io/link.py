@@ -278,11 +278,8 @@ def open_listener(host: str, port: int) -> socket.socket:
     Raises:
         OSError: The port is in use, or the address is not one of this machine.
     """
-    if host:
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        return socket.create_server((host, port), family=family, backlog=LISTEN_BACKLOG)
-    if socket.has_dualstack_ipv6():
-        return socket.create_server(
-            ("", port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=LISTEN_BACKLOG
-        )
-    return socket.create_server(("", port), backlog=LISTEN_BACKLOG)
+    is_dual = not host and socket.has_dualstack_ipv6()
+    family = socket.AF_INET6 if is_dual or ":" in host else socket.AF_INET
+    return socket.create_server(
+        (host, port), family=family, dualstack_ipv6=is_dual, backlog=LISTEN_BACKLOG
+    )

@@ -111,7 +111,7 @@ class OutputStream:
             self._dropped_lines += 1
 
     def _write_queued(self) -> None:
-        while self._has_more() and self._is_ready():
+        while self._has_more() and wait_until_ready(self._fd, WRITE, 0.0):
             self._fill_buffer()
             try:
                 written = os.write(self._fd, self._buffer[:WRITE_CHUNK_BYTES])
@@ -134,9 +134,8 @@ class OutputStream:
         if not self.is_behind:
             self.on_room()
         elif self._timer is None and self._patience_s < math.inf:
-            self._timer = self._loop.call_later(
-                self._last_taken_at + self._patience_s - time.monotonic(), self._recheck_room
-            )
+            left_s = self._last_taken_at + self._patience_s - time.monotonic()
+            self._timer = self._loop.call_later(left_s, self._recheck_room)
 
     def _recheck_room(self) -> None:
         self._timer = None
@@ -145,18 +144,13 @@ class OutputStream:
     def _fill_buffer(self) -> None:
         """Move lines to the buffer, with a note in the place of dropped lines."""
         if self._dropped_lines and self._lines:
-            self._buffer += (
-                b"(%d lines were dropped here: the reader of this stream is too slow)\n"
-                % self._dropped_lines
-            )
+            text = b"(%d lines were dropped here: the reader of this stream is too slow)\n"
+            self._buffer += text % self._dropped_lines
             self._dropped_lines = 0
         while self._lines and len(self._buffer) < WRITE_CHUNK_BYTES:
             line = self._lines.popleft()
             self._queued_bytes -= len(line)
             self._buffer += line
-
-    def _is_ready(self) -> bool:
-        return wait_until_ready(self._fd, WRITE, 0.0)
 
 
 class RankLog:
@@ -202,13 +196,13 @@ class RankLog:
 
     def _open_file(self, path: Path) -> BinaryIO:
         path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = open(path, "ab", opener=regular_files.open_regular)
+        self._file = open(path, "ab", opener=regular_files.open_regular)  # noqa: SIM115
         first_line, newline, _ = regular_files.read_bounded(path, 200).partition(b"\n")
         header = _ROTATION_HEADER_PATTERN.fullmatch(first_line)
-        self._earlier_bytes, header_bytes = (
-            (0, 0) if header is None else (int(header[1]), len(first_line + newline))
-        )
-        self._file_bytes = self._file.tell() - header_bytes
+        self._earlier_bytes, self._file_bytes = 0, self._file.tell()
+        if header is not None:
+            self._earlier_bytes = int(header[1])
+            self._file_bytes -= len(first_line + newline)
         return self._file
 
     def _rotate_file(self, file: BinaryIO, path: Path) -> None:
@@ -216,7 +210,8 @@ class RankLog:
         self._file = None
         path.replace(path.with_suffix(".log.1"))
         self._earlier_bytes += self._file_bytes
-        self._file, self._file_bytes = open(path, "ab", opener=regular_files.open_regular), 0
+        self._file = open(path, "ab", opener=regular_files.open_regular)  # noqa: SIM115
+        self._file_bytes = 0
         self._file.write(ROTATION_HEADER % (self._earlier_bytes, self._kept_bytes) + b"\n")
 
 

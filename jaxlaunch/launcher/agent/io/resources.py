@@ -65,14 +65,11 @@ def read_memory(root: Path = Path("/")) -> dict[str, float | None]:
     them.
     """
     machine = _read_machine_memory(root)
-    container = next(
-        filter(None, (_read_container_memory(root, controller) for controller in CONTROLLERS)), None
-    )
-    if container is None or (
-        machine["limit"] is not None and container["limit"] >= machine["limit"]
-    ):
-        return machine
-    return dict(container)
+    for controller in CONTROLLERS:
+        if (container := _read_container_memory(root, controller)) is not None:
+            has_limit = machine["limit"] is None or container["limit"] < machine["limit"]
+            return dict(container) if has_limit else machine
+    return machine
 
 
 def count_oom_kills() -> int:
@@ -85,36 +82,27 @@ def count_oom_kills() -> int:
 
 def _read_container_memory(root: Path, controller: Controller) -> Mapping[str, float] | None:
     """Return the memory of the container, or None without a limit."""
-    cgroup = re.search(
-        controller.cgroup_pattern, _read_text(root / "proc/self/cgroup"), re.MULTILINE
-    )
+    text = _read_text(root / "proc/self/cgroup")
+    cgroup = re.search(controller.cgroup_pattern, text, re.MULTILINE)
     mount = root / controller.mount.lstrip("/")
     # A container may see its own cgroup as the mount.
     for folder in (mount / cgroup[1].lstrip("/") if cgroup else mount, mount):
         usage = _read_text(folder / controller.usage).strip()
         limit = _read_text(folder / controller.limit).strip()
         if usage.isdecimal() and limit.isdecimal():
-            cache = re.search(
-                rf"^{controller.cache_key} (\d+)$", _read_text(folder / "memory.stat"), re.MULTILINE
-            )
-            return {
-                "in_use": max(0.0, float(usage) - float(cache[1] if cache else 0)),
-                "limit": float(limit),
-            }
+            text = _read_text(folder / "memory.stat")
+            cache = re.search(rf"^{controller.cache_key} (\d+)$", text, re.MULTILINE)
+            in_use = max(0.0, float(usage) - float(cache[1] if cache else 0))
+            return {"in_use": in_use, "limit": float(limit)}
     return None
 
 
 def _read_machine_memory(root: Path) -> dict[str, float | None]:
-    kib = {
-        name: float(size)
-        for name, size in re.findall(r"^(\w+): +(\d+) kB$", _read_text(root / "proc/meminfo"), re.M)
-    }
-    if "MemTotal" not in kib or "MemAvailable" not in kib:
+    text = _read_text(root / "proc/meminfo")
+    sizes = {key: 1024 * float(kib) for key, kib in re.findall(r"^(\w+): +(\d+) kB$", text, re.M)}
+    if "MemTotal" not in sizes or "MemAvailable" not in sizes:
         return {"in_use": None, "limit": None}
-    return {
-        "in_use": 1024 * (kib["MemTotal"] - kib["MemAvailable"]),
-        "limit": 1024 * kib["MemTotal"],
-    }
+    return {"in_use": sizes["MemTotal"] - sizes["MemAvailable"], "limit": sizes["MemTotal"]}
 
 
 def _read_text(path: Path) -> str:
@@ -155,19 +143,10 @@ def allow_pinning() -> int | None:
     """
     _, hard = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     resource.setrlimit(resource.RLIMIT_MEMLOCK, (hard, hard))
-    return None if hard == resource.RLIM_INFINITY or _has_capability(CAP_IPC_LOCK) else hard
-
-
-def _has_capability(number: int) -> bool:
-    try:
-        status = Path("/proc/self/status").read_text()
-    except OSError:
-        # The system is not Linux.
-        return False
-    effective = next(
-        (line.split()[1] for line in status.splitlines() if line.startswith("CapEff:")), "0"
-    )
-    return bool(int(effective, 16) >> number & 1)
+    # The text is empty if the system is not Linux.
+    match = re.search(r"^CapEff:\s*(\w+)", _read_text(Path("/proc/self/status")), re.MULTILINE)
+    has_capability = match is not None and int(match[1], 16) >> CAP_IPC_LOCK & 1
+    return None if hard == resource.RLIM_INFINITY or has_capability else hard
 
 
 def restore_limits() -> None:
@@ -221,25 +200,22 @@ def _closed_device_message(path: Path, accelerator: str, is_pod: bool) -> str:
     problem = f"cannot open {path} as uid {uid}: its owner is uid {status.st_uid}, its mode {mode}"
     if not is_pod:
         return f"{problem}; run as that user, or give uid {uid} the file"
+    setting = "device_ownership_from_security_context = true"
     return (
-        f"{problem}; set users: {{{accelerator}: root}} in the cluster defaults, or "
-        "device_ownership_from_security_context = true in the configuration of the "
-        "nodes' containerd"
+        f"{problem}; set users: {{{accelerator}: root}} in the cluster defaults, or {setting} "
+        "in the configuration of the nodes' containerd"
     )
 
 
 def _small_pinning_message(job: AgentJob, limit_bytes: int) -> str:
+    limit = f"{limit_bytes / 1024:g} KiB"
+    if limit_bytes >= 1024**2:
+        limit = f"{limit_bytes // 1024**2} MiB"
     return (
-        f"network = {job.pinning} needs memory that programs pin, and this pod may pin "
-        f"{_format_bytes(limit_bytes)} (ulimit -l); "
-        "set LimitMEMLOCK=infinity in the unit of the nodes' containerd, or users: "
-        f"{{{job.accelerator}: root}} in "
-        "the cluster defaults"
+        f"network = {job.pinning} needs memory that programs pin, and this pod may pin {limit} "
+        "(ulimit -l); set LimitMEMLOCK=infinity in the unit of the nodes' containerd, or users: "
+        f"{{{job.accelerator}: root}} in the cluster defaults"
     )
-
-
-def _format_bytes(size_bytes: int) -> str:
-    return f"{size_bytes // 1024**2} MiB" if size_bytes >= 1024**2 else f"{size_bytes / 1024:g} KiB"
 
 
 # An evicted pod has about one second.

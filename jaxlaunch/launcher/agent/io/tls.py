@@ -92,11 +92,9 @@ class Channel:
         except ssl.SSLWantReadError:
             pass
         except ssl.SSLCertVerificationError as error:
-            raise UntrustedPeerError(
-                f"its certificate is not of this job: {error.verify_message}"
-            ) from None
+            fault = f"its certificate is not of this job: {error.verify_message}"
+            raise UntrustedPeerError(fault) from None
         except ssl.SSLError as error:
-            raise UntrustedPeerError(
-                f"TLS: {(error.reason or str(error)).lower().replace('_', ' ')}"
-            ) from None
+            reason = (error.reason or str(error)).lower().replace("_", " ")
+            raise UntrustedPeerError(f"TLS: {reason}") from None
         return bytes(text)

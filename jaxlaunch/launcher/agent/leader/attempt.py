@@ -38,7 +38,7 @@ from jaxlaunch.records.verdict import (
     StopOutcome,
     StopReason,
     Verdict,
-    verdict_for_code,
+    verdict_for,
 )
 
 # Shorter than JAX's own barrier timeout: after that all ranks abort alike, and who left first is no
@@ -131,16 +131,12 @@ class Attempt:
         self._first_fault = self._first_fault or (now, unseen_s)
         ranks, statuses = self.ranks.ranks_by_host[host], self.statuses
         lost_host = LostHost(host, reason, ranks[0], ranks[-1])
-        self._symptoms.add(
-            Event(EventKind.LOST, host, ranks[0], statuses[ranks[0]], lost=lost_host), now
-        )
+        event = Event(EventKind.LOST, host, ranks[0], statuses[ranks[0]], lost=lost_host)
+        self._symptoms.add(event, now)
         self._lost_ranks += sum(statuses[rank].exit is None for rank in ranks)
         # The trainer's ranks save together or not at all.
-        if (
-            self._stop is not None
-            and self._lost_ranks
-            and all(status.trainer for status in statuses)
-        ):
+        is_trainer = all(status.trainer for status in statuses)
+        if self._stop is not None and self._lost_ranks and is_trainer:
             self._stop.deadline = min(self._stop.deadline, now + SAVE_WITHOUT_HOST_TIMEOUT_S)
 
     def begin_stop(self, deadline_s: float, now: float, cause: StopFacts = OUTSIDE_STOP) -> None:
@@ -164,13 +160,8 @@ class Attempt:
     @property
     def is_calm(self) -> bool:
         """Return whether no symptom has arrived. It must be cheap."""
-        ranks = self.ranks
-        return (
-            self._stop is None
-            and self._first_fault is None
-            and ranks.unclean != 0
-            and len(ranks.versions) <= 1
-        )
+        has_fault = self._stop is not None or self._first_fault is not None
+        return not has_fault and self.ranks.unclean != 0 and len(self.ranks.versions) <= 1
 
     def decide_verdict(self, now: float, last_message_at: Mapping[int, float]) -> Verdict | None:
         """Return how the attempt ends, or None while it continues or its cause may still arrive.
@@ -189,7 +180,8 @@ class Attempt:
                 return self._stop_verdict(PendingStop(OUTSIDE_STOP, now, now), True)
             return self._done_verdict()
         if len(self.ranks.versions) > 1:
-            return self._versions_verdict()
+            facts = self._mixed_versions()
+            return verdict_for(facts, rank=max(facts.versions))
         return None if self._first_fault is None else self._symptoms_verdict(now, last_message_at)
 
     def _symptoms_verdict(self, now: float, last_message_at: Mapping[int, float]) -> Verdict | None:
@@ -212,20 +204,15 @@ class Attempt:
             event = self.hang.find_stalled_rank(event) or event
         return verdict_for_event(event)
 
-    def _versions_verdict(self) -> Verdict:
-        """Return the verdict on programs with different versions of JAX."""
-        imported = [
-            (rank, status.jax)
-            for rank, status in enumerate(self.statuses)
-            if status.jax is not None
-        ]
-        first_rank, first_version = imported[0]
-        rank, version = next(pair for pair in imported if pair[1] != first_version)
-        facts = Failure(
-            FailureKind.MIXED_VERSIONS,
-            versions={first_rank: str(first_version), rank: str(version)},
-        )
-        return verdict_for_code(contract.BAD_SPEC, facts, rank=rank)
+    def _mixed_versions(self) -> Failure:
+        """Return the first two ranks whose programs have different versions of JAX."""
+        versions = {
+            rank: str(status.jax) for rank, status in enumerate(self.statuses) if status.jax
+        }
+        first_rank, first_version = next(iter(versions.items()))
+        rank = next(rank for rank, version in versions.items() if version != first_version)
+        pair = {first_rank: first_version, rank: versions[rank]}
+        return Failure(FailureKind.MIXED_VERSIONS, versions=pair)
 
     def _find_nearest(self, now: float) -> tuple[float, Event, Closeness] | None:
         """Return the symptom nearest to the cause, and when it arrived."""
@@ -262,14 +249,12 @@ class Attempt:
 
     def _done_verdict(self) -> Verdict:
         facts = Failure(FailureKind.DONE, count=len(self.statuses))
-        return verdict_for_code(contract.DONE, facts, step=self.ranks.first_step)
+        return verdict_for(facts, step=self.ranks.first_step)
 
     def _stop_verdict(self, stop: PendingStop, all_ended: bool) -> Verdict:
         if all(status.exit == contract.DONE and status.done for status in self.statuses):
             return self._done_verdict()
-        return verdict_for_code(
-            stop.cause.verdict_code, self._stop_failure(stop, all_ended), step=self.ranks.first_step
-        )
+        return verdict_for(self._stop_failure(stop, all_ended), step=self.ranks.first_step)
 
     def _stop_failure(self, stop: PendingStop, all_ended: bool) -> Failure:
         """Return whether the work was saved, or which ranks or lost hosts held it up."""
@@ -277,11 +262,8 @@ class Attempt:
         def stop_failure(
             outcome: StopOutcome, cause: Failure | None = None, **facts: Any
         ) -> Failure:
-            return Failure(
-                FailureKind.STOPPED,
-                stop=dataclasses.replace(stop.cause, outcome=outcome, **facts),
-                cause=cause,
-            )
+            stop_facts = dataclasses.replace(stop.cause, outcome=outcome, **facts)
+            return Failure(FailureKind.STOPPED, stop=stop_facts, cause=cause)
 
         reports: list[Mapping[str, Any]] = [
             status.stopped for status in self.statuses if status.stopped is not None
@@ -290,47 +272,37 @@ class Attempt:
         lost_events = self._symptoms.events_at(Closeness.HOST) if self._lost_ranks else []
         if any(report.get("saved") for report in reports):
             steps = [step for report in reports if isinstance(step := report.get("step"), int)]
-            late_ranks = {} if all_reported else self._late_ranks()
-            saved_failure = stop_failure(
-                StopOutcome.SAVED, saved_step=max(steps, default=0), late=late_ranks
-            )
-            return dataclasses.replace(
-                saved_failure,
-                lost_hosts=tuple(event.lost for event in lost_events if event.lost is not None),
-            )
+            step, late_ranks = max(steps, default=0), {} if all_reported else self._late_ranks()
+            failure = stop_failure(StopOutcome.SAVED, saved_step=step, late=late_ranks)
+            lost_hosts = tuple(event.lost for event in lost_events if event.lost is not None)
+            return dataclasses.replace(failure, lost_hosts=lost_hosts)
         if all_reported and not lost_events:
             note = next((str(report["note"]) for report in reports if report.get("note")), "")
             return dataclasses.replace(stop_failure(StopOutcome.NOT_SAVED), detail=note)
         if all_ended and not lost_events and all(status.phase is None for status in self.statuses):
             return stop_failure(StopOutcome.NOT_REPORTED)
-        faults = [
-            *lost_events,
-            *self._symptoms.events_at(Closeness.CAUSE, Closeness.ABORT, Closeness.EXIT),
-        ]
+        levels = Closeness.CAUSE, Closeness.ABORT, Closeness.EXIT
+        faults = [*lost_events, *self._symptoms.events_at(*levels)]
         cause = find_root_cause([event for event in faults if event.exit != -signal.SIGTERM])
+        outcome = StopOutcome.NOT_SAVED
         if cause is not None and not stop.is_killed:
             committed_step = (self.ranks.committed or None) if lost_events else None
-            return stop_failure(
-                StopOutcome.NOT_SAVED, failure_for_event(cause[0]), committed_step=committed_step
-            )
-        return stop_failure(
-            StopOutcome.NOT_SAVED, late=self._late_ranks(), was_killed=stop.is_killed
-        )
+            failure = failure_for_event(cause[0])
+            return stop_failure(outcome, failure, committed_step=committed_step)
+        return stop_failure(outcome, late=self._late_ranks(), was_killed=stop.is_killed)
 
     def _late_ranks(self) -> dict[str, Numbers]:
         """Return the ranks that did not reach the common stop.
 
         They are listed by phase, which is "" for a program that reports none.
         """
-        late_statuses = {
-            rank: status for rank, status in enumerate(self.statuses) if status.stopped is None
-        }
-        outside_step = {
-            rank: status
-            for rank, status in late_statuses.items()
-            if status.phase not in ("step", "done")
-        }
         ranks_by_phase: dict[str, list[int]] = {}
-        for rank, status in (outside_step or late_statuses).items():
-            ranks_by_phase.setdefault(status.phase or "", []).append(rank)
-        return {phase: Numbers.from_sequence(ranks) for phase, ranks in ranks_by_phase.items()}
+        for rank, status in enumerate(self.statuses):
+            if status.stopped is None:
+                ranks_by_phase.setdefault(status.phase or "", []).append(rank)
+        outside_step = ranks_by_phase.keys() - {"step", "done"}
+        return {
+            phase: Numbers.from_sequence(ranks)
+            for phase, ranks in ranks_by_phase.items()
+            if phase in outside_step or not outside_step
+        }

@@ -48,6 +48,7 @@ from jaxlaunch.records.verdict import (
     Verdict,
     render_numbers,
     render_stop_reason,
+    verdict_for,
     verdict_for_code,
 )
 from jaxlaunch.runs import history
@@ -156,8 +157,8 @@ class Finish:
 
 
 Action = (
-    Say | Send | SendStart | Disconnect | StartAttempt | JudgeAttempt | RecordAttempt | AwaitHosts | WriteEnd
-    | PublishEnd | Finish
+    Say | Send | SendStart | Disconnect | StartAttempt | JudgeAttempt | RecordAttempt | AwaitHosts
+    | WriteEnd | PublishEnd | Finish
 )  # fmt: skip
 
 
@@ -209,9 +210,8 @@ class Gang:
         previous = self.members.hellos.get(hello.host)
         joined = {} if previous is None else {hello.host: previous}
         replaces = self._config.job.replaces
-        reason = find_refusal(
-            hello, self._leader_hello, joined, self._config.hosts, replaces=replaces
-        )
+        hosts = self._config.hosts
+        reason = find_refusal(hello, self._leader_hello, joined, hosts, replaces=replaces)
         if replaces:
             # A host that comes late is told how the gang ended, or waits until it starts again.
             if self._is_late(hello.host):
@@ -235,20 +235,14 @@ class Gang:
                 rank = next(iter(self.members.table.ranks_of(hello.host)), None)
                 self.gathering.shorten_wait(now)
                 facts = Failure(FailureKind.REFUSED, detail=reason.message)
-                self.verdict = verdict_for_code(
-                    contract.BAD_SPEC, facts, rank=rank, host=hello.host
-                )
-                self._broadcast(
-                    "verdict", attempt=self.attempt_number + 1, verdict=self.verdict.to_json()
-                )
+                code = contract.BAD_SPEC
+                self.verdict = verdict_for_code(code, facts, rank=rank, host=hello.host)
+                fields = {"attempt": self.attempt_number + 1, "verdict": self.verdict.to_json()}
+                self._broadcast("verdict", **fields)
         previous = self.members.hellos.get(hello.host)
         is_outside = self._is_late(hello.host) or hello.host not in self.members.table
-        if (
-            self._config.job.replaces
-            and is_outside
-            and previous is not None
-            and previous.pod != hello.pod
-        ):
+        is_new_pod = previous is not None and previous.pod != hello.pod
+        if self._config.job.replaces and is_outside and is_new_pod:
             # A Job creates a pod again only after the previous one has ended.
             self.actions.append(Disconnect(hello.host))
             self.on_host_lost(hello.host, "its pod was replaced", now)
@@ -291,10 +285,8 @@ class Gang:
 
         A beat without news for a decision must stay cheap, because thousands arrive each second.
         """
-        if (
-            not attempt == self.attempt_number == self.attempt.number
-            or self.stage not in STAGES_WITH_RANKS
-        ):
+        is_current = attempt == self.attempt_number == self.attempt.number
+        if not is_current or self.stage not in STAGES_WITH_RANKS:
             return False
         self.attempt.ranks.merge_changes(host, changes)
         if self.stage is not RUN or self.growth.after_step is not None or not self.attempt.is_calm:
@@ -303,19 +295,17 @@ class Gang:
 
     def take_message(self, host: int, message: Mapping[str, Any], now: float) -> None:
         """Handle any other message. Raises on a malformed one."""
-        kind = message["type"]
+        kind, number = message["type"], self.attempt_number
         if kind == "stop":
             self._take_stop(host, codec.read_record(Stop, message).excess, now)
         elif kind == "kill":
-            self._log_text(
-                f"{self.members.hellos[host].description} received a second signal to stop"
-            )
+            name = self.members.hellos[host].description
+            self._log_text(f"{name} received a second signal to stop")
             self.attempt.kill(now)
-        elif message["attempt"] == self.attempt_number and kind == "gone":
+        elif message["attempt"] == number and kind == "gone":
             self.members.hosts_with_processes.discard(host)
         elif (
-            message["attempt"] == self.attempt_number == self.attempt.number
-            and self.stage in STAGES_WITH_RANKS
+            message["attempt"] == number == self.attempt.number and self.stage in STAGES_WITH_RANKS
         ):
             self.attempt.take_report(host, message, now, has_verdict=self.stage is Stage.KILL)
         self._advance_stage(now)
@@ -323,42 +313,19 @@ class Gang:
     def on_attempt_recorded(self, record: AttemptRecord, now: float) -> None:
         """Start another attempt in place, wait for a host, or end the gang."""
         self.records.append(record)
-        limit = self._config.job.in_place_limit
-        may_wait = self._may_await_replacement
+        limit, may_wait = self._config.job.in_place_limit, self._may_await_replacement
         members = self.members
-        has_grown = (
-            self.growth.is_stopping
-            and self.stop_cause is None
-            and contract.outcome_for_code(record.verdict.code).is_stop
-        )
+        is_stop = contract.outcome_for_code(record.verdict.code).is_stop
+        has_grown = self.growth.is_stopping and self.stop_cause is None and is_stop
         self.growth = Growth()
         if not has_grown:
             move = history.decide_next(self.records, limit, members.can_start or may_wait)
-            end_verdict = None if move.should_restart else move.verdict
-            if move.should_restart and self.stop_cause is not None:
-                end_verdict = _stop_verdict(
-                    self.stop_cause, StopOutcome.BETWEEN_ATTEMPTS, move.verdict
-                )
-            if end_verdict is not None:
-                others_stay = bool(
-                    members.stopping_hosts and members.hellos.keys() - members.stopping_hosts
-                )
-                is_stop = contract.outcome_for_code(end_verdict.code).is_stop
-                can_split = others_stay and may_wait and is_stop
-                if not can_split:
-                    self._end_run(end_verdict)
-                    return
-                # The stopped hosts leave, while the others wait for their replacements.
-                exhausted_verdict = history.give_up_verdict(
-                    self.records, self._config.generation, self._config.job.preempted_limit
-                )
-                if exhausted_verdict is not None:
-                    self._end_run(exhausted_verdict)
-                    return
-                leaving_hosts = self._release_stopped_hosts(end_verdict)
-                if not self._is_alone:
-                    missing_hosts = sorted({*members.missing_hosts, *leaving_hosts})
-                    self._wait_for_hosts(missing_hosts, now)
+            if not move.should_restart:
+                self._end_attempts(move.verdict, may_wait, now)
+                return
+            if (cause := self.stop_cause) is not None:
+                verdict = _stop_verdict(cause, StopOutcome.BETWEEN_ATTEMPTS, move.verdict)
+                self._end_attempts(verdict, may_wait, now)
                 return
             count = history.restarts_used(self.records, self._config.generation)
             self._log_text(
@@ -369,6 +336,22 @@ class Gang:
             self._start_attempt(now)
         else:
             self._wait_for_hosts(members.missing_hosts, now)
+
+    def _end_attempts(self, verdict: Verdict, may_wait: bool, now: float) -> None:
+        """End the run, or let only the stopped hosts leave while the others wait for new ones."""
+        members, config = self.members, self._config
+        others_stay = members.stopping_hosts and members.hellos.keys() - members.stopping_hosts
+        if not (others_stay and may_wait and contract.outcome_for_code(verdict.code).is_stop):
+            self._end_run(verdict)
+            return
+        limit = config.job.preempted_limit
+        exhausted_verdict = history.give_up_verdict(self.records, config.generation, limit)
+        if exhausted_verdict is not None:
+            self._end_run(exhausted_verdict)
+            return
+        leaving_hosts = self._release_stopped_hosts(verdict)
+        if not self._is_alone:
+            self._wait_for_hosts(sorted({*members.missing_hosts, *leaving_hosts}), now)
 
     def on_end_written(self, now: float) -> None:
         """Let the others leave, now that the end is on storage, which may have taken long."""
@@ -383,12 +366,8 @@ class Gang:
         self._advance_stage(now)
         limit_s = self._config.job.deadline_s
         is_over = self._deadline_at is not None and now >= self._deadline_at
-        if (
-            limit_s is not None
-            and is_over
-            and self.stop_cause is None
-            and self.stage is not Stage.LEAVE
-        ):
+        can_stop = self.stop_cause is None and self.stage is not Stage.LEAVE
+        if limit_s is not None and is_over and can_stop:
             self._stop_gang(now, StopFacts(StopReason.DEADLINE, deadline_s=limit_s))
 
     # --- transitions ------------------------------------------------------------------------------
@@ -437,12 +416,10 @@ class Gang:
         if hang.needs_stacks and not hang.is_requested:
             hang.is_requested = True
             self._broadcast("stacks")
-        if self.stop_cause is None and self.growth.begin_growth(
-            members, self.attempt.last_committed
-        ):
-            cause = StopFacts(
-                StopReason.GROWTH, hosts=members.next_size, hosts_before=len(members.table)
-            )
+        last_committed = self.attempt.last_committed
+        if self.stop_cause is None and self.growth.begin_growth(members, last_committed):
+            size, hosts = members.next_size, len(members.table)
+            cause = StopFacts(StopReason.GROWTH, hosts=size, hosts_before=hosts)
             self._log_text(render_stop_reason(cause))
             # Nobody ends these pods, so a save has its own timeout and not the grace period.
             save_s = self._config.job.phase_timeouts_s["save"]
@@ -456,17 +433,12 @@ class Gang:
     def _start_attempt(self, now: float) -> None:
         follows_lost_attempt = self.attempt.number == self.attempt_number and bool(self.records)
         self.attempt_number += 1
-        self.attempt = Attempt(
-            self.attempt_number, self.members.assign_ranks(), self._config.job.platform
-        )
+        ranks = self.members.assign_ranks()
+        self.attempt = Attempt(self.attempt_number, ranks, self._config.job.platform)
         self.stage, self.verdict, self.growth = Stage.RUN, None, Growth()
-        counts = (
-            (self.members.table.process_count, "process", "es"),
-            (len(self.members.table), "host", "s"),
-        )
-        size = " on ".join(
-            f"{count} {noun}{plural if count > 1 else ''}" for count, noun, plural in counts
-        )
+        processes, hosts = self.members.table.process_count, len(self.members.table)
+        size = f"{processes} process{'es' if processes > 1 else ''} on {hosts} host"
+        size += "s" if hosts > 1 else ""
         self._log_text(f"starting attempt {self.attempt_number}: {size}")
         self.actions.append(StartAttempt(follows_lost_attempt))
         self.actions.append(SendStart(sorted(self.members.present_hosts)))
@@ -522,27 +494,22 @@ class Gang:
         if excess is None and self._config.job.replaces:
             if host not in members.table and self.stage is Stage.RUN:
                 # The gang continues without a spare.
-                self._dismiss_host(
-                    host, _stop_verdict(OUTSIDE_STOP, StopOutcome.NO_RANK), is_alone=True
-                )
+                verdict = _stop_verdict(OUTSIDE_STOP, StopOutcome.NO_RANK)
+                self._dismiss_host(host, verdict, is_alone=True)
                 return
             members.stopping_hosts.add(host)
             if self.stage is Stage.GATHER and self.verdict is None:
-                last_verdict = (
-                    self.records[-1].verdict
-                    if self.records and self._may_await_replacement
-                    else None
-                )
-                if last_verdict is None or not contract.outcome_for_code(last_verdict.code).is_stop:
-                    outcome = StopOutcome.BETWEEN_ATTEMPTS
-                    if last_verdict is None:
-                        outcome = StopOutcome.NOT_JOINED
-                    last_verdict = _stop_verdict(OUTSIDE_STOP, outcome, last_verdict)
-                self._release_stopped_hosts(last_verdict)
+                verdict = _stop_verdict(OUTSIDE_STOP, StopOutcome.NOT_JOINED)
+                if self.records and self._may_await_replacement:
+                    outcome, verdict = StopOutcome.BETWEEN_ATTEMPTS, self.records[-1].verdict
+                    if not contract.outcome_for_code(verdict.code).is_stop:
+                        verdict = _stop_verdict(OUTSIDE_STOP, outcome, verdict)
+                self._release_stopped_hosts(verdict)
                 return
-        self._stop_gang(
-            now, StopFacts(StopReason.DISK_EXCEEDED, excess=excess) if excess else OUTSIDE_STOP
-        )
+        cause = OUTSIDE_STOP
+        if excess is not None:
+            cause = StopFacts(StopReason.DISK_EXCEEDED, excess=excess)
+        self._stop_gang(now, cause)
 
     def _stop_gang(self, now: float, cause: StopFacts) -> None:
         if self.stop_cause is not None:
@@ -551,10 +518,10 @@ class Gang:
         # A pod that is evicted for its own excess is gone within a second.
         is_evicted, reason = cause.reason is StopReason.DISK_EXCEEDED, render_stop_reason(cause)
         deadline_s = 0.0 if is_evicted else max(0.0, self._config.job.grace_s - GRACE_MARGIN_S)
-        can_save = self.stage is Stage.RUN and not is_evicted
-        self._log_text(
-            f"{reason}: the processes have {deadline_s:.0f} s to save" if can_save else reason
-        )
+        if self.stage is Stage.RUN and not is_evicted:
+            self._log_text(f"{reason}: the processes have {deadline_s:.0f} s to save")
+        else:
+            self._log_text(reason)
         if self.stage is Stage.GATHER and self.verdict is None:
             self._judge_attempt(_stop_verdict(cause, StopOutcome.NOT_JOINED), now)
         elif self.stage is Stage.RUN:
@@ -600,7 +567,5 @@ def _stop_verdict(
 ) -> Verdict:
     """Return the verdict on a stop while no process ran."""
     stop = dataclasses.replace(cause, outcome=outcome)
-    facts = Failure(
-        FailureKind.STOPPED, stop=stop, cause=None if previous is None else previous.facts
-    )
-    return verdict_for_code(cause.verdict_code, facts)
+    previous_facts = None if previous is None else previous.facts
+    return verdict_for(Failure(FailureKind.STOPPED, stop=stop, cause=previous_facts))

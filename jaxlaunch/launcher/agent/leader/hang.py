@@ -60,30 +60,23 @@ class ThreadStack:
     @property
     def _user_frame_index(self) -> int:
         """Index of the innermost frame outside of the standard library, else 0."""
-        return next(
-            (
-                index
-                for index, (_, frame) in enumerate(self.frames)
-                if not _STANDARD_LIBRARY.search(frame.file)
-            ),
-            0,
-        )
+        for index, (_, frame) in enumerate(self.frames):
+            if not _STANDARD_LIBRARY.search(frame.file):
+                return index
+        return 0
 
     @property
     def _module_frame_index(self) -> int:
         """Index of the innermost frame of module-level code, which runs imports, else 0."""
-        return next(
-            (index for index, (_, frame) in enumerate(self.frames) if frame.name == "<module>"), 0
-        )
+        names = [frame.name for _, frame in self.frames]
+        return names.index("<module>") if "<module>" in names else 0
 
     @property
     def short_text(self) -> str:
         """Text of the thread with only the frames that show what it does."""
         shown_indices = sorted({0, self._user_frame_index, self._module_frame_index})
-        return "".join(
-            f"{line}\n"
-            for line in (self.header, *(self.frames[index][0] for index in shown_indices))
-        )
+        lines = [self.header, *(self.frames[index][0] for index in shown_indices)]
+        return "\n".join([*lines, ""])
 
     @property
     def is_importing(self) -> bool:
@@ -96,9 +89,8 @@ class ThreadStack:
     def is_waiting(self) -> bool:
         """Return whether the thread waits for the device or for other ranks."""
         _, frame = self.frames[self._user_frame_index]
-        is_in_jax = _JAX_FILE.search(frame.file) is not None and not frame.name.startswith(
-            _COMPILE_FUNCTION
-        )
+        is_compiling = frame.name.startswith(_COMPILE_FUNCTION)
+        is_in_jax = _JAX_FILE.search(frame.file) is not None and not is_compiling
         return self.is_coordinating or (is_in_jax and not self.is_importing)
 
     @property
@@ -109,9 +101,8 @@ class ThreadStack:
     @property
     def is_idle(self) -> bool:
         """Return whether the thread is in the standard library."""
-        return (
-            _STANDARD_LIBRARY.search(self.frames[0][1].file) is not None and not self.is_importing
-        )
+        is_in_library = _STANDARD_LIBRARY.search(self.frames[0][1].file) is not None
+        return is_in_library and not self.is_importing
 
 
 def shorten_stacks(text: str) -> str:
@@ -120,10 +111,10 @@ def shorten_stacks(text: str) -> str:
 
 
 def _are_waiting(threads: Sequence[ThreadStack]) -> bool:
-    return bool(threads) and (
-        threads[-1].is_waiting
-        or (threads[-1].is_idle and any(thread.is_coordinating for thread in threads))
-    )
+    if not threads:
+        return False
+    is_coordinating = any(thread.is_coordinating for thread in threads)
+    return threads[-1].is_waiting or (threads[-1].is_idle and is_coordinating)
 
 
 def _parse_threads(text: str) -> list[ThreadStack]:
@@ -151,11 +142,9 @@ class RankStacks:
         """Parse the stacks of the ranks with a status. Ranks without a text wrote none."""
         self._statuses = statuses
         self._threads = {rank: _parse_threads(texts.get(rank, "")) for rank in sorted(statuses)}
-        self._places = {
-            rank: _describe_place(statuses[rank], threads)
-            for rank, threads in self._threads.items()
-        }
-        self._is_waiting = {rank: _are_waiting(threads) for rank, threads in self._threads.items()}
+        items = self._threads.items()
+        self._places = {rank: _describe_place(statuses[rank], threads) for rank, threads in items}
+        self._is_waiting = {rank: _are_waiting(threads) for rank, threads in items}
 
     @property
     def waiting_ranks(self) -> list[int]:
@@ -178,9 +167,9 @@ class RankStacks:
                 descriptions.append(f"{_rank_phrase(ranks)} {place}")
             else:
                 other_ranks += ranks
-        return ", ".join(
-            [*descriptions, *([f"{_rank_phrase(other_ranks)} elsewhere"] if other_ranks else [])]
-        )
+        if other_ranks:
+            descriptions.append(f"{_rank_phrase(other_ranks)} elsewhere")
+        return ", ".join(descriptions)
 
     def find_suspect(self, first_overdue_rank: int) -> int:
         """Return the rank that the others most likely wait for.
@@ -189,25 +178,19 @@ class RankStacks:
         others do; the odd one out; the one furthest behind; the one with a thread that no other
         rank has; the one whose timeout passed first.
         """
-        frames = {
-            rank: [thread.frames[0][1] for thread in stack] for rank, stack in self._threads.items()
-        }
+        stacks = self._threads.items()
+        frames = {rank: [thread.frames[0][1] for thread in threads] for rank, threads in stacks}
         place_counts = Counter(self._places.values())
-        frame_counts = Counter(
-            str(frame) for rank_frames in frames.values() for frame in set(rank_frames)
-        )
+        frame_counts = Counter(str(frame) for stack in frames.values() for frame in set(stack))
 
         def suspicion_key(rank: int) -> tuple[bool, bool, int, int, int, bool]:
-            rank_frames = frames[rank]
+            unique_frames = [frame for frame in frames[rank] if frame_counts[str(frame)] == 1]
             return (
-                bool(rank_frames),
+                bool(frames[rank]),
                 self._is_waiting[rank],
                 place_counts[self._places[rank]],
                 self._statuses[rank].step or 0,
-                -sum(
-                    frame_counts[str(frame)] == 1 and not _JAX_FILE.search(frame.file)
-                    for frame in rank_frames
-                ),
+                -sum(not _JAX_FILE.search(frame.file) for frame in unique_frames),
                 rank != first_overdue_rank,
             )
 
@@ -216,10 +199,10 @@ class RankStacks:
 
 def _describe_place(status: Status, threads: Sequence[ThreadStack]) -> str:
     phase = f"in {status.phase} " if status.phase else ""
-    activity = "importing " if threads and threads[-1].is_importing else ""
-    return (
-        f"{phase}{activity}in {threads[-1].frames[0][1]}" if threads else f"{phase}without a stack"
-    )
+    if not threads:
+        return f"{phase}without a stack"
+    activity = "importing " if threads[-1].is_importing else ""
+    return f"{phase}{activity}in {threads[-1].frames[0][1]}"
 
 
 def _rank_phrase(ranks: list[int]) -> str:
@@ -286,22 +269,18 @@ class Hang:
         if self._awaited_ranks is None:
             self._awaited_ranks = list(range(len(self._statuses.by_rank)))
         is_complete = self._have_stacks(self._awaited_ranks) and not self._hosts_without_nccl
-        if self._culprit_event is None and (
-            now - self._first_timeout[0] >= STACKS_TIMEOUT_S or is_complete
-        ):
+        is_over = is_complete or now - self._first_timeout[0] >= STACKS_TIMEOUT_S
+        if self._culprit_event is None and is_over:
             self._culprit_event = self._find_culprit(self._first_timeout[1])
         return self._culprit_event
 
     def awaits_stacks(self, now: float) -> bool:
         """Return whether awaited stacks would show which living rank does not run at all."""
         if self._stall_check is None:
-            ranks = [
-                rank for rank, status in enumerate(self._statuses.by_rank) if _writes_stacks(status)
-            ]
-            self._stall_check = now, ranks
-        return now - self._stall_check[0] < STACKS_TIMEOUT_S and not self._have_stacks(
-            self._stall_check[1]
-        )
+            statuses = enumerate(self._statuses.by_rank)
+            self._stall_check = now, [rank for rank, status in statuses if _writes_stacks(status)]
+        since, ranks = self._stall_check
+        return now - since < STACKS_TIMEOUT_S and not self._have_stacks(ranks)
 
     def find_stalled_rank(self, echo: Event) -> Event | None:
         """Return the hang of a rank that handles no signal, while its peers failed as in `echo`."""
@@ -313,15 +292,8 @@ class Hang:
         if not stalled:
             return None
         rank = RankStacks(stalled, self.stacks).find_suspect(min(stalled))
-        host = self._statuses.find_host(rank)
-        return Event(
-            EventKind.HANG,
-            host,
-            rank,
-            stalled[rank],
-            hang=HangFacts(),
-            peers=failure_for_event(echo),
-        )
+        host, peers = self._statuses.find_host(rank), failure_for_event(echo)
+        return Event(EventKind.HANG, host, rank, stalled[rank], hang=HangFacts(), peers=peers)
 
     def _have_stacks(self, awaited_ranks: list[int]) -> bool:
         statuses = self._statuses.by_rank
@@ -333,22 +305,16 @@ class Hang:
 
     def _find_culprit(self, event: Event) -> Event:
         """Return the event of the timeout with the rank that the others wait for."""
-        living: Mapping[int, Status] = self._statuses.living_statuses() or {
-            event.rank: event.status
-        }
+        living = self._statuses.living_statuses() or {event.rank: event.status}
         analysis = RankStacks(living, self.stacks)
         culprit = analysis.find_suspect(event.rank if event.rank in living else min(living))
         waiting_ranks, status = analysis.waiting_ranks, living[culprit]
-        facts = dataclasses.replace(
-            event.hang or HangFacts(), stacks=analysis.describe_places(culprit)
-        )
+        places = analysis.describe_places(culprit)
+        facts = dataclasses.replace(event.hang or HangFacts(), stacks=places)
         if waiting_ranks and culprit not in waiting_ranks:
-            late_ranks = sorted(living.keys() - waiting_ranks)
-            facts = dataclasses.replace(
-                facts,
-                waiting=Numbers.from_sequence(waiting_ranks),
-                late=Numbers.from_sequence(late_ranks),
-            )
+            late = Numbers.from_sequence(sorted(living.keys() - waiting_ranks))
+            waiting = Numbers.from_sequence(waiting_ranks)
+            facts = dataclasses.replace(facts, waiting=waiting, late=late)
         if self.nccl and (faults := nccl.describe_faults(self.nccl)):
             facts = dataclasses.replace(facts, nccl=faults)
         host = self._statuses.find_host(culprit)

@@ -8,7 +8,6 @@ import math
 from collections import OrderedDict
 from collections.abc import Collection, Mapping
 
-from jaxlaunch import contract
 from jaxlaunch.launcher.agent.gang.config import Config
 from jaxlaunch.launcher.agent.gang.protocol import Hello
 from jaxlaunch.records.verdict import (
@@ -18,7 +17,7 @@ from jaxlaunch.records.verdict import (
     RendezvousFacts,
     Verdict,
     render_numbers,
-    verdict_for_code,
+    verdict_for,
 )
 
 # Seconds between two log lines about missing hosts.
@@ -160,22 +159,15 @@ class Gathering:
         waited_s = now - self._started_at
         if now >= self._deadline:
             missing_hosts, timeout_key = members.missing_hosts, f"timeouts.{self._phase}"
-            rendezvous = RendezvousFacts(
-                Numbers.from_sequence(missing_hosts), waited_s, timeout_key, tuple(self.refusals)
-            )
+            hosts, refusals = Numbers.from_sequence(missing_hosts), tuple(self.refusals)
+            rendezvous = RendezvousFacts(hosts, waited_s, timeout_key, refusals)
             facts = Failure(FailureKind.NOT_JOINED, rendezvous=rendezvous)
-            return verdict_for_code(
-                contract.LOST,
-                facts,
-                rank=members.table.ranks_of(missing_hosts[0])[0],
-                host=missing_hosts[0],
-            )
+            rank = members.table.ranks_of(missing_hosts[0])[0]
+            return verdict_for(facts, rank=rank, host=missing_hosts[0])
         if now - self._logged_at >= LOG_INTERVAL_S:
             self._logged_at = now
-            return (
-                f"waiting for {render_numbers(members.missing_hosts)} of {len(members.table)}, for "
-                f"{waited_s:.0f} s so far"
-            )
+            hosts_text = f"{render_numbers(members.missing_hosts)} of {len(members.table)}"
+            return f"waiting for {hosts_text}, for {waited_s:.0f} s so far"
         return None
 
 
@@ -200,14 +192,11 @@ class Growth:
         return True
 
     def begin_growth(self, members: Membership, committed_step: int | None) -> bool:
-        """Begin to grow if the ranks have saved since the plan, and return whether they stop now."""
+        """Begin to grow if the ranks have saved since the plan. Return whether they stop now."""
         hosts = len(members.table)
-        has_saved = (
-            committed_step is not None
-            and self.after_step is not None
-            and committed_step > self.after_step
-        )
-        if self.is_stopping or not has_saved or members.next_size <= hosts:
+        if committed_step is None or self.after_step is None or committed_step <= self.after_step:
+            return False
+        if self.is_stopping or members.next_size <= hosts:
             return False
         self.is_stopping, members.min_hosts = True, hosts
         return True

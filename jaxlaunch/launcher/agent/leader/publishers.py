@@ -117,20 +117,15 @@ class PodLog:
             ranks_per_host: Ranks that each host holds.
             processes: Largest number of ranks.
         """
-        if (
-            self._write is None
-            or not (self._generation or records)
-            or self._past_count == len(records)
-        ):
+        is_written = self._past_count == len(records)
+        if self._write is None or is_written or not (self._generation or records):
             return
         self._past_count = len(records)
         self._committed = furthest_step(*(record.last_committed for record in records))
         last_record = records[-1] if records else None
-        number, generation = (
-            (last_record.attempt, last_record.generation)
-            if last_record
-            else (0, self._generation - 1)
-        )
+        number, generation = 0, self._generation - 1
+        if last_record is not None:
+            number, generation = last_record.attempt, last_record.generation
         ends = history.restarts_by_cause(records, number + 1)
         self._write_line(
             PastLine(
@@ -147,19 +142,15 @@ class PodLog:
                 PastLine(**self._line_fields(record.attempt, record.generation), **fields)
             )
         # The record has members if hosts held other ranks than their indexes imply.
-        members = (
-            parse_members(last_record.members, ranks_per_host, processes)
-            if last_record is not None and last_record.members is not None
-            else None
-        )
+        members = None
+        if last_record is not None and last_record.members is not None:
+            members = parse_members(last_record.members, ranks_per_host, processes)
         failed_rank = last_record and last_record.rank
-        for rank, lines in run_folder.read_log_tails(
-            start, sorted(range(processes), key=lambda rank: rank != failed_rank)
-        ):
+        fields = self._line_fields(number, generation)
+        ranks = sorted(range(processes), key=lambda rank: rank != failed_rank)
+        for rank, lines in run_folder.read_log_tails(start, ranks):
             host = None if members is None else members.host_of(rank)
-            self._write_line(
-                TailLine(**self._line_fields(number, generation), rank=rank, lines=lines, host=host)
-            )
+            self._write_line(TailLine(**fields, rank=rank, lines=lines, host=host))
 
     def write_beat(
         self, read_view: Callable[[], GangView], now: float, is_news: bool = False
@@ -291,16 +282,13 @@ class RankSampler:
         """Sample if it is time to or `is_due`; write every `write_every_s` seconds at most."""
         if not statuses or not (is_due or self._history.is_due(time.time())):
             return
-        letters = rank_history.LETTERS
-        unknown_letter = rank_history.UNKNOWN
-        ended_letter = rank_history.ENDED
+        letters, unknown = rank_history.LETTERS, rank_history.UNKNOWN
         phases = (
-            letters.get(status.phase, unknown_letter) if status.exit is None else ended_letter
+            letters.get(status.phase, unknown) if status.exit is None else rank_history.ENDED
             for status in statuses
         )
-        self._history.add_column(
-            time.time(), phases, (status.step if status.stepped else None for status in statuses)
-        )
+        steps = (status.step if status.stepped else None for status in statuses)
+        self._history.add_column(time.time(), phases, steps)
         if (now := time.monotonic()) - self._written_at >= write_every_s:
             self._written_at = now
             self._writer.keep(self._history.to_json_bytes())
@@ -336,12 +324,8 @@ class JobSetAnnotator:
         """Replace the annotation, and log the first failure."""
         if self._is_refused:
             return
-        patch = {
-            "metadata": {
-                "uid": progress.uid,
-                "annotations": {contract.ANNOTATION: progress.to_json()},
-            }
-        }
+        annotations = {contract.ANNOTATION: progress.to_json()}
+        patch = {"metadata": {"uid": progress.uid, "annotations": annotations}}
         try:
             code, message = self._send_patch(json.dumps(patch).encode())
             self._is_refused = 400 <= code < 500 and code != 429
@@ -350,10 +334,8 @@ class JobSetAnnotator:
             fault = str(error) or type(error).__name__
         if fault is not None and not self._has_failed:
             self._has_failed = True
-            self._say(
-                "how far the job is cannot be written on its JobSet (patch jobsets "
-                f"{self._name}): {fault}"
-            )
+            request = f"patch jobsets {self._name}"
+            self._say(f"how far the job is cannot be written on its JobSet ({request}): {fault}")
 
     def _send_patch(self, body: bytes) -> tuple[int, str]:
         """Send a merge patch, and return the HTTP status and the beginning of the answer."""
@@ -369,10 +351,8 @@ class JobSetAnnotator:
         path = _JOBSET_PATH.format((self._account / "namespace").read_text().strip(), self._name)
         # The token is replaced about once an hour.
         token = (self._account / "token").read_text().strip()
-        headers = {
-            "Content-Type": "application/merge-patch+json",
-            "Authorization": f"Bearer {token}",
-        }
+        kind = "application/merge-patch+json"
+        headers = {"Content-Type": kind, "Authorization": f"Bearer {token}"}
         try:
             connection.request("PATCH", path, body, headers)
             response = connection.getresponse()
@@ -414,9 +394,8 @@ class Notifier:
         self._best_step: Any = None
         if options and not self._url.startswith(_SCHEMES):
             self._events = frozenset()
-            say(
-                f"notify: {options.get('url')} holds no http:// or https:// address; nobody is told"
-            )
+            name = options.get("url")
+            say(f"notify: {name} holds no http:// or https:// address; nobody is told")
 
     def check_progress(self, read_view: Callable[[], GangView], now: float) -> None:
         """Notify about a job without progress, and about a new best evaluation."""
@@ -426,48 +405,29 @@ class Notifier:
         metrics = view.metrics or {}
         previous_best_step, self._best_step = self._best_step, metrics.get(contract.Key.BEST_STEP)
         if self._best_step is not None and self._best_step != previous_best_step:
-            evaluation_metrics = {
-                key: value for key, value in metrics.items() if key.startswith(contract.EVAL_PREFIX)
-            }
-            self._queue_message(
-                "best",
-                f"has its best evaluation so far at step {self._best_step}",
-                metrics=evaluation_metrics,
-            )
-        state = (
-            view.stage,
-            view.attempt,
-            view.step,
-            sorted({status.phase for status in view.statuses}, key=str),
-        )
+            prefix, text = contract.EVAL_PREFIX, "has its best evaluation so far at step"
+            means = {key: value for key, value in metrics.items() if key.startswith(prefix)}
+            self._queue_message("best", f"{text} {self._best_step}", metrics=means)
+        phases = sorted({status.phase for status in view.statuses}, key=str)
+        state = (view.stage, view.attempt, view.step, phases)
         if state != self._state:
             self._state, self._changed_at, self._is_stalled = state, now, False
         elif self._stall_s and not self._is_stalled and now - self._changed_at >= self._stall_s:
             self._is_stalled = True
-            place = (
-                f"waits for {len(view.missing)} hosts"
-                if view.missing
-                else f"is at step {view.step}"
-            )
-            self._queue_message(
-                "stall",
-                f"{place} without progress for {now - self._changed_at:.0f} s",
-                step=view.step,
-            )
+            place, stalled_s = f"is at step {view.step}", now - self._changed_at
+            if view.missing:
+                place = f"waits for {len(view.missing)} hosts"
+            text = f"{place} without progress for {stalled_s:.0f} s"
+            self._queue_message("stall", text, step=view.step)
 
     def notify_verdict(self, verdict: Verdict, attempt: int) -> None:
         """Notify about the end of an attempt."""
         is_done = verdict.code == contract.DONE
-        fields = {
-            "attempt": attempt,
-            "code": verdict.code,
-            "cause": verdict.cause,
-            "step": verdict.step,
-        }
+        fields = {name: getattr(verdict, name) for name in ("rank", "code", "cause", "step")}
         place = "" if verdict.step is None else f" at step {verdict.step}"
         outcome = "is done" if is_done else f"ended attempt {attempt}"
         text = f"{outcome}{place}: {verdict.message} (exit {verdict.code})"
-        self._queue_message("done" if is_done else "failure", text, rank=verdict.rank, **fields)
+        self._queue_message("done" if is_done else "failure", text, attempt=attempt, **fields)
 
     def begin_closing(self) -> None:
         """Limit the time for queued messages, because the job is about to end here."""
@@ -475,21 +435,14 @@ class Notifier:
 
     def is_busy(self, now: float) -> bool:
         """Return whether the end must still wait for a message."""
-        return (
-            now < self._close_deadline and self._queue.unfinished_tasks > 0 and not self._has_failed
-        )
+        has_messages = self._queue.unfinished_tasks > 0
+        return has_messages and now < self._close_deadline and not self._has_failed
 
     def _queue_message(self, event: str, text: str, **fields: Any) -> None:
         if event not in self._events:
             return
-        line = f"{self._name} {text}"
-        message = {
-            "event": event,
-            "job": self._name,
-            "text": line,
-            "time": round(time.time(), 3),
-            **fields,
-        }
+        line, now = f"{self._name} {text}", round(time.time(), 3)
+        message = {"event": event, "job": self._name, "text": line, "time": now, **fields}
         if self._is_slack:
             message = {"text": line.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")}
         with contextlib.suppress(queue.Full):
@@ -515,9 +468,8 @@ class Notifier:
         """Send a message, and return the reason of a failure without the secret address."""
         headers = {"Content-Type": "application/json", "User-Agent": "jaxlaunch"}
         try:
-            request = urllib.request.Request(
-                self._url, json.dumps(message).encode(), headers, method="POST"
-            )
+            body = json.dumps(message).encode()
+            request = urllib.request.Request(self._url, body, headers, method="POST")
             with urllib.request.urlopen(request, timeout=ANSWER_TIMEOUT_S):
                 return None
         except urllib.error.HTTPError as error:

@@ -80,10 +80,9 @@ class RankStatuses:
         """
         # A spare has no ranks, and its beats have no changes.
         for key, fields in changes.items():
-            host_ranks = self.ranks_by_host[host]
-            ranks = (
-                host_ranks if key == self._host_keys[host] else parse_rank_range(key, host_ranks)
-            )
+            ranks = self.ranks_by_host[host]
+            if key != self._host_keys[host]:
+                ranks = parse_rank_range(key, ranks)
             statuses = self.by_rank[ranks.start : ranks.stop]
             # The ranks of a host nearly always have the same status.
             if statuses.count(statuses[0]) == len(statuses):
@@ -102,18 +101,13 @@ class RankStatuses:
             _move_count(self._steps, old_status.step, new_status.step, count)
         if new_status.jax != old_status.jax:
             _move_count(self.versions, old_status.jax, new_status.jax, count)
-        if new_status.committed is not None and (
-            self.committed is None or new_status.committed > self.committed
-        ):
-            self.committed = new_status.committed
-        first = new_status.first_committed
+        committed, first = new_status.committed, new_status.first_committed
+        if committed is not None and (self.committed is None or committed > self.committed):
+            self.committed = committed
         if first is not None and (self.first_committed is None or first < self.first_committed):
             self.first_committed = first
-        if (
-            new_status.exit is not None
-            or old_status.exit is not None
-            or new_status.left is not old_status.left
-        ):
+        has_ended = new_status.exit is not None or old_status.exit is not None
+        if has_ended or new_status.left is not old_status.left:
             self.alive += count * ((new_status.exit is None) - (old_status.exit is None))
             self.staying += count * (_is_staying(new_status) - _is_staying(old_status))
             self.unclean += count * (old_status.has_ended_cleanly - new_status.has_ended_cleanly)

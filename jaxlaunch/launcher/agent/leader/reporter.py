@@ -20,6 +20,7 @@ from jaxlaunch.launcher.agent.gang.clock import Clock
 from jaxlaunch.launcher.agent.gang.config import Config, describe_versions, read_versions
 from jaxlaunch.launcher.agent.gang.progress import Status
 from jaxlaunch.launcher.agent.gang.protocol import Hello
+from jaxlaunch.launcher.agent.io.link import bracket_ipv6
 from jaxlaunch.launcher.agent.io.loop import Loop
 from jaxlaunch.launcher.agent.leader import publishers
 from jaxlaunch.launcher.agent.leader.gang import Gang, Stage
@@ -88,9 +89,8 @@ class RunState:
     def saved_step(self) -> int | None:
         """Newest step on storage, from all sources."""
         steps = (record.last_committed for record in self._gang.records)
-        return furthest_step(
-            self.starts.known_saved_step, *steps, self._gang.attempt.ranks.committed
-        )
+        committed_step = self._gang.attempt.ranks.committed
+        return furthest_step(self.starts.known_saved_step, *steps, committed_step)
 
     def start_fields(self) -> dict[str, int | None]:
         """Return the number of this start, and the newest step of attempts before this one.
@@ -100,10 +100,8 @@ class RunState:
         saved_step = history.newest_saved_step(self._gang.records, self._config.generation)
         if saved_step is None and self.starts.has_earlier_checkpoints:
             saved_step = 0
-        return {
-            "start": self.starts.number,
-            "saved": furthest_step(saved_step, self._gang.members.saved_step),
-        }
+        saved_step = furthest_step(saved_step, self._gang.members.saved_step)
+        return {"start": self.starts.number, "saved": saved_step}
 
     def attempt_seconds(self, seconds: Mapping[str, float]) -> dict[str, float]:
         """Return the seconds of this attempt, given those of the run."""
@@ -241,9 +239,8 @@ class Reporter:
         self._summary_writer = LatestWriter[Summary](self.state.starts.write_summary)
         self._annotator: LatestWriter[ProgressAnnotation] | None = None
         if config.is_pod and publishers.has_token():
-            self._annotator = LatestWriter(
-                JobSetAnnotator(config.job.name, say_from_thread).annotate
-            )
+            annotator = JobSetAnnotator(config.job.name, say_from_thread)
+            self._annotator = LatestWriter(annotator.annotate)
         self._notifier = Notifier(config.job.name, os.environ, say)
         self._sampler = RankSampler(run_folder)
         # Newest committed step and stage in the summary, and the monotonic times of the last
@@ -260,9 +257,8 @@ class Reporter:
     def log_past(self) -> None:
         """Write the attempts of earlier pods to the pod's log."""
         ranks = self._config.job.processes_per_host, self._config.processes
-        self._pod_log.write_past(
-            self._gang.records, self._run_folder, self.state.starts.number, *ranks
-        )
+        start = self.state.starts.number
+        self._pod_log.write_past(self._gang.records, self._run_folder, start, *ranks)
 
     def add_metrics(self, metrics: Any) -> None:
         """Keep the newest metrics of rank 0."""
@@ -361,21 +357,15 @@ class Reporter:
     def is_busy(self, now: float) -> bool:
         """Return whether the end must still wait for the webhook or the JobSet."""
         is_annotating = self._annotator is not None and self._annotator.is_busy
-        return self._notifier.is_busy(now) or (
-            is_annotating and now < self._annotated_at + ANNOTATE_WAIT_S
-        )
+        may_annotate = now < self._annotated_at + ANNOTATE_WAIT_S
+        return self._notifier.is_busy(now) or (is_annotating and may_annotate)
 
     def list_agents(self, agents: Sequence[tuple[Hello, str]]) -> None:
         """Write the address and the ranks of each host's agent."""
         rows = []
         for hello, ip in agents:
-            # An IPv4 peer on a dual-stack socket.
-            plain = ip.removeprefix("::ffff:")
-            address = (
-                f"[{plain}]:{hello.metrics_port}"
-                if ":" in plain
-                else f"{plain}:{hello.metrics_port}"
-            )
+            # An IPv4 peer on a dual-stack socket has this prefix.
+            address = f"{bracket_ipv6(ip.removeprefix('::ffff:'))}:{hello.metrics_port}"
             ranks = list(self._gang.members.table.ranks_of(hello.host))
             rows.append({"host": hello.host, "address": address, "pid": hello.pid, "ranks": ranks})
         self._run_folder.write_json(AGENTS, rows)
@@ -389,9 +379,8 @@ class Reporter:
         """
         self._written = (self._gang.attempt.ranks.committed, self._gang.stage)
         self._summary_at = now
-        wait_s = (
-            LOCAL_WRITE_INTERVAL_S if is_urgent or (self._config.is_local and has_news) else 0.0
-        )
+        must_wait = is_urgent or (self._config.is_local and has_news)
+        wait_s = LOCAL_WRITE_INTERVAL_S if must_wait else 0.0
         self._summary_writer.keep(self.state.build_summary(None), wait_s=wait_s)
 
     def _queue_annotation(self, when: str, verdict: Verdict | None) -> None:
@@ -403,24 +392,19 @@ class Reporter:
 def job_fields(config: Config, environ: Mapping[str, str]) -> dict[str, Any]:
     """Return the job as its pods received it, under those keys of job.yaml that pods read."""
     job, slices = config.job, int(environ.get(contract.SLICES, "1"))
-    devices = (
-        {}
-        if job.platform == "tpu"
-        else {"per_host": job.devices_per_process * job.processes_per_host}
-    )
+    accelerator: dict[str, Any] = {"type": job.accelerator}
+    if job.platform != "tpu":
+        accelerator["per_host"] = job.devices_per_process * job.processes_per_host
+    timeouts = {phase: round(limit) for phase, limit in job.timeouts_s.items() if limit is not None}
     hosts = job.sizes[-1] if job.sizes else config.hosts // slices
     fields: dict[str, Any] = {
         "name": job.name,
         "hosts": {"min": job.sizes[0], "max": hosts} if len(job.sizes) > 1 else hosts,
         "slices": slices,
         "processes_per_host": job.processes_per_host,
-        "accelerator": {"type": job.accelerator, **devices},
+        "accelerator": accelerator,
         "restarts": {"crash": job.crash_limit, "in_place": job.in_place_limit},
-        "timeouts": {
-            phase: round(limit_s)
-            for phase, limit_s in job.timeouts_s.items()
-            if limit_s is not None
-        },
+        "timeouts": timeouts,
         "grace": round(job.grace_s),
         "deadline": None if job.deadline_s is None else round(job.deadline_s),
         "workdir": job.workdir,
@@ -464,12 +448,8 @@ class LeaderReport:
         """Build the report from host 0's last message, which is empty if there was none."""
         if "of" not in gang:
             return cls(attempt, agent_started_at)
-        return cls(
-            attempt,
-            agent_started_at,
-            codec.read_record(AttemptProgress, gang["of"]),
-            gang["seconds"],
-        )
+        progress = codec.read_record(AttemptProgress, gang["of"])
+        return cls(attempt, agent_started_at, progress, gang["seconds"])
 
 
 def record_end_without_leader(
@@ -488,7 +468,10 @@ def record_end_without_leader(
     """
     summary = folder.read_summary(config.uid)
     has_joined = report.attempt > 0 or report.progress is not None
-    is_fresh = summary is not None and _is_fresh(summary)
+    is_fresh = False
+    if summary is not None and summary.verdict is None and summary.of is not None:
+        # The host 0 that wrote it is alive.
+        is_fresh = abs(time.time() - summary.of.at) < SUMMARY_FRESHNESS_S
     if not has_joined and summary is not None and summary.of is not None:
         if is_fresh and summary.of.generation == config.generation:
             return
@@ -500,9 +483,8 @@ def record_end_without_leader(
         # Host 0 continued without this host, which was stalled, and has recorded the end of the
         # attempt; or no other host 0 took its place.
         if config.job.replaces and summary is not None and summary.verdict is None and not is_fresh:
-            RunStarts(folder, config.uid).write_summary(
-                dataclasses.replace(summary, verdict=verdict)
-            )
+            end_summary = dataclasses.replace(summary, verdict=verdict)
+            RunStarts(folder, config.uid).write_summary(end_summary)
         return
     summary, progress = _last_known_attempt(folder, config, report, records)
     committed_statuses = [status for status in statuses if status.first_committed is not None]
@@ -527,12 +509,10 @@ def record_end_without_leader(
     else:
         # Begin with host 0's last report, and add the lost work of the attempt that it was in.
         seconds = dict(report.run_seconds)
-        for cause, spent in (
-            record.seconds.items() if report.progress.attempt == record.attempt else ()
-        ):
-            seconds[cause] = (
-                seconds.get(cause, 0.0) + spent - report.progress.seconds.get(cause, 0.0)
-            )
+        if report.progress.attempt == record.attempt:
+            for cause, spent in record.seconds.items():
+                added_s = spent - report.progress.seconds.get(cause, 0.0)
+                seconds[cause] = seconds.get(cause, 0.0) + added_s
     end_summary = dataclasses.replace(
         summary,
         # If hosts are replaced, another host 0 continues.
@@ -556,20 +536,14 @@ def _last_known_attempt(
         0 if last_progress is None else last_progress.attempt,
         records[-1].attempt + 1 if records else 1,
     )
+    place = (config.generation, number)
     summary, progress = find_unfinished_attempt(folder, config.uid, records) or (None, None)
-    if (
-        summary is None
-        or progress is None
-        or (progress.generation, progress.attempt) != (config.generation, number)
-    ):
+    if summary is None or progress is None or (progress.generation, progress.attempt) != place:
         now = time.time()
+        started_at = report.agent_started_at
         # A host without any report has only waited.
-        seconds = (
-            {"rendezvous": max(0.0, now - report.agent_started_at)} if last_progress is None else {}
-        )
-        progress = AttemptProgress(
-            config.uid, config.generation, number, report.agent_started_at, at=now, seconds=seconds
-        )
+        seconds = {"rendezvous": max(0.0, now - started_at)} if last_progress is None else {}
+        progress = AttemptProgress(config.uid, *place, started_at, at=now, seconds=seconds)
         summary = Summary(None, restarts={})
     if last_progress is not None and last_progress.attempt == number:
         progress = dataclasses.replace(
@@ -585,15 +559,6 @@ def _last_known_attempt(
             restart=progress.restart or last_progress.restart,
         )
     return summary, progress
-
-
-def _is_fresh(summary: Summary) -> bool:
-    """Return whether the host 0 that wrote a summary is alive."""
-    return (
-        summary.verdict is None
-        and summary.of is not None
-        and abs(time.time() - summary.of.at) < SUMMARY_FRESHNESS_S
-    )
 
 
 def _min_step(*steps: int | None) -> int | None:

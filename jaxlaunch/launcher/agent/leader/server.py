@@ -7,6 +7,7 @@ and so are the log lines about them.
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import functools
 import itertools
@@ -18,7 +19,7 @@ from typing import Any
 
 from jaxlaunch.launcher.agent.gang.clock import Clock
 from jaxlaunch.launcher.agent.gang.config import Config
-from jaxlaunch.launcher.agent.gang.protocol import HandshakeError, Hello, LeaderHandshake, Refusal
+from jaxlaunch.launcher.agent.gang.protocol import HandshakeError, Hello, LeaderHandshake, Refused
 from jaxlaunch.launcher.agent.io import resources
 from jaxlaunch.launcher.agent.io.link import (
     HEARTBEAT_S,
@@ -94,22 +95,19 @@ class Gate:
         A connection is closed at the second tick that finds it silent: a hello that arrived while
         this process was busy is read between the two.
         """
-        late_links = set(
-            itertools.takewhile(
-                lambda link: now - self._waiting[link][0] > HELLO_TIMEOUT_S, self._waiting
-            )
-        )
+
+        def is_late(link: Link) -> bool:
+            return now - self._waiting[link][0] > HELLO_TIMEOUT_S
+
+        late_links = set(itertools.takewhile(is_late, self._waiting))
         for link in late_links & self._late_links:
             self._close_stranger(link, f"it sent no hello within {HELLO_TIMEOUT_S:.0f} s")
         self._late_links = late_links - self._late_links
-        if self._stranger_count and (
-            self._logged_at is None or now - self._logged_at >= LOG_INTERVAL_S
-        ):
-            count = (
-                "a connection"
-                if self._stranger_count == 1
-                else f"{self._stranger_count} connections, the last"
-            )
+        is_due = self._logged_at is None or now - self._logged_at >= LOG_INTERVAL_S
+        if self._stranger_count and is_due:
+            count = "a connection"
+            if self._stranger_count > 1:
+                count = f"{self._stranger_count} connections, the last"
             self._say(f"closed {count} from {self._last_stranger}")
             self._stranger_count, self._logged_at = 0, now
 
@@ -133,9 +131,8 @@ class Gate:
                 return
             if len(self._waiting) >= self._max_waiting:
                 # Hosts answer at once, so the longest silent connection is not a host.
-                self._close_stranger(
-                    next(iter(self._waiting)), "it sent no hello before many others came"
-                )
+                oldest = next(iter(self._waiting))
+                self._close_stranger(oldest, "it sent no hello before many others came")
             self._send_challenge(sock, address[0])
 
     def _send_challenge(self, sock: socket.socket, peer: str) -> None:
@@ -205,25 +202,18 @@ class Server:
         self._gate = Gate(config, loop, say=say, admit=self._greet_host)
         max_connections = resources.allow_connections(config.hosts)
         if max_connections is not None:
-            say(
-                f"warning: a limit of {max_connections} open files (ulimit -Hn) is too low for "
-                f"{config.hosts} hosts"
-            )
+            limit = f"a limit of {max_connections} open files (ulimit -Hn)"
+            say(f"warning: {limit} is too low for {config.hosts} hosts")
         if config.hosts >= MANY_HOSTS:
             loop.pause_between_polls(POLL_PAUSE_S)
         now = time.monotonic()
         records = settle_records(run_folder, config.uid)
-        clock.add_earlier_seconds(
-            history.sum_seconds(
-                records, time.time() - (now - clock.started_at), config.run_started_at
-            )
-        )
-        spent_s = sum(clock.seconds_by_cause(clock.started_at).values())
-        deadline_at = (
-            None
-            if config.job.deadline_s is None
-            else clock.started_at + config.job.deadline_s - spent_s
-        )
+        began_at = time.time() - (now - clock.started_at)
+        clock.add_earlier_seconds(history.sum_seconds(records, began_at, config.run_started_at))
+        deadline_at = None
+        if config.job.deadline_s is not None:
+            spent_s = sum(clock.seconds_by_cause(clock.started_at).values())
+            deadline_at = clock.started_at + config.job.deadline_s - spent_s
         self._gang = Gang(config, hello, records, now, deadline_at)
         self._reporter = Reporter(config, self._gang, loop, clock, run_folder, pod_log, say)
         self._epoch, self._coordinator = secrets.token_hex(8), ""
@@ -244,10 +234,8 @@ class Server:
     def start_waiting(self) -> None:
         """Report the attempts of earlier pods, and start to wait for every host."""
         for record in self._gang.records[-3:]:
-            message = record.verdict.message
-            self._say(
-                f"previous attempt {record.attempt} (generation {record.generation}): {message}"
-            )
+            name = f"previous attempt {record.attempt} (generation {record.generation})"
+            self._say(f"{name}: {record.verdict.message}")
         self._reporter.write_start(time.monotonic())
         self._loop.call_every(TICK_INTERVAL_S, self._on_tick)
 
@@ -257,7 +245,12 @@ class Server:
         """Admit or refuse a host that has proven the run's key."""
         reason = self._gang.check_hello(hello)
         if reason is not None:
-            self._refuse_host(link, handshake, hello, reason)
+            refused = Refused(reason.message, reason.exit_code, reason.may_retry)
+            fields = handshake.seal_answer("refused", **dataclasses.asdict(refused))
+            link.send("refused", **fields)
+            link.close()
+            self._gang.on_host_refused(hello, reason, time.monotonic())
+            self._perform_actions()
             return
         link.send("welcome", **handshake.seal_answer("welcome", epoch=self._epoch))
         if not link.is_open:
@@ -273,19 +266,6 @@ class Server:
         self._has_new_host = True
         self._has_late_host = self._has_late_host or self._gang.stage is Stage.RUN
         self._gang.on_host_joined(hello, time.monotonic())
-        self._perform_actions()
-
-    def _refuse_host(
-        self, link: Link, handshake: LeaderHandshake, hello: Hello, reason: Refusal
-    ) -> None:
-        fields = {
-            "message": reason.message,
-            "code": reason.exit_code,
-            "may_retry": reason.may_retry,
-        }
-        link.send("refused", **handshake.seal_answer("refused", **fields))
-        link.close()
-        self._gang.on_host_refused(hello, reason, time.monotonic())
         self._perform_actions()
 
     def _take_message(self, peer: Peer, link: Link, message: Message) -> None:
@@ -353,9 +333,7 @@ class Server:
             case actions.WriteEnd(verdict, is_alone):
                 reporter.write_end(verdict, is_alone=is_alone)
                 if not is_alone:
-                    self._send_message(
-                        list(self._peers), "ping", gang=reporter.state.gang_state(time.monotonic())
-                    )
+                    self._send_ping(list(self._peers), time.monotonic())
                 self._gang.on_end_written(time.monotonic())
             case actions.PublishEnd(verdict, is_alone):
                 reporter.publish_end(verdict, is_alone=is_alone)
@@ -388,9 +366,8 @@ class Server:
 
     def _list_agents(self) -> None:
         self._has_late_host, self._listed_table = False, self._gang.members.table
-        self._reporter.list_agents(
-            [(peer.hello, peer.link.peer) for _, peer in sorted(self._peers.items())]
-        )
+        peers = [peer for _, peer in sorted(self._peers.items())]
+        self._reporter.list_agents([(peer.hello, peer.link.peer) for peer in peers])
 
     # --- time -------------------------------------------------------------------------------------
 
@@ -413,28 +390,26 @@ class Server:
 
     def _close_silent(self, now: float) -> None:
         last_message_at = self._gang.members.last_message_at
-        silent_hosts = list(
-            itertools.takewhile(
-                lambda host: now - last_message_at[host] > SILENCE_TIMEOUT_S, last_message_at
-            )
-        )
-        for host in silent_hosts:
-            peer = self._peers.get(host)
-            if (
-                peer is not None
-                and now - last_message_at[host] - peer.excused_s > SILENCE_TIMEOUT_S
-            ):
+
+        def is_silent(host: int) -> bool:
+            return now - last_message_at[host] > SILENCE_TIMEOUT_S
+
+        for host in list(itertools.takewhile(is_silent, last_message_at)):
+            silent_s, peer = now - last_message_at[host], self._peers.get(host)
+            if peer is not None and silent_s - peer.excused_s > SILENCE_TIMEOUT_S:
                 peer.link.close()
                 self._drop_peer(peer, peer.link, f"no message for {SILENCE_TIMEOUT_S:.0f} s")
 
     def _send_state(self, now: float) -> None:
         """Send the state of the gang to some hosts, so that urgent messages are not delayed."""
-        hosts = self._config.hosts
-        turns = round(
-            (STATE_INTERVAL_S if hosts < MANY_HOSTS else MANY_HOSTS_STATE_INTERVAL_S)
-            / TICK_INTERVAL_S
-        )
+        hosts, interval_s = self._config.hosts, STATE_INTERVAL_S
+        if hosts >= MANY_HOSTS:
+            interval_s = MANY_HOSTS_STATE_INTERVAL_S
+        turns = round(interval_s / TICK_INTERVAL_S)
         turn_hosts = [host for host in range(self._turn, hosts, turns) if host in self._peers]
         self._turn = (self._turn + 1) % turns
         if turn_hosts:
-            self._send_message(turn_hosts, "ping", gang=self._reporter.state.gang_state(now))
+            self._send_ping(turn_hosts, now)
+
+    def _send_ping(self, hosts: Iterable[int], now: float) -> None:
+        self._send_message(hosts, "ping", gang=self._reporter.state.gang_state(now))

@@ -62,11 +62,9 @@ def install(contract: Any, reporter: Any) -> None:
             _wrap_initialize(jax, contract)
         except (ImportError, AttributeError, TypeError, ValueError) as error:
             if reporter is not None:
-                reporter.note(
-                    "jaxlaunch cannot set up jax.distributed.initialize() of jax "
-                    f"{jax.__version__}: {error!r}; "
-                    "pass it coordinator_address, num_processes and process_id"
-                )
+                fault = f"jax.distributed.initialize() of jax {jax.__version__}: {error!r}"
+                hint = "pass it coordinator_address, num_processes and process_id"
+                reporter.note(f"jaxlaunch cannot set up {fault}; {hint}")
         if reporter is not None:
             reporter.hello(jax.__version__)
             atexit.unregister(reporter.leave)
@@ -88,10 +86,8 @@ def _connect_cpus_on_loopback(jax: Any, contract: Any, coordinator: str) -> None
     Raises:
         RuntimeError: Other machines take part, and the host name has no address.
     """
-    if (
-        getattr(jax.config, "jax_cpu_collectives_implementation", None) != "gloo"
-        or _job_platform(contract) != "cpu"
-    ):
+    is_gloo = getattr(jax.config, "jax_cpu_collectives_implementation", None) == "gloo"
+    if not is_gloo or _job_platform(contract) != "cpu":
         return
     if (fault := contract.own_name_fault(coordinator)) is not None:
         raise RuntimeError(fault)
@@ -118,10 +114,8 @@ def _register_cluster(contract: Any) -> None:
 
         @classmethod
         def is_env_present(cls) -> bool:
-            return all(
-                key in os.environ
-                for key in (contract.COORDINATOR, contract.NUM_PROCESSES, contract.PROCESS_ID)
-            )
+            keys = contract.COORDINATOR, contract.NUM_PROCESSES, contract.PROCESS_ID
+            return all(key in os.environ for key in keys)
 
         @classmethod
         def get_coordinator_address(cls, *args: Any, **kwargs: Any) -> str:
@@ -196,26 +190,20 @@ def _wrap_initialize(jax: Any, contract: Any) -> None:
         if joined.client is not None:
             if address in (None, joined.coordinator_address):
                 return None
-            raise RuntimeError(
-                f"jax.distributed.initialize({address!r}): this process has joined "
-                f"{joined.coordinator_address}; "
-                "leave this call out, or its arguments"
-            )
-        _connect_cpus_on_loopback(
-            jax, contract, address or os.environ.get(contract.COORDINATOR, "")
-        )
+            fault = f"this process has joined {joined.coordinator_address}"
+            hint = "leave this call out, or its arguments"
+            raise RuntimeError(f"jax.distributed.initialize({address!r}): {fault}; {hint}")
+        gang_address = os.environ.get(contract.COORDINATOR)
+        _connect_cpus_on_loopback(jax, contract, address or gang_address or "")
         process = arguments.get("process_id", os.environ.get(contract.PROCESS_ID))
         if address is None and _job_platform(contract) != "tpu":
-            address = os.environ.get(contract.COORDINATOR)
+            address = gang_address
         if address is not None and process is not None and int(process) != 0:
             wait_for_listener(address, LISTEN_TIMEOUT_S)
-        if address is not None and address != os.environ.get(contract.COORDINATOR):
+        if address is not None and address != gang_address:
             defaults["coordinator_bind_address"] = "[::]:" + address.rpartition(":")[2]
-        kwargs |= {
-            name: value
-            for name, value in defaults.items()
-            if name in signature.parameters and name not in arguments
-        }
+        missing = signature.parameters.keys() - arguments.keys()
+        kwargs |= {name: value for name, value in defaults.items() if name in missing}
         return original(*args, **kwargs)
 
     private.initialize = jax.distributed.initialize = initialize

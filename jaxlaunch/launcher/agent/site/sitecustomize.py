@@ -33,12 +33,6 @@ def _interpreter_path() -> "list[str]":
     ]
 
 
-def _is_elsewhere(module: "Any", folders: "list[str]") -> bool:
-    """Return whether a module was imported from a file outside `folders`."""
-    file = getattr(module, "__file__", None)
-    return isinstance(file, str) and not any(file.startswith(folder + os.sep) for folder in folders)
-
-
 def _may_shadow(name: str, module: "Any") -> bool:
     """Return whether the program may have a file of its own for an imported module."""
     origin = getattr(getattr(module, "__spec__", None), "origin", None)
@@ -58,10 +52,12 @@ class InterpreterModules:
         self._path, self._modules = sys.path[:], dict(sys.modules)
         if (folders := _interpreter_path()) and not self._keeps_modules:
             sys.path[:] = folders
-            for name in [
-                name for name, module in self._modules.items() if _is_elsewhere(module, folders)
-            ]:
-                if name.partition(".")[0] in getattr(sys, "stdlib_module_names", ()):
+            prefixes = tuple(folder + os.sep for folder in folders)
+            names = getattr(sys, "stdlib_module_names", ())
+            for name, module in self._modules.items():
+                file = getattr(module, "__file__", None)
+                is_elsewhere = isinstance(file, str) and not file.startswith(prefixes)
+                if is_elsewhere and name.partition(".")[0] in names:
                     del sys.modules[name]
 
     def __exit__(self, *_: object) -> None:
@@ -173,15 +169,6 @@ def _claim_reporter() -> "Reporter | None":
     return Reporter(fd)
 
 
-def _enable_line_buffering() -> None:
-    """Write stdout line by line, so that lines are neither delayed nor mixed.
-
-    With PYTHONUNBUFFERED, a text and its newline would be two writes.
-    """
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(line_buffering=True, write_through=False)
-
-
 def _dump_stacks_on_signal() -> None:
     # A segmentation fault then prints a traceback.
     faulthandler.enable()
@@ -189,16 +176,6 @@ def _dump_stacks_on_signal() -> None:
     if path:
         file = open(path, "w")  # noqa: SIM115  # faulthandler keeps writing to its descriptor
         faulthandler.register(signal.SIGUSR1, file, all_threads=True)
-
-
-def _disable_garbage_collection() -> None:
-    """Disable garbage collection in our trainer, which enables it again after its imports.
-
-    Imported modules are never garbage, and looking for it takes a quarter of the processor time of
-    the imports.
-    """
-    if contract.TRAIN_SPEC in os.environ:
-        gc.disable()
 
 
 def _run_next_sitecustomize() -> None:
@@ -230,10 +207,16 @@ with InterpreterModules(KEEPS_MODULES):
         contract = _load_file("_jaxlaunch_contract", os.path.join(HERE, "contract.py"))
     reporter = _claim_reporter()
     if reporter is not None:
-        _enable_line_buffering()
+        if isinstance(sys.stdout, io.TextIOWrapper):
+            # Lines are neither delayed nor mixed. With PYTHONUNBUFFERED, a text and its newline
+            # would be two writes.
+            sys.stdout.reconfigure(line_buffering=True, write_through=False)
         _dump_stacks_on_signal()
         # The agent may send SIGUSR1 after this message, so the handler must be installed before.
         reporter.hello()
-        _disable_garbage_collection()
+        if contract.TRAIN_SPEC in os.environ:
+            # Our trainer enables it again after its imports: imported modules are never garbage,
+            # and looking for it takes a quarter of the processor time of the imports.
+            gc.disable()
     _load_file("_jaxlaunch_jaxhook", os.path.join(HERE, "jaxhook.py")).install(contract, reporter)
 _run_next_sitecustomize()
