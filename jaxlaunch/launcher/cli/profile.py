@@ -18,7 +18,7 @@ import click
 
 from jaxlaunch.contract import PROFILE_END_STATES, PROFILE_STEPS
 from jaxlaunch.launcher.cli import options, output
-from jaxlaunch.launcher.errors import ApiError, ClusterError, Unreachable, UserError
+from jaxlaunch.launcher.errors import ApiError, ClusterError, UnreachableError, UserError
 from jaxlaunch.launcher.jobs import dependents
 from jaxlaunch.launcher.jobs.status import hosts
 from jaxlaunch.launcher.kubernetes.client import Cluster
@@ -178,7 +178,7 @@ def _forwarded_request(
                 response = cluster.port_forward(namespace, pod, port, head.encode())
                 status_line, _, body = response.partition(b"\r\n\r\n")
                 return int(status_line.split()[1]), json.loads(body)
-            except (Unreachable, ValueError, LookupError) as error:
+            except (UnreachableError, ValueError, LookupError) as error:
                 fault = str(error)
             except ApiError as error:
                 if error.status != 404:

@@ -11,7 +11,7 @@ from jaxlaunch import contract
 from jaxlaunch.launcher import troubleshooting
 from jaxlaunch.launcher.cli import options, output
 from jaxlaunch.launcher.diagnose.doctor import checks
-from jaxlaunch.launcher.errors import ApiError, Unreachable, UserError
+from jaxlaunch.launcher.errors import ApiError, UnreachableError, UserError
 from jaxlaunch.launcher.job import defaults
 from jaxlaunch.launcher.job import load as jobs
 from jaxlaunch.launcher.job.defaults import ClusterDefaults
@@ -127,7 +127,7 @@ def submit_command(
         if not is_watching:
             return 0
         return _follow_to_end(cluster, submitted.jobset, is_following, limit_s)
-    except (KeyboardInterrupt, ApiError, Unreachable):
+    except (KeyboardInterrupt, ApiError, UnreachableError):
         # The error ends only the wait, not the job.
         metadata = submitted.jobset["metadata"]
         name, option = metadata["name"], f"-n {metadata['namespace']}"

@@ -187,7 +187,7 @@ class ClusterDefaults:
 def load_defaults(path: Path | None) -> ClusterDefaults:
     """Read the cluster defaults from a file, plain or as the only entry of a ConfigMap.
 
-    Without a path, return the built-in defaults. Raises JobFaults with all faults, and UserError if
+    Without a path, return the built-in defaults. Raises JobFaultsError with all faults, and UserError if
     the file cannot be read.
     """
     if path is None:
@@ -199,12 +199,12 @@ def load_defaults(path: Path | None) -> ClusterDefaults:
 
 
 def parse_defaults(text: str, name: str = "defaults.yaml") -> ClusterDefaults:
-    """Parse the cluster defaults in a text, which faults call `name`. Raises JobFaults."""
+    """Parse the cluster defaults in a text, which faults call `name`. Raises JobFaultsError."""
     return _validate_defaults(reader.parse_document(text, name))
 
 
 def read_config_map(config_map: Mapping[str, Any], name: str) -> ClusterDefaults:
-    """Parse the cluster defaults in a ConfigMap. Raises JobFaults and UserError."""
+    """Parse the cluster defaults in a ConfigMap. Raises JobFaultsError and UserError."""
     return _validate_defaults(_config_map_entry(config_map, name))
 
 

@@ -26,7 +26,7 @@ from jaxlaunch.launcher.jobs.dependents import (
     with_owner,
 )
 from jaxlaunch.launcher.jobs.status.hosts import is_ours
-from jaxlaunch.launcher.kubernetes.client import ApiError, Cluster, Unreachable
+from jaxlaunch.launcher.kubernetes.client import ApiError, Cluster, UnreachableError
 from jaxlaunch.launcher.kubernetes.kinds import CONFIGMAPS, JOBSETS, KINDS, SECRETS, Kind
 from jaxlaunch.launcher.kubernetes.labels import SPEC_HASH
 from jaxlaunch.launcher.kubernetes.objects import terminal_state
@@ -269,7 +269,7 @@ class Submission:
             try:
                 self._is_sent = True
                 return self._cluster.create(JOBSETS, self._jobset), True
-            except (ApiError, Unreachable) as error:
+            except (ApiError, UnreachableError) as error:
                 fault = error
             pause_s = RETRY_PAUSE_S
             if isinstance(fault, ApiError):
@@ -298,7 +298,7 @@ class Submission:
         """Return the JobSet if it was created despite the error. Raises ClusterError."""
         try:
             return self._get_jobset()
-        except Unreachable:
+        except UnreachableError:
             message = f"{fault.message}\nWhether JobSet {self._name} was created is unknown."
             hint = "submit again: that does not create a second one."
             raise ClusterError(message, hint) from None
@@ -323,7 +323,7 @@ class Submission:
         return f"JobSet {self._name} was deleted again: its pods would have used that."
 
 
-def _add_hint(fault: ApiError | Unreachable) -> ClusterError:
+def _add_hint(fault: ApiError | UnreachableError) -> ClusterError:
     """Add a hint to an error if the server's own message has none, and return the error."""
     if "failed calling webhook" in fault.message:
         fault.hint = "is the controller that serves the webhook running? `launcher doctor` checks."
@@ -389,15 +389,17 @@ class GangSecret:
             try:
                 self._cluster.create(SECRETS, owned)
                 return
-            except (ApiError, Unreachable) as error:
+            except (ApiError, UnreachableError) as error:
                 fault = error
             exists = isinstance(fault, ApiError) and fault.reason == "AlreadyExists"
             if exists and is_new and not was_sent:
                 raise self._existing_secret_error()
             if exists or (exceeds_quota(fault) and not is_new):
                 return
-            is_unreachable = isinstance(fault, Unreachable)
-            is_unknown = fault.was_sent if isinstance(fault, Unreachable) else fault.status >= 500
+            is_unreachable = isinstance(fault, UnreachableError)
+            is_unknown = (
+                fault.was_sent if isinstance(fault, UnreachableError) else fault.status >= 500
+            )
             is_transient = is_unknown or is_unreachable or (exceeds_quota(fault) and has_removed)
             if not is_transient or time.monotonic() > deadline:
                 raise fault

@@ -28,7 +28,7 @@ from urllib3.exceptions import (
     SSLError,
 )
 
-from jaxlaunch.launcher.errors import ApiError, ClusterError, Unreachable
+from jaxlaunch.launcher.errors import ApiError, ClusterError, UnreachableError
 from jaxlaunch.launcher.kubernetes.objects import MAX_SKEW_S, clock_skew_s
 
 CONNECT_TIMEOUT_S = 5.0
@@ -281,7 +281,7 @@ class Transport:
         message = f"{message} ({request_line})"
         return ApiError(message, None, response.status, reason, details, pause_s)
 
-    def _unreachable_error(self, request_line: str, error: HTTPError) -> Unreachable:
+    def _unreachable_error(self, request_line: str, error: HTTPError) -> UnreachableError:
         subject = f"The API server {self.server} of context {self.name}"
         cause = _innermost_cause(error)
         # The messages of the outer exceptions contain addresses of Python objects.
@@ -291,13 +291,13 @@ class Transport:
         reason = text or type(cause).__name__
         if _is_untrusted(error):
             hint = "check certificate-authority in the kubeconfig."
-            return Unreachable(f"{subject} is not trusted: {reason}", hint)
+            return UnreachableError(f"{subject} is not trusted: {reason}", hint)
         if isinstance(error, NewConnectionError | ConnectTimeoutError | ProxyError | SSLError):
             hint = "check its address and your network or VPN."
-            return Unreachable(f"{subject} cannot be reached: {reason}", hint)
+            return UnreachableError(f"{subject} cannot be reached: {reason}", hint)
         is_silent = isinstance(error, ReadTimeoutError)
         problem = "stopped answering" if is_silent else "closed the connection"
-        return Unreachable(f"{subject} {problem} ({request_line}).", sent=True)
+        return UnreachableError(f"{subject} {problem} ({request_line}).", sent=True)
 
 
 def _read_body(response: Any, deadline: float) -> bytes:
@@ -377,14 +377,14 @@ def exchange_bytes(
         hint = "you need the right to get and create pods/portforward." if is_forbidden else None
         raise ApiError(f"{message} ({request_line})", hint, error.status_code) from None
     except (OSError, websocket.WebSocketException) as error:
-        raise Unreachable(
+        raise UnreachableError(
             f"The API server did not open a port-forward to the pod: {error} ({request_line})."
         ) from None
     try:
         tunnel.send_binary(bytes([_DATA_CHANNEL]) + request)
         return _receive_answer(tunnel, deadline, request_line)
     except (OSError, websocket.WebSocketException) as error:
-        raise Unreachable(
+        raise UnreachableError(
             f"The port-forward to the pod broke off: {error} ({request_line}).", sent=True
         ) from None
     finally:
@@ -407,10 +407,10 @@ def _receive_answer(tunnel: Any, deadline: float, request_line: str) -> bytes:
             open_channels.add(channel)
         elif channel == _ERROR_CHANNEL:
             fault = data[1:].decode(errors="replace").strip()
-            raise Unreachable(f"The pod did not answer: {fault} ({request_line}).")
+            raise UnreachableError(f"The pod did not answer: {fault} ({request_line}).")
         else:
             answer += data[1:]
-    raise Unreachable(f"The pod's answer did not end ({request_line}).", sent=True)
+    raise UnreachableError(f"The pod's answer did not end ({request_line}).", sent=True)
 
 
 def _tls_options(pool: Any) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 from jaxlaunch import contract, isolated
 from jaxlaunch.contract import LEFT, OUTCOMES, Action
-from jaxlaunch.launcher.errors import Fault, JobFaults, KeyPath
+from jaxlaunch.launcher.errors import Fault, JobFaultsError, KeyPath
 from jaxlaunch.launcher.job.defaults import ClusterDefaults
 from jaxlaunch.launcher.job.load import JobFile
 from jaxlaunch.launcher.job.schema import JobSpec
@@ -152,7 +152,7 @@ def _locate_faults(
     filled: Mapping[KeyPath, KeyPath],
     file: JobFile,
     defaults: ClusterDefaults,
-) -> JobFaults:
+) -> JobFaultsError:
     """Add to each fault its line in the job file, or in the cluster defaults."""
     located = []
     for fault in faults:
@@ -163,7 +163,7 @@ def _locate_faults(
         else:
             fault = defaults.source.locate(dataclasses.replace(fault, path=source))
             located.append(dataclasses.replace(fault, line=LINE_AFTER_FILE + fault.line))
-    return JobFaults(located)
+    return JobFaultsError(located)
 
 
 def render(job: ResolvedJob, bundle: Bundle | None = None) -> list[dict[str, Any]]:
