@@ -496,6 +496,7 @@ def _gang_exit_code(event: Event, facts: Failure) -> int:
         return contract.CRASH
     # A program of the user may end with any code, but the code of an exception is the contract's.
     is_contract_code = event.status.trainer or event.kind is EventKind.ERROR
-    if is_contract_code and program_code in contract.OUTCOMES and program_code != contract.DONE:
-        return program_code
+    outcome = contract.OUTCOMES.get(program_code) if isinstance(program_code, int) else None
+    if is_contract_code and outcome is not None and outcome.code != contract.DONE:
+        return outcome.code
     return crash_code

@@ -143,10 +143,13 @@ def allow_pinning() -> int | None:
     """
     _, hard = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     resource.setrlimit(resource.RLIMIT_MEMLOCK, (hard, hard))
+    return None if hard == resource.RLIM_INFINITY or _has_capability(CAP_IPC_LOCK) else hard
+
+
+def _has_capability(number: int) -> bool:
     # The text is empty if the system is not Linux.
     match = re.search(r"^CapEff:\s*(\w+)", _read_text(Path("/proc/self/status")), re.MULTILINE)
-    has_capability = match is not None and int(match[1], 16) >> CAP_IPC_LOCK & 1
-    return None if hard == resource.RLIM_INFINITY or has_capability else hard
+    return match is not None and bool(int(match[1], 16) >> number & 1)
 
 
 def restore_limits() -> None:
