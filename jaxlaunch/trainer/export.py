@@ -150,10 +150,8 @@ def _render_preprocessor(
     if config is None:
         note(
             f"no {folders.PREPROCESSOR_FILE} is written: this model standardizes each image by "
-            "itself, which "
-            "transformers does not do; set train.model.pixel_mean and pixel_std before a training "
-            "whose export "
-            "transformers is to feed"
+            "itself, which transformers does not do; set train.model.pixel_mean and pixel_std "
+            "before a training whose export transformers is to feed"
         )
         return {}
     return {folders.PREPROCESSOR_FILE: save.encode_json(config)}

@@ -291,10 +291,8 @@ def checked_source(spec: TrainSpec, source: Any) -> DataSource | None:
     if workers and data_source.workers != workers:
         raise SpecError(
             f"{spec.task}: source returned {user_code.describe_kind(source)}, which the {workers} "
-            "processes of "
-            "train.data.workers do not read; they read what data.source: torch opens. Remove "
-            "data.workers, or return "
-            "jaxlaunch.open_source(spec, split)"
+            "processes of train.data.workers do not read; they read what data.source: torch opens. "
+            "Remove data.workers, or return jaxlaunch.open_source(spec, split)"
         )
     return data_source
 
@@ -360,9 +358,8 @@ def checked_logits(model: Any, logits: Any, label: Array) -> Array:
     expected_shape = f"[{', '.join(map(str, label.shape))}, classes]"
     with user_code.append_place(user_model):
         raise SpecError(
-            f"the model, {user_code.describe_kind(user_model)}, returned {description}; "
-            "return real "
-            f"logits {expected_shape}, an array"
+            f"the model, {user_code.describe_kind(user_model)}, returned {description}; return "
+            f"real logits {expected_shape}, an array"
         )
 
 

@@ -436,8 +436,7 @@ class BuiltInTraining(Training[TrainState]):
             advice = f"Its batch is not finite: {wrong_batch}. Fix that example, or leave it out"
         return NotFiniteError(
             f"step {step}: loss {loss:.6g} with gradient norm {norm:.6g}; the update was not "
-            "applied, and nothing "
-            f"after step {step - 1} is saved. {advice}"
+            f"applied, and nothing after step {step - 1} is saved. {advice}"
         )
 
     def _find_wrong_batch(self, number: int) -> str | None:

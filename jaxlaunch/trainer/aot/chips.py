@@ -113,9 +113,8 @@ class Chips:
         if self.type not in GPU_TARGETS:
             supported_gpus = ", ".join(GPU_TARGETS)
             raise SpecError(
-                f"accelerator.type: {self.type}: XLA's compiler has no description of "
-                "this GPU here, "
-                f"only of {supported_gpus}"
+                f"accelerator.type: {self.type}: XLA's compiler has no description of this GPU "
+                f"here, only of {supported_gpus}"
             )
         if not _cuda_plugin():
             hint = installation.install_hint("train", "plan-cuda")

@@ -96,7 +96,6 @@ def check_same_data(fingerprints: Mapping[str, str]) -> None:
         if digest != gathered[0][1]:
             raise DataError(
                 f"process {process} on {host} would read different data from process 0 on "
-                f"{gathered[0][0]}: {data}, not "
-                f"{gathered[0][2]}; give all hosts the same files and packages, or a data.data_dir "
-                "that they share"
+                f"{gathered[0][0]}: {data}, not {gathered[0][2]}; give all hosts the same files "
+                "and packages, or a data.data_dir that they share"
             )

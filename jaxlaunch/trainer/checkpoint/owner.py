@@ -203,10 +203,9 @@ class Owner:
                 f"taking over {folder} from {run}, renewed {age:.0f} s ago: --take-over was given"
             )
         raise CheckpointError(
-            f"{folder} belongs to {run}, which renewed its claim {age:.0f} s ago; "
-            "stop that run, use another checkpoint.path, or pass --take-over. The claim of a run "
-            "that was killed on "
-            f"another host expires after {STALE_S:.0f} s"
+            f"{folder} belongs to {run}, which renewed its claim {age:.0f} s ago; stop that run, "
+            "use another checkpoint.path, or pass --take-over. The claim of a run that was killed "
+            f"on another host expires after {STALE_S:.0f} s"
         )
 
     def check_ownership(self) -> None:

@@ -86,9 +86,8 @@ class Store:
             self._note(message)
         if foreign_names:
             self._note(
-                f"{self._folder} holds folders named like steps that no run saved; they "
-                "are ignored: "
-                f"{list_first(foreign_names)}"
+                f"{self._folder} holds folders named like steps that no run saved; they are "
+                f"ignored: {list_first(foreign_names)}"
             )
 
     def check_free(self, is_due: Callable[[int], bool]) -> None:
@@ -163,8 +162,7 @@ class Store:
         if deleted_step is not None:
             self._note(
                 f"step {deleted_step} is gone from {self._folder}, which somebody else deleted; "
-                "training continues, and saves "
-                "again when a save is due"
+                "training continues, and saves again when a save is due"
             )
         return self._committed_step
 
@@ -422,9 +420,8 @@ class Restore:
         run_on_primary(write_step_manifest)
         self._note(
             f"step {step} has no manifest (killed while saving?), so its files could not be "
-            "verified, and no step of "
-            f"{self._folder} can be; it can be restored and is used, and a manifest of it as it is "
-            "was written"
+            f"verified, and no step of {self._folder} can be; it can be restored and is used, and "
+            "a manifest of it as it is was written"
         )
         return loaded
 

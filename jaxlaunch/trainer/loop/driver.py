@@ -172,8 +172,7 @@ class Loop(Generic[S]):
         if start < self._earlier_saved_step:
             training.note(
                 f"step {self._earlier_saved_step}, which this run saved, is gone from "
-                f"{training.folder}; training starts "
-                f"again from step {start}"
+                f"{training.folder}; training starts again from step {start}"
             )
         # Foreign files in the place of a checkpoint are reported now, not at a save hours later.
         first_new_step = 0 if restored is None else start + 1

@@ -110,9 +110,8 @@ def _join_gang(report: Progress) -> None:
             if os.environ.get(contract.NUM_PROCESSES) != "1":
                 raise SpecError(
                     "jaxlaunch.run: the program used JAX before it joined the other processes; "
-                    "give the state as a "
-                    "function that makes it, run(step, make_state, …), or begin with "
-                    "jax.distributed.initialize()"
+                    "give the state as a function that makes it, run(step, make_state, …), or "
+                    "begin with jax.distributed.initialize()"
                 ) from None
     preflight.check_devices()
 
@@ -160,8 +159,7 @@ class RunOptions:
         if self.evaluate is not None and not callable(self.evaluate):
             raise SpecError(
                 f"jaxlaunch.run(evaluate=…) is {describe_type(self.evaluate)}, not a function of "
-                "the state that "
-                "returns a dict of numbers"
+                "the state that returns a dict of numbers"
             )
         _ = self.mesh_axes
 
@@ -264,8 +262,7 @@ class UserTraining(Training[NamedArrays]):
         if step > self.options.steps:
             raise SpecError(
                 f"jaxlaunch.run(steps={self.options.steps}): step {step} is already saved in "
-                f"{self.folder}; raise "
-                "steps, or give folder="
+                f"{self.folder}; raise steps, or give folder="
             )
         for key, current in self.checkpoint_meta()["loop"].items():
             if (recorded := meta["loop"].get(key)) != current:

@@ -56,8 +56,7 @@ STATE_HINT = (
 STEP_HINT = "return (state, metrics), the new state and a dict of scalars"
 DATA_HINT = (
     "a function of the step that returns a batch, a dataset with __len__ and __getitem__ and its "
-    "batch=, or None for a "
-    "step without data"
+    "batch=, or None for a step without data"
 )
 
 
@@ -288,8 +287,7 @@ def check_metrics(function: str, metrics: Any) -> Mapping[str, Any]:
         ):
             raise SpecError(
                 f"{function}: metric {name!r} is {_describe_leaf(value)}, not a real scalar; "
-                "return its mean over the "
-                "batch"
+                "return its mean over the batch"
             )
     return metrics
 
@@ -335,8 +333,7 @@ class ProgramBatches:
                 )
                 raise SpecError(
                     f"{self.name}: the arrays of a batch have one number of rows, their first "
-                    "dimension, and here "
-                    f"they have: {listed}"
+                    f"dimension, and here they have: {listed}"
                 )
             self.size = next(iter(rows.values()))
         else:
@@ -344,16 +341,14 @@ class ProgramBatches:
             if missing or isinstance(data, Mapping):
                 raise SpecError(
                     f"jaxlaunch.run(batch={batch}) takes examples of a dataset, and data is "
-                    f"{describe_type(data)}"
-                    f"{f' without {_list_first(missing)}' if missing else ''}; leave batch out for "
-                    f"{DATA_HINT}"
+                    f"{describe_type(data)}{f' without {_list_first(missing)}' if missing else ''}; "
+                    f"leave batch out for {DATA_HINT}"
                 )
             self.size, self.name = batch, type(data).__name__
         if self.size % (shards := meshes.count_shards(mesh)):
             raise SpecError(
                 f"{self.name}: a batch of {self.size} rows cannot be split evenly over "
-                f"{meshes.describe_shards(mesh)} "
-                f"devices; use a multiple of {shards}"
+                f"{meshes.describe_shards(mesh)} devices; use a multiple of {shards}"
             )
         self._rows = meshes.process_rows(mesh, self.size)
         if batch is not None:
@@ -384,9 +379,8 @@ class ProgramBatches:
             if not np.array_equal(leaf, repeated[name], equal_nan=leaf.dtype.kind in "fc"):
                 raise DataError(
                     f"{self.name}: asked twice for step 0 it gave two batches that differ in "
-                    f"{name}; make a batch a "
-                    "function of the step, drawing from np.random.default_rng(step), or a resumed "
-                    "run sees other data"
+                    f"{name}; make a batch a function of the step, drawing from "
+                    "np.random.default_rng(step), or a resumed run sees other data"
                 )
 
     def iterate_batches(self, spans: Sequence[range]) -> Prefetcher[Tree]:
@@ -458,8 +452,7 @@ class ProgramBatches:
         if fault or not leaves:
             raise SpecError(
                 f"{self.name}: in the batch of step {step} {fault or describe_type(output)}; a "
-                "batch is a pytree of "
-                "arrays of numbers"
+                "batch is a pytree of arrays of numbers"
             )
         batch = jax.tree.map(_to_device_dtype, output)
         difference = (
@@ -470,9 +463,8 @@ class ProgramBatches:
         if difference is not None:
             raise DataError(
                 f"{self.name}: the batch of step {step} has {difference}, as that of step 0; every "
-                "batch has the "
-                "same arrays, shapes and dtypes: pad the last one of an epoch, or take it "
-                "from the next"
+                "batch has the same arrays, shapes and dtypes: pad the last one of an epoch, or "
+                "take it from the next"
             )
         return batch
 
@@ -504,8 +496,7 @@ def _batch_function(data: Any) -> tuple[Callable[[int], Tree], str, bool]:
     if isinstance(data, Iterator) or inspect.isgeneratorfunction(data):
         raise SpecError(
             f"jaxlaunch.run(data=…) is {describe_type(data)}, which cannot go back to the batch of "
-            "a step when the "
-            f"run resumes; give {DATA_HINT}"
+            f"a step when the run resumes; give {DATA_HINT}"
         )
     is_plain = not isinstance(data, type | _Indexable)
     if is_plain and isinstance(data, _BatchMaker) and callable(data.batch):

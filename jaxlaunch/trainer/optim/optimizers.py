@@ -89,9 +89,8 @@ def describe_optimizer(
         terms += [] if group.weight_decay is None else [f"weight decay {group.weight_decay:g}"]
         numbers = sum(params[name].size for name in names)
         notes.append(
-            f"train.optimizer.groups.{number} ({group.match}): {len(names)} arrays, "
-            f"{numbers:,} numbers, "
-            f"{', '.join(terms)}"
+            f"train.optimizer.groups.{number} ({group.match}): {len(names)} arrays, {numbers:,} "
+            f"numbers, {', '.join(terms)}"
         )
     trained = {
         name: leaf for name, leaf in params.items() if name not in find_frozen(optimizer, params)
@@ -130,8 +129,7 @@ def find_frozen(optimizer: spec.Optimizer, names: Iterable[str]) -> frozenset[st
         if any(re.fullmatch(group.match, name) for name in names):
             raise SpecError(
                 f"{key} matches only parameters of the groups before it, and the first group that "
-                "matches has a "
-                "parameter; move this group up, or remove it"
+                "matches has a parameter; move this group up, or remove it"
             )
         more = f" and {len(names) - MAX_LISTED} more" if len(names) > MAX_LISTED else ""
         raise SpecError(

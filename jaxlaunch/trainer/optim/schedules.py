@@ -85,8 +85,7 @@ def build_transformation(
         return transformation
     raise SpecError(
         f"{path} makes {user_code.describe_kind(transformation)}, not an "
-        "optax.GradientTransformation "
-        "(a pair init, update)"
+        "optax.GradientTransformation (a pair init, update)"
     )
 
 

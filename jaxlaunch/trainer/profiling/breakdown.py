@@ -164,8 +164,7 @@ _CONTAINER_OPCODES = frozenset(
 )
 _COLLECTIVES = frozenset(
     "all-reduce all-gather reduce-scatter all-to-all ragged-all-to-all collective-permute "
-    "collective-broadcast "
-    "send recv".split()
+    "collective-broadcast send recv".split()
 )
 _HOLDER = re.compile(r"(?:while|conditional|call)(?:\.\d+)?$")
 _MATMULS = frozenset(("dot", "convolution", "ragged-dot", "scaled-dot"))

@@ -63,11 +63,9 @@ def _check_cuda() -> None:
     version = re.search(r"Kernel Module.*?\s(\d+\.\d[\d.]*)", text)
     driver = f"driver {version[1]}" if version else "the driver"
     raise SpecError(
-        f"{driver} on this machine ({socket.gethostname()}) is too old for CUDA {cuda}: "
-        "it runs CUDA "
-        f"{supported[0]}.{supported[1]} at most, and the extra cuda{cuda} needs driver "
-        f"{OLDEST_DRIVER[cuda]} "
-        f"or newer; {alternative}update the driver of the nodes"
+        f"{driver} on this machine ({socket.gethostname()}) is too old for CUDA {cuda}: it runs "
+        f"CUDA {supported[0]}.{supported[1]} at most, and the extra cuda{cuda} needs driver "
+        f"{OLDEST_DRIVER[cuda]} or newer; {alternative}update the driver of the nodes"
     )
 
 
@@ -206,8 +204,7 @@ def check_resumed(meta: Mapping[str, Any], now: Mapping[str, Any], path: str) ->
             keys = ", ".join(f"train.data.args.{name}" for name in changed_arguments(then, value))
             raise DataError(
                 f"the training data changed{f' ({keys})' if keys else ''}: {text}; restore the "
-                "data, or start in "
-                "another checkpoint.path"
+                "data, or start in another checkpoint.path"
             )
         raise CheckpointError(
             f"{text}: resuming would not see each example once; keep it, or use another "
@@ -276,8 +273,7 @@ def check_finished(spec: TrainSpec, differing: Sequence[tuple[str, str, str]], s
     length_key = "steps" if spec.epochs is None else "epochs"
     raise SpecError(
         f"finished at step {step} with {saved_keys}; this job says {current_keys}{more_note}: use "
-        f"another name, or raise train.{length_key} "
-        "to continue"
+        f"another name, or raise train.{length_key} to continue"
     )
 
 

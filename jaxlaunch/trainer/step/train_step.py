@@ -288,9 +288,8 @@ def _check_batch_divides(spec: TrainSpec, mesh: jax.sharding.Mesh) -> None:
     if spec.batch % (shards * spec.accumulate):
         raise SpecError(
             f"train.batch = {spec.batch} cannot be split evenly over accumulate = "
-            f"{spec.accumulate} "
-            f"micro-batches × {meshes.describe_shards(mesh)} devices; use a multiple of "
-            f"{shards * spec.accumulate}"
+            f"{spec.accumulate} micro-batches × {meshes.describe_shards(mesh)} devices; use a "
+            f"multiple of {shards * spec.accumulate}"
         )
     has_experts = isinstance(spec.model, Decoder) and spec.model.experts is not None
     if ep > 1 and not has_experts and not isinstance(spec.model, CustomModel):
@@ -385,8 +384,7 @@ class StepLoss:
             if isinstance(self._spec.model, Decoder) and self._spec.model.experts is not None:
                 raise SpecError(
                     f"{self._spec.task}: the loss is a bare mean, which a model with experts is "
-                    "not evaluated by; "
-                    "return jaxlaunch.trainer.task.Loss(sum, weight)"
+                    "not evaluated by; return jaxlaunch.trainer.task.Loss(sum, weight)"
                 )
             mean_B = jax.vmap(lambda row: compute_loss(jax.tree.map(lambda x: x[None], row)))(batch)
             sums = Loss(jnp.where(weight_B != 0, mean_B * weight_B, 0.0).sum(), examples)
@@ -483,10 +481,8 @@ def _check_buffers(name: str, initial: Mapping[str, Any], updated: Mapping[str, 
         )
         if initial_text != updated_text:
             raise SpecError(
-                f"{name}: the model's {key} is {initial_text} before a step and "
-                f"{updated_text} after "
-                "it; make it in the model's "
-                "__init__, and keep its shape and dtype"
+                f"{name}: the model's {key} is {initial_text} before a step and {updated_text} "
+                "after it; make it in the model's __init__, and keep its shape and dtype"
             )
 
 

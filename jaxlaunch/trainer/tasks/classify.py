@@ -273,8 +273,7 @@ def _read_scale(source: Source, target: str) -> Scale | None:
     if (packed_target := packed.get("target", target)) != target:
         raise SpecError(
             f"train.loss.target = {target}, and the records of train.data.path were packed with "
-            f"{packed_target}; pack them "
-            f"again, or set it to {packed_target}"
+            f"{packed_target}; pack them again, or set it to {packed_target}"
         )
     return Scale.from_json(packed["scale"]) if packed.get("scale") else None
 

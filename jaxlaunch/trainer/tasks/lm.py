@@ -178,8 +178,7 @@ class NextToken(Task):
             if length > config.length:
                 return 0, (
                     f"{length + 1} tokens, and train.model.length = {config.length} is of "
-                    f"{config.length + 1}: "
-                    f"make the length {length}, or cut the examples"
+                    f"{config.length + 1}: make the length {length}, or cut the examples"
                 )
         if vocab is None or (tokens_BT.min() >= 0 and tokens_BT.max() < vocab):
             return None

@@ -100,8 +100,7 @@ def multi_label_loss(
     if label_BV.shape != logits_BV.shape:
         raise SpecError(
             f"the model makes logits of shape {list(logits_BV.shape)}, and the labels are "
-            f"{list(label_BV.shape)}: "
-            "target: multi_label takes 0 or 1 for each of model.classes"
+            f"{list(label_BV.shape)}: target: multi_label takes 0 or 1 for each of model.classes"
         )
     counts_B = weight_B != 0.0
     logits_BV = jnp.where(counts_B[:, None], logits_BV.astype(jnp.float32), 0.0)
@@ -136,8 +135,7 @@ def squared_error(output_BK: Array, number_BK: Array, weight_B: Array) -> tuple[
     if output_BK.shape != number_BK.shape:
         raise SpecError(
             f"the model makes numbers of shape {list(output_BK.shape)}, and the labels are "
-            f"{list(number_BK.shape)}: "
-            "set model.classes to how many numbers a label is"
+            f"{list(number_BK.shape)}: set model.classes to how many numbers a label is"
         )
     error_BK = output_BK.astype(jnp.float32) - number_BK.astype(jnp.float32)
     error_BK = jnp.where(weight_B[:, None] != 0.0, error_BK, 0.0)
@@ -195,9 +193,8 @@ def _compute_softmax(logits: Array, labels: Array, weight: Array) -> _Softmax:
         if array.shape != logits.shape[:-1]:
             raise SpecError(
                 f"logits of shape {list(logits.shape)} go with {name} of shape "
-                f"{list(logits.shape[:-1])}, not "
-                f"{list(array.shape)}: the loss compares the last axis of each of the model's "
-                "logits with one label"
+                f"{list(logits.shape[:-1])}, not {list(array.shape)}: the loss compares the last "
+                "axis of each of the model's logits with one label"
             )
     counts, labels = weight != 0.0, labels.astype(jnp.int32)
     logits = jnp.where(counts[..., None], logits.astype(jnp.float32), 0.0)

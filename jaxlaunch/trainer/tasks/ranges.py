@@ -69,8 +69,7 @@ def read_flags(value: Any) -> npt.NDArray[np.float32]:
     if array.ndim != 1 or not np.isin(array, (0.0, 1.0)).all():
         raise UnusableExampleError(
             f"a label of shape {list(array.shape)}, from {array.min()} to {array.max()}, but with "
-            "loss.target = "
-            "multi_label a label is 0 or 1 for each class, [classes]"
+            "loss.target = multi_label a label is 0 or 1 for each class, [classes]"
         )
     return array
 

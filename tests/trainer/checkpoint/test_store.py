@@ -225,8 +225,7 @@ def test_a_file_cut_short_is_named_and_the_step_before_is_used(folder):
         assert store.found() == (
             30,
             f"step 40: file {path.relative_to(folder / '40')} cut short (12 of {size} bytes); "
-            "using step 30 "
-            "(40 is kept as 40.bad-1)",
+            "using step 30 (40 is kept as 40.bad-1)",
         )
         assert store.newest_committed_step() == 30
 

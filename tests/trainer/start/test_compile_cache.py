@@ -106,8 +106,7 @@ def test_a_folder_that_others_can_write_is_not_used(tmp_path: Path, monkeypatch)
     compile_cache.install_cache(None, notes.append)
     assert notes == [
         f"train.compile_cache = auto: {tmp_path}/jaxlaunch/programs can be written by other users; "
-        "each start compiles "
-        "its programs again"
+        "each start compiles its programs again"
     ]
     assert getattr(jax.config, DIR) is None
 
