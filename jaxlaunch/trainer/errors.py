@@ -3,7 +3,7 @@
 Any other exception is a bug, ours or the user's: 70 before the first step, 83 after it.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from jaxlaunch import contract
@@ -12,6 +12,13 @@ from jaxlaunch import contract
 def first_line(error: BaseException) -> str:
     """Return the type of an error and the first line of its message, at most 300 characters."""
     return f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')[:300]}"
+
+
+def list_first(names: Iterable[str], max_names: int = 3) -> str:
+    """Return the first names of a list, and how many more there are."""
+    names = list(names)
+    more = f" and {len(names) - max_names} more" if len(names) > max_names else ""
+    return ", ".join(names[:max_names]) + more
 
 
 def pydantic_message(fault: Mapping[str, Any]) -> str:
@@ -64,7 +71,7 @@ class CheckpointError(TrainerError):
     code = contract.NO_CHECKPOINT
 
 
-class Stopped(TrainerError):
+class Stopped(TrainerError):  # noqa: N818  # public API
     """The run was stopped from outside: exit code 80, a restart without charge."""
 
     code = contract.PREEMPTED

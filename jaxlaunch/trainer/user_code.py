@@ -99,6 +99,11 @@ def describe_kind(candidate: Any) -> str:
     return f"{'an' if str(name)[0] in 'aeiouAEIOU' else 'a'} {name}"
 
 
+def describe_type(value: Any) -> str:
+    """Return a phrase for a value like `describe_kind`, with its length: `a tuple of 3`."""
+    return describe_kind(value) + (f" of {len(value)}" if isinstance(value, tuple | list) else "")
+
+
 def find_place(candidate: Any) -> str:
     """Return where a user's class, function or object is defined, such as `stripes.py:12`, or ""."""
     definition = (

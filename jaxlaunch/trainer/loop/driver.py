@@ -45,7 +45,7 @@ READY_BATCH_S = 0.02
 
 
 class Loop(Generic[S]):
-    """One attempt at a run of `training`, from the newest checkpoint until every save is committed."""
+    """One attempt at a run of `training`, from the newest checkpoint to the last commit."""
 
     def __init__(
         self, training: Training[S], context: RunContext, stop: Stop, report: Progress
@@ -69,10 +69,9 @@ class Loop(Generic[S]):
             settle=self._read_metrics,
             programs=training.hlo_texts,
         )
-        self.best = None if self.settings.best is None else BestSteps(self.settings.best)
-        self.patience = (
-            None if self.settings.stop_early is None else Patience(self.settings.stop_early)
-        )
+        best, stop_early = self.settings.best, self.settings.stop_early
+        self.best = None if best is None else BestSteps(best)
+        self.patience = None if stop_early is None else Patience(stop_early)
         # The last step that was dispatched. Its metrics may still be unread.
         self.done_step = 0
         # Whether this attempt has dispatched a step.
@@ -88,7 +87,7 @@ class Loop(Generic[S]):
         self._logged_step = 0
 
     def run(self) -> S:
-        """Run to the last step and return its state. Raises Stopped or another TrainerError when the run ends early."""
+        """Run to the last step and return its state. Raises a TrainerError if it ends early."""
         start, state = self._restore_newest()
         # Ranks agree to stop by the count of their polls, so each must poll equally often: before
         # and after everything that can take long, such as restoring and compiling.
@@ -127,11 +126,8 @@ class Loop(Generic[S]):
         for span in itertools.chain(spans, [range(settings.steps, settings.steps)]):
             self.done_step = step = span.start
             # The evaluation comes before the save: it may make this step one of the best.
-            if (
-                self.training.has_evaluation
-                and settings.is_due(settings.eval_every, step)
-                and step > self.evaluated_step
-            ):
+            is_eval_due = settings.is_due(settings.eval_every, step) and step > self.evaluated_step
+            if self.training.has_evaluation and is_eval_due:
                 self._evaluate(step, state)
             if self._should_save(step) and step > self.saved_step:
                 self._save(step, state)
@@ -210,11 +206,8 @@ class Loop(Generic[S]):
 
     def _should_save(self, step: int) -> bool:
         is_best = self.best is not None and step in self.best.steps
-        return (
-            self.settings.is_due(self.settings.save_every, step)
-            or is_best
-            or self._is_out_of_patience()
-        )
+        is_due = self.settings.is_due(self.settings.save_every, step)
+        return is_due or is_best or self._is_out_of_patience()
 
     def _evaluate(self, step: int, state: S) -> None:
         """Record the means over the held-out set and the samples for the prompts."""
@@ -228,13 +221,10 @@ class Loop(Generic[S]):
         self.evaluated_step = step
         if means:
             self.metrics.record_evaluated(step, means)
-            for watch, rule in (
-                (self.best, self.settings.best),
-                (self.patience, self.settings.stop_early),
-            ):
-                if watch is not None and rule is not None:
+            for watch in (self.best, self.patience):
+                if watch is not None:
                     # All ranks take the value of process 0, so that they decide alike.
-                    watch.add_value(step, run_on_primary(partial(watched_value, rule, means)))
+                    watch.add_value(step, run_on_primary(partial(watched_value, watch.rule, means)))
             if self.best is not None and self.best.steps[:1] == [step]:
                 self.metrics.record_best(step)
         with self.profiler.pause_context(), self.metrics.timer.get_part("eval"):
@@ -258,7 +248,7 @@ class Loop(Generic[S]):
         self.saved_step = step
 
     def _next_batch(self, batches: Prefetcher[Any] | None, step: int) -> Any:
-        """Return the next batch. A long wait is reported as a phase, so that a verdict can name the rank that waits."""
+        """Return the next batch. A long wait is a phase, so that a verdict can name its rank."""
         if batches is None:
             return None
         batch = batches.get(READY_BATCH_S)
@@ -271,7 +261,7 @@ class Loop(Generic[S]):
         return batch
 
     def _read_metrics(self) -> None:
-        """Wait for the steps dispatched last and record their metrics. Raises NotFiniteError, StorageError."""
+        """Record the metrics of the last dispatch. Raises NotFiniteError, StorageError."""
         if self._pending_metrics is None:
             return
         (span, metrics), self._pending_metrics = self._pending_metrics, None
@@ -284,19 +274,16 @@ class Loop(Generic[S]):
         flags = {name: np.atleast_1d(value) for name, value in values.items()}
         for index, step in enumerate(range(span.start + 1, span.stop + 1)):
             if not flags[Key.FINITE][index]:
-                raise self.training.not_finite_error(
-                    step, _metrics_of_step(metrics, index), self.saved_step
-                )
+                step_metrics = _metrics_of_step(metrics, index)
+                raise self.training.not_finite_error(step, step_metrics, self.saved_step)
             if Key.WEIGHT in flags:
                 tokens = float(flags[Key.TOKENS][index]) if Key.TOKENS in flags else 0.0
                 self.metrics.record_trained(step, float(flags[Key.WEIGHT][index]), tokens)
             if Key.SKIPPED in flags and flags[Key.SKIPPED][index]:
-                fault = (
-                    self.training.describe_wrong_batch(step) if jax.process_index() == 0 else None
-                )
-                self.metrics.record_skipped(
-                    step, _metrics_of_step(metrics, index)[Key.LOSS_SCALE], fault
-                )
+                is_first = jax.process_index() == 0
+                fault = self.training.describe_wrong_batch(step) if is_first else None
+                scale = _metrics_of_step(metrics, index)[Key.LOSS_SCALE]
+                self.metrics.record_skipped(step, scale, fault)
             if step % self.settings.log_every == 0 or step == self.settings.steps:
                 # The time since the last line is divided evenly among the steps since.
                 share = (step - self._logged_step) / (span.stop - self._logged_step)
@@ -307,7 +294,7 @@ class Loop(Generic[S]):
         self._report_commits()
 
     def _report_commits(self) -> None:
-        """Report a newly committed step to agent and metrics. Raises StorageError when a save failed."""
+        """Report a newly committed step. Raises StorageError if a save failed."""
         step = self.store.newest_committed_step()
         if step is not None and step != self._committed_step:
             self._committed_step = step
@@ -317,17 +304,17 @@ class Loop(Generic[S]):
     # --- the ends ---------------------------------------------------------------------------------
 
     def _stop_if_asked(self, step: int, state: S) -> None:
-        """Save the state and raise Stopped if the run is asked to stop. Every rank is at the same step."""
+        """Save the state and raise Stopped if the run should stop, on all ranks at once."""
         if not self.stop.poll():
             return
         self._read_metrics()
         self.report.report_phase("save", step)
         self._forget_if_deleted(step)
         saved_step = max(self.saved_step, 0)
-        is_new, note = step > saved_step, f"nothing new to save after step {saved_step}"
-        # Foreign files may occupy the place of this step. The run can continue from an older one,
-        # so this is no error.
+        note = f"nothing new to save after step {saved_step}"
+        is_new = step > saved_step
         if is_new and (names := self.store.blocking_names(step)):
+            # The run can continue from an older step, so foreign files in this place are no error.
             is_new = False
             note = (
                 f"nothing new saved after step {saved_step}: {names} in {self.training.folder} "
@@ -344,9 +331,9 @@ class Loop(Generic[S]):
     def _finish(self, state: S) -> S:
         """Write everything that is left to write, and return the state after the last step."""
         if self.patience is not None and self.patience.is_over:
-            reason = self.patience.describe_end()
             self.training.note(
-                f"stopped early at step {self.done_step} of {self.settings.steps}: {reason}"
+                f"stopped early at step {self.done_step} of {self.settings.steps}: "
+                f"{self.patience.describe_end()}"
             )
         self.profiler.finish_trace(self.done_step)
         if self._forget_if_deleted(self.done_step):
@@ -357,7 +344,7 @@ class Loop(Generic[S]):
         return state
 
     def _forget_if_deleted(self, step: int) -> bool:
-        """Return whether somebody deleted the saved step `step`, in which case it must be saved again."""
+        """Return whether somebody deleted the saved `step`, so that it must be saved again."""
         if step != self.saved_step or not self.store.forget_if_deleted(step):
             return False
         self.training.note(
@@ -386,7 +373,7 @@ class Loop(Generic[S]):
             wait_for_all("tracker", tracker_feed.max_wait_s())
 
     def end_saves(self, *, release_folder: bool = False) -> None:
-        """End the saves of a run that ends with an error. Exceptions of the store are suppressed: the error matters.
+        """End the saves of a run that ends with an error. Later errors are suppressed.
 
         A run that has trained keeps its claim on the folder for its next attempt. If the process
         lives on, `release_folder` must be set: otherwise a thread would renew the claim of a run
@@ -394,10 +381,8 @@ class Loop(Generic[S]):
         """
         if self.has_stepped:
             # A save that began before the error is valid. It is the last one of this attempt.
-            with (
-                contextlib.suppress(Exception),
-                self.report.temporary_phase("save", self.done_step),
-            ):
+            suppress = contextlib.suppress(Exception)
+            with suppress, self.report.temporary_phase("save", self.done_step):
                 self.store.wait()
                 self._report_commits()
         if release_folder or not self.has_stepped:
@@ -407,7 +392,5 @@ class Loop(Generic[S]):
 
 
 def _metrics_of_step(metrics: Mapping[str, jax.Array], index: int) -> dict[str, float]:
-    return {
-        name: float(np.atleast_1d(value)[index])
-        for name, value in jax.device_get(dict(metrics)).items()
-    }
+    values = jax.device_get(dict(metrics))
+    return {name: float(np.atleast_1d(value)[index]) for name, value in values.items()}

@@ -1,4 +1,4 @@
-"""`jaxlaunch.run`: join the other processes, drive a program's own step, and report how the run ended.
+"""`jaxlaunch.run`: join the other processes, drive a program's own step, report how it ended.
 
 Under an agent a run that ends early exits the process with its code, like the built-in trainer.
 Otherwise it raises.
@@ -40,7 +40,6 @@ from jaxlaunch.trainer.loop.user_program import (
     ProgramStep,
     Tree,
     check_metrics,
-    describe_type,
 )
 from jaxlaunch.trainer.metrics.counters import Workload
 from jaxlaunch.trainer.metrics.progress import Progress
@@ -55,11 +54,10 @@ JAX_USED_MESSAGE = "jax.distributed.initialize() must be called before"
 
 
 def run(step: Any, state: Any, data: Any = None, **options: Any) -> Tree:
-    """Return the state after the last step; see jaxlaunch.run. Under an agent an error exits the process."""
+    """Return the state after the last step; see jaxlaunch.run. A rank exits on errors."""
     # This process is a rank of a gang, not a process that a rank's program started.
-    is_rank = contract.PROGRESS_FD in os.environ and os.environ.get(contract.REPORTER) == str(
-        os.getpid()
-    )
+    reporter = os.environ.get(contract.REPORTER)
+    is_rank = contract.PROGRESS_FD in os.environ and reporter == str(os.getpid())
     stop = Stop()
     report = Progress(int(os.environ[contract.PROGRESS_FD]) if is_rank else None)
     loop: Loop[NamedArrays] | None = None
@@ -97,7 +95,7 @@ def run(step: Any, state: Any, data: Any = None, **options: Any) -> Tree:
 
 
 def _join_gang(report: Progress) -> None:
-    """Join the processes of the gang unless the program has. Raises SpecError for devices other than the job's."""
+    """Join the gang unless the program has. Raises SpecError for other devices than the job's."""
     if not jax.distributed.is_initialized():
         preflight.check_driver()
         preflight.check_name()
@@ -130,7 +128,7 @@ def _exit_with_code(error: BaseException, has_stepped: bool, report: Progress) -
 
 @dataclasses.dataclass(frozen=True)
 class RunOptions:
-    """The options of jaxlaunch.run, which documents them. Raises SpecError for invalid ones, before JAX is used."""
+    """The options of jaxlaunch.run, which documents them. Raises SpecError for invalid ones."""
 
     steps: int
     every: int | None = 500
@@ -145,32 +143,27 @@ class RunOptions:
     folder: str | None = None
 
     def __post_init__(self) -> None:
-        for name in (
-            "steps",
-            "log_every",
-            "keep",
-            *(name for name in ("every", "batch") if getattr(self, name)),
-        ):
-            self._check_count(name, 1)
-        self._check_count("seed", 0)
-        for name in ("every", "batch"):
+        optional_names = [name for name in ("every", "batch") if getattr(self, name) is not None]
+        for name in optional_names:
             if getattr(self, name) == 0:
                 raise SpecError(f"jaxlaunch.run({name}=0): a whole number above 0, or None")
+        for name in ("steps", "log_every", "keep", *optional_names):
+            self._check_count(name, 1)
+        self._check_count("seed", 0)
         if self.evaluate is not None and not callable(self.evaluate):
+            kind = user_code.describe_type(self.evaluate)
             raise SpecError(
-                f"jaxlaunch.run(evaluate=…) is {describe_type(self.evaluate)}, not a function of "
-                "the state that returns a dict of numbers"
+                f"jaxlaunch.run(evaluate=…) is {kind}, not a function of the state that returns "
+                "a dict of numbers"
             )
         _ = self.mesh_axes
 
     @property
     def mesh_axes(self) -> spec.Mesh:
         """The requested mesh, by default all devices as dp."""
-        return (
-            spec.Mesh(dp=-1)
-            if self.mesh is None
-            else meshes.parse_axes(self.mesh, "run", {"dp": 4, "mp": 2})
-        )
+        if self.mesh is None:
+            return spec.Mesh(dp=-1)
+        return meshes.parse_axes(self.mesh, "run", {"dp": 4, "mp": 2})
 
     def _check_count(self, name: str, minimum: int) -> None:
         value = getattr(self, name)
@@ -195,16 +188,14 @@ class UserTraining(Training[NamedArrays]):
         report: Progress,
     ) -> None:
         super().__init__(report)
-        run_folder = context.run_folder
-        if options.folder is None and run_folder is None:
+        if options.folder is not None:
+            self.folder = os.fspath(options.folder)
+        elif context.run_folder is not None:
+            self.folder = f"{context.run_folder.rstrip('/')}/checkpoints"
+        else:
             raise SpecError(
                 "jaxlaunch.run: this job has no run folder to keep checkpoints in; give folder="
             )
-        self.folder = (
-            f"{str(run_folder).rstrip('/')}/checkpoints"
-            if options.folder is None
-            else os.fspath(options.folder)
-        )
         self.options = options
         mesh = meshes.build_mesh(options.mesh_axes, note=self.note)
         self.state = ProgramState(state, mesh, options.sharding)
@@ -214,9 +205,8 @@ class UserTraining(Training[NamedArrays]):
                 data, mesh, batch=options.batch, seed=options.seed, shuffle=options.shuffle
             )
         report.report_phase("compile", 0)
-        self.step = ProgramStep(
-            step, self.state, None if self.batches is None else self.batches.abstract, mesh
-        )
+        abstract_batch = None if self.batches is None else self.batches.abstract
+        self.step = ProgramStep(step, self.state, abstract_batch, mesh)
         if self.batches is not None:
             self.batches.check_repeats()
         storage.check_writable(self.folder)
@@ -238,27 +228,32 @@ class UserTraining(Training[NamedArrays]):
 
     @property
     def abstract_state(self) -> NamedArrays:
+        """The shape, dtype and sharding of each array."""
         return self.state.abstract
 
     def init_state(self) -> NamedArrays:
+        """Return the arrays before the first step."""
         return self.state.init_arrays()
 
     def to_tree(self, state: NamedArrays) -> dict[str, Any]:
+        """Return the arrays as a checkpoint holds them."""
         return {"state": self.state.to_stored(state)}
 
     def from_tree(self, tree: Mapping[str, Any], meta: Mapping[str, Any], step: int) -> NamedArrays:
+        """Return the arrays of a checkpoint."""
         return self.state.from_stored(tree["state"])
 
     def checkpoint_meta(self) -> dict[str, Any]:
-        """Return the facts that decide which examples a step sees. They are unknown for a function of the step."""
+        """Return what decides which examples a step sees; None for a function of the step."""
         unknown = {"batch": None, "seed": None, "shuffle": None, "data": None}
         return {"loop": unknown | ({} if self.batches is None else self.batches.identity)}
 
     def describe_difference(self, meta: Mapping[str, Any]) -> str:
+        """Name the built-in training as the origin of a checkpoint; "" for our own."""
         return "" if "loop" in meta else "was saved by a training of train:, not by jaxlaunch.run"
 
     def check_resumed(self, meta: Mapping[str, Any], step: int, is_finished: bool) -> None:
-        """Raise SpecError if more steps are done than requested, DataError or CheckpointError for other batches."""
+        """Raise SpecError if too many steps are done, other errors for other batches."""
         if step > self.options.steps:
             raise SpecError(
                 f"jaxlaunch.run(steps={self.options.steps}): step {step} is already saved in "
@@ -269,39 +264,37 @@ class UserTraining(Training[NamedArrays]):
                 kind = DataError if key == "data" else CheckpointError
                 raise kind(
                     f"jaxlaunch.run: {key} is {current}, and the checkpoints in {self.folder} were "
-                    f"made with {recorded}: a "
-                    f"resumed run would not see the same batches; keep it, or give folder="
+                    f"made with {recorded}: a resumed run would not see the same batches; keep it, "
+                    "or give folder="
                 )
 
     def compile(self, start: int) -> None:
-        # A program may call `run` only to get the state of a completed run.
+        """Compile the step, unless the program calls `run` only for the state of a completed run."""
         if start < self.options.steps:
             self.step.compile()
 
     def iterate_batches(self, spans: Sequence[range]) -> Prefetcher[Tree] | None:
+        """Return the batches of these steps on the devices; None without data."""
         return None if self.batches is None else self.batches.iterate_batches(spans)
 
     def train_steps(
         self, state: NamedArrays, batch: Tree | None, span: range
     ) -> tuple[NamedArrays, dict[str, jax.Array]]:
+        """Take the one step of the span."""
         return self.step(state, batch)
 
     def not_finite_error(
         self, step: int, metrics: Mapping[str, float], saved: int
     ) -> NotFiniteError:
-        """Return an error that names the losses. The step has replaced the state, so only earlier saves are good."""
-        losses = {
-            name: value
+        """Return an error that names the losses. Only earlier saves are good."""
+        listed = ", ".join(
+            f"{name} {value:g}"
             for name, value in metrics.items()
             if name.endswith(LOSS_SUFFIX) and not np.isfinite(value)
-        }
-        listed = ", ".join(f"{name} {value:g}" for name, value in losses.items())
-        fault = self.describe_wrong_batch(step)
-        reason = (
-            f"Metrics whose names end in {LOSS_SUFFIX} must be finite"
-            if fault is None
-            else f"Its batch is not: {fault}"
         )
+        reason = f"Metrics whose names end in {LOSS_SUFFIX} must be finite"
+        if (fault := self.describe_wrong_batch(step)) is not None:
+            reason = f"Its batch is not: {fault}"
         return NotFiniteError(
             f"step {step}: {listed} of {self.step.name}; nothing after step {max(saved, 0)} is "
             f"saved. {reason}"
@@ -311,14 +304,15 @@ class UserTraining(Training[NamedArrays]):
         return None if self.batches is None else self.batches.describe_not_finite(number)
 
     def hlo_texts(self) -> list[str]:
+        """Return the HLO text of the compiled step."""
         return self.step.hlo_texts()
 
     def evaluate(self, state: NamedArrays, between: Callable[[], None]) -> dict[str, float]:
+        """Return the metrics of the program's `evaluate`."""
         evaluate = self.options.evaluate
         if evaluate is None:
             return {}
+        name = user_code.describe_function(evaluate)
         with self.state.trace_context():
-            means = check_metrics(
-                user_code.describe_function(evaluate), evaluate(self.state.to_tree(state))
-            )
+            means = check_metrics(name, evaluate(self.state.to_tree(state)))
             return {name: float(value) for name, value in jax.device_get(dict(means)).items()}

@@ -1,4 +1,4 @@
-"""The interface between the loop and a training: the run's files, the settings, and the methods of a training.
+"""The interface between the loop and a training: the run's files, settings and methods.
 
 There are two trainings: the built-in one (trainer/train) and that of a program's own step
 (loop/run).
@@ -11,7 +11,7 @@ import contextlib
 import dataclasses
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, ClassVar, Generic, TypeVar, overload
+from typing import Any, ClassVar, Generic, TypeVar
 
 import jax
 
@@ -51,7 +51,7 @@ class RunContext:
 
     @classmethod
     def from_environ(cls, environ: Mapping[str, str] = os.environ) -> RunContext:
-        """Return the place that the environment variables of the contract describe."""
+        """Return the context that the environment variables of the contract describe."""
         return cls(
             run_dir=environ.get(contract.RUN_DIR),
             run_url=environ.get(contract.RUN_URL),
@@ -68,7 +68,7 @@ class RunContext:
         return self.run_url or self.run_dir
 
     def checkpoint_path(self, spec: TrainSpec) -> str:
-        """Return the path or URL of the checkpoint folder. Raises SpecError without one in spec or run folder."""
+        """Return the path or URL of the checkpoints. Raises SpecError without a folder."""
         if spec.checkpoint.path is not None:
             return spec.checkpoint.path
         if self.run_dir is None:
@@ -81,7 +81,7 @@ class RunContext:
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """The length of a run and the intervals of its evaluations, saves and lines of metrics, in steps.
+    """The length of a run and the intervals of its evaluations, saves and lines of metrics.
 
     Attributes:
         steps: Steps of the whole run.
@@ -102,12 +102,12 @@ class Settings:
     profile: Profile = dataclasses.field(default_factory=Profile)
 
     def is_due(self, interval: int | None, step: int) -> bool:
-        """Return whether an action with the interval `interval`, which also runs at the end, is due after `step`."""
+        """Return whether an action with this interval, which also runs at the end, is due."""
         return step == self.steps or (interval is not None and step > 0 and step % interval == 0)
 
 
 class Training(abc.ABC, Generic[S]):
-    """A state, the step that changes it, the batches, the evaluation, and the conversion to checkpoints.
+    """A state, the step that changes it, its batches, its evaluation, and its checkpoints.
 
     Building one reports every error in it before the first compile. The loop calls every method on
     all processes, in the same order.
@@ -155,15 +155,15 @@ class Training(abc.ABC, Generic[S]):
 
     @abc.abstractmethod
     def checkpoint_meta(self) -> dict[str, Any]:
-        """Return the record that is saved with the state and against which a resumed run is checked."""
+        """Return the record that is saved with the state and checked at a resume."""
 
     @abc.abstractmethod
     def describe_difference(self, meta: Mapping[str, Any]) -> str:
-        """Explain why the arrays of a checkpoint with this meta may differ from this state's; "" if unknown."""
+        """Explain why a checkpoint's arrays may differ from this state's; "" if unknown."""
 
     @abc.abstractmethod
     def check_resumed(self, meta: Mapping[str, Any], step: int, is_finished: bool) -> str | None:
-        """Describe the differences from the training that saved `step`, its last step if `is_finished`; None if equal.
+        """Describe the differences from the training that saved `step`; None if there are none.
 
         Raises SpecError, DataError or CheckpointError where continuing would not be the same run.
         """
@@ -175,15 +175,15 @@ class Training(abc.ABC, Generic[S]):
 
     @abc.abstractmethod
     def compile(self, start: int) -> float | None:
-        """Compile the programs for the steps after `start`. Return the FLOPs of a step if they are known."""
+        """Compile the programs for the steps after `start`. Return the FLOPs of a step."""
 
     @abc.abstractmethod
     def iterate_batches(self, spans: Sequence[range]) -> Prefetcher[Any] | None:
-        """Return an iterator over the prefetched batches of the spans; None for steps without data."""
+        """Return an iterator over prefetched batches of the spans; None for steps without data."""
 
     @abc.abstractmethod
     def train_steps(self, state: S, batch: Any, span: range) -> tuple[S, dict[str, jax.Array]]:
-        """Dispatch the steps of `span`, donating the state. Return the new state and the metrics of the steps.
+        """Dispatch the steps of `span`, donating the state. Return the new state and metrics.
 
         The metrics include `finite`, and may include `weight` and `skipped`. For several steps each
         array has one value per step.
@@ -193,14 +193,14 @@ class Training(abc.ABC, Generic[S]):
     def not_finite_error(
         self, step: int, metrics: Mapping[str, float], saved: int
     ) -> NotFiniteError:
-        """Return the error for a step that was not finite. `saved` is the last step that was handed to the store."""
+        """Return the error for a step that was not finite; `saved` is the last saved step."""
 
     @abc.abstractmethod
     def hlo_texts(self) -> list[str]:
         """Return the HLO texts of the compiled steps, for a profile."""
 
     def describe_wrong_batch(self, step: int) -> str | None:
-        """Recreate the batch of `step` (from 1) and describe a number in it that is not finite; None if unknown."""
+        """Describe what is not finite in the batch of `step` (from 1); None if unknown."""
         # The data may be unreadable by now. The error to report is that of the step.
         with contextlib.suppress(Exception):
             return self._find_wrong_batch(step - 1)
@@ -213,7 +213,7 @@ class Training(abc.ABC, Generic[S]):
 
     @abc.abstractmethod
     def evaluate(self, state: S, between: Callable[[], None]) -> dict[str, float]:
-        """Return the means over the held-out set. Call `between` where the run may stop, equally often on all ranks."""
+        """Return the means over the held-out set. `between` is called where the run may stop."""
 
     def sample_prompts(self, state: S) -> Sequence[Mapping[str, Any]]:
         """Return the model's continuations of the job's prompts, if there are any."""
@@ -229,19 +229,13 @@ class Spans(Sequence[range]):
     def __len__(self) -> int:
         return len(self._edges) - 1
 
-    @overload
-    def __getitem__(self, index: int) -> range: ...
-    @overload
-    def __getitem__(self, index: slice) -> Spans: ...
-    def __getitem__(self, index: int | slice) -> range | Spans:
-        if isinstance(index, slice):
-            raise TypeError("one span at a time")
+    def __getitem__(self, index: int) -> range:  # type: ignore[override]
         index = range(len(self))[index]
         return range(self._edges[index], self._edges[index + 1])
 
 
 def cut_spans(start: int, total: int, size: int = 1, intervals: Iterable[int | None] = ()) -> Spans:
-    """Cut the steps from `start` to `total` into spans of `size` or 1 steps that begin at multiples of `intervals`.
+    """Cut steps into spans of `size`, or of 1 before a multiple of one of the `intervals`.
 
     A tiny model's step is shorter than the time that the host needs to dispatch one, so several are
     dispatched together. Evaluations and saves come between dispatches. The remaining steps before

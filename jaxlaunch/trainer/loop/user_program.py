@@ -28,7 +28,7 @@ from jaxlaunch.trainer import user_code
 from jaxlaunch.trainer.data import order, pipeline
 from jaxlaunch.trainer.data.examples import first_not_finite
 from jaxlaunch.trainer.data.pipeline import Pipeline, Prefetcher
-from jaxlaunch.trainer.errors import DataError, SpecError
+from jaxlaunch.trainer.errors import DataError, SpecError, list_first
 from jaxlaunch.trainer.parallel import mesh as meshes
 from jaxlaunch.trainer.parallel import sharding
 from jaxlaunch.trainer.sources.torch import MapDataset
@@ -40,15 +40,13 @@ NamedArrays = dict[str, Any]
 
 # Batches that are created before they are needed.
 PREFETCHED_BATCHES = 2
+# Names of arrays that a message lists.
+MAX_LISTED = 5
 # The suffix of the names of metrics that must be finite.
 LOSS_SUFFIX = "loss"
 # Records use these names. A program may report the other metrics of a training itself.
-RESERVED_METRICS = contract.RESERVED_METRICS - {
-    Key.LOSS,
-    Key.GRAD_NORM,
-    Key.LEARNING_RATE,
-    Key.LOSS_SCALE,
-}
+_ALLOWED_METRICS = {Key.LOSS, Key.GRAD_NORM, Key.LEARNING_RATE, Key.LOSS_SCALE}
+RESERVED_METRICS = contract.RESERVED_METRICS - _ALLOWED_METRICS
 
 STATE_HINT = (
     "a state is a pytree of arrays: dicts, lists, tuples, dataclasses and flax.nnx modules of them"
@@ -80,10 +78,10 @@ class ProgramState:
         # A model is callable, too, but it is a state itself. A function is its own only leaf.
         leaves = jax.tree.leaves(state)
         self._is_function = callable(state) and len(leaves) == 1 and leaves[0] is state
-        self.name = (
-            user_code.describe_function(state) if self._is_function else "jaxlaunch.run(state=…)"
-        )
-        tree = self._trace_function() if self._is_function else state
+        self.name, tree = "jaxlaunch.run(state=…)", state
+        if self._is_function:
+            self.name = user_code.describe_function(state)
+            tree = self._trace_function()
         arrays = self._check_leaves(tree)
         axes = sharding.axes_by_path(rules or {}, dict.fromkeys(arrays))
         self._structure = jax.tree.structure(tree)
@@ -96,7 +94,7 @@ class ProgramState:
         }
 
     def init_arrays(self) -> NamedArrays:
-        """Return the arrays before the first step, created on the devices by the function or copied there."""
+        """Return the arrays before the first step, made on the devices or copied there."""
         stored: NamedArrays = {}
         if not self._is_function:
             abstract_arrays = self.to_stored(self.abstract)
@@ -111,11 +109,9 @@ class ProgramState:
             return self.from_stored(jax.tree.map(jnp.copy, stored))
 
         with self.trace_context():
-            state: NamedArrays = jax.jit(
-                make,
-                out_shardings=self.shardings,
-                compiler_options=setup_compiler_options(self._mesh),
-            )(stored)
+            options = setup_compiler_options(self._mesh)
+            init = jax.jit(make, out_shardings=self.shardings, compiler_options=options)
+            state: NamedArrays = init(stored)
         return state
 
     def to_tree(self, arrays: NamedArrays) -> Tree:
@@ -123,20 +119,19 @@ class ProgramState:
         return jax.tree.unflatten(self._structure, [arrays[name] for name in self.abstract])
 
     def to_stored(self, arrays: NamedArrays) -> NamedArrays:
-        """Convert arrays, abstract or not, to those of a checkpoint, which holds random keys as numbers."""
+        """Convert arrays, abstract or not, to a checkpoint's. Random keys become numbers."""
         return {name: _unwrap_key(leaf) for name, leaf in arrays.items()}
 
     def from_stored(self, stored: Mapping[str, Any]) -> NamedArrays:
         """Return the inverse of `to_stored`."""
-        return {
-            name: jax.random.wrap_key_data(stored[name], impl=leaf.dtype._impl)
-            if _is_key(leaf)
-            else stored[name]
-            for name, leaf in self.abstract.items()
-        }
+        arrays = dict(stored)
+        for name, leaf in self.abstract.items():
+            if _is_key(leaf):
+                arrays[name] = jax.random.wrap_key_data(stored[name], impl=leaf.dtype._impl)
+        return arrays
 
     def from_tree(self, function: str, tree: Tree) -> NamedArrays:
-        """Return the arrays of a tree that `function` returned. Raises SpecError if they do not match this state."""
+        """Return the arrays that `function` returned. Raises SpecError if they differ."""
         arrays = name_leaves(tree)
         if (difference := find_difference(self.abstract, arrays)) is not None:
             raise SpecError(
@@ -165,23 +160,20 @@ class ProgramState:
         return trees[0]
 
     def _check_leaves(self, tree: Tree) -> dict[str, jax.ShapeDtypeStruct]:
-        """Return the shape and dtype of each leaf. Raises SpecError for a leaf that is no array, or a repeated name."""
+        """Return the shape and dtype of each leaf. Raises SpecError for an invalid state."""
         flat = jax.tree_util.tree_flatten_with_path(tree)[0]
         if not flat:
-            raise SpecError(
-                f"{self.name} gives {describe_type(tree)} without an array; {STATE_HINT}"
-            )
+            kind = user_code.describe_type(tree)
+            raise SpecError(f"{self.name} gives {kind} without an array; {STATE_HINT}")
         leaves: dict[str, jax.ShapeDtypeStruct] = {}
         for path, leaf in flat:
             name = _leaf_name(path)
             if not _is_array(leaf):
-                raise SpecError(
-                    f"{self.name}: {name} is {describe_type(leaf)}, not an array; {STATE_HINT}"
-                )
+                kind = user_code.describe_type(leaf)
+                raise SpecError(f"{self.name}: {name} is {kind}, not an array; {STATE_HINT}")
             if name in leaves:
                 raise SpecError(
-                    f"{self.name}: two arrays of the state have the name {name}; rename a "
-                    "key of theirs"
+                    f"{self.name}: two arrays of the state have the name {name}; rename a key of theirs"
                 )
             dtype = leaf.dtype if _is_key(leaf) else jnp.result_type(leaf)
             leaves[name] = jax.ShapeDtypeStruct(np.shape(leaf), dtype)
@@ -189,7 +181,7 @@ class ProgramState:
 
 
 class ProgramStep:
-    """`step(state, batch) -> (state, metrics)`, or `step(state)` without data, checked by tracing it once.
+    """`step(state, batch) -> (state, metrics)`, or `step(state)` without data, traced once.
 
     Raises SpecError for any other function, naming its file and line, and everything that tracing
     raises.
@@ -200,19 +192,17 @@ class ProgramStep:
     ) -> None:
         if not callable(step):
             raise SpecError(
-                f"jaxlaunch.run(step=…) is {describe_type(step)}, not a function; it is called "
-                "step(state, batch)"
+                f"jaxlaunch.run(step=…) is {user_code.describe_type(step)}, not a function; it is "
+                "called step(state, batch)"
             )
         self.name = user_code.describe_function(step)
         self._step, self._state, self._mesh = step, state, mesh
-        self._arguments = (state.abstract,) if batch is None else (state.abstract, batch)
-        hint = "; without data= a step has no batch" if batch is None else ""
-        _check_signature(
-            step,
-            "step(state)" if batch is None else "step(state, batch)",
-            len(self._arguments),
-            hint,
-        )
+        if batch is None:
+            self._arguments: tuple[Any, ...] = (state.abstract,)
+            _check_signature(step, "step(state)", 1, "; without data= a step has no batch")
+        else:
+            self._arguments = (state.abstract, batch)
+            _check_signature(step, "step(state, batch)", 2)
         self._compiled: Executable | None = None
         with state.trace_context():
             _, self._outputs = jax.eval_shape(self._update, *self._arguments)
@@ -233,11 +223,10 @@ class ProgramStep:
     def __call__(
         self, state: NamedArrays, batch: Tree | None
     ) -> tuple[NamedArrays, dict[str, Any]]:
-        """Take a step, donating the state. Return the new state and the metrics, with `finite` for all losses."""
+        """Take a step, donating the state. Return the new state and the metrics with `finite`."""
         assert self._compiled is not None, "compile comes before a step"
-        new_state, metrics = (
-            self._compiled(state) if batch is None else self._compiled(state, batch)
-        )
+        arguments = (state,) if batch is None else (state, batch)
+        new_state, metrics = self._compiled(*arguments)
         return new_state, metrics
 
     def hlo_texts(self) -> list[str]:
@@ -247,53 +236,44 @@ class ProgramStep:
     def _update(self, arrays: NamedArrays, *batch: Tree) -> tuple[NamedArrays, dict[str, Any]]:
         outputs = self._step(self._state.to_tree(arrays), *batch)
         if not isinstance(outputs, tuple) or len(outputs) != 2:
-            raise SpecError(f"{self.name}: it returned {describe_type(outputs)}; {STEP_HINT}")
+            kind = user_code.describe_type(outputs)
+            raise SpecError(f"{self.name}: it returned {kind}; {STEP_HINT}")
         new_state = self._state.from_tree(self.name, outputs[0])
         metrics = check_metrics(self.name, outputs[1])
         scalars = {name: jnp.asarray(value, jnp.float32) for name, value in metrics.items()}
-        losses = [
-            jnp.isfinite(value) for name, value in scalars.items() if name.endswith(LOSS_SUFFIX)
-        ]
-        finite = jnp.all(jnp.stack(losses)) if losses else jnp.ones((), bool)
+        finite = jnp.ones((), bool)
+        for name, value in scalars.items():
+            if name.endswith(LOSS_SUFFIX):
+                finite &= jnp.isfinite(value)
         return new_state, {**scalars, Key.FINITE: finite}
 
 
 def check_metrics(function: str, metrics: Any) -> Mapping[str, Any]:
-    """Return the metrics that `function` returned. Raises SpecError unless they are a dict of real scalars."""
+    """Return the metrics. Raises SpecError unless they are a dict of real scalars."""
     if not isinstance(metrics, Mapping):
-        raise SpecError(
-            f"{function}: its metrics are {describe_type(metrics)}, not a dict of scalars; "
-            f"{STEP_HINT}"
-        )
+        kind = user_code.describe_type(metrics)
+        raise SpecError(f"{function}: its metrics are {kind}, not a dict of scalars; {STEP_HINT}")
     for name, value in metrics.items():
         if not isinstance(name, str):
-            raise SpecError(
-                f"{function}: the name of metric {name!r} is {describe_type(name)}, not text"
-            )
+            kind = user_code.describe_type(name)
+            raise SpecError(f"{function}: the name of metric {name!r} is {kind}, not text")
         if name in RESERVED_METRICS or name.startswith(contract.EVAL_PREFIX):
-            reserved = (
-                f"{', '.join(sorted(RESERVED_METRICS))}, and what begins with "
-                f"{contract.EVAL_PREFIX}"
-            )
             raise SpecError(
-                f"{function}: a metric cannot be named {name!r}; the records of a run "
-                f"use {reserved}"
+                f"{function}: a metric cannot be named {name!r}; the records of a run use "
+                f"{', '.join(sorted(RESERVED_METRICS))}, and what begins with {contract.EVAL_PREFIX}"
             )
-        is_number = isinstance(value, bool | int | float | _ArrayLike)
-        if (
-            not is_number
-            or jnp.shape(value) != ()
-            or jnp.issubdtype(jnp.result_type(value), jnp.complexfloating)
-        ):
+        is_scalar = isinstance(value, bool | int | float | _ArrayLike) and jnp.shape(value) == ()
+        if not is_scalar or jnp.issubdtype(jnp.result_type(value), jnp.complexfloating):
             raise SpecError(
                 f"{function}: metric {name!r} is {_describe_leaf(value)}, not a real scalar; "
                 "return its mean over the batch"
             )
     return metrics
+    return metrics
 
 
 class ProgramBatches:
-    """The batches of a program's data on the mesh. The first one is created immediately and checked.
+    """The batches of a program's data on the mesh. The first one is made at once and checked.
 
     Raises SpecError for invalid data and for batches that do not divide, DataError for batches that
     differ.
@@ -321,28 +301,22 @@ class ProgramBatches:
         if batch is None:
             self._make, self.name, self._is_repeatable = _batch_function(data)
             self._first_batch = self._global_batch(0)
-            rows = {
-                name: leaf.shape[0]
-                for name, leaf in name_leaves(self._first_batch).items()
-                if leaf.ndim
-            }
+            leaves = name_leaves(self._first_batch)
+            rows = {name: leaf.shape[0] for name, leaf in leaves.items() if leaf.ndim}
             if len(set(rows.values())) != 1 or 0 in rows.values():
-                listed = (
-                    _list_first(f"{name} {count}" for name, count in rows.items())
-                    or "no array with rows"
-                )
+                listed = list_first((f"{name} {count}" for name, count in rows.items()), MAX_LISTED)
                 raise SpecError(
                     f"{self.name}: the arrays of a batch have one number of rows, their first "
-                    f"dimension, and here they have: {listed}"
+                    f"dimension, and here they have: {listed or 'no array with rows'}"
                 )
             self.size = next(iter(rows.values()))
         else:
             missing = [name for name in ("__len__", "__getitem__") if not hasattr(data, name)]
             if missing or isinstance(data, Mapping):
+                lacks = f" without {', '.join(missing)}" if missing else ""
                 raise SpecError(
                     f"jaxlaunch.run(batch={batch}) takes examples of a dataset, and data is "
-                    f"{describe_type(data)}{f' without {_list_first(missing)}' if missing else ''}; "
-                    f"leave batch out for {DATA_HINT}"
+                    f"{user_code.describe_type(data)}{lacks}; leave batch out for {DATA_HINT}"
                 )
             self.size, self.name = batch, type(data).__name__
         if self.size % (shards := meshes.count_shards(mesh)):
@@ -371,7 +345,7 @@ class ProgramBatches:
         )
 
     def check_repeats(self) -> None:
-        """Raise DataError if the first batch differs when it is created again: a resumed run would see other data."""
+        """Raise DataError if the first batch differs when it is made again, as a resume does."""
         if self._pipeline is not None or not self._is_repeatable:
             return
         repeated = name_leaves(self._global_batch(0))
@@ -386,9 +360,7 @@ class ProgramBatches:
     def iterate_batches(self, spans: Sequence[range]) -> Prefetcher[Tree]:
         """Return the prefetched batches of these spans, of one step each, on the devices."""
         if self._pipeline is not None:
-            return self._pipeline.iterate(
-                spans, lambda batch: self._put_rows(_without_weight(batch))
-            )
+            return self._pipeline.iterate(spans, self._put_batch)
         read = pipeline.iterate_batches(
             lambda span, rows: self._local_rows(span.start),
             spans,
@@ -402,25 +374,25 @@ class ProgramBatches:
         """Describe the first number in the batch of a step that is not finite; None if all are."""
         if self._pipeline is not None:
             return self._pipeline.describe_not_finite(step)
-        for name, leaf in name_leaves(
-            self._first_batch if step == 0 else self._global_batch(step)
-        ).items():
+        batch = self._first_batch if step == 0 else self._global_batch(step)
+        for name, leaf in name_leaves(batch).items():
             if (fault := first_not_finite(leaf)) is not None:
                 row = f" in row {fault[0]}" if leaf.ndim else ""
                 return f"{self.name}: the batch of step {step} has {name} {fault[1]}{row}"
         return None
 
+    def _put_batch(self, batch: Mapping[str, Any]) -> Tree:
+        return self._put_rows(_without_weight(batch))
+
     def _put_rows(self, local: Tree) -> Tree:
-        """Put this process's rows in global arrays, split over the batch axes. Scalars go to every device."""
+        """Put this process's rows in global arrays over the batch axes; replicate scalars."""
         rows = meshes.batch_sharding(self._mesh)
         replicated = NamedSharding(self._mesh, PartitionSpec())
 
-        def put_leaf(leaf: np.ndarray[Any, Any]) -> jax.Array:
+        def put_leaf(leaf: np.ndarray[Any, Any]) -> Any:
             shape = (self.size, *leaf.shape[1:]) if leaf.ndim else ()
-            result: jax.Array = jax.make_array_from_process_local_data(
-                rows if leaf.ndim else replicated, leaf, shape
-            )
-            return result
+            place = rows if leaf.ndim else replicated
+            return jax.make_array_from_process_local_data(place, leaf, shape)
 
         return jax.tree.map(put_leaf, local)
 
@@ -433,33 +405,25 @@ class ProgramBatches:
         return jax.tree.map(lambda leaf: leaf[rows] if leaf.ndim else leaf, batch)
 
     def _global_batch(self, step: int) -> Tree:
-        """Return the batch of a step as numpy arrays. Raises DataError if its structure differs from step 0's."""
+        """Return the batch of a step. Raises DataError if step 0 has another structure."""
         output = self._make(step)
         if inspect.isgenerator(output) or isinstance(output, Iterator):
-            raise SpecError(
-                f"{self.name}: the batch of step {step} is {describe_type(output)}; "
-                "return its arrays"
-            )
+            kind = user_code.describe_type(output)
+            raise SpecError(f"{self.name}: the batch of step {step} is {kind}; return its arrays")
         leaves = name_leaves(output)
-        fault = next(
-            (
-                f"{name} is {_describe_leaf(leaf)}"
-                for name, leaf in leaves.items()
-                if not _is_number(leaf)
-            ),
-            "",
-        )
-        if fault or not leaves:
+        wrong = next((name for name, leaf in leaves.items() if not _is_number(leaf)), None)
+        if wrong is not None or not leaves:
+            fault = user_code.describe_type(output)
+            if wrong is not None:
+                fault = f"{wrong} is {_describe_leaf(leaves[wrong])}"
             raise SpecError(
-                f"{self.name}: in the batch of step {step} {fault or describe_type(output)}; a "
-                "batch is a pytree of arrays of numbers"
+                f"{self.name}: in the batch of step {step} {fault}; a batch is a pytree of arrays "
+                "of numbers"
             )
         batch = jax.tree.map(_to_device_dtype, output)
-        difference = (
-            find_difference(name_leaves(self._first_batch), name_leaves(batch))
-            if self._first_batch is not None
-            else None
-        )
+        difference = None
+        if self._first_batch is not None:
+            difference = find_difference(name_leaves(self._first_batch), name_leaves(batch))
         if difference is not None:
             raise DataError(
                 f"{self.name}: the batch of step {step} has {difference}, as that of step 0; every "
@@ -492,11 +456,12 @@ class _ProgramDataset(MapDataset):
 
 
 def _batch_function(data: Any) -> tuple[Callable[[int], Tree], str, bool]:
-    """Return the function from step to batch, its name, and whether it must be repeatable. Raises SpecError."""
+    """Return the function from step to batch, its name, and whether it must be repeatable."""
+    kind = user_code.describe_type(data)
     if isinstance(data, Iterator) or inspect.isgeneratorfunction(data):
         raise SpecError(
-            f"jaxlaunch.run(data=…) is {describe_type(data)}, which cannot go back to the batch of "
-            f"a step when the run resumes; give {DATA_HINT}"
+            f"jaxlaunch.run(data=…) is {kind}, which cannot go back to the batch of a step when the "
+            f"run resumes; give {DATA_HINT}"
         )
     is_plain = not isinstance(data, type | _Indexable)
     if is_plain and isinstance(data, _BatchMaker) and callable(data.batch):
@@ -504,28 +469,22 @@ def _batch_function(data: Any) -> tuple[Callable[[int], Tree], str, bool]:
     if inspect.isroutine(data) or (is_plain and callable(data)):
         _check_signature(data, "with the step, data(step)", 1)
         return data, user_code.describe_function(data), True
-    if (
-        isinstance(data, _Indexable)
-        and isinstance(data, Sized)
-        and not isinstance(data, Mapping | str | bytes)
-    ):
+    is_list = isinstance(data, Sized) and not isinstance(data, Mapping | str | bytes)
+    if is_list and isinstance(data, _Indexable):
         if not len(data):
-            raise DataError(f"jaxlaunch.run(data=…) is {describe_type(data)} without an item")
+            raise DataError(f"jaxlaunch.run(data=…) is {kind} without an item")
         return lambda step: data[step % len(data)], f"{type(data).__name__}[step]", False
-    raise SpecError(f"jaxlaunch.run(data=…) is {describe_type(data)}; give {DATA_HINT}")
+    raise SpecError(f"jaxlaunch.run(data=…) is {kind}; give {DATA_HINT}")
 
 
 def _check_signature(function: Callable[..., Any], call: str, count: int, hint: str = "") -> None:
-    try:
-        inspect.signature(function).bind(*range(count))
-    except TypeError as error:
-        raise SpecError(
-            f"{user_code.describe_function(function)} is called {call}, and that fails: "
-            f"{error}{hint}"
-        ) from None
-    except ValueError:
-        # Functions written in C may have no signature.
-        return
+    # Functions written in C may have no signature.
+    with contextlib.suppress(ValueError):
+        try:
+            inspect.signature(function).bind(*range(count))
+        except TypeError as error:
+            name = user_code.describe_function(function)
+            raise SpecError(f"{name} is called {call}, and that fails: {error}{hint}") from None
 
 
 # --- the leaves of a pytree -----------------------------------------------------------------------
@@ -553,7 +512,7 @@ def _leaf_name(path: Iterable[Any]) -> str:
 
 
 def find_difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> str | None:
-    """Describe the first leaf that only one has, or whose shape or dtype differs; None if they are alike."""
+    """Describe the first leaf of another shape or dtype, or that only one has; None if alike."""
     for name in dict.fromkeys([*old, *new]):
         if name not in new:
             return f"no {name} ({_describe_leaf(old[name])})"
@@ -566,25 +525,8 @@ def find_difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> str | Non
 
 def _describe_leaf(leaf: Any) -> str:
     """Return `float32[4, 8]` for an array, and the type of anything else."""
-    return (
-        f"{leaf.dtype}{list(leaf.shape)}" if isinstance(leaf, _ArrayLike) else describe_type(leaf)
-    )
-
-
-def describe_type(value: Any) -> str:
-    """Return `a dict`, `a tuple of 3`, `None`."""
-    if value is None:
-        return "None"
-    name = type(value).__name__
-    article = "an" if name[0].lower() in "aeiou" else "a"
-    return f"{article} {name}" + (f" of {len(value)}" if isinstance(value, tuple | list) else "")
-
-
-def _list_first(names: Iterable[Any], max_names: int = 5) -> str:
-    names = list(map(str, names))
-    return ", ".join(names[:max_names]) + (
-        f" and {len(names) - max_names} more" if len(names) > max_names else ""
-    )
+    is_array = isinstance(leaf, _ArrayLike)
+    return f"{leaf.dtype}{list(leaf.shape)}" if is_array else user_code.describe_type(leaf)
 
 
 def _is_array(leaf: Any) -> bool:
@@ -619,11 +561,9 @@ def _unwrap_key(leaf: Any) -> Any:
         return leaf
     if not isinstance(leaf, jax.ShapeDtypeStruct):
         return jax.random.key_data(leaf)
-    data = jax.eval_shape(jax.random.key_data, leaf)
     assert isinstance(leaf.sharding, NamedSharding)
-    return jax.ShapeDtypeStruct(
-        data.shape, data.dtype, sharding=NamedSharding(leaf.sharding.mesh, leaf.sharding.spec)
-    )
+    place = NamedSharding(leaf.sharding.mesh, leaf.sharding.spec)
+    return jax.eval_shape(jax.random.key_data, leaf).update(sharding=place)
 
 
 def _put_on_mesh(leaf: Any, abstract_array: jax.ShapeDtypeStruct) -> jax.Array:
@@ -632,10 +572,8 @@ def _put_on_mesh(leaf: Any, abstract_array: jax.ShapeDtypeStruct) -> jax.Array:
     if isinstance(data, jax.Array) and not data.is_fully_addressable:
         # It is a global array already.
         return data
-    array = np.asarray(data, abstract_array.dtype)
-    return jax.make_array_from_callback(
-        array.shape, abstract_array.sharding, lambda index: array[index]
-    )
+    array, place = np.asarray(data, abstract_array.dtype), abstract_array.sharding
+    return jax.make_array_from_callback(array.shape, place, array.__getitem__)
 
 
 def _to_device_dtype(leaf: Any) -> np.ndarray[Any, Any]:

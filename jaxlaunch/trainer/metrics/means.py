@@ -67,15 +67,15 @@ class BestSteps:
     """The steps with the best values so far, at most `keep`. Of equal values the older step wins."""
 
     def __init__(self, best: Best) -> None:
-        self._best = best
+        self.rule = best
         self._values: list[tuple[int, float]] = []  # (step, value), best first
 
     def add_value(self, step: int, value: float) -> None:
         """Add the value of an evaluation. A value that is not finite is never among the best."""
         if math.isfinite(value) and step not in self.steps:
-            place = sum(not _is_better(self._best, value, other) for _, other in self._values)
+            place = sum(not _is_better(self.rule, value, other) for _, other in self._values)
             self._values.insert(place, (step, value))
-            del self._values[self._best.keep :]
+            del self._values[self.rule.keep :]
 
     @property
     def steps(self) -> list[int]:
@@ -85,29 +85,29 @@ class BestSteps:
     def to_meta(self) -> dict[str, Any]:
         """Return the steps and values for the metadata of a checkpoint."""
         return {
-            **_watched_key(self._best),
+            **_watched_key(self.rule),
             "steps": [[step, value] for step, value in self._values],
         }
 
     def resume(self, meta: Mapping[str, Any] | None, steps: Collection[int]) -> None:
         """Restore the state from a checkpoint of the same metric, with the `steps` that still exist."""
-        if meta is not None and _watched_key(self._best).items() <= meta.items():
+        if meta is not None and _watched_key(self.rule).items() <= meta.items():
             values = [(int(step), float(value)) for step, value in meta["steps"] if step in steps]
-            self._values = values[: self._best.keep]
+            self._values = values[: self.rule.keep]
 
 
 class Patience:
     """Counts consecutive evaluations without an improvement."""
 
     def __init__(self, rule: StopEarly) -> None:
-        self._rule = rule
+        self.rule = rule
         self._best: tuple[int, float] | None = None
         self._stale = 0
 
     def add_value(self, step: int, value: float) -> None:
         """Add the value of an evaluation. A value that is not finite is no improvement."""
         is_better = self._best is None or _is_better(
-            self._rule, value, self._best[1], self._rule.min_delta
+            self.rule, value, self._best[1], self.rule.min_delta
         )
         if math.isfinite(value) and is_better:
             self._best, self._stale = (step, value), 0
@@ -117,11 +117,11 @@ class Patience:
     @property
     def is_over(self) -> bool:
         """Return whether the run should end."""
-        return self._stale >= self._rule.patience
+        return self._stale >= self.rule.patience
 
     def describe_end(self) -> str:
         """Return a sentence about why the run ends."""
-        rule = self._rule
+        rule = self.rule
         by = f" by more than {rule.min_delta:g}" if rule.min_delta else ""
         best = "" if self._best is None else f" than {self._best[1]:.6g} of step {self._best[0]}"
         times = f"{self._stale} evaluation{'s' * (self._stale != 1)}"
@@ -130,14 +130,14 @@ class Patience:
     def to_meta(self) -> dict[str, Any]:
         """Return the state for the metadata of a checkpoint."""
         return {
-            **_watched_key(self._rule),
+            **_watched_key(self.rule),
             "best": None if self._best is None else list(self._best),
             "stale": self._stale,
         }
 
     def resume(self, meta: Mapping[str, Any] | None) -> None:
         """Restore the state from a checkpoint of the same metric."""
-        if meta is not None and _watched_key(self._rule).items() <= meta.items():
+        if meta is not None and _watched_key(self.rule).items() <= meta.items():
             self._best = (
                 None if meta["best"] is None else (int(meta["best"][0]), float(meta["best"][1]))
             )
