@@ -42,7 +42,7 @@ _SPARSE_CORE_KIND = "TPU7x"
 
 
 class Executable:
-    """`function` compiled for arguments like `abstract` (ShapeDtypeStructs with shardings). It never traces again.
+    """`function` compiled once for arguments like `abstract`, ShapeDtypeStructs with shardings.
 
     Call it with arrays of exactly these shapes, dtypes and shardings. Raises TypeError, naming each
     that differs. XLA `options` that the compiler does not know are left out.
@@ -60,6 +60,7 @@ class Executable:
         self._compiled = compile_lowered(jax.jit(function, **jit).lower(*abstract), options)
 
     def __call__(self, *args: PyTree) -> Any:
+        """Run the program."""
         try:
             return self._compiled(*args)
         except (TypeError, ValueError):
@@ -70,15 +71,15 @@ class Executable:
         """Raise TypeError when `args` do not have the compiled shapes, dtypes and shardings."""
         expected, actual = _describe_leaves(self.abstract), _describe_leaves(args)
         changed = [
-            f"  {name}: compiled for {expected.get(name, 'nothing')}, got "
-            f"{actual.get(name, 'nothing')}"
+            f"  {name}: compiled for {expected.get(name, 'nothing')}, "
+            f"got {actual.get(name, 'nothing')}"
             for name in dict.fromkeys([*expected, *actual])
             if expected.get(name) != actual.get(name)
         ]
         if changed:
+            listed = "\n".join(changed)
             raise TypeError(
-                f"the {self.name} step was compiled once and is not traced again:\n"
-                + "\n".join(changed)
+                f"the {self.name} step was compiled once and is not traced again:\n{listed}"
             )
 
     def hlo_text(self) -> str:
@@ -86,11 +87,11 @@ class Executable:
         return self._compiled.as_text() or ""
 
     def memory_analysis(self) -> Any:
-        """Return XLA's memory analysis of a device: bytes of arguments, outputs, temporaries, and the peak."""
+        """Return XLA's memory analysis of a device: bytes by purpose, and the peak."""
         return self._compiled.memory_analysis()
 
     def cost_analysis(self) -> dict[str, float]:
-        """Return XLA's FLOPs and bytes accessed of a device, under XLA's names. The body of a loop counts once."""
+        """Return XLA's FLOPs and bytes of a device, by XLA's names. A loop's body counts once."""
         return self._compiled.cost_analysis() or {}
 
 
@@ -102,27 +103,23 @@ def _describe_leaves(tree: PyTree) -> dict[str, str]:
             return type(leaf).__name__
         sharding = None if isinstance(leaf, np.ndarray | np.generic) else leaf.sharding
         part = leaf.shape if sharding is None else sharding.shard_shape(leaf.shape)
-        return f"{leaf.dtype}{list(leaf.shape)}" + (
-            f" in parts of {list(part)}" if part != leaf.shape else ""
-        )
+        split = f" in parts of {list(part)}" if part != leaf.shape else ""
+        return f"{leaf.dtype}{list(leaf.shape)}{split}"
 
-    leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
     return {
         jax.tree_util.keystr(path, simple=True, separator="."): describe_leaf(leaf)
-        for path, leaf in leaves
+        for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
     }
 
 
 def step_compiler_options(mesh: jax.sharding.Mesh) -> CompilerOptions | None:
-    """Return the options of a program that runs at every step. A job's LIBTPU_INIT_ARGS have precedence."""
+    """Return the options of a program of every step. A job's LIBTPU_INIT_ARGS have precedence."""
     device = mesh.devices.flat[0]
     if device.platform != "tpu":
         return None
-    options = (
-        _TPU_OPTIONS
-        if device.device_kind == _SPARSE_CORE_KIND
-        else _TPU_OPTIONS | _ASYNC_COLLECTIVE_OPTIONS
-    )
+    options = dict(_TPU_OPTIONS)
+    if device.device_kind != _SPARSE_CORE_KIND:
+        options |= _ASYNC_COLLECTIVE_OPTIONS
     flags = os.environ.get("LIBTPU_INIT_ARGS", "").replace("=", " ").split()
     return {name: value for name, value in options.items() if f"--{name}" not in flags}
 
@@ -151,26 +148,17 @@ def compile_lowered(
     options = dict(options or {})
     while True:
         try:
-            return lowered.compile(compiler_options=options or None)
+            return lowered.compile(compiler_options=dict(options) or None)
         except jax.errors.JaxRuntimeError as error:
             unknown = _UNKNOWN_OPTION.search(str(error))
             if unknown is not None and options.pop(unknown[1], None) is not None:
-                print(
-                    f"this version of the compiler does not know the option {unknown[1]}: left out",
-                    file=sys.stderr,
+                note = (
+                    f"this version of the compiler does not know the option {unknown[1]}: left out"
                 )
-            elif (
-                str(error).startswith("INTERNAL")
-                and options.keys() & _ASYNC_COLLECTIVE_OPTIONS.keys()
-            ):
-                options = {
-                    name: value
-                    for name, value in options.items()
-                    if name not in _ASYNC_COLLECTIVE_OPTIONS
-                }
-                print(
-                    "the compiler fails with the options that hide collectives: left out",
-                    file=sys.stderr,
-                )
+            elif str(error).startswith("INTERNAL") and options.keys() & _ASYNC_COLLECTIVE_OPTIONS:
+                for name in _ASYNC_COLLECTIVE_OPTIONS:
+                    options.pop(name, None)
+                note = "the compiler fails with the options that hide collectives: left out"
             else:
                 raise
+            print(note, file=sys.stderr)

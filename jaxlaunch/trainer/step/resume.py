@@ -20,58 +20,57 @@ from jaxlaunch.trainer.optim import schedules
 from jaxlaunch.trainer.spec import Optimizer, TrainSpec
 
 # Keys that change no number of a training, and keys that repeat others.
-NOT_RECORDED = (
-    "batch seed steps checkpoint compile_cache log_every profile steps_per_dispatch stop_early"
-).split()
-NOT_RECORDED_IN: Any = {
-    "data": set(
-        "shuffle prefetch threads workers trace path eval_path data_dir args "
-        "eval_args parts".split()
+NOT_RECORDED = dict.fromkeys(
+    (
+        *("batch", "seed", "steps", "checkpoint", "compile_cache", "log_every", "profile"),
+        *("steps_per_dispatch", "stop_early"),
     ),
+    True,
+)
+NOT_RECORDED_IN: Any = {
+    "data": {
+        *("shuffle", "prefetch", "threads", "workers", "trace", "path", "eval_path", "data_dir"),
+        *("args", "eval_args", "parts"),
+    },
     "model": {"preset", "init_from", "scan"},
     "eval": {"every", "samples"},
     "lora": {"init_from"},
 }
 # Keys of how a step is computed and what is observed. Other values give the same training.
 SAME_TRAINING = (
-    "mesh remat accumulate attention eval on_nonfinite loss.chunks data.deterministic".split()
+    *("mesh", "remat", "accumulate", "attention", "eval", "on_nonfinite", "loss.chunks"),
+    "data.deterministic",
 )
 
 
 def training_record(
     spec: TrainSpec, attention: str, total_steps: int, eval_set: Source | None
 ) -> dict[str, Any]:
-    """Return the record of a training for its checkpoints; `attention` is the implementation in use."""
-    keys = spec.model_dump(mode="json", exclude=dict.fromkeys(NOT_RECORDED, True) | NOT_RECORDED_IN)
-    held_out = None if eval_set is None else eval_set.fingerprint()
+    """Return the record of a training for its checkpoints; `attention` is what it uses."""
+    keys = spec.model_dump(mode="json", exclude=NOT_RECORDED | NOT_RECORDED_IN)
     return {
         "train": keys | {"attention": attention},
         "total_steps": total_steps,
-        "eval_data": held_out,
+        "eval_data": None if eval_set is None else eval_set.fingerprint(),
     }
 
 
 def fill_defaults(recorded: Any, current: Any, block: Any) -> Any:
-    """Fill the record of a block with the default of each key of `current` that its version did not have.
+    """Fill the record of a block with the defaults of keys that its version did not have.
 
     `current` is this run's record of `block`. A block of another kind or source stays unchanged.
     """
-    is_block = (
-        isinstance(recorded, Mapping)
-        and isinstance(current, Mapping)
-        and isinstance(block, pydantic.BaseModel)
-    )
-    if not is_block or any(
-        recorded.get(key, current.get(key)) != current.get(key) for key in ("kind", "source")
-    ):
+    are_mappings = isinstance(recorded, Mapping) and isinstance(current, Mapping)
+    if not are_mappings or not isinstance(block, pydantic.BaseModel):
+        return recorded
+    if any(recorded.get(key, current.get(key)) != current.get(key) for key in ("kind", "source")):
         return recorded
     filled = dict(recorded)
     for key, field in type(block).model_fields.items():
         if key in current and (key in recorded or not field.is_required()):
             default = {} if isinstance(field.default, pydantic.BaseModel) else field.default
-            filled[key] = fill_defaults(
-                recorded.get(key, default), current[key], getattr(block, key)
-            )
+            value = recorded.get(key, default)
+            filled[key] = fill_defaults(value, current[key], getattr(block, key))
     return filled
 
 
@@ -89,37 +88,25 @@ def find_retraining_changes(
 def describe_changes(
     recorded: Mapping[str, Any], current: Mapping[str, Any], step: int
 ) -> str | None:
-    """Describe the differences between two records with both values, and the learning rate after `step` steps.
+    """Describe the differences between two records, and the learning rate after `step` steps.
 
     Returns None if they are equal, or if the version that saved the checkpoint recorded nothing.
     """
     if "train" not in recorded:
         return None
-    differences = [
-        f"{key} {a} → {b}"
-        for key, a, b in _find_differences("train", recorded["train"], current["train"])
-    ]
+    rows = _find_differences("train", recorded["train"], current["train"])
+    differences = [f"{key} {old} → {new}" for key, old, new in rows]
     for key, name in (("total_steps", "the steps of the run"), ("eval_data", "the held-out data")):
-        if recorded.get(key) != current[key]:
-            name += "".join(
-                f", args.{argument}"
-                for argument in changed_arguments(recorded.get(key), current[key])
-            )
-            differences.append(
-                f"{name} {_format_value(recorded.get(key))} → {_format_value(current[key])}"
-            )
+        old, new = recorded.get(key), current[key]
+        if old != new:
+            name += "".join(f", args.{argument}" for argument in changed_arguments(old, new))
+            differences.append(f"{name} {_format_value(old)} → {_format_value(new)}")
     if not differences:
         # The learning rate is equal, too. Computing it would compile several programs.
         return None
-    recorded_rate, current_rate = _learning_rate(recorded, step), _learning_rate(current, step)
-    if (
-        recorded_rate is not None
-        and current_rate is not None
-        and not math.isclose(recorded_rate, current_rate, rel_tol=1e-6)
-    ):
-        differences.append(
-            f"the learning rate at step {step} {recorded_rate:.3g} → {current_rate:.3g}"
-        )
+    old_rate, new_rate = _learning_rate(recorded, step), _learning_rate(current, step)
+    if None not in (old_rate, new_rate) and not math.isclose(old_rate, new_rate, rel_tol=1e-6):
+        differences.append(f"the learning rate at step {step} {old_rate:.3g} → {new_rate:.3g}")
     return f"changed since step {step} was saved: {', '.join(differences)}"
 
 
@@ -136,8 +123,8 @@ def _format_value(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
-def _learning_rate(recorded: Mapping[str, Any], step: int) -> float | None:
-    """Return the learning rate of a recorded training after `step` steps; None if this version cannot tell."""
+def _learning_rate(recorded: Mapping[str, Any], step: int) -> Any:
+    """Return the rate of a recorded training after `step` steps; None if unknown."""
     try:
         optimizer = Optimizer.model_validate(recorded["train"]["optimizer"])
         return float(schedules.build_schedule(optimizer, recorded["total_steps"])(step))

@@ -1,4 +1,4 @@
-"""The state of a training: built for a task, sharded over the mesh, and converted to and from a checkpoint's tree.
+"""The state of a training: built for a task, sharded over the mesh, converted for checkpoints.
 
 An nnx model is split into its arrays once and merged again inside each trace. Outside of a trace
 the arrays are in flat dicts by name ("blocks.mlp.up"), the cheapest tree to call a step with.
@@ -72,12 +72,16 @@ class TrainState(NamedTuple):
         return self.params if averaged is None else averaged
 
     def evaluated_buffers(self) -> NamedArrays:
-        """Return the other arrays that evaluation uses: their average if there is one, in their own dtypes."""
+        """Return the other arrays that evaluation uses, averaged if possible, in their dtypes."""
         ema = self.ema or {}
         return {
             name: ema[name].astype(leaf.dtype) if name in ema else leaf
             for name, leaf in self.buffers.items()
         }
+
+
+def _with_sharding(leaf: Any, leaf_sharding: NamedSharding) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf_sharding)
 
 
 class Placement:
@@ -103,10 +107,7 @@ class Placement:
 
     def abstract_batch(self, batch: Batch) -> dict[str, jax.ShapeDtypeStruct]:
         """Return the shapes and dtypes of a global batch, with their shardings."""
-        return {
-            name: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=self.rows)
-            for name, x in batch.items()
-        }
+        return {name: _with_sharding(x, self.rows) for name, x in batch.items()}
 
     def abstract_state(
         self,
@@ -115,55 +116,49 @@ class Placement:
         optimizer: optax.GradientTransformation,
         frozen: Collection[str],
     ) -> TrainState:
-        """Return the shapes and dtypes of a state, with their shardings by the named axes of its arrays."""
+        """Return the shapes and dtypes of a state, with the shardings of its named axes."""
         by_name = {
             name: sharding.state_sharding(name, leaf.shape, axes[name], self.mesh)
             for name, leaf in (shapes.params | shapes.buffers).items()
         }
         trained = {name: leaf for name, leaf in shapes.params.items() if name not in frozen}
+        trained_shardings = {name: by_name[name] for name in trained}
         shardings = TrainState(
             step=self.replicated,
             params={name: by_name[name] for name in shapes.params},
-            opt=optimizers.state_shardings(
-                optimizer, trained, {name: by_name[name] for name in trained}
-            ),
+            opt=optimizers.state_shardings(optimizer, trained, trained_shardings),
             ema=None if shapes.ema is None else {name: by_name[name] for name in shapes.ema},
             buffers={name: by_name[name] for name in shapes.buffers},
             scale=jax.tree.map(lambda leaf: self.replicated, shapes.scale),
         )
-        result: TrainState = jax.tree.map(
-            lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
-            shapes,
-            shardings,
-        )
+        result: TrainState = jax.tree.map(_with_sharding, shapes, shardings)
         return result
 
     def replicate(self, tree: Any) -> Any:
         """Constrain the arrays of a tree to be replicated on every device."""
         return jax.lax.with_sharding_constraint(tree, self.replicated)
 
-    def split_steps(self, rows: Array) -> Array:
+    def split_steps(self, rows: Array) -> Any:
         """Turn [B, K, ...] into [K, B, ...] without moving rows between devices."""
         return self._constrain_parts(rows.swapaxes(0, 1))
 
-    def split_micro_batches(self, rows: Array, count: int) -> Array:
-        """Turn [B, ...] into [count, B / count, ...]: row i goes to micro-batch i mod count and stays on its device."""
-        return self._constrain_parts(
-            rows.reshape(rows.shape[0] // count, count, *rows.shape[1:]).swapaxes(0, 1)
-        )
+    def split_micro_batches(self, rows: Array, count: int) -> Any:
+        """Turn [B, ...] into [count, B / count, ...]: row i goes to micro-batch i mod count.
 
-    def split_devices(self, rows: Array) -> Array:
+        No row leaves its device.
+        """
+        parts = rows.reshape(rows.shape[0] // count, count, *rows.shape[1:])
+        return self._constrain_parts(parts.swapaxes(0, 1))
+
+    def split_devices(self, rows: Array) -> Any:
         """Turn [B, ...] into [devices, B / devices, ...]: the rows of each device."""
         parts = rows.reshape(meshes.count_shards(self.mesh), -1, *rows.shape[1:])
-        result: Array = jax.lax.with_sharding_constraint(parts, self.rows)
-        return result
+        return jax.lax.with_sharding_constraint(parts, self.rows)
 
-    def _constrain_parts(self, parts: Array) -> Array:
+    def _constrain_parts(self, parts: Array) -> Any:
         """Constrain [K, B, ...] to have B split over the devices as a batch is."""
-        result: Array = jax.lax.with_sharding_constraint(
-            parts, NamedSharding(self.mesh, PartitionSpec(None, BATCH_AXES))
-        )
-        return result
+        split = NamedSharding(self.mesh, PartitionSpec(None, BATCH_AXES))
+        return jax.lax.with_sharding_constraint(parts, split)
 
 
 class ModelArrays:
@@ -193,19 +188,19 @@ class ModelArrays:
         return _name_arrays(params), _name_arrays(buffers)
 
     def merge_model(self, params: NamedArrays, buffers: NamedArrays, rng: Array) -> Any:
-        """Return the model with these arrays. Its random streams start from `rng`: a repeated step draws the same."""
+        """Return the model with these arrays. Its random streams start from `rng`."""
+
+        def make_stream(key: Array, leaf: Any) -> Array:
+            if not jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+                return jnp.zeros(leaf.shape, leaf.dtype)
+            return key if leaf.shape == () else jax.random.split(key, leaf.shape)
+
         leaves, tree = jax.tree.flatten(self._rngs)
         keys = jax.random.split(rng, max(len(leaves), 1))
-        streams = [
-            (key if leaf.shape == () else jax.random.split(key, leaf.shape))
-            if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
-            else jnp.zeros(leaf.shape, leaf.dtype)
-            for key, leaf in zip(keys, leaves, strict=False)
-        ]
         return nnx.merge(
             self._graph,
             jax.tree.unflatten(self._params_tree, [params[name] for name in self.params]),
-            jax.tree.unflatten(tree, streams),
+            jax.tree.unflatten(tree, list(map(make_stream, keys, leaves))),
             jax.tree.unflatten(self._buffers_tree, [buffers[name] for name in self.buffers]),
         )
 
@@ -229,9 +224,8 @@ def _array_name(path: Iterable[str]) -> str:
 
 def float_buffers(buffers: NamedArrays) -> NamedArrays:
     """Select the arrays that can be averaged: statistics, but not counts and keys."""
-    return {
-        name: leaf for name, leaf in buffers.items() if jnp.issubdtype(leaf.dtype, jnp.floating)
-    }
+    floating = jnp.floating
+    return {name: leaf for name, leaf in buffers.items() if jnp.issubdtype(leaf.dtype, floating)}
 
 
 def cast_floats(array: Array, dtype: jnp.dtype) -> Array:
@@ -267,17 +261,14 @@ class StateBuilder:
             self.arrays = ModelArrays(nnx.eval_shape(self._build_model))
         self.axes = sharding.axes_by_path(task.sharding, self.arrays.axes)
         self._base_names = frozenset(filter(self._is_base_name, self.arrays.params))
-        self.frozen = self._base_names | optimizers.find_frozen(
-            spec.optimizer, self.saved_params(self.arrays.params)
-        )
+        saved = self.saved_params(self.arrays.params)
+        self.frozen = self._base_names | optimizers.find_frozen(spec.optimizer, saved)
         self.optimizer = optimizers.build_optimizer(spec.optimizer, total_steps, self.axes)
         with self.trace_context():
             shapes = jax.eval_shape(self._initial_state, {})
-        self.abstract = placement.abstract_state(shapes, self.axes, self.optimizer, self.frozen)
-        with self.trace_context():
-            optimizers.check_optimizer(
-                spec.optimizer, self.optimizer, self.trained_params(self.abstract.params)
-            )
+            self.abstract = placement.abstract_state(shapes, self.axes, self.optimizer, self.frozen)
+            trained = self.trained_params(self.abstract.params)
+            optimizers.check_optimizer(spec.optimizer, self.optimizer, trained)
 
     @contextlib.contextmanager
     def trace_context(self) -> Iterator[None]:
@@ -286,11 +277,12 @@ class StateBuilder:
         Built-in tasks and models never broadcast by rank, which would hide a wrong shape. User code
         may.
         """
-        matmul = self.precision.matmul
-        ranks = jax.numpy_rank_promotion("raise") if self.is_builtin else contextlib.nullcontext()
-        with ranks, jax.set_mesh(self._placement.mesh), nnx.use_eager_sharding(False):  # type: ignore[no-untyped-call]
-            with jax.default_matmul_precision(matmul) if matmul else contextlib.nullcontext():
-                yield
+        matmul, without = self.precision.matmul, contextlib.nullcontext()
+        ranks = jax.numpy_rank_promotion("raise") if self.is_builtin else without
+        products = jax.default_matmul_precision(matmul) if matmul else without
+        flax = nnx.use_eager_sharding(False)  # type: ignore[no-untyped-call]
+        with ranks, jax.set_mesh(self._placement.mesh), flax, products:
+            yield
 
     def random_keys(self) -> Array:
         """Return two random keys: one for the initial weights, one for the steps."""
@@ -301,21 +293,14 @@ class StateBuilder:
 
     def run_notes(self) -> list[str]:
         """Return the notes on optimizer, adapters and reference for a run's log and summary."""
-        state = self.abstract
-        notes = list(
-            optimizers.describe_optimizer(
-                self._spec.optimizer, self.saved_params(state.params), self.axes
-            )
-        )
+        state, saved = self.abstract, self.saved_params(self.abstract.params)
+        notes = optimizers.describe_optimizer(self._spec.optimizer, saved, self.axes)
         if self.adapters is not None:
-            notes.append(
-                self.adapters.describe_training(state.params, state.opt, self.to_tree(state))
-            )
+            tree = self.to_tree(state)
+            notes.append(self.adapters.describe_training(state.params, state.opt, tree))
         if self._has_reference:
-            copy = {name: state.params[name] for name in self._base_names}
-            notes.append(
-                f"the reference is a frozen copy of the model, {memory.total_bytes(copy):,} bytes"
-            )
+            size = memory.total_bytes({name: state.params[name] for name in self._base_names})
+            notes.append(f"the reference is a frozen copy of the model, {size:,} bytes")
         return notes
 
     # --- which parameters -------------------------------------------------------------------------
@@ -326,9 +311,8 @@ class StateBuilder:
 
     def split_frozen(self, params: NamedArrays) -> tuple[NamedArrays, NamedArrays]:
         """Split `params` into trained and frozen ones."""
-        return self.trained_params(params), {
-            name: leaf for name, leaf in params.items() if name in self.frozen
-        }
+        frozen = {name: leaf for name, leaf in params.items() if name in self.frozen}
+        return self.trained_params(params), frozen
 
     def saved_params(self, params: NamedArrays) -> NamedArrays:
         """Select the parameters that a checkpoint holds: all except the base."""
@@ -342,25 +326,27 @@ class StateBuilder:
     # --- a new state ------------------------------------------------------------------------------
 
     def init_state(self) -> TrainState:
-        """Return a new state, equal on every mesh. Raises SpecError if the folder to start from has another model."""
+        """Return a new state, equal on every mesh. Raises SpecError for other weights."""
         model, loaded = self._spec.model, self._read_base()
+        saved = self.saved_params(self.abstract.params)
         if self.adapters is not None:
-            loaded |= self.adapters.read_initial_adapters(self.saved_params(self.abstract.params))
+            loaded |= self.adapters.read_initial_adapters(saved)
         elif isinstance(model, PublishedModel) and model.init_from is not None:
-            loaded |= load.load_parameters(
-                model,
-                self.saved_params(self.abstract.params) | float_buffers(self.abstract.buffers),
-            )
+            loaded |= load.load_parameters(model, saved | float_buffers(self.abstract.buffers))
         shardings = jax.tree.map(lambda leaf: leaf.sharding, self.abstract)
+        state: TrainState = self._compute_once(self._initial_state, shardings, loaded)
+        return state
+
+    def _compute_once(self, function: Any, shardings: Any, *donated: Any) -> Any:
+        """Return what `function` computes on the mesh, by a program that runs once."""
         options = setup_compiler_options(self._placement.mesh)
         with self.trace_context():
-            result: TrainState = jax.jit(
-                self._initial_state,
-                donate_argnums=0,
+            return jax.jit(
+                function,
+                donate_argnums=tuple(range(len(donated))),
                 out_shardings=shardings,
                 compiler_options=options,
-            )(loaded)
-            return result
+            )(*donated)
 
     def _build_model(self) -> nnx.Module:
         candidate: Any = self._task.model(self._spec, nnx.Rngs(self.random_keys()[0]))
@@ -376,23 +362,18 @@ class StateBuilder:
         return model
 
     def _initial_state(self, loaded: NamedArrays) -> TrainState:
-        """Return the state before the first step, with the parameters in `loaded` and random values for all others."""
+        """Return the state before the first step: `loaded`, and random values for all others."""
         initial_params, buffers = self.arrays.split_model(self._build_model())
-        params = {
-            name: self._cast_stored(name, loaded.get(name, param))
-            for name, param in initial_params.items()
-        }
+        params: NamedArrays = {}
+        for name, param in initial_params.items():
+            params[name] = self._cast_stored(name, loaded.get(name, param))
         buffers = {name: loaded.get(name, leaf) for name, leaf in buffers.items()}
-        trained = self.trained_params(params)
-        ema = (
-            None
-            if self._spec.optimizer.ema is None
-            else optimizers.init_ema(trained | float_buffers(buffers))
-        )
+        trained, ema = self.trained_params(params), None
+        if self._spec.optimizer.ema is not None:
+            ema = optimizers.init_ema(trained | float_buffers(buffers))
         scale = loss_scale.init_loss_scale() if self.precision.is_scaled else None
-        return TrainState(
-            jnp.zeros((), jnp.int32), params, self.optimizer.init(trained), ema, buffers, scale
-        )
+        opt = self.optimizer.init(trained)
+        return TrainState(jnp.zeros((), jnp.int32), params, opt, ema, buffers, scale)
 
     def _cast_stored(self, name: str, param: Any) -> Array:
         """Cast a parameter to the dtype in which the state stores it."""
@@ -409,47 +390,44 @@ class StateBuilder:
             return {}
         if isinstance(model, PublishedModel) and model.init_from is not None:
             prefix = REFERENCE_PREFIX if self._has_reference else ""
-            params, self.base = frozen_base.read_base(
-                model, {name.removeprefix(prefix): leaf for name, leaf in abstract_params.items()}
-            )
+            abstract_base = {
+                name.removeprefix(prefix): leaf for name, leaf in abstract_params.items()
+            }
+            params, self.base = frozen_base.read_base(model, abstract_base)
             return {prefix + name: param for name, param in params.items()}
-        with self.trace_context():
-            draw = jax.jit(
-                lambda: {name: self._initial_state({}).params[name] for name in abstract_params},
-                out_shardings={name: leaf.sharding for name, leaf in abstract_params.items()},
-                compiler_options=setup_compiler_options(self._placement.mesh),
-            )
-            result: NamedArrays = draw()
-            return result
+        shardings = {name: leaf.sharding for name, leaf in abstract_params.items()}
+        base: NamedArrays = self._compute_once(
+            lambda: {name: self._initial_state({}).params[name] for name in shardings}, shardings
+        )
+        return base
 
     # --- the state in a checkpoint ----------------------------------------------------------------
 
     def to_tree(self, state: TrainState) -> dict[str, Any]:
-        """Convert the state to dicts of leaves by name for a checkpoint, without empty parts and without the base."""
-        leaves = jax.tree_util.tree_flatten_with_path(state.opt)[0]
-        opt = {
-            jax.tree_util.keystr(path, simple=True, separator="."): leaf for path, leaf in leaves
-        }
-        scale = None if state.scale is None else state.scale._asdict()
+        """Convert the state to dicts of leaves by name for a checkpoint, without the base."""
         parts = {
             "params": self.saved_params(state.params),
-            "opt": opt,
+            "opt": {
+                jax.tree_util.keystr(path, simple=True, separator="."): leaf
+                for path, leaf in jax.tree_util.tree_leaves_with_path(state.opt)
+            },
             "ema": state.ema,
             "rest": state.buffers,
-            "scale": scale,
+            "scale": None if state.scale is None else state.scale._asdict(),
         }
         return {"step": state.step, **{name: dict(part) for name, part in parts.items() if part}}
 
     def from_tree(self, tree: Mapping[str, Any]) -> TrainState:
         """Convert a tree from `to_tree` to a state. The base is read or drawn again."""
         names = self.to_tree(self.abstract).get("opt", {})
-        opt = jax.tree.unflatten(
-            jax.tree.structure(self.abstract.opt), [tree["opt"][name] for name in names]
-        )
-        ema = None if self.abstract.ema is None else dict(tree["ema"])
-        scale = None if self.abstract.scale is None else LossScale(**tree["scale"])
+        structure = jax.tree.structure(self.abstract.opt)
         return TrainState(
-            tree["step"], self.add_base(tree["params"]), opt, ema, dict(tree.get("rest", {})), scale
+            tree["step"],
+            self.add_base(tree["params"]),
+            jax.tree.unflatten(structure, [tree["opt"][name] for name in names]),
+            None if self.abstract.ema is None else dict(tree["ema"]),
+            dict(tree.get("rest", {})),
+            None if self.abstract.scale is None else LossScale(**tree["scale"]),
         )
 
     def add_base(self, saved: NamedArrays) -> NamedArrays:
@@ -458,15 +436,10 @@ class StateBuilder:
 
     @contextlib.contextmanager
     def checks_base(self, recorded: Mapping[str, Any] | None, owner: str) -> Iterator[None]:
-        """Check that the base read inside this context is the one with which the checkpoint was trained.
+        """Check that the base read inside this context is the one of the checkpoint of `owner`.
 
-        Args:
-            recorded: The checkpoint's record of its base.
-            owner: Name of the checkpoint in messages.
-
-        Raises:
-            CheckpointError: The base is from another folder, or that folder holds other weights
-                now.
+        Raises CheckpointError if the base that the checkpoint `recorded` is from another folder, or
+        if that folder holds other weights now.
         """
         holds = frozen_base.REFERENCE_OF if self._has_reference else frozen_base.ADAPTERS_OF
         model = self._spec.model

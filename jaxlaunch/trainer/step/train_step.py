@@ -82,7 +82,7 @@ class Step:
 
     @property
     def attention_implementation(self) -> str:
-        """The implementation of attention in use, with `auto` resolved and `xla` in place of an unavailable one."""
+        """The implementation of attention in use, with `auto` and unavailable ones resolved."""
         return "xla" if self._spec.attention == "auto" else self._spec.attention
 
     def init_state(self) -> TrainState:
@@ -96,7 +96,7 @@ class Step:
     # --- before the first step --------------------------------------------------------------------
 
     def check_loss(self, batch: Batch) -> None:
-        """Trace the loss, in training and in evaluation, on global batches like this one, without compiling.
+        """Trace the loss on global batches like this one, in training and in evaluation.
 
         Raises:
             SpecError: A task or a model violates its interface. The message names the line in the
@@ -106,94 +106,81 @@ class Step:
             return
         abstract_batch, config = self._placement.abstract_batch(batch), self._spec.model
         model = user_code.load_object(config.kind) if isinstance(config, CustomModel) else None
-        with (
-            self.builder.trace_context(),
-            _user_errors(self._spec.task, self._task, abstract_batch, model),
-        ):
+        user_errors = _user_errors(self._spec.task, self._task, abstract_batch, model)
+        with self.builder.trace_context(), user_errors:
             buffers = jax.eval_shape(self.loss.training_loss, *self._loss_arguments(batch))[1][1]
             with user_code.append_place(type(self._task) if model is None else model):
                 _check_buffers(self._spec.task, self.abstract.buffers, buffers)
             jax.eval_shape(self._evaluation_sums, self.abstract, abstract_batch)
 
     def compile_train(self, batch: Batch, steps: int = 1) -> None:
-        """Compile `train` of `steps` steps for batches like this one. Raises TypeError for a second kind of batch."""
-        abstract_batch = self._placement.abstract_batch(batch)
+        """Compile `train` of `steps` steps. Raises TypeError for a second kind of batch."""
+        arguments = self.abstract, self._placement.abstract_batch(batch)
         if steps in self._train:
-            return self._train[steps].check_arguments(self.abstract, abstract_batch)
+            self._train[steps].check_arguments(*arguments)
+            return
         shardings = jax.tree.map(lambda leaf: leaf.sharding, self.abstract)
+        self._train[steps] = self._compile(
+            "train",
+            self._update.dispatch_function(steps),
+            *arguments,
+            donate_argnums=0,
+            out_shardings=(shardings, self._placement.replicated),
+        )
+
+    def _compile(
+        self, name: str, function: Callable[..., Any], *abstract: Any, **jit: Any
+    ) -> Executable:
+        options = step_compiler_options(self.mesh)
         with self.builder.trace_context():
-            self._train[steps] = Executable(
-                "train",
-                self._update.dispatch_function(steps),
-                (self.abstract, abstract_batch),
-                donate_argnums=0,
-                out_shardings=(shardings, self._placement.replicated),
-                options=step_compiler_options(self.mesh),
-            )
+            return Executable(name, function, abstract, options=options, **jit)
 
     def compile_eval(self, batch: Batch, also: Callable[..., Any] | None = None) -> None:
-        """Compile `evaluate`, with `also` as in `compile_evaluator`. Raises TypeError for a second kind of batch."""
-        abstract_batch = self._placement.abstract_batch(batch)
+        """Compile `evaluate`, with `also` of `compile_evaluator`. Raises TypeError as above."""
+        arguments = self.abstract, self._placement.abstract_batch(batch)
         if self._evaluate is not None:
-            return self._evaluate.check_arguments(self.abstract, abstract_batch)
+            self._evaluate.check_arguments(*arguments)
+            return
 
         def sums_of_state(state: TrainState, batch: dict[str, Array]) -> tuple[Any, Any]:
-            return self.loss.sums_and(
-                state.evaluated_params(), state.evaluated_buffers(), batch, also
-            )
+            params, buffers = state.evaluated_params(), state.evaluated_buffers()
+            return self.loss.sums_and(params, buffers, batch, also)
 
-        with self.builder.trace_context():
-            self._evaluate = Executable(
-                "eval",
-                sums_of_state,
-                (self.abstract, abstract_batch),
-                options=step_compiler_options(self.mesh),
-            )
+        self._evaluate = self._compile("eval", sums_of_state, *arguments)
 
     def compile_evaluator(
         self, batch: Batch, also: Callable[[Any, Batch], Any] | None = None
     ) -> Executable:
-        """Compile `evaluate` of parameters and other arrays in place of a state, for batches like this one.
+        """Compile `evaluate` of parameters and other arrays in place of a state.
 
         It returns the sums, the result of `also` for model and batch, and the rows' weights,
         replicated on every process. XLA computes the common forward pass once.
         """
-        arguments = (
+        return self._compile(
+            "eval",
+            partial(self.loss.sums_and, also=also),
             self.abstract.params,
             self.abstract.buffers,
             self._placement.abstract_batch(batch),
         )
-        with self.builder.trace_context():
-            return Executable(
-                "eval",
-                partial(self.loss.sums_and, also=also),
-                arguments,
-                options=step_compiler_options(self.mesh),
-            )
 
     def compile_samples(self) -> Any:
         """Compile the task's `samples` of the model in evaluation. Return its abstract arrays."""
 
         def samples(state: TrainState) -> Any:
             model = self.loss.evaluation_model(state.evaluated_params(), state.evaluated_buffers())
-            return self._placement.replicate(
-                self._task.samples(model, jax.random.fold_in(self.builder.random_keys()[0], 1))
-            )
+            key = jax.random.fold_in(self.builder.random_keys()[0], 1)
+            return self._placement.replicate(self._task.samples(model, key))
 
+        self._samples = self._compile("samples", samples, self.abstract)
         with self.builder.trace_context():
-            self._samples = Executable(
-                "samples", samples, (self.abstract,), options=step_compiler_options(self.mesh)
-            )
             return jax.eval_shape(samples, self.abstract)
 
     def evaluated_metrics(self, batch: Batch) -> list[str]:
-        """Return the names of the metrics of `evaluate` for batches like this one, by tracing it."""
+        """Return the names of the metrics of `evaluate` for such batches, by tracing it."""
+        abstract_batch = self._placement.abstract_batch(batch)
         with self.builder.trace_context():
-            return list(
-                jax.eval_shape(
-                    self._evaluation_sums, self.abstract, self._placement.abstract_batch(batch)
-                )
-            )
+            return list(jax.eval_shape(self._evaluation_sums, self.abstract, abstract_batch))
 
     def _evaluation_sums(self, state: TrainState, batch: dict[str, Array]) -> Sums:
         return self.loss.evaluation_sums(state.evaluated_params(), state.evaluated_buffers(), batch)
@@ -214,19 +201,17 @@ class Step:
         changes nothing else, and its means are NaN. Raises TypeError when the batch has other
         shapes or dtypes than the step was compiled for.
         """
-        new_state, metrics = self._train[steps](state, batch)
-        return new_state, metrics
+        return self._train[steps](state, batch)  # type: ignore[no-any-return]
 
     def evaluate(self, state: TrainState, batch: Batch) -> tuple[Any, Any]:
-        """Return sums and weights, float32 scalars, of the loss and the task's metrics, and the sum of row weights.
+        """Return sums and weights, float32 scalars, of the loss and the task's metrics.
 
         The second element is the result of `also` of `compile_eval` with the rows' weights, or None
         without it. Both are computed with the average of the parameters if there is one: the moving
         one, or schedule-free's.
         """
         assert self._evaluate is not None, "compile_eval comes before evaluate"
-        result: tuple[Any, Any] = self._evaluate(state, batch)
-        return result
+        return self._evaluate(state, batch)  # type: ignore[no-any-return]
 
     def make_samples(self, state: TrainState) -> Any:
         """Return the result of the task's `samples`, replicated on every process."""
@@ -236,45 +221,42 @@ class Step:
     # --- costs ------------------------------------------------------------------------------------
 
     def count_flops(self, batch: Batch) -> float | None:
-        """Return the model FLOPs of a train step on global batches like this one; None when they depend on the data."""
+        """Return the model FLOPs of a train step on such batches; None if they depend on data."""
         return flops.train_step_flops(self.forward_jaxpr(batch), trained=self.trained_arrays)
 
     @property
     def trained_arrays(self) -> int | None:
-        """The number of leading arguments of `forward_jaxpr` that are trained; None if nothing is frozen."""
-        return (
-            len(self.builder.trained_params(self.abstract.params)) if self.builder.frozen else None
-        )
+        """How many leading arguments of `forward_jaxpr` are trained; None if nothing is frozen."""
+        if not self.builder.frozen:
+            return None
+        return len(self.builder.trained_params(self.abstract.params))
 
     def forward_jaxpr(self, batch: Batch) -> Jaxpr:
-        """Return the jaxpr of the forward pass on global batches like this one, for counting FLOPs."""
+        """Return the jaxpr of the forward pass on such batches, for counting FLOPs."""
         step = self
         if self._spec.attention not in availability.PORTABLE:
             # The FLOPs of a kernel are not in its jaxpr.
             plain = self._spec.model_copy(update={"attention": "xla"})
             step = Step(self._task, plain, self.mesh, self._total_steps)
         with step.builder.trace_context():
-            result: Jaxpr = jax.make_jaxpr(step.loss.training_loss)(
-                *step._loss_arguments(batch)
-            ).jaxpr
+            arguments = step._loss_arguments(batch)
+            result: Jaxpr = jax.make_jaxpr(step.loss.training_loss)(*arguments).jaxpr
             return result
 
     def residual_bytes(self, batch: Batch) -> int:
-        """Return the bytes that the forward pass of a micro-batch keeps for its backward pass, on all devices."""
+        """Return the bytes kept for the backward pass of a micro-batch, on all devices."""
         with self.builder.trace_context():
             return memory.residual_bytes(self.loss.training_loss, *self._loss_arguments(batch))
 
     def hlo_texts(self) -> list[str]:
-        """Return the HLO texts of the compiled train steps, the one with most steps per dispatch first."""
+        """Return the HLO texts of the compiled train steps, most steps per dispatch first."""
         return [self._train[steps].hlo_text() for steps in sorted(self._train, reverse=True)]
 
     @property
     def compiled_steps(self) -> dict[str, Executable]:
         """The compiled steps: `train`, of one step per dispatch, and `eval`."""
         executables = {"train": self._train.get(1), "eval": self._evaluate}
-        return {
-            name: executable for name, executable in executables.items() if executable is not None
-        }
+        return {name: step for name, step in executables.items() if step is not None}
 
     def _loss_arguments(self, batch: Batch) -> tuple[Any, ...]:
         """Return the abstract arguments of `loss.training_loss` for batches like this one."""
@@ -315,15 +297,10 @@ class StepLoss:
         rng: Array,
         scale: LossScale | None = None,
     ) -> tuple[Array, tuple[Loss, NamedArrays]]:
-        """Return the total loss of a batch, to be differentiated by `trained`, and the loss as sums and `buffers`.
+        """Return the total loss of a batch [B, ...], and the loss as sums and `buffers`.
 
-        Args:
-            trained: Parameters that are trained.
-            frozen: All others.
-            buffers: Other arrays of the model.
-            batch: Rows [B, ...].
-            rng: A key of this step and micro-batch.
-            scale: The loss scale under float16.
+        The total is to be differentiated by `trained`; `frozen` are all other parameters. `rng` is
+        a key of this step and micro-batch, `scale` the loss scale under float16.
         """
         params = self._cast_params({**trained, **frozen})
 
@@ -338,10 +315,10 @@ class StepLoss:
                 loss = Loss(loss * weight, weight)
             return loss, self._builder.arrays.split_model(model)[1]
 
-        is_by_device = self._spec.batch_norm == "device"
-        loss, buffers = (
-            self._loss_by_device(rows_loss, batch, rng) if is_by_device else rows_loss(batch, rng)
-        )
+        if self._spec.batch_norm == "device":
+            loss, buffers = self._loss_by_device(rows_loss, batch, rng)
+        else:
+            loss, buffers = rows_loss(batch, rng)
         total = loss.sum if scale is None else loss.sum * loss_scale.loss_factor(scale, loss.weight)
         return total, (loss, buffers)
 
@@ -351,29 +328,23 @@ class StepLoss:
         batch: dict[str, Array],
         rng: Array,
     ) -> tuple[Loss, NamedArrays]:
-        """Compute the loss of each device's rows, normalized by their own statistics; `buffers` are their mean."""
-        count = meshes.count_shards(self._placement.mesh)
+        """Compute the loss of each device's rows, normalized alone; `buffers` are their mean."""
         parts = jax.tree.map(self._placement.split_devices, batch)
+        keys = jax.random.split(rng, meshes.count_shards(self._placement.mesh))
         with sharding.map_by_device():
-            losses, device_buffers = jax.vmap(rows_loss, spmd_axis_name=BATCH_AXES)(
-                parts, jax.random.split(rng, count)
-            )
-        loss = jax.tree.map(lambda per_device: per_device.sum(0), losses)
-        averaged_names = float_buffers(device_buffers)
-        return loss, {
-            name: part.mean(0) if name in averaged_names else part[0]
-            for name, part in device_buffers.items()
-        }
+            losses, buffers = jax.vmap(rows_loss, spmd_axis_name=BATCH_AXES)(parts, keys)
+        means = {name: part.mean(0) for name, part in float_buffers(buffers).items()}
+        firsts = {name: part[0] for name, part in buffers.items()}
+        return jax.tree.map(lambda per_device: per_device.sum(0), losses), firsts | means
 
     def evaluation_sums(
         self, params: NamedArrays, buffers: NamedArrays, batch: dict[str, Array]
     ) -> Sums:
-        """Return the sums and weights of the loss, the metrics and the examples of a batch in evaluation."""
+        """Return the sums and weights of the loss, the metrics and the examples in evaluation."""
 
         def compute_loss(batch: dict[str, Array]) -> Any:
-            return self._task_loss(
-                self.evaluation_model(params, buffers), batch, self._builder.random_keys()[1]
-            )
+            model = self.evaluation_model(params, buffers)
+            return self._task_loss(model, batch, self._builder.random_keys()[1])
 
         sums, weight_B = compute_loss(batch), batch["weight"]
         examples = weight_B.sum()
@@ -388,11 +359,8 @@ class StepLoss:
                 )
             mean_B = jax.vmap(lambda row: compute_loss(jax.tree.map(lambda x: x[None], row)))(batch)
             sums = Loss(jnp.where(weight_B != 0, mean_B * weight_B, 0.0).sum(), examples)
-        return {
-            **sums.metrics,
-            Key.LOSS: (sums.sum, sums.weight),
-            Key.EXAMPLES: (examples, examples),
-        }
+        means = {Key.LOSS: (sums.sum, sums.weight), Key.EXAMPLES: (examples, examples)}
+        return {**sums.metrics, **means}
 
     def sums_and(
         self,
@@ -401,19 +369,17 @@ class StepLoss:
         batch: dict[str, Array],
         also: Callable[..., Any] | None,
     ) -> tuple[Any, Any]:
-        """Return the sums, and the result of `also` with the rows' weights, replicated on every device."""
+        """Return the sums, and the result of `also` with the rows' weights, replicated."""
         sums = self.evaluation_sums(params, buffers, batch)
         if also is None:
             return sums, None
-        return sums, self._placement.replicate(
-            (also(self.evaluation_model(params, buffers), batch), batch["weight"])
-        )
+        outputs = also(self.evaluation_model(params, buffers), batch)
+        return sums, self._placement.replicate((outputs, batch["weight"]))
 
     def evaluation_model(self, params: NamedArrays, buffers: NamedArrays) -> Any:
-        """Return the model in evaluation mode, in the compute dtype. Call it in the builder's context."""
-        model = self._builder.arrays.merge_model(
-            self._cast_params(params), buffers, self._builder.random_keys()[1]
-        )
+        """Return the model in evaluation mode and the compute dtype, in the builder's context."""
+        key = self._builder.random_keys()[1]
+        model = self._builder.arrays.merge_model(self._cast_params(params), buffers, key)
         model.eval()
         return model
 
@@ -424,13 +390,11 @@ class StepLoss:
 
     def _cast_params(self, params: NamedArrays) -> NamedArrays:
         """Cast the parameters to the compute dtype, except those that adapters cast later."""
-        adapters = self._builder.adapters
+        adapters, dtype = self._builder.adapters, self._builder.precision.compute
         late_names: frozenset[str] = frozenset() if adapters is None else adapters.late_cast_names
 
         def cast_param(name: str, param: Array) -> Array:
-            narrow = (
-                param if name in late_names else cast_floats(param, self._builder.precision.compute)
-            )
+            narrow = param if name in late_names else cast_floats(param, dtype)
             if narrow.dtype == param.dtype:
                 return narrow
             return sharding.constrain_value(narrow, self._builder.abstract.params[name].sharding)
@@ -440,7 +404,7 @@ class StepLoss:
 
 @contextlib.contextmanager
 def _user_errors(name: str, task: Any, batch: Mapping[str, Any], model: Any) -> Iterator[None]:
-    """Turn an exception of the loss of `task` while it is traced into a SpecError with its place and the batch.
+    """Turn an exception of the traced loss of `task` into a SpecError with its place.
 
     This includes calls that the loss or `model`, the user's class, does not accept. Any other
     exception that passed through no file of the user is our bug and is raised unchanged.
@@ -464,7 +428,7 @@ def _user_errors(name: str, task: Any, batch: Mapping[str, Any], model: Any) -> 
 
 
 def _find_callee(error: TypeError, task: Any, model: Any) -> str:
-    """Return where the user defines the callee that `error` is about; "" if it is neither loss nor model."""
+    """Return where the user's loss or model that `error` is about is defined; "" if neither."""
     message = str(error)
     if f"{type(task).__name__}.loss()" in message:
         return user_code.find_place(type(task).loss)
@@ -491,7 +455,7 @@ def _describe_array(array: Any) -> str:
 
 
 class Update:
-    """The traced train step: gradients over micro-batches, the optimizer's update, the average, and the metrics."""
+    """The traced train step: gradients, the optimizer's update, the average, and the metrics."""
 
     def __init__(
         self,
@@ -525,33 +489,26 @@ class Update:
         trained = optax.apply_updates(trained, updates)
         ema = None
         if state.ema is not None and self._spec.optimizer.ema is not None:
-            ema = optimizers.update_ema(
-                state.ema, trained | float_buffers(buffers), self._spec.optimizer.ema
-            )
-        new_state = TrainState(
-            state.step + 1, {**state.params, **trained}, opt, ema, buffers, state.scale
-        )
+            averaged = trained | float_buffers(buffers)
+            ema = optimizers.update_ema(state.ema, averaged, self._spec.optimizer.ema)
+        params = {**state.params, **trained}
+        new_state = TrainState(state.step + 1, params, opt, ema, buffers, state.scale)
         next_state = jax.tree.map(partial(jnp.where, finite & ~is_empty), new_state, state)
         is_counted, flags = finite, {Key.FINITE: finite, Key.WEIGHT: loss.weight}
         if reads_tokens(self._spec, batch):
             flags[Key.TOKENS] = padding.count_input_tokens(batch)
         if state.scale is not None:
             scale = loss_scale.update_loss_scale(state.scale, finite)
-            next_state = next_state._replace(
-                scale=jax.tree.map(partial(jnp.where, is_empty & finite), state.scale, scale)
-            )
+            scale = jax.tree.map(partial(jnp.where, is_empty & finite), state.scale, scale)
+            next_state = next_state._replace(scale=scale)
             is_counted = jnp.ones((), bool)
-            flags |= {
-                Key.FINITE: finite | ~loss_scale.is_exhausted(state.scale),
-                Key.SKIPPED: ~finite,
-            }
-            flags |= {Key.LOSS_SCALE: state.scale.value}
+            flags[Key.FINITE] = finite | ~loss_scale.is_exhausted(state.scale)
+            flags |= {Key.SKIPPED: ~finite, Key.LOSS_SCALE: state.scale.value}
         # A step that changes nothing else still counts in the run and in the schedule, which
         # depends on the step.
         opt = optimizers.with_schedule_counts(next_state.opt, new_state.opt, is_counted)
-        next_state = next_state._replace(
-            step=jnp.where(is_counted, new_state.step, state.step), opt=opt
-        )
+        step = jnp.where(is_counted, new_state.step, state.step)
+        next_state = next_state._replace(step=step, opt=opt)
         return next_state, {
             **{name: total / weight for name, (total, weight) in loss.metrics.items()},
             Key.LOSS: loss.sum / loss.weight,
@@ -563,24 +520,19 @@ class Update:
     def _compute_gradients(
         self, state: TrainState, batch: dict[str, Array], rng: Array
     ) -> tuple[Loss, NamedArrays, NamedArrays]:
-        """Return the loss, the gradient of its global mean, and `buffers` after all micro-batches."""
+        """Return the loss, the gradient of its global mean, and the `buffers` after it."""
 
-        def add_micro_batch(
-            carry: tuple[NamedArrays, NamedArrays], part: tuple[dict[str, Array], Array]
-        ) -> Any:
+        def add_micro_batch(carry: tuple[NamedArrays, NamedArrays], part: Any) -> Any:
             total, buffers = carry
             gradient = jax.grad(self._step_loss.training_loss, has_aux=True)
             grads, (loss, buffers) = gradient(trained, frozen, buffers, *part, state.scale)
             # Under fsdp this makes the sum of the gradients a reduce-scatter.
             grads = jax.lax.with_sharding_constraint(grads, shardings)
-            if (scale := state.scale) is not None:
-                grads = jax.tree.map(
-                    lambda grad: grad / loss_scale.loss_factor(scale, loss.weight), grads
-                )
-            return (
-                jax.tree.map(lambda a, b: a + b.astype(jnp.float32), total, grads),
-                buffers,
-            ), loss
+            if state.scale is not None:
+                factor = loss_scale.loss_factor(state.scale, loss.weight)
+                grads = jax.tree.map(lambda grad: grad / factor, grads)
+            total = jax.tree.map(lambda a, b: a + b.astype(jnp.float32), total, grads)
+            return (total, buffers), loss
 
         trained, frozen = self._builder.split_frozen(state.params)
         count = self._spec.accumulate
@@ -595,7 +547,7 @@ class Update:
 
 
 def reads_tokens(spec: TrainSpec, batch: Batch) -> bool:
-    """Return whether a batch has rows of `tokens` for a language model, which reads all but the last."""
+    """Return whether a batch has rows of `tokens` for a language model."""
     is_language_model = isinstance(spec.model, Decoder | GPT2) or spec.task == LM
     return is_language_model and "tokens" in batch and len(batch["tokens"].shape) > 1
 
@@ -603,7 +555,7 @@ def reads_tokens(spec: TrainSpec, batch: Batch) -> bool:
 def scan_parts(
     body: Callable[[Any, Any], tuple[Any, Any]], carry: Any, parts: Any
 ) -> tuple[Any, Any]:
-    """Run `jax.lax.scan` of `body` over the first axis of `parts`, without a loop if there is only one part.
+    """Run `jax.lax.scan` of `body` over the first axis of `parts`, without a loop for one part.
 
     Inside a loop XLA's CPU compiler does not use its fast kernels for the gradients of convolutions
     (jaxlib 0.10): those of a small ResNet took 20 times as long.
@@ -645,12 +597,11 @@ class TaskSamples:
             reporting.report(image=images, text=texts)
 
     def _shown_items(self, samples: Any) -> tuple[dict[str, Any], dict[str, str]]:
-        """Return the pictures and the texts of a report. Raises SpecError if a report does not accept them."""
+        """Return the pictures and the texts of a report. Raises SpecError for invalid ones."""
         items = self._task.shown(samples)
         if not isinstance(items, Mapping):
-            method = (
-                "samples" if self._task.shown == MethodType(Task.shown, self._task) else "shown"
-            )
+            is_default = self._task.shown == MethodType(Task.shown, self._task)
+            method = "samples" if is_default else "shown"
             raise SpecError(
                 f"{self._name}: {method} returned {user_code.describe_kind(items)}, not a dict of "
                 "pictures by name"
