@@ -1,4 +1,4 @@
-"""The trainer process: reads the spec, joins the other processes, trains, and exits with a code of the contract.
+"""The trainer process: reads the spec, joins the others, trains, and exits with a code.
 
 Exceptions of the training become exit codes only here. The process exits by os._exit, because JAX's
 atexit barrier would delay the exit code by minutes.

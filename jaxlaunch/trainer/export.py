@@ -10,6 +10,7 @@ it, that of TRAIN_SPEC is used. Prints one JSON object; exits with a code of the
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import os
 import sys
@@ -40,19 +41,13 @@ def main() -> int:
     jax.config.update("jax_platforms", "cpu")
 
     def run_export() -> dict[str, Any]:
-        folder = arguments.folder or RunContext.from_environ().checkpoint_path(
-            read_spec(os.environ)[0]
-        )
+        options = dataclasses.asdict(arguments)
+        folder = options.pop("folder")
+        if folder is None:
+            folder = RunContext.from_environ().checkpoint_path(read_spec(os.environ)[0])
         if remote.is_remote(folder):
             remote.check_url("the folder of checkpoints", folder)
-        return export(
-            folder,
-            arguments.to,
-            step=arguments.step,
-            ema=arguments.ema,
-            merged=arguments.merged,
-            base=arguments.base,
-        )
+        return export(folder, **options)
 
     return print_result(run_export)
 
@@ -81,15 +76,13 @@ def export(
     notes: list[str] = []
     stored_step = reader.find_step(folder, step, notes.append)
     extra_files, inputs = saved_files.read_saved_tokenizer(folder), saved_files.read_inputs(folder)
-    extra_files |= (
-        {} if inputs is None else {saved_files.INPUTS_FILE: saved_files.encode_inputs(inputs)}
-    )
+    if inputs is not None:
+        extra_files[saved_files.INPUTS_FILE] = saved_files.encode_inputs(inputs)
     model = reader.recorded_model(stored_step)
     params: Mapping[str, Parameter] = reader.evaluated_parameters(stored_step, ema)
     if isinstance(model, MLP) and inputs is not None:
-        return _summarize_export(
-            stored_step, "MLP", params, save.save_mlp(to, model, params, extra_files), notes
-        )
+        files = save.save_mlp(to, model, params, extra_files)
+        return _summarize_export(stored_step, "MLP", params, files, notes)
     if not isinstance(model, PublishedModel):
         kinds = ", ".join(sorted({family.kind for family in FAMILIES.values()}))
         raise SpecError(
@@ -99,29 +92,23 @@ def export(
         params = {**params, **reader.evaluated_buffers(stored_step, ema)}
     architecture = FAMILIES[config_json.find_family(model)].architecture
     lora = reader.recorded_lora(stored_step)
+    classes = (inputs or {}).get("classes", ())
     if lora is None and merged:
         raise SpecError(
             f"step {stored_step.step} holds a whole model, no adapters to be merged; leave "
             "--merged out"
         )
-    if lora is not None and merged:
-        base_model = model if base is None else model.model_copy(update={"init_from": base})
-        params = merge_stored(
-            base_model,
-            lora,
-            stored_step.meta.get("base"),
-            params,
-            f"step {stored_step.step} of {folder}",
-        )
-    if isinstance(model, ImageModel) and (lora is None or merged):
-        extra_files |= _render_preprocessor(model, inputs or {}, notes.append)
-    if lora is None or merged:
-        files = save.save_model(
-            to, model, params, extra_files=extra_files, classes=(inputs or {}).get("classes", ())
-        )
-    else:
+    if lora is not None and not merged:
         files = peft.write_adapters(to, model, lora, params, extra_files)
         architecture = f"adapters of {architecture}"
+        return _summarize_export(stored_step, architecture, params, files, notes)
+    if lora is not None:
+        base_model = model if base is None else model.model_copy(update={"init_from": base})
+        owner = f"step {stored_step.step} of {folder}"
+        params = merge_stored(base_model, lora, stored_step.meta.get("base"), params, owner)
+    if isinstance(model, ImageModel):
+        extra_files |= _render_preprocessor(model, inputs or {}, notes.append)
+    files = save.save_model(to, model, params, extra_files=extra_files, classes=classes)
     return _summarize_export(stored_step, architecture, params, files, notes)
 
 

@@ -1,4 +1,4 @@
-"""Inspection of a folder or file of data: `python -m jaxlaunch.trainer.inspect_data JSON`, run by `launcher data`.
+"""Inspection of a folder or file of data: `python -m jaxlaunch.trainer.inspect_data JSON`.
 
 Prints one JSON object with the kind of data, its contents, and the data block that reads it. For
 images, the contents are classes, sizes, formats, broken files and duplicates; for a table, rows,
@@ -8,6 +8,7 @@ columns and missing values. A picture shows images by class, or a histogram of e
 from __future__ import annotations
 
 import collections
+import contextlib
 import hashlib
 import json
 import os
@@ -38,11 +39,11 @@ from jaxlaunch.trainer.start.process import print_result, read_spec
 def main() -> int:
     """Print what is at the path of the argument and return the exit code."""
     arguments: dict[str, Any] = json.loads(sys.argv[1])
-    return print_result(
-        lambda: (
-            inspect_path(**arguments) if arguments else inspect_mixture(read_spec(os.environ)[0])
-        )
-    )
+
+    def inspect_data() -> dict[str, Any]:
+        return inspect_path(**arguments) if arguments else inspect_mixture(read_spec(os.environ)[0])
+
+    return print_result(inspect_data)
 
 
 def inspect_mixture(spec: TrainSpec) -> dict[str, Any]:
@@ -50,10 +51,8 @@ def inspect_mixture(spec: TrainSpec) -> dict[str, Any]:
     assert isinstance(spec.data, Mixture), "the launcher asks for no other"
     train, held_out = open_source(spec, "train"), open_source(spec, "eval")
     assert isinstance(train, sources.Mixture), "a part has a weight"
-    counts = {
-        "train": train.evaluated_parts,
-        "eval": {} if held_out is None else held_out.evaluated_parts,
-    }
+    eval_ranges = {} if held_out is None else held_out.evaluated_parts
+    counts = {"train": train.evaluated_parts, "eval": eval_ranges}
     epochs = train.epochs_by_part(len(train))
     total = sum(part.weight for part in spec.data.parts.values())
     parts = {
@@ -70,25 +69,23 @@ def inspect_mixture(spec: TrainSpec) -> dict[str, Any]:
 
 
 def inspect_path(path: str, label: str | None, pictures: str | None) -> dict[str, Any]:
-    """Return a report on a path. Raises DataError for data that no source of images or tables reads."""
+    """Return a report on a path. Raises DataError for neither images nor tables."""
     place = path if remote.is_remote(path) else os.path.abspath(path)
     inspect = inspect_images if _holds_images(place) else inspect_table
     return inspect(path, place, label, pictures)
 
 
 def _holds_images(place: str) -> bool:
-    """Return whether a path contains images, by the names of files and by the first list or file of columns."""
+    """Return whether a path contains images, by the names of files or by the first file."""
     if os.path.splitext(place)[1].lower() in (".npy", ".npz"):
         return False
     try:
         image_listing = listing.list_files(place, "train")
     except DataError:
-        try:
-            is_table = all(
-                map(of_tables.is_table, of_tables.find_tables(place, "train", "path")[0])
-            )
-        except DataError:
-            is_table = False
+        is_table = False
+        with contextlib.suppress(DataError):
+            names = of_tables.find_tables(place, "train", "path")[0]
+            is_table = all(map(of_tables.is_table, names))
         if not is_table:
             raise DataError(
                 f"{place} holds neither images ({', '.join(picture.ENDINGS)}, .tar) nor a table "
@@ -101,10 +98,8 @@ def _holds_images(place: str) -> bool:
     first = join_path(image_listing.root, image_listing.names[0])
     if image_listing.kind == "list":
         row = next((row for _, row in build.read_rows(first)), {})
-        return any(
-            isinstance(value, str) and value.lower().endswith(picture.ENDINGS)
-            for value in row.values()
-        )
+        names = [value.lower() for value in row.values() if isinstance(value, str)]
+        return any(name.endswith(picture.ENDINGS) for name in names)
     return _has_bytes(first)
 
 
@@ -130,7 +125,7 @@ DEFAULT_SIDE = 224
 
 
 class InspectedImage(NamedTuple):
-    """An inspected image: what is wrong with it, or its size and format; and a digest of its bytes."""
+    """An inspected image: what is wrong with it, or its size and format; a digest of its bytes."""
 
     wrong: str | None
     size: tuple[int, int] | None
@@ -145,59 +140,45 @@ def inspect_images(
     data = Images(source="images", path=place, label=label)
     train = index_images(data, place, "train", "path", None)
     splits = {"train": train}
-    if train.has_splits and len(
-        held_out := index_images(data, place, "eval", "path", train.classes or None)
-    ):
-        splits["eval"] = held_out
+    if train.has_splits:
+        held_out = index_images(data, place, "eval", "path", train.classes or None)
+        splits |= {"eval": held_out} if len(held_out) else {}
     inspected = [
         (index, number, image)
         for index in splits.values()
         for number, image in enumerate(_read_images(index))
     ]
     broken = [
-        f"{index.locate_image(number)} {image.wrong}"
-        for index, number, image in inspected
-        if image.wrong
+        f"{index.locate_image(at)} {image.wrong}" for index, at, image in inspected if image.wrong
     ]
     sizes = np.array([image.size for *_, image in inspected if image.size])
     duplicates = _duplicate_images(inspected)
     spread: dict[str, list[int]] = {}
     if len(sizes):
         sides = {"least": sizes.min(0), "median": np.median(sizes, axis=0), "most": sizes.max(0)}
-        spread = {
-            name: [int(side) for side in height_and_width]
-            for name, height_and_width in sides.items()
-        }
+        spread = {name: list(map(int, size)) for name, size in sides.items()}
     block: dict[str, Any] = {"source": "images", "path": path}
     if len(sizes):
-        is_one = len(np.unique(sizes, axis=0)) == 1
-        block["size"] = (
-            (sizes[0].tolist() if sizes[0][0] != sizes[0][1] else int(sizes[0][0]))
-            if is_one
-            else DEFAULT_SIDE
-        )
+        height, width = map(int, sizes[0])
+        block["size"] = height if height == width else [height, width]
+        if (sizes != sizes[0]).any():
+            block["size"] = DEFAULT_SIDE
     block |= {"label": label} if label else {}
     block |= {} if "eval" in splits else {"eval_split": 0.1}
     block |= {"on_broken": "skip"} if broken else {}
     classes = [*train.classes] or [str(number) for number in range(int(train.label_N.max()) + 1)]
     if pictures is not None:
         draw_images(train, classes, pictures)
+    counts = {
+        split: np.bincount(index.label_N, minlength=len(classes)).tolist()
+        for split, index in splits.items()
+    }
+    formats = collections.Counter(image.form for *_, image in inspected if image.form)
     return {
         "kind": "images",
         "splits": {split: len(index) for split, index in splits.items()},
-        "classes": {
-            split: dict(
-                zip(
-                    classes,
-                    np.bincount(index.label_N, minlength=len(classes)).tolist(),
-                    strict=False,
-                )
-            )
-            for split, index in splits.items()
-        },
-        "formats": dict(
-            collections.Counter(image.form for *_, image in inspected if image.form).most_common()
-        ),
+        "classes": {split: dict(zip(classes, row, strict=False)) for split, row in counts.items()},
+        "formats": dict(formats.most_common()),
         "sizes": spread,
         "left_out": train.left_out,
         "broken": {"count": len(broken), "first": broken[:SHOWN_FILES]},
@@ -253,20 +234,16 @@ def inspect_table(path: str, place: str, label: str | None, pictures: str | None
     if has_splits and (held_out_paths := of_tables.find_tables(place, "eval", "path")[0]):
         splits["eval"] = len(of_tables.read_tables(held_out_paths))
     columns = {name: _describe_column(table, name) for name in [*table.values, *table.unusable]}
-    label = (
-        label
-        or next((name for name in build.LABEL_NAMES if name in table.values), None)
-        or [*table.values][-1]
-    )
+    label = label or next((name for name in build.LABEL_NAMES if name in table.values), None)
+    label = label or [*table.values][-1]
     if label not in table.values:
         raise DataError(
             f"{path} has no column {label!r} of numbers or texts; it has {', '.join(table.values)}"
         )
     block: dict[str, Any] = {"source": "table", "path": path, "label": label}
-    usable = [
-        name for name, about in columns.items() if name and name != label and "refused" not in about
-    ]
-    if len(usable) < sum(bool(name) and name != label for name in columns):
+    features = [name for name in columns if name and name != label]
+    usable = [name for name in features if "refused" not in columns[name]]
+    if len(usable) < len(features):
         block["columns"] = usable
     if any(columns[name]["missing"] for name in usable):
         block["missing"] = "mean"
@@ -295,20 +272,20 @@ def _describe_column(table: Columns, name: str) -> dict[str, Any]:
     except DataError as error:
         return {"kind": "mixed", "missing": 0, "refused": str(error)}
     if numbers is None:
-        counts = collections.Counter(
-            "" if value is None else str(value) for value in table.values[name]
-        )
+        texts = ("" if value is None else str(value) for value in table.values[name])
+        counts = collections.Counter(texts)
         missing = counts.pop("", 0)
         about: dict[str, Any] = {"kind": "texts", "missing": missing, "different": len(counts)}
         if len(counts) > source.MAX_TEXT_VALUES:
             return about | {"refused": f"has {len(counts)} different texts"}
         return about | {"values": dict(counts.most_common(SHOWN_VALUES))}
-    finite_numbers = numbers[np.isfinite(numbers)]
-    shape = list(table.values[name].shape[1:])
-    dtype = "numbers" if table.values[name].dtype.kind == "O" else str(table.values[name].dtype)
-    about = {"kind": dtype, "missing": int(len(numbers) - np.isfinite(numbers).all(1).sum())} | (
-        {"shape": shape} if shape else {}
-    )
+    finite_numbers, values = numbers[np.isfinite(numbers)], table.values[name]
+    missing = int(len(numbers) - np.isfinite(numbers).all(1).sum())
+    about = {
+        "kind": "numbers" if values.dtype.kind == "O" else str(values.dtype),
+        "missing": missing,
+    }
+    about |= {"shape": list(values.shape[1:])} if values.ndim > 1 else {}
     if not len(finite_numbers):
         return about | {"refused": "has no value"}
     return about | {
@@ -321,7 +298,7 @@ def _describe_column(table: Columns, name: str) -> dict[str, Any]:
 def _detect_target(
     table: Columns, label: str, about: dict[str, Any], block: dict[str, Any]
 ) -> tuple[str, int]:
-    """Return the kind of target and the number of outputs; add classes to the block unless they are 0 to n - 1."""
+    """Return the kind of target and the number of outputs, and add classes to the block."""
     numbers = source.column_numbers(table, label)
     if numbers is None:
         return "class", about["different"]
@@ -330,11 +307,8 @@ def _detect_target(
     classes = table.classes.get(label)
     if classes is not None:
         return "class", len(classes)
-    if (
-        numbers.shape[1] > 1
-        or len(distinct_labels) > MAX_LABELS
-        or (distinct_labels != np.trunc(distinct_labels)).any()
-    ):
+    is_whole = (distinct_labels == np.trunc(distinct_labels)).all()
+    if numbers.shape[1] > 1 or len(distinct_labels) > MAX_LABELS or not is_whole:
         return "regression", numbers.shape[1]
     if distinct_labels.tolist() != list(range(len(distinct_labels))):
         block["classes"] = [int(label_value) for label_value in distinct_labels]
@@ -352,69 +326,52 @@ def draw_images(index: Index, classes: Sequence[str], path: str) -> None:
     """Write a PNG with a row of images for each of the first classes. Raises DataError."""
     shown = classes[:SHEET_CLASSES]
     row = IMAGE_SIDE + TEXT_HEIGHT + GAP
-    sheet = Image.new(
-        "RGB", (SHEET_IMAGES * (IMAGE_SIDE + GAP) + GAP, len(shown) * row + GAP), BACKGROUND_COLOR
-    )
+    size = (SHEET_IMAGES * (IMAGE_SIDE + GAP) + GAP, len(shown) * row + GAP)
+    sheet = Image.new("RGB", size, BACKGROUND_COLOR)
     draw = ImageDraw.Draw(sheet)
     for number, name in enumerate(shown):
         _draw_text(draw, (GAP, number * row + GAP // 2), name)
-        image_indices = np.flatnonzero(index.label_N == number)
-        for column, image in enumerate(
-            image_indices[:: max(1, len(image_indices) // SHEET_IMAGES)][:SHEET_IMAGES].tolist()
-        ):
-            place = (GAP + column * (IMAGE_SIDE + GAP), number * row + TEXT_HEIGHT + GAP)
+        indices = np.flatnonzero(index.label_N == number)
+        chosen = indices[:: max(1, len(indices) // SHEET_IMAGES)][:SHEET_IMAGES].tolist()
+        for column, image in enumerate(chosen):
+            left = GAP + column * (IMAGE_SIDE + GAP)
+            top = number * row + TEXT_HEIGHT + GAP
             try:
                 picture = Picture(index.read_image(image))
                 scale = IMAGE_SIDE / max(picture.size)
                 height, width = (max(1, round(side * scale)) for side in picture.size)
                 small = Image.fromarray(picture.read_pixels(None, (height, width)))
-                sheet.paste(
-                    small,
-                    (
-                        place[0] + (IMAGE_SIDE - small.width) // 2,
-                        place[1] + (IMAGE_SIDE - small.height) // 2,
-                    ),
-                )
+                margins = (IMAGE_SIDE - small.width) // 2, (IMAGE_SIDE - small.height) // 2
+                sheet.paste(small, (left + margins[0], top + margins[1]))
             except (BrokenImageError, OSError):
-                draw.rectangle(
-                    (*place, place[0] + IMAGE_SIDE - 1, place[1] + IMAGE_SIDE - 1),
-                    outline=TEXT_COLOR,
-                )
-                _draw_text(draw, (place[0] + GAP, place[1] + IMAGE_SIDE // 2), "broken")
+                corner = left + IMAGE_SIDE - 1, top + IMAGE_SIDE - 1
+                draw.rectangle((left, top, *corner), outline=TEXT_COLOR)
+                _draw_text(draw, (left + GAP, top + IMAGE_SIDE // 2), "broken")
     _save_picture(sheet, path)
 
 
 def draw_table(table: Columns, names: Sequence[str], path: str) -> None:
-    """Write a PNG with a histogram of each of the first columns and of the last. Raises DataError."""
+    """Write a PNG with histograms of the first columns and of the last. Raises DataError."""
     shown = [*names[: MAX_COLUMNS - 1], *names[MAX_COLUMNS - 1 :][-1:]]
     rows = -(-len(shown) // HISTOGRAMS_PER_ROW)
-    sheet = Image.new(
-        "RGB",
-        (
-            HISTOGRAMS_PER_ROW * (HISTOGRAM_WIDTH + GAP) + GAP,
-            rows * (HISTOGRAM_HEIGHT + 2 * TEXT_HEIGHT + GAP) + GAP,
-        ),
-        BACKGROUND_COLOR,
-    )
+    cell_width, cell_height = HISTOGRAM_WIDTH + GAP, HISTOGRAM_HEIGHT + 2 * TEXT_HEIGHT + GAP
+    size = HISTOGRAMS_PER_ROW * cell_width + GAP, rows * cell_height + GAP
+    sheet = Image.new("RGB", size, BACKGROUND_COLOR)
     draw = ImageDraw.Draw(sheet)
     for number, name in enumerate(shown):
-        left_edge = GAP + number % HISTOGRAMS_PER_ROW * (HISTOGRAM_WIDTH + GAP)
-        top_edge = GAP + number // HISTOGRAMS_PER_ROW * (HISTOGRAM_HEIGHT + 2 * TEXT_HEIGHT + GAP)
+        left_edge = GAP + number % HISTOGRAMS_PER_ROW * cell_width
+        top_edge = GAP + number // HISTOGRAMS_PER_ROW * cell_height
         counts, least, most = _count_values(table, name)
         _draw_text(draw, (left_edge, top_edge), name[:32])
         bottom = top_edge + TEXT_HEIGHT + HISTOGRAM_HEIGHT
         width = HISTOGRAM_WIDTH / max(len(counts), 1)
         for bin_index, count in enumerate(counts):
-            bar_height = HISTOGRAM_HEIGHT * count / max(counts)
-            draw.rectangle(
-                (
-                    left_edge + bin_index * width,
-                    bottom - bar_height,
-                    left_edge + (bin_index + 1) * width - 1,
-                    bottom,
-                ),
-                fill=BAR_COLOR,
+            bar_left, bar_height = (
+                left_edge + bin_index * width,
+                HISTOGRAM_HEIGHT * count / max(counts),
             )
+            bar = (bar_left, bottom - bar_height, bar_left + width - 1, bottom)
+            draw.rectangle(bar, fill=BAR_COLOR)
         _draw_text(draw, (left_edge, bottom + 1), f"{least} to {most}"[:32])
     _save_picture(sheet, path)
 

@@ -1,4 +1,4 @@
-"""Memory and sharding of a training before it runs, on virtual devices: `python -m jaxlaunch.trainer.plan`.
+"""Memory and sharding of a training before it runs: `python -m jaxlaunch.trainer.plan`.
 
 A process of its own, because the launcher never imports jax: TRAIN_SPEC and JAX_NUM_CPU_DEVICES in,
 one JSON object on stdout. Exits with 64 or 65 where the spec or the data is wrong.
@@ -14,7 +14,6 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import PartitionSpec
 
 from jaxlaunch.trainer.adapters import peft
 from jaxlaunch.trainer.aot.chips import Chips
@@ -57,11 +56,7 @@ DEFAULT_IMAGE_SIDE = 224
 def main() -> int:
     """Print the plan of TRAIN_SPEC as JSON and return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m jaxlaunch.trainer.plan", description=__doc__)
-    parser.add_argument(
-        "--sharding",
-        action="store_true",
-        help="list every parameter and the mesh axes that split it",
-    )
+    parser.add_argument("--sharding", action="store_true", help="list the mesh axes of parameters")
     parser.add_argument(
         "--compile", metavar="JSON", type=Chips.from_json, help="the chips to compile the steps for"
     )
@@ -70,13 +65,12 @@ def main() -> int:
         choices=("cpu", "cuda", "tpu"),
         help="of the job's devices; default: not known",
     )
-    parser.add_argument(
-        "--capability", metavar="8.0", help="the compute capability of CUDA devices"
-    )
+    parser.add_argument("--capability", metavar="8.0", help="compute capability of CUDA devices")
     options = parser.parse_args()
-    accelerator = options.platform and Accelerator(
-        options.platform, availability.parse_capability(options.capability)
-    )
+    accelerator = None
+    if options.platform is not None:
+        capability = availability.parse_capability(options.capability)
+        accelerator = Accelerator(options.platform, capability)
 
     def make_plan() -> dict[str, Any]:
         spec, task = read_job()
@@ -90,7 +84,7 @@ def main() -> int:
 
 
 def read_job() -> tuple[TrainSpec, Task]:
-    """Read the training of TRAIN_SPEC for a plan: with synthetic data, and without its compilation cache."""
+    """Read the training of TRAIN_SPEC for a plan, with synthetic data and no compilation cache."""
     spec, task = read_spec(os.environ)
     spec = peft.resolve_lora(folder.resolve_spec(spec, must_exist=False), is_here=False)
     # The cache of the job is on the cluster.
@@ -99,7 +93,7 @@ def read_job() -> tuple[TrainSpec, Task]:
 
 
 def with_synthetic_data(spec: TrainSpec, task: Task) -> TrainSpec:
-    """Replace the data by synthetic examples if the model determines their shapes; the data is not available."""
+    """Replace the data by synthetic examples if the model determines their shapes."""
     match spec.model:
         case Decoder() | GPT2() if isinstance(task, NextToken):
             synthetic = Synthetic(source="synthetic")
@@ -107,10 +101,8 @@ def with_synthetic_data(spec: TrainSpec, task: Task) -> TrainSpec:
             synthetic = Synthetic(source="synthetic", shape=[*model.image, model.channels])
         case ResNet() | ConvNeXt() as model if isinstance(task, Classify):
             size = spec.data.shape if isinstance(spec.data, ImageData) else None
-            synthetic = Synthetic(
-                source="synthetic",
-                shape=[*(size or (DEFAULT_IMAGE_SIDE, DEFAULT_IMAGE_SIDE)), model.channels],
-            )
+            size = size or (DEFAULT_IMAGE_SIDE, DEFAULT_IMAGE_SIDE)
+            synthetic = Synthetic(source="synthetic", shape=[*size, model.channels])
         case _:
             return spec
     # Without the data, the steps of an epoch are unknown.
@@ -133,40 +125,35 @@ class Plan:
         self.step = self._build_step(spec.remat)
 
     def to_dict(self, *, sharding: bool) -> dict[str, Any]:
-        """Return the plan as JSON: bytes on a device by purpose, and on request the sharding of each parameter."""
+        """Return the plan as JSON: bytes on a device by purpose, and on request the sharding."""
         batch = _abstract_batch(self.example, self.spec.batch)
-        state = self.step.abstract
-        prompts = self.spec.eval.samples
-        forward = self.step.forward_jaxpr(batch)
+        builder, state, prompts = self.step.builder, self.step.abstract, self.spec.eval.samples
+        forward, trained = self.step.forward_jaxpr(batch), self.step.trained_arrays
+        batch_bytes = memory.total_bytes(batch) // mesh.count_shards(self.mesh)
         plan: dict[str, Any] = {
-            "parameters": sum(leaf.size for leaf in jax.tree.leaves(state.params)),
-            "trained": sum(
-                leaf.size
-                for leaf in jax.tree.leaves(self.step.builder.trained_params(state.params))
-            ),
+            "parameters": count_numbers(state.params),
+            "trained": count_numbers(builder.trained_params(state.params)),
             "arrays": len(state.params),
-            "checkpoint": memory.total_bytes(self.step.builder.to_tree(state)),
-            "flops_per_step": flops.train_step_flops(forward, trained=self.step.trained_arrays),
-            "causal_flops_per_step": flops.train_step_flops(forward, 0.5, self.step.trained_arrays),
-            "device": self.state_bytes()
-            | {"batch": memory.total_bytes(batch) // mesh.count_shards(self.mesh)},
+            "checkpoint": memory.total_bytes(builder.to_tree(state)),
+            "flops_per_step": flops.train_step_flops(forward, trained=trained),
+            "causal_flops_per_step": flops.train_step_flops(forward, 0.5, trained),
+            "device": self.state_bytes() | {"batch": batch_bytes},
             "activations": self._activation_bytes(),
-            # There are no activations of the train step while samples are generated.
-            "samples": 0
-            if prompts is None
-            else sampling_bytes_per_device(self.spec, prompts, self.mesh),
+            "samples": 0,
         }
+        if prompts is not None:
+            # There are no activations of the train step while samples are generated.
+            plan["samples"] = sampling_bytes_per_device(self.spec, prompts, self.mesh)
         if sharding:
             plan["sharding"] = [_describe_sharding(name, self.step) for name in state.params]
         return plan
 
     def state_bytes(self) -> dict[str, int]:
-        """Return bytes of state and gradients per device; with micro-batches there are two sets of gradients."""
+        """Return bytes of state and gradients per device; micro-batches have two gradients."""
         state = self.step.abstract
         trained = self.step.builder.trained_params(state.params)
-        summed = sum(
-            memory.bytes_per_device(leaf) // leaf.dtype.itemsize * 4 for leaf in trained.values()
-        )
+        sizes = [memory.bytes_per_device(leaf) // leaf.dtype.itemsize for leaf in trained.values()]
+        summed = 4 * sum(sizes)
         fresh = memory.bytes_per_device(trained) if self.spec.accumulate > 1 else 0
         return {
             "parameters": memory.bytes_per_device(state.params),
@@ -177,33 +164,23 @@ class Plan:
         }
 
     def _activation_bytes(self) -> dict[str, Range]:
-        """Return bytes of residuals per device: as requested, without rematerialization, and with `full`.
+        """Return bytes of residuals per device: as requested, and with `none` and `full`.
 
         While a layer is recomputed, all of its residuals are in memory.
         """
-        unrematerialized = self._residuals_per_device("none")
-        fully_rematerialized = self._residuals_per_device("full")
-        remat = self.spec.remat
-        requested = (
-            unrematerialized
-            if remat == "none"
-            else fully_rematerialized
-            if remat == "full"
-            else self._residuals_per_device(remat)
-        )
-        layers = model_sizes(self.spec.model).layers
+        none, full = self._residuals_per_device("none"), self._residuals_per_device("full")
+        remat, layers = self.spec.remat, model_sizes(self.spec.model).layers
+        known = {"none": none, "full": full}
+        requested = known.get(str(remat)) or self._residuals_per_device(remat)
 
         def add_recomputed_layer(residuals: Range) -> Range:
-            recomputed = (
-                max(0, most - part) // layers
-                for most, part in zip(unrematerialized, residuals, strict=True)
-            )
-            return Range(*(part + more for part, more in zip(residuals, recomputed, strict=True)))
+            pairs = zip(none, residuals, strict=True)
+            return Range(*(part + max(0, most - part) // layers for most, part in pairs))
 
         return {
             "asked": add_recomputed_layer(requested),
-            "none": unrematerialized,
-            "full": add_recomputed_layer(fully_rematerialized),
+            "none": none,
+            "full": add_recomputed_layer(full),
         }
 
     def step_flops(self) -> float | None:
@@ -211,22 +188,15 @@ class Plan:
         return self.step.count_flops(_abstract_batch(self.example, self.spec.batch))
 
     def residual_bytes(self, remat: Remat) -> tuple[int, int]:
-        """Return the bytes that the backward pass reads for a micro-batch, and for one with twice the rows."""
+        """Return the bytes that the backward pass of a micro-batch reads, and of twice the rows."""
         step, rows = self._build_step(remat), self.spec.batch // self.spec.accumulate
-        return step.residual_bytes(_abstract_batch(self.example, rows)), step.residual_bytes(
-            _abstract_batch(self.example, 2 * rows)
-        )
+        batch, double_batch = (_abstract_batch(self.example, count) for count in (rows, 2 * rows))
+        return step.residual_bytes(batch), step.residual_bytes(double_batch)
 
     def _residuals_per_device(self, remat: Remat) -> Range:
-        batch_bytes, doubled_batch_bytes = self.residual_bytes(remat)
-        shape = self.mesh.shape
-        return memory.residuals_per_device(
-            batch_bytes,
-            doubled_batch_bytes,
-            mesh.count_shards(self.mesh),
-            shape["fsdp"],
-            shape["mp"],
-        )
+        shape, shards = self.mesh.shape, mesh.count_shards(self.mesh)
+        sizes = self.residual_bytes(remat)
+        return memory.residuals_per_device(*sizes, shards, shape["fsdp"], shape["mp"])
 
     def _build_step(self, remat: Remat) -> Step:
         return Step(self.task, self.spec.model_copy(update={"remat": remat}), self.mesh, self.total)
@@ -246,36 +216,36 @@ def _open_source(spec: TrainSpec, task: Task) -> Source:
     return source
 
 
+def count_numbers(params: Any) -> int:
+    """Return the number of numbers in the arrays of a tree."""
+    return sum(leaf.size for leaf in jax.tree.leaves(params))
+
+
 def _abstract_batch(example: Mapping[str, jax.ShapeDtypeStruct], rows: int) -> Batch:
-    weight = {"weight": jax.ShapeDtypeStruct((rows,), np.float32)}
-    return {
-        key: jax.ShapeDtypeStruct((rows, *array.shape), array.dtype)
-        for key, array in example.items()
-    } | weight
+    arrays = {"weight": jax.ShapeDtypeStruct((rows,), np.float32)}
+    for key, array in example.items():
+        arrays[key] = jax.ShapeDtypeStruct((rows, *array.shape), array.dtype)
+    return arrays
 
 
 def _abstract_example(task: Task, source: Source) -> Mapping[str, jax.ShapeDtypeStruct]:
-    forms = Examples(source, task.example).array_specs
+    specs = Examples(source, task.example).array_specs
     return {
-        key: jax.ShapeDtypeStruct(form.shape, NARROWED_DTYPES.get(form.dtype, form.dtype))
-        for key, form in forms.items()
+        key: jax.ShapeDtypeStruct(spec.shape, NARROWED_DTYPES.get(spec.dtype, spec.dtype))
+        for key, spec in specs.items()
     }
 
 
 def _describe_sharding(name: str, step: Step) -> dict[str, Any]:
     leaf, axes = step.abstract.params[name], step.builder.axes[name]
-    spec: PartitionSpec = leaf.sharding.spec
-    split = [*spec, *[None] * (leaf.ndim - len(spec))]
+    split: list[Any] = [*leaf.sharding.spec, *[None] * (leaf.ndim - len(leaf.sharding.spec))]
     front = ["layers"] * (leaf.ndim - len(axes)) if axes else [None] * leaf.ndim
     return {
         "name": name,
         "shape": list(leaf.shape),
         "dtype": leaf.dtype.name,
         "axes": [*front, *(axes or ())],
-        "split": [
-            [] if entry is None else [entry] if isinstance(entry, str) else list(entry)
-            for entry in split
-        ],
+        "split": [[entry] if isinstance(entry, str) else list(entry or ()) for entry in split],
         "bytes": memory.bytes_per_device(leaf),
     }
 

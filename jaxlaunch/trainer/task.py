@@ -1,4 +1,4 @@
-"""The interface of a task, which users' training code implements, and the checks of what its methods return."""
+"""The interface of a task, which users' code implements, and the checks of its results."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from jaxlaunch.trainer.spec import Images, Mixture, Torch, TrainSpec
 Split = Literal["train", "eval"]
 """Which examples are meant: those of the training, or those held out for evaluation."""
 Batch = dict[str, Array]
-"""The argument of a task's `loss`: arrays `[B, …]` by the names of an example's arrays, and `weight` float32 `[B]`,
-which is 0 for rows that only fill up the batch. B is the size of the global batch, or of a micro-batch with
-`train.accumulate`."""
+"""The argument of a task's `loss`: arrays `[B, …]` by the names of an example's arrays, and
+`weight` float32 `[B]`, which is 0 for rows that only fill up the batch. B is the size of the global
+batch, or of a micro-batch with `train.accumulate`."""
 
 
 class Loss(NamedTuple):
-    """What a task's `loss` returns: sums, not means, so that micro-batches and devices add up to one global mean.
+    """What a task's `loss` returns: sums, so that micro-batches and devices add up to one mean.
 
     - `sum`: the loss summed over the batch, a float32 scalar.
     - `weight`: the divisor of `sum`, such as the number of examples or of targets, a float32
@@ -43,8 +43,11 @@ class Loss(NamedTuple):
     import jaxlaunch
 
     error_B, weight_B = jnp.array([1.0, 4.0, 9.0]), jnp.array([1.0, 1.0, 0.0])  # the last row fills
-    the batch up weight = weight_B.sum() loss = jaxlaunch.Loss((error_B * weight_B).sum(), weight,
-    {"large": ((error_B > 2) @ weight_B, weight)}) assert loss.sum / loss.weight == 2.5 ```
+    weight = weight_B.sum()
+    metrics = {"large": ((error_B > 2) @ weight_B, weight)}
+    loss = jaxlaunch.Loss((error_B * weight_B).sum(), weight, metrics)
+    assert loss.sum / loss.weight == 2.5
+    ```
     """
 
     sum: Array
@@ -53,18 +56,19 @@ class Loss(NamedTuple):
 
 
 class Task:
-    """The interface of a task: a model, its loss and its examples. A task of your own inherits from this class, or from
-    one of the tasks [`Classify`](#classify) and [`NextToken`](#nexttoken); `train.task:
-    module:Name` names it. It must define `model`, `loss`, `source` and `example`, and its class is
-    called without arguments. A class that has these methods without inheriting them also works.
+    """The interface of a task: a model, its loss and its examples.
+
+    A task of your own inherits from this class, or from one of the tasks [`Classify`](#classify)
+    and [`NextToken`](#nexttoken); `train.task: module:Name` names it. It must define `model`,
+    `loss`, `source` and `example`, and its class is called without arguments. A class that has
+    these methods without inheriting them also works.
 
     It may set these attributes:
 
     - `defaults`, a dict of keys of `train`, which the job's own keys override,
     - `sharding`, rules for a model that does not name its axes, `{r".*kernel": ("embed",
-      "hidden")}`: a pattern for the
-        whole name of a parameter, and a logical or mesh axis, or `None`, for each of its last
-        dimensions.
+      "hidden")}`: a pattern for the whole name of a parameter, and a logical or mesh axis, or
+      `None`, for each of its last dimensions.
 
     **Example:**
 
@@ -77,15 +81,15 @@ class Task:
 
     class Curve(jaxlaunch.Task):  # y = f(x), learned from examples {"x": [], "y": []}
         def model(self, spec: jaxlaunch.TrainSpec, rngs: nnx.Rngs) -> nnx.Module:
-            return nnx.Sequential(nnx.Linear(1, 32, rngs=rngs), jnp.tanh, nnx.Linear(32, 1,
-            rngs=rngs))
+            hidden, output = nnx.Linear(1, 32, rngs=rngs), nnx.Linear(32, 1, rngs=rngs)
+            return nnx.Sequential(hidden, jnp.tanh, output)
 
         def loss(self, model: nnx.Module, batch: jaxlaunch.Batch, rng: jax.Array) -> jaxlaunch.Loss:
             error_B = (model(batch["x"][:, None])[:, 0] - batch["y"]) ** 2
             return jaxlaunch.Loss((error_B * batch["weight"]).sum(), batch["weight"].sum())
 
-        def source(self, spec: jaxlaunch.TrainSpec, split: jaxlaunch.Split) -> jaxlaunch.Source |
-            None: return jaxlaunch.open_source(spec, split)
+        def source(self, spec, split: jaxlaunch.Split) -> jaxlaunch.Source | None:
+            return jaxlaunch.open_source(spec, split)
 
         def example(self, raw):
             return {"x": raw["x"], "y": raw["y"]}
@@ -134,39 +138,48 @@ class Task:
         raise NotImplementedError
 
     def example(self, raw: dict[str, Any], /) -> dict[str, np.ndarray[Any, Any]]:
-        """Turns an item of the source into a dict of numpy arrays, whose shapes are the same for all examples. If it
-        has a second parameter `rng`, it gets a `numpy.random.Generator`, and is called each time
-        the example is read.
+        """Turns an item of the source into a dict of numpy arrays, of the same shapes for all items.
+
+        If it has a second parameter `rng`, it gets a `numpy.random.Generator`, and is called each
+        time the example is read.
         """
         raise NotImplementedError
 
     def predict(self, model: Any, batch: Batch, /) -> Any:
-        """Optional: computes what [`TaskModel.predict`](#taskmodelpredict) returns. By default the model is called with
-        the arrays of the batch as keywords, or with `image` if the batch contains nothing else."""
+        """Optional: computes what [`TaskModel.predict`](#taskmodelpredict) returns.
+
+        By default the model is called with the arrays of the batch as keywords, or with `image` if
+        the batch contains nothing else.
+        """
         return model(batch["image"]) if batch.keys() == {"image"} else model(**batch)
 
     def check_batch(
         self, spec: TrainSpec, batch: dict[str, np.ndarray[Any, Any]], /
     ) -> tuple[int, str] | None:
-        """Optional: checks a batch on the host. Returns the number of an invalid row and a sentence that says what is
-        wrong with it, or `None`."""
+        """Optional: checks a batch on the host.
+
+        Returns the number of an invalid row and a sentence that says what is wrong, or `None`.
+        """
         return None
 
     def derived(self, means: dict[str, float], /) -> Mapping[str, float]:
-        """Optional: computes further metrics from the means of an evaluation, such as a perplexity from the loss."""
+        """Optional: computes more metrics from the means of an evaluation, such as a perplexity."""
         return {}
 
     def samples(self, model: Any, rng: Array, /) -> Any:
-        """Optional: returns pictures by name for the [page of the run](seeing-runs.md), as arrays that
-        [`report`](#report) accepts. After each evaluation it is called with the evaluated weights,
-        under `jax.jit` on all processes, and with the same key each time, so that the pictures of
-        two steps can be compared.
+        """Optional: returns pictures by name for the [page of the run](seeing-runs.md).
+
+        They are arrays that [`report`](#report) accepts. After each evaluation it is called with
+        the evaluated weights, under `jax.jit` on all processes, and with the same key each time, so
+        that the pictures of two steps can be compared.
         """
         return {}
 
     def shown(self, samples: Any, /) -> Any:
-        """Optional: turns what `samples` returned, as numpy arrays, into the pictures and texts to show, by name. It is
-        called on the host. Before the first step it is called once with zeros."""
+        """Optional: turns the numpy arrays of `samples` into pictures and texts by name.
+
+        It is called on the host. Before the first step it is called once with zeros.
+        """
         return samples
 
 
@@ -198,9 +211,7 @@ def task_class(name: str, candidate: object) -> type[Task]:
         )
     methods = task_type.model, task_type.loss, task_type.source, task_type.example
     pairs = zip(REQUIRED_NAMES, REQUIRED_METHODS, methods, strict=True)
-    if missing := [
-        part for part, inherited, method in pairs if method is inherited or not callable(method)
-    ]:
+    if missing := [name for name, base, own in pairs if own is base or not callable(own)]:
         raise SpecError(
             f"train.task = {name} has no {', '.join(missing)}; a task has the methods "
             f"{', '.join(REQUIRED_NAMES)}"
@@ -209,24 +220,16 @@ def task_class(name: str, candidate: object) -> type[Task]:
 
 
 def _with_optional_methods(task_like: type) -> type[Task]:
-    # Errors name the file of the task's class, which inspect finds by these attributes.
-    origin = {
-        "__module__": task_like.__module__,
-        "__qualname__": task_like.__qualname__,
-        "__doc__": task_like.__doc__,
-    }
-    if "__firstlineno__" in vars(task_like):
-        # Python 3.13 needs this number to find the source of a class.
-        origin["__firstlineno__"] = vars(task_like)["__firstlineno__"]
-    return types.new_class(
-        task_like.__name__,
-        (task_like, Task),
-        exec_body=lambda attributes: attributes.update(origin),
-    )
+    # Errors name the file of the task's class, which inspect finds by these attributes, the last of
+    # which is of Python 3.13.
+    keys = ("__module__", "__qualname__", "__doc__", "__firstlineno__")
+    origin = {key: getattr(task_like, key) for key in keys if hasattr(task_like, key)}
+    bases = (task_like, Task)
+    return types.new_class(task_like.__name__, bases, exec_body=lambda names: names.update(origin))
 
 
 def make_task(name: str, task_type: type[Task]) -> Task:
-    """Return a task of this class, to which `train.task: name` refers. Raises SpecError if it needs arguments."""
+    """Return a task of this class, named `train.task: name`. Raises SpecError for arguments."""
     try:
         inspect.signature(task_type).bind()
     except TypeError as error:
@@ -243,13 +246,12 @@ def checked_model(name: str, model: Any) -> nnx.Module:
     hint = (
         "; return jaxlaunch.Linen(module, inputs, rngs=rngs)" if user_code.is_linen(model) else ""
     )
-    raise SpecError(
-        f"{name}: model returned {user_code.describe_kind(model)}, not a flax.nnx.Module{hint}"
-    )
+    kind = user_code.describe_kind(model)
+    raise SpecError(f"{name}: model returned {kind}, not a flax.nnx.Module{hint}")
 
 
 def check_arrays(name: str, model: nnx.Module) -> None:
-    """Raise SpecError if a model has no parameters, integer parameters, or arrays outside of an nnx.Variable."""
+    """Raise SpecError if a model has no parameters, integer ones, or arrays of no nnx.Variable."""
     leaves = jax.tree_util.tree_leaves_with_path(
         nnx.state(model), is_leaf=lambda leaf: isinstance(leaf, nnx.Variable)
     )
@@ -257,16 +259,15 @@ def check_arrays(name: str, model: nnx.Module) -> None:
         array_path = jax.tree_util.keystr(path, simple=True, separator=".")
         value = leaf.get_value() if isinstance(leaf, nnx.Variable) else leaf
         if not isinstance(leaf, nnx.Variable) or isinstance(value, str):
-            description = user_code.describe_kind(value)
+            kind = user_code.describe_kind(value)
             raise SpecError(
-                f"{name}: the model's {array_path} is {description}; make it nnx.Param(array), or "
+                f"{name}: the model's {array_path} is {kind}; make it nnx.Param(array), or "
                 "nnx.Variable(array)"
             )
         if isinstance(leaf, nnx.Param) and not jnp.issubdtype(value.dtype, jnp.inexact):
-            description = f"{value.dtype}{list(value.shape)} in an nnx.Param"
             raise SpecError(
-                f"{name}: the model's {array_path} is {description}; only floats are trained, so "
-                "make it nnx.Variable"
+                f"{name}: the model's {array_path} is {value.dtype}{list(value.shape)} in an "
+                "nnx.Param; only floats are trained, so make it nnx.Variable"
             )
     if not any(isinstance(leaf, nnx.Param) for _, leaf in leaves):
         raise SpecError(
@@ -298,63 +299,45 @@ def checked_source(spec: TrainSpec, source: Any) -> DataSource | None:
 
 
 def checked_loss(name: str, loss: Any) -> Loss | Array:
-    """Return `loss` of the task `name`. Raises SpecError if it is neither a scalar nor a Loss of scalars."""
+    """Return `loss` of the task `name`. Raises SpecError if it is no scalar or Loss of scalars."""
     if not isinstance(loss, Loss):
         if isinstance(loss, tuple):
             hint = "metrics go into jaxlaunch.Loss(sum, weight, {name: (sum, weight)})"
             raise SpecError(
                 f"{name}: loss returned a tuple of {len(loss)}, not a scalar or a Loss; {hint}"
             )
-        _check_scalar(
-            name,
-            "loss returned",
-            loss,
-            "a bare loss is the mean over the batch; else return a Loss",
-        )
+        hint = "a bare loss is the mean over the batch; else return a Loss"
+        _check_scalar(name, "loss returned", loss, hint)
         _check_real(name, "loss returned", loss)
-        result: Loss | Array = loss
-        return result
+        return loss  # type: ignore[no-any-return]
+    hint = "it is the sum over the batch"
     for part in ("sum", "weight"):
-        _check_scalar(name, f"Loss.{part} is", getattr(loss, part), "it is the sum over the batch")
+        _check_scalar(name, f"Loss.{part} is", getattr(loss, part), hint)
     _check_real(name, "Loss.sum is", loss.sum)
     if not isinstance(loss.metrics, Mapping):
-        raise SpecError(
-            f"{name}: Loss.metrics is {user_code.describe_kind(loss.metrics)}, not a dict {{name: "
-            "(sum, weight)}"
-        )
+        kind = user_code.describe_kind(loss.metrics)
+        raise SpecError(f"{name}: Loss.metrics is {kind}, not a dict {{name: (sum, weight)}}")
     for metric, pair in loss.metrics.items():
         _check_name(name, metric)
         if not isinstance(pair, tuple | list) or len(pair) != 2:
-            description = (
-                f"a {type(pair).__name__} of {len(pair)}"
-                if isinstance(pair, tuple | list)
-                else _describe_value(pair)
-            )
+            description = _describe_value(pair)
             raise SpecError(f"{name}: metric {metric!r} is {description}, not a pair (sum, weight)")
         for part, value in zip(("sum", "weight"), pair, strict=True):
-            _check_scalar(
-                name, f"the {part} of metric {metric!r} is", value, "it is the sum over the batch"
-            )
+            _check_scalar(name, f"the {part} of metric {metric!r} is", value, hint)
     return loss
 
 
 def checked_logits(model: Any, logits: Any, label: Array) -> Array:
-    """Return `logits` [..., V] of a user's model for labels [...]. Raises SpecError for other shapes and types."""
+    """Return `logits` [..., V] of a user's model for labels [...]. Raises SpecError for others."""
     user_model = model.module if isinstance(model, Linen) else model
     is_array = _is_number(logits) and not isinstance(logits, int | float)
-    if (
-        is_array
-        and jnp.shape(logits)[:-1] == label.shape
-        and jnp.issubdtype(logits.dtype, jnp.floating)
-    ):
+    is_float = is_array and jnp.issubdtype(logits.dtype, jnp.floating)
+    if is_float and jnp.shape(logits)[:-1] == label.shape:
         result: Array = logits
         return result
-    if isinstance(logits, tuple | list):
-        description = f"a {type(logits).__name__} of {len(logits)}"
-    else:
-        description = (
-            f"{logits.dtype}{list(logits.shape)}" if is_array else user_code.describe_kind(logits)
-        )
+    description = user_code.describe_type(logits)
+    if is_array:
+        description = f"{logits.dtype}{list(logits.shape)}"
     expected_shape = f"[{', '.join(map(str, label.shape))}, classes]"
     with user_code.append_place(user_model):
         raise SpecError(
@@ -366,20 +349,17 @@ def checked_logits(model: Any, logits: Any, label: Array) -> Array:
 def _check_name(name: str, metric: Any) -> None:
     """Refuse names of metrics that are not text or that the trainer's own records use."""
     if not isinstance(metric, str):
-        raise SpecError(
-            f"{name}: the name of metric {metric!r} is {user_code.describe_kind(metric)}, not text"
-        )
+        kind = user_code.describe_kind(metric)
+        raise SpecError(f"{name}: the name of metric {metric!r} is {kind}, not text")
     if not metric.strip() or not metric.isprintable():
         raise SpecError(
             f"{name}: a metric is named {metric!r}; name it in one line of text, as 'accuracy'"
         )
     if metric in contract.RESERVED_METRICS or metric.startswith(contract.EVAL_PREFIX):
-        reserved = (
+        raise SpecError(
+            f"{name}: a metric cannot be named {metric!r}; the trainer's own records use "
             f"{', '.join(sorted(contract.RESERVED_METRICS))}, and what begins with "
             f"{contract.EVAL_PREFIX}"
-        )
-        raise SpecError(
-            f"{name}: a metric cannot be named {metric!r}; the trainer's own records use {reserved}"
         )
 
 
@@ -402,7 +382,6 @@ def _is_number(value: Any) -> bool:
 
 def _describe_value(value: Any) -> str:
     if not _is_number(value):
-        return user_code.describe_kind(value)
-    return (
-        f"an array of shape {list(np.shape(value))}" if np.shape(value) else f"the number {value}"
-    )
+        return user_code.describe_type(value)
+    shape = list(np.shape(value))
+    return f"an array of shape {shape}" if shape else f"the number {value}"

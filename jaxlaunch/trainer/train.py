@@ -1,4 +1,4 @@
-"""The built-in training, which connects a `train` block and its task to the loop of trainer/loop/driver."""
+"""The built-in training, which connects a `train` block and its task to the loop."""
 
 from __future__ import annotations
 
@@ -71,22 +71,19 @@ class HeldOut:
     ) -> None:
         self._spec, self._task, self._step, self._run_dir = spec, task, step, place.run_dir
         self.batches, self._baselines = batches, baselines
-        self._samples = (
-            None
-            if spec.eval.samples is None
-            else TrainingSamples(spec, spec.eval.samples, step.mesh)
-        )
+        prompts = spec.eval.samples
+        self._samples = None if prompts is None else TrainingSamples(spec, prompts, step.mesh)
         self._pictures = TaskSamples.for_task(spec, task, step)
         self.inputs = task.describe_inputs(spec) if isinstance(task, Classify) else None
         self._classify = task if isinstance(task, Classify) and task.reports_classes(spec) else None
 
     @property
     def has_work(self) -> bool:
-        """Return whether there is anything to evaluate, to sample or to show."""
+        """Whether there is anything to evaluate, to sample or to show."""
         return any(part is not None for part in (self.batches, self._samples, self._pictures))
 
     def first_batch(self) -> BatchLike | None:
-        """Return the first batch on the devices. Raises SpecError if a watched metric is missing in it."""
+        """Return the first batch on the devices. Raises SpecError if it lacks a watched metric."""
         if self.batches is None:
             return None
         with contextlib.closing(self.batches.iterate(self._step.put_batch)) as batches:
@@ -94,16 +91,14 @@ class HeldOut:
         if self._spec.checkpoint.best is not None or self._spec.stop_early is not None:
             metrics = set(self._step.evaluated_metrics(batch)) - {Key.EXAMPLES}
             parts = {part for part in self.batches.batch_parts if part is not None}
-            preflight.check_watched(
-                self._spec, metrics | {f"{name}/{part}" for name in metrics for part in parts}
-            )
+            metrics |= {f"{name}/{part}" for name in metrics for part in parts}
+            preflight.check_watched(self._spec, metrics)
         return batch
 
     def compile(self, batch: BatchLike) -> None:
         """Compile the evaluation of batches like this one."""
-        self._step.compile_eval(
-            batch, None if self._classify is None else self._classify.score_batch
-        )
+        outputs = None if self._classify is None else self._classify.score_batch
+        self._step.compile_eval(batch, outputs)
 
     def compile_pictures(self) -> None:
         """Compile the pictures of the task. Raises SpecError if they cannot be shown."""
@@ -113,7 +108,7 @@ class HeldOut:
     def evaluate(
         self, state: TrainState, between: Callable[[], None], note: Callable[[str], None]
     ) -> dict[str, float]:
-        """Return the means over the held-out set, with each example counted once, and those of baselines.
+        """Return the means over the held-out set, each example counted once, and of baselines.
 
         The results by class are written to the run folder for the page of the run.
         """
@@ -122,9 +117,8 @@ class HeldOut:
         means, classes = EvaluationMeans(self._task.derived), None
         if self._classify is not None and self._run_dir is not None and jax.process_index() == 0:
             classes = self._classify.start_classification()
-        batches = zip(
-            self.batches.batch_parts, self.batches.iterate(self._step.put_batch), strict=True
-        )
+        iterator = self.batches.iterate(self._step.put_batch)
+        batches = zip(self.batches.batch_parts, iterator, strict=True)
         for number, (part, batch) in enumerate(batches):
             between()
             sums, outputs_and_weights = self._step.evaluate(state, batch)
@@ -133,9 +127,8 @@ class HeldOut:
                 outputs, weight_B = jax.device_get(outputs_and_weights)
                 classes.add_batch(outputs, weight_B, self.batches.example_indexes(number))
         if classes is not None and self._run_dir is not None:
-            record = classes.to_record(
-                (self.inputs or {}).get("classes", ()), self.batches.source.locate_example
-            )
+            names = (self.inputs or {}).get("classes", ())
+            record = classes.to_record(names, self.batches.source.locate_example)
             about = {"step": int(state.step), "ema": self._spec.optimizer.ema is not None}
             path = Path(self._run_dir) / contract.CLASSIFICATION
             try:
@@ -150,48 +143,6 @@ class HeldOut:
         if self._pictures is not None:
             self._pictures.report(state)
         return () if self._samples is None else self._samples.take_samples(state.evaluated_params())
-
-
-class ResumeCheck:
-    """Comparison of a run with the checkpoint from which it resumes.
-
-    Attributes:
-        conditions: Values that must not change when a run resumes.
-    """
-
-    def __init__(
-        self, spec: TrainSpec, step: Step, conditions: dict[str, Any], record: dict[str, Any]
-    ) -> None:
-        self._spec, self._step, self.conditions, self._record = spec, step, conditions, record
-
-    def meta(self) -> dict[str, Any]:
-        """Return the values to save: those that must not change, those that may, and those that shape the state."""
-        arrays = self._spec.model_dump(
-            mode="json", include={"model", "optimizer", "precision", "lora"}
-        )
-        arrays |= {} if self._step.builder.base is None else {"base": self._step.builder.base}
-        return self.conditions | self._record | arrays
-
-    def complete_meta(self, meta: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the meta of a checkpoint with defaults for keys that its version did not have."""
-        now = self.meta()
-        blocks = {"train": self._spec, "model": self._spec.model, "optimizer": self._spec.optimizer}
-        filled = {
-            key: resume.fill_defaults(meta[key], now[key], block)
-            for key, block in blocks.items()
-            if key in meta
-        }
-        return {**meta, **filled}
-
-    def describe_changes(self, meta: Mapping[str, Any], step: int, is_finished: bool) -> str | None:
-        """Describe what changed since `step` was saved. Raises SpecError if a finished run would train differently."""
-        trained = self.complete_meta(meta)
-        if is_finished:
-            # A finished run can no longer be trained with other settings.
-            preflight.check_finished(
-                self._spec, resume.find_retraining_changes(trained, self._record), step
-            )
-        return resume.describe_changes(trained, self._record, step)
 
 
 class BuiltInTraining(Training[TrainState]):
@@ -218,17 +169,31 @@ class BuiltInTraining(Training[TrainState]):
         # Hosts must read the same files. The fingerprint of a user's own source may differ between
         # hosts.
         sets = {"train": train_set, "eval": eval_set}
-        builtin_sources = {
-            name: source
-            for name, source in sets.items()
-            if source is not None and not source.is_of_user
-        }
-        check_same_data({name: source.fingerprint() for name, source in builtin_sources.items()})
+        check_same_data(
+            {
+                name: source.fingerprint()
+                for name, source in sets.items()
+                if source is not None and not source.is_of_user
+            }
+        )
         devices = mesh.build_mesh(spec.mesh, note=self.note)
         # This process reads only these rows of each batch.
         rows = mesh.process_rows(devices, spec.batch)
-        self.pipeline = self._build_pipeline(task, train_set, rows)
-        evaluation = self._build_evaluation(task, eval_set, rows)
+        reading: dict[str, Any] = {
+            "batch": spec.batch,
+            "rows": rows,
+            "seed": spec.seed,
+            "threads": spec.data.threads,
+            "deterministic": spec.data.deterministic,
+            "check": partial(task.check_batch, spec),
+        }
+        shuffle, prefetch = spec.data.shuffle, spec.data.prefetch
+        self.pipeline = Pipeline(
+            train_set, task.example, shuffle=shuffle, prefetch=prefetch, **reading
+        )
+        evaluation = None
+        if eval_set is not None and len(eval_set):
+            evaluation = Evaluation(eval_set, task.example, batches=spec.eval.batches, **reading)
         if evaluation is None:
             preflight.check_watched(spec, None)
         total_steps = spec.total_steps(len(train_set))
@@ -241,20 +206,7 @@ class BuiltInTraining(Training[TrainState]):
         means = baseline_metrics(spec, train_set, eval_set) if jax.process_index() == 0 else {}
         self.held_out = HeldOut(spec, task, self.step, evaluation, place, means)
         self.has_evaluation = self.held_out.has_work
-        self.settings = self._build_settings(total_steps)
-        self.metrics = self._build_metrics(train_set)
-        record = resume.training_record(
-            spec, self.step.attention_implementation, total_steps, eval_set
-        )
-        self._resume = ResumeCheck(spec, self.step, resume_conditions(spec, train_set), record)
-        # The log of the examples of each step, if the job requests it.
-        self._trace: ExampleLog | None = None
-        # The FLOPs of a step, once the steps are compiled.
-        self._compilation: Future[float | None] | None = None
-
-    def _build_settings(self, total_steps: int) -> Settings:
-        spec = self.spec
-        return Settings(
+        self.settings = Settings(
             steps=total_steps,
             log_every=spec.log_every,
             eval_every=spec.eval.every,
@@ -265,52 +217,30 @@ class BuiltInTraining(Training[TrainState]):
             stop_early=spec.stop_early,
             profile=spec.profile,
         )
-
-    def _build_pipeline(self, task: Task, train_set: DataSource, rows: range) -> Pipeline:
-        data = self.spec.data
-        return Pipeline(
-            train_set,
-            task.example,
-            batch=self.spec.batch,
-            rows=rows,
-            seed=self.spec.seed,
-            shuffle=data.shuffle,
-            prefetch=data.prefetch,
-            threads=data.threads,
-            deterministic=data.deterministic,
-            check=partial(task.check_batch, self.spec),
-        )
-
-    def _build_evaluation(
-        self, task: Task, eval_set: DataSource | None, rows: range
-    ) -> Evaluation | None:
-        if eval_set is None or len(eval_set) == 0:
-            return None
-        return Evaluation(
-            eval_set,
-            task.example,
-            batch=self.spec.batch,
-            rows=rows,
-            batches=self.spec.eval.batches,
-            threads=self.spec.data.threads,
-            seed=self.spec.seed,
-            deterministic=self.spec.data.deterministic,
-            check=partial(task.check_batch, self.spec),
-        )
+        self.metrics = self._build_metrics(train_set)
+        attention = self.step.attention_implementation
+        self._record = resume.training_record(spec, attention, total_steps, eval_set)
+        # The values that must not change when a run resumes.
+        self._conditions = resume_conditions(spec, train_set)
+        # The log of the examples of each step, if the job requests it.
+        self._trace: ExampleLog | None = None
+        # The FLOPs of a step, once the steps are compiled.
+        self._compilation: Future[float | None] | None = None
 
     def _build_metrics(self, train_set: DataSource) -> Metrics:
         has_tokens = reads_tokens(self.spec, self.pipeline.batch_specs())
         # Otherwise the loss is not a sum over the targets of a row.
         has_token_rows = has_tokens and len(self.pipeline.array_specs["tokens"].shape) == 1
+        workload = Workload(
+            self.settings.steps,
+            self.spec.batch,
+            has_tokens,
+            has_token_rows,
+            len(train_set),
+            train_set.epochs_by_part,
+        )
         return Metrics(
-            Workload(
-                self.settings.steps,
-                self.spec.batch,
-                has_tokens,
-                has_token_rows,
-                len(train_set),
-                train_set.epochs_by_part,
-            ),
+            workload,
             rank=jax.process_index(),
             run_dir=self.place.run_dir,
             socket=self.place.socket,
@@ -325,56 +255,70 @@ class BuiltInTraining(Training[TrainState]):
         return self.step.abstract
 
     def init_state(self) -> TrainState:
-        """Return the state before the first step: new parameters, or those of train.model.init_from."""
+        """Return the state before the first step: new, or with the weights of init_from."""
         self._save_model_files()
         return self.step.init_state()
 
     def to_tree(self, state: TrainState) -> dict[str, Any]:
-        """Return the arrays by part and name, without the base of adapters, which never changes."""
+        """Return the arrays by part and name, without the base, which never changes."""
         return self.step.builder.to_tree(state)
 
     def from_tree(self, tree: Mapping[str, Any], meta: Mapping[str, Any], step: int) -> TrainState:
-        """Return the state of a checkpoint. The base of adapters is read again and must not have changed."""
+        """Return the state of a checkpoint. The base is read again and must not have changed."""
         with self.step.builder.checks_base(meta.get("base"), f"step {step} of {self.folder}"):
             state = self.step.builder.from_tree(tree)
         self._save_model_files()
         return state
 
     def _save_model_files(self) -> None:
-        """Save the tokenizer and preprocessing metadata next to the checkpoints, after all checks have passed."""
+        """Save the tokenizer and the preprocessing next to the checkpoints, after all checks."""
         run_on_primary(partial(saved_files.save_inputs, self.folder, self.held_out.inputs))
         if files := tokenizer_files(self.spec.data):
             run_on_primary(partial(saved_files.save_tokenizer, self.folder, files))
 
     def checkpoint_meta(self) -> dict[str, Any]:
-        """Return the metadata that a checkpoint records of this training."""
-        return self._resume.meta()
+        """Return what must not change, what may, and what shapes the state."""
+        shaping = {"model", "optimizer", "precision", "lora"}
+        meta = self._conditions | self._record | self.spec.model_dump(mode="json", include=shaping)
+        base = self.step.builder.base
+        return meta if base is None else meta | {"base": base}
+
+    def _complete_meta(self, meta: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the meta of a checkpoint with defaults for keys that its version did not have."""
+        now, filled = self.checkpoint_meta(), dict(meta)
+        blocks = {"train": self.spec, "model": self.spec.model, "optimizer": self.spec.optimizer}
+        for key in blocks.keys() & meta.keys():
+            filled[key] = resume.fill_defaults(meta[key], now[key], blocks[key])
+        return filled
 
     def describe_difference(self, meta: Mapping[str, Any]) -> str:
-        """Describe the keys of the job by which the arrays of its state differ from those of the checkpoint."""
-        return preflight.describe_changes(self._resume.complete_meta(meta), self.checkpoint_meta())
+        """Describe the keys of the job by which the arrays of its state differ."""
+        return preflight.describe_changes(self._complete_meta(meta), self.checkpoint_meta())
 
     def check_resumed(self, meta: Mapping[str, Any], step: int, is_finished: bool) -> str | None:
-        """Describe differences to the job that saved `step`. Raises if examples would repeat or none are left."""
-        preflight.check_resumed(meta, self._resume.conditions, self.folder)
+        """Describe what changed. Raises if examples would repeat, or another training result."""
+        preflight.check_resumed(meta, self._conditions, self.folder)
         preflight.check_length(self.spec, self.settings.steps, step, self.folder)
-        return self._resume.describe_changes(meta, step, is_finished)
+        trained = self._complete_meta(meta)
+        if is_finished:
+            # A finished run can no longer be trained with other settings.
+            changes = resume.find_retraining_changes(trained, self._record)
+            preflight.check_finished(self.spec, changes, step)
+        return resume.describe_changes(trained, self._record, step)
 
     # --- the steps --------------------------------------------------------------------------------
 
     def compile_ahead(self) -> None:
-        """Compile the steps in a thread, unless they contain user code, which may need the main thread.
+        """Compile the steps in a thread, unless user code may need the main thread.
 
         If that fails, `compile` tries again and raises the error.
         """
         if self.step.builder.is_builtin:
             train = {count: self.pipeline.batch_specs(count) for count in self._dispatch_sizes}
-            held_out = (
-                None if self.held_out.batches is None else self.held_out.batches.batch_specs()
-            )
-            self._compilation = ThreadPoolExecutor(1, "compile").submit(
-                self._compile_steps, train, held_out
-            )
+            batches = self.held_out.batches
+            held_out = None if batches is None else batches.batch_specs()
+            threads = ThreadPoolExecutor(1, "compile")
+            self._compilation = threads.submit(self._compile_steps, train, held_out)
 
     def compile(self, start: int) -> float | None:
         """Compile all steps for batches like the first and return the FLOPs of a train step."""
@@ -401,7 +345,7 @@ class BuiltInTraining(Training[TrainState]):
     def _compile_steps(
         self, train: Mapping[int, BatchLike], held_out: BatchLike | None
     ) -> float | None:
-        """Compile the steps for batches like these, by steps of a dispatch, and return the FLOPs of a train step."""
+        """Compile the steps for such batches, by their steps, and return the FLOPs of a step."""
         for count, batch in sorted(train.items()):
             self.step.compile_train(batch, count)
         if held_out is not None:
@@ -411,10 +355,8 @@ class BuiltInTraining(Training[TrainState]):
     def iterate_batches(self, spans: Sequence[range]) -> Prefetcher[Batch]:
         """Return the batches of these steps on the devices."""
         if self.spec.data.trace and self.place.run_dir is not None:
-            start = spans[0].start if spans else self.settings.steps
-            self._trace = ExampleLog(
-                self.place.run_dir, jax.process_index(), start, processes=jax.process_count()
-            )
+            start, rank = spans[0].start if spans else self.settings.steps, jax.process_index()
+            self._trace = ExampleLog(self.place.run_dir, rank, start, processes=jax.process_count())
         return self.pipeline.iterate(spans, self.step.put_batch)
 
     def train_steps(self, state: TrainState, batch: Batch, span: range) -> tuple[TrainState, Batch]:
@@ -427,9 +369,8 @@ class BuiltInTraining(Training[TrainState]):
     def not_finite_error(
         self, step: int, metrics: Mapping[str, float], saved: int
     ) -> NotFiniteError:
-        """Return the error of a step that is not finite. The compiled step has left the state unchanged."""
-        loss = metrics[Key.LOSS]
-        norm = metrics[Key.GRAD_NORM]
+        """Return the error of a step that is not finite. It has left the state unchanged."""
+        loss, norm = metrics[Key.LOSS], metrics[Key.GRAD_NORM]
         wrong_batch = self.describe_wrong_batch(step)
         advice = "Try a lower train.optimizer.lr, a longer warmup or train.optimizer.clip"
         if wrong_batch is not None:
@@ -458,10 +399,10 @@ class BuiltInTraining(Training[TrainState]):
 
 
 def resume_conditions(spec: TrainSpec, train_set: DataSource) -> dict[str, Any]:
-    """Return the values that determine the examples of each step, and must not change when a run resumes."""
-    order = {
+    """Return the values that determine the examples of each step."""
+    return {
+        "data": train_set.fingerprint(),
         "train.batch": spec.batch,
         "train.seed": spec.seed,
         "train.data.shuffle": spec.data.shuffle,
     }
-    return {"data": train_set.fingerprint()} | order

@@ -1,4 +1,4 @@
-"""Finds the fastest settings of a training that fit its devices: `python -m jaxlaunch.trainer.tune`.
+"""Finds the fastest settings that fit the devices: `python -m jaxlaunch.trainer.tune`.
 
 A process of its own like trainer/plan: TRAIN_SPEC and JAX_NUM_CPU_DEVICES in, a JSON object a line
 on stdout: one for each candidate that was tried, then one with all that were not.
@@ -14,7 +14,6 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import jax
 from jax.errors import JaxRuntimeError
 
 from jaxlaunch import contract
@@ -33,7 +32,7 @@ from jaxlaunch.trainer.attention import availability
 from jaxlaunch.trainer.attention.availability import Accelerator
 from jaxlaunch.trainer.errors import SpecError
 from jaxlaunch.trainer.numerics import memory
-from jaxlaunch.trainer.plan import Plan, ahead_of_time, read_job
+from jaxlaunch.trainer.plan import Plan, ahead_of_time, count_numbers, read_job
 from jaxlaunch.trainer.spec import TrainSpec, model_sizes
 from jaxlaunch.trainer.start.process import exit_code, print_error
 from jaxlaunch.trainer.task import Task
@@ -63,9 +62,10 @@ def main() -> int:
     # Notes and the output of user imports are not results.
     with contextlib.redirect_stdout(sys.stderr):
         try:
-            for result in _search_candidates(
+            search = _search_candidates(
                 options.chips, options.over, options.most, is_measured=options.measure
-            ):
+            )
+            for result in search:
                 print(json.dumps(result), file=results, flush=True)
         except (Exception, SystemExit) as error:
             code = exit_code(error, has_stepped=False)
@@ -87,7 +87,7 @@ def _search_candidates(
 
 
 class Search:
-    """A search that compiles one candidate after the other, always the one that is expected to be fastest."""
+    """A search that always compiles the candidate that is expected to be fastest."""
 
     def __init__(
         self,
@@ -98,9 +98,8 @@ class Search:
         *,
         is_measured: bool,
     ) -> None:
-        self._spec = spec
+        self._spec, self._is_measured = spec, is_measured
         self._ahead = ahead_of_time(spec, task, chips)
-        self._is_measured = is_measured
         sizes = ACCELERATORS[chips.type].memory_gib
         self._devices = len(self._ahead.devices)
         self._memory_bytes = max(sizes) * GIB if sizes else None
@@ -110,7 +109,7 @@ class Search:
         self._forecast = Forecast(self.traced)
 
     def compile_next(self) -> dict[str, Any] | None:
-        """Compile the next candidate and return its report, or None if no candidate is left that may fit.
+        """Compile the next candidate and return its report; None if no candidate may fit.
 
         The first candidate is the job itself, as the reference for the others.
         """
@@ -118,19 +117,14 @@ class Search:
         if not fitting:
             return None
         candidate = min(
-            fitting,
-            key=lambda choice: (
-                choice != self._job_candidate,
-                self._forecast.predict_seconds(choice, OPTIMISM_DEVIATIONS),
-            ),
+            fitting, key=lambda choice: (choice != self._job_candidate, self._expect(choice))
         )
         self._remaining.remove(candidate)
         description: dict[str, Any] = self._describe_candidate(candidate)
+        spec = candidate.apply_to(self._spec)
         try:
             with limit_compilation():
-                compiled = self._ahead.compile_spec(
-                    candidate.apply_to(self._spec), is_measured=self._is_measured
-                )
+                compiled = self._ahead.compile_spec(spec, is_measured=self._is_measured)
         except (ProgramTooLarge, SpecError) as error:
             return {**description, "refused": str(error)}
         except JaxRuntimeError as error:
@@ -148,26 +142,22 @@ class Search:
             "compiled": compiled,
         }
 
+    def _expect(self, candidate: Candidate) -> float:
+        return self._forecast.predict_seconds(candidate, OPTIMISM_DEVIATIONS)
+
     def describe_remaining(self) -> list[dict[str, Any]]:
-        """Return the candidates that were not compiled, the fastest first, and why they do not fit."""
-        memory_gib = 0.0 if self._memory_bytes is None else self._memory_bytes / GIB
-
-        def describe(candidate: Candidate) -> dict[str, Any]:
-            if self._may_fit(candidate):
-                return self._describe_candidate(candidate)
-            reason = (
-                f"it needs at least {self.traced.device_bytes(candidate) / GIB:.2f} of "
-                f"{memory_gib:g} GiB"
-            )
-            return self._describe_candidate(candidate) | {
-                "refused": f"by the shapes of its arrays {reason}"
-            }
-
-        ordered = sorted(
-            self._remaining,
-            key=lambda choice: (not self._may_fit(choice), self._forecast.predict_seconds(choice)),
-        )
-        return list(map(describe, ordered))
+        """Return the candidates that were not compiled, the fastest first."""
+        described = []
+        for candidate in sorted(self._remaining, key=self._forecast.predict_seconds):
+            description = self._describe_candidate(candidate)
+            if not self._may_fit(candidate) and self._memory_bytes is not None:
+                description["refused"] = (
+                    "by the shapes of its arrays it needs at least "
+                    f"{self.traced.device_bytes(candidate) / GIB:.2f} of "
+                    f"{self._memory_bytes / GIB:g} GiB"
+                )
+            described.append(description)
+        return sorted(described, key=lambda description: "refused" in description)
 
     def _describe_candidate(self, candidate: Candidate) -> dict[str, Any]:
         return {
@@ -179,11 +169,9 @@ class Search:
 
     def _may_fit(self, candidate: Candidate) -> bool:
         """Return whether a candidate may fit. The job itself is always compiled."""
-        return (
-            candidate == self._job_candidate
-            or self._memory_bytes is None
-            or self.traced.device_bytes(candidate) <= self._memory_bytes
-        )
+        if candidate == self._job_candidate or self._memory_bytes is None:
+            return True
+        return self.traced.device_bytes(candidate) <= self._memory_bytes
 
 
 def _step_seconds(compiled: dict[str, Any]) -> float:
@@ -197,7 +185,7 @@ def _step_seconds(compiled: dict[str, Any]) -> float:
 
 
 def _modelled_seconds(compiled: dict[str, Any]) -> float | None:
-    """Return the modelled seconds of a compiled step, the middle of their range, or None without a model."""
+    """Return the middle of the modelled seconds of a compiled step, or None without a model."""
     if compiled.get("modelled") is None:
         return None
     low, high = compiled["modelled"]["seconds"]
@@ -207,11 +195,10 @@ def _modelled_seconds(compiled: dict[str, Any]) -> float | None:
 def _trace_shapes(
     spec: TrainSpec, task: Task, chips: Chips, candidates: Sequence[Candidate]
 ) -> TracedModel:
-    """Return the sizes of the training without micro-batches, from which those of each candidate follow."""
+    """Return the sizes of the training without micro-batches, which determine a candidate's."""
     accelerator = ACCELERATORS[chips.type]
-    target = Accelerator(
-        accelerator.platform, availability.parse_capability(accelerator.capability)
-    )
+    capability = availability.parse_capability(accelerator.capability)
+    target = Accelerator(accelerator.platform, capability)
     plan = Plan(spec.model_copy(update={"accumulate": 1}), task, target)
     state = plan.step.abstract
     remats = {candidate.remat: candidate.train_keys()["remat"] for candidate in candidates}
@@ -219,7 +206,7 @@ def _trace_shapes(
     return TracedModel(
         type=chips.type,
         slices=chips.slices,
-        parameters=sum(leaf.size for leaf in jax.tree.leaves(state.params)),
+        parameters=count_numbers(state.params),
         state=memory.total_bytes((state.params, state.opt, state.ema, state.buffers)),
         flops=plan.step_flops() or 0.0,
         residuals={key: plan.residual_bytes(remat) for key, remat in remats.items()},

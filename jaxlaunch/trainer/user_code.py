@@ -1,4 +1,4 @@
-"""Loading of users' objects by their names, `module:Name`, and finding their places in users' files."""
+"""Loading of users' objects by their names, `module:Name`, and their places in users' files."""
 
 from __future__ import annotations
 
@@ -38,65 +38,52 @@ def load_object(path: str) -> Any:
         ) from error
     except Exception as error:
         reason = f"{type(error).__name__}: {error}"
-        if isinstance(error, ModuleNotFoundError) and error.name in (
-            module_name,
-            module_name.partition(".")[0],
-        ):
+        missing = error.name if isinstance(error, ModuleNotFoundError) else None
+        if missing in (module_name, module_name.partition(".")[0]):
             reason += ". `code: .` in job.yaml ships and imports the job's folder"
         raise SpecError(f"{path}: importing {module_name} failed: {reason}") from error
     loaded: Any = module
     for part in name.split("."):
         if not hasattr(loaded, part):
-            own_names = [
+            public_names = sorted(
                 key
                 for key, value in vars(module).items()
-                if getattr(value, "__module__", None) == module.__name__
-            ]
-            public = (
-                ", ".join(sorted(key for key in own_names if not key.startswith("_"))) or "nothing"
+                if getattr(value, "__module__", None) == module.__name__ and key[0] != "_"
             )
-            raise SpecError(f"{path}: {module_name} has no {name!r}. It defines {public}.")
+            defined = ", ".join(public_names) or "nothing"
+            raise SpecError(f"{path}: {module_name} has no {name!r}. It defines {defined}.")
         loaded = getattr(loaded, part)
     return loaded
 
 
 def is_linen(candidate: Any) -> bool:
-    """Return whether an object is a flax.linen module or a class of them, without importing linen."""
+    """Return whether an object is a flax.linen module or its class, without importing linen."""
     candidate_type = candidate if isinstance(candidate, type) else type(candidate)
     return any(base.__module__.startswith("flax.linen") for base in candidate_type.__mro__)
 
 
 def is_haiku(candidate: Any) -> bool:
-    """Return whether an object is a class of Haiku modules or a transformed function, without importing Haiku."""
-    candidate_type = candidate if isinstance(candidate, type) else type(candidate)
+    """Return whether an object is a class of Haiku modules or a transformed function."""
+    is_class = isinstance(candidate, type)
+    candidate_type = candidate if is_class else type(candidate)
     if not any(base.__module__.startswith("haiku.") for base in candidate_type.__mro__):
         return False
-    return isinstance(candidate, type) or candidate_type.__name__ in (
-        "Transformed",
-        "TransformedWithState",
-    )
+    return is_class or candidate_type.__name__ in ("Transformed", "TransformedWithState")
 
 
 def describe_kind(candidate: Any) -> str:
-    """Return a phrase for an object: `the flax.linen module Net`, `a function`, `None`, `a list`."""
+    """Return a phrase for an object: `the flax.linen module Net`, `a function`, `None`."""
     if candidate is None:
         return "None"
-    name = (
-        getattr(candidate, "__name__", None)
-        if isinstance(candidate, type)
-        else type(candidate).__name__
-    )
+    is_class = isinstance(candidate, type)
+    name: str = candidate.__name__ if is_class else type(candidate).__name__
     if is_haiku(candidate):
-        return (
-            f"the Haiku module {name}"
-            if isinstance(candidate, type)
-            else "the transformed function of Haiku"
-        )
+        return f"the Haiku module {name}" if is_class else "the transformed function of Haiku"
     if is_linen(candidate):
         return f"the flax.linen module {name}"
-    if isinstance(candidate, type):
+    if is_class:
         return f"the class {name}"
-    return f"{'an' if str(name)[0] in 'aeiouAEIOU' else 'a'} {name}"
+    return f"{'an' if name[0] in 'aeiouAEIOU' else 'a'} {name}"
 
 
 def describe_type(value: Any) -> str:
@@ -105,12 +92,9 @@ def describe_type(value: Any) -> str:
 
 
 def find_place(candidate: Any) -> str:
-    """Return where a user's class, function or object is defined, such as `stripes.py:12`, or ""."""
-    definition = (
-        candidate
-        if isinstance(candidate, type) or inspect.isroutine(candidate)
-        else type(candidate)
-    )
+    """Return where a user's class, function or object is defined, as `stripes.py:12`, or ""."""
+    is_definition = isinstance(candidate, type) or inspect.isroutine(candidate)
+    definition = candidate if is_definition else type(candidate)
     try:
         file, line = inspect.getsourcefile(definition), inspect.getsourcelines(definition)[1]
     except (OSError, TypeError):
@@ -119,7 +103,7 @@ def find_place(candidate: Any) -> str:
 
 
 def describe_function(function: Any) -> str:
-    """Return place and name of a function, such as `gan.py:31 step`, or only its name if it has no source."""
+    """Return place and name of a function, such as `gan.py:31 step`; without source, its name."""
     unwrapped = function
     while True:
         if isinstance(unwrapped, functools.partial):
@@ -131,11 +115,9 @@ def describe_function(function: Any) -> str:
             break
     name = str(getattr(unwrapped, "__name__", type(unwrapped).__name__))
     code = getattr(inspect.unwrap(getattr(unwrapped, "__func__", unwrapped)), "__code__", None)
-    return (
-        name
-        if code is None
-        else f"{os.path.basename(code.co_filename)}:{code.co_firstlineno} {name}"
-    )
+    if code is None:
+        return name
+    return f"{os.path.basename(code.co_filename)}:{code.co_firstlineno} {name}"
 
 
 def raised_at(error: BaseException) -> str:
@@ -150,13 +132,9 @@ def describe_error(error: BaseException) -> tuple[str, str]:
     traceback.
     """
     message = next(iter(str(error).splitlines()), "")
-    frames = [
-        (frame.filename, frame.lineno or 0, frame.name)
-        for frame in traceback.extract_tb(error.__traceback__)
-    ]
-    if callback_frames := [
-        (file, int(line), name) for file, line, name in _FRAME.findall(str(error))
-    ]:
+    stack = traceback.extract_tb(error.__traceback__)
+    frames = [(frame.filename, frame.lineno or 0, frame.name) for frame in stack]
+    if callback_frames := _FRAME.findall(str(error)):
         frames, message = callback_frames, str(error).strip().splitlines()[-1]
     own_frames = [frame for frame in frames if not is_library(frame[0])]
     if not own_frames:
@@ -167,7 +145,7 @@ def describe_error(error: BaseException) -> tuple[str, str]:
 
 @contextlib.contextmanager
 def append_place(candidate: Any) -> Iterator[None]:
-    """Append the place where `candidate` is defined to the message of a TrainerError in the block."""
+    """Append the place where `candidate` is defined to a TrainerError of the block."""
     try:
         yield
     except TrainerError as error:
@@ -177,16 +155,12 @@ def append_place(candidate: Any) -> Iterator[None]:
 
 
 def is_library(file: str) -> bool:
-    """Return whether a file is not user code: of the interpreter, an installed package, or this package."""
+    """Return whether a file is of the interpreter, an installed package, or this package."""
     path = os.path.abspath(file)
-    is_installed = "site-packages" in path or "dist-packages" in path
-    return (
-        file.startswith("<")
-        or is_installed
-        or any(path.startswith(root + os.sep) for root in LIBRARIES)
-    )
+    if file.startswith("<") or "site-packages" in path or "dist-packages" in path:
+        return True
+    return any(path.startswith(root + os.sep) for root in LIBRARIES)
 
 
 def _relative_path(file: str) -> str:
-    path, working_folder = os.path.abspath(file), os.getcwd() + os.sep
-    return path.removeprefix(working_folder)
+    return os.path.abspath(file).removeprefix(os.getcwd() + os.sep)
