@@ -138,7 +138,7 @@ class Task:
         raise NotImplementedError
 
     def example(self, raw: dict[str, Any], /) -> dict[str, np.ndarray[Any, Any]]:
-        """Turns an item of the source into a dict of numpy arrays, of the same shapes for all items.
+        """Turns an item of the source into a dict of numpy arrays, of shapes that all items share.
 
         If it has a second parameter `rng`, it gets a `numpy.random.Generator`, and is called each
         time the example is read.

@@ -43,33 +43,33 @@ logging.getLogger("absl").addFilter(lambda record: not DUPLICATE_LOG.match(recor
 
 
 class ArrayCheckpointer:
-    """Saves and loads a nested dict of named jax.Arrays. Every process makes the same calls in the same order."""
+    """Saves and loads a nested dict of named jax.Arrays, by all processes together."""
 
     def __init__(self, root: epath.Path) -> None:
         enable_s3()
-        in_place = ocp.options.AtomicityOptions(mode=ocp.options.AtomicityMode.COMMIT_FILE)
+        atomicity, folder_type = None, _RenamedFolder
+        if is_remote(root):
+            mode = ocp.options.AtomicityMode.COMMIT_FILE
+            atomicity, folder_type = ocp.options.AtomicityOptions(mode=mode), _InPlaceFolder
+        handler = ocp.CompositeCheckpointHandler(
+            composite_options=ocp.CompositeOptions(atomicity_options=atomicity),
+            **{STATE: ocp.StandardCheckpointHandler(), META: ocp.JsonCheckpointHandler()},
+        )
         self._checkpointer = ocp.AsyncCheckpointer(
-            ocp.CompositeCheckpointHandler(
-                composite_options=ocp.CompositeOptions(
-                    atomicity_options=in_place if is_remote(root) else None
-                ),
-                **{STATE: ocp.StandardCheckpointHandler(), META: ocp.JsonCheckpointHandler()},
-            ),
-            timeout_secs=TIMEOUT_S,
-            temporary_path_class=_InPlaceFolder if is_remote(root) else _RenamedFolder,
+            handler, timeout_secs=TIMEOUT_S, temporary_path_class=folder_type
         )
 
     def save(self, folder: epath.Path, tree: Mapping[str, Any], meta: Mapping[str, Any]) -> None:
-        """Start to write, and return when the arrays are copied. Raises ValueError when `folder` exists."""
+        """Start to write; return when the arrays are copied. Raises ValueError if it exists."""
         args = {STATE: ocp.args.StandardSave(tree), META: ocp.args.JsonSave(dict(meta))}
         self._checkpointer.save(folder, args=ocp.args.Composite(**args))
 
     def wait(self) -> None:
-        """Wait until Orbax has renamed the last save to its final name. Raises the save's error, of any type."""
+        """Wait until Orbax has renamed the last save. Raises the save's error, of any type."""
         self._checkpointer.wait_until_finished()
 
     def find_difference(self, folder: epath.Path, abstract: Mapping[str, Any]) -> str | None:
-        """Describe the first leaf of the saved state that differs from `abstract`; None if they are alike."""
+        """Describe the first leaf of the saved state that differs; None if alike."""
         metadata = self._checkpointer.handler.metadata(folder).item_metadata[STATE]
         if metadata is None:
             raise FileNotFoundError(f"file {STATE}/_METADATA is missing")
@@ -78,25 +78,21 @@ class ArrayCheckpointer:
     def load(
         self, folder: epath.Path, abstract: Mapping[str, Any]
     ) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Load state and meta, sharded as in `abstract`. This is no collective: one process may fail alone."""
+        """Load state and meta, sharded as in `abstract`. One process may fail alone."""
         args = {STATE: ocp.args.StandardRestore(abstract), META: ocp.args.JsonRestore()}
         items = self._checkpointer.handler.restore(folder, args=ocp.args.Composite(**args))
         return items[STATE], items[META]
 
     def probe(self, folder: epath.Path, index: int, count: int) -> None:
-        """Read the share of process `index` of `count` of the stored arrays. Raises the exceptions of tensorstore.
+        """Read the share of process `index` of `count` of the arrays. Raises as tensorstore.
 
         This is called before Orbax loads a step without a manifest: a failing Orbax restore leaves
         dozens of callbacks to a closed event loop, each with its own traceback.
         """
         path = os.fspath(folder / STATE)
-        base = (
-            s3_kvstore_spec(f"{path}/")
-            if path.startswith(S3_SCHEME)
-            else path
-            if is_remote(folder)
-            else f"file://{path}"
-        )
+        base: Any = path if is_remote(folder) else f"file://{path}"
+        if path.startswith(S3_SCHEME):
+            base = s3_kvstore_spec(f"{path}/")
         database = tensorstore.KvStore.open({"driver": "ocdbt", "base": base}).result()
         keys = sorted(database.list().result())
         if not keys:
@@ -133,7 +129,7 @@ class _InPlaceFolder(_MarkedFolder, ocp.path.atomicity.CommitFileTemporaryPath):
 
 
 def read_shapes(folder: epath.Path) -> dict[str, Any]:
-    """Read the metadata of the saved state's arrays as a nested dict. Raises the exceptions of Orbax."""
+    """Read the metadata of the saved arrays as a nested dict. Raises as Orbax."""
     enable_s3()
     result: dict[str, Any] = ocp.PyTreeCheckpointHandler().metadata(folder / STATE).tree
     return result
@@ -145,43 +141,38 @@ def read_meta(folder: epath.Path) -> dict[str, Any]:
     return result
 
 
-def load_array(folder: epath.Path, part: str, name: str) -> np.ndarray[Any, Any]:
-    """Read only the array `name` of a part of the state to the host. Raises the exceptions of Orbax."""
+def load_array(folder: epath.Path, part: str, name: str) -> Any:
+    """Read only the array `name` of a part of the state to the host. Raises as Orbax."""
     as_numpy = ocp.RestoreArgs(restore_type=np.ndarray)
     args = ocp.args.PyTreeRestore(
         item={part: {name: 0}}, restore_args={part: {name: as_numpy}}, partial_restore=True
     )
-    result: np.ndarray[Any, Any] = ocp.PyTreeCheckpointHandler().restore(folder / STATE, args=args)[
-        part
-    ][name]
-    return result
+    return ocp.PyTreeCheckpointHandler().restore(folder / STATE, args=args)[part][name]
 
 
 def leaf_specs(tree: Any) -> dict[str, Leaf]:
-    """Return the shape and dtype of every array of a tree, by path. Random keys count as their stored numbers."""
-    flat = {
-        jax.tree_util.keystr(path, simple=True, separator="/"): leaf
-        for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
-    }
-    for name, leaf in flat.items():
+    """Return the shape and dtype of every array of a tree, by path. Random keys are numbers."""
+    specs = {}
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
         if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
-            flat[name] = jax.eval_shape(jax.random.key_data, leaf)
-    return {name: (tuple(leaf.shape), str(leaf.dtype)) for name, leaf in flat.items()}
+            leaf = jax.eval_shape(jax.random.key_data, leaf)
+        name = jax.tree_util.keystr(path, simple=True, separator="/")
+        specs[name] = (tuple(leaf.shape), str(leaf.dtype))
+    return specs
 
 
 def describe_first_difference(
     saved: Mapping[str, Leaf], expected: Mapping[str, Leaf]
 ) -> str | None:
-    """Describe the first array whose shape or dtype differs between checkpoint and model; None if all are alike."""
+    """Describe the first array that differs between checkpoint and model; None if alike."""
 
     def describe_leaf(leaf: Leaf | None) -> str:
         return "absent" if leaf is None else f"{leaf[1]}[{','.join(map(str, leaf[0]))}]"
 
     for name in dict.fromkeys([*expected, *saved]):
         if saved.get(name) != expected.get(name):
-            saved_text = describe_leaf(saved.get(name))
-            expected_text = describe_leaf(expected.get(name))
-            return f"{name} is {saved_text} in the checkpoint and {expected_text} in this model"
+            old, new = describe_leaf(saved.get(name)), describe_leaf(expected.get(name))
+            return f"{name} is {old} in the checkpoint and {new} in this model"
     return None
 
 
@@ -190,22 +181,21 @@ def enable_s3() -> None:
     if gcs_utils.get_kvstore_for_gcs.__module__ == __name__:
         return
 
-    def dispatch_s3(
-        original: Callable[[str], Any], replacement: Callable[[str], Any]
-    ) -> Callable[[str], Any]:
-        return lambda path: replacement(path) if path.startswith(S3_SCHEME) else original(path)
+    def dispatch_s3(module: Any, name: str, replacement: Callable[[str], Any]) -> None:
+        original = getattr(module, name)
 
-    tensorstore_utils._normalize_path = dispatch_s3(
-        tensorstore_utils._normalize_path, lambda path: path.rstrip("/")
-    )
-    tensorstore_utils._use_gcs_driver = dispatch_s3(
-        tensorstore_utils._use_gcs_driver, lambda path: True
-    )
-    gcs_utils.get_kvstore_for_gcs = dispatch_s3(gcs_utils.get_kvstore_for_gcs, s3_kvstore_spec)
+        def dispatch(path: str) -> Any:
+            return replacement(path) if path.startswith(S3_SCHEME) else original(path)
+
+        setattr(module, name, dispatch)
+
+    dispatch_s3(tensorstore_utils, "_normalize_path", lambda path: path.rstrip("/"))
+    dispatch_s3(tensorstore_utils, "_use_gcs_driver", lambda path: True)
+    dispatch_s3(gcs_utils, "get_kvstore_for_gcs", s3_kvstore_spec)
 
 
 def s3_kvstore_spec(url: str) -> dict[str, Any]:
-    """Return tensorstore's specification of s3://bucket/name, with endpoint and region of the AWS variables."""
+    """Return tensorstore's specification of s3://bucket/name, by the AWS variables."""
     bucket, _, name = url.removeprefix(S3_SCHEME).partition("/")
     spec: dict[str, Any] = {"driver": "s3", "bucket": bucket, "path": name}
     endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")

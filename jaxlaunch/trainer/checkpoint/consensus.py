@@ -1,4 +1,4 @@
-"""Agreement of a gang's processes on a checkpoint: every process gets the same values and the same errors.
+"""Agreement of a gang's processes on a checkpoint: the same values and the same errors.
 
 The functions are collectives: every process calls them in the same order, from its main thread.
 """
@@ -79,19 +79,14 @@ def run_on_primary(function: Callable[[], T]) -> T:
 
 
 def check_same_data(fingerprints: Mapping[str, str]) -> None:
-    """Raise DataError on every process if one would read other data than process 0, by the fingerprints `fingerprints`.
+    """Raise DataError on every process if one would read other data than process 0.
 
     A folder that is not shared may hold other files on each host, or rows that another version of a
     package made.
     """
     text = json.dumps(fingerprints, sort_keys=True)
-    gathered = gather_values(
-        [
-            socket.gethostname(),
-            hashlib.sha256(text.encode()).hexdigest(),
-            text[:MAX_SHOWN_CHARACTERS],
-        ]
-    )
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    gathered = gather_values([socket.gethostname(), digest, text[:MAX_SHOWN_CHARACTERS]])
     for process, (host, digest, data) in enumerate(gathered):
         if digest != gathered[0][1]:
             raise DataError(

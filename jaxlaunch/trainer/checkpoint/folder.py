@@ -1,4 +1,4 @@
-"""The folder of a run's checkpoints: which children are steps, and which of them belong to another program.
+"""The folder of a run's checkpoints: which children are steps, and which are of others.
 
 A folder that is named like a step may belong to another program: the trials of a sweep are
 numbered, too. Therefore the first file of a step is a mark, written before Orbax's files, and
@@ -27,7 +27,7 @@ from jaxlaunch.trainer.checkpoint.manifest import (
 )
 from jaxlaunch.trainer.checkpoint.owner import OWNER_FILE as OWNER
 from jaxlaunch.trainer.checkpoint.storage import retry_storage
-from jaxlaunch.trainer.errors import CheckpointError
+from jaxlaunch.trainer.errors import CheckpointError, list_first
 
 MARK_FILE = "jaxlaunch.begun.json"
 # Orbax's own mark. On object stores, which have no rename, it completes a save.
@@ -44,13 +44,12 @@ DIGESTS_FOLDER = "jaxlaunch.digests"
 DIGESTS_NAME = re.compile(r"[0-9a-f]+\.[0-9]+\.[0-9]+\.json(\.[0-9a-f]{16}\.tmp)?")
 # A step that failed verification.
 SET_ASIDE_NAME = re.compile(r"(0|[1-9][0-9]*)\.bad-[0-9]+")
-MAX_LISTED = 3
 
 T = TypeVar("T")
 
 
 class CheckpointFolder:
-    """The folder at `path`. Its methods raise the exceptions of storage unless they say otherwise."""
+    """The folder at `path`. Its methods raise the exceptions of storage."""
 
     def __init__(self, path: str) -> None:
         folder = epath.Path(path)
@@ -64,29 +63,26 @@ class CheckpointFolder:
         return self.path / str(step)
 
     def digests_file(self, nonce: str, step: int, process: int) -> epath.Path:
-        """Return the file of a process's digests. The nonce separates it from those of an earlier attempt."""
+        """Return the file of a process's digests. The nonce tells an earlier attempt's apart."""
         return self.path / DIGESTS_FOLDER / f"{nonce}.{step}.{process}.json"
 
     def read_with_retries(self, operation: Callable[[], T], step: int | None = None) -> T:
-        """Call `operation`, which reads the folder or a step, with retries while storage fails. Raises StorageError."""
+        """Call `operation`, which reads the folder or a step, with retries. Raises StorageError."""
         if step is None:
             return retry_storage(f"reading {self.path}", operation, OSError)
         return retry_storage(f"reading step {step} of {self.path}", operation)
 
     def clear_unfinished(self) -> list[str]:
-        """Remove unfinished saves. Return the children that are named like steps but belong to another program."""
+        """Remove unfinished saves. Return the children named like steps that no run saved."""
         foreign = []
         for child in sorted(self.path.iterdir()):
             is_unfinished = UNFINISHED_NAME.fullmatch(child.name) is not None
             if not (is_unfinished or STEP_NAME.fullmatch(child.name)) or not child.is_dir():
                 continue
+            may_be_new = is_unfinished and not is_remote(child)
             if _is_unfinished(child):
                 foreign += [f"{child.name}/{name}" for name in remove_step(child)]
-            elif (
-                is_unfinished
-                and not is_remote(child)
-                and set(manifest.list_files(child)) <= {MARK_FILE}
-            ):
+            elif may_be_new and set(manifest.list_files(child)) <= {MARK_FILE}:
                 # The process was killed while it wrote the mark.
                 (child / MARK_FILE).unlink(missing_ok=True)
                 _remove_empty_folders(child)
@@ -100,25 +96,19 @@ class CheckpointFolder:
 
     def step_owners(self) -> dict[int, bool]:
         """Return for each child that is named like a step whether it is ours or an empty folder."""
-        children = {
-            int(child.name): child
+        return {
+            int(child.name): _is_ours(child) or _is_empty(child)
             for child in self.path.iterdir()
             if STEP_NAME.fullmatch(child.name)
         }
-        return {step: _is_ours(child) or _is_empty(child) for step, child in children.items()}
 
     def foreign_steps(self) -> list[tuple[int, str]]:
-        """Return the steps whose place a foreign file has, and its name. Unfinished saves without our mark count."""
+        """Return the steps whose place a foreign file or unfinished save has, and its name."""
         foreign = [(step, f"{step}") for step, is_ours in self.step_owners().items() if not is_ours]
         if not is_remote(self.path):
-            names = [
-                child.name for child in self.path.iterdir() if UNFINISHED_NAME.fullmatch(child.name)
-            ]
-            foreign += [
-                (int(name.removesuffix(UNFINISHED_SUFFIX)), name)
-                for name in names
-                if name.endswith(UNFINISHED_SUFFIX)
-            ]
+            for name in (child.name for child in self.path.iterdir()):
+                if UNFINISHED_NAME.fullmatch(name) and name.endswith(UNFINISHED_SUFFIX):
+                    foreign.append((int(name.removesuffix(UNFINISHED_SUFFIX)), name))
         return sorted(foreign)
 
     def blocking_names(self, step: int) -> list[str]:
@@ -127,25 +117,21 @@ class CheckpointFolder:
         if unfinished.exists() and _has_mark(unfinished):
             # It belongs to a failed save of this process.
             remove_step(unfinished)
-        places = (
-            [self.step_folder(step)]
-            if is_remote(self.path)
-            else [self.step_folder(step), unfinished]
-        )
+        places = [self.step_folder(step), unfinished][: 1 if is_remote(self.path) else 2]
         return [path.name for path in places if path.exists()]
 
     def blocking_error(self, names: list[str]) -> CheckpointError:
         """Return the error for names in the place of steps."""
         return CheckpointError(
             f"{self.path} holds {list_first(names)}, which no run saved, in the place of "
-            "checkpoints that this run is "
-            "to save; move that elsewhere, or set checkpoint.path to a folder of this run's own"
+            "checkpoints that this run is to save; move that elsewhere, or set checkpoint.path to "
+            "a folder of this run's own"
         )
 
     def list_steps(self) -> tuple[list[int], list[str]]:
-        """Return the steps in the folder, damaged ones included, and the names of files that are not checkpoints."""
+        """Return the steps in the folder, also damaged ones, and the names of other files."""
         steps, foreign = [], []
-        own_prefixes = (
+        own_names = (
             ".",
             OWNER,
             DIGESTS_FOLDER,
@@ -156,16 +142,14 @@ class CheckpointFolder:
             if STEP_NAME.fullmatch(child.name):
                 if not child.is_dir() or _is_step(child) or _is_empty(child):
                     steps.append(int(child.name))
-            elif not (
-                child.name.startswith(own_prefixes)
-                or SET_ASIDE_NAME.fullmatch(child.name)
-                or UNFINISHED_NAME.fullmatch(child.name)
-            ):
+                continue
+            is_known = SET_ASIDE_NAME.fullmatch(child.name) or UNFINISHED_NAME.fullmatch(child.name)
+            if not is_known and not child.name.startswith(own_names):
                 foreign.append(f"{child.name}/" if child.is_dir() else child.name)
         return steps, foreign
 
     def is_gone(self, step: int) -> bool:
-        """Return whether the manifest of a committed step was deleted; False while storage is unavailable."""
+        """Return whether the manifest of a committed step was deleted; False if unknown."""
         try:
             return not (self.step_folder(step) / manifest.MANIFEST_FILE).exists()
         except Exception:
@@ -175,8 +159,9 @@ class CheckpointFolder:
     def set_aside(self, step: int) -> str:
         """Rename a damaged step; return its new name."""
         folder = self.step_folder(step)
-        new_folder: epath.Path = next(
-            path for n in range(1, 1000) if not (path := self.path / f"{step}.bad-{n}").exists()
+        names = (f"{step}.bad-{n}" for n in range(1, 1000))
+        new_folder: epath.Path = self.path / next(
+            name for name in names if not (self.path / name).exists()
         )
         if is_remote(folder):
             # An object store has no rename, and s3fs and gcsfs differ in theirs.
@@ -189,7 +174,7 @@ class CheckpointFolder:
 
 
 def begin_step(folder: epath.Path) -> None:
-    """Create the folder of a step and write the mark first. Raises FileExistsError when it exists."""
+    """Create the folder of a step and write the mark first. Raises FileExistsError."""
     if folder.exists():
         raise FileExistsError(f"{folder} exists already")
     folder.mkdir(parents=True)
@@ -197,28 +182,21 @@ def begin_step(folder: epath.Path) -> None:
 
 
 def remove_step(folder: epath.Path) -> list[str]:
-    """Remove a step, its manifest last so that a partial removal is noticed. Return the files that no save wrote."""
+    """Remove a step, its manifest last. Return the files that no save wrote."""
     try:
         step_manifest = manifest.read_manifest(folder)
     except DamagedManifestError:
         step_manifest = None
     names = manifest.list_files(folder)
-    own_names = (
-        set(step_manifest.files)
-        if step_manifest
-        else {
-            name for name in names if name.split("/")[0].split(UNFINISHED_SUFFIX)[0] in SAVED_NAMES
-        }
-    )
-    map_files(
-        lambda name: (folder / name).unlink(missing_ok=True),
-        [name for name in names if name in own_names - {MARK_FILE}],
-    )
-    drafts = [
-        name
-        for name in manifest.list_files(folder, include_manifest=True)
-        if manifest.is_draft(name)
-    ]
+    if step_manifest is not None:
+        own_names = set(step_manifest.files)
+    else:
+        heads = {name: name.split("/")[0].split(UNFINISHED_SUFFIX)[0] for name in names}
+        own_names = {name for name in names if heads[name] in SAVED_NAMES}
+    removed = [name for name in names if name in own_names - {MARK_FILE}]
+    map_files(lambda name: (folder / name).unlink(missing_ok=True), removed)
+    drafts = filter(manifest.is_draft, manifest.list_files(folder, include_manifest=True))
+    # A partial removal is noticed by the manifest.
     for name in (*drafts, MARK_FILE, manifest.MANIFEST_FILE):
         (folder / name).unlink(missing_ok=True)
     if not is_remote(folder):
@@ -226,24 +204,17 @@ def remove_step(folder: epath.Path) -> list[str]:
     return [name for name in names if name not in own_names | {MARK_FILE}]
 
 
-def list_first(names: list[str]) -> str:
-    """Return the first names of a list, and how many more there are."""
-    more = f" and {len(names) - MAX_LISTED} more" if len(names) > MAX_LISTED else ""
-    return ", ".join(names[:MAX_LISTED]) + more
-
-
 def _mark_content(folder: epath.Path) -> dict[str, int]:
     return {"step": int(folder.name.split(".")[0])}
 
 
 def _has_mark(folder: epath.Path) -> bool:
-    """Return whether the folder has the mark for its step. A copy under another number does not count."""
+    """Return whether the folder has the mark for its step, not one copied from another step."""
     try:
-        return bool(
-            json.loads(manifest.read_small_file(folder / MARK_FILE)) == _mark_content(folder)
-        )
+        mark = json.loads(manifest.read_small_file(folder / MARK_FILE))
     except (FileNotFoundError, NotADirectoryError, NotAFileError, ValueError, RecursionError):
         return False
+    return bool(mark == _mark_content(folder))
 
 
 def _is_ours(folder: epath.Path) -> bool:
@@ -252,7 +223,7 @@ def _is_ours(folder: epath.Path) -> bool:
 
 
 def _is_step(folder: epath.Path) -> bool:
-    """Return whether this product or Orbax finished this step, so that it can perhaps be restored."""
+    """Return whether this product or Orbax finished this step, so that it may be restorable."""
     return _is_ours(folder) or (folder / COMMITTED_FILE).exists()
 
 
@@ -260,12 +231,10 @@ def _is_unfinished(folder: epath.Path) -> bool:
     """Return whether this is a step that this product began and Orbax did not end."""
     if UNFINISHED_NAME.fullmatch(folder.name):
         return _has_mark(folder)
-    if not is_remote(folder):
-        # On a file system the final name is given by a rename at the end.
-        return False
-    return _has_mark(folder) and not any(
-        (folder / name).exists() for name in (manifest.MANIFEST_FILE, COMMITTED_FILE)
-    )
+    # On a file system the final name is given by a rename at the end.
+    final_names = (manifest.MANIFEST_FILE, COMMITTED_FILE)
+    is_finished = not is_remote(folder) or any((folder / name).exists() for name in final_names)
+    return not is_finished and _has_mark(folder)
 
 
 def _is_empty(folder: epath.Path) -> bool:

@@ -41,13 +41,14 @@ LONGEST_PATH, LONGEST_NAME = 1024, 255
 MAX_SMALL_BYTES = 64 << 20
 # The loop and the data use the other half of the host.
 READ_THREADS = max(1, min(8, (os.cpu_count() or 1) // 2))
-
+# The exceptions of json and of reading fields of its result.
+JSON_ERRORS = (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError)
 K = TypeVar("K")
 T = TypeVar("T")
 
 
 class NotAFileError(OSError):
-    """A path that cannot be read to its end as a file: a FIFO, a device, or far more bytes than were written."""
+    """A path that cannot be read to its end: a FIFO, a device, or a file that is too large."""
 
 
 class DamagedManifestError(Exception):
@@ -79,6 +80,7 @@ class Manifest:
     @classmethod
     def from_bytes(cls, data: bytes) -> Manifest:
         """Decode a manifest. Raises Damaged unless `data` is exactly what `to_bytes` writes."""
+        """Decode a manifest. Raises DamagedManifestError unless `to_bytes` wrote `data`."""
         try:
             body = json.loads(data)["manifest"]
             files = {
@@ -86,14 +88,7 @@ class Manifest:
                 for name, (size, sha256) in body["files"].items()
             }
             manifest = cls(int(body["step"]), str(body["uid"]), files)
-        except (
-            ValueError,
-            TypeError,
-            KeyError,
-            AttributeError,
-            OverflowError,
-            RecursionError,
-        ) as error:
+        except JSON_ERRORS as error:
             raise DamagedManifestError(f"{MANIFEST_FILE} cannot be read ({error})") from None
         if outside := [name for name in files if not _is_relative_path(name)]:
             raise DamagedManifestError(
@@ -125,7 +120,7 @@ def write_manifest(folder: epath.Path, manifest: Manifest) -> None:
 
 
 def read_manifest(folder: epath.Path) -> Manifest | None:
-    """Read the manifest of a step's folder; None without one. Raises Damaged."""
+    """Read the manifest of a step's folder; None without one. Raises DamagedManifestError."""
     try:
         data = read_small_file(folder / MANIFEST_FILE)
     except (FileNotFoundError, NotADirectoryError):
@@ -136,7 +131,7 @@ def read_manifest(folder: epath.Path) -> Manifest | None:
 
 
 def open_file(path: epath.Path) -> BinaryIO:
-    """Open a file for reading. Raises OSError; on a file system NotAFileError if it is not a regular file."""
+    """Open a file for reading. Raises OSError; NotAFileError if it is not a regular file."""
     if is_remote(path):
         result: BinaryIO = path.open("rb")
         return result
@@ -152,7 +147,7 @@ def open_file(path: epath.Path) -> BinaryIO:
 
 
 def read_small_file(path: epath.Path) -> bytes:
-    """Read a small file of ours. Raises OSError, NotAFileError if it has more than MAX_SMALL_BYTES bytes."""
+    """Read a small file of ours. Raises OSError, NotAFileError if it is too large."""
     with open_file(path) as file:
         data = file.read(MAX_SMALL_BYTES + 1)
     if len(data) > MAX_SMALL_BYTES:
@@ -161,31 +156,27 @@ def read_small_file(path: epath.Path) -> bytes:
 
 
 def committed_steps(folder: epath.Path) -> list[int]:
-    """Return the steps in `folder` that have a manifest, oldest first, without verifying their files."""
+    """Return the steps in `folder` that have a manifest, oldest first, unverified."""
     children = folder.iterdir() if folder.exists() else iter(())
     names = [child.name for child in children if STEP_NAME.fullmatch(child.name)]
     return sorted(int(name) for name in names if (folder / name / MANIFEST_FILE).exists())
 
 
 def list_files(folder: epath.Path, include_manifest: bool = False) -> list[str]:
-    """Return the sorted relative paths of all files below `folder`, with the manifest if `include_manifest`."""
+    """Return the sorted relative paths of all files below `folder`, on request the manifest."""
     if is_remote(folder):
         # The walk of etils calls a method that s3fs lacks.
-        return [
-            name
-            for name in remote.list_names(os.fspath(folder))
-            if include_manifest or name != MANIFEST_FILE
-        ]
-    names: list[str] = []
-    root: str | None = None
+        names = remote.list_names(os.fspath(folder))
+        return [name for name in names if include_manifest or name != MANIFEST_FILE]
+    names, root = [], ""
     for parent, _, files in folder.walk():
         # The first parent is the folder as the file system spells it, with its scheme or without.
-        root = os.fspath(parent) if root is None else root
+        root = root or os.fspath(parent)
         below = os.fspath(parent)[len(root) :].strip("/")
         names += [f"{below}/{name}" if below else name for name in files]
-    return sorted(
-        name for name in names if include_manifest or not (name == MANIFEST_FILE or is_draft(name))
-    )
+    if not include_manifest:
+        names = [name for name in names if name != MANIFEST_FILE and not is_draft(name)]
+    return sorted(names)
 
 
 def is_draft(name: str) -> bool:
@@ -194,16 +185,13 @@ def is_draft(name: str) -> bool:
 
 
 def digest_file(path: epath.Path, expected_bytes: int | None = None) -> FileDigest:
-    """Digest a file. Raises OSError. On a file system a file whose size is not `expected_bytes` is not read."""
-    sha256 = hashlib.sha256()
-    size = 0
+    """Digest a file. Raises OSError. A file that is not of `expected_bytes` is not read."""
+    sha256, size = hashlib.sha256(), 0
     with open_file(path) as file:
-        if (
-            expected_bytes is not None
-            and not is_remote(path)
-            and (now := os.fstat(file.fileno()).st_size) != expected_bytes
-        ):
-            return FileDigest(now, "")
+        if expected_bytes is not None and not is_remote(path):
+            current_bytes = os.fstat(file.fileno()).st_size
+            if current_bytes != expected_bytes:
+                return FileDigest(current_bytes, "")
         while chunk := file.read(CHUNK_BYTES):
             sha256.update(chunk)
             size += len(chunk)
@@ -216,17 +204,16 @@ def digest_files(folder: epath.Path, names: Iterable[str]) -> dict[str, FileDige
 
 
 def files_of_process(sizes: Mapping[str, int], index: int, count: int) -> list[str]:
-    """Return the files that process `index` of `count` reads, so that each process reads about as many bytes."""
+    """Return the files that process `index` of `count` reads, about as many bytes as others."""
     return sorted(sizes, key=lambda name: (-sizes[name], name))[index::count]
 
 
 def find_damage(
     folder: epath.Path, manifest: Manifest, index: int = 0, count: int = 1
 ) -> list[str]:
-    """Describe each missing or changed file among those that process `index` of `count` verifies. Raises OSError."""
-    names = files_of_process(
-        {name: entry.size for name, entry in manifest.files.items()}, index, count
-    )
+    """Describe the missing or changed files among those of process `index`. Raises OSError."""
+    sizes = {name: entry.size for name, entry in manifest.files.items()}
+    names = files_of_process(sizes, index, count)
     damages = map_files(lambda name: _describe_damage(folder, name, manifest.files[name]), names)
     return [damages[name] for name in sorted(names) if damages[name]]
 
@@ -244,18 +231,14 @@ def _describe_damage(folder: epath.Path, name: str, entry: FileDigest) -> str:
         return f"file {name} cut short ({current.size} of {entry.size} bytes)"
     if current.size > entry.size:
         return f"file {name} grew ({current.size} bytes, {entry.size} were written)"
-    return (
-        ""
-        if current == entry
-        else f"file {name} has changed since it was written (SHA-256 differs)"
-    )
+    if current != entry:
+        return f"file {name} has changed since it was written (SHA-256 differs)"
+    return ""
 
 
 def map_files(operation: Callable[[K], T], names: Sequence[K]) -> dict[K, T]:
     """Call `operation` for every name in several threads. It waits on storage without the GIL."""
-    with concurrent.futures.ThreadPoolExecutor(
-        READ_THREADS, thread_name_prefix="digest"
-    ) as threads:
+    with concurrent.futures.ThreadPoolExecutor(READ_THREADS, "digest") as threads:
         return dict(zip(names, threads.map(operation, names), strict=True))
 
 
@@ -268,5 +251,5 @@ def replace_file(path: epath.Path, data: bytes) -> None:
 
 
 def is_remote(path: epath.Path) -> bool:
-    """Return whether `path` names an object store, which has no rename and whose puts are atomic."""
+    """Return whether `path` names an object store, without rename and with atomic puts."""
     return "://" in os.fspath(path)

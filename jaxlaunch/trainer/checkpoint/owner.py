@@ -1,4 +1,4 @@
-"""The owner of a checkpoint folder: the run in `jaxlaunch.owner.json`, which that run renews while it lives.
+"""The owner of a checkpoint folder: the run in `jaxlaunch.owner.json`, which renews it.
 
 Two runs that save into one folder damage each other's checkpoints. The file guards against that
 mistake, but it is no lock: if two runs claim at the same moment, both continue, and the one that
@@ -20,7 +20,12 @@ from pathlib import Path
 from etils import epath
 
 from jaxlaunch.trainer.buckets import faults
-from jaxlaunch.trainer.checkpoint.manifest import NotAFileError, read_small_file, replace_file
+from jaxlaunch.trainer.checkpoint.manifest import (
+    JSON_ERRORS,
+    NotAFileError,
+    read_small_file,
+    replace_file,
+)
 from jaxlaunch.trainer.errors import CheckpointError
 
 OWNER_FILE = "jaxlaunch.owner.json"
@@ -56,18 +61,13 @@ class Identity:
     @classmethod
     def for_this_process(cls, uid: str) -> Identity:
         """Return the identity of this process, as part of run `uid`."""
-        pid = os.getpid()
-        return cls(
-            uid, socket.gethostname(), _boot_id(), _pid_namespace(), pid, _start_ticks(pid) or 0
-        )
+        pid, host = os.getpid(), socket.gethostname()
+        return cls(uid, host, _boot_id(), _pid_namespace(), pid, _start_ticks(pid) or 0)
 
     def is_running(self) -> bool | None:
-        """Return whether this process still runs; None when it is on another host or in another PID namespace."""
-        if (self.host, self.boot, self.pids) != (
-            socket.gethostname(),
-            _boot_id(),
-            _pid_namespace(),
-        ):
+        """Return whether this process still runs; None on another host or in another namespace."""
+        here = socket.gethostname(), _boot_id(), _pid_namespace()
+        if (self.host, self.boot, self.pids) != here:
             return None
         started = _start_ticks(self.pid)
         if started is None:
@@ -90,7 +90,7 @@ def _pid_namespace() -> str:
 
 
 def _start_ticks(pid: int) -> int | None:
-    """Return when a process started, in clock ticks since boot; 0 if that is unreadable, None when it has ended."""
+    """Return when a process started, in clock ticks since boot; 0 if unknown, None if it ended."""
     try:
         os.kill(pid, 0)
         stat = Path(f"/proc/{pid}/stat").read_text()
@@ -107,37 +107,26 @@ def _start_ticks(pid: int) -> int | None:
 
 @dataclasses.dataclass(frozen=True)
 class Claim:
-    """The content of the owner file: the owner, and when it last renewed its claim (Unix seconds, by its own clock)."""
+    """The owner in the owner file, and when it last renewed its claim, by its own clock."""
 
     owner: Identity
     renewed: float
 
     def to_bytes(self) -> bytes:
-        return (
-            json.dumps(
-                {**dataclasses.asdict(self.owner), "renewed": self.renewed}, indent=1
-            ).encode()
-            + b"\n"
-        )
+        """Encode the claim as JSON."""
+        fields = {**dataclasses.asdict(self.owner), "renewed": self.renewed}
+        return json.dumps(fields, indent=1).encode() + b"\n"
 
     @classmethod
     def read(cls, path: epath.Path) -> Claim | None:
-        """Read the claim from its file; None without one. Raises CheckpointError when the file is damaged."""
+        """Read the claim from its file; None without one. Raises CheckpointError for damage."""
         try:
             fields = json.loads(read_small_file(path))
             renewed = float(fields.pop("renewed"))
             return cls(Identity(**fields), renewed)
         except FileNotFoundError:
             return None
-        except (
-            ValueError,
-            TypeError,
-            KeyError,
-            AttributeError,
-            OverflowError,
-            RecursionError,
-            NotAFileError,
-        ) as error:
+        except (*JSON_ERRORS, NotAFileError) as error:
             raise CheckpointError(
                 f"{path} cannot be read ({error}), so the owner of these checkpoints is unknown; "
                 "remove that file if no other run uses the folder, or pass --take-over"
@@ -145,7 +134,7 @@ class Claim:
 
 
 class Owner:
-    """This process's claim on a checkpoint folder, renewed by a thread. A claim is stale after STALE_S seconds."""
+    """This process's claim on a checkpoint folder, renewed by a thread, stale after STALE_S."""
 
     def __init__(
         self,
@@ -154,7 +143,7 @@ class Owner:
         renew_s: float = RENEW_S,
         on_renewed: Callable[[], object] = lambda: None,
     ) -> None:
-        """Prepare a claim. The thread calls `on_renewed` after each renewal, even one that storage refused."""
+        """Prepare a claim. The thread calls `on_renewed` after each try to renew it."""
         self._path, self._on_renewed = folder / OWNER_FILE, on_renewed
         self._identity = Identity.for_this_process(uid)
         self._renew_s = renew_s
@@ -165,7 +154,7 @@ class Owner:
         )
 
     def claim(self, take_over: bool = False) -> str:
-        """Claim the folder. Return a message about its last owner. Raises CheckpointError when another run owns it."""
+        """Claim the folder. Return a message on its last owner. Raises CheckpointError."""
         message = self._check_claim(take_over)
         replace_file(self._path, Claim(self._identity, time.time()).to_bytes())
         # An earlier try may have started the thread.
@@ -188,20 +177,17 @@ class Owner:
         # The owner is this run before a restart. If that process still runs, its next check stops
         # it.
         if claim.owner.uid == self._identity.uid:
-            return (
-                f"taking over {folder} from {run}: of this run too, and still running"
-                if is_running
-                else ""
-            )
+            if not is_running:
+                return ""
+            return f"taking over {folder} from {run}: of this run too, and still running"
         if is_running is False:
             return f"taking over {folder} from {run}: that process has ended"
         age = time.time() - claim.renewed
         if age >= STALE_S:
             return f"taking over {folder} from {run}: not renewed for {age:.0f} s"
         if take_over:
-            return (
-                f"taking over {folder} from {run}, renewed {age:.0f} s ago: --take-over was given"
-            )
+            reason = f"renewed {age:.0f} s ago: --take-over was given"
+            return f"taking over {folder} from {run}, {reason}"
         raise CheckpointError(
             f"{folder} belongs to {run}, which renewed its claim {age:.0f} s ago; stop that run, "
             "use another checkpoint.path, or pass --take-over. The claim of a run that was killed "
@@ -209,18 +195,18 @@ class Owner:
         )
 
     def check_ownership(self) -> None:
-        """Raise CheckpointError when another process owns the folder now: writing there would harm its checkpoints."""
+        """Raise CheckpointError if another process owns the folder now: this one must not write."""
         claim = Claim.read(self._path)
         if claim is not None and claim.owner != self._identity:
             now = f"run {claim.owner.uid}, process {claim.owner.pid} on {claim.owner.host}"
             raise CheckpointError(
                 f"{self._path.parent} no longer belongs to run {self._identity.uid}, process "
-                f"{self._identity.pid}: it was "
-                f"taken over by {now}. This process writes nothing more"
+                f"{self._identity.pid}: it was taken over by {now}. This process writes nothing "
+                "more"
             )
 
     def release(self) -> None:
-        """Remove the claim, so that the next run need not wait. Do nothing when another process owns the folder."""
+        """Remove the claim, so that the next run need not wait, unless another process has it."""
         self._released.set()
         if not self._thread.is_alive():
             return
@@ -237,15 +223,14 @@ class Owner:
             self._on_renewed()
 
     def _renew_once(self) -> bool:
-        """Renew the claim. Return False when the folder was taken over: `check` then raises before the loop writes."""
+        """Renew the claim. Return False if the folder was taken over, which stops the loop."""
         try:
             self.check_ownership()
             replace_file(self._path, Claim(self._identity, time.time()).to_bytes())
         except CheckpointError:
             return False
         except Exception as error:
+            # The renewal is tried again soon. A save to this storage fails with its own message.
             if not faults.is_from_store(error):
                 raise
-            # The renewal is tried again soon. A save to this storage fails with its own message.
-            return True
         return True

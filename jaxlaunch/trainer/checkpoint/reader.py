@@ -1,4 +1,4 @@
-"""Reading of a committed step and of its training record, one array at a time, without owning the folder."""
+"""Reading of a committed step, one array at a time, without owning the folder."""
 
 from __future__ import annotations
 
@@ -24,15 +24,13 @@ BEST = "best"
 def find_step(
     path: str, step: int | Literal["best"] | None = None, note: Callable[[str], None] = print
 ) -> StoredStep:
-    """Return step `step` of the folder, the `best`, or its newest undamaged step. Note each damaged newer one.
+    """Return a step of the folder, by default its newest undamaged one. Note damaged newer ones.
 
     Raises CheckpointError when there is no undamaged one, StorageError when storage fails.
     """
-    folder = (
-        epath.Path(path)
-        if is_remote(epath.Path(path))
-        else epath.Path(path).expanduser().absolute()
-    )
+    folder = epath.Path(path)
+    if not is_remote(folder):
+        folder = folder.expanduser().absolute()
     with _storage_errors(path):
         steps = manifest.committed_steps(folder)
     if not steps:
@@ -47,17 +45,16 @@ def find_step(
         )
     damages: dict[int, str] = {}
     for candidate in reversed(steps) if step is None else [step]:
-        damage = _find_damage(folder / str(candidate), candidate)
-        if not damage:
-            for damaged_step, reason in damages.items():
-                note(f"step {damaged_step}: {reason}; using step {candidate}")
-            with _storage_errors(f"step {candidate} of {path}"):
-                return StoredStep(folder / str(candidate), candidate)
-        damages[candidate] = damage
-    raise CheckpointError(
-        f"no valid checkpoint in {path}: "
-        + "; ".join(f"step {n}: {why}" for n, why in damages.items())
-    )
+        step_folder = folder / str(candidate)
+        if damage := _find_damage(step_folder, candidate):
+            damages[candidate] = damage
+            continue
+        for damaged_step, reason in damages.items():
+            note(f"step {damaged_step}: {reason}; using step {candidate}")
+        with _storage_errors(f"step {candidate} of {path}"):
+            return StoredStep(step_folder, candidate)
+    listed = "; ".join(f"step {number}: {reason}" for number, reason in damages.items())
+    raise CheckpointError(f"no valid checkpoint in {path}: {listed}")
 
 
 def _best_step(folder: epath.Path, steps: list[int], path: str) -> int:
@@ -116,7 +113,7 @@ class StoredStep:
         self._last: tuple[tuple[str, str], np.ndarray[Any, Any]] | None = None
 
     def part_arrays(self, name: str) -> Mapping[str, StoredArray]:
-        """Return the arrays of a part of the state, such as `params` or `ema`. They are read when sliced."""
+        """Return the arrays of a part of the state, such as `params`, read when sliced."""
         shapes = self._shapes.get(name) or {}
         return {
             key: StoredArray(self, (name, key), tuple(at.shape), np.dtype(at.dtype))
@@ -169,7 +166,7 @@ def recorded_lora(step: StoredStep) -> Lora | None:
 
 
 def evaluated_parameters(step: StoredStep, ema: bool) -> Mapping[str, StoredArray | AveragedArray]:
-    """Return the parameters that the training evaluates, or their moving average. Raises SpecError without one."""
+    """Return the parameters that the training evaluates, or their moving average."""
     params = step.part_arrays("params")
     if not ema:
         return average_parameters(params, step.part_arrays("opt"))
@@ -182,21 +179,15 @@ def evaluated_parameters(step: StoredStep, ema: bool) -> Mapping[str, StoredArra
 
 
 def evaluated_buffers(step: StoredStep, ema: bool) -> Mapping[str, StoredArray]:
-    """Return the model's other arrays, such as batch statistics; with `ema` their averages if there are any."""
+    """Return the model's other arrays, such as batch statistics; with `ema` their averages."""
     buffers = step.part_arrays("rest")
-    return {
-        **buffers,
-        **{
-            name: array
-            for name, array in step.part_arrays("ema").items()
-            if ema and name in buffers
-        },
-    }
+    averages = step.part_arrays("ema") if ema else {}
+    return {name: averages.get(name, array) for name, array in buffers.items()}
 
 
 @dataclasses.dataclass
 class AveragedArray:
-    """The average x of schedule-free, computed from the stored arrays y, z and b1 when it is sliced.
+    """The average x of schedule-free, computed from the stored y, z and b1 when it is sliced.
 
     The last x is cached in `cache`. Slicing raises StorageError.
     """
@@ -208,10 +199,12 @@ class AveragedArray:
 
     @property
     def shape(self) -> tuple[int, ...]:
+        """The shape of the average."""
         return self.y.shape
 
     @property
     def dtype(self) -> np.dtype[Any]:
+        """The dtype of the average."""
         return self.y.dtype
 
     def __getitem__(self, index: Any) -> np.ndarray[Any, Any]:
@@ -225,8 +218,7 @@ class AveragedArray:
             average -= (np.float32(1) - b1) * self.z[...]
             average /= b1
             self.cache[key] = average.astype(self.dtype)
-        result: np.ndarray[Any, Any] = self.cache[key][index]
-        return result
+        return self.cache[key][index]  # type: ignore[no-any-return]
 
 
 def average_parameters(
@@ -235,14 +227,9 @@ def average_parameters(
     """Replace the parameters that a schedule-free optimizer averages by their averages."""
     prefixes = [name.removesuffix("b1") for name in opt if name.rpartition(".")[2] == "b1"]
     cache: dict[tuple[str, str], np.ndarray[Any, Any]] = {}
-    prefix_by_name = {
-        name: prefix for prefix in prefixes for name in params if f"{prefix}z.{name}" in opt
-    }
-    return {
-        name: AveragedArray(
-            y, opt[f"{prefix_by_name[name]}z.{name}"], opt[f"{prefix_by_name[name]}b1"], cache
-        )
-        if name in prefix_by_name
-        else y
-        for name, y in params.items()
-    }
+    averaged: dict[str, StoredArray | AveragedArray] = dict(params)
+    for prefix in prefixes:
+        for name, y in params.items():
+            if (z := opt.get(f"{prefix}z.{name}")) is not None:
+                averaged[name] = AveragedArray(y, z, opt[f"{prefix}b1"], cache)
+    return averaged

@@ -1,4 +1,4 @@
-"""The tokenizer and the description of the inputs, saved next to the checkpoints so that the model can be used.
+"""The tokenizer and the description of the inputs, saved next to the checkpoints.
 
 The inputs are a JSON object from the task with which a prediction turns a file into an example: the
 columns of a table with means, deviations and values, or the size of images, and the names of the
@@ -30,7 +30,7 @@ TEMPLATES_FOLDER = "additional_chat_templates/"
 
 
 def save_inputs(checkpoints: str, inputs: Mapping[str, Any] | None) -> None:
-    """Save the description of the inputs, or remove it. Called by one process. Raises the exceptions of storage."""
+    """Save the description of the inputs, or remove it. Raises the exceptions of storage."""
     folder = epath.Path(checkpoints)
     if read_inputs(checkpoints) == inputs:
         return
@@ -42,7 +42,7 @@ def save_inputs(checkpoints: str, inputs: Mapping[str, Any] | None) -> None:
 
 
 def read_inputs(checkpoints: str) -> dict[str, Any] | None:
-    """Read the inputs of a folder of checkpoints or of an export, if any. Raises ValueError for damage."""
+    """Read the inputs of a folder of checkpoints or of an export, if any. Raises ValueError."""
     path = epath.Path(checkpoints) / INPUTS_FILE
     return dict(json.loads(path.read_text())) if path.exists() else None
 
@@ -53,7 +53,7 @@ def encode_inputs(inputs: Mapping[str, Any]) -> bytes:
 
 
 def save_tokenizer(checkpoints: str, files: Mapping[str, bytes]) -> None:
-    """Save the files of a tokenizer, each atomically. Called by one process. Raises the exceptions of storage."""
+    """Save the files of a tokenizer, each atomically. Raises the exceptions of storage."""
     folder = epath.Path(checkpoints) / TOKENIZER_FOLDER
     if read_tokenizer(folder) == dict(files):
         return
@@ -74,17 +74,13 @@ def read_saved_tokenizer(checkpoints: str) -> dict[str, bytes]:
 def read_tokenizer(folder: epath.Path, names: Sequence[str] = TOKENIZER_FILES) -> dict[str, bytes]:
     """Read a tokenizer's files in a folder by name, with its further chat templates."""
     present = [name for name in names if (folder / name).exists()]
-    return {
-        name: bytes((folder / name).read_bytes()) for name in (*present, *_list_templates(folder))
-    }
+    names = (*present, *_list_templates(folder))
+    return {name: bytes((folder / name).read_bytes()) for name in names}
 
 
 def _list_templates(folder: epath.Path) -> list[str]:
     templates_folder = folder / TEMPLATES_FOLDER
     if not templates_folder.exists():
         return []
-    return sorted(
-        f"{TEMPLATES_FOLDER}{file.name}"
-        for file in templates_folder.iterdir()
-        if file.suffix == ".jinja"
-    )
+    names = (file.name for file in templates_folder.iterdir() if file.suffix == ".jinja")
+    return sorted(f"{TEMPLATES_FOLDER}{name}" for name in names)

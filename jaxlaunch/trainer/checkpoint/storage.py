@@ -1,4 +1,4 @@
-"""Handling of storage failures: StorageError with the message of the system, retries, and waiting for a file."""
+"""Handling of storage failures: StorageError, retries, and waiting for a file."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 @contextlib.contextmanager
 def storage_errors(action: str, error_type: type[Exception] = Exception) -> Iterator[None]:
-    """Turn an exception of `error_type`, of a disk or of a store into a StorageError that names `action`.
+    """Turn an exception of `error_type`, a disk or a store into a StorageError of `action`.
 
     The default is any exception: tensorstore raises ValueError, RuntimeError and bare Exception. An
     exception of any type that contains a message of the system about a disk is a failure of
@@ -37,11 +37,8 @@ def storage_errors(action: str, error_type: type[Exception] = Exception) -> Iter
     except TrainerError:
         raise
     except Exception as error:
-        if (
-            not system_message(error)
-            and not isinstance(error, error_type)
-            and not faults.is_from_store(error)
-        ):
+        is_of_type = isinstance(error, error_type) or faults.is_from_store(error)
+        if not is_of_type and not system_message(error):
             raise
         raise storage_error(action, error) from error
 
@@ -55,16 +52,14 @@ def storage_error(action: str, error: Exception) -> StorageError:
     message = system_message(error)
     if not message:
         return StorageError(f"{action} failed: {first_line(error)}")
-    hint = (
-        "; free space there, or lower train.checkpoint.keep"
-        if faults.is_full(OSError(message))
-        else ""
-    )
+    hint = ""
+    if faults.is_full(OSError(message)):
+        hint = "; free space there, or lower train.checkpoint.keep"
     return StorageError(f"{message}: {action} failed{hint}")
 
 
 def system_message(error: BaseException | None) -> str:
-    """Return the message of the system, such as `No space left on device`, in an error or its causes; else ""."""
+    """Return the message of the system in an error or its causes, such as of a full disk."""
     visited: list[BaseException] = []
     while error is not None and error not in visited:
         if message := next((words for words in SYSTEM_MESSAGES if words in str(error)), ""):
@@ -77,7 +72,7 @@ def system_message(error: BaseException | None) -> str:
 def retry_storage(
     action: str, operation: Callable[[], T], error_type: type[Exception] = Exception
 ) -> T:
-    """Call `operation`, and again while it raises an exception of storage. Raises StorageError in the end."""
+    """Call `operation`, again while storage fails. Raises StorageError in the end."""
 
     def attempt() -> T:
         with storage_errors(action, error_type):

@@ -24,7 +24,7 @@ from etils import epath
 from jaxlaunch.trainer.checkpoint import arrays, manifest
 from jaxlaunch.trainer.checkpoint.arrays import STATE, ArrayCheckpointer
 from jaxlaunch.trainer.checkpoint.consensus import gather_values, run_on_primary
-from jaxlaunch.trainer.checkpoint.folder import CheckpointFolder, list_first, remove_step
+from jaxlaunch.trainer.checkpoint.folder import CheckpointFolder, remove_step
 from jaxlaunch.trainer.checkpoint.manifest import DamagedManifestError, FileDigest, Manifest
 from jaxlaunch.trainer.checkpoint.owner import Owner
 from jaxlaunch.trainer.checkpoint.storage import (
@@ -34,7 +34,7 @@ from jaxlaunch.trainer.checkpoint.storage import (
     system_message,
     wait_for,
 )
-from jaxlaunch.trainer.errors import CheckpointError, StorageError, first_line
+from jaxlaunch.trainer.errors import CheckpointError, StorageError, first_line, list_first
 
 UNVERIFIED = "no manifest (killed while saving?), so its files cannot be verified"
 
@@ -44,7 +44,7 @@ LoadedStep = tuple[Tree, Tree]
 
 
 class Store:
-    """The checkpoints of one run in one folder. Every process makes the same calls in the same order."""
+    """The checkpoints of one run in one folder, by all processes together."""
 
     def __init__(
         self,
@@ -56,9 +56,7 @@ class Store:
         note: Callable[[str], None] = print,
     ) -> None:
         self._folder = CheckpointFolder(path)
-        self._keep = keep
-        self._uid = uid
-        self._take_over = take_over
+        self._keep, self._uid, self._take_over = keep, uid, take_over
         # Only process 0 writes notes.
         self._note = note if jax.process_index() == 0 else lambda text: None
         self._owner = Owner(self._folder.path, uid, on_renewed=self._check_newest_exists)
@@ -72,7 +70,7 @@ class Store:
         self._known_deleted_step: int | None = None
 
     def claim(self) -> None:
-        """Claim the folder and remove unfinished saves. Raises CheckpointError when another run owns it."""
+        """Claim the folder and remove unfinished saves. Raises CheckpointError of another owner."""
 
         def claim_folder() -> tuple[str, str, list[str]]:
             self._folder.path.mkdir(parents=True, exist_ok=True)
@@ -91,19 +89,19 @@ class Store:
             )
 
     def check_free(self, is_due: Callable[[int], bool]) -> None:
-        """Raise CheckpointError if a foreign file has the name of a step that `is_due` to be saved."""
+        """Raise CheckpointError if a foreign file has the name of a step that `is_due`."""
         foreign = run_on_primary(lambda: self._folder.read_with_retries(self._folder.foreign_steps))
         if due := [name for step, name in foreign if is_due(step)]:
             raise self._folder.blocking_error(due)
 
     def blocking_names(self, step: int) -> str:
-        """Return the names of foreign files in the place of a step; "" if it can be saved. Every process calls it."""
+        """Return the names of foreign files in the place of a step; "" if it can be saved."""
         return ", ".join(run_on_primary(lambda: self._folder.blocking_names(step)))
 
     def restore(
         self, abstract: Mapping[str, Any], describe_change: Callable[[Tree], str] = lambda meta: ""
     ) -> tuple[int, Tree, Tree] | None:
-        """Restore the newest undamaged step with its state and meta; None in a new folder. See `Restore`."""
+        """Restore the newest undamaged step, its state and meta; None in a new folder."""
         restore = Restore(
             self._folder,
             self._checkpointer,
@@ -130,7 +128,7 @@ class Store:
         meta: Mapping[str, Any],
         kept_steps: Collection[int] = (),
     ) -> None:
-        """Start to save, and return when the arrays are copied. A committed step is not saved again.
+        """Start to save; return when the arrays are copied. No committed step is saved again.
 
         The steps in `kept_steps` are kept when old ones are deleted. Waits for the previous save
         first. Raises StorageError or CheckpointError of this save or of the previous one.
@@ -149,13 +147,13 @@ class Store:
         self._pending_save = self._background.submit(self._commit_step, step, frozenset(kept_steps))
 
     def wait(self) -> None:
-        """Wait until the last save is committed and old steps are deleted. Raises StorageError or CheckpointError."""
+        """Wait until the last save is committed. Raises StorageError or CheckpointError."""
         pending, self._pending_save = self._pending_save, None
         if pending is not None:
             pending.result()
 
     def newest_committed_step(self) -> int | None:
-        """Return the newest committed step, and note if it was deleted. Raises the error of a failed save."""
+        """Return the newest committed step; note if it was deleted. Raises a save's error."""
         if self._pending_save is not None and self._pending_save.done():
             self.wait()
         deleted_step, self._deleted_step = self._deleted_step, None
@@ -167,17 +165,16 @@ class Store:
         return self._committed_step
 
     def forget_if_deleted(self, step: int) -> bool:
-        """Return whether the saved `step` was deleted, and allow it to be saved again. Every process calls it."""
+        """Return whether the saved `step` was deleted, so that it can be saved again."""
         self.wait()
-        is_lost = step == self._committed_step and run_on_primary(
-            lambda: self._folder.is_gone(step)
-        )
+        is_lost = step == self._committed_step
+        is_lost = is_lost and run_on_primary(lambda: self._folder.is_gone(step))
         if is_lost:
             self._committed_step = None
         return is_lost
 
     def close(self) -> None:
-        """Wait for the last save, then release the folder. Raises the error of the background save."""
+        """Wait for the last save, then release the folder. Raises the error of the save."""
         try:
             self.wait()
         finally:
@@ -188,7 +185,7 @@ class Store:
                     self._owner.release()
 
     def _check_newest_exists(self) -> None:
-        """Check that the newest committed step still exists, before a save and in a thread every few seconds."""
+        """Check that the newest committed step exists, before a save and every few seconds."""
         step = self._committed_step
         if step is None or step == self._known_deleted_step or not self._folder.is_gone(step):
             return
@@ -209,32 +206,28 @@ class Store:
                     # causes.
                     self._owner.check_ownership()
                 raise
-            if jax.process_index() == 0:
-                entries = self._collect_digests(step)
-                self._owner.check_ownership()
-                manifest.write_manifest(
-                    self._folder.step_folder(step), Manifest(step, self._uid, entries)
-                )
-                self._committed_step = step
-                for old_step in self.committed_steps()[: -self._keep]:
-                    if old_step not in kept_steps and (
-                        foreign_files := remove_step(self._folder.step_folder(old_step))
-                    ):
-                        files = list_first(foreign_files)
-                        self._note(
-                            f"step {old_step} was removed, except for files that no save "
-                            f"wrote: {files}"
-                        )
-            else:
+            if jax.process_index() != 0:
                 self._write_digests(step)
-                wait_for(
-                    lambda: manifest.read_manifest(self._folder.step_folder(step)),
-                    f"the manifest of step {step}",
-                )
+                folder = self._folder.step_folder(step)
+                wait_for(lambda: manifest.read_manifest(folder), f"the manifest of step {step}")
                 self._committed_step = step
+                return
+            entries = self._collect_digests(step)
+            self._owner.check_ownership()
+            step_manifest = Manifest(step, self._uid, entries)
+            manifest.write_manifest(self._folder.step_folder(step), step_manifest)
+            self._committed_step = step
+            for old_step in self.committed_steps()[: -self._keep]:
+                if old_step not in kept_steps:
+                    foreign_files = remove_step(self._folder.step_folder(old_step))
+                    if foreign_files:
+                        self._note(
+                            f"step {old_step} was removed, except for files that no save wrote: "
+                            f"{list_first(foreign_files)}"
+                        )
 
     def _write_digests(self, step: int) -> None:
-        """Write the digests of this process's files. Process 0, which lists the whole folder, digests all others."""
+        """Write the digests of this process's files. Process 0 digests all others."""
         folder = self._folder.step_folder(step)
         own_path = epath.Path(STATE) / f"ocdbt.process_{jax.process_index()}"
         names = manifest.list_files(folder / own_path) if (folder / own_path).exists() else []
@@ -244,22 +237,17 @@ class Store:
         manifest.replace_file(path, json.dumps(_to_json(entries)).encode())
 
     def _collect_digests(self, step: int) -> dict[str, FileDigest]:
-        """Return the digests of every file of the step: those from other processes, and of all other files."""
+        """Return the digests of every file of the step, those of other processes included."""
         folder = self._folder.step_folder(step)
         digest_paths = [
             self._folder.digests_file(self._nonce, step, process)
             for process in range(1, jax.process_count())
         ]
-        # Each lambda is called before the loop goes on.
-        files = _merge_entries(
-            [
-                wait_for(functools.partial(_read_json, digest_path), f"{digest_path}")
-                for digest_path in digest_paths
-            ]
-        )
+        files: dict[str, FileDigest] = {}
+        for path in digest_paths:
+            files |= _from_json(wait_for(functools.partial(_read_json, path), f"{path}"))
         names = manifest.list_files(folder)
-        missing_files = sorted(set(files) - set(names))
-        if missing_files:
+        if missing_files := sorted(set(files) - set(names)):
             raise StorageError(
                 f"files of step {step} disappeared after they were written: "
                 f"{list_first(missing_files)}"
@@ -271,9 +259,9 @@ class Store:
 
 
 class Restore:
-    """One restore of the newest undamaged step to a state like `abstract`, by all processes together.
+    """One restore of the newest undamaged step to a state like `abstract`, by all processes.
 
-    `changes` describes how the model of a step's meta differs; "" if it cannot tell.
+    `describe_change` tells how the model of a step's meta differs; "" if it cannot tell.
     """
 
     def __init__(
@@ -286,24 +274,18 @@ class Restore:
         abstract: Mapping[str, Any],
         describe_change: Callable[[Tree], str],
     ) -> None:
-        self._folder = folder
-        self._checkpointer = checkpointer
-        self._owner = owner
-        self._uid = uid
-        self._note = note
+        self._folder, self._checkpointer = folder, checkpointer
+        self._owner, self._uid, self._note = owner, uid, note
         self._abstract, self._describe_change = abstract, describe_change
 
     def restore_newest(self) -> tuple[int, Tree, Tree] | None:
-        """Restore the newest undamaged step, its state sharded as in `abstract`, and its meta; None in a new folder.
+        """Restore the newest undamaged step: its state as in `abstract`, and its meta.
 
-        Raises:
-            CheckpointError: There are steps but none is usable, or the state is that of another
-                model.
-            StorageError: Storage fails.
+        Returns None in a new folder. Raises CheckpointError if there are steps but none is usable,
+        or if the state is that of another model; StorageError if storage fails.
         """
-        steps, foreign = run_on_primary(
-            lambda: self._folder.read_with_retries(self._folder.list_steps)
-        )
+        list_steps = self._folder.list_steps
+        steps, foreign = run_on_primary(lambda: self._folder.read_with_retries(list_steps))
         if foreign:
             self._note(
                 f"{self._folder} holds files that are not checkpoints; they are ignored: "
@@ -311,32 +293,32 @@ class Restore:
             )
         faults: dict[int, str] = {}
         unverified: list[int] = []
-        loaders = [(step, self._load_verified) for step in sorted(steps, reverse=True)]
-        for step, load_step in loaders:
-            outcome = load_step(step)
-            if outcome is None:
-                unverified.append(step)
-                # It is adopted after all others have been tried.
-                loaders.append((step, self._adopt_step))
-            elif isinstance(outcome, str):
-                faults[step] = outcome
-            else:
-                unused = {**dict.fromkeys(unverified, UNVERIFIED), **faults}
-                newer = {number: fault for number, fault in unused.items() if number > step}
-                # The lambda is called before the loop goes on.
-                run_on_primary(lambda: self._set_aside_steps(newer, step))  # noqa: B023
-                return step, *outcome
+        newest_first = sorted(steps, reverse=True)
+        # Steps without a manifest are adopted after all others have been tried.
+        tries = (self._load_verified, newest_first), (self._adopt_step, unverified)
+        for load_step, candidates in tries:
+            for step in candidates:
+                outcome = load_step(step)
+                if outcome is None:
+                    unverified.append(step)
+                elif isinstance(outcome, str):
+                    faults[step] = outcome
+                else:
+                    unused = {**dict.fromkeys(unverified, UNVERIFIED), **faults}
+                    newer = {number: fault for number, fault in unused.items() if number > step}
+                    run_on_primary(functools.partial(self._set_aside_steps, newer, step))
+                    return step, *outcome
         if faults:
             listed = "; ".join(f"step {step}: {fault}" for step, fault in faults.items())
             raise CheckpointError(
                 f"no valid checkpoint in {self._folder}: {listed}. Restore one of these folders "
-                "from a backup, or set "
-                "checkpoint.path to a new folder to start from the first step; nothing was changed"
+                "from a backup, or set checkpoint.path to a new folder to start from the first "
+                "step; nothing was changed"
             )
         return None
 
     def _load_verified(self, step: int) -> LoadedStep | str | None:
-        """Load state and meta of a step, or describe its damage. Return None if it has no manifest."""
+        """Load state and meta of a step, or describe its damage; None if it has no manifest."""
         text, fault, unlisted = run_on_primary(
             lambda: self._folder.read_with_retries(lambda: self._inspect_step(step), step)
         )
@@ -345,23 +327,27 @@ class Restore:
         if text is None:
             return None
         step_manifest = Manifest.from_bytes(text.encode())
-        share = jax.process_index(), jax.process_count()
-        faults = self._folder.read_with_retries(
-            lambda: manifest.find_damage(self._folder.step_folder(step), step_manifest, *share),
-            step,
-        )
+
+        def find_damage() -> list[str]:
+            folder, share = (
+                self._folder.step_folder(step),
+                (jax.process_index(), jax.process_count()),
+            )
+            return manifest.find_damage(folder, step_manifest, *share)
+
+        faults = self._folder.read_with_retries(find_damage, step)
         if faults := sum(gather_values(faults), []):
             return list_first(faults)
         if unlisted:
             files = list_first(unlisted)
             self._note(
-                f"step {step} holds files that its manifest does not list; they are "
-                f"ignored: {files}"
+                f"step {step} holds files that its manifest does not list; they are ignored: "
+                f"{files}"
             )
         return self._folder.read_with_retries(lambda: self._load_step(step), step)
 
     def _inspect_step(self, step: int) -> tuple[str | None, str, list[str]]:
-        """Return the text of the manifest, a fault found without reading arrays, and unlisted files."""
+        """Return the text of the manifest, a fault found in no array, and unlisted files."""
         folder = self._folder.step_folder(step)
         if not folder.is_dir():
             return None, "is a file, not a folder", []
@@ -379,10 +365,8 @@ class Restore:
     def _load_step(self, step: int) -> LoadedStep:
         folder = self._folder.step_folder(step)
         if difference := self._checkpointer.find_difference(folder, self._abstract):
-            reason = (
-                self._describe_change(arrays.read_meta(folder))
-                or f"was saved by another model: {difference}"
-            )
+            reason = self._describe_change(arrays.read_meta(folder))
+            reason = reason or f"was saved by another model: {difference}"
             raise CheckpointError(
                 f"step {step} of {self._folder} {reason}; change it back, or set checkpoint.path "
                 "to a new folder"
@@ -408,10 +392,11 @@ class Restore:
             return errors[0]
         with storage_errors(f"digesting step {step} of {self._folder}"):
             names = run_on_primary(lambda: manifest.list_files(folder))
-            entries = manifest.digest_files(
-                folder, names[jax.process_index() :: jax.process_count()]
-            )
-        files = _merge_entries(gather_values(_to_json(entries)))
+            own_names = names[jax.process_index() :: jax.process_count()]
+            entries = _to_json(manifest.digest_files(folder, own_names))
+        files: dict[str, FileDigest] = {}
+        for part in gather_values(entries):
+            files |= _from_json(part)
 
         def write_step_manifest() -> None:
             self._owner.check_ownership()
@@ -430,34 +415,22 @@ class Restore:
         is_own = self._folder.step_owners()
         for step, fault in faults.items():
             if not is_own[step]:
-                self._note(
-                    f"step {step}: {fault}; using step {restored_step} ({step} is left: no "
-                    "run saved it)"
-                )
+                outcome = f"{step} is left: no run saved it"
             elif fault == UNVERIFIED:
-                foreign_files = remove_step(self._folder.step_folder(step))
-                left_note = (
-                    f", except for files that no save wrote: {list_first(foreign_files)}"
-                    if foreign_files
-                    else ""
-                )
-                self._note(
-                    f"step {step}: {fault}; using step {restored_step} ({step} was "
-                    f"removed{left_note})"
-                )
+                outcome = f"{step} was removed"
+                if foreign_files := remove_step(self._folder.step_folder(step)):
+                    outcome += f", except for files that no save wrote: {list_first(foreign_files)}"
             else:
-                name = self._folder.set_aside(step)
-                self._note(
-                    f"step {step}: {fault}; using step {restored_step} ({step} is kept as {name})"
-                )
+                outcome = f"{step} is kept as {self._folder.set_aside(step)}"
+            self._note(f"step {step}: {fault}; using step {restored_step} ({outcome})")
 
 
 def _to_json(files: Mapping[str, FileDigest]) -> dict[str, list[Any]]:
     return {name: [entry.size, entry.sha256] for name, entry in files.items()}
 
 
-def _merge_entries(parts: list[dict[str, list[Any]]]) -> dict[str, FileDigest]:
-    return {name: FileDigest(*entry) for part in parts for name, entry in part.items()}
+def _from_json(entries: Mapping[str, list[Any]]) -> dict[str, FileDigest]:
+    return {name: FileDigest(*entry) for name, entry in entries.items()}
 
 
 def _read_json(path: epath.Path) -> dict[str, list[Any]] | None:

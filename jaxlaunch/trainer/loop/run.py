@@ -176,7 +176,7 @@ class RunOptions:
 
 
 class UserTraining(Training[NamedArrays]):
-    """The training of a program's own step, data and evaluation, checked by tracing the step once."""
+    """The training of a program's own step, data and evaluation, checked by one trace."""
 
     def __init__(
         self,
@@ -269,7 +269,7 @@ class UserTraining(Training[NamedArrays]):
                 )
 
     def compile(self, start: int) -> None:
-        """Compile the step, unless the program calls `run` only for the state of a completed run."""
+        """Compile the step, unless `run` only returns the state of a completed run."""
         if start < self.options.steps:
             self.step.compile()
 

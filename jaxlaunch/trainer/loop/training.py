@@ -221,7 +221,7 @@ class Training(abc.ABC, Generic[S]):
 
 
 class Spans(Sequence[range]):
-    """A sequence of spans of consecutive steps. Span i holds the steps from edge i to edge i + 1."""
+    """A sequence of spans of consecutive steps: span i is from edge i to edge i + 1."""
 
     def __init__(self, edges: Sequence[int]) -> None:
         self._edges = edges

@@ -142,7 +142,7 @@ class ProgramState:
 
     @contextlib.contextmanager
     def trace_context(self) -> Iterator[None]:
-        """Set the mesh that the program's functions are traced under; flax places nothing by itself."""
+        """Set the mesh that the program's functions are traced under; flax places nothing."""
         with jax.set_mesh(self._mesh), nnx.use_eager_sharding(False):  # type: ignore[no-untyped-call]
             yield
 
@@ -173,7 +173,8 @@ class ProgramState:
                 raise SpecError(f"{self.name}: {name} is {kind}, not an array; {STATE_HINT}")
             if name in leaves:
                 raise SpecError(
-                    f"{self.name}: two arrays of the state have the name {name}; rename a key of theirs"
+                    f"{self.name}: two arrays of the state have the name {name}; rename a key of "
+                    "theirs"
                 )
             dtype = leaf.dtype if _is_key(leaf) else jnp.result_type(leaf)
             leaves[name] = jax.ShapeDtypeStruct(np.shape(leaf), dtype)
@@ -260,7 +261,8 @@ def check_metrics(function: str, metrics: Any) -> Mapping[str, Any]:
         if name in RESERVED_METRICS or name.startswith(contract.EVAL_PREFIX):
             raise SpecError(
                 f"{function}: a metric cannot be named {name!r}; the records of a run use "
-                f"{', '.join(sorted(RESERVED_METRICS))}, and what begins with {contract.EVAL_PREFIX}"
+                f"{', '.join(sorted(RESERVED_METRICS))}, and what begins with "
+                f"{contract.EVAL_PREFIX}"
             )
         is_scalar = isinstance(value, bool | int | float | _ArrayLike) and jnp.shape(value) == ()
         if not is_scalar or jnp.issubdtype(jnp.result_type(value), jnp.complexfloating):
@@ -460,8 +462,8 @@ def _batch_function(data: Any) -> tuple[Callable[[int], Tree], str, bool]:
     kind = user_code.describe_type(data)
     if isinstance(data, Iterator) or inspect.isgeneratorfunction(data):
         raise SpecError(
-            f"jaxlaunch.run(data=…) is {kind}, which cannot go back to the batch of a step when the "
-            f"run resumes; give {DATA_HINT}"
+            f"jaxlaunch.run(data=…) is {kind}, which cannot go back to the batch of a step when "
+            f"the run resumes; give {DATA_HINT}"
         )
     is_plain = not isinstance(data, type | _Indexable)
     if is_plain and isinstance(data, _BatchMaker) and callable(data.batch):

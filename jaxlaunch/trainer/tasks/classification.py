@@ -1,4 +1,4 @@
-"""The report on a classification besides its means: classes, confusion, calibration, worst examples.
+"""The report on a classification besides its means: classes, confusion, calibration, worst.
 
 Examples are counted once, in NumPy. Rows of weight 0 only fill up a batch. B batch, V classes, b
 bins.
@@ -66,82 +66,62 @@ def score_examples(logits_BV: Array, label_B: Array) -> ExampleScores:
 
 
 class Classification:
-    """Adds up batches of `Seen` over `classes` classes."""
+    """Adds up batches of `ExampleScores` over `classes` classes."""
 
     def __init__(self, classes: int) -> None:
         self._classes = classes
-        self._label_V, self._chosen_V, self._correct_V = (
-            np.zeros(classes, np.int64) for _ in range(3)
-        )
+        self._label_V, self._chosen_V, self._correct_V = np.zeros((3, classes), np.int64)
         # Counts by label × V + chosen.
         self._pairs: Counter[int] = Counter()
         self._top1 = self._top5 = 0
-        self._count_b = np.zeros(CALIBRATION_BINS, np.int64)
-        self._right_b = np.zeros(CALIBRATION_BINS, np.int64)
-        self._confidence_b = np.zeros(CALIBRATION_BINS)
-        # A heap with the smallest loss first.
-        self._worst: list[tuple[float, int, int, int, float]] = []
+        self._count_b, self._right_b, self._confidence_b = np.zeros((3, CALIBRATION_BINS))
+        # The largest losses first.
+        self._worst: list[tuple[Any, ...]] = []
 
     def add_batch(self, batch: ExampleScores, weight_B: Numbers, index_B: Numbers) -> None:
         """Add the rows of weight above 0; `index_B` are their numbers in the set."""
         is_counted_B = np.asarray(weight_B) > 0
-        label_B, chosen_B, above_B, confidence_B, nats_B = (
-            np.asarray(array_B)[is_counted_B] for array_B in batch
+        label_B, chosen_B, above_B, confidence_B, nats_B, index_B = (
+            np.asarray(array_B)[is_counted_B] for array_B in (*batch, index_B)
         )
         confidence_B = np.nan_to_num(confidence_B, nan=0.0)
         nats_B = np.nan_to_num(nats_B, nan=np.inf, posinf=np.inf)
-        index_B = np.asarray(index_B)[is_counted_B]
-        is_right_B = label_B == chosen_B
-        self._label_V += np.bincount(label_B, minlength=self._classes)
-        self._chosen_V += np.bincount(chosen_B, minlength=self._classes)
-        self._correct_V += np.bincount(label_B[is_right_B], minlength=self._classes)
-        self._pairs.update((label_B * self._classes + chosen_B).tolist())
+        is_right_B, classes, bins = label_B == chosen_B, self._classes, CALIBRATION_BINS
+        self._label_V += np.bincount(label_B, minlength=classes)
+        self._chosen_V += np.bincount(chosen_B, minlength=classes)
+        self._correct_V += np.bincount(label_B[is_right_B], minlength=classes)
+        self._pairs.update((label_B * classes + chosen_B).tolist())
         self._top1 += int((above_B < 1).sum())
         self._top5 += int((above_B < TOP_CLASSES).sum())
-        bin_B = np.clip(
-            np.ceil(confidence_B * CALIBRATION_BINS).astype(int) - 1, 0, CALIBRATION_BINS - 1
-        )
-        self._count_b += np.bincount(bin_B, minlength=CALIBRATION_BINS)
-        self._right_b += np.bincount(bin_B[is_right_B], minlength=CALIBRATION_BINS)
-        self._confidence_b += np.bincount(
-            bin_B, confidence_B.astype(np.float64), minlength=CALIBRATION_BINS
-        )
-        for at in np.argsort(-nats_B, kind="stable")[:WORST_EXAMPLES].tolist():
-            row = (
-                float(nats_B[at]),
-                -int(index_B[at]),
-                int(label_B[at]),
-                int(chosen_B[at]),
-                float(confidence_B[at]),
-            )
-            (heapq.heappush if len(self._worst) < WORST_EXAMPLES else heapq.heappushpop)(
-                self._worst, row
-            )
+        bin_B = np.clip(np.ceil(confidence_B * bins).astype(int) - 1, 0, bins - 1)
+        self._count_b += np.bincount(bin_B, minlength=bins)
+        self._right_b += np.bincount(bin_B[is_right_B], minlength=bins)
+        self._confidence_b += np.bincount(bin_B, confidence_B.astype(np.float64), minlength=bins)
+        columns = nats_B, -index_B, label_B, chosen_B, confidence_B
+        rows = zip(*(column_B.tolist() for column_B in columns), strict=True)
+        self._worst = heapq.nlargest(WORST_EXAMPLES, [*self._worst, *rows])
 
     def to_record(
         self, names: Sequence[str], locate_example: Callable[[int], str | None] | None
     ) -> dict[str, Any]:
-        """Return the report as JSON of bounded size; `locate_example` gives the file of an example by its number."""
+        """Return the report as JSON of bounded size; `locate_example` gives an example's file."""
         examples = int(self._label_V.sum())
         total = max(1, examples)
-        classes = [
-            names[number] if number < len(names) else str(number) for number in range(self._classes)
-        ]
+        classes = [*names[: self._classes], *map(str, range(len(names), self._classes))]
         rates = list(map(self._class_rates, range(self._classes)))
         present = [rate for rate in rates if rate["examples"]]
         macro = {
             key: float(np.mean([rate[key] or 0.0 for rate in present] or [0.0]))
             for key in ("precision", "recall", "f1")
         }
+        listed = list(zip(classes, rates, strict=True))[:MAX_LISTED_CLASSES]
         return {
             "examples": examples,
             "top1": self._top1 / total,
             **({"top5": self._top5 / total} if self._classes > TOP_CLASSES else {}),
             "macro": macro,
             "classes": self._classes,
-            "per_class": [
-                {"label": name, **rate} for name, rate in zip(classes, rates, strict=True)
-            ][:MAX_LISTED_CLASSES],
+            "per_class": [{"label": name, **rate} for name, rate in listed],
             **self._count_confusion(classes),
             "calibration": self._measure_calibration(total),
             # The largest loss comes first, and among equal ones the first in the set.
@@ -154,14 +134,13 @@ class Classification:
                     "confidence": confidence,
                     "loss": nats if np.isfinite(nats) else None,
                 }
-                for nats, index, label, chosen, confidence in sorted(self._worst, reverse=True)
+                for nats, index, label, chosen, confidence in self._worst
             ],
         }
 
     def _class_rates(self, number: int) -> dict[str, Any]:
-        label, chosen, correct = (
-            int(total_V[number]) for total_V in (self._label_V, self._chosen_V, self._correct_V)
-        )
+        totals = self._label_V, self._chosen_V, self._correct_V
+        label, chosen, correct = (int(total_V[number]) for total_V in totals)
         return {
             "examples": label,
             "precision": correct / chosen if chosen else None,
@@ -170,43 +149,35 @@ class Classification:
         }
 
     def _count_confusion(self, classes: list[str]) -> dict[str, Any]:
-        """Count examples by label (rows) and prediction. With many classes, list the most confused pairs."""
+        """Count examples by label and prediction; of many classes, list the most confused."""
         count = self._classes
         if count <= MAX_MATRIX_CLASSES:
+            places = range(count)
             return {
-                "confusion": [
-                    [self._pairs[row * count + at] for at in range(count)] for row in range(count)
-                ]
+                "confusion": [[self._pairs[row * count + at] for at in places] for row in places]
             }
         wrong = {
-            divmod(pair, count): total
-            for pair, total in self._pairs.items()
-            if pair // count != pair % count
+            pair: total for pair, total in self._pairs.items() if pair // count != pair % count
         }
         most = sorted(wrong, key=lambda pair: (-wrong[pair], pair))[:MAX_CONFUSED_PAIRS]
         return {
             "confused": [
                 {
-                    "label": classes[label],
-                    "predicted": classes[chosen],
-                    "examples": wrong[label, chosen],
+                    "label": classes[pair // count],
+                    "predicted": classes[pair % count],
+                    "examples": wrong[pair],
                 }
-                for label, chosen in most
+                for pair in most
             ]
         }
 
     def _measure_calibration(self, total: int) -> dict[str, Any]:
         """Compare the probability of the chosen class with the share of correct predictions."""
         error = float(np.abs(self._right_b - self._confidence_b).sum() / total)
-        bins = zip(
-            self._count_b.tolist(), self._confidence_b.tolist(), self._right_b.tolist(), strict=True
-        )
-        return {
-            "ece": error,
-            "bins": [
-                {"examples": count, "confidence": confidence / count, "accuracy": right / count}
-                if count
-                else {"examples": 0}
-                for count, confidence, right in bins
-            ],
-        }
+        bins: list[dict[str, Any]] = []
+        for count, confidence, right in zip(
+            self._count_b, self._confidence_b, self._right_b, strict=True
+        ):
+            means = {"confidence": confidence / count, "accuracy": right / count} if count else {}
+            bins.append({"examples": int(count), **means})
+        return {"ece": error, "bins": bins}

@@ -1,4 +1,4 @@
-"""Images and rows of tables: examples with an `image` (bytes of any range and shape) or `features`, and a `label`.
+"""Images and rows of tables: examples with an `image` or `features`, and a `label`.
 
 In training the images of a batch may be blended on the device: mixup and CutMix. Each is blended
 with the image at its place in the reversed batch, with one share for the whole batch.
@@ -42,8 +42,10 @@ class HasPixels(Protocol):
 
 
 class Classify(Task):
-    """The task `classify`: cross-entropy of the labels of images; `accuracy` is the share of images whose label has the
-    largest logit. Examples have `image` `[H, W, C]`, or any other shape, and `label` `[]`.
+    """The task `classify`: cross-entropy of the labels of images.
+
+    `accuracy` is the share of images whose label has the largest logit. Examples have `image`
+    `[H, W, C]`, or any other shape, and `label` `[]`.
 
     **Example:**
 
@@ -52,10 +54,11 @@ class Classify(Task):
     import jaxlaunch
 
 
-    class TwoHeads(jaxlaunch.Classify):  # train.task: module:TwoHeads; the data and the examples
-        stay def loss(self, model, batch: jaxlaunch.Batch, rng: jax.Array) -> jaxlaunch.Loss:
-            found = super().loss(model, batch, rng)
-            return found._replace(metrics=found.metrics | {"rows": (found.weight, found.weight)})
+    # train.task: module:TwoHeads; the data and the examples stay
+    class TwoHeads(jaxlaunch.Classify):
+        def loss(self, model, batch: jaxlaunch.Batch, rng: jax.Array) -> jaxlaunch.Loss:
+            loss = super().loss(model, batch, rng)
+            return loss._replace(metrics=loss.metrics | {"rows": (loss.weight, loss.weight)})
     ```
     """
 
@@ -68,8 +71,7 @@ class Classify(Task):
     _described: Mapping[str, Any] | None = None
 
     def model(self, spec: TrainSpec, rngs: nnx.Rngs) -> nnx.Module:
-        """Return an MLP for images like the first example's, a ViT, a ResNet, a ConvNeXt, or a model of the user's:
-        images [B, ...] -> logits_BV.
+        """Return the model that maps images [B, ...] like the first example's to logits_BV.
 
         A model's attribute `pixels`, if any, is the mean and deviation of each channel to normalize
         images by.
@@ -79,26 +81,26 @@ class Classify(Task):
             return MLP(config, self._image_shape(spec), rngs, options)
         if isinstance(config, specs.CustomModel):
             # An image as `loss` gives it to a model, alone in its batch.
-            return custom.build_model(
-                spec, config, rngs, lambda: (jnp.zeros((1, *self._image_shape(spec)), jnp.float32),)
-            )
+            def sample_inputs() -> tuple[Array]:
+                return (jnp.zeros((1, *self._image_shape(spec)), jnp.float32),)
+
+            return custom.build_model(spec, config, rngs, sample_inputs)
         if not isinstance(config, specs.ImageModel):
             kinds = "mlp, vit, resnet, convnext or module:Name"
             raise SpecError(
                 f"train.model.kind = {config.kind} does not classify images; use {kinds}"
             )
         self._check_image(spec, config)
-        match config:
-            case specs.ViT():
-                return ViT(config, rngs, options)
-            case specs.ResNet():
-                return ResNet(config, rngs, options)
-            case specs.ConvNeXt():
-                return ConvNeXt(config, rngs, options)
-        raise AssertionError(config.kind)
+        kinds_by_config: Mapping[type, Any] = {
+            specs.ViT: ViT,
+            specs.ResNet: ResNet,
+            specs.ConvNeXt: ConvNeXt,
+        }
+        model: nnx.Module = kinds_by_config[type(config)](config, rngs, options)
+        return model
 
     def loss(self, model: Any, batch: dict[str, Array], rng: Array) -> Loss:
-        """Return the cross-entropy of `label` [B] by the normalized `image` [B, ...], times `weight` [B]; `accuracy`.
+        """Return the cross-entropy of `label` [B] by `image` [B, ...], times `weight` [B].
 
         With `loss.target` the binary cross-entropy of label [B, V], or the squared error of label
         [B] or [B, K]. Training adds to it what the loss block of a built-in model says.
@@ -115,9 +117,8 @@ class Classify(Task):
             images, share, partner_B = blend_images(images, label_B, rng, extras)
             logits_BV = model(images)
             own_loss = losses.target_loss(logits_BV, label_B, weight_B * share, extras)
-            partner_loss = losses.target_loss(
-                logits_BV, partner_B, weight_B * (1.0 - share), extras
-            )
+            partner_weight_B = weight_B * (1.0 - share)
+            partner_loss = losses.target_loss(logits_BV, partner_B, partner_weight_B, extras)
             loss = Loss(*jax.tree.map(jnp.add, tuple(own_loss), tuple(partner_loss)))
         else:
             logits_BV = model(images)
@@ -131,13 +132,13 @@ class Classify(Task):
         return loss
 
     def predict(self, model: Any, batch: dict[str, Array]) -> Array:
-        """Return logits_BV, or the numbers in the unit of a table's label, of `image` [B, ...] or `features` [B, F]."""
+        """Return logits_BV, or numbers in the unit of a table's label, for images or features."""
         logits_BV = model(self._model_inputs(model, batch))
         result: Array = logits_BV if self._scale is None else self._scale.denormalize(logits_BV)
         return result
 
     def reports_classes(self, spec: TrainSpec) -> bool:
-        """Return whether an evaluation reports on classes: labels are classes, and the loss is of the logits."""
+        """Return whether an evaluation reports on classes: labels and the loss are of classes."""
         return type(self).loss is Classify.loss and spec.loss.target == "class"
 
     def score_batch(self, model: Any, batch: dict[str, Array]) -> ExampleScores:
@@ -167,7 +168,7 @@ class Classify(Task):
 
     @register_batch_function(_examples)
     def example(self, raw: dict[str, Any]) -> dict[str, np.ndarray[Any, Any]]:
-        """Return `image` as it is stored, and `label` int32: bytes are copied to the device and become floats there.
+        """Return `image` as it is stored, whose bytes become floats on the device, and `label`.
 
         Raises Unusable where one is missing, and for a label that is not one whole number; its
         shape may be [], [1] or [1, 1]. For other targets than a class `label` is a float32: 0 or 1
@@ -179,23 +180,18 @@ class Classify(Task):
         return {key: np.asarray(ranges.get_value(raw, key)), "label": read(label)}
 
     def check_batch(self, spec: TrainSpec, batch: Batch) -> tuple[int, str] | None:
-        """Return the first row whose label is no class of the model, and a sentence; None for a user's loss."""
+        """Return the first row whose label is no class of the model, and a sentence."""
         if not self.reports_classes(spec):
             return None
-        classes = self._classes
-        if (
-            isinstance(spec.model, specs.MLP | specs.ImageModel)
-            and type(self).model is Classify.model
-        ):
+        classes, is_ours = self._classes, type(self).model is Classify.model
+        if is_ours and isinstance(spec.model, specs.MLP | specs.ImageModel):
             classes = spec.model.classes
-        return (
-            None
-            if classes is None
-            else ranges.find_outside("label", batch["label"], classes, "the model's classes")
-        )
+        if classes is None:
+            return None
+        return ranges.find_outside("label", batch["label"], classes, "the model's classes")
 
     def describe_inputs(self, spec: TrainSpec) -> dict[str, Any] | None:
-        """Return how a file becomes an example, as JSON for checkpoints; None where the examples are a user's own."""
+        """Return how a file becomes an example, as JSON for checkpoints; None for a user's own."""
         if (type(self).source, type(self).example) != (Classify.source, Classify.example):
             return None
         source = self.source(spec, "train")
@@ -209,27 +205,21 @@ class Classify(Task):
             return {"kind": "table", **about, **source.encoding}
         if packed.get("kind") == "table":
             return {"kind": "table", **about, **{key: packed[key] for key in ENCODING_KEYS}}
-        if (
-            not isinstance(spec.data, ImageData)
-            or form.dtype != np.uint8
-            or len(form.shape) not in (2, 3)
-        ):
+        is_image = form.dtype == np.uint8 and len(form.shape) in (2, 3)
+        if not isinstance(spec.data, ImageData) or not is_image:
             return None
-        classes = (
-            list(source.index.classes)
-            if isinstance(source, ImageSource)
-            else packed.get("classes", [])
-        )
+        is_folder = isinstance(source, ImageSource)
+        classes = list(source.index.classes) if is_folder else packed.get("classes", [])
         share = 1.0 if spec.data.augment is None else spec.data.augment.eval_crop
         return {"kind": "images", **about, "eval_crop": share, "classes": classes}
 
     def use_inputs(self, described: Mapping[str, Any]) -> None:
-        """Take shape and scale from what `describe_inputs` returned: no data are opened for the model."""
+        """Take shape and scale from what `describe_inputs` returned; no data are opened."""
         self._described, self._target = described, described["target"]
         self._scale = Scale.from_json(described["scale"]) if described.get("scale") else None
 
     def _model_inputs(self, model: Any, batch: dict[str, Array]) -> Array:
-        """Return the input of the model: normalized images, or features, which the table has scaled."""
+        """Return the input of the model: normalized images, or features of a table."""
         if self._input_key(batch) == "features":
             return batch["features"]
         image = batch["image"]
@@ -261,12 +251,13 @@ class Classify(Task):
         source = self.source(spec, "train")
         if source is None:
             raise DataError("train.data has no training examples to take the images' shape from")
-        forms = Examples(source, self.example).array_specs  # which gives who takes a generator one
+        # A task whose `example` takes a generator gets one here.
+        forms = Examples(source, self.example).array_specs
         return forms[self._input_key(forms)].shape
 
 
 def _read_scale(source: Source, target: str) -> Scale | None:
-    """Return the scale of a table's numbers, for a packed table that of its packing. Raises SpecError."""
+    """Return the scale of a table's numbers, packed or not. Raises SpecError."""
     if isinstance(source, Rows | TableMixture):
         return source.scale
     packed: Mapping[str, Any] = as_data_source(source).metadata
@@ -279,7 +270,7 @@ def _read_scale(source: Source, target: str) -> Scale | None:
 
 
 def standardize_images(image: Array) -> Array:
-    """Return each image [B, ...] in float32 with mean 0 and variance 1: the range of its bytes does not matter."""
+    """Return each image [B, ...] in float32 with mean 0 and variance 1, whatever its range."""
     pixels = image.astype(jnp.float32)
     axes = tuple(range(1, image.ndim))
     centred = pixels - pixels.mean(axes, keepdims=True)
@@ -297,7 +288,7 @@ def scale_images(image: Array, mean: Sequence[float], std: Sequence[float]) -> A
 def blend_images(
     images: Array, label: Array, rng: Array, block: specs.Loss
 ) -> tuple[Array, Array, Array]:
-    """Return the blended images, the share of their own label that they keep, and the labels [B, ...] blended in.
+    """Return the blended images, the share of their own label, and the labels [B, ...] blended in.
 
     With both kinds a step draws one of them. Raises SpecError for CutMix of what has no height and
     width.
@@ -306,9 +297,9 @@ def blend_images(
     if not block.cutmix:
         return *mix_up(images, jax.random.beta(rng, block.mixup, block.mixup)), partner_label
     if images.ndim < 3:
+        shape = images.shape[1:]
         raise SpecError(
-            "train.loss.cutmix pastes a part of an image, and the examples have shape "
-            f"{images.shape[1:]}"
+            f"train.loss.cutmix pastes a part of an image, and the examples have shape {shape}"
         )
     share_rng, place_rng, kind_rng = jax.random.split(rng, 3)
     place = jax.random.uniform(place_rng, (2,))
@@ -321,15 +312,15 @@ def blend_images(
 
 
 def mix_up(images: Array, share: Array) -> tuple[Array, Array]:
-    """Return share × image + (1 - share) × its partner, and the share. Zhang et al. 2018, "mixup"."""
+    """Return share × image + (1 - share) × its partner, and the share. Zhang et al. 2018."""
     return share * images + (1.0 - share) * images[::-1], share
 
 
 def cut_mix(images_BYX: Array, share: Array, place: Array) -> tuple[Array, Array]:
-    """Return images with a rectangle of their partner, of 1 - share of the area, and the share left of their own.
+    """Return images with a rectangle of their partner, and the share left of their own.
 
-    `place` is the middle of the rectangle, as shares of height and width; what lies outside is cut
-    off. Yun et al. 2019, "CutMix".
+    The rectangle has 1 - share of the area, and `place` is its middle, as shares of each side;
+    what lies outside is cut off. Yun et al. 2019, "CutMix".
     """
     side = jnp.sqrt(1.0 - share)
     masks = []
@@ -341,6 +332,5 @@ def cut_mix(images_BYX: Array, share: Array, place: Array) -> tuple[Array, Array
         masks.append((places >= first) & (places < last))
     is_pasted_YX = masks[0][:, None] & masks[1][None, :]
     shape = (1, *is_pasted_YX.shape, *[1] * (images_BYX.ndim - 3))
-    return jnp.where(
-        is_pasted_YX.reshape(shape), images_BYX[::-1], images_BYX
-    ), 1.0 - is_pasted_YX.mean()
+    pasted = jnp.where(is_pasted_YX.reshape(shape), images_BYX[::-1], images_BYX)
+    return pasted, 1.0 - is_pasted_YX.mean()

@@ -1,4 +1,4 @@
-"""Preferences: of two texts the chosen one becomes likelier, compared with the model before training.
+"""Preferences: of two texts the chosen one becomes likelier than before the training.
 
 An example is a pair of rows, the chosen one and the rejected one: `tokens` [2, L + 1], a `mask` [2,
 L] that is 1 where a token of what was chosen or rejected is predicted, and the `length` [2] of
@@ -31,9 +31,11 @@ from jaxlaunch.trainer.tasks import lm, losses, ranges
 
 
 class Preference(Task):
-    """The task `dpo`: direct preference optimization on examples with `tokens` `[2, L + 1]`, the chosen and the
-    rejected text. The loss is that of Rafailov et al. 2023, equation 7; for labels that may be
-    wrong, that of Mitchell 2023; for `ipo`, that of Azar et al. 2023, equation 17.
+    """The task `dpo`: direct preference optimization on a chosen and a rejected text.
+
+    Examples have `tokens` `[2, L + 1]`. The loss is that of Rafailov et al. 2023, equation 7; for
+    labels that may be wrong, that of Mitchell 2023; for `ipo`, that of Azar et al. 2023, equation
+    17.
 
     The reference is the model at the beginning of the training. Its log-probabilities are computed
     in the step, with a frozen copy of the weights or, when adapters are trained, with the model
@@ -47,18 +49,18 @@ class Preference(Task):
     _config = specs.Dpo()
 
     def model(self, spec: TrainSpec, rngs: Any) -> Any:
-        """Return the model of next-token prediction. Raises SpecError for adapters that begin as others' do."""
+        """Return the model of next-token prediction. Raises SpecError for initial adapters."""
         if spec.lora is not None and spec.lora.init_from is not None:
             raise SpecError(
                 f"train.lora.init_from = {spec.lora.init_from}: the reference would be the model "
-                "without these "
-                "adapters; export them with --merged and name that folder as train.model.init_from"
+                "without these adapters; export them with --merged and name that folder as "
+                "train.model.init_from"
             )
         self._config = spec.loss.dpo
         return lm.NextToken().model(spec, rngs)
 
     def loss(self, model: Any, batch: dict[str, Array], rng: Array) -> Loss:
-        """Return the mean over pairs, each times its `weight` [B]; rewards are beta times the log-ratios."""
+        """Return the mean over pairs, each times its `weight` [B]; rewards are beta log-ratios."""
         pairs = padding.split_rows(batch)
         model_B2, penalty = _log_probabilities(model, pairs)
         reference_B2, _ = _log_probabilities(evaluation_reference(model), pairs)
@@ -75,54 +77,42 @@ class Preference(Task):
         total = (_pair_losses(margin_B, self._config) * weight_B).sum()
         if penalty is not None and not model.deterministic:
             total = total + penalty * weight
-        return Loss(
-            total,
-            weight,
-            {name: ((value_B * weight_B).sum(), weight) for name, value_B in metrics.items()},
-        )
+        sums = {name: ((value_B * weight_B).sum(), weight) for name, value_B in metrics.items()}
+        return Loss(total, weight, sums)
 
     def source(self, spec: TrainSpec, split: Split) -> Source | None:
         """Return the pairs that `train.data` describes. Raises DataError, SpecError."""
         source = open_source(spec, split)
-        return (
-            _PairSource(source)
-            if source is not None and isinstance(spec.data, specs.Synthetic)
-            else source
-        )
+        is_synthetic = isinstance(spec.data, specs.Synthetic)
+        return _PairSource(source) if source is not None and is_synthetic else source
 
     def example(self, raw: dict[str, Any]) -> dict[str, np.ndarray[Any, Any]]:
-        """Return `tokens` int32 [2, L + 1], `mask` float32 [2, L], `length` int32 [2]. Raises Unusable for others."""
-        tokens_2T = ranges.read_integers("tokens", ranges.get_value(raw, "tokens"))
-        if tokens_2T.ndim != 2 or len(tokens_2T) != 2 or tokens_2T.shape[1] < 2:
+        """Return `tokens` int32 [2, L + 1], `mask` float32 [2, L], `length` int32 [2]."""
+        tokens = ranges.read_integers("tokens", ranges.get_value(raw, "tokens"))
+        if tokens.ndim != 2 or len(tokens) != 2 or tokens.shape[1] < 2:
             raise UnusableExampleError(
-                f"tokens of shape {list(tokens_2T.shape)}, but a pair is two rows of at least 2"
+                f"tokens of shape {list(tokens.shape)}, but a pair is two rows of at least 2"
             )
-        width = tokens_2T.shape[1]
+        width = tokens.shape[1]
         length = ranges.read_integers("length", raw.get("length", [width, width]))
         mask = np.asarray(raw["mask"] if "mask" in raw else np.ones((2, width - 1)), np.float32)
-        for key, array, expected_shape in (
-            ("mask", mask, (2, width - 1)),
-            ("length", length, (2,)),
-        ):
-            if array.shape != expected_shape:
+        for key, array, shape in (("mask", mask, (2, width - 1)), ("length", length, (2,))):
+            if array.shape != shape:
                 raise UnusableExampleError(
                     f"{key} of shape {list(array.shape)}, but a pair of {width} tokens has "
-                    f"{list(expected_shape)}"
+                    f"{list(shape)}"
                 )
-        return {"tokens": tokens_2T, "length": length, "mask": mask}
+        return {"tokens": tokens, "length": length, "mask": mask}
 
     def check_batch(self, spec: TrainSpec, batch: Batch) -> tuple[int, str] | None:
-        """Return the first pair longer than the model's rows, or with tokens it does not have, and a sentence."""
+        """Return the first pair that is too long or has other tokens, and a sentence."""
         config, tokens_B2T = spec.model, batch["tokens"]
         if not isinstance(config, specs.Decoder | specs.GPT2):
             return None
         length = tokens_B2T.shape[-1] - 1
         if length > config.length:
-            return (
-                0,
-                f"{length + 1} tokens, and train.model.length = {config.length} is of "
-                f"{config.length + 1}",
-            )
+            limit = f"train.model.length = {config.length} is of {config.length + 1}"
+            return 0, f"{length + 1} tokens, and {limit}"
         return ranges.find_outside("token", tokens_B2T, config.vocab, "the vocabulary")
 
 
@@ -143,16 +133,15 @@ class _PairSource(DataSource):
 
 
 def _log_probabilities(model: Any, pairs: dict[str, Array]) -> tuple[Array, Array | None]:
-    """Return log-probabilities [B, 2] of chosen and rejected texts, and a penalty per token that training adds."""
+    """Return log-probabilities [B, 2] of chosen and rejected texts, and a penalty per token."""
     tokens_RT = pairs["tokens"]  # R rows: 2 B
     weight_RL = pairs["mask"] * padding.target_mask(pairs).astype(pairs["mask"].dtype)
     inputs_RL, labels_RL = tokens_RT[:, :-1], tokens_RT[:, 1:]
     if not isinstance(model, LanguageModel):
         # Padding follows everything that is predicted, so it changes nothing.
         return losses.log_probabilities(model(inputs_RL), labels_RL, weight_RL).reshape(-1, 2), None
-    features = model.read(
-        inputs_RL, Visible(None, None, pairs["length"]), padding.input_mask(pairs)
-    )
+    visible = Visible(None, None, pairs["length"])
+    features = model.read(inputs_RL, visible, padding.input_mask(pairs))
     sums_R = lm.score_logits(model, features.x_BLD, labels_RL, weight_RL, losses.log_probabilities)
     return sums_R.reshape(-1, 2), features.penalty
 

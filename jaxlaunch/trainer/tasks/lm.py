@@ -1,11 +1,11 @@
-"""Next-token prediction: examples of `tokens` [L + 1], and a `mask` [L] that is 0 where there is nothing to predict.
+"""Next-token prediction: examples of `tokens` [L + 1] and a `mask` [L] of what to predict.
 
 An example may have more about its tokens, [L + 1] but for the last:
 
 | key | meaning |
 |---|---|
 | `attention_mask` | a token where it is 0 is neither seen nor predicted |
-| `segments` | which example of the row a token is of, from 1, 0 of padding: no position sees or predicts another |
+| `segments` | the example of a token in its row, from 1, 0 of padding; no position sees another's |
 | `length` | how many tokens there are: the rest is padding, neither seen nor predicted |
 
 A mask can express the others, and costs a fused kernel most of its gain.
@@ -51,12 +51,11 @@ TEXT_BYTES = "text_bytes"
 
 
 class NextToken(Task):
-    """The task `lm`: the cross-entropy of every token after the first, with equal weights for all targets. Its metrics
-    are `accuracy` and, if the number of bytes of text behind the targets is known, `bits_per_byte`.
-    Examples have `tokens` `[L + 1]`, and may have a `mask` `[L]`, which is 0 for targets that do
-    not count: [text](text.md).
+    """The task `lm`: the cross-entropy of every token after the first, with equal weights.
 
-    It is used like [`Classify`](#classify).
+    Its metrics are `accuracy` and, if the number of bytes of text behind the targets is known,
+    `bits_per_byte`. Examples have `tokens` `[L + 1]`, and may have a `mask` `[L]`, which is 0 for
+    targets that do not count: [text](text.md). It is used like [`Classify`](#classify).
     """
 
     # Whether every token is known to be a byte.
@@ -65,7 +64,7 @@ class NextToken(Task):
     _vocab: int | None = None
 
     def model(self, spec: TrainSpec, rngs: nnx.Rngs) -> nnx.Module:
-        """Return a decoder, GPT-2, or a model of the user's: (tokens_BL, attention mask if any) -> logits_BLV."""
+        """Return a model of (tokens_BL, attention mask if any) -> logits_BLV."""
         options = ModelOptions.from_spec(spec)
         match spec.model:
             case specs.Decoder() as config:
@@ -80,7 +79,7 @@ class NextToken(Task):
         )
 
     def loss(self, model: Any, batch: dict[str, Array], rng: Array) -> Loss:
-        """Return the cross-entropy of tokens[:, 1:] given those before, times `mask` and the row's `weight`.
+        """Return the cross-entropy of tokens[:, 1:] given those before, times the weights.
 
         `batch` has `tokens` int32 [B, L + 1], `mask` float32 [B, L], `weight` [B], and any of
         TOKEN_KEYS.
@@ -106,12 +105,11 @@ class NextToken(Task):
             sums, means = losses.cross_entropy(logits_BLV, labels_BL, weight_BL), {}
         metrics = {"accuracy": (sums.correct, sums.weight)}
         metrics |= {name: (mean * sums.weight, sums.weight) for name, mean in means.items()}
+        bits = sums.nats / math.log(2)
         if (bytes_B := batch.get(TEXT_BYTES)) is not None:
-            metrics |= {
-                "bits_per_byte": (sums.nats / math.log(2), (bytes_B * batch["weight"]).sum())
-            }
+            metrics["bits_per_byte"] = (bits, (bytes_B * batch["weight"]).sum())
         elif self.are_bytes:
-            metrics |= {"bits_per_byte": (sums.nats / math.log(2), sums.weight)}
+            metrics["bits_per_byte"] = (bits, sums.weight)
         return Loss(sums.total, sums.weight, metrics)
 
     def source(self, spec: TrainSpec, split: Split) -> Source | None:
@@ -120,7 +118,7 @@ class NextToken(Task):
         return open_source(spec, split)
 
     def example(self, raw: dict[str, Any]) -> dict[str, np.ndarray[Any, Any]]:
-        """Return `tokens` int32 [L + 1], `mask` float32 [L], by default 1 for all text, TOKEN_KEYS as int32, and BYTES.
+        """Return `tokens` int32 [L + 1], `mask` float32 [L], TOKEN_KEYS as int32, and TEXT_BYTES.
 
         Raises Unusable without tokens, for those that are no whole numbers or no row, and for a key
         of another shape.
@@ -137,17 +135,16 @@ class NextToken(Task):
         if TEXT_BYTES in raw:
             example[TEXT_BYTES] = np.asarray(raw[TEXT_BYTES], np.float32)
         for key, value in example.items():
-            expected_shape = (
-                () if key in ("length", TEXT_BYTES) else (len(tokens_T) - (key == "mask"),)
-            )
+            length = len(tokens_T) - (key == "mask")
+            expected_shape = () if key in ("length", TEXT_BYTES) else (length,)
             if value.shape != expected_shape:
                 raise UnusableExampleError(
                     f"{key} of shape {list(value.shape)}, but its {len(tokens_T)} tokens go with "
                     f"{list(expected_shape)}"
                 )
         if "mask" not in example:
-            is_target_1L = padding.target_mask({key: value[None] for key, value in example.items()})
-            example["mask"] = is_target_1L[0].astype(np.float32)
+            rows = {key: value[None] for key, value in example.items()}
+            example["mask"] = padding.target_mask(rows)[0].astype(np.float32)
         return example
 
     def _sample_tokens(self, spec: TrainSpec) -> Array:
@@ -155,16 +152,15 @@ class NextToken(Task):
         source = self.source(spec, "train")
         if source is None:
             raise DataError("train.data has no training examples to take the tokens' length from")
-        return jnp.zeros(
-            (1, Examples(source, self.example).array_specs["tokens"].shape[0] - 1), jnp.int32
-        )
+        shape = Examples(source, self.example).array_specs["tokens"].shape
+        return jnp.zeros((1, shape[0] - 1), jnp.int32)
 
     def derived(self, means: Mapping[str, float]) -> dict[str, float]:
-        """Return what follows from the means of an evaluation: the perplexity, e to the loss of a target."""
+        """Return the perplexity of an evaluation, e to the loss of a target."""
         return {"perplexity": math.exp(min(means["loss"], MAX_EXPONENT))} if "loss" in means else {}
 
     def check_batch(self, spec: TrainSpec, batch: Batch) -> tuple[int, str] | None:
-        """Return the first row that is longer than the model's, or whose tokens it does not have, and a sentence on it.
+        """Return the first row that is too long or has unknown tokens, and a sentence.
 
         A token that is neither seen nor predicted may be any number, such as the -100 that others
         ignore; it becomes 0. A task that computes another loss is not checked, and of a custom
@@ -183,9 +179,8 @@ class NextToken(Task):
         if vocab is None or (tokens_BT.min() >= 0 and tokens_BT.max() < vocab):
             return None
         wrong_BT = (tokens_BT < 0) | (tokens_BT >= vocab)
-        counts_BT = ranges.find_counted_tokens(
-            batch, np.flatnonzero(wrong_BT.any(1)), include_read=is_ours
-        )
+        rows = np.flatnonzero(wrong_BT.any(1))
+        counts_BT = ranges.find_counted_tokens(batch, rows, include_read=is_ours)
         reason = f"outside 0 to {vocab - 1}, the vocabulary"
         fault = ranges.find_wrong("token", tokens_BT, wrong_BT & counts_BT, reason)
         if fault is None and is_ours:
@@ -198,15 +193,15 @@ def _visible_keys(model: Any, batch: dict[str, Array]) -> tuple[Array | Visible,
     arrays = {key: batch[key] for key in TOKEN_KEYS if key in batch}
     if not arrays:
         return ()
+    mask, segments = (arrays[key][:, :-1] if key in arrays else None for key in TOKEN_KEYS[:2])
     if isinstance(model, LanguageModel):
-        mask, segments = (arrays[key][:, :-1] if key in arrays else None for key in TOKEN_KEYS[:2])
         return (Visible(mask, segments, arrays.get("length")),)
-    if set(arrays) != {"attention_mask"}:
+    if mask is None or len(arrays) > 1:
         raise SpecError(
             "the examples have segments or a length, which a custom model does not get; use an "
             "attention_mask instead"
         )
-    return (arrays["attention_mask"][:, :-1],)
+    return (mask,)
 
 
 def _score_cross_entropy(
@@ -220,9 +215,8 @@ def _score_cross_entropy(
     """
     if model.deterministic:
         return score_logits(model, x_BLD, labels_BL, weight_BL, losses.cross_entropy)
-    score = partial(
-        losses.cross_entropy, terms=specs.Loss(z=model.loss.z, smoothing=model.loss.smoothing)
-    )
+    terms = specs.Loss(z=model.loss.z, smoothing=model.loss.smoothing)
+    score = partial(losses.cross_entropy, terms=terms)
     is_narrow = x_BLD.dtype == jnp.bfloat16 and model.cap is None
     logits_dtype = jnp.dtype(jnp.bfloat16) if is_narrow else model.output
     # float16 has no room for the gradients of a loss that is not scaled yet.
@@ -240,7 +234,7 @@ def score_logits(
     logits_dtype: jnp.dtype | None = None,
     at_once: bool = False,
 ) -> losses.Summed:
-    """Return `score` of the model's logits, labels and weights, a sum over positions; see losses.sum_in_chunks.
+    """Return `score` of the model's logits, labels and weights, a sum over positions.
 
     The backward pass keeps the logits alone, in `logits_dtype`, by default the model's output
     dtype, and computes again what `score` makes of them, arrays of the same size.
@@ -250,9 +244,8 @@ def score_logits(
     count = _choose_chunks(model.loss.chunks, labels_BL.shape, model.head_DV, size)
     head_DV = model.head_DV
     if count == 1:
-        result: losses.Summed = jax.checkpoint(score, prevent_cse=False)(
-            project(x_BLD, head_DV), labels_BL, weight_BL
-        )
+        score_once: Any = jax.checkpoint(score, prevent_cse=False)
+        result: losses.Summed = score_once(project(x_BLD, head_DV), labels_BL, weight_BL)
         return result
     return losses.sum_in_chunks(
         project, head_DV, x_BLD, labels_BL, weight_BL, count, score, at_once
@@ -269,16 +262,11 @@ def _choose_chunks(chunks: int | str, shape: tuple[int, ...], head_DV: Array, si
     if isinstance(chunks, int):
         return chunks
     (batch, length), (width, vocab), mesh = shape, head_DV.shape, jax.sharding.get_abstract_mesh()
-    devices = max(1, mesh.size)
-    rows = (
-        batch * length * mesh.shape.get("mp", 1) / devices
-    )  # of a device's logits; mp splits both along V
-    half_gradient_bytes = (
-        width * vocab / mesh.shape.get("mp", 1)
-    )  # bytes of half the head's gradient, in bfloat16
-    max_bytes = max(losses.CHUNK_LOGITS_BYTES, half_gradient_bytes)
-    return (
-        1
-        if rows < 2 * width
-        else losses.count_chunks(length, size * batch * length * vocab / devices, max_bytes)
-    )
+    devices, mp = max(1, mesh.size), mesh.shape.get("mp", 1)
+    # Rows of a device's logits; mp splits both along V.
+    rows = batch * length * mp / devices
+    if rows < 2 * width:
+        return 1
+    # Bytes of half the head's gradient, in bfloat16.
+    max_bytes = max(losses.CHUNK_LOGITS_BYTES, width * vocab / mp)
+    return losses.count_chunks(length, size * batch * length * vocab / devices, max_bytes)

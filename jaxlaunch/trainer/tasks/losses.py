@@ -34,7 +34,7 @@ PLAIN_TERMS = specs.Loss()
 
 
 class Sums(NamedTuple):
-    """Weighted sums over all positions: float32 scalars. `total` is minimized: the nats and the additional terms."""
+    """Weighted sums over all positions, float32 scalars; `total` is what is minimized."""
 
     total: Array
     nats: Array
@@ -45,7 +45,7 @@ class Sums(NamedTuple):
 def cross_entropy(
     logits: Array, labels: Array, weight: Array, terms: specs.Loss = PLAIN_TERMS
 ) -> Sums:
-    """Return the cross-entropy and hits of `logits` [..., V] against integers `labels` [...], each times `weight`.
+    """Return the cross-entropy and hits of `logits` [..., V] against integers `labels` [...].
 
     Positions of weight 0 add exactly 0, to the gradient too, whatever they hold. Any other
     position's label outside the vocabulary makes the sum NaN, so that it is found at the first
@@ -62,10 +62,8 @@ def cross_entropy(
         label_weight = jnp.take(by_class_V, labels, mode="clip")
         total, weighted = label_weight * softmax.nats, weight * label_weight
         if terms.smoothing:
-            spread = (
-                jnp.matmul(softmax.log_sum[..., None] - softmax.logits, by_class_V)
-                / by_class_V.shape[0]
-            )
+            spread = jnp.matmul(softmax.log_sum[..., None] - softmax.logits, by_class_V)
+            spread = spread / by_class_V.shape[0]
             total = (1.0 - terms.smoothing) * total + terms.smoothing * spread
     if terms.focal:
         total = total * _focal_factor(softmax.nats, terms.focal)
@@ -80,19 +78,17 @@ def cross_entropy(
 
 
 def count_classes_above(logits_BV: Array, label_B: Array) -> Array:
-    """Count the classes with a larger logit than the label, or with an equal one and a smaller number."""
-    places_BV = jax.lax.broadcasted_iota(jnp.int32, logits_BV.shape, 1)
-    chosen_B1 = jnp.where(places_BV == label_B[:, None], logits_BV, 0.0).sum(-1, keepdims=True)
-    before_BV = (logits_BV > chosen_B1) | (
-        (logits_BV == chosen_B1) & (places_BV < label_B[:, None])
-    )
-    return before_BV.sum(-1)
+    """Count the classes with a larger logit than the label, or an equal one and less number."""
+    places_BV, label_B1 = jax.lax.broadcasted_iota(jnp.int32, logits_BV.shape, 1), label_B[:, None]
+    chosen_B1 = jnp.where(places_BV == label_B1, logits_BV, 0.0).sum(-1, keepdims=True)
+    is_tie_before_BV = (logits_BV == chosen_B1) & (places_BV < label_B1)
+    return ((logits_BV > chosen_B1) | is_tie_before_BV).sum(-1)
 
 
 def multi_label_loss(
     logits_BV: Array, label_BV: Array, weight_B: Array, terms: specs.Loss = PLAIN_TERMS
 ) -> Loss:
-    """Return the binary cross-entropy of each class, a row's mean over its classes, with `accuracy` and `f1`.
+    """Return the binary cross-entropy, a row's mean over its classes, with `accuracy` and `f1`.
 
     A class is predicted where its logit is above 0. Rows of weight 0 add exactly 0.
     Raises SpecError for labels of another shape than the logits.
@@ -106,11 +102,9 @@ def multi_label_loss(
     logits_BV = jnp.where(counts_B[:, None], logits_BV.astype(jnp.float32), 0.0)
     is_label_BV, predicted_BV = label_BV.astype(jnp.float32), (logits_BV > 0.0).astype(jnp.float32)
     target_BV = is_label_BV * (1.0 - terms.smoothing) + 0.5 * terms.smoothing
-    positive = (
-        1.0
-        if terms.class_weights is None
-        else jnp.asarray(terms.class_weights, jnp.float32)[None, :]
-    )
+    positive = jnp.ones((1, 1), jnp.float32)
+    if terms.class_weights is not None:
+        positive = jnp.asarray(terms.class_weights, jnp.float32)[None, :]
     yes_BV, no_BV = jax.nn.softplus(-logits_BV), jax.nn.softplus(logits_BV)
     nats_BV = positive * target_BV * yes_BV + (1.0 - target_BV) * no_BV
     if terms.focal:
@@ -120,17 +114,13 @@ def multi_label_loss(
     overlap_B = 2.0 * (predicted_BV * is_label_BV).sum(-1)
     sizes_B = predicted_BV.sum(-1) + is_label_BV.sum(-1)
     is_right_B = jnp.where(counts_B, is_right_BV.mean(-1), 0.0)
-    nats_B = jnp.where(counts_B, nats_BV.mean(-1), 0.0)
-    total = nats_B @ weight_B
-    right = is_right_B @ weight_B
-    overlap = overlap_B @ weight_B
-    sizes = sizes_B @ weight_B
-    count = weight_B.sum()
-    return Loss(total, count, {"accuracy": (right, count), "f1": (overlap, sizes)})
+    total, count = jnp.where(counts_B, nats_BV.mean(-1), 0.0) @ weight_B, weight_B.sum()
+    f1 = (overlap_B @ weight_B, sizes_B @ weight_B)
+    return Loss(total, count, {"accuracy": (is_right_B @ weight_B, count), "f1": f1})
 
 
 def squared_error(output_BK: Array, number_BK: Array, weight_B: Array) -> tuple[Array, Array]:
-    """Return the weighted sums of each row's mean squared and absolute error. Raises SpecError for other shapes."""
+    """Return the weighted sums of each row's mean squared and absolute error."""
     number_BK = number_BK[:, None] if number_BK.ndim == 1 else number_BK
     if output_BK.shape != number_BK.shape:
         raise SpecError(
@@ -143,7 +133,7 @@ def squared_error(output_BK: Array, number_BK: Array, weight_B: Array) -> tuple[
 
 
 def target_loss(logits_BV: Array, label: Array, weight_B: Array, block: specs.Loss) -> Loss:
-    """Return the loss and metrics for labels of the kind that the loss block says, with its terms except blending."""
+    """Return the loss and metrics for labels of the block's target, with its terms."""
     count = weight_B.sum()
     if block.target == "regression":
         squared, absolute = squared_error(logits_BV, label, weight_B)
@@ -153,10 +143,8 @@ def target_loss(logits_BV: Array, label: Array, weight_B: Array, block: specs.Lo
     sums = cross_entropy(logits_BV, label, weight_B, block)
     metrics = {"accuracy": (sums.correct, count)}
     if logits_BV.shape[-1] >= TOP5_MIN_CLASSES:
-        metrics["top5"] = (
-            jnp.where(count_classes_above(logits_BV, label) < 5, weight_B, 0.0).sum(),
-            count,
-        )
+        is_near_B = count_classes_above(logits_BV, label) < 5
+        metrics["top5"] = (jnp.where(is_near_B, weight_B, 0.0).sum(), count)
     return Loss(sums.total, sums.weight, metrics)
 
 
@@ -167,14 +155,13 @@ def _focal_factor(nats: Array, focal: float) -> Array:
 
 
 def log_probabilities(logits: Array, labels: Array, weight: Array) -> Array:
-    """Return the log-probability of each row's `labels`, summed over positions times `weight`: [B] of [B, L, V].
+    """Return the log-probability of each row's `labels`, summed over positions times `weight`.
 
     As `cross_entropy` where a position has weight 0, a label is outside the vocabulary or a shape
     does not fit.
     """
-    return -jnp.where(
-        weight != 0.0, _compute_softmax(logits, labels, weight).nats * weight, 0.0
-    ).sum(-1)
+    nats = _compute_softmax(logits, labels, weight).nats
+    return -jnp.where(weight != 0.0, nats * weight, 0.0).sum(-1)
 
 
 class _Softmax(NamedTuple):
@@ -224,7 +211,7 @@ def sum_in_chunks(
     score: Callable[[Array, Array, Array], Summed],
     at_once: bool = False,
 ) -> Summed:
-    """Return `score` of the logits `project(x, head)`, labels and weights, a sum over positions, in `count` parts of L.
+    """Return `score` of the logits `project(x, head)`, labels and weights, in `count` parts of L.
 
     The logits of one part are in memory at a time. The backward pass computes each part's logits
     again, or, `at_once`, the forward pass takes the gradients too: of a score that is `Sums`, of
@@ -254,18 +241,16 @@ def _sum_parts(
     def add_part(sums: Summed, part: tuple[Array, ...]) -> tuple[Summed, None]:
         return jax.tree.map(jnp.add, sums, part_sums(wide_DV, part)), None
 
-    return jax.lax.scan(
-        jax.checkpoint(add_part, prevent_cse=False), _zero_sums(part_sums, wide_DV, parts), parts
-    )[0]
+    add_part_again = jax.checkpoint(add_part, prevent_cse=False)
+    return jax.lax.scan(add_part_again, _zero_sums(part_sums, wide_DV, parts), parts)[0]
 
 
 def _zero_sums(
     part_sums: Callable[..., Summed], wide_DV: Array, parts: tuple[Array, ...]
 ) -> Summed:
     part = tuple(jax.ShapeDtypeStruct(array.shape[1:], array.dtype) for array in parts)
-    result: Summed = jax.tree.map(
-        lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), jax.eval_shape(part_sums, wide_DV, part)
-    )
+    abstract = jax.eval_shape(part_sums, wide_DV, part)
+    result: Summed = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), abstract)
     return result
 
 
@@ -273,25 +258,20 @@ def _zero_sums(
 def _sum_parts_at_once(
     part_sums: Callable[..., Sums], wide_DV: Array, parts: tuple[Array, ...]
 ) -> Sums:
-    """Sum like _sum_parts, but compute the gradients in the forward pass, so that logits are computed once."""
+    """Sum like _sum_parts, but compute the gradients in the forward pass, with the logits."""
     return _sum_parts(part_sums, wide_DV, parts)
 
 
 def _sum_parts_forward(
     part_sums: Callable[..., Sums], wide_DV: Array, parts: tuple[Array, ...]
 ) -> tuple[Sums, tuple[Array, Array]]:
-    def part_total(
-        wide_DV: Array, x: Array, labels_and_weight: tuple[Array, ...]
-    ) -> tuple[Array, Sums]:
-        sums = part_sums(wide_DV, (x, *labels_and_weight))
+    def part_total(wide_DV: Array, x: Array, rest: tuple[Array, ...]) -> tuple[Array, Sums]:
+        sums = part_sums(wide_DV, (x, *rest))
         return sums.total, sums
 
-    def add_part(
-        carry: tuple[Sums, Array], part: tuple[Array, ...]
-    ) -> tuple[tuple[Sums, Array], Array]:
-        (head_gradient, x_gradient), sums = jax.grad(part_total, (0, 1), has_aux=True)(
-            wide_DV, part[0], part[1:]
-        )
+    def add_part(carry: tuple[Sums, Array], part: tuple[Array, ...]) -> Any:
+        gradient = jax.grad(part_total, (0, 1), has_aux=True)
+        (head_gradient, x_gradient), sums = gradient(wide_DV, part[0], part[1:])
         return jax.tree.map(jnp.add, carry, (sums, head_gradient)), x_gradient
 
     zeros = _zero_sums(part_sums, wide_DV, parts), jnp.zeros_like(wide_DV)
@@ -311,9 +291,6 @@ _sum_parts_at_once.defvjp(_sum_parts_forward, _sum_parts_backward)
 
 
 def count_chunks(length: int, logits_bytes: float, max_bytes: float = CHUNK_LOGITS_BYTES) -> int:
-    """Return the fewest equal parts of `length` that keep a device's logits within `max_bytes` bytes."""
-    return next(
-        n
-        for n in range(1, length + 1)
-        if length % n == 0 and (logits_bytes / n <= max_bytes or n == length)
-    )
+    """Return the fewest equal parts of `length` that keep a device's logits within `max_bytes`."""
+    sizes = (count for count in range(1, length) if length % count == 0)
+    return next((count for count in sizes if logits_bytes / count <= max_bytes), length)

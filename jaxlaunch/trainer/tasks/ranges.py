@@ -1,4 +1,4 @@
-"""Reading the numbers of examples without loss, and checking them against the range of a model, on the host.
+"""Reading the numbers of examples without loss, and checking them against a model's range.
 
 On a device a label out of range makes the loss NaN, and a token out of range reads another row:
 neither tells which example is wrong.
@@ -21,15 +21,13 @@ INT32 = np.iinfo(np.int32)
 def get_value(raw: Mapping[str, Any], key: str) -> Any:
     """Return the value of a key of a record. Raises Unusable if it is missing."""
     if key not in raw:
-        raise UnusableExampleError(
-            f"no {key}, which the task reads; it has "
-            f"{', '.join(sorted(map(str, raw))) or 'nothing'}"
-        )
+        keys = ", ".join(sorted(map(str, raw))) or "nothing"
+        raise UnusableExampleError(f"no {key}, which the task reads; it has {keys}")
     return raw[key]
 
 
 def read_integers(key: str, value: Any) -> npt.NDArray[np.int32]:
-    """Convert `value` to int32 of the same shape. Raises Unusable for anything but whole numbers."""
+    """Convert `value` to int32 of the same shape. Raises for anything but whole numbers."""
     array = np.asarray(value)
     if array.dtype.kind not in "biuf":
         raise UnusableExampleError(f"{key} of {array.dtype}; it is made of whole numbers")
@@ -40,23 +38,18 @@ def read_integers(key: str, value: Any) -> npt.NDArray[np.int32]:
     if array.dtype.itemsize >= 4 and array.dtype != np.int32:
         is_wrong = (array < INT32.min) | (array > INT32.max)
         if is_wrong.any():
-            raise UnusableExampleError(
-                f"{key} {array[is_wrong].flat[0]}, too large for the int32 it becomes"
-            )
+            wrong = array[is_wrong].flat[0]
+            raise UnusableExampleError(f"{key} {wrong}, too large for the int32 it becomes")
     return array.astype(np.int32)
 
 
 def read_class(value: Any) -> npt.NDArray[np.int32]:
-    """Convert a label, one number of any shape, to an int32 scalar. Raises Unusable for any other."""
+    """Convert a label, one number of any shape, to an int32 scalar. Raises for any other."""
     array = np.asarray(value)
     if array.size == 1:
         return read_integers("label", array).reshape(())
-    is_one_hot = (
-        array.ndim == 1
-        and array.dtype.kind in "biuf"
-        and array.sum() == 1
-        and np.count_nonzero(array) == 1
-    )
+    is_row = array.ndim == 1 and array.dtype.kind in "biuf"
+    is_one_hot = is_row and array.sum() == 1 and np.count_nonzero(array) == 1
     hint = f"; it looks one-hot: its class is {int(array.argmax())}" if is_one_hot else ""
     raise UnusableExampleError(
         f"a label of shape {list(array.shape)}, but a label is one whole number, the class{hint}"
@@ -75,14 +68,10 @@ def read_flags(value: Any) -> npt.NDArray[np.float32]:
 
 
 def read_numbers(value: Any) -> npt.NDArray[np.float32]:
-    """Convert a label of numbers, [] or [K], to float32. Raises Unusable for numbers that are not finite."""
+    """Convert a label of finite numbers, [] or [K], to float32. Raises for any other."""
     array = np.asarray(value)
-    if (
-        array.dtype.kind not in "biuf"
-        or array.ndim > 1
-        or not array.size
-        or not np.isfinite(array).all()
-    ):
+    is_wrong = array.dtype.kind not in "biuf" or array.ndim > 1 or not array.size
+    if is_wrong or not np.isfinite(array).all():
         raise UnusableExampleError(
             f"a label {array.ravel()[:3].tolist()} of {array.dtype}{list(array.shape)}, not "
             "finite numbers"
@@ -91,13 +80,12 @@ def read_numbers(value: Any) -> npt.NDArray[np.float32]:
 
 
 def read_labels(value_B: npt.NDArray[Any], target: str) -> npt.NDArray[Any]:
-    """Convert labels of many examples at once, [B] or [B, K], like the functions above. Raises Unusable."""
+    """Convert labels of many examples at once, [B] or [B, K], like the functions above."""
     if target == "class":
         return read_integers("label", value_B)
     label_B = np.asarray(value_B, np.float32)
-    if not np.isfinite(label_B).all() or (
-        target == "multi_label" and not np.isin(label_B, (0.0, 1.0)).all()
-    ):
+    is_wrong = target == "multi_label" and not np.isin(label_B, (0.0, 1.0)).all()
+    if is_wrong or not np.isfinite(label_B).all():
         raise UnusableExampleError("a label that cannot be used")
     return label_B
 
@@ -105,15 +93,11 @@ def read_labels(value_B: npt.NDArray[Any], target: str) -> npt.NDArray[Any]:
 def find_outside(
     key: str, array_BX: npt.NDArray[Any], size: int, description: str
 ) -> tuple[int, str] | None:
-    """Return the first row with a number outside 0 … size − 1, the range of `description`, and a sentence; or None."""
+    """Return the first row with a number outside 0 … size − 1, and a sentence; or None."""
     if not array_BX.size or (array_BX.min() >= 0 and array_BX.max() < size):
         return None
-    return find_wrong(
-        key,
-        array_BX,
-        (array_BX < 0) | (array_BX >= size),
-        f"outside 0 to {size - 1}, {description}",
-    )
+    reason = f"outside 0 to {size - 1}, {description}"
+    return find_wrong(key, array_BX, (array_BX < 0) | (array_BX >= size), reason)
 
 
 def find_wrong(
@@ -123,16 +107,14 @@ def find_wrong(
     if not wrong_BX.any():
         return None
     row, *place = np.argwhere(wrong_BX)[0].tolist()
-    return (
-        row,
-        f"{key} {array_BX[(row, *place)]}{f' at place {place[0]}' if place else ''}, {reason}",
-    )
+    where = f" at place {place[0]}" if place else ""
+    return row, f"{key} {array_BX[(row, *place)]}{where}, {reason}"
 
 
 def find_counted_tokens(
     batch: Batch, rows: npt.NDArray[np.intp], *, include_read: bool
 ) -> npt.NDArray[np.bool_]:
-    """Return the mask [B, L + 1] of tokens that are predicted or, if `include_read`, read for a prediction.
+    """Return the mask [B, L + 1] of tokens that are predicted or, on request, read for it.
 
     It agrees with the weights of the loss in trainer/tasks/lm, whose keys `batch` has. Other rows
     are False.
