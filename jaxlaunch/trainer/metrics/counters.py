@@ -42,24 +42,8 @@ GAUGES = {row.key: row.name for row in PROMETHEUS if row.key is not None and row
 
 # Upper bounds of the step time histogram, in seconds: 1 ms to 10 minutes, about two to a decade.
 STEP_BOUNDS_S = (
-    0.001,
-    0.0025,
-    0.005,
-    0.01,
-    0.025,
-    0.05,
-    0.1,
-    0.25,
-    0.5,
-    1.0,
-    2.5,
-    5.0,
-    10.0,
-    30.0,
-    60.0,
-    120.0,
-    300.0,
-    600.0,
+    *(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5),
+    *(1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0),
 )
 # The first dispatch of an attempt fills the pipeline without waiting, the second waits for a cold
 # device.
@@ -127,12 +111,7 @@ class StepTimer:
     """Counts steps and splits the time between them."""
 
     def __init__(self) -> None:
-        self._parts = {
-            "data": LoopPart(),
-            "device": LoopPart(),
-            "save": LoopPart(),
-            "eval": LoopPart(),
-        }
+        self._parts = {name: LoopPart() for name in ("data", "device", "save", "eval")}
         self.steps = self._dispatches = 0
         # Steps by time; the last bin is for those above every bound.
         self.counts = [0] * (len(STEP_BOUNDS_S) + 1)
@@ -172,20 +151,17 @@ class StepTimer:
             self._warm = self._last
 
     def end_interval(self, share: float = 1.0) -> Interval:
-        """Return this share of the time since the last call, and leave the remaining time to the next call."""
+        """Return this share of the time since the last call, and leave the rest to the next."""
         previous_s, current_s = self._last_part_seconds, self.part_seconds()
         parts = {name: (seconds - previous_s[name]) * share for name, seconds in current_s.items()}
-        self._last_part_seconds = (
-            current_s
-            if share == 1.0
-            else {name: previous_s[name] + seconds for name, seconds in parts.items()}
-        )
+        self._last_part_seconds = {name: previous_s[name] + parts[name] for name in parts}
+        if share == 1.0:
+            self._last_part_seconds = current_s
         steps_per_s = None
         if self._warm is not None and self._last.steps > self._warm.steps:
-            busy = (
-                self._last.time_s - self._warm.time_s - (self._last.paused_s - self._warm.paused_s)
-            )
-            steps_per_s = (self._last.steps - self._warm.steps) / busy
+            paused_s = self._last.paused_s - self._warm.paused_s
+            busy_s = self._last.time_s - self._warm.time_s - paused_s
+            steps_per_s = (self._last.steps - self._warm.steps) / busy_s
             self._warm = self._last
         return Interval(sum(parts.values()), parts, steps_per_s)
 
@@ -194,7 +170,7 @@ class StepTimer:
         return statistics.median(self._recent) if self._recent else None
 
     def part_seconds(self) -> dict[str, float]:
-        """Return seconds by part since the start; `host` is what no other part took. They never decrease."""
+        """Return seconds by part since the start, never decreasing; `host` is all other time."""
         now = perf_counter()
         seconds = {name: part.seconds_until(now) for name, part in self._parts.items()}
         self._host = max(self._host, now - self._began - sum(seconds.values()))
@@ -223,13 +199,13 @@ class Workload:
 
     def epoch_at(self, step: int) -> float | None:
         """Return the number of passes over the training set after `step` steps."""
-        return (
-            step * self.examples_per_step / self.dataset_examples if self.dataset_examples else None
-        )
+        if not self.dataset_examples:
+            return None
+        return step * self.examples_per_step / self.dataset_examples
 
 
 class Throughput:
-    """Speeds of all ranks together in the last interval, and the tokens and targets of all steps."""
+    """Speeds of all ranks in the last interval, and the tokens and targets of all steps."""
 
     def __init__(self, workload: Workload) -> None:
         self._workload = workload
@@ -247,32 +223,26 @@ class Throughput:
         self._recent.append((tokens, targets))
 
     def end_interval(self, steps_per_s: float | None) -> None:
-        """Compute the speeds of an interval with this many steps per second; None keeps the previous speeds."""
+        """Compute the speeds of an interval; `steps_per_s` None keeps the old ones."""
         if steps_per_s is not None:
-            work = self._workload
-            flops = self.flops_per_step
-            peak = self.peak_flops
-            count = len(self._recent)
-            columns = zip(*self._recent, strict=True)
-            tokens, targets = (sum(column) / count for column in columns) if count else (0.0, 0.0)
-            has_tokens = work.has_tokens and count
-            self.speeds = {
-                Key.EXAMPLES_PER_S: work.examples_per_step * steps_per_s
-                if work.examples_per_step
-                else None,
-                Key.TOKENS_PER_S: tokens * steps_per_s if has_tokens else None,
-                Key.TARGETS_PER_S: targets * steps_per_s
-                if has_tokens and work.has_targets
-                else None,
-                Key.MFU: flops * steps_per_s / peak
-                if flops is not None and peak is not None
-                else None,
-            }
+            work, count = self._workload, len(self._recent)
+            self.speeds = dict.fromkeys(SPEEDS)
+            if work.examples_per_step:
+                self.speeds[Key.EXAMPLES_PER_S] = work.examples_per_step * steps_per_s
+            if work.has_tokens and count:
+                tokens, targets = (
+                    sum(column) / count for column in zip(*self._recent, strict=True)
+                )
+                self.speeds[Key.TOKENS_PER_S] = tokens * steps_per_s
+                if work.has_targets:
+                    self.speeds[Key.TARGETS_PER_S] = targets * steps_per_s
+            if self.flops_per_step is not None and self.peak_flops is not None:
+                self.speeds[Key.MFU] = self.flops_per_step * steps_per_s / self.peak_flops
         self._recent.clear()
 
 
 class Histogram(NamedTuple):
-    """Numbers of observations by upper bound, and their sum. The last count is above every bound."""
+    """Counts of observations by upper bound, the last above every bound, and their sum."""
 
     bounds: Sequence[float]
     counts: Sequence[int]
@@ -314,28 +284,22 @@ class Counters:
             self._cache[kind] += 1
 
     def prometheus_values(self) -> dict[str, Value]:
-        """Return the values of the trainer's rows in contract.PROMETHEUS; called by the scraping thread."""
-        timer = self.timer
-        work = self.workload
-        speed = self.throughput
-        checkpoints = self.checkpoints
+        """Return the values of the trainer's rows in contract.PROMETHEUS, for a scrape."""
+        timer, work = self.timer, self.workload
+        speed, checkpoints = self.throughput, self.checkpoints
         step, steps = self.first_step + timer.steps, timer.steps
         task: dict[Labels, float | None] = {(split, Key.LOSS): None for split in ("train", "eval")}
-        task |= {
-            ("train", name): value
-            for name, value in self.train_means.items()
-            if name not in STEP_KEYS
-        }
-        task |= {("eval", name): value for name, value in self.eval_means.items()}
+        trained = {name: mean for name, mean in self.train_means.items() if name not in STEP_KEYS}
+        for split, means in (("train", trained), ("eval", self.eval_means)):
+            task |= {(split, name): value for name, value in means.items()}
         numbers = self.train_means | speed.speeds | {Key.STEP: step, Key.EPOCH: work.epoch_at(step)}
         values: dict[str, Value] = {name: numbers.get(key) for key, name in GAUGES.items()}
+        part_seconds = timer.part_seconds().items()
         return values | {
             "jaxlaunch_target_step": work.total_steps,
             "jaxlaunch_steps_total": steps,
             "jaxlaunch_step_seconds": Histogram(STEP_BOUNDS_S, tuple(timer.counts), timer.seconds),
-            "jaxlaunch_part_seconds_total": {
-                (part,): seconds for part, seconds in timer.part_seconds().items()
-            },
+            "jaxlaunch_part_seconds_total": {(part,): seconds for part, seconds in part_seconds},
             "jaxlaunch_examples_total": work.examples_per_step * steps,
             "jaxlaunch_tokens_total": speed.tokens if work.has_tokens else 0,
             "jaxlaunch_targets_total": speed.targets if work.has_tokens and work.has_targets else 0,
@@ -381,7 +345,7 @@ PATIENCE_S = 5.0
 
 
 class RankCollector(Collector):
-    """Collector of the trainer's rows in contract.PROMETHEUS; `read` returns their values by name."""
+    """Collector of the trainer's rows in contract.PROMETHEUS; `read` returns their values."""
 
     def __init__(self, rank: int, read: Callable[[], Mapping[str, Value]]) -> None:
         self._rank, self._read = str(rank), read
@@ -396,10 +360,8 @@ class RankCollector(Collector):
         if isinstance(value, Histogram):
             histogram = HistogramMetricFamily(row.name, row.help, labels=row.labels)
             bounds = [*map(str, value.bounds), "+Inf"]
-            cumulative = itertools.accumulate(value.counts)
-            histogram.add_metric(
-                [self._rank], list(zip(bounds, cumulative, strict=True)), value.sum
-            )
+            cells = list(zip(bounds, itertools.accumulate(value.counts), strict=True))
+            histogram.add_metric([self._rank], cells, value.sum)
             return histogram
         kind = CounterMetricFamily if row.type == "counter" else GaugeMetricFamily
         family = kind(row.name, row.help, labels=row.labels)
@@ -409,7 +371,7 @@ class RankCollector(Collector):
 
 
 class Exporter:
-    """Answers every connection to the Unix socket `path` with one scrape. Raises OSError if it cannot bind."""
+    """Answers every connection to the Unix socket `path` with one scrape. Raises OSError."""
 
     def __init__(self, path: str, rank: int, read: Callable[[], Mapping[str, Value]]) -> None:
         self._registry = CollectorRegistry()
@@ -425,7 +387,7 @@ class Exporter:
         self._thread.start()
 
     def close(self) -> None:
-        """Stop the thread and remove the socket, which may already be gone with its temporary folder."""
+        """Stop the thread and remove the socket, which may already be gone."""
         with contextlib.suppress(OSError):
             # The shutdown wakes accept.
             self._listener.shutdown(socket.SHUT_RDWR)

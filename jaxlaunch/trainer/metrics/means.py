@@ -1,4 +1,4 @@
-"""Means of an evaluation, and decisions on a watched metric: the best steps, and when to stop early.
+"""Means of an evaluation, and decisions on a watched metric: best steps, early stop.
 
 The values so far are saved with the state, so that a resumed run decides like an uninterrupted one.
 """
@@ -14,7 +14,7 @@ from jaxlaunch.trainer.spec import EVAL_PREFIX, Best, StopEarly, WatchedMetric
 
 
 class EvaluationMeans:
-    """Sums over an evaluation's batches. `derived` computes further metrics from means, such as a perplexity."""
+    """Sums over an evaluation's batches; `derived` computes further metrics from means."""
 
     def __init__(self, derived: Callable[[dict[str, float]], Mapping[str, float]]) -> None:
         self._derived = derived
@@ -23,7 +23,7 @@ class EvaluationMeans:
         self._pairs: dict[str | None, dict[str, tuple[float, float]]] = {None: {}}
 
     def add(self, part: str | None, sums: Mapping[str, Any]) -> None:
-        """Add the sums and weights of a batch, whose examples all belong to `part` if the set has parts."""
+        """Add the sums and weights of a batch, whose examples all belong to `part`."""
         for key in {None, part}:
             pairs = self._pairs.setdefault(key, {})
             for name, (total, weight) in sums.items():
@@ -31,14 +31,11 @@ class EvaluationMeans:
                 pairs[name] = (total_before + float(total), weight_before + float(weight))
 
     def compute_means(self) -> dict[str, float]:
-        """Return the means of the whole set and of its parts, as `loss` and `loss/code`, and their `examples`."""
+        """Return the means of the whole set and of its parts, as `loss` and `loss/code`."""
         means = self._part_means(None)
         for part in self._pairs.keys() - {None}:
-            means |= {
-                f"{name}/{part}": mean
-                for name, mean in self._part_means(part).items()
-                if "/" not in name
-            }
+            part_means = self._part_means(part).items()
+            means |= {f"{name}/{part}": mean for name, mean in part_means if "/" not in name}
         return means
 
     def _part_means(self, part: str | None) -> dict[str, float]:
@@ -64,18 +61,18 @@ def _watched_key(watched: WatchedMetric) -> dict[str, str]:
 
 
 class BestSteps:
-    """The steps with the best values so far, at most `keep`. Of equal values the older step wins."""
+    """The steps with the best values so far, at most `keep`. Of equal values the older wins."""
 
     def __init__(self, best: Best) -> None:
-        self.rule = best
+        self._best = best
         self._values: list[tuple[int, float]] = []  # (step, value), best first
 
     def add_value(self, step: int, value: float) -> None:
         """Add the value of an evaluation. A value that is not finite is never among the best."""
         if math.isfinite(value) and step not in self.steps:
-            place = sum(not _is_better(self.rule, value, other) for _, other in self._values)
+            place = sum(not _is_better(self._best, value, other) for _, other in self._values)
             self._values.insert(place, (step, value))
-            del self._values[self.rule.keep :]
+            del self._values[self._best.keep :]
 
     @property
     def steps(self) -> list[int]:
@@ -84,23 +81,20 @@ class BestSteps:
 
     def to_meta(self) -> dict[str, Any]:
         """Return the steps and values for the metadata of a checkpoint."""
-        return {
-            **_watched_key(self.rule),
-            "steps": [[step, value] for step, value in self._values],
-        }
+        return _watched_key(self.rule) | {"steps": [[step, value] for step, value in self._values]}
 
     def resume(self, meta: Mapping[str, Any] | None, steps: Collection[int]) -> None:
-        """Restore the state from a checkpoint of the same metric, with the `steps` that still exist."""
-        if meta is not None and _watched_key(self.rule).items() <= meta.items():
+        """Restore the state from a checkpoint of the same metric, for existing `steps`."""
+        if meta is not None and _watched_key(self._best).items() <= meta.items():
             values = [(int(step), float(value)) for step, value in meta["steps"] if step in steps]
-            self._values = values[: self.rule.keep]
+            self._values = values[: self._best.keep]
 
 
 class Patience:
     """Counts consecutive evaluations without an improvement."""
 
     def __init__(self, rule: StopEarly) -> None:
-        self.rule = rule
+        self._rule = rule
         self._best: tuple[int, float] | None = None
         self._stale = 0
 
@@ -117,11 +111,11 @@ class Patience:
     @property
     def is_over(self) -> bool:
         """Return whether the run should end."""
-        return self._stale >= self.rule.patience
+        return self._stale >= self._rule.patience
 
     def describe_end(self) -> str:
         """Return a sentence about why the run ends."""
-        rule = self.rule
+        rule = self._rule
         by = f" by more than {rule.min_delta:g}" if rule.min_delta else ""
         best = "" if self._best is None else f" than {self._best[1]:.6g} of step {self._best[0]}"
         times = f"{self._stale} evaluation{'s' * (self._stale != 1)}"
@@ -129,16 +123,12 @@ class Patience:
 
     def to_meta(self) -> dict[str, Any]:
         """Return the state for the metadata of a checkpoint."""
-        return {
-            **_watched_key(self.rule),
-            "best": None if self._best is None else list(self._best),
-            "stale": self._stale,
-        }
+        best = None if self._best is None else list(self._best)
+        return _watched_key(self.rule) | {"best": best, "stale": self._stale}
 
     def resume(self, meta: Mapping[str, Any] | None) -> None:
         """Restore the state from a checkpoint of the same metric."""
-        if meta is not None and _watched_key(self.rule).items() <= meta.items():
-            self._best = (
-                None if meta["best"] is None else (int(meta["best"][0]), float(meta["best"][1]))
-            )
+        if meta is not None and _watched_key(self._rule).items() <= meta.items():
+            best = meta["best"]
+            self._best = None if best is None else (int(best[0]), float(best[1]))
             self._stale = int(meta["stale"])

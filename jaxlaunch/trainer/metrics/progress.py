@@ -46,21 +46,16 @@ class Progress:
             self._thread.start()
 
     def report_hello(self) -> None:
-        """Identify the built-in trainer, whose exit code the agent then interprets by the contract."""
-        self._post_message(
-            {
-                "hello": "trainer",
-                "python": platform.python_version(),
-                "jax": importlib.metadata.version("jax"),
-            }
-        )
+        """Identify the built-in trainer, whose exit codes are those of the contract."""
+        versions = {"python": platform.python_version(), "jax": importlib.metadata.version("jax")}
+        self._post_message({"hello": "trainer", **versions})
 
     def report_joined(self) -> None:
         """Report that the process has joined all others."""
         self._post_message({"joined": True})
 
     def report_phase(self, name: str, step: int) -> None:
-        """Report that the process is in phase `name` after `step` steps. Cheap enough for every step."""
+        """Report that the process is in phase `name` after `step` steps. Cheap."""
         if self._fd is None:
             return
         previous, self._state = self._state, (name, step)
@@ -97,14 +92,14 @@ class Progress:
         self._post_message({"committed": step})
 
     def report_metrics(self, values: Mapping[str, Any]) -> None:
-        """Report the newest metrics. Values that are not finite become null, so that the line is valid JSON."""
+        """Report the newest metrics. Values that are not finite become null in valid JSON."""
         if self._fd is not None:
             with self._lock:
                 self._metrics = values
             self._due.set()
 
     def report_stopped(self, step: int, saved: bool, note: str = "") -> None:
-        """Report that the process stopped after `step` on SIGTERM, and whether it saved a checkpoint."""
+        """Report that the process stopped after `step` on SIGTERM, and whether it saved."""
         self._post_message({"stopped": {"step": step, "saved": saved, "note": note}})
 
     def report_profile(self, values: Mapping[str, Any]) -> None:
@@ -116,7 +111,7 @@ class Progress:
         self._post_message({"note": text})
 
     def report_error(self, exception: BaseException, code: int | None, message: str = "") -> None:
-        """Report the exception that ends the process and its exit code, optionally with another message."""
+        """Report the exception that ends the process, its exit code, or another message."""
         self._post_message(contract.error_line(exception, code, message))
 
     def report_refusal(self, message: str, code: int) -> None:
@@ -124,7 +119,7 @@ class Progress:
         self._post_message(contract.refusal_record(message[: contract.MESSAGE_CHARS], code))
 
     def close(self) -> None:
-        """Send the remaining messages as far as the pipe accepts them. The owner of the pipe closes it."""
+        """Send the remaining messages, as far as the pipe accepts them, without closing it."""
         if self._fd is not None:
             self._closed.set()
             self._due.set()
@@ -144,22 +139,26 @@ class Progress:
             self._flush_outbox()
 
     def _flush_outbox(self) -> None:
-        """Write the queued messages. What a full pipe refuses stays queued until the thread retries."""
-        assert self._fd is not None
+        """Write the queued messages. What a full pipe refuses is retried by the thread."""
         with self._lock:
             while self._outbox:
-                if not contract.send(self._fd, self._outbox[0]):
-                    return self._due.set()
+                if not self._send(self._outbox[0]):
+                    return
                 self._outbox.popleft()
             state, metrics = self._state, self._metrics
             if state != self._sent:
-                if not contract.send(self._fd, _state_line(state)):
-                    return self._due.set()
+                if not self._send(_state_line(state)):
+                    return
                 self._sent = state
-            if metrics is not None:
-                if not contract.send(self._fd, {"metrics": replace_non_finite(metrics)}):
-                    return self._due.set()
+            if metrics is not None and self._send({"metrics": replace_non_finite(metrics)}):
                 self._metrics = None
+
+    def _send(self, message: Mapping[str, Any]) -> bool:
+        assert self._fd is not None
+        is_sent = contract.send(self._fd, message)
+        if not is_sent:
+            self._due.set()
+        return is_sent
 
     def _send_updates(self) -> None:
         while not self._closed.wait(PERIOD_S):

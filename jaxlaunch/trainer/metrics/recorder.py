@@ -1,4 +1,4 @@
-"""The metrics of a run and their destinations: Prometheus, the run folder, the agent, and standard output.
+"""The metrics of a run: to Prometheus, the run folder, the agent, and standard output.
 
 The loop calls this module at log intervals, evaluations and saves; a step only uses `timer`. Every
 process exports to Prometheus, and process 0 also writes and prints. A failing disk or socket raises
@@ -32,7 +32,7 @@ LOOP_KEYS = (Key.FINITE, Key.SKIPPED, Key.WEIGHT, Key.TOKENS)
 
 
 class Metrics:
-    """The metrics of one process. Created before the first compilation, so that every scrape has every name."""
+    """The metrics of one process, created before the first compilation for the first scrape."""
 
     def __init__(
         self,
@@ -49,9 +49,9 @@ class Metrics:
         if run_dir is None and self._is_first and tracker_feed.has_tracker():
             # The tracker follows the files of the run folder.
             run_dir = tempfile.mkdtemp()
-        self._files = (
-            MetricsFiles(run_dir, report) if self._is_first and run_dir is not None else None
-        )
+        self._files: MetricsFiles | None = None
+        if self._is_first and run_dir is not None:
+            self._files = MetricsFiles(run_dir, report)
         self._feed: tracker_feed.TrackerFeed | None = None
         # Numbers of the last interval, as written and reported.
         self._numbers: dict[str, float | None] = {}
@@ -65,20 +65,16 @@ class Metrics:
     def start(
         self, step: int, *, flops_per_step: float | None = None, peak_flops: float | None = None
     ) -> None:
-        """Start the metrics of a loop after `step` complete steps.
+        """Start the metrics of a loop after `step` complete steps, with FLOPs if they are known.
 
-        Args:
-            step: Steps that are complete.
-            flops_per_step: FLOPs of the whole batch; None when not known.
-            peak_flops: FLOPs per second of all devices together; None when not known.
+        `flops_per_step` are for the whole batch, `peak_flops` per second of all devices together.
         """
-        self._counters.first_step = step
-        self._counters.throughput.flops_per_step, self._counters.throughput.peak_flops = (
-            flops_per_step,
-            peak_flops,
-        )
+        counters = self._counters
+        counters.first_step = step
+        counters.throughput.flops_per_step = flops_per_step
+        counters.throughput.peak_flops = peak_flops
         # A step that was restored is on storage.
-        self._counters.checkpoints.step = step or None
+        counters.checkpoints.step = step or None
         if self._files is not None:
             self._files.open_journals(step)
             with _note_failure(self._report, "no tracker"):
@@ -92,9 +88,8 @@ class Metrics:
         which share its time.
         """
         counters, work = self._counters, self._workload
-        counters.train_means = {
-            name: float(value) for name, value in values.items() if name not in LOOP_KEYS
-        }
+        means = {name: float(value) for name, value in values.items() if name not in LOOP_KEYS}
+        counters.train_means = means
         took = self.timer.end_interval(share)
         counters.throughput.end_interval(took.steps_per_s)
         counters.device_bytes = read_device_bytes()
@@ -103,20 +98,15 @@ class Metrics:
         speeds = counters.throughput.speeds
         overall = {Key.EPOCH: work.epoch_at(step), Key.STEP_S: self.timer.median_s()}
         parts = {} if work.epochs is None else work.epochs(step * work.examples_per_step)
-        self._numbers = {**counters.train_means, **speeds, **overall}
+        self._numbers = {**means, **speeds, **overall}
         self._numbers |= {f"{Key.EPOCH}/{name}": passes for name, passes in parts.items()}
         split = {Key.PART_S.format(part=part): seconds for part, seconds in took.parts.items()}
-        self._write_row(
-            "metrics", step, {**self._numbers, **split, "wall_s": took.seconds, "time": time.time()}
-        )
-        busy = (
-            {part: took.parts[part] / took.seconds for part in ("data", "save")}
-            if took.seconds
-            else {}
-        )
-        print(
-            format_interval(step, work.total_steps, counters.train_means, speeds, busy), flush=True
-        )
+        row = {**self._numbers, **split, "wall_s": took.seconds, "time": time.time()}
+        self._write_row("metrics", step, row)
+        shares = {}
+        if took.seconds:
+            shares = {part: took.parts[part] / took.seconds for part in ("data", "save")}
+        print(format_interval(step, work.total_steps, means, speeds, shares), flush=True)
 
     def record_trained(self, step: int, weight: float, tokens: float = 0.0) -> None:
         """Count the tokens and targets of `step`, and print a line if it has no target."""
@@ -162,13 +152,11 @@ class Metrics:
 
     def record_committed(self, step: int) -> None:
         """Record that the checkpoint of `step` is complete on storage."""
-        self._counters.checkpoints.step, self._counters.checkpoints.committed_at = (
-            step,
-            time.monotonic(),
-        )
+        checkpoints = self._counters.checkpoints
+        checkpoints.step, checkpoints.committed_at = step, time.monotonic()
 
     def close(self) -> None:
-        """End the export and close the files. Never raises, because the run is already complete and saved."""
+        """End the export and close the files. Never raises: the run is complete and saved."""
         with _note_failure(self._report, "the metrics could not be closed", Exception):
             # JAX raises if the user's program has cleared all listeners.
             jax.monitoring.unregister_event_listener(self._counters.count_cache_event)
@@ -179,13 +167,12 @@ class Metrics:
             self._files.close()
 
     def end_tracking(self, *, stops: bool) -> None:
-        """Wait until the tracker has every line of the closed files, but only briefly if the run `stops`."""
-        if (
-            self._feed is not None
-            and (lost := self._feed.close_at_stop() if stops else self._feed.close()) is not None
-        ):
-            self._report.report_note(lost)
-            print(lost, file=sys.stderr, flush=True)
+        """Wait until the tracker has every line, only briefly if the run `stops`."""
+        if self._feed is None:
+            return
+        lost = self._feed.close_at_stop() if stops else self._feed.close()
+        if lost is not None:
+            _print_note(self._report, lost)
 
     def _write_row(self, name: str, step: int, values: Mapping[str, float | None]) -> None:
         if self._files is not None:
@@ -194,9 +181,8 @@ class Metrics:
 
     def _report_numbers(self, step: int) -> None:
         held_out = {f"eval_{name}": value for name, value in self._counters.eval_means.items()}
-        self._report.report_metrics(
-            {Key.STEP: step, **self._numbers, **held_out, **self._best_step}
-        )
+        numbers = {Key.STEP: step, **self._numbers, **held_out, **self._best_step}
+        self._report.report_metrics(numbers)
 
     def _print_line(self, step: int, text: str) -> None:
         if self._is_first:
@@ -204,7 +190,7 @@ class Metrics:
 
 
 class MetricsFiles:
-    """Journals and TensorBoard events (where the extra `tensorboard` is installed) of a run folder."""
+    """Journals and TensorBoard events (with the extra `tensorboard`) of a run folder."""
 
     def __init__(self, folder: str, report: Progress) -> None:
         self.folder, self._report = folder, report
@@ -216,16 +202,14 @@ class MetricsFiles:
         """Open the files of a loop that starts after `step` complete steps."""
         self._first_step = step
         with _note_failure(self._report, "no metrics in the run folder"):
-            for name, file in layout.JOURNALS.items():
-                self._journals[name] = Journal(os.path.join(self.folder, file), step)
-            if (
-                importlib.util.find_spec("tensorboardX") is not None
-                and not tracker_feed.writes_events()
-            ):
+            for name in ("metrics", "eval"):
+                self._journals[name] = Journal(os.path.join(self.folder, f"{name}.jsonl"), step)
+            has_writer = importlib.util.find_spec("tensorboardX") is not None
+            if has_writer and not tracker_feed.writes_events():
                 self._board = TensorBoard(os.path.join(self.folder, layout.TENSORBOARD), step)
 
     def write_row(self, name: str, step: int, values: Mapping[str, float | None]) -> None:
-        """Write a line to the journal `name`, and its scalars as events. A file that failed is not written again."""
+        """Write a line to the journal `name`, and its scalars as events, unless a write failed."""
         if (journal := self._journals.pop(name, None)) is not None:
             with _note_failure(self._report, f"no more {layout.JOURNALS[name]}"):
                 journal.write(step, values)
@@ -235,12 +219,10 @@ class MetricsFiles:
                 with contextlib.suppress(OSError):
                     journal.close()
         if (board := self._board) is not None:
-            prefix, self._board = layout.JOURNAL_PREFIXES[name], None
+            prefix, self._board = "train" if name == "metrics" else name, None
+            scalars = {f"{prefix}/{key}": value for key, value in values.items() if key != "time"}
             with _note_failure(self._report, "no more TensorBoard events"):
-                board.write(
-                    step,
-                    {f"{prefix}/{key}": value for key, value in values.items() if key != "time"},
-                )
+                board.write(step, scalars)
                 self._board = board
             if self._board is None:
                 board.close()
@@ -249,9 +231,8 @@ class MetricsFiles:
         """Write a line of samples."""
         with _note_failure(self._report, "no samples in the run folder"):
             if "samples" not in self._journals:
-                self._journals["samples"] = Journal(
-                    os.path.join(self.folder, layout.SAMPLES), self._first_step
-                )
+                path = os.path.join(self.folder, layout.SAMPLES)
+                self._journals["samples"] = Journal(path, self._first_step)
             self._journals["samples"].write(step, {"samples": samples, "time": time.time()})
 
     def close(self) -> None:
@@ -268,8 +249,12 @@ def _note_failure(report: Progress, lost: str, kind: type[Exception] = OSError) 
     try:
         yield
     except kind as error:
-        report.report_note(f"{lost}: {error}")
-        print(f"{lost}: {error}", file=sys.stderr, flush=True)
+        _print_note(report, f"{lost}: {error}")
+
+
+def _print_note(report: Progress, text: str) -> None:
+    report.report_note(text)
+    print(text, file=sys.stderr, flush=True)
 
 
 def format_interval(
@@ -279,15 +264,14 @@ def format_interval(
     speeds: Mapping[str, float | None],
     busy: Mapping[str, float],
 ) -> str:
-    """Return `step 120/600  loss 0.4321  grad 1.23  lr 3.0e-04  12.3k examples/s  mfu 4.2 %  data 1 %  save 0 %`.
+    """Return `step 120/600  loss 0.4321  grad 1.23  lr 3.0e-04  12.3k examples/s  data 1 %`.
 
     For tokens the speeds are `29.1k tokens/s  1.8k targets/s`: tokens that are read, and predicted
     tokens that count.
     """
     words = [f"step {step}/{total}", _format_values(trained)]
-    tokens, examples, mfu = (
-        speeds.get(key) for key in (Key.TOKENS_PER_S, Key.EXAMPLES_PER_S, Key.MFU)
-    )
+    keys = Key.TOKENS_PER_S, Key.EXAMPLES_PER_S, Key.MFU
+    tokens, examples, mfu = map(speeds.get, keys)
     speed, unit = (examples, "examples") if tokens is None else (tokens, "tokens")
     if speed is not None:
         words.append(f"{format_short(speed)} {unit}/s")
@@ -307,9 +291,8 @@ def _format_values(values: Mapping[str, float]) -> str:
         Key.LOSS_SCALE: "scale {:g}",
     }
     # Families of values, such as expert_load/3, are only written to the files.
-    formats |= {
-        name: f"{name} {{:.4g}}" for name in values if name not in formats and "/" not in name
-    }
+    others = [name for name in values if name not in formats and "/" not in name]
+    formats |= {name: f"{name} {{:.4g}}" for name in others}
     return "  ".join(text.format(values[name]) for name, text in formats.items() if name in values)
 
 

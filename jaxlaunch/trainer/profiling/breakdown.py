@@ -57,27 +57,26 @@ class Breakdown(NamedTuple):
     top: Sequence[tuple[str, str, float]]
 
     def to_json(self) -> dict[str, Any]:
-        """Return the breakdown for the summary.json of a profile: seconds rounded to nanoseconds, and shares."""
+        """Return the breakdown for the summary.json of a profile: seconds, and shares."""
+        shares = {kind: round(seconds / self.step_s, 4) for kind, seconds in self.seconds.items()}
+        top = [
+            {"op": name, "kind": kind, "seconds": round(seconds, 9)}
+            for name, kind, seconds in self.top
+        ]
         return {
             "steps": self.steps,
             "devices": self.devices,
             "step_s": round(self.step_s, 9),
             "seconds": {kind: round(seconds, 9) for kind, seconds in self.seconds.items()},
-            "shares": {
-                kind: round(seconds / self.step_s, 4) for kind, seconds in self.seconds.items()
-            },
+            "shares": shares,
             "collectives_hidden_s": round(self.hidden_s, 9),
-            "top": [
-                {"op": name, "kind": kind, "seconds": round(seconds, 9)}
-                for name, kind, seconds in self.top
-            ],
+            "top": top,
         }
 
     def to_line(self) -> str:
         """Return `12.345 ms a step: matmul 49 %, attention 12 %, …`."""
-        shares = ", ".join(
-            f"{kind} {100 * seconds / self.step_s:.0f} %" for kind, seconds in self.seconds.items()
-        )
+        parts = self.seconds.items()
+        shares = ", ".join(f"{kind} {100 * seconds / self.step_s:.0f} %" for kind, seconds in parts)
         return f"{self.step_s * 1e3:.3f} ms a step: {shares}"
 
     def to_table(self) -> list[str]:
@@ -92,20 +91,18 @@ class Breakdown(NamedTuple):
 
 
 def break_down(ops: Sequence[Op], window: Span, pauses: Sequence[Span], steps: int) -> Breakdown:
-    """Return the mean breakdown of `steps` within `window`. `pauses` (evaluation, saves) belong to no step.
+    """Return the mean breakdown of `steps` within `window`, without evaluations and saves.
 
-    Raises ValueError if no device ran an operation in the window.
+    `pauses` are the times of those. Raises ValueError if no device ran an operation in the window.
     """
     paused = _merge_spans(_clip_spans(pauses, window))
-    by_device: defaultdict[str, dict[str, list[Span]]] = defaultdict(
-        lambda: {kind: [] for kind in ORDER}
-    )
+    by_device: dict[str, dict[str, list[Span]]] = {}
     top: defaultdict[tuple[str, str], float] = defaultdict(float)
     for op in ops:
-        if _clip_spans([op.span], window) and not any(
-            start <= op.span[0] < end for start, end in paused
-        ):
-            by_device[op.device][op.kind].append(op.span)
+        is_paused = any(start <= op.span[0] < end for start, end in paused)
+        if _clip_spans([op.span], window) and not is_paused:
+            spans = by_device.setdefault(op.device, {kind: [] for kind in ORDER})
+            spans[op.kind].append(op.span)
             top[op.name, op.kind] += op.span[1] - op.span[0]
     devices = [_split_device(spans, window, paused) for spans in by_device.values()]
     step_s = (window[1] - window[0] - _total_s(paused)) / steps
@@ -129,10 +126,8 @@ def _split_device(
         before_s = _total_s(covered)
         covered = _merge_spans([*covered, *_clip_spans(spans[kind], window)])
         seconds[kind] = _total_s(covered) - before_s
-    alone_s = _total_s(
-        _merge_spans([*paused, *_clip_spans(spans[COLLECTIVES], window)])
-    ) - _total_s(paused)
-    return seconds, alone_s - seconds[COLLECTIVES]
+    collectives = _merge_spans([*paused, *_clip_spans(spans[COLLECTIVES], window)])
+    return seconds, _total_s(collectives) - _total_s(paused) - seconds[COLLECTIVES]
 
 
 def _clip_spans(spans: Iterable[Span], window: Span) -> list[Span]:
@@ -160,11 +155,16 @@ def _total_s(spans: Iterable[Span]) -> float:
 
 # Opcodes that contain others or do nothing. The operations inside of them have their own names.
 _CONTAINER_OPCODES = frozenset(
-    "while conditional call tuple get-tuple-element parameter constant bitcast".split()
+    {
+        *("while", "conditional", "call", "tuple", "get-tuple-element", "parameter"),
+        *("constant", "bitcast"),
+    }
 )
 _COLLECTIVES = frozenset(
-    "all-reduce all-gather reduce-scatter all-to-all ragged-all-to-all collective-permute "
-    "collective-broadcast send recv".split()
+    {
+        *("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "ragged-all-to-all"),
+        *("collective-permute", "collective-broadcast", "send", "recv"),
+    }
 )
 _HOLDER = re.compile(r"(?:while|conditional|call)(?:\.\d+)?$")
 _MATMULS = frozenset(("dot", "convolution", "ragged-dot", "scaled-dot"))
@@ -183,7 +183,7 @@ _TARGET = re.compile(r'custom_call_target="([^"]*)"')
 
 
 def program_kinds(texts: Iterable[str]) -> dict[str, str | None]:
-    """Return the kind of each operation of compiled programs, None for those that only contain others.
+    """Return the kind of each operation of compiled programs, None for containers of others.
 
     The keys are `program/operation`. For traces without the program, the operation alone is also a
     key, with the kind of the first program that has it.
@@ -223,11 +223,8 @@ def _operation_kind(operation: Operation, program: Program) -> str | None:
     if any(map(_SCOPE.search, scopes)) or any(map(_ATTENTION.search, targets)):
         return ATTENTION
     is_matmul = any(part.kind in _MATMULS for part in parts)
-    return (
-        MATMUL
-        if is_matmul or any(target and kernel_kind(target) == MATMUL for target in targets)
-        else ELEMENTWISE
-    )
+    is_matmul = is_matmul or any(target and kernel_kind(target) == MATMUL for target in targets)
+    return MATMUL if is_matmul else ELEMENTWISE
 
 
 def _first_group(pattern: re.Pattern[str], text: str) -> str:
@@ -245,6 +242,7 @@ _HOST, _DEVICE = "/host:CPU", re.compile(r"/device:\w+:\d+$")
 # begin with their text.
 _LINES = re.compile(r"Stream|XLA Ops$")
 _TEXT = re.compile(r"%?([\w.\-]+) = ")
+_THREAD_EVENTS = ("end: ", "Threadpool", "ThunkExecutor")
 Kinds = Mapping[str, str | None]  # operation of the train steps -> kind
 
 
@@ -257,7 +255,7 @@ class Trace(NamedTuple):
 
 
 def read_trace(path: Path, kinds: Kinds) -> Trace:
-    """Read the trace in a file with JAX's own reader, which does not need TensorFlow (jax 0.10, 0.11)."""
+    """Read the trace in a file with JAX's own reader, which needs no TensorFlow."""
     with warnings.catch_warnings():
         # Under `-W error` Python 3.12's warning about the reader's types ends the process (jaxlib
         # 0.11, by nanobind).
@@ -266,7 +264,7 @@ def read_trace(path: Path, kinds: Kinds) -> Trace:
 
 
 def read_planes(planes: Any, kinds: Kinds) -> Trace:
-    """Read the trace from JAX's planes, one for the host and one per device, which contain lines of events."""
+    """Read the trace from JAX's planes of the host and the devices, with lines of events."""
     trace = Trace([], [], [])
     host_ops: list[Op] = []
     for plane in planes:
@@ -284,18 +282,14 @@ def read_planes(planes: Any, kinds: Kinds) -> Trace:
 
 
 def _read_host_line(events: Any, kinds: Kinds, trace: Trace) -> Iterator[Op]:
-    """Yield the operations that CPU devices run on one thread, and add steps and pauses to `trace`."""
+    """Yield the operations of CPU devices on a thread; add steps and pauses to `trace`."""
     for event in events:
         if event.name == STEP:
             trace.steps.append(_event_span(event))
         elif event.name == PAUSE:
             trace.pauses.append(_event_span(event))
-        # Most events of a CPU's threads are not operations, and reading their statistics takes
-        # time.
-        elif (
-            not event.name.startswith(("end: ", "Threadpool", "ThunkExecutor"))
-            and event.duration_ns > 0
-        ):
+        # Most events of a CPU's threads are no operations, and reading their statistics takes time.
+        elif event.duration_ns > 0 and not event.name.startswith(_THREAD_EVENTS):
             stats = dict(event.stats)
             if "hlo_op" in stats:
                 yield from _read_op(event, stats, kinds, f"cpu:{stats.get('device_ordinal', 0)}")

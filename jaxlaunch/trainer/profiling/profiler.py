@@ -1,4 +1,4 @@
-"""Profiler that traces some steps of the loop on request of the job or the user, and reports their breakdown.
+"""Profiler that traces some steps of the loop on request, and reports their breakdown.
 
 Without a trace a step only costs a check for a file. Every rank traces independently of the others.
 A failure is noted and never ends the run.
@@ -39,7 +39,7 @@ class ActiveTrace(NamedTuple):
 
 
 class Profiler:
-    """The profiler of one process. The thread that runs the steps calls `before_step` before each of them."""
+    """The profiler of one process. The thread of the steps calls `before_step` before each."""
 
     def __init__(
         self,
@@ -54,14 +54,8 @@ class Profiler:
     ) -> None:
         """Create a profiler without a trace.
 
-        Args:
-            spec: Profile that the job requests.
-            rank: Rank of this process.
-            run_dir: Run folder, if there is one.
-            request: Path of the file by which an agent requests a profile.
-            report: Reports to the agent.
-            settle: Waits for the dispatched steps.
-            programs: Returns the texts of their compiled programs.
+        An agent requests a profile by the file `request`. `settle` waits for the dispatched steps,
+        and `programs` returns the texts of their compiled programs.
         """
         self._spec, self._rank, self._report = spec, rank, report
         self._request, self._settle, self._programs = request, settle, programs
@@ -123,21 +117,19 @@ class Profiler:
             options.python_tracer_level = 0
             jax.profiler.start_trace(folder, profiler_options=options)
         except (OSError, RuntimeError) as error:
-            return self._report_failure(number, step, error)
+            self._report_failure(number, step, error)
+            return
         self._tracing = ActiveTrace(number, folder, step, step + steps)
         self._report_state(number, "tracing", step=step, steps=steps)
         self._annotate_step(step)
 
     def _annotate_step(self, step: int | None) -> None:
-        """Mark in the trace that the previous step ended, and that `step` begins if it is not None."""
+        """Mark in the trace that the previous step ended, and that `step` begins if given."""
         if self._annotation is not None:
             self._annotation.__exit__(None, None, None)
-        self._annotation = (
-            None
-            if step is None
-            else jax.profiler.StepTraceAnnotation(breakdown.STEP, step_num=step)
-        )
-        if self._annotation is not None:
+        self._annotation = None
+        if step is not None:
+            self._annotation = jax.profiler.StepTraceAnnotation(breakdown.STEP, step_num=step)
             self._annotation.__enter__()
 
     def _end_trace(self, tracing: ActiveTrace, step: int) -> None:
@@ -149,7 +141,8 @@ class Profiler:
         try:
             jax.profiler.stop_trace()
         except (OSError, RuntimeError) as error:
-            return self._report_failure(tracing.number, tracing.first_step, error)
+            self._report_failure(tracing.number, tracing.first_step, error)
+            return
         reader = threading.Thread(
             target=self._report_trace, args=(tracing, step), name="profile", daemon=True
         )
@@ -182,21 +175,17 @@ class Profiler:
             summary, line, table = self._write_summary(tracing, end)
         except Exception as error:
             # The run continues after any failure, and the agent must get an answer.
-            return self._report_failure(tracing.number, tracing.first_step, error)
+            self._report_failure(tracing.number, tracing.first_step, error)
+            return
         if self._rank == 0:
-            steps = (
-                f"steps {tracing.first_step}-{end - 1}"
-                if summary["steps"] > 1
-                else f"step {tracing.first_step}"
-            )
+            first = tracing.first_step
+            steps = f"steps {first}-{end - 1}" if summary["steps"] > 1 else f"step {first}"
             self._report.report_note(f"profile of {steps}: {line}; {tracing.folder}")
-            head = (
-                f"profile of {steps} on {summary['devices']} devices of rank 0, in {tracing.folder}"
-            )
+            devices = f"{summary['devices']} devices of rank 0"
+            head = f"profile of {steps} on {devices}, in {tracing.folder}"
             print("\n".join([head, *table]), flush=True)
-        self._report_state(
-            tracing.number, "done", folder=str(tracing.folder), summary=summary, table=table
-        )
+        state = {"folder": str(tracing.folder), "summary": summary, "table": table}
+        self._report_state(tracing.number, "done", **state)
 
     def _write_summary(
         self, tracing: ActiveTrace, end: int
@@ -210,11 +199,10 @@ class Profiler:
             raise ValueError("the trace holds no step")
         window = min(start for start, _ in trace.steps), max(stop for _, stop in trace.steps)
         parts = breakdown.break_down(trace.ops, window, trace.pauses, end - tracing.first_step)
-        device = jax.local_devices()[0].device_kind
         summary = {
             "rank": self._rank,
             "first_step": tracing.first_step,
-            "device": device,
+            "device": jax.local_devices()[0].device_kind,
             **parts.to_json(),
         }
         (tracing.folder / SUMMARY).write_text(json.dumps(summary, indent=2) + "\n")
