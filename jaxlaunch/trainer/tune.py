@@ -27,7 +27,7 @@ from jaxlaunch.trainer.aot.candidates import (
     enumerate_candidates,
 )
 from jaxlaunch.trainer.aot.chips import Chips
-from jaxlaunch.trainer.aot.compile import GIB, ProgramTooLarge, limit_compilation
+from jaxlaunch.trainer.aot.compile import GIB, ProgramTooLargeError, limit_compilation
 from jaxlaunch.trainer.attention import availability
 from jaxlaunch.trainer.attention.availability import Accelerator
 from jaxlaunch.trainer.errors import SpecError
@@ -125,7 +125,7 @@ class Search:
         try:
             with limit_compilation():
                 compiled = self._ahead.compile_spec(spec, is_measured=self._is_measured)
-        except (ProgramTooLarge, SpecError) as error:
+        except (ProgramTooLargeError, SpecError) as error:
             return {**description, "refused": str(error)}
         except JaxRuntimeError as error:
             # The compiler itself fails, for example libtpu with "INTERNAL: RET_CHECK failure".

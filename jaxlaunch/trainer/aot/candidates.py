@@ -63,12 +63,8 @@ class Candidate:
 
     def changed_keys(self, spec: TrainSpec, devices: int) -> dict[str, Any]:
         """Return the keys that differ from a job on this number of devices, by their full names."""
-        job_keys = Candidate.from_spec(spec, devices).train_keys()
-        return {
-            f"train.{key}": value
-            for key, value in self.train_keys().items()
-            if job_keys[key] != value
-        }
+        job_keys, keys = Candidate.from_spec(spec, devices).train_keys(), self.train_keys()
+        return {f"train.{key}": value for key, value in keys.items() if job_keys[key] != value}
 
     def apply_to(self, spec: TrainSpec) -> TrainSpec:
         """Return the spec with these settings. Its mesh is divided over slices automatically."""
@@ -82,7 +78,7 @@ class Candidate:
 def enumerate_candidates(
     spec: TrainSpec, devices: int, choices: Collection[Choice]
 ) -> Iterator[Candidate]:
-    """Yield the candidates that vary these choices, including the job itself; other choices stay the job's.
+    """Yield the candidates that vary these choices, including the job itself.
 
     Candidates that do not divide the batch are left out. Rematerialization varies over none, full
     and the job's own.
@@ -96,10 +92,8 @@ def enumerate_candidates(
         "precision": dict.fromkeys((job.precision, "bf16")),
     }
     job_settings = dataclasses.asdict(job)
-    for settings in itertools.product(
-        *(options[key] if key in choices else [job_settings[key]] for key in CHOICES)
-    ):
-        candidate = Candidate(*settings)
+    values = [options[key] if key in choices else [job_settings[key]] for key in CHOICES]
+    for candidate in itertools.starmap(Candidate, itertools.product(*values)):
         if spec.batch % (math.prod(candidate.mesh[:3]) * candidate.accumulate) == 0:
             yield candidate
 
@@ -111,12 +105,8 @@ def _enumerate_meshes(spec: TrainSpec, devices: int) -> Iterator[tuple[int, int,
     divisors = [size for size in range(1, devices + 1) if devices % size == 0]
     for dp, fsdp, ep in itertools.product(divisors, repeat=3):
         mp = devices // (dp * fsdp * ep)
-        if (
-            dp * fsdp * ep * mp == devices
-            and experts % ep == 0
-            and heads % mp == 0
-            and mp <= _MAX_MP
-        ):
+        divides = dp * fsdp * ep * mp == devices and experts % ep == 0 and heads % mp == 0
+        if divides and mp <= _MAX_MP:
             yield dp, fsdp, ep, mp
 
 
@@ -139,7 +129,7 @@ _PRIOR_STD, _NOISE_STD = np.array([1.0, *[0.2] * 9]), 0.1
 
 @dataclasses.dataclass(frozen=True)
 class TracedModel:
-    """Sizes of a training that do not depend on its mesh. Bytes and FLOPs are for all devices together.
+    """Sizes of a training that do not depend on its mesh, for all devices together.
 
     Attributes:
         type: Accelerator, a name in ACCELERATORS.
@@ -166,58 +156,43 @@ class TracedModel:
     def device_bytes(self, candidate: Candidate) -> int:
         """Return a lower bound for the bytes on a device during a step."""
         dp, fsdp, ep, mp = candidate.mesh
-        batch_bytes, double_batch_bytes = (
-            size // candidate.accumulate for size in self.residuals[candidate.remat]
-        )
-        residuals = memory.residuals_per_device(
-            batch_bytes, double_batch_bytes, dp * fsdp * ep, fsdp, mp
-        ).low
+        sizes = [size // candidate.accumulate for size in self.residuals[candidate.remat]]
+        residuals = memory.residuals_per_device(*sizes, dp * fsdp * ep, fsdp, mp).low
         gradients = self.parameters * (4 if candidate.accumulate == 1 else 6)
         return (self.state + gradients) // (fsdp * ep * mp) + residuals
 
     def step_seconds(self, candidate: Candidate) -> float:
         """Return the seconds of a step."""
-        machine = ACCELERATORS[self.type].machine or _UNKNOWN_MACHINE
-        peak = ACCELERATORS[self.type].peak_flops or _UNKNOWN_PEAK
+        accelerator = ACCELERATORS[self.type]
+        machine, peak = (
+            accelerator.machine or _UNKNOWN_MACHINE,
+            accelerator.peak_flops or _UNKNOWN_PEAK,
+        )
         dp, fsdp, ep, mp = candidate.mesh
         devices, count = math.prod(candidate.mesh), candidate.accumulate
-        compute_s = (
-            self.flops
-            * _RECOMPUTATION_FACTORS.get(str(candidate.remat), 7 / 6)
-            / devices
-            / peak
-            / _PEAK_SHARE
-        )
+        sharded = fsdp * ep
+        recomputed_flops = self.flops * _RECOMPUTATION_FACTORS.get(str(candidate.remat), 7 / 6)
+        compute_s = recomputed_flops / devices / peak / _PEAK_SHARE
         # Weights are read once forward and twice backward, in two bytes each.
         weights = 2 * self.parameters / mp * 3 * count
         residuals = 3 * self.residuals[candidate.remat][0] / devices
-        touched_bytes = weights + residuals + 2 * self.state / (fsdp * ep * mp)
-        gathered_bytes = (
-            (2 + (candidate.remat != "none"))
-            * count
-            * 2
-            * self.parameters
-            / mp
-            * (1 - 1 / (fsdp * ep))
-        )
-        gradient_bytes = 2 * 4 * self.parameters / (fsdp * ep * mp) * (1 - 1 / dp)
-        activation_bytes = (
-            8 * self.layers * 2 * self.rows * self.width / (dp * fsdp * ep) * (1 - 1 / mp)
-        )
-        inner_bytes = gathered_bytes + activation_bytes + (0 if self.slices > 1 else gradient_bytes)
-        outer_bytes = (
-            gradient_bytes
-            if self.slices > 1 and dp % self.slices == 0
-            else gathered_bytes
-            if self.slices > 1
-            else 0.0
-        )
+        touched_bytes = weights + residuals + 2 * self.state / (sharded * mp)
+        gathers = (2 + (candidate.remat != "none")) * count
+        gathered_bytes = gathers * 2 * self.parameters / mp * (1 - 1 / sharded)
+        gradient_bytes = 2 * 4 * self.parameters / (sharded * mp) * (1 - 1 / dp)
+        rows = 2 * self.rows * self.width / (dp * sharded)
+        activation_bytes = 8 * self.layers * rows * (1 - 1 / mp)
+        inner_bytes, outer_bytes = gathered_bytes + activation_bytes, 0.0
+        if self.slices == 1:
+            inner_bytes += gradient_bytes
+        else:
+            outer_bytes = gradient_bytes if dp % self.slices == 0 else gathered_bytes
         send_s = inner_bytes / machine.ring_bytes_per_s + outer_bytes / machine.network_bytes_per_s
         return max(compute_s, touched_bytes / machine.hbm_bytes_per_s) + _EXPOSED_SHARE * send_s
 
 
 class Forecast:
-    """Predicted step times, corrected by the results of the compiler or of measurements for other candidates.
+    """Predicted step times, corrected by results for other candidates.
 
     The logarithm of the ratio between the real and the estimated time is modelled as a linear
     function of the settings, whose weights are learned by Bayesian linear regression. An uncertain
@@ -234,25 +209,21 @@ class Forecast:
     def add_observation(self, candidate: Candidate, seconds: float) -> None:
         """Update the weights with the time of a candidate."""
         features = _candidate_features(candidate)
+        error = math.log(seconds / self._traced.step_seconds(candidate))
         self._precision = self._precision + np.outer(features, features) / _NOISE_STD**2
-        self._sums = (
-            self._sums
-            + features * math.log(seconds / self._traced.step_seconds(candidate)) / _NOISE_STD**2
-        )
+        self._sums = self._sums + features * error / _NOISE_STD**2
 
     def predict_seconds(self, candidate: Candidate, doubt: float = 0.0) -> float:
         """Return the expected seconds of a candidate, less `doubt` standard deviations."""
         features = _candidate_features(candidate)
         weights = np.linalg.solve(self._precision, features)
-        return self._traced.step_seconds(candidate) * math.exp(
-            weights @ self._sums - doubt * math.sqrt(weights @ features)
-        )
+        error = weights @ self._sums - doubt * math.sqrt(weights @ features)
+        return self._traced.step_seconds(candidate) * math.exp(error)
 
 
 def _candidate_features(candidate: Candidate) -> np.ndarray[Any, Any]:
     """Return the settings as numbers, after a constant for the error that all candidates share."""
     counts = [math.log2(size) for size in (*candidate.mesh, candidate.accumulate)]
-    remat = candidate.remat
-    is_xla = candidate.attention == "xla"
-    is_bf16 = candidate.precision == "bf16"
-    return np.array([1.0, *counts, remat == "full", remat == "none", is_xla, is_bf16], float)
+    remats = candidate.remat == "full", candidate.remat == "none"
+    flags = candidate.attention == "xla", candidate.precision == "bf16"
+    return np.array([1.0, *counts, *remats, *flags], float)

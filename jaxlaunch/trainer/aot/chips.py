@@ -57,16 +57,14 @@ class Chips:
         """Return text for people: `2 slices of v5e 4x4`, `16 × h100`."""
         if self.topology is None:
             return f"{self.hosts * self.per_host} × {self.type}"
-        return (
-            f"{self.slices} slices of " if self.slices > 1 else ""
-        ) + f"{self.type} {self.topology}"
+        slices = f"{self.slices} slices of " if self.slices > 1 else ""
+        return f"{slices}{self.type} {self.topology}"
 
     @property
     def compiler_version(self) -> str:
         """Name and version of the package that compiles for these chips."""
-        name = {"cpu": "jaxlib", "tpu": "libtpu"}.get(
-            ACCELERATORS[self.type].platform, _cuda_plugin().replace("_", "-")
-        )
+        platforms = {"cpu": "jaxlib", "tpu": "libtpu"}
+        name = platforms.get(ACCELERATORS[self.type].platform, _cuda_plugin().replace("_", "-"))
         return f"{name} {metadata.version(name)}"
 
     def make_devices(self) -> list[jax.Device]:
@@ -90,15 +88,14 @@ class Chips:
         assert self.topology is not None, "the schema requires it of TPUs"
         os.environ.update(_LIBTPU_ENVIRON)
         sides = parse_topology(self.topology) or ()
+        bounds = (*sides, 1)[:3]
         # A machine can be a slice of its own.
         is_one_host = self.per_host == math.prod(sides)
         options: dict[str, Any] = {
-            "chips_per_host_bounds": (*sides, 1)[:3] if is_one_host else (2, 2, 1),
+            "chips_per_host_bounds": bounds if is_one_host else (2, 2, 1),
             "num_slices": self.slices,
             # An axis is a ring if it consists of whole cubes, or of 16 chips in a flat slice.
-            "wrap": tuple(
-                side == 16 if len(sides) == 2 else side % 4 == 0 for side in (*sides, 1)[:3]
-            ),
+            "wrap": tuple(side == 16 if len(sides) == 2 else side % 4 == 0 for side in bounds),
         }
         if self.type in _MEGACORE:
             options["chip_config_name"] = "megacore"
@@ -111,19 +108,17 @@ class Chips:
 
     def _gpu_devices(self) -> list[jax.Device]:
         if self.type not in GPU_TARGETS:
-            supported_gpus = ", ".join(GPU_TARGETS)
             raise SpecError(
                 f"accelerator.type: {self.type}: XLA's compiler has no description of this GPU "
-                f"here, only of {supported_gpus}"
+                f"here, only of {', '.join(GPU_TARGETS)}"
             )
         if not _cuda_plugin():
             hint = installation.install_hint("train", "plan-cuda")
             raise SpecError(f"the compiler of CUDA devices is not installed here: {hint}")
         os.environ.update(_CUDA_ENVIRON)
         shape = f"1x{self.hosts}x{self.per_host}"  # NVLink domains, hosts, GPUs
-        return self._topology_devices(
-            "cuda", target_config=render_gpu_target(GPU_TARGETS[self.type]), topology=shape
-        )
+        target = render_gpu_target(GPU_TARGETS[self.type])
+        return self._topology_devices("cuda", target_config=target, topology=shape)
 
     def _topology_devices(self, platform: str, **options: Any) -> list[jax.Device]:
         try:

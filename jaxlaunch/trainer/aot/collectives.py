@@ -1,4 +1,4 @@
-"""The collectives of a compiled program: their kind, mesh axes and bytes, and whether compute hides them."""
+"""The collectives of a compiled program: kind, mesh axes, bytes, and what hides them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxlaunch.trainer.numerics.hlo import Operation, Program, array_bytes
+from jaxlaunch.trainer.numerics.hlo import Computation, Operation, Program, array_bytes
 
 # The names are those of HLO.
 COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
@@ -26,6 +26,7 @@ _MESH_GROUPS = re.compile(
     r"?device_ids=\(?\[?([\d,]+)\]?(?:T\(([\d,]+)\))?\)?)? ?\{([^}]*)\}"
 )
 _MESH_AXIS = re.compile(r"'(\w+)'(?::\((\d+)\)(\d+))?")
+_COMPUTE_KINDS = ("fusion", "custom-call", "dot", "convolution", "while")
 Shape = tuple[int, ...]  # sizes of the mesh axes
 
 
@@ -65,98 +66,78 @@ def find_collectives(
 ) -> list[Collective]:
     """Return the collectives of a program.
 
-    Args:
-        program: The compiled program.
-        names: Axes of the mesh, whose devices are numbered in its order.
-        shape: Sizes of the axes.
-        across: Number of slices along each axis that spans several.
+    `names` and `shape` are the axes of the mesh, whose devices are numbered in its order, and
+    their sizes; `across` is the number of slices along each axis that spans several.
     """
-    transfers = _find_transfers(program, tuple(across), math.prod(across.values()))
     return [
         *_find_scheduled(program, names, shape),
         *_find_fused(program, names, shape),
-        *transfers,
+        *_find_transfers(program, tuple(across), math.prod(across.values())),
     ]
 
 
+def _scheduled(program: Program) -> Iterator[tuple[Computation, int, Operation, float]]:
+    """Yield each operation that is executed: its computation, its place in it, and how often."""
+    for name, times in program.executions.items():
+        for index, operation in enumerate(program.computations[name]):
+            if times:
+                yield program.computations[name], index, operation, times
+
+
 def _find_transfers(program: Program, across: tuple[str, ...], slices: int) -> Iterator[Collective]:
-    """Yield collectives between TPU slices: each device sends its part to its host and waits for the result."""
-    for computation, times in program.executions.items():
-        operations = program.computations[computation]
-        for index, send in enumerate(operations):
-            if (
-                send.kind == "send"
-                and times
-                and (match := _TRANSFER.search(send.attributes)) is not None
-            ):
-                rendezvous = f'rendezvous="{match[1]}"'
-                answer = next(
-                    (
-                        op.name
-                        for op in operations
-                        if op.kind == "recv" and rendezvous in op.attributes
-                    ),
-                    "",
-                )
-                waits = [
-                    at
-                    for at, op in enumerate(operations)
-                    if op.kind == "recv-done" and answer in op.operands
-                ]
-                exposed = not any(op.cycles for op in operations[index : max(waits, default=index)])
-                kind = match[2].lower().replace("_", "-")
-                size_bytes = array_bytes(send.result)[0]
-                yield Collective(send.name, kind, across, slices, times, size_bytes, float(exposed))
+    """Yield collectives between TPU slices, which each device sends to its host."""
+    for operations, index, send, times in _scheduled(program):
+        if send.kind == "send" and (match := _TRANSFER.search(send.attributes)) is not None:
+            rendezvous = f'rendezvous="{match[1]}"'
+            receives = (op for op in operations if op.kind == "recv")
+            answer = next((op.name for op in receives if rendezvous in op.attributes), "")
+            waits = [
+                at
+                for at, op in enumerate(operations)
+                if op.kind == "recv-done" and answer in op.operands
+            ]
+            exposed = not any(op.cycles for op in operations[index : max(waits, default=index)])
+            kind, size_bytes = match[2].lower().replace("_", "-"), array_bytes(send.result)[0]
+            yield Collective(send.name, kind, across, slices, times, size_bytes, float(exposed))
 
 
 def _find_scheduled(program: Program, names: Sequence[str], shape: Shape) -> Iterator[Collective]:
-    """Yield collectives of the schedule itself: synchronous ones, and pairs of a start and a done operation."""
-    for computation, times in program.executions.items():
-        operations = program.computations[computation]
-        for index, operation in enumerate(operations):
-            kind, later = operation.kind.removesuffix("-start"), operations[index + 1 :]
-            if kind in COLLECTIVES and times:
-                is_hidden = operation.kind != kind and _computes_until_done(
-                    operation, later, program
-                )
-                is_hidden = is_hidden and _SYNCHRONOUS_START not in operation.attributes
-                yield _read_collective(operation, kind, names, shape, times, is_hidden=is_hidden)
-            elif operation.kind in ("async-start", "call-start") and times:
-                # A TPU7x runs these in parallel to its cores.
-                inner = next(
-                    (
-                        part
-                        for part in program.fused_operations(operation)
-                        if part.kind in COLLECTIVES
-                    ),
-                    None,
-                )
-                if inner is not None:
-                    is_hidden = _computes_until_done(operation, later, program)
-                    collective = _read_collective(
-                        inner, inner.kind, names, shape, times, is_hidden=is_hidden
-                    )
-                    yield dataclasses.replace(collective, name=operation.name)
+    """Yield collectives of the schedule itself: synchronous ones, and pairs of start and done."""
+    for operations, index, operation, times in _scheduled(program):
+        kind = operation.kind.removesuffix("-start")
+        collective = None
+        if kind in COLLECTIVES:
+            collective = _read_collective(operation, kind, names, shape, times)
+            is_asynchronous = operation.kind != kind and (
+                _SYNCHRONOUS_START not in operation.attributes
+            )
+        elif operation.kind in ("async-start", "call-start"):
+            # A TPU7x runs these in parallel to its cores.
+            parts = program.fused_operations(operation)
+            inner = next((part for part in parts if part.kind in COLLECTIVES), None)
+            if inner is not None:
+                collective = _read_collective(inner, inner.kind, names, shape, times)
+                is_asynchronous = True
+        if collective is not None:
+            later = operations[index + 1 :]
+            is_hidden = is_asynchronous and _computes_until_done(operation, later)
+            yield dataclasses.replace(
+                collective, name=operation.name, exposed_share=float(not is_hidden)
+            )
 
 
-def _computes_until_done(start: Operation, later: Iterable[Operation], program: Program) -> bool:
-    """Return whether anything is computed between the start of a collective and the operation that waits for it."""
+def _computes_until_done(start: Operation, later: Iterable[Operation]) -> bool:
+    """Return whether anything is computed between the start and the end of a collective."""
     for operation in later:
         if start.name in operation.operands and operation.kind.endswith("-done"):
             return False
-        if operation.cycles or operation.kind in (
-            "fusion",
-            "custom-call",
-            "dot",
-            "convolution",
-            "while",
-        ):
+        if operation.cycles or operation.kind in _COMPUTE_KINDS:
             return True
     return False
 
 
 def _find_fused(program: Program, names: Sequence[str], shape: Shape) -> Iterator[Collective]:
-    """Yield collectives inside fusions. A TPU's asynchronous ones span several fusions with the same channel."""
+    """Yield collectives inside fusions. A TPU's asynchronous ones span several fusions."""
     chained: dict[str, tuple[Operation, float]] = {}
     for fusion, times in program.scheduled_operations():
         if fusion.kind != "fusion" or not times:
@@ -168,25 +149,18 @@ def _find_fused(program: Program, names: Sequence[str], shape: Shape) -> Iterato
                 chained.setdefault(part.read_attribute("channel_id") or part.name, (part, times))
             else:
                 # Each device keeps one piece of an all-reduce.
-                kind = (
-                    "reduce-scatter"
-                    if any("all-reduce-scatter" in name for name in fusion.called_computations)
-                    else part.kind
-                )
-                yield _read_collective(part, kind, names, shape, times, is_hidden=False)
-    for part, times in chained.values():
-        yield _read_collective(part, part.kind, names, shape, times, is_hidden=True)
+                called = " ".join(fusion.called_computations)
+                kind = "reduce-scatter" if "all-reduce-scatter" in called else part.kind
+                yield _read_collective(part, kind, names, shape, times)
+        for part, times in chained.values():
+            collective = _read_collective(part, part.kind, names, shape, times)
+            yield dataclasses.replace(collective, exposed_share=0.0)
 
 
 def _read_collective(
-    operation: Operation,
-    kind: str,
-    names: Sequence[str],
-    shape: Shape,
-    times: float,
-    *,
-    is_hidden: bool,
+    operation: Operation, kind: str, names: Sequence[str], shape: Shape, times: float
 ) -> Collective:
+    """Return a collective that nothing hides."""
     groups = _read_groups(operation.attributes, math.prod(shape))
     group, axes = 0, tuple[str, ...]()
     if groups.size:
@@ -201,11 +175,11 @@ def _read_collective(
         # values on a TPU.
         arrays = arrays[:count] if kind == "reduce-scatter" else arrays[count : 2 * count]
     size_bytes = sum(arrays) * (group if operation.kind == "reduce-scatter" else 1)
-    return Collective(operation.name, kind, axes, group, times, size_bytes, float(not is_hidden))
+    return Collective(operation.name, kind, axes, group, times, size_bytes, 1.0)
 
 
 def _read_groups(attributes: str, devices: int) -> np.ndarray[Any, Any]:
-    """Return the groups of devices that communicate, [groups, members], from any of XLA's three notations.
+    """Return the groups of devices that communicate, [groups, members], by XLA's three notations.
 
     Raises ValueError for an unknown notation.
     """
@@ -224,12 +198,11 @@ def _read_groups(attributes: str, devices: int) -> np.ndarray[Any, Any]:
 
 
 def _read_mesh_groups(mesh: re.Match[str], devices: int) -> np.ndarray[Any, Any]:
-    """Return groups along axes of XLA's own mesh: `mesh['a'=2,'b'=4] {'b'}`, or along part of one: `'b':(1)2`."""
+    """Return groups along axes of XLA's own mesh, `mesh['a'=2,'b'=4] {'b'}`, or parts of one."""
     ids = _device_ids(devices, mesh[2] or str(devices), mesh[3])
     shape, is_chosen = [], []
-    axes = {
-        name: (int(outer or 1), int(size or 0)) for name, outer, size in _MESH_AXIS.findall(mesh[4])
-    }
+    found_axes = _MESH_AXIS.findall(mesh[4])
+    axes = {name: (int(outer or 1), int(size or 0)) for name, outer, size in found_axes}
     for name, extent in re.findall(r"'(\w+)'=(\d+)", mesh[1]):
         outer_size, size = axes.get(name, (1, 1))
         size = size or int(extent)

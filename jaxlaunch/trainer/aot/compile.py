@@ -41,7 +41,7 @@ MAX_COMPILATION_S = 3600.0
 MAX_MEMORY_SHARE = 0.8
 
 
-class ProgramTooLarge(Exception):
+class ProgramTooLargeError(Exception):
     """The program does not fit into the memory of a device. The message is the compiler's."""
 
 
@@ -56,13 +56,13 @@ class AheadOfTimeCompiler:
         self.devices = chips.make_devices()
 
     def compile_or_shrink(self) -> dict[str, Any]:
-        """Compile the steps and return the results; if they do not fit, those of the smallest change that does."""
+        """Compile the steps and return the results, or those of the smallest change that fits."""
         try:
             return self.compile_spec(self._spec)
-        except ProgramTooLarge as error:
+        except ProgramTooLargeError as error:
             nearest = None
             for change, spec in _smaller_specs(self._spec, len(self.devices)):
-                with contextlib.suppress(ProgramTooLarge, SpecError):
+                with contextlib.suppress(ProgramTooLargeError, SpecError):
                     nearest = {"set": change, **self.compile_spec(spec)}
                     break
             return {
@@ -74,15 +74,11 @@ class AheadOfTimeCompiler:
             }
 
     def compile_spec(self, spec: TrainSpec, *, is_measured: bool = False) -> dict[str, Any]:
-        """Compile the steps of `spec` and return the results.
+        """Compile the steps of `spec`, a variation of this training, and return the results.
 
-        Args:
-            spec: This training, or a variation of it.
-            is_measured: Whether to measure the time of a train step, on devices that are present.
-
-        Raises:
-            ProgramTooLarge: The steps do not fit into the memory of a device.
-            SpecError: The spec is not valid for these devices.
+        If `is_measured` the time of a train step is measured on devices that are present. Raises
+        ProgramTooLargeError if the steps do not fit into the memory of a device, SpecError if the
+        spec is not valid for these devices.
         """
         started = time.monotonic()
         step = Step(self._task, spec, mesh.build_mesh(spec.mesh, self.devices), self._total_steps)
@@ -92,20 +88,17 @@ class AheadOfTimeCompiler:
         except JaxRuntimeError as error:
             if "RESOURCE_EXHAUSTED" not in str(error):
                 raise
-            # The first sentences of the compiler's message, without the list of buffers that
-            # follows.
-            raise ProgramTooLarge(
-                re.sub(r"\s+", " ", str(error).split("\n\n")[0].splitlines()[0]).strip()
-            ) from None
-        memory = {
-            name: _memory_bytes(executable) for name, executable in step.compiled_steps.items()
-        }
+            # The first sentences of the compiler's message are followed by a list of buffers.
+            reason = re.sub(r"\s+", " ", str(error).splitlines()[0]).strip()
+            raise ProgramTooLargeError(reason) from None
+        memory = {name: _memory_bytes(program) for name, program in step.compiled_steps.items()}
         peak = max(sizes["peak"] for sizes in memory.values())
-        sizes_gib = ACCELERATORS[self._chips.type].memory_gib
+        accelerator = ACCELERATORS[self._chips.type]
         # A GPU's compiler does not refuse a program that is too large.
-        if sizes_gib and peak > max(sizes_gib) * GIB:
-            device = f"a {self._chips.type} has {max(sizes_gib):g} GiB"
-            raise ProgramTooLarge(f"the step's peak is {peak / GIB:.2f} GiB, and {device}")
+        if accelerator.memory_gib and peak > max(accelerator.memory_gib) * GIB:
+            device = f"a {self._chips.type} has {max(accelerator.memory_gib):g} GiB"
+            raise ProgramTooLargeError(f"the step's peak is {peak / GIB:.2f} GiB, and {device}")
+        rates = self._measured_rates if is_measured and accelerator.machine is None else None
         return {
             "chips": str(self._chips),
             "compiler": self._chips.compiler_version,
@@ -115,57 +108,44 @@ class AheadOfTimeCompiler:
             "notes": step.notes,
             "peak": peak,
             "memory": memory,
-            **self._program_figures(
-                step,
-                self._measured_rates
-                if is_measured and ACCELERATORS[self._chips.type].machine is None
-                else None,
-            ),
+            **self._program_figures(step, rates),
             **({"measured": step_time.measure_step_s(step, self._batch)} if is_measured else {}),
         }
 
     @cached_property
     def _measured_rates(self) -> Rates:
         """Measured rates of devices that are in no table, such as a CPU's cores."""
-        return step_time.measure_rates(
-            self.devices, precision.resolve_precision(self._spec.precision).compute
-        )
+        dtype = precision.resolve_precision(self._spec.precision).compute
+        return step_time.measure_rates(self.devices, dtype)
 
     def _program_figures(self, step: Step, rates: Rates | None) -> dict[str, Any]:
-        """Return the costs, collectives and modelled time of a train step; only costs if the program is unreadable."""
+        """Return the costs, collectives and modelled time of a train step, as far as readable."""
         train = step.compiled_steps["train"]
         costs = train.cost_analysis()
-        figures: dict[str, Any] = {
-            "flops": costs.get("flops"),
-            "bytes_accessed": costs.get("bytes accessed"),
-        }
+        figures: dict[str, Any] = {"flops": costs.get("flops")}
+        figures["bytes_accessed"] = costs.get("bytes accessed")
         sizes, across = step.mesh.shape, _count_domains(step.mesh)
         try:
             program = Program.from_text(train.hlo_text())
             collectives = find_collectives(program, list(sizes), tuple(sizes.values()), across)
         except (JaxRuntimeError, ValueError) as error:
-            return {
-                **figures,
-                "program": f"the compiler's program cannot be read: {str(error).splitlines()[0]}",
-            }
+            reason = str(error).splitlines()[0]
+            return {**figures, "program": f"the compiler's program cannot be read: {reason}"}
         # The compiler for GPUs counts no bytes.
         moved_bytes = float(figures["bytes_accessed"] or step_time.program_bytes(program))
         model = step_time.StepTimeModel(self._chips, across, rates)
         rows = model.with_exposed_shares(program, collectives)
         model_flops, kernel_flops = step.count_flops(self._batch), 0.0
-        kernels = sum(
-            times
-            for row, times in program.scheduled_operations()
-            if "tpu_custom_call" in row.attributes
-        )
+        operations = program.scheduled_operations()
+        kernels = sum(times for row, times in operations if "tpu_custom_call" in row.attributes)
         if kernels:
             # The compiler's estimates do not cover causal attention in a kernel.
             forward = step.forward_jaxpr(self._batch)
             full_flops = flops.train_step_flops(forward, trained=step.trained_arrays)
             causal_flops = flops.train_step_flops(forward, 0.5, step.trained_arrays)
-            kernel_flops = (
-                0.0 if full_flops is None or causal_flops is None else full_flops - causal_flops
-            )
+            if full_flops is not None and causal_flops is not None:
+                kernel_flops = full_flops - causal_flops
+        cost = step_time.ComputeCost(model_flops, kernel_flops, moved_bytes)
         return {
             **figures,
             "bytes_accessed": moved_bytes,
@@ -173,9 +153,7 @@ class AheadOfTimeCompiler:
             "collectives": _sum_by_kind(rows),
             "recomputed": step_time.recomputed_share(program),
             "model_flops": model_flops,
-            "modelled": model.estimate_step(
-                program, rows, step_time.ComputeCost(model_flops, kernel_flops, moved_bytes)
-            ),
+            "modelled": model.estimate_step(program, rows, cost),
         }
 
 
@@ -195,7 +173,7 @@ def _memory_bytes(executable: Executable) -> dict[str, int]:
 
 
 def _sum_by_kind(collectives: Sequence[Collective]) -> list[dict[str, Any]]:
-    """Sum the collectives of one kind over the same axes into one row, sorted by bytes in descending order."""
+    """Sum the collectives of a kind over the same axes into one row, most bytes first."""
     groups: dict[tuple[str, tuple[str, ...]], list[Collective]] = defaultdict(list)
     for row in collectives:
         if row.group_size > 1:
@@ -218,12 +196,10 @@ def _count_domains(device_mesh: jax.sharding.Mesh) -> dict[str, int]:
     """Return the number of slices, or hosts of GPUs, along each axis that spans more than one."""
     counts = {}
     for axis, name in enumerate(device_mesh.axis_names):
-        along = np.moveaxis(device_mesh.devices, axis, 0).reshape(
-            device_mesh.devices.shape[axis], -1
-        )[:, 0]
+        along = np.moveaxis(device_mesh.devices, axis, 0)
         domains = {
             mesh.slice_index(chip) if chip.platform == "tpu" else chip.process_index
-            for chip in along
+            for chip in along.reshape(len(along), -1)[:, 0]
         }
         if len(domains) > 1:
             counts[name] = len(domains)
@@ -231,7 +207,7 @@ def _count_domains(device_mesh: jax.sharding.Mesh) -> dict[str, int]:
 
 
 def _smaller_specs(spec: TrainSpec, devices: int) -> Iterator[tuple[Mapping[str, Any], TrainSpec]]:
-    """Yield changes that save memory, cheapest first: rematerialization, smaller micro-batches, more sharding."""
+    """Yield changes that save memory, cheapest first: remat, micro-batches, sharding."""
     base: dict[str, Any] = {}
     if spec.remat != "full":
         base = {"train.remat": "full"}
@@ -243,10 +219,8 @@ def _smaller_specs(spec: TrainSpec, devices: int) -> Iterator[tuple[Mapping[str,
     dp, fsdp, ep, mp = spec.mesh.resolve(devices)
     if dp > 1:
         sizes = {"fsdp": dp * fsdp, "ep": ep, "mp": mp}
-        yield (
-            {**base, "train.mesh": sizes},
-            spec.model_copy(update={"mesh": Mesh.model_validate(sizes)}),
-        )
+        smaller = spec.model_copy(update={"mesh": Mesh.model_validate(sizes)})
+        yield {**base, "train.mesh": sizes}, smaller
 
 
 @contextlib.contextmanager
@@ -263,19 +237,15 @@ def limit_compilation() -> Iterator[None]:
         while not done.wait(1.0):
             now, resident_bytes = time.monotonic(), _proc_bytes("/proc/self/status", "VmRSS")
             if resident_bytes > max_bytes:
-                share = f"{MAX_MEMORY_SHARE:.0%} of this machine's free memory"
                 _exit_with_refusal(
-                    f"the compiler needs more than {max_bytes / GIB:.1f} GiB, {share}"
+                    f"the compiler needs more than {max_bytes / GIB:.1f} GiB, "
+                    f"{MAX_MEMORY_SHARE:.0%} of this machine's free memory"
                 )
             if now - started > MAX_COMPILATION_S:
                 _exit_with_refusal(f"the compiler is not done after {MAX_COMPILATION_S:.0f} s")
             if now - reported >= REPORT_INTERVAL_S:
-                reported = now
-                figures = (
-                    f"{now - started:.0f} s, {resident_bytes / GIB:.1f} GiB of this "
-                    "machine's memory"
-                )
-                print(f"{contract.COMPILING_PREFIX}{figures}", file=sys.stderr)
+                reported, used = now, f"{resident_bytes / GIB:.1f} GiB of this machine's memory"
+                print(f"{contract.COMPILING_PREFIX}{now - started:.0f} s, {used}", file=sys.stderr)
 
     thread = threading.Thread(target=watch_limits, daemon=True)
     thread.start()

@@ -1,4 +1,4 @@
-"""The time of a compiled step, by the model in docs/plan.md or as measured on devices that are present.
+"""The time of a compiled step, by the model in docs/plan.md or as measured on devices.
 
 The model counts the FLOPs of an operation's matrix products and the bytes that it reads and writes.
 It walks through the schedule with two clocks, one for compute and one for the links, to find the
@@ -106,7 +106,7 @@ class StepTimeModel:
     def with_exposed_shares(
         self, program: Program, collectives: Sequence[Collective]
     ) -> Sequence[Collective]:
-        """Return the collectives with the share of their time that the best end does not hide behind compute.
+        """Return the collectives with the share of their time that the best end does not hide.
 
         They are unchanged if the compiler estimates cycles, or if the machine is unknown.
         """
@@ -115,24 +115,18 @@ class StepTimeModel:
             return collectives
         sends = self._send_seconds(machine, collectives, _BEST_END)
         wait_seconds = self._make_timeline(machine, program, sends, _BEST_END).wait_seconds
-        return [
-            dataclasses.replace(
-                row,
-                exposed_share=min(
-                    1.0, wait_seconds[row.name] / (sends[row.name] * row.executions or 1.0)
-                ),
-            )
-            for row in collectives
-        ]
+        exposed = []
+        for row in collectives:
+            share = wait_seconds[row.name] / (sends[row.name] * row.executions or 1.0)
+            exposed.append(dataclasses.replace(row, exposed_share=min(1.0, share)))
+        return exposed
 
     def estimate_step(
         self, program: Program, collectives: Sequence[Collective], computed: ComputeCost
     ) -> dict[str, Any] | None:
-        """Return the seconds of a step, [lowest, highest], and their parts; None if the machine is unknown."""
+        """Return the seconds of a step, [lowest, highest], and their parts; None if unknown."""
         machine = ACCELERATORS[self.chips.type].machine
-        cycles = sum(
-            operation.cycles * times for operation, times in program.scheduled_operations()
-        )
+        cycles = sum(row.cycles * times for row, times in program.scheduled_operations())
         if machine is not None:
             ends = [
                 self._estimate_end(machine, program, collectives, computed, cycles, end)
@@ -151,12 +145,8 @@ class StepTimeModel:
         else:
             return None
         compute, exposed = (list(part) for part in zip(*ends, strict=True))
-        return {
-            "seconds": [sum(end) for end in ends],
-            "compute": compute,
-            "cycles": cycles,
-            "exposed": exposed,
-        }
+        seconds = [sum(end) for end in ends]
+        return {"seconds": seconds, "compute": compute, "cycles": cycles, "exposed": exposed}
 
     def _estimate_end(
         self,
@@ -167,42 +157,29 @@ class StepTimeModel:
         cycles: float,
         end: _RangeEnd,
     ) -> tuple[float, float]:
-        """Return the seconds of computation and of exposed communication at one end of the range."""
+        """Return the seconds of computation and of exposed communication at one end."""
         peak = self._device_count * self._device_peak * end.peak_share
         sends = self._send_seconds(machine, collectives, end)
         if machine.clock_hz is None or not cycles:
             timeline = self._make_timeline(machine, program, sends, end)
             # Convolutions and the like are only in the model's FLOPs, since operations count matrix
             # products alone.
-            floor = max(
-                (computed.flops or 0.0) / peak,
-                computed.moved_bytes / machine.hbm_bytes_per_s / end.bandwidth_share,
-            )
+            move_s = computed.moved_bytes / machine.hbm_bytes_per_s / end.bandwidth_share
+            floor = max((computed.flops or 0.0) / peak, move_s)
             return max(floor, timeline.compute_s), timeline.total_wait_s
         compute_s = cycles / machine.clock_hz + computed.kernel_flops / peak
+        send_s = sum(sends[row.name] * row.executions for row in collectives)
         wait_s = sum(sends[row.name] * row.executions * row.exposed_share for row in collectives)
-        if not end.is_best:
-            # Hidden communication shows if it takes longer than all of the computation.
-            wait_s += max(
-                0.0,
-                sum(
-                    sends[row.name] * row.executions * (1 - row.exposed_share)
-                    for row in collectives
-                )
-                - compute_s,
-            )
-        return compute_s, wait_s
+        # Hidden communication shows if it takes longer than all of the computation.
+        late_s = 0.0 if end.is_best else max(0.0, send_s - wait_s - compute_s)
+        return compute_s, wait_s + late_s
 
     def _make_timeline(
         self, machine: MachineSpeed, program: Program, sends: Mapping[str, float], end: _RangeEnd
     ) -> Timeline:
-        return Timeline(
-            program,
-            Rates(
-                self._device_peak * end.peak_share, machine.hbm_bytes_per_s * end.bandwidth_share
-            ),
-            sends,
-        )
+        flops_per_s = self._device_peak * end.peak_share
+        rates = Rates(flops_per_s, machine.hbm_bytes_per_s * end.bandwidth_share)
+        return Timeline(program, rates, sends)
 
     def _send_seconds(
         self, machine: MachineSpeed, collectives: Sequence[Collective], end: _RangeEnd
@@ -219,10 +196,8 @@ class StepTimeModel:
             if domains == 1:
                 bandwidth = machine.links_bytes_per_s if end.is_best else machine.ring_bytes_per_s
             else:
-                ports = max(1, row.group_size // domains)
-                bandwidth = min(machine.links_bytes_per_s, ports * machine.network_bytes_per_s) / (
-                    1 if end.is_best else 2
-                )
+                ports = max(1, row.group_size // domains) * machine.network_bytes_per_s
+                bandwidth = min(machine.links_bytes_per_s, ports) / (1 if end.is_best else 2)
             seconds[row.name] = row.wire_bytes / row.executions / bandwidth
         return seconds
 
@@ -232,19 +207,17 @@ class StepTimeModel:
 
     @property
     def _device_count(self) -> int:
-        return (
-            self.chips.hosts * self.chips.per_host * ACCELERATORS[self.chips.type].devices_per_chip
-        )
+        chips = self.chips.hosts * self.chips.per_host
+        return chips * ACCELERATORS[self.chips.type].devices_per_chip
 
 
 class Timeline:
-    """The time of a program at given rates. `sends` has the seconds of one execution of each collective by name."""
+    """The time of a program at given rates; `sends` are seconds of one run of a collective."""
 
     def __init__(self, program: Program, rates: Rates, sends: Mapping[str, float]) -> None:
         self._program, self._rates, self._sends = program, rates, sends
-        self.wait_seconds: defaultdict[str, float] = defaultdict(
-            float
-        )  # seconds by collective, over all executions
+        # Seconds by collective, over all executions.
+        self.wait_seconds: defaultdict[str, float] = defaultdict(float)
         self.seconds = self._run_computation(program.entry, 1.0)
         self.total_wait_s = sum(self.wait_seconds.values())
         self.compute_s = self.seconds - self.total_wait_s
@@ -256,20 +229,18 @@ class Timeline:
         clock, link_free, ends = 0.0, 0.0, dict[str, float]()
         for operation in operations:
             if operation.name in self._sends:
-                link_free = ends[operation.name] = (
-                    max(clock, link_free) + self._sends[operation.name]
-                )
+                link_free = max(clock, link_free) + self._sends[operation.name]
+                ends[operation.name] = link_free
             else:
                 clock += self._run_called(operation, name, times)
                 if not is_free(operation):
-                    flops = (
-                        operation_flops(self._program, operation, operations)
-                        / self._rates.flops_per_s
+                    flops = operation_flops(self._program, operation, operations)
+                    moved = touched_bytes(self._program, operation, by_name)
+                    compute_s, move_s = (
+                        flops / self._rates.flops_per_s,
+                        moved / self._rates.bytes_per_s,
                     )
-                    moved = (
-                        touched_bytes(self._program, operation, by_name) / self._rates.bytes_per_s
-                    )
-                    clock += self._rates.start_s + max(flops, moved)
+                    clock += self._rates.start_s + max(compute_s, move_s)
             # A done operation waits for its start. A synchronous collective waits for itself.
             waits_for = None
             if operation.name in ends and not operation.kind.endswith("-start"):
@@ -284,20 +255,17 @@ class Timeline:
 
     def _run_called(self, operation: Operation, caller: str, times: float) -> float:
         """Return the seconds of the computations that a loop, call or branch runs."""
-        computations = self._program.computations
+        computations, trips = self._program.computations, 1.0
+        names: Sequence[str] = ()
         if operation.kind == "while":
-            body = operation.read_attribute("body") or ""
             trips = self._program.loop_trips(operation, caller)
-            return (
-                trips * self._run_computation(body, times * trips) if body in computations else 0.0
-            )
-        if operation.kind in ("call", "conditional"):
-            return sum(
-                self._run_computation(name, times)
-                for name in operation.called_computations
-                if name in computations
-            )
-        return 0.0
+            names = (operation.read_attribute("body") or "",)
+        elif operation.kind in ("call", "conditional"):
+            names = operation.called_computations
+        runs = (
+            self._run_computation(name, times * trips) for name in names if name in computations
+        )
+        return trips * sum(runs)
 
 
 # --- the work of an operation ---------------------------------------------------------------------
@@ -305,8 +273,10 @@ class Timeline:
 # These move no data themselves: they name existing values, or run computations whose operations are
 # counted instead.
 _FREE_KINDS = frozenset(
-    "after-all bitcast call conditional constant get-tuple-element parameter partition-id "
-    "tuple while".split()
+    {
+        *("after-all", "bitcast", "call", "conditional", "constant", "get-tuple-element"),
+        *("parameter", "partition-id", "tuple", "while"),
+    }
 )
 # These read as much of their operand as they return.
 _SLICE_KINDS = ("dynamic-slice", "gather", "slice")
@@ -318,14 +288,14 @@ _RECOMPUTED_SCOPE = "rematted_computation"
 
 
 def is_free(operation: Operation) -> bool:
-    """Return whether an operation takes no time itself: it names an existing value, or starts or ends a transfer."""
+    """Return whether an operation names an existing value, or starts or ends a transfer."""
     return operation.kind in _FREE_KINDS or operation.kind.endswith(("-start", "-done"))
 
 
 def matrix_products(
     program: Program, operation: Operation, computation: Computation
 ) -> Iterator[tuple[Operation, float]]:
-    """Yield the matrix products inside an operation of `computation`, at any depth, with their FLOPs."""
+    """Yield the matrix products inside an operation, at any depth, with their FLOPs."""
     if operation.kind == "dot":
         # Two FLOPs for each element of the result and each element of the contracted axes.
         left_operand = next((row for row in computation if row.name == operation.operands[0]), None)
@@ -344,18 +314,14 @@ def matrix_products(
 
 
 def operation_flops(program: Program, operation: Operation, computation: Computation) -> float:
-    """Return the FLOPs of one execution of an operation, from its matrix products or from cuDNN's attention."""
+    """Return the FLOPs of an operation, of its matrix products or of cuDNN's attention."""
     target = re.search(r'custom_call_target="([^"]+)"', operation.attributes)
     if operation.kind != "custom-call" or target is None or target[1] not in _ATTENTION_PRODUCTS:
         return sum(flops for _, flops in matrix_products(program, operation, computation))
     # Products of queries [B, L, H, K] and keys [B, S, G, K], half of each if the mask is causal.
-    query, key = (
-        next(row for row in computation if row.name == name) for name in operation.operands[:2]
-    )
-    (batch, length, heads, size), keys = (
-        parse_dimensions(query.result),
-        parse_dimensions(key.result)[1],
-    )
+    by_name = {row.name: row for row in computation}
+    query, key = (parse_dimensions(by_name[name].result) for name in operation.operands[:2])
+    (batch, length, heads, size), keys = query, key[1]
     share = 0.5 if re.search(r'mask_type": ?"\w*CAUSAL', operation.attributes) else 1.0
     return _ATTENTION_PRODUCTS[target[1]] * 2.0 * batch * length * heads * size * keys * share
 
@@ -365,14 +331,12 @@ def program_bytes(program: Program) -> float:
     total = 0.0
     for name, times in program.executions.items():
         by_name = {operation.name: operation for operation in program.computations[name]}
-        total += times * sum(
-            touched_bytes(program, operation, by_name) for operation in by_name.values()
-        )
+        total += times * sum(touched_bytes(program, row, by_name) for row in by_name.values())
     return total
 
 
 def touched_bytes(program: Program, operation: Operation, by_name: Operations) -> float:
-    """Return the bytes that one execution reads and writes; `by_name` has the operations of its computation."""
+    """Return the bytes that one execution reads and writes; `by_name` is its computation."""
     if is_free(operation):
         return 0.0
     written = sum(array_bytes(operation.result))
@@ -385,26 +349,17 @@ def touched_bytes(program: Program, operation: Operation, by_name: Operations) -
     if operation.kind == "dynamic-update-slice":
         return 2.0 * read[1]
     if operation.kind == "fusion" and operation.called_computations:
-        parts = {
-            part.name: part
-            for part in program.computations.get(operation.called_computations[0], ())
-        }
-        return _fusion_written_bytes(parts, written) + sum(
-            _fusion_read_bytes(parts, *operand) for operand in enumerate(read)
-        )
+        fused = program.computations.get(operation.called_computations[0], ())
+        parts = {part.name: part for part in fused}
+        read_bytes = (_fusion_read_bytes(parts, *operand) for operand in enumerate(read))
+        return _fusion_written_bytes(parts, written) + sum(read_bytes)
     return float(written + sum(read))
 
 
 def _fusion_read_bytes(parts: Operations, index: int, operand_bytes: int) -> float:
-    """Return the bytes that a fusion reads of an operand: its slices, nothing if updated in place, or all of it."""
-    parameter = next(
-        (
-            part
-            for part in parts.values()
-            if part.kind == "parameter" and part.arguments == str(index)
-        ),
-        None,
-    )
+    """Return the bytes that a fusion reads of an operand: slices, nothing if updated, or all."""
+    parameters = (part for part in parts.values() if part.kind == "parameter")
+    parameter = next((part for part in parameters if part.arguments == str(index)), None)
     if parameter is None:
         return float(operand_bytes)
     sliced_bytes = 0.0
@@ -427,14 +382,14 @@ def _find_users(parts: Operations, name: str) -> Iterator[tuple[str, Operation]]
 
 
 def _fusion_written_bytes(parts: Operations, result_bytes: int) -> float:
-    """Return the bytes that a fusion writes: the part that it updates in place, or all of its result."""
+    """Return the bytes that a fusion writes: what it updates in place, or all of its result."""
     root = next((part for part in parts.values() if part.is_root), None)
     if root is None:
         return float(result_bytes)
-    total = 0.0
-    for result in (
-        [parts[name] for name in root.operands if name in parts] if root.kind == "tuple" else [root]
-    ):
+    total, results = 0.0, [root]
+    if root.kind == "tuple":
+        results = [parts[name] for name in root.operands if name in parts]
+    for result in results:
         while result.kind in _VIEW_KINDS and result.operands[0] in parts:
             result = parts[result.operands[0]]
         if result.kind == "dynamic-update-slice" and result.operands[1] in parts:
@@ -466,18 +421,12 @@ def recomputed_share(program: Program) -> float | None:
     weights = {False: 0.0, True: 0.0}
     has_cycles = any(operation.cycles for operation, _ in program.scheduled_operations())
     for name, times in program.executions.items():
-        for operation in program.computations[name]:
-            if has_cycles:
-                weights[name in recomputed_names or _RECOMPUTED_SCOPE in operation.attributes] += (
-                    operation.cycles * times
-                )
-            else:
-                for product, flops in matrix_products(
-                    program, operation, program.computations[name]
-                ):
-                    weights[
-                        name in recomputed_names or _RECOMPUTED_SCOPE in product.attributes
-                    ] += flops * times
+        computation, is_again = program.computations[name], name in recomputed_names
+        for operation in computation:
+            products = matrix_products(program, operation, computation)
+            rows = [(operation, operation.cycles)] if has_cycles else products
+            for row, cost in rows:
+                weights[is_again or _RECOMPUTED_SCOPE in row.attributes] += cost * times
     total = sum(weights.values())
     return weights[True] / total if total else None
 
@@ -494,7 +443,7 @@ _PASS_ELEMENTS = 2**21
 
 
 def measure_step_s(step: Step, batch: Batch) -> float:
-    """Return the median time of a train step on rows of zeros; `step` is compiled for batches of this shape."""
+    """Return the median time of a train step, compiled for this shape, on rows of zeros."""
     # The weights are one, because a step without weight changes nothing.
     rows = {
         name: (np.ones if name == "weight" else np.zeros)(like.shape, like.dtype)
@@ -522,25 +471,21 @@ def measure_rates(devices: Sequence[jax.Device], dtype: jnp.dtype) -> Rates:
     def turn_s(
         body: Callable[[Array], Array], turns: int, *shape: int, dtype: Any = np.float32
     ) -> float:
-        """Return the seconds of one iteration of `body` on an array of this shape on each device."""
+        """Return the seconds of one iteration of `body` on arrays of this shape."""
         loop: Any = partial(jax.lax.fori_loop, 0, turns, lambda _, array: body(array))
         run = jax.jit(jax.shard_map(loop, mesh=mesh, in_specs=split, out_specs=split))
         array = np.zeros((len(devices) * shape[0], *shape[1:]), dtype)
-        return (
-            _median_s(
-                partial(run, jax.device_put(array, NamedSharding(mesh, split))), _MEASURE_S / 4
-            )
-            / turns
-        )
+        placed = jax.device_put(array, NamedSharding(mesh, split))
+        return _median_s(partial(run, placed), _MEASURE_S / 4) / turns
 
     def pass_over(array: Array) -> Array:
         return 2 * array + 1
 
     ring = [(index, (index + 1) % len(devices)) for index in range(len(devices))]
+    side = _MATRIX_SIDE
+    product_s = turn_s(lambda array: array @ array, 8, side, side, dtype=dtype)
     return Rates(
-        flops_per_s=2
-        * _MATRIX_SIDE**3
-        / turn_s(lambda array: array @ array, 8, _MATRIX_SIDE, _MATRIX_SIDE, dtype=dtype),
+        flops_per_s=2 * side**3 / product_s,
         bytes_per_s=2 * _PASS_ELEMENTS * 4 / turn_s(pass_over, 2, _PASS_ELEMENTS),
         start_s=turn_s(pass_over, 256, 1),
         meeting_s=turn_s(lambda array: jax.lax.ppermute(array, "devices", ring), 32, 1),
