@@ -1,4 +1,4 @@
-"""Optimizers by name, built from optax: clipping, the optimizer, weight decay, the schedule, and parameter groups.
+"""Optimizers by name, built from optax: clipping, decay, the schedule, and groups.
 
 Parameters are identified by their dotted paths, as in a checkpoint and in `launcher plan
 --sharding`. By default every parameter decays, including biases and norms, as with torch's
@@ -20,10 +20,10 @@ import optax
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxlaunch.trainer import spec
-from jaxlaunch.trainer.errors import SpecError
+from jaxlaunch.trainer.errors import SpecError, list_first
 from jaxlaunch.trainer.optim import schedules, transforms
 from jaxlaunch.trainer.optim.transforms import Axes, Mask, Named, PyTree
-from jaxlaunch.trainer.spec.optimizer import SCHEDULE_FREE, Group, is_user_path
+from jaxlaunch.trainer.spec.optimizer import SCHEDULE_FREE, Group, Link, is_user_path
 
 Options = dict[str, Any]
 # Label of the parameters that are in no group.
@@ -35,37 +35,28 @@ MAX_LISTED = 8
 def build_optimizer(
     optimizer: spec.Optimizer, total_steps: int, axes: Axes | None = None
 ) -> optax.GradientTransformation:
-    """Build the optax transformation from gradients to updates of the trained parameters, in flat dicts by name.
+    """Build the optax transformation from gradients to updates of the trained parameters.
 
     `init` and `update` both need the parameters. State and arithmetic are always float32, since the
     second moment of Adam in bfloat16 would never change (1 - b2 = 0.001 is below its resolution of
     0.004). The updates have the dtypes of the parameters.
 
-    Args:
-        optimizer: Optimizer block of the job.
-        total_steps: Steps of the run.
-        axes: Named axes of each parameter, which distinguish a matrix from a stack of vectors.
-
-    Raises:
-        SpecError: A user's schedule or transformation is not valid.
+    `axes` are the named axes of each parameter, which distinguish a matrix from a stack of vectors.
+    Raises SpecError if a user's schedule or transformation is not valid.
     """
     rate = schedules.build_schedule(optimizer, total_steps)
     clip = optax.identity() if optimizer.clip is None else optax.clip_by_global_norm(optimizer.clip)
     whole = _build_chain(optimizer, rate, None, axes or {})
     parts = {}
     for number, group in enumerate(optimizer.groups):
-        if not group.freeze and (
-            group.lr != 1.0 or _group_decay(optimizer, number) != _group_decay(optimizer, None)
-        ):
-            scaled = (
-                rate
-                if group.lr == 1.0
-                else partial(lambda step, factor: factor * rate(step), factor=group.lr)
-            )
+        is_other_decay = _group_decay(optimizer, number) != _group_decay(optimizer, None)
+        if not group.freeze and (group.lr != 1.0 or is_other_decay):
+            scaled = rate
+            if group.lr != 1.0:
+                scaled = partial(lambda step, factor: factor * rate(step), factor=group.lr)
             parts[number] = _build_chain(optimizer, scaled, number, axes or {})
-    return _update_in_float32(
-        optax.chain(clip, split_groups(optimizer.groups, parts, whole) if parts else whole)
-    )
+    inner = split_groups(optimizer.groups, parts, whole) if parts else whole
+    return _update_in_float32(optax.chain(clip, inner))
 
 
 def check_optimizer(
@@ -73,7 +64,7 @@ def check_optimizer(
     transformation: optax.GradientTransformation,
     params: Mapping[str, Any],
 ) -> None:
-    """Raise SpecError if a user's transformation cannot update `params`, ShapeDtypeStructs by name."""
+    """Raise SpecError if a user's transformation cannot update `params`, ShapeDtypeStructs."""
     if any(is_user_path(link.name) for link in optimizer.all_links()):
         schedules.check_transformation(transformation, params)
 
@@ -81,7 +72,7 @@ def check_optimizer(
 def describe_optimizer(
     optimizer: spec.Optimizer, params: Mapping[str, Any], axes: Axes
 ) -> list[str]:
-    """Return the notes of a run on its optimizer: groups, decayed parameters, and keys without effect."""
+    """Return the notes of a run on its groups, decayed parameters, and keys without effect."""
     notes, links = [], optimizer.all_links()
     for number, group in enumerate(optimizer.groups):
         names = [name for name in params if find_group(name, optimizer.groups) == number]
@@ -92,34 +83,28 @@ def describe_optimizer(
             f"train.optimizer.groups.{number} ({group.match}): {len(names)} arrays, {numbers:,} "
             f"numbers, {', '.join(terms)}"
         )
-    trained = {
-        name: leaf for name, leaf in params.items() if name not in find_frozen(optimizer, params)
-    }
+    frozen = find_frozen(optimizer, params)
+    trained = {name: leaf for name, leaf in params.items() if name not in frozen}
     decayed = [name for name, leaf in trained.items() if _is_decayed(optimizer, name, leaf, axes)]
     if optimizer.decay_on == "matrices" and decayed:
         notes.append(f"weight decay on matrices alone: {len(decayed)} of {len(trained)} arrays")
-    if all(
-        is_user_path(link.name)
-        and not schedules.factory_parameters(link).intersection(schedules.RATE_PARAMETERS)
-        for link in links
-    ):
-        factory_names = ", ".join(link.name for link in links)
+    if not any(_takes_any(link, schedules.RATE_PARAMETERS) for link in links):
+        names = ", ".join(link.name for link in links)
         notes.append(
-            f"train.optimizer.lr and schedule have no effect: {factory_names} takes no "
-            "learning_rate"
+            f"train.optimizer.lr and schedule have no effect: {names} takes no learning_rate"
         )
     return notes
 
 
 def find_group(name: str, groups: Sequence[Group]) -> int | None:
-    """Return the number of the first group whose pattern matches the whole path of a parameter, if any."""
+    """Return the number of the first group whose pattern matches a parameter, if any."""
     return next(
         (number for number, group in enumerate(groups) if re.fullmatch(group.match, name)), None
     )
 
 
 def find_frozen(optimizer: spec.Optimizer, names: Iterable[str]) -> frozenset[str]:
-    """Return the parameters that are not trained. Raises SpecError for an empty group, or if all are frozen."""
+    """Return the parameters that are not trained. Raises SpecError for unusable groups."""
     names, groups = sorted(names), optimizer.groups
     owners = {name: find_group(name, groups) for name in names}
     for number, group in enumerate(groups):
@@ -131,10 +116,8 @@ def find_frozen(optimizer: spec.Optimizer, names: Iterable[str]) -> frozenset[st
                 f"{key} matches only parameters of the groups before it, and the first group that "
                 "matches has a parameter; move this group up, or remove it"
             )
-        more = f" and {len(names) - MAX_LISTED} more" if len(names) > MAX_LISTED else ""
-        raise SpecError(
-            f"{key} matches no parameter. There are: {', '.join(names[:MAX_LISTED])}{more}"
-        )
+        listed = list_first(names, MAX_LISTED)
+        raise SpecError(f"{key} matches no parameter. There are: {listed}")
     frozen = frozenset(
         name for name, owner in owners.items() if owner is not None and groups[owner].freeze
     )
@@ -148,62 +131,57 @@ def split_groups(
     parts: Mapping[int, optax.GradientTransformation],
     default: optax.GradientTransformation,
 ) -> optax.GradientTransformation:
-    """Return a transformation that applies `parts` to the parameters of their groups, and `default` to all others.
+    """Return a transformation that applies `parts` to their groups, and `default` to others.
 
     The state is a dict by label, such as `group0` or `default`, of states for the parameters with
     this label.
     """
-    transformations = {f"group{number}": part for number, part in parts.items()} | {
-        DEFAULT_LABEL: default
-    }
+    transformations = {f"group{number}": part for number, part in parts.items()}
+    transformations[DEFAULT_LABEL] = default
 
     def by_label(tree: Named) -> dict[str, Named]:
         labelled: dict[str, Named] = {}
         for name, leaf in tree.items():
-            label = f"group{find_group(name, groups)}"
-            labelled.setdefault(label if label in transformations else DEFAULT_LABEL, {})[name] = (
-                leaf
-            )
+            group = f"group{find_group(name, groups)}"
+            label = group if group in transformations else DEFAULT_LABEL
+            labelled.setdefault(label, {})[name] = leaf
         return labelled
 
     def init(params: Named) -> Named:
-        return {
-            label: transformations[label].init(part) for label, part in by_label(params).items()
-        }
+        parts = by_label(params)
+        return {label: transformations[label].init(part) for label, part in parts.items()}
 
     def update(grads: Named, state: Named, params: Named | None = None) -> tuple[Named, Named]:
         updates: Named = {}
         after: Named = {}
-        labelled_params = by_label(params or {})
+        labelled = by_label(params or {})
         for label, part in by_label(grads).items():
-            new, after[label] = transformations[label].update(
-                part, state[label], labelled_params.get(label)
-            )
-            updates |= new
+            update = transformations[label].update
+            part_updates, after[label] = update(part, state[label], labelled.get(label))
+            updates |= part_updates
         return {name: updates[name] for name in grads}, after
 
     return optax.GradientTransformation(init, update)
 
 
 def _group_decay(optimizer: spec.Optimizer, group: int | None) -> float | None:
-    """Return the weight decay of a group, or of ungrouped parameters; None keeps the default of a user's factory."""
+    """Return the weight decay of a group, or of the others; None is a factory's default."""
     if group is not None and optimizer.groups[group].weight_decay is not None:
         return optimizer.groups[group].weight_decay
     has_own = any(is_user_path(link.name) for link in optimizer.all_links())
-    return (
-        None
-        if has_own and "weight_decay" not in optimizer.model_fields_set
-        else optimizer.weight_decay
-    )
+    if has_own and "weight_decay" not in optimizer.model_fields_set:
+        return None
+    return optimizer.weight_decay
 
 
 def _is_decayed(optimizer: spec.Optimizer, name: str, leaf: Any, axes: Axes) -> bool:
     """Return whether a parameter decays with `decay_on: matrices`."""
-    decay = _group_decay(optimizer, find_group(name, optimizer.groups))
-    links = optimizer.all_links()
-    if not (
-        decay or any(is_user_path(link.name) and schedules.may_decay(link, decay) for link in links)
-    ):
+    decay, links = (
+        _group_decay(optimizer, find_group(name, optimizer.groups)),
+        optimizer.all_links(),
+    )
+    own_links = [link for link in links if is_user_path(link.name)]
+    if not decay and not any(schedules.may_decay(link, decay) for link in own_links):
         return False
     if any(link.name == "muon" for link in links):
         return transforms.muon_axes(name, leaf, axes) is not None
@@ -221,32 +199,30 @@ def _build_chain(
     links, decay = optimizer.all_links(), _group_decay(optimizer, number)
     is_masked = optimizer.decay_on == "matrices"
     mask: Mask = partial(_mask_matrices, axes=axes) if is_masked else None
-    if decay and all(
-        is_user_path(link.name) and "weight_decay" not in schedules.factory_parameters(link)
-        for link in links
-    ):
-        names = ", ".join(link.name for link in links)
-        group = (
-            ""
-            if number is None or optimizer.groups[number].weight_decay is None
-            else f".groups.{number}"
-        )
+    if decay and not any(_takes_any(link, ("weight_decay",)) for link in links):
+        names, group = ", ".join(link.name for link in links), ""
+        if number is not None and optimizer.groups[number].weight_decay is not None:
+            group = f".groups.{number}"
         raise SpecError(
             f"train.optimizer{group}.weight_decay = {decay:g}, but {names} takes no weight_decay; "
-            "leave it out, or add "
-            "{name: optax:add_decayed_weights, args: {weight_decay: …}} to train.optimizer.chain"
+            "leave it out, or add {name: optax:add_decayed_weights, args: {weight_decay: …}} to "
+            "train.optimizer.chain"
         )
     transformations = []
     for link in links:
         if is_user_path(link.name):
-            transformations.append(schedules.build_transformation(link, rate, decay, mask))
+            transformation = schedules.build_transformation(link, rate, decay, mask)
         elif link.name == "muon":
-            transformations.append(
-                transforms.make_muon(rate, decay or 0.0, mask, axes, link.options())
-            )
+            transformation = transforms.make_muon(rate, decay or 0.0, mask, axes, link.options())
         else:
-            transformations.append(MAKERS[link.name](rate, decay or 0.0, mask, link.options()))
+            transformation = MAKERS[link.name](rate, decay or 0.0, mask, link.options())
+        transformations.append(transformation)
     return transformations[0] if len(transformations) == 1 else optax.chain(*transformations)
+
+
+def _takes_any(link: Link, names: Iterable[str]) -> bool:
+    """Return whether an optimizer of ours, or a user's factory, takes one of the arguments."""
+    return not is_user_path(link.name) or not schedules.factory_parameters(link).isdisjoint(names)
 
 
 Make = Callable[..., optax.GradientTransformation]
@@ -255,13 +231,12 @@ Make = Callable[..., optax.GradientTransformation]
 def _make_coupled(
     make: Make, rate: optax.Schedule, decay: float, mask: Mask, options: Options
 ) -> optax.GradientTransformation:
-    """Return an optimizer with torch's L2 decay, which is added to the gradient and passes through the moments."""
+    """Return an optimizer with torch's L2 decay, which passes through the moments."""
     if "momentum" in options:
         # With momentum 0 optax would still hold a buffer as large as the parameters.
         options = options | {"momentum": options["momentum"] or None}
-    return optax.chain(
-        optax.add_decayed_weights(decay, mask) if decay else optax.identity(), make(rate, **options)
-    )
+    l2_decay = optax.add_decayed_weights(decay, mask) if decay else optax.identity()
+    return optax.chain(l2_decay, make(rate, **options))
 
 
 def _make_decoupled(
@@ -273,7 +248,7 @@ def _make_decoupled(
 def _make_adafactor(
     rate: optax.Schedule, decay: float, mask: Mask, options: Options
 ) -> optax.GradientTransformation:
-    """Return Adafactor (Shazeer and Stern 2018, algorithm 4), whose decay we multiply by the rate, unlike optax."""
+    """Return Adafactor (Shazeer and Stern 2018, algorithm 4), whose decay follows the rate."""
     return optax.adafactor(
         rate,
         momentum=options["b1"],
@@ -311,7 +286,7 @@ def _update_in_float32(inner: optax.GradientTransformation) -> optax.GradientTra
 
 @contextlib.contextmanager
 def _jax_rules() -> Iterator[None]:
-    """Allow JAX's default promotion of types and ranks, which optax and users' transformations rely on."""
+    """Allow JAX's default promotion of types and ranks, which transformations rely on."""
     with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
         yield
 
@@ -321,7 +296,7 @@ def _to_float32(tree: PyTree) -> PyTree:
 
 
 def with_schedule_counts(opt: PyTree, after: PyTree, when: jax.Array | bool = True) -> PyTree:
-    """Return `opt` with the counts of its schedules from `after` if `when`, since a skipped step changes only these."""
+    """Return `opt` with the counts of the schedules of `after`, if `when`: a step is skipped."""
 
     def is_schedule(state: Any) -> bool:
         # A NamedTuple with the one field `count`: optax.ScaleByScheduleState, and those of users'
@@ -340,7 +315,7 @@ def init_ema(params: PyTree) -> PyTree:
 
 
 def update_ema(ema: PyTree, params: PyTree, decay: float) -> PyTree:
-    """Return decay × ema + (1 - decay) × params in float32. In bfloat16 a decay above 0.996 would have no effect."""
+    """Return decay × ema + (1 - decay) × params in float32; bfloat16 has too few digits."""
     return optax.incremental_update(_to_float32(params), ema, 1.0 - decay)
 
 
@@ -353,10 +328,7 @@ def state_shardings(
     over one axis of the parameter (Adafactor's rows and columns) is sharded like the parameter
     without that axis. All others (counts, Adafactor's unused leaves) are replicated.
 
-    Args:
-        transformation: The optimizer.
-        params: Arrays or ShapeDtypeStructs by name.
-        shardings: A NamedSharding for each parameter.
+    `params` are arrays or ShapeDtypeStructs by name, `shardings` a NamedSharding for each.
     """
     mesh = jax.tree.leaves(shardings)[0].mesh
 
@@ -365,17 +337,13 @@ def state_shardings(
         # optax's.
         names = [key.key for key in path if isinstance(key, jax.tree_util.DictKey)]
         owner = next((name for name in reversed(names) if name in params), None)
-        of_whole = owner is None or leaf.shape == ()
-        spec = (
-            PartitionSpec()
-            if of_whole
-            else _leaf_spec(leaf.shape, params[owner].shape, shardings[owner].spec)
-        )
+        spec = PartitionSpec()
+        if owner is not None and leaf.shape != ():
+            spec = _leaf_spec(leaf.shape, params[owner].shape, shardings[owner].spec)
         return NamedSharding(mesh, spec)
 
-    return jax.tree_util.tree_map_with_path(
-        leaf_sharding, jax.eval_shape(transformation.init, params)
-    )
+    abstract = jax.eval_shape(transformation.init, params)
+    return jax.tree_util.tree_map_with_path(leaf_sharding, abstract)
 
 
 def _leaf_spec(

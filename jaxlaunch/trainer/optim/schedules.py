@@ -25,7 +25,7 @@ RATE_PARAMETERS, MASK_PARAMETERS = ("learning_rate", "lr"), ("mask", "weight_dec
 
 
 def build_schedule(optimizer: Optimizer, total_steps: int) -> optax.Schedule:
-    """Build the schedule step (int32, from 0) -> learning rate (float32): warm-up, constant rate, decay.
+    """Build the schedule step (int32, from 0) -> learning rate (float32): warm-up, then decay.
 
     The first update uses the rate of step 0, as in torch and Hugging Face, so that it changes no
     parameter if the warm-up starts at 0. From step `total_steps` on, the rate is `final` × lr. A
@@ -49,7 +49,7 @@ def build_schedule(optimizer: Optimizer, total_steps: int) -> optax.Schedule:
 
 
 def _decay_schedule(optimizer: Optimizer, steps: int) -> optax.Schedule:
-    """Return the decay from lr to `final` × lr. Cosine is equation 5 of Loshchilov and Hutter 2017."""
+    """Return the decay from lr to `final` × lr. Cosine: Loshchilov and Hutter 2017, equation 5."""
     lr, final = optimizer.lr, optimizer.schedule.final or 0.0
     if steps == 0:
         return optax.constant_schedule(lr)
@@ -65,17 +65,14 @@ def _decay_schedule(optimizer: Optimizer, steps: int) -> optax.Schedule:
 def build_transformation(
     link: Link, rate: optax.Schedule, decay: float | None, mask: Mask
 ) -> optax.GradientTransformation:
-    """Call the factory of `link`, which uses its own decay if none is given. Raises SpecError for other results."""
+    """Call the factory of `link`, with its own decay if none is given. Raises SpecError."""
     path = f"train.optimizer: {link.name}"
     make, names = _load_factory(path, link.name)
-    offered: dict[str, Any] = {next((key for key in RATE_PARAMETERS if key in names), ""): rate}
-    offered |= {"weight_decay": decay} if "weight_decay" in names and decay is not None else {}
-    offered |= (
-        {next((key for key in MASK_PARAMETERS if key in names), ""): mask}
-        if mask is not None
-        else {}
-    )
-    offered.pop("", None)
+    offers = [(RATE_PARAMETERS, rate), (("weight_decay",), decay), (MASK_PARAMETERS, mask)]
+    offered: dict[str, Any] = {}
+    for keys, value in offers:
+        if value is not None and (key := next((key for key in keys if key in names), None)):
+            offered[key] = value
     if twice := [key for key in RATE_PARAMETERS if key in link.args and key in offered]:
         raise SpecError(
             f"{path} gets {twice[0]} of train.optimizer.lr and its schedule; take it out of args"
@@ -90,24 +87,23 @@ def build_transformation(
 
 
 def factory_parameters(link: Link) -> set[str]:
-    """Return the names of the parameters of the factory of `link`. Raises SpecError if it cannot be loaded."""
+    """Return the names of the parameters of the factory of `link`. Raises SpecError."""
     return set(_load_factory(f"train.optimizer: {link.name}", link.name)[1])
 
 
 def may_decay(link: Link, decay: float | None) -> bool:
-    """Return whether the transformation of a factory may decay parameters, if it is offered `decay`."""
+    """Return whether the transformation of a factory may decay parameters, given `decay`."""
     return "weight_decay" in factory_parameters(link) and link.args.get("weight_decay", decay) != 0
 
 
 def _user_schedule(optimizer: Optimizer, total_steps: int) -> optax.Schedule:
-    """Return the schedule of a user's factory, which is called with lr and total_steps if it accepts them."""
+    """Return the schedule of a user's factory, called with lr and total_steps on request."""
     chosen = optimizer.schedule
     path = f"train.optimizer.schedule: {chosen.name}"
     make, names = _load_factory(path, chosen.name)
     offered = {"lr": optimizer.lr, "total_steps": total_steps}
-    schedule = _call_factory(
-        path, make, {key: value for key, value in offered.items() if key in names} | chosen.args
-    )
+    arguments = {key: value for key, value in offered.items() if key in names} | chosen.args
+    schedule = _call_factory(path, make, arguments)
     if not callable(schedule):
         raise SpecError(
             f"{path} makes {user_code.describe_kind(schedule)}, not a schedule: a function step -> "
@@ -123,9 +119,9 @@ def _user_schedule(optimizer: Optimizer, total_steps: int) -> optax.Schedule:
         ) from error
     is_array = isinstance(shape, jax.ShapeDtypeStruct)
     if not is_array or shape.shape != () or not jnp.issubdtype(shape.dtype, jnp.number):
-        description = (
-            f"an array of shape {list(shape.shape)}" if is_array else user_code.describe_kind(shape)
-        )
+        description = user_code.describe_kind(shape)
+        if is_array:
+            description = f"an array of shape {list(shape.shape)}"
         raise SpecError(f"{path}: the schedule gives {description} for a step, not a number")
 
     def learning_rate(step: Any) -> jax.Array:
@@ -138,7 +134,7 @@ def _user_schedule(optimizer: Optimizer, total_steps: int) -> optax.Schedule:
 def check_transformation(
     transformation: optax.GradientTransformation, params: Mapping[str, Any]
 ) -> None:
-    """Raise SpecError if a transformation cannot update these ShapeDtypeStructs by name. Computes nothing."""
+    """Raise SpecError if a transformation cannot update these ShapeDtypeStructs by name."""
     try:
         state = jax.eval_shape(transformation.init, params)
         updates, next_state = jax.eval_shape(transformation.update, params, state, params)

@@ -1,4 +1,4 @@
-"""Optax transformations for Muon and schedule-free AdamW, which differ from those of optax.contrib."""
+"""Muon and schedule-free AdamW, which differ from those of optax.contrib."""
 
 from __future__ import annotations
 
@@ -21,11 +21,10 @@ COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 
 
 def is_matrix(name: str, leaf: Any, axes: Axes) -> bool:
-    """Return whether a parameter has at least two axes per layer, and is neither a bias nor a scale."""
+    """Return whether a parameter has two or more axes per layer, and is no bias or scale."""
     param_axes = axes.get(name)
-    return (leaf.ndim if param_axes is None else len(param_axes)) >= 2 and not name.rpartition(".")[
-        2
-    ].endswith(("bias", "scale"))
+    count = leaf.ndim if param_axes is None else len(param_axes)
+    return count >= 2 and not name.rpartition(".")[2].endswith(("bias", "scale"))
 
 
 def make_muon(
@@ -39,10 +38,8 @@ def make_muon(
     """
 
     def label_parameters(params: Named) -> dict[str, str]:
-        return {
-            name: "adam" if muon_axes(name, leaf, axes) is None else "muon"
-            for name, leaf in params.items()
-        }
+        matrices = {name: muon_axes(name, leaf, axes) for name, leaf in params.items()}
+        return {name: "adam" if matrices[name] is None else "muon" for name in params}
 
     muon = optax.chain(
         _orthogonalize_updates(axes, options),
@@ -90,15 +87,11 @@ def _orthogonalize_updates(axes: Axes, options: Mapping[str, Any]) -> optax.Grad
         grads: Named, state: MuonState, params: Named | None = None
     ) -> tuple[Named, MuonState]:
         momentum = optax.tree.update_moment(grads, state.mu, beta, 1)
-        ahead = optax.tree.update_moment(grads, momentum, beta, 1)
-        moves = {
-            name: leaf
-            if isinstance(leaf, optax.MaskedNode)
-            else _orthogonal_step(
-                leaf, muon_axes(name, leaf, axes), steps, eps, options["consistent_rms"]
-            )
-            for name, leaf in ahead.items()
-        }
+        moves = optax.tree.update_moment(grads, momentum, beta, 1)
+        for name, leaf in moves.items():
+            if not isinstance(leaf, optax.MaskedNode):
+                matrix = muon_axes(name, leaf, axes)
+                moves[name] = _orthogonal_step(leaf, matrix, steps, eps, options["consistent_rms"])
         return moves, state._replace(count=optax.safe_increment(state.count), mu=momentum)
 
     return optax.GradientTransformation(optax.contrib.scale_by_muon(COEFFICIENTS).init, update)
@@ -110,18 +103,15 @@ def _orthogonal_step(
     """Return the orthogonal step of a parameter, computed for each of its matrices."""
     assert matrix is not None, "labels give Muon only matrices"
     inputs, outputs = matrix
-    order = (
-        tuple(axis for axis in range(leaf.ndim) if axis not in inputs + outputs) + inputs + outputs
-    )
+    others = tuple(axis for axis in range(leaf.ndim) if axis not in inputs + outputs)
+    order = others + inputs + outputs
     turned = leaf.transpose(order)
     fan_in, fan_out = (math.prod(leaf.shape[axis] for axis in side) for side in (inputs, outputs))
-    orthogonal = _newton_schulz(turned.reshape(-1, fan_in, fan_out), steps, eps).reshape(
-        turned.shape
-    )
-    back = tuple(order.index(axis) for axis in range(leaf.ndim))
+    stack = _newton_schulz(turned.reshape(-1, fan_in, fan_out), steps, eps)
+    orthogonal = stack.reshape(turned.shape).transpose(tuple(map(order.index, range(leaf.ndim))))
     if consistent_rms is not None:
-        return math.sqrt(max(fan_in, fan_out)) * consistent_rms * orthogonal.transpose(back)
-    return math.sqrt(max(1.0, fan_out / fan_in)) * orthogonal.transpose(back)
+        return math.sqrt(max(fan_in, fan_out)) * consistent_rms * orthogonal
+    return math.sqrt(max(1.0, fan_out / fan_in)) * orthogonal
 
 
 def _newton_schulz(x: jax.Array, steps: int, eps: float) -> jax.Array:
@@ -140,7 +130,9 @@ def _newton_schulz(x: jax.Array, steps: int, eps: float) -> jax.Array:
 def make_schedule_free(
     rate: optax.Schedule, decay: float, mask: Mask, options: Mapping[str, Any]
 ) -> optax.GradientTransformation:
-    """Return schedule-free AdamW (Defazio et al. 2024, algorithm 1): trained at y, evaluated at x, the average of z.
+    """Return schedule-free AdamW (Defazio et al. 2024, algorithm 1).
+
+    It is trained at y, and evaluated at x, the average of z.
 
     The state is that of optax and holds z. Its b1 is the one with which the current parameters were
     computed, so that a run that resumes with another b1 continues from the same x and z. In
@@ -148,10 +140,9 @@ def make_schedule_free(
     step, and keeps the b1 of the initial state.
     """
     b1 = options["b1"]
+    b2, eps = options["b2"], options["eps"]
     adam = optax.chain(
-        optax.scale_by_rms(
-            decay=options["b2"], eps=options["eps"], eps_in_sqrt=False, bias_correction=True
-        ),
+        optax.scale_by_rms(decay=b2, eps=eps, eps_in_sqrt=False, bias_correction=True),
         optax.add_decayed_weights(decay, mask),
         optax.scale_by_learning_rate(rate),
     )
@@ -166,10 +157,9 @@ def make_schedule_free(
         largest = jnp.maximum(state.max_lr, rate(state.base_optimizer_state[-1].count))
         total = state.weight_sum + largest**2
         share = jnp.where(total > 0, largest**2 / jnp.where(total > 0, total, 1.0), 0.0)
-        x = {
-            name: leaf + share * (z[name] - leaf)
-            for name, leaf in _average_params(state, params).items()
-        }
+        averages, x = _average_params(state, params), {}
+        for name, leaf in averages.items():
+            x[name] = leaf + share * (z[name] - leaf)
         updates = {
             name: b1 * leaf + (1.0 - b1) * z[name] - params[name] for name, leaf in x.items()
         }
@@ -186,18 +176,12 @@ def averaged_params(opt: PyTree, params: Named) -> Named | None:
         return isinstance(state, ScheduleFreeState)
 
     states = list(filter(is_free, jax.tree.leaves(opt, is_leaf=is_free)))
-    return (
-        {
-            **params,
-            **{
-                name: leaf
-                for state in states
-                for name, leaf in _average_params(state, params).items()
-            },
-        }
-        if states
-        else None
-    )
+    if not states:
+        return None
+    averaged = dict(params)
+    for state in states:
+        averaged |= _average_params(state, params)
+    return averaged
 
 
 def _average_params(state: ScheduleFreeState, params: Named) -> Named:

@@ -1,10 +1,10 @@
-"""The global mesh with axes dp, fsdp, ep, mp over all devices, and the rows that each process reads."""
+"""The global mesh of all devices with axes dp, fsdp, ep, mp, and the rows of a process."""
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import jax
@@ -48,9 +48,8 @@ def build_mesh(
     ways = [across] if mesh.dcn or slices == 1 else list(_slice_divisions(sizes, slices))
     across, grid = _lay_out(devices, sizes, ways, note)
     if not mesh.dcn and slices > 1:
-        parts = ", ".join(
-            f"{axis}: {count}" for axis, count in zip(MESH_AXES, across, strict=True) if count > 1
-        )
+        counts = zip(MESH_AXES, across, strict=True)
+        parts = ", ".join(f"{axis}: {count}" for axis, count in counts if count > 1)
         note(
             f"train.mesh has no dcn: its axes are divided over the {slices} slices as dcn: "
             f"{{{parts}}} says"
@@ -59,7 +58,7 @@ def build_mesh(
 
 
 def _slice_divisions(sizes: Sequence[int], slices: int) -> Iterator[Across]:
-    """Yield the ways to divide axes over slices, starting with those that divide the outermost axes most."""
+    """Yield the ways to divide axes over slices, those with most outermost divisions first."""
     if not sizes:
         if slices == 1:
             yield ()
@@ -75,7 +74,7 @@ def _lay_out(
     ways: Sequence[Across],
     note: Callable[[str], None],
 ) -> tuple[Across, Grid]:
-    """Return the first division over slices that follows the torus, or else the first, and its grid of devices."""
+    """Return the first division over slices that follows the torus, or the first, and its grid."""
     if devices[0].platform == "tpu":
         reasons: list[str] = []
         for across in ways:
@@ -83,16 +82,13 @@ def _lay_out(
             if grid is not None:
                 return across, grid
         note(reasons[0])
-    across = ways[0]
+    across, inside = ways[0], _sizes_per_slice(sizes, ways[0])
     near = np.array(
         sorted(devices, key=lambda device: (slice_index(device), device.process_index, device.id))
     )
     # Each pair is the dcn part of an axis and its remainder.
-    pairs = zip(range(len(sizes)), range(len(sizes), 2 * len(sizes)), strict=True)
-    order = itertools.chain.from_iterable(pairs)
-    return across, near.reshape(*across, *_sizes_per_slice(sizes, across)).transpose(
-        *order
-    ).reshape(sizes)
+    order = [axis + part for axis in range(len(sizes)) for part in (0, len(sizes))]
+    return across, near.reshape(*across, *inside).transpose(order).reshape(sizes)
 
 
 def _sizes_per_slice(sizes: Sequence[int], across: Sequence[int]) -> list[int]:
@@ -113,11 +109,9 @@ def parse_axes(mesh: Mapping[str, int], function: str, example: Mapping[str, int
     try:
         return spec.Mesh.model_validate(dict(mesh))
     except (pydantic.ValidationError, TypeError, ValueError) as error:
-        why = (
-            pydantic_message(error.errors()[0])
-            if isinstance(error, pydantic.ValidationError)
-            else "is not a dict"
-        )
+        why = "is not a dict"
+        if isinstance(error, pydantic.ValidationError):
+            why = pydantic_message(error.errors()[0])
         hint = f"give devices per axis, such as {example}"
         raise SpecError(f"jaxlaunch.{function}(mesh={mesh!r}): {why}; {hint}") from None
 
@@ -134,26 +128,23 @@ def _torus_grid(
     across: Sequence[int],
     note: Callable[[str], None],
 ) -> Grid | None:
-    """Return TPU devices along the torus, or None if JAX fails; physical axes are split only if needed."""
-    slices = len(set(map(slice_index, devices)))
-    granules = math.prod(across)
-    of_processes = granules != slices and granules == len(
-        {device.process_index for device in devices}
-    )
+    """Return TPU devices along the torus, or None; physical axes are split only if needed."""
+    slices, granules = len(set(map(slice_index, devices))), math.prod(across)
+    processes = {device.process_index for device in devices}
+    make_grid: Callable[..., Grid] = partial(mesh_utils.create_device_mesh, inside, devices)
+    if granules != 1 or slices != 1:
+        of_processes = granules != slices and granules == len(processes)
+        make_grid = partial(
+            mesh_utils.create_hybrid_device_mesh,
+            inside,
+            across,
+            devices,
+            process_is_granule=of_processes,
+        )
     reason = ""
     for is_split in (False, True):
         try:
-            if granules == slices == 1:
-                return mesh_utils.create_device_mesh(
-                    inside, devices, allow_split_physical_axes=is_split
-                )
-            return mesh_utils.create_hybrid_device_mesh(
-                inside,
-                across,
-                devices,
-                process_is_granule=of_processes,
-                allow_split_physical_axes=is_split,
-            )
+            return make_grid(allow_split_physical_axes=is_split)
         except (AssertionError, AttributeError, NotImplementedError, ValueError) as error:
             # JAX raises these for missing devices and unusual shapes.
             reason = str(error).splitlines()[0] if str(error) else type(error).__name__
@@ -165,7 +156,7 @@ def _torus_grid(
 
 
 def batch_sharding(mesh: jax.sharding.Mesh) -> NamedSharding:
-    """Return the sharding of a batch, whose rows are split over dp, fsdp and ep and replicated along mp."""
+    """Return the sharding of a batch: rows over dp, fsdp and ep, replicated along mp."""
     return NamedSharding(mesh, PartitionSpec(BATCH_AXES))
 
 
@@ -176,14 +167,12 @@ def count_shards(mesh: jax.sharding.Mesh | jax.sharding.AbstractMesh) -> int:
 
 def describe_shards(mesh: jax.sharding.Mesh) -> str:
     """Return text such as `dp × fsdp = 8`, with ep if it is larger than 1."""
-    return (
-        f"{' × '.join(axis for axis in BATCH_AXES if axis != 'ep' or mesh.shape[axis] > 1)} = "
-        f"{count_shards(mesh)}"
-    )
+    axes = " × ".join(axis for axis in BATCH_AXES if axis != "ep" or mesh.shape[axis] > 1)
+    return f"{axes} = {count_shards(mesh)}"
 
 
 def process_rows(mesh: jax.sharding.Mesh, batch: int, process: int | None = None) -> range:
-    """Return the rows of a global batch that a process reads, by default this one. An mp group shares its rows.
+    """Return the rows of a global batch that a process reads. An mp group shares its rows.
 
     A torus may give a process parts of the batch that are not contiguous. Processes then read
     contiguous rows in the order of their first parts, so that every row is read once, although at
@@ -197,26 +186,25 @@ def process_rows(mesh: jax.sharding.Mesh, batch: int, process: int | None = None
             f"train.batch = {batch} cannot be split evenly over {describe_shards(mesh)} devices"
         )
     parts_by_process, size = _parts_by_process(mesh), batch // parts
+    own_parts = parts_by_process[process]
     if all(indexes[-1] - indexes[0] + 1 == len(indexes) for indexes in parts_by_process.values()):
-        return range(
-            parts_by_process[process][0] * size, (parts_by_process[process][-1] + 1) * size
-        )
-    groups = sorted(set(parts_by_process.values()))
-    if sum(map(len, groups)) != parts:
-        mine = ", ".join(map(str, parts_by_process[process]))
-        raise SpecError(
-            f"train.mesh: process {process} holds the parts {mine} of the batch, which overlap "
-            "with others'"
-        )
-    start = sum(len(group) for group in groups[: groups.index(parts_by_process[process])])
-    return range(start * size, (start + len(parts_by_process[process])) * size)
+        start = own_parts[0]
+    else:
+        groups = sorted(set(parts_by_process.values()))
+        if sum(map(len, groups)) != parts:
+            mine = ", ".join(map(str, own_parts))
+            raise SpecError(
+                f"train.mesh: process {process} holds the parts {mine} of the batch, which overlap "
+                "with others'"
+            )
+        start = sum(map(len, groups[: groups.index(own_parts)]))
+    return range(start * size, (start + len(own_parts)) * size)
 
 
 def _parts_by_process(mesh: jax.sharding.Mesh) -> dict[int, tuple[int, ...]]:
     """Return the parts of a batch that the devices of each process hold."""
-    processes = np.vectorize(lambda device: device.process_index)(mesh.devices).reshape(
-        -1, mesh.shape["mp"]
-    )
+    indexes = np.vectorize(lambda device: device.process_index)(mesh.devices)
+    processes = indexes.reshape(-1, mesh.shape["mp"])
     return {
         int(process): tuple(np.flatnonzero((processes == process).any(1)).tolist())
         for process in np.unique(processes)

@@ -15,6 +15,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from functools import partial
+from typing import Any
 
 import jax
 from jax.sharding import NamedSharding, PartitionSpec
@@ -22,9 +23,8 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jaxlaunch.contract import BATCH_AXES
 from jaxlaunch.trainer.errors import SpecError
 
-Axes = tuple[
-    str | None, ...
-]  # a logical axis, a mesh axis, or None for each of the last dimensions
+# A logical axis, a mesh axis, or None for each of the last dimensions.
+Axes = tuple[str | None, ...]
 AnyMesh = jax.sharding.Mesh | jax.sharding.AbstractMesh
 Entry = tuple[str, ...]  # the mesh axes that split one dimension, outermost first
 
@@ -63,16 +63,15 @@ _is_by_device: ContextVar[bool] = ContextVar("_is_by_device", default=False)
 def state_sharding(
     name: str, shape: tuple[int, ...], axes: Axes | None, mesh: jax.sharding.Mesh
 ) -> NamedSharding:
-    """Return the sharding of an array by its named axes, then fsdp. Raises SpecError for axes that do not fit."""
+    """Return the sharding of an array by its named axes, then fsdp. Raises SpecError."""
     axes = axes or ()
     if len(axes) > len(shape):
         raise SpecError(
             f"{name}: {len(axes)} axes {axes} are named for {len(shape)} dimensions {shape}"
         )
     logical_axes = ("layers" if axes else None,) * (len(shape) - len(axes)) + axes
-    entries = _keep_whole(
-        shape, logical_axes, [_mesh_axes(name, axis, mesh) for axis in logical_axes], mesh
-    )
+    mesh_axes = [_mesh_axes(name, axis, mesh) for axis in logical_axes]
+    entries = _keep_whole(shape, logical_axes, mesh_axes, mesh)
     used = [mesh_axis for entry in entries for mesh_axis in entry]
     if twice := sorted({mesh_axis for mesh_axis in used if used.count(mesh_axis) > 1}):
         raise SpecError(
@@ -89,24 +88,23 @@ def state_sharding(
 
 
 def constrain(x: jax.Array, *axes: str | None) -> jax.Array:
-    """Constrain `x` to the sharding of its named axes on the current mesh; without a mesh return `x` itself.
+    """Constrain `x` to the sharding of its named axes on the current mesh, if there is one.
 
     Otherwise the compiler may split activations like the weights, and gather the batch.
     """
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty:
         return x
-    mesh_axes = [
-        RULES[axis] if axis and not (_is_by_device.get() and axis == "batch") else ()
-        for axis in axes
-    ]
+    by_device = _is_by_device.get()
+    whole = (None, "batch") if by_device else (None,)
+    mesh_axes = [() if axis in whole else RULES[str(axis)] for axis in axes]
     entries = _keep_whole(x.shape, axes, mesh_axes, mesh)
     result: jax.Array = jax.lax.with_sharding_constraint(x, PartitionSpec(*entries))
     return result
 
 
 def gather_weight(weight: jax.Array, *axes: str | None) -> jax.Array:
-    """Gather a weight over fsdp, and keep its named axes split. Its gradient is split over fsdp like the state.
+    """Gather a weight over fsdp, and keep its named axes split; its gradient is split over fsdp.
 
     `constrain` would apply the same sharding to the gradient, and each device would get the whole
     sum.
@@ -129,35 +127,21 @@ def constrain_value(weight: jax.Array, weight_sharding: NamedSharding) -> jax.Ar
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(1, 2))
-def _constrain_both(
-    weight: jax.Array,
-    weight_sharding: PartitionSpec | NamedSharding,
-    gradient_sharding: PartitionSpec | None,
-) -> jax.Array:
-    """Constrain `weight` to one sharding, and its gradient to another."""
-    result: jax.Array = jax.lax.with_sharding_constraint(weight, weight_sharding)
-    return result
+def _constrain_both(weight: jax.Array, weight_sharding: Any, gradient_sharding: Any) -> jax.Array:
+    """Constrain `weight` to one sharding, and its gradient to another unless that is None."""
+    return jax.lax.with_sharding_constraint(weight, weight_sharding)  # type: ignore[no-any-return]
 
 
-def _constrain_forward(
-    weight: jax.Array,
-    weight_sharding: PartitionSpec | NamedSharding,
-    gradient_sharding: PartitionSpec | None,
-) -> tuple[jax.Array, None]:
+def _constrain_forward(weight: jax.Array, weight_sharding: Any, gradient_sharding: Any) -> Any:
     return jax.lax.with_sharding_constraint(weight, weight_sharding), None
 
 
 def _constrain_backward(
-    weight_sharding: PartitionSpec | NamedSharding,
-    gradient_sharding: PartitionSpec | None,
-    _: None,
-    gradient: jax.Array,
+    weight_sharding: Any, gradient_sharding: Any, _: None, gradient: jax.Array
 ) -> tuple[jax.Array]:
-    return (
-        gradient
-        if gradient_sharding is None
-        else jax.lax.with_sharding_constraint(gradient, gradient_sharding),
-    )
+    if gradient_sharding is not None:
+        gradient = jax.lax.with_sharding_constraint(gradient, gradient_sharding)
+    return (gradient,)
 
 
 _constrain_both.defvjp(_constrain_forward, _constrain_backward)
@@ -165,7 +149,7 @@ _constrain_both.defvjp(_constrain_forward, _constrain_backward)
 
 @contextlib.contextmanager
 def map_by_device() -> Iterator[None]:
-    """Treat a batch as the rows of one device, so that `constrain` does not split it over the mesh."""
+    """Treat a batch as the rows of one device, which `constrain` does not split."""
     token = _is_by_device.set(True)
     try:
         yield
@@ -176,7 +160,7 @@ def map_by_device() -> Iterator[None]:
 def axes_by_path(
     rules: Mapping[str, Sequence[str | None]], model_axes: Mapping[str, Axes | None]
 ) -> dict[str, Axes | None]:
-    """Return the axes of every parameter, from the first rule that matches its whole name, or else from the model.
+    """Return the axes of every parameter, by the first rule that matches its name, or the model.
 
     Raises SpecError for invalid rules, and for rules that match no parameter, since a typing error
     would silently replicate an array that should be split.
@@ -186,29 +170,22 @@ def axes_by_path(
             f"sharding is a {type(rules).__name__}, not a dict of patterns: {{r'.*kernel': "
             "('embed', 'hidden')}"
         )
-    for pattern, axes in rules.items():
-        if not isinstance(axes, list | tuple) or not all(
-            axis is None or isinstance(axis, str) for axis in axes
-        ):
-            raise SpecError(
-                f"sharding rule {pattern!r}: {axes!r} is not a tuple of axes, such as "
-                "('embed', None)"
-            )
+    named_axes = dict(model_axes)
+    # The first rule that matches wins, so it is applied last.
+    for pattern, axes in reversed(list(rules.items())):
+        rule = f"sharding rule {pattern!r}"
+        is_tuple = isinstance(axes, list | tuple)
+        if not is_tuple or not all(axis is None or isinstance(axis, str) for axis in axes):
+            raise SpecError(f"{rule}: {axes!r} is not a tuple of axes, such as ('embed', None)")
         try:
-            re.compile(pattern)
+            names = [name for name in model_axes if re.fullmatch(pattern, name)]
         except (re.error, TypeError) as error:
-            raise SpecError(f"sharding rule {pattern!r} is not a pattern: {error}") from None
-        if not any(re.fullmatch(pattern, name) for name in model_axes):
-            raise SpecError(
-                f"sharding rule {pattern!r} matches no parameter. There are: "
-                f"{', '.join(sorted(model_axes))}"
-            )
-    return {
-        name: next(
-            (tuple(axes) for pattern, axes in rules.items() if re.fullmatch(pattern, name)), default
-        )
-        for name, default in model_axes.items()
-    }
+            raise SpecError(f"{rule} is not a pattern: {error}") from None
+        if not names:
+            listed = ", ".join(sorted(model_axes))
+            raise SpecError(f"{rule} matches no parameter. There are: {listed}")
+        named_axes |= dict.fromkeys(names, tuple(axes))
+    return named_axes
 
 
 def _mesh_axes(name: str, axis: str | None, mesh: jax.sharding.Mesh) -> Entry:
@@ -244,12 +221,9 @@ def _split_fsdp(
     is_vector = sum(axis != "layers" for axis in axes) == 1
     if mesh.shape["fsdp"] == 1 or is_vector or any("fsdp" in entry for entry in entries):
         return entries
+    fsdp = mesh.shape["fsdp"]
     shares = [size // _count_ways(entry, mesh) for size, entry in zip(shape, entries, strict=True)]
-    fits = [
-        i
-        for i, share in enumerate(shares)
-        if axes[i] != "layers" and share % mesh.shape["fsdp"] == 0
-    ]
+    fits = [i for i, share in enumerate(shares) if axes[i] != "layers" and share % fsdp == 0]
     if not fits:
         return entries
     best = max(fits, key=lambda i: (axes[i] == "embed", shares[i], -i))

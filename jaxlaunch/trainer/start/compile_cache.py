@@ -1,4 +1,6 @@
-"""The cache of compiled programs, on the host and next to the run's checkpoints, from which a restart loads them.
+"""The cache of compiled programs, on the host and next to the run's checkpoints.
+
+A restart loads programs from it.
 
 Entries are machine code. Their folder is named after everything that they depend on and JAX's key
 does not include: versions, kind of device and, on CPUs, the features of the processor. An entry is
@@ -50,7 +52,7 @@ _background = ThreadPoolExecutor(1, "compile-cache")
 
 
 def configure_cache(cache_folder: str | None) -> None:
-    """Configure JAX with the folder or URL that a job names, and XLA with its own files if that is a folder.
+    """Configure JAX with the folder or URL that a job names, and XLA with its own files.
 
     XLA cannot open URLs ("File system scheme 'gs' not implemented"), not even for results of
     autotuning.
@@ -62,7 +64,7 @@ def configure_cache(cache_folder: str | None) -> None:
 
 
 def install_cache(run_folder: str | None, note: Callable[[str], None]) -> None:
-    """Install a cache on this host and, for hosts that join later, in the run folder, which is a path or a URL.
+    """Install a cache on this host and, for hosts that join later, in the run folder.
 
     A folder that the user has configured in JAX remains. Collective, after
     `distributed.initialize`.
@@ -78,9 +80,8 @@ def install_cache(run_folder: str | None, note: Callable[[str], None]) -> None:
     entry_names = _shared_entries(host_folder, run_cache)
     if host_folder is None:
         return
-    programs = ProgramCache(
-        host_folder, None if run_cache is None else run_cache / host_folder.name, entry_names
-    )
+    run_programs = None if run_cache is None else run_cache / host_folder.name
+    programs = ProgramCache(host_folder, run_programs, entry_names)
     _background.submit(sweep_folders, host_folder.parent, run_cache)
     # The path of XLA's own files would be part of every key, and it differs between users.
     jax.config.update("jax_persistent_cache_enable_xla_caches", "none")
@@ -88,11 +89,8 @@ def install_cache(run_folder: str | None, note: Callable[[str], None]) -> None:
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     jax.config.update("jax_compilation_cache_dir", str(host_folder))
     _jax_cache.get_file_cache = lambda path: (programs, path)
-    if (
-        jax.process_count() > 1
-        and jax.default_backend() == "cpu"
-        and hasattr(_jax_cache_key, "_hash_devices")
-    ):
+    is_cpu_gang = jax.process_count() > 1 and jax.default_backend() == "cpu"
+    if is_cpu_gang and hasattr(_jax_cache_key, "_hash_devices"):
         # On CPUs, JAX's key includes the devices of the process, so only process 0 would find its
         # entries again.
         _jax_cache_key._hash_accelerator_config = _jax_cache_key._hash_devices
@@ -122,11 +120,10 @@ class ProgramCache:
             with contextlib.suppress(OSError):
                 # Entries are removed in the order of their last use.
                 os.utime(self._host_folder / name)
-        elif (
-            self._run_folder is not None
-            and (value := _read_entry(self._run_folder / name)) is not None
-        ):
-            _write_entry(self._host_folder / name, value)
+        elif self._run_folder is not None:
+            value = _read_entry(self._run_folder / name)
+            if value is not None:
+                _write_entry(self._host_folder / name, value)
         return value
 
     def put(self, key: str, value: bytes) -> None:
@@ -140,7 +137,7 @@ class ProgramCache:
 
 
 def _shared_entries(host_folder: Path | None, run_cache: epath.Path | None) -> set[str]:
-    """Return the entries that all processes may use: those of the run and, with a single host, those of the host."""
+    """Return the entries that all processes may use: the run's and those of a single host."""
 
     def list_shared() -> list[str]:
         if host_folder is None:
@@ -154,30 +151,24 @@ def _shared_entries(host_folder: Path | None, run_cache: epath.Path | None) -> s
 
 def _environment_digest() -> str:
     device = jax.devices()[0]
-    versions = [
-        jax.__version__,
-        importlib.metadata.version("jaxlib"),
-        device.client.platform_version,
-    ]
-    parts = [*versions, device.platform, device.device_kind]
+    versions = [jax.__version__, importlib.metadata.version("jaxlib")]
+    parts = [*versions, device.client.platform_version, device.platform, device.device_kind]
     if device.platform == "cpu":
         parts.append(_processor_features())
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
 
 
 def _processor_features() -> str:
-    """Return the features of the processor that XLA compiles for, or the name of the host if they are unknown."""
+    """Return the features of the processor that XLA compiles for, or the name of the host."""
+    pattern = r"^(?:model name|flags|Features|CPU \w+)\s*:.*"
     with contextlib.suppress(OSError):
-        lines = re.findall(
-            r"^(?:model name|flags|Features|CPU \w+)\s*:.*", Path("/proc/cpuinfo").read_text(), re.M
-        )
-        if lines:
+        if lines := re.findall(pattern, Path("/proc/cpuinfo").read_text(), re.M):
             return "\n".join(sorted(set(lines)))
     return " ".join(os.uname())
 
 
 def _make_private(folder: Path) -> Path:
-    """Create the folder for this user only, since whoever can write to it can run code as this user. Raises OSError."""
+    """Create a folder for this user only: who writes to it can run code. Raises OSError."""
     folder.mkdir(0o700, parents=True, exist_ok=True)
     for place in (folder.parent, folder):
         status = place.stat()
@@ -192,9 +183,8 @@ def _entry_name(key: str) -> str:
 
 def _list_entries(folder: epath.Path) -> list[str]:
     try:
-        return sorted(
-            entry.name for entry in folder.iterdir() if not entry.name.endswith(DRAFT_SUFFIX)
-        )[:MAX_ENTRIES]
+        names = (entry.name for entry in folder.iterdir())
+        return sorted(name for name in names if not name.endswith(DRAFT_SUFFIX))[:MAX_ENTRIES]
     except Exception:
         # The folder does not exist yet, or the store fails, which saving a checkpoint will report.
         return []
@@ -225,20 +215,16 @@ def _write_entry(path: epath.Path, value: bytes) -> None:
 
 def sweep_folders(home: Path, run_cache: epath.Path | None) -> None:
     """Remove the least recently used entries of folders that exceed their limits."""
-    for folder in [epath.Path(home)] + (
-        [run_cache] if run_cache is not None and jax.process_index() == 0 else []
-    ):
+    folders = [epath.Path(home)]
+    if run_cache is not None and jax.process_index() == 0:
+        folders.append(run_cache)
+    for folder in folders:
         # Another process may remove the same entries, or the store may be unavailable.
         with contextlib.suppress(Exception):
-            files = [
-                (about.mtime, about.length, file)
-                for file in folder.glob("*/*")
-                for about in [file.stat()]
-            ]
+            files = [(file.stat(), file) for file in folder.glob("*/*")]
+            files.sort(key=lambda item: item[0].mtime, reverse=True)
             total = 0
-            for number, (_, size, file) in enumerate(
-                sorted(files, key=lambda item: item[0], reverse=True)
-            ):
-                total += size
+            for number, (about, file) in enumerate(files):
+                total += about.length
                 if total > MAX_BYTES or number >= MAX_ENTRIES:
                     file.unlink(missing_ok=True)

@@ -13,7 +13,7 @@ import os
 import signal
 import types
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import jax
 from jax._src.distributed import global_state
@@ -52,23 +52,22 @@ _barrier_numbers = itertools.count()
 
 
 def wait_for_all(reason: str, limit_s: float) -> None:
-    """Wait until every process has reached this point, at most `limit_s`, without a busy collective.
+    """Wait until every process has reached this point, at most `limit_s`, without a collective.
 
     Every process calls it equally often.
     """
     if global_state.client is not None:
         # If a process is late or dead, the agents report it.
+        name = f"jaxlaunch: {reason} {next(_barrier_numbers)}"
         with contextlib.suppress(RuntimeError):
-            global_state.client.wait_at_barrier(
-                f"jaxlaunch: {reason} {next(_barrier_numbers)}", int(1000 * limit_s)
-            )
+            global_state.client.wait_at_barrier(name, int(1000 * limit_s))
 
 
 _answer_numbers = itertools.count()
 
 
 def broadcast_from_primary(find: Callable[[], T]) -> T:
-    """Return the JSON result of `find` on process 0 to every process, without compiling a collective.
+    """Return the JSON result of `find` on process 0 to every process, without a collective.
 
     Every process calls it equally often.
     """
@@ -84,7 +83,7 @@ def broadcast_from_primary(find: Callable[[], T]) -> T:
 
 
 def shutdown() -> None:
-    """Leave when every rank is ready: rank 0 runs the coordination service, without which the others abort."""
+    """Leave when every rank is ready: rank 0 runs the service without which others abort."""
     if jax.distributed.is_initialized():
         jax.distributed.shutdown()
 
@@ -103,18 +102,16 @@ class Stop:
         self._is_agreed = False
         self._polls = 0
         # If the program has joined before, JAX's own handler is already installed.
-        self._previous_handler = (
-            None
-            if jax.distributed.is_initialized()
-            else signal.signal(signal.SIGTERM, self._on_sigterm)
-        )
+        self._previous_handler: Any = None
+        if not jax.distributed.is_initialized():
+            self._previous_handler = signal.signal(signal.SIGTERM, self._on_sigterm)
 
     def _on_sigterm(self, signum: int, frame: types.FrameType | None) -> None:
         self._is_requested = True
 
     @property
     def is_requested(self) -> bool:
-        """Return whether this process got a SIGTERM before `initialize`; the others may not know yet."""
+        """Whether this process got a SIGTERM before `initialize`; others may not know yet."""
         return self._is_requested
 
     def forward_early_signal(self) -> None:
@@ -123,11 +120,9 @@ class Stop:
             os.kill(os.getpid(), signal.SIGTERM)
 
     def restore_handler(self) -> None:
-        """Restore the previous signal handler in a program that continues, unless JAX's own is installed."""
-        if (
-            signal.getsignal(signal.SIGTERM) == self._on_sigterm
-            and not jax.distributed.is_initialized()
-        ):
+        """Restore the previous signal handler in a program that continues, unless JAX's is set."""
+        is_ours = signal.getsignal(signal.SIGTERM) == self._on_sigterm
+        if is_ours and not jax.distributed.is_initialized():
             signal.signal(signal.SIGTERM, self._previous_handler or signal.SIG_DFL)
 
     def poll(self) -> bool:

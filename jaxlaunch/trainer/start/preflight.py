@@ -31,7 +31,7 @@ DRIVER_VERSION_FILE = Path("/proc/driver/nvidia/version")
 
 
 def check_driver(environ: Mapping[str, str] = os.environ) -> None:
-    """Raise SpecError if the driver is too old or has fewer GPUs than the job requests for this process.
+    """Raise SpecError if the driver is too old or has fewer GPUs than the job requests.
 
     It runs before the processes join, because hosts without GPUs let all others wait for their
     topology.
@@ -48,17 +48,14 @@ def check_driver(environ: Mapping[str, str] = os.environ) -> None:
 
 
 def _check_cuda() -> None:
-    """Raise SpecError if JAX is installed for a newer CUDA than the driver supports; JAX's error names neither."""
+    """Raise SpecError if JAX is installed for a newer CUDA than the driver supports."""
     installed, supported = _installed_cuda(), _supported_cuda()
     if not installed or supported is None or min(installed) <= supported[0]:
         return
-    cuda = min(installed)
-    usable_versions = [version for version in OLDEST_DRIVER if version <= supported[0]]
-    alternative = (
-        f"use an image with the extra cuda{max(usable_versions)} of jaxlaunch, or "
-        if usable_versions
-        else ""
-    )
+    # JAX's error names neither version.
+    cuda, alternative = min(installed), ""
+    if usable_versions := [version for version in OLDEST_DRIVER if version <= supported[0]]:
+        alternative = f"use an image with the extra cuda{max(usable_versions)} of jaxlaunch, or "
     text = DRIVER_VERSION_FILE.read_text() if DRIVER_VERSION_FILE.exists() else ""
     version = re.search(r"Kernel Module.*?\s(\d+\.\d[\d.]*)", text)
     driver = f"driver {version[1]}" if version else "the driver"
@@ -74,7 +71,7 @@ def _installed_cuda() -> list[int]:
 
 
 def _supported_cuda() -> tuple[int, int] | None:
-    """Return the newest CUDA that the driver's library supports, or None. A compatibility package may replace it."""
+    """Return the newest CUDA that the driver's library, or its replacement, supports."""
     number = ctypes.c_int()
     driver = _load_libcuda()
     if driver is None or driver.cuDriverGetVersion(ctypes.byref(number)) != 0:
@@ -138,20 +135,19 @@ def _device_mismatch(job: AgentJob, platform: str, device_count: int) -> str:
     extra = {"cuda": "cuda13", "tpu": "tpu"}[job.platform]
     return (
         f"{comparison}: run it where they are, with driver and the extra {extra} of jaxlaunch, or "
-        "with accelerator.per_host "
-        "as here; `launcher run --simulate` uses CPU devices in their place"
+        "with accelerator.per_host as here; `launcher run --simulate` uses CPU devices in their "
+        "place"
     )
 
 
 def _format_count(number: int, platform: str) -> str:
-    name = {"cuda": "GPU", "GPU": "GPU", "tpu": "TPU device", "cpu": "CPU device"}.get(
-        platform, f"{platform} device"
-    )
+    names = {"cuda": "GPU", "GPU": "GPU", "tpu": "TPU device", "cpu": "CPU device"}
+    name = names.get(platform, f"{platform} device")
     return f"{number} {name}{'' if number == 1 else 's'}"
 
 
 def _count_gpus() -> int | None:
-    """Return the number of visible GPUs, or None if the driver cannot tell, without initializing JAX's backends."""
+    """Return the number of visible GPUs, None if unknown, without JAX's backends."""
     driver = _load_libcuda()
     if driver is None:
         return 0
@@ -177,21 +173,21 @@ def check_mesh(spec: TrainSpec) -> None:
 
 
 def check_cache(spec: TrainSpec) -> None:
-    """Raise SpecError if the compilation cache is a file, about which JAX would only warn at every program."""
+    """Raise SpecError if the compilation cache is a file, of which JAX only warns."""
     path = spec.compile_cache
     if path in (None, AUTO):
         return
-    # Only the name of a bucket is checked, since JAX continues without a cache that it cannot
-    # reach.
     if remote.is_remote(path):
-        return remote.check_url("train.compile_cache", path)
+        # JAX continues without a cache that it cannot reach, so only the name is checked.
+        remote.check_url("train.compile_cache", path)
+        return
     folder = epath.Path(path)
     if folder.exists() and not folder.is_dir():
         raise SpecError(f"train.compile_cache = {path} is a file, not a folder")
 
 
 def check_resumed(meta: Mapping[str, Any], now: Mapping[str, Any], path: str) -> None:
-    """Raise DataError or CheckpointError if a checkpoint's `meta` differs from `now`, so that examples would repeat."""
+    """Raise DataError or CheckpointError if `meta` differs, so that examples would repeat."""
     for key, value in now.items():
         then = meta.get(key)
         if then == value or then is None:
@@ -213,14 +209,12 @@ def check_resumed(meta: Mapping[str, Any], now: Mapping[str, Any], path: str) ->
 
 
 def check_watched(spec: TrainSpec, metrics: Collection[str] | None) -> None:
-    """Raise SpecError if evaluations do not return a metric that checkpoint.best or stop_early watches.
+    """Raise SpecError if evaluations do not return a watched metric.
 
     `metrics` are the metrics of an evaluation, or None if there is no evaluation.
     """
-    for key, watched in (
-        ("checkpoint.best", spec.checkpoint.best),
-        ("stop_early", spec.stop_early),
-    ):
+    watches = ("checkpoint.best", spec.checkpoint.best), ("stop_early", spec.stop_early)
+    for key, watched in watches:
         if watched is None:
             continue
         setting = f"train.{key}.metric = {watched.metric}"
@@ -237,7 +231,7 @@ def check_watched(spec: TrainSpec, metrics: Collection[str] | None) -> None:
 
 
 def check_profile(spec: TrainSpec, total_steps: int) -> None:
-    """Raise SpecError if the run ends before its profile begins; with epochs, its length depends on the data."""
+    """Raise SpecError if the run ends before its profile begins; epochs depend on the data."""
     if spec.profile.at is not None and spec.profile.at >= total_steps:
         raise SpecError(
             f"train.profile.at = {spec.profile.at} is not below the {total_steps} steps of the run"
@@ -245,13 +239,12 @@ def check_profile(spec: TrainSpec, total_steps: int) -> None:
 
 
 def check_length(spec: TrainSpec, total_steps: int, start: int, path: str) -> None:
-    """Raise SpecError if the run is shorter than the `start` steps that are already saved in `path`."""
+    """Raise SpecError if the run is shorter than the `start` steps that are saved in `path`."""
     if start <= total_steps:
         return
-    setting = f"train.epochs = {spec.epochs} is {total_steps} steps"
-    setting, key = (
-        (f"train.steps = {total_steps}", "steps") if spec.epochs is None else (setting, "epochs")
-    )
+    setting, key = f"train.steps = {total_steps}", "steps"
+    if spec.epochs is not None:
+        setting, key = f"train.epochs = {spec.epochs} is {total_steps} steps", "epochs"
     raise SpecError(
         f"{setting}; step {start} is already saved in {path}. Raise train.{key}, or set "
         "checkpoint.path to a new folder"
@@ -259,17 +252,14 @@ def check_length(spec: TrainSpec, total_steps: int, start: int, path: str) -> No
 
 
 def check_finished(spec: TrainSpec, differing: Sequence[tuple[str, str, str]], step: int) -> None:
-    """Raise SpecError if a run that finished at `step` differs from the job in keys that affect the training."""
+    """Raise SpecError if a run that finished at `step` differs from the job's training."""
     if not differing:
         return
     shown = differing[:MAX_SHOWN_KEYS]
     saved_keys = ", ".join(f"{key} = {then}" for key, then, _ in shown)
     current_keys = ", ".join(now for _, _, now in shown)
-    more_note = (
-        f" ({len(differing) - MAX_SHOWN_KEYS} more keys differ)"
-        if len(differing) > MAX_SHOWN_KEYS
-        else ""
-    )
+    more = len(differing) - MAX_SHOWN_KEYS
+    more_note = f" ({more} more keys differ)" if more > 0 else ""
     length_key = "steps" if spec.epochs is None else "epochs"
     raise SpecError(
         f"finished at step {step} with {saved_keys}; this job says {current_keys}{more_note}: use "
@@ -278,63 +268,64 @@ def check_finished(spec: TrainSpec, differing: Sequence[tuple[str, str, str]], s
 
 
 def describe_changes(saved_meta: Mapping[str, Any], current_meta: Mapping[str, Any]) -> str:
-    """Describe how the state of a checkpoint (`saved_meta`) differs from that of a job (`current_meta`).
+    """Describe how the state of a checkpoint differs from that of a job.
 
     Only keys that change the arrays of the state are named; the result is "" if there are none.
     Keys that the version of the checkpoint did not have are in `saved_meta` with their defaults.
     """
-    saved_block, current_block = saved_meta.get("optimizer") or {}, current_meta["optimizer"]
-    if saved_block and saved_block["name"] != current_block["name"]:
-        return f"was trained with {saved_block['name']}, the job says {current_block['name']}"
-    differences = [
-        f"train.optimizer.{key} was {_format_value(saved_block[key])}, the job says "
-        f"{_format_value(current_block[key])}"
-        for key in ("ema", "clip", "momentum")
-        if saved_block and bool(saved_block[key]) != bool(current_block[key])
-    ]
-    differences += [
-        f"train.optimizer.{key} was {_format_value(saved_block.get(key) or [])}, the job says "
-        f"{_format_value(current_block[key])}"
-        for key in ("chain", "groups")
-        if saved_block and (saved_block.get(key) or []) != current_block[key]
-    ]
+    saved, current = saved_meta.get("optimizer") or {}, current_meta["optimizer"]
+    if saved and saved["name"] != current["name"]:
+        return f"was trained with {saved['name']}, the job says {current['name']}"
+    differences = _optimizer_changes(saved, current) if saved else []
     differences += _adapter_changes(saved_meta.get("lora"), current_meta.get("lora"))
-    saved_block, current_block = saved_meta.get("model") or {}, current_meta["model"]
-    # With another kind of model, the other keys differ anyway.
-    kinds = "kind" if saved_block.get("kind") != current_block["kind"] else None
-    differences += [
-        f"train.model.{key} was {_format_value(saved_block.get(key))}, the job says "
-        f"{_format_value(value)}"
-        for key, value in (current_block.items() if saved_block else ())
-        if saved_block.get(key, value) != value
-        and key in (kinds or key, "kind")
-        and key != "init_from"
-    ]
-    if "precision" in saved_meta and saved_meta["precision"] != current_meta["precision"]:
-        differences.append(
-            f"train.precision was {saved_meta['precision']}, the job says "
-            f"{current_meta['precision']}"
-        )
+    saved, current = saved_meta.get("model") or {}, current_meta["model"]
+    if saved:
+        # With another kind of model, the other keys differ anyway.
+        is_same_kind = saved.get("kind") == current["kind"]
+        keys = [key for key in current if key != "init_from"] if is_same_kind else ["kind"]
+        for key in keys:
+            if saved.get(key, current[key]) != current[key]:
+                differences.append(_describe_change(f"model.{key}", saved.get(key), current[key]))
+    saved, current = saved_meta.get("precision"), current_meta["precision"]
+    if "precision" in saved_meta and saved != current:
+        differences.append(_describe_change("precision", saved, current))
     return ", ".join(differences[:3])
+
+
+def _describe_change(key: str, saved: Any, current: Any) -> str:
+    return f"train.{key} was {_format_value(saved)}, the job says {_format_value(current)}"
+
+
+def _optimizer_changes(saved: Mapping[str, Any], current: Mapping[str, Any]) -> list[str]:
+    differences = []
+    for key in ("ema", "clip", "momentum", "chain", "groups"):
+        old, new = saved.get(key), current[key]
+        if key in ("chain", "groups"):
+            old = old or []
+            is_changed = old != new
+        else:
+            is_changed = bool(old) != bool(new)
+        if is_changed:
+            differences.append(_describe_change(f"optimizer.{key}", old, new))
+    return differences
 
 
 def _adapter_changes(
     saved: Mapping[str, Any] | None, current: Mapping[str, Any] | None
 ) -> list[str]:
-    if (saved is None) != (current is None):
-        saved_form, current_form = (
-            "null" if adapters is None else "given" for adapters in (saved, current)
-        )
-        return [f"train.lora was {saved_form}, the job says {current_form}"]
+    if saved is None or current is None:
+        if saved is current:
+            return []
+        forms = ["null" if adapters is None else "given" for adapters in (saved, current)]
+        return [_describe_change("lora", *forms)]
     return [
-        f"train.lora.{key} was {_format_value(saved[key])}, the job says "
-        f"{_format_value(current[key])}"
+        _describe_change(f"lora.{key}", saved[key], current[key])
         for key in ("rank", "targets")
-        if saved is not None and current is not None and saved[key] != current[key]
+        if saved[key] != current[key]
     ]
 
 
 def _format_value(value: Any) -> str:
-    return (
-        "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
-    )
+    if value is None:
+        return "null"
+    return str(value).lower() if isinstance(value, bool) else str(value)

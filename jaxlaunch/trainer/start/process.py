@@ -1,4 +1,4 @@
-"""Functions shared by the trainer's programs: reading the spec, exit codes, printing of results and errors."""
+"""Functions shared by the trainer's programs: the spec, exit codes, results and errors."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ from jaxlaunch.trainer.spec import (
     TASK_DEFAULTS,
     TASKS,
     TrainSpec,
+    format_axes,
     merge_task_defaults,
     shrink_to_devices,
 )
-from jaxlaunch.trainer.spec import format_axes as spelled
 from jaxlaunch.trainer.start import compile_cache, distributed
 from jaxlaunch.trainer.task import Task, make_task, task_class
 from jaxlaunch.trainer.user_code import load_object, raised_at
 
 
 def print_result(compute: Callable[[], Mapping[str, Any]]) -> int:
-    """Print the result of `compute` as one JSON object on stdout and return the exit code, also of its exceptions."""
+    """Print the result of `compute` as one JSON object; return the exit code, also of errors."""
     # Notes and the output of user imports are not results.
     with contextlib.redirect_stdout(sys.stderr):
         try:
@@ -48,13 +48,12 @@ def print_result(compute: Callable[[], Mapping[str, Any]]) -> int:
 
 
 def read_spec(environ: Mapping[str, str]) -> tuple[TrainSpec, Task]:
-    """Return the train block of TRAIN_SPEC merged over the defaults of its task, and the task. Raises SpecError."""
+    """Return the train block of TRAIN_SPEC with its task's defaults, and the task."""
+    hint = "`launcher run job.yaml` sets it"
     try:
         raw = json.loads(environ[contract.TRAIN_SPEC])
     except KeyError:
-        raise SpecError(
-            f"{contract.TRAIN_SPEC} is not set; `launcher run job.yaml` sets it"
-        ) from None
+        raise SpecError(f"{contract.TRAIN_SPEC} is not set; {hint}") from None
     except json.JSONDecodeError as error:
         raise SpecError(f"{contract.TRAIN_SPEC} is not JSON: {error}") from None
     if not isinstance(raw, dict):
@@ -69,20 +68,15 @@ def read_spec(environ: Mapping[str, str]) -> tuple[TrainSpec, Task]:
     try:
         spec = TrainSpec.model_validate(raw)
     except pydantic.ValidationError as error:
-        errors = [
-            f"train.{'.'.join(map(str, fault['loc']))}: {pydantic_message(fault)}"
-            + (
-                f" (of the defaults of {name})"
-                if fault["loc"] and fault["loc"][0] in default_keys
-                else ""
-            )
-            for fault in error.errors()
-        ]
+        errors = []
+        for fault in error.errors():
+            path = ".".join(map(str, fault["loc"]))
+            is_default = fault["loc"] and fault["loc"][0] in default_keys
+            origin = f" (of the defaults of {name})" if is_default else ""
+            errors.append(f"train.{path}: {pydantic_message(fault)}{origin}")
         raise SpecError("; ".join(errors)) from None
     compile_cache.configure_cache(spec.compile_cache)
-    assert task_type is not None, (
-        "a name that is not a path is one of TASKS: the spec was validated"
-    )
+    assert task_type is not None, "a name that is not a path is one of TASKS"
     return spec, make_task(spec.task, task_type)
 
 
@@ -104,20 +98,17 @@ def fit_to_processes(
 
     Raises SpecError if mesh or batch cannot be divided.
     """
-    full_processes = int(environ.get(contract.FULL) or jax.process_count())
-    if full_processes == jax.process_count():
+    processes, devices = jax.process_count(), jax.device_count()
+    full_processes = int(environ.get(contract.FULL) or processes)
+    if full_processes == processes:
         return spec
     try:
-        fitted = shrink_to_devices(
-            spec, jax.device_count(), jax.device_count() // jax.process_count() * full_processes
-        )
+        fitted = shrink_to_devices(spec, devices, devices // processes * full_processes)
     except ValueError as error:
-        raise SpecError(
-            f"with {jax.process_count()} of {full_processes} processes: {error}"
-        ) from None
-    mesh = spelled(fitted.mesh.model_dump(include=set(contract.MESH_AXES)))
+        raise SpecError(f"with {processes} of {full_processes} processes: {error}") from None
+    mesh = format_axes(fitted.mesh.model_dump(include=set(contract.MESH_AXES)))
     note(
-        f"trains on {jax.process_count()} of {full_processes} processes: mesh {mesh}, accumulate "
+        f"trains on {processes} of {full_processes} processes: mesh {mesh}, accumulate "
         f"{fitted.accumulate}"
     )
     return fitted
@@ -130,7 +121,7 @@ def to_user_error(error: BaseException) -> BaseException:
 
 
 def exit_code(error: BaseException, *, has_stepped: bool) -> int:
-    """Return the exit code for an error; if it is not a TrainerError, 83 or, before the first step, 70.
+    """Return the exit code for an error; 83 or, before the first step, 70 if it is a bug.
 
     Errors of a full or broken disk have the exit code of storage, wherever they occur.
     """
@@ -146,14 +137,12 @@ def describe_exit(error: BaseException) -> str:
     if not isinstance(error, SystemExit):
         return ""
     location = raised_at(error)
-    return (
-        f"sys.exit({error.code!r}){f' ({location})' if location else ''} ends no run; raise an "
-        "error to end it"
-    )
+    place = f" ({location})" if location else ""
+    return f"sys.exit({error.code!r}){place} ends no run; raise an error to end it"
 
 
 def print_error(error: BaseException, code: int) -> None:
-    """Report one sentence for a TrainerError, which a person can fix; print a traceback for any other."""
+    """Report one sentence for a TrainerError, and a traceback for any other."""
     if isinstance(error, TrainerError):
         contract.refuse(str(error), code)
     else:
@@ -161,7 +150,7 @@ def print_error(error: BaseException, code: int) -> None:
 
 
 def exit_process(code: int, report: Progress) -> NoReturn:
-    """End the process with `code`. Ranks that finish or stop together shut JAX down together, so that none aborts."""
+    """End the process with `code`. Ranks that end together shut JAX down together."""
     try:
         report.close()
         sys.stdout.flush()
