@@ -152,9 +152,9 @@ def _find_fused(program: Program, names: Sequence[str], shape: Shape) -> Iterato
                 called = " ".join(fusion.called_computations)
                 kind = "reduce-scatter" if "all-reduce-scatter" in called else part.kind
                 yield _read_collective(part, kind, names, shape, times)
-        for part, times in chained.values():
-            collective = _read_collective(part, part.kind, names, shape, times)
-            yield dataclasses.replace(collective, exposed_share=0.0)
+    for part, times in chained.values():
+        collective = _read_collective(part, part.kind, names, shape, times)
+        yield dataclasses.replace(collective, exposed_share=0.0)
 
 
 def _read_collective(

@@ -64,15 +64,15 @@ class BestSteps:
     """The steps with the best values so far, at most `keep`. Of equal values the older wins."""
 
     def __init__(self, best: Best) -> None:
-        self._best = best
+        self.rule = best
         self._values: list[tuple[int, float]] = []  # (step, value), best first
 
     def add_value(self, step: int, value: float) -> None:
         """Add the value of an evaluation. A value that is not finite is never among the best."""
         if math.isfinite(value) and step not in self.steps:
-            place = sum(not _is_better(self._best, value, other) for _, other in self._values)
+            place = sum(not _is_better(self.rule, value, other) for _, other in self._values)
             self._values.insert(place, (step, value))
-            del self._values[self._best.keep :]
+            del self._values[self.rule.keep :]
 
     @property
     def steps(self) -> list[int]:
@@ -85,16 +85,16 @@ class BestSteps:
 
     def resume(self, meta: Mapping[str, Any] | None, steps: Collection[int]) -> None:
         """Restore the state from a checkpoint of the same metric, for existing `steps`."""
-        if meta is not None and _watched_key(self._best).items() <= meta.items():
+        if meta is not None and _watched_key(self.rule).items() <= meta.items():
             values = [(int(step), float(value)) for step, value in meta["steps"] if step in steps]
-            self._values = values[: self._best.keep]
+            self._values = values[: self.rule.keep]
 
 
 class Patience:
     """Counts consecutive evaluations without an improvement."""
 
     def __init__(self, rule: StopEarly) -> None:
-        self._rule = rule
+        self.rule = rule
         self._best: tuple[int, float] | None = None
         self._stale = 0
 
@@ -111,11 +111,11 @@ class Patience:
     @property
     def is_over(self) -> bool:
         """Return whether the run should end."""
-        return self._stale >= self._rule.patience
+        return self._stale >= self.rule.patience
 
     def describe_end(self) -> str:
         """Return a sentence about why the run ends."""
-        rule = self._rule
+        rule = self.rule
         by = f" by more than {rule.min_delta:g}" if rule.min_delta else ""
         best = "" if self._best is None else f" than {self._best[1]:.6g} of step {self._best[0]}"
         times = f"{self._stale} evaluation{'s' * (self._stale != 1)}"
@@ -128,7 +128,7 @@ class Patience:
 
     def resume(self, meta: Mapping[str, Any] | None) -> None:
         """Restore the state from a checkpoint of the same metric."""
-        if meta is not None and _watched_key(self._rule).items() <= meta.items():
+        if meta is not None and _watched_key(self.rule).items() <= meta.items():
             best = meta["best"]
             self._best = None if best is None else (int(best[0]), float(best[1]))
             self._stale = int(meta["stale"])
