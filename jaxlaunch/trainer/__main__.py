@@ -56,13 +56,8 @@ def main() -> NoReturn:
         stop.forward_early_signal()
         spec, task = read_spec(os.environ)
         spec = fit_to_processes(spec, os.environ, report.report_note)
-        loop = build_loop(
-            peft.resolve_lora(folder.resolve_spec(spec)),
-            task,
-            RunContext.from_environ(),
-            stop,
-            report,
-        )
+        spec = peft.resolve_lora(folder.resolve_spec(spec))
+        loop = build_loop(spec, task, RunContext.from_environ(), stop, report)
         loop.run()
         code = contract.DONE
     except BaseException as raised:

@@ -169,13 +169,9 @@ class BuiltInTraining(Training[TrainState]):
         # Hosts must read the same files. The fingerprint of a user's own source may differ between
         # hosts.
         sets = {"train": train_set, "eval": eval_set}
-        check_same_data(
-            {
-                name: source.fingerprint()
-                for name, source in sets.items()
-                if source is not None and not source.is_of_user
-            }
-        )
+        built_in = {key: data for key, data in sets.items() if data is not None}
+        built_in = {key: data for key, data in built_in.items() if not data.is_of_user}
+        check_same_data({key: data.fingerprint() for key, data in built_in.items()})
         devices = mesh.build_mesh(spec.mesh, note=self.note)
         # This process reads only these rows of each batch.
         rows = mesh.process_rows(devices, spec.batch)

@@ -212,14 +212,9 @@ class ProgramStep:
         """Compile the step ahead of time, donating its state."""
         replicated = NamedSharding(self._mesh, PartitionSpec())
         shardings = (self._state.shardings, jax.tree.map(lambda _: replicated, self._outputs))
+        jit: dict[str, Any] = {"donate_argnums": 0, "out_shardings": shardings}
         with self._state.trace_context():
-            self._compiled = Executable(
-                "program's",
-                self._update,
-                self._arguments,
-                donate_argnums=0,
-                out_shardings=shardings,
-            )
+            self._compiled = Executable("program's", self._update, self._arguments, **jit)
 
     def __call__(
         self, state: NamedArrays, batch: Tree | None
@@ -329,18 +324,14 @@ class ProgramBatches:
         self._rows = meshes.process_rows(mesh, self.size)
         if batch is not None:
             source = _ProgramDataset(data)
-            order_options = {"batch": batch, "seed": seed, "shuffle": shuffle}
-            self._pipeline = Pipeline(
-                source,
-                dict,
-                batch=batch,
-                rows=self._rows,
-                seed=seed,
-                shuffle=shuffle,
-                prefetch=PREFETCHED_BATCHES,
-                threads=1,
-            )
-            self.identity = {"data": source.fingerprint(), **order_options}
+            order_options: dict[str, Any] = {"seed": seed, "shuffle": shuffle}
+            reading: dict[str, Any] = {
+                "rows": self._rows,
+                "prefetch": PREFETCHED_BATCHES,
+                "threads": 1,
+            }
+            self._pipeline = Pipeline(source, dict, batch=batch, **order_options, **reading)
+            self.identity = {"data": source.fingerprint(), "batch": batch, **order_options}
         self.abstract: Tree = jax.tree.map(
             lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding),
             self._put_rows(self._local_rows(0)),
@@ -363,13 +354,11 @@ class ProgramBatches:
         """Return the prefetched batches of these spans, of one step each, on the devices."""
         if self._pipeline is not None:
             return self._pipeline.iterate(spans, self._put_batch)
-        read = pipeline.iterate_batches(
-            lambda span, rows: self._local_rows(span.start),
-            spans,
-            self._rows,
-            threads=1,
-            put=self._put_rows,
-        )
+
+        def read_rows(span: range, rows: range) -> Tree:
+            return self._local_rows(span.start)
+
+        read = pipeline.iterate_batches(read_rows, spans, self._rows, threads=1, put=self._put_rows)
         return Prefetcher(read, ahead=PREFETCHED_BATCHES)
 
     def describe_not_finite(self, step: int) -> str | None:

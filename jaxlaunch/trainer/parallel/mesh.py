@@ -185,7 +185,12 @@ def process_rows(mesh: jax.sharding.Mesh, batch: int, process: int | None = None
         raise SpecError(
             f"train.batch = {batch} cannot be split evenly over {describe_shards(mesh)} devices"
         )
-    parts_by_process, size = _parts_by_process(mesh), batch // parts
+    indexes = np.vectorize(lambda device: device.process_index)(mesh.devices)
+    processes, size = indexes.reshape(-1, mesh.shape["mp"]), batch // parts
+    parts_by_process = {
+        int(rank): tuple(np.flatnonzero((processes == rank).any(1)).tolist())
+        for rank in np.unique(processes)
+    }
     own_parts = parts_by_process[process]
     if all(indexes[-1] - indexes[0] + 1 == len(indexes) for indexes in parts_by_process.values()):
         start = own_parts[0]
@@ -199,13 +204,3 @@ def process_rows(mesh: jax.sharding.Mesh, batch: int, process: int | None = None
             )
         start = sum(map(len, groups[: groups.index(own_parts)]))
     return range(start * size, (start + len(own_parts)) * size)
-
-
-def _parts_by_process(mesh: jax.sharding.Mesh) -> dict[int, tuple[int, ...]]:
-    """Return the parts of a batch that the devices of each process hold."""
-    indexes = np.vectorize(lambda device: device.process_index)(mesh.devices)
-    processes = indexes.reshape(-1, mesh.shape["mp"])
-    return {
-        int(process): tuple(np.flatnonzero((processes == process).any(1)).tolist())
-        for process in np.unique(processes)
-    }
