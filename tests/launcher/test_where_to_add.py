@@ -33,8 +33,8 @@ CHECKS = (
     "tests/launcher/manifests/test_jobset.py::test_every_golden_file_has_its_job",
     "tests/launcher/agent/http/test_metrics.py",
     "tests/helm/test_chart.py::test_the_values_of_the_defaults_are_the_keys_of_the_defaults",
-    "tests/trainer/optim/test_simulations.py::test_every_optimizer_by_name_has_a_formula",
-    "tests/trainer/optim/test_by_name.py::test_the_planned_bytes_are_those_of_the_trained_parameters[amsgrad]",
+    "tests/trainer/optim/test_simulations.py::test_every_optimizer_has_formula",
+    "tests/trainer/optim/test_by_name.py::test_planned_optimizer_bytes_are_of_trained_parameters[amsgrad]",
     "tests/trainer/test_spec.py",
 )
 

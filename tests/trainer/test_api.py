@@ -61,7 +61,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.usefixtures("standard")
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_an_example_runs(name: str, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_docstring_example_runs(name: str, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(home)
     found: dict[str, object] = {"__name__": "example"}
     exec(compile(EXAMPLES[name], f"<the example of {name}>", "exec"), found)
@@ -70,7 +70,7 @@ def test_an_example_runs(name: str, home: Path, monkeypatch: pytest.MonkeyPatch)
         assert task.make_task("example", made)
 
 
-def test_a_mesh_is_devices_per_axis_and_a_precision_is_of_language_models(
+def test_mesh_and_precision_arguments_are_checked(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(home)
@@ -84,7 +84,7 @@ def test_a_mesh_is_devices_per_axis_and_a_precision_is_of_language_models(
         jaxlaunch.load("runs/digits", precision="bf16")
 
 
-def test_the_defaults_of_run_are_those_of_its_options() -> None:
+def test_run_defaults_equal_run_options() -> None:
     defaults = {field.name: field.default for field in dataclasses.fields(RunOptions)}
     given = {
         name: each.default for name, each in inspect.signature(jaxlaunch.run).parameters.items()

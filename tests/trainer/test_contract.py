@@ -20,7 +20,7 @@ def raised(message: str) -> BaseException:
 
 
 @pytest.mark.parametrize("code", [None, contract.CRASH])
-def test_an_error_line_has_the_exception_its_traceback_and_the_code(code: int | None) -> None:
+def test_error_line_has_exception_traceback_and_code(code: int | None) -> None:
     error = contract.error_line(raised("a bad batch"), code)["error"]
     assert (error["type"], error["message"], error["code"]) == ("ValueError", "a bad batch", code)
     assert error["traceback"].startswith("Traceback") and error["traceback"].endswith(
@@ -29,7 +29,7 @@ def test_an_error_line_has_the_exception_its_traceback_and_the_code(code: int | 
 
 
 @pytest.mark.parametrize("fill", ["x", "é", "🦊", "\x00"])
-def test_an_error_line_is_never_cut_by_the_pipe(fill: str) -> None:
+def test_error_line_fits_pipe(fill: str) -> None:
     read, write = os.pipe()
     line = contract.error_line(raised(fill * 50_000), None)
     assert len(json.dumps(line)) < contract.MAX_LINE
@@ -40,7 +40,7 @@ def test_an_error_line_is_never_cut_by_the_pipe(fill: str) -> None:
         assert json.loads(pipe.readline()) == line
 
 
-def test_a_line_that_waits_for_its_reader_is_sent_on_any_descriptor() -> None:
+def test_waiting_line_is_sent_on_any_descriptor() -> None:
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(2048, limits[1]), limits[1]))
     read, write = os.pipe()

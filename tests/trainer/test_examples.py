@@ -82,7 +82,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 
 @pytest.mark.extended
 @pytest.mark.parametrize("name", JOBS)
-def test_an_example_trains_and_evaluates(name: str, trained: Callable[[str], Path]) -> None:
+def test_example_trains_and_evaluates(name: str, trained: Callable[[str], Path]) -> None:
     lines = [
         json.loads(line) for line in (trained(name) / "metrics.jsonl").read_text().splitlines()
     ]
@@ -93,7 +93,7 @@ def test_an_example_trains_and_evaluates(name: str, trained: Callable[[str], Pat
         assert evaluated["example_gradient"] > 0 and 0 < evaluated["spread"] < 1
 
 
-def test_what_a_task_shows_is_looked_at_before_the_first_step(tmp_path: Path) -> None:
+def test_task_samples_are_checked_before_first_step(tmp_path: Path) -> None:
     class Told(Classify):
         def __init__(self, shown: Callable[[Any], Any]) -> None:
             self.shown = shown
@@ -127,7 +127,7 @@ def test_what_a_task_shows_is_looked_at_before_the_first_step(tmp_path: Path) ->
     assert not (tmp_path / "metrics.jsonl").exists()
 
 
-def test_what_a_task_shows_may_be_an_attribute_of_it_or_none() -> None:
+def test_task_samples_are_optional() -> None:
     task, spec, step = Classify(), Mock(task="classify"), Mock()
     assert TaskSamples.for_task(spec, task, step) is None
     vars(task)["samples"] = lambda model, rng: {}
@@ -136,7 +136,7 @@ def test_what_a_task_shows_may_be_an_attribute_of_it_or_none() -> None:
     assert TaskSamples.for_task(spec, task, step) is None
 
 
-def test_every_example_says_why_in_a_paragraph() -> None:
+def test_every_example_has_introduction() -> None:
     for name in JOBS:
         said = (
             (EXAMPLES / f"{name}.py")
@@ -153,7 +153,7 @@ def test_every_example_says_why_in_a_paragraph() -> None:
 
 
 @pytest.mark.extended
-def test_a_diffusion_model_draws_images_of_the_classes_that_are_asked_for(
+def test_diffusion_model_draws_requested_classes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     diffusion = importlib.import_module("diffusion")
@@ -171,7 +171,7 @@ def test_a_diffusion_model_draws_images_of_the_classes_that_are_asked_for(
 
 
 @pytest.mark.extended
-def test_samples_are_judged_by_the_classifier_of_another_run(
+def test_samples_are_judged_by_another_classifier(
     trained: Callable[[str], Path],
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],

@@ -56,7 +56,7 @@ def child(train: dict[str, Any], *flags: str, devices: int = 8) -> subprocess.Co
         (spec.ViT(preset="vit-b16"), Classify, 86_567_656),
     ],
 )  # of the models' own cards
-def test_a_published_model_has_its_published_parameters(
+def test_published_model_has_published_size(
     model: Any, task: Any, parameters: int, standard: None
 ) -> None:
     train = spec.TrainSpec(
@@ -66,13 +66,13 @@ def test_a_published_model_has_its_published_parameters(
     assert sum(leaf.size for leaf in jax.tree.leaves(planned.step.abstract.params)) == parameters
 
 
-def test_a_convolutional_network_is_planned_for_images_of_the_size_that_the_data_has() -> None:
+def test_convolutional_network_is_planned_for_data_size() -> None:
     data = {"source": "images", "path": "photos", "size": [32, 48]}
     train = spec.TrainSpec(task="classify", model=spec.ResNet(), data=data)
     assert plan.with_synthetic_data(train, Classify()).data.shape == [32, 48, 3]
 
 
-def test_samples_hold_the_weights_once_more_and_keys_and_values_of_each_row() -> None:
+def test_sampling_bytes_hold_weights_and_cache() -> None:
     asked = spec.Eval(every=5, samples=spec.Samples(prompts=[[1, 2], [3], "ab"], max_tokens=6))
     found = planned(tiny.Counting(), precision="bf16", mesh={"dp": 4, "mp": 2}, eval=asked)
     config = tiny.DECODER
@@ -87,7 +87,7 @@ def test_samples_hold_the_weights_once_more_and_keys_and_values_of_each_row() ->
     assert planned(tiny.Counting(), mesh={"dp": -1})["samples"] == 0
 
 
-def test_a_kernel_that_is_not_here_keeps_no_array_of_all_pairs(standard: None) -> None:
+def test_absent_kernel_keeps_no_attention_matrix(standard: None) -> None:
     plain, kernel, short, wide = (
         planned(tiny.Counting(), attention=attention, precision=precision, mesh={"dp": -1})
         for attention, precision in (
@@ -109,13 +109,13 @@ def test_a_kernel_that_is_not_here_keeps_no_array_of_all_pairs(standard: None) -
 
 
 @pytest.mark.parametrize(("model", "mesh"), list(zip(states.MODELS, states.MESHES, strict=True)))
-def test_what_is_planned_is_what_a_device_then_holds(model: str, mesh: str) -> None:
+def test_planned_bytes_match_device(model: str, mesh: str) -> None:
     """The others of six models on six meshes: `python -m tests.trainer.states`."""
     planned, held = states.planned_and_held(model, mesh)
     assert planned == held and held["parameters"] > 0
 
 
-def test_gradients_count_twice_where_micro_batches_are_summed() -> None:
+def test_micro_batches_count_gradients_twice() -> None:
     task = tiny.Counting()
     once, twice = (
         planned(task, mesh={"dp": 4, "mp": 2}, accumulate=count)["device"] for count in (1, 2)
@@ -123,7 +123,7 @@ def test_gradients_count_twice_where_micro_batches_are_summed() -> None:
     assert once["gradients"] == once["parameters"] and twice["gradients"] == 2 * once["gradients"]
 
 
-def test_each_parameter_is_listed_with_the_axes_that_split_it() -> None:
+def test_parameters_are_listed_with_sharding() -> None:
     listed = {
         each["name"]: each
         for each in planned(tiny.Counting(), mesh={"fsdp": 4, "mp": 2})["sharding"]
@@ -134,7 +134,7 @@ def test_each_parameter_is_listed_with_the_axes_that_split_it() -> None:
     assert up["bytes"] == 4 * up["shape"][0] * up["shape"][1] * up["shape"][2] // 8
 
 
-def test_micro_batches_and_remat_lower_what_is_kept() -> None:
+def test_micro_batches_and_remat_lower_activations() -> None:
     task = tiny.Counting()
     whole, micro = (
         planned(task, mesh={"dp": 4, "mp": 2}, accumulate=count)["activations"] for count in (1, 4)
@@ -157,7 +157,7 @@ CHIPS = json.dumps({"type": "cpu", "hosts": 1, "per_host": 8})
 
 @pytest.mark.extended
 @pytest.mark.parametrize("remat", ["none", "dots"])
-def test_the_estimate_is_near_what_the_compiler_then_takes(remat: str) -> None:
+def test_estimate_is_near_compiled_memory(remat: str) -> None:
     found = json.loads(
         child({**TRAIN, "mesh": {"fsdp": 4}, "remat": remat}, "--compile", CHIPS, devices=4).stdout
     )
@@ -165,20 +165,20 @@ def test_the_estimate_is_near_what_the_compiler_then_takes(remat: str) -> None:
     assert 0.6 < estimated / found["compiled"]["memory"]["train"]["temp"] < 1.5
 
 
-def test_what_mp_splits_lies_between_the_two_ends() -> None:
+def test_mp_residuals_are_within_range() -> None:
     found = json.loads(child({**TRAIN, "mesh": {"dp": 2, "mp": 4}}, "--compile", CHIPS).stdout)
     low, high = (found["device"]["gradients"] + end for end in found["activations"]["asked"])
     assert low < found["compiled"]["memory"]["train"]["temp"] < high
 
 
-def test_a_wrong_spec_and_missing_data_are_told_apart() -> None:
+def test_wrong_spec_and_missing_data_have_exit_codes() -> None:
     absent = child({"task": "classify", "data": {"source": "array_record", "path": "/no"}})
     wrong = child({**TRAIN, "mesh": {"mp": 3}})
     assert (absent.returncode, wrong.returncode) == (BAD_DATA, BAD_SPEC)
     assert "devices, there are 8" in wrong.stderr and wrong.stdout == ""
 
 
-def test_epochs_of_data_that_is_not_here_do_not_hinder_a_plan() -> None:
+def test_epochs_of_absent_data_are_planned() -> None:
     schedule = {"name": "wsd", "warmup": 100, "decay": 900}
     asked = child(
         {

@@ -24,28 +24,26 @@ from jaxlaunch.trainer.user_code import load_object
 from tests.trainer import tiny
 
 
-def test_load_finds_what_a_path_names() -> None:
+def test_load_object_follows_path() -> None:
     assert load_object(TASKS["classify"]).__name__ == "Classify"
     assert load_object("collections:abc.Mapping").__name__ == "Mapping"
 
 
-def test_a_module_that_is_not_there_is_said() -> None:
+def test_missing_module_is_reported() -> None:
     with pytest.raises(
         SpecError, match=r"importing nowhere failed: .* `code: \.` in job.yaml ships"
     ):
         load_object("nowhere:Task")
 
 
-def test_a_module_that_raises_is_said_with_its_own_words(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failing_module_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "halfdone.py").write_text("raise RuntimeError('not today')")
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(SpecError, match="halfdone failed: RuntimeError: not today"):
         load_object("halfdone:Task")
 
 
-def test_a_name_that_is_not_there_is_said_beside_those_that_are() -> None:
+def test_missing_name_is_reported_with_defined_names() -> None:
     with pytest.raises(
         SpecError,
         match="has no 'Clasify'. It defines Classify, HasPixels, blend_images, cut_mix, mix_up, "
@@ -54,7 +52,7 @@ def test_a_name_that_is_not_there_is_said_beside_those_that_are() -> None:
         load_object("jaxlaunch.trainer.tasks.classify:Clasify")
 
 
-def test_the_built_in_tasks_that_a_job_may_name_are_those_that_there_are() -> None:
+def test_built_in_task_names_are_complete() -> None:
     found = set()
     for module in pkgutil.iter_modules(tasks.__path__, "jaxlaunch.trainer.tasks."):
         for name, thing in vars(importlib.import_module(module.name)).items():
@@ -111,12 +109,12 @@ def a_function() -> None: ...
         ("a_function", "is a function, not a class with model, loss, source, example"),
     ],
 )
-def test_what_is_no_task_is_said_in_a_sentence(name: str, says: str) -> None:
+def test_invalid_tasks_are_refused(name: str, says: str) -> None:
     with pytest.raises(SpecError, match=f"train.task = {__name__}:{name} {says}"):
         read_spec({contract.TRAIN_SPEC: json.dumps({"task": f"{__name__}:{name}"})})
 
 
-def test_the_line_of_a_task_that_inherits_from_no_other_is_known() -> None:
+def test_plain_task_class_has_place() -> None:
     class Plain(NoSource):
         __firstlineno__ = 12  # as Python 3.13 sets it
 
@@ -132,7 +130,7 @@ class ListsDefaults(NoSource):
     defaults = ["batch", 8]
 
 
-def test_defaults_that_are_no_dict_are_said_in_a_sentence() -> None:
+def test_invalid_defaults_are_refused() -> None:
     with pytest.raises(
         SpecError, match="ListsDefaults: its defaults are a list, not a dict of keys of train"
     ):
@@ -143,7 +141,7 @@ class HasSizes(tiny.Digits):
     defaults = {"model": {"kind": "decoder", "layers": 2, "width": 64}}
 
 
-def test_default_sizes_of_a_task_are_not_said_beside_a_folder_to_start_from() -> None:
+def test_default_sizes_yield_to_init_from() -> None:
     train = {"task": f"{__name__}:HasSizes", "model": {"init_from": "w"}}
     spec, _ = read_spec({contract.TRAIN_SPEC: json.dumps(train)})
     assert spec.model.model_fields_set == {"init_from"}
@@ -191,14 +189,14 @@ def metric(name: Any, value: Any) -> Any:
         (metric(3, (1.0, 1.0)), "the name of metric 3 is an int, not text"),
     ],
 )
-def test_what_is_no_loss_is_said_in_a_sentence(change: Any, says: str) -> None:
+def test_invalid_losses_are_refused(change: Any, says: str) -> None:
     task = Returns(change)
     step, batch = tiny.build(task), task.batch(0)
     with pytest.raises(SpecError, match=f"tests:Tiny: {says}"):
         step.forward_jaxpr(batch)
 
 
-def test_numbers_of_python_are_scalars() -> None:
+def test_python_numbers_are_scalars() -> None:
     task = Returns(lambda loss: Loss(loss.sum, 16.0, {"ones": [16, 16.0]}))
     assert tiny.build(task).count_flops(task.batch(0))
 
@@ -207,7 +205,7 @@ def test_numbers_of_python_are_scalars() -> None:
     "name",
     ["step", "loss", "epoch", "learning_rate", "time", "data_s", "finite", "weight", "eval_loss"],
 )
-def test_a_metric_of_a_task_cannot_have_a_name_of_the_trainer_s_own(name: str) -> None:
+def test_reserved_metric_names_are_refused(name: str) -> None:
     task = Returns(metric(name, (1.0, 1.0)))
     with pytest.raises(
         SpecError, match=f"a metric cannot be named '{name}'; the trainer's own records use"
@@ -215,7 +213,7 @@ def test_a_metric_of_a_task_cannot_have_a_name_of_the_trainer_s_own(name: str) -
         tiny.build(task).forward_jaxpr(task.batch(0))
 
 
-def test_no_record_holds_a_name_that_a_task_may_use(tmp_path: Path) -> None:
+def test_record_names_are_reserved(tmp_path: Path) -> None:
     metrics = Metrics(
         Workload(2, 1), rank=0, run_dir=str(tmp_path), socket=None, report=Progress(None)
     )
@@ -236,17 +234,13 @@ def test_no_record_holds_a_name_that_a_task_may_use(tmp_path: Path) -> None:
         (lambda: None, "model returned None, not a flax.nnx.Module"),
     ],
 )
-def test_what_is_no_model_is_said_in_a_sentence(
-    made: Any, says: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_invalid_models_are_refused(made: Any, says: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tiny.Digits, "model", lambda task, spec, rngs: made())
     with pytest.raises(SpecError, match=f"tests:Tiny: {says}"):
         tiny.build(tiny.Digits())
 
 
-def test_what_is_no_source_is_said_in_a_sentence(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_invalid_sources_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from jaxlaunch.trainer.loop.training import RunContext
     from jaxlaunch.trainer.train import build_loop
 

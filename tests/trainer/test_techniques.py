@@ -22,11 +22,11 @@ BLOCKS = [
 
 
 @pytest.mark.parametrize("block", BLOCKS, ids=str)
-def test_every_key_that_the_page_names_is_taken(block: dict[str, Any]) -> None:
+def test_documented_keys_are_accepted(block: dict[str, Any]) -> None:
     task = TASKS.get(next(iter(block)), "lm")
     spec = TrainSpec.model_validate({"task": task} | block)
     assert spec.model_dump(exclude_unset=True, include=set(block)).keys() == block.keys()
 
 
-def test_the_page_names_keys() -> None:
+def test_page_names_keys() -> None:
     assert len(BLOCKS) >= 15

@@ -52,14 +52,14 @@ def made(**keys: Any) -> dict[str, Any]:
         ({"data": {"examples": 9}}, DataError, "the training data changed"),
     ],
 )
-def test_what_would_change_the_order_of_examples_is_refused(
+def test_changed_example_order_is_refused(
     change: dict[str, Any], error: type[Exception], words: str
 ) -> None:
     with pytest.raises(error, match=words):
         preflight.check_resumed(made(), made(**change), "here")
 
 
-def test_a_changed_argument_of_a_dataset_is_named_without_its_values() -> None:
+def test_changed_dataset_argument_is_named_without_value() -> None:
     def kept(token: str) -> str:
         """The fingerprint of a dataset with this token."""
         args = {"auth": {"token": token, "it's": [1, 2.5, None]}, "folder": "/data"}
@@ -73,7 +73,7 @@ def test_a_changed_argument_of_a_dataset_is_named_without_its_values() -> None:
     assert "s3cret" not in str(raised.value) and "folder)" not in str(raised.value)
 
 
-def test_the_same_conditions_are_not() -> None:
+def test_equal_conditions_are_accepted() -> None:
     preflight.check_resumed(made(), made(accumulate=2, steps=5), "here")
 
 
@@ -115,7 +115,7 @@ class Never:
         return False
 
 
-def test_garbage_is_collected_beside_evaluations_and_saves_or_every_so_many_steps_alone(
+def test_garbage_is_collected_outside_steps(
     collections: Collections, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(driver, "COLLECTION_INTERVAL_STEPS", 5)
@@ -134,7 +134,7 @@ def test_garbage_is_collected_beside_evaluations_and_saves_or_every_so_many_step
     assert collections.seen == [(*each, 2) for each in steps]
 
 
-def test_every_logged_step_of_a_dispatch_has_its_share_of_the_time(tmp_path: Path) -> None:
+def test_logged_steps_of_dispatch_share_time(tmp_path: Path) -> None:
     data = {"source": "synthetic", "examples": 64, "eval_examples": 0, "shape": [4, 4]}
     keys = {"model": {"kind": "mlp", "layers": 1, "width": 8}, "data": data, "batch": 8, "steps": 8}
     often = {"steps_per_dispatch": 4, "log_every": 2, "checkpoint": {"every": None}}
@@ -159,7 +159,7 @@ class AtFive:
         return self.run is not None and self.run.done_step == 5
 
 
-def test_a_checkpoint_that_is_deleted_before_a_stop_is_saved_again_and_one_of_an_earlier_attempt_is_missed(
+def test_deleted_checkpoint_is_saved_again_or_missed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     data = {"source": "synthetic", "examples": 64, "eval_examples": 0, "shape": [4, 4]}
@@ -187,9 +187,7 @@ def test_a_checkpoint_that_is_deleted_before_a_stop_is_saved_again_and_one_of_an
     assert "step 5 is gone from" in said and "saving it again" in said
 
 
-def test_a_run_that_is_refused_leaves_the_tokenizer_beside_the_checkpoints(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_refused_run_keeps_saved_tokenizer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     data = {"source": "synthetic", "examples": 64, "eval_examples": 0, "shape": [4, 4]}
     keys = {"model": {"kind": "mlp", "layers": 1, "width": 8}, "data": data, "batch": 8, "steps": 8}
     spec = TrainSpec.model_validate({"task": "classify", **keys})
@@ -209,7 +207,7 @@ def test_a_run_that_is_refused_leaves_the_tokenizer_beside_the_checkpoints(
     }
 
 
-def test_a_stop_where_the_place_of_the_step_is_another_s_is_a_stop(tmp_path: Path) -> None:
+def test_stop_with_occupied_step_place_is_clean(tmp_path: Path) -> None:
     data = {"source": "synthetic", "examples": 64, "eval_examples": 0, "shape": [4, 4]}
     keys = {"model": {"kind": "mlp", "layers": 1, "width": 8}, "data": data, "batch": 8, "steps": 8}
     spec = TrainSpec.model_validate(
@@ -231,7 +229,7 @@ def last_line(folder: Path) -> dict[str, Any]:
     }
 
 
-def test_a_restart_compiles_its_steps_in_another_thread_while_the_state_is_restored(
+def test_restart_compiles_while_restoring(
     tmp_path: Path,
 ) -> None:
     data = {"source": "synthetic", "examples": 64, "eval_examples": 12, "shape": [4, 4]}
@@ -291,7 +289,7 @@ class Labelled:
         (8 * [1], [0, 99], "Labelled: example 1 has label 99, outside 0 to 9"),
     ],
 )
-def test_a_label_out_of_range_ends_the_run_with_65_and_the_example(
+def test_label_out_of_range_exits_with_65(
     train: list[int], held_out: list[int], words: str, tmp_path: Path
 ) -> None:
     data = {"source": "torch", "dataset": f"{__name__}:Labelled", "shuffle": False}
@@ -318,7 +316,7 @@ class Augmented:
         return image.astype(np.uint8), index % 4
 
 
-def test_a_run_that_resumes_sees_the_augmentations_of_one_that_was_never_stopped(
+def test_resumed_run_sees_same_augmentations(
     tmp_path: Path,
 ) -> None:
     def losses(folder: Path, *attempts: int) -> dict[int, float]:
@@ -345,7 +343,7 @@ def test_a_run_that_resumes_sees_the_augmentations_of_one_that_was_never_stopped
     assert found["eval"][0][7] == found["eval"][1][7]
 
 
-def test_a_run_that_ended_early_ends_again_at_once_and_goes_on_with_more_patience(
+def test_early_stopped_run_resumes_with_more_patience(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     data = {"source": "synthetic", "examples": 64, "eval_examples": 8, "shape": [4, 4]}

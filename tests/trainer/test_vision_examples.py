@@ -45,7 +45,7 @@ def said(folder: Path, *files: Path) -> list[dict[str, Any]]:
     return list(predict.predict_files(asked)["rows"])
 
 
-def test_the_table_of_tumours_is_made_by_its_command_learned_and_predicted(tmp_path: Path) -> None:
+def test_tumour_table_is_made_learned_and_predicted(tmp_path: Path) -> None:
     command = next(
         line for line in (EXAMPLES / "table.yaml").read_text().splitlines() if "python -c" in line
     )
@@ -64,7 +64,7 @@ def test_the_table_of_tumours_is_made_by_its_command_learned_and_predicted(tmp_p
     } == {"0", "1"}
 
 
-def test_the_resnet_of_cifar_learns_enlarged_digits(tmp_path: Path) -> None:
+def test_cifar_resnet_learns_digits(tmp_path: Path) -> None:
     smaller = (
         "train.model={kind: resnet, stem: small, stem_width: 8, depths: [1, 1], widths: [8, "
         "16], channels: 1}"
@@ -89,7 +89,7 @@ def test_the_resnet_of_cifar_learns_enlarged_digits(tmp_path: Path) -> None:
     )
 
 
-def test_a_vit_is_fine_tuned_on_a_folder_and_labels_another(tmp_path: Path) -> None:
+def test_vit_is_fine_tuned_and_predicts(tmp_path: Path) -> None:
     weights = references.folder("vit_tiny", tmp_path / "weights")
     side = json.loads((weights / "config.json").read_text())["image_size"]
     photos = made_images.folders(tmp_path / "photos", 24)

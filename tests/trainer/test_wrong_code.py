@@ -117,29 +117,29 @@ def no_compiles(monkeypatch: pytest.MonkeyPatch, standard: None) -> None:
     monkeypatch.setattr("jaxlaunch.trainer.step.executable.Executable.__init__", lower)
 
 
-def test_there_are_more_than_forty() -> None:
+def test_wrong_code_has_many_cases() -> None:
     assert len(MODELS) + len(TASKS) + len(DATASETS) > 40
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_a_wrong_model_is_said_with_its_file(name: str, tmp_path: Path) -> None:
+def test_wrong_model_is_reported_with_file(name: str, tmp_path: Path) -> None:
     said = refusal(tmp_path, model={"kind": f"{HERE}:{name}"})
     assert re.search(MODELS[name], said) and re.search(FILE, said), said
 
 
 @pytest.mark.parametrize("name", TASKS)
-def test_a_wrong_task_is_said_with_its_file(name: str, tmp_path: Path) -> None:
+def test_wrong_task_is_reported_with_file(name: str, tmp_path: Path) -> None:
     said = refusal(tmp_path, task=f"{HERE}:{name}")
     assert re.search(TASKS[name], said) and re.search(FILE, said), said
 
 
 @pytest.mark.parametrize("name", DATASETS)
-def test_a_wrong_dataset_is_said_with_its_file(name: str, tmp_path: Path) -> None:
+def test_wrong_dataset_is_reported_with_file(name: str, tmp_path: Path) -> None:
     said = refusal(tmp_path, data={"source": "torch", "dataset": f"{HERE}:{name}"})
     assert re.search(DATASETS[name], said) and re.search(FILE, said), said
 
 
-def test_a_key_that_is_wrong_in_the_defaults_of_a_task_is_said_to_be_theirs(tmp_path: Path) -> None:
+def test_wrong_default_key_names_task(tmp_path: Path) -> None:
     said = refusal(tmp_path, task=f"{HERE}:OtherDefaults")
     assert (
         said
@@ -147,7 +147,7 @@ def test_a_key_that_is_wrong_in_the_defaults_of_a_task_is_said_to_be_theirs(tmp_
     )
 
 
-def test_workers_that_would_not_read_the_source_of_a_task_are_refused(tmp_path: Path) -> None:
+def test_workers_of_custom_source_are_refused(tmp_path: Path) -> None:
     data = {"source": "torch", "dataset": f"{HERE}:Images", "workers": 4}
     said = refusal(tmp_path, task=f"{HERE}:OwnSource", data=data)
     wanted = (
@@ -157,7 +157,7 @@ def test_workers_that_would_not_read_the_source_of_a_task_are_refused(tmp_path: 
     assert re.search(wanted, said) and re.search(FILE, said), said
 
 
-def test_what_is_right_is_checked_and_built(tmp_path: Path) -> None:
+def test_valid_code_is_accepted(tmp_path: Path) -> None:
     block = {"task": f"{HERE}:Task", "mesh": {"dp": jax.device_count()}, "batch": 8, "steps": 2}
     spec, task = read_spec({contract.TRAIN_SPEC: json.dumps(block)})
     assert (

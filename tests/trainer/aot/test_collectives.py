@@ -57,13 +57,13 @@ ENTRY %main (p: f32[8]) -> f32[8] {
 """
 
 
-def test_operations_in_loops_count_as_often_as_their_loops_run() -> None:
+def test_operations_in_loops_are_multiplied_by_trip_counts() -> None:
     found = Program.from_text(LOOPS)
     assert found.executions == {"main": 1, "body": 3, "end": 4, "inner": 15, "inner_end": 18}
     assert sum(each.cycles * times for each, times in found.scheduled_operations()) == 150
 
 
-def test_a_text_without_an_entry_is_refused() -> None:
+def test_program_without_entry_is_refused() -> None:
     with pytest.raises(ValueError, match="no ENTRY"):
         Program.from_text("HloModule empty\n")
 
@@ -77,7 +77,7 @@ def test_a_text_without_an_entry_is_refused() -> None:
         ("s4[16]{0}", [8]),
     ],
 )
-def test_the_bytes_of_a_shape(shape: str, sizes: list[int]) -> None:
+def test_array_bytes_of_shapes(shape: str, sizes: list[int]) -> None:
     assert array_bytes(shape) == sizes
 
 
@@ -116,7 +116,7 @@ def found(
         ("replica_groups={}", AXES[:2] + AXES[3:]),
     ],
 )
-def test_groups_in_each_form_are_axes_of_the_mesh(groups: str, axes: tuple[str, ...]) -> None:
+def test_replica_groups_are_read_in_every_notation(groups: str, axes: tuple[str, ...]) -> None:
     (each,) = found(
         "%p = f32[8]{0} parameter(0)", f"%r = f32[8]{{0}} all-reduce(%p), {groups}, to_apply=%add"
     )
@@ -125,7 +125,7 @@ def test_groups_in_each_form_are_axes_of_the_mesh(groups: str, axes: tuple[str, 
     assert each.wire_bytes == pytest.approx(2 * 32 * (members - 1) / members)
 
 
-def test_a_start_with_work_before_its_done_is_hidden() -> None:
+def test_collective_is_hidden_by_work_before_its_end() -> None:
     start = (
         "%s = (f32[4]{0}, f32[8]{0}) all-gather-start(%p), replica_groups=[4,2]<=[8], "
         "dimensions={0}"
@@ -140,7 +140,7 @@ def test_a_start_with_work_before_its_done_is_hidden() -> None:
     assert (hidden.kind, hidden.size_bytes, hidden.wire_bytes) == ("all-gather", 32, 16)
 
 
-def test_arrays_that_are_sent_together_all_count() -> None:
+def test_arrays_of_one_operation_are_summed() -> None:
     groups = "replica_groups=[4,2]<=[8], dimensions={0}"
     pairs = "((f32[4]{0}, f32[16]{0}), (f32[8]{0}, f32[32]{0}))"
     (gathered,) = found(
@@ -156,7 +156,7 @@ def test_arrays_that_are_sent_together_all_count() -> None:
     assert (gathered.size_bytes, scattered.size_bytes, permuted.size_bytes) == (160, 160, 32)
 
 
-def test_a_collective_that_an_operation_starts_has_the_name_of_that_operation() -> None:
+def test_wrapped_collective_has_name_of_its_start() -> None:
     """By which what waits for it is found."""
     fused = (
         "%run (q: f32[4]) -> f32[8] {\n  %g = f32[8]{0} all-gather(%q), "
@@ -175,7 +175,7 @@ def test_a_collective_that_an_operation_starts_has_the_name_of_that_operation() 
     )
 
 
-def test_a_channel_that_runs_along_several_fusions_counts_once_and_is_hidden() -> None:
+def test_chained_fusions_count_as_one_hidden_collective() -> None:
     gather = (
         "%g = f32[8]{0} all-gather(%q), channel_id=7, replica_groups=[4,2]<=[8], "
         'frontend_attributes={chain_id="1"}'
@@ -190,7 +190,7 @@ def test_a_channel_that_runs_along_several_fusions_counts_once_and_is_hidden() -
     assert found(*lines, fused=fused) == [Collective("g", "all-gather", ("mp",), 2, 1.0, 32, 0.0)]
 
 
-def test_an_all_reduce_of_which_each_device_keeps_a_part_is_a_reduce_scatter() -> None:
+def test_fused_all_reduce_scatter_is_reduce_scatter() -> None:
     fused = (
         "%all-reduce-scatter.1 (q: f32[8]) -> f32[4] {\n  %r = f32[8]{0} all-reduce(%q), "
         "replica_groups=[4,2]<=[8]\n}\n"
@@ -201,7 +201,7 @@ def test_an_all_reduce_of_which_each_device_keeps_a_part_is_a_reduce_scatter() -
     assert (each.kind, each.size_bytes, each.wire_bytes) == ("reduce-scatter", 32, 16)
 
 
-def test_what_slices_send_each_other_crosses_the_axes_between_them() -> None:
+def test_transfers_between_slices_span_slice_axes() -> None:
     attributes = 'frontend_attributes={_xla_host_transfer_rendezvous="r_0",_xla_megascale_transfer_type="ALL_REDUCE"}'
     work = '%w = f32[8]{0} fusion(%p), calls=%nothing, backend_config={"estimated_cycles":"5"}'
     send = (

@@ -37,7 +37,7 @@ def found() -> dict[str, Any]:
 
 
 @pytest.mark.slow
-def test_each_case_fits_and_gets_its_kernel(found: dict[str, Any]) -> None:
+def test_every_case_fits_and_uses_its_kernel(found: dict[str, Any]) -> None:
     fit = {name: each for name, each in found.items() if name != "too large"}
     assert all(each["fits"] and each["peak"] > 0 for each in fit.values()), fit
     attention = {name: each["attention"] for name, each in fit.items()}
@@ -47,7 +47,7 @@ def test_each_case_fits_and_gets_its_kernel(found: dict[str, Any]) -> None:
 
 
 @pytest.mark.slow
-def test_collectives_are_those_recorded(found: dict[str, Any]) -> None:
+def test_collectives_match_recorded_ones(found: dict[str, Any]) -> None:
     """After a change that is meant, and to record further cases: GOLDEN=write, and read the difference."""
     listed = {
         name: sorted(map(_line, each["collectives"]))
@@ -68,7 +68,7 @@ def _line(row: dict[str, Any]) -> str:
 
 
 @pytest.mark.slow
-def test_collectives_cross_the_axes_that_the_mesh_has(found: dict[str, Any]) -> None:
+def test_collectives_span_only_mesh_axes(found: dict[str, Any]) -> None:
     def crossed(name: str) -> set[tuple[str, str]]:
         return {
             (each["kind"], axis) for each in found[name]["collectives"] for axis in each["axes"]
@@ -85,7 +85,7 @@ def test_collectives_cross_the_axes_that_the_mesh_has(found: dict[str, Any]) -> 
 
 
 @pytest.mark.slow
-def test_gradients_cross_slices_once_a_step(found: dict[str, Any]) -> None:
+def test_gradients_cross_slices_once_per_step(found: dict[str, Any]) -> None:
     """By arithmetic: each device sends its fsdp share of every gradient, in bfloat16 as they are computed."""
     (between,) = (each for each in found["two slices"]["collectives"] if each["axes"] == ["dp"])
     model = cases.DECODER
@@ -96,7 +96,7 @@ def test_gradients_cross_slices_once_a_step(found: dict[str, Any]) -> None:
 
 
 @pytest.mark.slow
-def test_what_does_not_fit_is_said_by_the_compiler_and_a_change_that_fits_is_compiled(
+def test_too_large_program_is_reported_with_fitting_change(
     found: dict[str, Any],
 ) -> None:
     large = found["too large"]
@@ -104,7 +104,7 @@ def test_what_does_not_fit_is_said_by_the_compiler_and_a_change_that_fits_is_com
     assert large["change"]["set"]["train.remat"] == "full" and large["change"]["fits"]
 
 
-def test_without_the_compiler_a_sentence_says_which_extra_brings_it() -> None:
+def test_missing_compiler_error_names_extra() -> None:
     chips = json.dumps({"type": "v5e", "hosts": 1, "per_host": 1, "topology": "1x1"})
     train = {
         "task": "lm",

@@ -14,9 +14,7 @@ LAYERS, WIDTH = 6, 64
 
 
 @pytest.mark.parametrize(("is_kept", "again"), [(True, 0.0), (False, 1 / 4)])
-def test_a_layer_that_is_computed_again_is_a_quarter_of_its_products(
-    is_kept: bool, again: float
-) -> None:
+def test_rematerialized_layer_is_a_quarter_of_products(is_kept: bool, again: float) -> None:
     """Forward one product, backward two, and one again."""
 
     def loss(weights: Array, x: Array) -> Array:
@@ -35,7 +33,7 @@ def test_a_layer_that_is_computed_again_is_a_quarter_of_its_products(
     )
 
 
-def test_cycles_count_before_products_and_by_the_trips_of_loops() -> None:
+def test_recomputed_share_prefers_cycles_times_trips() -> None:
     text = """HloModule step, is_scheduled=true
 
 %body (a: (s32[], f32[8])) -> (s32[], f32[8]) {
@@ -56,7 +54,7 @@ ENTRY %main (p: f32[8]) -> f32[8] {
     assert step_time.recomputed_share(Program.from_text(text)) == 40 / 100
 
 
-def test_what_a_loop_that_is_computed_again_runs_counts_by_the_loop() -> None:
+def test_recomputed_loop_includes_its_body() -> None:
     """JAX traces what both passes call once, so that the second has the names of the first: here those of `inner`."""
     text = """HloModule step, is_scheduled=true
 

@@ -37,7 +37,7 @@ ENTRY %main (p: s8[4]) -> s8[8] {{
 """
 
 
-def test_collectives_run_beside_operations_and_are_waited_for_where_they_end() -> None:
+def test_collectives_overlap_until_their_done_operation() -> None:
     """At one byte a second: 8 s of work while a gather of 10 s runs, 16 s, and three turns of 5 and 8 s."""
     timeline = Timeline(Program.from_text(LOOP), Rates(1.0, 1.0), {"s": 10.0, "t": 5.0})
     assert dict(timeline.wait_seconds) == {"s": 2.0, "t": 15.0}
@@ -45,7 +45,7 @@ def test_collectives_run_beside_operations_and_are_waited_for_where_they_end() -
     assert step_time.program_bytes(Program.from_text(LOOP)) == 8 + 16 + 3 * 8
 
 
-def test_a_fusion_reads_the_slice_that_it_uses_and_writes_the_part_that_it_replaces() -> None:
+def test_fusion_bytes_count_slices_and_updates() -> None:
     text = """%part (a: f32[9,8], i: s32[]) -> f32[1,8] {
   %a = f32[9,8]{1,0} parameter(0)
   %i = s32[] parameter(1)
@@ -75,9 +75,7 @@ ENTRY %main (p: f32[9,8], k: s32[]) -> f32[9,8] {
 
 
 @pytest.mark.parametrize(("backward", "count"), [("", 2), ("Backward", 5)])
-def test_attention_of_cudnn_counts_its_products_and_half_of_them_under_a_causal_mask(
-    backward: str, count: int
-) -> None:
+def test_cudnn_attention_flops_halve_under_causal_mask(backward: str, count: int) -> None:
     attributes = (
         f'custom_call_target="__cudnn$fmhaSoftmax{backward}", backend_config={{"mask_type": "%s"}}'
     )
@@ -100,7 +98,7 @@ def test_attention_of_cudnn_counts_its_products_and_half_of_them_under_a_causal_
     ]
 
 
-def test_products_count_inside_fusions_too() -> None:
+def test_products_inside_fusions_count() -> None:
     like = jax.ShapeDtypeStruct((16, 32), "float32"), jax.ShapeDtypeStruct((32, 8), "float32")
     program = Program.from_text(
         jax.jit(lambda x, w: jax.nn.relu(x @ w)).lower(*like).compile().as_text() or ""
@@ -117,7 +115,7 @@ def test_products_count_inside_fusions_too() -> None:
     ("between", "group", "ports"),
     [({"fsdp": 2}, 16, 8), ({"fsdp": 16}, 16, 1), ({"dp": 2}, 16, None)],
 )
-def test_a_collective_between_hosts_uses_the_port_of_each_of_its_gpus_on_a_host(
+def test_collective_between_hosts_uses_all_gpu_ports(
     between: dict[str, int], group: int, ports: int | None
 ) -> None:
     machine = ACCELERATORS["h100"].machine
@@ -138,7 +136,7 @@ def test_a_collective_between_hosts_uses_the_port_of_each_of_its_gpus_on_a_host(
     assert found["seconds"] == found["exposed"]
 
 
-def test_devices_of_which_nothing_is_known_take_as_long_as_what_they_reached_says() -> None:
+def test_unknown_devices_use_measured_rates() -> None:
     """At 4 FLOP/s and 2 bytes a second, 10 s to start an operation and 100 s to meet: two operations on 8 and 16 bytes,
     and a gather that sends 6; or the model's FLOPs."""
     text = f"""ENTRY %main (p: s8[4]) -> s8[8] {{
@@ -163,7 +161,7 @@ def test_devices_of_which_nothing_is_known_take_as_long_as_what_they_reached_say
     )
 
 
-def test_what_devices_reach_is_the_share_of_each_of_what_was_timed(
+def test_measured_rates_are_per_device(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     shapes: list[tuple[int, ...]] = []

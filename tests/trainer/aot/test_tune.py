@@ -35,7 +35,7 @@ def job(**keys: Any) -> TrainSpec:
 
 
 @pytest.mark.parametrize("experts", [None, 4])
-def test_every_candidate_divides_devices_batch_heads_and_experts(experts: int | None) -> None:
+def test_candidates_divide_devices_batch_heads_and_experts(experts: int | None) -> None:
     model = DECODER | ({} if experts is None else {"experts": experts, "experts_per_token": 2})
     found = list(
         enumerate_candidates(
@@ -51,12 +51,12 @@ def test_every_candidate_divides_devices_batch_heads_and_experts(experts: int | 
     assert {each.remat for each in found} == {"none", "full"}
 
 
-def test_mp_divides_the_heads_of_keys_too_which_are_fewer_than_those_of_queries() -> None:
+def test_mp_divides_key_heads() -> None:
     found = enumerate_candidates(job(model=DECODER | {"kv_heads": 2}), 8, ("mesh",))
     assert {each.mesh[3] for each in found} == {1, 2}
 
 
-def test_what_may_not_change_stays_the_jobs_own() -> None:
+def test_unselected_choices_keep_job_values() -> None:
     own = job(
         mesh={"dp": 2, "mp": 4}, remat=["mixed"], accumulate=2, precision={"compute": "bfloat16"}
     )
@@ -72,7 +72,7 @@ def test_what_may_not_change_stays_the_jobs_own() -> None:
     )
 
 
-def test_the_forecast_follows_what_was_said_of_candidates_that_are_alike() -> None:
+def test_forecast_learns_from_similar_candidates() -> None:
     traced = TracedModel(
         "v5e",
         1,
@@ -101,7 +101,7 @@ def test_the_forecast_follows_what_was_said_of_candidates_that_are_alike() -> No
     )
 
 
-def test_the_search_finds_nearly_the_best_of_all_with_a_third_of_the_compilations() -> None:
+def test_search_finds_near_best_with_few_compilations() -> None:
     """Against what each compiler said of every candidate: `python -m tests.trainer.aot.exhaustive`."""
     for name, recorded in json.loads((FIXTURES / "tune.json").read_text()).items():
         parts = recorded["traced"]
@@ -122,7 +122,7 @@ def test_the_search_finds_nearly_the_best_of_all_with_a_third_of_the_compilation
         assert min(took.values()) <= 1.03 * min(points.values()), name
 
 
-def test_a_candidate_with_which_the_compiler_itself_fails_is_listed_with_its_words(
+def test_compiler_failure_of_candidate_is_listed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """As libtpu 0.0.42.1 did for experts over fsdp 2 and ep 2 of a v5p."""
@@ -143,7 +143,7 @@ def test_a_candidate_with_which_the_compiler_itself_fails_is_listed_with_its_wor
     assert tried["refused"] == "the compiler fails: INTERNAL: RET_CHECK failure (a file)"
 
 
-def test_what_is_timed_here_has_what_its_program_takes_by_what_the_devices_reach() -> None:
+def test_measured_candidate_has_modelled_seconds() -> None:
     task = NextToken()
     search = tune.Search(
         with_synthetic_data(job(), task),

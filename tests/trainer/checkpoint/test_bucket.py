@@ -61,9 +61,7 @@ def cut_short(objects: dict[str, bytes], start: str) -> None:
     objects[name] = objects[name][:5]
 
 
-def test_what_was_saved_comes_back_and_rotation_leaves_nothing_of_the_oldest(
-    tmp_path, monkeypatch, store, objects, notes
-):
+def test_saved_step_is_restored_and_oldest_is_removed(tmp_path, monkeypatch, store, objects, notes):
     monkeypatch.chdir(tmp_path)
     store.save(3, state(3, mesh()), {"at": 3})
     store.wait()
@@ -74,9 +72,7 @@ def test_what_was_saved_comes_back_and_rotation_leaves_nothing_of_the_oldest(
     assert not list(tmp_path.iterdir())  # no folder here that is named like the URL
 
 
-def test_an_object_cut_short_is_walked_back_from_and_its_step_can_be_saved_again(
-    store, objects, notes
-):
+def test_truncated_object_is_skipped_and_step_is_saved_again(store, objects, notes):
     cut_short(objects, "2/state/d/")
     step, tree, _ = store.restore(abstract(mesh()))
     assert step == 1 and same(tree, 1)
@@ -87,9 +83,7 @@ def test_an_object_cut_short_is_walked_back_from_and_its_step_can_be_saved_again
     assert any(name.startswith("2.bad-1/state/") for name in names(objects))
 
 
-def test_a_save_that_was_killed_before_orbax_marked_it_is_cleared_and_one_killed_after_is_adopted(
-    store, objects, notes, folder
-):
+def test_killed_save_is_cleared_or_adopted(store, objects, notes, folder):
     store.close()
     for name in (f"1/{MANIFEST_FILE}", f"2/{MANIFEST_FILE}", "2/commit_success.txt"):
         del objects[f"bucket/runs/lm/checkpoints/{name}"]
@@ -102,7 +96,7 @@ def test_a_save_that_was_killed_before_orbax_marked_it_is_cleared_and_one_killed
     second.close()
 
 
-def test_a_reader_who_owns_nothing_reads_array_by_array(objects, folder) -> None:
+def test_reader_without_claim_reads_arrays(objects, folder) -> None:
     with contextlib.closing(Store(folder, keep=2, uid="run-a")) as store:
         store.claim()
         store.save(1, {"params": {"a.kernel": np.arange(6, dtype=np.float32)}}, {"model": 1})
@@ -124,7 +118,7 @@ def contents(objects: dict[str, bytes]) -> dict[str, bytes]:
     return {name: data for name, data in objects.items() if not name.endswith("owner.json")}
 
 
-def test_a_folder_of_numbered_trials_is_left_to_the_byte_and_named(objects, notes, folder):
+def test_foreign_numbered_folders_are_named_and_unchanged(objects, notes, folder):
     before = put(
         objects,
         "1/weights",
@@ -147,9 +141,7 @@ def test_a_folder_of_numbered_trials_is_left_to_the_byte_and_named(objects, note
     assert {name.split("/")[4] for name in after.keys() - before.keys()} == {"9"}
 
 
-def test_a_step_is_not_saved_over_what_another_put_there_and_that_is_said_before_the_first(
-    objects, notes, folder
-):
+def test_foreign_objects_in_step_place_are_refused_early(objects, notes, folder):
     before = put(objects, "20/weights")
     with contextlib.closing(Store(folder, keep=1, uid="run-a", note=notes.append)) as store:
         store.claim()
@@ -161,9 +153,7 @@ def test_a_step_is_not_saved_over_what_another_put_there_and_that_is_said_before
     assert contents(objects) == before
 
 
-def test_what_another_put_into_the_folder_of_a_step_outlives_the_step(
-    store, objects, notes, folder
-):
+def test_foreign_objects_in_step_folder_survive_rotation(store, objects, notes, folder):
     before = put(objects, "1/notes.txt", "1/state/notes.txt", "2/notes.txt")
     store.save(3, state(3, mesh()), {})
     store.wait()
@@ -186,7 +176,7 @@ def test_what_another_put_into_the_folder_of_a_step_outlives_the_step(
     assert "they are ignored: 1/, 2/notes.txt" in notes[-1]
 
 
-def test_a_damaged_step_that_another_tool_saved_is_walked_over_where_it_is(store, objects, notes):
+def test_damaged_foreign_step_is_skipped_in_place(store, objects, notes):
     put(objects, "3/commit_success.txt", "3/items/w")
     before = {name: data for name, data in contents(objects).items() if "checkpoints/3" in name}
     assert store.restore(abstract(mesh()))[0] == 2

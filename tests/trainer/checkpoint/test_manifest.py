@@ -34,19 +34,19 @@ def faults(folder: epath.Path) -> list[str]:
     return manifest.find_damage(folder, written)
 
 
-def test_a_manifest_reads_back_as_written_and_names_every_file_but_itself(folder):
+def test_manifest_round_trips_and_lists_all_other_files(folder):
     written = manifest.read_manifest(folder)
     assert written is not None and (written.step, written.uid) == (40, "run-a")
     assert list(written.files) == ["commit_success.txt", "state/_METADATA", "state/d/weights"]
     assert faults(folder) == []
 
 
-def test_a_folder_without_a_manifest_has_none(folder):
+def test_folder_without_manifest_reads_as_none(folder):
     (folder / manifest.MANIFEST_FILE).unlink()
     assert manifest.read_manifest(folder) is None
 
 
-def test_every_single_byte_of_the_manifest_is_covered(folder):
+def test_changed_byte_of_manifest_is_damage(folder):
     data = (folder / manifest.MANIFEST_FILE).read_bytes()
     chance = random.Random(0)
     for place in range(len(data)):
@@ -56,33 +56,33 @@ def test_every_single_byte_of_the_manifest_is_covered(folder):
 
 
 @pytest.mark.parametrize("size", [0, 1, 100])
-def test_a_manifest_cut_short_is_damaged(folder, size):
+def test_truncated_manifest_is_damaged(folder, size):
     with pytest.raises(DamagedManifestError, match="cannot be read"):
         Manifest.from_bytes((folder / manifest.MANIFEST_FILE).read_bytes()[:size])
 
 
-def test_a_file_cut_short_is_named_with_both_sizes(folder):
+def test_truncated_file_is_named_with_sizes(folder):
     (folder / "state" / "d" / "weights").write_bytes(bytes(range(12)))
     assert faults(folder) == ["file state/d/weights cut short (12 of 200 bytes)"]
 
 
-def test_a_file_that_grew_is_named_with_both_sizes(folder):
+def test_grown_file_is_named_with_sizes(folder):
     (folder / "commit_success.txt").write_text("yes")
     assert faults(folder) == ["file commit_success.txt grew (3 bytes, 0 were written)"]
 
 
-def test_a_missing_file_is_named(folder):
+def test_missing_file_is_named(folder):
     (folder / "state" / "_METADATA").unlink()
     assert faults(folder) == ["file state/_METADATA is missing"]
 
 
-def test_a_file_replaced_by_a_folder_is_named(folder):
+def test_file_replaced_by_folder_is_named(folder):
     (folder / "state" / "_METADATA").unlink()
     (folder / "state" / "_METADATA").mkdir()
     assert faults(folder) == ["file state/_METADATA is a folder"]
 
 
-def test_other_bytes_of_the_same_size_are_found(folder):
+def test_changed_bytes_of_same_size_are_damage(folder):
     (folder / "state" / "_METADATA").write_text("[]")
     assert faults(folder) == [
         "file state/_METADATA has changed since it was written (SHA-256 differs)"
@@ -90,14 +90,14 @@ def test_other_bytes_of_the_same_size_are_found(folder):
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 7])
-def test_the_shares_of_all_processes_hold_each_file_once(count):
+def test_process_shares_cover_each_file_once(count):
     sizes = {f"file-{n}": n * n for n in range(20)}
     shares = [manifest.files_of_process(sizes, index, count) for index in range(count)]
     assert sorted(name for share in shares for name in share) == sorted(sizes)
     assert max(map(len, shares)) - min(map(len, shares)) <= 1
 
 
-def test_a_file_in_the_making_is_no_part_of_the_step(folder):
+def test_draft_manifest_is_not_part_of_step(folder):
     (folder / (f"{manifest.MANIFEST_FILE}.0123456789abcdef.tmp")).write_text("half")
     assert "jaxlaunch" not in str(manifest.list_files(folder))
 
@@ -106,9 +106,7 @@ OUTSIDE = ["/dev/zero", "../50/state/weights", "state/../../x", "state//x", "./x
 
 
 @pytest.mark.parametrize("name", OUTSIDE)
-def test_a_manifest_that_names_what_is_not_in_its_folder_is_damaged_and_nothing_is_read(
-    folder, name
-):
+def test_manifest_with_outside_path_is_damaged(folder, name):
     manifest.write_manifest(folder, Manifest(40, "run-a", {name: FileDigest(1, "0" * 64)}))
     with pytest.raises(DamagedManifestError, match="which is not a file of this folder"):
         manifest.read_manifest(folder)
@@ -123,14 +121,14 @@ def zero(path: epath.Path) -> None:
 
 
 @pytest.mark.parametrize("make", [fifo, zero])
-def test_a_fifo_or_a_device_in_the_place_of_a_file_is_named_and_never_read(folder, make):
+def test_special_file_in_step_is_named_and_not_read(folder, make):
     (folder / "state" / "_METADATA").unlink()
     make(folder / "state" / "_METADATA")
     assert faults(folder) == ["file state/_METADATA is not a regular file"]
 
 
 @pytest.mark.parametrize("make", [fifo, zero])
-def test_a_manifest_or_a_mark_that_is_a_fifo_or_a_device_is_none(folder, make):
+def test_special_file_is_no_manifest_or_mark(folder, make):
     (folder / manifest.MANIFEST_FILE).unlink()
     make(folder / manifest.MANIFEST_FILE)
     with pytest.raises(DamagedManifestError, match="is not a regular file"):
@@ -139,13 +137,13 @@ def test_a_manifest_or_a_mark_that_is_a_fifo_or_a_device_is_none(folder, make):
     assert not _has_mark(folder)
 
 
-def test_a_file_that_grew_by_a_terabyte_is_not_read(folder):
+def test_huge_sparse_file_is_not_read(folder):
     with (folder / "commit_success.txt").open("wb") as file:
         file.truncate(1 << 40)
     assert faults(folder) == [f"file commit_success.txt grew ({1 << 40} bytes, 0 were written)"]
 
 
-def test_a_manifest_that_was_changed_anywhere_and_signed_anew_is_damaged_or_names_files_of_its_folder(
+def test_resigned_manifest_never_names_outside_files(
     folder,
 ):
     data, chance = (folder / manifest.MANIFEST_FILE).read_bytes(), random.Random(19)

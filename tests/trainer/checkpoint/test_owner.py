@@ -69,11 +69,11 @@ def rewrite(folder: epath.Path, **fields) -> None:
     draft.replace(path)
 
 
-def test_a_new_folder_is_claimed_without_a_word(folder, claimant):
+def test_new_folder_is_claimed_silently(folder, claimant):
     assert claimant("run-a").claim() == ""
 
 
-def test_a_folder_of_a_live_run_is_refused_by_name(folder, claimant, other):
+def test_folder_of_live_run_is_refused_by_name(folder, claimant, other):
     with pytest.raises(
         CheckpointError, match=rf"run run-other \(process {other.pid} on .*--take-over"
     ) as raised:
@@ -81,7 +81,7 @@ def test_a_folder_of_a_live_run_is_refused_by_name(folder, claimant, other):
     shows("belongs to run …, which renewed its claim", str(raised.value))
 
 
-def test_a_killed_run_on_this_host_gives_way_at_once_even_as_a_zombie(folder, claimant, other):
+def test_killed_or_zombie_owner_is_replaced(folder, claimant, other):
     other.send_signal(signal.SIGKILL)
     os.waitid(
         os.P_PID, other.pid, os.WEXITED | os.WNOWAIT
@@ -89,27 +89,25 @@ def test_a_killed_run_on_this_host_gives_way_at_once_even_as_a_zombie(folder, cl
     assert claimant("run-a").claim().endswith("that process has ended")
 
 
-def test_a_later_process_with_the_same_pid_is_another_process(folder, claimant, other):
+def test_reused_pid_is_another_process(folder, claimant, other):
     rewrite(folder, started=1)
     assert claimant("run-a").claim().endswith("that process has ended")
 
 
-def test_the_same_run_on_another_host_is_ours(folder, claimant):
+def test_same_run_on_another_host_is_taken_over(folder, claimant):
     claimant("run-a").claim()
     rewrite(folder, host="pod-before", pid=1)
     assert claimant("run-a").claim() == ""
 
 
-def test_the_same_run_alive_in_another_process_gives_way_and_that_is_said(folder, claimant, other):
+def test_live_process_of_same_run_is_reported(folder, claimant, other):
     mine = claimant("run-other")
     assert mine.claim().endswith("of this run too, and still running")
     mine.check_ownership()
 
 
 @pytest.mark.parametrize("elsewhere", [{"host": "pod-7"}, {"boot": "before"}, {"pids": "pid:[1]"}])
-def test_a_process_that_cannot_be_looked_at_holds_until_it_is_stale(
-    folder, claimant, other, elsewhere
-):
+def test_unobservable_owner_holds_until_stale(folder, claimant, other, elsewhere):
     rewrite(folder, **elsewhere)
     with pytest.raises(CheckpointError, match="renewed its claim"):
         claimant("run-a").claim()
@@ -117,7 +115,7 @@ def test_a_process_that_cannot_be_looked_at_holds_until_it_is_stale(
     assert "not renewed for 61 s" in claimant("run-a").claim()
 
 
-def test_taking_over_by_force_stops_the_former_owner_before_it_writes(folder, claimant):
+def test_take_over_stops_former_owner_before_writing(folder, claimant):
     former = claimant("run-a")
     former.claim()
     former.check_ownership()
@@ -130,7 +128,7 @@ def test_taking_over_by_force_stops_the_former_owner_before_it_writes(folder, cl
     assert claimant("run-c").claim(take_over=True).endswith("--take-over was given")
 
 
-def test_an_owner_renews_its_hold(folder, claimant):
+def test_owner_renews_claim(folder, claimant):
     mine = claimant("run-a", renew_s=0.01)
     mine.claim()
     rewrite(folder, renewed=0.0)
@@ -140,7 +138,7 @@ def test_an_owner_renews_its_hold(folder, claimant):
     mine.release()
 
 
-def test_a_released_folder_is_free(folder, claimant):
+def test_released_folder_is_free(folder, claimant):
     mine = claimant("run-a")
     mine.claim()
     mine.release()
@@ -148,7 +146,7 @@ def test_a_released_folder_is_free(folder, claimant):
     assert claimant("run-b").claim() == ""
 
 
-def test_a_folder_that_was_taken_is_not_released(folder, claimant):
+def test_taken_folder_is_not_released(folder, claimant):
     mine = claimant("run-a")
     mine.claim()
     rewrite(folder, uid="run-b")
@@ -159,14 +157,14 @@ def test_a_folder_that_was_taken_is_not_released(folder, claimant):
 @pytest.mark.parametrize(
     "text", ["", "{}", "[1]", '{"uid": "run-b", "renewed": "soon"}', "[" * 200_000]
 )
-def test_an_owner_file_that_cannot_be_read_is_refused_unless_told(folder, claimant, text):
+def test_unreadable_owner_file_needs_take_over(folder, claimant, text):
     (folder / owner.OWNER_FILE).write_text(text)
     with pytest.raises(CheckpointError, match="cannot be read .* remove that file"):
         claimant("run-a").claim()
     assert "cannot be read" in claimant("run-a").claim(take_over=True)
 
 
-def test_an_owner_file_with_a_field_of_another_form_is_refused(folder, claimant, other):
+def test_owner_file_with_wrong_field_is_refused(folder, claimant, other):
     claim = (folder / owner.OWNER_FILE).read_bytes()
     for change in ({"pid": "7"}, {"host": 3}, {"started": None}, {"renewed": 10**400}):
         replace_file(folder / owner.OWNER_FILE, claim)
@@ -181,13 +179,13 @@ def test_an_owner_file_with_a_field_of_another_form_is_refused(folder, claimant,
 @pytest.mark.parametrize(
     "make", [os.mkfifo, lambda path: os.symlink("/dev/zero", path)], ids=["fifo", "zero"]
 )
-def test_an_owner_file_that_is_a_fifo_or_a_device_is_refused_and_never_read(folder, claimant, make):
+def test_special_owner_file_is_refused_unread(folder, claimant, make):
     make(folder / owner.OWNER_FILE)
     with pytest.raises(CheckpointError, match="is not a regular file"):
         claimant("run-a").claim()
 
 
-def test_after_each_renewal_who_waits_for_it_is_called(folder, claimant):
+def test_renewal_calls_callback(folder, claimant):
     called = threading.Event()
     own = claimant("run-a", renew_s=0.01, on_renewed=called.set)
     own.claim()

@@ -26,7 +26,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_the_newest_step_is_found_and_its_arrays_read(folder: Path) -> None:
+def test_newest_step_and_its_arrays_are_read(folder: Path) -> None:
     found = reader.find_step(str(folder))
     assert (found.step, found.meta) == (2, {"model": 2})
     params = found.part_arrays("params")
@@ -40,9 +40,7 @@ def test_the_newest_step_is_found_and_its_arrays_read(folder: Path) -> None:
     assert reader.find_step(str(folder), 1).step == 1
 
 
-def test_an_array_is_read_once_however_it_is_cut(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_sliced_array_is_read_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     read, real = [], arrays.load_array
     monkeypatch.setattr(
         arrays,
@@ -56,7 +54,7 @@ def test_an_array_is_read_once_however_it_is_cut(
     assert read == ["a.kernel", "b"]
 
 
-def test_a_damaged_step_is_passed_over_and_said(folder: Path) -> None:
+def test_damaged_step_is_skipped_with_note(folder: Path) -> None:
     file = next(path for path in (folder / "2" / "meta").iterdir() if path.is_file())
     file.write_bytes(file.read_bytes() + b" ")
     before = sorted(path.name for path in folder.iterdir())
@@ -72,7 +70,7 @@ def test_a_damaged_step_is_passed_over_and_said(folder: Path) -> None:
     assert sorted(path.name for path in folder.iterdir()) == before
 
 
-def test_a_step_that_is_not_there_is_refused(folder: Path, tmp_path: Path) -> None:
+def test_missing_step_is_refused(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="holds no finished step 3; it holds 1, 2"):
         reader.find_step(str(folder), 3)
     (folder / "2" / manifest.MANIFEST_FILE).unlink()
@@ -81,7 +79,7 @@ def test_a_step_that_is_not_there_is_refused(folder: Path, tmp_path: Path) -> No
         reader.find_step(str(tmp_path / "elsewhere"))
 
 
-def test_a_step_that_goes_while_it_is_read_is_a_fault_of_storage(folder: Path) -> None:
+def test_step_deleted_while_read_is_storage_error(folder: Path) -> None:
     found = reader.find_step(str(folder), 1)
     (folder / "1" / arrays.STATE).rename(folder / "gone")
     with pytest.raises(StorageError, match="reading b of .* failed"):
@@ -92,7 +90,7 @@ def test_a_step_that_goes_while_it_is_read_is_a_fault_of_storage(folder: Path) -
 @pytest.mark.parametrize(
     "owner, call", [(manifest, "committed_steps"), (manifest, "find_damage"), (arrays, "read_meta")]
 )
-def test_storage_that_fails_while_a_step_is_looked_for_is_one_sentence(
+def test_storage_failure_while_finding_step_is_one_sentence(
     folder: Path, monkeypatch: pytest.MonkeyPatch, owner: ModuleType, call: str, number: int
 ) -> None:
     def fail(*_: object) -> None:

@@ -12,7 +12,7 @@ from jaxlaunch.trainer.errors import CheckpointError
 from tests.trainer.tiny import Digits, compiled
 
 
-def test_the_average_and_the_best_step_are_read(tmp_path: Path) -> None:
+def test_average_and_best_step_are_read(tmp_path: Path) -> None:
     task, groups = Digits(), [{"match": "head.*", "lr": 0.5}, {"match": ".*bias", "freeze": True}]
     step = compiled(task, optimizer={"name": "schedule-free", "groups": groups})
     state, store = step.init_state(), Store(str(tmp_path), keep=1, uid="a")
@@ -46,7 +46,7 @@ def test_the_average_and_the_best_step_are_read(tmp_path: Path) -> None:
         )
 
 
-def test_a_training_that_watched_nothing_has_no_best_step(tmp_path: Path) -> None:
+def test_training_without_watched_metric_has_no_best_step(tmp_path: Path) -> None:
     store = Store(str(tmp_path), keep=1, uid="a")
     store.claim()
     store.save(1, {"params": {"w": np.ones(2, np.float32)}}, {})
@@ -57,7 +57,7 @@ def test_a_training_that_watched_nothing_has_no_best_step(tmp_path: Path) -> Non
         reader.find_step(str(tmp_path), "best")
 
 
-def test_a_best_step_that_was_deleted_is_told_so(tmp_path: Path) -> None:
+def test_deleted_best_step_is_reported(tmp_path: Path) -> None:
     store = Store(str(tmp_path), keep=1, uid="a")
     store.claim()
     store.save(3, {"params": {"w": np.ones(2, np.float32)}}, {"best": {"steps": [[2, 1.0]]}})

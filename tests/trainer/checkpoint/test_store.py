@@ -105,19 +105,19 @@ def contents(folder: Path) -> dict[str, bytes]:
 # What was saved comes back.
 
 
-def test_a_new_folder_has_nothing_to_restore(tmp_path):
+def test_new_folder_restores_nothing(tmp_path):
     with Opened(tmp_path / "new") as store:
         assert store.restore(abstract(mesh())) is None
         assert (store.committed_steps(), store.newest_committed_step()) == ([], None)
 
 
-def test_the_newest_step_and_its_meta_come_back_without_a_word(folder):
+def test_newest_step_and_meta_are_restored_silently(folder):
     with Opened(folder, uid="run-b") as store:
         assert store.found() == (40, "")
         assert (store.committed_steps(), store.newest_committed_step()) == ([20, 30, 40], 40)
 
 
-def test_another_mesh_takes_the_same_state(folder):
+def test_state_is_restored_on_another_mesh(folder):
     small = Mesh(jax.devices()[:2], ("fsdp",))
     with Opened(folder) as store:
         step, tree, _ = store.restore(abstract(small))
@@ -125,7 +125,7 @@ def test_another_mesh_takes_the_same_state(folder):
         assert len(tree["params"]["dense"]["kernel"].addressable_shards) == 2
 
 
-def test_arrays_donated_right_after_save_are_saved_as_they_were(tmp_path):
+def test_arrays_donated_after_save_are_saved_unchanged(tmp_path):
     wipe = jax.jit(lambda tree: jax.tree.map(lambda x: x * 0, tree), donate_argnums=0)
     with Opened(tmp_path) as store:
         tree = state(7, mesh())
@@ -137,7 +137,7 @@ def test_arrays_donated_right_after_save_are_saved_as_they_were(tmp_path):
         assert store.found() == (7, "")
 
 
-def test_random_keys_small_dtypes_and_any_name_come_back(tmp_path):
+def test_random_keys_small_dtypes_and_odd_names_round_trip(tmp_path):
     tree = {
         "rest": {"layers.0/key['a']": jax.random.key(3), "half": jnp.arange(3, dtype=jnp.bfloat16)}
     }
@@ -154,7 +154,7 @@ def test_random_keys_small_dtypes_and_any_name_come_back(tmp_path):
     )
 
 
-def test_committed_follows_the_manifest_and_a_committed_step_is_not_saved_again(tmp_path):
+def test_committed_step_has_manifest_and_is_not_saved_again(tmp_path):
     with Opened(tmp_path) as store:
         hold = threading.Event()
         store._background.submit(hold.wait)
@@ -168,7 +168,7 @@ def test_committed_follows_the_manifest_and_a_committed_step_is_not_saved_again(
         assert contents(tmp_path) == before
 
 
-def test_rotation_keeps_the_newest_and_never_the_last_one_goes(tmp_path):
+def test_rotation_keeps_newest_steps(tmp_path):
     with Opened(tmp_path, keep=2) as store:
         save(store, 1, 2, 3)
         assert store.committed_steps() == [2, 3]
@@ -181,7 +181,7 @@ def test_rotation_keeps_the_newest_and_never_the_last_one_goes(tmp_path):
 # Damage is found, said, and walked back from.
 
 
-def test_a_hundred_flipped_bytes_over_all_files_are_found(folder):
+def test_hundred_flipped_bytes_are_found(folder):
     step, chance = epath.Path(folder / "40"), random.Random(3)
     sizes = {path: path.stat().st_size for path in files(folder / "40") if path.stat().st_size}
     every = list(sizes)
@@ -204,7 +204,7 @@ def test_a_hundred_flipped_bytes_over_all_files_are_found(folder):
 @pytest.mark.parametrize(
     "which", ["biggest", "_METADATA", "_CHECKPOINT_METADATA", "metadata", manifest.MANIFEST_FILE]
 )
-def test_a_flipped_byte_is_never_restored(folder, which):
+def test_flipped_byte_is_never_restored(folder, which):
     path = (
         biggest(folder / "40")
         if which == "biggest"
@@ -217,7 +217,7 @@ def test_a_flipped_byte_is_never_restored(folder, which):
     assert "step 40: " in said and path.name in said and "using step 30" in said
 
 
-def test_a_file_cut_short_is_named_and_the_step_before_is_used(folder):
+def test_truncated_file_is_named_and_older_step_is_used(folder):
     path = biggest(folder / "40")
     size = path.stat().st_size
     os.truncate(path, 12)
@@ -230,7 +230,7 @@ def test_a_file_cut_short_is_named_and_the_step_before_is_used(folder):
         assert store.newest_committed_step() == 30
 
 
-def test_missing_files_are_named_up_to_three(folder):
+def test_first_three_missing_files_are_named(folder):
     shutil.rmtree(folder / "40" / "state")
     with Opened(folder) as store:
         step, said = store.found()
@@ -238,7 +238,7 @@ def test_missing_files_are_named_up_to_three(folder):
     assert said.count("is missing") == 3 and " more; using step 30" in said
 
 
-def test_an_empty_step_folder_and_a_file_named_like_a_step_are_walked_over(folder):
+def test_empty_folder_and_file_named_like_step_are_skipped(folder):
     (folder / "50").mkdir()
     (folder / "60").write_text("not a checkpoint")
     with Opened(folder) as store:
@@ -248,14 +248,14 @@ def test_an_empty_step_folder_and_a_file_named_like_a_step_are_walked_over(folde
     assert "step 50: the folder is empty; using step 40" in said
 
 
-def test_a_step_copied_under_another_number_is_not_that_step(folder):
+def test_step_copied_to_another_number_is_refused(folder):
     shutil.copytree(folder / "20", folder / "50")
     with Opened(folder) as store:
         assert store.found()[0] == 40
         assert "step 50: its manifest is that of step 20" in store.notes[0]
 
 
-def test_foreign_things_are_named_and_left_alone(folder):
+def test_foreign_files_are_named_and_kept(folder):
     (folder / "notes.txt").write_text("mine")
     (folder / "040").mkdir()
     (folder / ".jaxlaunch").mkdir()
@@ -270,7 +270,7 @@ def test_foreign_things_are_named_and_left_alone(folder):
     assert (folder / "notes.txt").read_text() == "mine"
 
 
-def test_with_no_usable_step_left_the_error_names_each_and_nothing_is_changed(folder):
+def test_error_names_every_unusable_step_and_changes_nothing(folder):
     os.truncate(biggest(folder / "20"), 0)
     (folder / "30" / "meta" / "metadata").unlink()
     shutil.rmtree(folder / "40")
@@ -290,7 +290,7 @@ def test_with_no_usable_step_left_the_error_names_each_and_nothing_is_changed(fo
     assert contents(folder) == before and (folder / "40").is_dir()
 
 
-def test_the_number_of_a_bad_step_can_be_saved_again_and_the_bad_one_is_kept(folder):
+def test_bad_step_is_renamed_and_its_number_is_reused(folder):
     path = biggest(folder / "40")
     os.truncate(path, 5)
     with Opened(folder) as store:
@@ -305,7 +305,7 @@ def test_the_number_of_a_bad_step_can_be_saved_again_and_the_bad_one_is_kept(fol
 
 
 @pytest.mark.parametrize("is_half_written", [False, True])
-def test_a_step_without_a_manifest_gives_way_to_one_that_can_be_verified(folder, is_half_written):
+def test_verified_step_wins_over_step_without_manifest(folder, is_half_written):
     """It may be damaged, and nothing would tell."""
     (folder / "40" / manifest.MANIFEST_FILE).unlink()
     if is_half_written:  # as a process leaves it that is killed in the middle
@@ -330,7 +330,7 @@ def without_manifests(folder):
         file.unlink()
 
 
-def test_where_no_step_can_be_verified_the_newest_is_used_and_that_is_said(folder):
+def test_newest_unverified_step_is_adopted_with_note(folder):
     without_manifests(folder)
     with Opened(folder, uid="run-b") as store:
         step, said = store.found()
@@ -340,7 +340,7 @@ def test_where_no_step_can_be_verified_the_newest_is_used_and_that_is_said(folde
         assert store.found() == (40, "")
 
 
-def test_of_steps_without_a_manifest_one_that_does_not_restore_is_walked_over(folder):
+def test_unrestorable_step_without_manifest_is_skipped(folder):
     without_manifests(folder)
     shutil.rmtree(folder / "40" / "state" / "d")
     with Opened(folder) as store:
@@ -349,7 +349,7 @@ def test_of_steps_without_a_manifest_one_that_does_not_restore_is_walked_over(fo
     assert "step 40: no manifest, and it cannot be restored: " in said
 
 
-def test_a_step_without_a_manifest_is_used_where_the_others_are_damaged(folder):
+def test_step_without_manifest_is_used_if_others_are_damaged(folder):
     (folder / "30" / manifest.MANIFEST_FILE).unlink()
     for step in (20, 40):
         flip(biggest(folder / str(step)), random.Random(step))
@@ -367,7 +367,7 @@ def test_a_step_without_a_manifest_is_used_where_the_others_are_damaged(folder):
         (CheckpointFolder, "clear_unfinished"),
     ],
 )
-def test_storage_that_fails_for_a_moment_is_tried_again(folder, monkeypatch, reader, call):
+def test_transient_storage_failure_is_retried(folder, monkeypatch, reader, call):
     monkeypatch.setenv(contract.STORAGE_WAIT, "60")
     monkeypatch.setattr(time, "sleep", lambda _: None)
     real, faults = getattr(reader, call), [errno.EIO, errno.EACCES, errno.ESTALE]
@@ -384,7 +384,7 @@ def test_storage_that_fails_for_a_moment_is_tried_again(folder, monkeypatch, rea
 
 
 @pytest.mark.parametrize("what", ["", "2"])
-def test_what_somebody_deleted_while_the_run_trains_is_told_once_and_saved_again(tmp_path, what):
+def test_deleted_step_is_reported_once_and_saved_again(tmp_path, what):
     with Opened(tmp_path / "checkpoints", keep=2) as store:
         save(store, 1, 2)
         store._owner._on_renewed()
@@ -410,7 +410,7 @@ def test_what_somebody_deleted_while_the_run_trains_is_told_once_and_saved_again
 # What is another's is refused.
 
 
-def test_a_state_of_another_optimizer_is_told_in_the_words_of_the_job(folder):
+def test_state_of_another_optimizer_is_described_by_job_keys(folder):
     """The meta says what was asked for; the names of optax's arrays tell nobody anything."""
     now = {**abstract(mesh()), "opt": {"1.count": jax.ShapeDtypeStruct((), jnp.int32)}}
     before = {path: path.stat().st_mtime_ns for path in folder.rglob("[0-9]*/**/*")}
@@ -426,7 +426,7 @@ def test_a_state_of_another_optimizer_is_told_in_the_words_of_the_job(folder):
     assert {path: path.stat().st_mtime_ns for path in folder.rglob("[0-9]*/**/*")} == before
 
 
-def test_a_model_of_another_shape_is_refused_by_its_first_leaf_and_nothing_is_changed(folder):
+def test_model_of_another_shape_is_refused_by_first_leaf(folder):
     before = contents(folder)
     with Opened(folder) as store, pytest.raises(CheckpointError) as caught:
         store.restore(abstract(mesh(), width=16))
@@ -437,7 +437,7 @@ def test_a_model_of_another_shape_is_refused_by_its_first_leaf_and_nothing_is_ch
     assert contents(folder) == before
 
 
-def test_leaves_that_one_side_lacks_are_named():
+def test_missing_leaves_are_named():
     kernel = ((8,), "float32")
     assert describe_first_difference({"a": kernel}, {"a": kernel}) is None
     assert (
@@ -453,7 +453,7 @@ def test_leaves_that_one_side_lacks_are_named():
     )
 
 
-def test_an_owner_that_was_taken_from_writes_nothing_more(tmp_path):
+def test_replaced_owner_writes_nothing_more(tmp_path):
     first = Opened(tmp_path)
     save(first, 1)
     hold = threading.Event()
@@ -476,7 +476,7 @@ def test_an_owner_that_was_taken_from_writes_nothing_more(tmp_path):
     second.close()
 
 
-def test_a_second_live_run_is_refused_before_it_touches_anything(tmp_path):
+def test_second_live_run_is_refused_before_any_change(tmp_path):
     with Opened(tmp_path):
         (tmp_path / "7.orbax-checkpoint-tmp").mkdir()
         with pytest.raises(CheckpointError, match="belongs to run run-a"):
@@ -487,7 +487,7 @@ def test_a_second_live_run_is_refused_before_it_touches_anything(tmp_path):
 # Storage fails, processes are killed.
 
 
-def test_storage_that_fails_behind_the_loop_is_said_at_the_next_call_and_the_next_save_works(
+def test_background_storage_failure_is_raised_at_next_call(
     tmp_path,
 ):
     done = subprocess.run(
@@ -505,7 +505,7 @@ def test_storage_that_fails_behind_the_loop_is_said_at_the_next_call_and_the_nex
         assert store.restore(abstract(mesh()))[0] == 3
 
 
-def test_what_a_killed_save_left_is_cleared_and_nothing_else(tmp_path):
+def test_only_files_of_killed_saves_are_cleared(tmp_path):
     for name in (
         "7.orbax-checkpoint-tmp",
         "8.orbax-checkpoint-tmp-17",
@@ -517,7 +517,7 @@ def test_what_a_killed_save_left_is_cleared_and_nothing_else(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["model.orbax-checkpoint-tmp"]
 
 
-def test_a_folder_of_numbered_trials_is_left_to_the_byte_and_named(tmp_path):
+def test_foreign_numbered_folders_are_named_and_unchanged(tmp_path):
     for name in (
         "1/weights",
         "2/state/w",
@@ -545,7 +545,7 @@ def test_a_folder_of_numbered_trials_is_left_to_the_byte_and_named(tmp_path):
     assert [path.name for path in files(tmp_path / "10")] == ["notes.txt"]
 
 
-def test_a_step_that_another_tool_saved_is_not_renamed_when_it_does_not_restore(folder):
+def test_unrestorable_foreign_step_is_not_renamed(folder):
     (folder / "50" / "items").mkdir(parents=True)
     (folder / "50" / "commit_success.txt").write_text("another's")
     before = contents(folder / "50")
@@ -555,7 +555,7 @@ def test_a_step_that_another_tool_saved_is_not_renamed_when_it_does_not_restore(
     assert contents(folder / "50") == before
 
 
-def test_what_an_older_version_left_unfinished_is_said_before_the_first_step(tmp_path):
+def test_unfinished_save_of_older_version_is_reported_early(tmp_path):
     for name in ("8.orbax-checkpoint-tmp", "9.orbax-checkpoint-tmp-17"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "w").touch()
@@ -569,7 +569,7 @@ def test_what_an_older_version_left_unfinished_is_said_before_the_first_step(tmp
 
 
 @pytest.mark.extended
-def test_the_latest_good_step_comes_back_equal_after_kills_at_random_moments(tmp_path):
+def test_latest_good_step_survives_random_kills(tmp_path):
     """Four kills; each next process checks what it restores before it goes on, and takes over at once."""
     chance, committed = random.Random(time.time_ns()), -1
     for kill in range(4):
@@ -611,9 +611,7 @@ LATE = (
     "words", ["No space left on device", "Disk quota exceeded", "Input/output error"]
 )
 @pytest.mark.parametrize("call", ["save", "wait"])
-def test_what_the_system_says_of_a_disk_comes_first_however_late_it_is_said(
-    tmp_path, monkeypatch, call, words
-):
+def test_system_message_of_disk_comes_first(tmp_path, monkeypatch, call, words):
     def fail(*_):
         raise ValueError(LATE.format("long/" * 100, words))
 
@@ -631,7 +629,7 @@ def away(*_, **__):
 
 
 @pytest.mark.parametrize("act", ["claim", "restore", "check_free", "save", "close"])
-def test_a_bucket_that_is_away_is_storage_s_fault_in_every_call(tmp_path, monkeypatch, act):
+def test_unreachable_bucket_is_storage_error_in_every_call(tmp_path, monkeypatch, act):
     store = Store(str(tmp_path), keep=1, uid="run-a", note=print)
     if act != "claim":
         store.claim()
@@ -645,7 +643,7 @@ def test_a_bucket_that_is_away_is_storage_s_fault_in_every_call(tmp_path, monkey
     store.close()
 
 
-def test_who_renews_a_claim_goes_on_when_its_bucket_was_away(tmp_path, monkeypatch):
+def test_claim_renewal_survives_unreachable_bucket(tmp_path, monkeypatch):
     own = Owner(epath.Path(tmp_path), "run-a")
     own.claim()
     with monkeypatch.context() as patch:
@@ -655,7 +653,7 @@ def test_who_renews_a_claim_goes_on_when_its_bucket_was_away(tmp_path, monkeypat
     own.release()
 
 
-def test_what_a_store_says_that_is_away_does_not_replace_the_verdict():
+def test_unreachable_store_keeps_original_error():
     loop = Loop.__new__(Loop)
     loop.store, loop.done_step = SimpleNamespace(close=away, wait=away), 0
     loop.report = Progress(None)
@@ -663,7 +661,7 @@ def test_what_a_store_says_that_is_away_does_not_replace_the_verdict():
         loop.end_saves()
 
 
-def test_an_error_of_the_arrays_is_none_of_storage(tmp_path, monkeypatch):
+def test_array_error_is_no_storage_error(tmp_path, monkeypatch):
     def fail(*_):
         raise ValueError("these arrays cannot be saved")
 

@@ -118,7 +118,7 @@ def loop_of(
     return Loop(Counting(folder, calls, bad), place, stop, Progress(None))  # type: ignore[arg-type]
 
 
-def test_a_step_is_read_once_the_next_is_dispatched_and_before_an_evaluation_and_a_save(
+def test_metrics_are_read_one_step_late_and_before_saves(
     tmp_path: Path,
 ) -> None:
     calls: list[str] = []
@@ -131,7 +131,7 @@ def test_a_step_is_read_once_the_next_is_dispatched_and_before_an_evaluation_and
     assert calls == ["finished 4"]  # all is done: nothing is trained, evaluated or saved again
 
 
-def test_a_stop_between_two_batches_of_an_evaluation_saves_the_step_and_the_next_attempt_evaluates_it(
+def test_stop_during_evaluation_is_resumed_with_evaluation(
     tmp_path: Path,
 ) -> None:
     calls: list[str] = []
@@ -147,7 +147,7 @@ def test_a_stop_between_two_batches_of_an_evaluation_saves_the_step_and_the_next
     assert unbroken.polls == 8
 
 
-def test_nothing_of_a_step_that_is_not_finite_is_saved(tmp_path: Path) -> None:
+def test_step_that_is_not_finite_is_never_saved(tmp_path: Path) -> None:
     calls: list[str] = []
     loop = loop_of(tmp_path, calls, StopAt(), bad=4)
     with pytest.raises(NotFiniteError, match="step 4, saved -1"):

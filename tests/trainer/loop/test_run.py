@@ -67,7 +67,7 @@ def lines(home: Path, name: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in found.read_text().splitlines()]
 
 
-def test_a_loop_goes_on_from_its_checkpoint_as_if_it_had_never_ended(home: Path) -> None:
+def test_resumed_run_equals_uninterrupted_run(home: Path) -> None:
     before = signal.getsignal(signal.SIGTERM)
     how: dict[str, Any] = {
         "batch": 8,
@@ -105,7 +105,7 @@ def test_a_loop_goes_on_from_its_checkpoint_as_if_it_had_never_ended(home: Path)
         jaxlaunch.run(lambda s: (s, {}), {"w": np.zeros(3, np.float32)}, steps=8)
 
 
-def test_what_goes_wrong_on_the_way_is_named_and_what_was_saved_stays(home: Path) -> None:
+def test_errors_during_run_are_named_and_saves_stay(home: Path) -> None:
     def data(number: int) -> dict[str, np.ndarray]:
         x = np.ones(8 if number < 5 else 16, np.float32)
         return {"x": x, "y": np.full_like(x, np.nan if number == 3 else 1.0)}
@@ -138,7 +138,7 @@ class Net(nnx.Module):
         return self.drop(self.one(x))
 
 
-def test_a_module_with_random_streams_is_a_state_split_by_rules(home: Path) -> None:
+def test_module_with_random_streams_is_sharded_by_rules(home: Path) -> None:
     def learn(net: Net) -> Any:
         return net, {"drawn": net(jnp.ones((8, 4))).sum()}
 

@@ -178,7 +178,7 @@ CALLS: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_a_wrong_call_is_one_sentence_and_compiles_nothing(
+def test_wrong_call_is_one_sentence_before_compilation(
     name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     def compiles(*_: object, **__: object) -> None:
@@ -195,12 +195,12 @@ def test_a_wrong_call_is_one_sentence_and_compiles_nothing(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_option_that_does_not_exist_is_named() -> None:
+def test_unknown_option_is_named() -> None:
     with pytest.raises(TypeError, match="unexpected keyword argument 'epochs'"):
         jaxlaunch.run(**RUN, epochs=3)  # type: ignore[call-arg]
 
 
-def test_whose_line_it_is_is_known() -> None:
+def test_functions_are_described_by_user_line() -> None:
     assert describe_function(
         step
     ) == f"{HERE}:{step.__code__.co_firstlineno} step" and not is_library(__file__)

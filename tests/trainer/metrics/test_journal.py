@@ -19,14 +19,14 @@ def write(path: pathlib.Path, start: int, steps: range, **values: float) -> None
     journal.close()
 
 
-def test_a_line_is_on_its_way_when_the_write_returns(tmp_path: pathlib.Path) -> None:
+def test_written_line_is_flushed(tmp_path: pathlib.Path) -> None:
     journal = Journal(str(tmp_path / "run" / "metrics.jsonl"), 0)
     journal.write(10, {"loss": 1 / 3})
     assert read(tmp_path / "run" / "metrics.jsonl") == [{"step": 10, "loss": 1 / 3}]
     journal.close()
 
 
-def test_a_resumed_run_drops_the_lines_behind_its_step_and_each_step_stands_once(
+def test_resumed_journal_drops_later_lines(
     tmp_path: pathlib.Path,
 ) -> None:
     path = tmp_path / "metrics.jsonl"
@@ -37,7 +37,7 @@ def test_a_resumed_run_drops_the_lines_behind_its_step_and_each_step_stands_once
     assert [line["attempt"] for line in lines] == [1.0] * 30 + [2.0] * 30
 
 
-def test_a_run_from_the_start_begins_an_empty_file(tmp_path: pathlib.Path) -> None:
+def test_journal_from_start_is_empty(tmp_path: pathlib.Path) -> None:
     write(tmp_path / "metrics.jsonl", 0, range(1, 5))
     write(tmp_path / "metrics.jsonl", 0, range(1, 3))
     assert len(read(tmp_path / "metrics.jsonl")) == 2
@@ -46,7 +46,7 @@ def test_a_run_from_the_start_begins_an_empty_file(tmp_path: pathlib.Path) -> No
 @pytest.mark.parametrize(
     "torn", [b'{"step": 3, "lo', b'{"step": 3, "loss": 1.0}', b"\xff\x00\n", b"[]\n", b'{"a": 1}\n']
 )
-def test_a_line_that_cannot_be_read_is_dropped(tmp_path: pathlib.Path, torn: bytes) -> None:
+def test_unreadable_line_is_dropped(tmp_path: pathlib.Path, torn: bytes) -> None:
     path = tmp_path / "metrics.jsonl"
     write(path, 0, range(1, 3))
     path.write_bytes(path.read_bytes() + torn)
@@ -54,13 +54,13 @@ def test_a_line_that_cannot_be_read_is_dropped(tmp_path: pathlib.Path, torn: byt
     assert [line["step"] for line in read(path)] == [1, 2, 11]
 
 
-def test_a_step_that_is_there_is_not_written_again(tmp_path: pathlib.Path) -> None:
+def test_step_is_written_once(tmp_path: pathlib.Path) -> None:
     write(tmp_path / "eval.jsonl", 0, range(10, 11))
     write(tmp_path / "eval.jsonl", 10, range(10, 12), again=1.0)
     assert [line.get("again") for line in read(tmp_path / "eval.jsonl")] == [None, 1.0]
 
 
-def test_what_is_not_finite_is_null(tmp_path: pathlib.Path) -> None:
+def test_value_that_is_not_finite_is_null(tmp_path: pathlib.Path) -> None:
     write(tmp_path / "metrics.jsonl", 0, range(1, 2), grad_norm=float("inf"))
     assert read(tmp_path / "metrics.jsonl")[0]["grad_norm"] is None
 
@@ -83,7 +83,7 @@ def events(folder: pathlib.Path) -> list[Any]:
     return found
 
 
-def test_a_tensorboard_event_holds_what_is_known_and_is_there_when_the_write_returns(
+def test_tensorboard_event_is_flushed_without_unknown_values(
     tmp_path: pathlib.Path,
 ) -> None:
     board = TensorBoard(str(tmp_path / "tensorboard"), 30)

@@ -11,12 +11,12 @@ def seen(best: BestSteps, *values: float) -> list[int]:
     return best.steps
 
 
-def test_the_best_steps_are_kept_the_best_first_and_of_equals_the_older() -> None:
+def test_best_steps_are_sorted_and_older_wins_ties() -> None:
     assert seen(BestSteps(Best(keep=2)), 3.0, 1.0, 2.0, 1.0, math.nan, -math.inf) == [20, 40]
     assert seen(BestSteps(Best(mode="max")), 3.0, 3.0, 1.0) == [10]
 
 
-def test_a_run_that_resumes_decides_as_an_unbroken_one() -> None:
+def test_resumed_patience_decides_like_uninterrupted() -> None:
     rule = StopEarly(patience=2, min_delta=0.5)
     values = [3.0, 2.6, 2.4, math.nan, 2.3]
     whole, first, second = Patience(rule), Patience(rule), Patience(rule)
@@ -33,7 +33,7 @@ def test_a_run_that_resumes_decides_as_an_unbroken_one() -> None:
     )
 
 
-def test_another_metric_begins_anew() -> None:
+def test_another_metric_starts_fresh() -> None:
     best, other = BestSteps(Best()), BestSteps(Best(metric="eval/accuracy", mode="max"))
     best.add_value(5, 1.0)
     other.resume(best.to_meta(), [5])
@@ -45,7 +45,7 @@ def test_another_metric_begins_anew() -> None:
     assert watched_value(Best(metric="eval/accuracy", mode="max"), {"accuracy": 0.5}) == 0.5
 
 
-def test_a_best_step_that_was_deleted_blocks_no_other() -> None:
+def test_deleted_best_step_makes_room() -> None:
     best, again = BestSteps(Best()), BestSteps(Best())
     best.add_value(5, 1.0)
     again.resume(best.to_meta(), [10])

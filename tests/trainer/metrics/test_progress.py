@@ -40,7 +40,7 @@ def pipe() -> Iterator[Pipe]:
     pipe.reader.close()
 
 
-def test_without_a_pipe_every_call_does_nothing() -> None:
+def test_calls_without_pipe_do_nothing() -> None:
     progress = Progress(None)
     progress.report_hello()
     progress.report_phase("step", 1)
@@ -48,7 +48,7 @@ def test_without_a_pipe_every_call_does_nothing() -> None:
     progress.close()
 
 
-def test_hello_names_trainer_python_and_jax(pipe: Pipe) -> None:
+def test_hello_names_versions(pipe: Pipe) -> None:
     pipe.progress.report_hello()
     hello = next(pipe.lines)
     assert (
@@ -58,13 +58,13 @@ def test_hello_names_trainer_python_and_jax(pipe: Pipe) -> None:
     )
 
 
-def test_a_change_of_phase_is_sent_by_the_caller_at_once(pipe: Pipe) -> None:
+def test_phase_change_is_sent_immediately(pipe: Pipe) -> None:
     for phase in ("init", "restore", "compile", "step"):
         pipe.progress.report_phase(phase, 7)
         assert next(pipe.lines) == {"phase": phase, "step": 7}
 
 
-def test_many_steps_make_few_lines_and_the_newest_is_sent_without_another_call(pipe: Pipe) -> None:
+def test_many_steps_make_few_lines_and_newest_is_sent(pipe: Pipe) -> None:
     for step in range(10_001):
         pipe.progress.report_phase("step", step)
     read = pipe.until({"phase": "step", "step": 10_000})
@@ -72,7 +72,7 @@ def test_many_steps_make_few_lines_and_the_newest_is_sent_without_another_call(p
     assert [line["step"] for line in read] == sorted(line["step"] for line in read)
 
 
-def test_alternating_phases_do_not_flood_the_agent(pipe: Pipe) -> None:
+def test_alternating_phases_are_limited(pipe: Pipe) -> None:
     for step in range(5_000):
         pipe.progress.report_phase("data", step)
         pipe.progress.report_phase("step", step)
@@ -80,14 +80,14 @@ def test_alternating_phases_do_not_flood_the_agent(pipe: Pipe) -> None:
     assert len(pipe.until({"phase": "save", "step": 5_000})) < 1000
 
 
-def test_a_commit_is_read_after_the_step_it_came_from(pipe: Pipe) -> None:
+def test_commit_is_sent_after_its_step(pipe: Pipe) -> None:
     pipe.progress.report_phase("step", 1)
     pipe.progress.report_phase("step", 2)
     pipe.progress.report_committed(2)
     assert {"phase": "step", "step": 2} in pipe.until({"committed": 2})
 
 
-def test_the_last_words_hold_the_end_of_a_long_traceback(pipe: Pipe) -> None:
+def test_error_line_holds_end_of_long_traceback(pipe: Pipe) -> None:
     def fall(depth: int) -> None:
         if depth == 0:
             raise ValueError("é" * 100_000)
@@ -103,7 +103,7 @@ def test_the_last_words_hold_the_end_of_a_long_traceback(pipe: Pipe) -> None:
     assert error["traceback"].rstrip().endswith("é") and error["message"].startswith("é")
 
 
-def test_a_full_pipe_delays_lines_but_never_the_caller(pipe: Pipe) -> None:
+def test_full_pipe_never_blocks_caller(pipe: Pipe) -> None:
     for size in (4096, 1):  # to the last byte
         with pytest.raises(BlockingIOError):
             while True:
@@ -113,7 +113,7 @@ def test_a_full_pipe_delays_lines_but_never_the_caller(pipe: Pipe) -> None:
     assert pipe.until({"committed": 5}) == [{"phase": "step", "step": 5}, {"committed": 5}]
 
 
-def test_a_line_that_a_full_pipe_cut_does_not_take_the_next_with_it(pipe: Pipe) -> None:
+def test_line_after_full_pipe_is_complete(pipe: Pipe) -> None:
     os.write(pipe.fd, b"\n" * 60_000)  # there is room for the beginning of a long line
     assert not contract.send(pipe.fd, {"error": {"type": "ValueError", "traceback": "x" * 30_000}})
     assert not contract.send(pipe.fd, {"phase": "step", "step": 4})  # there is room for nothing
@@ -126,14 +126,14 @@ def test_a_line_that_a_full_pipe_cut_does_not_take_the_next_with_it(pipe: Pipe) 
     assert [json.loads(line)["step"] for line in lines[1:]] == [5, 6]
 
 
-def test_of_many_metrics_the_newest_arrive_before_the_end(pipe: Pipe) -> None:
+def test_newest_metrics_are_sent_before_close(pipe: Pipe) -> None:
     for step in range(5_000):
         pipe.progress.report_metrics({"step": step})
     pipe.progress.close()
     assert len(pipe.until({"metrics": {"step": 4_999}})) < 1000
 
 
-def test_how_a_stop_was_taken_and_notes_are_said(pipe: Pipe) -> None:
+def test_stop_and_notes_are_sent(pipe: Pipe) -> None:
     pipe.progress.report_note("walked back to step 20")
     pipe.progress.report_stopped(37, saved=True)
     pipe.progress.close()
@@ -141,7 +141,7 @@ def test_how_a_stop_was_taken_and_notes_are_said(pipe: Pipe) -> None:
     assert next(pipe.lines) == {"stopped": {"step": 37, "saved": True, "note": ""}}
 
 
-def test_within_a_phase_that_ends_the_process_is_again_where_it_was_before(pipe: Pipe) -> None:
+def test_temporary_phase_restores_previous_phase(pipe: Pipe) -> None:
     pipe.progress.report_phase("data", 7)
     with pytest.raises(KeyError), pipe.progress.temporary_phase("save", 7):
         raise KeyError

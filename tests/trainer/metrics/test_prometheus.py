@@ -25,7 +25,7 @@ def nothing_known() -> dict[str, Value]:
     return unknown | {"jaxlaunch_step_seconds": Histogram((0.1, 1.0), (2, 1, 1), 5.25)}
 
 
-def test_every_row_of_the_trainer_is_in_a_scrape(tmp_path: pathlib.Path) -> None:
+def test_scrape_has_every_trainer_row(tmp_path: pathlib.Path) -> None:
     exporter = Exporter(str(tmp_path / "s"), 3, nothing_known)
     text = scrape(tmp_path / "s")
     for row in METRIC_ROWS:
@@ -34,7 +34,7 @@ def test_every_row_of_the_trainer_is_in_a_scrape(tmp_path: pathlib.Path) -> None
     exporter.close()
 
 
-def test_a_histogram_is_cumulative(tmp_path: pathlib.Path) -> None:
+def test_histogram_is_cumulative(tmp_path: pathlib.Path) -> None:
     exporter = Exporter(str(tmp_path / "s"), 0, nothing_known)
     text = scrape(tmp_path / "s")
     exporter.close()
@@ -48,7 +48,7 @@ def test_a_histogram_is_cumulative(tmp_path: pathlib.Path) -> None:
     ]
 
 
-def test_promtool_finds_no_fault_in_a_scrape(tmp_path: pathlib.Path) -> None:
+def test_promtool_accepts_scrape(tmp_path: pathlib.Path) -> None:
     promtool = needs.tool("promtool", of="the Debian package prometheus")
     exporter = Exporter(str(tmp_path / "s"), 0, nothing_known)
     text = scrape(tmp_path / "s")
@@ -59,7 +59,7 @@ def test_promtool_finds_no_fault_in_a_scrape(tmp_path: pathlib.Path) -> None:
     assert checked.returncode == 0 and checked.stderr == "", checked.stderr
 
 
-def test_a_scrape_reads_the_values_of_its_moment(tmp_path: pathlib.Path) -> None:
+def test_scrape_reads_current_values(tmp_path: pathlib.Path) -> None:
     values = nothing_known()
     exporter = Exporter(str(tmp_path / "s"), 0, lambda: values)
     for step in (1, 2):
@@ -68,7 +68,7 @@ def test_a_scrape_reads_the_values_of_its_moment(tmp_path: pathlib.Path) -> None
     exporter.close()
 
 
-def test_a_reader_that_leaves_does_not_end_the_export(tmp_path: pathlib.Path) -> None:
+def test_disconnected_reader_does_not_end_export(tmp_path: pathlib.Path) -> None:
     exporter = Exporter(str(tmp_path / "s"), 0, nothing_known)
     for _ in range(3):
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
@@ -77,7 +77,7 @@ def test_a_reader_that_leaves_does_not_end_the_export(tmp_path: pathlib.Path) ->
     exporter.close()
 
 
-def test_the_socket_of_a_killed_attempt_is_replaced_and_a_closed_one_is_gone(
+def test_stale_socket_is_replaced_and_closed_one_removed(
     tmp_path: pathlib.Path,
 ) -> None:
     stale = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -89,7 +89,7 @@ def test_the_socket_of_a_killed_attempt_is_replaced_and_a_closed_one_is_gone(
     assert not (tmp_path / "s").exists()
 
 
-def test_names_are_in_the_prometheus_style() -> None:
+def test_metric_names_follow_prometheus_style() -> None:
     names = [metric.name for metric in contract.PROMETHEUS]
     assert len(set(names)) == len(names)
     for metric in contract.PROMETHEUS:
@@ -100,13 +100,13 @@ def test_names_are_in_the_prometheus_style() -> None:
 
 
 @pytest.mark.parametrize("metric", contract.PROMETHEUS, ids=lambda metric: metric.name)
-def test_units_are_base_units(metric: contract.Metric) -> None:
+def test_metric_units_are_base_units(metric: contract.Metric) -> None:
     assert not any(
         unit in metric.name for unit in ("_ms", "_millis", "_kb", "_mb", "_percent", "_minutes")
     )
 
 
-def test_an_exporter_whose_socket_is_gone_closes(tmp_path: pathlib.Path) -> None:
+def test_exporter_without_socket_closes(tmp_path: pathlib.Path) -> None:
     exporter = Exporter(str(tmp_path / "s"), 0, nothing_known)
     (tmp_path / "s").unlink()
     exporter.close()

@@ -81,7 +81,7 @@ def loop(tmp_path: pathlib.Path) -> Iterator[Loop]:
     loop.pipe.close()
 
 
-def test_before_the_first_step_a_scrape_holds_every_name(loop: Loop) -> None:
+def test_scrape_before_first_step_has_every_name(loop: Loop) -> None:
     text = loop.scrape()
     for row in METRIC_ROWS:
         samples = (row.name, f"{row.name}_bucket")
@@ -90,7 +90,7 @@ def test_before_the_first_step_a_scrape_holds_every_name(loop: Loop) -> None:
         ), row.name
 
 
-def test_the_step_is_exported_live_not_at_intervals(loop: Loop) -> None:
+def test_step_is_exported_between_intervals(loop: Loop) -> None:
     loop.metrics.start(20)
     loop.steps(21, 27)
     text = loop.scrape()
@@ -101,7 +101,7 @@ def test_the_step_is_exported_live_not_at_intervals(loop: Loop) -> None:
     )
 
 
-def test_an_interval_is_in_the_scrape_the_run_folder_the_pipe_and_the_output(
+def test_interval_reaches_scrape_folder_pipe_and_output(
     loop: Loop, capsys: pytest.CaptureFixture[str]
 ) -> None:
     loop.metrics.start(0, flops_per_step=1e6, peak_flops=1e12)
@@ -141,7 +141,7 @@ def test_an_interval_is_in_the_scrape_the_run_folder_the_pipe_and_the_output(
     )
 
 
-def test_an_evaluation_has_its_own_file_and_stays_in_what_the_agent_is_told(
+def test_evaluation_has_own_file_and_stays_in_report(
     loop: Loop, capsys: pytest.CaptureFixture[str]
 ) -> None:
     loop.metrics.start(0)
@@ -177,7 +177,7 @@ def test_saves_and_commits_are_counted(loop: Loop) -> None:
     assert 'jaxlaunch_checkpoint_step{rank="0"} 10.0' in text
 
 
-def test_other_ranks_export_but_neither_write_nor_speak(
+def test_other_ranks_only_export(
     tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     loop = Loop(tmp_path, rank=2)
@@ -188,7 +188,7 @@ def test_other_ranks_export_but_neither_write_nor_speak(
     loop.pipe.close()
 
 
-def test_a_run_folder_that_takes_no_file_is_said_and_the_run_goes_on(
+def test_unwritable_run_folder_is_noted(
     tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "run").write_text("a file where the folder should be")
@@ -201,7 +201,7 @@ def test_a_run_folder_that_takes_no_file_is_said_and_the_run_goes_on(
     loop.pipe.close()
 
 
-def test_a_socket_that_cannot_be_bound_is_said_and_the_run_goes_on(tmp_path: pathlib.Path) -> None:
+def test_unbindable_socket_is_noted(tmp_path: pathlib.Path) -> None:
     (tmp_path / "socket").mkdir()
     loop = Loop(tmp_path)
     loop.metrics.start(0)
@@ -212,7 +212,7 @@ def test_a_socket_that_cannot_be_bound_is_said_and_the_run_goes_on(tmp_path: pat
     loop.pipe.close()
 
 
-def test_a_disk_that_fills_up_is_said_once_and_the_run_goes_on(
+def test_full_disk_is_noted_once(
     tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pytest.importorskip("tensorboardX")
@@ -233,7 +233,7 @@ def test_a_disk_that_fills_up_is_said_once_and_the_run_goes_on(
     loop.pipe.close()
 
 
-def test_a_resumed_run_holds_each_step_once(tmp_path: pathlib.Path) -> None:
+def test_resumed_files_hold_each_step_once(tmp_path: pathlib.Path) -> None:
     for first, last in ((0, 50), (30, 60)):
         loop = Loop(tmp_path)
         loop.metrics.start(first)
@@ -243,7 +243,7 @@ def test_a_resumed_run_holds_each_step_once(tmp_path: pathlib.Path) -> None:
     assert [line["step"] for line in loop.lines()] == [10, 20, 30, 40, 50, 60]
 
 
-def test_tokens_are_the_unit_of_a_task_that_has_them(
+def test_speed_of_token_task_is_in_tokens(
     tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     loop = Loop(tmp_path, has_tokens=True)
@@ -258,7 +258,7 @@ def test_tokens_are_the_unit_of_a_task_that_has_them(
     loop.pipe.close()
 
 
-def test_tokens_are_shown_beside_the_targets_among_them(
+def test_line_shows_tokens_and_targets(
     tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     loop = Loop(tmp_path, has_tokens=True)
@@ -281,7 +281,7 @@ def test_tokens_are_shown_beside_the_targets_among_them(
     loop.pipe.close()
 
 
-def test_a_step_without_a_target_is_counted_and_said(
+def test_step_without_target_is_counted_and_printed(
     loop: Loop, capsys: pytest.CaptureFixture[str]
 ) -> None:
     loop.metrics.start(0)
@@ -295,7 +295,7 @@ def test_a_step_without_a_target_is_counted_and_said(
     assert loop.lines()[-1]["loss"] is None
 
 
-def test_compile_cache_events_of_jax_are_counted(loop: Loop) -> None:
+def test_compile_cache_events_are_counted(loop: Loop) -> None:
     import jax.monitoring
 
     jax.monitoring.record_event("/jax/compilation_cache/cache_hits")
@@ -305,7 +305,7 @@ def test_compile_cache_events_of_jax_are_counted(loop: Loop) -> None:
     assert 'cache_hits_total{rank="0"} 2.0' in text and 'cache_misses_total{rank="0"} 1.0' in text
 
 
-def test_the_human_line_leaves_out_what_is_not_known() -> None:
+def test_line_omits_unknown_values() -> None:
     assert format_interval(3, 9, {"loss": 2.0}, {}, {}) == "step 3/9  loss 2.0000"
     speeds = {"examples_per_s": 12_345.0, "tokens_per_s": None, "mfu": 0.0421}
     busy = {"data": 0.013, "save": 0.0}
@@ -317,11 +317,11 @@ def test_the_human_line_leaves_out_what_is_not_known() -> None:
 @pytest.mark.parametrize(
     ("number", "text"), [(0.5, "0.5"), (999.0, "999"), (1049.0, "1.05k"), (2.5e6, "2.5M")]
 )
-def test_numbers_are_short(number: float, text: str) -> None:
+def test_numbers_have_short_format(number: float, text: str) -> None:
     assert format_short(number) == text
 
 
-def test_metrics_whose_socket_and_files_are_gone_close_without_an_error(
+def test_metrics_close_after_folder_is_deleted(
     tmp_path: pathlib.Path,
 ) -> None:
     loop = Loop(tmp_path)
@@ -333,7 +333,7 @@ def test_metrics_whose_socket_and_files_are_gone_close_without_an_error(
     loop.pipe.close()
 
 
-def test_metrics_whose_listeners_are_cleared_and_whose_disk_is_full_close_with_a_note(
+def test_metrics_close_with_note_after_failures(
     tmp_path: pathlib.Path,
 ) -> None:
     loop = Loop(tmp_path)

@@ -15,7 +15,7 @@ def run(timer: StepTimer, steps: int) -> None:
         timer.end_step()
 
 
-def test_the_parts_of_an_interval_add_up_to_its_time() -> None:
+def test_parts_of_interval_add_up() -> None:
     timer = StepTimer()
     run(timer, 20)
     took = timer.end_interval()
@@ -24,14 +24,14 @@ def test_the_parts_of_an_interval_add_up_to_its_time() -> None:
     assert took.parts["device"] > 0 and took.parts["data"] > 0 and took.parts["save"] == 0
 
 
-def test_an_interval_counts_only_what_came_after_the_last() -> None:
+def test_interval_starts_after_previous_one() -> None:
     timer = StepTimer()
     run(timer, 20)
     first, second = timer.end_interval(), timer.end_interval()
     assert second.seconds < first.seconds and second.parts["data"] == 0
 
 
-def test_steps_of_one_dispatch_share_its_time() -> None:
+def test_steps_of_one_dispatch_share_time() -> None:
     timer = StepTimer()
     run(timer, 20)
     waited = timer.part_seconds()["data"]
@@ -39,7 +39,7 @@ def test_steps_of_one_dispatch_share_its_time() -> None:
     assert shares == pytest.approx([waited / 4] * 4) and timer.end_interval().parts["data"] == 0
 
 
-def test_there_is_no_speed_before_the_warm_up_is_over_or_without_a_new_step() -> None:
+def test_speed_is_unknown_in_warmup_or_without_steps() -> None:
     timer = StepTimer()
     run(timer, WARMUP_DISPATCHES)
     assert timer.end_interval().steps_per_s is None and timer.median_s() is None
@@ -51,7 +51,7 @@ def test_there_is_no_speed_before_the_warm_up_is_over_or_without_a_new_step() ->
     assert timer.end_interval().steps_per_s is None
 
 
-def test_evaluation_and_saves_are_not_part_of_a_step() -> None:
+def test_step_time_excludes_evaluation_and_saves() -> None:
     slow, plain = StepTimer(), StepTimer()
     for timer in (slow, plain):
         run(timer, 10)
@@ -63,14 +63,14 @@ def test_evaluation_and_saves_are_not_part_of_a_step() -> None:
     assert slow.end_interval().parts["eval"] > max(slow._recent)
 
 
-def test_every_step_is_in_the_histogram() -> None:
+def test_histogram_counts_every_step() -> None:
     timer = StepTimer()
     run(timer, 30)
     assert sum(timer.counts) == timer.steps == 30 and len(timer.counts) == len(STEP_BOUNDS_S) + 1
     assert list(STEP_BOUNDS_S) == sorted(STEP_BOUNDS_S)
 
 
-def test_what_came_before_the_start_is_no_steps_time() -> None:
+def test_time_before_start_is_excluded() -> None:
     timer = StepTimer()
     with timer.get_part("save"):
         sum(range(3_000_000))
@@ -80,7 +80,7 @@ def test_what_came_before_the_start_is_no_steps_time() -> None:
     assert timer.seconds < compiling and timer.end_interval().seconds < compiling
 
 
-def test_a_wait_that_lasts_is_counted_where_it_is_and_no_part_ever_falls() -> None:
+def test_current_wait_counts_and_parts_never_fall() -> None:
     timer = StepTimer()
     seen = [timer.part_seconds()]
     with timer.get_part("data"):

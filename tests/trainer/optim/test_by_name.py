@@ -68,7 +68,7 @@ def built(**keys: Any) -> optax.GradientTransformation:
     )
 
 
-def test_a_chain_applies_its_links_in_their_order() -> None:
+def test_chain_applies_links_in_order() -> None:
     chain = [{"name": "optax:clip", "args": {"max_delta": 0.5}}, {"name": "adam", "b1": 0.8}]
 
     def rule(x: Any, g: Any, *rest: Any, **options: Any) -> Any:
@@ -77,7 +77,7 @@ def test_a_chain_applies_its_links_in_their_order() -> None:
     assert_equal(after(built(chain=chain))[0], by_formula(rule, b1=0.8, b2=0.999, eps=1e-8))
 
 
-def test_an_optimizer_of_optax_alone_is_refused_with_its_spelling() -> None:
+def test_optax_name_is_refused_with_hint() -> None:
     with pytest.raises(ValueError, match=r"is written optax:rmsprop, with its options under args"):
         Optimizer(name="rmsprop")
 
@@ -89,7 +89,7 @@ def rmsprop(x: Any, g: Any, s: Any, t: int, rate: float, decay: float) -> Any:
     return x - rate * s["m"]
 
 
-def test_torch_s_rmsprop_is_the_chain_that_the_page_shows_and_optax_s_another() -> None:
+def test_documented_chain_equals_torch_rmsprop() -> None:
     shown = re.search(
         r"```yaml\n(optimizer:\n  chain:\n    - {name: \"optax:scale_by_rms.*?)```",
         DOCS.read_text(),
@@ -122,7 +122,7 @@ def adan(
     return x - rate * (m + weight * v) / (np.sqrt(n + eps_root) + 1e-8)
 
 
-def test_optax_s_adan_is_apart_from_the_paper_as_the_page_says() -> None:
+def test_optax_adan_differs_as_documented() -> None:
     found = after(built(name="optax:adan"))[0]
     assert_equal(found, by_formula(adan, weight=1 - 0.92, eps_root=1e-8))
     assert (
@@ -134,7 +134,7 @@ def test_optax_s_adan_is_apart_from_the_paper_as_the_page_says() -> None:
 ADAMW = {"b1": 0.8, "b2": 0.999, "eps": 1e-8}
 
 
-def test_a_factory_gets_what_it_takes() -> None:
+def test_factory_gets_arguments_of_its_signature() -> None:
     found = after(
         built(name="optax:adamw", args={"b1": 0.8}, weight_decay=0.1, decay_on="matrices")
     )[0]
@@ -149,9 +149,7 @@ def test_a_factory_gets_what_it_takes() -> None:
         ({"groups": [{"match": "b", "weight_decay": 0.0}]}, {"w": 1e-4, "b": 0.0}),
     ],
 )
-def test_a_factory_gets_a_decay_of_0_and_has_its_own_where_none_is_said(
-    keys: dict[str, Any], decays: dict[str, float]
-) -> None:
+def test_factory_gets_explicit_zero_decay(keys: dict[str, Any], decays: dict[str, float]) -> None:
     # Without a gradient the decay is all that moves a parameter.
     transformation, params = built(name="optax:adamw", lr=1.0, **keys), drawn(0)
     updates, _ = transformation.update(
@@ -161,7 +159,7 @@ def test_a_factory_gets_a_decay_of_0_and_has_its_own_where_none_is_said(
         np.testing.assert_allclose(updates[name], -decay * params[name], rtol=1e-6, atol=0)
 
 
-def test_what_schedule_free_of_optax_s_own_evaluates_is_its_average() -> None:
+def test_optax_schedule_free_evaluates_average() -> None:
     params, state = after(built(name="optax:contrib.schedule_free_adamw"))
     wanted = by_formula(simulations.free, b1=0.9, b2=0.999, eps=1e-8)
     assert_equal(
@@ -177,7 +175,7 @@ HOLDS = dict.fromkeys(["adam", "adamw", "lamb", "schedule-free"], 2) | dict.from
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_the_planned_bytes_are_those_of_the_trained_parameters(name: str) -> None:
+def test_planned_optimizer_bytes_are_of_trained_parameters(name: str) -> None:
     groups = [{"match": r"layers\.0\..*", "freeze": True}]
     step = build(Digits(), optimizer={"name": name, "groups": groups})
     trained = step.builder.trained_params(step.abstract.params)
@@ -190,7 +188,7 @@ def test_the_planned_bytes_are_those_of_the_trained_parameters(name: str) -> Non
     assert holds <= found <= holds + 0.02
 
 
-def test_muon_takes_each_layer_s_matrices_apart() -> None:
+def test_muon_separates_layer_matrices() -> None:
     step = build(Counting())
     leaves, axes = step.abstract.params, step.builder.axes
     found = {name: muon_axes(name, leaf, axes) for name, leaf in leaves.items()}
@@ -205,7 +203,7 @@ def test_muon_takes_each_layer_s_matrices_apart() -> None:
     assert muon_axes("qkv_bias", qkv, {"qkv_bias": (None, "heads", "head")}) is None
 
 
-def test_a_schedule_of_the_user_s_is_a_function_of_the_step() -> None:
+def test_user_schedule_is_function_of_step() -> None:
     chosen = {"name": f"{MINE}:halving", "args": {"every": 5}}
     rate = schedules.build_schedule(Optimizer(lr=0.8, schedule=chosen), 20)
     np.testing.assert_allclose([rate(step) for step in (0, 4, 5, 12)], [0.8, 0.8, 0.4, 0.2])
@@ -245,12 +243,12 @@ def test_a_schedule_of_the_user_s_is_a_function_of_the_step() -> None:
         ({"schedule": {"name": f"{MINE}:halving"}}, r"halving\(lr\) failed: TypeError"),
     ],
 )
-def test_what_makes_no_optimizer_or_schedule_is_refused(keys: dict[str, Any], message: str) -> None:
+def test_invalid_factory_results_are_refused(keys: dict[str, Any], message: str) -> None:
     with pytest.raises(SpecError, match=message):
         built(**keys)
 
 
-def test_an_update_that_does_not_fit_the_parameters_is_refused() -> None:
+def test_update_of_wrong_shape_is_refused() -> None:
     params = jax.eval_shape(lambda: drawn(0))
     for name, message in (
         ("summed", "arrays of other shapes"),
@@ -262,7 +260,7 @@ def test_an_update_that_does_not_fit_the_parameters_is_refused() -> None:
     schedules.check_transformation(built(name=f"{MINE}:momentum"), params)
 
 
-def test_a_rate_that_reaches_nothing_is_said() -> None:
+def test_unused_learning_rate_is_noted() -> None:
     assert optimizers.describe_optimizer(Optimizer(name="optax:scale_by_adam"), {}, {}) == [
         "train.optimizer.lr and schedule have no effect: optax:scale_by_adam takes no learning_rate"
     ]

@@ -50,7 +50,7 @@ def trajectory(
     return params, state
 
 
-def test_each_group_is_an_optimizer_of_its_own() -> None:
+def test_each_group_has_own_optimizer() -> None:
     """With a rate and a decay; the first group that matches a parameter has it."""
     keys: dict[str, Any] = {"clip": None, "schedule": CONSTANT, "lr": 0.1, "weight_decay": 0.1}
     asked = [
@@ -75,7 +75,7 @@ def test_each_group_is_an_optimizer_of_its_own() -> None:
 
 
 @pytest.mark.parametrize("name", ["sgd", "adamw", "lamb"])
-def test_decay_on_matrices_leaves_biases_and_stacks_of_vectors_alone(name: str) -> None:
+def test_decay_on_matrices_excludes_vectors(name: str) -> None:
     optimizer = Optimizer(
         name=name, lr=0.1, weight_decay=0.1, decay_on="matrices", clip=None, schedule=CONSTANT
     )
@@ -86,7 +86,7 @@ def test_decay_on_matrices_leaves_biases_and_stacks_of_vectors_alone(name: str) 
         assert np.array_equal(params[key], start) != is_matrix, key
 
 
-def test_a_scale_of_all_heads_is_no_matrix() -> None:
+def test_scale_of_heads_is_no_matrix() -> None:
     """OLMo 2's norms of whole queries and keys have two named axes."""
     axes = {"blocks.attention.query_norm.scale": ("heads", "head")}
     leaf = jax.ShapeDtypeStruct((2, 4, 8), jnp.float32)
@@ -104,7 +104,7 @@ def test_a_scale_of_all_heads_is_no_matrix() -> None:
         ({}, []),
     ],
 )
-def test_a_run_counts_the_arrays_that_decay(keys: dict[str, Any], said: list[str]) -> None:
+def test_notes_count_decayed_arrays(keys: dict[str, Any], said: list[str]) -> None:
     axes = {"embedding": ("vocab", "embed"), "up": ("embed", "hidden"), "scale": ("embed",)}
     params = {name: jax.ShapeDtypeStruct((4,) * len(of), jnp.float32) for name, of in axes.items()}
     assert (
@@ -112,7 +112,7 @@ def test_a_run_counts_the_arrays_that_decay(keys: dict[str, Any], said: list[str
     )
 
 
-def test_what_is_frozen_keeps_its_numbers_and_has_no_state() -> None:
+def test_frozen_parameters_keep_values_without_state() -> None:
     task = Digits()
     asked = [{"match": r"head\..*", "lr": 0.5}, {"match": r"layers\.0\..*", "freeze": True}]
     step = compiled(
@@ -152,12 +152,12 @@ def test_what_is_frozen_keeps_its_numbers_and_has_no_state() -> None:
         ([{"match": ".*", "freeze": True}], "freeze every parameter"),
     ],
 )
-def test_a_group_that_gets_nothing_is_refused(asked: list[dict[str, Any]], message: str) -> None:
+def test_empty_group_is_refused(asked: list[dict[str, Any]], message: str) -> None:
     with pytest.raises(SpecError, match=message):
         optimizers.find_frozen(Optimizer(groups=asked), ["a", "b"])
 
 
-def test_a_run_says_what_its_groups_are() -> None:
+def test_notes_describe_groups() -> None:
     asked = [
         {"match": r"layers\..*bias", "weight_decay": 0.0},
         {"match": r"head\..*", "freeze": True},

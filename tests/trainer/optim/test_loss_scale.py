@@ -32,7 +32,7 @@ def scale(value: float, sound: int = 0) -> LossScale:
         (scale(MIN_SCALE), False, MIN_SCALE, 0),
     ],
 )
-def test_an_overflow_halves_the_scale_and_a_long_row_without_one_doubles_it(
+def test_scale_halves_on_overflow_and_doubles_later(
     before: LossScale, finite: bool, value: float, sound: int
 ) -> None:
     assert loss_scale.update_loss_scale(before, jnp.bool(finite)) == (value, sound)
@@ -47,7 +47,7 @@ class Overflowing(Digits):
         return found._replace(sum=found.sum * push)
 
 
-def test_an_overflow_costs_its_step_and_half_the_scale_and_nothing_else() -> None:
+def test_overflow_skips_step_and_halves_scale() -> None:
     task = Overflowing()
     step = compiled(task, precision="fp16")
     state, _ = step.train(step.init_state(), step.put_batch(task.batch(0)))
@@ -69,7 +69,7 @@ def test_an_overflow_costs_its_step_and_half_the_scale_and_nothing_else() -> Non
 
 
 @pytest.mark.parametrize("name", ["adamw", "lion", "sgd", "adafactor"])
-def test_the_schedule_counts_the_steps_that_an_overflow_costs(name: str) -> None:
+def test_schedule_counts_skipped_steps(name: str) -> None:
     optimizer = {
         "name": name,
         "lr": 1.0,
@@ -91,7 +91,7 @@ def test_the_schedule_counts_the_steps_that_an_overflow_costs(name: str) -> None
     assert not np.array_equal(state.params["layers.0.kernel"], before)
 
 
-def test_a_loss_that_overflows_unscaled_is_not_finite() -> None:
+def test_unscaled_overflow_is_not_finite() -> None:
     step = compiled(Overflowing(), precision="fp16")
     state, batch = step.init_state(), Overflowing().batch(0)
     state = state._replace(
@@ -120,7 +120,7 @@ def test_float16_learns(task: Any, options: dict[str, Any]) -> None:
     assert state.scale is not None and state.scale.value > MIN_SCALE
 
 
-def test_the_scale_is_part_of_what_is_saved() -> None:
+def test_scale_is_saved() -> None:
     step = compiled(Digits(), precision="fp16")
     state = step.init_state()
     tree = step.builder.to_tree(state)

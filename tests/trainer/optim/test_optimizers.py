@@ -64,7 +64,7 @@ def distance(found: Tree, wanted: Tree) -> dict[str, float]:
         ),
     ],
 )
-def test_the_trajectory_equals_torch(case: str, optimizer: Optimizer) -> None:
+def test_trajectory_equals_torch(case: str, optimizer: Optimizer) -> None:
     found = trajectory(
         optimizers.build_optimizer(optimizer, STEPS), fixture("init"), fixture("grads")
     )
@@ -86,7 +86,7 @@ def test_clipping_equals_torch(case: int) -> None:
         np.testing.assert_allclose(-updates[key], tensor, rtol=0, atol=2e-6 * np.abs(tensor).max())
 
 
-def test_no_clip_leaves_large_gradients_alone() -> None:
+def test_large_gradients_stay_without_clip() -> None:
     sgd = optimizers.build_optimizer(
         Optimizer(name="sgd", lr=1.0, clip=None, schedule=CONSTANT), STEPS
     )
@@ -105,7 +105,7 @@ def documented(case: str) -> dict[str, list[float]]:
 
 
 @pytest.mark.parametrize("case", ["adafactor_fixed_lr", "adafactor_relative"])
-def test_the_documented_distances_from_hugging_face_are_measured_here(case: str) -> None:
+def test_distances_from_hugging_face_match_docs(case: str) -> None:
     ours = optimizers.build_optimizer(
         Optimizer(name="adafactor", lr=0.01, clip=None, schedule=CONSTANT), STEPS
     )
@@ -143,7 +143,7 @@ def test_bfloat16_parameters_are_updated_in_float32(name: str) -> None:
     assert optax.apply_updates(params, updates)["w"].dtype == jnp.bfloat16
 
 
-def test_the_moving_average_follows_the_parameters_in_float32() -> None:
+def test_moving_average_is_float32() -> None:
     params = {"w": jnp.ones(3, jnp.bfloat16)}
     ema = optimizers.init_ema(jax.tree.map(jnp.zeros_like, params))
     for _ in range(10):
@@ -152,7 +152,7 @@ def test_the_moving_average_follows_the_parameters_in_float32() -> None:
     np.testing.assert_allclose(ema["w"], 1 - 0.999**10, rtol=1e-4)
 
 
-def test_the_first_average_is_a_copy_that_survives_donation() -> None:
+def test_initial_average_survives_donation() -> None:
     params = {"w": jnp.ones(3)}
     ema = optimizers.init_ema(params)
     jax.jit(lambda tree: jax.tree.map(lambda leaf: leaf + 1, tree), donate_argnums=0)(params)
@@ -160,7 +160,7 @@ def test_the_first_average_is_a_copy_that_survives_donation() -> None:
 
 
 @pytest.mark.parametrize("name", list(OPTIMIZERS))
-def test_the_state_of_a_parameter_is_split_as_the_parameter_is(name: str) -> None:
+def test_optimizer_state_is_sharded_like_parameter(name: str) -> None:
     mesh = jax.make_mesh((4, 2), ("fsdp", "mp"), axis_types=(AxisType.Auto,) * 2)
     specs = {"matrix": P("fsdp", "mp"), "stack": P(None, "mp", "fsdp"), "bias": P("mp")}
     shardings = {key: NamedSharding(mesh, spec) for key, spec in specs.items()}

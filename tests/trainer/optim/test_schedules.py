@@ -44,18 +44,18 @@ def rates(schedule: Schedule, total_steps: int, lr: float = BASE_LR) -> np.ndarr
         ),
     ],
 )
-def test_a_schedule_equals_hugging_face(name: str, schedule: Schedule, total_steps: int) -> None:
+def test_schedule_equals_hugging_face(name: str, schedule: Schedule, total_steps: int) -> None:
     np.testing.assert_allclose(
         rates(schedule, total_steps), REFERENCE[name], rtol=0, atol=1e-6 * BASE_LR
     )
 
 
 def test_every_reference_schedule_is_compared() -> None:
-    compared = test_a_schedule_equals_hugging_face.pytestmark[0].args[1]  # type: ignore[attr-defined]
+    compared = test_schedule_equals_hugging_face.pytestmark[0].args[1]  # type: ignore[attr-defined]
     assert {case[0] for case in compared} == set(REFERENCE)
 
 
-def test_an_exponential_decay_loses_the_same_share_at_each_step() -> None:
+def test_exponential_decay_is_geometric() -> None:
     found = rates(Schedule(name="exponential", warmup=10, final=0.02), total_steps=90, lr=3.0)
     decay = 3.0 * 0.02 ** (
         np.minimum(STEPS - 10, 80) / 80
@@ -64,29 +64,29 @@ def test_an_exponential_decay_loses_the_same_share_at_each_step() -> None:
 
 
 @pytest.mark.parametrize("name", SHAPES[1:])
-def test_the_rate_ends_at_its_final_share_and_stays_there(name: str) -> None:
+def test_rate_stays_at_final_share(name: str) -> None:
     found = rates(Schedule(name=name, warmup=5, final=0.25), total_steps=80, lr=2.0)
     np.testing.assert_allclose(found[80:], 0.5, rtol=1e-6)
     assert found.max() == found[5] == 2.0
 
 
-def test_wsd_decays_over_a_tenth_of_the_run_by_default() -> None:
+def test_wsd_decays_over_last_tenth_by_default() -> None:
     found = rates(Schedule(name="wsd"), total_steps=80, lr=1.0)
     assert (found[:73] == 1.0).all() and found[73] < 1.0
 
 
 @pytest.mark.parametrize("name", SHAPES)
-def test_a_run_shorter_than_its_warmup_sees_the_start_of_it(name: str) -> None:
+def test_short_run_sees_start_of_warmup(name: str) -> None:
     found = rates(Schedule(name=name, warmup=200, final=FINAL.get(name)), total_steps=100, lr=1.0)
     np.testing.assert_allclose(found, STEPS / 200, rtol=1e-6)
 
 
-def test_a_rate_is_a_float32_scalar() -> None:
+def test_rate_is_float32_scalar() -> None:
     rate = jax.jit(schedules.build_schedule(Optimizer(), 100))(jnp.int32(3))
     assert rate.shape == () and rate.dtype == jnp.float32
 
 
-def test_a_decay_that_does_not_fit_is_refused_with_the_numbers() -> None:
+def test_too_long_decay_is_refused_with_numbers() -> None:
     schedule = Schedule(name="wsd", warmup=60, decay=50)
     message = r"train\.optimizer\.schedule\.warmup = 60 and decay = 50 do not fit in 100 steps"
     with pytest.raises(SpecError, match=message):
@@ -94,7 +94,7 @@ def test_a_decay_that_does_not_fit_is_refused_with_the_numbers() -> None:
 
 
 @pytest.mark.parametrize("name", SHAPES)
-def test_the_documented_table_is_what_a_schedule_gives(name: str) -> None:
+def test_schedule_matches_documented_table(name: str) -> None:
     rows = re.findall(rf"^\| (step|{name}) \|((?: [\d.]+ \|)+)$", DOCS.read_text(), re.MULTILINE)
     (_, steps), (_, documented) = (
         (label, [float(cell) for cell in cells.split("|")[:-1]]) for label, cells in rows

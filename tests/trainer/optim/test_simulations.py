@@ -11,11 +11,11 @@ CASES = [
 CASES += [("schedule-free b1", COVERING[1])]  # with a resume
 
 
-def test_every_optimizer_by_name_has_a_formula() -> None:
+def test_every_optimizer_has_formula() -> None:
     assert RULES.keys() == OPTIMIZERS.keys()
 
 
 @pytest.mark.parametrize(("variant", "setting"), CASES, ids=str)
-def test_an_optimizer_is_its_formula(variant: str, setting: Setting) -> None:
+def test_optimizer_follows_formula(variant: str, setting: Setting) -> None:
     far = apart(variant, setting)
     assert max(far.values()) <= 5e-6, far

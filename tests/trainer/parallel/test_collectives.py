@@ -110,9 +110,7 @@ def in_layers(of: list[Collective]) -> list[Collective]:
 
 @pytest.mark.parametrize("name", TASKS)
 @pytest.mark.parametrize("mesh", MESHES)
-def test_a_layer_gathers_and_sums_the_stream_twice_each_way_and_only_under_mp(
-    name: str, mesh: str
-) -> None:
+def test_layer_gathers_stream_twice_each_way_under_mp(name: str, mesh: str) -> None:
     of = in_layers(found(name, mesh)[0])
     # Where a device can, the sum and the cut that follows it become one reduce-scatter; XLA's CPU
     # cannot.
@@ -128,7 +126,7 @@ def test_a_layer_gathers_and_sums_the_stream_twice_each_way_and_only_under_mp(
 @pytest.mark.parametrize("name", TASKS)
 @pytest.mark.parametrize("mesh", MESHES)
 @pytest.mark.parametrize("backward", [False, True], ids=["forward", "backward"])
-def test_a_layer_gathers_each_of_its_weights_once_a_pass_and_only_under_fsdp(
+def test_layer_gathers_weights_once_per_pass_under_fsdp(
     name: str, mesh: str, backward: bool
 ) -> None:
     of, params = found(name, mesh)
@@ -142,7 +140,7 @@ def test_a_layer_gathers_each_of_its_weights_once_a_pass_and_only_under_fsdp(
 @pytest.mark.parametrize(
     ("name", "chunks"), [*((name, "auto") for name in TASKS), ("decoder", 4), ("gpt2", 4)]
 )
-def test_a_matrix_outside_the_layers_is_gathered_once_a_step(name: str, chunks: Any) -> None:
+def test_outer_matrix_is_gathered_once_per_step(name: str, chunks: Any) -> None:
     of, params = found(name, "fsdp8", chunks=chunks)
     outside = weights(
         name, "fsdp8", [c for c in of if not c.in_layer and len(c.shape) > 1 and min(c.shape) > 1]
@@ -168,7 +166,7 @@ def test_a_matrix_outside_the_layers_is_gathered_once_a_step(name: str, chunks: 
 
 
 @pytest.mark.parametrize(("name", "mesh"), [("decoder", "dp2-fsdp2-mp2"), ("vit-cls", "fsdp8")])
-def test_layers_written_out_send_what_a_scan_over_them_sends(name: str, mesh: str) -> None:
+def test_unrolled_layers_communicate_like_scan(name: str, mesh: str) -> None:
     (written, _), (scanned, _) = found(name, mesh, scan=False), found(name, mesh)
     scanned = scanned + in_layers(scanned) * (LAYERS - 1)
     assert not in_layers(written)
@@ -183,9 +181,7 @@ def test_layers_written_out_send_what_a_scan_over_them_sends(name: str, mesh: st
 
 @pytest.mark.parametrize("name", TASKS)
 @pytest.mark.parametrize("mesh", MESHES)
-def test_nothing_gathers_a_whole_parameter_or_the_activations_of_the_whole_batch(
-    name: str, mesh: str
-) -> None:
+def test_no_full_parameter_or_batch_is_gathered(name: str, mesh: str) -> None:
     of, params = found(name, mesh)
     gathered = {c.shape for c in of if c.kind in ("all-gather", "all-to-all")}
     assert not gathered & {
@@ -207,7 +203,7 @@ def test_nothing_gathers_a_whole_parameter_or_the_activations_of_the_whole_batch
 
 @pytest.mark.parametrize("name", TASKS)
 @pytest.mark.parametrize("mesh", MESHES)
-def test_no_activation_changes_the_axis_it_is_split_along(name: str, mesh: str) -> None:
+def test_activations_keep_their_split_axis(name: str, mesh: str) -> None:
     """But for the rows of a table that has more of them than a device has tokens, and for their gradient."""
     each_way = [
         [c for c in passing(found(name, mesh)[0], backward=b) if c.kind == "all-to-all"]
@@ -219,7 +215,7 @@ def test_no_activation_changes_the_axis_it_is_split_along(name: str, mesh: str) 
 
 
 @pytest.mark.parametrize("axes", [{"dp": 2, "ep": 4}, {"dp": 8}], ids=str)
-def test_a_layer_of_experts_exchanges_tokens_twice_each_way_and_only_under_ep(
+def test_experts_exchange_tokens_twice_each_way_under_ep(
     axes: dict[str, int],
 ) -> None:
     model = EXPERTS.model_copy(update={"layers": 2, "dense_layers": [], **VOCAB})
@@ -235,7 +231,7 @@ def test_a_layer_of_experts_exchanges_tokens_twice_each_way_and_only_under_ep(
 
 
 @pytest.mark.parametrize("name", TASKS)
-def test_gradients_are_all_that_data_parallel_devices_exchange(name: str) -> None:
+def test_data_parallel_devices_exchange_only_gradients(name: str) -> None:
     of, params = found(name, "dp8")
     assert {c.kind for c in of} == {"all-reduce"}
     exchanged = sum(math.prod(c.shape) * (LAYERS if c.in_layer else 1) for c in of)

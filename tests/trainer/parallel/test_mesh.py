@@ -28,13 +28,13 @@ def ids(grid: jax.sharding.Mesh) -> list:
     return np.vectorize(lambda chip: chip.id)(grid.devices).tolist()
 
 
-def test_axes_are_dp_fsdp_ep_mp_and_leave_placement_to_the_compiler() -> None:
+def test_mesh_axes_are_automatic() -> None:
     grid = mesh.build_mesh(spec.Mesh(fsdp=-1, ep=2, mp=2))
     assert dict(grid.shape) == {"dp": 1, "fsdp": 2, "ep": 2, "mp": 2}
     assert set(grid.axis_types) == {jax.sharding.AxisType.Auto}
 
 
-def test_a_processs_devices_lie_together_whatever_their_ids() -> None:
+def test_devices_of_process_are_adjacent() -> None:
     chips = [Chip(id=number, process_index=number % 2) for number in range(8)]
     assert ids(mesh.build_mesh(spec.Mesh(dp=4, mp=2), chips)) == [
         [[[0, 2]]],
@@ -52,7 +52,7 @@ def test_dcn_axes_are_outermost() -> None:
     assert ids(grid) == [[[[0]], [[1]], [[4]], [[5]]], [[[2]], [[3]], [[6]], [[7]]]]
 
 
-def test_two_slices_that_split_the_outermost_axis_lie_as_one_slice_does() -> None:
+def test_two_slices_are_laid_out_like_one() -> None:
     chips = [Chip(id=number, process_index=0) for number in range(8)]
     axes = {"dp": 2, "ep": 2, "mp": 2}
     assert ids(mesh.build_mesh(spec.Mesh(**axes, dcn={"dp": 2}), chips)) == ids(
@@ -60,14 +60,14 @@ def test_two_slices_that_split_the_outermost_axis_lie_as_one_slice_does() -> Non
     )
 
 
-def test_a_mesh_that_is_not_made_of_the_devices_is_an_error() -> None:
+def test_mesh_of_wrong_size_is_refused() -> None:
     with pytest.raises(SpecError, match="dp 3 × fsdp 1 × mp 1 asks for 3 devices, there are 8"):
         mesh.build_mesh(spec.Mesh(dp=3))
     with pytest.raises(SpecError, match="fsdp = 3 does not divide fsdp = 8"):
         mesh.build_mesh(spec.Mesh(fsdp=8, dcn={"fsdp": 3}))
 
 
-def test_rows_of_one_process_are_all_rows() -> None:
+def test_single_process_reads_all_rows() -> None:
     assert mesh.process_rows(mesh.build_mesh(spec.Mesh(dp=2, mp=4)), 6) == range(6)
     with pytest.raises(SpecError, match="batch = 6 cannot be split evenly over dp × fsdp = 8"):
         mesh.process_rows(mesh.build_mesh(spec.Mesh(fsdp=8)), 6)
@@ -123,7 +123,7 @@ CUBE = (4, 4, 4)
 @pytest.mark.parametrize(
     "axes", [{"dp": 16, "mp": 4}, {"dp": 4, "ep": 4, "mp": 4}, {"fsdp": 4, "mp": 16}]
 )
-def test_on_a_torus_the_innermost_axis_follows_its_links(axes: dict[str, int]) -> None:
+def test_innermost_axis_follows_torus_links(axes: dict[str, int]) -> None:
     grid = mesh.build_mesh(spec.Mesh(**axes), pod(CUBE))
     sizes = [axes.get(axis, 1) for axis in MESH_AXES]
     assert np.array_equal(grid.devices, mesh_utils.create_device_mesh(sizes, pod(CUBE)))
@@ -133,7 +133,7 @@ def test_on_a_torus_the_innermost_axis_follows_its_links(axes: dict[str, int]) -
         assert hops(grid, 3, CUBE) == 1 < hops(before, 3, CUBE)
 
 
-def test_axes_that_no_side_of_the_torus_makes_split_one() -> None:
+def test_torus_side_is_split_if_needed() -> None:
     flat, notes = (4, 4, 1), []
     chips = pod(flat, kind="TPU v5 lite")
     grid = mesh.build_mesh(spec.Mesh(dp=2, fsdp=4, mp=2), chips, notes.append)
@@ -145,7 +145,7 @@ def test_axes_that_no_side_of_the_torus_makes_split_one() -> None:
 @pytest.mark.parametrize(
     ("axes", "dcn"), [({"dp": 8, "mp": 4}, {}), ({"dp": 2, "fsdp": 16}, {"fsdp": 2})]
 )
-def test_slices_are_a_hybrid_mesh(axes: dict[str, int], dcn: dict[str, int]) -> None:
+def test_slices_make_hybrid_mesh(axes: dict[str, int], dcn: dict[str, int]) -> None:
     sides = (4, 4, 1)
     chips = pod(sides, slices=2, kind="TPU v5 lite")
     grid = mesh.build_mesh(spec.Mesh(**axes, dcn=dcn), chips[::-1])
@@ -172,7 +172,7 @@ def test_slices_are_a_hybrid_mesh(axes: dict[str, int], dcn: dict[str, int]) -> 
         (2, {"dp": 4, "fsdp": 8}, {"dp": 2}),
     ],
 )
-def test_without_dcn_any_axis_is_divided_over_the_slices_and_which_is_said(
+def test_axes_are_divided_over_slices_with_note(
     slices: int, axes: dict[str, int], dcn: dict[str, int]
 ) -> None:
     notes: list[str] = []
@@ -188,7 +188,7 @@ def test_without_dcn_any_axis_is_divided_over_the_slices_and_which_is_said(
     ]
 
 
-def test_the_innermost_axis_follows_the_torus_inside_each_slice() -> None:
+def test_innermost_axis_follows_torus_in_each_slice() -> None:
 
     notes: list[str] = []
     chips = pod(CUBE, 2)
@@ -197,7 +197,7 @@ def test_the_innermost_axis_follows_the_torus_inside_each_slice() -> None:
     assert hops(grid, 3, CUBE) == 1
 
 
-def test_processes_span_the_slow_network_where_devices_know_no_slices() -> None:
+def test_processes_are_granules_without_slices() -> None:
     chips = [
         dataclasses.replace(chip, process_index=chip.slice_index, slice_index=0)
         for chip in pod((2, 2, 1), 2)
@@ -209,7 +209,7 @@ def test_processes_span_the_slow_network_where_devices_know_no_slices() -> None:
     assert np.array_equal(grid.devices, wanted)
 
 
-def test_devices_that_make_no_torus_lie_in_the_order_of_their_processes_and_that_is_said() -> None:
+def test_devices_without_torus_are_ordered_with_note() -> None:
     notes: list[str] = []
     chips = pod(CUBE)[1:49]
     grid = mesh.build_mesh(spec.Mesh(dp=12, mp=4), chips[::-1], notes.append)
@@ -218,7 +218,7 @@ def test_devices_that_make_no_torus_lie_in_the_order_of_their_processes_and_that
 
 
 @pytest.mark.parametrize("platform", ["gpu", "cpu"])
-def test_other_devices_lie_by_slice_process_and_id_as_a_hybrid_mesh_has_them(platform: str) -> None:
+def test_other_devices_are_ordered_like_hybrid_mesh(platform: str) -> None:
     chips: list[Any] = [
         Tpu(n, n // 4, (0, 0, 0), n // 8, "NVIDIA H100 80GB HBM3", platform) for n in range(16)
     ]
@@ -245,7 +245,7 @@ def test_other_devices_lie_by_slice_process_and_id_as_a_hybrid_mesh_has_them(pla
         ((4, 8, 1), {"dp": 4, "fsdp": 16}, {}),
     ],
 )
-def test_every_row_of_a_batch_is_read_by_those_who_hold_a_part_of_it(
+def test_every_row_is_read_by_its_holders(
     sides: tuple[int, int, int], axes: dict[str, int], dcn: dict[str, int]
 ) -> None:
     slices = math.prod(axes.values()) // math.prod(sides)
@@ -270,7 +270,7 @@ def test_every_row_of_a_batch_is_read_by_those_who_hold_a_part_of_it(
         assert read[one] == read[other] or not set(read[one]) & set(read[other])
 
 
-def test_parts_of_the_batch_that_overlap_are_an_error() -> None:
+def test_overlapping_batch_parts_are_refused() -> None:
     chips = [
         Chip(id=number, process_index=process)
         for number, process in enumerate((0, 1, 0, 1, 0, 1, 1, 1))

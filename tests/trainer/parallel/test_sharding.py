@@ -47,7 +47,7 @@ def grid() -> jax.sharding.Mesh:
         ((), None, P()),
     ],
 )
-def test_a_leaf_is_split_by_its_names_then_over_fsdp(
+def test_leaf_is_split_by_names_then_fsdp(
     shape: tuple, axes: tuple | None, expected: P, grid: jax.sharding.Mesh
 ) -> None:
     entries = state_sharding("w", shape, axes, grid).spec
@@ -64,14 +64,14 @@ def test_a_leaf_is_split_by_its_names_then_over_fsdp(
         ((8,), ("embed", "hidden"), r"w: 2 axes .* are named for 1 dimensions \(8,\)"),
     ],
 )
-def test_axes_that_do_not_fit_are_errors(
+def test_unfitting_axes_are_refused(
     shape: tuple, axes: tuple, message: str, grid: jax.sharding.Mesh
 ) -> None:
     with pytest.raises(SpecError, match=message):
         state_sharding("w", shape, axes, grid)
 
 
-def test_the_first_path_rule_that_matches_the_whole_name_wins() -> None:
+def test_first_matching_path_rule_wins() -> None:
     own = {"a.kernel": None, "b.kernel": ("embed",), "b.bias": ("embed",)}
     rules = {r"a\..*": ("hidden",), r".*\.kernel": (None, "mp")}
     assert axes_by_path(rules, own) == {
@@ -81,14 +81,14 @@ def test_the_first_path_rule_that_matches_the_whole_name_wins() -> None:
     }
 
 
-def test_a_rule_that_matches_nothing_is_an_error() -> None:
+def test_rule_without_match_is_refused() -> None:
     with pytest.raises(
         SpecError, match="rule 'kernel' matches no parameter. There are: a.bias, a.kernel"
     ):
         axes_by_path({"kernel": ("embed",)}, {"a.kernel": None, "a.bias": None})
 
 
-def test_activations_are_held_to_the_mesh_and_left_alone_without_one(
+def test_activations_are_constrained_only_on_mesh(
     grid: jax.sharding.Mesh,
 ) -> None:
     assert constrain(jnp.ones((8, 4)), "batch", "embed").shape == (8, 4)
@@ -97,7 +97,7 @@ def test_activations_are_held_to_the_mesh_and_left_alone_without_one(
     assert held.sharding.spec == P("fsdp", "mp")
 
 
-def test_a_gathered_weight_has_its_gradient_split_over_fsdp(grid: jax.sharding.Mesh) -> None:
+def test_gradient_of_gathered_weight_is_split(grid: jax.sharding.Mesh) -> None:
     weight, x = jnp.ones((8, 4)), jnp.ones((16, 8))
     with jax.set_mesh(grid):
         loss = jax.jit(
@@ -112,9 +112,7 @@ def test_a_gathered_weight_has_its_gradient_split_over_fsdp(grid: jax.sharding.M
 
 
 @pytest.mark.parametrize("is_held", [True, False])
-def test_what_a_cast_makes_of_a_weight_is_gathered_where_it_is_held(
-    is_held: bool, grid: jax.sharding.Mesh
-) -> None:
+def test_weight_is_gathered_after_cast(is_held: bool, grid: jax.sharding.Mesh) -> None:
     """XLA moves a held sharding through a cast to its operand, here the parameter, in twice the bytes."""
 
     def loss(weight: jax.Array, x: jax.Array) -> jax.Array:
@@ -142,6 +140,6 @@ def test_what_a_cast_makes_of_a_weight_is_gathered_where_it_is_held(
         ({".*": (0,)}, r"sharding rule '.*': \(0,\) is not a tuple of axes"),
     ],
 )
-def test_what_is_no_rule_is_said_in_a_sentence(rules: Any, says: str) -> None:
+def test_invalid_rules_are_refused(rules: Any, says: str) -> None:
     with pytest.raises(SpecError, match=says):
         axes_by_path(rules, {"kernel": None})

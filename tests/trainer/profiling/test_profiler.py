@@ -51,7 +51,7 @@ ENTRY %main (x: f32[8,8]) -> f32[8,8] {
 """
 
 
-def test_an_operation_s_kind_is_read_from_what_is_in_it_and_the_scope_that_it_comes_from() -> None:
+def test_operation_kind_comes_from_content_and_scope() -> None:
     found = breakdown.program_kinds([PROGRAM])
     assert {name: found[name] for name in ("fusion.1", "cublas", "dot.1")} == dict.fromkeys(
         ("fusion.1", "cublas", "dot.1"), "matmul"
@@ -62,7 +62,7 @@ def test_an_operation_s_kind_is_read_from_what_is_in_it_and_the_scope_that_it_co
     assert {found[name] for name in ("while.1", "x")} == {None}
 
 
-def test_two_programs_may_give_one_name_to_operations_of_two_kinds() -> None:
+def test_same_operation_name_of_two_programs_has_two_kinds() -> None:
     other = (
         "HloModule jit__updates\n\nENTRY %main (x: f32[8]) -> f32[8] {\n  %fusion.1 = f32[8] "
         "copy(%x)\n}\n"
@@ -91,7 +91,7 @@ def test_two_programs_may_give_one_name_to_operations_of_two_kinds() -> None:
         ("while.10", None),
     ],
 )
-def test_a_kernel_that_no_program_knows_is_told_by_its_name(kernel: str, kind: str | None) -> None:
+def test_unknown_kernel_is_classified_by_name(kernel: str, kind: str | None) -> None:
     assert breakdown.kernel_kind(kernel) == kind
 
 
@@ -102,7 +102,7 @@ def ops(*given: tuple[str, float, float], device: str = "0") -> list[Op]:
     ]
 
 
-def test_every_moment_of_a_step_counts_once() -> None:
+def test_every_moment_counts_once() -> None:
     ran = ops(
         ("matmul", 0, 4),
         ("elementwise", 3, 5),
@@ -123,26 +123,26 @@ def test_every_moment_of_a_step_counts_once() -> None:
     assert found.top[0] == ("matmul.4", "matmul", 10.25)
 
 
-def test_seconds_are_the_mean_over_the_devices_of_a_process() -> None:
+def test_seconds_are_mean_over_devices() -> None:
     found = breakdown.break_down(
         ops(("matmul", 0, 4)) + ops(("matmul", 0, 2), device="1"), (0, 4), [], steps=1
     )
     assert (found.devices, found.seconds["matmul"], found.seconds["host"]) == (2, 3, 1)
 
 
-def test_an_evaluation_within_belongs_to_no_step() -> None:
+def test_evaluation_belongs_to_no_step() -> None:
     ran = ops(("matmul", 0, 2), ("elementwise", 2.5, 5.5), ("matmul", 6, 8))
     found = breakdown.break_down(ran, (0, 8), [(2, 6)], steps=2)
     assert (found.step_s, found.seconds["matmul"], found.seconds["elementwise"]) == (2, 2, 0)
     assert {name for name, *_ in found.top} == {"matmul.0", "matmul.2"}
 
 
-def test_a_trace_in_which_no_device_ran_anything_has_no_breakdown() -> None:
+def test_idle_trace_has_no_breakdown() -> None:
     with pytest.raises(ValueError, match="no operation"):
         breakdown.break_down(ops(("matmul", 9, 10)), (0, 8), [], steps=1)
 
 
-def test_the_words_of_a_breakdown() -> None:
+def test_breakdown_line_and_table() -> None:
     found = breakdown.break_down(ops(("matmul", 0, 4), ("collectives", 3, 6)), (0, 8), [], steps=1)
     assert found.to_line() == (
         "8000.000 ms a step: matmul 50 %, attention 0 %, elementwise 0 %, collectives 25 "
@@ -193,12 +193,12 @@ def read(*planes: Plane) -> breakdown.Trace:
     return breakdown.read_planes(planes, breakdown.program_kinds([PROGRAM]))
 
 
-def test_operations_of_cpu_devices_are_on_threads_of_the_host() -> None:
+def test_cpu_operations_are_read_from_host_threads() -> None:
     found = read(HOST)
     assert found == ([Op("fusion.1", "matmul", "cpu:3", (0, 5e-7))], [(0, 1e-5)], [(4e-6, 5e-6)])
 
 
-def test_operations_of_a_gpu_are_kernels_on_streams_that_name_them() -> None:
+def test_gpu_operations_are_read_from_streams() -> None:
     kernels = [
         Event("nvjet_tst_128x256", 0, 100, [("hlo_op", "fusion.2"), ("hlo_module", "jit__update")]),
         Event("nvjet_tst_128x256", 200, 100, [("correlation_id", "7")]),
@@ -215,7 +215,7 @@ def test_operations_of_a_gpu_are_kernels_on_streams_that_name_them() -> None:
     ]
 
 
-def test_operations_of_a_tpu_are_a_line_of_their_texts() -> None:
+def test_tpu_operations_are_read_from_text_line() -> None:
     texts = [
         Event("%while.1 = (s32[]) while(%tuple)", 0, 900),
         Event("%ag.done = f32[8,8]{1,0} all-gather-done(%ag)", 10, 20),
@@ -323,9 +323,7 @@ def summary(folder: Path) -> dict[str, Any]:
 
 
 @pytest.mark.usefixtures("standard", "named")
-def test_the_steps_that_the_job_names_are_traced_and_split(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_steps_of_job_are_traced(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     loop = Loop(tmp_path, at=2, steps=3, of=decoder)
     loop.run(8)
     folder = tmp_path / "profiles" / "step-2" / "rank-0"
@@ -341,7 +339,7 @@ def test_the_steps_that_the_job_names_are_traced_and_split(
     assert len(loop.losses) == 8
 
 
-def test_an_agent_that_asks_is_answered_and_the_request_is_gone(tmp_path: Path) -> None:
+def test_request_of_agent_is_answered_and_removed(tmp_path: Path) -> None:
     request = tmp_path / "request"
     request.write_text(json.dumps({"id": 4, "steps": 1}))
     loop = Loop(tmp_path, request=request)
@@ -353,7 +351,7 @@ def test_an_agent_that_asks_is_answered_and_the_request_is_gone(tmp_path: Path) 
     assert not request.exists()
 
 
-def test_a_profile_that_the_end_of_the_run_cuts_short_holds_the_steps_there_were(
+def test_profile_at_end_of_run_holds_remaining_steps(
     tmp_path: Path,
 ) -> None:
     Loop(tmp_path, at=3, steps=9).run(5)
@@ -361,14 +359,14 @@ def test_a_profile_that_the_end_of_the_run_cuts_short_holds_the_steps_there_were
 
 
 @pytest.mark.parametrize(("start", "traced"), [(0, True), (2, True), (3, False)])
-def test_an_attempt_that_resumed_behind_the_steps_does_not_trace_others(
+def test_attempt_resumed_after_steps_traces_nothing(
     tmp_path: Path, start: int, traced: bool
 ) -> None:
     Loop(tmp_path, at=2, start=start).run(5)
     assert (tmp_path / "profiles").exists() is traced
 
 
-def test_steps_that_go_to_the_device_together_are_traced_together(tmp_path: Path) -> None:
+def test_steps_of_one_dispatch_are_traced_together(tmp_path: Path) -> None:
     loop = Loop(tmp_path, at=3, steps=5)
     for done in range(0, 40, 8):
         loop.profiler.before_step(done)
@@ -378,7 +376,7 @@ def test_steps_that_go_to_the_device_together_are_traced_together(tmp_path: Path
     assert (folder.name, summary(folder / "rank-0")["steps"]) == ("step-8", 8)
 
 
-def test_a_folder_that_cannot_be_written_costs_the_profile_and_not_the_run(tmp_path: Path) -> None:
+def test_unwritable_folder_fails_only_profile(tmp_path: Path) -> None:
     (tmp_path / "profiles").write_text("a file where a folder should be")
     request = tmp_path / "request"
     request.write_text(json.dumps({"id": 1, "steps": 1}))
@@ -392,7 +390,7 @@ def test_a_folder_that_cannot_be_written_costs_the_profile_and_not_the_run(tmp_p
     assert [one["state"] for one in loop.told.profiles] == ["failed"]
 
 
-def test_a_trace_that_cannot_be_written_costs_the_profile_and_not_the_run(
+def test_unwritable_trace_fails_only_profile(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
@@ -410,7 +408,7 @@ def test_a_trace_that_cannot_be_written_costs_the_profile_and_not_the_run(
     ]
 
 
-def test_a_request_that_cannot_be_read_is_said_once(tmp_path: Path) -> None:
+def test_unreadable_request_is_noted_once(tmp_path: Path) -> None:
     request = tmp_path / "request"
     request.write_text("{}")
     loop = Loop(tmp_path, request=request)
@@ -421,9 +419,7 @@ def test_a_request_that_cannot_be_read_is_said_once(tmp_path: Path) -> None:
     ]
 
 
-def test_a_trace_that_is_too_large_leaves_its_summary(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_large_trace_leaves_summary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(profiler, "MAX_BYTES", 1)
     loop = Loop(tmp_path, at=1, steps=1)
     loop.run(3)
@@ -432,7 +428,7 @@ def test_a_trace_that_is_too_large_leaves_its_summary(
     assert "too large to keep" in loop.told.notes[0]
 
 
-def test_without_a_run_folder_the_trace_lies_in_a_temporary_one(
+def test_trace_without_run_folder_is_temporary(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
@@ -440,7 +436,7 @@ def test_without_a_run_folder_the_trace_lies_in_a_temporary_one(
     assert len(list(tmp_path.glob("jaxlaunch-profiles-*/step-1/rank-0/summary.json"))) == 1
 
 
-def test_only_so_many_traces_of_a_rank_are_kept(tmp_path: Path) -> None:
+def test_oldest_traces_are_removed(tmp_path: Path) -> None:
     for number in range(KEPT_TRACES):
         (tmp_path / "profiles" / f"step-9{number}" / "rank-0").mkdir(parents=True)
     (tmp_path / "profiles" / "step-90" / "rank-1").mkdir()

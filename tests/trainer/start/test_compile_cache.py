@@ -37,7 +37,7 @@ def settings() -> Iterator[None]:
         ("/ckpt/cache", None, "/ckpt/cache/xla_gpu_per_fusion_autotune_cache_dir"),
     ],
 )
-def test_xla_is_never_handed_a_url_for_files_of_its_own(
+def test_xla_gets_no_url_for_its_files(
     named: str | None, from_environment: str | None, folder: str
 ) -> None:
     jax.config.update(DIR, from_environment)
@@ -49,7 +49,7 @@ def test_xla_is_never_handed_a_url_for_files_of_its_own(
     assert told.xla_gpu_kernel_cache_file == ""
 
 
-def test_a_folder_that_the_user_gave_jax_stays(tmp_path: Path) -> None:
+def test_configured_folder_stays(tmp_path: Path) -> None:
     jax.config.update(DIR, str(tmp_path))
     compile_cache.install_cache(str(tmp_path / "run"), pytest.fail)
     assert getattr(jax.config, DIR) == str(tmp_path)
@@ -62,7 +62,7 @@ def kept(here: Path, beside: Path) -> None:
     compile_cache._background.submit(lambda: None).result()  # it is there, too
 
 
-def test_a_host_that_comes_later_finds_what_the_run_kept_and_keeps_it_itself(
+def test_later_host_copies_entries_of_run(
     tmp_path: Path,
 ) -> None:
     here, beside, other = (tmp_path / name for name in ("here", "beside", "other"))
@@ -76,9 +76,7 @@ def test_a_host_that_comes_later_finds_what_the_run_kept_and_keeps_it_itself(
 @pytest.mark.parametrize(
     "damage", [lambda raw: raw[:-1], lambda raw: b"", lambda raw: raw[:60] + b"?" + raw[61:]]
 )
-def test_an_entry_that_is_not_what_was_written_is_compiled_and_kept_again(
-    damage, tmp_path: Path
-) -> None:
+def test_damaged_entry_is_compiled_again(damage, tmp_path: Path) -> None:
     here, beside = tmp_path / "here", tmp_path / "beside"
     kept(here, beside)
     (name,) = (file.name for file in here.iterdir())
@@ -90,14 +88,14 @@ def test_an_entry_that_is_not_what_was_written_is_compiled_and_kept_again(
     assert programs.get(KEY) == VALUE
 
 
-def test_a_disk_that_cannot_be_written_costs_no_run(tmp_path: Path) -> None:
+def test_unwritable_disk_fails_no_run(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     programs = ProgramCache(tmp_path / "file" / "x", epath.Path(tmp_path / "file" / "y"), set())
     programs.put(KEY, VALUE)
     assert programs.get(KEY) is None
 
 
-def test_a_folder_that_others_can_write_is_not_used(tmp_path: Path, monkeypatch) -> None:
+def test_folder_writable_by_others_is_not_used(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     jax.config.update(DIR, None)
     (tmp_path / "jaxlaunch" / "programs").mkdir(parents=True)
@@ -111,9 +109,7 @@ def test_a_folder_that_others_can_write_is_not_used(tmp_path: Path, monkeypatch)
     assert getattr(jax.config, DIR) is None
 
 
-def test_what_was_used_last_stays_when_a_folder_is_over_its_limit(
-    tmp_path: Path, monkeypatch
-) -> None:
+def test_recently_used_entries_survive_sweep(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(compile_cache, "MAX_BYTES", 250)
     for number in range(4):
         file = tmp_path / f"kind{number % 2}" / str(number)
@@ -125,7 +121,7 @@ def test_what_was_used_last_stays_when_a_folder_is_over_its_limit(
     assert sorted(file.name for file in tmp_path.glob("*/*")) == ["0", "3"]
 
 
-def test_programs_of_another_processor_or_version_are_in_another_folder(monkeypatch) -> None:
+def test_environment_digest_depends_on_processor_and_version(monkeypatch) -> None:
     names = [compile_cache._environment_digest()]
     with monkeypatch.context() as other:
         other.setattr(compile_cache, "_processor_features", lambda: "flags: avx512f")

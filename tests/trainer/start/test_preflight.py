@@ -33,7 +33,7 @@ from jaxlaunch.trainer.start.process import exit_code
     ],
 )
 @pytest.mark.parametrize("call", ["mkdir", "write_text", "unlink"])
-def test_a_folder_is_the_specifications_fault_only_where_its_path_is(
+def test_wrong_path_is_spec_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, number: int, code: int
 ) -> None:
     def fail(*_: Any, **__: Any) -> None:
@@ -47,7 +47,7 @@ def test_a_folder_is_the_specifications_fault_only_where_its_path_is(
 
 @pytest.mark.parametrize("known_by", ["the agent", "its steps"])
 @pytest.mark.parametrize("number", [errno.EACCES, errno.EROFS])
-def test_a_folder_that_refuses_a_run_which_has_saved_there_is_storages_fault_and_tried_again(
+def test_folder_refused_after_saves_is_retried_storage_error(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -78,9 +78,7 @@ def test_a_folder_that_refuses_a_run_which_has_saved_there_is_storages_fault_and
 
 
 @pytest.mark.parametrize("path", ["file", "file/below", "x" * 300])
-def test_a_file_in_the_place_of_a_folder_is_the_specifications_fault(
-    tmp_path: Path, path: str
-) -> None:
+def test_file_in_place_of_folder_is_spec_error(tmp_path: Path, path: str) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(SpecError, match="cannot be written"):
         storage.check_writable(str(tmp_path / path))
@@ -88,13 +86,13 @@ def test_a_file_in_the_place_of_a_folder_is_the_specifications_fault(
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ESTALE])
 @pytest.mark.parametrize("has_stepped", [False, True])
-def test_a_disk_that_fails_anywhere_is_storages_fault(number: int, has_stepped: bool) -> None:
+def test_disk_failure_is_storage_error(number: int, has_stepped: bool) -> None:
     assert (
         exit_code(OSError(number, os.strerror(number)), has_stepped=has_stepped) == contract.STORAGE
     )
 
 
-def test_an_error_of_the_program_is_not_storages() -> None:
+def test_program_error_is_no_storage_error() -> None:
     assert exit_code(FileNotFoundError(errno.ENOENT, "gone"), has_stepped=False) == contract.STARTUP
 
 
@@ -113,7 +111,7 @@ def environ(platform: str, devices: int, processes: int = 1, **more: str) -> dic
 
 
 @pytest.mark.parametrize("platform", ["cuda", "tpu"])
-def test_a_job_of_accelerators_does_not_train_on_the_cpu(platform: str) -> None:
+def test_job_of_accelerators_is_refused_on_cpu(platform: str) -> None:
     with pytest.raises(
         SpecError, match=r"asks for 8 .*, this machine \(.*\) has 8 CPU devices: .*--simulate"
     ) as raised:
@@ -121,7 +119,7 @@ def test_a_job_of_accelerators_does_not_train_on_the_cpu(platform: str) -> None:
     assert {"cuda": "the extra cuda13 of", "tpu": "the extra tpu of"}[platform] in str(raised.value)
 
 
-def test_devices_are_checked_by_number_in_each_process() -> None:
+def test_device_count_is_checked_per_process() -> None:
     preflight.check_devices(environ("cpu", 8))
     with pytest.raises(
         SpecError,
@@ -146,7 +144,7 @@ def test_devices_are_checked_by_number_in_each_process() -> None:
         ("localhost", None),
     ],
 )
-def test_a_name_of_this_host_at_which_cpu_devices_cannot_be_connected_is_told_first(
+def test_unusable_host_name_is_refused_first(
     name: str, fault: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(socket, "gethostname", lambda: name)
@@ -157,7 +155,7 @@ def test_a_name_of_this_host_at_which_cpu_devices_cannot_be_connected_is_told_fi
         preflight.check_name(environ("cpu", 8, **{contract.COORDINATOR: "host-0.gang:1234"}))
 
 
-def test_without_an_agent_there_is_nothing_to_compare() -> None:
+def test_devices_are_unchecked_without_agent() -> None:
     preflight.check_devices({})
     preflight.check_driver({})
 
@@ -166,7 +164,7 @@ def test_without_an_agent_there_is_nothing_to_compare() -> None:
     ("driver", "processes", "fits"),
     [(0, 1, False), (7, 1, False), (8, 1, True), (None, 1, True), (8, 2, False), (16, 2, True)],
 )
-def test_a_driver_with_too_few_gpus_is_told_before_the_processes_join(
+def test_driver_with_too_few_gpus_is_refused(
     driver: int | None, processes: int, fits: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(preflight, "_count_gpus", lambda: driver)
@@ -214,7 +212,7 @@ CLOSED_MODULE = (
         (OPEN_MODULE, 12040, [], None),
     ],
 )
-def test_a_driver_that_is_too_old_for_the_cuda_of_jax_is_told_before_jax_starts(
+def test_driver_too_old_for_cuda_is_refused(
     module: str,
     supported: int,
     installed: list[int],
@@ -251,7 +249,7 @@ class Libcuda:
         return 0
 
 
-def test_a_mesh_for_other_devices_says_what_it_asks_for() -> None:
+def test_mesh_for_other_devices_is_refused() -> None:
     with pytest.raises(
         SpecError, match="train.mesh: dp 3 × fsdp 1 × mp 1 asks for 3 devices, there are 8"
     ):
@@ -296,13 +294,13 @@ SMALL = {"kind": "decoder", "layers": 2, "width": 64}
         ({}, {"precision": "fp16"}, "train.precision was fp32, the job says fp16"),
     ],
 )
-def test_another_state_is_told_by_the_keys_that_make_it_so(
+def test_changed_state_is_described_by_keys(
     then: dict[str, Any], now: dict[str, Any], says: str
 ) -> None:
     assert preflight.describe_changes(meta(**then), meta(**now)) == says
 
 
-def test_a_checkpoint_that_does_not_record_them_tells_nothing() -> None:
+def test_unrecorded_keys_are_not_compared() -> None:
     assert preflight.describe_changes({"data": "x"}, meta()) == ""
 
 
@@ -320,16 +318,14 @@ def test_a_checkpoint_that_does_not_record_them_tells_nothing() -> None:
         ),
     ],
 )
-def test_a_run_shorter_than_what_is_saved_is_told_in_what_the_job_says(
-    length: dict[str, int], says: str
-) -> None:
+def test_run_shorter_than_checkpoint_is_refused(length: dict[str, int], says: str) -> None:
     with pytest.raises(SpecError) as raised:
         preflight.check_length(TrainSpec(task=LM, **length), 23, 57, "/ckpt")
     assert says in str(raised.value)
     preflight.check_length(TrainSpec(task=LM, **length), 57, 57, "/ckpt")
 
 
-def test_hosts_that_would_read_other_data_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hosts_with_different_data_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     consensus.check_same_data({"train": "text a"})  # alone
     told: list[list[str]] = []
     monkeypatch.setattr(consensus, "gather_values", lambda mine: told.append(mine) or [mine, mine])

@@ -15,7 +15,7 @@ from jaxlaunch import contract
 from jaxlaunch.trainer.start import process
 
 
-def test_sys_exit_in_user_code_is_no_result_and_says_where(
+def test_sys_exit_in_user_code_is_located(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     def find() -> dict[str, Any]:
@@ -46,7 +46,7 @@ print(json.dumps([read(each) for each in json.loads(sys.argv[1])]))
 """
 
 
-def test_a_standby_process_reads_its_job_and_imports_nothing_of_the_users(tmp_path: Path) -> None:
+def test_standby_process_imports_no_user_code(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text("raise SystemExit('imported')")
     own = {"task": "mine:Task", "data": {"source": "torch", "dataset": "mine:Rows"}}
     ours = {

@@ -25,7 +25,7 @@ from tests.trainer.tiny import Counting, Digits, Pictures, compiled
         (5, 5, 1, [], []),
     ],
 )
-def test_no_span_runs_over_an_evaluation_a_save_or_the_end(
+def test_spans_end_at_pauses(
     start: int, total: int, size: int, every: list[int | None], lengths: list[int]
 ) -> None:
     found = cut_spans(start, total, size, every)
@@ -33,18 +33,18 @@ def test_no_span_runs_over_an_evaluation_a_save_or_the_end(
     assert [step for span in found for step in span] == list(range(start, total))
 
 
-def test_spans_of_an_endless_run_take_no_memory() -> None:
+def test_spans_of_endless_run_are_lazy() -> None:
     assert cut_spans(0, 10**12)[10**11] == range(10**11, 10**11 + 1)
 
 
-def test_the_last_span_is_found_from_the_end() -> None:
+def test_spans_accept_negative_indexes() -> None:
     assert cut_spans(0, 10, 4)[-1] == range(9, 10)
     with pytest.raises(IndexError):
         cut_spans(0, 10, 4)[4]
 
 
 @pytest.mark.parametrize("task", [Digits(), Counting(), Pictures()], ids=["mlp", "decoder", "vit"])
-def test_steps_in_one_dispatch_are_equal_to_single_ones(task: Any, to_the_bit: None) -> None:
+def test_steps_of_one_dispatch_equal_single_steps(task: Any, to_the_bit: None) -> None:
     batches = [task.batch(number) for number in range(4)]
     single = compiled(task)
     state, told = single.init_state(), []

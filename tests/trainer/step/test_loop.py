@@ -18,7 +18,7 @@ from tests.trainer.tiny import Pictures, compiled
 
 
 @pytest.mark.parametrize("turns", [1, 3])
-def test_a_turn_written_out_is_the_loop_s(turns: int) -> None:
+def test_single_part_scan_equals_loop(turns: int) -> None:
     parts = {"a": jnp.arange(2.0 * turns).reshape(turns, 2), "b": jnp.ones((turns, 1))}
     end, made = scan_parts(
         lambda sum_, part: (sum_ + part["a"], part["a"] * part["b"]), jnp.zeros(2), parts
@@ -34,7 +34,7 @@ class Convolved(Pictures):
         return ResNet(spec.model, rngs, ModelOptions.from_spec(spec))
 
 
-def test_every_convolution_of_a_step_is_in_the_form_that_cpus_have_a_fast_kernel_for() -> None:
+def test_convolutions_use_fast_cpu_form() -> None:
     text = (
         compiled(Convolved(), model=RESNET.model_copy(update={"channels": 1}))._train[1].hlo_text()
     )

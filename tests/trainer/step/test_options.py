@@ -23,9 +23,7 @@ ARGUMENT = (jax.ShapeDtypeStruct((2,), jnp.float32),)
 @pytest.mark.parametrize(
     ("is_quick", "options"), [(False, {"xla_backend_optimization_level": 1}), (True, None)]
 )
-def test_a_program_that_runs_once_is_never_optimized_more_than_the_others(
-    is_quick: bool, options: dict[str, int] | None
-) -> None:
+def test_setup_programs_are_optimized_less(is_quick: bool, options: dict[str, int] | None) -> None:
     name = "jax_disable_most_optimizations"
     before = jax.config.read(name)
     jax.config.update(name, is_quick)
@@ -54,7 +52,7 @@ def of_tpu(kind: str) -> dict[str, str]:
     return found
 
 
-def test_what_a_job_sets_for_libtpu_has_precedence(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_libtpu_flags_of_job_have_precedence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("LIBTPU_INIT_ARGS", raising=False)
     ours = of_tpu("TPU v5")
     monkeypatch.setenv(
@@ -68,7 +66,7 @@ def test_what_a_job_sets_for_libtpu_has_precedence(monkeypatch: pytest.MonkeyPat
     )
 
 
-def test_a_tpu_whose_sparse_cores_run_the_collectives_keeps_them(
+def test_tpu_with_sparse_cores_keeps_collectives(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.delenv("LIBTPU_INIT_ARGS", raising=False)
@@ -79,7 +77,7 @@ def test_a_tpu_whose_sparse_cores_run_the_collectives_keeps_them(
     )
 
 
-def test_an_option_that_the_compiler_does_not_know_is_left_out_and_named(
+def test_unknown_compiler_option_is_dropped_and_named(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     known = {"xla_backend_optimization_level": 1}
@@ -96,7 +94,7 @@ def test_an_option_that_the_compiler_does_not_know_is_left_out_and_named(
     ]
 
 
-def test_options_that_the_compiler_itself_fails_with_are_left_out(
+def test_failing_compiler_options_are_dropped(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.delenv("LIBTPU_INIT_ARGS", raising=False)

@@ -85,7 +85,7 @@ def promotions(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
 @pytest.mark.parametrize("case", CASES)
-def test_every_built_in_model_is_traced_without_rank_promotion_whatever_jax_is_set_to(
+def test_built_in_models_never_promote_ranks(
     case: str, precision: str, standard: None, promotions: list[str]
 ) -> None:
     task, model, batch, keys = CASES[case]
@@ -98,7 +98,7 @@ def test_every_built_in_model_is_traced_without_rank_promotion_whatever_jax_is_s
     ("task", "model"),
     [(Classify(), {"kind": f"{__name__}:Theirs"}), (tiny.Digits(), {"kind": "mlp"})],
 )
-def test_what_users_bring_may_broadcast(
+def test_user_code_may_broadcast(
     task: Any, model: Any, standard: None, promotions: list[str]
 ) -> None:
     batch = (

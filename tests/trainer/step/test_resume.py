@@ -36,7 +36,7 @@ def recorded(attention: str = "xla", /, **keys: Any) -> dict[str, Any]:
     return resume.training_record(spec, attention, spec.total_steps(64), open_source(spec, "eval"))
 
 
-def test_equal_trainings_have_nothing_to_say_and_compile_nothing_to_know_it(
+def test_equal_trainings_have_no_changes(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     jax.clear_caches()
@@ -68,7 +68,7 @@ def test_equal_trainings_have_nothing_to_say_and_compile_nothing_to_know_it(
         ),
     ],
 )
-def test_every_key_that_matters_is_said_from_what_to_what(keys: dict[str, Any], says: str) -> None:
+def test_changed_keys_are_described_with_values(keys: dict[str, Any], says: str) -> None:
     attention = keys.get(
         "attention", "xla"
     )  # as it is in use: auto may be another on other devices
@@ -86,11 +86,11 @@ def test_every_key_that_matters_is_said_from_what_to_what(keys: dict[str, Any], 
         {"data": DATA | {"threads": 2}},
     ],
 )
-def test_keys_that_change_no_number_are_not_said(keys: dict[str, Any]) -> None:
+def test_irrelevant_keys_are_not_described(keys: dict[str, Any]) -> None:
     assert resume.describe_changes(recorded(), recorded(**keys), 5) is None
 
 
-def test_the_learning_rate_that_a_longer_run_begins_with_again_is_said() -> None:
+def test_changed_learning_rate_is_described() -> None:
     """A cosine of two epochs has nearly ended at step 15 of 16; of four it is half way."""
     lr = {"optimizer": {"lr": 3e-3}}
     changed = resume.describe_changes(recorded(epochs=2, **lr), recorded(epochs=4, **lr), 15)
@@ -100,11 +100,11 @@ def test_the_learning_rate_that_a_longer_run_begins_with_again_is_said() -> None
     )
 
 
-def test_a_checkpoint_that_recorded_nothing_has_nothing_to_say() -> None:
+def test_checkpoint_without_record_has_no_changes() -> None:
     assert resume.describe_changes({"train.batch": 8}, recorded(), 5) is None
 
 
-def test_a_record_of_another_version_is_compared_as_far_as_it_goes() -> None:
+def test_record_of_another_version_is_compared() -> None:
     then = recorded()
     then["train"]["optimizer"]["momenta"] = (
         3  # a key that there is no more: the rate of then is not known
@@ -128,9 +128,7 @@ def decoder(**model: Any) -> tuple[TrainSpec, dict[str, Any]]:
         ({"score_cap": 5.0}, "score_cap"),
     ],
 )
-def test_keys_that_an_older_version_had_not_are_compared_by_their_defaults(
-    model: dict[str, Any], says: str | None
-) -> None:
+def test_missing_keys_are_compared_by_defaults(model: dict[str, Any], says: str | None) -> None:
     _, then = decoder()
     for path in ("optimizer.chain", "optimizer.schedule.args", "model.window", "model.score_cap",
                  "model.rope_scaling.kind", "loss"):  # fmt: skip
@@ -151,7 +149,7 @@ def _with_optimizer(record: dict[str, Any]) -> dict[str, Any]:
     return {key: record["train"][key] for key in ("model", "optimizer", "precision")}
 
 
-def test_a_record_holds_no_arguments_and_no_paths() -> None:
+def test_record_holds_no_arguments_or_paths() -> None:
     data = {
         "source": "torch",
         "dataset": "mine:Rows",
@@ -171,9 +169,7 @@ class Never:
         return False
 
 
-def test_a_resumed_run_says_once_what_changed(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_resumed_run_notes_changes_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def run(**keys: Any) -> str:
         stop: Any = Never()
         build_loop(

@@ -51,7 +51,7 @@ def copied(state: TrainState) -> TrainState:
 
 @pytest.mark.parametrize("name", TASKS)
 @pytest.mark.parametrize("axes", MESHES, ids=str)
-def test_every_mesh_gives_the_losses_of_one_device(name: str, axes: dict[str, Any]) -> None:
+def test_losses_are_equal_on_every_mesh(name: str, axes: dict[str, Any]) -> None:
     losses, state = run(TASKS[name], mesh=axes)
     np.testing.assert_allclose(losses, alone(name), rtol=1e-5)
     assert losses[-1] < 0.8 * losses[0]
@@ -60,15 +60,13 @@ def test_every_mesh_gives_the_losses_of_one_device(name: str, axes: dict[str, An
 
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("axes", MESHES, ids=str)
-def test_a_transformer_of_any_kind_gives_the_losses_of_one_device(
-    name: str, axes: dict[str, Any]
-) -> None:
+def test_transformer_losses_are_equal_on_every_mesh(name: str, axes: dict[str, Any]) -> None:
     task = Pictures() if name == "vit" else Counting()
     losses, _ = run(task, mesh=axes, **MODELS[name])
     np.testing.assert_allclose(losses, transformer_alone(name), rtol=1e-5)
 
 
-def test_a_vocabulary_that_does_not_divide_stays_whole() -> None:
+def test_indivisible_vocabulary_stays_whole() -> None:
     odd = {"model": GPT2.model_copy(update={"vocab": 33})}
     losses, _ = run(Counting(), 5, mesh={"dp": 2, "fsdp": 2, "mp": 2}, **odd)
     np.testing.assert_allclose(losses, run(Counting(), 5, **odd)[0], rtol=1e-5)
@@ -80,12 +78,12 @@ def transformer_alone(name: str) -> np.ndarray:
 
 
 @pytest.mark.parametrize("name", TASKS)
-def test_fsdp_splits_the_whole_state(name: str) -> None:
+def test_fsdp_splits_whole_state(name: str) -> None:
     step = build(TASKS[name], mesh={"fsdp": 8}, optimizer={"ema": 0.9})
     assert share(step.init_state()) <= 1 / 8 * 1.04  # vectors are whole, and few bytes even here
 
 
-def test_mp_halves_the_named_weights() -> None:
+def test_mp_halves_named_weights() -> None:
     state = build(TASKS["decoder"], mesh={"mp": 2}).init_state()
     names = [name for name in state.params if "norm" not in name]
     assert {name: share(state, name) for name in names} == dict.fromkeys(names, 0.5)
@@ -94,7 +92,7 @@ def test_mp_halves_the_named_weights() -> None:
 
 
 @pytest.mark.parametrize("name", ["adafactor", "muon"])
-def test_an_optimizer_s_state_takes_its_parameters_places(name: str) -> None:
+def test_optimizer_state_has_parameter_shardings(name: str) -> None:
     losses, state = run(TASKS["decoder"], 3, mesh={"fsdp": 8}, optimizer={"name": name})
     np.testing.assert_allclose(
         losses, run(TASKS["decoder"], 3, optimizer={"name": name})[0], rtol=1e-5
@@ -105,7 +103,7 @@ def test_an_optimizer_s_state_takes_its_parameters_places(name: str) -> None:
 @pytest.mark.parametrize(
     ("task", "accumulate"), [(Counting(), 4), (MeanLoss(), 2), (MeanLoss(), 4)]
 )
-def test_micro_batches_add_up_to_the_same_step(task: Any, accumulate: int) -> None:
+def test_micro_batches_equal_one_batch(task: Any, accumulate: int) -> None:
     options: dict[str, Any] = {
         "mesh": {"dp": 2, "fsdp": 2},
         "optimizer": {"name": "sgd", "lr": 0.1},
@@ -120,7 +118,7 @@ def test_micro_batches_add_up_to_the_same_step(task: Any, accumulate: int) -> No
     )
 
 
-def test_micro_batches_are_split_without_communication() -> None:
+def test_micro_batches_need_no_communication() -> None:
     step = build(TASKS["mlp"], mesh={"dp": 8}, accumulate=2)
     split = jax.jit(
         functools.partial(step._placement.split_micro_batches, count=2),
@@ -136,14 +134,14 @@ def test_micro_batches_are_split_without_communication() -> None:
     )
 
 
-def test_a_step_gives_its_state_away() -> None:
+def test_step_donates_state() -> None:
     step = compiled(TASKS["mlp"])
     state = step.init_state()
     step.train(state, step.put_batch(TASKS["mlp"].batch(0)))
     assert all(leaf.is_deleted() for leaf in jax.tree.leaves(state))
 
 
-def test_another_kind_of_batch_is_an_error_that_says_what_changed() -> None:
+def test_changed_batch_shape_is_named() -> None:
     step, batch = compiled(TASKS["decoder"]), TASKS["decoder"].batch(0)
     longer = step.put_batch(batch | {"tokens": np.zeros((16, 19), np.int32)})
     with pytest.raises(
@@ -155,7 +153,7 @@ def test_another_kind_of_batch_is_an_error_that_says_what_changed() -> None:
     step.compile_train(step.put_batch(batch))
 
 
-def test_a_step_that_is_not_finite_leaves_the_state_as_it_was() -> None:
+def test_step_that_is_not_finite_keeps_state() -> None:
     task = TASKS["mlp"]
     step = compiled(task, mesh={"fsdp": 2}, optimizer={"ema": 0.5})
     state, _ = step.train(step.init_state(), step.put_batch(task.batch(0)))
@@ -169,9 +167,7 @@ def test_a_step_that_is_not_finite_leaves_the_state_as_it_was() -> None:
 
 
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])
-def test_a_batch_without_a_target_changes_nothing_and_is_a_step(
-    precision: str, standard: None
-) -> None:
+def test_batch_without_target_only_counts(precision: str, standard: None) -> None:
     task = TASKS["mlp"]
     schedule = {"name": "linear", "warmup": 4}
     step = compiled(
@@ -208,7 +204,7 @@ def test_a_batch_without_a_target_changes_nothing_and_is_a_step(
     np.testing.assert_allclose(metrics["learning_rate"], 0.5e-3)
 
 
-def test_what_is_not_finite_in_a_batch_without_a_target_is_still_found() -> None:
+def test_non_finite_batch_without_target_is_found() -> None:
     class Broken(Digits):
         def loss(self, model: Any, batch: dict[str, jax.Array], rng: jax.Array) -> Loss:
             found = super().loss(model, batch, rng)
@@ -238,7 +234,7 @@ def test_metrics_are_named_means() -> None:
 
 
 @pytest.mark.parametrize("task", [Digits(), MeanLoss()], ids=["sums", "mean"])
-def test_padded_rows_weigh_exactly_nothing_in_evaluation(task: Any) -> None:
+def test_padded_rows_do_not_count_in_evaluation(task: Any) -> None:
     step, batch = build(task, mesh={"dp": 4}), task.batch(0)
     batch["weight"][11:] = 0
     step.compile_eval(step.put_batch(batch))
@@ -251,7 +247,7 @@ def test_padded_rows_weigh_exactly_nothing_in_evaluation(task: Any) -> None:
     assert jax.tree.all(jax.tree.map(np.array_equal, found, again))
 
 
-def test_evaluation_uses_the_averaged_weights() -> None:
+def test_evaluation_uses_averaged_weights() -> None:
     task = TASKS["mlp"]
     step = compiled(task, optimizer={"ema": 0.999})
     batch = step.put_batch(task.batch(0))
@@ -264,7 +260,7 @@ def test_evaluation_uses_the_averaged_weights() -> None:
     assert abs(averaged - untrained) < 0.1 * untrained and metrics["loss"] * 16 < 0.5 * untrained
 
 
-def test_bf16_computes_in_bfloat16_and_keeps_float32_state(standard: None) -> None:
+def test_bf16_computes_in_bfloat16_with_float32_state(standard: None) -> None:
     losses, state = run(
         TASKS["decoder"], precision="bf16", remat="full", mesh={"dp": 2, "fsdp": 2, "mp": 2}
     )
@@ -276,7 +272,7 @@ def test_bf16_computes_in_bfloat16_and_keeps_float32_state(standard: None) -> No
     assert not np.allclose(losses, alone("decoder"), rtol=1e-5)
 
 
-def test_a_named_state_is_the_state() -> None:
+def test_state_round_trips_through_tree() -> None:
     step = compiled(TASKS["decoder"], optimizer={"ema": 0.9})
     state = step.init_state()
     tree = step.builder.to_tree(state)
@@ -309,13 +305,13 @@ class Noisy(nnx.Module):
         return self.out(hidden)
 
 
-def test_a_model_that_names_nothing_is_split_by_path_rules(standard: None) -> None:
+def test_unnamed_model_is_split_by_path_rules(standard: None) -> None:
     step = build(WithState(), mesh={"fsdp": 2, "mp": 2})
     assert step.abstract.params["inner.kernel"].sharding.spec == jax.P("fsdp", "mp")
     assert set(step.abstract.buffers) == {"norm.mean", "norm.var"}
 
 
-def test_noise_and_statistics_are_a_function_of_seed_and_step(standard: None) -> None:
+def test_noise_depends_on_seed_and_step(standard: None) -> None:
     step = compiled(WithState(), mesh={"dp": 2})
     first, second = ([step.put_batch(WithState().batch(0))] * 2 for _ in range(2))
     runs = []
@@ -333,26 +329,26 @@ def test_noise_and_statistics_are_a_function_of_seed_and_step(standard: None) ->
     assert sums[0] == sums[1]
 
 
-def test_a_batch_that_does_not_divide_is_an_error() -> None:
+def test_indivisible_batch_is_refused() -> None:
     with pytest.raises(SpecError, match="batch = 16 cannot be split evenly over accumulate = 3"):
         build(TASKS["mlp"], accumulate=3)
 
 
-def test_flops_are_three_times_those_of_the_forward_products() -> None:
+def test_flops_are_three_times_forward_flops() -> None:
     step = build(TASKS["mlp"], accumulate=2)
     assert step.count_flops(step.put_batch(TASKS["mlp"].batch(0))) == 3 * 2 * 16 * (
         784 * 32 + 32 * 32 + 32 * 10
     )
 
 
-def test_initial_values_do_not_depend_on_the_mesh() -> None:
+def test_initial_values_are_equal_on_every_mesh() -> None:
     one, eight = (
         build(TASKS["decoder"], mesh=axes).init_state() for axes in ({}, {"fsdp": 4, "mp": 2})
     )
     assert equal(copied(one), copied(eight))
 
 
-def test_the_first_state_is_compiled_for_one_run_to_the_bits_of_every_optimization(
+def test_initial_state_is_equal_without_optimizations(
     optimized: None,
 ) -> None:
     step = build(Digits(), mesh={"fsdp": 2, "mp": 2})
@@ -370,7 +366,7 @@ def test_the_first_state_is_compiled_for_one_run_to_the_bits_of_every_optimizati
     assert equal(step.init_state(), wanted)
 
 
-def test_every_bit_of_a_seed_of_64_counts() -> None:
+def test_all_64_bits_of_seed_count() -> None:
     """And a seed that 32 bits hold has the keys that it always had."""
 
     def keys(seed: int) -> bytes:

@@ -37,7 +37,7 @@ def rows() -> tuple[np.ndarray, np.ndarray]:
     return logits, RNG.integers(0, 7, 101)  # 7 is no row's label
 
 
-def test_rates_and_confusion_are_those_of_counting(rows: tuple[np.ndarray, np.ndarray]) -> None:
+def test_rates_and_confusion_match_counting(rows: tuple[np.ndarray, np.ndarray]) -> None:
     logits, labels = rows
     chosen, found = logits.argmax(-1), told(logits, labels)
     square = [[int(((labels == a) & (chosen == b)).sum()) for b in range(8)] for a in range(8)]
@@ -65,7 +65,7 @@ def test_rates_and_confusion_are_those_of_counting(rows: tuple[np.ndarray, np.nd
     assert list(found["macro"].values()) == pytest.approx(scores[:3])
 
 
-def test_calibration_is_of_fifteen_bins_and_the_worst_examples_have_their_files(
+def test_calibration_and_worst_examples_are_recorded(
     rows: tuple[np.ndarray, np.ndarray],
 ) -> None:
     logits, labels = rows
@@ -89,7 +89,7 @@ def test_calibration_is_of_fifteen_bins_and_the_worst_examples_have_their_files(
     )
 
 
-def test_the_record_of_many_classes_is_bounded_and_no_number_is_lost_in_it() -> None:
+def test_record_of_many_classes_is_bounded() -> None:
     labels = np.arange(3000) % 2000
     logits = RNG.normal(0, 1, (3000, 2000)).astype(np.float32)
     logits[5] = math.nan

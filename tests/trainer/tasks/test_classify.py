@@ -20,7 +20,7 @@ from jaxlaunch.trainer.tasks.classify import Classify, standardize_images
 NAME = "classify"
 
 
-def test_the_model_has_the_shape_of_the_first_example() -> None:
+def test_model_has_shape_of_first_example() -> None:
     spec = TrainSpec(
         task=NAME,
         model={"kind": "mlp", "width": 8},
@@ -32,7 +32,7 @@ def test_the_model_has_the_shape_of_the_first_example() -> None:
     assert task.example(task.source(spec, "train")[0])["image"].dtype == np.uint8
 
 
-def test_the_shape_of_a_dataset_that_takes_a_generator_is_that_of_an_example_drawn_with_one(
+def test_shape_of_dataset_with_generator_is_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "their_drawn_images.py").write_text(
@@ -57,7 +57,7 @@ def test_the_shape_of_a_dataset_that_takes_a_generator_is_that_of_an_example_dra
         assert examples.array_specs["image"].shape == (6, 5, 3)
 
 
-def test_a_model_of_another_kind_is_an_error() -> None:
+def test_model_of_another_kind_is_refused() -> None:
     spec = TrainSpec(task=NAME, model={"kind": "decoder"})
     with pytest.raises(SpecError, match="kind = decoder does not classify images; use mlp"):
         Classify().model(spec, nnx.Rngs(0))
@@ -94,7 +94,7 @@ def batch(labels: list[Any], task: Any = None, model: Any = None) -> dict[str, A
 @pytest.mark.parametrize(
     "label", [3, 3.0, [3], [[3]], np.array([3], np.int64), np.uint8(3), np.array([3.0], np.float16)]
 )
-def test_a_label_is_one_whole_number_in_any_shape_of_one(label: Any) -> None:
+def test_label_is_one_integer_of_any_shape(label: Any) -> None:
     found = batch([label, label])["label"]
     assert found.tolist() == [3, 3] and found.dtype == np.int32
 
@@ -122,16 +122,14 @@ def test_a_label_is_one_whole_number_in_any_shape_of_one(label: Any) -> None:
         ([[]], r"a label of shape \[0\]"),
     ],
 )
-def test_what_is_no_label_of_the_model_is_named_with_its_example_and_the_range(
-    labels: list[Any], words: str
-) -> None:
+def test_label_out_of_range_is_named_with_example(labels: list[Any], words: str) -> None:
     with pytest.raises(
         DataError, match=f"^listed: .*{words}" if words[0] == "a" else f"^listed: {words}"
     ):
         batch(labels)
 
 
-def test_the_classes_of_a_model_of_one_s_own_are_those_of_its_logits() -> None:
+def test_classes_of_custom_model_are_its_logits() -> None:
     task, custom = Classify(), {"kind": "mine:Net"}
     assert batch([0, 7], task, custom)["label"].tolist() == [0, 7]  # nobody knows yet
     rows = {
@@ -146,9 +144,7 @@ def test_the_classes_of_a_model_of_one_s_own_are_those_of_its_logits() -> None:
         batch([0, 7], task, custom)
 
 
-def test_the_classes_of_a_built_in_model_that_a_task_of_one_s_own_makes_are_known_with_mixup_too() -> (
-    None
-):
+def test_classes_of_custom_task_are_known_with_mixup() -> None:
     class Own(Classify):
         def model(self, spec: TrainSpec, rngs: nnx.Rngs) -> nnx.Module:
             config = specs.MLP(kind="mlp", width=8, classes=4)
@@ -165,7 +161,7 @@ def test_the_classes_of_a_built_in_model_that_a_task_of_one_s_own_makes_are_know
         batch([0, 7], task, custom)
 
 
-def test_the_labels_of_a_loss_of_one_s_own_may_mean_anything() -> None:
+def test_labels_of_custom_loss_are_unchecked() -> None:
     class Shifted(Classify):
         def loss(self, model: Any, batch: dict[str, Any], rng: Any) -> Any:
             return super().loss(model, batch | {"label": batch["label"] - 1}, rng)
@@ -173,7 +169,7 @@ def test_the_labels_of_a_loss_of_one_s_own_may_mean_anything() -> None:
     assert batch([1, 10], Shifted())["label"].tolist() == [1, 10]
 
 
-def test_the_range_of_the_bytes_does_not_matter() -> None:
+def test_images_are_standardized() -> None:
     image = np.random.default_rng(0).integers(0, 17, (3, 8, 8)).astype(np.uint8)
     np.testing.assert_allclose(standardize_images(image), standardize_images(image * 15), atol=1e-5)
     assert not standardize_images(np.full((1, 8, 8), 9, np.uint8)).any()

@@ -97,7 +97,7 @@ def by_the_paper(
     [specs.Dpo(), specs.Dpo(beta=0.5, label_smoothing=0.2), specs.Dpo(kind="ipo", beta=1.0)],
     ids=["sigmoid", "smoothed", "ipo"],
 )
-def test_loss_and_gradients_are_those_of_the_paper(of: specs.Dpo) -> None:
+def test_loss_and_gradients_match_paper(of: specs.Dpo) -> None:
     draw = np.random.default_rng(1)
     ours_VV, theirs_VV = draw.normal(size=(2, VOCAB, VOCAB)).astype(np.float32)
     batch, task = some_pairs(draw), Preference()
@@ -165,7 +165,7 @@ def assert_no_preference(said: dict[str, float]) -> None:
     )
 
 
-def test_a_copy_that_is_in_no_checkpoint_is_what_training_departs_from() -> None:
+def test_reference_copy_is_not_in_checkpoints() -> None:
     step = build()
     began = step.init_state()
     for name, leaf in step.builder.saved_params(began.params).items():
@@ -191,7 +191,7 @@ def test_a_copy_that_is_in_no_checkpoint_is_what_training_departs_from() -> None
     )
 
 
-def test_of_adapters_the_reference_is_the_model_without_them() -> None:
+def test_reference_of_adapters_is_base_model() -> None:
     step = build(2, mesh={"fsdp": 2}, lora={"rank": 4, "targets": ["all-linear"], "dropout": 0.1})
     assert not any(name.startswith("reference") for name in step.abstract.params)
     state, said = run(step, step.init_state(), 0, 10)
@@ -199,7 +199,7 @@ def test_of_adapters_the_reference_is_the_model_without_them() -> None:
     assert said[-1]["loss"] < 0.6 and said[-1]["margin"] > 0.1
 
 
-def test_the_reference_is_read_from_its_folder_and_another_is_refused(tmp_path: Path) -> None:
+def test_reference_is_read_from_folder_and_checked(tmp_path: Path) -> None:
     given = references.train_spec(
         "qwen2_tiny", references.folder("qwen2_tiny", tmp_path / "hf"), precision="bf16"
     )
@@ -221,7 +221,7 @@ def test_the_reference_is_read_from_its_folder_and_another_is_refused(tmp_path: 
         )
 
 
-def test_adapters_that_begin_as_others_are_refused() -> None:
+def test_initial_adapters_are_refused() -> None:
     train = TrainSpec.model_validate(
         {"task": DPO, "model": tiny.DECODER, "lora": {"rank": 2, "targets": ["q"]}}
     )
@@ -247,7 +247,7 @@ def lines(folder: Path, name: str) -> dict[int, dict[str, Any]]:
 
 
 @pytest.mark.extended
-def test_the_example_prefers_what_was_chosen_and_resumes_exactly(tmp_path: Path) -> None:
+def test_example_prefers_chosen_text_and_resumes(tmp_path: Path) -> None:
     given = yaml.safe_load((EXAMPLES / "dpo.yaml").read_text())["train"]
     given["data"]["path"] = str(EXAMPLES / given["data"]["path"])
     given["optimizer"]["lr"] = 1e-3  # YAML 1.1 reads it as text; the launcher does not
@@ -278,7 +278,7 @@ def test_the_example_prefers_what_was_chosen_and_resumes_exactly(tmp_path: Path)
     assert exported["architecture"] == "LlamaForCausalLM"
 
 
-def test_synthetic_rows_are_pairs_too() -> None:
+def test_synthetic_rows_are_pairs() -> None:
     train = TrainSpec.model_validate({"task": DPO, "model": tiny.DECODER})
     raw = Preference().source(train, "train")
     assert raw is not None and len(raw) == 2048
@@ -299,12 +299,12 @@ def test_synthetic_rows_are_pairs_too() -> None:
         ),
     ],
 )
-def test_an_example_of_another_shape_is_said(raw: dict[str, Any], words: str) -> None:
+def test_wrong_example_shapes_are_named(raw: dict[str, Any], words: str) -> None:
     with pytest.raises(UnusableExampleError, match=words):
         Preference().example(raw)
 
 
-def test_a_token_that_the_model_does_not_have_is_said() -> None:
+def test_unknown_token_is_named() -> None:
     train = TrainSpec(task=DPO, model=tiny.DECODER)
     batch = UpOrDown().batch(0)
     assert Preference().check_batch(train, batch) is None

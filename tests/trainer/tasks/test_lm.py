@@ -29,7 +29,7 @@ def opened(**data: Any) -> NextToken:
     return task
 
 
-def test_a_uniform_guess_costs_eight_bits_a_byte_and_only_targets_count() -> None:
+def test_uniform_guess_costs_eight_bits_per_byte() -> None:
     raw = {"tokens": np.arange(9), "mask": np.array([1, 1, 1, 1, 1, 0, 0, 0])}
     rows = [NextToken().example(raw), NextToken().example({"tokens": np.arange(9)})]
     batch = {name: np.stack([row[name] for row in rows]) for name in rows[0]} | {
@@ -47,7 +47,7 @@ def test_a_uniform_guess_costs_eight_bits_a_byte_and_only_targets_count() -> Non
     assert padded.weight == 5
 
 
-def test_tokens_that_are_not_known_to_be_bytes_have_no_bits_per_byte() -> None:
+def test_other_tokens_have_no_bits_per_byte() -> None:
     batch = {
         "tokens": np.arange(9)[None],
         "mask": np.ones((1, 8), np.float32),
@@ -93,7 +93,7 @@ def equal(one: tuple[Loss, Any], others: list[tuple[Loss, Any]]) -> None:
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda config: config.kind)
-def test_a_packed_row_is_its_examples_alone(config: Any) -> None:
+def test_packed_examples_are_independent(config: Any) -> None:
     found = summed(
         config, {"tokens": np.concatenate([SHORT, LONG]), "segments": np.repeat([7, 2], [5, 12])}
     )
@@ -102,7 +102,7 @@ def test_a_packed_row_is_its_examples_alone(config: Any) -> None:
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda config: config.kind)
-def test_what_fills_a_row_up_is_neither_seen_nor_predicted(config: Any) -> None:
+def test_padding_is_neither_seen_nor_predicted(config: Any) -> None:
     filled = {"tokens": np.concatenate([LONG, np.full(5, 9)]), "length": 12}
     found = summed(config, filled)
     assert found[0].weight == 11
@@ -174,9 +174,7 @@ FINE = {"tokens": [1, 2, 3, 4, 5, 6]}
     ],
 )
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda config: config.kind)
-def test_tokens_that_are_none_of_the_model_are_named_with_their_example_and_place(
-    config: Any, raw: dict[str, Any], words: str
-) -> None:
+def test_unknown_tokens_are_named_with_place(config: Any, raw: dict[str, Any], words: str) -> None:
     whole = {key: np.zeros(6, np.int32) for key in raw if key in ("segments",)}
     whole |= {"attention_mask": np.ones(6)} if "attention_mask" in raw else {}
     whole |= {"length": 6} if "length" in raw else {}
@@ -201,7 +199,7 @@ def test_tokens_that_are_none_of_the_model_are_named_with_their_example_and_plac
         },
     ],
 )
-def test_a_token_that_is_neither_seen_nor_predicted_may_be_any_number_and_becomes_0(
+def test_unused_token_may_be_any_number(
     raw: dict[str, Any],
 ) -> None:
     kept = np.array(raw["tokens"])
@@ -210,7 +208,7 @@ def test_a_token_that_is_neither_seen_nor_predicted_may_be_any_number_and_become
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda config: config.kind)
-def test_a_row_longer_than_the_model_s_is_refused_with_both(config: Any) -> None:
+def test_too_long_row_is_refused_with_lengths(config: Any) -> None:
     assert read([{"tokens": np.arange(17)}], config)["tokens"].shape == (1, 17)
     with pytest.raises(
         DataError,
@@ -219,7 +217,7 @@ def test_a_row_longer_than_the_model_s_is_refused_with_both(config: Any) -> None
         read([{"tokens": np.arange(18)}], config)
 
 
-def test_of_a_model_of_one_s_own_the_targets_alone_are_judged_once_its_logits_are_known() -> None:
+def test_only_targets_of_custom_model_are_checked() -> None:
     task, custom = NextToken(), {"kind": "mine:Net"}
     row = {"tokens": [300, 2, 999], "mask": [1, 0]}
     assert read([row], custom, task)["tokens"].tolist() == [[300, 2, 999]]
@@ -234,7 +232,7 @@ def test_of_a_model_of_one_s_own_the_targets_alone_are_judged_once_its_logits_ar
         read([row | {"mask": [1, 1]}], custom, task)
 
 
-def test_the_vocabulary_of_a_built_in_model_that_a_task_of_one_s_own_makes_is_known() -> None:
+def test_vocabulary_of_custom_task_is_known() -> None:
     class Own(NextToken):
         def model(self, spec: TrainSpec, rngs: nnx.Rngs) -> nnx.Module:
             return super().model(TrainSpec(task=NAME, model=CONFIGS[0]), rngs)
@@ -250,7 +248,7 @@ def test_the_vocabulary_of_a_built_in_model_that_a_task_of_one_s_own_makes_is_kn
         read([{"tokens": [1, 32, 3]}], custom, task)
 
 
-def test_a_model_of_one_s_own_is_told_of_a_mask_alone() -> None:
+def test_custom_model_gets_only_attention_mask() -> None:
     task, told = NextToken(), []
 
     def listening(tokens_BL: jax.Array, mask_BL: jax.Array) -> jax.Array:
@@ -265,7 +263,7 @@ def test_a_model_of_one_s_own_is_told_of_a_mask_alone() -> None:
         task.loss(listening, batch | {"length": np.full(1, 5)}, jax.random.key(0))
 
 
-def test_a_model_of_another_kind_is_an_error() -> None:
+def test_model_of_another_kind_is_refused() -> None:
     with pytest.raises(SpecError, match="kind = mlp does not predict tokens; use decoder"):
         NextToken().model(TrainSpec(task=NAME, model={"kind": "mlp"}), nnx.Rngs(0))
 
@@ -283,9 +281,7 @@ def test_a_model_of_another_kind_is_an_error() -> None:
         (16, 4096, 4, 8),
     ],
 )
-def test_logits_that_fill_a_device_come_in_chunks_unless_the_head_is_about_as_large(
-    batch: int, width: int, size: int, count: int
-) -> None:
+def test_large_logits_are_chunked(batch: int, width: int, size: int, count: int) -> None:
     assert (
         lm._choose_chunks("auto", (batch, 512), jnp.zeros((width, 131_072), jnp.int8), size)
         == count

@@ -18,7 +18,7 @@ LABELS = np.random.default_rng(1).integers(0, 7, (4, 3))
 WEIGHT = np.array([[1, 1, 1], [1, 0, 0], [0, 0, 0], [0.5, 2, 1]], np.float32)
 
 
-def test_sums_are_those_of_the_definition() -> None:
+def test_cross_entropy_matches_definition() -> None:
     found = cross_entropy(jnp.array(LOGITS), jnp.array(LABELS), jnp.array(WEIGHT))
     wide = LOGITS.astype(np.float64)
     nats = np.log(np.exp(wide).sum(-1)) - np.take_along_axis(wide, LABELS[..., None], -1)[..., 0]
@@ -32,7 +32,7 @@ def test_bfloat16_logits_are_summed_in_float32() -> None:
     assert {leaf.dtype for leaf in found} == {np.dtype("float32")}
 
 
-def test_what_weighs_nothing_adds_nothing_to_sums_and_gradients() -> None:
+def test_zero_weight_adds_nothing() -> None:
     spoilt = jnp.array(LOGITS).at[2].set(jnp.nan)
     labels = jnp.array(LABELS).at[2].set(-100)
     sums = cross_entropy(spoilt, labels, jnp.array(WEIGHT))
@@ -43,7 +43,7 @@ def test_what_weighs_nothing_adds_nothing_to_sums_and_gradients() -> None:
     assert not gradient[2].any() and jnp.isfinite(gradient).all()
 
 
-def test_a_label_outside_the_vocabulary_is_not_finite() -> None:
+def test_label_outside_vocabulary_is_not_finite() -> None:
     for label in (-1, 7):
         labels = jnp.array(LABELS).at[0, 0].set(label)
         assert jnp.isnan(cross_entropy(jnp.array(LOGITS), labels, jnp.array(WEIGHT)).nats)
@@ -58,9 +58,7 @@ def test_a_label_outside_the_vocabulary_is_not_finite() -> None:
         ((4, 7), (4,), "labels"),
     ],
 )
-def test_shapes_that_would_broadcast_are_refused_by_name(
-    labels: Any, weight: Any, words: str
-) -> None:
+def test_broadcasting_shapes_are_refused(labels: Any, weight: Any, words: str) -> None:
     with jax.numpy_rank_promotion("allow"):
         with pytest.raises(
             SpecError, match=rf"logits of shape \[4, 7\] go with {words} of shape \[4\], not \["
@@ -68,18 +66,18 @@ def test_shapes_that_would_broadcast_are_refused_by_name(
             cross_entropy(jnp.zeros((4, 7)), jnp.zeros(labels, jnp.int32), jnp.ones(weight))
 
 
-def test_labels_stored_as_bytes_do_not_wrap() -> None:
+def test_byte_labels_do_not_wrap() -> None:
     logits = jnp.zeros((1, 300)).at[0, 255].set(9.0)
     sums = cross_entropy(logits, jnp.array([255], jnp.uint8), jnp.ones(1))
     assert sums.correct == 1 and sums.nats < 1
 
 
-def test_a_small_loss_keeps_its_digits() -> None:
+def test_small_loss_keeps_digits() -> None:
     found = cross_entropy(jnp.array([[1e3, 1e3 - 12.0]]), jnp.array([0]), jnp.ones(1))
     np.testing.assert_allclose(found.nats, np.log1p(np.exp(-12.0)), rtol=2e-2)
 
 
-def test_smoothing_spreads_a_share_of_the_label_over_all_classes() -> None:
+def test_smoothing_spreads_label_over_classes() -> None:
     found = cross_entropy(
         jnp.array(LOGITS), jnp.array(LABELS), jnp.array(WEIGHT), Terms(smoothing=0.1)
     )
@@ -90,7 +88,7 @@ def test_smoothing_spreads_a_share_of_the_label_over_all_classes() -> None:
     assert found.nats == cross_entropy(jnp.array(LOGITS), jnp.array(LABELS), jnp.array(WEIGHT)).nats
 
 
-def test_z_pulls_the_denominator_of_the_softmax_to_one() -> None:
+def test_z_loss_matches_definition() -> None:
     logits = jnp.array(LOGITS + 3.0)
     plain, pulled = (
         cross_entropy(logits, jnp.array(LABELS), jnp.array(WEIGHT), Terms(z=z)).total
@@ -122,7 +120,7 @@ def inputs(dtype: str) -> tuple[jax.Array, ...]:
 @pytest.mark.parametrize("count", [2, 6, 48])
 @pytest.mark.parametrize("options", [Terms(), Terms(z=1e-3, smoothing=0.1)], ids=str)
 @pytest.mark.parametrize("at_once", [False, True])
-def test_chunks_give_the_same_loss_and_gradients(count: int, options: Terms, at_once: bool) -> None:
+def test_chunked_loss_and_gradients_are_equal(count: int, options: Terms, at_once: bool) -> None:
     x, head, labels, weight = inputs("float32")
 
     def whole(x: jax.Array, head: jax.Array) -> jax.Array:
@@ -152,7 +150,7 @@ def test_chunks_give_the_same_loss_and_gradients(count: int, options: Terms, at_
 
 
 @pytest.mark.parametrize("at_once", [False, True])
-def test_the_heads_gradient_is_summed_over_the_chunks_in_float32(at_once: bool) -> None:
+def test_head_gradient_is_summed_in_float32(at_once: bool) -> None:
     x, head, labels, weight = inputs("bfloat16")
 
     def loss(head: jax.Array, count: int) -> jax.Array:
@@ -192,7 +190,7 @@ def stepped(chunks: int) -> tuple[float, float, dict[str, jax.Array]]:
     )
 
 
-def test_a_step_in_chunks_is_the_same_for_a_quarter_of_the_memory() -> None:
+def test_chunked_step_is_equal_with_less_memory() -> None:
     (most, loss, gradients), (temp, other, of_other) = stepped(1), stepped(16)
     assert most > 2 * 4 * B * WIDE.length * WIDE.vocab, "the logits are there, and their gradient"
     assert temp <= most / 4, (temp, most)  # 0.15 of it where this was written
@@ -206,5 +204,5 @@ def test_a_step_in_chunks_is_the_same_for_a_quarter_of_the_memory() -> None:
 @pytest.mark.parametrize(
     ("length", "size", "count"), [(8, 1.0, 1), (8, 2.0**30, 4), (6, 2.0**30, 6), (7, 2.0**30, 7)]
 )
-def test_chunks_are_the_fewest_that_fit(length: int, size: float, count: int) -> None:
+def test_fewest_fitting_chunks_are_chosen(length: int, size: float, count: int) -> None:
     assert losses.count_chunks(length, size) == count

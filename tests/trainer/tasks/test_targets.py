@@ -32,7 +32,7 @@ def log_softmax(logits: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
-def test_class_weights_weigh_the_mean_as_pytorch_s_cross_entropy_does(smoothing: float) -> None:
+def test_class_weights_match_pytorch(smoothing: float) -> None:
     nats = -log_softmax(LOGITS)
     own = BY_CLASS[LABEL] * WEIGHT
     each = (1 - smoothing) * own * nats[np.arange(6), LABEL] + smoothing * WEIGHT * (
@@ -44,7 +44,7 @@ def test_class_weights_weigh_the_mean_as_pytorch_s_cross_entropy_does(smoothing:
     assert (hits, count) == ((LOGITS.argmax(-1) == LABEL) @ WEIGHT, 5.0)
 
 
-def test_the_focal_loss_leaves_what_is_sure_out() -> None:
+def test_focal_loss_reduces_sure_examples() -> None:
     p = np.exp(log_softmax(LOGITS))[np.arange(6), LABEL]
     found = of(LABEL, focal=2.0)
     np.testing.assert_allclose(found.sum, ((1 - p) ** 2 * -np.log(p)) @ WEIGHT, rtol=1e-5)
@@ -57,7 +57,7 @@ def test_the_focal_loss_leaves_what_is_sure_out() -> None:
 @pytest.mark.parametrize(
     "keys", [{}, {"class_weights": BY_CLASS.tolist()}, {"focal": 2.0}, {"smoothing": 0.2}], ids=str
 )
-def test_yes_and_no_for_each_class_is_a_binary_cross_entropy(keys: dict[str, Any]) -> None:
+def test_multi_label_loss_is_binary_cross_entropy(keys: dict[str, Any]) -> None:
     p, smoothing = 1 / (1 + np.exp(-LOGITS)), keys.get("smoothing", 0.0)
     wanted = FLAGS * (1 - smoothing) + smoothing / 2
     each = -np.array(keys.get("class_weights", [1.0] * 4)) * wanted * np.log(p) - (
@@ -77,7 +77,7 @@ def test_yes_and_no_for_each_class_is_a_binary_cross_entropy(keys: dict[str, Any
     )
 
 
-def test_numbers_have_a_squared_error_and_rows_of_weight_zero_count_for_nothing() -> None:
+def test_regression_uses_squared_error() -> None:
     wanted = RNG.normal(size=(6, 4)).astype(np.float32)
     wanted[5] = np.nan
     found = of(wanted, target="regression")
@@ -91,7 +91,7 @@ def test_numbers_have_a_squared_error_and_rows_of_weight_zero_count_for_nothing(
         of(wanted[:, 0], target="regression")
 
 
-def test_the_first_five_of_many_classes_are_counted() -> None:
+def test_top5_is_counted() -> None:
     logits, label = RNG.normal(size=(6, 100)), np.arange(6)
     logits[:, 50:] = 0.0  # ties: the first are larger
     ranks = [
@@ -103,7 +103,7 @@ def test_the_first_five_of_many_classes_are_counted() -> None:
     assert "top5" not in of(LABEL).metrics
 
 
-def test_mixup_and_cutmix_blend_with_the_reversed_batch() -> None:
+def test_mixup_and_cutmix_blend_reversed_batch() -> None:
     images = jnp.asarray(RNG.normal(size=(4, 8, 10, 3)), jnp.float32)
     mixed, share = classify.mix_up(images, jnp.float32(0.3))
     np.testing.assert_allclose(mixed, 0.3 * images + 0.7 * images[::-1], rtol=1e-5)
@@ -117,7 +117,7 @@ def test_mixup_and_cutmix_blend_with_the_reversed_batch() -> None:
 @pytest.mark.parametrize(
     "loss", [{"cutmix": 1.0}, {"cutmix": 1.0, "mixup": 0.2, "class_weights": [1.0] * 10}], ids=str
 )
-def test_a_model_learns_from_blended_images(loss: dict[str, Any]) -> None:
+def test_model_learns_from_blended_images(loss: dict[str, Any]) -> None:
     losses_, _ = run(Digits(), 12, loss=loss)
     assert np.isfinite(losses_).all() and losses_[-1] < losses_[0]
 
@@ -146,7 +146,7 @@ def test_wrong_loss_blocks_are_refused(keys: dict[str, Any], says: str) -> None:
         TrainSpec.model_validate({"task": CLASSIFY, **keys})
 
 
-def test_labels_of_another_kind_than_the_target_are_refused() -> None:
+def test_labels_of_another_target_are_refused() -> None:
     with pytest.raises(
         UnusableExampleError, match=r"target = multi_label a label is 0 or 1 for each class"
     ):
