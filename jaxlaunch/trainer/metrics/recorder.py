@@ -202,8 +202,8 @@ class MetricsFiles:
         """Open the files of a loop that starts after `step` complete steps."""
         self._first_step = step
         with _note_failure(self._report, "no metrics in the run folder"):
-            for name in ("metrics", "eval"):
-                self._journals[name] = Journal(os.path.join(self.folder, f"{name}.jsonl"), step)
+            for name, file in layout.JOURNALS.items():
+                self._journals[name] = Journal(os.path.join(self.folder, file), step)
             has_writer = importlib.util.find_spec("tensorboardX") is not None
             if has_writer and not tracker_feed.writes_events():
                 self._board = TensorBoard(os.path.join(self.folder, layout.TENSORBOARD), step)
@@ -219,7 +219,7 @@ class MetricsFiles:
                 with contextlib.suppress(OSError):
                     journal.close()
         if (board := self._board) is not None:
-            prefix, self._board = "train" if name == "metrics" else name, None
+            prefix, self._board = layout.JOURNAL_PREFIXES[name], None
             scalars = {f"{prefix}/{key}": value for key, value in values.items() if key != "time"}
             with _note_failure(self._report, "no more TensorBoard events"):
                 board.write(step, scalars)
