@@ -75,16 +75,13 @@ class Bounds:
     def make_reader(self, kind: type, read_plain: Reader) -> Reader:
         """Return a reader with one call per value: a large folder of runs has a million."""
         kinds = (int,) if kind is int else (int, float)
-        minimum = self.minimum
-        maximum = self.maximum
+        minimum, maximum = self.minimum, self.maximum
+        end = "on" if maximum == MAX_NUMBER else f"to {maximum}"
 
         def read_number(value: Any) -> Any:
             if type(value) in kinds and minimum <= value <= maximum:
                 return value
-            raise MalformedError(
-                f"a number from {minimum} {'on' if maximum == MAX_NUMBER else f'to {maximum}'}",
-                read_plain(value),
-            )
+            raise MalformedError(f"a number from {minimum} {end}", read_plain(value))
 
         return read_number
 
@@ -96,9 +93,7 @@ def max_length(count: int) -> Reader:
 
 def matches(pattern: str) -> Reader:
     """Accept texts that match a regular expression completely."""
-    return _require(
-        lambda value: re.fullmatch(pattern, value) is not None, f"a text like {pattern}"
-    )
+    return _require(lambda value: bool(re.fullmatch(pattern, value)), f"a text like {pattern}")
 
 
 def truncate_to(chars: int) -> Reader:
@@ -198,9 +193,7 @@ def to_json(value: Any) -> Any:
         return value.value
     if isinstance(value, Mapping):
         # Keys are text as in JSON, because a report is also read as a record without being encoded.
-        return {
-            key if isinstance(key, str) else str(key): to_json(item) for key, item in value.items()
-        }
+        return {str(key): to_json(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
         return [to_json(item) for item in value]
     if not dataclasses.is_dataclass(value) or isinstance(value, type):
@@ -226,9 +219,8 @@ def _field_defaults(record: Any) -> Mapping[str, Any]:
 
 @functools.cache
 def _required_fields(record: Any) -> list[str]:
-    return [
-        name for name, default in _field_defaults(record).items() if default is dataclasses.MISSING
-    ]
+    missing, defaults = dataclasses.MISSING, _field_defaults(record)
+    return [name for name, default in defaults.items() if default is missing]
 
 
 @functools.cache
@@ -253,20 +245,16 @@ def reader_for(hint: Any) -> Reader:
             return bound.make_reader(inner[0], read_plain)
         return lambda value: bound(read_plain(value))
     if origin in (typing.Union, types.UnionType):
-        return partial(
-            _read_optional, reader_for(next(kind for kind in inner if kind is not type(None)))
-        )
+        kind = next(kind for kind in inner if kind is not type(None))
+        return partial(_read_optional, reader_for(kind))
     if origin is collections.abc.Mapping:
-        return partial(
-            _read_mapping,
-            _read_number_key if inner[0] is int else reader_for(inner[0]),
-            reader_for(inner[1]),
-        )
+        read_key = _read_number_key if inner[0] is int else reader_for(inner[0])
+        return partial(_read_mapping, read_key, reader_for(inner[1]))
     if origin in (collections.abc.Sequence, tuple):
         read_item = reader_for(inner[0])
         read_list = _require(lambda value: isinstance(value, list), "a list")
-        kind = tuple if origin is tuple else list
-        return lambda value: kind(read_item(item) for item in read_list(value))
+        sequence = tuple if origin is tuple else list
+        return lambda value: sequence(read_item(item) for item in read_list(value))
     if dataclasses.is_dataclass(hint):
         return partial(read_record, hint)  # type: ignore[arg-type]
     return partial(_read_member, hint) if issubclass(hint, enum.Enum) else _PLAIN[hint]
@@ -358,16 +346,13 @@ def parse_json(line: bytes) -> Any:
     # decoder.
     digits = line.translate(_DIGIT_TABLE)
     has_large_exponent = b"0e" in digits and (b"0e000" in digits or b"0e+000" in digits)
-    value, end = (_STRICT if has_large_exponent or b"0" * 200 in digits else _LENIENT).raw_decode(
-        stripped
-    )
+    decoder = _STRICT if has_large_exponent or b"0" * 200 in digits else _LENIENT
+    value, end = decoder.raw_decode(stripped)
     if end != len(stripped):
         raise ValueError("there is more than one value in it")
-    return (
-        _escape_surrogates(value)
-        if b"\\" in line and (b"\\ud" in line or b"\\uD" in line)
-        else value
-    )
+    if b"\\ud" in line or b"\\uD" in line:
+        return _escape_surrogates(value)
+    return value
 
 
 # A string, or one that the end of the line cuts off. This alternative always matches, which makes

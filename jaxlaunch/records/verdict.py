@@ -295,17 +295,14 @@ class Failure(Sparse):
     def with_lost_hosts(self, change: Callable[[LostHost], LostHost]) -> Failure:
         """Return the failure with `change` applied to each lost host, also in its cause."""
         cause = None if self.cause is None else self.cause.with_lost_hosts(change)
-        return dataclasses.replace(
-            self, lost_hosts=tuple(map(change, self.lost_hosts)), cause=cause
-        )
+        lost_hosts = tuple(map(change, self.lost_hosts))
+        return dataclasses.replace(self, lost_hosts=lost_hosts, cause=cause)
 
     def with_stop(self, **changes: Any) -> Failure:
         """Return the failure with changes to the facts of its stop."""
-        return (
-            self
-            if self.stop is None
-            else dataclasses.replace(self, stop=dataclasses.replace(self.stop, **changes))
-        )
+        if self.stop is None:
+            return self
+        return dataclasses.replace(self, stop=dataclasses.replace(self.stop, **changes))
 
     def without_refusals(self) -> Failure:
         """Return the failure without the lines on refused hosts, also in its cause."""
@@ -325,15 +322,11 @@ def _with_texts(value: _T, change: Callable[[str], str]) -> _T:
     elif isinstance(value, tuple):
         changed = tuple(_with_texts(item, change) for item in value)
     elif isinstance(value, Mapping):
-        changed = {
-            _with_texts(key, change): _with_texts(item, change) for key, item in value.items()
-        }
+        items = [(key, item) for key, item in value.items()]
+        changed = {_with_texts(key, change): _with_texts(item, change) for key, item in items}
     elif dataclasses.is_dataclass(value) and not isinstance(value, type):
-        fields = {
-            field.name: _with_texts(getattr(value, field.name), change)
-            for field in dataclasses.fields(value)
-        }
-        changed = type(value)(**fields)
+        names = [field.name for field in dataclasses.fields(value)]
+        changed = type(value)(**{name: _with_texts(getattr(value, name), change) for name in names})
     result: _T = changed
     return result
 
@@ -468,25 +461,17 @@ CATALOG: dict[str, str] = {
     "agent_exited": "host 0's agent ended with exit code {code}",
     "agents_killed": "every agent was killed: host 0's was killed by {signal}{hint}",
     "unrecorded": "{meaning}; the agents could not write more about it into the run folder",
-    "run_killed": (
-        "launcher and agents were killed together, or the machine was restarted, before they could "
-        "write how it ended"
-    ),
+    "run_killed": "launcher and agents were killed together, or the machine was restarted, before "
+    "they could write how it ended",
     # A stop.
     "stop_outside": "stopped from outside",
     "stop_user": "stopped by you",
     "stop_growth": "stopped to continue with {hosts} hosts instead of {hosts_before}",
     "stop_deadline": "the job's deadline of {limit_s:g} s passed",
-    "stop_disk": (
-        "host {host} uses {used} of ephemeral storage, over its limit of {limit} "
-        "(resources.ephemeral), "
-        "for which its pod is evicted"
-    ),
-    "stop_volume": (
-        "host {host} has {used} in {folder}, over that volume's limit of {limit} of "
-        "ephemeral storage "
-        "(volumes: ephemeral), for which its pod is evicted"
-    ),
+    "stop_disk": "host {host} uses {used} of ephemeral storage, over its limit of {limit} "
+    "(resources.ephemeral), for which its pod is evicted",
+    "stop_volume": "host {host} has {used} in {folder}, over that volume's limit of {limit} of "
+    "ephemeral storage (volumes: ephemeral), for which its pod is evicted",
     "stop_not_joined": "{reason} before every host had joined",
     "stop_no_rank": "{reason}: it held no rank",
     "stop_after": "{reason}, after: {cause}",
@@ -509,11 +494,8 @@ CATALOG: dict[str, str] = {
     "no_progress": "no newly committed step in {count} sets of pods; the first error was: {cause}",
     "preempted": "no newly committed step in {count} preemptions in a row, of {limit} "
     "(restarts.preempted): {cause}",
-    "preempted_unseen": (
-        "no newly committed step in at least {count} preemptions in a row, of {limit} "
-        "(restarts.preempted): "
-        "the job keeps no checkpoints"
-    ),
+    "preempted_unseen": "no newly committed step in at least {count} preemptions in a row, of "
+    "{limit} (restarts.preempted): the job keeps no checkpoints",
 }
 
 
@@ -526,11 +508,8 @@ def render_failure(failure: Failure) -> str:
     """Return the sentence that tells a person how an attempt or a run ended."""
     sentence = KINDS[failure.kind].sentence
     text = _render_template(sentence, failure) if isinstance(sentence, str) else sentence(failure)
-    rendezvous = failure.rendezvous
-    if rendezvous is not None and failure.kind not in (
-        FailureKind.NOT_JOINED,
-        FailureKind.CANNOT_JOIN,
-    ):
+    rendezvous, joins = failure.rendezvous, (FailureKind.NOT_JOINED, FailureKind.CANNOT_JOIN)
+    if rendezvous is not None and failure.kind not in joins:
         waited_s = float("inf") if rendezvous.waited_s is None else rendezvous.waited_s
         text += render_phrase("no_other_leader", waited_s=waited_s, timeout=rendezvous.timeout)
     return text
@@ -568,21 +547,14 @@ def render_numbers(numbers: Sequence[int] | Numbers, noun: str = "host") -> str:
 
 def render_timeout(hang: HangFacts) -> str:
     """Return the phrase for the timeout that passed."""
-    return render_phrase(
-        "timeout",
-        phase=hang.phase,
-        limit_s=hang.limit_s,
-        rank=hang.first_rank,
-        elapsed_s=hang.elapsed_s,
-    )
+    times = {"limit_s": hang.limit_s, "elapsed_s": hang.elapsed_s}
+    return render_phrase("timeout", phase=hang.phase, rank=hang.first_rank, **times)
 
 
 def render_excess(excess: DiskExcess) -> str:
     """Return the sentence for a limit of ephemeral storage that is exceeded."""
-    used, limit = (
-        render_phrase("mebibytes", count=size / 2**20)
-        for size in (excess.used_bytes, excess.limit_bytes)
-    )
+    used = render_phrase("mebibytes", count=excess.used_bytes / 2**20)
+    limit = render_phrase("mebibytes", count=excess.limit_bytes / 2**20)
     name = "stop_volume" if excess.folder else "stop_disk"
     return render_phrase(name, host=excess.host, used=used, limit=limit, folder=excess.folder)
 
@@ -611,11 +583,9 @@ def _render_exception(failure: Failure) -> str:
     facts = failure.exception or ExceptionFacts()
     if failure.kind is FailureKind.TRAINER_ERROR:
         return _render_template("trainer_error", failure, exception=facts.message or facts.type)
-    text = (
-        render_phrase("exception", type=facts.type, message=facts.message)
-        if facts.message
-        else facts.type
-    )
+    text = facts.type
+    if facts.message:
+        text = render_phrase("exception", type=facts.type, message=facts.message)
     return _render_template("raised", failure, exception=text)
 
 
@@ -633,11 +603,8 @@ def _render_hang(failure: Failure) -> str:
     text = _render_template("hang", failure, timeout=render_timeout(hang), stacks=hang.stacks)
     if hang.waiting.count:
         name = "hang_wait_one" if hang.waiting.count == 1 else "hang_wait"
-        text += render_phrase(
-            name,
-            waiting=render_numbers(hang.waiting, "rank"),
-            late=render_numbers(hang.late, "rank"),
-        )
+        waiting, late = (render_numbers(ranks, "rank") for ranks in (hang.waiting, hang.late))
+        text += render_phrase(name, waiting=waiting, late=late)
     return text + (render_phrase("hang_nccl", faults=hang.nccl) if hang.nccl else "")
 
 
@@ -647,43 +614,31 @@ def _render_lost_host(lost: LostHost) -> str:
     else:
         name = "host_with_rank" if lost.first_rank == lost.last_rank else "host_with_ranks"
         host = render_phrase(name, host=lost.host, first=lost.first_rank, last=lost.last_rank)
-    agent = (
-        ""
-        if lost.agent_signal is None
-        else render_phrase("lost_agent", **_signal_values(lost.agent_signal))
-    )
-    return render_phrase(
-        "lost", host=host, reason=lost.reason or CATALOG["lost_unseen"], agent=agent
-    )
+    agent, reason = "", lost.reason or CATALOG["lost_unseen"]
+    if lost.agent_signal is not None:
+        agent = render_phrase("lost_agent", **_signal_values(lost.agent_signal))
+    return render_phrase("lost", host=host, reason=reason, agent=agent)
 
 
 def _render_not_joined(failure: Failure) -> str:
     wait = failure.rendezvous or RendezvousFacts()
-    text = render_phrase(
-        "not_joined",
-        hosts=render_numbers(wait.hosts),
-        waited_s=wait.waited_s or 0.0,
-        timeout=wait.timeout,
-    )
-    return text + (
-        render_phrase("not_joined_refused", refused="; ".join(wait.refused)) if wait.refused else ""
-    )
+    hosts, waited_s = render_numbers(wait.hosts), wait.waited_s or 0.0
+    text = render_phrase("not_joined", hosts=hosts, waited_s=waited_s, timeout=wait.timeout)
+    if wait.refused:
+        text += render_phrase("not_joined_refused", refused="; ".join(wait.refused))
+    return text
 
 
 def _render_stop(failure: Failure) -> str:
     stop = failure.stop or StopFacts(StopReason.OUTSIDE)
     reason = render_stop_reason(stop)
+    its_program = CATALOG["its_program"]
+    late_ranks = [(phase, render_numbers(ranks, "rank")) for phase, ranks in stop.late.items()]
     late = ", ".join(
-        render_phrase(
-            "late_in_phase",
-            ranks=render_numbers(ranks, "rank"),
-            phase=phase or CATALOG["its_program"],
-        )
-        for phase, ranks in stop.late.items()
+        render_phrase("late_in_phase", ranks=ranks, phase=phase or its_program)
+        for phase, ranks in late_ranks
     )
-    committed = (
-        "" if stop.committed_step is None else render_phrase("is_saved", step=stop.committed_step)
-    )
+    committed = _render_step("is_saved", stop.committed_step)
     if stop.outcome is StopOutcome.NOT_JOINED:
         return render_phrase("stop_not_joined", reason=reason)
     if stop.outcome is StopOutcome.NO_RANK:
@@ -696,12 +651,7 @@ def _render_stop(failure: Failure) -> str:
         return text + (render_phrase("stop_late", late=late) if late else "")
     if stop.outcome is None:
         text = reason + (committed or CATALOG["nothing_saved"])
-        deleted = (
-            ""
-            if stop.deleted_step is None
-            else render_phrase("was_deleted_by_other", step=stop.deleted_step)
-        )
-        return text + deleted
+        return text + _render_step("was_deleted_by_other", stop.deleted_step)
     if stop.outcome is StopOutcome.NOT_REPORTED:
         text = render_phrase("stop_not_reported", reason=reason)
     elif failure.cause is not None:
@@ -713,10 +663,11 @@ def _render_stop(failure: Failure) -> str:
     else:
         text = render_phrase("stop_not_saved", reason=reason)
     killed = CATALOG["stop_not_saved_killed"] if stop.was_killed else ""
-    deleted = (
-        "" if stop.deleted_step is None else render_phrase("was_deleted", step=stop.deleted_step)
-    )
-    return text + killed + committed + deleted
+    return text + killed + committed + _render_step("was_deleted", stop.deleted_step)
+
+
+def _render_step(name: str, step: int | None) -> str:
+    return "" if step is None else render_phrase(name, step=step)
 
 
 # --- kinds ----------------------------------------------------------------------------------------
@@ -736,6 +687,13 @@ class KindRow(NamedTuple):
     may_pass: bool = True
 
 
+def _by_field(field: str, template: str, empty_template: str) -> Callable[[Failure], str]:
+    """Return a function that renders `template` if the field of a failure is set."""
+    return lambda failure: _render_template(
+        template if getattr(failure, field) else empty_template, failure
+    )
+
+
 KINDS: Mapping[FailureKind, KindRow] = {
     FailureKind.OTHER: KindRow(lambda failure: failure.detail),
     FailureKind.DONE: KindRow(
@@ -747,10 +705,7 @@ KINDS: Mapping[FailureKind, KindRow] = {
     FailureKind.SIGNAL: KindRow("killed"),
     FailureKind.OOM_KILLED: KindRow("oom_killed"),
     FailureKind.NOT_STARTED: KindRow(
-        lambda failure: _render_template(
-            "not_started" if failure.detail else "not_started_code", failure
-        ),
-        contract.STARTUP,
+        _by_field("detail", "not_started", "not_started_code"), contract.STARTUP
     ),
     FailureKind.NO_TRAINER: KindRow("no_trainer", may_pass=False),
     FailureKind.ENDED_EARLY: KindRow("ended_early"),
@@ -765,26 +720,17 @@ KINDS: Mapping[FailureKind, KindRow] = {
     FailureKind.CANNOT_JOIN: KindRow("cannot_join", contract.LOST),
     FailureKind.REFUSED: KindRow(lambda failure: failure.detail),
     FailureKind.AGENT_ENDED: KindRow(
-        lambda failure: _render_template(
-            "agent_exited" if failure.signal is None else "agent_killed", failure
-        ),
-        contract.LOST,
+        _by_field("signal", "agent_killed", "agent_exited"), contract.LOST
     ),
     FailureKind.AGENTS_KILLED: KindRow("agents_killed", contract.LOST),
     FailureKind.UNRECORDED: KindRow("unrecorded"),
     FailureKind.RUN_KILLED: KindRow("run_killed", contract.LOST),
     FailureKind.STOPPED: KindRow(_render_stop),
     FailureKind.REPEATED: KindRow(
-        lambda failure: _render_template(
-            "repeated_output" if failure.detail else "repeated", failure
-        ),
-        contract.STARTUP,
+        _by_field("detail", "repeated_output", "repeated"), contract.STARTUP
     ),
     FailureKind.NO_PROGRESS: KindRow("no_progress", contract.NO_PROGRESS),
     FailureKind.PREEMPTED_TOO_OFTEN: KindRow(
-        lambda failure: _render_template(
-            "preempted_unseen" if failure.cause is None else "preempted", failure
-        ),
-        contract.NO_PROGRESS,
+        _by_field("cause", "preempted", "preempted_unseen"), contract.NO_PROGRESS
     ),
 }

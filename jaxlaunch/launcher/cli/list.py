@@ -145,13 +145,10 @@ def list_command(
     with FOLDER or --local, only the runs.
     """
     sweep_folder = run_folders.find_sweep(str(folder))
-    if (
-        sweep_folder is not None
-        and (place := (sweep := SweepTable(sweep_folder)).settings.get("cluster")) is not None
-    ):
-        jobs, _, _ = _read_cluster_jobs(
-            place["namespace"], False, place["context"], is_required=True
-        )
+    sweep = None if sweep_folder is None else SweepTable(sweep_folder)
+    if sweep is not None and (place := sweep.settings.get("cluster")) is not None:
+        namespace, context = place["namespace"], place["context"]
+        jobs, _, _ = _read_cluster_jobs(namespace, False, context, is_required=True)
         _show_jobs([job for job in jobs if job.name in sweep.members], form)
         return
     folder, is_given = sweep_folder or folder, folder != run_folders.RUNS_FOLDER
@@ -159,10 +156,8 @@ def list_command(
         location == "cluster" or all_namespaces or namespace is not None or context is not None
     )
     if asks_cluster and (location == "local" or is_given):
-        raise UserError(
-            "A folder and --local select this machine; -n, -A, --context and --cluster "
-            "select a cluster."
-        )
+        options_of_clusters = "-n, -A, --context and --cluster select a cluster"
+        raise UserError(f"A folder and --local select this machine; {options_of_clusters}.")
     runs = [] if asks_cluster else [RunView(run).status for run in run_folders.list_runs(folder)]
     jobs, empty_message, error = list[JobStatus](), "", None
     if location != "local" and not is_given:
@@ -172,9 +167,8 @@ def list_command(
     if error is not None and not runs and not jobs:
         raise error
     if runs or jobs or form in ("json", "yaml"):
-        _show_jobs(
-            [*runs, *jobs], form, with_namespace=all_namespaces or bool(runs and jobs), home=folder
-        )
+        with_namespace = all_namespaces or bool(runs and jobs)
+        _show_jobs([*runs, *jobs], form, with_namespace=with_namespace, home=folder)
     else:
         no_runs = "" if asks_cluster else f"There are no runs in the folder {folder}. "
         output.show_messages(f"{no_runs}{empty_message}".rstrip())
@@ -215,9 +209,8 @@ def _read_cluster_jobs(
         if is_required:
             raise
         return [], "", error
-    output.show_messages(
-        *dict.fromkeys(reason for snapshot in snapshots for reason in snapshot.unread)
-    )
+    unread = dict.fromkeys(reason for snapshot in snapshots for reason in snapshot.unread)
+    output.show_messages(*unread)
     empty_message = f"There are no jobs in {f'namespace {place}' if place else 'any namespace'}."
     return [ClusterView(snapshot).status for snapshot in snapshots], empty_message, None
 

@@ -169,12 +169,9 @@ class _Follower:
         if jobset is None:
             return
         self._jobset = jobset
-        self._start_thread(
-            self._watch_objects, JOBSETS, "", f"metadata.name={self._name}", self._on_jobset
-        )
-        self._start_thread(
-            self._watch_objects, PODS, f"{NAME_LABEL}={self._name}", "", self._on_pod
-        )
+        fields, labels = f"metadata.name={self._name}", f"{NAME_LABEL}={self._name}"
+        self._start_thread(self._watch_objects, JOBSETS, "", fields, self._on_jobset)
+        self._start_thread(self._watch_objects, PODS, labels, "", self._on_pod)
         checked_at = time.monotonic()
         while not self._is_over:
             self._handle_next(POLL_PERIOD_S)
@@ -186,10 +183,9 @@ class _Follower:
     def _drain_logs(self) -> None:
         """Read the rest of the logs. The watch of pods may lag behind, so they are listed again."""
         labels, deadline = f"{NAME_LABEL}={self._name}", time.monotonic() + DRAIN_TIMEOUT_S
+        list_pods = partial(self._cluster.list, PODS, self._namespace, labels=labels)
         try:
-            pods = self._outage.call_with_retries(
-                partial(self._cluster.list, PODS, self._namespace, labels=labels), deadline
-            )
+            pods = self._outage.call_with_retries(list_pods, deadline)
         except TimeoutError:
             pods = []
         for pod in pods:
@@ -198,12 +194,12 @@ class _Follower:
         current_hosts = [host for pod in pods for host in hosts.newest_hosts(self._jobset, [pod])]
         running = {host.pod for host in current_hosts if not (host.has_ended or host.is_leaving)}
         deadline = time.monotonic() + DRAIN_TIMEOUT_S
-        while time.monotonic() < deadline and self._open_pods - (
-            set() if self._has_ended else running
-        ):
+        while unfinished := self._open_pods - (set() if self._has_ended else running):
+            if time.monotonic() >= deadline:
+                break
             if self._handle_next(0.1) and self._has_ended:
                 deadline = time.monotonic() + DRAIN_TIMEOUT_S
-        if unfinished := self._open_pods - (set() if self._has_ended else running):
+        if unfinished:
             hint = f"`launcher logs -n {self._namespace} {self._name}` reads them again"
             self._say(f"not read to the end: {', '.join(sorted(unfinished))}; {hint}")
 
@@ -233,17 +229,13 @@ class _Follower:
             for text in self._notices.host_notices(host):
                 self._say(text)
             source = logs.log_source(self._jobset, host)
-            if (
-                not host.has_started
-                or host.pod in self._attached_pods
-                or not source.may_match(self._select)
-            ):
+            is_new = host.has_started and host.pod not in self._attached_pods
+            if not is_new or not source.may_match(self._select):
                 continue
             if len(self._open_pods) >= MAX_STREAMS:
-                raise UserError(
-                    f"--follow reads at most {MAX_STREAMS} pods at once, and more are selected.",
-                    f"select ranks: --rank 0-{MAX_STREAMS - 1}.",
-                )
+                limit = f"--follow reads at most {MAX_STREAMS} pods at once"
+                hint = f"select ranks: --rank 0-{MAX_STREAMS - 1}."
+                raise UserError(f"{limit}, and more are selected.", hint)
             self._attached_pods.add(source.pod)
             self._open_pods.add(source.pod)
             self._start_thread(self._read_log, source)
@@ -270,10 +262,9 @@ class _Follower:
         """Read one pod's log to its end. A broken stream is continued after the last line."""
         shown, window = ShownLines(), self._window
         while True:
+            place = self._cluster, self._namespace
             try:
-                for line in logs.read_pod_log(
-                    self._cluster, self._namespace, source, self._select, window, follow=True
-                ):
+                for line in logs.read_pod_log(*place, source, self._select, window, follow=True):
                     if shown.is_new(line):
                         self._inbox.put(partial(self._show, line))
                 break

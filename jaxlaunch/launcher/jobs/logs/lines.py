@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
+from functools import partial
 
 from jaxlaunch.launcher.errors import ApiError, ClusterError, UnreachableError, UserError
 from jaxlaunch.launcher.jobs.status import hosts
@@ -92,10 +93,9 @@ class Selection:
 
     def matches(self, line: Line, ranks: range) -> bool:
         """Return whether a line of the host with these `ranks` is selected."""
-        owners = ranks if line.rank is None else (line.rank,)
-        return self.matches_any_rank(owners) and (
-            self.pattern is None or self.pattern.search(line.text) is not None
-        )
+        if self.pattern is not None and self.pattern.search(line.text) is None:
+            return False
+        return self.matches_any_rank(ranks if line.rank is None else (line.rank,))
 
     def matches_any_rank(self, ranks: Iterable[int]) -> bool:
         """Return whether lines of at least one of these ranks are selected."""
@@ -189,9 +189,8 @@ def log_source(jobset: Obj, host: Host, members: Members | None = None) -> LogSo
     ranks = (members or hosts.initial_members(jobset)).ranks_of(host.number)
     may_hold_others = hosts.can_move_ranks(jobset) and hosts.count_hosts(jobset) <= MAX_STREAMS
     port = hosts.metrics_port(jobset) if host.running and host.has_started else None
-    return LogSource(
-        host.pod, host.number, host.generation, ranks, host.node, may_hold_others, port
-    )
+    place = host.pod, host.number, host.generation
+    return LogSource(*place, ranks, host.node, may_hold_others, port)
 
 
 def read_logs(
@@ -227,44 +226,14 @@ def read_logs(
     def read_log(source: LogSource) -> Iterator[Line]:
         try:
             lines = read_pod_log(cluster, namespace, source, select, window)
-            if is_many or window.seconds is not None:
-                yield from lines
-                return
-            # Without a tail, one line of a process is enough to know that the kubelet has its log.
-            first_lines = list[Line]()
-            count = 0
-            needed_count = 1 if window.tail is None else window.tail
-            for line in lines:
-                first_lines.append(line)
-                count += line.rank is not None
-                if count and window.tail is None:
-                    break
-            agent_lines = read_from_agent(source) if count < needed_count else []
-            if len(agent_lines) > count:
-                say(
-                    f"the kubelet of pod {source.pod} has rotated its log: the last lines are "
-                    "shown as its agent has "
-                    "them, without times"
-                )
-                first_lines = [*agent_lines, *(line for line in first_lines if line.rank is None)]
-            yield from first_lines
+            if not is_many and window.seconds is None:
+                agent_lines = partial(_read_agent_lines, cluster, namespace, source, select, window)
+                lines = _complete_rotated(lines, agent_lines, source, window, say)
             yield from lines
         except (ApiError, UnreachableError) as error:
             if isinstance(error, UnreachableError) and not error.was_sent:
                 raise
             report_unread(describe_unreadable(source.pod, error, source.node))
-
-    def read_from_agent(source: LogSource) -> list[Line]:
-        if source.agent_port is None:
-            return []
-        chosen = list[Line]()
-        for rank, texts in read_agent_lines(
-            cluster, namespace, source.pod, source.agent_port
-        ).items():
-            lines = [Line(source.host, rank, text, generation=source.generation) for text in texts]
-            matching = [line for line in lines if select.matches(line, source.ranks)]
-            chosen += matching[-(window.tail or len(matching)) :]
-        return chosen
 
     def start_reading(source: LogSource) -> Iterator[Line]:
         # The first line is read here, so that the logs are opened concurrently.
@@ -273,6 +242,31 @@ def read_logs(
 
     with ThreadPoolExecutor(MAX_READERS) as pool:
         return merge_lines(list(pool.map(start_reading, sources)))
+
+
+def _complete_rotated(
+    lines: Iterator[Line],
+    read_agent: Callable[[], list[Line]],
+    source: LogSource,
+    window: LogWindow,
+    say: Callable[[str], None],
+) -> Iterator[Line]:
+    """Yield the lines of a log, with the agent's instead if the kubelet has none or too few."""
+    # Without a tail, one line of a process is enough to know that the kubelet has its log.
+    first_lines, count = list[Line](), 0
+    for line in lines:
+        first_lines.append(line)
+        count += line.rank is not None
+        if count and window.tail is None:
+            break
+    needed_count = 1 if window.tail is None else window.tail
+    agent_lines = read_agent() if count < needed_count else []
+    if len(agent_lines) > count:
+        shown = "the last lines are shown as its agent has them, without times"
+        say(f"the kubelet of pod {source.pod} has rotated its log: {shown}")
+        first_lines = [*agent_lines, *(line for line in first_lines if line.rank is None)]
+    yield from first_lines
+    yield from lines
 
 
 def describe_unreadable(pod: str, error: ClusterError, node: str | None) -> str:
@@ -290,6 +284,9 @@ def read_pod_log(
     follow: bool = False,
 ) -> Iterator[Line]:
     """Yield the selected lines of one source without the agents' records."""
+    tail = window.tail
+    if tail is not None:
+        tail = _tail_length(cluster, namespace, source, select, window)
     texts = cluster.log(
         namespace,
         source.pod,
@@ -297,9 +294,7 @@ def read_pod_log(
         follow=follow,
         since_s=window.seconds,
         since=window.since,
-        tail=None
-        if window.tail is None
-        else _tail_length(cluster, namespace, source, select, window),
+        tail=tail,
         timestamps=True,
         timeout_s=None if follow else LOG_TIMEOUT_S,
     )
@@ -338,6 +333,21 @@ def _tail_length(
         if len(flags) < length:
             return len(flags)
     raise AssertionError("a log ends")
+
+
+def _read_agent_lines(
+    cluster: Cluster, namespace: str, source: LogSource, select: Selection, window: LogWindow
+) -> list[Line]:
+    """Return the last selected lines of each process as the agent has them."""
+    if source.agent_port is None:
+        return []
+    selected = list[Line]()
+    by_rank = read_agent_lines(cluster, namespace, source.pod, source.agent_port)
+    for rank, texts in by_rank.items():
+        lines = [Line(source.host, rank, text, generation=source.generation) for text in texts]
+        matching = [line for line in lines if select.matches(line, source.ranks)]
+        selected += matching[-(window.tail or len(matching)) :]
+    return selected
 
 
 def read_agent_lines(
