@@ -106,7 +106,7 @@ def compared(folder: Path, workers: int, rounds: int, only: Sequence[str]) -> li
     given, ours = asked(folder, workers), sys.executable
     others = {
         "torch's DataLoader": Reader(
-            str(environments.python("torch")), "torch", given, torchvision()
+            str(environments.find_python("torch")), "torch", given, torchvision()
         ),
         "grain's DataLoader": Reader(ours, "grain", given, {}),
     }
@@ -133,8 +133,8 @@ def compared(folder: Path, workers: int, rounds: int, only: Sequence[str]) -> li
 
 def torchvision() -> dict[str, str]:
     """torchvision's folder on the path of torch's environment."""
-    environments.python("torchvision")
-    (site,) = environments.folder("torchvision").glob("lib/python3*/site-packages")
+    environments.find_python("torchvision")
+    (site,) = environments.environment_folder("torchvision").glob("lib/python3*/site-packages")
     return {**environments.LAZY, "PYTHONPATH": str(site)}
 
 

@@ -38,7 +38,7 @@ SHAPES: Mapping[str, dict[str, Any]] = {
 
 def measured(sizes: Mapping[str, Any], pairs: int) -> Row:
     """The time of ours over that of transformers, for the shape of `sizes`. Raises SystemExit where tokens differ."""
-    python, core = str(environments.python("torch")), min(os.sched_getaffinity(0))
+    python, core = str(environments.find_python("torch")), min(os.sched_getaffinity(0))
     with tempfile.TemporaryDirectory() as folder:
         subprocess.run(
             [sys.executable, "-m", "benchmarks.sample_ours", folder, json.dumps(sizes)], check=True

@@ -1,4 +1,4 @@
-"""The page of the Python API, from signatures and docstrings: `python -m tests.api > docs/api.md`."""
+"""Write the page of the Python API: `python -m tests.api > docs/api.md`."""
 
 from __future__ import annotations
 
@@ -51,40 +51,42 @@ AS_TASK = ("Classify", "NextToken", "Preference")  # whose methods are those of 
 _EXAMPLE = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
-def markdown() -> str:
-    """The page: a table of all names, then each with its signature and docstring."""
+def make_page() -> str:
+    """Return the page: a table of all names, then each with its signature and docstring."""
     table = "| | |\n|---|---|\n" + "".join(
-        f"| {group} | {_linked(names)} |\n" for group, names in GROUPS.items()
+        f"| {group} | {_link_names(names)} |\n" for group, names in GROUPS.items()
     )
-    sections = [part for names in GROUPS.values() for name in names for part in _section(name)]
+    sections = [part for names in GROUPS.values() for name in names for part in _make_section(name)]
     return "\n".join([_INTRODUCTION, table, *sections])
 
 
-def examples() -> Iterator[tuple[str, str]]:
-    """The examples of all docstrings, by the name that they are of."""
+def find_examples() -> Iterator[tuple[str, str]]:
+    """Yield the examples of all docstrings, with their names."""
     for names in GROUPS.values():
         for name in names:
-            for number, found in enumerate(_EXAMPLE.findall(docstring(name))):
-                yield f"{name}-{number}" if number else name, found
+            for number, example in enumerate(_EXAMPLE.findall(read_docstring(name))):
+                yield f"{name}-{number}" if number else name, example
 
 
-def docstring(name: str) -> str:
-    """That of a public name; of a type alias, the string under it."""
-    return _alias(name)[1] if name in ALIASES else inspect.getdoc(getattr(jaxlaunch, name)) or ""
+def read_docstring(name: str) -> str:
+    """Return the docstring of a public name, or the string below a type alias."""
+    return (
+        _find_alias(name)[1] if name in ALIASES else inspect.getdoc(getattr(jaxlaunch, name)) or ""
+    )
 
 
-def _linked(names: tuple[str, ...]) -> str:
+def _link_names(names: tuple[str, ...]) -> str:
     return " · ".join(f"[{name}](#{name.lower()})" for name in names)
 
 
-def _section(name: str) -> Iterator[str]:
+def _make_section(name: str) -> Iterator[str]:
     found = getattr(jaxlaunch, name)
     yield f"## `{name}`\n"
     if name in ALIASES:
-        yield f"```python\n{_alias(name)[0]}\n```\n"
+        yield f"```python\n{_find_alias(name)[0]}\n```\n"
     elif inspect.isfunction(found) or name in CALLED:
-        yield f"```python\n{_signature(name, found)}\n```\n"
-    yield docstring(name) + "\n"
+        yield f"```python\n{_format_signature(name, found)}\n```\n"
+    yield read_docstring(name) + "\n"
     if name == "TrainSpec":
         yield "Its fields are the keys of [train](job-yaml.md#train).\n"
     if inspect.isclass(found) and name not in (*ALIASES, *AS_TASK, "TrainSpec"):
@@ -92,21 +94,21 @@ def _section(name: str) -> Iterator[str]:
             if not member.startswith("_") or (
                 member in ("__len__", "__getitem__") and name == "Source"
             ):
-                yield from _member(name, member, value)
+                yield from _describe_member(name, member, value)
 
 
-def _member(name: str, member: str, value: Any) -> Iterator[str]:
+def _describe_member(name: str, member: str, value: Any) -> Iterator[str]:
     if isinstance(value, property):
         yield f"### `{name}.{member}`\n\n{inspect.getdoc(value)}\n"
     elif inspect.isfunction(value):
-        yield f"### `{name}.{member}`\n\n```python\n{_signature(member, value)}\n```\n\n{inspect.getdoc(value)}\n"
+        yield f"### `{name}.{member}`\n\n```python\n{_format_signature(member, value)}\n```\n\n{inspect.getdoc(value)}\n"
 
 
-def _signature(name: str, found: Any) -> str:
-    """As a call is written, on one line where it fits."""
-    is_made = inspect.isclass(found)
+def _format_signature(name: str, value: Any) -> str:
+    """Return a call as it is written, on one line if it fits."""
+    is_made = inspect.isclass(value)
     signature = inspect.signature(
-        found.__init__ if is_made and not issubclass(found, tuple) else found
+        value.__init__ if is_made and not issubclass(value, tuple) else value
     )
     parts, is_keyword = [], False
     for parameter in signature.parameters.values():
@@ -116,20 +118,24 @@ def _signature(name: str, found: Any) -> str:
             is_keyword = True
         if parameter.kind is parameter.KEYWORD_ONLY and not is_keyword:
             parts, is_keyword = [*parts, "*"], True
-        parts.append(_parameter(parameter))
+        parts.append(_format_parameter(parameter))
     returned = signature.return_annotation
-    end = "" if returned in (signature.empty, "None") or is_made else f" -> {_written(returned)}"
-    whole = f"{name}({', '.join(parts)}){end}"
-    if len(whole) <= 88:
-        return whole
+    end = (
+        ""
+        if returned in (signature.empty, "None") or is_made
+        else f" -> {_format_annotation(returned)}"
+    )
+    line = f"{name}({', '.join(parts)}){end}"
+    if len(line) <= 88:
+        return line
     return f"{name}(\n" + "".join(f"    {part},\n" for part in parts) + f"){end}"
 
 
-def _parameter(parameter: inspect.Parameter) -> str:
+def _format_parameter(parameter: inspect.Parameter) -> str:
     stars = {parameter.VAR_POSITIONAL: "*", parameter.VAR_KEYWORD: "**"}.get(parameter.kind, "")
     text = stars + parameter.name
     if parameter.annotation is not parameter.empty:
-        text += f": {_written(parameter.annotation)}"
+        text += f": {_format_annotation(parameter.annotation)}"
     if parameter.default is parameter.empty:
         return text
     default = (
@@ -137,25 +143,27 @@ def _parameter(parameter: inspect.Parameter) -> str:
         if inspect.isbuiltin(parameter.default)
         else repr(parameter.default)
     )
-    return f"{text} = {_written(default)}"
+    return f"{text} = {_format_annotation(default)}"
 
 
-def _written(annotation: Any) -> str:
+def _format_annotation(annotation: Any) -> str:
     text = annotation.__forward_arg__ if isinstance(annotation, ForwardRef) else str(annotation)
     return re.sub(r"'(\w+)'", r'"\1"', text)
 
 
-def _alias(name: str) -> tuple[str, str]:
-    """The line that assigns a type alias, and the string under it."""
+def _find_alias(name: str) -> tuple[str, str]:
+    """Return the line that assigns a type alias, and the string below it."""
     module, _, attribute = jaxlaunch._HOMES[name].partition(":")
     body = ast.parse(inspect.getsource(importlib.import_module(module))).body
     for assigned, below in zip(body, body[1:], strict=False):
         if isinstance(assigned, ast.Assign) and ast.unparse(assigned.targets[0]) == attribute:
             assert isinstance(below, ast.Expr), f"{name} has no docstring"
             assert isinstance(below.value, ast.Constant), f"{name} has no docstring"
-            return _written(ast.unparse(assigned)), inspect.cleandoc(str(below.value.value))
+            return _format_annotation(ast.unparse(assigned)), inspect.cleandoc(
+                str(below.value.value)
+            )
     raise LookupError(name)
 
 
 if __name__ == "__main__":
-    print(markdown(), end="")
+    print(make_page(), end="")

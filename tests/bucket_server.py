@@ -50,7 +50,7 @@ class Bucket:
         self.url = f"http://127.0.0.1:{self._server.server_port}"
 
     def environ(self) -> dict[str, str]:
-        """What a process needs in its environment to take this server for both clouds."""
+        """Return variables with which a process takes this server for both clouds."""
         return {
             "STORAGE_EMULATOR_HOST": self.url,
             # Which asks another service about each bucket.
@@ -70,26 +70,25 @@ class Bucket:
         )
 
     def below(self, prefix: str) -> dict[str, bytes]:
-        """The objects whose `bucket/name` begins with `prefix`, as they are now."""
+        """Return the objects whose `bucket/name` begins with `prefix`."""
         with self.lock:
             return {name: data for name, data in self.objects.items() if name.startswith(prefix)}
 
     def close(self) -> None:
-        """Ends the server."""
         self._server.shutdown()
         self._server.server_close()
 
 
 class _Server(ThreadingHTTPServer):
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Says nothing of clients that were killed."""
+        """Ignore clients that were killed."""
         if not isinstance(sys.exc_info()[1], ConnectionError):
             super().handle_error(request, client_address)
 
 
 @contextlib.contextmanager
-def served_here() -> Iterator[Bucket]:
-    """A server that this process takes for both clouds; what was kept of another one before is forgotten."""
+def serve_bucket() -> Iterator[Bucket]:
+    """Serve both clouds for this process, without what it cached of another server."""
     import fsspec
     import gcsfs.core
     import s3fs
@@ -114,7 +113,7 @@ class _Handler(BaseHTTPRequestHandler):
     store: Bucket
 
     def handle_expect_100(self) -> bool:
-        """The go-ahead must not wait in the buffer."""
+        """Send the go-ahead at once: it must not wait in the buffer."""
         going_on = super().handle_expect_100()
         self.wfile.flush()
         return going_on
@@ -150,7 +149,7 @@ class _Handler(BaseHTTPRequestHandler):
                 self._amazon(method, urllib.parse.unquote(url.path.strip("/")), query, data)
 
     def _goes_on(self, kind: str) -> bool:
-        """Fails a request; true where it is only late."""
+        """Fail a request; return whether it is only late."""
         if kind == "slow":
             time.sleep(LATE_S)
         elif kind == "cut":
@@ -296,7 +295,7 @@ class _Handler(BaseHTTPRequestHandler):
         return listed | ({"prefixes": folders} if folders else {})
 
     def _found(self, bucket: str, prefix: str, delimiter: str) -> tuple[list[str], list[str]]:
-        """Names below a prefix, and with a delimiter the folders among them."""
+        """Return the names below a prefix and, with a delimiter, the folders among them."""
         every = sorted(
             key.partition("/")[2] for key in self.store.objects if key.startswith(f"{bucket}/")
         )
@@ -445,4 +444,4 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(body)
 
     def log_message(self, *args: Any) -> None:
-        """Silent."""
+        """Write nothing."""

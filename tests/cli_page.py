@@ -1,4 +1,4 @@
-"""Prints docs/cli.md from the commands themselves: `python -m tests.cli_page > docs/cli.md`."""
+"""Write docs/cli.md from the commands themselves: `python -m tests.cli_page > docs/cli.md`."""
 
 from __future__ import annotations
 
@@ -28,22 +28,22 @@ key of a job can be overridden after its file: `launcher run job.yaml train.mesh
 """
 
 
-def markdown() -> str:
-    """The page: a table of all commands, then each with its arguments and options."""
+def make_page() -> str:
+    """Return the page: a table of all commands, then each with its arguments and options."""
     context = click.Context(cli, info_name="launcher")
-    parts = [_INTRODUCTION, "| | command | |\n|---|---|---|\n" + "".join(_rows())]
-    parts += ["\n".join(_section(name, context)) for name in cli.list_commands(context)]
+    parts = [_INTRODUCTION, "| | command | |\n|---|---|---|\n" + "".join(_make_rows())]
+    parts += ["\n".join(_make_section(name, context)) for name in cli.list_commands(context)]
     return "\n".join(parts)
 
 
-def _rows() -> Iterator[str]:
-    """A row for each command, its group before the first of it."""
+def _make_rows() -> Iterator[str]:
+    """Yield a row for each command, its group before the first one."""
     for group, commands in GROUPS.items():
         for number, (name, line) in enumerate(commands.items()):
             yield f"| {group if number == 0 else ''} | [{name}](#launcher-{name}) | {line} |\n"
 
 
-def _section(name: str, parent: click.Context) -> Iterator[str]:
+def _make_section(name: str, parent: click.Context) -> Iterator[str]:
     command = cli.get_command(parent, name)
     assert command is not None
     context = click.Context(command, info_name=name, parent=parent)
@@ -52,17 +52,20 @@ def _section(name: str, parent: click.Context) -> Iterator[str]:
     yield inspect.cleandoc(command.help or "").replace("\b\n", "") + "\n"
     yield "```sh\n" + "\n".join(examples.format_lines(examples.EXAMPLES[name])) + "\n```\n"
     records = [
-        one.get_help_record(context) for one in command.params if isinstance(one, click.Option)
+        option.get_help_record(context)
+        for option in command.params
+        if isinstance(option, click.Option)
     ]
     if rows := [
-        f"| `{_cell(options)}` | {_cell(text)} |" for options, text in filter(None, records)
+        f"| `{_format_cell(options)}` | {_format_cell(text)} |"
+        for options, text in filter(None, records)
     ]:
         yield "| option | meaning |\n|---|---|\n" + "\n".join(rows) + "\n"
 
 
-def _cell(text: str) -> str:
+def _format_cell(text: str) -> str:
     return " ".join(text.replace("|", "\\|").split())
 
 
 if __name__ == "__main__":
-    print(markdown(), end="")
+    print(make_page(), end="")

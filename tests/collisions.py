@@ -1,7 +1,7 @@
-"""Jobs in folders of files whose names something else has too: `python -m tests.collisions [NAME ...]` prints a table.
+"""Jobs in folders of files with colliding names: `python -m tests.collisions [NAME ...]`.
 
-Each name has a folder of its own there, and each way to run a job a run. The suite runs all names
-in one folder.
+It prints a table in which each name has its own folder and each mode a run. The suite runs all
+names in one folder.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ PACKAGES = (
     "trainer launcher jaxlaunch jax flax optax grain pydantic numpy tests utils models data".split()
 )
 # Names that no installed package has: a task of the user's imports their files.
-OWN = "agent contract data isolated launcher models plugin task trainer utils".split()
+USERS_OWN = "agent contract data isolated launcher models plugin task trainer utils".split()
 STEPS = 3
 BUILT_IN = {
     "task": "classify",
@@ -57,71 +57,73 @@ for name in {names!r}:
     except BaseException as error:
         print("SAW", name, type(error).__name__)
 """
-WAYS = ("command", "train", "train with own task", "train with workdir", "train with code")
+MODES = ("command", "train", "train with own task", "train with workdir", "train with code")
 
 
-def make(folder: Path, modules: Iterable[str] = (), packages: Iterable[str] = ()) -> Path:
-    """A folder with a file, or a package, of each name, a program and a task that import them all."""
+def make_folder(folder: Path, modules: Iterable[str] = (), packages: Iterable[str] = ()) -> Path:
+    """Write a file or package of each name, and a program and a task that import them all."""
     folder.mkdir(parents=True)
-    names = imported({*modules, *packages})
+    names = imported_names({*modules, *packages})
     for name in modules:
         (folder / f"{name}.py").write_text("WHOSE = 'mine'\n")
     for name in packages:
         (folder / name).mkdir()
         (folder / name / "__init__.py").write_text("WHOSE = 'mine'\n")
     (folder / "program_of_mine.py").write_text(PROGRAM.format(names=names))
-    (folder / "task_of_mine.py").write_text(TASK.format(names=own(names)))
+    (folder / "task_of_mine.py").write_text(TASK.format(names=users_names(names)))
     return folder
 
 
 def make_all(folder: Path) -> Path:
-    """A folder with every one of the names, as a package where it may be either."""
+    """Write a folder with every name, as a package where it may be either."""
     # Both forms of a name are not possible.
     packages = set(PACKAGES) - {"jax", "jaxlaunch", "pydantic"}
-    return make(folder, set(MODULES) - packages, packages)
+    return make_folder(folder, set(MODULES) - packages, packages)
 
 
-def imported(names: Iterable[str]) -> list[str]:
-    """Those that the program imports: the others are run before it, or not."""
+def imported_names(names: Iterable[str]) -> list[str]:
+    """Return the names that the program imports: others are imported before it, or not at all."""
     return sorted(set(names) - {"sitecustomize", "usercustomize"})
 
 
-def own(names: Iterable[str]) -> list[str]:
-    """Return the names that a task imports, and whose files are the user's."""
-    return sorted(set(names) & set(OWN))
+def users_names(names: Iterable[str]) -> list[str]:
+    """Return the names that a task imports and whose files are the user's."""
+    return sorted(set(names) & set(USERS_OWN))
 
 
-def job(way: str, folder: Path) -> dict[str, Any]:
-    """The job of a way to run; its file is beside the folder, its working folder `cwd`."""
-    base: dict[str, Any] = {"name": way.replace(" ", "-"), "accelerator": {"type": "cpu"}}
-    if way.startswith("command"):
+def make_job(mode: str, folder: Path) -> dict[str, Any]:
+    """Return the job of a mode; its file is next to the folder, its working folder `cwd`."""
+    base: dict[str, Any] = {"name": mode.replace(" ", "-"), "accelerator": {"type": "cpu"}}
+    if mode.startswith("command"):
         base["command"] = ["python", str(folder / "program_of_mine.py")]
     else:
         task = (
-            {"task": "task_of_mine:Mine"} if way != "train" and way != "train with workdir" else {}
+            {"task": "task_of_mine:Mine"}
+            if mode != "train" and mode != "train with workdir"
+            else {}
         )
         base["train"] = BUILT_IN | task
-    if way.endswith("with code"):
+    if mode.endswith("with code"):
         base["code"] = folder.name
-    if way.endswith("with workdir"):
+    if mode.endswith("with workdir"):
         base["workdir"] = folder.name
     return base
 
 
-def run(
-    way: str, folder: Path, document: Mapping[str, Any] | None = None
+def run_job(
+    mode: str, folder: Path, document: Mapping[str, Any] | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """The run of a job, started in the folder itself, or beside it where the job says which folder it is."""
-    beside = way.endswith(("with workdir", "with code"))
-    file = folder.parent / f"{way.replace(' ', '-')}.yaml"
-    file.write_text(yaml.safe_dump(dict(document or job(way, folder))))
-    return launcher(
+    """Run a job, started in the folder itself or next to it if the job names the folder."""
+    beside = mode.endswith(("with workdir", "with code"))
+    file = folder.parent / f"{mode.replace(' ', '-')}.yaml"
+    file.write_text(yaml.safe_dump(dict(document or make_job(mode, folder))))
+    return run_launcher(
         folder.parent if beside else folder, "run", str(file), "--run-dir", f"{file}.run"
     )
 
 
-def launcher(cwd: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """The installed command, in a folder."""
+def run_launcher(cwd: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run the installed command in a folder."""
     command = [str(Path(sys.executable).parent / "launcher"), *arguments]
     environ = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     return subprocess.run(
@@ -129,51 +131,57 @@ def launcher(cwd: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def seen(text: str) -> list[str]:
-    """What the program or the task said of what it got by each name."""
+def parse_origins(text: str) -> list[str]:
+    """Return what the program or the task printed about each name."""
     return [line.partition("SAW ")[2] for line in text.splitlines() if "SAW " in line]
 
 
-def without_us(folder: Path) -> tuple[bool, list[str]]:
-    """Whether the program that `python` alone runs succeeds, and what it says."""
+def run_without_launcher(folder: Path) -> tuple[bool, list[str]]:
+    """Run the program by `python` alone; return whether it succeeds, and its output."""
     environ = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     command = [sys.executable, str(folder / "program_of_mine.py")]
-    ended = subprocess.run(command, env=environ, capture_output=True, text=True)
-    return ended.returncode == 0, seen(ended.stdout)
+    result = subprocess.run(command, env=environ, capture_output=True, text=True)
+    return result.returncode == 0, parse_origins(result.stdout)
 
 
-def fault(way: str, folder: Path, names: Iterable[str]) -> str | None:
-    """What is wrong with a run of the folder; None where it did what it should."""
-    ended = run(way, folder)
-    said = seen(ended.stdout + ended.stderr)
-    if way.startswith("command"):
-        right = (ended.returncode == 0, said) == without_us(folder)
+def find_fault(mode: str, folder: Path, names: Iterable[str]) -> str | None:
+    """Return what is wrong with a run of the folder, or None."""
+    result = run_job(mode, folder)
+    origins = parse_origins(result.stdout + result.stderr)
+    if mode.startswith("command"):
+        right = (result.returncode == 0, origins) == run_without_launcher(folder)
     else:
-        has_own_task = "own task" in way or way.endswith("with code")
-        wanted = [f"{name} mine" for name in own(names)] if has_own_task else []
-        right = ended.returncode == 0 and f"step {STEPS}/{STEPS}" in ended.stdout and said == wanted
+        has_own_task = "own task" in mode or mode.endswith("with code")
+        expected = [f"{name} mine" for name in users_names(names)] if has_own_task else []
+        right = (
+            result.returncode == 0
+            and f"step {STEPS}/{STEPS}" in result.stdout
+            and origins == expected
+        )
     if right:
         return None
-    return f"exit {ended.returncode}, saw {said}\n{ended.stdout[-2000:]}{ended.stderr[-4000:]}"
+    return (
+        f"exit {result.returncode}, saw {origins}\n{result.stdout[-2000:]}{result.stderr[-4000:]}"
+    )
 
 
 def main(names: list[str]) -> int:
-    """Prints a row for each name; returns how many runs went wrong."""
+    """Print a row for each name; return the number of runs that failed."""
     wrong = 0
     every = [
         (name, kind)
-        for kind, named in (("module", MODULES), ("package", PACKAGES))
-        for name in named
+        for kind, kind_names in (("module", MODULES), ("package", PACKAGES))
+        for name in kind_names
     ]
     for name, kind in every:
         if names and name not in names:
             continue
         with tempfile.TemporaryDirectory() as place:
-            folder = make(Path(place) / "proj", **{f"{kind}s": [name]})
-            found = {way: fault(way, folder, [name]) for way in WAYS}
-        row = ["ok" if said is None else "WRONG" for said in found.values()]
+            folder = make_folder(Path(place) / "proj", **{f"{kind}s": [name]})
+            faults = {way: find_fault(way, folder, [name]) for way in MODES}
+        row = ["ok" if fault is None else "WRONG" for fault in faults.values()]
         print(f"{name}{'/' if kind == 'package' else '.py'}", *row, sep=" | ", flush=True)
-        for way, said in found.items():
+        for way, said in faults.items():
             if said:
                 wrong += 1
                 print(f"  {way}: {said}", flush=True)

@@ -1,8 +1,8 @@
-"""How tests compile: quickly, once for all processes of a gang, and into a folder of the user's cache directory.
+"""How tests compile: quickly, once for all processes of a gang, into the user's cache directory.
 
 What is there was compiled from equal HLO by an equal JAX for an equal processor, with equal
-options: JAX's key and the folder's name hold them. Not where in a file an operation stands: a test
-that reads this compiles for itself.
+options: JAX's key and the folder's name contain them, but not the position of an operation in a
+file. A test that reads this position compiles for itself.
 """
 
 from __future__ import annotations
@@ -28,43 +28,43 @@ QUICK_COMPILES = {
 # Of a gang, process 0 compiles for all: tests/site/sitecustomize.py, which must be on the path of
 # each.
 SITE = str(Path(__file__).parent / "site")
-NAME = "TEST_COMPILED"  # of the environment variable that holds the folder's path
-KEPT_S = 30 * 24 * 3600.0  # seconds since it was written; then a program is compiled anew
-LINKED_S = 60.0  # an entry's time is that of its writing: it is visible some moments later
+FOLDER_VARIABLE = "TEST_COMPILED"  # of the environment variable that holds the folder's path
+MAX_AGE_S = 30 * 24 * 3600.0  # seconds since it was written; then a program is compiled anew
+VISIBLE_AFTER_S = 60.0  # an entry's time is that of its writing: it is visible some moments later
 
 
-def quick_starts() -> dict[str, str]:
-    """Variables for a command that starts the processes of a gang now, all of them."""
+def quick_start_env() -> dict[str, str]:
+    """Return variables for a command that starts the processes of a gang."""
     make_folder()  # for programs that are no test: a benchmark
     return {
         **QUICK_COMPILES,
         "JAX_SHARE_BINARY_BETWEEN_HOSTS": "1",
-        "JAX_COMPILATION_CACHE_DIR": os.environ[NAME],
+        "JAX_COMPILATION_CACHE_DIR": os.environ[FOLDER_VARIABLE],
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
-        BEFORE: str(time.time() - LINKED_S),
+        BEFORE: str(time.time() - VISIBLE_AFTER_S),
         "PYTHONPATH": SITE,
     }
 
 
 def make_folder() -> None:
-    """Makes the folder for this process and those that it starts, and removes what is old in it."""
-    if NAME in os.environ:
+    """Make the folder for this process and its children, and remove old files in it."""
+    if FOLDER_VARIABLE in os.environ:
         return  # the first process of the test run has done so
     home = (
         Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "jaxlaunch" / "compiled"
     )
-    folder = home / hashlib.sha256(processor().encode()).hexdigest()[:16]
+    folder = home / hashlib.sha256(describe_processor().encode()).hexdigest()[:16]
     folder.mkdir(parents=True, exist_ok=True)
-    oldest = time.time() - KEPT_S
+    oldest = time.time() - MAX_AGE_S
     for file in home.glob("*/*"):
         with suppress(FileNotFoundError):  # another test run removes it too
             if file.stat().st_mtime < oldest:
                 file.unlink()
-    os.environ[NAME] = str(folder)
+    os.environ[FOLDER_VARIABLE] = str(folder)
 
 
-def processor() -> str:
-    """What code for this machine's processor depends on."""
+def describe_processor() -> str:
+    """Return what code for this machine's processor depends on."""
     with suppress(OSError):
         return "\n".join(
             sorted(

@@ -39,32 +39,32 @@ mermaid.render("drawing", %s).then(({svg}) => { document.body.innerHTML = svg; }
 </script></body>"""
 
 
-def of(page: Path) -> Path:
-    """Where the drawing of a page is."""
+def drawing_path(page: Path) -> Path:
+    """Return the path of a page's drawing."""
     return DOCS / "drawings" / f"{page.stem}.svg"
 
 
-def digest(source: str) -> str:
-    """What a drawing says of the source that it was made from."""
+def source_digest(source: str) -> str:
+    """Return what a drawing records of its source."""
     return hashlib.sha256(source.encode()).hexdigest()[:16]
 
 
-def sources() -> Iterator[tuple[Path, str]]:
-    """Each page that has a drawing, with its source; a page has one at most."""
+def find_sources() -> Iterator[tuple[Path, str]]:
+    """Yield each page that has a drawing, with its source."""
     for page in sorted(DOCS.glob("*.md")):
-        if found := BLOCK.search(page.read_text(encoding="utf-8")):
-            yield page, found[1]
+        if match := BLOCK.search(page.read_text(encoding="utf-8")):
+            yield page, match[1]
 
 
 def is_current(page: Path, source: str) -> bool:
-    """Whether the committed drawing was made from this source."""
-    return of(page).exists() and f'data-source="{digest(source)}"' in of(page).read_text(
-        encoding="utf-8"
-    )
+    """Check that the committed drawing was made from this source."""
+    return drawing_path(page).exists() and f'data-source="{source_digest(source)}"' in drawing_path(
+        page
+    ).read_text(encoding="utf-8")
 
 
-def drawn(source: str, folder: Path) -> str:
-    """The SVG of a source, by Mermaid's script in `folder`."""
+def draw_source(source: str, folder: Path) -> str:
+    """Return the SVG of a source, drawn by Mermaid's script in `folder`."""
     (folder / "page.html").write_text(
         PAGE
         % (
@@ -87,12 +87,12 @@ def drawn(source: str, folder: Path) -> str:
         lambda width: f"{width[0]} min-width: {SCALE * float(width[1]):.0f}px;",
         short,
     )
-    return sized.replace("<svg ", f'<svg data-source="{digest(source)}" ', 1)
+    return sized.replace("<svg ", f'<svg data-source="{source_digest(source)}" ', 1)
 
 
 def main() -> None:
-    """Draws what is not current."""
-    stale = [(page, source) for page, source in sources() if not is_current(page, source)]
+    """Draw what is not current."""
+    stale = [(page, source) for page, source in find_sources() if not is_current(page, source)]
     with tempfile.TemporaryDirectory() as folder:
         if stale:
             install = [
@@ -107,9 +107,11 @@ def main() -> None:
             ]
             subprocess.run(install, check=True, stdout=sys.stderr)
         for page, source in stale:
-            of(page).parent.mkdir(exist_ok=True)
-            of(page).write_text(drawn(source, Path(folder)) + "\n", encoding="utf-8")
-            print(of(page).relative_to(DOCS.parent))
+            drawing_path(page).parent.mkdir(exist_ok=True)
+            drawing_path(page).write_text(
+                draw_source(source, Path(folder)) + "\n", encoding="utf-8"
+            )
+            print(drawing_path(page).relative_to(DOCS.parent))
 
 
 if __name__ == "__main__":

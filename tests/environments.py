@@ -1,6 +1,6 @@
-"""Other people's programs, each in an environment of its own that is built once into the user's cache directory.
+"""Programs of others, each in an environment that is built once into the user's cache directory.
 
-An environment is a list in tests/requirements; its folder's name holds a hash of the list and of
+An environment is a list in tests/requirements; its folder's name contains a hash of the list and of
 this file.
 """
 
@@ -36,11 +36,11 @@ LAZY = {"TORCH_USE_RTLD_GLOBAL": "1"}  # has torch bind symbols when they are ca
 
 
 class Missing(RuntimeError):
-    """An environment cannot be built here; the message ends with what the installer says."""
+    """An environment that cannot be built here, with the installer's message."""
 
 
-def folder(name: str) -> Path:
-    """Where the environment `name` lies, built or not."""
+def environment_folder(name: str) -> Path:
+    """Return the folder of the environment `name`, built or not."""
     digest = hashlib.sha256(Path(__file__).read_bytes() + (LISTS / f"{name}.txt").read_bytes())
     digest.update(f"{sys.version_info[:2]}".encode())
     cache = (
@@ -51,27 +51,30 @@ def folder(name: str) -> Path:
     return cache / f"{name}-{digest.hexdigest()[:16]}"
 
 
-def run(name: str, program: str, *arguments: str) -> str:
-    """What a Python program prints in environment `name`. Raises CalledProcessError where it fails, and Missing."""
-    command = [str(python(name)), "-I", program, *arguments]
+def run_program(name: str, program: str, *arguments: str) -> str:
+    """Return the output of a Python program in environment `name`.
+
+    Raises CalledProcessError if it fails, and Missing.
+    """
+    command = [str(find_python(name)), "-I", program, *arguments]
     return subprocess.run(
         command, env=os.environ | LAZY, check=True, stdout=subprocess.PIPE, text=True
     ).stdout
 
 
-def python(name: str) -> Path:
-    """The interpreter of environment `name`, built now if this machine has not built it yet. Raises Missing."""
-    home = folder(name)
+def find_python(name: str) -> Path:
+    """Return the interpreter of environment `name`, built if necessary. Raises Missing."""
+    home = environment_folder(name)
     home.parent.mkdir(parents=True, exist_ok=True)
     with open(f"{home}.lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not (home / ".ready").exists():
-            _build(name, home)
+            _build_environment(name, home)
             (home / ".ready").touch()
     return home / "bin" / "python"
 
 
-def _build(name: str, home: Path) -> None:
+def _build_environment(name: str, home: Path) -> None:
     print(f"building {home}: {name}", file=sys.stderr, flush=True)
     subprocess.run([sys.executable, "-m", "venv", "--clear", "--without-pip", home], check=True)
     install = [sys.executable, str(INSTALL), "--python", str(home / "bin" / "python")]

@@ -24,14 +24,14 @@ ROWS = [
 ]
 
 
-def phrases(row: list[str]) -> list[str]:
-    """The words on the screen: what the first cell has in code or in quotes."""
+def find_phrases(row: list[str]) -> list[str]:
+    """Return the words on the screen: what the first cell has in code or in quotes."""
     return [code or quoted for code, quoted in re.findall(r"`([^`]+)`|\"([^\"]+)\"", row[0])]
 
 
 @functools.cache  # re's own cache holds fewer than the page has
-def pattern(phrase: str) -> re.Pattern[str]:
-    """The phrase with any numbers and quoted names instead of its own, and anything for `…`; an exit code stays."""
+def make_pattern(phrase: str) -> re.Pattern[str]:
+    """Return a pattern for a phrase with any numbers and quoted names, and anything for `…`."""
     if phrase.startswith("exit "):
         return re.compile(rf"(?<!\w){phrase}(?!\d)")
     parts = (re.sub(r"\d+", r"\\d+", re.escape(part)) for part in phrase.split("…"))
@@ -39,29 +39,29 @@ def pattern(phrase: str) -> re.Pattern[str]:
     return re.compile(rf"(?<!\w){words}", re.DOTALL)
 
 
-def entry(message: str) -> str:
-    """The words on the screen of the entry whose longest phrase is in the message; "" where none is."""
-    found = [
+def find_entry(message: str) -> str:
+    """Return the entry whose longest phrase is in the message, or ""."""
+    matches = [
         (len(phrase), row[0])
         for row in ROWS
-        for phrase in phrases(row)
-        if pattern(phrase).search(message.replace("`", ""))
+        for phrase in find_phrases(row)
+        if make_pattern(phrase).search(message.replace("`", ""))
     ]
-    return max(found, default=(0, ""))[1]
+    return max(matches, default=(0, ""))[1]
 
 
-def reasons(message: str) -> list[str]:
-    """A message, and each reason in one of the scheduler: `0/3 nodes are available: 1 Insufficient cpu, 2 …`."""
+def split_reasons(message: str) -> list[str]:
+    """Yield a message, and each reason in one of the scheduler."""
     return [message, *re.split(r"[:,] (?=\d+ )", message)[1:]]
 
 
 def shows(words: str, message: str) -> None:
-    """Asserts that the message alone leads to the entry that has these words."""
-    assert words in entry(message), f"{message!r} leads to {entry(message)!r}"
+    """Assert that the message alone leads to the entry with these words."""
+    assert words in find_entry(message), f"{message!r} leads to {find_entry(message)!r}"
 
 
 def shown() -> Iterator[tuple[str, str]]:
-    """The words that tests pass to `shows`, each beside the file: they are written out there."""
+    """Return the words that tests pass to `shows`, each with its file."""
     for path in sorted((ROOT / "tests").rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if (

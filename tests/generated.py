@@ -1,7 +1,7 @@
-"""Writes what is made from the code: `python -m tests.generated`, or `make generated`. Read the diff afterwards.
+"""Write what is generated from the code: `python -m tests.generated`, or `make generated`.
 
-Pages and tables of docs/, the chart's README and schema, and the golden manifests. `make check`
-says where a page is not current.
+Read the diff afterwards. It writes pages and tables of docs/, the chart's README and schema, and
+the golden manifests. `make check` reports a page that is not current.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[1]
 
 
 def metrics(page: str) -> str:
-    """docs/metrics.md with the table that the contract's rows make."""
+    """Return docs/metrics.md with the table of the contract's rows."""
     from jaxlaunch.contract import PROMETHEUS
 
     rows = ""
@@ -31,7 +31,7 @@ def metrics(page: str) -> str:
 
 
 def exit_codes(page: str) -> str:
-    """docs/exit-codes.md with the table that the contract's rows make."""
+    """Return docs/exit-codes.md with the table of the contract's rows."""
     from jaxlaunch.contract import DONE, OUTCOMES, Action
 
     actions = {
@@ -49,7 +49,7 @@ def exit_codes(page: str) -> str:
 
 
 def installs(page: str) -> str:
-    """A page whose commands install the package from where it is: the index that has it, or a clone."""
+    """Return a page whose commands install the package from where it is: an index or a clone."""
     from jaxlaunch.installation import NAME, ON_INDEX
 
     command = re.compile(r"pip install (\"?)(?:\.|jaxlaunch)(?=[\[\"\s`])")
@@ -57,7 +57,7 @@ def installs(page: str) -> str:
 
 
 def badge(name: str, value: str) -> str:
-    """A picture of two words for README, as wide as they are."""
+    """Return a picture of two words for README, as wide as they are."""
     left, right = (16 + round(6.6 * len(text)) for text in (name, value))
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{left + right}" height="20" role="img" '
@@ -73,7 +73,7 @@ def badge(name: str, value: str) -> str:
 
 
 def badges() -> Mapping[str, str]:
-    """Path → the badge that says what pyproject.toml says."""
+    """Return the badges of pyproject.toml's facts by path."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     pythons = [
         each.rpartition(" ")[2]
@@ -87,7 +87,7 @@ def badges() -> Mapping[str, str]:
 
 
 def files() -> Mapping[str, Callable[[str], str]]:
-    """Return, by path, how each file is made from its text so far, which pages around a table keep."""
+    """Return, by path, the function that makes a file from its current text."""
     from jaxlaunch.launcher.cli import schema
     from jaxlaunch.launcher.diagnose.explain import situations
     from tests import api, cli_page, platforms_page
@@ -97,10 +97,10 @@ def files() -> Mapping[str, Callable[[str], str]]:
     return {
         "README.md": installs,
         "docs/install.md": installs,
-        "docs/api.md": lambda _: api.markdown(),
+        "docs/api.md": lambda _: api.make_page(),
         "docs/job-yaml.md": lambda _: schema.job_page(),
-        "docs/cli.md": lambda _: cli_page.markdown(),
-        "docs/platforms.md": lambda _: platforms_page.markdown(),
+        "docs/cli.md": lambda _: cli_page.make_page(),
+        "docs/platforms.md": lambda _: platforms_page.make_page(),
         "docs/explain.md": situations.render_page,
         "docs/metrics.md": metrics,
         "docs/exit-codes.md": exit_codes,

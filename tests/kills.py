@@ -46,12 +46,12 @@ TARGETS = ("child", "agent", "leader", "all", "launcher")
 MOMENTS = ("step", "step", "save", "save", "stop", "stop", "start")
 PAUSE_S = 1.5  # of processes that are stopped, and that nobody may take for lost yet
 PATIENCE_S = 600.0
-LATE_S = 3.0  # by which the step on record may be behind: agents send and write it once a second
+MAX_LAG_S = 3.0  # by which the step on record may be behind: agents send and write it once a second
 
 
 @dataclasses.dataclass(frozen=True)
 class Event:
-    """What was drawn."""
+    """A kill or stop of a run."""
 
     seed: str
     hosts: int
@@ -69,18 +69,18 @@ class Event:
 
     @property
     def asks(self) -> bool:
-        """Whether it is a request to stop, which is answered by a save."""
+        """Whether it requests a stop, which is answered by a save."""
         return self.sends in ("TERM", "INT") and (self.target != "child" or self.sends == "TERM")
 
     @property
     def is_pause(self) -> bool:
-        """Whether nobody is to notice: it is over before anyone counts as lost."""
+        """Whether it ends before anyone counts as lost."""
         is_one = self.target in ("agent", "leader", "child") and self.hosts > 1
         return self.sends == "STOP" and not is_one and self.target != "child"
 
 
-def draw(seed: str, hosts: int) -> Event:
-    """The event of a seed."""
+def draw_event(seed: str, hosts: int) -> Event:
+    """Draw the event of a seed."""
     rng = random.Random(seed)
     target = rng.choice(TARGETS)
     if target == "agent" and hosts == 1:
@@ -102,8 +102,8 @@ def draw(seed: str, hosts: int) -> Event:
     )
 
 
-def document(hosts: int) -> dict[str, Any]:
-    """The job: each start is one attempt, so that its record is that of the event."""
+def make_document(hosts: int) -> dict[str, Any]:
+    """Return the job, in which each start is one attempt, so that its record is the event's."""
     train = digits_block(steps=STEPS, checkpoint={"every": EVERY, "keep": 3})
     limits = {
         "restarts": {"crash": 0, "in_place": 0},
@@ -122,39 +122,39 @@ class Series(RunFiles):
         self._seen: list[tuple[float, int]] = []  # the steps of a start, and when they were seen
 
     def carry_out(self, event: Event) -> dict[str, Any]:
-        """One start with its event; its line."""
-        before = self.newest()
-        with Running(self.folder, document(self.hosts)) as running:
+        """Start the run with an event and return its line."""
+        step_before = self.newest()
+        with Running(self.folder, make_document(self.hosts)) as running:
             pids = self._strike(event, running)
             saved = self.newest()
             result = running.wait()
             self._until_ended(pids)
-        wrong = self._judge(event, result, before, saved)
-        found = {key: result.summary[key] for key in ("status", "step", "saved")}
+        wrong = self._judge(event, result, step_before, saved)
+        summary = {key: result.summary[key] for key in ("status", "step", "saved")}
         verdict = {key: result.verdict[key] for key in ("cause", "code", "rank", "step", "message")}
         if not (pids or self.is_done(verdict)):
             wrong.append("the run ended before the event")
         return {
             **dataclasses.asdict(event),
             "saved_then": saved,
-            "found": found,
+            "found": summary,
             "verdict": verdict,
             "wrong": wrong,
         }
 
     def is_done(self, verdict: Any) -> bool:
-        """Whether the training has finished: before the event, or in its moment."""
+        """Check whether the training finished before the event or at its moment."""
         return verdict is not None and verdict["cause"] == "done" and self.newest() == STEPS
 
     # --- the event --------------------------------------------------------------------------------
 
     def _strike(self, event: Event, running: Running) -> list[int]:
-        """Waits for the moment and sends the signal; the pids of the run, none where it was over before."""
-        ended = running.process.poll
+        """Wait for the moment and send the signal; return the run's pids, none if it was over."""
+        poll = running.process.poll
         self._seen = []
         until = time.monotonic() + PATIENCE_S
         begun = self.step() + event.after
-        while ended() is None and time.monotonic() < until:
+        while poll() is None and time.monotonic() < until:
             agents, children = running.agent_pids(), running.rank_pids()
             self._seen.append((time.monotonic(), self.step()))
             is_whole = len(agents) == self.hosts and len(children) == self.hosts
@@ -163,12 +163,12 @@ class Series(RunFiles):
             time.sleep(0.02)
         while (
             event.moment == "save"
-            and ended() is None
+            and poll() is None
             and time.monotonic() < until
             and not self.saves()
         ):
             time.sleep(0.002)
-        if ended() is not None:
+        if poll() is not None:
             return []
         pids = [running.process.pid, *descendant_pids(running.process.pid)]
         if event.moment == "stop":
@@ -184,44 +184,46 @@ class Series(RunFiles):
             ],
             "launcher": [running.process.pid],
         }[event.target]
-        _send(hit, event.number)
+        _send_signal(hit, event.number)
         if event.sends == "STOP" and event.target != "child":
             self._go_on(event, hit, agents)
-        if event.is_pause and event.moment != "stop" and ended() is None:
+        if event.is_pause and event.moment != "stop" and poll() is None:
             os.kill(running.process.pid, signal.SIGTERM)  # it went on: it is stopped now
         return pids
 
     def _frozen(self, event: Event, children: dict[int, int], host: int) -> list[int]:
-        """The process of a host that is stopped whole, as a machine is that stands still."""
+        """Return the processes of a host that is stopped as a whole."""
         return [children[host]] if event.sends == "STOP" else []
 
     def _go_on(self, event: Event, hit: list[int], agents: dict[int, int]) -> None:
-        """Continues what was stopped: after a while, or once the rest of the gang has given it up."""
-        others = [] if event.is_pause else [pid for pid in agents.values() if pid not in hit]
-        until = time.monotonic() + (PATIENCE_S if others else PAUSE_S)
-        while (not others or living_pids(others)) and time.monotonic() < until:
+        """Continue what was stopped, after a while or once the gang has given it up."""
+        other_agents = [] if event.is_pause else [pid for pid in agents.values() if pid not in hit]
+        until = time.monotonic() + (PATIENCE_S if other_agents else PAUSE_S)
+        while (not other_agents or living_pids(other_agents)) and time.monotonic() < until:
             time.sleep(0.05)
-        _send(hit, signal.SIGCONT)
+        _send_signal(hit, signal.SIGCONT)
 
     def _until_ended(self, pids: list[int]) -> None:
-        """Waits for what a launcher that was killed has left: its agents save and write the end."""
+        """Wait for the agents of a killed launcher, which save and write the end."""
         until = time.monotonic() + PATIENCE_S
         while living_pids(pids) and time.monotonic() < until:
             time.sleep(0.05)
 
     # --- what was found ---------------------------------------------------------------------------
 
-    def _judge(self, event: Event, result: Result, before: int, saved: int) -> list[str]:
-        """What is wrong with the records of an event, in words."""
+    def _judge(self, event: Event, result: Result, step_before: int, saved: int) -> list[str]:
+        """Return what is wrong with the records of an event."""
         summary, verdict, newest = result.summary, result.verdict, self.newest()
         wrong = []
-        if newest < max(before, saved):
-            wrong.append(f"step {max(before, saved)} was saved, but now the newest is {newest}")
+        if newest < max(step_before, saved):
+            wrong.append(
+                f"step {max(step_before, saved)} was saved, but now the newest is {newest}"
+            )
         if verdict is None:
             return [*wrong, "there is no job result"]
         if self.is_done(verdict):
             return wrong
-        causes, rank, words = expected(event)
+        causes, rank, words = expected_verdicts(event)
         if (verdict["cause"], verdict["code"]) not in causes:
             wrong.append(f"the cause is {verdict['cause']} ({verdict['code']}), not {causes}")
         if rank is not None and verdict["cause"] != "preempted" and verdict["rank"] != rank:
@@ -235,10 +237,11 @@ class Series(RunFiles):
         if verdict["cause"] == "preempted":
             wrong += self._stop_wrong(event, verdict["message"], newest)
         reached = summary["step"] if summary["step"] is not None else 0
-        now = self._seen[-1][0]
+        current_step = self._seen[-1][0]
         first = self._seen[0][1]  # of an earlier start
         low = max(
-            (step for when, step in self._seen if when < now - LATE_S and step > first), default=0
+            (step for when, step in self._seen if when < current_step - MAX_LAG_S and step > first),
+            default=0,
         )
         high = max(self.step(), newest) + 2
         if event.moment != "start" and not low <= reached <= high:
@@ -246,12 +249,16 @@ class Series(RunFiles):
         record = json.loads((self.run / "attempts.jsonl").read_text().splitlines()[-1])
         if record["verdict"]["message"] != verdict["message"]:
             wrong.append(f"the attempt's record says {record['verdict']['message']!r}")
-        if before and event.moment != "start" and f"resumed at step {before} " not in result.stdout:
-            wrong.append(f"it did not resume at step {before}")
+        if (
+            step_before
+            and event.moment != "start"
+            and f"resumed at step {step_before} " not in result.stdout
+        ):
+            wrong.append(f"it did not resume at step {step_before}")
         return wrong
 
     def _stop_wrong(self, event: Event, message: str, newest: int) -> list[str]:
-        """What is wrong with what a stop says of its save."""
+        """Return what is wrong with a stop's message about its save."""
         if f"saved at step {newest}" in message or f"step {newest} is saved" in message:
             return []
         if f"nothing new to save after step {newest}" in message:
@@ -267,8 +274,8 @@ class Series(RunFiles):
         return [f"step {newest} is on disk, it says {message!r}"]
 
 
-def expected(event: Event) -> tuple[list[tuple[str, int]], int | None, str]:
-    """The causes and codes that are right, the rank, and what the message has to say."""
+def expected_verdicts(event: Event) -> tuple[list[tuple[str, int]], int | None, str]:
+    """Return the right causes and codes, the rank, and the words of the message."""
     stopped = ("preempted", 80)
     if event.moment == "stop" or event.asks or event.is_pause:
         return [stopped], None, ""
@@ -290,15 +297,15 @@ def expected(event: Event) -> tuple[list[tuple[str, int]], int | None, str]:
     return [("lost", 81)], rank, name
 
 
-def _send(pids: Sequence[int], number: int) -> None:
+def _send_signal(pids: Sequence[int], number: int) -> None:
     for pid in pids:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, number)
 
 
-def compared(series: Series, undisturbed: dict[int, float]) -> list[str]:
-    """Lets the run of a series finish; what is wrong with its losses."""
-    result = run_job(series.folder, document(series.hosts))
+def find_loss_errors(series: Series, undisturbed: dict[int, float]) -> list[str]:
+    """Let the run of a series finish; return what is wrong with its losses."""
+    result = run_job(series.folder, make_document(series.hosts))
     if result.code != 0:
         return [f"the last start ended with {result.code}: {result.verdict['message']}"]
     other = [step for step, loss in undisturbed.items() if result.losses.get(step) != loss]
@@ -307,13 +314,13 @@ def compared(series: Series, undisturbed: dict[int, float]) -> list[str]:
     )
 
 
-def run(
+def run_series(
     seed: str, hosts: int, count: int, folder: Path, undisturbed: dict[int, float]
 ) -> Iterator[dict[str, Any]]:
-    """The lines of a series of `count` events, fewer where the training finishes, and of its end."""
+    """Yield the lines of a series of at most `count` events, and of its end."""
     series = Series(folder, hosts)
     for number in range(count):
-        event = draw(f"{seed}:{number}", hosts)
+        event = draw_event(f"{seed}:{number}", hosts)
         try:
             line = series.carry_out(event)
         except Exception as error:  # a run that cannot be judged is a finding too
@@ -321,11 +328,16 @@ def run(
         if series.is_done(line.get("verdict")) and not line["wrong"]:
             break  # no event: nothing was hit
         yield line
-    yield {"seed": seed, "hosts": hosts, "losses": True, "wrong": compared(series, undisturbed)}
+    yield {
+        "seed": seed,
+        "hosts": hosts,
+        "losses": True,
+        "wrong": find_loss_errors(series, undisturbed),
+    }
 
 
 def main(argv: Sequence[str]) -> int:
-    """Carries out the events; the number of those with something wrong is the exit code, 99 at most."""
+    """Carry out the events. The exit code is the number of wrong ones, at most 99."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seed", type=int, required=True)
     parser.add_argument("--count", type=int, default=200)
@@ -333,34 +345,36 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument(
         "--keep", type=Path, help="where the folders of series with something wrong are kept"
     )
-    given = parser.parse_args(argv)
-    found: Counter[str] = Counter()
+    arguments = parser.parse_args(argv)
+    counts: Counter[str] = Counter()
     undisturbed: dict[int, dict[int, float]] = {}
     for number in itertools.count():
-        left = given.count - found["events"]
-        if not left:
+        remaining = arguments.count - counts["events"]
+        if not remaining:
             break
-        hosts = given.hosts or 2 - number % 2
+        hosts = arguments.hosts or 2 - number % 2
         with tempfile.TemporaryDirectory(prefix="kills-") as place:
             folder = Path(place)
             if hosts not in undisturbed:
-                undisturbed[hosts] = run_job(folder / "undisturbed", document(hosts)).losses
+                undisturbed[hosts] = run_job(folder / "undisturbed", make_document(hosts)).losses
             lines = []
-            for line in run(
-                f"{given.seed}:{number}",
+            for line in run_series(
+                f"{arguments.seed}:{number}",
                 hosts,
-                min(SERIES, left),
+                min(SERIES, remaining),
                 folder / "series",
                 undisturbed[hosts],
             ):
                 print(json.dumps(line), flush=True)
                 lines.append(line)
-            found["events"] += len(lines) - 1
-            found.update("wrong" if line["wrong"] else "right" for line in lines)
-            if given.keep and any(line["wrong"] for line in lines):
-                shutil.copytree(folder, given.keep / f"{given.seed}-{number}", dirs_exist_ok=True)
-    print(json.dumps({"seed": given.seed, **found}), file=sys.stderr)
-    return min(found["wrong"], 99)
+            counts["events"] += len(lines) - 1
+            counts.update("wrong" if line["wrong"] else "right" for line in lines)
+            if arguments.keep and any(line["wrong"] for line in lines):
+                shutil.copytree(
+                    folder, arguments.keep / f"{arguments.seed}-{number}", dirs_exist_ok=True
+                )
+    print(json.dumps({"seed": arguments.seed, **counts}), file=sys.stderr)
+    return min(counts["wrong"], 99)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,7 @@
-"""Every text of the product that a user meets, read from its sources: `python -m tests.messages` prints all but
-the pages.
+"""Every text of the product that a user meets: `python -m tests.messages` prints all but the pages.
 
-Pages, comments of examples and of the chart's values, the help of each command, the schema, and all
-strings of the sources that read as text: errors, log lines, tables. tests/lint/words.py and
-tests/prose.py judge them.
+These are pages, comments of examples and of the chart's values, the help of each command, the
+schema, and all strings of the sources that read as text: errors, log lines, tables.
 """
 
 from __future__ import annotations
@@ -22,7 +20,7 @@ OF_CONTRIBUTORS = {"docs/architecture.md"}  # the code's own words, explained th
 
 
 def prose(page: str) -> str:
-    """The text of a page without code and the targets of links; its lines stay where they are."""
+    """Return the text of a page without code and the targets of links, line by line."""
     page = re.sub(
         r"^```.*?^```",
         lambda block: "\n" * block[0].count("\n"),
@@ -64,7 +62,7 @@ def _comments() -> Iterator[tuple[str, str]]:
 
 
 def helps(command: click.Command, name: str, context: click.Context) -> Iterator[tuple[str, str]]:
-    """The help of a command, of its options, and of the commands below it."""
+    """Yield the help of a command, of its options, and of its subcommands."""
     yield (
         f"{name} --help",
         "\n".join(
@@ -79,7 +77,7 @@ def helps(command: click.Command, name: str, context: click.Context) -> Iterator
 
 
 def messages() -> Iterator[tuple[str, str]]:
-    """The strings of the sources that read as text, docstrings aside, by file and line; values are in braces."""
+    """Yield the strings of the sources that read as text, except docstrings, by file and line."""
     for file in sorted((ROOT / "jaxlaunch").rglob("*.py")):
         path, tree = file.relative_to(ROOT).as_posix(), ast.parse(file.read_text())
         blocks = [
@@ -103,7 +101,7 @@ def messages() -> Iterator[tuple[str, str]]:
 
 
 def _part(value: ast.expr) -> str:
-    """A piece of an f-string: its text, or the expression whose value is shown."""
+    """Return a part of an f-string: its text, or its expression in braces."""
     if isinstance(value, ast.FormattedValue):
         return f"{{{ast.unparse(value.value)}}}"
     return str(value.value) if isinstance(value, ast.Constant) else ""

@@ -1,4 +1,4 @@
-"""Random and mutated messages for readers of what others write. The same random generator gives the same ones."""
+"""Random and mutated messages for readers of others' data, the same for the same generator."""
 
 from __future__ import annotations
 
@@ -56,39 +56,43 @@ VALUES: tuple[Any, ...] = (
 )
 
 
-def lines(seeds: Sequence[bytes], count: int, chance: random.Random) -> Iterator[bytes]:
-    """That many mutated messages, without line breaks."""
+def mutated_lines(seeds: Sequence[bytes], count: int, rng: random.Random) -> Iterator[bytes]:
+    """Yield that many mutated messages without line breaks."""
     for _ in range(count):
-        yield one(chance.choice(seeds), chance).replace(b"\n", b" ")
+        yield mutate_message(rng.choice(seeds), rng).replace(b"\n", b" ")
 
 
-def one(message: bytes, chance: random.Random) -> bytes:
-    """The message with a field replaced, with bytes changed, cut or inserted; or random bytes."""
-    how = chance.randrange(8)
+def mutate_message(message: bytes, rng: random.Random) -> bytes:
+    """Return the message with a field or bytes changed, cut or inserted; or random bytes."""
+    how = rng.randrange(8)
     if how == 0:
-        return chance.randbytes(chance.randrange(200))
+        return rng.randbytes(rng.randrange(200))
     if how <= 4:
-        return json.dumps(_changed(json.loads(message), chance)).encode()
+        return json.dumps(_change_value(json.loads(message), rng)).encode()
     data = bytearray(message)
-    for _ in range(chance.randint(1, 4)):
-        at = chance.randrange(len(data) + 1)
+    for _ in range(rng.randint(1, 4)):
+        at = rng.randrange(len(data) + 1)
         if how == 5:
-            data[at : at + chance.randrange(20)] = b""
+            data[at : at + rng.randrange(20)] = b""
         elif how == 6:
-            data[at : at + 1] = chance.randbytes(1)
+            data[at : at + 1] = rng.randbytes(1)
         else:
-            data[at:at] = chance.choice(WORDS)
+            data[at:at] = rng.choice(WORDS)
     return bytes(data)
 
 
-def _changed(value: Any, chance: random.Random) -> Any:
-    """JSON with one value somewhere in it replaced, dropped or added."""
+def _change_value(value: Any, chance: random.Random) -> Any:
+    """Return JSON with one value somewhere replaced, dropped or added."""
     if not isinstance(value, dict | list) or not value or chance.random() < 0.2:
         return chance.choice(VALUES)
-    found = dict(value) if isinstance(value, dict) else list(value)
-    key = chance.choice(list(found)) if isinstance(found, dict) else chance.randrange(len(found))
+    changed = dict(value) if isinstance(value, dict) else list(value)
+    key = (
+        chance.choice(list(changed))
+        if isinstance(changed, dict)
+        else chance.randrange(len(changed))
+    )
     if chance.random() < 0.1:
-        del found[key]
+        del changed[key]
     else:
-        found[key] = _changed(found[key], chance)
-    return found
+        changed[key] = _change_value(changed[key], chance)
+    return changed

@@ -1,4 +1,4 @@
-"""What a test needs that may be missing here: then it is skipped, with a reason, and under CI it fails."""
+"""What a test needs that may be missing: then it is skipped with a reason, and fails under CI."""
 
 import os
 import shutil
@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[1]
 
 
 def tool(name: str, *, of: str) -> str:
-    """The path of the program `name`; `of` says which package has it."""
+    """Return the path of a program; `of` names its package."""
     path = shutil.which(name)
     if path is not None:
         return path
@@ -22,15 +22,15 @@ def tool(name: str, *, of: str) -> str:
 
 
 def a_machine_for_a_cluster() -> None:
-    """Root, Go and the packages that a real Kubernetes on this machine is made of."""
+    """Require root, Go and the packages of a real Kubernetes on this machine."""
     if faults := machine.find_missing():
         absent("; ".join(faults))
 
 
 def packages(environment: str) -> Path:
-    """The folder of the packages of an environment of tests.environments, which is built if need be."""
+    """Return the package folder of an environment, which is built if necessary."""
     try:
-        python = environments.python(environment)
+        python = environments.find_python(environment)
     except environments.Missing as error:
         absent(str(error))
     (found,) = python.parents[1].glob("lib/python3*/site-packages")
@@ -38,9 +38,9 @@ def packages(environment: str) -> Path:
 
 
 def arrays(path: Path) -> Path:
-    """The same path: a file of tests/fixtures with numbers that another implementation computed.
+    """Return the path of a fixture with numbers that another implementation computed.
 
-    Such files would be nine tenths of the source distribution, which therefore leaves them out
+    Such files would be nine tenths of the source distribution, which therefore omits them
     (MANIFEST.in).
     """
     if not path.exists() and (ROOT / "PKG-INFO").exists():
@@ -51,7 +51,7 @@ def arrays(path: Path) -> Path:
 
 
 def a_clone() -> None:
-    """The repository, whose files and names a source distribution does not have as they are there."""
+    """Return the repository; a source distribution does not have its files and names."""
     if (ROOT / "PKG-INFO").exists():
         absent("this is a source distribution and not a clone")
 

@@ -56,15 +56,17 @@ MOST_S = 2.0
 SEEN = (32, 32)
 
 
-def encoded(image: Image.Image, form: str, **keys: Any) -> bytes:
-    """The bytes of a file."""
+def encode_image(image: Image.Image, form: str, **keys: Any) -> bytes:
+    """Return the bytes of a file."""
     file = io.BytesIO()
     image.save(file, form, **keys)
     return file.getvalue()
 
 
-def made(draw: random.Random, rng: np.random.Generator) -> tuple[str, bytes, np.ndarray | None]:
-    """A kind, a file of it, and its pixels where the kind keeps them."""
+def make_image(
+    draw: random.Random, rng: np.random.Generator
+) -> tuple[str, bytes, np.ndarray | None]:
+    """Return a kind, a file of it, and its pixels if the kind keeps them."""
     size = draw.choice(SIDES)
     exact = rng.integers(0, 256, (*size, 3), np.uint8)
     image, deep = Image.fromarray(exact), Image.fromarray(rng.integers(0, 65_536, size, np.uint16))
@@ -101,54 +103,54 @@ def made(draw: random.Random, rng: np.random.Generator) -> tuple[str, bytes, np.
     kind = draw.choice(list(kinds))
     picture, form, keys = kinds[kind]
     is_exact = kind in ("png", "lossless webp", "bmp", "tiff")
-    return kind, encoded(picture, form, **keys), exact if is_exact else None
+    return kind, encode_image(picture, form, **keys), exact if is_exact else None
 
 
-def damaged(data: bytes, draw: random.Random) -> tuple[str, bytes]:
-    """One of the ways, and what it makes of a file."""
-    way, found, at = draw.choice(WAYS), bytearray(data), draw.randrange(len(data))
+def damage_file(data: bytes, draw: random.Random) -> tuple[str, bytes]:
+    """Return a way to damage a file, and the result."""
+    way, changed, at = draw.choice(WAYS), bytearray(data), draw.randrange(len(data))
     match way:
         case "cut":
-            del found[at:]
+            del changed[at:]
         case "flipped":
             for _ in range(draw.choice((1, 1, 2, 5, 20))):
-                found[draw.randrange(len(found))] ^= 1 << draw.randrange(8)
+                changed[draw.randrange(len(changed))] ^= 1 << draw.randrange(8)
         case "header":
             for _ in range(draw.randrange(1, 6)):
-                found[draw.randrange(min(64, len(found)))] = draw.randrange(256)
+                changed[draw.randrange(min(64, len(changed)))] = draw.randrange(256)
         case "longer":
-            found[at:at] = draw.randbytes(draw.choice((1, 4, 100, 5000)))
+            changed[at:at] = draw.randbytes(draw.choice((1, 4, 100, 5000)))
         case "shorter":
-            del found[at : at + draw.choice((1, 4, 50))]
+            del changed[at : at + draw.choice((1, 4, 50))]
         case "zeroed":
-            count = min(len(found) - at, draw.choice((4, 40, 400)))
-            found[at : at + count] = bytes(count)
+            count = min(len(changed) - at, draw.choice((4, 40, 400)))
+            changed[at : at + count] = bytes(count)
         case "repeated":
-            found[at:at] = found[at : at + draw.choice((8, 64, 512))]
+            changed[at:at] = changed[at : at + draw.choice((8, 64, 512))]
         case "sizes":
-            at = 16 if data.startswith(b"\x89PNG") else draw.randrange(min(200, len(found)))
-            found[at : at + 8] = struct.pack(">II", draw.choice(HARD), draw.choice(HARD))
+            at = 16 if data.startswith(b"\x89PNG") else draw.randrange(min(200, len(changed)))
+            changed[at : at + 8] = struct.pack(">II", draw.choice(HARD), draw.choice(HARD))
         case "alien":
             return way, draw.choice(ALIEN)
         case "tail":
-            found += draw.randbytes(draw.randrange(1, 3000))
-    return way, bytes(found)
+            changed += draw.randbytes(draw.randrange(1, 3000))
+    return way, bytes(changed)
 
 
-def wrong(
+def check_file(
     kind: str, way: str, data: bytes, exact: np.ndarray | None, draw: random.Random
 ) -> tuple[str, str | None]:
-    """What became of a file, and what is wrong with that."""
+    """Return what became of a file, and what is wrong with that."""
     channels, is_whole = draw.choice((3, 3, 3, 1)), draw.random() < 0.5
     try:
         picture = Picture(data, channels)
         pixels = picture.read_pixels() if is_whole else Transform(None, SEEN, "eval")(picture)
     except BrokenImageError as error:
-        said = str(error)
-        if not said.isprintable() or len(said) > 300:
-            return "named", f"the message {said!r}"
+        message = str(error)
+        if not message.isprintable() or len(message) > 300:
+            return "named", f"the message {message!r}"
         refused = way == "as it is" and kind != "float tiff"
-        return "named", f"an image that is whole is refused: {said}" if refused else None
+        return "named", f"an image that is whole is refused: {message}" if refused else None
     except Exception as error:
         return "raised", repr(error)
     if pixels.dtype != np.uint8 or pixels.ndim != 3 or pixels.shape[-1] != channels:
@@ -168,16 +170,16 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--count", type=int, default=2600)
-    given = parser.parse_args()
-    draw, rng = random.Random(given.seed), np.random.default_rng(given.seed)
+    arguments = parser.parse_args()
+    draw, rng = random.Random(arguments.seed), np.random.default_rng(arguments.seed)
     ends: Counter[str] = Counter()
     faults, slowest = 0, 0.0
-    for number in range(given.count):
-        kind, whole, exact = made(draw, rng)
-        way, data = damaged(whole, draw)
-        began = time.process_time()
-        end, fault = wrong(kind, way, data, exact, draw)
-        slowest = max(slowest, took := time.process_time() - began)
+    for number in range(arguments.count):
+        kind, whole, exact = make_image(draw, rng)
+        way, data = damage_file(whole, draw)
+        started_at = time.process_time()
+        end, fault = check_file(kind, way, data, exact, draw)
+        slowest = max(slowest, took := time.process_time() - started_at)
         ends[end] += 1
         if fault is None and took > MOST_S:
             fault = f"{took:.1f} s of the processor"
@@ -185,9 +187,9 @@ def main() -> int:
             faults += 1
             print(f"file {number}, {kind}, {way}: {fault}", flush=True)
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
-    told = ", ".join(f"{count} {end}" for end, count in sorted(ends.items()))
+    counts = ", ".join(f"{count} {end}" for end, count in sorted(ends.items()))
     print(
-        f"{given.count} files: {told}; {faults} wrong; at most {slowest:.2f} s each, {memory} "
+        f"{arguments.count} files: {counts}; {faults} wrong; at most {slowest:.2f} s each, {memory} "
         "MiB of memory"
     )
     return int(bool(faults))

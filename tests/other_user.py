@@ -21,7 +21,7 @@ LEFT_OUT = shutil.ignore_patterns("*-packages", "test", "tests", "idlelib", "con
 
 
 class OtherUser:
-    """Runs `launcher` as a user without rights, with a copy of Python and of the package if that user needs one."""
+    """Run `launcher` as a user without rights, on a copy of Python and the package if necessary."""
 
     def __init__(self, folder: Path) -> None:
         self._python = sys.executable

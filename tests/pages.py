@@ -28,13 +28,11 @@ ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 
 
-def text(site: Site, source: Path, piece: Piece) -> str:
-    """The Markdown of one page of the site: its links lead to pages of the site, its drawing is a drawing."""
+def page_text(site: Site, source: Path, piece: Piece) -> str:
+    """Return the Markdown of one page of the site, with the site's links and drawings."""
 
     def drawn(_: re.Match[str]) -> str:
-        return (
-            f'<div class="drawing">{drawings.of(source).read_text(encoding="utf-8").strip()}</div>'
-        )
+        return f'<div class="drawing">{drawings.drawing_path(source).read_text(encoding="utf-8").strip()}</div>'
 
     moved = site.moved(source, piece)
     script = (
@@ -47,71 +45,71 @@ def text(site: Site, source: Path, piece: Piece) -> str:
     return front + drawings.BLOCK.sub(drawn, site.linked(source, piece)) + script
 
 
-def nav(site: Site, entry: Any) -> Any:
-    """The nav of mkdocs.yml, in which a page of several pieces is a section."""
+def make_nav(site: Site, entry: Any) -> Any:
+    """Return the nav of mkdocs.yml, in which a page of several pieces is a section."""
     if isinstance(entry, list):
-        return [nav(site, each) for each in entry]
+        return [make_nav(site, item) for item in entry]
     if isinstance(entry, dict):
-        return {title: nav(site, below) for title, below in entry.items()}
-    first, *others = site.pages[DOCS / entry]
-    if others:
-        return [{"Overview": first.path}, *({piece.title: piece.path} for piece in others)]
+        return {title: make_nav(site, below) for title, below in entry.items()}
+    first, *other_pieces = site.pages[DOCS / entry]
+    if other_pieces:
+        return [{"Overview": first.path}, *({piece.title: piece.path} for piece in other_pieces)]
     return entry
 
 
-def write(folder: Path) -> None:
-    """Writes what the generator reads: pages and files in `folder`, which is emptied first, and its settings beside."""
+def write_pages(folder: Path) -> None:
+    """Write what the generator reads: pages and files in `folder`, and its settings next to it."""
     shutil.rmtree(folder, ignore_errors=True)
     site = Site(DOCS)
     for source, pieces in site.pages.items():
         for piece in pieces:
             to = folder / piece.path
             to.parent.mkdir(parents=True, exist_ok=True)
-            to.write_text(text(site, source, piece), encoding="utf-8")
+            to.write_text(page_text(site, source, piece), encoding="utf-8")
     for source, path in site.files.items():
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(source, folder / path)
     for name in ("site.css", "search.js"):
         shutil.copyfile(DOCS / "theme" / name, folder / name)
     settings = yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))
-    settings["nav"] = [*nav(site, settings["nav"]), {"Project": site.outside()}]
+    settings["nav"] = [*make_nav(site, settings["nav"]), {"Project": site.outside()}]
     shutil.copytree(DOCS / "theme", folder.parent / "theme", dirs_exist_ok=True)
     (folder.parent / "mkdocs.yml").write_text(
         yaml.safe_dump(settings, sort_keys=False), encoding="utf-8"
     )
 
 
-def index(site: Path) -> None:
-    """Writes the search's index as a script, from the generator's: a page that is opened as a file may not fetch."""
-    found = json.loads((site / "search.json").read_text(encoding="utf-8"))["items"]
-    titles = {each["location"]: each["title"] for each in found}
+def write_index(site: Path) -> None:
+    """Write the search's index as a script: a page that is opened as a file may not fetch."""
+    items = json.loads((site / "search.json").read_text(encoding="utf-8"))["items"]
+    titles = {item["location"]: item["title"] for item in items}
     sections = [
         {
-            "location": each["location"],
-            "page": html.unescape(titles[each["location"].partition("#")[0]]),
-            "title": html.unescape(each["title"]),
+            "location": item["location"],
+            "page": html.unescape(titles[item["location"].partition("#")[0]]),
+            "title": html.unescape(item["title"]),
             "text": html.unescape(
-                re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", each["text"]))
+                re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", item["text"]))
             ).strip(),
         }
-        for each in found
+        for item in items
     ]
     (site / "search-data.js").write_text(
         f"const SECTIONS = {json.dumps(sections)};\n", encoding="utf-8"
     )
 
 
-def build(folder: Path) -> int:
-    """Builds `folder`/site; the generator's exit code: 1 for a dead link on a page. Raises environments.Missing."""
-    write(folder / "pages")
-    generate = [environments.python("docs"), "-m", "zensical", "build", "--clean", "--strict"]
+def build_site(folder: Path) -> int:
+    """Build `folder`/site; return the generator's exit code, 1 for a dead link. Raises Missing."""
+    write_pages(folder / "pages")
+    generate = [environments.find_python("docs"), "-m", "zensical", "build", "--clean", "--strict"]
     code = subprocess.run(
         [*generate, "--config-file", folder / "mkdocs.yml"], cwd=folder
     ).returncode
     if code == 0:
-        index(folder / "site")
+        write_index(folder / "site")
     return code
 
 
 if __name__ == "__main__":
-    sys.exit(build(ROOT / "build"))
+    sys.exit(build_site(ROOT / "build"))

@@ -1,4 +1,4 @@
-"""docs/platforms.md from the data: `python -m tests.platforms_page > docs/platforms.md`."""
+"""Write docs/platforms.md from the data: `python -m tests.platforms_page > docs/platforms.md`."""
 
 from __future__ import annotations
 
@@ -45,135 +45,145 @@ else is known about it, so there is no MFU, and memory is planned only with `acc
 _TABLES = ("NODES", "CAPACITY", "RESERVATION_PARTS", "INSTANCES", "PLATFORM")
 
 
-def module(where: str) -> ModuleType:
-    """The file of a platform's facts, which has its name."""
-    return import_module(f"jaxlaunch.launcher.platforms.{where}")
+def platform_module(name: str) -> ModuleType:
+    """Return the module of a platform's facts, which has its name."""
+    return import_module(f"jaxlaunch.launcher.platforms.{name}")
 
 
-def sources(module: ModuleType) -> list[Source]:
-    """Every source of a platform's facts, in the order of its file."""
+def find_sources(module: ModuleType) -> list[Source]:
+    """Return every source of a platform's facts, in the order of its file."""
     return [value for value in vars(module).values() if isinstance(value, Source)]
 
 
-def facts(value: Any) -> Iterator[_Known]:
-    """Every fact in a value, however deep in its mappings and sequences."""
+def find_facts(value: Any) -> Iterator[_Known]:
+    """Yield every fact in a value, at any depth."""
     if isinstance(value, Nodes | Instance | Access | Fact):
         yield value
         if isinstance(value, Nodes):
-            yield from facts((value.plugins, value.gib_tuner))
+            yield from find_facts((value.plugins, value.gib_tuner))
     elif isinstance(value, PlatformFacts):
-        yield from facts(vars(value))
+        yield from find_facts(vars(value))
     elif isinstance(value, Mapping | tuple):
-        for one in value.values() if isinstance(value, Mapping) else value:
-            yield from facts(one)
+        for entry in value.values() if isinstance(value, Mapping) else value:
+            yield from find_facts(entry)
 
 
-def markdown() -> str:
-    """The page."""
-    parts = [_INTRODUCTION, "\n".join(_accelerators())]
-    for where, row in table.PLATFORMS.items():
-        file = module(where)
+def make_page() -> str:
+    """Return the page."""
+    parts = [_INTRODUCTION, "\n".join(_accelerator_table())]
+    for platform_name, row in table.PLATFORMS.items():
+        file = platform_module(platform_name)
         numbers = {
-            source: number for number, source in enumerate([*sources(file), table.PLUGINS], 1)
+            source: number for number, source in enumerate([*find_sources(file), table.PLUGINS], 1)
         }
-        parts.append(f"## {where}\n\n" + "\n".join(_platform(row, file, numbers)))
-    numbers = {source: number for number, source in enumerate(sources(runtime), 1)}
-    parts.append("## The pods' user\n\n" + "\n".join(_users(numbers)))
+        parts.append(f"## {platform_name}\n\n" + "\n".join(_platform_section(row, file, numbers)))
+    numbers = {source: number for number, source in enumerate(find_sources(runtime), 1)}
+    parts.append("## The pods' user\n\n" + "\n".join(_user_table(numbers)))
     return "\n".join(parts)
 
 
-def _accelerators() -> Iterator[str]:
-    """The table of accelerators, and the sources of its rows."""
+def _accelerator_table() -> Iterator[str]:
+    """Return the table of accelerators, and the sources of its rows."""
     numbers = {source: number for number, source in enumerate(_read_for(ACCELERATORS.values()), 1)}
     yield _ACCELERATORS
-    for name, one in ACCELERATORS.items():
-        devices = "by the topology" if one.dimensions else str(one.per_host)
-        devices += f", {one.devices_per_chip} a chip" if one.devices_per_chip > 1 else ""
-        memory = " or ".join(f"{size:g}" for size in one.memory_gib) or (
+    for name, accelerator in ACCELERATORS.items():
+        devices = "by the topology" if accelerator.dimensions else str(accelerator.per_host)
+        devices += (
+            f", {accelerator.devices_per_chip} a chip" if accelerator.devices_per_chip > 1 else ""
+        )
+        memory = " or ".join(f"{size:g}" for size in accelerator.memory_gib) or (
             "its host's" if name == "cpu" else "not known"
         )
-        known = [make.peak_flops / 1e12 for make in one.models if make.peak_flops is not None]
+        known = [
+            make.peak_flops / 1e12 for make in accelerator.models if make.peak_flops is not None
+        ]
         peaks = " or ".join(dict.fromkeys(f"{peak:g}" for peak in known)) or "not known"
-        read = ", ".join(str(numbers[source]) for source in one.sources) or "none"
+        read = ", ".join(str(numbers[source]) for source in accelerator.sources) or "none"
         yield (
-            f"| `{name}` | {one.platform} | {devices} | {memory} | {peaks} | "
-            f"{one.capability or 'none'} | {read} |"
+            f"| `{name}` | {accelerator.platform} | {devices} | {memory} | {peaks} | "
+            f"{accelerator.capability or 'none'} | {read} |"
         )
     yield ""
-    yield from _sources(numbers)
+    yield from _source_list(numbers)
 
 
 def _read_for(rows: Iterable[Accelerator]) -> Iterator[Source]:
     yield from dict.fromkeys(source for one in rows for source in one.sources)
 
 
-def _users(numbers: Mapping[Source, int]) -> Iterator[str]:
+def _user_table(numbers: Mapping[Source, int]) -> Iterator[str]:
     yield (
         "On every platform, by `user` and `users` of the [defaults](kubernetes.md#the-pods-user).\n"
     )
     yield "| job | user | Pod Security level | the nodes must have | source |"
     yield "|---|---|---|---|---|"
-    for one in runtime.ACCESS:
-        yield f"| {one.job} | {one.user} | {one.level} | {one.needs} | {_number(one, numbers)} |"
+    for access in runtime.ACCESS:
+        yield f"| {access.job} | {access.user} | {access.level} | {access.needs} | {_source_number(access, numbers)} |"
     yield ""
-    yield from _others(runtime, numbers)
-    yield from _sources(numbers)
+    yield from _single_facts(runtime, numbers)
+    yield from _source_list(numbers)
 
 
-def _platform(
+def _platform_section(
     row: PlatformFacts, module: ModuleType, numbers: Mapping[Source, int]
 ) -> Iterator[str]:
-    yield from _table("accelerator", row.nodes, numbers)
-    for provisioner, known in row.provisioners.items():
-        yield from _table(f"capacity, `provisioner: {provisioner}`", known, numbers)
+    yield from _node_table("accelerator", row.nodes, numbers)
+    for provisioner, nodes in row.provisioners.items():
+        yield from _node_table(f"capacity, `provisioner: {provisioner}`", nodes, numbers)
     if row.capacity:
         parts = vars(module).get("RESERVATION_PARTS", {})
-        yield from _table("capacity", {**row.capacity, **_parts(parts)}, numbers)
+        yield from _node_table("capacity", {**row.capacity, **_list_parts(parts)}, numbers)
     if row.instances:
-        yield from _instances(row.instances, numbers)
-    yield from _others(module, numbers)
-    yield from _sources(numbers)
+        yield from _instance_table(row.instances, numbers)
+    yield from _single_facts(module, numbers)
+    yield from _source_list(numbers)
 
 
-def _sources(numbers: Mapping[Source, int]) -> Iterator[str]:
+def _source_list(numbers: Mapping[Source, int]) -> Iterator[str]:
     yield "Sources:\n"
     for source, number in numbers.items():
         yield f"{number}. {source.title}: `{source.location}`, read {source.read_in}"
     yield ""
 
 
-def _parts(parts: Mapping[str, Nodes]) -> dict[str, Nodes]:
+def _list_parts(parts: Mapping[str, Nodes]) -> dict[str, Nodes]:
     return {f"reservation, {name}": nodes for name, nodes in parts.items()}
 
 
-def _table(title: str, known: Mapping[str, Nodes], numbers: Mapping[Source, int]) -> Iterator[str]:
+def _node_table(
+    title: str, nodes_by_kind: Mapping[str, Nodes], numbers: Mapping[Source, int]
+) -> Iterator[str]:
     yield f"| {title} | labels of its nodes | taints tolerated | source |"
     yield "|---|---|---|---|"
-    for name, nodes in known.items():
+    for name, nodes in nodes_by_kind.items():
         labels = (
             "<br>".join(f"`{key}: {' or '.join(values)}`" for key, values in nodes.labels.items())
             or "any"
         )
-        taints = "<br>".join(f"`{one['key']}`" for one in nodes.tolerations) or "none"
-        yield f"| `{name}` | {labels} | {taints} | {_number(nodes, numbers)} |"
+        taints = "<br>".join(f"`{toleration['key']}`" for toleration in nodes.tolerations) or "none"
+        yield f"| `{name}` | {labels} | {taints} | {_source_number(nodes, numbers)} |"
     yield ""
 
 
-def _instances(instances: Mapping[str, Instance], numbers: Mapping[Source, int]) -> Iterator[str]:
+def _instance_table(
+    instances: Mapping[str, Instance], numbers: Mapping[Source, int]
+) -> Iterator[str]:
     yield "| instance type | GPUs | GB of each | EFA interfaces | source |"
     yield "|---|---|---|---|---|"
-    for name, one in instances.items():
-        efa = "not known" if one.efa is None else one.efa or "none"
-        yield f"| `{name}` | {one.gpus} | {one.memory_gb} | {efa} | {_number(one, numbers)} |"
+    for name, instance in instances.items():
+        efa = "not known" if instance.efa is None else instance.efa or "none"
+        yield f"| `{name}` | {instance.gpus} | {instance.memory_gb} | {efa} | {_source_number(instance, numbers)} |"
     yield ""
 
 
-def _others(module: ModuleType, numbers: Mapping[Source, int]) -> Iterator[str]:
-    """Single facts, by the name that they have in the data."""
+def _single_facts(module: ModuleType, numbers: Mapping[Source, int]) -> Iterator[str]:
+    """Return single facts, by their name in the data."""
     rows: list[tuple[str, Fact[Any]]] = []
     for name, value in vars(module).items():
         if name not in _TABLES and not name.startswith("_"):
-            rows += [(f"{name.lower().replace('_', ' ')}{of}", fact) for of, fact in _named(value)]
+            rows += [
+                (f"{name.lower().replace('_', ' ')}{key}", fact) for key, fact in _name_fact(value)
+            ]
     for kind, nodes in vars(module).get("NODES", {}).items():
         rows += [(f"plugins of NCCL of `{kind}`", nodes.plugins)] if nodes.plugins else []
         rows += [(f"gib tuner of `{kind}`", nodes.gib_tuner)] if nodes.gib_tuner else []
@@ -181,25 +191,25 @@ def _others(module: ModuleType, numbers: Mapping[Source, int]) -> Iterator[str]:
     yield "| fact | value | source |"
     yield "|---|---|---|"
     for name, fact in rows:
-        yield f"| {name} | {_written(fact.value)} | {_number(fact, numbers)} |"
+        yield f"| {name} | {_format_value(fact.value)} | {_source_number(fact, numbers)} |"
     yield ""
 
 
-def _named(value: Any) -> Iterator[tuple[str, Fact[Any]]]:
-    """A single fact; those of a mapping, each of what it is of."""
+def _name_fact(value: Any) -> Iterator[tuple[str, Fact[Any]]]:
+    """Yield a single fact, or those of a mapping with their keys."""
     if isinstance(value, Fact):
         yield "", value
     elif isinstance(value, Mapping):
         yield from ((f" of `{key}`", fact) for key, fact in value.items() if isinstance(fact, Fact))
 
 
-def _written(value: Any) -> str:
+def _format_value(value: Any) -> str:
     if isinstance(value, Mapping):
-        return "<br>".join(f"`{key}: {one}`" for key, one in value.items())
-    return " ".join(f"`{one}`" for one in value) if isinstance(value, tuple) else f"`{value}`"
+        return "<br>".join(f"`{key}: {entry}`" for key, entry in value.items())
+    return " ".join(f"`{entry}`" for entry in value) if isinstance(value, tuple) else f"`{value}`"
 
 
-def _number(fact: _Known, numbers: Mapping[Source, int]) -> str:
+def _source_number(fact: _Known, numbers: Mapping[Source, int]) -> str:
     (source,) = (
         value
         for field in dataclasses.fields(fact)
@@ -209,4 +219,4 @@ def _number(fact: _Known, numbers: Mapping[Source, int]) -> str:
 
 
 if __name__ == "__main__":
-    print(markdown(), end="")
+    print(make_page(), end="")

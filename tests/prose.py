@@ -1,7 +1,6 @@
-"""Lints all that users read with proselint: `python -m tests.prose`, part of `make check`.
+"""Lint all that users read with proselint: `python -m tests.prose`, part of `make check`.
 
-The texts are those of tests/messages.py: pages, help, the schema, comments of examples, messages in
-the sources. Code in them is left out.
+The texts are those of tests/messages.py without their code.
 """
 
 from __future__ import annotations
@@ -36,13 +35,13 @@ _TWICE = re.compile(
 )
 
 
-def faults(named: Iterable[tuple[str, str]]) -> Iterator[str]:
-    """What proselint says of texts, and words that are written twice, as `NAME:LINE: …`. All in one: a pass is slow."""
+def find_faults(named_texts: Iterable[tuple[str, str]]) -> Iterator[str]:
+    """Yield proselint's faults and repeated words as `NAME:LINE: …`, in one slow pass."""
     CheckRegistry().register_many(__register__)
     checks = {check: check not in LEFT_OUT for check in DEFAULT["checks"]}
     lines = [
         (f"{name}:{at}", line)
-        for name, text in named
+        for name, text in named_texts
         for at, line in enumerate((*text.splitlines(), ""), 1)
     ]
     whole = "\n".join(line for _, line in lines)
@@ -51,9 +50,9 @@ def faults(named: Iterable[tuple[str, str]]) -> Iterator[str]:
     ):
         if not any(term in result.check_result.message for term in OURS):
             yield f"{lines[result.pos[0] - 1][0]}: {result.check_result.message}"
-    for found in _TWICE.finditer(whole):
-        yield f"{lines[whole.count(chr(10), 0, found.start())][0]}: {found[0]!r} is written twice"
+    for match in _TWICE.finditer(whole):
+        yield f"{lines[whole.count(chr(10), 0, match.start())][0]}: {match[0]!r} is written twice"
 
 
 if __name__ == "__main__":
-    sys.exit("\n".join(faults(texts())) or 0)
+    sys.exit("\n".join(find_faults(texts())) or 0)

@@ -1,10 +1,7 @@
-"""Records what README shows: `python -m tests.recording` writes docs/pictures from a real run.
+"""Record what README shows: `python -m tests.recording` writes docs/pictures from a real run.
 
-Four hosts train on this machine. One of them is killed (SIGKILL of its agent, which takes its
-processes with it), the run names the host that was lost, and goes on from its newest checkpoint.
-lost-host.svg replays the lines of the terminal with the time between them, at most half a second of
-it; run.png is the page of that run, run-dark.png and run-narrow.png the same in dark and 400 px
-wide; they need chromium.
+Four hosts train on this machine. One of them is killed (SIGKILL of its agent with its processes),
+the run names the lost host, and continues from its newest checkpoint.
 """
 
 from __future__ import annotations
@@ -43,8 +40,8 @@ HERE = re.compile(r"\(\S+, pod [0-9a-f-]{36}\)")
 LOUD = re.compile(r"lost|killed|restarting|another agent")
 
 
-def run(folder: Path) -> list[tuple[float, str]]:
-    """The lines that the run prints, each with the seconds since its start."""
+def record_run(folder: Path) -> list[tuple[float, str]]:
+    """Return the lines that the run prints, each with the seconds since its start."""
     command = [LAUNCHER, "run", ROOT / "examples" / "digits.yaml", *JOB]
     started = time.monotonic()
     lines = [(0.0, f"$ {COMMAND}")]
@@ -53,17 +50,19 @@ def run(folder: Path) -> list[tuple[float, str]]:
     ) as running:
         assert running.stdout is not None
         for line in running.stdout:
-            now = time.monotonic() - started
-            lines.append((now, line.rstrip().replace(f"{folder}/", "")))
+            elapsed_s = time.monotonic() - started
+            lines.append((elapsed_s, line.rstrip().replace(f"{folder}/", "")))
             if KILL_AT in line and not any(text.startswith("$ kill") for _, text in lines):
-                os.kill(_agent(running.pid), signal.SIGKILL)
-                lines.append((now, f"$ kill -9 $AGENT_OF_HOST_{KILLED}   # in another terminal"))
+                os.kill(_find_agent(running.pid), signal.SIGKILL)
+                lines.append(
+                    (elapsed_s, f"$ kill -9 $AGENT_OF_HOST_{KILLED}   # in another terminal")
+                )
     assert running.returncode == 0, lines[-5:]
     return lines
 
 
-def _agent(launcher: int) -> int:
-    """The agent of the host to kill: they are children of the launcher, started in order."""
+def _find_agent(launcher: int) -> int:
+    """Return the agent of the host to kill: agents are the launcher's children in order."""
     children = Path(f"/proc/{launcher}/task/{launcher}/children").read_text().split()
     agents = [
         int(child) for child in children if b"agent" in Path(f"/proc/{child}/cmdline").read_bytes()
@@ -71,29 +70,28 @@ def _agent(launcher: int) -> int:
     return agents[KILLED]
 
 
-def shown(lines: list[tuple[float, str]]) -> list[tuple[float, str]]:
-    """The story: a few steps, the loss of a host with all that is said of it, a few steps more, and the end.
+def select_lines(lines: list[tuple[float, str]]) -> list[tuple[float, str]]:
+    """Return the story: some steps, the loss of a host, some more steps, and the end.
 
-    What a process prints when its neighbour is gone, a traceback, is one line with the number of
-    its lines.
+    A traceback of a process whose neighbour is gone becomes one line with its length.
     """
-    kept: list[tuple[float, str]] = []
+    selected: list[tuple[float, str]] = []
     at = next(number for number, (_, text) in enumerate(lines) if text.startswith("$ kill"))
     resumed = next(number for number, (_, text) in enumerate(lines) if "resumed at" in text)
-    others: list[str] = []
+    skipped: list[str] = []
     for number, (when, text) in enumerate(lines):
         is_near = at - 5 < number <= at or resumed < number < resumed + 7 or number > len(lines) - 4
         if re.match(r"\[\d+\](?! step | resumed )", text):  # an abort has empty lines, too
-            others += [text] if at < number < resumed else []
+            skipped += [text] if at < number < resumed else []
         elif text and not HERE.search(text) and (is_near or not re.match(r"\[\d+\] step ", text)):
-            if others:
-                kept.append((when, f"{others[0][:4]}({len(others)} lines) {others[-1][4:]}"))
-            others = []
-            kept.append((when, text))
-    return kept
+            if skipped:
+                selected.append((when, f"{skipped[0][:4]}({len(skipped)} lines) {skipped[-1][4:]}"))
+            skipped = []
+            selected.append((when, text))
+    return selected
 
 
-def _line(number: int, appears: float, total: float, text: str) -> str:
+def _svg_line(number: int, appears: float, total: float, text: str) -> str:
     kind = "typed" if text.startswith("$") else "loud" if LOUD.search(text) else "quiet"
     text = text if len(text) <= COLUMNS else text[: COLUMNS - 1] + "…"
     start = 100 * appears / total
@@ -106,15 +104,15 @@ def _line(number: int, appears: float, total: float, text: str) -> str:
     )
 
 
-def svg(lines: list[tuple[float, str]]) -> str:
-    """The terminal, which scrolls as its lines appear, again and again; a still end for who wants no movement."""
+def make_svg(lines: list[tuple[float, str]]) -> str:
+    """Return the terminal, which scrolls as its lines appear, again and again, or stands still."""
     times, last = [], 0.0
-    for one, other in zip([(0.0, ""), *lines], lines, strict=False):
-        last += min(LONGEST_S, max(0.08, other[0] - one[0]))
+    for line, other in zip([(0.0, ""), *lines], lines, strict=False):
+        last += min(LONGEST_S, max(0.08, other[0] - line[0]))
         times.append(last)
     total = last + HELD_S
     drawn = "".join(
-        _line(number, when, total, text)
+        _svg_line(number, when, total, text)
         for number, (when, (_, text)) in enumerate(zip(times, lines, strict=True))
     )
     moves = "".join(
@@ -149,17 +147,19 @@ def svg(lines: list[tuple[float, str]]) -> str:
 
 
 def main() -> None:
-    """Writes all pictures."""
+    """Write all pictures."""
     with tempfile.TemporaryDirectory() as made, browser.page() as page:
         folder = Path(made)
         PICTURES.mkdir(exist_ok=True)
-        (PICTURES / "lost-host.svg").write_text(svg(shown(run(folder))), encoding="utf-8")
+        (PICTURES / "lost-host.svg").write_text(
+            make_svg(select_lines(record_run(folder))), encoding="utf-8"
+        )
         subprocess.run([LAUNCHER, "report", "digits"], cwd=folder, check=True)
-        take((folder / "digits.html").as_uri(), page)
+        take_pictures((folder / "digits.html").as_uri(), page)
 
 
-def take(url: str, page: browser.Page) -> None:
-    """The page of a run as README and docs/seeing-runs.md show it: in light, in dark, and 400 px wide."""
+def take_pictures(url: str, page: browser.Page) -> None:
+    """Write a run's page as README and docs/seeing-runs.md show it: light, dark, 400 px wide."""
     for name, width, is_dark in (
         ("run", 1180, False),
         ("run-dark", 1180, True),

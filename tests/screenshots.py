@@ -1,7 +1,7 @@
-"""Pictures of the documentation's site, to be looked at: `make docs`, then `python -m tests.screenshots FOLDER`.
+"""Pictures of the documentation's site: `make docs`, then `python -m tests.screenshots FOLDER`.
 
-Five pages, each in light and in dark on a wide screen, and in light on one of 400 px, as PNG files
-in FOLDER. It needs chromium on PATH, and no network.
+It takes five pages, each in light and in dark on a wide screen, and in light on one of 400 px, as
+PNG files in FOLDER. It needs chromium on PATH, and no network.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ FRAME = (
 HEIGHT = 1800
 
 
-class Quiet(http.server.SimpleHTTPRequestHandler):
-    """Serves files without a line for each."""
+class QuietHandler(http.server.SimpleHTTPRequestHandler):
+    """Serve files without a line for each."""
 
     def log_message(self, format: str, *args: object) -> None:
         pass
 
 
-def take(url: str, to: Path, width: int, *options: str) -> None:
-    """Writes a picture of the top of a page. Raises CalledProcessError where Chromium fails."""
+def take_picture(url: str, to: Path, width: int, *options: str) -> None:
+    """Write a picture of the top of a page. Raises CalledProcessError if Chromium fails."""
     with tempfile.TemporaryDirectory() as profile:
         command = [
             *CHROMIUM,
@@ -46,20 +46,22 @@ def take(url: str, to: Path, width: int, *options: str) -> None:
 
 
 def main(folder: Path) -> None:
-    """Takes all pictures."""
+    """Take all pictures."""
     folder.mkdir(parents=True, exist_ok=True)
     server = http.server.ThreadingHTTPServer(
-        ("127.0.0.1", 0), functools.partial(Quiet, directory=SITE)
+        ("127.0.0.1", 0), functools.partial(QuietHandler, directory=SITE)
     )
     threading.Thread(target=server.serve_forever, daemon=True).start()
     address = f"http://127.0.0.1:{server.server_address[1]}"
     for page in PAGES:
         url = f"{address}/{page}.html"
-        take(url, folder / f"{page}-light.png", 1280)
-        take(url, folder / f"{page}-dark.png", 1280, "--blink-settings=preferredColorScheme=0")
+        take_picture(url, folder / f"{page}-light.png", 1280)
+        take_picture(
+            url, folder / f"{page}-dark.png", 1280, "--blink-settings=preferredColorScheme=0"
+        )
         frame = SITE / f"{page}-narrow.html"
         frame.write_text(FRAME % (url, HEIGHT))
-        take(f"{address}/{frame.name}", folder / f"{page}-narrow.png", 500)
+        take_picture(f"{address}/{frame.name}", folder / f"{page}-narrow.png", 500)
         frame.unlink()
     server.shutdown()
 

@@ -33,14 +33,14 @@ BUCKETS = ("s3://", "gs://")
 MOMENTS = ("start", "save", "restore", "eval")
 MOMENT_S = 5.0
 LENGTHS = {"5 s": (False,), "for ever": (True,), "either": (False, True)}
-AT_ONCE = 3  # runs
+PARALLEL_RUNS = 3  # runs
 TIMES = 5  # of the sentence: as two attempts end, as the new agents begin, and at the end
 LONGEST = 400  # characters of the sentence of a job result
 
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """One run: what fails, from which moment on, and whether for ever."""
+    """One run: what fails, from which moment, and whether forever."""
 
     kind: str
     moment: str
@@ -53,13 +53,13 @@ class Case:
 
     @property
     def name(self) -> str:
-        """Of its folder."""
+        """The name of its folder."""
         return str(self).replace("://", "").replace(" ", "-")
 
     @property
     def expected(self) -> str:
         """The exit code, by the table of the page."""
-        return table()[self.kind, self.for_ever][MOMENTS.index(self.moment)]
+        return expected_codes()[self.kind, self.for_ever][MOMENTS.index(self.moment)]
 
 
 PLACES = [("", kind) for kind in DISK] + [(scheme, kind) for scheme in BUCKETS for kind in BUCKET]
@@ -71,22 +71,22 @@ CASES = [
 ]
 
 
-def table() -> dict[tuple[str, bool], Sequence[str]]:
-    """Exit codes by kind and length, one for each moment, as the page has them."""
-    found: dict[tuple[str, bool], Sequence[str]] = {}
+def expected_codes() -> dict[tuple[str, bool], Sequence[str]]:
+    """Return the page's exit codes by kind and length, one for each moment."""
+    codes: dict[tuple[str, bool], Sequence[str]] = {}
     kinds: list[str] = []
     for line in PAGE.read_text().splitlines():
         cells = [cell.strip() for cell in line.strip("|").split("|")]
         if len(cells) == 2 + len(MOMENTS) and cells[1] in LENGTHS:
             kinds = re.findall(r"`([^`]+)`", cells[0]) or kinds  # an empty cell: as above
-            found |= {
+            codes |= {
                 (kind, for_ever): cells[2:] for kind in kinds for for_ever in LENGTHS[cells[1]]
             }
-    return found
+    return codes
 
 
-def shim(folder: Path) -> Path:
-    """The library that a program is started with, compiled."""
+def compile_shim(folder: Path) -> Path:
+    """Compile the library that a program is started with."""
     path = folder / "faulty.so"
     compiler = shutil.which("cc") or shutil.which("gcc")
     assert compiler is not None, "no C compiler"
@@ -108,7 +108,7 @@ class Disk:
         self.environ = {"LD_PRELOAD": str(shim), "STORAGE_FAULT": str(self._control)}
 
     def fail(self, kind: str, where: str) -> None:
-        """From now on what is done below `where` fails."""
+        """Fail everything below `where` from now on."""
         draft = self._control.with_suffix(".draft")
         draft.write_text(f"{kind.split()[0]} {where}")
         draft.rename(self._control)
@@ -118,15 +118,15 @@ class Disk:
         return self._control.with_suffix(".hit").exists()
 
     def mend(self) -> None:
-        """From now on nothing fails."""
+        """Stop failing."""
         self._control.unlink()
 
     def has(self, name: str) -> bool:
-        """Whether there is such a file among the checkpoints."""
+        """Check whether the checkpoints contain such a file."""
         return (Path(self.checkpoints) / name).exists()
 
     def close(self) -> None:
-        """Nothing is left but files."""
+        """Do nothing: only files remain."""
 
 
 class Store:
@@ -142,28 +142,23 @@ class Store:
         self.environ = self._server.environ() | {"XDG_CACHE_HOME": str(folder / "cache")}
 
     def fail(self, kind: str, where: str) -> None:
-        """As of a disk."""
         self._server.fault = kind.split()[0], where.removeprefix(self._team)
 
     def is_hit(self) -> bool:
-        """As of a disk."""
         return self._server.is_hit.is_set()
 
     def mend(self) -> None:
-        """As of a disk."""
         self._server.fault = None
 
     def has(self, name: str) -> bool:
-        """As of a disk."""
         return f"team/checkpoints/{name}" in self._server.objects
 
     def close(self) -> None:
-        """Ends the server."""
         self._server.close()
 
 
-def document(storage: Disk | Store, for_ever: bool) -> dict[str, Any]:
-    """A job of 40 steps, one in a twelfth of a second, that saves every 10 and evaluates every 20."""
+def make_document(storage: Disk | Store, for_ever: bool) -> dict[str, Any]:
+    """Return a job of 40 steps of 1/12 s that saves every 10 and evaluates every 20."""
     train = digits_block(
         task="reads_files:ReadsFiles",
         batch=4,
@@ -186,12 +181,15 @@ def document(storage: Disk | Store, for_ever: bool) -> dict[str, Any]:
     }
 
 
-def run(case: Case, folder: Path, shim: Path) -> Result:
-    """The run of a case, in `folder`."""
+def run_case(case: Case, folder: Path, shim: Path) -> Result:
+    """Run a case in `folder`."""
     storage = Store(folder, case.scheme) if case.scheme else Disk(folder, shim)
     files = {f"{split}_FILE".upper(): path for split, path in storage.data.items()}
-    keys = document(storage, case.for_ever and "slow" not in case.kind), storage.environ | files
-    where = storage.data["eval"] if case.moment == "eval" else storage.checkpoints
+    keys = (
+        make_document(storage, case.for_ever and "slow" not in case.kind),
+        storage.environ | files,
+    )
+    folder_to_fail = storage.data["eval"] if case.moment == "eval" else storage.checkpoints
     try:
         if case.moment == "restore":
             with Running(folder, keys[0], env=keys[1]) as running:
@@ -201,13 +199,13 @@ def run(case: Case, folder: Path, shim: Path) -> Result:
                 running.signal(signal.SIGINT)
                 assert running.wait().code == 80
         if case.moment in ("start", "restore"):
-            storage.fail(case.kind, where)
+            storage.fail(case.kind, folder_to_fail)
         with Running(folder, keys[0], env=keys[1]) as running:
             if case.moment in ("save", "eval"):
                 running.wait_until(
                     "a saved step", lambda: storage.has("10/jaxlaunch.manifest.json")
                 )
-                storage.fail(case.kind, where)
+                storage.fail(case.kind, folder_to_fail)
             if not case.for_ever:
                 end_fault(running, storage)
             return running.wait()
@@ -216,7 +214,7 @@ def run(case: Case, folder: Path, shim: Path) -> Result:
 
 
 def end_fault(running: Running, storage: Disk | Store) -> None:
-    """Mends the storage some seconds after the first call that failed, or when the run has ended."""
+    """Mend the storage some seconds after the first failed call, or at the end of the run."""
     while running.process.poll() is None and not storage.is_hit():
         time.sleep(0.02)
     hit = time.monotonic()
@@ -225,8 +223,8 @@ def end_fault(running: Running, storage: Disk | Store) -> None:
     storage.mend()
 
 
-def faults(case: Case, result: Result) -> Iterator[str]:
-    """What is not as it should be, in words."""
+def find_faults(case: Case, result: Result) -> Iterator[str]:
+    """Yield what is wrong with the result of a case."""
     if str(result.code) != case.expected:
         yield f"exit {result.code}, not {case.expected}"
     if "Traceback" in result.stdout + result.stderr:
@@ -241,14 +239,16 @@ def faults(case: Case, result: Result) -> Iterator[str]:
 
 
 def main(words: Sequence[str]) -> int:
-    """Runs the cases that hold all `words`; 1 where one does not end as it should."""
+    """Run the cases that contain all `words`; return 1 if one does not end as it should."""
     cases = [case for case in CASES if all(word in str(case) for word in words)]
     failed = 0
-    with tempfile.TemporaryDirectory() as top, ThreadPoolExecutor(AT_ONCE) as threads:
-        library = shim(Path(top))
-        tried: Callable[[Case], Result] = lambda case: run(case, Path(top) / case.name, library)  # noqa: E731
+    with tempfile.TemporaryDirectory() as top, ThreadPoolExecutor(PARALLEL_RUNS) as threads:
+        library = compile_shim(Path(top))
+        tried: Callable[[Case], Result] = lambda case: run_case(
+            case, Path(top) / case.name, library
+        )  # noqa: E731
         for case, result in zip(cases, threads.map(tried, cases), strict=True):
-            wrong = "; ".join(faults(case, result))
+            wrong = "; ".join(find_faults(case, result))
             failed += bool(wrong)
             message = result.verdict["message"] if "no summary" not in wrong else ""
             print(

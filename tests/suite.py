@@ -36,7 +36,7 @@ from tests import failures
 Command = Sequence[str]
 PYTEST = (sys.executable, "-m", "pytest", "--durations=20")
 LOW_PRIORITY = ("nice", "-n", "10")
-A_THOUSAND = 1000  # tests, of which one may pass only alone
+THOUSAND_TESTS = 1000  # tests, of which one may pass only alone
 MAX_AGAIN = 5  # more faults are no accident; all tests of a file that a fixture failed count as one
 AGAIN_WITHIN_S = 4500.0  # after the start: CI gives the suite no more than some minutes beyond
 
@@ -89,7 +89,7 @@ def main() -> int:
     is_extended = len(names) < len(sys.argv) - 1
     parts = lane_parts(is_extended)
     if names:
-        return worst([in_turn(command) for command in parts[names[0]]])
+        return worst_code([run_command(command) for command in parts[names[0]]])
     background = (
         sys.executable,
         "-m",
@@ -97,42 +97,45 @@ def main() -> int:
         *(["--extended"] if is_extended else []),
         "wait",
     )
-    return run(background, parts["compute"])
+    return run_parts(background, parts["compute"])
 
 
-def run(waits: Command, compute: Sequence[Command]) -> int:
-    """Runs `waits` beside all of `compute`, one after the other; returns 0 when all passed, some of them when alone.
+def run_parts(waits: Command, compute: Sequence[Command]) -> int:
+    """Run `waits` next to all of `compute`, one after the other; return 0 if all passed.
 
-    An interrupt is passed on once to what runs, which cleans up before this returns.
+    Some may pass only when run again alone. An interrupt is passed on once to what runs, which
+    cleans up before this returns.
     """
-    began, codes = time.monotonic(), []
+    started_at, codes = time.monotonic(), []
     with (
         tempfile.NamedTemporaryFile(prefix="pytest-") as log,
         tempfile.NamedTemporaryFile(prefix="failed-") as failed,
     ):
-        os.environ[failures.FILE] = failed.name
-        title(
+        os.environ[failures.FILE_VARIABLE] = failed.name
+        print_title(
             "in the background; its output follows that of the next ones, until then see "
             f"{log.name}: ",
             waits,
         )
-        background = start(waits, log)
+        background = start_command(waits, log)
         try:
             for command in compute:
-                codes.append(in_turn(command))
-            title("in the background until now: ", waits)
-            codes.append(follow(background, log.name))
+                codes.append(run_command(command))
+            print_title("in the background until now: ", waits)
+            codes.append(follow_log(background, log.name))
         except BaseException:
             interrupt(background)
-            follow(background, log.name)
+            follow_log(background, log.name)
             raise
-        found = failures.read(Path(failed.name))
-        names = list(dict.fromkeys(failure.name for failure in found))
-        causes = {failure.cause for failure in found}
-        code = worst(codes)
-        few = 0 < len(causes) <= MAX_AGAIN and time.monotonic() - began < AGAIN_WITHIN_S
-        alone_passes = code == pytest.ExitCode.TESTS_FAILED and few and again(names)
-        passes = alone_passes and len(causes) * A_THOUSAND <= failures.ran(Path(failed.name))
+        failed_tests = failures.read_failures(Path(failed.name))
+        names = list(dict.fromkeys(failure.name for failure in failed_tests))
+        causes = {failure.cause for failure in failed_tests}
+        code = worst_code(codes)
+        few = 0 < len(causes) <= MAX_AGAIN and time.monotonic() - started_at < AGAIN_WITHIN_S
+        alone_passes = code == pytest.ExitCode.TESTS_FAILED and few and pass_again(names)
+        passes = alone_passes and len(causes) * THOUSAND_TESTS <= failures.count_tests(
+            Path(failed.name)
+        )
         print(
             *(
                 line
@@ -145,42 +148,45 @@ def run(waits: Command, compute: Sequence[Command]) -> int:
     alone = (
         f"; when run again, alone, what failed passed: {', '.join(names)}" if alone_passes else ""
     )
-    alone += "" if passes or not alone_passes else f", more than one test in {A_THOUSAND:,}"
-    print(f"===== {ends}: {(time.monotonic() - began) / 60:.1f} minutes{alone}", flush=True)
+    alone += "" if passes or not alone_passes else f", more than one test in {THOUSAND_TESTS:,}"
+    print(f"===== {ends}: {(time.monotonic() - started_at) / 60:.1f} minutes{alone}", flush=True)
     return 0 if passes else code
 
 
-def worst(codes: Sequence[int]) -> int:
-    """The greatest exit code; of a process that a signal killed, the signal's number."""
+def worst_code(codes: Sequence[int]) -> int:
+    """Return the greatest exit code, or the signal's number of a killed process."""
     return max(map(abs, codes))
 
 
-def again(names: Sequence[str]) -> bool:
-    """Whether the tests of these names pass now, file by file."""
-    of = itertools.groupby(sorted(names), lambda name: name.partition("::")[0])
-    return not any([in_turn((*PYTEST, *of_file)) for _, of_file in of])
+def pass_again(names: Sequence[str]) -> bool:
+    """Run the tests of these names again, file by file; return whether all pass."""
+    tests_by_file = itertools.groupby(sorted(names), lambda name: name.partition("::")[0])
+    return not any([run_command((*PYTEST, *of_file)) for _, of_file in tests_by_file])
 
 
-def in_turn(command: Command) -> int:
-    """Runs the command to its end; returns its exit code."""
-    title("", command)
-    return end(start(command))
+def run_command(command: Command) -> int:
+    """Run the command to its end and return its exit code."""
+    print_title("", command)
+    return wait_for_end(start_command(command))
 
 
-def title(how: str, command: Command) -> None:
-    print(f"===== {how}{' '.join(command)}", flush=True)
+def print_title(description: str, command: Command) -> None:
+    print(f"===== {description}{' '.join(command)}", flush=True)
 
 
-def start(command: Command, log: BinaryIO | None = None) -> subprocess.Popen[bytes]:
-    """In a process group of its own: a Ctrl-C reaches only us, and it must not interrupt the cleanup a second time."""
+def start_command(command: Command, log: BinaryIO | None = None) -> subprocess.Popen[bytes]:
+    """Start the command in a process group of its own.
+
+    A Ctrl-C reaches only this process, and must not interrupt the cleanup a second time.
+    """
     output = None if log is None else log.fileno()
     return subprocess.Popen(
         command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, process_group=0
     )
 
 
-def end(process: subprocess.Popen[bytes]) -> int:
-    """Waits for the process; returns its exit code."""
+def wait_for_end(process: subprocess.Popen[bytes]) -> int:
+    """Wait for the process and return its exit code."""
     try:
         return process.wait()
     except BaseException:
@@ -194,8 +200,8 @@ def interrupt(process: subprocess.Popen[bytes]) -> None:
         process.send_signal(signal.SIGINT)
 
 
-def follow(process: subprocess.Popen[bytes], log: str) -> int:
-    """Prints what the process wrote and goes on to write; returns its exit code."""
+def follow_log(process: subprocess.Popen[bytes], log: str) -> int:
+    """Print what the process writes, and return its exit code."""
     with open(log, "rb") as reader:
         while True:
             has_ended = process.poll() is not None

@@ -6,7 +6,7 @@ from jaxlaunch.launcher.job import load
 pytestmark = pytest.mark.extended
 
 
-def test_every_training_of_the_table_is_a_job_on_each_of_its_chips() -> None:
+def test_every_training_is_a_valid_job_on_each_of_its_chips() -> None:
     for job, chips in compiled.CASES.items():
         for name in chips:
             on = compiled.ON[name]
@@ -16,8 +16,8 @@ def test_every_training_of_the_table_is_a_job_on_each_of_its_chips() -> None:
             assert spec.train is not None and spec.train.mesh.resolve(on.devices)
 
 
-def test_a_row_says_what_was_found_or_why_nothing_was() -> None:
-    found = {
+def test_row_shows_the_result_or_the_reason() -> None:
+    result = {
         "peak": 3 * 2**29,
         "seconds": 41.7,
         "recomputed": 0.21,
@@ -28,7 +28,7 @@ def test_a_row_says_what_was_found_or_why_nothing_was() -> None:
         ],
         "modelled": {"seconds": [0.010, 0.0125]},
     }
-    row = compiled.row("vit-b16", "v5e-8", found)
+    row = compiled.row("vit-b16", "v5e-8", result)
     assert (
         row
         == "| vit-b16 | v5e-8 | 1.50 | 21% | fsdp 2.00; dp × ep 0.50 | 0.25 | 10.0 to 12.5 | 42 |"

@@ -14,8 +14,8 @@ pytestmark = pytest.mark.extended
 
 
 @pytest.fixture
-def given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, object]]:
-    """What the sides are told of six small images and twenty rows."""
+def options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, object]]:
+    """Return the options of the sides for six small images and twenty rows."""
     monkeypatch.setattr(feeding, "HIGH", 24)
     monkeypatch.setattr(feeding, "WIDE", 32)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
@@ -24,14 +24,12 @@ def given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str,
     flags.FLAGS.unparse_flags()
 
 
-def test_both_sides_of_this_environment_read_every_image_and_every_row(
-    given: dict[str, object],
-) -> None:
-    before = feeding_side.spent()
+def test_both_sides_read_every_image_and_row(options: dict[str, object]) -> None:
+    cpu_before = feeding_side.spent()
     for name in ("ours", "grain"):
-        _, read = feeding_side.SIDES[name](given)
+        _, read = feeding_side.SIDES[name](options)
         assert list(read("images", 1)) == [2, 2, 2] and list(read("rows", 1)) == [5] * 4, name
-    assert feeding_side.spent() >= before and feeding_side.resident() > 1 << 20
+    assert feeding_side.spent() >= cpu_before and feeding_side.resident() > 1 << 20
     cost = feeding_side.Cost(2.0, 1.0, 6, 1)
     row = feeding.row("images", [(cost, cost._replace(cpu_seconds=2.0))], 0.8)
     assert row.ratio == 0.5 and row.holds and "6 a second of a core over 3, 2.00 ×" in row.detail

@@ -11,7 +11,7 @@ from tests.compiled import QUICK_COMPILES
 pytestmark = pytest.mark.extended
 
 
-def test_the_benchmark_of_a_gpu_runs_at_small_size_alone() -> None:
+def test_gpu_benchmark_runs_at_a_small_size() -> None:
     command = [sys.executable, "-m", "benchmarks.gpu", "--small"]
     environ = os.environ | {"JAX_PLATFORMS": "cpu"} | QUICK_COMPILES
     done = subprocess.run(

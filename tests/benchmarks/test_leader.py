@@ -15,9 +15,9 @@ HOSTS, RANKS = 200, 4
 SLACK = 3  # an issue's bounds, times this
 
 
-def test_a_verdict_reaches_two_hundred_hosts_at_once_and_takes_little(tmp_path: Path) -> None:
-    found = leader.measure(HOSTS, RANKS, 3.0, tmp_path)
-    assert 0.5 * HOSTS / HEARTBEAT_S < found.beats_per_s < 1.5 * HOSTS / HEARTBEAT_S
-    assert found.share < SLACK * leader.MOST_SHARE and found.peak_mb < leader.MOST_MB
-    assert found.verdict_s < SLACK * leader.MOST_S
+def test_verdict_reaches_two_hundred_hosts_quickly(tmp_path: Path) -> None:
+    result = leader.measure(HOSTS, RANKS, 3.0, tmp_path)
+    assert 0.5 * HOSTS / HEARTBEAT_S < result.beats_per_s < 1.5 * HOSTS / HEARTBEAT_S
+    assert result.share < SLACK * leader.MOST_SHARE and result.peak_mb < leader.MOST_MB
+    assert result.verdict_s < SLACK * leader.MOST_S
     assert "rank 4 raised at step" in (tmp_path / "leader.log").read_text()

@@ -19,8 +19,8 @@ pytestmark = pytest.mark.extended
 SIZES = reading.Sizes(length=64, width=16, batch=4)
 
 
-def rows_of(batches: list[Batch]) -> dict[str, list[bytes]]:
-    """The rows of each key, in an order of their own."""
+def sorted_rows(batches: list[Batch]) -> dict[str, list[bytes]]:
+    """Return the rows of each key, sorted."""
     keys = batches[0].keys() - {"weight"}
     return {
         key: sorted(row.tobytes() for batch in batches for row in np.asarray(batch[key]))
@@ -29,15 +29,15 @@ def rows_of(batches: list[Batch]) -> dict[str, list[bytes]]:
 
 
 @pytest.fixture
-def parsed() -> Iterator[None]:
-    """absl's flags count as parsed, as grain's DataLoader demands."""
+def parsed_flags() -> Iterator[None]:
+    """Count absl's flags as parsed, as grain's DataLoader demands."""
     flags.FLAGS.mark_as_parsed()
     yield
     flags.FLAGS.unparse_flags()
 
 
 @pytest.mark.usefixtures("parsed")
-def test_both_sides_read_equal_rows_and_a_run_says_what_it_waited(
+def test_both_sides_read_equal_rows_and_a_run_reports_its_waits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in QUICK_COMPILES.items():
@@ -55,5 +55,5 @@ def test_both_sides_read_equal_rows_and_a_run_says_what_it_waited(
     prepared = next((tmp_path / "out").glob("*/index.json")).parent
     shards = sorted(map(str, prepared.glob("train-*.array_record")))
     mine = list(reading.ours(prepared, spec, seed=1))
-    others = list(reading.theirs(shards, spec, 1, reading.LOADERS["no threads"]))
-    assert rows_of(mine) == rows_of(others)
+    grain_batches = list(reading.theirs(shards, spec, 1, reading.LOADERS["no threads"]))
+    assert sorted_rows(mine) == sorted_rows(grain_batches)

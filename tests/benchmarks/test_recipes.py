@@ -1,4 +1,4 @@
-"""The made images of the benchmark of recipes: folders by class, every fifth image held out, and what is said."""
+"""The images of the benchmark of recipes: folders by class, every fifth image held out."""
 
 from __future__ import annotations
 
@@ -14,16 +14,19 @@ from benchmarks import recipes
 pytestmark = pytest.mark.extended
 
 
-def test_folders_by_class_hold_out_every_fifth_image_and_train_on_a_few_of_each(
+def test_folders_hold_out_every_fifth_image_and_train_on_a_few_of_each_class(
     tmp_path: Path,
 ) -> None:
-    for name, made, classes in (
+    for name, dataset, classes in (
         ("digits", recipes.digits(), 10),
         ("shapes", recipes.shapes(400), 4),
     ):
-        home = Path(recipes.write(tmp_path / name, itertools.islice(made, 400), 6))
+        home = Path(recipes.write(tmp_path / name, itertools.islice(dataset, 400), 6))
         for split in ("train", "val"):
-            counts = {each.name: len(list(each.iterdir())) for each in (home / split).iterdir()}
+            counts = {
+                class_folder.name: len(list(class_folder.iterdir()))
+                for class_folder in (home / split).iterdir()
+            }
             assert len(counts) == classes
             assert sum(counts.values()) == 80 if split == "val" else set(counts.values()) == {6}
     row = recipes.compared("of two", [0.9, 1.0], [0.9, 0.8])

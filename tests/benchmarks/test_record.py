@@ -9,7 +9,7 @@ from benchmarks.table import Row
 pytestmark = pytest.mark.extended
 
 
-def test_recording_leaves_the_sections_of_other_benchmarks(
+def test_recording_keeps_the_sections_of_other_benchmarks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     results = tmp_path / "RESULTS.md"

@@ -30,7 +30,7 @@ from tests.cluster import preparations, waiting
 from tests.cluster.access import Access
 from tests.cluster.gangs import wait_for
 from tests.cluster.situations import SLEEP, SMALL, Prepare, Situation
-from tests.found import ON_CLUSTER, entry, reasons
+from tests.found import ON_CLUSTER, find_entry, split_reasons
 
 # What a job may be in before it has settled.
 TRANSIENT_SITUATIONS = {
@@ -262,7 +262,7 @@ class Stage:
             waiting.wait_until(
                 lambda: self.messages(name, namespace),
                 lambda said: any(
-                    words in entry(one) for message in said for one in reasons(message)
+                    words in find_entry(one) for message in said for one in split_reasons(message)
                 ),
                 f"{words} of {name}",
                 SETTLE_S,

@@ -135,5 +135,5 @@ def test_custom_task_trains_in_a_folder_with_colliding_names(
     )
     assert result.returncode == 0, result.stderr
     assert "[0] mine is /code/mine/tasks.py\n" in result.stdout
-    names = collisions.own({*collisions.MODULES, *collisions.PACKAGES})
-    assert collisions.seen(result.stdout) == [f"{name} mine" for name in names]
+    names = collisions.users_names({*collisions.MODULES, *collisions.PACKAGES})
+    assert collisions.parse_origins(result.stdout) == [f"{name} mine" for name in names]

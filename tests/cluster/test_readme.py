@@ -131,7 +131,7 @@ class Terminal:
 
     def shows_it(self) -> bool:
         """Check that it has shown what the page shows."""
-        return not list(tutorials.missing(self.step.output, self.output.read_text()))
+        return not list(tutorials.missing_lines(self.step.output, self.output.read_text()))
 
 
 def type_step(
@@ -160,7 +160,9 @@ def test_first_cluster_job_prints_what_its_page_shows(
     cluster: Access, namespace: str, submitter: Access, tmp_path: Path
 ) -> None:
     checkpoints = preparations.make_volume(cluster, namespace, "team-checkpoints")
-    file, *commands = tutorials.steps((ROOT / "docs" / "first-cluster-job.md").read_text(), "bash")
+    file, *commands = tutorials.find_steps(
+        (ROOT / "docs" / "first-cluster-job.md").read_text(), "bash"
+    )
     (tmp_path / str(file.file)).write_text(adapt_to_cpus(file.text))
     terminals: list[Terminal] = []
     try:

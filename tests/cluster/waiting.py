@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-Result = TypeVar("Seen")
+Result = TypeVar("Result")
 # Many tests wait at once: each look takes time from the server that all of them wait for.
 FIRST_PAUSE_S, MAX_PAUSE_S = 0.1, 1.0
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import yaml
 
-from tests.compiled import QUICK_COMPILES, SITE, quick_starts
+from tests.compiled import QUICK_COMPILES, SITE, quick_start_env
 from tests.gang.run_files import read_json_lines
 
 HERE = Path(__file__).parent
@@ -127,7 +127,7 @@ class Running:
         file.write_text(yaml.safe_dump(dict(document), sort_keys=False))
         path = os.pathsep.join([SITE, str(HERE), str(ROOT)])
         self._streams = [(folder / name).open("w+") for name in ("stdout", "stderr")]
-        variables = {**os.environ, **quick_starts(), "PYTHONPATH": path, **(env or {})}
+        variables = {**os.environ, **quick_start_env(), "PYTHONPATH": path, **(env or {})}
         launcher = [*prefix, sys.executable, "-m", "jaxlaunch.launcher.cli.main"]
         self.process = subprocess.Popen(
             [*launcher, "run", str(file), "--run-dir", str(self.folder), *args],

@@ -10,7 +10,7 @@ from jaxlaunch.records import log_lines
 from jaxlaunch.records.log_lines import BeatLine, PastLine, TailLine, VerdictLine
 from tests.gang.agents import Gang, make_job, run_gang, write_program
 
-Line = TypeVar("L", PastLine, TailLine, BeatLine, VerdictLine)
+Line = TypeVar("Line", PastLine, TailLine, BeatLine, VerdictLine)
 POD = {contract.NODE: "node-7"}
 
 

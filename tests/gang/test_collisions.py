@@ -15,13 +15,13 @@ from tests.collisions import (
     MODULES,
     PACKAGES,
     STEPS,
-    job,
-    launcher,
     make_all,
-    own,
-    run,
-    seen,
-    without_us,
+    make_job,
+    parse_origins,
+    run_job,
+    run_launcher,
+    run_without_launcher,
+    users_names,
 )
 
 pytestmark = pytest.mark.extended
@@ -70,15 +70,17 @@ def read_summary(mode: str, folder: Path) -> dict[str, Any]:
 
 
 def test_command_imports_the_same_modules_as_without_the_launcher(folder: Path) -> None:
-    result = run("command", folder)
-    assert (result.returncode == 0, seen(result.stdout)) == without_us(folder), result.stderr
+    result = run_job("command", folder)
+    assert (result.returncode == 0, parse_origins(result.stdout)) == run_without_launcher(folder), (
+        result.stderr
+    )
     assert "sitecustomize" not in result.stderr
 
 
 def test_built_in_task_trains_in_a_folder_with_collisions(folder: Path) -> None:
     """Check that a `trainer.py` does not run in place of the trainer."""
     mode = "train with workdir"
-    result = run(mode, folder)
+    result = run_job(mode, folder)
     assert result.returncode == 0, result.stdout + result.stderr
     assert read_summary(mode, folder)["step"] == STEPS, result.stdout + result.stderr
 
@@ -86,27 +88,29 @@ def test_built_in_task_trains_in_a_folder_with_collisions(folder: Path) -> None:
 def test_task_imports_the_modules_of_its_folder(folder: Path) -> None:
     data = {"source": "torch", "dataset": "data_of_mine:Digits", "workers": 1}
     mode = "train with code"
-    document = job(mode, folder)
+    document = make_job(mode, folder)
     document["train"] = document["train"] | {"data": data, "eval": {"every": None}}
-    result = run(mode, folder, document=document)
+    result = run_job(mode, folder, document=document)
     assert result.returncode == 0, result.stdout + result.stderr
     assert read_summary(mode, folder)["step"] == STEPS, result.stdout + result.stderr
-    assert seen(result.stdout) == [f"{name} mine" for name in own({*MODULES, *PACKAGES})]
+    assert parse_origins(result.stdout) == [
+        f"{name} mine" for name in users_names({*MODULES, *PACKAGES})
+    ]
 
 
 def test_launcher_runs_in_a_folder_with_collisions(folder: Path) -> None:
     """Check its own imports, and those of the trainer's programs that it starts."""
     file = folder / "job.yaml"
-    document = job("train", folder) | {"image": "registry.example/train:1"}
+    document = make_job("train", folder) | {"image": "registry.example/train:1"}
     document["train"] = document["train"] | {"checkpoint": {"path": "gs://bucket/run"}}
     file.write_text(yaml.safe_dump(document))
-    assert run("train", folder).returncode == 0
+    assert run_job("train", folder).returncode == 0
     for command in (
         ("validate", file.name),
         ("render", file.name),
         ("eval", f"{folder.parent}/train.yaml.run"),
     ):
-        result = launcher(folder, *command)
+        result = run_launcher(folder, *command)
         assert result.returncode == 0, result.stderr
 
 
@@ -142,7 +146,7 @@ def test_exit_code_0_before_the_last_step_is_a_failure(
         **fields,
     }
     (tmp_path / "job.yaml").write_text(yaml.safe_dump(document))
-    result = launcher(tmp_path, "run", "job.yaml")
+    result = run_launcher(tmp_path, "run", "job.yaml")
     verdict = json.loads((tmp_path / "runs/ends/summary.json").read_text())["verdict"]
     assert (result.returncode, verdict["code"]) == (code, code), result.stdout + result.stderr
     assert verdict["message"].startswith(words)

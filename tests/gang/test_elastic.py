@@ -13,7 +13,7 @@ import pytest
 
 from jaxlaunch import contract
 from jaxlaunch.launcher.job.load import load_job
-from tests.compiled import SITE, quick_starts
+from tests.compiled import SITE, quick_start_env
 from tests.gang.agents import ROOT, Gang, make_job
 from tests.gang.runs import HERE, Result, digits_block
 
@@ -61,7 +61,7 @@ def make_gang(folder: Path, train: dict[str, Any], hosts: int, **fields: Any) ->
     path = os.pathsep.join([SITE, str(HERE), str(ROOT)])
     block = train | {"steps": STEPS, "checkpoint": {"every": 10}}
     env = {
-        **quick_starts(),
+        **quick_start_env(),
         "PYTHONPATH": path,
         contract.TRAIN_SPEC: json.dumps(block),
         "JAX_PLATFORMS": "cpu",

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.compiled import quick_starts
+from tests.compiled import quick_start_env
 from tests.gang.runs import run_launcher
 
 pytestmark = [pytest.mark.computes, pytest.mark.extended]
@@ -26,7 +26,7 @@ KINDS: dict[str, tuple[list[str], list[str]]] = {
 def call_launcher(folder: Path, *arguments: str) -> str:
     """Run a command in `folder` and return its output; it must succeed."""
     path = f"{sys.prefix}/bin{os.pathsep}{os.environ['PATH']}"
-    done = run_launcher(*arguments, env=quick_starts() | {"PATH": path}, cwd=folder)
+    done = run_launcher(*arguments, env=quick_start_env() | {"PATH": path}, cwd=folder)
     assert done.returncode == 0, (done.stdout + done.stderr)[-3000:]
     return done.stdout + done.stderr
 

@@ -8,7 +8,7 @@ import pytest
 
 from tests.gang.kills import Kill, carry_out, draw_kill
 from tests.gang.runs import run_job
-from tests.kills import Event, Series, compared, document
+from tests.kills import Event, Series, find_loss_errors, make_document
 
 pytestmark = pytest.mark.extended
 
@@ -48,8 +48,8 @@ EVENTS = (
 
 
 def test_disturbed_training_keeps_its_saves_and_has_equal_losses(tmp_path: Path) -> None:
-    undisturbed = run_job(tmp_path / "undisturbed", document(2)).losses
+    undisturbed = run_job(tmp_path / "undisturbed", make_document(2)).losses
     series = Series(tmp_path / "series", 2)
     lines = [series.carry_out(event) for event in EVENTS]
     assert not [line for line in lines if line["wrong"]], lines
-    assert compared(series, undisturbed) == []
+    assert find_loss_errors(series, undisturbed) == []

@@ -11,7 +11,17 @@ import pytest
 
 from tests import storage_faults
 from tests.gang.runs import Result, Running
-from tests.storage_faults import BUCKET, CASES, DISK, MOMENTS, Case, Disk, document, faults, table
+from tests.storage_faults import (
+    BUCKET,
+    CASES,
+    DISK,
+    MOMENTS,
+    Case,
+    Disk,
+    expected_codes,
+    find_faults,
+    make_document,
+)
 
 COVERED_CASES = (
     Case("EROFS", "save", for_ever=False),
@@ -29,7 +39,9 @@ def has_compiler() -> bool:
 
 @pytest.fixture(scope="module")
 def shim_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return storage_faults.shim(tmp_path_factory.mktemp("shim")) if has_compiler() else Path()
+    return (
+        storage_faults.compile_shim(tmp_path_factory.mktemp("shim")) if has_compiler() else Path()
+    )
 
 
 @pytest.fixture(scope="module")
@@ -40,15 +52,17 @@ def results(
     cases = [case for case in COVERED_CASES if has_compiler() or case.kind in BUCKET]
     folder = tmp_path_factory.mktemp("runs")
     with ThreadPoolExecutor(2) as threads:
-        run = lambda case: storage_faults.run(case, folder / str(CASES.index(case)), shim_library)  # noqa: E731
+        run = lambda case: storage_faults.run_case(
+            case, folder / str(CASES.index(case)), shim_library
+        )  # noqa: E731
         yield dict(zip(cases, threads.map(run, cases), strict=True))
 
 
 def test_table_of_the_page_has_every_case() -> None:
-    assert table().keys() == {
+    assert expected_codes().keys() == {
         (kind, for_ever) for kind in (*DISK, *BUCKET) for for_ever in (False, True)
     }
-    assert all(len(codes) == len(MOMENTS) for codes in table().values())
+    assert all(len(codes) == len(MOMENTS) for codes in expected_codes().values())
 
 
 @pytest.mark.extended
@@ -59,7 +73,7 @@ def test_storage_fault_ends_a_run_as_the_page_says(
     if case not in results:
         pytest.skip("there is no C compiler")
     result = results[case]
-    assert [*faults(case, result)] == [], result.stdout[-3000:] + result.stderr[-3000:]
+    assert [*find_faults(case, result)] == [], result.stdout[-3000:] + result.stderr[-3000:]
     if case.for_ever and case.moment == "save":
         assert "failed at step 2" in result.stderr
         assert ": saving step 20 in " in result.verdict["message"]
@@ -68,7 +82,7 @@ def test_storage_fault_ends_a_run_as_the_page_says(
 def test_deleted_checkpoints_are_saved_again_with_a_note(tmp_path: Path) -> None:
     storage = Disk(tmp_path, Path())
     files = {f"{split}_FILE".upper(): path for split, path in storage.data.items()}
-    with Running(tmp_path, document(storage, for_ever=False), env=files) as running:
+    with Running(tmp_path, make_document(storage, for_ever=False), env=files) as running:
         running.wait_until("a saved step", lambda: storage.has("10/jaxlaunch.manifest.json"))
         shutil.rmtree(storage.checkpoints)
         result = running.wait()

@@ -127,7 +127,7 @@ def test_killed_sweep_continues_and_stopped_sweep_stops_every_run(
             assert refused.code == 2 and "is in use" in refused.err
             wait_until(lambda: "an earlier command" in (folder / "sweep.jsonl").read_text())
             stopped = call_launcher("stop", "s-sweep")
-            assert (stopped.code, stopped.stdout) == (0, "sweep/s-sweep stopped\n"), stopped.err
+            assert (stopped.code, stopped.out) == (0, "sweep/s-sweep stopped\n"), stopped.err
             assert second.wait() == 80
     assert run_states(folder) == {
         "s-sweep-000": "done",

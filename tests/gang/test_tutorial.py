@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from tests import tutorials
-from tests.compiled import quick_starts
+from tests.compiled import quick_start_env
 from tests.gang.runs import PATIENCE_S, assert_success, run_job
 
 pytestmark = [pytest.mark.computes, pytest.mark.extended]
@@ -34,21 +34,21 @@ EXAMPLES = DOCS.parent / "examples"
 def test_tutorial_prints_what_its_page_shows(page: str, commands: int, tmp_path: Path) -> None:
     path = f"{sys.prefix}/bin{os.pathsep}{os.environ['PATH']}"
     executed = 0
-    for step in tutorials.steps((DOCS / page).read_text()):
+    for step in tutorials.find_steps((DOCS / page).read_text()):
         if step.file is not None:
             (tmp_path / step.file).write_text(step.text)
             continue
         result = subprocess.run(
             ["bash", "-euc", step.text],
             cwd=tmp_path,
-            env=os.environ | quick_starts() | {"PATH": path},
+            env=os.environ | quick_start_env() | {"PATH": path},
             text=True,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             timeout=PATIENCE_S,
         )
         assert result.returncode == 0, result.stdout[-3000:]
-        assert step.output and list(tutorials.missing(step.output, result.stdout)) == []
+        assert step.output and list(tutorials.missing_lines(step.output, result.stdout)) == []
         executed += len(step.text.splitlines())
     assert executed == commands
 
@@ -63,7 +63,7 @@ def test_tutorial_prints_what_its_page_shows(page: str, commands: int, tmp_path:
 def test_tutorial_example_prints_its_result(name: str, output: str, tmp_path: Path) -> None:
     document = yaml.safe_load((EXAMPLES / "tutorials" / f"{name}.yaml").read_text())
     result = assert_success(run_job(tmp_path, document | {"code": str(EXAMPLES / "tutorials")}))
-    assert list(tutorials.missing(output, result.stdout)) == []
+    assert list(tutorials.missing_lines(output, result.stdout)) == []
     assert output in (DOCS / "tutorials.md").read_text()
     assert result.summary["restarts"] == {}
     if name == "mnist":

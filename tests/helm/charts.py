@@ -26,7 +26,7 @@ class Helm:
     """The engine in a child process, for as long as `with` lasts."""
 
     def __enter__(self) -> Helm:
-        command = [str(environments.python("helm")), "-I", str(ENGINE)]
+        command = [str(environments.find_python("helm")), "-I", str(ENGINE)]
         self.child = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )

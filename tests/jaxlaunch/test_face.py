@@ -83,7 +83,9 @@ def test_a_user_s_typed_code_needs_every_name_and_passes_mypy_strict(tmp_path: P
         ROOT / "jaxlaunch"
     )  # as it is installed: mypy does not follow an editable finder
     (site / "others.pth").write_text(sysconfig.get_path("purelib"))
-    cache = Path(os.environ[compiled.NAME]).parents[1] / "mypy"  # a quarter of a minute without it
+    cache = (
+        Path(os.environ[compiled.FOLDER_VARIABLE]).parents[1] / "mypy"
+    )  # a quarter of a minute without it
     how = [
         "--strict",
         "--config-file=",

@@ -16,7 +16,7 @@ from jaxlaunch.launcher.agent.io.link import choose_free_port
 from jaxlaunch.launcher.diagnose.explain.explanation import explain_job
 from jaxlaunch.launcher.errors import UserError
 from jaxlaunch.launcher.job import load
-from tests.found import NOT_HERE, ON_CLUSTER, ROWS, entry, phrases, shown, shows
+from tests.found import NOT_HERE, ON_CLUSTER, ROWS, find_entry, find_phrases, shown, shows
 from tests.launcher.diagnose.explain.test_explanation import CASES
 from tests.launcher.invoke import launcher
 
@@ -171,18 +171,18 @@ def test_the_last_line_of_a_run_is_found(code: int) -> None:
         f"launcher: failed at step 40: rank 1 said something new (exit {code}); see "
         "runs/lm/summary.json"
     )
-    assert f"`exit {code}`" in entry(said)
+    assert f"`exit {code}`" in find_entry(said)
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if case not in OF_NO_ROW])
 def test_the_first_line_of_explain_leads_to_the_entry_of_its_situation(case: str) -> None:
     found = explain_job(CASES[case][0])
-    words, about = entry(found.headline), OF_OTHERS.get(case, found.situation)
+    words, about = find_entry(found.headline), OF_OTHERS.get(case, found.situation)
     assert [row[2] for row in ROWS if row[0] == words and about in row[2]] != [], found.headline
 
 
 def test_an_unknown_message_is_not_found() -> None:
-    assert entry("all went well") == ""
+    assert find_entry("all went well") == ""
 
 
 # --- which have been made -------------------------------------------------------------------------
@@ -207,7 +207,7 @@ def entries(words: Sequence[str]) -> set[str]:
 
 
 def test_every_entry_is_produced_by_a_test_or_it_is_known_why_not() -> None:
-    explained = {entry(explain_job(job).headline) for job, _ in CASES.values()} - {""}
+    explained = {find_entry(explain_job(job).headline) for job, _ in CASES.values()} - {""}
     made = entries([*produced()])
     left = entries([words for them in NOT_HERE.values() for words in them])
     assert len(made) >= 60
@@ -216,4 +216,4 @@ def test_every_entry_is_produced_by_a_test_or_it_is_known_why_not() -> None:
 
 
 def test_every_entry_has_words_to_be_found_by() -> None:
-    assert [row[0] for row in ROWS if not phrases(row)] == []
+    assert [row[0] for row in ROWS if not find_phrases(row)] == []

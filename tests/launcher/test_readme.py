@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests import tutorials
-from tests.compiled import quick_starts
+from tests.compiled import quick_start_env
 
 ROOT = Path(__file__).parents[2]
 PATIENCE_S = 900
@@ -47,7 +47,7 @@ def printed(checkout: Path) -> dict[str, str]:
     lines = [
         line
         for page in (README, QUICKSTART)
-        for step in tutorials.steps(page)
+        for step in tutorials.find_steps(page)
         for line in commands(step.text)
     ]
     once = list(dict.fromkeys(lines))
@@ -55,7 +55,7 @@ def printed(checkout: Path) -> dict[str, str]:
     done = subprocess.run(
         ["bash", "-euc", script],
         cwd=checkout,
-        env=os.environ | quick_starts(),
+        env=os.environ | quick_start_env(),
         text=True,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -72,11 +72,11 @@ def printed(checkout: Path) -> dict[str, str]:
 def test_every_command_of_a_page_prints_what_the_page_shows(
     page: str, printed: dict[str, str]
 ) -> None:
-    shown = [step for step in tutorials.steps(page) if step.output]
+    shown = [step for step in tutorials.find_steps(page) if step.output]
     assert [commands(step.text)[0] for step in shown][:1] == ["make run"]
     for step in shown:
         output = "".join(printed[line] for line in commands(step.text))
-        assert list(tutorials.missing(step.output, output)) == []
+        assert list(tutorials.missing_lines(step.output, output)) == []
 
 
 @pytest.mark.extended

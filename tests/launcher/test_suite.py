@@ -130,11 +130,11 @@ def test_a_few_tests_that_pass_when_they_run_alone_are_named_and_fail_nothing(
     one = pytest_of(tmp_path, FAILS_ONCE.format(count=count, folder=str(tmp_path)))
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(suite, "PYTEST", one[:-1])
-    monkeypatch.setattr(suite, "A_THOUSAND", in_a)
+    monkeypatch.setattr(suite, "THOUSAND_TESTS", in_a)
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     monkeypatch.delenv("PYTEST_XDIST_WORKER", raising=False)
-    monkeypatch.setenv(failures.FILE, "")  # run() sets it, and this gives it back
-    assert suite.run(prints("waits"), [one]) == code
+    monkeypatch.setenv(failures.FILE_VARIABLE, "")  # run() sets it, and this gives it back
+    assert suite.run_parts(prints("waits"), [one]) == code
     last = capfd.readouterr().out.splitlines()[-1]
     assert (
         "when run again, alone, what failed passed: test_it.py::test_fails[0], " in last
@@ -150,4 +150,4 @@ def test_the_tests_of_one_file_whose_fixture_failed_count_as_one_fault() -> None
 
 
 def test_a_pytest_that_was_killed_fails_the_suite() -> None:
-    assert suite.worst([0, -9, 0]) == 9
+    assert suite.worst_code([0, -9, 0]) == 9

@@ -14,7 +14,7 @@ from jaxlaunch.launcher.platforms import facts, runtime, table
 from tests import platforms_page
 
 ROOT = Path(__file__).parents[2]
-FACTS = (*(platforms_page.module(name) for name in table.PLATFORMS), runtime)
+FACTS = (*(platforms_page.platform_module(name) for name in table.PLATFORMS), runtime)
 # Modules of the command line that may write in a way of their own.
 WRITERS = {
     "data.py": ["json.dumps("],  # the question to the trainer's process, which is no output
@@ -47,7 +47,7 @@ def find_modules_that_write_by_themselves() -> Iterator[str]:
 def find_facts_without_a_source() -> Iterator[str]:
     for module in (*FACTS, table):
         public = {name: value for name, value in vars(module).items() if not name.startswith("_")}
-        for fact in platforms_page.facts(public):
+        for fact in platforms_page.find_facts(public):
             if fact.source is None or not fact.source.title or not fact.source.location:
                 yield f"{module.__name__}: {fact}"
 
@@ -57,15 +57,16 @@ def find_constants_of_platforms_that_are_no_facts() -> Iterator[str]:
     for module in FACTS:
         for name, value in vars(module).items():
             if name.isupper() and name not in elsewhere and not name.startswith("_"):
-                if not isinstance(value, Source) and not list(platforms_page.facts(value)):
+                if not isinstance(value, Source) and not list(platforms_page.find_facts(value)):
                     yield f"{module.__name__}.{name}"
 
 
 def find_unused_sources() -> Iterator[str]:
     for module in FACTS:
-        used = {fact.source for fact in platforms_page.facts(dict(vars(module)))}
+        used = {fact.source for fact in platforms_page.find_facts(dict(vars(module)))}
         yield from (
-            f"{module.__name__}: {source}" for source in set(platforms_page.sources(module)) ^ used
+            f"{module.__name__}: {source}"
+            for source in set(platforms_page.find_sources(module)) ^ used
         )
 
 

@@ -51,7 +51,7 @@ def page_name(page: Path) -> str:
 
 
 def links(page: Path) -> Iterator[tuple[Path, str]]:
-    """Yield the files and the anchors that a page's relative links name; examples in code are no links."""
+    """Yield the files and anchors of a page's relative links, except those in code."""
     text = re.sub(r"`[^`\n]*`", "`code`", _FENCED.sub("", page.read_text(encoding="utf-8")))
     for target in _LINK.findall(text):
         if not re.match(r"[a-z]+:", target):
@@ -131,7 +131,7 @@ def find_words_that_no_page_has() -> Iterator[str]:
 
 
 def find_blocks_that_the_site_does_not_know() -> Iterator[str]:
-    """Yield blocks of a language in two words (`sh cluster`): GitHub makes a block of code, the site does not."""
+    """Yield blocks of a language in two words (`sh cluster`), which the site does not accept."""
     two_words = re.compile(r"^ *```\S+ +\S.*", re.MULTILINE)
     yield from (
         f"{page_name(page)}: {block}"
@@ -141,7 +141,7 @@ def find_blocks_that_the_site_does_not_know() -> Iterator[str]:
 
 
 def find_old_drawings() -> Iterator[str]:
-    for page, source in drawings.sources():
+    for page, source in drawings.find_sources():
         if not drawings.is_current(page, source):
             yield f"{page_name(page)}: run python -m tests.drawings"
     for page in PAGES:
@@ -276,7 +276,7 @@ def find_an_example_that_differs_from_its_page() -> Iterator[str]:
 
     shown = {
         step.file: step.text
-        for step in tutorials.steps((DOCS / "your-script.md").read_text())
+        for step in tutorials.find_steps((DOCS / "your-script.md").read_text())
         if step.file
     }
     if shown.keys() != {"train.py", "mine.yaml"}:

@@ -75,7 +75,7 @@ def find_installs_from_an_index_without_the_package() -> Iterator[str]:
 
 
 def find_other_pythons() -> Iterator[str]:
-    """Yield places that name another oldest Python than pyproject.toml does, of the package and of the agent."""
+    """Yield places with another oldest Python than pyproject.toml's, of package and agent."""
     package = PYPROJECT["project"]["requires-python"].removeprefix(">=")
     (target,) = set(PYPROJECT["tool"]["ruff"]["per-file-target-version"].values())
     agent = target.replace("py3", "3.")
@@ -101,7 +101,7 @@ def find_other_pythons() -> Iterator[str]:
 
 
 def find_wrong_workflows() -> Iterator[str]:
-    """Yield rights that no job asks for, pasted values, kept credentials, and actions that are not pinned."""
+    """Yield unneeded rights, pasted values, kept credentials and actions that are not pinned."""
     for path in WORKFLOWS:
         workflow, jobs = read_workflow(path), read_workflow(path)["jobs"]
         if workflow["permissions"] != {}:
@@ -325,7 +325,7 @@ def unmet(texts: list[str], pins: dict[str, str]) -> Iterator[str]:
 
 
 def read_requirements(name: str) -> list[Requirement]:
-    """Return what an installed package asks for. Those for accelerators are not installed here: uv has read theirs."""
+    """Return what an installed package requires, except for accelerators: uv has read those."""
     try:
         return [Requirement(text) for text in importlib.metadata.requires(name) or []]
     except importlib.metadata.PackageNotFoundError:

@@ -1,4 +1,4 @@
-"""The schema of job.yaml and the command line: every key and command is explained, and every example is accepted."""
+"""The schema of job.yaml and the command line: keys and commands are explained, examples valid."""
 
 from __future__ import annotations
 

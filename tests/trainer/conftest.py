@@ -17,7 +17,7 @@ jax.config.update("jax_num_cpu_devices", 8)
 jax.config.update(
     "jax_disable_most_optimizations", True
 )  # tests compile far longer than they compute
-jax.config.update("jax_compilation_cache_dir", os.environ[compiled.NAME])
+jax.config.update("jax_compilation_cache_dir", os.environ[compiled.FOLDER_VARIABLE])
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_numpy_dtype_promotion", "strict")

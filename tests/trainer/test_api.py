@@ -23,7 +23,7 @@ from jaxlaunch.trainer.train import build_loop
 from tests import api
 from tests.trainer.generate.generators import bytes_model
 
-EXAMPLES = dict(api.examples())
+EXAMPLES = dict(api.find_examples())
 
 
 @pytest.fixture(scope="module")

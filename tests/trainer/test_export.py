@@ -91,7 +91,7 @@ def hf(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.extended
 def test_transformers_loads_every_model_and_says_the_same(hf: Path, tmp_path: Path) -> None:
     try:
-        environments.python("torch")
+        environments.find_python("torch")
     except environments.Missing as error:
         needs.absent(str(error))
     arguments = []
@@ -105,7 +105,7 @@ def test_transformers_loads_every_model_and_says_the_same(hf: Path, tmp_path: Pa
             str(needs.arrays(FIXTURES / case / "io.safetensors")),
         ]
     program = Path(__file__).with_name("transformers_logits.py")
-    answers = environments.run("torch", str(program), *arguments).splitlines()
+    answers = environments.run_program("torch", str(program), *arguments).splitlines()
     for case, line in zip(CASES, answers, strict=True):
         answer = json.loads(line)
         assert (answer["faults"], answer["dtype"]) == ({}, "torch.float32"), case
@@ -121,7 +121,7 @@ def test_transformers_loads_every_model_and_says_the_same(hf: Path, tmp_path: Pa
 @pytest.mark.extended
 def test_transformers_says_the_same_of_every_family_and_rotary_scaling(tmp_path: Path) -> None:
     try:
-        environments.python("torch")
+        environments.find_python("torch")
     except environments.Missing as error:
         needs.absent(str(error))
     arguments = []
@@ -132,7 +132,9 @@ def test_transformers_says_the_same_of_every_family_and_rotary_scaling(tmp_path:
         arguments += [str(tmp_path / case), str(needs.arrays(FIXTURES / case / "io.safetensors"))]
     program = Path(__file__).with_name("transformers_logits.py")
     for case, line in zip(
-        SCALED, environments.run("torch", str(program), *arguments).splitlines(), strict=True
+        SCALED,
+        environments.run_program("torch", str(program), *arguments).splitlines(),
+        strict=True,
     ):
         answer, ours = json.loads(line), logits(case, untrained(case), SCALED[case])
         assert (answer["faults"], answer["dtype"]) == ({}, "torch.float32"), case

@@ -26,7 +26,7 @@ TALLEST = 15_000  # px, on a screen of 400 px
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("built")
-    assert pages.build(folder) == 0
+    assert pages.build_site(folder) == 0
     return folder / "site"
 
 

@@ -154,8 +154,8 @@ def test_records_and_summaries_that_were_changed_anywhere_are_read_or_left_out(
     seeds = [json.dumps(record(number).to_json()).encode() for number in (1, 2, 3)]
     whole = json.dumps(summary).encode()
     for _ in range(200):
-        (tmp_path / ATTEMPTS).write_bytes(b"\n".join(mutate.lines(seeds, 100, chance)))
-        (tmp_path / SUMMARY).write_bytes(mutate.one(whole, chance))
+        (tmp_path / ATTEMPTS).write_bytes(b"\n".join(mutate.mutated_lines(seeds, 100, chance)))
+        (tmp_path / SUMMARY).write_bytes(mutate.mutate_message(whole, chance))
         records = run_folder.settle_records(folder, "uid")
         if records:
             json.dumps(

@@ -21,7 +21,7 @@ URL = f"gs://{HOME}"
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Bucket]:
-    with bucket_server.served_here() as server:
+    with bucket_server.serve_bucket() as server:
         yield server
 
 

@@ -19,7 +19,7 @@ INSIDE = "bucket/runs/lm/checkpoints/"
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Bucket]:
-    with bucket_server.served_here() as server:
+    with bucket_server.serve_bucket() as server:
         yield server
 
 

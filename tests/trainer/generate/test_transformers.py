@@ -73,7 +73,7 @@ def ours(loaded: TextModel, asked: dict[str, Any]) -> list[list[int]]:
 
 def test_greedy_tokens_and_beams_are_those_of_transformers(tmp_path: Path) -> None:
     try:
-        environments.python("torch")
+        environments.find_python("torch")
     except environments.Missing as error:
         needs.absent(str(error))
     asked, found = [], []
@@ -97,7 +97,9 @@ def test_greedy_tokens_and_beams_are_those_of_transformers(tmp_path: Path) -> No
         asked += calls
     (tmp_path / "calls.json").write_text(json.dumps(asked))
     program = Path(__file__).with_name("transformers_generate.py")
-    answers = environments.run("torch", str(program), str(tmp_path / "calls.json")).splitlines()
+    answers = environments.run_program(
+        "torch", str(program), str(tmp_path / "calls.json")
+    ).splitlines()
     assert all(len(row) == TOKENS for row in found[0])
     for each, mine, line in zip(asked, found, answers, strict=True):
         assert mine == json.loads(line), {**each, "prompts": ...}

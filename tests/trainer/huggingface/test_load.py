@@ -113,7 +113,7 @@ def test_weights_in_a_bucket_are_read_by_the_ranges_that_a_process_needs(
     scheme: str, tmp_path: Path
 ) -> None:
     local = folder("qwen2_tiny", tmp_path / "hf")
-    with bucket_server.served_here() as bucket:
+    with bucket_server.serve_bucket() as bucket:
         for path in local.iterdir():
             bucket.objects[f"weights/qwen/{path.name}"] = path.read_bytes()
         url: Any = f"{scheme}://weights/qwen"
@@ -222,7 +222,7 @@ def test_a_tied_head_that_is_stored_besides_is_not_read(tmp_path: Path) -> None:
     ids=["no last byte", "half a header", "text", "a list", "empty"],
 )
 def test_a_broken_file_in_a_bucket_is_one_sentence(content: bytes, says: str) -> None:
-    with bucket_server.served_here() as bucket:
+    with bucket_server.serve_bucket() as bucket:
         bucket.objects["weights/broken/x.safetensors"] = content
         bucket.objects[f"weights/broken/{INDEX_FILE}"] = json.dumps(
             {"weight_map": {"a": "x.safetensors"}}

@@ -28,7 +28,7 @@ WORDS = b"".join(
 
 @pytest.fixture(scope="module")
 def bucket() -> Iterator[Bucket]:
-    with bucket_server.served_here() as server:
+    with bucket_server.serve_bucket() as server:
         yield server
 
 

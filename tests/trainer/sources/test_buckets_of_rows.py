@@ -41,7 +41,7 @@ def url(
     request: pytest.FixtureRequest, here: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[str]:
     """The same folder in a bucket of which some answers are a 503, or cut."""
-    with pytest.MonkeyPatch.context() as patch, bucket_server.served_here() as bucket:
+    with pytest.MonkeyPatch.context() as patch, bucket_server.serve_bucket() as bucket:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
         files.stat_object.cache_clear()
         files._read_block.cache_clear()

@@ -35,12 +35,12 @@ def of_transformers(
 ) -> list[Any]:
     """Ids and masks of the chats by each tokenizer."""
     try:
-        environments.python("torch")
+        environments.find_python("torch")
     except environments.Missing as error:
         needs.absent(str(error))
     (folder / "chats.json").write_text(json.dumps(list(zip(found, tools, strict=True))))
     program = str(Path(__file__).with_name("transformers_chats.py"))
-    answers = environments.run(
+    answers = environments.run_program(
         "torch", program, str(folder / "chats.json"), *tokenizers
     ).splitlines()
     return [tuple(json.loads(line)) for line in answers]

@@ -161,13 +161,13 @@ def test_what_is_exported_is_loaded_with_its_tokenizer_here_and_by_transformers(
         assert (loaded.text(sample) or "").strip()
         ours[name] = loaded.logprobs(TEXT)[0]
     try:
-        environments.python("torch")
+        environments.find_python("torch")
     except environments.Missing as error:
         needs.absent(str(error))
     program = str(Path(__file__).with_name("transformers_says.py"))
     folders = [each.exported for each in found.values()]
     for name, line in zip(
-        found, environments.run("torch", program, TEXT, *folders).splitlines(), strict=True
+        found, environments.run_program("torch", program, TEXT, *folders).splitlines(), strict=True
     ):
         theirs = json.loads(line)
         assert theirs["chat"] and len(theirs["ids"]) == len(ours[name]) + 1

@@ -57,13 +57,15 @@ def test_messages_and_lines_that_were_changed_anywhere_keep_no_reader_from_its_a
     )
     seeds = [line.split(" ", 2)[1:] for line in map(log_lines.format_line, records)]
     for _ in range(200):
-        written = [each.decode(errors="replace") for each in mutate.lines(messages, 50, chance)]
+        written = [
+            each.decode(errors="replace") for each in mutate.mutated_lines(messages, 50, chance)
+        ]
         written.sort(key=lambda text: log_lines.parse_termination_message(text) is None)
         texts = []
         for _ in range(50):
             kind, fields = chance.choice(seeds)
             texts.append(
-                f"jaxlaunch: {kind} {mutate.one(fields.encode(), chance).decode(errors='replace')}"
+                f"jaxlaunch: {kind} {mutate.mutate_message(fields.encode(), chance).decode(errors='replace')}"
             )
         found = [record for record in map(log_lines.parse_line, texts) if record is not None]
         pods = [over(number, 83, message=text) for number, text in enumerate(written[:5])]

@@ -37,7 +37,7 @@ def theirs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, np.ndarray]:
     needs.packages("torch")
     given = {"image": picture(), "box": (7, 11, 30, 44), "size": (24, 32), "short": 27}
     np.savez(folder / "given.npz", **given)  # type: ignore[arg-type]
-    environments.run(
+    environments.run_program(
         "torch", str(PROGRAM), str(site), str(folder / "given.npz"), str(folder / "made.npz")
     )
     return dict(np.load(folder / "made.npz"))
