@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -244,10 +244,8 @@ def main(words: Sequence[str]) -> int:
     failed = 0
     with tempfile.TemporaryDirectory() as top, ThreadPoolExecutor(PARALLEL_RUNS) as threads:
         library = compile_shim(Path(top))
-        tried: Callable[[Case], Result] = lambda case: run_case(
-            case, Path(top) / case.name, library
-        )  # noqa: E731
-        for case, result in zip(cases, threads.map(tried, cases), strict=True):
+        results = threads.map(lambda case: run_case(case, Path(top) / case.name, library), cases)
+        for case, result in zip(cases, results, strict=True):
             wrong = "; ".join(find_faults(case, result))
             failed += bool(wrong)
             message = result.verdict["message"] if "no summary" not in wrong else ""

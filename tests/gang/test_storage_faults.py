@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from tests import storage_faults
 from tests.gang.runs import Result, Running
 from tests.storage_faults import (
     BUCKET,
@@ -18,9 +17,11 @@ from tests.storage_faults import (
     MOMENTS,
     Case,
     Disk,
+    compile_shim,
     expected_codes,
     find_faults,
     make_document,
+    run_case,
 )
 
 COVERED_CASES = (
@@ -39,9 +40,7 @@ def has_compiler() -> bool:
 
 @pytest.fixture(scope="module")
 def shim_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return (
-        storage_faults.compile_shim(tmp_path_factory.mktemp("shim")) if has_compiler() else Path()
-    )
+    return compile_shim(tmp_path_factory.mktemp("shim")) if has_compiler() else Path()
 
 
 @pytest.fixture(scope="module")
@@ -52,10 +51,10 @@ def results(
     cases = [case for case in COVERED_CASES if has_compiler() or case.kind in BUCKET]
     folder = tmp_path_factory.mktemp("runs")
     with ThreadPoolExecutor(2) as threads:
-        run = lambda case: storage_faults.run_case(
-            case, folder / str(CASES.index(case)), shim_library
-        )  # noqa: E731
-        yield dict(zip(cases, threads.map(run, cases), strict=True))
+        results = threads.map(
+            lambda case: run_case(case, folder / str(CASES.index(case)), shim_library), cases
+        )
+        yield dict(zip(cases, results, strict=True))
 
 
 def test_table_of_the_page_has_every_case() -> None:

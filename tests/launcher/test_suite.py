@@ -16,7 +16,7 @@ import pytest
 from tests import failures, suite
 
 ROOT = Path(__file__).parents[2]
-RUNS = "import sys; from tests import suite; sys.exit(suite.run({waits!r}, {compute!r}))"
+RUNS = "import sys; from tests import suite; sys.exit(suite.run_parts({waits!r}, {compute!r}))"
 
 
 def prints(*words: str, code: int = 0) -> list[str]:
