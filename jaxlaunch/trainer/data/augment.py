@@ -18,7 +18,7 @@ import numpy.typing as npt
 from PIL import Image, ImageEnhance, ImageOps
 
 from jaxlaunch.trainer.data.examples import UnusableExampleError
-from jaxlaunch.trainer.data.source import DataSource, Source, as_data_source, source_name
+from jaxlaunch.trainer.data.source import DerivedSource, Source
 from jaxlaunch.trainer.spec.augment import Augment, AugMix, Jitter, RandAugment
 
 Pixels = npt.NDArray[np.uint8]
@@ -64,19 +64,15 @@ class Transform:
 
     def __call__(self, picture: ReadableImage, rng: np.random.Generator | None = None) -> Pixels:
         """Return the pixels [H, W, C], as a copy if they are modified."""
-        size, share = self._size or picture.size, self._share
+        size = self._size or picture.size
         if rng is None or not self.needs_rng:
-            is_whole = share == 1.0 and size == picture.size
-            if is_whole:
-                return picture.read_pixels()
-            return picture.read_pixels(center_box(picture.size, size, share), size)
+            return _read_center(picture, size, self._share)
         image = self._crop_image(picture, size, rng)
         augment = self._augment
         if augment.flip_vertical and rng.random() < augment.flip_vertical:
             image = image[::-1]
         if augment.randaugment or augment.augmix or augment.jitter:
-            # Pillow's operations support RGB and grey images.
-            recolored = Image.fromarray(image[..., 0] if image.shape[-1] == 1 else image)
+            recolored = to_picture(image)
             if augment.randaugment is not None:
                 recolored = apply_randaugment(recolored, augment.randaugment, rng)
             if augment.augmix is not None:
@@ -87,20 +83,15 @@ class Transform:
         image = np.ascontiguousarray(image)
         if augment.erase and rng.random() < augment.erase:
             image = image.copy()
-            image[random_hole((image.shape[0], image.shape[1]), rng)] = np.round(
-                image.mean((0, 1))
-            ).astype(np.uint8)
+            hole = random_hole((image.shape[0], image.shape[1]), rng)
+            image[hole] = np.round(image.mean((0, 1))).astype(np.uint8)
         return image
 
     def _crop_image(self, picture: ReadableImage, size: Size, rng: np.random.Generator) -> Pixels:
         if self._augment.crop is not None:
             box = random_box(picture.size, self._augment.crop, self._augment.ratio, rng)
             return picture.read_pixels(box, size, self._draw_flip(rng))
-        image = (
-            picture.read_pixels()
-            if size == picture.size
-            else picture.read_pixels(center_box(picture.size, size), size)
-        )
+        image = _read_center(picture, size)
         if max_shift := self._augment.shift:
             down, right = rng.integers(-max_shift, max_shift + 1, size=2).tolist()
             image = shift_image(image, down, right)
@@ -108,6 +99,17 @@ class Transform:
 
     def _draw_flip(self, rng: np.random.Generator) -> bool:
         return bool(self._augment.flip and rng.random() < self._augment.flip)
+
+
+def _read_center(picture: ReadableImage, size: Size, share: float = 1.0) -> Pixels:
+    if share == 1.0 and size == picture.size:
+        return picture.read_pixels()
+    return picture.read_pixels(center_box(picture.size, size, share), size)
+
+
+def to_picture(image: Pixels) -> Picture:
+    """Convert an array to an image of Pillow, whose operations support RGB and grey images."""
+    return Image.fromarray(image[..., 0] if image.shape[-1] == 1 else image)
 
 
 class ArrayImage:
@@ -131,9 +133,7 @@ class ArrayImage:
         top, left, height, width = (0, 0, *self.size) if box is None else box
         if size is None or (top, left, height, width) == (0, 0, *size):
             return mirror_image(self._image) if mirrored else self._image
-        picture = Image.fromarray(
-            self._image[..., 0] if self._image.shape[-1] == 1 else self._image
-        )
+        picture = to_picture(self._image)
         edges = (left, top, left + width, top + height)
         resized = picture.resize((size[1], size[0]), Image.Resampling.BILINEAR, box=edges)
         if mirrored:
@@ -141,16 +141,13 @@ class ArrayImage:
         return np.asarray(resized).reshape(*size, self._image.shape[-1])
 
 
-class AugmentedSource(DataSource):
+class AugmentedSource(DerivedSource):
     """A source whose examples contain an `image`, to which a transform is applied."""
 
     def __init__(self, source: Source, transform: Transform) -> None:
-        self._source, self._transform = as_data_source(source), transform
-        self.name = source_name(source)
+        super().__init__(source)
+        self._transform = transform
         self.may_draw = self.takes_rng = transform.needs_rng
-
-    def __len__(self) -> int:
-        return len(self._source)
 
     def __getitem__(self, index: int, rng: np.random.Generator | None = None) -> dict[str, Any]:
         raw = self._source[index]
@@ -161,19 +158,6 @@ class AugmentedSource(DataSource):
             )
         image = self._transform(ArrayImage(raw["image"]), rng)
         return {**raw, "image": image if np.ndim(raw["image"]) == 3 else image[..., 0]}
-
-    @property
-    def metadata(self) -> Mapping[str, Any]:
-        """The metadata of the wrapped source."""
-        return self._source.metadata
-
-    def fingerprint(self) -> str:
-        """Return the fingerprint of the wrapped source.
-
-        Augmentation is not part of it: it may change when a run resumes, and the change is
-        reported.
-        """
-        return self._source.fingerprint()
 
 
 # --- boxes and positions --------------------------------------------------------------------------
@@ -188,12 +172,8 @@ def random_box(
     2015, as in torchvision).
     """
     image_height, image_width = image_size
-    for _ in range(MAX_TRIES):
-        height, width = _draw_sides(image_size, area, ratio, rng)
-        if 0 < width <= image_width and 0 < height <= image_height:
-            top = int(rng.integers(image_height - height + 1))
-            left = int(rng.integers(image_width - width + 1))
-            return top, left, height, width
+    if box := _draw_box(image_size, (image_height + 1, image_width + 1), area, ratio, rng):
+        return box
     shape = min(max(image_width / image_height, ratio[0]), ratio[1])
     height = min(image_height, max(1, round(image_width / shape)))
     width = min(image_width, max(1, round(image_height * shape)))
@@ -207,21 +187,29 @@ def random_hole(
     ratio: Sequence[float] = (0.3, 3.3),
 ) -> tuple[slice, slice]:
     """Draw the rows and columns to erase, or empty slices if no hole fits (Zhong et al. 2020)."""
-    for _ in range(MAX_TRIES):
-        height, width = _draw_sides(image_size, area, ratio, rng)
-        if height < image_size[0] and width < image_size[1]:
-            top = int(rng.integers(image_size[0] - height + 1))
-            left = int(rng.integers(image_size[1] - width + 1))
-            return slice(top, top + height), slice(left, left + width)
+    if box := _draw_box(image_size, image_size, area, ratio, rng, min_side=0):
+        top, left, height, width = box
+        return slice(top, top + height), slice(left, left + width)
     return slice(0), slice(0)
 
 
-def _draw_sides(
-    image_size: Size, area: Sequence[float], ratio: Sequence[float], rng: np.random.Generator
-) -> Size:
-    pixels = image_size[0] * image_size[1] * rng.uniform(area[0], area[1])
-    shape = math.exp(rng.uniform(math.log(ratio[0]), math.log(ratio[1])))
-    return round(math.sqrt(pixels / shape)), round(math.sqrt(pixels * shape))
+def _draw_box(
+    image_size: Size,
+    limit: Size,
+    area: Sequence[float],
+    ratio: Sequence[float],
+    rng: np.random.Generator,
+    min_side: int = 1,
+) -> tuple[int, int, int, int] | None:
+    """Draw top, left, height and width of a box smaller than `limit`, None if none fits."""
+    for _ in range(MAX_TRIES):
+        pixels = image_size[0] * image_size[1] * rng.uniform(area[0], area[1])
+        shape = math.exp(rng.uniform(math.log(ratio[0]), math.log(ratio[1])))
+        height, width = round(math.sqrt(pixels / shape)), round(math.sqrt(pixels * shape))
+        if min_side <= height < limit[0] and min_side <= width < limit[1]:
+            top = int(rng.integers(image_size[0] - height + 1))
+            return top, int(rng.integers(image_size[1] - width + 1)), height, width
+    return None
 
 
 def center_box(image_size: Size, size: Size, share: float = 1.0) -> Box:
@@ -278,12 +266,8 @@ OPERATIONS: Mapping[str, Operation] = {
     "identity": lambda image, _: image,
     "shear_x": lambda image, slope: transform_affine(image, 1.0, slope, 0.0, 0.0, 1.0, 0.0),
     "shear_y": lambda image, slope: transform_affine(image, 1.0, 0.0, 0.0, slope, 1.0, 0.0),
-    "translate_x": lambda image, pixels: transform_affine(
-        image, 1.0, 0.0, -int(pixels), 0.0, 1.0, 0.0
-    ),
-    "translate_y": lambda image, pixels: transform_affine(
-        image, 1.0, 0.0, 0.0, 0.0, 1.0, -int(pixels)
-    ),
+    "translate_x": lambda image, pixels: transform_affine(image, 1, 0, -int(pixels), 0, 1, 0),
+    "translate_y": lambda image, pixels: transform_affine(image, 1, 0, 0, 0, 1, -int(pixels)),
     "rotate": lambda image, degrees: image.rotate(degrees),
     "brightness": lambda image, more: ImageEnhance.Brightness(image).enhance(1.0 + more),
     "saturation": lambda image, more: ImageEnhance.Color(image).enhance(1.0 + more),
@@ -313,9 +297,10 @@ def apply_jitter(image: Picture, jitter: Jitter, rng: np.random.Generator) -> Pi
         draws.append(("hue", rng.uniform(-jitter.hue, jitter.hue)))
     for number in rng.permutation(len(draws)):
         name, factor = draws[number]
-        image = (
-            shift_hue(image, factor) if name == "hue" else ENHANCERS[name](image).enhance(factor)
-        )
+        if name == "hue":
+            image = shift_hue(image, factor)
+        else:
+            image = ENHANCERS[name](image).enhance(factor)
     return image
 
 
@@ -356,13 +341,9 @@ def apply_randaugment(image: Picture, options: RandAugment, rng: np.random.Gener
     """Apply `count` operations, drawn with replacement, with random signs of their strengths."""
     max_translation = 150.0 / 331.0 * image.width, 150.0 / 331.0 * image.height
     for number in rng.integers(len(OPERATIONS), size=options.count):
-        name = list(OPERATIONS)[number]
-        image = _apply_operation(
-            image,
-            name,
-            operation_strength(name, options.magnitude, RANDAUGMENT_BINS, max_translation, 8),
-            rng,
-        )
+        name, step = list(OPERATIONS)[number], options.magnitude
+        strength = operation_strength(name, step, RANDAUGMENT_BINS, max_translation, 8)
+        image = _apply_operation(image, name, strength, rng)
     return image
 
 
@@ -375,10 +356,8 @@ def apply_augmix(image: Picture, options: AugMix, rng: np.random.Generator) -> P
     for share in rng.dirichlet([options.alpha] * options.width) * chain_share:
         chain = image
         for _ in range(options.depth or int(rng.integers(1, 4))):
-            name = names[rng.integers(len(names))]
-            strength = operation_strength(
-                name, int(rng.integers(options.severity)), AUGMIX_BINS, max_translation, 4
-            )
+            name, step = names[rng.integers(len(names))], int(rng.integers(options.severity))
+            strength = operation_strength(name, step, AUGMIX_BINS, max_translation, 4)
             chain = _apply_operation(chain, name, strength, rng)
         mixed += share * np.asarray(chain, np.float64)
     return Image.fromarray(np.clip(mixed, 0.0, 255.0).astype(np.uint8))

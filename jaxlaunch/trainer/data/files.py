@@ -9,6 +9,7 @@ blocks that do not fit are fetched again.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import functools
 import glob
@@ -17,14 +18,17 @@ import json
 import os
 import re
 import shutil
+import sys
 import sysconfig
+import tarfile
+import zipfile
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from jaxlaunch import atomic_file, user_cache
 from jaxlaunch.trainer.buckets import remote
-from jaxlaunch.trainer.errors import DataError, StorageError
+from jaxlaunch.trainer.errors import DataError, StorageError, TrainerError
 
 # The standard library of the running interpreter is text that exists on every machine.
 STDLIB_SCHEME = "stdlib://"
@@ -38,30 +42,26 @@ SAMPLE_BYTES = 4096
 
 # A request of an object store takes as long as the transfer of a few blocks.
 BLOCK_BYTES = 1 << 20
+CHUNK_BYTES = 16 * BLOCK_BYTES
 # Share of the disk that the copies leave free.
 MIN_FREE_SHARE = 0.1
+# Exceptions of the standard library and NumPy for damaged files.
+DAMAGE_ERRORS = (OSError, EOFError, ValueError, KeyError, tarfile.TarError, zipfile.BadZipFile)
 
 
 def match_files(patterns: str | Sequence[str], key: str = "path") -> list[str]:
     """Return all files that match, each once, sorted. Raises DataError, SpecError, StorageError."""
     paths: set[str] = set()
-    for pattern in [patterns] if isinstance(patterns, str) else patterns:
+    for pattern in as_list(patterns):
         if pattern.startswith(STDLIB_SCHEME):
             root = sysconfig.get_path("stdlib")
-            matches = _glob_files(
-                os.path.join(glob.escape(root), pattern.removeprefix(STDLIB_SCHEME))
-            )
-            matches = [
-                path
-                for path in matches
-                if os.path.relpath(path, root).split(os.sep)[0] not in SITE_FOLDERS
-            ]
+            site = tuple(os.path.join(root, folder, "") for folder in SITE_FOLDERS)
+            matches = _glob_files(f"{glob.escape(root)}/{pattern.removeprefix(STDLIB_SCHEME)}")
+            matches = [path for path in matches if not path.startswith(site)]
         elif remote.is_remote(pattern):
             if WILDCARD.search(pattern.partition("://")[2].split("/")[0]):
-                raise DataError(
-                    f"data.path {pattern!r} matches no file; the name of a bucket is "
-                    "written in full"
-                )
+                hint = "the name of a bucket is written in full"
+                raise DataError(f"data.path {pattern!r} matches no file; {hint}")
             remote.check_url("train.data.path", pattern)
             matches = remote.match_urls(pattern)
         else:
@@ -70,6 +70,11 @@ def match_files(patterns: str | Sequence[str], key: str = "path") -> list[str]:
             raise DataError(f"data.{key} {pattern!r} matches no file; {_describe_folder(pattern)}")
         paths.update(matches)
     return sorted(paths)
+
+
+def as_list(patterns: str | Sequence[str]) -> list[str]:
+    """Return patterns, of which one may stand alone, as a list."""
+    return [patterns] if isinstance(patterns, str) else list(patterns)
 
 
 def _glob_files(pattern: str) -> list[str]:
@@ -86,18 +91,13 @@ def _describe_folder(pattern: str) -> str:
         folder = f"{scheme}://{'/'.join([bucket, *folders[:-1]])}"
         entries = remote.list_entries(folder)
     else:
-        if pattern.startswith(STDLIB_SCHEME):
-            pattern = os.path.join(
-                sysconfig.get_path("stdlib"), pattern.removeprefix(STDLIB_SCHEME)
-            )
-        folder = os.path.abspath(pattern)
+        stdlib = f"{sysconfig.get_path('stdlib')}/"
+        folder = os.path.abspath(pattern.replace(STDLIB_SCHEME, stdlib))
         while not os.path.isdir(folder):
             folder = os.path.dirname(folder)
         entries = sorted(os.listdir(folder))
-    return (
-        f"{folder} holds "
-        f"{', '.join(entries[:5]) + (', …' if len(entries) > 5 else '') or 'nothing'}"
-    )
+    more = ", …" if len(entries) > 5 else ""
+    return f"{folder} holds {', '.join(entries[:5]) + more or 'nothing'}"
 
 
 def file_size(path: str) -> int:
@@ -139,11 +139,9 @@ def sample_digest(paths: Sequence[str]) -> str:
     for path, name in zip(paths, relative_names(paths), strict=True):
         digest.update(f"{name} {file_size(path)}\n".encode(errors="backslashreplace"))
     for path in paths[:: -(-len(paths) // DIGEST_SAMPLES)]:
-        for offset in range(
-            0,
-            file_size(path),
-            max(SAMPLE_BYTES, -(-file_size(path) * len(paths) // DIGEST_SAMPLES)),
-        ):
+        size = file_size(path)
+        interval = max(SAMPLE_BYTES, -(-size * len(paths) // DIGEST_SAMPLES))
+        for offset in range(0, size, interval):
             digest.update(read_bytes(path, offset, SAMPLE_BYTES))
     return digest.hexdigest()[:12]
 
@@ -156,6 +154,29 @@ def relative_names(paths: Sequence[str]) -> list[str]:
         kinds = {path.partition("://")[0] if remote.is_remote(path) else "" for path in paths}
         root = os.path.commonpath(paths) if len(kinds) == 1 else os.sep
     return [os.path.relpath(path, root) for path in paths]
+
+
+@contextlib.contextmanager
+def report_damage(path: str, problem: str = "is truncated or damaged") -> Iterator[None]:
+    """Convert the errors of a damaged file to DataError; those of the file system are unchanged."""
+    try:
+        yield
+    except TrainerError:
+        raise
+    except Exception as error:
+        # pyarrow raises OSError without an errno, ValueError and its own exceptions.
+        pyarrow = sys.modules.get("pyarrow")
+        kinds = (*DAMAGE_ERRORS, *([] if pyarrow is None else [pyarrow.ArrowException]))
+        if not isinstance(error, kinds) or isinstance(error, OSError) and error.errno is not None:
+            raise
+        raise DataError(f"{printable_path(path)} {problem}: {error}") from None
+
+
+def printable_path(path: str) -> str:
+    """Escape a path for printing on one line, because names need not be UTF-8."""
+    return "".join(
+        char if char.isprintable() else char.encode("unicode_escape").decode() for char in path
+    )
 
 
 # --- Arrow ----------------------------------------------------------------------------------------
@@ -227,16 +248,12 @@ def _read_copy(url: str, start: int, low: int, high: int) -> bytes:
 
     Only these bytes of the copy are read, because windows are far smaller than a block.
     """
-    try:
+    size = min(BLOCK_BYTES, stat_object(url).size - start)
+    # Without a readable copy, the object itself is read.
+    with contextlib.suppress(OSError):
         with (_copy_folder(url) / f"{start // BLOCK_BYTES}").open("rb", buffering=0) as file:
-            if (
-                os.fstat(file.fileno()).st_size
-                == min(start + BLOCK_BYTES, stat_object(url).size) - start
-            ):
+            if os.fstat(file.fileno()).st_size == size:
                 return os.pread(file.fileno(), high - low, low - start)
-    except OSError:
-        # There is no readable copy, so the object itself is read.
-        pass
     return _read_block(url, start)[low - start : high - start]
 
 
@@ -265,18 +282,13 @@ def copy_object(url: str) -> str:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not (copy_path.is_file() and copy_path.stat().st_size == size):
             if not _has_room(size):
+                hint = "set XDG_CACHE_HOME to a larger disk"
                 raise StorageError(
-                    f"{url} has {size} bytes, for which {cache_folder()} has no room; set "
-                    "XDG_CACHE_HOME to a larger disk"
+                    f"{url} has {size} bytes, for which {cache_folder()} has no room; {hint}"
                 )
-            chunk_bytes = 16 * BLOCK_BYTES
-            if not _write_copy(
-                copy_path,
-                (
-                    _fetch_range(url, start, min(start + chunk_bytes, size))
-                    for start in range(0, size, chunk_bytes)
-                ),
-            ):
+            starts = range(0, size, CHUNK_BYTES)
+            chunks = (_fetch_range(url, at, min(at + CHUNK_BYTES, size)) for at in starts)
+            if not _write_copy(copy_path, chunks):
                 raise StorageError(fault)
     return str(copy_path)
 

@@ -6,6 +6,7 @@ defaults; `as_data_source` adapts the source of a user where it is opened.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import re
@@ -139,14 +140,23 @@ class DataSource(Source):
         return None
 
 
-@runtime_checkable
-class _HasName(Protocol):
-    name: Any
+class DerivedSource(DataSource):
+    """A source that makes its examples of those of another; how is not part of the fingerprint."""
 
+    def __init__(self, source: Source) -> None:
+        self._source, self.name = as_data_source(source), source_name(source)
 
-@runtime_checkable
-class _HasIsLight(Protocol):
-    is_light: Any
+    def __len__(self) -> int:
+        return len(self._source)
+
+    @property
+    def metadata(self) -> Mapping[str, Any]:
+        """The metadata of the other source."""
+        return self._source.metadata
+
+    def fingerprint(self) -> str:
+        """Return the fingerprint of the other source."""
+        return self._source.fingerprint()
 
 
 @runtime_checkable
@@ -164,17 +174,18 @@ class _UserSource(DataSource):
     may_draw = is_of_user = True
 
     def __init__(self, source: _WithSourceMethods) -> None:
-        self._source = source
-        self.name = str(isinstance(source, _HasName) and source.name or type(source).__name__)
-        self.is_light = isinstance(source, _HasIsLight) and bool(source.is_light)
+        # A source that does not inherit from Source may lack these two.
+        self._source, self.name = source, str(getattr(source, "name", "") or type(source).__name__)
+        self.is_light = bool(getattr(source, "is_light", False))
         self.takes_rng = order.takes_rng(source.__getitem__)
+
+    @functools.cached_property
+    def _length(self) -> int:
         # The length is read once: it determines the order of a run on every process, and a user's
         # __len__ may be slow or change.
-        self._length: int | None = None
+        return len(self._source)
 
     def __len__(self) -> int:
-        if self._length is None:
-            self._length = len(self._source)
         return self._length
 
     def __getitem__(self, index: int, **rng: np.random.Generator) -> dict[str, Any]:
@@ -212,12 +223,10 @@ def unreadable_example_error(
 
     `place` is used if the traceback contains none of them; it defaults to that of the dataset.
     """
-    fault = faults.read_error(f"{source_name(source)}: example {index} cannot be read", error)
     location = user_code.raised_at(error)
-    fault.args = (
-        f"{fault}{f' ({location})' if location else place or describe_definition(source)}",
-    )
-    return fault
+    suffix = f" ({location})" if location else place or describe_definition(source)
+    fault = faults.read_error(f"{source_name(source)}: example {index} cannot be read", error)
+    return type(fault)(f"{fault}{suffix}")
 
 
 # --- arguments of a user's dataset ----------------------------------------------------------------
@@ -235,18 +244,12 @@ def fingerprint_arguments(args: Mapping[str, Any]) -> str:
 
 def changed_arguments(old_fingerprint: Any, new_fingerprint: Any) -> list[str]:
     """Return the keys whose values differ between two fingerprints, with dots for nested keys."""
-    old_digests, new_digests = (
-        json.loads(match[1])
-        if isinstance(fingerprint, str)
-        and (match := re.search(rf"{_ARGUMENTS_MARK}(\{{[^{{}}]*\}})", fingerprint))
-        else {}
-        for fingerprint in (old_fingerprint, new_fingerprint)
-    )
-    return sorted(
-        key
-        for key in old_digests.keys() | new_digests.keys()
-        if old_digests.get(key) != new_digests.get(key)
-    )
+    digests: list[dict[str, str]] = []
+    for fingerprint in (old_fingerprint, new_fingerprint):
+        match = re.search(rf"{_ARGUMENTS_MARK}(\{{[^{{}}]*\}})", str(fingerprint))
+        digests.append(json.loads(match[1]) if match else {})
+    old, new = digests
+    return sorted(key for key in old.keys() | new.keys() if old.get(key) != new.get(key))
 
 
 def _digest_arguments(args: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
@@ -255,7 +258,5 @@ def _digest_arguments(args: Mapping[str, Any], prefix: str = "") -> Iterator[tup
             yield from _digest_arguments(value, f"{prefix}{key}.")
         else:
             text = json.dumps([f"{prefix}{key}", value], sort_keys=True, default=repr)
-            yield (
-                f"{prefix}{key}",
-                hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()[:DIGEST_DIGITS],
-            )
+            digest = hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()
+            yield f"{prefix}{key}", digest[:DIGEST_DIGITS]

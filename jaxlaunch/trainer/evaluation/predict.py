@@ -32,13 +32,14 @@ from jaxlaunch.trainer.buckets import remote
 from jaxlaunch.trainer.checkpoint import reader, saved_files
 from jaxlaunch.trainer.data import files as data_files
 from jaxlaunch.trainer.data.augment import Transform
+from jaxlaunch.trainer.data.files import printable_path
 from jaxlaunch.trainer.errors import DataError, SpecError
 from jaxlaunch.trainer.evaluation import task_model
 from jaxlaunch.trainer.evaluation.task_model import TaskModel
 from jaxlaunch.trainer.huggingface import folder as folders
 from jaxlaunch.trainer.huggingface import save
 from jaxlaunch.trainer.sources.images import build, index, listing, picture
-from jaxlaunch.trainer.sources.images.index import join_path, printable_path
+from jaxlaunch.trainer.sources.images.index import join_path
 from jaxlaunch.trainer.sources.images.picture import BrokenImageError, Picture
 from jaxlaunch.trainer.sources.tables import files as tables
 from jaxlaunch.trainer.sources.tables.source import Features

@@ -15,11 +15,10 @@ import fcntl
 import itertools
 import json
 import os
-import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Literal
 
@@ -29,7 +28,7 @@ from jaxlaunch import atomic_file
 from jaxlaunch.trainer.buckets import faults
 from jaxlaunch.trainer.data import records
 from jaxlaunch.trainer.data.augment import ArrayImage
-from jaxlaunch.trainer.data.source import DataSource, source_name
+from jaxlaunch.trainer.data.source import DataSource, DerivedSource, source_name
 from jaxlaunch.trainer.errors import DataError, SpecError, Stopped, StorageError
 from jaxlaunch.trainer.sources.array_record import NOTES_FILE
 from jaxlaunch.trainer.sources.images.source import ImageSource
@@ -76,14 +75,9 @@ def pack_data(
         description: dict[str, Any] = json.loads((folder / NOTES_FILE).read_text())
         for name, about in description["files"].items():
             path = folder / name
-            if (
-                not path.exists()
-                or path.stat().st_size != about["size"]
-                or shards.file_digest(path) != about["sha256"]
-            ):
-                raise DataError(
-                    f"{path} is missing or damaged; remove {folder}, and it is packed again"
-                )
+            if not path.exists() or shards.file_digest(path) != about["sha256"]:
+                hint = f"remove {folder}, and it is packed again"
+                raise DataError(f"{path} is missing or damaged; {hint}")
         return description
     except (OSError, RuntimeError) as error:
         # array_record raises a RuntimeError if the disk is full.
@@ -107,23 +101,19 @@ def _open_sources(
         )
     plain = {"size": None, "augment": None} if isinstance(spec.data, Images) else {}
     unchanged = spec.model_copy(update={"data": spec.data.model_copy(update=plain)})
-    sources_by_split = {split: open_source(unchanged, split) for split in SPLITS}
-    return {
-        split: source if resize is None else _ReducedImages(source, resize)
-        for split, source in sources_by_split.items()
-        if source is not None
-    }
+    sources: dict[Literal["train", "eval"], DataSource] = {}
+    for split in SPLITS:
+        if (source := open_source(unchanged, split)) is not None:
+            sources[split] = source if resize is None else _ReducedImages(source, resize)
+    return sources
 
 
-class _ReducedImages(DataSource):
+class _ReducedImages(DerivedSource):
     """Images whose shorter side is reduced to at most `side` pixels."""
 
     def __init__(self, source: DataSource, side: int) -> None:
-        self._source, self._side = source, side
-        self.name = source_name(source)
-
-    def __len__(self) -> int:
-        return len(self._source)
+        super().__init__(source)
+        self._side = side
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         example = self._source[index]
@@ -133,10 +123,6 @@ class _ReducedImages(DataSource):
             return example
         height, width = (max(1, round(length * self._side / shorter_side)) for length in image.size)
         return {**example, "image": image.read_pixels(None, (height, width))}
-
-    def fingerprint(self) -> str:
-        """Return the fingerprint of the images."""
-        return self._source.fingerprint()
 
 
 def _describe_source(spec: TrainSpec, source: DataSource) -> dict[str, Any]:
@@ -185,11 +171,13 @@ def _check_recipe(folder: Path, name: str, recipe: Mapping[str, Any]) -> None:
         # The file is missing, or truncated because its writer was killed.
         return
     for key, value in recipe.items():
-        if existing.get(key) != json.loads(json.dumps(value)):
-            existing_value, value_now = json.dumps(existing.get(key))[:200], json.dumps(value)[:200]
+        old_value, new_value = (
+            json.dumps(content, sort_keys=True) for content in (existing.get(key), value)
+        )
+        if old_value != new_value:
             raise DataError(
-                f"{folder} holds records with {key} = {existing_value}, and now it is {value_now}; "
-                "name another folder, or remove it"
+                f"{folder} holds records with {key} = {old_value[:200]}, and now it is "
+                f"{new_value[:200]}; name another folder, or remove it"
             )
 
 
@@ -207,15 +195,10 @@ def _write_shards(
             records.write(path, _read_examples(source, range(first, last), is_stopped, folder))
         if time.monotonic() - reported_at >= PROGRESS_INTERVAL_S:
             reported_at = time.monotonic()
-            print(
-                f"packed {last} of {len(source)} examples of {split}", file=sys.stderr, flush=True
-            )
-        about = {
-            "split": split,
-            "rows": last - first,
-            "size": path.stat().st_size,
-            "sha256": shards.file_digest(path),
-        }
+            message = f"packed {last} of {len(source)} examples of {split}"
+            print(message, file=sys.stderr, flush=True)
+        size_bytes, digest = path.stat().st_size, shards.file_digest(path)
+        about = {"split": split, "rows": last - first, "size": size_bytes, "sha256": digest}
         yield path.name, about
 
 
@@ -223,12 +206,10 @@ def _read_examples(
     source: DataSource, indexes: range, is_stopped: StopCheck, folder: Path
 ) -> Iterator[dict[str, Any]]:
     threads = len(os.sched_getaffinity(0))
-    remaining = iter(indexes)
     with ThreadPoolExecutor(threads) as pool:
-        pending: collections.deque[Future[dict[str, Any]]] = collections.deque(
-            pool.submit(source.__getitem__, index)
-            for index in itertools.islice(remaining, 2 * threads)
-        )
+        # Few reads are started ahead, because decoded images are large.
+        reads = (pool.submit(source.__getitem__, index) for index in indexes)
+        pending = collections.deque(itertools.islice(reads, 2 * threads))
         while pending:
             if is_stopped():
                 for future in pending:
@@ -240,37 +221,27 @@ def _read_examples(
             try:
                 example = pending.popleft().result()
             except OSError as error:
-                raise faults.read_error(
-                    f"an example of {source_name(source)} cannot be read", error
-                ) from error
+                subject = f"an example of {source_name(source)} cannot be read"
+                raise faults.read_error(subject, error) from error
             yield example
-            pending.extend(
-                pool.submit(source.__getitem__, index) for index in itertools.islice(remaining, 1)
-            )
+            pending.extend(itertools.islice(reads, 1))
 
 
 def main() -> int:
     """Pack the data of TRAIN_SPEC, print a report as JSON, and return the exit code."""
-    build.die_with_parent(os.getppid())
-    received_signals: list[int] = []
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda signum, frame: received_signals.append(signum))
+    is_stopped = build.follow_parent()
     arguments: dict[str, Any] = json.loads(sys.argv[1])
 
     def pack() -> dict[str, Any]:
         spec = read_spec(os.environ)[0]
-        description = pack_data(
-            spec, Path(arguments["to"]), arguments["resize"], lambda: bool(received_signals)
-        )
-        block = {"source": "array_record", "path": f"{arguments['to']}/train-*.array_record"}
+        folder = arguments["to"]
+        description = pack_data(spec, Path(folder), arguments["resize"], is_stopped)
+        block = {"source": "array_record", "path": f"{folder}/train-*.array_record"}
         if any(about["split"] == "eval" for about in description["files"].values()):
-            block["eval_path"] = f"{arguments['to']}/eval-*.array_record"
+            block["eval_path"] = f"{folder}/eval-*.array_record"
         data_block = spec.data.model_dump(mode="json", exclude_unset=True)
-        return {
-            **description,
-            "data": block
-            | {key: data_block[key] for key in ("size", "augment") if key in data_block},
-        }
+        block |= {key: data_block[key] for key in ("size", "augment") if key in data_block}
+        return {**description, "data": block}
 
     return print_result(pack)
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -24,17 +23,13 @@ from jaxlaunch.trainer.text import build, recipe, tokenizer
 
 def main() -> int:
     """Prepare the data of TRAIN_SPEC, print a report as JSON, and return the exit code."""
-    build.die_with_parent(os.getppid())
-    received_signals: list[int] = []
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda signum, frame: received_signals.append(signum))
-    return print_result(
-        lambda: {
-            "prepared": prepare_text(
-                folder.resolve_spec(read_spec(os.environ)[0]), lambda: bool(received_signals)
-            )
-        }
-    )
+    is_stopped = build.follow_parent()
+
+    def prepare() -> dict[str, Any]:
+        spec = folder.resolve_spec(read_spec(os.environ)[0])
+        return {"prepared": prepare_text(spec, is_stopped)}
+
+    return print_result(prepare)
 
 
 def prepare_before_start(

@@ -8,7 +8,6 @@ import itertools
 import json
 import os
 from collections import deque
-from collections.abc import Callable
 from typing import Any, Literal
 
 from array_record.python import array_record_module
@@ -16,8 +15,8 @@ from array_record.python.array_record_data_source import ArrayRecordDataSource
 
 from jaxlaunch.trainer.buckets import faults, remote
 from jaxlaunch.trainer.data import files, records
-from jaxlaunch.trainer.data.order import HeldOutShare
-from jaxlaunch.trainer.data.source import DataSource
+from jaxlaunch.trainer.data.order import HeldOutShare, SplitPart
+from jaxlaunch.trainer.data.source import DataSource, DerivedSource
 from jaxlaunch.trainer.errors import DataError
 from jaxlaunch.trainer.spec import ArrayRecord
 
@@ -39,27 +38,16 @@ def open_source(data: ArrayRecord, split: Literal["train", "eval"]) -> DataSourc
     if data.eval_path is not None or not data.eval_split:
         return Records(files.match_files(data.path)) if split == "train" else None
     all_records = Records(files.match_files(data.path))
-    share = HeldOutShare(data.eval_split, len(all_records))
-    if not share.kept_count:
-        raise DataError(
-            f"data.eval_split = {data.eval_split} of {len(all_records)} records leaves none "
-            "to train on"
-        )
-    if split == "eval":
-        return _Part(
-            all_records, share.held_out_index, share.held_out_count, f"held out {data.eval_split}"
-        )
-    return _Part(all_records, share.kept_index, share.kept_count, f"all but {data.eval_split}")
+    share = HeldOutShare(data.eval_split, len(all_records), "records")
+    return _Part(all_records, share.part(split))
 
 
 class Records(DataSource):
     """All records of several files, in order."""
 
     def __init__(self, paths: list[str]) -> None:
-        self.name = f"array_record {paths[0]}" + (
-            f" and {len(paths) - 1} more" if len(paths) > 1 else ""
-        )
-        self._paths = paths
+        more = f" and {len(paths) - 1} more" if len(paths) > 1 else ""
+        self.name, self._paths = f"array_record {paths[0]}{more}", paths
         idle = max(1, MAX_OPEN_FILES // len(paths))
         self._files = [RecordFile(path, idle) for path in paths]
         self._ends = list(itertools.accumulate(file.count for file in self._files))
@@ -72,15 +60,10 @@ class Records(DataSource):
         record = index - (self._ends[number - 1] if number else 0)
         try:
             return records.decode_record(self._files[number].read_record(record))
-        except (
-            Exception
-        ) as error:  # array_record raises what its C++ raises, a RuntimeError or an IndexError
+        except Exception as error:
             # array_record raises the exceptions of its C++ code, RuntimeError or IndexError.
-            kind = faults.error_kind(error)
-            raise kind(
-                f"example {index}, record {record} of {self._paths[number]}, cannot be "
-                f"read: {error}"
-            ) from error
+            place = f"example {index}, record {record} of {self._paths[number]}"
+            raise faults.error_kind(error)(f"{place}, cannot be read: {error}") from error
 
     @property
     def metadata(self) -> dict[str, Any]:
@@ -93,49 +76,38 @@ class Records(DataSource):
         return f"array_record, {len(self)} records in {len(self._paths)} files, sha256 {digest}"
 
 
-class _Part(DataSource):
-    """A subset of records: the k-th is record `index(k)` of the whole."""
+class _Part(DerivedSource):
+    """The records of a split."""
 
-    def __init__(
-        self, whole: Records, index: Callable[[int], int], length: int, label: str
-    ) -> None:
-        self._whole, self._index, self._length, self._label = whole, index, length, label
-        self.name = f"{whole.name}, {label}"
+    def __init__(self, whole: Records, part: SplitPart) -> None:
+        super().__init__(whole)
+        self._part, self.name = part, f"{whole.name}, {part.label}"
 
     def __len__(self) -> int:
-        return self._length
+        return self._part.count
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        return self._whole[self._index(index)]
-
-    @property
-    def metadata(self) -> dict[str, Any]:
-        """The metadata of the whole."""
-        return self._whole.metadata
+        return self._source[self._part.index(index)]
 
     def fingerprint(self) -> str:
         """Return the fingerprint of the whole and the label of this part."""
-        return f"{self._whole.fingerprint()}, {self._label}"
+        return f"{self._source.fingerprint()}, {self._part.label}"
 
 
 @functools.lru_cache(maxsize=8)
 def read_notes(paths: tuple[str, ...]) -> dict[str, Any]:
     """Read the metadata of these files, empty if their folder has none. Raises DataError."""
-    folder = os.path.dirname(paths[0])
+    folder, first_name = os.path.split(paths[0])
     path = os.path.join(folder, NOTES_FILE)
-    if not (
-        NOTES_FILE in remote.list_entries(folder)
-        if remote.is_remote(path)
-        else os.path.exists(path)
-    ):
+    names = remote.list_entries(folder) if remote.is_remote(path) else os.listdir(folder or ".")
+    if NOTES_FILE not in names:
         return {}
     try:
         notes = json.loads(files.read_bytes(path, 0, files.file_size(path)))
-        return dict(notes) if os.path.basename(paths[0]) in notes["files"] else {}
+        return dict(notes) if first_name in notes["files"] else {}
     except (ValueError, TypeError, KeyError) as error:
-        raise DataError(
-            f"{path} is damaged: {error}; remove it, or the folder, and pack it again"
-        ) from None
+        hint = "remove it, or the folder, and pack it again"
+        raise DataError(f"{path} is damaged: {error}; {hint}") from None
 
 
 class RecordFile:

@@ -11,8 +11,9 @@ P positions, S parts.
 from __future__ import annotations
 
 import bisect
+import contextlib
 import itertools
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -20,12 +21,21 @@ import numpy.typing as npt
 
 from jaxlaunch.trainer.data.order import Indices, example_indices
 from jaxlaunch.trainer.data.source import DataSource
-from jaxlaunch.trainer.errors import SpecError
+from jaxlaunch.trainer.errors import DataError, SpecError
 
 # Lengths of a block, in positions, that are tried in order.
 BLOCK_LENGTHS = (1000, 10_000, 100_000)
 # A weight is rounded by at most this share of itself if a larger block allows it.
 MAX_ROUNDING = 0.01
+
+
+@contextlib.contextmanager
+def report_part(name: str) -> Iterator[None]:
+    """Name the part of a mixture in each DataError."""
+    try:
+        yield
+    except DataError as error:
+        raise DataError(f"train.data.parts.{name}: {error}") from error
 
 
 class Mixture(DataSource):
@@ -49,10 +59,10 @@ class Mixture(DataSource):
         self._block, self._count_S = block, count_S
         for name, count in zip(parts, count_S.tolist(), strict=True):
             if not count and weights[name]:
-                raise SpecError(
-                    f"train.data.parts.{name}.weight = {weights[name]} is less than one example in "
-                    f"{self._block}; leave the part out, or raise its weight"
-                )
+                problem = f"is less than one example in {self._block}"
+                hint = "leave the part out, or raise its weight"
+                key = f"train.data.parts.{name}.weight"
+                raise SpecError(f"{key} = {weights[name]} {problem}; {hint}")
         # The part at each position of a block, spread as evenly as possible.
         part_P = np.repeat(np.arange(len(parts)), count_S)
         number_P = np.arange(len(part_P)) - np.repeat(np.cumsum(count_S) - count_S, count_S)
@@ -81,10 +91,7 @@ class Mixture(DataSource):
     def evaluated_parts(self) -> dict[str, range]:
         """The indexes of each part by name."""
         starts = [0, *self._ends]
-        return {
-            name: range(first, last)
-            for name, first, last in zip(self._names, starts, self._ends, strict=False)
-        }
+        return dict(zip(self._names, map(range, starts, self._ends), strict=True))
 
     def example_indexes(self, start: int, stop: int, *, seed: int, shuffle: bool) -> Indices:
         """Return the indexes of the examples at positions `start` … `stop` − 1."""
@@ -103,10 +110,9 @@ class Mixture(DataSource):
 
     def epochs_by_part(self, positions: int) -> dict[str, float]:
         """Return the epochs of each part in the first `positions`, by name."""
-        return {
-            name: self._count_before(number, positions) / len(part)
-            for number, (name, part) in enumerate(zip(self._names, self._parts, strict=True))
-        }
+        counts = (self._count_before(number, positions) for number in range(len(self._parts)))
+        named = zip(self._names, counts, self._parts, strict=True)
+        return {name: count / len(part) for name, count, part in named}
 
     def _locate_part(self, index: int) -> tuple[DataSource, int]:
         number = bisect.bisect_right(self._ends, index)

@@ -278,6 +278,15 @@ def die_with_parent(parent: int) -> None:
         os._exit(contract.STARTUP)
 
 
+def follow_parent() -> Callable[[], bool]:
+    """End with the parent; return a function that tells whether SIGINT or SIGTERM has arrived."""
+    die_with_parent(os.getppid())
+    received: list[int] = []
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda signum, frame: received.append(signum))
+    return lambda: bool(received)
+
+
 @contextlib.contextmanager
 def _lock_folder(folder: Path) -> Iterator[None]:
     """Hold the lock of one folder, which ends with its holder. Raises DataError."""

@@ -24,6 +24,7 @@ import numpy as np
 from jaxlaunch import atomic_file
 from jaxlaunch.trainer.buckets import faults, remote
 from jaxlaunch.trainer.data import files
+from jaxlaunch.trainer.data.files import printable_path
 from jaxlaunch.trainer.errors import DataError, StorageError
 from jaxlaunch.trainer.sources.images import index
 from jaxlaunch.trainer.sources.images.index import (
@@ -33,7 +34,6 @@ from jaxlaunch.trainer.sources.images.index import (
     join_path,
     number_labels,
     parse_label,
-    printable_path,
 )
 from jaxlaunch.trainer.sources.images.listing import FileListing
 from jaxlaunch.trainer.sources.images.picture import ENDINGS
@@ -87,15 +87,11 @@ def _index_folders(listing: FileListing, classes: Classes) -> Index:
         labels.append(parts[depth] if listing.kind == "folder" else parts[-2])
     if listing.kind == "folder" and not remote.is_remote(listing.root):
         root = join_path(listing.root, listing.names[0].split("/")[0]) if depth else listing.root
-        with os.scandir(root) as entries:
-            names = {
-                entry.name for entry in entries if not entry.name.startswith(".") and entry.is_dir()
-            }
-        if empty_folders := sorted(names - set(labels)):
-            raise DataError(
-                f"{printable_path(root)}: the folder {empty_folders[0]!r} has no image "
-                f"({', '.join(ENDINGS)}); fill or remove it"
-            )
+        folders = {path.name for path in Path(root).iterdir() if path.is_dir()}
+        empty = sorted(name for name in folders - set(labels) if not name.startswith("."))
+        if empty:
+            problem = f"the folder {empty[0]!r} has no image ({', '.join(ENDINGS)})"
+            raise DataError(f"{printable_path(root)}: {problem}; fill or remove it")
     location = printable_path(listing.root or os.path.dirname(listing.names[0]))
     label_N, class_names = number_labels(labels, classes, location)
     return index.make_index(listing.root, listing.names, label_N, class_names, listing.left_out)
@@ -122,26 +118,15 @@ def _index_lists(data: Images, listing: FileListing, classes: Classes) -> Index:
                 raise DataError(f"{location}: its {columns[0]!r} names no file")
             if label is None or label == "" or not isinstance(label, str | int):
                 raise DataError(f"{location}: its {columns[1]!r} is not a label, but {label!r}")
-            image = (
-                name
-                if name.startswith("/") or "://" in name
-                else join_path(os.path.dirname(path), name)
-            )
-            label = parse_label(label)
+            image, label = join_path(os.path.dirname(path), name), parse_label(label)
             if (other_label := labels_by_name.setdefault(image, label)) != label:
-                raise DataError(
-                    f"{location}: {printable_path(name)} is of class {label!r}, and of "
-                    f"{other_label!r} above; keep one"
-                )
-            if (
-                data.on_broken == "stop"
-                and not remote.is_remote(image)
-                and not os.path.isfile(image)
-            ):
+                classes_text = f"of class {label!r}, and of {other_label!r} above"
+                raise DataError(f"{location}: {printable_path(name)} is {classes_text}; keep one")
+            is_readable = remote.is_remote(image) or os.path.isfile(image)
+            if data.on_broken == "stop" and not is_readable:
                 problem = "is a folder" if os.path.isdir(image) else "is not there"
-                raise DataError(
-                    f"{location}: the file {printable_path(image)} {problem}; fix or remove the row"
-                )
+                fault = f"the file {printable_path(image)} {problem}; fix or remove the row"
+                raise DataError(f"{location}: {fault}")
             names.append(image)
             labels.append(label)
         if columns is None:
@@ -159,30 +144,22 @@ def _find_column(
     for name in usual_names if requested is None else [requested]:
         if name in row:
             return name
-    problem = (
-        f"no column {requested!r}"
-        if requested
-        else f"no column of the {key} by a usual name; set data.{key}"
-    )
-    raise DataError(
-        f"{printable_path(path)} has {problem}; it has {', '.join(map(str, row)) or 'none'}"
-    )
+    problem = f"no column of the {key} by a usual name; set data.{key}"
+    problem = f"no column {requested!r}" if requested else problem
+    names = ", ".join(map(str, row)) or "none"
+    raise DataError(f"{printable_path(path)} has {problem}; it has {names}")
 
 
 def read_rows(path: str) -> Iterator[tuple[int, Row]]:
     """Yield the rows of a .csv, .tsv or .jsonl with their numbers from 1. Raises DataError."""
     data = files.read_bytes(path, 0, files.file_size(path))
     text = io.TextIOWrapper(io.BytesIO(data), "utf-8-sig", newline="")
+    read = _read_json if path.lower().endswith((".jsonl", ".ndjson")) else _read_csv
     try:
-        yield from (
-            _read_json(path, text)
-            if path.lower().endswith((".jsonl", ".ndjson"))
-            else _read_csv(path, text)
-        )
+        yield from read(path, text)
     except UnicodeDecodeError as error:
-        raise DataError(
-            f"{printable_path(path)} is not UTF-8: {error.reason}; save it as UTF-8"
-        ) from None
+        fault = f"{printable_path(path)} is not UTF-8: {error.reason}; save it as UTF-8"
+        raise DataError(fault) from None
 
 
 def _read_json(path: str, text: io.TextIOWrapper) -> Iterator[tuple[int, Row]]:
@@ -200,13 +177,8 @@ def _read_json(path: str, text: io.TextIOWrapper) -> Iterator[tuple[int, Row]]:
 
 def _read_csv(path: str, text: io.TextIOWrapper) -> Iterator[tuple[int, Row]]:
     first_line = text.readline()
-    delimiter = (
-        "\t"
-        if path.lower().endswith(".tsv")
-        else ";"
-        if ";" in first_line and "," not in first_line
-        else ","
-    )
+    delimiter = ";" if ";" in first_line and "," not in first_line else ","
+    delimiter = "\t" if path.lower().endswith(".tsv") else delimiter
     reader = csv.reader(itertools.chain([first_line], text), delimiter=delimiter, strict=True)
     try:
         header = [name.strip() for name in next(reader, [])]
@@ -236,46 +208,36 @@ def _index_containers(data: Images, listing: FileListing, classes: Any, folder: 
         if listing.kind == "tar":
             source, file_members = path, list(_tar_members(path, data.label))
         else:
-            source, file_members, file_classes = column_members(
-                data, path, folder / f"{number}.images"
-            )
+            copy_path = folder / f"{number}.images"
+            source, file_members, file_classes = column_members(data, path, copy_path)
             names = file_classes if names is None else names
             if file_classes != names:
-                raise DataError(
-                    f"{printable_path(path)} names other classes than {printable_path(paths[0])}"
-                )
+                first = printable_path(paths[0])
+                raise DataError(f"{printable_path(path)} names other classes than {first}")
         if not file_members:
             raise DataError(f"{printable_path(path)} holds no image")
         sources.append(source)
         members += file_members
         counts.append(len(file_members))
     file_N = np.repeat(np.arange(len(counts), dtype=np.int32), counts)
-    unlabeled = next(
-        (number for number, member in enumerate(members) if member.label is None), None
-    )
-    if unlabeled is not None:
-        file = int(file_N[unlabeled])
-        row = unlabeled - sum(counts[:file]) + 1
-        raise DataError(
-            f"{printable_path(paths[file])}, image {row} has no label; {_HINTS[listing.kind]}"
-        )
-    labels = [member.label for member in members if member.label is not None]
+    labels: list[Label] = []
+    for number, member in enumerate(members):
+        if member.label is None:
+            path, row = paths[file_N[number]], number - sum(counts[: file_N[number]]) + 1
+            hint = _HINTS[listing.kind]
+            raise DataError(f"{printable_path(path)}, image {row} has no label; {hint}")
+        labels.append(member.label)
     if names is not None and all(isinstance(label, int) for label in labels):
         labels = [names[int(label)] if 0 <= int(label) < len(names) else label for label in labels]
         classes = classes or names
     elif not all(isinstance(label, int) for label in labels):
         labels = [str(label) for label in labels]
     label_N, class_names = number_labels(labels, classes, printable_path(paths[0]))
-    whole_files = index.make_index("", sources, label_N, class_names)
-    return Index(
-        "",
-        whole_files.names,
-        whole_files.end_F,
-        label_N,
-        class_names,
-        file_N,
-        np.array([member.start for member in members], np.int64),
-        np.array([member.size for member in members], np.int64),
+    return dataclasses.replace(
+        index.make_index("", sources, label_N, class_names),
+        file_N=file_N,
+        start_N=np.array([member.start for member in members], np.int64),
+        size_N=np.array([member.size for member in members], np.int64),
         printed=tuple(paths),
         identity=files.sample_digest(paths),
     )
@@ -294,9 +256,7 @@ class _SourceFile(io.RawIOBase):
         return True
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        self._position = (
-            offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._size}[whence]
-        )
+        self._position = offset + (0, self._position, self._size)[whence]
         return self._position
 
     def readinto(self, buffer: Any) -> int:
@@ -310,14 +270,13 @@ class _SourceFile(io.RawIOBase):
 def open_tar(path: str) -> Iterator[tarfile.TarFile]:
     """Open a tar for reading. Errors within the block become DataError or StorageError."""
     try:
-        with tarfile.open(fileobj=io.BufferedReader(_SourceFile(path), 1 << 16), mode="r:") as tar:
+        with (
+            files.report_damage(path, "is not a tar, or is truncated or damaged"),
+            tarfile.open(fileobj=io.BufferedReader(_SourceFile(path), 1 << 16), mode="r:") as tar,
+        ):
             yield tar
-    except (tarfile.TarError, EOFError, OSError) as error:
-        if isinstance(error, OSError) and error.errno is not None:
-            raise faults.read_error(f"{printable_path(path)} cannot be read", error) from error
-        raise DataError(
-            f"{printable_path(path)} is not a tar, or is truncated or damaged: {error}"
-        ) from None
+    except OSError as error:
+        raise faults.read_error(f"{printable_path(path)} cannot be read", error) from error
 
 
 def _tar_members(path: str, field: str | None) -> Iterator[Member]:
@@ -329,10 +288,8 @@ def _tar_members(path: str, field: str | None) -> Iterator[Member]:
             if not info.isreg() or os.path.basename(info.name).startswith("."):
                 continue
             if info.offset_data + info.size > size:
-                raise DataError(
-                    f"{printable_path(path)} is truncated: it ends within "
-                    f"{printable_path(info.name)}"
-                )
+                name = printable_path(info.name)
+                raise DataError(f"{printable_path(path)} is truncated: it ends within {name}")
             folder, name = os.path.split(info.name)
             stem, _, ending = name.partition(".")
             ending = f".{ending}".lower()
@@ -342,10 +299,8 @@ def _tar_members(path: str, field: str | None) -> Iterator[Member]:
                 key, image, label = f"{folder}/{stem}", None, None
             if ending.endswith(ENDINGS):
                 if image is not None:
-                    raise DataError(
-                        f"{printable_path(path)}: {printable_path(key)} has two images; give each "
-                        "a name of its own"
-                    )
+                    problem = f"{printable_path(key)} has two images; give each a name of its own"
+                    raise DataError(f"{printable_path(path)}: {problem}")
                 image = Member(info.offset_data, info.size, os.path.basename(folder) or None)
             elif (member_label := _read_label(tar, info, ending, field, path)) is not None:
                 label = member_label
@@ -366,9 +321,8 @@ def _read_label(
             return parse_label(text) if field is None and text else None
         row = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise DataError(
-            f"{printable_path(path)}: {printable_path(member.name)} cannot be read: {error}"
-        ) from None
+        name = printable_path(member.name)
+        raise DataError(f"{printable_path(path)}: {name} cannot be read: {error}") from None
     if not isinstance(row, dict):
         return None
     value = next((row[key] for key in ([field] if field else LABEL_FIELDS) if key in row), None)
@@ -386,7 +340,7 @@ def column_members(
     from pyarrow import parquet
 
     local_copy = files.local_path(path)
-    try:
+    with files.report_damage(path):
         if path.lower().endswith(".parquet"):
             file = parquet.ParquetFile(local_copy)
             columns, names = _choose_columns(data, path, file.schema_arrow)
@@ -401,52 +355,41 @@ def column_members(
             # The file is compressed, so its batches have to be read again and copied.
             batches = files.arrow_batches(memory_map)[1]
         return str(copy_path), _copy_members(path, batches, columns, copy_path), names
-    except (OSError, ValueError, pyarrow.ArrowException) as error:
-        if isinstance(error, OSError) and error.errno is not None:
-            # The error comes from the file system.
-            raise
-        raise DataError(f"{printable_path(path)} is truncated or damaged: {error}") from None
 
 
 def _choose_columns(
     data: Images, path: str, schema: Any
 ) -> tuple[tuple[str, str], list[str] | None]:
     features, image = files.arrow_features(schema), image_column(data.image, path, schema)
-    label = data.label or next(
-        (name for name in schema.names if features.get(name, {}).get("_type") == "ClassLabel"),
-        next((name for name in LABEL_COLUMNS if name in schema.names), None),
-    )
-    label = _check_column(path, schema, "label", label)
+    usual = [name for name in LABEL_COLUMNS if name in schema.names]
+    label = _check_column(path, schema, "label", data.label, "ClassLabel", usual)
     names = features.get(label, {}).get("names")
     return (image, label), [str(name) for name in names] if isinstance(names, list) else None
 
 
 def image_column(requested: str | None, path: str, schema: Any) -> str:
     """Return the image column: the requested one, `datasets`' own, or the first of bytes."""
-    features = files.arrow_features(schema)
-    image = requested or next(
-        (name for name in schema.names if features.get(name, {}).get("_type") == "Image"),
-        next(
-            (name for at, name in enumerate(schema.names) if holds_bytes(schema.field(at).type)),
-            None,
-        ),
-    )
-    image = _check_column(path, schema, "image", image)
+    usual = [field.name for field in schema if holds_bytes(field.type)]
+    image = _check_column(path, schema, "image", requested, "Image", usual)
     kind = schema.field(image).type
     if not holds_bytes(kind):
-        raise DataError(
-            f"{printable_path(path)}: its column {image!r} is of {kind}, not bytes of images"
-        )
+        problem = f"its column {image!r} is of {kind}, not bytes of images"
+        raise DataError(f"{printable_path(path)}: {problem}")
     return image
 
 
-def _check_column(path: str, schema: Any, key: str, name: str | None) -> str:
+def _check_column(
+    path: str, schema: Any, key: str, name: str | None, feature: str, usual: list[str]
+) -> str:
+    """Return the column `name`, or else that of a feature of `datasets`, or the first usual one."""
+    features = files.arrow_features(schema)
+    typed = [column for column in schema.names if features.get(column, {}).get("_type") == feature]
+    name = name or next(iter([*typed, *usual]), None)
     if name is not None and schema.names.count(name) == 1:
         return name
-    problem = (
-        f"no column {name!r}" if name else f"no column that is known for the {key}; set data.{key}"
-    )
-    problem = f"several columns {name!r}" if name and schema.names.count(name) > 1 else problem
+    problem = f"no column that is known for the {key}; set data.{key}"
+    if name:
+        problem = f"{'several columns' if name in schema.names else 'no column'} {name!r}"
     raise DataError(f"{printable_path(path)} has {problem}; it has {', '.join(schema.names)}")
 
 
@@ -463,13 +406,11 @@ def _read_batch(
     path: str, first: int, batch: Any, columns: tuple[str, str]
 ) -> tuple[Any, list[Label]]:
     """Return the validated images and the labels of a batch. Raises DataError for empty rows."""
-    import pyarrow
+    import pyarrow.compute
 
     image, label = (batch.column(name) for name in columns)
     if pyarrow.types.is_struct(image.type):
-        image = image.flatten()[
-            [image.type.field(at).name for at in range(image.type.num_fields)].index("bytes")
-        ]
+        image = pyarrow.compute.struct_field(image, "bytes")
     image.validate(full=True)
     if pyarrow.types.is_binary_view(image.type):
         image = image.cast(pyarrow.large_binary())
@@ -478,14 +419,11 @@ def _read_batch(
         raise DataError(f"{printable_path(path)}, row {row}: its {columns[0]!r} has no bytes")
     values = label.to_pylist()
     for row, value in enumerate(values, first + 1):
-        if not isinstance(value, str | int) or isinstance(value, str) and not value:
-            raise DataError(
-                f"{printable_path(path)}, row {row}: its {columns[1]!r} is not a label, "
-                f"but {value!r}"
-            )
-    return image, [
-        parse_label(int(value) if isinstance(value, bool) else value) for value in values
-    ]
+        if not isinstance(value, str | int) or value == "":
+            problem = f"its {columns[1]!r} is not a label, but {value!r}"
+            raise DataError(f"{printable_path(path)}, row {row}: {problem}")
+    numbers = (int(value) if isinstance(value, bool) else value for value in values)
+    return image, [parse_label(value) for value in numbers]
 
 
 def _members_in_place(
@@ -505,9 +443,8 @@ def _members_in_place(
         if not 0 <= start <= end - image.buffers()[2].size:
             return None
         # Start of each value in the buffer, and the end of the last one.
-        offsets = np.frombuffer(
-            image.buffers()[1], np.int64 if types.is_large_binary(image.type) else np.int32
-        )
+        dtype = np.int64 if types.is_large_binary(image.type) else np.int32
+        offsets = np.frombuffer(image.buffers()[1], dtype)
         bounds_N = offsets[image.offset : image.offset + len(image) + 1].astype(np.int64) + start
         members += map(Member, bounds_N.tolist(), np.diff(bounds_N).tolist(), labels)
     return members
@@ -530,8 +467,7 @@ def _copy_members(
         if error.errno is None:
             # The error comes from pyarrow and means that the file is damaged.
             raise
-        raise StorageError(
-            f"the images of {printable_path(path)} cannot be copied to {copy_path.parent} "
-            f"({error}); set XDG_CACHE_HOME to a folder with room"
-        ) from error
+        problem = f"cannot be copied to {copy_path.parent} ({error})"
+        hint = "set XDG_CACHE_HOME to a folder with room"
+        raise StorageError(f"the images of {printable_path(path)} {problem}; {hint}") from error
     return members

@@ -27,6 +27,7 @@ import numpy.typing as npt
 from jaxlaunch import atomic_file, user_cache
 from jaxlaunch.trainer.buckets import remote
 from jaxlaunch.trainer.data import files
+from jaxlaunch.trainer.data.files import printable_path
 from jaxlaunch.trainer.errors import DataError
 from jaxlaunch.trainer.sources.images.picture import MAX_FILE_BYTES, BrokenImageError
 
@@ -80,10 +81,7 @@ class Index:
     def file_path(self, number: int) -> str:
         """Return the path or URL of a file by its number."""
         start = int(self.end_F[number - 1]) if number else 0
-        name = os.fsdecode(self.names[start : int(self.end_F[number])])
-        return (
-            name if name.startswith("/") or remote.is_remote(name) else join_path(self.root, name)
-        )
+        return join_path(self.root, os.fsdecode(self.names[start : int(self.end_F[number])]))
 
     def locate_image(self, image: int) -> str:
         """Return the file of an image and the place in it, for a message."""
@@ -91,12 +89,9 @@ class Index:
         file = printable_path(self.printed[number] if self.printed else self.file_path(number))
         if self.file_N is None or self.start_N is None:
             return file
-        row = (
-            image - int(np.searchsorted(self.file_N, number)) + 1
-            if self.row_N is None
-            else int(self.row_N[image])
-        )
-        return f"{file}, image {row}"
+        if self.row_N is not None:
+            return f"{file}, image {self.row_N[image]}"
+        return f"{file}, image {image - int(np.searchsorted(self.file_N, number)) + 1}"
 
     def read_image(self, image: int) -> bytes:
         """Read the bytes of an image. Raises OSError, StorageError, BrokenImageError."""
@@ -113,12 +108,12 @@ class Index:
         elif row_N is None:
             row_N = (np.arange(1, len(self) + 1) - np.searchsorted(file_N, file_N)).astype(np.int32)
         numbered = dataclasses.replace(self, file_N=file_N, row_N=row_N, broken=tuple(broken))
-        arrays: dict[str, Any] = {
-            key: array[chosen_N]
-            for key in _IMAGE_ARRAYS
-            if (array := getattr(numbered, key)) is not None
-        }
+        arrays = {key: array[chosen_N] for key, array in numbered.arrays(_IMAGE_ARRAYS).items()}
         return dataclasses.replace(numbered, **arrays)
+
+    def arrays(self, keys: Sequence[str]) -> dict[str, Any]:
+        """Return those of these arrays that exist."""
+        return {key: array for key in keys if (array := getattr(self, key)) is not None}
 
     def _file_number(self, image: int) -> int:
         return image if self.file_N is None else int(self.file_N[image])
@@ -137,17 +132,9 @@ _ARRAYS = ("end_F", *_IMAGE_ARRAYS)
 
 
 def join_path(root: str, name: str) -> str:
-    """Join a name to a folder or a URL."""
-    return f"{root.rstrip('/')}/{name}" if root else name
-
-
-def printable_path(path: str) -> str:
-    """Escape a path for printing on one line, because names need not be UTF-8."""
-    if path.isprintable():
-        return path
-    return "".join(
-        char if char.isprintable() else char.encode("unicode_escape").decode() for char in path
-    )
+    """Join a name to a folder or a URL; a name that is absolute or a URL is unchanged."""
+    is_absolute = not root or name.startswith("/") or remote.is_remote(name)
+    return name if is_absolute else f"{root.rstrip('/')}/{name}"
 
 
 def make_index(
@@ -158,16 +145,9 @@ def make_index(
     left_out: int = 0,
 ) -> Index:
     """Build the index of whole files in this order."""
-    encoded = [os.fsencode(name) for name in names]
+    encoded, label_N = [os.fsencode(name) for name in names], np.asarray(labels, np.int32)
     ends_F = np.cumsum([len(name) for name in encoded], dtype=np.int64)
-    return Index(
-        root,
-        b"".join(encoded),
-        ends_F,
-        np.asarray(labels, np.int32),
-        tuple(classes),
-        left_out=left_out,
-    )
+    return Index(root, b"".join(encoded), ends_F, label_N, tuple(classes), left_out=left_out)
 
 
 def read_file(path: str) -> bytes:
@@ -205,10 +185,8 @@ def number_labels(
         for name in names:
             other = by_fold.setdefault(" ".join(name.casefold().split()), name)
             if other != name:
-                raise DataError(
-                    f"{location}: the classes {other!r} and {name!r} differ only in case or "
-                    "spaces; use one name"
-                )
+                problem = f"the classes {other!r} and {name!r} differ only in case or spaces"
+                raise DataError(f"{location}: {problem}; use one name")
     numbers = {str(name): number for number, name in enumerate(classes)}
     unknown = sorted({str(label) for label in distinct} - numbers.keys())
     if unknown:
@@ -217,18 +195,15 @@ def number_labels(
             f"{location}: {subject} {list_names(unknown)} {verb} not among the {len(numbers)} "
             f"classes ({list_names(list(numbers))}); leave those out, or name them in data.classes"
         )
-    return np.fromiter((numbers[str(label)] for label in labels), np.int32, len(labels)), tuple(
-        numbers
-    )
+    label_N = np.fromiter((numbers[str(label)] for label in labels), np.int32, len(labels))
+    return label_N, tuple(numbers)
 
 
 def _check_numbers(numbers: set[int], location: str) -> None:
     lowest, highest = min(numbers, default=0), max(numbers, default=0)
     if lowest < 0 or highest >= MAX_CLASSES:
-        raise DataError(
-            f"{location}: the label {lowest if lowest < 0 else highest} is not the "
-            "number of a class"
-        )
+        label = lowest if lowest < 0 else highest
+        raise DataError(f"{location}: the label {label} is not the number of a class")
     if numbers and (missing := sorted(set(range(highest + 1)) - numbers)[:MAX_LISTED_NAMES]):
         raise DataError(
             f"{location}: the labels are whole numbers up to {highest}, without "
@@ -258,12 +233,8 @@ def cached_index(
 
     `build_index` may write files to the folder that it gets. The processes of a host take turns.
     """
-    text = json.dumps([VERSION, key], sort_keys=True)
-    address = hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()[:24]
-    folder = user_cache.cache_folder("images") / address
-    mark = hashlib.sha256(
-        json.dumps(read_marks(), sort_keys=True).encode(errors="surrogatepass")
-    ).hexdigest()
+    folder = user_cache.cache_folder("images") / _json_digest([VERSION, key])[:24]
+    mark = _json_digest(read_marks())
     if not _has_mark(folder, mark):
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -277,21 +248,23 @@ def cached_index(
                 for entry in folder.iterdir():
                     if entry.name != "lock":
                         shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
-                index = _with_digest(build_index(folder))
-                fields = dataclasses.asdict(index).items()
-                scalars = {key: value for key, value in fields if key not in (*_ARRAYS, "names")}
-                arrays = {
-                    key: array for key in _ARRAYS if (array := getattr(index, key)) is not None
-                }
-                with (
-                    atomic_file.open_draft(folder / "index.npz") as draft,
-                    draft.open("wb") as file,
-                ):
-                    np.savez(file, names=np.frombuffer(index.names, np.uint8), **arrays)
-                atomic_file.write_file(
-                    folder / "index.json", json.dumps({"mark": mark, "index": scalars}).encode()
-                )
+                _store_index(_with_digest(build_index(folder)), folder, mark)
     return _load_index(folder, mark)
+
+
+def _json_digest(content: Any) -> str:
+    text = json.dumps(content, sort_keys=True)
+    return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()
+
+
+def _store_index(index: Index, folder: Path, mark: str) -> None:
+    names = np.frombuffer(index.names, np.uint8)
+    with atomic_file.open_draft(folder / "index.npz") as draft, draft.open("wb") as file:
+        np.savez(file, names=names, **index.arrays(_ARRAYS))
+    fields = dataclasses.asdict(index).items()
+    scalars = {key: value for key, value in fields if key not in (*_ARRAYS, "names")}
+    content = json.dumps({"mark": mark, "index": scalars})
+    atomic_file.write_file(folder / "index.json", content.encode())
 
 
 def _has_mark(folder: Path, mark: str) -> bool:
@@ -307,10 +280,8 @@ def _load_index(folder: Path, mark: str) -> Index:
     with np.load(folder / "index.npz") as arrays:
         loaded = {key: arrays[key] for key in _ARRAYS if key in arrays}
         names = arrays["names"].tobytes()
-    tuples: dict[str, Any] = {
-        key: tuple(scalars.pop(key, ())) for key in ("classes", "broken", "printed")
-    }
-    return Index(names=names, **loaded, **tuples, **scalars)
+    scalars |= {key: tuple(scalars[key]) for key in ("classes", "broken", "printed")}
+    return Index(names=names, **loaded, **scalars)
 
 
 def _with_digest(index: Index) -> Index:
@@ -321,9 +292,8 @@ def _with_digest(index: Index) -> Index:
     """
     identity = index.identity.encode() or index.names
     digest = hashlib.sha256(json.dumps(index.classes).encode(errors="surrogatepass") + identity)
-    for key in ("label_N", "start_N", "size_N"):
-        if (array := getattr(index, key)) is not None:
-            digest.update(np.ascontiguousarray(array).tobytes())
+    for array in index.arrays(("label_N", "start_N", "size_N")).values():
+        digest.update(np.ascontiguousarray(array).tobytes())
     for image in range(0, len(index), max(1, -(-len(index) // DIGEST_SAMPLES))):
         with contextlib.suppress(BrokenImageError):
             digest.update(index.read_image(image)[:SAMPLE_BYTES])

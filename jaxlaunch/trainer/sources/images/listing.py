@@ -50,27 +50,20 @@ class FileListing(NamedTuple):
 
 def list_files(patterns: str | Sequence[str], split: Split, key: str = "path") -> FileListing:
     """List the files of a folder, a file, or globs. Raises DataError if none has images."""
-    pattern_list = [patterns] if isinstance(patterns, str) else list(patterns)
-    if len(pattern_list) == 1 and is_folder(pattern_list[0]):
-        return _list_folder(pattern_list[0].rstrip("/") or "/", split, key)
-    paths = files.match_files(pattern_list, key)
+    first, *others = files.as_list(patterns)
+    if not others and is_folder(first):
+        return _list_folder(first.rstrip("/") or "/", split, key)
+    paths = files.match_files(patterns, key)
     kinds = {file_kind(path): path for path in paths}
     if len(kinds) > 1:
-        first, second = list(kinds.values())[:2]
-        raise DataError(
-            f"data.{key} names files of several kinds, such as {printable_path(first)} and "
-            f"{printable_path(second)}"
-        )
+        examples = " and ".join(printable_path(path) for path in list(kinds.values())[:2])
+        raise DataError(f"data.{key} names files of several kinds, such as {examples}")
     kind, path = next(iter(kinds.items()))
     if kind == "other":
-        hint = (
-            "unpack it, or pack it as .tar"
-            if path.lower().endswith(COMPRESSED_SUFFIXES)
-            else READABLE_HINT
-        )
-        raise DataError(
-            f"data.{key}: {printable_path(path)} holds no images that can be read; {hint}"
-        )
+        is_compressed = path.lower().endswith(COMPRESSED_SUFFIXES)
+        hint = "unpack it, or pack it as .tar" if is_compressed else READABLE_HINT
+        problem = f"{printable_path(path)} holds no images that can be read"
+        raise DataError(f"data.{key}: {problem}; {hint}")
     return FileListing(kind, "", tuple(paths))
 
 
@@ -79,19 +72,17 @@ def _list_folder(folder: str, split: Split, key: str) -> FileListing:
     by_kind: dict[str, list[str]] = {}
     for name in names:
         by_kind.setdefault(file_kind(name), []).append(name)
-    metadata = [
-        name for name in by_kind.get("list", []) if os.path.basename(name) in METADATA_FILES
-    ]
-    kind = next(
-        (kind for kind in ("table", "tar") if kind in by_kind and "files" not in by_kind), ""
-    )
-    chosen = metadata or by_kind.get(kind or "files", [])
+    lists = by_kind.get("list", [])
+    metadata = [name for name in lists if os.path.basename(name) in METADATA_FILES]
+    kinds = [kind for kind in ("files", "table", "tar") if kind in by_kind]
+    kind = "list" if metadata else next(iter(kinds), "files")
+    chosen = metadata or by_kind.get(kind, [])
     if not chosen:
         raise DataError(f"data.{key} = {printable_path(folder)} holds no images; {READABLE_HINT}")
     selected, has_splits = select_split(chosen, split)
     # save_to_disk of `datasets` leaves cache files next to the rows.
     selected = [name for name in selected if not os.path.basename(name).startswith("cache-")]
-    kind = "list" if metadata else kind or "folder"
+    kind = "folder" if kind == "files" else kind
     return FileListing(kind, folder, tuple(selected), len(names) - len(chosen), has_splits)
 
 
@@ -106,11 +97,8 @@ def is_folder(path: str) -> bool:
     if not remote.is_remote(path):
         return os.path.isdir(path)
     remote.check_url("train.data.path", path)
-    return (
-        not re.search(r"[*?\[]", path)
-        and file_kind(path) == "other"
-        and bool(remote.list_entries(path))
-    )
+    is_single = files.WILDCARD.search(path) or file_kind(path) != "other"
+    return not is_single and bool(remote.list_entries(path))
 
 
 def select_split(names: list[str], split: Split) -> tuple[list[str], bool]:
@@ -122,14 +110,8 @@ def select_split(names: list[str], split: Split) -> tuple[list[str], bool]:
     words = [_split_word(name) for name in names]
     if not any(word in TRAIN for word in words):
         return names, False
-    chosen_word = next(
-        (word for word in (TRAIN if split == "train" else EVAL) if word in words), None
-    )
-    return [
-        name
-        for name, word in zip(names, words, strict=True)
-        if word is not None and word == chosen_word
-    ], True
+    chosen = next((word for word in (TRAIN if split == "train" else EVAL) if word in words), "")
+    return [name for name, word in zip(names, words, strict=True) if word == chosen], True
 
 
 def _split_word(name: str) -> str | None:
@@ -138,9 +120,8 @@ def _split_word(name: str) -> str | None:
     if file_kind(name) == "files":
         # Only the outermost folder of an image counts, because classes and files may have any name.
         parts = parts[:1] if len(parts) > 2 else []
-    return next(
-        (word[1].lower() for part in parts if (word := _SPLIT_NAME.match(part)) is not None), None
-    )
+    matches = map(_SPLIT_NAME.match, parts)
+    return next((match[1].lower() for match in matches if match is not None), None)
 
 
 def walk_files(folder: str) -> Iterator[str]:
@@ -149,23 +130,25 @@ def walk_files(folder: str) -> Iterator[str]:
         with remote.convert_errors(f"listing {folder}"):
             yield from remote.list_names(folder)
         return
-    yield from _walk_folder(folder, "", {_folder_identity(folder)})
+    yield from _walk_folder(folder, "", frozenset())
 
 
-def _walk_folder(folder: str, prefix: str, ancestors: set[tuple[int, int]]) -> Iterator[str]:
-    with os.scandir(folder) as entries:
-        visible = sorted(
-            (entry for entry in entries if not entry.name.startswith(".")),
-            key=lambda entry: entry.name,
-        )
-    for entry in visible:
+def _walk_folder(folder: str, prefix: str, ancestors: frozenset[tuple[int, int]]) -> Iterator[str]:
+    stat = os.stat(folder)
+    identity = stat.st_dev, stat.st_ino
+    if identity in ancestors:
+        return
+    for entry in _visible_entries(folder):
         if _is_kind(entry, os.DirEntry.is_file):
             yield prefix + entry.name
-        elif (
-            _is_kind(entry, os.DirEntry.is_dir)
-            and (identity := _folder_identity(entry.path)) not in ancestors
-        ):
+        elif _is_kind(entry, os.DirEntry.is_dir):
             yield from _walk_folder(entry.path, f"{prefix}{entry.name}/", ancestors | {identity})
+
+
+def _visible_entries(folder: str) -> list[os.DirEntry[str]]:
+    with os.scandir(folder) as entries:
+        visible = [entry for entry in entries if not entry.name.startswith(".")]
+    return sorted(visible, key=lambda entry: entry.name)
 
 
 def mark_files(patterns: Sequence[str], key: str) -> Any:
@@ -175,10 +158,9 @@ def mark_files(patterns: Sequence[str], key: str) -> Any:
     files that contain many images or labels; the files of single images are not examined. For a
     folder in a bucket they are all names.
     """
-    if len(patterns) == 1 and is_folder(patterns[0]):
-        if remote.is_remote(patterns[0]):
-            return list(walk_files(patterns[0]))
-        return _mark_folder(patterns[0])
+    first, *others = patterns
+    if not others and is_folder(first):
+        return list(walk_files(first)) if remote.is_remote(first) else _mark_folder(first)
     marks: list[list[Any]] = []
     for path in files.match_files(patterns, key):
         if file_kind(path) == "files":
@@ -200,15 +182,12 @@ def _mark_folder(path: str) -> list[tuple[str, int, int]]:
             continue
         visited.add((stat.st_dev, stat.st_ino))
         marks.append((folder, 0, stat.st_mtime_ns))
-        with os.scandir(folder) as entries:
-            for entry in entries:
-                if entry.name.startswith("."):
-                    continue
-                if _is_kind(entry, os.DirEntry.is_dir):
-                    remaining.append(entry.path)
-                elif file_kind(entry.name) in ("tar", "table", "list"):
-                    stat = entry.stat()
-                    marks.append((entry.path, stat.st_size, stat.st_mtime_ns))
+        for entry in _visible_entries(folder):
+            if _is_kind(entry, os.DirEntry.is_dir):
+                remaining.append(entry.path)
+            elif file_kind(entry.name) in ("tar", "table", "list"):
+                stat = entry.stat()
+                marks.append((entry.path, stat.st_size, stat.st_mtime_ns))
     return sorted(marks)
 
 
@@ -220,8 +199,3 @@ def _is_kind(entry: os.DirEntry[str], is_kind: Callable[[os.DirEntry[str]], bool
         if error.errno == errno.ELOOP:
             return False
         raise
-
-
-def _folder_identity(folder: str) -> tuple[int, int]:
-    stat = os.stat(folder)
-    return stat.st_dev, stat.st_ino

@@ -15,14 +15,16 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from jaxlaunch.trainer.buckets import remote
+from jaxlaunch.trainer.data import files
 from jaxlaunch.trainer.data.augment import Transform
-from jaxlaunch.trainer.data.order import HeldOutShare
+from jaxlaunch.trainer.data.files import printable_path
+from jaxlaunch.trainer.data.order import HeldOutShare, SplitPart
 from jaxlaunch.trainer.data.source import DataSource
 from jaxlaunch.trainer.errors import DataError
 from jaxlaunch.trainer.sources.images import build, index, listing
 from jaxlaunch.trainer.sources.images.index import MAX_LISTED_NAMES, Index, list_names
 from jaxlaunch.trainer.sources.images.picture import BrokenImageError, Picture
-from jaxlaunch.trainer.sources.mixture import Mixture
+from jaxlaunch.trainer.sources.mixture import Mixture, report_part
 from jaxlaunch.trainer.spec import ArrayRecord, Images, Tfds
 from jaxlaunch.trainer.spec import Mixture as Mixed
 
@@ -41,43 +43,21 @@ SCALING_KEYS = ("columns", "missing", "label", "scale")
 def open_source(data: Images, split: Split) -> ImageSource | None:
     """Open the images of `split`, None if nothing is held out. Raises DataError."""
     full_index = index_images(data, data.path, "train", "path", data.classes)
-    if split == "train" and (
-        data.eval_path is not None or full_index.has_splits or not data.eval_split
-    ):
+    if data.eval_path is None and not full_index.has_splits and data.eval_split:
+        share = HeldOutShare(data.eval_split, len(full_index), "images")
+        return ImageSource(data, split, full_index, share.part(split))
+    if split == "train":
         return ImageSource(data, split, full_index)
-    if split == "eval" and (data.eval_path is not None or full_index.has_splits):
-        patterns, key = (
-            (data.path, "path") if data.eval_path is None else (data.eval_path, "eval_path")
-        )
-        part: Split = "eval" if data.eval_path is None else "train"
-        held_out = index_images(
-            data, patterns, part, key, data.classes or full_index.classes or None
-        )
-        if data.eval_path not in (None, data.path):
+    classes = data.classes or full_index.classes or None
+    if data.eval_path is not None:
+        held_out = index_images(data, data.eval_path, "train", "eval_path", classes)
+        if data.eval_path != data.path:
             _check_disjoint(full_index, held_out)
-        if len(held_out) or data.eval_path is not None:
-            return ImageSource(data, split, held_out)
+        return ImageSource(data, split, held_out)
+    if not full_index.has_splits:
         return None
-    if not data.eval_split:
-        return None
-    share = HeldOutShare(data.eval_split, len(full_index))
-    if not share.kept_count:
-        raise DataError(
-            f"data.eval_split = {data.eval_split} of {len(full_index)} images leaves none "
-            "to train on"
-        )
-    if split == "eval":
-        return ImageSource(
-            data,
-            split,
-            full_index,
-            share.held_out_index,
-            share.held_out_count,
-            f"held out {data.eval_split}",
-        )
-    return ImageSource(
-        data, split, full_index, share.kept_index, share.kept_count, f"all but {data.eval_split}"
-    )
+    held_out = index_images(data, data.path, "eval", "path", classes)
+    return ImageSource(data, split, held_out) if len(held_out) else None
 
 
 def index_images(
@@ -133,48 +113,39 @@ class ImageSource(DataSource):
     """`image` uint8 [H, W, C] and `label` int32; the k-th image is `pick(k)` of the index."""
 
     def __init__(
-        self,
-        data: Images,
-        split: Split,
-        full_index: Index,
-        pick: Callable[[int], int] = int,
-        length: int | None = None,
-        label: str = "",
+        self, data: Images, split: Split, full_index: Index, part: SplitPart | None = None
     ) -> None:
-        self.index, self.workers = full_index, data.workers
+        self.index, self.workers, self._data = full_index, data.workers, data
         self.opener = f"{__name__}:{open_for_worker.__name__}", (data.model_dump_json(), split)
-        self._data, self._pick, self._label = data, pick, label
-        self._length = len(full_index) if length is None else length
+        self._part = part or SplitPart(int, len(full_index), "")
         self._transform = Transform(data.augment, data.shape, split)
         self.takes_rng = self.may_draw = self._transform.needs_rng
-        first = data.path if isinstance(data.path, str) else data.path[0]
-        self.name = f"images of {index.printable_path(first)}{f', {label}' if label else ''}"
+        self._suffix = f", {part.label}" if part else ""
+        self.name = f"images of {printable_path(files.as_list(data.path)[0])}{self._suffix}"
 
     def __len__(self) -> int:
-        return self._length
+        return self._part.count
 
     def __getitem__(self, number: int, rng: np.random.Generator | None = None) -> dict[str, Any]:
-        image = self._pick(number)
+        image = self._part.index(number)
         try:
-            pixels = self._transform(
-                Picture(self.index.read_image(image), self._data.channels), rng
-            )
+            picture = Picture(self.index.read_image(image), self._data.channels)
+            pixels = self._transform(picture, rng)
         except BrokenImageError as error:
-            raise DataError(
-                f"{self.name}: example {number}, {self.index.locate_image(image)}, {error}; fix or "
-                "remove it, or set data.on_broken: skip"
-            ) from None
+            place = f"example {number}, {self.index.locate_image(image)}"
+            hint = "fix or remove it, or set data.on_broken: skip"
+            raise DataError(f"{self.name}: {place}, {error}; {hint}") from None
         return {"image": pixels, "label": self.index.label_N[image]}
 
     def locate_example(self, number: int) -> str:
         """Return the file of an example and the place in it."""
-        return self.index.locate_image(self._pick(number))
+        return self.index.locate_image(self._part.index(number))
 
     def fingerprint(self) -> str:
         """Return the numbers of images and classes, and a digest of names, labels and samples."""
         classes = len(self.index.classes) or int(self.index.label_N.max(initial=-1)) + 1
         identity = f"images, {len(self.index)} of {classes} classes, sha256 {self.index.digest}"
-        return f"{identity}, {self._label}" if self._label else identity
+        return f"{identity}{self._suffix}"
 
 
 def open_for_worker(data: str, split: Split) -> ImageSource:
@@ -186,23 +157,20 @@ def open_for_worker(data: str, split: Split) -> ImageSource:
 
 def _drop_broken(full_index: Index, channels: int, key: str) -> Index:
     """Print the broken images and return the index of the others. Raises DataError for none."""
-    broken = dict(find_faults(full_index, channels))
-    for number, problem in list(broken.items())[:MAX_PRINTED_FAULTS]:
-        print(f"left out: {full_index.locate_image(number)} {problem}", file=sys.stderr)
-    if broken:
-        print(
-            f"data.{key}: left out {len(broken)} of {len(full_index)} images, which "
-            "cannot be decoded",
-            file=sys.stderr,
-        )
-    if len(broken) == len(full_index):
+    faults = {
+        number: f"{full_index.locate_image(number)} {fault}"
+        for number, fault in find_faults(full_index, channels)
+    }
+    for fault in list(faults.values())[:MAX_PRINTED_FAULTS]:
+        print(f"left out: {fault}", file=sys.stderr)
+    counts = f"{len(faults)} of {len(full_index)} images"
+    if faults:
+        print(f"data.{key}: left out {counts}, which cannot be decoded", file=sys.stderr)
+    if len(faults) == len(full_index):
         raise DataError(f"data.{key}: none of the {len(full_index)} images can be decoded")
     is_intact_N = np.ones(len(full_index), bool)
-    is_intact_N[list(broken)] = False
-    return full_index.select_images(
-        is_intact_N,
-        [f"{full_index.locate_image(number)} {fault}" for number, fault in broken.items()],
-    )
+    is_intact_N[list(faults)] = False
+    return full_index.select_images(is_intact_N, list(faults.values()))
 
 
 def find_faults(full_index: Index, channels: int = 3) -> Iterator[tuple[int, str]]:
@@ -218,9 +186,7 @@ def find_faults(full_index: Index, channels: int = 3) -> Iterator[tuple[int, str
         return None
 
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as threads:
-        for number, fault in enumerate(
-            threads.map(find_fault, range(len(full_index)), chunksize=1)
-        ):
+        for number, fault in enumerate(threads.map(find_fault, range(len(full_index)))):
             if fault is not None:
                 yield number, fault
 
@@ -258,9 +224,8 @@ class ImageMixture(Mixture):
 
 def open_mixture(data: Mixed, split: Split, open_block: OpenBlock) -> ImageMixture | None:
     """Open the parts that have examples of a split. Raises DataError naming the part."""
-    blocks = {
-        name: block for name, block in data.part_sources().items() if isinstance(block, Block)
-    }
+    sources = data.part_sources().items()
+    blocks = {name: block for name, block in sources if isinstance(block, Block)}
     weights = {name: part.weight for name, part in data.parts.items()}
     classes = _check_classes(data, blocks, open_block)
     parts: dict[str, DataSource] = {}
@@ -269,36 +234,32 @@ def open_mixture(data: Mixed, split: Split, open_block: OpenBlock) -> ImageMixtu
             continue
         if isinstance(block, Images) and classes:
             block = block.model_copy(update={"classes": list(classes)})
-        if not weights[name] and not isinstance(block, Tfds):
+        if weights[name] or isinstance(block, Tfds):
+            part = _open_part(name, block, split, open_block)
+        else:
             # A part that is not trained on is evaluated on the held-out files by their names, or
             # else on all files.
             block = block.model_copy(update={"eval_split": None})
-        part = _open_part(name, block, split, open_block)
-        if part is None and not weights[name] and not isinstance(block, Tfds):
-            part = _open_part(
-                name, block.model_copy(update={"eval_path": block.path}), split, open_block
-            )
+            part = _open_part(name, block, split, open_block)
+            if part is None:
+                whole = block.model_copy(update={"eval_path": block.path})
+                part = _open_part(name, whole, split, open_block)
         if part is not None:
             parts[name] = part
     if not parts:
         return None
     _check_shapes(parts)
     metadata = _common_metadata(parts) | ({"classes": list(classes)} if classes else {})
-    return ImageMixture(
-        data, split, parts, weights if split == "train" else dict.fromkeys(parts, 1.0), metadata
-    )
+    part_weights = weights if split == "train" else dict.fromkeys(parts, 1.0)
+    return ImageMixture(data, split, parts, part_weights, metadata)
 
 
 def _open_part(name: str, block: Block, split: Split, open_block: OpenBlock) -> DataSource | None:
-    try:
+    with report_part(name):
         source = open_block(block, split)
-    except DataError as error:
-        raise DataError(f"train.data.parts.{name}: {error}") from error
-    if source is not None and not len(source):
-        raise DataError(
-            f"train.data.parts.{name}: its {split} split has no examples; leave the part "
-            "out, or fill it"
-        )
+        if source is not None and not len(source):
+            hint = "leave the part out, or fill it"
+            raise DataError(f"its {split} split has no examples; {hint}")
     return source
 
 
@@ -306,12 +267,11 @@ def _check_classes(
     data: Mixed, blocks: Mapping[str, Block], open_block: OpenBlock
 ) -> tuple[str, ...]:
     """Return the class names in the common order, none if classes are numbers. Raises DataError."""
-    part_classes = {
-        name: classes
-        for name, block in blocks.items()
-        if data.parts[name].weight
-        and (classes := _find_classes(name, block, open_block)) is not None
-    }
+    part_classes: dict[str, _Classes] = {}
+    for name, block in blocks.items():
+        classes = _find_classes(name, block, open_block) if data.parts[name].weight else None
+        if classes is not None:
+            part_classes[name] = classes
     if not part_classes:
         return tuple(map(str, data.classes or ()))
     first = min(part_classes, key=lambda name: not part_classes[name].is_fixed)
@@ -323,14 +283,11 @@ def _check_classes(
             continue
         reference = f"train.data.parts.{first}" if data.classes is None else "train.data.classes"
         differing = sorted({*classes.names} ^ {*expected})[:MAX_LISTED_NAMES]
-        difference = (
-            f"of which only one has {list_names(differing)}" if differing else "in another order"
-        )
-        remedy = (
-            "pack it again with data.classes"
-            if classes.is_fixed
-            else "list the classes of both in data.classes"
-        )
+        difference, remedy = "in another order", "list the classes of both in data.classes"
+        if differing:
+            difference = f"of which only one has {list_names(differing)}"
+        if classes.is_fixed:
+            remedy = "pack it again with data.classes"
         raise DataError(
             f"train.data.parts.{name} has the {len(classes.names)} classes "
             f"{list_names(classes.names)}, and {reference} the {len(expected)} classes "
@@ -341,36 +298,32 @@ def _check_classes(
 
 def _find_classes(name: str, block: Block, open_block: OpenBlock) -> _Classes | None:
     if isinstance(block, Images):
-        try:
+        with report_part(name):
             full_index = index_images(block, block.path, "train", "path", block.classes)
-        except DataError as error:
-            raise DataError(f"train.data.parts.{name}: {error}") from error
         numbers = range(int(full_index.label_N.max(initial=-1)) + 1)
-        return _Classes(
-            full_index.classes or tuple(map(str, numbers)), bool(full_index.classes), False
-        )
+        names = full_index.classes or tuple(map(str, numbers))
+        return _Classes(names, bool(full_index.classes), False)
     if isinstance(block, Tfds):
         return None
     part = _open_part(name, block, "train", open_block)
-    names = None if part is None else part.metadata.get("classes")
-    return _Classes(tuple(names), True, True) if names else None
+    packed_names = None if part is None else part.metadata.get("classes")
+    return _Classes(tuple(packed_names), True, True) if packed_names else None
 
 
 def _check_shapes(parts: Mapping[str, DataSource]) -> None:
-    first: tuple[str, str] | None = None
+    forms: dict[str, str] = {}
     for name, part in parts.items():
         example = part.read_example(0, np.random.default_rng(0))
-        if "image" not in example:
-            continue
-        image = np.asarray(example["image"])
-        image_form = f"{image.dtype}{list(image.shape)}"
-        if first is not None and image_form != first[1]:
+        if "image" in example:
+            image = np.asarray(example["image"])
+            forms[name] = f"{image.dtype}{list(image.shape)}"
+    for name, form in forms.items():
+        first, first_form = next(iter(forms.items()))
+        if form != first_form:
             raise DataError(
-                f"train.data.parts.{first[0]} has images of {first[1]}, and "
-                f"train.data.parts.{name} of {image_form}; set train.data.size, and pack grey "
-                "images with data.channels: 3"
+                f"train.data.parts.{first} has images of {first_form}, and train.data.parts.{name} "
+                f"of {form}; set train.data.size, and pack grey images with data.channels: 3"
             )
-        first = first or (name, image_form)
 
 
 def _common_metadata(parts: Mapping[str, DataSource]) -> dict[str, Any]:
@@ -380,18 +333,11 @@ def _common_metadata(parts: Mapping[str, DataSource]) -> dict[str, Any]:
     if first is None:
         return {}
     for name, about in notes.items():
-        differ = next(
-            (
-                key
-                for key in ("kind", "target", *SCALING_KEYS)
-                if notes[first].get(key) != about.get(key)
-            ),
-            None,
-        )
-        if differ is not None:
-            raise DataError(
-                f"train.data.parts.{first} and train.data.parts.{name} were packed with another "
-                f"{differ}, so a feature means another value in each; mix the tables themselves, "
-                "with source: table"
-            )
+        for key in ("kind", "target", *SCALING_KEYS):
+            if notes[first].get(key) != about.get(key):
+                raise DataError(
+                    f"train.data.parts.{first} and train.data.parts.{name} were packed with "
+                    f"another {key}, so a feature means another value in each; mix the tables "
+                    "themselves, with source: table"
+                )
     return {key: value for key, value in notes[first].items() if key != "files"}

@@ -11,7 +11,6 @@ import dataclasses
 import itertools
 import os
 import re
-import zipfile
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -19,9 +18,10 @@ import numpy as np
 import numpy.typing as npt
 
 from jaxlaunch.trainer.data import files
+from jaxlaunch.trainer.data.files import printable_path
 from jaxlaunch.trainer.errors import DataError
 from jaxlaunch.trainer.sources.images import build, listing
-from jaxlaunch.trainer.sources.images.index import join_path, printable_path
+from jaxlaunch.trainer.sources.images.index import join_path
 
 ENDINGS = (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet", ".arrow", ".npy", ".npz")
 DELIMITERS = ",;\t|"
@@ -78,22 +78,16 @@ def find_tables(
     patterns: str | Sequence[str], split: listing.Split, key: str
 ) -> tuple[list[str], bool]:
     """Return the files of a split, and whether their names contain it."""
-    pattern_list = [patterns] if isinstance(patterns, str) else list(patterns)
-    if (
-        len(pattern_list) != 1
-        or is_table(pattern_list[0])
-        or not listing.is_folder(pattern_list[0])
-    ):
-        return files.match_files(pattern_list, key), False
-    folder = pattern_list[0].rstrip("/") or "/"
+    first, *others = files.as_list(patterns)
+    if others or is_table(first) or not listing.is_folder(first):
+        return files.match_files(patterns, key), False
+    folder = first.rstrip("/") or "/"
     names = [name for name in sorted(listing.walk_files(folder)) if is_table(name)]
     # save_to_disk of `datasets` leaves cache files next to the rows.
     names = [name for name in names if not os.path.basename(name).startswith("cache-")]
     if not names:
-        raise DataError(
-            f"data.{key} = {printable_path(folder)} holds no table; {', '.join(ENDINGS)} "
-            "can be read"
-        )
+        problem = f"data.{key} = {printable_path(folder)} holds no table"
+        raise DataError(f"{problem}; {', '.join(ENDINGS)} can be read")
     chosen, has_splits = listing.select_split(names, split)
     return [join_path(folder, name) for name in chosen], has_splits
 
@@ -118,42 +112,32 @@ def concatenate_columns(parts: Sequence[Columns]) -> Columns:
         names, other = {*first.values, *first.unusable}, {*part.values, *part.unusable}
         if differing := sorted(names ^ other):
             lacking, having = (part, first) if differing[0] in names else (first, part)
-            raise DataError(
-                f"{lacking.name} has no column {differing[0]!r}, which {having.name} has"
-            )
-        if differing := [
-            name
-            for name in first.classes
-            if part.classes.get(name, class_names := first.classes[name]) != class_names
-        ]:
-            raise DataError(
-                f"{part.name} has other names for the classes in {differing[0]!r} than "
-                f"{first.name}; read them as the parts of a mixture, or write the names in the "
-                "column"
-            )
+            problem = f"has no column {differing[0]!r}, which {having.name} has"
+            raise DataError(f"{lacking.name} {problem}")
+        for name, class_names in first.classes.items():
+            if part.classes.get(name, class_names) != class_names:
+                problem = f"has other names for the classes in {name!r} than {first.name}"
+                hint = "read them as the parts of a mixture, or write the names in the column"
+                raise DataError(f"{part.name} {problem}; {hint}")
     unusable = {name: reason for part in parts for name, reason in part.unusable.items()}
     usable = [name for name in first.values if name not in unusable]
     try:
         values = {name: np.concatenate([part.values[name] for part in parts]) for name in usable}
     except ValueError as error:
-        raise DataError(
-            f"{first.name} and the other files have columns of different shapes: {error}"
-        ) from None
-    ends_F = np.cumsum(
-        np.concatenate([np.diff(part.ends_F, prepend=0) for part in parts]), dtype=np.int64
-    )
+        problem = "and the other files have columns of different shapes"
+        raise DataError(f"{first.name} {problem}: {error}") from None
+    ends_F = np.cumsum(np.concatenate([np.diff(part.ends_F, prepend=0) for part in parts]))
     return Columns(tuple(paths), ends_F, values, first.classes, unusable)
 
 
 def _read_table(path: str, texts: Collection[str]) -> Columns:
     ending = os.path.splitext(path)[1].lower()
     if ending not in ENDINGS:
-        raise DataError(
-            f"{printable_path(path)} is not a table by its name; {', '.join(ENDINGS)} can be read"
-        )
+        hint = f"{', '.join(ENDINGS)} can be read"
+        raise DataError(f"{printable_path(path)} is not a table by its name; {hint}")
     classes: Mapping[str, tuple[str, ...]] = {}
     unusable: dict[str, str] = {}
-    try:
+    with files.report_damage(path, "cannot be read"):
         if ending in (".npy", ".npz"):
             values = _read_numpy(path)
         elif ending in (".jsonl", ".ndjson"):
@@ -162,22 +146,13 @@ def _read_table(path: str, texts: Collection[str]) -> Columns:
             values = {name: _convert_json(name, [row.get(name) for row in rows]) for name in names}
         else:
             values, classes, unusable = _read_arrow(path, ending, texts)
-    except DataError:
-        raise
-    except (ValueError, EOFError, OSError, zipfile.BadZipFile, KeyError) as error:
-        # NumPy and pyarrow raise these for damaged files.
-        if isinstance(error, OSError) and error.errno is not None:
-            # The error comes from the file system.
-            raise
-        raise DataError(f"{printable_path(path)} cannot be read: {error}") from None
     if len({len(column) for column in values.values()}) > 1:
         lengths = ", ".join(f"{name} {len(column)}" for name, column in list(values.items())[:4])
         raise DataError(f"{printable_path(path)} has arrays of different lengths: {lengths}")
     count = len(next(iter(values.values()), ()))
     if not count:
-        raise DataError(
-            f"{printable_path(path)} has no {'rows' if values or unusable else 'columns'}"
-        )
+        missing = "rows" if values or unusable else "columns"
+        raise DataError(f"{printable_path(path)} has no {missing}")
     return Columns((path,), np.array([count]), values, classes, unusable)
 
 
@@ -191,16 +166,13 @@ def _read_numpy(path: str) -> dict[str, Column]:
         elif loaded.ndim == 2:
             columns = {str(number): loaded[:, number] for number in range(loaded.shape[1])}
         else:
-            raise ValueError(
-                f"an array of shape {list(loaded.shape)}, and a table has rows and columns"
-            )
+            shape = list(loaded.shape)
+            raise ValueError(f"an array of shape {shape}, and a table has rows and columns")
     for name, array in columns.items():
         kind = array.dtype.kind
         if array.ndim < 1 or kind not in "biufUSMm":
-            raise ValueError(
-                f"{name!r} is {array.dtype}{list(array.shape)}; columns are numbers or "
-                "texts, a row each"
-            )
+            problem = f"{name!r} is {array.dtype}{list(array.shape)}"
+            raise ValueError(f"{problem}; columns are numbers or texts, a row each")
         if kind in "Mm":
             seconds = array.astype(f"{kind}8[us]").astype(np.int64) / 1e6
             columns[name] = np.where(np.isnat(array), np.nan, seconds)
@@ -226,29 +198,21 @@ def _find_invalid_utf8(values: Iterable[bytes | None]) -> int | None:
 
 def _convert_json(name: str, values: list[Any]) -> Column:
     """Convert JSON values to a column: lists of numbers become [N, …], other values are objects."""
-    if (
-        object_row := next(
-            (row for row, value in enumerate(values, 1) if isinstance(value, dict)), None
-        )
-    ) is not None:
-        raise ValueError(
-            f"row {object_row}: its {name!r} is an object, and a table has numbers and texts"
-        )
+    for row, value in enumerate(values, 1):
+        if isinstance(value, dict):
+            problem = f"its {name!r} is an object, and a table has numbers and texts"
+            raise ValueError(f"row {row}: {problem}")
     if any(isinstance(value, list) for value in values):
         try:
             return np.array(values, np.float64)
         except (ValueError, TypeError):
             shapes = [_list_shape(value) for value in values]
-            row = next((row for row, shape in enumerate(shapes, 1) if shape != shapes[0]), None)
-            if row is not None:
-                raise ValueError(
-                    f"row {row}: its {name!r} has another shape than that of row 1"
-                ) from None
-            fault = (
-                f"its {name!r} has lists of texts or objects, and a table has lists of "
-                "numbers alone"
-            )
-            raise ValueError(fault) from None
+            for row, shape in enumerate(shapes, 1):
+                if shape != shapes[0]:
+                    problem = f"its {name!r} has another shape than that of row 1"
+                    raise ValueError(f"row {row}: {problem}") from None
+            problem = "lists of texts or objects, and a table has lists of numbers alone"
+            raise ValueError(f"its {name!r} has {problem}") from None
     return np.array([*values, None], object)[:-1]
 
 
@@ -280,14 +244,11 @@ def _read_arrow(
     names = table.column_names
     # Skip the nameless columns that spreadsheets write at the end of each row, and the index of
     # pandas.
-    left_out = [name for name in names if re.fullmatch(PANDAS_INDEX, name)] + [""] * (
-        names.count("") > 1
-    )
-    if left_out:
-        table = table.select([at for at, name in enumerate(names) if name not in left_out])
-        names = table.column_names
-    if len({*names}) < len(names):
-        duplicate = next(name for name in names if names.count(name) > 1)
+    left_out = {name for name in names if re.fullmatch(PANDAS_INDEX, name)}
+    left_out |= {""} if names.count("") > 1 else set()
+    table = table.select([at for at, name in enumerate(names) if name not in left_out])
+    names = table.column_names
+    if duplicate := next((name for name in names if names.count(name) > 1), None):
         raise DataError(f"{printable_path(path)} has two columns {duplicate!r}; rename one")
     values: dict[str, Column] = {}
     unusable: dict[str, str] = {}
@@ -325,16 +286,14 @@ def _convert_column(column: Any) -> Column:
         flat = _convert_column(compute.list_flatten(column))
         return flat.reshape(len(column), int(counts[0]) if len(counts) else 0, *flat.shape[1:])
     if types.is_string_view(kind) or types.is_binary_view(kind):
-        return _convert_column(
-            column.cast(pyarrow.string() if types.is_string_view(kind) else pyarrow.binary())
-        )
+        copied_type = pyarrow.string() if types.is_string_view(kind) else pyarrow.binary()
+        return _convert_column(column.cast(copied_type))
     if types.is_string(kind) or types.is_large_string(kind):
         return np.asarray(column.to_pylist() + [None], object)[:-1]
     if types.is_binary(kind) or types.is_large_binary(kind):
         row = _find_invalid_utf8(column.to_pylist())
-        raise _UnusableColumnError(
-            "has bytes, not numbers or texts" if row is None else f"is not UTF-8 in row {row}"
-        )
+        problem = "has bytes, not numbers or texts"
+        raise _UnusableColumnError(problem if row is None else f"is not UTF-8 in row {row}")
     if types.is_timestamp(kind) or types.is_date(kind):
         microseconds = column.cast(pyarrow.timestamp("us"), safe=False).cast(pyarrow.int64())
         return np.asarray(_convert_column(microseconds) / 1e6)
@@ -359,51 +318,36 @@ def _read_csv(path: str, local_copy: str, ending: str, texts: Collection[str]) -
     import pyarrow
     from pyarrow import csv as tables
 
-    size = os.path.getsize(local_copy)
     with open(local_copy, "rb") as file:
         beginning = file.read(1 << 20)
-    if kind := next(
-        (kind for mark, kind in FOREIGN_MAGIC.items() if beginning.startswith(mark)), None
-    ):
-        raise DataError(f"{printable_path(path)} is not text, but {kind}; unpack or rename it")
+    for mark, kind in FOREIGN_MAGIC.items():
+        if beginning.startswith(mark):
+            raise DataError(f"{printable_path(path)} is not text, but {kind}; unpack or rename it")
     if beginning[:2] in (b"\xff\xfe", b"\xfe\xff") or b"\0" in beginning.partition(b"\n")[0]:
         raise DataError(f"{printable_path(path)} is not UTF-8, but UTF-16; save it as UTF-8")
-    line = (
-        beginning.removeprefix(b"\xef\xbb\xbf")
-        .decode(errors="replace")
-        .lstrip("\r\n")
-        .splitlines()[:1]
-    )
-    delimiter = "\t"
-    if ending != ".tsv":
-        delimiter = max(
-            DELIMITERS, key=lambda mark: len(next(csv.reader(line, delimiter=mark), []))
-        )
-    words = {form for word in MISSING_WORDS for form in (word, word.upper(), word.title())} | {
-        "NaN"
-    }
+    header = beginning.decode("utf-8-sig", errors="replace").lstrip("\r\n").splitlines()[:1]
+
+    def count_columns(delimiter: str) -> int:
+        return len(next(csv.reader(header, delimiter=delimiter), []))
+
+    delimiter = "\t" if ending == ".tsv" else max(DELIMITERS, key=count_columns)
+    words = {form for word in MISSING_WORDS for form in (word, word.upper(), word.title())}
+    text_types = dict.fromkeys(texts, pyarrow.string())
+    # A row must fit into one block.
+    block_bytes = min(max(os.path.getsize(local_copy), 1 << 20), 1 << 28)
     try:
         table = tables.read_csv(
             local_copy,
-            # A row must fit into one block.
-            tables.ReadOptions(use_threads=False, block_size=min(max(size, 1 << 20), 1 << 28)),
+            tables.ReadOptions(use_threads=False, block_size=block_bytes),
             tables.ParseOptions(delimiter=delimiter, newlines_in_values=True),
-            tables.ConvertOptions(
-                null_values=sorted(words), column_types=dict.fromkeys(texts, pyarrow.string())
-            ),
+            tables.ConvertOptions(null_values=sorted({*words, "NaN"}), column_types=text_types),
         )
     except pyarrow.ArrowInvalid as error:
         # pyarrow counts the header as row 1.
-        head, is_row, row_text = str(error).partition("Row #")
-        number, colon, problem = row_text.partition(":")
-        fault = (
-            f"row {int(number) - 1}:{problem}"
-            if is_row and colon and number.isdecimal()
-            else head + is_row + row_text
-        )
-        raise DataError(
-            f"{printable_path(path)} cannot be read: {printable_path(fault)[:MAX_ERROR_CHARACTERS]}"
-        ) from None
+        row = re.match(r".*?Row #(\d+):(.*)", str(error), re.DOTALL)
+        fault = f"row {int(row[1]) - 1}:{row[2]}" if row else str(error)
+        fault = printable_path(fault)[:MAX_ERROR_CHARACTERS]
+        raise DataError(f"{printable_path(path)} cannot be read: {fault}") from None
     _check_quotes(path, local_copy, table)
     return _convert_commas(path, table, delimiter)
 
@@ -416,14 +360,10 @@ def _check_quotes(path: str, local_copy: str, table: Any) -> None:
         if not sum(block.count(QUOTE) for block in iter(lambda: file.read(1 << 24), b"")) % 2:
             return
     for column in table.columns:
-        if (
-            pyarrow.types.is_string(column.type)
-            and len(column)
-            and "\n" in (column[len(column) - 1].as_py() or "")
-        ):
-            raise DataError(
-                f"{printable_path(path)}, row {len(column)}: a quote is opened and never closed"
-            )
+        is_text = pyarrow.types.is_string(column.type) and len(column) > 0
+        if is_text and "\n" in (column[-1].as_py() or ""):
+            place = f"{printable_path(path)}, row {len(column)}"
+            raise DataError(f"{place}: a quote is opened and never closed")
 
 
 def _convert_commas(path: str, table: Any, delimiter: str) -> Any:
@@ -435,36 +375,31 @@ def _convert_commas(path: str, table: Any, delimiter: str) -> Any:
     import pyarrow
     from pyarrow import compute
 
-    for column_number, (name, column) in enumerate(
-        zip(table.column_names, table.columns, strict=True)
-    ):
+    for number, (name, column) in enumerate(zip(table.column_names, table.columns, strict=True)):
         if not pyarrow.types.is_string(column.type):
             continue
+
         has_thousands = compute.match_substring_regex(column, THOUSANDS_PATTERN)
         if compute.any(has_thousands).as_py():
-            other_values = column.filter(
-                compute.invert(compute.fill_null(has_thousands, True))
-            ).to_pylist()
-            if all(re.fullmatch(NUMBER_PATTERN, value) for value in other_values if value):
-                row = has_thousands.to_pylist().index(True)
-                raise DataError(
-                    f"{printable_path(path)}, row {row + 1}: its {name!r} is "
-                    f"{column[row].as_py()!r}, with thousands apart; write numbers without, or "
-                    "leave the column out of data.columns"
-                )
+            is_other = compute.invert(compute.fill_null(has_thousands, True))
+            others = column.filter(is_other).to_pylist()
+            if all(re.fullmatch(NUMBER_PATTERN, value) for value in others if value):
+                hint = "write numbers without, or leave the column out of data.columns"
+                fault = f"with thousands apart; {hint}"
+                raise _value_error(path, name, column, has_thousands, fault)
         has_comma = compute.match_substring_regex(column, DECIMAL_COMMA_PATTERN)
         if not compute.any(has_comma).as_py():
             continue
         if delimiter == ",":
-            row = has_comma.to_pylist().index(True)
-            raise DataError(
-                f"{printable_path(path)}, row {row + 1}: its {name!r} is {column[row].as_py()!r}, "
-                "where the comma may stand before decimals or thousands; write numbers with a "
-                "point, or columns with semicolons"
-            )
-        table = table.set_column(
-            column_number,
-            name,
-            compute.replace_substring_regex(column, DECIMAL_COMMA_PATTERN, r"\1.\2"),
-        )
+            hint = "write numbers with a point, or columns with semicolons"
+            fault = f"where the comma may stand before decimals or thousands; {hint}"
+            raise _value_error(path, name, column, has_comma, fault)
+        numbers = compute.replace_substring_regex(column, DECIMAL_COMMA_PATTERN, r"\1.\2")
+        table = table.set_column(number, name, numbers)
     return table
+
+
+def _value_error(path: str, name: str, column: Any, is_wrong: Any, problem: str) -> DataError:
+    row = is_wrong.to_pylist().index(True)
+    place = f"{printable_path(path)}, row {row + 1}"
+    return DataError(f"{place}: its {name!r} is {column[row].as_py()!r}, {problem}")
