@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import importlib
+from collections.abc import Mapping
 from typing import Literal
 
 from jaxlaunch.trainer.buckets import faults
@@ -24,7 +25,16 @@ from jaxlaunch.trainer.spec import (
 
 BYTE_VOCAB = 256
 Split = Literal["train", "eval"]
-Opener = Callable[[TrainSpec, Split], DataSource | None]
+# Modules by the kind of data, imported late: tensorflow-datasets takes a quarter of a second.
+MODULES = {
+    "tfds": ("sources.tfds",),
+    "array_record": ("sources.array_record",),
+    "images": ("sources.images.source",),
+    "table": ("sources.tables.source",),
+    "text": ("sources.text", "sources.mixture", "text.preferences"),
+    "torch": ("sources.torch",),
+    "synthetic": ("sources.synthetic",),
+}
 
 
 def open_source(spec: TrainSpec, split: Literal["train", "eval"]) -> DataSource | None:
@@ -56,20 +66,20 @@ def open_source(spec: TrainSpec, split: Literal["train", "eval"]) -> DataSource 
     assert source is not None and len(source) == 1437
     ```
     """
+    subject = f"train.data: the {split} split of {spec.data.source}"
     try:
-        source = _find_opener(spec.data)(spec, split)
+        source = _open_split(spec, spec.data, split)
     except OSError as error:
-        raise faults.read_error(
-            f"train.data: the {split} split of {spec.data.source} cannot be opened", error
-        ) from error
+        raise faults.read_error(f"{subject} cannot be opened", error) from error
     if source is not None and not len(source):
-        raise DataError(f"train.data: the {split} split of {spec.data.source} has no examples")
+        raise DataError(f"{subject} has no examples")
     return source
 
 
 def import_modules(data: Data) -> None:
     """Import the modules that opening `data` needs, without those of the user."""
-    _find_opener(data)
+    for module in MODULES[data.part_kind if isinstance(data, Mixture) else data.source]:
+        importlib.import_module(f"jaxlaunch.trainer.{module}")
 
 
 def baseline_metrics(
@@ -88,9 +98,8 @@ def tokenizer_files(data: Data) -> Mapping[str, bytes]:
     """Return the tokenizer files of checkpoints by name, none for bytes and for other data."""
     from jaxlaunch.trainer.text import tokenizer
 
-    return (
-        tokenizer.load_tokenizer(data.tokenizer).files if isinstance(data, Text | Mixture) else {}
-    )
+    has_text = isinstance(data, Text | Mixture)
+    return tokenizer.load_tokenizer(data.tokenizer).files if has_text else {}
 
 
 def open_mixture(block: str, split: Split) -> DataSource:
@@ -102,84 +111,37 @@ def open_mixture(block: str, split: Split) -> DataSource:
     return source
 
 
-def _find_opener(data: Data) -> Opener:
-    """Return the function that opens `data`.
-
-    Modules are imported here, because importing tensorflow-datasets takes a quarter of a second.
-    """
+def _open_split(spec: TrainSpec, data: Data, split: Split) -> DataSource | None:
     match data:
         case Tfds() | ArrayRecord() | Images():
-            open_examples = _examples_opener(data)
-            return lambda spec, split: open_examples(split)
+            return _open_examples(data, split)
         case Table():
             from jaxlaunch.trainer.sources.tables import source as tables
 
-            return lambda spec, split: tables.open_source(data, split, spec.loss.target)
+            return tables.open_source(data, split, spec.loss.target)
         case Text():
-            open_text = _text_opener()
-            return lambda spec, split: open_text(spec, data, split)
+            return _open_text(spec, data, split)
         case Mixture():
-            return _mixture_opener(data)
+            return _open_mixture(spec, data, split)
         case Torch():
-            from jaxlaunch.trainer.sources import torch
-
-            def open_torch(spec: TrainSpec, split: Split) -> DataSource | None:
-                if split == "train":
-                    return torch.open_source(
-                        data.dataset, data.args, shuffle=data.shuffle, workers=data.workers
-                    )
-                if data.eval_dataset is None and data.eval_args is None:
-                    return None
-                return torch.open_source(
-                    data.eval_dataset or data.dataset, data.eval_args or {}, workers=data.workers
-                )
-
-            return open_torch
+            return _open_torch(data, split)
         case Synthetic():
-            from jaxlaunch.trainer.sources import synthetic
-
-            def open_synthetic(spec: TrainSpec, split: Split) -> DataSource | None:
-                # Evaluation uses the examples after those of training.
-                first, examples = (
-                    (0, data.examples) if split == "train" else (data.examples, data.eval_examples)
-                )
-                if not examples:
-                    return None
-                if data.shape is None and model_sizes(spec.model).length is not None:
-                    length, vocab = _text_sizes(spec)
-                    return synthetic.Tokens(examples, length, vocab, first=first)
-                return synthetic.Images(
-                    examples, tuple(data.shape or (28, 28)), data.classes, first=first
-                )
-
-            return open_synthetic
+            return _open_synthetic(spec, data, split)
 
 
 def _open_examples(data: Images | ArrayRecord | Tfds, split: Split) -> DataSource | None:
-    return _examples_opener(data)(split)
+    if isinstance(data, Images):
+        from jaxlaunch.trainer.sources.images import source as images
 
+        return images.open_source(data, split)
+    if isinstance(data, Tfds):
+        from jaxlaunch.trainer.sources import tfds
 
-def _examples_opener(data: Images | ArrayRecord | Tfds) -> Callable[[Split], DataSource | None]:
-    match data:
-        case Tfds():
-            from jaxlaunch.trainer.sources import tfds
+        source: DataSource | None = tfds.open_source(data, split)
+    else:
+        from jaxlaunch.trainer.sources import array_record
 
-            return lambda split: _apply_augmentation(tfds.open_source(data, split), data, split)
-        case ArrayRecord():
-            from jaxlaunch.trainer.sources import array_record
-
-            return lambda split: _apply_augmentation(
-                array_record.open_source(data, split), data, split
-            )
-        case Images():
-            from jaxlaunch.trainer.sources.images import source as images
-
-            return lambda split: images.open_source(data, split)
-
-
-def _apply_augmentation(
-    source: DataSource | None, data: Tfds | ArrayRecord, split: Split
-) -> DataSource | None:
+        source = array_record.open_source(data, split)
     if source is None or (data.augment is None and data.size is None):
         return source
     from jaxlaunch.trainer.data.augment import AugmentedSource, Transform
@@ -187,52 +149,65 @@ def _apply_augmentation(
     return AugmentedSource(source, Transform(data.augment, data.shape, split))
 
 
-def _text_opener() -> Callable[[TrainSpec, Text, Split], DataSource | None]:
+def _open_text(spec: TrainSpec, data: Text, split: Split) -> DataSource | None:
     from jaxlaunch.trainer.sources import text
     from jaxlaunch.trainer.text import preferences, tokenizer
 
-    def open_text(spec: TrainSpec, data: Text, split: Split) -> DataSource | None:
-        length, vocab = _text_sizes(spec)
-        tokenizer.check_vocab(tokenizer.load_tokenizer(data.tokenizer), vocab)
-        if data.format == "preference":
-            return preferences.open_source(data, length, split)
-        if data.is_prepared:
-            return text.open_rows(data, length, split)
-        return text.open_stream(data, length, split)
-
-    return open_text
+    length, vocab = _text_sizes(spec)
+    tokenizer.check_vocab(tokenizer.load_tokenizer(data.tokenizer), vocab)
+    if data.format == "preference":
+        return preferences.open_source(data, length, split)
+    return (text.open_rows if data.is_prepared else text.open_stream)(data, length, split)
 
 
-def _mixture_opener(data: Mixture) -> Opener:
-    """Return the function that opens a split; an evaluation uses all examples of all parts once."""
+def _open_mixture(spec: TrainSpec, data: Mixture, split: Split) -> DataSource | None:
+    """Open the parts of a split; an evaluation uses every example of all parts once."""
     if data.part_kind == "images":
         from jaxlaunch.trainer.sources.images import source as images
 
-        return lambda spec, split: images.open_mixture(data, split, _open_examples)
+        return images.open_mixture(data, split, _open_examples)
     if data.part_kind == "table":
         from jaxlaunch.trainer.sources.tables import source as tables
 
-        return lambda spec, split: tables.open_mixture(data, split, spec.loss.target)
+        return tables.open_mixture(data, split, spec.loss.target)
     from jaxlaunch.trainer.sources import mixture
 
-    open_text = _text_opener()
-
-    def open_texts(spec: TrainSpec, split: Split) -> DataSource | None:
-        weights = {name: part.weight for name, part in data.parts.items()}
-        texts = {
-            name: part
-            for name, part in data.text_parts().items()
-            if weights[name] or split == "eval"
-        }
-        sources = {name: open_text(spec, part, split) for name, part in texts.items()}
-        parts = {name: source for name, source in sources.items() if source is not None}
-        if parts:
-            return mixture.Mixture(
-                parts, weights if split == "train" else dict.fromkeys(parts, 1.0)
-            )
+    weights = {name: part.weight for name, part in data.parts.items()}
+    parts: dict[str, DataSource] = {}
+    for name, part in data.text_parts().items():
+        if weights[name] or split == "eval":
+            source = _open_text(spec, part, split)
+            parts |= {} if source is None else {name: source}
+    if not parts:
         return None
+    return mixture.Mixture(parts, weights if split == "train" else dict.fromkeys(parts, 1.0))
 
-    return open_texts
+
+def _open_torch(data: Torch, split: Split) -> DataSource | None:
+    from jaxlaunch.trainer.sources import torch
+
+    if split == "train":
+        return torch.open_source(
+            data.dataset, data.args, shuffle=data.shuffle, workers=data.workers
+        )
+    if data.eval_dataset is None and data.eval_args is None:
+        return None
+    dataset, args = data.eval_dataset or data.dataset, data.eval_args or {}
+    return torch.open_source(dataset, args, workers=data.workers)
+
+
+def _open_synthetic(spec: TrainSpec, data: Synthetic, split: Split) -> DataSource | None:
+    from jaxlaunch.trainer.sources import synthetic
+
+    # Evaluation uses the examples after those of training.
+    first, examples = (
+        (0, data.examples) if split == "train" else (data.examples, data.eval_examples)
+    )
+    if not examples:
+        return None
+    if data.shape is None and model_sizes(spec.model).length is not None:
+        return synthetic.Tokens(examples, *_text_sizes(spec), first=first)
+    return synthetic.Images(examples, tuple(data.shape or (28, 28)), data.classes, first=first)
 
 
 def _text_sizes(spec: TrainSpec) -> tuple[int, int]:

@@ -63,7 +63,5 @@ class Tokens(DataSource):
 
     def fingerprint(self) -> str:
         """Return number and length of the windows, the vocabulary, and the index of the first."""
-        return (
-            f"synthetic, {self._examples} windows of {self._length} tokens of "
-            f"{len(self._next_V)} from {self._first}"
-        )
+        windows = f"{self._examples} windows of {self._length} tokens of {len(self._next_V)}"
+        return f"synthetic, {windows} from {self._first}"

@@ -61,21 +61,15 @@ def open_stream(data: Text, length: int, split: Split) -> TextStream | None:
     if len(pieces) == 1:
         path, _, size = pieces[0]
         middle = size - int(size * data.eval_split)
-        train, held_out = [(path, 0, middle)], [(path, middle, size)]
+        pieces = [(path, 0, middle) if split == "train" else (path, middle, size)]
     else:
-        share = HeldOutShare(data.eval_split, len(pieces))
-        train = [pieces[share.kept_index(j)] for j in range(share.kept_count)]
-        held_out = [pieces[share.held_out_index(k)] for k in range(share.held_out_count)]
-    if not train:
-        raise DataError(
-            f"data.eval_split = {data.eval_split} of {len(pieces)} files leaves none to train on"
-        )
+        part = HeldOutShare(data.eval_split, len(pieces), "files").part(split)
+        pieces = [pieces[part.index(number)] for number in range(part.count)]
     try:
-        return TextStream(train if split == "train" else held_out, length, split, data.apart)
+        return TextStream(pieces, length, split, data.apart)
     except DataError as error:
-        raise DataError(
-            f"{error}; data.eval_split = {data.eval_split} says how much either split has"
-        ) from None
+        hint = f"data.eval_split = {data.eval_split} says how much either split has"
+        raise DataError(f"{error}; {hint}") from None
 
 
 class TextStream(DataSource):
@@ -87,18 +81,15 @@ class TextStream(DataSource):
     """
 
     def __init__(self, pieces: list[Piece], length: int, label: str, apart: bool = False) -> None:
-        self.name = f"text {pieces[0][0]}" + (
-            f" and {len(pieces) - 1} more files" if len(pieces) > 1 else ""
-        )
+        more = f" and {len(pieces) - 1} more files" if len(pieces) > 1 else ""
+        self.name = f"text {pieces[0][0]}{more}"
         self._pieces, self._window, self._label, self._apart = pieces, length, label, apart
         self._ends = list(itertools.accumulate(stop - start for _, start, stop in pieces))
         # Number of bytes in the stream.
         self.bytes = self._ends[-1]
         if self.bytes < 2:
-            raise DataError(
-                f"{self.name}: the {label} split has {self.bytes} bytes, which leaves "
-                "nothing to predict"
-            )
+            problem = f"the {label} split has {self.bytes} bytes, which leaves nothing to predict"
+            raise DataError(f"{self.name}: {problem}")
 
     def __len__(self) -> int:
         return -(-(self.bytes - 1) // self._window)
@@ -111,12 +102,10 @@ class TextStream(DataSource):
         mask_L[: len(window) - 1] = 1.0
         example = {"tokens": tokens_T, "mask": mask_L}
         if self._apart:
-            places = np.arange(first, first + self._window + 1)
-            low, high = (
-                bisect.bisect_right(self._ends, int(place)) for place in (places[0], places[-1])
-            )
-            number_T = 1 + np.searchsorted(self._ends[low:high], places, side="right")
-            example["segments"] = np.where(places < self.bytes, number_T, 0).astype(np.int32)
+            place_T = np.arange(first, first + self._window + 1)
+            low, high = (bisect.bisect_right(self._ends, int(place_T[at])) for at in (0, -1))
+            number_T = 1 + np.searchsorted(self._ends[low:high], place_T, side="right")
+            example["segments"] = np.where(place_T < self.bytes, number_T, 0).astype(np.int32)
         return example
 
     def read_stream(self, start: int, stop: int) -> npt.NDArray[np.uint8]:
@@ -129,11 +118,8 @@ class TextStream(DataSource):
             piece_end = min(stop, self._ends[number])
             part = files.read_bytes(path, offset, piece_end - start)
             if len(part) < piece_end - start:
-                end = offset + piece_end - start
-                raise DataError(
-                    f"{path} ends at byte {files.file_size(path)}; at the start of the run "
-                    f"it had {end}"
-                )
+                size, end = files.file_size(path), offset + piece_end - start
+                raise DataError(f"{path} ends at byte {size}; at the start of the run it had {end}")
             parts.append(part)
             start, number = piece_end, number + 1
         return np.frombuffer(b"".join(parts), np.uint8)
@@ -168,9 +154,8 @@ def _count_pairs(stream: TextStream) -> npt.NDArray[np.int64]:
     count = np.zeros(BYTE_VOCAB * BYTE_VOCAB, np.int64)
     for start in range(0, stream.bytes - 1, CHUNK_BYTES):
         chunk = stream.read_stream(start, min(start + CHUNK_BYTES + 1, stream.bytes))
-        count += np.bincount(
-            chunk[:-1].astype(np.int64) * BYTE_VOCAB + chunk[1:], minlength=BYTE_VOCAB * BYTE_VOCAB
-        )
+        pairs = chunk[:-1].astype(np.int64) * BYTE_VOCAB + chunk[1:]
+        count += np.bincount(pairs, minlength=len(count))
     return count.reshape(BYTE_VOCAB, BYTE_VOCAB)
 
 
@@ -214,11 +199,8 @@ def _run_build(
     row_recipe: Recipe, folder: Path, is_stopped: Callable[[], bool] = lambda: False
 ) -> None:
     """Build in a separate process, because the workers do not need jax."""
-    print(
-        f"preparing text: {row_recipe.tokenizer}, packing {row_recipe.packing}, in {folder}",
-        file=sys.stderr,
-        flush=True,
-    )
+    message = f"preparing text: {row_recipe.tokenizer}, packing {row_recipe.packing}, in {folder}"
+    print(message, file=sys.stderr, flush=True)
     command = isolated.build_command("jaxlaunch.trainer.text.build", str(folder), str(os.getpid()))
     pipe = subprocess.PIPE
     recipe_text: str | None = row_recipe.to_json()
@@ -258,18 +240,18 @@ class PackedRows(DataSource):
     def __init__(self, folder: Path, split: str) -> None:
         index = build.read_index(folder)
         self.name, self._length = f"text {folder.name} {split}", index["length"]
-        names = [
-            name
+        paths = [
+            str(folder / name)
             for name, file in sorted(index["files"].items())
             if file["split"] == split and file["rows"]
         ]
-        if not names:
+        if not paths:
             raise DataError(
                 f"the {split} split of {folder} has no rows: data.eval_split of "
-                f"{index['documents']} documents leaves "
-                "it none; change data.eval_split, or name data.eval_path"
+                f"{index['documents']} documents leaves it none; change data.eval_split, or name "
+                "data.eval_path"
             )
-        self._records = Records([str(folder / name) for name in names])
+        self._records = Records(paths)
         digest = shards.file_digest(folder / INDEX_FILE)[:12]
         self._fingerprint = (
             f"text {split}, {len(self)} rows of {self._length}, tokenizer {index['tokenizer']}, "

@@ -27,12 +27,12 @@ from typing import Any, Literal, TextIO
 
 import numpy as np
 import tensorflow_datasets as tfds
-from PIL import Image
 from tensorflow_datasets.core.download import extractor
 
 from jaxlaunch import installation, user_cache
 from jaxlaunch.spelling import find_nearest
 from jaxlaunch.trainer.buckets import faults
+from jaxlaunch.trainer.data.augment import to_picture
 from jaxlaunch.trainer.data.source import DataSource
 from jaxlaunch.trainer.errors import DataError
 from jaxlaunch.trainer.spec import Tfds
@@ -72,11 +72,8 @@ class TfdsSplit(DataSource):
         try:
             self._data = builder.as_data_source(split=split)
         except ValueError as error:
-            split_names = ", ".join(sorted(builder.info.splits))
-            raise DataError(
-                f"{dataset} has no split {split!r}; it has {split_names}, and slices such as "
-                "train[:90%]"
-            ) from error
+            names = f"it has {', '.join(sorted(builder.info.splits))}, and slices such as"
+            raise DataError(f"{dataset} has no split {split!r}; {names} train[:90%]") from error
         except NotImplementedError as error:
             raise DataError(
                 f"{dataset} is stored in {folder} as {builder.info.file_format}, which has no "
@@ -122,11 +119,8 @@ def prepare_dataset(name: str, folder: str) -> Any:
         path.parent.mkdir(parents=True, exist_ok=True)
         lock = path.open("a")
     except OSError as error:
-        message = (
-            f"{name} is not prepared in {folder}, which cannot be written ({error}); set "
-            "data.data_dir"
-        )
-        raise DataError(message) from error
+        problem = f"{name} is not prepared in {folder}, which cannot be written ({error})"
+        raise DataError(f"{problem}; set data.data_dir") from error
     with lock:
         # The kernel releases the lock when its holder dies.
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -146,14 +140,11 @@ def _make_builder(name: str, folder: str) -> Any:
     try:
         return tfds.builder(name, data_dir=folder)
     except tfds.core.registered.DatasetNotFoundError as error:
-        suggestions = find_nearest(
-            name, [OWN_BUILDER, *tfds.list_builders(with_community_datasets=False)], 3
-        )
-        hint = (
-            f"did you mean {' or '.join(suggestions)}?"
-            if suggestions
-            else "name one of tensorflow-datasets, or digits"
-        )
+        names = [OWN_BUILDER, *tfds.list_builders(with_community_datasets=False)]
+        suggestions = find_nearest(name, names, 3)
+        hint = "name one of tensorflow-datasets, or digits"
+        if suggestions:
+            hint = f"did you mean {' or '.join(suggestions)}?"
         raise DataError(f"data.name = {name} is not a dataset; {hint}") from error
 
 
@@ -227,15 +218,12 @@ def without_tensorflow(builder: Any) -> Iterator[None]:
         return _encode_images(examples, images) if isinstance(examples, Iterator) else examples
 
     builder._generate_examples = generate_encoded
-    modules = [
-        module
-        for module in (extractor, sys.modules[type(builder).__module__])
-        if hasattr(module, "tf")
-    ]
     with contextlib.ExitStack() as stack:
-        for module in modules:
-            stack.callback(setattr, module, "tf", module.tf)
-            setattr(module, "tf", TENSORFLOW_STAND_IN)  # noqa: B010  # as an attribute mypy would know its type
+        for module in (extractor, sys.modules[type(builder).__module__]):
+            if hasattr(module, "tf"):
+                stack.callback(setattr, module, "tf", module.tf)
+                # As an attribute mypy would know its type.
+                setattr(module, "tf", TENSORFLOW_STAND_IN)  # noqa: B010
         yield
 
 
@@ -247,8 +235,6 @@ def _encode_images(
         for name in images & set(example):
             if isinstance(image_HWC := example[name], np.ndarray):
                 file = io.BytesIO()
-                Image.fromarray(image_HWC[..., 0] if image_HWC.shape[-1] == 1 else image_HWC).save(
-                    file, "png"
-                )
+                to_picture(image_HWC).save(file, "png")
                 encoded[name] = io.BytesIO(file.getvalue())
         yield key, encoded

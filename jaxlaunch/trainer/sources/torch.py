@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -28,12 +29,9 @@ def open_source(
         built = _build_dataset(path, target, args)
         dataset = _find_dataset(path, built)
         if hasattr(dataset, "__getitem__"):
-            count = (
-                getattr(built, "num_workers", 0)
-                if workers is None and dataset is not built
-                else workers
-            )
-            return MapDataset(path, args, dataset, user_code.find_place(target), count or 0)
+            if workers is None and dataset is not built:
+                workers = getattr(built, "num_workers", 0)
+            return MapDataset(path, args, dataset, user_code.find_place(target), workers or 0)
         if workers:
             raise SpecError(
                 f"{path} is iterable: no example can be read without those before it, so {workers} "
@@ -61,12 +59,10 @@ def _build_dataset(path: str, target: Any, args: Mapping[str, Any]) -> Any:
         return target
     try:
         return target(**args)
-    except (Exception, SystemExit) as error:  # whatever the user's class raises
-        # The class of the user may raise anything.
-        # The values may be secret, so only the names are printed.
-        names = (
-            f" with args {', '.join(args)}" if args else ""
-        )  # not their values, which may be secret
+    except (Exception, SystemExit) as error:
+        # The class of the user may raise anything. The values may be secret, so only the names are
+        # printed.
+        names = f" with args {', '.join(args)}" if args else ""
         raise faults.read_error(f"{path}{names} cannot be built", error) from error
 
 
@@ -79,16 +75,11 @@ def _find_dataset(path: str, built: Any) -> Any:
                 "sampler out"
             )
         if not str(built.collate_fn.__module__).startswith("torch."):
-            raise SpecError(
-                f"{path} has a collate_fn of its own; make each example whole in its dataset's "
-                "__getitem__"
-            )
+            hint = "make each example whole in its dataset's __getitem__"
+            raise SpecError(f"{path} has a collate_fn of its own; {hint}")
         built = built.dataset
-    reader = (
-        "__getitem__"
-        if hasattr(built, "__getitem__") or not hasattr(built, "__iter__")
-        else "__iter__"
-    )
+    is_iterable = hasattr(built, "__iter__") and not hasattr(built, "__getitem__")
+    reader = "__iter__" if is_iterable else "__getitem__"
     if missing := [method for method in ("__len__", reader) if not hasattr(built, method)]:
         raise SpecError(f"{path} has no {' and no '.join(missing)}; a map-style dataset has both")
     return built
@@ -102,9 +93,6 @@ class MapDataset(DataSource):
     """
 
     may_draw = True
-    # The length is read once: it determines the order of a run on every process, and __len__ may be
-    # slow or change.
-    _length: int | None = None
 
     def __init__(
         self, path: str, args: Mapping[str, Any], dataset: Any, place: str, workers: int = 0
@@ -114,22 +102,24 @@ class MapDataset(DataSource):
         self.opener = f"{__name__}:{open_source.__name__}", (path, self._args)
         self.takes_rng = hasattr(dataset, "__getitem__") and order.takes_rng(dataset.__getitem__)
 
+    @functools.cached_property
+    def _length(self) -> int:
+        # The length is read once: it determines the order of a run on every process, and __len__
+        # may be slow or change.
+        try:
+            return len(self._dataset)
+        except (TypeError, ValueError) as error:
+            # Python raises these for a length that is negative or not an integer.
+            problem = f"its __len__ must return the number of its examples: {error}"
+            raise DataError(f"{self.name}: {problem}{describe_definition(self)}") from error
+
     def __len__(self) -> int:
-        if self._length is None:
-            try:
-                self._length = len(self._dataset)
-            except (TypeError, ValueError) as error:
-                # Python raises these for a length that is negative or not an integer.
-                raise DataError(
-                    f"{self.name}: its __len__ must return the number of its examples: "
-                    f"{error}{describe_definition(self)}"
-                ) from error
         return self._length
 
     def __getitem__(self, index: int, rng: np.random.Generator | None = None) -> dict[str, Any]:
-        return _as_mapping(
-            self._dataset.__getitem__(index, rng=rng) if self.takes_rng else self._dataset[index]
-        )
+        if self.takes_rng:
+            return _as_mapping(self._dataset.__getitem__(index, rng=rng))
+        return _as_mapping(self._dataset[index])
 
     def fingerprint(self) -> str:
         """Return class, number of examples and digests of the arguments; not the content."""
@@ -167,11 +157,8 @@ def _as_mapping(item: Any) -> dict[str, Any]:
     if isinstance(item, tuple | list) and len(item) == 2:
         item = {"image": item[0], "label": item[1]}
     if not isinstance(item, Mapping):
-        kind = (
-            f"{type(item).__name__} of {len(item)}"
-            if isinstance(item, tuple | list)
-            else type(item).__name__
-        )
+        count = f" of {len(item)}" if isinstance(item, tuple | list) else ""
+        kind = f"{type(item).__name__}{count}"
         raise TypeError(f"an item is a mapping or a pair (image, label), not {kind}")
     example: dict[str, Any] = {}
     for key, value in item.items():

@@ -64,30 +64,18 @@ def index_images(
     data: Images, patterns: str | list[str], split: Split, key: str, classes: build.Classes
 ) -> Index:
     """Return the index of a split, from the cache if possible. Raises DataError, StorageError."""
-    pattern_list = [patterns] if isinstance(patterns, str) else patterns
     absolute = [
         pattern if remote.is_remote(pattern) else os.path.abspath(pattern)
-        for pattern in pattern_list
+        for pattern in files.as_list(patterns)
     ]
-    cache_key = [
-        absolute,
-        split,
-        key,
-        classes,
-        data.image,
-        data.label,
-        data.channels,
-        data.on_broken,
-    ]
+    options = [data.image, data.label, data.channels, data.on_broken]
+    cache_key = [absolute, split, key, classes, *options]
 
     def build_now(folder: Path) -> Index:
-        """Index the current files; `folder` may get files next to the index."""
-        full_index = build.build_index(
-            data, listing.list_files(absolute, split, key), classes, folder
-        )
-        return (
-            full_index if data.on_broken == "stop" else _drop_broken(full_index, data.channels, key)
-        )
+        listed = listing.list_files(absolute, split, key)
+        full_index = build.build_index(data, listed, classes, folder)
+        is_strict = data.on_broken == "stop"
+        return full_index if is_strict else _drop_broken(full_index, data.channels, key)
 
     return index.cached_index(cache_key, lambda: listing.mark_files(absolute, key), build_now)
 
