@@ -30,19 +30,8 @@ PERMANENT_ERRORS = (FileNotFoundError, PermissionError, IsADirectoryError, NotAD
 NETWORK_ERRORS = (TimeoutError, ConnectionError, URLError, http.client.HTTPException)
 # Storage clients whose exceptions need not be OSErrors. They are recognized without importing them.
 CLIENT_PACKAGES = (
-    *(
-        "aiobotocore",
-        "aiohttp",
-        "azure",
-        "botocore",
-        "fsspec",
-        "gcsfs",
-        "google",
-        "grpc",
-        "httpcore",
-        "httpx",
-    ),
-    *("huggingface_hub", "requests", "s3fs", "s3transfer", "urllib3"),
+    *("aiobotocore", "aiohttp", "azure", "botocore", "fsspec", "gcsfs", "google", "grpc"),
+    *("httpcore", "httpx", "huggingface_hub", "requests", "s3fs", "s3transfer", "urllib3"),
 )
 TRANSIENT_NAMES = re.compile(
     "Timeout|TimedOut|Connect|Disconnect|Network|Transport|Protocol|Unavailable|Payload|Incomplete|ChunkedEncoding|Deadline|TooMany|SlowDown|Throttl|Retr(?:y|ies)|InternalServer|BadGateway|Transient"
@@ -124,17 +113,13 @@ def is_storage(error: BaseException) -> bool:
         is_wrapper = isinstance(link, URLError) and isinstance(link.reason, BaseException)
         if isinstance(link, NETWORK_ERRORS) and not is_wrapper:
             return True
-        if (
-            isinstance(link, OSError)
-            and link.errno is not None
-            and not _client_kinds(link.__cause__)
-        ):
-            # s3fs wraps a client's own error, which says more, into an OSError.
+        # s3fs wraps a client's own error, which says more, into an OSError.
+        is_system_error = isinstance(link, OSError) and link.errno is not None
+        if is_system_error and not _client_kinds(link.__cause__):
             return True
         kinds = _client_kinds(link)
-        if any(TRANSIENT_NAMES.search(kind.__name__) for kind in kinds) or (
-            kinds and has_trained()
-        ):
+        is_transient = any(TRANSIENT_NAMES.search(kind.__name__) for kind in kinds)
+        if is_transient or (kinds and has_trained()):
             return True
     return False
 
@@ -175,16 +160,12 @@ def _http_status(error: BaseException) -> int | None:
     if isinstance(response, dict):
         # botocore's ClientError has a dict here.
         response = response.get("ResponseMetadata", {}).get("HTTPStatusCode")
-    codes = (
-        getattr(error, "code", None),
-        getattr(error, "status", None),
-        getattr(response, "status_code", response),
-    )
+    codes = [getattr(error, key, None) for key in ("code", "status")]
+    codes.append(getattr(response, "status_code", response))
     return next((int(code) for code in codes if isinstance(code, int) and 400 <= code < 600), None)
 
 
 def _client_kinds(error: BaseException | None) -> list[type]:
     """Return the classes of an exception that a storage client defines."""
-    return [
-        kind for kind in type(error).__mro__ if kind.__module__.partition(".")[0] in CLIENT_PACKAGES
-    ]
+    kinds = type(error).__mro__
+    return [kind for kind in kinds if kind.__module__.partition(".")[0] in CLIENT_PACKAGES]

@@ -22,6 +22,7 @@ import signal
 import sys
 import time
 from pathlib import Path
+from typing import Any, BinaryIO
 
 from jaxlaunch import contract, regular_files
 from jaxlaunch.runs import layout
@@ -47,9 +48,8 @@ class Mirror:
 
     def __init__(self, url: str, folder: Path) -> None:
         self._url, self._folder = url.rstrip("/"), folder
-        self._put_states: dict[
-            str, tuple[State, float]
-        ] = {}  # name -> state that was uploaded, and when
+        # For each name, the state that was uploaded, and when.
+        self._put_states: dict[str, tuple[State, float]] = {}
 
     def pull(self, ranks: range, is_whole: bool) -> None:
         """Fetch the files of earlier attempts but not other hosts' logs, or only these logs."""
@@ -58,19 +58,14 @@ class Mirror:
             contextlib.suppress(FileNotFoundError),
         ):
             names = remote.list_names(self._url)
-            newest = max(
-                (int(log[1] or 0) for name in names if (log := layout.LOG_NAME.fullmatch(name))),
-                default=0,
-            )
+            logs = filter(None, map(layout.LOG_NAME.fullmatch, names))
+            newest = max((int(log[1] or 0) for log in logs), default=0)
             for name in names:
                 if not name.startswith(".") and _is_wanted(name, newest, ranks, is_whole):
                     path = self._folder / name
                     path.parent.mkdir(parents=True, exist_ok=True)
-                    path.write_bytes(
-                        remote.open_filesystem(self._url).cat_file(f"{self._url}/{name}")
-                    )
-                    status = path.stat()
-                    self._put_states[name] = (status.st_mtime_ns, status.st_size), 0.0
+                    path.write_bytes(self._filesystem().cat_file(f"{self._url}/{name}"))
+                    self._put_states[name] = _file_state(path), 0.0
 
     def move_ranks(self, old_ranks: range, ranks: range) -> None:
         """Upload the logs that other hosts continue, and fetch those of the host's new `ranks`."""
@@ -97,14 +92,10 @@ class Mirror:
                 contextlib.suppress(FileNotFoundError),
             ):
                 with open(self._folder / name, "rb", opener=regular_files.open_regular) as file:
-                    source = (
-                        io.BytesIO(self._merge_attempts(file.read()))
-                        if name == MERGED_FILE
-                        else file
-                    )
-                    with remote.open_filesystem(self._url).open(
-                        f"{self._url}/{name}", "wb"
-                    ) as target:
+                    source: BinaryIO = file
+                    if name == MERGED_FILE:
+                        source = io.BytesIO(self._merge_attempts(file.read()))
+                    with self._filesystem().open(f"{self._url}/{name}", "wb") as target:
                         shutil.copyfileobj(source, target, CHUNK_BYTES)
                 self._put_states[name] = state, now
 
@@ -112,26 +103,29 @@ class Mirror:
         """Return our attempts after those that another host has added."""
         theirs = b""
         with contextlib.suppress(FileNotFoundError):
-            theirs = remote.open_filesystem(self._url).cat_file(f"{self._url}/{MERGED_FILE}")
+            theirs = self._filesystem().cat_file(f"{self._url}/{MERGED_FILE}")
         our_lines = set(ours.splitlines())
-        return (
-            b"".join(line + b"\n" for line in theirs.splitlines() if line not in our_lines) + ours
-        )
+        added = (line + b"\n" for line in theirs.splitlines() if line not in our_lines)
+        return b"".join(added) + ours
 
     def _file_states(self) -> dict[str, State]:
         states = {}
         for parent, folders, names in os.walk(self._folder):
             folders[:] = [folder for folder in folders if not folder.startswith(".")]
             for name in names:
-                path = os.path.join(parent, name)
                 if not name.startswith(".") and not name.endswith(".tmp"):
+                    path = Path(parent, name)
                     with contextlib.suppress(FileNotFoundError):
-                        status = os.stat(path)
-                        states[os.path.relpath(path, self._folder)] = (
-                            status.st_mtime_ns,
-                            status.st_size,
-                        )
+                        states[str(path.relative_to(self._folder))] = _file_state(path)
         return states
+
+    def _filesystem(self) -> Any:
+        return remote.open_filesystem(self._url)
+
+
+def _file_state(path: Path) -> State:
+    status = path.stat()
+    return status.st_mtime_ns, status.st_size
 
 
 def _is_wanted(name: str, newest: int, ranks: range, is_whole: bool) -> bool:
@@ -144,15 +138,13 @@ def _is_wanted(name: str, newest: int, ranks: range, is_whole: bool) -> bool:
 
 def main() -> int:
     """Mirror until stdin ends; return the exit code."""
-    parser = argparse.ArgumentParser(
-        prog="python -m jaxlaunch.trainer.buckets.mirror", description=__doc__
-    )
+    program = "python -m jaxlaunch.trainer.buckets.mirror"
+    parser = argparse.ArgumentParser(prog=program, description=__doc__)
     parser.add_argument("url")
     parser.add_argument("folder", type=Path)
     parser.add_argument("--ranks", type=int, nargs=2, required=True, metavar=("FIRST", "END"))
-    parser.add_argument(
-        "--whole", action="store_true", help="fetch all files, not the logs of these ranks alone"
-    )
+    whole_help = "fetch all files, not the logs of these ranks alone"
+    parser.add_argument("--whole", action="store_true", help=whole_help)
     options = parser.parse_args()
     for number in (signal.SIGTERM, signal.SIGINT):
         # Output that the processes write while they stop must be uploaded too.
@@ -193,11 +185,8 @@ def _follow_orders(mirror: Mirror, ranks: range) -> int:
                 mirror.move_ranks(old_ranks, ranks)
             except (TrainerError, OSError) as error:
                 # The agent does not wait for long, so an error is only reported.
-                print(
-                    f"mirror: the logs of ranks that moved may lack lines: {error}",
-                    file=sys.stderr,
-                    flush=True,
-                )
+                message = f"mirror: the logs of ranks that moved may lack lines: {error}"
+                print(message, file=sys.stderr, flush=True)
             print(order.decode(), flush=True)
 
 

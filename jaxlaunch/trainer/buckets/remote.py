@@ -39,18 +39,14 @@ def check_url(key: str, url: str) -> None:
     """Raise SpecError if `url` is in no store that can be used here; `key` names its origin."""
     scheme = url.partition("://")[0]
     if scheme not in SCHEMES:
-        supported_schemes = " and ".join(f"{name}://" for name in SCHEMES)
-        raise SpecError(
-            f"{key} = {url}: {scheme}:// is not a supported object store; use {supported_schemes}"
-        )
+        hint = f"use {' and '.join(f'{name}://' for name in SCHEMES)}"
+        raise SpecError(f"{key} = {url}: {scheme}:// is not a supported object store; {hint}")
     if (fault := block.bucket_fault(url)) is not None:
         raise SpecError(f"{key} = {url} {fault}")
     extra, package = SCHEMES[scheme]
     if importlib.util.find_spec(package) is None and extra not in fsspec.registry:
-        raise SpecError(
-            f"{key} = {url}: {scheme}:// needs {package}, which is not installed: "
-            f"{installation.install_hint(extra)}"
-        )
+        problem = f"{scheme}:// needs {package}, which is not installed"
+        raise SpecError(f"{key} = {url}: {problem}: {installation.install_hint(extra)}")
 
 
 def open_filesystem(url: str) -> Any:
@@ -62,9 +58,8 @@ def list_names(url: str) -> list[str]:
     """Return the sorted names of all objects below `url`, relative to it."""
     system = open_filesystem(url)
     root = str(system._strip_protocol(url)).rstrip("/")
-    return sorted(
-        name.removeprefix(root).strip("/") for name in system.find(url) if not name.endswith("/")
-    )
+    objects = (name for name in system.find(url) if not name.endswith("/"))
+    return sorted(name.removeprefix(root).strip("/") for name in objects)
 
 
 def match_urls(pattern: str) -> list[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import types
+import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
@@ -99,38 +99,27 @@ class Examples:
         if not self._length:
             raise DataError(f"{source_name(source)} has no examples")
         self._takes_rng = source.takes_rng, order.takes_rng(example)
-        are_deterministic = (
-            not source.may_draw,
-            str(example.__module__).startswith("jaxlaunch.trainer."),
-        )
-        is_deterministic = (
-            all(are_deterministic) if settings.deterministic is None else settings.deterministic
-        )
+        is_ours = str(example.__module__).startswith("jaxlaunch.trainer.")
+        is_deterministic = settings.deterministic
+        if is_deterministic is None:
+            is_deterministic = is_ours and not source.may_draw
         self._is_random = not is_deterministic
-        needs_seeding = [
-            self._is_random and not (are_deterministic[part] or self._takes_rng[part])
-            for part in (0, 1)
-        ]
-        self._is_seeded = any(needs_seeding)
-        self._draws = RandomPolicy(
-            settings.seed, settings.purpose, self._is_seeded, needs_seeding[1] or self._takes_rng[1]
-        )
+        seeds_source = self._is_random and source.may_draw and not self._takes_rng[0]
+        seeds_task = self._is_random and not (is_ours or self._takes_rng[1])
+        self._is_seeded = seeds_source or seeds_task
+        returns_state = seeds_task or self._takes_rng[1]
+        self._draws = RandomPolicy(settings.seed, settings.purpose, self._is_seeded, returns_state)
         self.array_specs = self._read_array_specs()
         self._batch_function: Callable[[Batch], Batch] | None = None
-        if (
-            isinstance(example, types.MethodType)
-            and is_deterministic
-            and source.has_rows
-            and example.__func__ in _BATCH_FUNCTIONS
-        ):
-            self._batch_function = partial(_BATCH_FUNCTIONS[example.__func__], example.__self__)
-        size_bytes = self._length * sum(
-            int(np.prod(form.shape, dtype=np.int64)) * narrow_dtype(form.dtype).itemsize
+        method = getattr(example, "__func__", None)
+        if is_deterministic and source.has_rows and method in _BATCH_FUNCTIONS:
+            self._batch_function = partial(_BATCH_FUNCTIONS[method], example.__self__)
+        example_bytes = sum(
+            math.prod(form.shape) * narrow_dtype(form.dtype).itemsize
             for form in self.array_specs.values()
         )
-        is_cached = (
-            is_deterministic and self._batch_function is None and size_bytes <= MAX_CACHE_BYTES
-        )
+        is_small = self._length * example_bytes <= MAX_CACHE_BYTES
+        is_cached = is_deterministic and self._batch_function is None and is_small
         self._cache = self._allocate_batch(self._length) if is_cached else None
         self._is_cached = np.zeros(self._length, bool)
 
@@ -146,9 +135,8 @@ class Examples:
         """
         if self._source.workers:
             return self._source.workers
-        if self._cache is None and not self._is_seeded and not self._source.is_light:
-            return max_threads
-        return 1
+        is_single = self._cache is not None or self._is_seeded or self._source.is_light
+        return 1 if is_single else max_threads
 
     @property
     def note(self) -> str | None:
@@ -172,18 +160,14 @@ class Examples:
         """Describe the first of these examples with a non-finite number, or return None."""
         batch = self._read_batch(index_B, position_B)
         faults = [
-            (*fault, key)
-            for key, array in batch.items()
-            if (fault := first_not_finite(array)) is not None
+            (fault, key) for key, array in batch.items() if (fault := first_not_finite(array))
         ]
         if not faults:
             return None
-        row, value, key = min(faults, key=lambda fault: fault[0])
-        position, index = int(position_B[row]), int(index_B[row])
-        return (
-            f"{source_name(self._source)}: example {index}, at position {position}, has {key} "
-            f"{value}{self._describe_location()}"
-        )
+        (row, value), key = min(faults, key=lambda item: item[0][0])
+        place = f"example {index_B[row]}, at position {position_B[row]}"
+        suffix = self._describe_location()
+        return f"{source_name(self._source)}: {place}, has {key} {value}{suffix}"
 
     def _read_batch(self, index_B: Indices, position_B: Indices) -> Batch:
         if self._batch_function is not None:
@@ -191,12 +175,9 @@ class Examples:
             # one.
             with contextlib.suppress(UnusableExampleError):
                 batch = self._batch_function(self._source.read_rows(index_B))
-                specs = {
-                    key: ArraySpec(array.shape[1:], array.dtype) for key, array in batch.items()
-                }
-                if specs == self.array_specs and not any(
-                    form.dtype in NARROWED_DTYPES for form in specs.values()
-                ):
+                forms = {key: (array.shape[1:], array.dtype) for key, array in batch.items()}
+                is_narrow = not any(dtype in NARROWED_DTYPES for _, dtype in forms.values())
+                if forms == self.array_specs and is_narrow:
                     return batch
         if self._cache is None:
             batch = self._allocate_batch(len(index_B))
@@ -226,15 +207,10 @@ class Examples:
             self._check_array_specs(index, example)
             for key, value in example.items():
                 target[key][slot] = value
-                if (
-                    value.dtype.kind in "iu"
-                    and value.dtype in NARROWED_DTYPES
-                    and not np.array_equal(target[key][slot], value)
-                ):
-                    raise self._data_error(
-                        index,
-                        f"{key} {value.max()}, too large for the {target[key].dtype} it becomes",
-                    )
+                is_narrowed = value.dtype.kind in "iu" and value.dtype in NARROWED_DTYPES
+                if is_narrowed and not np.array_equal(target[key][slot], value):
+                    problem = f"too large for the {target[key].dtype} it becomes"
+                    raise self._data_error(index, f"{key} {value.max()}, {problem}")
 
     def _check_array_specs(self, index: int, example: Batch) -> None:
         if example.keys() != self.array_specs.keys():
@@ -260,62 +236,49 @@ class Examples:
             else:
                 example = self._draw_example(index, position, item)
             if not isinstance(example, Mapping):
-                raise UnusableExampleError(
-                    f"become {user_code.describe_kind(example)}; {RETURN_TYPE_RULE}"
-                )
+                kind = user_code.describe_kind(example)
+                raise UnusableExampleError(f"become {kind}; {RETURN_TYPE_RULE}")
             return {key: np.asarray(value) for key, value in example.items()}
         except TrainerError:
             raise
         except UnusableExampleError as error:
             raise self._data_error(index, str(error)) from error
         except (Exception, SystemExit) as error:
-            raise unreadable_example_error(
-                self._source, index, error, self._describe_location()
-            ) from error
+            place = self._describe_location()
+            raise unreadable_example_error(self._source, index, error, place) from error
 
     def _draw_example(self, index: int, position: int, item: Item | None) -> Mapping[str, Any]:
         """Make an example with the random numbers of its position, or those of a worker."""
         entropy = order.example_entropy(self._settings.seed, self._settings.purpose, position)
         rng = np.random.default_rng(entropy) if any(self._takes_rng) else None
-        if item is None:
-            generators = (
-                order.seed_generators(entropy) if self._is_seeded else contextlib.nullcontext()
-            )
-        else:
+        generators: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
+        if item is not None:
             rng = rng if item.rng is None else item.rng
-            generators = (
-                contextlib.nullcontext()
-                if item.state is None
-                else order.restore_generators(item.state)
-            )
+            if item.state is not None:
+                generators = order.restore_generators(item.state)
+        elif self._is_seeded:
+            generators = order.seed_generators(entropy)
         keywords = {"rng": rng} if self._takes_rng[1] else {}
         with generators:
-            return self._example(
-                self._source.read_example(index, rng) if item is None else item.value, **keywords
-            )
+            raw = self._source.read_example(index, rng) if item is None else item.value
+            return self._example(raw, **keywords)
 
     def _read_array_specs(self) -> dict[str, ArraySpec]:
         first_example = self._make_example(0, 0)
-        if not first_example or (
-            invalid_keys := [key for key in first_example if not isinstance(key, str)]
-        ):
-            problem = f"the key {invalid_keys[0]!r}, not text" if first_example else "no arrays"
-            raise self._data_error(0, f"{problem}; {RETURN_TYPE_RULE}")
-        specs = {key: ArraySpec(value.shape, value.dtype) for key, value in first_example.items()}
-        for key, form in specs.items():
-            if form.dtype.kind in "OSUMm":
-                raise self._data_error(
-                    0, f"{key} of {form.dtype}; the task's example() must return numbers"
-                )
-        if "weight" in specs:
-            raise self._data_error(
-                0,
-                "a key weight, which the batch reserves for the weight of each example; rename it",
-            )
-        self._check_values(
-            {key: value[None].copy() for key, value in first_example.items()}, np.zeros(1, np.int64)
-        )
-        return specs
+        if not first_example:
+            raise self._data_error(0, f"no arrays; {RETURN_TYPE_RULE}")
+        for key, value in first_example.items():
+            if not isinstance(key, str):
+                raise self._data_error(0, f"the key {key!r}, not text; {RETURN_TYPE_RULE}")
+            if value.dtype.kind in "OSUMm":
+                problem = f"{key} of {value.dtype}"
+                raise self._data_error(0, f"{problem}; the task's example() must return numbers")
+        if "weight" in first_example:
+            reason = "which the batch reserves for the weight of each example"
+            raise self._data_error(0, f"a key weight, {reason}; rename it")
+        batch = {key: value[None].copy() for key, value in first_example.items()}
+        self._check_values(batch, np.zeros(1, np.int64))
+        return {key: ArraySpec(value.shape, value.dtype) for key, value in first_example.items()}
 
     def _data_error(self, index: int, problem: str) -> DataError:
         return DataError(

@@ -250,10 +250,10 @@ def _read_copy(url: str, start: int, low: int, high: int) -> bytes:
     """
     size = min(BLOCK_BYTES, stat_object(url).size - start)
     # Without a readable copy, the object itself is read.
-    with contextlib.suppress(OSError):
-        with (_copy_folder(url) / f"{start // BLOCK_BYTES}").open("rb", buffering=0) as file:
-            if os.fstat(file.fileno()).st_size == size:
-                return os.pread(file.fileno(), high - low, low - start)
+    path = _copy_folder(url) / f"{start // BLOCK_BYTES}"
+    with contextlib.suppress(OSError), path.open("rb", buffering=0) as file:
+        if os.fstat(file.fileno()).st_size == size:
+            return os.pread(file.fileno(), high - low, low - start)
     return _read_block(url, start)[low - start : high - start]
 
 

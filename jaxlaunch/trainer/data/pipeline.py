@@ -82,9 +82,8 @@ class Pipeline:
 
     def batch_specs(self, count: int = 1) -> Mapping[str, ArraySpec]:
         """Return shape and dtype of a global batch of `count` steps by key, including `weight`."""
-        return _batch_specs(
-            self.array_specs, (self._batch,) if count == 1 else (self._batch, count)
-        )
+        shape = (self._batch,) if count == 1 else (self._batch, count)
+        return _batch_specs(self.array_specs, shape)
 
     @property
     def note(self) -> str | None:
@@ -102,12 +101,8 @@ class Pipeline:
     def describe_not_finite(self, step: int) -> str | None:
         """Describe the first non-finite example of `step`, in this process's rows or all."""
         for rows in (self._rows, range(self._batch)):
-            position_B = np.arange(rows.start, rows.stop) + step * self._batch
-            if (
-                fault := self._examples.describe_not_finite(
-                    self._row_indexes(step, rows), position_B
-                )
-            ) is not None:
+            index_B, position_B = self._row_indexes(step, rows), self._row_positions(step, rows)
+            if fault := self._examples.describe_not_finite(index_B, position_B):
                 return fault
         return None
 
@@ -128,23 +123,20 @@ class Pipeline:
         The batch of a single step is key -> [rows, ...], that of several steps key -> [rows, steps,
         ...]. `put` is called on each batch in the prefetching thread, to send it to the device.
         """
-        batches = iterate_batches(
-            self._read_rows, spans, self._rows, threads=self._threads, put=put
-        )
+        threads = self._threads
+        batches = iterate_batches(self._read_rows, spans, self._rows, threads=threads, put=put)
         return Prefetcher(batches, ahead=self._prefetch)
 
     def _read_rows(self, steps: range, rows: range) -> Batch:
         index_BK = np.stack([self._row_indexes(step, rows) for step in steps], axis=1)
-        position_BK = np.stack(
-            [np.arange(rows.start, rows.stop) + step * self._batch for step in steps], axis=1
-        )
+        position_BK = np.stack([self._row_positions(step, rows) for step in steps], axis=1)
         batch = self._examples.read(index_BK.reshape(-1), position_BK.reshape(-1))
         batch["weight"] = np.ones(index_BK.size, np.float32)
-        if len(steps) == 1:
-            return batch
-        return {
-            key: array.reshape(*index_BK.shape, *array.shape[1:]) for key, array in batch.items()
-        }
+        shape = index_BK.shape if len(steps) > 1 else (len(rows),)
+        return {key: array.reshape(*shape, *array.shape[1:]) for key, array in batch.items()}
+
+    def _row_positions(self, step: int, rows: range) -> Indices:
+        return np.arange(rows.start, rows.stop) + step * self._batch
 
     def _row_indexes(self, step: int, rows: range) -> Indices:
         start, stop = (step * self._batch + row for row in (rows.start, rows.stop))
@@ -186,11 +178,9 @@ class Evaluation:
         if batches is not None:
             counts = _divide_batches(batches, counts)
         # The part of each batch, and the number of the batch in its part.
-        self._batches = [
-            (name, part, number)
-            for (name, part), count in zip(parts.items(), counts, strict=True)
-            for number in range(count)
-        ]
+        self._batches: list[tuple[Any, range, int]] = []
+        for (name, part), count in zip(parts.items(), counts, strict=True):
+            self._batches += ((name, part, number) for number in range(count))
 
     def __len__(self) -> int:
         """Return the number of batches in one pass."""
@@ -210,9 +200,8 @@ class Evaluation:
     def iterate(self, put: Callable[[Batch], T]) -> Prefetcher[T]: ...
     def iterate(self, put: Callable[[Batch], Any] | None = None) -> Prefetcher[Any]:
         """Prefetch one pass, with `put` as in Pipeline.iterate."""
-        batches = iterate_batches(
-            self._read_rows, range(len(self)), self._rows, threads=self._threads, put=put
-        )
+        numbers, threads = range(len(self)), self._threads
+        batches = iterate_batches(self._read_rows, numbers, self._rows, threads=threads, put=put)
         return Prefetcher(batches, ahead=1)
 
     def batch_specs(self) -> Mapping[str, ArraySpec]:
@@ -378,7 +367,8 @@ class ExampleLog:
                 match = re.fullmatch(r"process-(\d+)\.jsonl", other_path.name)
                 if match and int(match[1]) >= processes:
                     _drop_steps(other_path, start_step)
-        self._file = open(path, "a", encoding="ascii", opener=regular_files.open_regular)
+        # It is closed by `close`.
+        self._file = open(path, "a", opener=regular_files.open_regular)  # noqa: SIM115
 
     def write_step(self, step: int, ids: list[int]) -> None:
         """Append the ids of `step` and flush, so that a killed process leaves whole lines."""

@@ -85,32 +85,25 @@ def _example_module() -> Any:
 
 
 def encode_example(example: Mapping[str, Any]) -> bytes:
-    """Return one record, a serialized tf.train.Example.
-
-    Raises:
-        TypeError: A value is not an array of numbers, booleans or fixed-width strings.
-        ValueError: A key is `jaxlaunch/arrays`.
-    """
+    """Return one record, a serialized tf.train.Example. Raises TypeError, ValueError."""
     record = _example_module().Example()
     features = record.features.feature
     if ARRAYS_FEATURE in example:
-        raise ValueError(
-            f"the key {ARRAYS_FEATURE} describes the other keys of a record; rename it"
-        )
+        problem = "describes the other keys of a record; rename it"
+        raise ValueError(f"the key {ARRAYS_FEATURE} {problem}")
     array_forms = {}
     for key, value in example.items():
         array = np.asarray(value)
         kind, is_scalar, feature = array.dtype.kind, array.ndim == 0, features[key]
         if kind not in "biufcSU":
-            raise TypeError(
-                f"{key} is of {array.dtype}; a record holds numbers, booleans and strings"
-            )
+            rule = "a record holds numbers, booleans and strings"
+            raise TypeError(f"{key} is of {array.dtype}; {rule}")
         array = array.astype(array.dtype.newbyteorder("<"), copy=False)
         if kind in "SU":
             texts = array.ravel().tolist()
-            feature.bytes_list.value.extend(
-                text if kind == "S" else text.encode(errors=SURROGATE_ERRORS) for text in texts
-            )
+            if kind == "U":
+                texts = [text.encode(errors=SURROGATE_ERRORS) for text in texts]
+            feature.bytes_list.value.extend(texts)
         elif is_scalar and (kind in "bi" or (kind == "u" and array.itemsize < 8)):
             feature.int64_list.value.append(int(array))
         elif is_scalar and array.dtype == np.float32:
@@ -151,9 +144,8 @@ def decode_record(record: bytes) -> dict[str, Any]:
 # Most records have the same arrays, and parsing the JSON takes longer than reading the arrays.
 @functools.lru_cache(maxsize=4096)
 def _parse_forms(text: bytes) -> tuple[tuple[str, np.dtype[Any], tuple[int, ...]], ...]:
-    return tuple(
-        (key, np.dtype(dtype), tuple(shape)) for key, (dtype, shape) in json.loads(text).items()
-    )
+    forms = json.loads(text).items()
+    return tuple((key, np.dtype(dtype), tuple(shape)) for key, (dtype, shape) in forms)
 
 
 def _decode_array(
@@ -161,11 +153,10 @@ def _decode_array(
 ) -> np.ndarray[Any, Any]:
     """Return the array of a feature, read-only if it is a view of the record's bytes."""
     if dtype.kind in "SU":
-        texts = feature.bytes_list.value
-        array = np.array(
-            [text.decode(errors=SURROGATE_ERRORS) if dtype.kind == "U" else text for text in texts],
-            dtype,
-        )
+        texts = list(feature.bytes_list.value)
+        if dtype.kind == "U":
+            texts = [text.decode(errors=SURROGATE_ERRORS) for text in texts]
+        array = np.array(texts, dtype)
     elif feature.WhichOneof("kind") == "bytes_list":
         array = np.frombuffer(feature.bytes_list.value[0], dtype)
     else:

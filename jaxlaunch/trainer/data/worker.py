@@ -47,14 +47,10 @@ def main() -> NoReturn:
             except PICKLE_ERRORS as error:
                 items = [] if isinstance(answer, TrainerError) else answer
                 indexed_items = zip(request.index_B, items, strict=False)
-                index = next(
-                    (index for index, item in indexed_items if not _is_picklable(item)), None
-                )
-                description = "what reading raised" if index is None else f"example {index}"
-                fault = (
-                    f"train.data.workers: {description} cannot leave its process: {error}; "
-                    "return arrays and numbers"
-                )
+                indexes = [index for index, item in indexed_items if not _is_picklable(item)]
+                description = f"example {indexes[0]}" if indexes else "what reading raised"
+                problem = f"{description} cannot leave its process: {error}"
+                fault = f"train.data.workers: {problem}; return arrays and numbers"
                 workers.send_message(channel, DataError(fault))
     except (EOFError, ConnectionError):
         os._exit(0)
@@ -82,9 +78,8 @@ def _read_item(source: DataSource, index: int, position: int, draws: RandomPolic
             value = source.read_example(index, rng)
             if not draws.returns_state:
                 return Item(value)
-            return Item(
-                value, copy.deepcopy(rng), order.generator_states() if draws.is_seeded else None
-            )
+            states = order.generator_states() if draws.is_seeded else None
+            return Item(value, copy.deepcopy(rng), states)
     except TrainerError:
         raise
     except (Exception, SystemExit) as error:

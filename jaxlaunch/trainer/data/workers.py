@@ -79,8 +79,7 @@ def send_message(channel: socket.socket, message: Any) -> None:
 
     parts = [memoryview(pickle.dumps(message, protocol=5, buffer_callback=is_small)), *large]
     channel.sendall(
-        COUNT_FORMAT.pack(len(parts))
-        + struct.pack(f"<{len(parts)}Q", *(part.nbytes for part in parts))
+        struct.pack(f"<{len(parts) + 1}Q", len(parts), *(part.nbytes for part in parts))
     )
     for part in parts:
         channel.sendall(part)
@@ -187,16 +186,13 @@ class _Worker:
 
     def _start_process(self) -> socket.socket:
         ours, theirs = socket.socketpair()
+        environ = {**ENVIRONMENT, **isolated.inherited_environ(os.environ), "JAX_PLATFORMS": "cpu"}
         with theirs:
             self.process = subprocess.Popen(
                 isolated.build_command("jaxlaunch.trainer.data.worker", str(theirs.fileno())),
                 stdin=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
-                env={
-                    **ENVIRONMENT,
-                    **isolated.inherited_environ(os.environ),
-                    "JAX_PLATFORMS": "cpu",
-                },
+                env=environ,
             )
         self._channel = ours
         send_message(ours, sys.path)
@@ -221,10 +217,8 @@ def _read_item(worker: _Worker, request: Request) -> Item:
 def _report_restart(worker: _Worker, request: Request, error: WorkerDiedError) -> None:
     first, count = request.index_B[0], len(request.index_B)
     description = f"example {first}" if count == 1 else f"{count} examples, the first {first}"
-    message = (
-        f"train.data.workers: process {worker.number} {error} while it read {description}; "
-        "another process reads again"
-    )
+    event = f"process {worker.number} {error} while it read {description}"
+    message = f"train.data.workers: {event}; another process reads again"
     print(message, file=sys.stderr, flush=True)
 
 

@@ -165,9 +165,8 @@ def _count_pairs(stream: TextStream) -> npt.NDArray[np.int64]:
 def open_rows(data: Text, length: int, split: Split) -> PackedRows | None:
     """Open the rows of a split, preparing them if necessary; None if nothing is held out."""
     if split == "eval" and data.eval_path is not None:
-        return PackedRows(
-            prepare_rows(data, recipe.make_recipe(data, length, held_out=True)), "train"
-        )
+        held_out = recipe.make_recipe(data, length, held_out=True)
+        return PackedRows(prepare_rows(data, held_out), "train")
     row_recipe = recipe.make_recipe(data, length)
     if split == "train" or row_recipe.eval_split:
         return PackedRows(prepare_rows(data, row_recipe), split)

@@ -165,7 +165,7 @@ def _prepare_builder(builder: Any, name: str, folder: str) -> None:
     try:
         with without_tensorflow(builder), contextlib.redirect_stdout(output):
             builder.download_and_prepare(file_format=FILE_FORMAT)
-    except Exception as error:  # any builder's own code runs in there
+    except Exception as error:
         # The code of any builder runs here.
         raise faults.error_kind(error)(
             f"{name} is not prepared in {folder} and preparing it failed ({type(error).__name__}: "

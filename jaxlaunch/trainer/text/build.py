@@ -78,10 +78,8 @@ def _describe_failure(folder: Path, error: OSError) -> str:
     if error.errno == errno.ENOSPC or "No space left" in message:
         with contextlib.suppress(OSError):
             message += f", {shutil.disk_usage(folder).free >> 20} MiB free"
-        hint = (
-            "make room or set data.data_dir; until it is done it takes about 6 bytes for a "
-            f"token; {RESUME_HINT}"
-        )
+        need = "until it is done it takes about 6 bytes for a token"
+        hint = f"make room or set data.data_dir; {need}; {RESUME_HINT}"
     return f"preparing the text in {folder} failed: {message}; {hint}"
 
 
@@ -107,10 +105,9 @@ def check_folder(folder: Path, *, verify: bool = False) -> None:
         if size == record["size"] and not (verify and shards.file_digest(path) != record["sha256"]):
             continue
         problem = "is missing" if size is None else "is damaged"
+        sizes = f"{size or 0} of {record['size']} bytes are there"
         hint = "remove that folder, and it is prepared again"
-        raise DataError(
-            f"{path} {problem}: {size or 0} of {record['size']} bytes are there; {hint}"
-        )
+        raise DataError(f"{path} {problem}: {sizes}; {hint}")
 
 
 def _make_rows(recipe: Recipe, folder: Path, processes: int) -> None:
@@ -126,28 +123,24 @@ def _make_rows(recipe: Recipe, folder: Path, processes: int) -> None:
     _run_tasks("tokenized", "parts", shards.write_part, tasks, processes, len(units))
     count = min(buckets, MAX_SHARDS, -(-size // SHARD_BYTES))
     corpus, report = _count_documents(recipe, parts_folder, len(units), count, buckets)
-    missing = [
-        shard
-        for shard in range(corpus.shards)
-        if not shards.record_path(parts_folder, shard).exists()
+    records = [shards.record_path(parts_folder, shard) for shard in range(corpus.shards)]
+    tasks = [
+        (worker_recipe, folder, parts_folder, shard, corpus)
+        for shard, record in enumerate(records)
+        if not record.exists()
     ]
-    packed = [(worker_recipe, folder, parts_folder, shard, corpus) for shard in missing]
-    _run_tasks("packed", "shards", shards.write_shard, packed, processes, corpus.shards)
+    _run_tasks("packed", "shards", shards.write_shard, tasks, processes, corpus.shards)
     files: dict[str, Any] = {}
-    for shard in range(corpus.shards):
-        files |= json.loads(shards.record_path(parts_folder, shard).read_text())
-    rows = {
-        split: sum(file["rows"] for file in files.values() if file["split"] == split)
-        for split in shards.SPLITS
-    }
+    rows = dict.fromkeys(shards.SPLITS, 0)
+    for record in records:
+        files |= json.loads(record.read_text())
+    for file in files.values():
+        rows[file["split"]] += file["rows"]
     if not sum(rows.values()):
-        raise DataError(
-            f"data.path: {recipe.paths[0]} and what else matches hold chats without a "
-            "token to predict"
-        )
-    fill = sum(file["filled"] for file in files.values()) / (
-        sum(rows.values()) * (recipe.length + 1)
-    )
+        problem = "and what else matches hold chats without a token to predict"
+        raise DataError(f"data.path: {recipe.paths[0]} {problem}")
+    positions = sum(rows.values()) * (recipe.length + 1)
+    fill = sum(file["filled"] for file in files.values()) / positions
     index: dict[str, Any] = {"address": recipe.address, "tokenizer": recipe.tokenizer_digest}
     if recipe.template is not None:
         index["targets"] = sum(file["targets"] for file in files.values())
@@ -169,23 +162,18 @@ def _count_documents(
         counts = (part_counts.documents, *sums, part_counts.replaced, part_counts.empty)
         report = {key: report[key] + number for key, number in zip(report, counts, strict=True)}
     if not report["documents"]:
-        raise DataError(
-            f"data.path: {recipe.paths[0]} and what else matches hold no document with a text in it"
-        )
+        problem = "and what else matches hold no document with a text in it"
+        raise DataError(f"data.path: {recipe.paths[0]} {problem}")
     cut = None
     if recipe.eval_split and report["documents"] == 1:
         # The end of the only document is held out, in tokens.
         tokens = report["tokens"]
         held_out = max(round(tokens * recipe.eval_split), MIN_TOKENS)
+        share = f"data.eval_split = {recipe.eval_split} of one document"
         if documents.file_kind(recipe.paths[0]) != "text" or tokens - held_out < MIN_TOKENS:
-            raise DataError(
-                f"data.eval_split = {recipe.eval_split} of one document leaves none to train on; "
-                "set it to 0, or name data.eval_path"
-            )
-        _print_message(
-            f"data.eval_split = {recipe.eval_split} of one document, whose last {held_out} of "
-            f"{tokens} tokens are held out"
-        )
+            hint = "set it to 0, or name data.eval_path"
+            raise DataError(f"{share} leaves none to train on; {hint}")
+        _print_message(f"{share}, whose last {held_out} of {tokens} tokens are held out")
         cut = tokens - held_out
     corpus = Corpus(count, buckets, tuple(first_U), report["documents"], cut)
     return corpus, {**report, "lengths": np.trim_zeros(lengths, "b").tolist()}
@@ -219,11 +207,8 @@ def _run_tasks(
         del remaining[number]
         if time.monotonic() - printed_at >= PROGRESS_S:
             printed_at = time.monotonic()
-            print(
-                f"{verb} {total - len(remaining)} of {total} {unit_name}",
-                file=sys.stderr,
-                flush=True,
-            )
+            message = f"{verb} {total - len(remaining)} of {total} {unit_name}"
+            print(message, file=sys.stderr, flush=True)
 
     processes = min(processes, len(tasks))
     while remaining and processes > 1:
@@ -231,10 +216,8 @@ def _run_tasks(
             _run_in_pool(work, remaining, processes, finish)
         except concurrent.futures.process.BrokenProcessPool:
             processes //= 2
-            _print_message(
-                "a process was killed, as the system does where memory is short; "
-                f"{processes} continue"
-            )
+            reason = "a process was killed, as the system does where memory is short"
+            _print_message(f"{reason}; {processes} continue")
     for number, task in list(remaining.items()):
         work(*task)
         finish(number)
@@ -295,10 +278,8 @@ def _lock_folder(folder: Path) -> Iterator[None]:
         path.parent.mkdir(parents=True, exist_ok=True)
         file = path.open("a")
     except OSError as error:
-        raise DataError(
-            f"the text cannot be prepared in {folder.parent}, which cannot be written ({error}); "
-            "set data.data_dir"
-        ) from error
+        problem = f"{folder.parent}, which cannot be written ({error})"
+        raise DataError(f"the text cannot be prepared in {problem}; set data.data_dir") from error
     with file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX)

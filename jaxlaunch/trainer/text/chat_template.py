@@ -69,10 +69,8 @@ class Template:
             trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, loopcontrols]
         )
         environment.filters["tojson"] = _to_json
-        environment.globals |= {
-            "raise_exception": _raise_template_error,
-            "strftime_now": FIXED_DATE.strftime,
-        }
+        environment.globals["raise_exception"] = _raise_template_error
+        environment.globals["strftime_now"] = FIXED_DATE.strftime
         marks = environment.extensions[_GenerationTag.identifier]
         assert isinstance(marks, _GenerationTag)
         self._marks, self._tokens = marks, tokens
@@ -88,26 +86,17 @@ class Template:
         its code.
         """
         self._marks.length, self._marks.blocks = 0, []
-        pieces: list[str] = []
-        context = {
-            "messages": messages,
-            "tools": tools,
-            "documents": None,
-            "add_generation_prompt": prompt,
-        }
-        for piece in self._template.generate(**context, **self._tokens):
-            pieces.append(piece)
-            self._marks.length += len(piece)
-        text = "".join(pieces)
-        for start, block in self._marks.blocks:
-            if not text.startswith(block, start):
-                raise GenerationTagError(
-                    "its {% generation %} is inside of a macro or a set block, where it "
-                    "marks no place"
-                )
-        return Rendering(
-            text, tuple((start, start + len(block)) for start, block in self._marks.blocks if block)
-        )
+        text = ""
+        context = {"messages": messages, "tools": tools, "documents": None}
+        pieces = self._template.generate(**context, add_generation_prompt=prompt, **self._tokens)
+        for piece in pieces:
+            text += piece
+            self._marks.length = len(text)
+        blocks = [(start, block) for start, block in self._marks.blocks if block]
+        if not all(text.startswith(block, start) for start, block in blocks):
+            problem = "is inside of a macro or a set block, where it marks no place"
+            raise GenerationTagError(f"its {{% generation %}} {problem}")
+        return Rendering(text, tuple((start, start + len(block)) for start, block in blocks))
 
 
 def _to_json(

@@ -47,9 +47,9 @@ class ChatTemplates:
                 tokens[key] = [tokenizers.token_text(token) for token in value]
             elif key in tokenizers.SPECIAL_TOKEN_KEYS:
                 tokens[key] = tokenizers.token_text(value)
-        self._templates = {
-            name: self._compile_template(source, tokens) for name, source in sources.items()
-        }
+        self._templates: dict[str, Template] = {}
+        for name, source in sources.items():
+            self._templates[name] = self._compile_template(source, tokens)
         identity = [sources if TOOL_TEMPLATE in sources else sources[DEFAULT_TEMPLATE], tokens]
         self.digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:12]
 
@@ -65,11 +65,9 @@ class ChatTemplates:
     ) -> Document:
         """Render messages with the spans of the assistant after the first `skipped` messages."""
         check_messages(messages)
-        template = self._templates[
-            TOOL_TEMPLATE
-            if tools is not None and TOOL_TEMPLATE in self._templates
-            else DEFAULT_TEMPLATE
-        ]
+        template = self._templates[DEFAULT_TEMPLATE]
+        if tools is not None:
+            template = self._templates.get(TOOL_TEMPLATE, template)
         text, spans = self._render_template(template, messages, tools)
         if not template.has_marks:
             spans = self._turn_spans(template, messages, text, tools, skipped)
@@ -77,25 +75,21 @@ class ChatTemplates:
             spans = spans[len(self._render_template(template, messages[:skipped], tools).spans) :]
         if not spans:
             roles = ", ".join(dict.fromkeys(message["role"] for message in messages[skipped:]))
-            raise UnfitRowError(
-                f"it has no words of the role {ASSISTANT!r}, which are the targets; its "
-                f"roles: {roles}"
-            )
+            problem = f"it has no words of the role {ASSISTANT!r}, which are the targets"
+            raise UnfitRowError(f"{problem}; its roles: {roles}")
         return Document(*documents.replace_surrogates(text), spans)
 
     def render_prompt(self, messages: Sequence[Any]) -> str:
         """Render messages and the beginning of the assistant's answer. Raises UnfitRowError."""
-        return self._render_template(
-            self._templates[DEFAULT_TEMPLATE], messages, None, prompt=True
-        ).text
+        template = self._templates[DEFAULT_TEMPLATE]
+        return self._render_template(template, messages, prompt=True).text
 
     def answer_suffix(self) -> str:
         """Return the text that the template writes after an answer. Raises UnfitRowError."""
         words = "an answer"
         turns = [{"role": "user", "content": "a question"}, {"role": ASSISTANT, "content": words}]
-        return self._render_template(
-            self._templates[DEFAULT_TEMPLATE], turns, None
-        ).text.rpartition(words)[2]
+        template = self._templates[DEFAULT_TEMPLATE]
+        return self._render_template(template, turns).text.rpartition(words)[2]
 
     def _turn_spans(
         self,
@@ -109,26 +103,25 @@ class ChatTemplates:
         for number, message in enumerate(messages):
             if message["role"] != ASSISTANT or number < skipped:
                 continue
-            turn_text = self._render_template(template, messages[: number + 1], tools).text
-            prompt_text = self._render_template(
-                template, messages[:number], tools, prompt=True
-            ).text
+            turns = messages[:number]
+            turn_text = self._render_template(template, [*turns, message], tools).text
+            prompt_text = self._render_template(template, turns, tools, prompt=True).text
             if not turn_text.startswith(prompt_text):
                 # The template begins an assistant's turn differently when it asks for one.
-                prompt_text = self._render_template(template, messages[:number], tools).text
+                prompt_text = self._render_template(template, turns, tools).text
             if not turn_text.startswith(prompt_text) or not text.startswith(turn_text):
                 raise UnfitRowError(
                     f"the chat template of {self._name} renders message {number + 1} or those "
                     "before it otherwise when more follows, so whose words are whose is not known; "
-                    "mark the assistant's in the template by {% generation %} and {% endgeneration "
-                    "%}"
+                    "mark the assistant's in the template by {% generation %} and "
+                    "{% endgeneration %}"
                 )
             if len(turn_text) > len(prompt_text):
                 spans.append((len(prompt_text), len(turn_text)))
         return tuple(spans)
 
     def _render_template(
-        self, template: Template, messages: Sequence[Any], tools: Any, *, prompt: bool = False
+        self, template: Template, messages: Sequence[Any], tools: Any = None, prompt: bool = False
     ) -> Rendering:
         import jinja2
 
@@ -136,33 +129,26 @@ class ChatTemplates:
             return template.render(messages, tools, prompt=prompt)
         except jinja2.TemplateError as error:
             # raise_exception in a template raises a TemplateError.
-            raise UnfitRowError(
-                f"the chat template of {self._name} refuses its messages: {error}"
-            ) from None
+            problem = f"refuses its messages: {error}"
         except Exception as error:
             # The code of the template runs here.
-            message = f"{type(error).__name__}: {error}"
-            raise UnfitRowError(
-                f"the chat template of {self._name} fails on its messages: {message}"
-            ) from None
+            problem = f"fails on its messages: {type(error).__name__}: {error}"
+        raise UnfitRowError(f"the chat template of {self._name} {problem}")
 
     def _compile_template(self, source: str, tokens: Mapping[str, Any]) -> Template:
         try:
             import jinja2
         except ImportError:
-            raise SpecError(
-                f"The chat template of {self._name} needs the package jinja2: "
-                f"{installation.install_hint('text')}"
-            ) from None
+            hint = installation.install_hint("text")
+            problem = f"The chat template of {self._name} needs the package jinja2"
+            raise SpecError(f"{problem}: {hint}") from None
         from jaxlaunch.trainer.text.chat_template import Template
 
         try:
             return Template(source, tokens)
         except jinja2.TemplateSyntaxError as error:
-            raise SpecError(
-                f"data.tokenizer = {self._name}: its chat template is not valid, line "
-                f"{error.lineno}: {error.message}"
-            ) from None
+            problem = f"its chat template is not valid, line {error.lineno}: {error.message}"
+            raise SpecError(f"data.tokenizer = {self._name}: {problem}") from None
 
 
 @functools.lru_cache(maxsize=8)
@@ -179,14 +165,11 @@ def check_messages(messages: Any) -> None:
         raise UnfitRowError("it is an empty list, without a message")
     for number, message in enumerate(messages, 1):
         if not isinstance(message, dict):
-            raise UnfitRowError(
-                f"its message {number} is {describe_value(message)}, not an object with a role"
-            )
+            problem = f"is {describe_value(message)}, not an object with a role"
+            raise UnfitRowError(f"its message {number} {problem}")
         if not isinstance(message.get("role"), str):
-            raise UnfitRowError(
-                f"its message {number} has no role; it has "
-                f"{', '.join(map(str, message)) or 'nothing'}"
-            )
+            keys = ", ".join(map(str, message)) or "nothing"
+            raise UnfitRowError(f"its message {number} has no role; it has {keys}")
 
 
 def parse_tools(value: Any) -> list[Any] | None:
@@ -205,13 +188,11 @@ def parse_tools(value: Any) -> list[Any] | None:
 def _template_sources(tokenizer: Tokenizer) -> dict[str, str]:
     """Return the default template and the one for rows with tools, if any. Raises SpecError."""
     fault = f"data.tokenizer = {tokenizer.name}"
-    sources: dict[str, Any] = {
-        name.removeprefix(saved_files.TEMPLATES_FOLDER).removesuffix(".jinja"): text.decode(
-            errors="replace"
-        )
-        for name, text in tokenizer.files.items()
-        if name.startswith(saved_files.TEMPLATES_FOLDER)
-    }
+    sources: dict[str, Any] = {}
+    for name, text in tokenizer.files.items():
+        folder, _, template_name = name.rpartition("/")
+        if f"{folder}/" == saved_files.TEMPLATES_FOLDER:
+            sources[template_name.removesuffix(".jinja")] = text.decode(errors="replace")
     if TEMPLATE_FILE in tokenizer.files:
         sources[DEFAULT_TEMPLATE] = tokenizer.files[TEMPLATE_FILE].decode(errors="replace")
     elif not sources:
@@ -219,26 +200,21 @@ def _template_sources(tokenizer: Tokenizer) -> dict[str, str]:
         if configured is None:
             raise SpecError(
                 f"{fault} has no chat template, which messages need: no chat_template in "
-                "tokenizer_config.json and no "
-                f"{TEMPLATE_FILE}; take the tokenizer of a model for chats, or put one there"
+                f"tokenizer_config.json and no {TEMPLATE_FILE}; take the tokenizer of a model for "
+                "chats, or put one there"
             )
         sources = {DEFAULT_TEMPLATE: configured}
         if isinstance(configured, list):
             # The configuration contains several named templates.
-            sources = {
-                str(entry.get("name")): entry.get("template")
-                for entry in configured
-                if isinstance(entry, dict)
-            }
+            blocks = [entry for entry in configured if isinstance(entry, dict)]
+            sources = {str(entry.get("name")): entry.get("template") for entry in blocks}
         for name, template in sources.items():
             if not isinstance(template, str):
                 suffix = "" if name == DEFAULT_TEMPLATE else f" named {name}"
-                raise SpecError(
-                    f"{fault}: its chat_template{suffix} is {describe_value(template)}, not a text"
-                )
+                kind = describe_value(template)
+                raise SpecError(f"{fault}: its chat_template{suffix} is {kind}, not a text")
     if DEFAULT_TEMPLATE not in sources:
-        raise SpecError(
-            f"{fault} has chat templates named {', '.join(sources) or 'nothing'}, and none is "
-            f"named {DEFAULT_TEMPLATE}; name that to train with so"
-        )
+        names = ", ".join(sources) or "nothing"
+        problem = f"has chat templates named {names}, and none is named {DEFAULT_TEMPLATE}"
+        raise SpecError(f"{fault} {problem}; name that to train with so")
     return {name: sources[name] for name in (DEFAULT_TEMPLATE, TOOL_TEMPLATE) if name in sources}

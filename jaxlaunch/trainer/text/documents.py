@@ -18,13 +18,13 @@ import itertools
 import json
 import os
 import re
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, TypeVar
 
 from jaxlaunch.trainer.data import files
-from jaxlaunch.trainer.errors import DataError, TrainerError
+from jaxlaunch.trainer.errors import DataError
 
 # Plain text is cut into documents of this size.
 PIECE_BYTES = 1 << 20
@@ -37,13 +37,8 @@ BLOCK_BYTES = 1 << 20
 # Rows of a table that are read at a time.
 BATCH_ROWS = 1024
 COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
-KINDS = {
-    ".jsonl": "lines",
-    ".ndjson": "lines",
-    ".json": "lines",
-    ".parquet": "parquet",
-    ".arrow": "arrow",
-}
+LINE_SUFFIXES = (".jsonl", ".ndjson", ".json")
+KINDS = {".parquet": "parquet", ".arrow": "arrow"} | dict.fromkeys(LINE_SUFFIXES, "lines")
 # Formats that are recognized and not supported.
 ARCHIVES = (".bz2", ".xz", ".lzma", ".lz4", ".br", ".sz", ".zip", ".7z", ".rar", ".tar", ".tgz")
 # Files that `datasets` writes and that contain no rows.
@@ -104,7 +99,7 @@ def find_files(patterns: str | Sequence[str], key: str = "path") -> list[str]:
     Raises DataError for a folder with several kinds of files, and for unsupported compression.
     """
     expanded: list[str] = []
-    for pattern in [patterns] if isinstance(patterns, str) else patterns:
+    for pattern in files.as_list(patterns):
         expanded += _folder_patterns(pattern) if os.path.isdir(pattern) else [pattern]
     paths = files.match_files(expanded, key)
     for path in paths:
@@ -115,43 +110,41 @@ def find_files(patterns: str | Sequence[str], key: str = "path") -> list[str]:
 def check_packing(path: str) -> None:
     """Raise DataError if the name of a file implies unsupported compression."""
     inner = _unpacked_name(path)
-    if _unpacked_name(inner) != inner:
+    if _is_packed(inner):
         raise DataError(f"{path} is packed twice by its name; unpack it once, to {inner}")
     if (ending := os.path.splitext(inner)[1].lower()) in ARCHIVES:
-        raise DataError(
-            f"{path}: {ending} is not read; unpack it, or pack its text or JSON lines as "
-            ".gz or .zst"
-        )
+        hint = "unpack it, or pack its text or JSON lines as .gz or .zst"
+        raise DataError(f"{path}: {ending} is not read; {hint}")
     if inner != path and file_kind(path) in ("parquet", "arrow"):
-        raise DataError(
-            f"{path}: only text and JSON lines are read as .gz or .zst; unpack it to {inner}"
-        )
+        problem = "only text and JSON lines are read as .gz or .zst"
+        raise DataError(f"{path}: {problem}; unpack it to {inner}")
+
+
+def check_rows(paths: Sequence[str], content: str) -> None:
+    """Raise DataError if one of the files is plain text, which has no rows."""
+    for path in paths:
+        if file_kind(path) == "text":
+            rows = "rows of JSON lines (.jsonl), Parquet or Arrow"
+            raise DataError(f"{path} is plain text; {content} are {rows}")
 
 
 def _folder_patterns(folder: str) -> list[str]:
     """Return the files of a folder: those in the state.json of `datasets`, or those of one kind."""
-    names = sorted(
-        name
-        for name in os.listdir(folder)
-        if not name.startswith(".") and name not in DATASET_FILES
-    )
+    visible = (name for name in os.listdir(folder) if not name.startswith("."))
+    names = sorted(name for name in visible if name not in DATASET_FILES)
     # `save_to_disk` leaves caches, which repeat rows, next to the files that it lists. Other
     # folders and those of older versions have no list.
     with contextlib.suppress(FileNotFoundError, ValueError, TypeError, KeyError):
-        with open(os.path.join(folder, "state.json"), "rb") as file:
-            names = [str(entry["filename"]) for entry in json.load(file)["_data_files"]] or names
+        state = json.loads(Path(folder, "state.json").read_bytes())
+        names = [str(entry["filename"]) for entry in state["_data_files"]] or names
     kinds: dict[str, list[str]] = {}
     for name in names:
         if os.path.splitext(_unpacked_name(name))[1].lower() in FOLDER_SUFFIXES:
             kinds.setdefault(file_kind(name), []).append(name)
     if len(kinds) > 1:
-        counts = ", ".join(
-            f"{len(names)} of {kind} such as {names[0]}" for kind, names in kinds.items()
-        )
-        raise DataError(
-            f"{folder} holds files of several kinds: {counts}; name those to read, as "
-            f"{folder}/*.jsonl does"
-        )
+        examples = (f"{len(names)} of {kind} such as {names[0]}" for kind, names in kinds.items())
+        problem = f"{folder} holds files of several kinds: {', '.join(examples)}"
+        raise DataError(f"{problem}; name those to read, as {folder}/*.jsonl does")
     chosen = [name for names in kinds.values() for name in names]
     return [os.path.join(glob.escape(folder), glob.escape(name)) for name in chosen] or [folder]
 
@@ -204,23 +197,24 @@ def _split_file(path: str) -> Iterator[Part]:
         for number in range(metadata.num_row_groups):
             yield Part(path, kind, number, number + 1, metadata.row_group(number).total_byte_size)
     elif kind == "arrow":
-        # Group batches to the size of a unit. A file without batches is an empty part, so that its
-        # columns are checked.
-        first = size = last = 0
-        try:
-            for last, batch in enumerate(_open_arrow(path)[1], 1):
-                size += batch.nbytes
-                if size >= UNIT_BYTES:
-                    yield Part(path, kind, first, last, size)
-                    first, size = last, 0
-        except _damage_errors() as error:
-            raise DataError(f"{path} is damaged: {error}") from error
-        if first < last or not last:
-            yield Part(path, kind, first, last, size)
+        yield from _split_arrow(path)
     else:
         for first in range(0, size, UNIT_BYTES):
             last = min(first + UNIT_BYTES, size)
             yield Part(path, kind, first, last, last - first)
+
+
+def _split_arrow(path: str) -> Iterator[Part]:
+    """Group batches to the size of a unit. A file without batches is one part, to be checked."""
+    first = size = last = 0
+    with files.report_damage(path, "is damaged"):
+        for last, batch in enumerate(_open_arrow(path)[1], 1):
+            size += batch.nbytes
+            if size >= UNIT_BYTES:
+                yield Part(path, "arrow", first, last, size)
+                first, size = last, 0
+    if first < last or not last:
+        yield Part(path, "arrow", first, last, size)
 
 
 def read_documents(
@@ -239,10 +233,9 @@ def read_documents(
             yield from _read_pieces(part)
         return
     field = field or DEFAULT_FIELD
-    for document, replaced in read_rows(
-        part, field, make_document or partial(_make_document, field), optional_fields
-    ):
-        yield document._replace(replaced=document.replaced + replaced) if replaced else document
+    make = make_document or partial(_make_document, field)
+    for document, replaced in read_rows(part, field, make, optional_fields):
+        yield document._replace(replaced=document.replaced + replaced)
 
 
 def read_rows(
@@ -256,12 +249,9 @@ def read_rows(
     A row has `field`, and the fields of `optional_fields` that exist. `make_item` may raise
     UnfitRowError. Raises DataError with file and row.
     """
+    is_lines = part.kind == "lines"
     with _report_faults(part):
-        rows = (
-            _read_lines(part, field)
-            if part.kind == "lines"
-            else _read_table(part, field, optional_fields)
-        )
+        rows = _read_lines(part, field) if is_lines else _read_table(part, field, optional_fields)
         for number, values, replaced in rows:
             try:
                 yield make_item(values), replaced
@@ -271,23 +261,13 @@ def read_rows(
 
 @contextlib.contextmanager
 def _report_faults(part: Part) -> Iterator[None]:
+    problem = "is truncated or damaged" if _is_packed(part.path) else "is damaged"
     try:
-        yield
-    except TrainerError:
-        raise
-    except _WrongRowError as row_error:
-        raise DataError(
-            f"{part.path}, row {row_error.row + 1 + _count_rows_before(part)}: {row_error}"
-        ) from None
-    except _damage_errors() as error:
-        packing = "truncated or damaged" if _is_packed(part.path) else "damaged"
-        raise DataError(f"{part.path} is {packing}: {error}") from error
-
-
-def _damage_errors() -> tuple[type[Exception], ...]:
-    """Return the exceptions of reading a damaged file, with those of pyarrow if it is imported."""
-    pyarrow = sys.modules.get("pyarrow")
-    return (OSError, EOFError, ValueError, *([] if pyarrow is None else [pyarrow.ArrowException]))
+        with files.report_damage(part.path, problem):
+            yield
+    except _WrongRowError as error:
+        row = error.row + 1 + _count_rows_before(part)
+        raise DataError(f"{part.path}, row {row}: {error}") from None
 
 
 def _count_rows_before(part: Part) -> int:
@@ -296,18 +276,15 @@ def _count_rows_before(part: Part) -> int:
         metadata = _open_parquet(part.path).metadata
         return sum(metadata.row_group(number).num_rows for number in range(part.first))
     if part.kind == "arrow":
-        return sum(
-            batch.num_rows for batch in itertools.islice(_open_arrow(part.path)[1], part.first)
-        )
+        batches = itertools.islice(_open_arrow(part.path)[1], part.first)
+        return sum(batch.num_rows for batch in batches)
     if part.kind != "lines" or not part.first:
         return 0
     # The line that contains the first byte of the part, or ends before it, began earlier.
-    count, offset = 1, 0
+    count, remaining = 1, part.first - 1
     with _open_stream(part.path) as file:
-        while offset < part.first - 1 and (
-            block := file.read(min(BLOCK_BYTES, part.first - 1 - offset))
-        ):
-            count, offset = count + block.count(b"\n"), offset + len(block)
+        while block := file.read(min(BLOCK_BYTES, remaining)):
+            count, remaining = count + block.count(b"\n"), remaining - len(block)
     return count
 
 
@@ -336,14 +313,8 @@ def decode_text(data: bytes) -> Document:
 
 def describe_value(value: Any) -> str:
     """Describe a JSON value in words."""
-    names = {
-        dict: "an object",
-        list: "a list",
-        bool: "true or false",
-        str: "a text",
-        type(None): "null",
-    }
-    return names.get(type(value), f"the number {value}")
+    names = {dict: "an object", list: "a list", bool: "true or false", str: "a text"}
+    return names.get(type(value), "null" if value is None else f"the number {value}")
 
 
 # --- text and lines -------------------------------------------------------------------------------
@@ -388,17 +359,14 @@ def _read_lines(part: Part, field: str) -> Rows:
         try:
             row = json.loads(text.text)
         except (ValueError, RecursionError) as error:
-            raise _WrongRowError(
-                number, f"it is not JSON: {error}; a file of JSON lines has one object a line"
-            ) from None
+            problem = f"it is not JSON: {error}; a file of JSON lines has one object a line"
+            raise _WrongRowError(number, problem) from None
         if not isinstance(row, dict):
-            raise _WrongRowError(
-                number, f"it is {describe_value(row)}, not an object with the field {field!r}"
-            )
+            problem = f"it is {describe_value(row)}, not an object with the field {field!r}"
+            raise _WrongRowError(number, problem)
         if field not in row:
-            raise _WrongRowError(
-                number, f"it has no field {field!r}; it has {', '.join(map(str, row)) or 'none'}"
-            )
+            problem = f"it has no field {field!r}; it has {', '.join(map(str, row)) or 'none'}"
+            raise _WrongRowError(number, problem)
         yield number, row, text.replaced
 
 
@@ -438,18 +406,10 @@ def _whole_lines(part: Part) -> Iterator[bytes]:
 
 
 def _open_parquet(path: str) -> Any:
-    import pyarrow
     from pyarrow import parquet
 
-    try:
+    with files.report_damage(path, "is not a Parquet file, or is truncated or damaged"):
         return parquet.ParquetFile(files.local_path(path))
-    except (OSError, pyarrow.ArrowException) as error:
-        if isinstance(error, OSError) and error.errno is not None:
-            # The error comes from the file system.
-            raise
-        raise DataError(
-            f"{path} is not a Parquet file, or is truncated or damaged: {error}"
-        ) from None
 
 
 def _open_arrow(path: str) -> tuple[Any, Iterator[Any]]:
@@ -463,26 +423,18 @@ def _read_table(part: Part, field: str, optional_fields: Sequence[str]) -> Rows:
     if part.kind == "parquet":
         file = _open_parquet(part.path)
         columns = _choose_columns(part.path, file.schema_arrow, field, optional_fields)
-        batches = file.iter_batches(
-            BATCH_ROWS, row_groups=list(range(part.first, part.last)), columns=columns
-        )
+        groups = list(range(part.first, part.last))
+        batches = file.iter_batches(BATCH_ROWS, row_groups=groups, columns=columns)
     else:
         schema, batches = _open_arrow(part.path)
         columns = _choose_columns(part.path, schema, field, optional_fields)
         batches = itertools.islice(batches, part.first, part.last)
     first = 0
     for batch in batches:
-        column_values = [_column_values(batch.column(name)) for name in columns]
-        for number in range(batch.num_rows):
-            row = {
-                name: values[number]
-                for name, (values, _) in zip(columns, column_values, strict=True)
-            }
-            yield (
-                first + number,
-                row,
-                sum(replaced[number] for _, replaced in column_values if replaced),
-            )
+        values, counts = zip(*(_column_values(batch.column(name)) for name in columns), strict=True)
+        for number, row in enumerate(zip(*values, strict=True)):
+            replaced = sum(count[number] for count in counts if count)
+            yield first + number, dict(zip(columns, row, strict=True)), replaced
         first += batch.num_rows
 
 
@@ -494,17 +446,14 @@ def _choose_columns(
     if field not in schema.names:
         raise DataError(f"{path} has no column {field!r}; it has {', '.join(schema.names)}")
     columns = [field, *(name for name in optional_fields if name in schema.names and name != field)]
-    if duplicate := next((name for name in columns if schema.names.count(name) > 1), None):
-        raise DataError(
-            f"{path} has {schema.names.count(duplicate)} columns {duplicate!r}; rename all but one"
-        )
+    for name in columns:
+        if (count := schema.names.count(name)) > 1:
+            raise DataError(f"{path} has {count} columns {name!r}; rename all but one")
     kind, types = schema.field(field).type, pyarrow.types
     # pandas writes categories as dictionary columns.
     value_type = kind.value_type if types.is_dictionary(kind) else kind
-    if any(
-        is_of(value_type)
-        for is_of in (types.is_integer, types.is_floating, types.is_boolean, types.is_temporal)
-    ):
+    checks = (types.is_integer, types.is_floating, types.is_boolean, types.is_temporal)
+    if any(is_of_kind(value_type) for is_of_kind in checks):
         raise DataError(f"{path}: its column {field!r} is of {kind}, not of text")
     return columns
 
@@ -526,6 +475,5 @@ def _column_values(column: Any) -> tuple[list[Any], list[int]]:
         if column.type not in binary:
             raise
         texts = [None if value is None else decode_text(value) for value in as_bytes.to_pylist()]
-        return [text and text.text for text in texts], [
-            text.replaced if text else 0 for text in texts
-        ]
+        counts = [text.replaced if text else 0 for text in texts]
+        return [text and text.text for text in texts], counts

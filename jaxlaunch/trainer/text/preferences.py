@@ -88,10 +88,8 @@ def open_source(data: Text, length: int, split: Literal["train", "eval"]) -> Pai
             f"have no token to predict), and data.eval_split = {data.eval_split} leaves the "
             f"{split} split none of them"
         )
-    identity = (
-        f"{split}, {data.eval_split} of sha256 {digest}, tokenizer "
-        f"{tokenizer.load_tokenizer(data.tokenizer).digest}"
-    )
+    tokenizer_digest = tokenizer.load_tokenizer(data.tokenizer).digest
+    identity = f"{split}, {data.eval_split} of sha256 {digest}, tokenizer {tokenizer_digest}"
     return Pairs(tokenized, chosen_P, length, identity)
 
 
@@ -103,10 +101,8 @@ class Pairs(DataSource):
     def __init__(
         self, tokenized: TokenizedPairs, chosen_P: npt.NDArray[np.int64], length: int, identity: str
     ) -> None:
-        self._tokenized = tokenized
-        self._chosen_P = chosen_P
-        self._length = length
-        self._identity = identity
+        self._tokenized, self._chosen_P = tokenized, chosen_P
+        self._length, self._identity = length, identity
 
     def __len__(self) -> int:
         return len(self._chosen_P)
@@ -134,17 +130,13 @@ def parse_pair(load_chats: Callable[[], chats.ChatTemplates], values: Values) ->
     """Parse the two texts of a row. Raises UnfitRowError."""
     for field in (CHOSEN, REJECTED):
         if values.get(field) is None:
-            raise UnfitRowError(
-                f"it has no {field!r}; it has "
-                f"{', '.join(key for key in values if values[key] is not None)}"
-            )
+            names = ", ".join(key for key in values if values[key] is not None)
+            raise UnfitRowError(f"it has no {field!r}; it has {names}")
     prompts = [key for key in PROMPTS if values.get(key) is not None][:1]
     for field in (CHOSEN, REJECTED, *prompts):
         if not isinstance(values[field], str | list):
-            raise UnfitRowError(
-                f"its {field!r} is {describe_value(values[field])}, neither a text nor a list "
-                "of messages"
-            )
+            kind = describe_value(values[field])
+            raise UnfitRowError(f"its {field!r} is {kind}, neither a text nor a list of messages")
     prompt = values[prompts[0]] if prompts else None
     if any(isinstance(values[field], list) for field in (CHOSEN, REJECTED, *prompts)):
         pair = _render_messages(load_chats(), prompt, values)
@@ -155,20 +147,14 @@ def parse_pair(load_chats: Callable[[], chats.ChatTemplates], values: Values) ->
             texts = [text.removeprefix(prompt) for text in texts]
         pair = Pair(_join_texts(prompt, texts[0]), _join_texts(prompt, texts[1]), is_chat=False)
     if pair.chosen[:2] == pair.rejected[:2]:
-        raise UnfitRowError(
-            "its 'chosen' and 'rejected' are the same text: neither can be the better one"
-        )
+        problem = "are the same text: neither can be the better one"
+        raise UnfitRowError(f"its 'chosen' and 'rejected' {problem}")
     return pair
 
 
 def _join_texts(prompt: str, text: str) -> Document:
-    prompt_text, replaced = documents.replace_surrogates(prompt)
-    answer_text, answer_replaced = documents.replace_surrogates(text)
-    return Document(
-        prompt_text + answer_text,
-        replaced + answer_replaced,
-        ((len(prompt_text), len(prompt_text) + len(answer_text)),),
-    )
+    whole, replaced = documents.replace_surrogates(prompt + text)
+    return Document(whole, replaced, ((len(prompt), len(whole)),))
 
 
 def _render_messages(chat: chats.ChatTemplates, prompt: Any, values: Values) -> Pair:
@@ -176,20 +162,13 @@ def _render_messages(chat: chats.ChatTemplates, prompt: Any, values: Values) -> 
     answers = [_as_messages(chats.ASSISTANT, values[key]) for key in (CHOSEN, REJECTED)]
     skipped = len(prompt_messages)
     if prompt is None:
-        shared_turns = itertools.takewhile(
-            lambda turns: turns[0] == turns[1], zip(*answers, strict=False)
-        )
-        skipped = sum(1 for _ in shared_turns)
+        is_shared = [chosen == rejected for chosen, rejected in zip(*answers, strict=False)]
+        skipped = [*is_shared, False].index(False)
     texts: list[Document] = []
     for field, messages in zip((CHOSEN, REJECTED), answers, strict=True):
         try:
-            texts.append(
-                chat.render_document(
-                    [*prompt_messages, *messages],
-                    chats.parse_tools(values.get(chats.OPTIONAL_FIELDS[0])),
-                    skipped,
-                )
-            )
+            tools = chats.parse_tools(values.get(chats.OPTIONAL_FIELDS[0]))
+            texts.append(chat.render_document([*prompt_messages, *messages], tools, skipped))
         except UnfitRowError as error:
             raise UnfitRowError(f"its {field!r}: {error}") from None
     chosen, rejected = texts
@@ -203,17 +182,11 @@ def _as_messages(role: str, value: str | list[Any]) -> list[Any]:
 # Training and evaluation read the same files.
 @functools.lru_cache(maxsize=2)
 def _read_pairs(paths: tuple[str, ...], digest: str, name: str, length: int) -> TokenizedPairs:
-    if (
-        plain := next((path for path in paths if documents.file_kind(path) == "text"), None)
-    ) is not None:
-        raise DataError(
-            f"{plain} is plain text; preferences are rows of JSON lines (.jsonl), Parquet or Arrow"
-        )
+    documents.check_rows(paths, "preferences")
     make = partial(parse_pair, partial(chats.load_chats, name))
     parts = itertools.chain.from_iterable(documents.split_units(paths))
-    pairs = (
-        pair for part in parts for pair, _ in documents.read_rows(part, CHOSEN, make, ROW_FIELDS)
-    )
+    rows = (documents.read_rows(part, CHOSEN, make, ROW_FIELDS) for part in parts)
+    pairs = (pair for pair, _ in itertools.chain.from_iterable(rows))
     texts: list[Encoding] = []
     too_long = empty = 0
     while batch := list(itertools.islice(pairs, BATCH_PAIRS)):
@@ -241,9 +214,8 @@ def _read_pairs(paths: tuple[str, ...], digest: str, name: str, length: int) -> 
 def _tokenize_pairs(pairs: Sequence[Pair], tokenizer: Tokenizer) -> Iterator[list[Encoding]]:
     """Yield the tokens of each pair's two texts, and which tokens are predicted."""
     texts = [text for pair in pairs for text in pair[:2]]
-    encodings = tokenizer.encode_spans(
-        [text.text for text in texts], [text.spans or () for text in texts]
-    )
+    spans = [text.spans or () for text in texts]
+    encodings = tokenizer.encode_spans([text.text for text in texts], spans)
     bos_ids, eos_ids = (
         [] if token is None else [token] for token in (tokenizer.bos, tokenizer.eos)
     )
@@ -251,12 +223,11 @@ def _tokenize_pairs(pairs: Sequence[Pair], tokenizer: Tokenizer) -> Iterator[lis
         pair_encodings = encodings[2 * number : 2 * number + 2]
         if not pair.is_chat:
             # Plain texts get the bos and eos tokens, and the eos token is predicted too.
+            padding = (len(bos_ids), len(eos_ids))
             pair_encodings = [
                 (
                     np.concatenate([bos_ids, ids_T, eos_ids]).astype(np.int32),
-                    np.concatenate(
-                        [np.zeros(len(bos_ids)), is_target_T, np.ones(len(eos_ids))]
-                    ).astype(np.bool_),
+                    np.pad(is_target_T, padding, constant_values=(False, True)),
                 )
                 for ids_T, is_target_T in pair_encodings
             ]

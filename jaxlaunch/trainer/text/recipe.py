@@ -65,17 +65,13 @@ class Recipe:
     @property
     def address(self) -> str:
         """The name of the folder, a digest of everything but the locations of the files."""
-        keys = {
-            key: value
-            for key, value in dataclasses.asdict(self).items()
-            if key not in ("paths", "tokenizer")
-        }
+        keys = dataclasses.asdict(self)
+        del keys["paths"], keys["tokenizer"]
         if self.template is None:
             # Texts keep the folders that they had before chats were supported.
             del keys["template"]
-        return hashlib.sha256(
-            json.dumps([FORMAT_VERSION, keys], sort_keys=True).encode()
-        ).hexdigest()[:16]
+        text = json.dumps([FORMAT_VERSION, keys], sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def to_json(self) -> str:
         """Encode the recipe for `from_json`."""
@@ -104,12 +100,8 @@ def make_recipe(
     eval_paths = [] if data.eval_path is None else documents.find_files(data.eval_path, "eval_path")
     paths = eval_paths if held_out else documents.find_files(data.path)
     is_chat = data.format == "chat"
-    if is_chat and (
-        plain := next((path for path in paths if documents.file_kind(path) == "text"), None)
-    ):
-        raise DataError(
-            f"{plain} is plain text; chats are rows of JSON lines (.jsonl), Parquet or Arrow"
-        )
+    if is_chat:
+        documents.check_rows(paths, "chats")
     if data.field is not None and all(documents.file_kind(path) == "text" for path in paths):
         raise DataError(
             f"{paths[0]} is plain text, by its name, which has no field {data.field!r}; JSON lines "
@@ -142,14 +134,11 @@ def digest_files(
     The common folder is not part of the digest, because the same data may be mounted elsewhere on
     the next machine. Raises DataError for a file that cannot be read, StorageError, Stopped.
     """
-    content = _digest_contents(
-        [path for path in paths if not remote.is_remote(path)], folder, is_stopped
-    )
-    content |= {
-        path: " ".join(map(str, files.stat_object(path)))
-        for path in paths
-        if remote.is_remote(path)
-    }
+    local_paths = [path for path in paths if not remote.is_remote(path)]
+    content = _digest_contents(local_paths, folder, is_stopped)
+    for path in paths:
+        if remote.is_remote(path):
+            content[path] = " ".join(map(str, files.stat_object(path)))
     digest = hashlib.sha256()
     for path, name in zip(paths, files.relative_names(paths), strict=True):
         digest.update(f"{name} {content[path]}\n".encode(errors="backslashreplace"))
@@ -182,9 +171,8 @@ def _digest_contents(
     missing = [path for path, mark in marks.items() if digests.get(path, (0, 0, ""))[:2] != mark]
     # Threads are enough, because hashing releases the interpreter lock.
     with concurrent.futures.ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-        for path, digest in zip(
-            missing, pool.map(lambda path: _hash_file(path, is_stopped), missing), strict=True
-        ):
+        hashes = pool.map(lambda path: _hash_file(path, is_stopped), missing)
+        for path, digest in zip(missing, hashes, strict=True):
             digests[path] = (*marks[path], digest)
     if missing:
         # Cache the digests of files that did not change recently, in this process if the folder is

@@ -119,9 +119,8 @@ def write_part(
             replaced, empty = replaced + lot.replaced, empty + lot.empty
     with atomic_file.open_draft(path) as draft:
         header = np.array([replaced, empty, len(tables), buckets, first])
-        np.concatenate([header, *tables, *(lot_rows.ravel() for lot_rows in rows)]).astype(
-            np.int64
-        ).tofile(draft)
+        numbers = np.concatenate([header, *tables, *(lot_rows.ravel() for lot_rows in rows)])
+        numbers.astype(np.int64).tofile(draft)
 
 
 def is_complete(folder: Path, unit: int) -> bool:
@@ -134,9 +133,8 @@ def is_complete(folder: Path, unit: int) -> bool:
     if len(index) >= HEADER_NUMBERS and tokens.exists():
         _, _, lots, buckets, count = index[:HEADER_NUMBERS].tolist()
         rows = index[HEADER_NUMBERS + lots * (buckets + 1) :]
-        if len(rows) == INDEX_COLUMNS * count and tokens.stat().st_size == 4 * int(
-            rows[3::INDEX_COLUMNS].sum()
-        ):
+        token_bytes = 4 * int(rows[3::INDEX_COLUMNS].sum())
+        if len(rows) == INDEX_COLUMNS * count and tokens.stat().st_size == token_bytes:
             return True
     path.unlink(missing_ok=True)
     tokens.unlink(missing_ok=True)
@@ -163,15 +161,13 @@ def read_bucket(
         _, _, lots, buckets, _ = _read_numbers(index, 0, HEADER_NUMBERS).tolist()
         table = HEADER_NUMBERS + lots * (buckets + 1)
         for lot in range(lots):
-            low, high = _read_numbers(
-                index, HEADER_NUMBERS + lot * (buckets + 1) + bucket, 2
-            ).tolist()
+            place = HEADER_NUMBERS + lot * (buckets + 1) + bucket
+            low, high = _read_numbers(index, place, 2).tolist()
             if high == low:
                 continue
-            rows = _read_numbers(
-                index, table + INDEX_COLUMNS * low, INDEX_COLUMNS * (high - low)
-            ).reshape(-1, INDEX_COLUMNS)
-            lot_index = PartIndex.from_rows(rows)
+            place, count = table + INDEX_COLUMNS * low, INDEX_COLUMNS * (high - low)
+            rows_D5 = _read_numbers(index, place, count).reshape(-1, INDEX_COLUMNS)
+            lot_index = PartIndex.from_rows(rows_D5)
             first = int(lot_index.begin_D[0])
             last = int(lot_index.begin_D[-1] + lot_index.length_D[-1])
             tokens.seek(4 * first)
@@ -190,9 +186,8 @@ def token_ids(tokens_T: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
 
 def sort_keys(seed: int, unit: int, number_D: Ints) -> npt.NDArray[np.uint64]:
     """Return a hash of seed, unit and number for each document."""
-    unit_hash = hash_uint64(
-        hash_uint64(np.array([seed], np.uint64), GOLDEN) ^ np.uint64(unit), GOLDEN
-    )
+    seed_hash = hash_uint64(np.array([seed], np.uint64), GOLDEN)
+    unit_hash = hash_uint64(seed_hash ^ np.uint64(unit), GOLDEN)
     return hash_uint64(unit_hash ^ number_D.astype(np.uint64), GOLDEN)
 
 
@@ -246,9 +241,8 @@ def _tokenize_parts(recipe: Recipe, parts: list[documents.Part]) -> Iterator[_Lo
     """Yield the documents of a unit in lots of about 4 Mi tokens, at least one, maybe empty."""
     tokenizer, lot, make = load_tokenizer(recipe.tokenizer), _Lot(), None
     if recipe.template is not None:
-        make = partial(
-            chats.load_chats(recipe.tokenizer).row_document, recipe.field or chats.MESSAGES_FIELD
-        )
+        templates, field = chats.load_chats(recipe.tokenizer), recipe.field or chats.MESSAGES_FIELD
+        make = partial(templates.row_document, field)
     batch: list[Document] = []
     size = 0
     for part in parts:
@@ -310,10 +304,9 @@ def write_shard(
         counts: dict[str, Any] = {"split": split, "rows": 0, "filled": 0}
         if recipe.template is not None:
             counts["targets"] = 0
+        rows = _shard_rows(recipe, parts_folder, shard, corpus, split, counts)
         try:
-            counts["rows"] = records.write(
-                path, _shard_rows(recipe, parts_folder, shard, corpus, split, counts)
-            )
+            counts["rows"] = records.write(path, rows)
         except RuntimeError as error:
             # array_record raises a RuntimeError, for example if the disk is full.
             raise OSError(f"{path} cannot be written: {error}") from error
@@ -337,10 +330,7 @@ def _shard_rows(
         bytes_before_T = _count_bytes(texts, vocabulary.byte_counts)
         for row in pack_rows(recipe.packing, texts.lengths, recipe.length, recipe.seed + bucket):
             ends = row.starts + row.lengths
-            inside = [
-                slice(start, end)
-                for start, end in zip(row.starts.tolist(), ends.tolist(), strict=True)
-            ]
+            inside = list(map(slice, row.starts.tolist(), ends.tolist()))
             tokens = np.concatenate([texts.tokens[segment] for segment in inside]).astype(dtype)
             # The first token of a segment is not a target.
             target_bytes = (bytes_before_T[ends] - bytes_before_T[row.starts + 1]).sum()
@@ -371,15 +361,12 @@ def _read_documents(
     for unit, first in enumerate(corpus.first_U):
         for index, tokens_T in read_bucket(folder, unit, bucket):
             is_held_out_D = share.is_held_out(first + index.number_D)
-            is_chosen_D = (
-                is_held_out_D == (split == "eval") if corpus.cut is None else ~is_held_out_D
-            )
+            is_wanted = split == "eval" and corpus.cut is None
+            is_chosen_D = is_held_out_D == is_wanted
             ends_D = np.cumsum(index.length_D)
             begin_D = (ends_D - index.length_D)[is_chosen_D].tolist()
-            texts += (
-                tokens_T[low:high]
-                for low, high in zip(begin_D, ends_D[is_chosen_D].tolist(), strict=True)
-            )
+            inside = map(slice, begin_D, ends_D[is_chosen_D].tolist())
+            texts += (tokens_T[document] for document in inside)
             key_D.append(index.key_D[is_chosen_D])
             bytes_D.append(index.bytes_D[is_chosen_D])
     order_D = np.argsort(np.concatenate([np.zeros(0, np.uint64), *key_D]), kind="stable")
@@ -411,9 +398,8 @@ def _count_bytes(texts: _Documents, counts: Ints) -> npt.NDArray[np.float64]:
     np.take(counts.astype(np.float64), texts.tokens, out=bytes_T, mode="clip")
     if len(texts.lengths):
         counted_D = np.add.reduceat(bytes_T, np.cumsum(texts.lengths) - texts.lengths)
-        scale_D = np.divide(
-            texts.bytes, counted_D, out=np.ones(len(counted_D)), where=counted_D > 0
-        )
+        ones_D = np.ones(len(counted_D))
+        scale_D = np.divide(texts.bytes, counted_D, out=ones_D, where=counted_D > 0)
         bytes_T *= np.repeat(scale_D.astype(np.float32), texts.lengths)
     bytes_T *= texts.is_target
     return np.cumsum(before_T, out=before_T)
@@ -457,10 +443,8 @@ def pack_rows(packing: str, lengths_D: Ints, length: int, seed: int) -> Iterator
     lengths_C = np.minimum(lengths_D[document_C] - number_C * length, length + 1)
     chunks = Row(begin_D[document_C] + number_C * length, lengths_C)
     if packing == "none":
-        return (
-            Row(chunks.starts[at : at + 1], chunks.lengths[at : at + 1])
-            for at in range(len(chunks.starts))
-        )
+        ranges = (slice(at, at + 1) for at in range(len(lengths_C)))
+        return (Row(chunks.starts[at], chunks.lengths[at]) for at in ranges)
     return _pack_first_fit(chunks, length + 1, seed)
 
 

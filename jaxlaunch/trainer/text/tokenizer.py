@@ -60,15 +60,10 @@ class ByteTokenizer:
         """Return the bytes of each text, and which of them are in its only span, both [T]."""
         encodings = []
         for text, (span,) in zip(texts, spans, strict=True):
+            ids_T = np.frombuffer(text.encode(), np.uint8).astype(np.int32)
             first, last = (len(text[:at].encode()) for at in span)
-            ids = text.encode()
-            place_T = np.arange(len(ids))
-            encodings.append(
-                (
-                    np.frombuffer(ids, np.uint8).astype(np.int32),
-                    (place_T >= first) & (place_T < last),
-                )
-            )
+            place_T = np.arange(len(ids_T))
+            encodings.append((ids_T, (place_T >= first) & (place_T < last)))
         return encodings
 
     def encode(self, text: str) -> list[int]:
@@ -77,9 +72,8 @@ class ByteTokenizer:
 
     def decode(self, ids: Sequence[int]) -> str:
         """Decode bytes, with U+FFFD for invalid UTF-8 and for ids that are not bytes."""
-        return b"".join(
-            bytes([token]) if token < self.vocab else REPLACEMENT_BYTES for token in ids
-        ).decode(errors="replace")
+        pieces = (bytes([token]) if token < self.vocab else REPLACEMENT_BYTES for token in ids)
+        return b"".join(pieces).decode(errors="replace")
 
     @property
     def byte_counts(self) -> npt.NDArray[np.int64]:
@@ -105,9 +99,8 @@ class HuggingFaceTokenizer:
             try:
                 keys = json.loads(files.get(file, b"{}"))
             except ValueError as error:
-                raise SpecError(
-                    f"data.tokenizer = {name}: {file} cannot be read: {error}"
-                ) from None
+                problem = f"{file} cannot be read: {error}"
+                raise SpecError(f"data.tokenizer = {name}: {problem}") from None
             if not isinstance(keys, dict):
                 raise SpecError(f"data.tokenizer = {name}: {file} is not a block of keys")
             self.config |= {key: value for key, value in keys.items() if value is not None}
@@ -127,18 +120,15 @@ class HuggingFaceTokenizer:
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """Encode texts without special tokens around them."""
-        return [
-            encoding.ids
-            for encoding in self._encode_texts(self._tokenizer.encode_batch_fast, texts)
-        ]
+        encodings = self._encode_texts(self._tokenizer.encode_batch_fast, texts)
+        return [encoding.ids for encoding in encodings]
 
     def encode_spans(self, texts: Sequence[str], spans: Sequence[Spans]) -> list[Encoding]:
         """Encode texts as `encode_batch` does, with which tokens are in their spans, both [T]."""
+        encodings = self._encode_texts(self._tokenizer.encode_batch, texts)
         return [
             (np.array(encoding.ids, np.int32), _tokens_in_spans(encoding.offsets, text_spans))
-            for encoding, text_spans in zip(
-                self._encode_texts(self._tokenizer.encode_batch, texts), spans, strict=True
-            )
+            for encoding, text_spans in zip(encodings, spans, strict=True)
         ]
 
     def _encode_texts(
@@ -150,13 +140,9 @@ class HuggingFaceTokenizer:
         except Exception as error:
             # The library raises a bare Exception for errors in Rust.
             if len(texts) > 1:
-                return [
-                    encoding for text in texts for encoding in self._encode_texts(encode, [text])
-                ]
-            raise SpecError(
-                f"data.tokenizer = {self.name} has no token for a part of the text "
-                f"{texts[0][:40]!r}: {error}"
-            ) from None
+                return [self._encode_texts(encode, [text])[0] for text in texts]
+            problem = f"has no token for a part of the text {texts[0][:40]!r}"
+            raise SpecError(f"data.tokenizer = {self.name} {problem}: {error}") from None
 
     def decode(self, ids: Sequence[int]) -> str:
         """Decode ids, without special tokens."""
@@ -165,12 +151,11 @@ class HuggingFaceTokenizer:
     @functools.cached_property
     def byte_counts(self) -> npt.NDArray[np.int64]:
         """The bytes of text of each token, [vocab], 0 for special tokens."""
-        described = json.loads(self.files[MAIN])
-        is_bytes = '"ByteLevel"' in json.dumps(
-            [described.get("decoder"), described.get("pre_tokenizer")]
-        )
-        prefix = described["model"].get("continuing_subword_prefix") or ""
-        suffix = described["model"].get("end_of_word_suffix") or ""
+        content = json.loads(self.files[MAIN])
+        stages = json.dumps([content.get("decoder"), content.get("pre_tokenizer")])
+        is_bytes = '"ByteLevel"' in stages
+        prefix = content["model"].get("continuing_subword_prefix") or ""
+        suffix = content["model"].get("end_of_word_suffix") or ""
         added = self._tokenizer.get_added_tokens_decoder()
         counts = np.zeros(self.vocab, np.int64)
         for token, number in self._ids.items():
@@ -196,25 +181,19 @@ class HuggingFaceTokenizer:
         value = self.config.get(key)
         if value is None:
             return None
-        token = token_text(value)
+        token, fault = token_text(value), f"data.tokenizer = {self.name}: its {key}"
         if not isinstance(token, str):
-            raise SpecError(
-                f"data.tokenizer = {self.name}: its {key} is {json.dumps(value)[:80]}, not a text"
-            )
+            raise SpecError(f"{fault} is {json.dumps(value)[:80]}, not a text")
         if token not in self._ids:
-            raise SpecError(
-                f"data.tokenizer = {self.name}: its {key} {token!r} is not in its {MAIN}"
-            )
+            raise SpecError(f"{fault} {token!r} is not in its {MAIN}")
         return self._ids[token]
 
     def _starts_with_bos(self) -> bool:
         """Return whether texts begin with bos, by the configuration or else the post-processor."""
         adds_bos = self.config.get("add_bos_token")
         if adds_bos is not None and not isinstance(adds_bos, bool):
-            raise SpecError(
-                f"data.tokenizer = {self.name}: its add_bos_token is {adds_bos!r}, not "
-                "true or false"
-            )
+            problem = f"its add_bos_token is {adds_bos!r}, not true or false"
+            raise SpecError(f"data.tokenizer = {self.name}: {problem}")
         if self.bos is None or adds_bos is not None:
             return self.bos is not None and bool(adds_bos)
         special_ids: list[int] = self._tokenizer.encode("", add_special_tokens=True).ids
@@ -239,15 +218,14 @@ def load_tokenizer(name: str) -> Tokenizer:
         if not main_file.exists():
             hint = "nothing of that name is there"
             if location.is_dir():
-                hint = f"it holds {', '.join(sorted(path.name for path in location.iterdir())[:5]) or 'nothing'}"
+                names = sorted(path.name for path in location.iterdir())[:5]
+                hint = f"it holds {', '.join(names) or 'nothing'}"
             raise SpecError(
                 f"data.tokenizer = {name} is neither bytes nor a folder or file of a {MAIN}; "
                 f"{hint}; transformers' save_pretrained of a fast tokenizer writes {MAIN}"
             )
-        files = {
-            MAIN: bytes(main_file.read_bytes()),
-            **saved_files.read_tokenizer(main_file.parent, FILES[1:]),
-        }
+        others = saved_files.read_tokenizer(main_file.parent, FILES[1:])
+        files = {MAIN: bytes(main_file.read_bytes()), **others}
     return HuggingFaceTokenizer(name, files)
 
 
@@ -276,29 +254,23 @@ def token_text(token: Any) -> Any:
 def check_vocab(tokenizer: Tokenizer, vocab: int) -> None:
     """Raise SpecError if the model has fewer tokens than the tokenizer."""
     if vocab < tokenizer.vocab:
-        raise SpecError(
-            f"train.model.vocab = {vocab} is less than the {tokenizer.vocab} of data.tokenizer = "
-            f"{tokenizer.name}; make it {tokenizer.vocab} or more"
-        )
+        problem = f"is less than the {tokenizer.vocab} of data.tokenizer = {tokenizer.name}"
+        hint = f"make it {tokenizer.vocab} or more"
+        raise SpecError(f"train.model.vocab = {vocab} {problem}; {hint}")
 
 
 def _parse_tokenizer(name: str, text: bytes) -> Any:
     try:
         import tokenizers
     except ImportError:
-        raise SpecError(
-            f"data.tokenizer = {name} needs the package tokenizers: "
-            f"{installation.install_hint('text')}"
-        ) from None
+        hint = installation.install_hint("text")
+        raise SpecError(f"data.tokenizer = {name} needs the package tokenizers: {hint}") from None
     try:
         return tokenizers.Tokenizer.from_str(text.decode())
     except Exception as error:
         # The library raises a bare Exception for errors in Rust.
-        hint = (
-            f"; name the folder of a {MAIN}: no other file is read"
-            if name.endswith(".model")
-            else ""
-        )
+        hint = f"; name the folder of a {MAIN}: no other file is read"
+        hint = hint if name.endswith(".model") else ""
         raise SpecError(f"data.tokenizer = {name}: {MAIN} cannot be read: {error}{hint}") from None
 
 

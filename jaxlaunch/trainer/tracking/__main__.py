@@ -84,24 +84,25 @@ def _hand_over(settings: Mapping[str, Any], course: _Lifecycle) -> None:
     run = Run(state.id, settings["name"], folder, max(state.sent.values(), default=0))
     tracker = open_tracker(settings["tracker"], run)
     course.is_open.set()
-    files = {
-        name: _JournalReader(os.path.join(folder, file)) for name, file in layout.JOURNALS.items()
-    }
+    journals = layout.JOURNALS.items()
+    readers = {name: _JournalReader(os.path.join(folder, file)) for name, file in journals}
     is_last = False
     while True:
         rows = [
-            (row[STEP], journal, row) for journal, file in files.items() for row in file.read_rows()
+            (row.pop(STEP), journal, row)
+            for journal, reader in readers.items()
+            for row in reader.read_rows()
         ]
         for step, journal, row in sorted(rows, key=lambda item: (item[0], item[1] == "eval")):
             if step > state.sent.get(journal, -1) and not course.is_late.is_set():
+                row.pop("time", None)
                 # The names are those of the TensorBoard events.
-                names = [
-                    name
-                    for name in row
-                    if name not in (STEP, "time") and isinstance(row[name], int | float)
-                ]
-                prefix = layout.JOURNAL_PREFIXES[journal]
-                tracker.log(step, {f"{prefix}/{name}": float(row[name]) for name in names})
+                values = {
+                    f"{layout.JOURNAL_PREFIXES[journal]}/{name}": float(value)
+                    for name, value in row.items()
+                    if isinstance(value, int | float)
+                }
+                tracker.log(step, values)
                 state.record_step(journal, step)
         state.sync_file()
         if is_last:
@@ -156,7 +157,8 @@ class _JournalReader:
         """Yield the objects in the new lines, without invalid ones."""
         if self._file is None:
             try:
-                self._file = open(self._path, "rb")
+                # It stays open until the program ends.
+                self._file = open(self._path, "rb")  # noqa: SIM115
             except OSError:
                 return
         *lines, self._rest = (self._rest + self._file.read()).split(b"\n")
@@ -228,25 +230,21 @@ class Mlflow:
         self._metric: Any = Metric
         name = os.environ.get("MLFLOW_EXPERIMENT_NAME") or run.name
         experiment = self._client.get_experiment_by_name(name)
-        experiment_id = (
-            self._client.create_experiment(name) if experiment is None else experiment.experiment_id
-        )
+        if experiment is None:
+            experiment_id = self._client.create_experiment(name)
+        else:
+            experiment_id = experiment.experiment_id
         runs = self._client.search_runs([experiment_id], f"tags.`jaxlaunch.id` = '{run.id}'")
         tags = {"jaxlaunch.id": run.id}
-        stored = (
-            runs[0]
-            if runs
-            else self._client.create_run(experiment_id, tags=tags, run_name=run.name)
-        )
-        self._id = stored.info.run_id
+        runs = runs or [self._client.create_run(experiment_id, tags=tags, run_name=run.name)]
+        self._id = runs[0].info.run_id
         self._client.update_run(self._id, status="RUNNING")
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
         """Send one request for all numbers of the step."""
         now_ms = int(time.time() * 1000)
-        self._client.log_batch(
-            self._id, [self._metric(name, value, now_ms, step) for name, value in values.items()]
-        )
+        metrics = [self._metric(name, value, now_ms, step) for name, value in values.items()]
+        self._client.log_batch(self._id, metrics)
 
     def close(self) -> None:
         """End the run; a later start sets it to RUNNING again."""
@@ -282,18 +280,12 @@ class Events(TensorBoard):
         super().__init__(os.path.join(run.folder, layout.TENSORBOARD), run.step)
 
 
-_TRACKERS: Mapping[str, Callable[[Run], Tracker]] = {
-    "wandb": Wandb,
-    "mlflow": Mlflow,
-    "trackio": Trackio,
-    "tensorboard": Events,
-}
-
-
 def open_tracker(name: str, run: Run) -> Tracker:
     """Return the tracker of this name, or the user's class `module:Name`."""
-    if name in _TRACKERS:
-        return _TRACKERS[name](run)
+    kinds: dict[str, Callable[[Run], Tracker]] = {"wandb": Wandb, "mlflow": Mlflow}
+    kinds |= {"trackio": Trackio, "tensorboard": Events}
+    if name in kinds:
+        return kinds[name](run)
     # The import is late because it pulls in other modules.
     from jaxlaunch.trainer import user_code
 

@@ -61,10 +61,8 @@ class TrackerFeed:
             "closes_s": CLOSES_S,
             **json.loads(self._job),
         }
-        inherited = isolated.inherited_environ(os.environ)
-        environ = {
-            name: value for name, value in inherited.items() if not name.startswith(_RANK_VARIABLES)
-        }
+        inherited = isolated.inherited_environ(os.environ).items()
+        environ = {key: value for key, value in inherited if not key.startswith(_RANK_VARIABLES)}
         with open(self._log, "ab") as log:
             return subprocess.Popen(
                 isolated.build_command("jaxlaunch.trainer.tracking", json.dumps(settings)),
@@ -90,35 +88,25 @@ class TrackerFeed:
                 self._process = self._start_process()
         code = self._end_process(NOTICE_AFTER_S)
         if code is None:
-            print(
-                f"the training has ended; its tracker has {OPENS_S:g} s to open and "
-                f"{ENDS_S:g} s more",
-                flush=True,
-            )
+            limits = f"{OPENS_S:g} s to open and {ENDS_S:g} s more"
+            print(f"the training has ended; its tracker has {limits}", flush=True)
             code = self._end_process(max_wait_s() - NOTICE_AFTER_S)
         if code is None:
             # Such a tracker even keeps its own deadline from running.
             self._process.kill()
             self._process.wait()
         busy = f"was still busy {ENDS_S:g} s after the training"
-        return self._explain_exit(
-            code,
-            {
-                None: busy,
-                LATE_CODE: busy,
-                NOT_OPENED_CODE: f"was not open {OPENS_S:g} s after the training",
-            },
-        )
+        not_opened = f"was not open {OPENS_S:g} s after the training"
+        reasons = {None: busy, LATE_CODE: busy, NOT_OPENED_CODE: not_opened}
+        return self._explain_exit(code, reasons)
 
     def close_at_stop(self) -> str | None:
         """Do the same at a stop, but wait only briefly.
 
         After that the program sends the remaining lines on its own, if the machine keeps running.
         """
-        return self._explain_exit(
-            self._end_process(STOP_WAIT_S),
-            {None: f"was still busy {STOP_WAIT_S:g} s after the stop"},
-        )
+        code = self._end_process(STOP_WAIT_S)
+        return self._explain_exit(code, {None: f"was still busy {STOP_WAIT_S:g} s after the stop"})
 
     def _end_process(self, timeout_s: float) -> int | None:
         """Announce the training's end; return the program's exit code, or None at the timeout."""
@@ -135,11 +123,9 @@ class TrackerFeed:
         if code == 0:
             return None
         reason = reasons.get(code, f"failed (exit {code})")
-        advice = (
-            "the run folder has every point, and the next `launcher run` of the job hands "
-            "over the rest"
-        )
-        return f"the tracker {reason}: {self._log} has its words; {advice}"
+        hint = "the next `launcher run` of the job hands over the rest"
+        detail = f"{self._log} has its words; the run folder has every point, and {hint}"
+        return f"the tracker {reason}: {detail}"
 
 
 def max_wait_s() -> float:

@@ -84,16 +84,13 @@ def _check_disjoint(train_index: Index, eval_index: Index) -> None:
     """Raise DataError if an image file is in both training and evaluation."""
     if train_index.file_N is None and eval_index.file_N is None:
         trained_files = {train_index.file_path(number) for number in range(len(train_index))}
-        shared_files = [
-            name
-            for number in range(len(eval_index))
-            if (name := eval_index.file_path(number)) in trained_files
-        ]
+        evaluated_files = map(eval_index.file_path, range(len(eval_index)))
+        shared_files = [name for name in evaluated_files if name in trained_files]
         if shared_files:
             raise DataError(
-                f"data.path and data.eval_path both name {index.printable_path(shared_files[0])}, "
-                f"one of {len(shared_files)} images of the {len(eval_index)} that are evaluated; "
-                "take them out of one, or set both to the same path"
+                f"data.path and data.eval_path both name {printable_path(shared_files[0])}, one "
+                f"of {len(shared_files)} images of the {len(eval_index)} that are evaluated; take "
+                "them out of one, or set both to the same path"
             )
 
 

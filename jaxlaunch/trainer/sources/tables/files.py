@@ -294,15 +294,22 @@ def _convert_column(column: Any) -> Column:
         row = _find_invalid_utf8(column.to_pylist())
         problem = "has bytes, not numbers or texts"
         raise _UnusableColumnError(problem if row is None else f"is not UTF-8 in row {row}")
+    if types.is_null(kind):
+        return np.full(len(column), np.nan)
+    return _convert_numbers(column)
+
+
+def _convert_numbers(column: Any) -> Column:
+    import pyarrow
+
+    kind, types = column.type, pyarrow.types
     if types.is_timestamp(kind) or types.is_date(kind):
         microseconds = column.cast(pyarrow.timestamp("us"), safe=False).cast(pyarrow.int64())
-        return np.asarray(_convert_column(microseconds) / 1e6)
+        return np.asarray(_convert_numbers(microseconds) / 1e6)
     if types.is_time32(kind) or types.is_time64(kind) or types.is_duration(kind):
         unit = {"s": 1, "ms": 1e3, "us": 1e6, "ns": 1e9}[kind.unit]
         numbers = column.cast(pyarrow.int32() if types.is_time32(kind) else pyarrow.int64())
-        return np.asarray(_convert_column(numbers) / unit)
-    if types.is_null(kind):
-        return np.full(len(column), np.nan)
+        return np.asarray(_convert_numbers(numbers) / unit)
     if types.is_boolean(kind):
         column = column.cast(pyarrow.uint8())
     elif types.is_decimal(kind):

@@ -19,12 +19,13 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from jaxlaunch.trainer.data.files import as_list
 from jaxlaunch.trainer.data.order import HeldOutShare
 from jaxlaunch.trainer.data.source import DataSource
 from jaxlaunch.trainer.errors import DataError
 from jaxlaunch.trainer.sources.images import build
 from jaxlaunch.trainer.sources.images.index import Label, list_names, number_labels
-from jaxlaunch.trainer.sources.mixture import Mixture
+from jaxlaunch.trainer.sources.mixture import Mixture, report_part
 from jaxlaunch.trainer.sources.tables import files
 from jaxlaunch.trainer.sources.tables.files import Column, Columns
 from jaxlaunch.trainer.spec import Mixture as Mixed
@@ -50,7 +51,7 @@ class Scale(NamedTuple):
     @classmethod
     def from_json(cls, encoded: Mapping[str, Any]) -> Scale:
         """Restore a scale from its JSON form."""
-        return cls(*(np.asarray(encoded[key], np.float32) for key in ("mean", "deviation")))
+        return cls(*(np.asarray(encoded[key], np.float32) for key in cls._fields))
 
     def to_json(self) -> dict[str, Any]:
         """Return the same as JSON, exact to the bit."""
@@ -71,14 +72,12 @@ class Scale(NamedTuple):
         mean, deviation = self._broadcast_to(prediction)
         return prediction * deviation + mean
 
-    def _broadcast_to(
-        self, numbers: Any
-    ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
+    def _broadcast_to(self, numbers: Any) -> Scale:
         """Return mean and deviation with the axes of `numbers`; runs forbid rank promotion."""
         if self.mean.ndim == 0:
-            return self.mean, self.deviation
+            return self
         shape = (1,) * (numbers.ndim - 1) + (-1,)
-        return self.mean.reshape(shape), self.deviation.reshape(shape)
+        return Scale(self.mean.reshape(shape), self.deviation.reshape(shape))
 
 
 class Rows(DataSource):
@@ -112,19 +111,15 @@ class Rows(DataSource):
 
     def read_rows(self, index_B: npt.NDArray[np.int64]) -> dict[str, npt.NDArray[Any]]:
         """Return many rows at once: `features` [B, F], and `label` [B] or [B, K]."""
-        return {
-            "features": self._x_NF.take(index_B, axis=0),
-            "label": self.label_N.take(index_B, axis=0),
-        }
+        features_BF, label_B = self._x_NF.take(index_B, axis=0), self.label_N.take(index_B, axis=0)
+        return {"features": features_BF, "label": label_B}
 
     def fingerprint(self) -> str:
         """Return the numbers of rows and features, and a digest of all values and classes."""
         digest = hashlib.sha256(json.dumps(self.classes).encode(errors="surrogatepass"))
         digest.update(self._x_NF.tobytes() + self.label_N.tobytes())
-        return (
-            f"table, {len(self)} rows of {self._x_NF.shape[1]} features, sha256 "
-            f"{digest.hexdigest()[:12]}"
-        )
+        shape = f"{len(self)} rows of {self._x_NF.shape[1]} features"
+        return f"table, {shape}, sha256 {digest.hexdigest()[:12]}"
 
 
 def open_source(data: Table, split: Split, target: Target) -> Rows | None:
@@ -139,14 +134,8 @@ def _open_splits(block: str, target: Target) -> dict[Split, Rows | None]:
     table, has_splits = read_training_table(data)
     coder = Coder(data, table, target)
     paths = held_out_paths(data, has_splits)
-    is_held_out_N = np.zeros(len(table), bool)
-    if not paths and data.eval_split:
-        share = HeldOutShare(data.eval_split, len(table))
-        if not share.kept_count:
-            raise DataError(
-                f"data.eval_split = {data.eval_split} of {len(table)} rows leaves none to train on"
-            )
-        is_held_out_N = share.is_held_out(np.arange(len(table)))
+    share = HeldOutShare(0.0 if paths else data.eval_split or 0.0, len(table), "rows")
+    is_held_out_N = share.is_held_out(np.arange(len(table)))
     coder.fit(table, ~is_held_out_N)
     held_out = coder.select_rows(table, is_held_out_N) if is_held_out_N.any() else None
     if paths:
@@ -173,21 +162,14 @@ class Coder:
 
     def __init__(self, data: Table, table: Columns, target: Target) -> None:
         self._data, self._target = data, target
-        label = [data.label] if isinstance(data.label, str) else data.label
-        if label is None:
-            label = [
-                name for name in build.LABEL_NAMES if name in table.values or name in table.unusable
-            ][:1]
-            if not label:
-                raise DataError(
-                    f"{table.name} has no column that is known for the label; set data.label; it "
-                    f"has {list_names([*table.values])}"
-                )
-        self.label = label
-        columns = [name for name in table.values if name and name not in self.label]
-        self.names = data.columns or columns + [
-            name for name in table.unusable if name not in self.label
-        ]
+        columns = [*table.values, *table.unusable]
+        usual = [name for name in build.LABEL_NAMES if name in columns][:1]
+        self.label = usual if data.label is None else as_list(data.label)
+        if not self.label:
+            problem = "has no column that is known for the label; set data.label"
+            raise DataError(f"{table.name} {problem}; it has {list_names([*table.values])}")
+        others = [name for name in columns if name and name not in self.label]
+        self.names = data.columns or others
         check_columns(table, [*self.label, *self.names])
         if not self.names:
             raise DataError(f"{table.name} has no column except the label")
@@ -227,34 +209,27 @@ class Coder:
         x_NF, names = self._features.read_valid(table), tuple(map(str, classes or ()))
         row_N = np.flatnonzero(chosen_N)
         scale = None if self._scale is None else self._scale.to_json()
-        encoding = {
-            **self._features.to_json(),
-            "label": self.label,
-            "classes": list(names),
-            "scale": scale,
-        }
+        encoding = {"label": self.label, "classes": list(names), "scale": scale}
         return Rows(
             f"table {table.name}",
             x_NF[chosen_N],
             label_N[chosen_N],
             names,
             self._scale,
-            encoding,
+            self._features.to_json() | encoding,
             lambda number: table.locate_row(int(row_N[number])),
         )
 
     def _read_labels(self, table: Columns) -> tuple[npt.NDArray[Any], Sequence[Label] | None]:
         if self._target == "class":
             if len(self.label) > 1:
-                raise DataError(
-                    f"data.label names {len(self.label)} columns; loss.target = class takes one"
-                )
+                problem = f"data.label names {len(self.label)} columns"
+                raise DataError(f"{problem}; loss.target = class takes one")
             return self._read_class_labels(table, self.label[0])
         numbers = [_number_label(table, name, self._target) for name in self.label]
         label_NK = np.concatenate(numbers, axis=1).astype(np.float32)
-        return label_NK[:, 0] if label_NK.shape[
-            1
-        ] == 1 and self._target == "regression" else label_NK, None
+        is_single = label_NK.shape[1] == 1 and self._target == "regression"
+        return label_NK[:, 0] if is_single else label_NK, None
 
     def _read_class_labels(
         self, table: Columns, name: str
@@ -263,32 +238,26 @@ class Coder:
         numbers = column_numbers(table, name)
         if numbers is None:
             texts = table.values[name]
-            empty = next(
-                (row for row, value in enumerate(texts) if value is None or value == ""), None
-            )
-            if empty is not None:
-                raise DataError(f"{table.locate_row(empty)}: {label} is empty; remove the row")
+            for row, value in enumerate(texts):
+                if value is None or value == "":
+                    raise DataError(f"{table.locate_row(row)}: {label} is empty; remove the row")
             return number_labels([str(value) for value in texts], self._classes, location)
         if numbers.shape[1] > 1:
             raise DataError(f"{table.name}: {label} is {numbers.shape[1]} numbers; a class is one")
         number_N = numbers[:, 0]
-        is_invalid_N = np.asarray(
-            ~(np.isfinite(number_N) & (number_N == np.trunc(number_N)) & (abs(number_N) < 2**31))
-        )
-        if is_invalid_N.any():
-            row = int(is_invalid_N.argmax())
+        # NaN and infinity are no whole numbers either.
+        is_whole_N = (number_N == np.trunc(number_N)) & (abs(number_N) < 2**31)
+        for row in np.flatnonzero(~is_whole_N)[:1].tolist():
             if np.isnan(number_N[row]):
                 raise DataError(f"{table.locate_row(row)}: {label} is empty; remove the row")
-            raise DataError(
-                f"{table.locate_row(row)}: {label} is {number_N[row]}, not the number of a class; "
-                "numbers are predicted with train.loss.target: regression"
-            )
+            problem = f"{label} is {number_N[row]}, not the number of a class"
+            hint = "numbers are predicted with train.loss.target: regression"
+            raise DataError(f"{table.locate_row(row)}: {problem}; {hint}")
         class_N = number_N.astype(np.int64)
         names = table.classes.get(name, ())
         if len(names) and class_N.min() >= 0 and class_N.max() < len(names):
-            return number_labels(
-                [names[number] for number in class_N], self._classes or names, location
-            )
+            class_names = [names[number] for number in class_N]
+            return number_labels(class_names, self._classes or names, location)
         label_N, _ = number_labels(class_N.tolist(), self._classes, location)
         return label_N, self._classes or tuple(range(int(label_N.max()) + 1))
 
@@ -297,18 +266,11 @@ def _number_label(table: Columns, name: str, target: Target) -> npt.NDArray[np.f
     label, numbers = f"its label {name!r}", column_numbers(table, name)
     if numbers is None:
         raise DataError(f"{table.name}: {label} has texts; loss.target: {target} takes numbers")
-    is_missing_N = ~np.isfinite(numbers).all(1)
-    if is_missing_N.any():
-        raise DataError(
-            f"{table.locate_row(int(is_missing_N.argmax()))}: {label} is empty; remove the row"
-        )
-    is_large_N = (abs(numbers) > np.finfo(np.float32).max).any(1)
-    if is_large_N.any():
-        row = int(is_large_N.argmax())
-        raise DataError(
-            f"{table.locate_row(row)}: {label} is {abs(numbers[row]).max():g}, more than 32 bits "
-            "hold; write it in a larger unit"
-        )
+    for row in np.flatnonzero(~np.isfinite(numbers).all(1))[:1].tolist():
+        raise DataError(f"{table.locate_row(row)}: {label} is empty; remove the row")
+    for row in np.flatnonzero((abs(numbers) > np.finfo(np.float32).max).any(1))[:1].tolist():
+        problem = f"{label} is {abs(numbers[row]).max():g}, more than 32 bits hold"
+        raise DataError(f"{table.locate_row(row)}: {problem}; write it in a larger unit")
     return numbers
 
 
@@ -331,12 +293,13 @@ class Features:
     @classmethod
     def from_json(cls, encoded: Mapping[str, Any]) -> Features:
         """Restore the features from their JSON form."""
-        columns = {
-            column["name"]: tuple(column["values"])
-            if "values" in column
-            else Numbers(np.array(column["mean"]), np.array(column["deviation"]))
-            for column in encoded["columns"]
-        }
+        columns: dict[str, Numbers | tuple[str, ...]] = {}
+        for column in encoded["columns"]:
+            if "values" in column:
+                columns[column["name"]] = tuple(column["values"])
+            else:
+                numbers = Numbers(np.array(column["mean"]), np.array(column["deviation"]))
+                columns[column["name"]] = numbers
         return cls(columns, encoded["missing"])
 
     def to_json(self) -> dict[str, Any]:
@@ -352,9 +315,8 @@ class Features:
     @property
     def text_columns(self) -> frozenset[str]:
         """The columns of texts, which stay texts even if a file has only digits in them."""
-        return frozenset(
-            name for name, column in self._columns.items() if not isinstance(column, Numbers)
-        )
+        columns = self._columns.items()
+        return frozenset(name for name, column in columns if not isinstance(column, Numbers))
 
     def read_features(self, table: Columns) -> tuple[npt.NDArray[np.float32], dict[int, str]]:
         """Return the features of every row, [N, F], and the faults of rows by their numbers from 0.
@@ -370,17 +332,10 @@ class Features:
         """Return the features of every row, [N, F]. Raises DataError for a row with a fault."""
         x_NF, faults = self.read_features(table)
         if faults:
-            row = min(faults)
-            hint = "fix the row"
-            hint += (
-                ""
-                if self._missing == "mean"
-                else ", or set data.missing: mean where values are missing"
-            )
-            raise DataError(
-                f"{table.locate_row(row)}: {faults[row]}; {hint}, or leave the column out of "
-                "data.columns"
-            )
+            row, hint = min(faults), ", or set data.missing: mean where values are missing"
+            hint = f"fix the row{'' if self._missing == 'mean' else hint}"
+            fault = f"{table.locate_row(row)}: {faults[row]}"
+            raise DataError(f"{fault}; {hint}, or leave the column out of data.columns")
         return x_NF
 
     def _read_column(
@@ -388,10 +343,8 @@ class Features:
     ) -> npt.NDArray[np.float32]:
         column, values = self._columns[name], table.values[name]
         if not isinstance(column, Numbers):
-            is_empty = [
-                value in (None, "") or isinstance(value, float) and np.isnan(value)
-                for value in values
-            ]
+            # NaN is the only value that differs from itself.
+            is_empty = [value in (None, "") or value != value for value in values]
             self._note_missing(name, np.array(is_empty), faults)
             places = {value: place for place, value in enumerate(column)}
             place_N = np.array([places.get(str(value), -1) for value in values])
@@ -402,17 +355,13 @@ class Features:
             parsed = [parse_number(value) for value in values]
             for row, (value, number) in enumerate(zip(values, parsed, strict=True)):
                 if number is None:
-                    faults.setdefault(
-                        row, f"its {name!r} is {value!r}, and training has numbers there"
-                    )
-            numbers = np.array(
-                [np.nan if number is None else number for number in parsed], np.float64
-            )[:, None]
+                    fault = f"its {name!r} is {value!r}, and training has numbers there"
+                    faults.setdefault(row, fault)
+            # None becomes NaN.
+            numbers = np.array(parsed, np.float64)[:, None]
         if numbers.shape[1] != len(column.mean):
-            raise DataError(
-                f"{table.name}: its column {name!r} has {numbers.shape[1]} numbers, not "
-                f"{len(column.mean)}"
-            )
+            problem = f"has {numbers.shape[1]} numbers, not {len(column.mean)}"
+            raise DataError(f"{table.name}: its column {name!r} {problem}")
         is_missing = np.asarray(~np.isfinite(numbers))
         self._note_missing(name, np.asarray(is_missing.any(1)), faults)
         scaled = (numbers - column.mean) / column.deviation
@@ -434,16 +383,12 @@ def fit_features(
     for name in names:
         numbers = column_numbers(table, name)
         if numbers is None:
-            texts = {
-                str(value)
-                for value in table.values[name][chosen_N]
-                if value is not None and value != ""
-            }
+            values = table.values[name][chosen_N]
+            texts = {str(value) for value in values if value not in (None, "")}
             if len(texts) > MAX_TEXT_VALUES:
-                raise DataError(
-                    f"{table.name}: its column {name!r} has {len(texts)} different texts, more "
-                    f"than {MAX_TEXT_VALUES}; leave it out of data.columns"
-                )
+                problem = f"has {len(texts)} different texts, more than {MAX_TEXT_VALUES}"
+                hint = "leave it out of data.columns"
+                raise DataError(f"{table.name}: its column {name!r} {problem}; {hint}")
             columns[name] = tuple(sorted(texts))
             continue
         x_NK = np.where(np.isfinite(numbers), numbers, np.nan)[chosen_N]
@@ -499,14 +444,11 @@ def check_columns(table: Columns, names: Sequence[str]) -> None:
     """Raise DataError for a column that is missing, or neither numbers nor texts."""
     for name in names:
         if name in table.unusable:
-            raise DataError(
-                f"{table.name}: its column {name!r} {table.unusable[name]}; leave it out of "
-                "data.columns"
-            )
+            problem = f"its column {name!r} {table.unusable[name]}"
+            raise DataError(f"{table.name}: {problem}; leave it out of data.columns")
         if name not in table.values:
-            raise DataError(
-                f"{table.name} has no column {name!r}; it has {list_names([*table.values])}"
-            )
+            names = list_names([*table.values])
+            raise DataError(f"{table.name} has no column {name!r}; it has {names}")
 
 
 # --- mixtures -------------------------------------------------------------------------------------
@@ -531,9 +473,8 @@ class TableMixture(Mixture):
         for number, part in enumerate(self._rows):
             is_part_B = part_B == number
             for key, values in part.read_rows(index_B[is_part_B] - self._first_S[number]).items():
-                batch.setdefault(key, np.empty((len(index_B), *values.shape[1:]), values.dtype))[
-                    is_part_B
-                ] = values
+                empty = np.empty((len(index_B), *values.shape[1:]), values.dtype)
+                batch.setdefault(key, empty)[is_part_B] = values
         return batch
 
 
@@ -559,39 +500,29 @@ def _open_mixture_splits(block: str, target: Target) -> dict[Split, TableMixture
     parts: dict[str, _Part] = {}
     for name, table_block in data.part_sources().items():
         if isinstance(table_block, Table):
-            try:
+            with report_part(name):
                 parts[name] = _open_part(table_block, target, is_trained=weights[name] > 0)
-            except DataError as error:
-                raise DataError(f"train.data.parts.{name}: {error}") from error
     train_parts = {name: parts[name] for name in parts if weights[name]}
     columns = _check_columns(train_parts)
     classes = _check_classes(train_parts, target) if data.classes is None else data.classes
-    train_table = files.concatenate_columns(
-        [_select_columns(part.table, columns) for part in train_parts.values()]
-    )
-    coder = Coder(
-        next(iter(train_parts.values())).block.model_copy(update={"classes": classes}),
-        train_table,
-        target,
-    )
-    coder.fit(train_table, np.concatenate([~part.is_held_out_N for part in train_parts.values()]))
-    train = {
-        name: coder.select_rows(part.table, ~part.is_held_out_N)
-        for name, part in train_parts.items()
-    }
+    trained = [*train_parts.values()]
+    tables = [_select_columns(part.table, columns) for part in trained]
+    train_table = files.concatenate_columns(tables)
+    coder = Coder(trained[0].block.model_copy(update={"classes": classes}), train_table, target)
+    coder.fit(train_table, np.concatenate([~part.is_held_out_N for part in trained]))
+    train: dict[str, Rows] = {}
     held_out: dict[str, Rows] = {}
     for name, part in parts.items():
+        if weights[name]:
+            train[name] = coder.select_rows(part.table, ~part.is_held_out_N)
         if part.paths:
-            table = _name_classes(
-                files.read_tables(part.paths, coder.text_columns), coder.label, target
-            )
+            eval_table = files.read_tables(part.paths, coder.text_columns)
+            table = _name_classes(eval_table, coder.label, target)
             held_out[name] = coder.select_rows(table, np.ones(len(table), bool))
         elif part.is_held_out_N.any():
             held_out[name] = coder.select_rows(part.table, part.is_held_out_N)
-    return {
-        "train": TableMixture(train, weights),
-        "eval": TableMixture(held_out, dict.fromkeys(held_out, 1.0)) if held_out else None,
-    }
+    held_out_mixture = TableMixture(held_out, dict.fromkeys(held_out, 1.0)) if held_out else None
+    return {"train": TableMixture(train, weights), "eval": held_out_mixture}
 
 
 def _open_part(block: Table, target: Target, *, is_trained: bool) -> _Part:
@@ -602,13 +533,7 @@ def _open_part(block: Table, target: Target, *, is_trained: bool) -> _Part:
     table = _name_classes(table, Coder(block, table, target).label, target)
     if not is_trained:
         return _Part(block, table, np.ones(len(table), bool), paths or table_paths)
-    if paths or not block.eval_split:
-        return _Part(block, table, np.zeros(len(table), bool), paths)
-    share = HeldOutShare(block.eval_split, len(table))
-    if not share.kept_count:
-        raise DataError(
-            f"eval_split = {block.eval_split} of {len(table)} rows leaves none to train on"
-        )
+    share = HeldOutShare(0.0 if paths else block.eval_split or 0.0, len(table), "rows")
     return _Part(block, table, share.is_held_out(np.arange(len(table))), paths)
 
 
@@ -619,9 +544,10 @@ def _name_classes(table: Columns, label: list[str], target: Target) -> Columns:
     values, classes = dict(table.values), dict(table.classes)
     for name in label:
         names, number_N = classes.pop(name, ()), values.get(name)
-        if names and number_N is not None and number_N.dtype.kind in "iu":
-            if number_N.min() >= 0 and number_N.max() < len(names):
-                values[name] = np.array([*names, None], object)[number_N.astype(np.int64)]
+        if not names or number_N is None or number_N.dtype.kind not in "iu":
+            continue
+        if number_N.min() >= 0 and number_N.max() < len(names):
+            values[name] = np.array([*names, None], object)[number_N.astype(np.int64)]
     return dataclasses.replace(table, values=values, classes=classes)
 
 
@@ -635,10 +561,8 @@ def _check_columns(parts: Mapping[str, _Part]) -> list[str]:
         for column in names:
             description = _describe_column(part.table, column)
             first_description = _describe_column(first.table, column)
-            if description != first_description and {description, first_description} != {
-                NO_VALUES,
-                NUMBERS,
-            }:
+            kinds = {description, first_description}
+            if len(kinds) > 1 and kinds != {NO_VALUES, NUMBERS}:
                 raise DataError(
                     f"train.data.parts.{name} has {description} in the column {column!r}, and "
                     f"train.data.parts.{first_name} has {first_description} there; give all parts "
@@ -677,8 +601,8 @@ def _describe_column(table: Columns, name: str) -> str:
 
 
 def _select_columns(table: Columns, names: list[str]) -> Columns:
-    chosen: dict[str, Any] = {
-        key: {name: getattr(table, key)[name] for name in names if name in getattr(table, key)}
-        for key in ("values", "classes", "unusable")
-    }
-    return dataclasses.replace(table, **chosen)
+    values, classes, unusable = (
+        {name: mapping[name] for name in names if name in mapping}
+        for mapping in (table.values, table.classes, table.unusable)
+    )
+    return Columns(table.paths, table.ends_F, values, classes, unusable)
