@@ -126,10 +126,9 @@ def is_storage(error: BaseException) -> bool:
 
 def is_from_store(error: BaseException) -> bool:
     """Return whether `error` or one of its causes came from a disk, a network or a client."""
-    return any(
-        isinstance(link, OSError | http.client.HTTPException) or _client_kinds(link)
-        for link in _exception_chain(error)
-    )
+    kinds = (OSError, http.client.HTTPException)
+    chain = _exception_chain(error)
+    return any(isinstance(link, kinds) or _client_kinds(link) for link in chain)
 
 
 def is_refusal(error: BaseException) -> bool:

@@ -214,10 +214,8 @@ class Examples:
 
     def _check_array_specs(self, index: int, example: Batch) -> None:
         if example.keys() != self.array_specs.keys():
-            keys, first_keys = (
-                "{" + ", ".join(sorted(keys)) + "}" for keys in (example, self.array_specs)
-            )
-            raise self._data_error(index, f"the keys {keys}, the first {first_keys}")
+            keys, first_keys = (", ".join(sorted(names)) for names in (example, self.array_specs))
+            raise self._data_error(index, f"the keys {{{keys}}}, the first {{{first_keys}}}")
         for key, value in example.items():
             shape, dtype = self.array_specs[key]
             if value.shape != shape:
@@ -281,9 +279,8 @@ class Examples:
         return {key: ArraySpec(value.shape, value.dtype) for key, value in first_example.items()}
 
     def _data_error(self, index: int, problem: str) -> DataError:
-        return DataError(
-            f"{source_name(self._source)}: example {index} has {problem}{self._describe_location()}"
-        )
+        location = self._describe_location()
+        return DataError(f"{source_name(self._source)}: example {index} has {problem}{location}")
 
     def _describe_location(self) -> str:
         """Return the place of the user's task, or else of the dataset, as a suffix of a message."""

@@ -269,9 +269,8 @@ def _read_block(url: str, start: int) -> bytes:
 def copy_object(url: str) -> str:
     """Copy an object to the local disk and return the path. Raises StorageError."""
     copy_path, size = _copy_folder(url) / "whole", stat_object(url).size
-    fault = (
-        f"{url} cannot be copied to {cache_folder()}; set XDG_CACHE_HOME to a folder to write in"
-    )
+    hint = "set XDG_CACHE_HOME to a folder to write in"
+    fault = f"{url} cannot be copied to {cache_folder()}; {hint}"
     try:
         copy_path.parent.mkdir(parents=True, exist_ok=True)
         lock = (copy_path.parent / "lock").open("a")

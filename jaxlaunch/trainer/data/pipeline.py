@@ -68,9 +68,8 @@ class Pipeline:
         check: Check | None = None,
     ) -> None:
         self._source = as_data_source(source)
-        self._examples = Examples(
-            self._source, example, ReadSettings(seed, order.TRAIN, deterministic, check)
-        )
+        settings = ReadSettings(seed, order.TRAIN, deterministic, check)
+        self._examples = Examples(self._source, example, settings)
         self._batch, self._rows = batch, _check_contiguous(rows, batch)
         self._seed, self._shuffle = seed, shuffle
         self._prefetch, self._threads = prefetch, self._examples.reader_threads(threads)
@@ -166,14 +165,12 @@ class Evaluation:
         check: Check | None = None,
     ) -> None:
         self.source = as_data_source(source)
-        self._examples = Examples(
-            self.source, example, ReadSettings(seed, order.EVAL, deterministic, check)
-        )
+        settings = ReadSettings(seed, order.EVAL, deterministic, check)
+        self._examples = Examples(self.source, example, settings)
         self._batch, self._rows = batch, _check_contiguous(rows, batch)
         self._threads = self._examples.reader_threads(threads)
-        parts: Mapping[Any, range] = self.source.evaluated_parts or {
-            None: range(len(self._examples))
-        }
+        whole = {None: range(len(self._examples))}
+        parts: Mapping[Any, range] = self.source.evaluated_parts or whole
         counts = [-(-len(part) // batch) for part in parts.values()]
         if batches is not None:
             counts = _divide_batches(batches, counts)
@@ -230,11 +227,10 @@ class Evaluation:
 def _batch_specs(
     example_specs: Mapping[str, ArraySpec], batch_shape: tuple[int, ...]
 ) -> Mapping[str, ArraySpec]:
-    specs = {
-        key: ArraySpec((*batch_shape, *form.shape), narrow_dtype(form.dtype))
-        for key, form in example_specs.items()
-    }
-    return specs | {"weight": ArraySpec(batch_shape, np.dtype(np.float32))}
+    specs = {"weight": ArraySpec(batch_shape, np.dtype(np.float32))}
+    for key, form in example_specs.items():
+        specs[key] = ArraySpec((*batch_shape, *form.shape), narrow_dtype(form.dtype))
+    return specs
 
 
 def _divide_batches(batches: int, capacities: Sequence[int]) -> list[int]:

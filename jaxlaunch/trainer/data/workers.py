@@ -78,9 +78,8 @@ def send_message(channel: socket.socket, message: Any) -> None:
         return raw.nbytes < LARGE_BYTES
 
     parts = [memoryview(pickle.dumps(message, protocol=5, buffer_callback=is_small)), *large]
-    channel.sendall(
-        struct.pack(f"<{len(parts) + 1}Q", len(parts), *(part.nbytes for part in parts))
-    )
+    numbers = [len(parts), *(part.nbytes for part in parts)]
+    channel.sendall(struct.pack(f"<{len(numbers)}Q", *numbers))
     for part in parts:
         channel.sendall(part)
 

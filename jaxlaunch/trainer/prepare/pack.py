@@ -66,11 +66,9 @@ def pack_data(
     try:
         with _lock_folder(folder, recipe) as is_begun:
             if is_begun:
-                files = {
-                    name: about
-                    for split, source in sources.items()
-                    for name, about in _write_shards(folder, split, source, is_stopped)
-                }
+                files: dict[str, Any] = {}
+                for split, source in sources.items():
+                    files |= _write_shards(folder, split, source, is_stopped)
                 shards.write_json(folder / NOTES_FILE, recipe | {"files": files})
         description: dict[str, Any] = json.loads((folder / NOTES_FILE).read_text())
         for name, about in description["files"].items():
@@ -92,13 +90,11 @@ def _open_sources(
 ) -> dict[Literal["train", "eval"], DataSource]:
     """Open the sources by split, with images in their own sizes and without augmentation."""
     if not isinstance(spec.data, Images | Table):
-        raise SpecError(
-            f"train.data.source = {spec.data.source} is not packed; images and table are"
-        )
+        kinds = "images and table are"
+        raise SpecError(f"train.data.source = {spec.data.source} is not packed; {kinds}")
     if isinstance(spec.data, Table) and resize is not None:
-        raise SpecError(
-            "--resize applies to images, and train.data.source = table has none; leave it out"
-        )
+        problem = "--resize applies to images, and train.data.source = table has none"
+        raise SpecError(f"{problem}; leave it out")
     plain = {"size": None, "augment": None} if isinstance(spec.data, Images) else {}
     unchanged = spec.model_copy(update={"data": spec.data.model_copy(update=plain)})
     sources: dict[Literal["train", "eval"], DataSource] = {}

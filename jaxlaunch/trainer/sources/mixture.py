@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from jaxlaunch.trainer.data.order import Indices, example_indices
+from jaxlaunch.trainer.data.order import Indices
 from jaxlaunch.trainer.data.source import DataSource
 from jaxlaunch.trainer.errors import DataError, SpecError
 
@@ -83,9 +83,8 @@ class Mixture(DataSource):
     def fingerprint(self) -> str:
         """Return the fingerprint and the number of examples in a block of each part."""
         parts = zip(self._names, self._count_S.tolist(), self._parts, strict=True)
-        return f"mixture of {self._block}: " + "; ".join(
-            f"{name} {count}: {part.fingerprint()}" for name, count, part in parts
-        )
+        described = (f"{name} {count}: {part.fingerprint()}" for name, count, part in parts)
+        return f"mixture of {self._block}: {'; '.join(described)}"
 
     @property
     def evaluated_parts(self) -> dict[str, range]:
@@ -102,9 +101,8 @@ class Mixture(DataSource):
             first = self._count_before(number, start)
             last = first + int(is_part_P.sum())
             if last > first:
-                part_index_P = example_indices(
-                    first, last, length=len(part), seed=seed * 2**16 + number, shuffle=shuffle
-                )
+                part_seed = seed * 2**16 + number
+                part_index_P = part.example_indexes(first, last, seed=part_seed, shuffle=shuffle)
                 index_P[is_part_P] = part_index_P + (self._ends[number - 1] if number else 0)
         return index_P
 

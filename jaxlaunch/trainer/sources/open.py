@@ -186,23 +186,21 @@ def _open_mixture(spec: TrainSpec, data: Mixture, split: Split) -> DataSource | 
 def _open_torch(data: Torch, split: Split) -> DataSource | None:
     from jaxlaunch.trainer.sources import torch
 
+    workers = data.workers
     if split == "train":
-        return torch.open_source(
-            data.dataset, data.args, shuffle=data.shuffle, workers=data.workers
-        )
+        return torch.open_source(data.dataset, data.args, shuffle=data.shuffle, workers=workers)
     if data.eval_dataset is None and data.eval_args is None:
         return None
     dataset, args = data.eval_dataset or data.dataset, data.eval_args or {}
-    return torch.open_source(dataset, args, workers=data.workers)
+    return torch.open_source(dataset, args, workers=workers)
 
 
 def _open_synthetic(spec: TrainSpec, data: Synthetic, split: Split) -> DataSource | None:
     from jaxlaunch.trainer.sources import synthetic
 
     # Evaluation uses the examples after those of training.
-    first, examples = (
-        (0, data.examples) if split == "train" else (data.examples, data.eval_examples)
-    )
+    first = 0 if split == "train" else data.examples
+    examples = data.examples if split == "train" else data.eval_examples
     if not examples:
         return None
     if data.shape is None and model_sizes(spec.model).length is not None:
@@ -213,7 +211,6 @@ def _open_synthetic(spec: TrainSpec, data: Synthetic, split: Split) -> DataSourc
 def _text_sizes(spec: TrainSpec) -> tuple[int, int]:
     sizes = model_sizes(spec.model)
     if sizes.length is None or sizes.length < 1:
-        raise SpecError(
-            f"data.source = {spec.data.source} needs train.model.length, the tokens of an example"
-        )
+        need = "needs train.model.length, the tokens of an example"
+        raise SpecError(f"data.source = {spec.data.source} {need}")
     return sizes.length, BYTE_VOCAB if sizes.vocab is None else sizes.vocab

@@ -175,9 +175,8 @@ def _prepare_builder(builder: Any, name: str, folder: str) -> None:
 
 def _require_network(builder: Any, name: str, folder: str) -> None:
     """Raise DataError if no download host has an address, because retries take minutes."""
-    hosts = sorted(
-        {urllib.parse.urlsplit(url).hostname or "" for url in builder.url_infos or {}} - {""}
-    )
+    urls = map(urllib.parse.urlsplit, builder.url_infos or {})
+    hosts = sorted({url.hostname or "" for url in urls} - {""})
     if not hosts or urllib.request.getproxies():
         # Behind a proxy, the proxy resolves names.
         return

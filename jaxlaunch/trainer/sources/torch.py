@@ -52,10 +52,8 @@ def _build_dataset(path: str, target: Any, args: Mapping[str, Any]) -> Any:
     """Call a class or function with `args`, or return an object unchanged."""
     if not (isinstance(target, type) or callable(target) and not hasattr(target, "__len__")):
         if args:
-            kind = user_code.describe_kind(target)
-            raise SpecError(
-                f"{path} is {kind}, not a class, so it takes no args; leave data.args out"
-            )
+            problem = f"is {user_code.describe_kind(target)}, not a class, so it takes no args"
+            raise SpecError(f"{path} {problem}; leave data.args out")
         return target
     try:
         return target(**args)

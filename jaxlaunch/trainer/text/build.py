@@ -124,12 +124,9 @@ def _make_rows(recipe: Recipe, folder: Path, processes: int) -> None:
     count = min(buckets, MAX_SHARDS, -(-size // SHARD_BYTES))
     corpus, report = _count_documents(recipe, parts_folder, len(units), count, buckets)
     records = [shards.record_path(parts_folder, shard) for shard in range(corpus.shards)]
-    tasks = [
-        (worker_recipe, folder, parts_folder, shard, corpus)
-        for shard, record in enumerate(records)
-        if not record.exists()
-    ]
-    _run_tasks("packed", "shards", shards.write_shard, tasks, processes, corpus.shards)
+    missing = [shard for shard, record in enumerate(records) if not record.exists()]
+    shard_tasks = [(worker_recipe, folder, parts_folder, shard, corpus) for shard in missing]
+    _run_tasks("packed", "shards", shards.write_shard, shard_tasks, processes, corpus.shards)
     files: dict[str, Any] = {}
     rows = dict.fromkeys(shards.SPLITS, 0)
     for record in records:

@@ -216,19 +216,15 @@ def _tokenize_pairs(pairs: Sequence[Pair], tokenizer: Tokenizer) -> Iterator[lis
     texts = [text for pair in pairs for text in pair[:2]]
     spans = [text.spans or () for text in texts]
     encodings = tokenizer.encode_spans([text.text for text in texts], spans)
-    bos_ids, eos_ids = (
-        [] if token is None else [token] for token in (tokenizer.bos, tokenizer.eos)
-    )
+    bos_ids = [] if tokenizer.bos is None else [tokenizer.bos]
+    eos_ids = [] if tokenizer.eos is None else [tokenizer.eos]
     for number, pair in enumerate(pairs):
         pair_encodings = encodings[2 * number : 2 * number + 2]
         if not pair.is_chat:
             # Plain texts get the bos and eos tokens, and the eos token is predicted too.
-            padding = (len(bos_ids), len(eos_ids))
-            pair_encodings = [
-                (
-                    np.concatenate([bos_ids, ids_T, eos_ids]).astype(np.int32),
-                    np.pad(is_target_T, padding, constant_values=(False, True)),
-                )
-                for ids_T, is_target_T in pair_encodings
-            ]
+            for row, (ids_T, is_target_T) in enumerate(pair_encodings):
+                ids_T = np.concatenate([bos_ids, ids_T, eos_ids]).astype(np.int32)
+                padding = (len(bos_ids), len(eos_ids))
+                is_target_T = np.pad(is_target_T, padding, constant_values=(False, True))
+                pair_encodings[row] = ids_T, is_target_T
         yield pair_encodings

@@ -45,10 +45,8 @@ class Builder(tfds.core.GeneratorBasedBuilder):  # type: ignore[misc]  # untyped
         )
 
     def _split_generators(self, dl_manager: Any) -> dict[str, Iterator[tuple[int, dict[str, Any]]]]:
-        return {
-            "train": self._generate_examples(is_test=False),
-            "test": self._generate_examples(is_test=True),
-        }
+        splits = ("train", "test")
+        return {split: self._generate_examples(is_test=split == "test") for split in splits}
 
     def _generate_examples(self, *, is_test: bool) -> Iterator[tuple[int, dict[str, Any]]]:
         from sklearn.datasets import load_digits

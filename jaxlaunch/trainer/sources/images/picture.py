@@ -45,9 +45,8 @@ warnings.filterwarnings("ignore", category=UserWarning, module=r"PIL\.")
 warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
 
 Pixels = npt.NDArray[np.uint8]
-Box = tuple[
-    float, float, float, float
-]  # top, left, height and width, in pixels of the upright image
+# Top, left, height and width, in pixels of the upright image.
+Box = tuple[float, float, float, float]
 Size = tuple[int, int]  # height and width
 
 
@@ -103,22 +102,16 @@ class Picture:
         top, left, box_height, box_width = box or (0, 0, height, width)
         try:
             if size is not None and self._image.format in ("JPEG", "MPO"):
-                self._decode_reduced(
-                    min(box_height / size[0], box_width / size[1]),
-                    top + box_height,
-                    max(1.0, box_height / size[0]),
-                )
+                factor_y, factor_x = box_height / size[0], box_width / size[1]
+                bottom, reach = top + box_height, max(1.0, factor_y)
+                self._decode_reduced(min(factor_y, factor_x), bottom, reach)
             image = _convert_mode(self._image, self._mode)
             if (transposition := _UPRIGHT.get(self._orientation)) is not None:
                 image = image.transpose(transposition)
             # Both are 1 unless the image was decoded at a reduced scale.
             scale_y, scale_x = image.height / height, image.width / width
-            edges = (
-                left * scale_x,
-                top * scale_y,
-                (left + box_width) * scale_x,
-                (top + box_height) * scale_y,
-            )
+            upper_left = left * scale_x, top * scale_y
+            edges = (*upper_left, (left + box_width) * scale_x, (top + box_height) * scale_y)
             if size is not None:
                 image = image.resize((size[1], size[0]), Image.Resampling.BILINEAR, box=edges)
             elif box is not None:
@@ -131,9 +124,8 @@ class Picture:
             raise
         except Exception as error:
             # Pillow's readers raise arbitrary exceptions for damaged data.
-            raise BrokenImageError(
-                f"is truncated or damaged: {error or type(error).__name__}"
-            ) from None
+            problem = error or type(error).__name__
+            raise BrokenImageError(f"is truncated or damaged: {problem}") from None
         return pixels[..., None] if pixels.ndim == 2 else pixels
 
     def _decode_reduced(self, factor: float, bottom: float, reach: float) -> None:
@@ -145,9 +137,8 @@ class Picture:
         # The data are in memory, so Pillow can decode them in one piece.
         self._image.decodermaxblock = len(self._data)
         scale = self._image.height / self.size[0]
-        if self._orientation not in _UPRIGHT and not self._is_decoded(
-            math.ceil((bottom + reach + 1) * scale) + 1
-        ):
+        stop = math.ceil((bottom + reach + 1) * scale) + 1
+        if self._orientation not in _UPRIGHT and not self._is_decoded(stop):
             self._image = Image.open(io.BytesIO(self._data), formats=FORMATS)
             self._set_scale(factor)
 
@@ -164,10 +155,8 @@ class Picture:
             try:
                 image.load()
             except OSError:
-                return (
-                    not image.tile
-                    and image.crop((0, stop - 1, image.width, stop)).getbbox() is not None
-                )
+                last_row = image.crop((0, stop - 1, image.width, stop))
+                return not image.tile and last_row.getbbox() is not None
         return True
 
     def _set_scale(self, factor: float) -> None:
@@ -195,17 +184,15 @@ def _convert_mode(image: Image.Image, mode: str) -> Image.Image:
         # Keep the upper 8 bits of 16-bit grey, or of the number of bits in the tags of a TIFF.
         values: npt.NDArray[Any] = np.asarray(image)
         if values.size and (values.min() < 0 or values.max() > 0xFFFF):
-            raise BrokenImageError(
-                f"has pixels from {values.min()} to {values.max()}, more than 16 bits hold"
-            )
+            bounds = f"from {values.min()} to {values.max()}"
+            raise BrokenImageError(f"has pixels {bounds}, more than 16 bits hold")
         tags = getattr(image, "tag_v2", {})
         bits = min(16, int(tags.get(_BITS, (16,))[0]))
         grey = (values >> (bits - 8)).astype(np.uint8)
         image = Image.fromarray(255 - grey if tags.get(_MEANING) == 0 else grey)
     if image.mode == "F":
-        raise BrokenImageError(
-            "has floating-point pixels, of which no range is known; save it with 8 or 16 bits"
-        )
+        hint = "save it with 8 or 16 bits"
+        raise BrokenImageError(f"has floating-point pixels, of which no range is known; {hint}")
     if image.mode in ("P", "PA"):
         image = image.convert("RGBA")
     return image if image.mode == mode else image.convert(mode)

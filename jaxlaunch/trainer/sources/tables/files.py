@@ -258,11 +258,8 @@ def _read_arrow(
         except _UnusableColumnError as error:
             unusable[name] = str(error)
     features = files.arrow_features(table.schema)
-    classes = {
-        name: tuple(feature["names"])
-        for name, feature in features.items()
-        if isinstance(feature.get("names"), list)
-    }
+    named = {name: feature.get("names") for name, feature in features.items()}
+    classes = {name: tuple(names) for name, names in named.items() if isinstance(names, list)}
     return values, classes, unusable
 
 
@@ -280,9 +277,7 @@ def _convert_column(column: Any) -> Column:
     if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
         counts = compute.list_value_length(column).to_numpy()
         if column.null_count or len({*counts.tolist()}) > 1:
-            raise _UnusableColumnError(
-                "has lists of different lengths, which a table does not have"
-            )
+            raise _UnusableColumnError("has lists of different lengths, unlike a table")
         flat = _convert_column(compute.list_flatten(column))
         return flat.reshape(len(column), int(counts[0]) if len(counts) else 0, *flat.shape[1:])
     if types.is_string_view(kind) or types.is_binary_view(kind):
