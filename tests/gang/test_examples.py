@@ -69,7 +69,7 @@ def test_mixture_is_prepared_once_and_exported_with_its_tokenizer(tmp_path: Path
     train = document["train"]
     assert train["data"]["tokenizer"] == "bytes"
     train["data"] |= {
-        "tokenizer": corpora.saved(tmp_path / "tokenizer"),
+        "tokenizer": corpora.save_tokenizer(tmp_path / "tokenizer"),
         "data_dir": str(tmp_path / "prepared"),
     }
     train["data"]["parts"] = {

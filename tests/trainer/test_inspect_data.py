@@ -17,7 +17,7 @@ from jaxlaunch.trainer.spec import TrainSpec
 
 
 @pytest.fixture
-def photos(tmp_path: Path) -> Path:
+def photo_folder(tmp_path: Path) -> Path:
     root, rng = tmp_path / "photos", np.random.default_rng(0)
     for split, numbers in (("train", range(8)), ("val", range(8, 11))):
         for at in numbers:
@@ -31,53 +31,51 @@ def photos(tmp_path: Path) -> Path:
     return root
 
 
-def reads(found: dict[str, Any]) -> int:
+def can_open(result: dict[str, Any]) -> int:
     """Opens the proposed block."""
-    block = {key: found[key] for key in ("data", "loss") if key in found}
+    block = {key: result[key] for key in ("data", "loss") if key in result}
     train = TrainSpec.model_validate({"task": "classify", **block})
     source, held_out = open_source(train, "train"), open_source(train, "eval")
     assert source is not None and held_out is not None and source[0] and held_out[0]
     return len(source)
 
 
-def test_images_are_counted_by_class_and_split_and_what_is_broken_or_there_twice_is_named(
-    photos: Path,
+def test_images_are_counted_and_faults_reported(
+    photo_folder: Path,
 ) -> None:
-    sheet = photos.parent / "sheet.png"
-    found = inspect_path(str(photos), None, str(sheet))
-    assert found["kind"] == "images" and found["splits"] == {"train": 9, "eval": 3}
-    assert found["classes"] == {"train": {"cat": 4, "dog": 5}, "eval": {"cat": 2, "dog": 1}}
-    assert found["sizes"] == {"least": [21, 30], "median": [24, 30], "most": [30, 30]}
-    assert found["formats"] == {"PNG RGB": 11}
-    assert (
-        found["broken"]["count"] == 1
-        and "train/dog/x.png is not an image" in found["broken"]["first"][0]
-    )
-    twice = found["duplicates"]
+    sheet = photo_folder.parent / "sheet.png"
+    result = inspect_path(str(photo_folder), None, str(sheet))
+    assert result["kind"] == "images" and result["splits"] == {"train": 9, "eval": 3}
+    assert result["classes"] == {"train": {"cat": 4, "dog": 5}, "eval": {"cat": 2, "dog": 1}}
+    assert result["sizes"] == {"least": [21, 30], "median": [24, 30], "most": [30, 30]}
+    assert result["formats"] == {"PNG RGB": 11}
+    assert result["broken"]["count"] == 1
+    assert "train/dog/x.png is not an image" in result["broken"]["first"][0]
+    twice = result["duplicates"]
     assert twice["count"] == 2 and twice["first"][1].endswith("train/dog/1.png")  # of another split
-    assert found["data"] == {
+    assert result["data"] == {
         "source": "images",
-        "path": str(photos),
+        "path": str(photo_folder),
         "size": 224,
         "on_broken": "skip",
     }
-    assert reads(found) == 8
+    assert can_open(result) == 8
     with Image.open(sheet) as picture:
         pixels = np.asarray(picture)
         assert pixels.shape == (2 * 114 + 4, 10 * 100 + 4, 3) and (pixels[60, 10:90] != 255).any()
 
 
-def test_a_table_is_described_and_a_column_that_cannot_be_read_is_left_out(tmp_path: Path) -> None:
+def test_table_is_described_without_unreadable_columns(tmp_path: Path) -> None:
     rows = [f"{n},{'ab'[n % 2]},name{n},{n % 2 + 1},{n / 3:.3f}" for n in range(150)]
     rows[3] = "NA,a,name3,2,1"
     (tmp_path / "t.csv").write_text("\n".join(["size,kind,name,class,price", *rows, rows[-1]]))
-    found = inspect_path(str(tmp_path / "t.csv"), None, str(tmp_path / "histogram.png"))
-    assert found["splits"] == {"train": 151} and found["duplicates"]["count"] == 1
-    columns = found["columns"]
+    result = inspect_path(str(tmp_path / "t.csv"), None, str(tmp_path / "histogram.png"))
+    assert result["splits"] == {"train": 151} and result["duplicates"]["count"] == 1
+    columns = result["columns"]
     assert columns["size"]["missing"] == 1 and columns["size"]["most"] == 149.0
     assert columns["kind"]["values"] == {"a": 76, "b": 75}
     assert columns["name"]["refused"] == "has 150 different texts"
-    assert found["data"] == {
+    assert result["data"] == {
         "source": "table",
         "path": str(tmp_path / "t.csv"),
         "label": "class",
@@ -86,52 +84,53 @@ def test_a_table_is_described_and_a_column_that_cannot_be_read_is_left_out(tmp_p
         "eval_split": 0.2,
         "classes": [1, 2],
     }
-    assert (found["model"], found["loss"]) == ({"classes": 2}, {"target": "class"})
-    assert reads(found) == 120
-    other = inspect_path(str(tmp_path / "t.csv"), "price", None)
-    assert (other["model"], other["loss"]) == ({"classes": 1}, {"target": "regression"})
-    assert reads(other) == 120
+    assert (result["model"], result["loss"]) == ({"classes": 2}, {"target": "class"})
+    assert can_open(result) == 120
+    second = inspect_path(str(tmp_path / "t.csv"), "price", None)
+    assert (second["model"], second["loss"]) == ({"classes": 1}, {"target": "regression"})
+    assert can_open(second) == 120
     with Image.open(tmp_path / "histogram.png") as picture:
         assert (np.asarray(picture)[..., 2] == 181).any()
 
 
-def test_what_is_neither_is_told_what_could_read_it(tmp_path: Path) -> None:
+def test_other_files_get_a_hint(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("text")
     with pytest.raises(DataError, match=r"neither images .* nor a table .*; text is source: text"):
         inspect_path(str(tmp_path), None, None)
 
 
-def test_the_command_prints_the_block(photos: Path) -> None:
-    command = [sys.executable, "-m", "jaxlaunch.launcher.cli.main", "data", str(photos)]
+def test_command_prints_the_data_block(photo_folder: Path) -> None:
+    command = [sys.executable, "-m", "jaxlaunch.launcher.cli.main", "data", str(photo_folder)]
     ended = subprocess.run(command, capture_output=True, text=True)
     assert ended.returncode == 0, ended.stderr
-    assert (
-        "train 9 images, eval 3 images" in ended.stdout
-        and "2 classes of train: cat 4, dog 5" in ended.stdout
-    )
+    assert "train 9 images, eval 3 images" in ended.stdout
+    assert "2 classes of train: cat 4, dog 5" in ended.stdout
     assert "1 image cannot be decoded:" in ended.stdout and "source: images" in ended.stdout
     refused = subprocess.run(
-        [*command[:-1], str(photos / "notes.txt"), "-o", "json"], capture_output=True, text=True
+        [*command[:-1], str(photo_folder / "notes.txt"), "-o", "json"],
+        capture_output=True,
+        text=True,
     )
     assert refused.returncode == 2 and "neither images" in refused.stderr
     assert json.dumps({}) not in refused.stdout
 
 
-def test_the_command_prints_the_parts_of_the_mixture_of_a_job(photos: Path) -> None:
-    (photos.parent / "t.csv").write_text("a,label\n" + "1,0\n2,1\n" * 4)
+def test_command_prints_the_parts_of_a_mixture(photo_folder: Path) -> None:
+    (photo_folder.parent / "t.csv").write_text("a,label\n" + "1,0\n2,1\n" * 4)
     parts = (
         "a: {source: table, weight: 3, path: t.csv, eval_split: 0.25}, b: {source: table, "
         "weight: 1, path: t.csv}"
     )
-    job = photos.parent / "mix.yaml"
+    job = photo_folder.parent / "mix.yaml"
     job.write_text(
         f"name: m\naccelerator: {{type: cpu}}\n"
         f"train: {{task: classify, data: {{source: mixture, parts: {{{parts}}}}}}}\n"
     )
     command = [sys.executable, "-m", "jaxlaunch.launcher.cli.main", "data", str(job)]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    rows = [line.split() for line in done.stdout.splitlines()]
-    assert rows[1] == ["a", "table", "6", "2", "0.75", "1.833"] and rows[2] == [
+    completed = subprocess.run(command, capture_output=True, text=True, check=True)
+    rows = [line.split() for line in completed.stdout.splitlines()]
+    assert rows[1] == ["a", "table", "6", "2", "0.75", "1.833"]
+    assert rows[2] == [
         "b",
         "table",
         "8",
@@ -139,8 +138,7 @@ def test_the_command_prints_the_parts_of_the_mixture_of_a_job(photos: Path) -> N
         "0.25",
         "0.375",
     ]
-    assert "in one pass over all 14 examples" in done.stdout
-    done = subprocess.run([*command, "--label", "x"], capture_output=True, text=True)
-    assert (
-        done.returncode == 2 and "--label and --pictures apply to images and tables" in done.stderr
-    )
+    assert "in one pass over all 14 examples" in completed.stdout
+    completed = subprocess.run([*command, "--label", "x"], capture_output=True, text=True)
+    assert completed.returncode == 2
+    assert "--label and --pictures apply to images and tables" in completed.stderr

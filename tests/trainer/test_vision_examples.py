@@ -92,7 +92,7 @@ def test_cifar_resnet_learns_digits(tmp_path: Path) -> None:
 def test_vit_is_fine_tuned_and_predicts(tmp_path: Path) -> None:
     weights = references.folder("vit_tiny", tmp_path / "weights")
     side = json.loads((weights / "config.json").read_text())["image_size"]
-    photos = made_images.folders(tmp_path / "photos", 24)
+    photos = made_images.write_folders(tmp_path / "photos", 24)
     evaluated = trained(
         "finetune_vit",
         tmp_path,
@@ -105,5 +105,5 @@ def test_vit_is_fine_tuned_and_predicts(tmp_path: Path) -> None:
         "train.eval.every=10",
     )
     assert evaluated[-1]["accuracy"] == 1.0, evaluated
-    rows = said(tmp_path, made_images.folders(tmp_path / "new", 2))
+    rows = said(tmp_path, made_images.write_folders(tmp_path / "new", 2))
     assert [row["label"] for row in rows] == ["cat", "cat", "dog", "dog"]

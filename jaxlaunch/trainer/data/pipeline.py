@@ -21,7 +21,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
-from typing import Any, Generic, TypeVar, overload
+from typing import Any, TypeVar, overload
 
 import grain
 import numpy as np
@@ -272,30 +272,20 @@ def iterate_batches(
     parts = [range(start, stop) for start, stop in itertools.pairwise(edges)]
     prefetched = part_count if part_count > 1 else 0
     options = grain.ReadOptions(num_threads=prefetched, prefetch_buffer_size=prefetched)
-    batches = grain.MapDataset.source(_BatchParts(read, steps, parts)).to_iter_dataset(options)
+
+    def read_part(number: int) -> Batch:
+        """Read part k of the batch of step s, which is element s × parts + k of the dataset."""
+        step, part = divmod(number, part_count)
+        return read(steps[step], parts[part])
+
+    def join_parts(batches: Sequence[Batch]) -> Batch:
+        return {key: np.concatenate([batch[key] for batch in batches]) for key in batches[0]}
+
+    numbers = grain.MapDataset.range(len(steps) * part_count)
+    batches = numbers.map(read_part).to_iter_dataset(options)
     if prefetched:
-        batches = batches.batch(part_count, batch_fn=_join_parts)
+        batches = batches.batch(part_count, batch_fn=join_parts)
     return iter(batches if put is None else batches.map(put))
-
-
-def _join_parts(parts: Sequence[Batch]) -> Batch:
-    return {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
-
-
-class _BatchParts(Generic[Steps]):
-    """The dataset that grain reads: element s × parts + k is part k of the batch of step s."""
-
-    def __init__(
-        self, read: Callable[[Steps, range], Batch], steps: Sequence[Steps], parts: list[range]
-    ) -> None:
-        self._read, self._steps, self._parts = read, steps, parts
-
-    def __len__(self) -> int:
-        return len(self._steps) * len(self._parts)
-
-    def __getitem__(self, number: int) -> Batch:
-        step, part = divmod(number, len(self._parts))
-        return self._read(self._steps[step], self._parts[part])
 
 
 class Prefetcher(Iterator[T]):

@@ -48,14 +48,16 @@ Rows = dict[str, np.ndarray]
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("rows")
-    corpora.saved(
+    corpora.save_tokenizer(
         folder / "tokenizer",
         bos_token=corpora.BEGIN,
         eos_token=corpora.END,
         chat_template=chat_corpora.CHATML,
     )
-    corpora.lines(folder / "text.jsonl", list(filter(None, corpora.texts(40, seed=4, longest=8))))
-    chats = [json.dumps({"messages": chat}) for chat in chat_corpora.chats(30)]
+    corpora.write_lines(
+        folder / "text.jsonl", list(filter(None, corpora.make_texts(40, seed=4, longest=8)))
+    )
+    chats = [json.dumps({"messages": chat}) for chat in chat_corpora.make_chats(30)]
     (folder / "chat.jsonl").write_text("\n".join(chats) + "\n")
     (folder / "bytes.txt").write_text("what fills a row up\n" * 8)
     words = [

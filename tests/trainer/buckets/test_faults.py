@@ -12,12 +12,12 @@ from jaxlaunch.trainer.buckets import faults
 from jaxlaunch.trainer.errors import DataError, StorageError
 
 
-def client(name: str, module: str, **attributes: Any) -> Exception:
+def client_error(name: str, module: str, **attributes: Any) -> Exception:
     """An exception as a client that need not be installed raises it."""
     return type(name, (Exception,), {"__module__": module, **attributes})("said")
 
 
-def raised(outer: Exception, inner: Exception, *, plainly: bool = False) -> Exception:
+def chain_errors(outer: Exception, inner: Exception, *, plainly: bool = False) -> Exception:
     """`outer` as it is raised from `inner`, or while that is handled."""
     try:
         try:
@@ -30,11 +30,11 @@ def raised(outer: Exception, inner: Exception, *, plainly: bool = False) -> Exce
         return error
 
 
-def of_status(status: int) -> Exception:
+def http_error(status: int) -> Exception:
     return urllib.error.HTTPError("https://h/x", status, "said", http.client.HTTPMessage(), None)
 
 
-def boto(status: int, code: str = "said") -> Exception:
+def boto_error(status: int, code: str = "said") -> Exception:
     """A store's answer, as botocore raises it."""
     answer = {"ResponseMetadata": {"HTTPStatusCode": status}}
     return type(
@@ -50,8 +50,8 @@ def boto(status: int, code: str = "said") -> Exception:
         ConnectionResetError(),
         urllib.error.URLError("no route"),
         urllib.error.URLError(TimeoutError("no answer")),
-        of_status(503),
-        of_status(429),
+        http_error(503),
+        http_error(429),
         http.client.IncompleteRead(b"", 9),
         http.client.RemoteDisconnected("closed"),
         socket.gaierror(-3, "Temporary failure in name resolution"),
@@ -59,24 +59,25 @@ def boto(status: int, code: str = "said") -> Exception:
         OSError(116, "Stale file handle"),
         urllib3.exceptions.MaxRetryError(None, "/", None),
         urllib3.exceptions.ProtocolError("connection broken"),
-        client("EndpointConnectionError", "botocore.exceptions"),
-        boto(503),
-        raised(OSError(5, "said"), boto(503)),
-        raised(OSError(5, "said"), client("EndpointConnectionError", "botocore.exceptions")),
-        client("ServiceUnavailable", "google.api_core.exceptions", code=503),
-        client("ServerDisconnectedError", "aiohttp.client_exceptions"),
-        client("ReadTimeout", "httpx"),
-        raised(RuntimeError("cannot fetch"), TimeoutError("no answer")),
-        raised(RuntimeError("cannot fetch"), ConnectionResetError(), plainly=True),
+        client_error("EndpointConnectionError", "botocore.exceptions"),
+        boto_error(503),
+        chain_errors(OSError(5, "said"), boto_error(503)),
+        chain_errors(
+            OSError(5, "said"), client_error("EndpointConnectionError", "botocore.exceptions")
+        ),
+        client_error("ServiceUnavailable", "google.api_core.exceptions", code=503),
+        client_error("ServerDisconnectedError", "aiohttp.client_exceptions"),
+        client_error("ReadTimeout", "httpx"),
+        chain_errors(RuntimeError("cannot fetch"), TimeoutError("no answer")),
+        chain_errors(RuntimeError("cannot fetch"), ConnectionResetError(), plainly=True),
     ],
     ids=repr,
 )
-def test_a_network_or_a_disk_that_fails_is_storage_s_fault(error: Exception) -> None:
+def test_network_or_disk_failure_is_a_storage_error(error: Exception) -> None:
     assert faults.is_storage(error)
-    found = faults.read_error("example 3 cannot be read", error)
-    assert isinstance(found, StorageError) and str(found).startswith(
-        f"example 3 cannot be read: {type(error).__name__}"
-    )
+    result = faults.read_error("example 3 cannot be read", error)
+    assert isinstance(result, StorageError)
+    assert str(result).startswith(f"example 3 cannot be read: {type(error).__name__}")
 
 
 @pytest.mark.parametrize(
@@ -89,16 +90,16 @@ def test_a_network_or_a_disk_that_fails_is_storage_s_fault(error: Exception) -> 
         OSError("image file is truncated"),
         gzip.BadGzipFile("not a gzipped file"),
         EOFError("ends too soon"),
-        of_status(404),
-        of_status(403),
+        http_error(404),
+        http_error(403),
         urllib.error.URLError(FileNotFoundError(2, "gone")),
-        client("NoCredentialsError", "botocore.exceptions"),
-        client("ConnectionFormatError", "mine"),
-        raised(ValueError("bad JPEG"), KeyError("cache")),
+        client_error("NoCredentialsError", "botocore.exceptions"),
+        client_error("ConnectionFormatError", "mine"),
+        chain_errors(ValueError("bad JPEG"), KeyError("cache")),
     ],
     ids=repr,
 )
-def test_what_stays_as_it_is_is_the_data_s_fault(error: Exception) -> None:
+def test_permanent_failure_is_a_data_error(error: Exception) -> None:
     assert not faults.is_storage(error)
     assert isinstance(faults.read_error("example 3 cannot be read", error), DataError)
 
@@ -107,24 +108,23 @@ def test_what_stays_as_it_is_is_the_data_s_fault(error: Exception) -> None:
     "refusal",
     [
         PermissionError(13, "denied"),
-        of_status(401),
-        of_status(403),
+        http_error(401),
+        http_error(403),
         OSError("Forbidden: b/team/o\nForbidden"),  # of gcsfs
-        boto(403),
-        boto(400, "An error occurred (ExpiredToken)"),
-        raised(OSError(5, "An error occurred (Unauthorized)"), boto(401)),
-        client("RefreshError", "google.auth.exceptions"),
-        client("NoCredentialsError", "botocore.exceptions"),
+        boto_error(403),
+        boto_error(400, "An error occurred (ExpiredToken)"),
+        chain_errors(OSError(5, "An error occurred (Unauthorized)"), boto_error(401)),
+        client_error("RefreshError", "google.auth.exceptions"),
+        client_error("NoCredentialsError", "botocore.exceptions"),
     ],
     ids=repr,
 )
-def test_a_right_that_a_run_had_and_lost_is_storage_s_fault(refusal: Exception) -> None:
+def test_permission_lost_during_training_is_a_storage_error(refusal: Exception) -> None:
     assert not faults.is_storage(refusal)
     with faults.mark_training():
         with faults.mark_training():
             assert faults.is_storage(refusal) and not faults.is_refusal(refusal)
-            assert not faults.is_storage(FileNotFoundError(2, "gone")) and not faults.is_storage(
-                of_status(404)
-            )
+            assert not faults.is_storage(FileNotFoundError(2, "gone"))
+            assert not faults.is_storage(http_error(404))
         assert faults.has_trained()
     assert not faults.has_trained() and not faults.is_storage(refusal)

@@ -31,13 +31,13 @@ def bucket(server) -> Iterator[Bucket]:
     server.objects.clear()
 
 
-def put(bucket: Bucket, **files: str) -> None:
+def put_files(bucket: Bucket, **files: str) -> None:
     bucket.objects.update(
         {f"{HOME}/{name.replace('__', '/')}": text.encode() for name, text in files.items()}
     )
 
 
-def files(folder: Path) -> dict[str, str]:
+def read_files(folder: Path) -> dict[str, str]:
     return {
         str(path.relative_to(folder)): path.read_text()
         for path in folder.rglob("*")
@@ -45,83 +45,81 @@ def files(folder: Path) -> dict[str, str]:
     }
 
 
-def test_what_earlier_attempts_left_is_fetched_and_what_did_not_change_is_not_put_again(
-    bucket, tmp_path
-) -> None:
-    left = {
+def test_pull_fetches_files_and_push_skips_unchanged_ones(bucket, tmp_path) -> None:
+    remaining = {
         "attempts.jsonl": "1\n",
         "metrics.jsonl": "2\n",
         "logs/rank-0.log": "3\n",
         "logs/rank-90.log": "4\n",
     }
-    put(bucket, **left)
+    put_files(bucket, **remaining)
     mirror = Mirror(URL, tmp_path)
     mirror.pull(range(1), True)
-    assert files(tmp_path) == {name: text for name, text in left.items() if "90" not in name}
+    assert read_files(tmp_path) == {
+        name: text for name, text in remaining.items() if "90" not in name
+    }
     bucket.requests.clear()
     mirror.push(at_once=True)
     assert bucket.requests == []
 
 
-def test_a_host_beside_the_leader_fetches_the_logs_of_its_own_ranks(bucket, tmp_path) -> None:
-    put(bucket, **{"attempts.jsonl": "1\n", "logs/rank-0.log": "2\n", "logs/rank-9.log": "3\n"})
+def test_other_hosts_fetch_only_their_logs(bucket, tmp_path) -> None:
+    put_files(
+        bucket, **{"attempts.jsonl": "1\n", "logs/rank-0.log": "2\n", "logs/rank-9.log": "3\n"}
+    )
     Mirror(URL, tmp_path).pull(range(8, 10), False)
-    assert files(tmp_path) == {"logs/rank-9.log": "3\n"}
+    assert read_files(tmp_path) == {"logs/rank-9.log": "3\n"}
 
 
-def test_a_host_that_takes_ranks_continues_their_logs_and_leaves_those_of_others(
-    bucket, tmp_path
-) -> None:
-    put(bucket, **{"logs/rank-1.log": "by host 1\n", "logs/rank-2.log": "by host 2\n"})
+def test_moved_ranks_continue_their_logs(bucket, tmp_path) -> None:
+    put_files(bucket, **{"logs/rank-1.log": "by host 1\n", "logs/rank-2.log": "by host 2\n"})
     mirror = Mirror(URL, tmp_path)
     mirror.pull(range(1, 2), False)
     (tmp_path / "logs" / "rank-1.log").write_text("by host 1\nmore\n")
     mirror.move_ranks(range(1, 2), range(2, 3))
-    assert files(tmp_path) == {"logs/rank-2.log": "by host 2\n"}
+    assert read_files(tmp_path) == {"logs/rank-2.log": "by host 2\n"}
     assert bucket.objects[f"{HOME}/logs/rank-1.log"] == b"by host 1\nmore\n"
     with (tmp_path / "logs" / "rank-2.log").open("a") as file:
         file.write("by host 1\n")
-    put(bucket, **{"logs/rank-1.log": "by host 1\nmore\nby host 3\n"})
+    put_files(bucket, **{"logs/rank-1.log": "by host 1\nmore\nby host 3\n"})
     mirror.move_ranks(range(2, 3), range(1, 2))
     assert bucket.objects[f"{HOME}/logs/rank-2.log"] == b"by host 2\nby host 1\n"
-    assert files(tmp_path) == {"logs/rank-1.log": "by host 1\nmore\nby host 3\n"}
+    assert read_files(tmp_path) == {"logs/rank-1.log": "by host 1\nmore\nby host 3\n"}
 
 
-def test_of_the_logs_of_earlier_starts_none_is_fetched(bucket, tmp_path) -> None:
+def test_logs_of_earlier_starts_are_not_fetched(bucket, tmp_path) -> None:
     logs = {
         f"{start}logs/rank-{rank}.log": "1\n"
         for start in ("", "starts/2/", "starts/10/")
         for rank in (0, 9)
     }
-    put(bucket, **logs, **{"starts/2/summary.json": "2\n"})
+    put_files(bucket, **logs, **{"starts/2/summary.json": "2\n"})
     Mirror(URL, tmp_path / "leader").pull(range(1), True)
     Mirror(URL, tmp_path / "other").pull(range(9, 10), False)
     newest = {f"starts/10/logs/rank-{rank}.log": "1\n" for rank in (0, 9)}
-    assert files(tmp_path / "leader") == newest | {"starts/2/summary.json": "2\n"}
-    assert files(tmp_path / "other") == {"starts/10/logs/rank-9.log": "1\n"}
+    assert read_files(tmp_path / "leader") == newest | {"starts/2/summary.json": "2\n"}
+    assert read_files(tmp_path / "other") == {"starts/10/logs/rank-9.log": "1\n"}
 
 
-def test_a_new_bucket_is_an_empty_folder(bucket, tmp_path) -> None:
+def test_new_bucket_gives_an_empty_folder(bucket, tmp_path) -> None:
     Mirror(URL, tmp_path).pull(range(1), True)
-    assert files(tmp_path) == {}
+    assert read_files(tmp_path) == {}
 
 
-def test_attempts_that_another_host_added_meanwhile_stay(bucket, tmp_path) -> None:
-    put(bucket, **{"attempts.jsonl": '{"attempt": 1}\n'})
+def test_attempts_of_another_host_are_merged(bucket, tmp_path) -> None:
+    put_files(bucket, **{"attempts.jsonl": '{"attempt": 1}\n'})
     mirror = Mirror(URL, tmp_path)
     mirror.pull(range(1), True)
-    put(bucket, **{"attempts.jsonl": '{"attempt": 1}\n{"attempt": 2}\n'})
+    put_files(bucket, **{"attempts.jsonl": '{"attempt": 1}\n{"attempt": 2}\n'})
     with (tmp_path / "attempts.jsonl").open("a") as file:
         file.write('{"attempt": 3}\n')
     mirror.push(at_once=True)
-    found = bucket.objects[f"{HOME}/attempts.jsonl"].decode().splitlines()
-    assert (
-        sorted(found) == ['{"attempt": 1}', '{"attempt": 2}', '{"attempt": 3}']
-        and found[-1] == '{"attempt": 3}'
-    )
+    result = bucket.objects[f"{HOME}/attempts.jsonl"].decode().splitlines()
+    assert sorted(result) == ['{"attempt": 1}', '{"attempt": 2}', '{"attempt": 3}']
+    assert result[-1] == '{"attempt": 3}'
 
 
-def test_drafts_are_left_out_and_a_large_file_waits_until_the_end(bucket, tmp_path) -> None:
+def test_drafts_are_skipped_and_large_files_are_put_less_often(bucket, tmp_path) -> None:
     mirror = Mirror(URL, tmp_path)
     for name, size in (
         (".summary.json.7", 1),
@@ -140,16 +138,13 @@ def test_drafts_are_left_out_and_a_large_file_waits_until_the_end(bucket, tmp_pa
         with (tmp_path / name).open("ab") as file:
             file.write(b"more")
     mirror.push()
-    assert (
-        f"{HOME}/summary.json" in bucket.objects and bucket.objects[f"{HOME}/trace"] == b"x" * 2**19
-    )
+    assert f"{HOME}/summary.json" in bucket.objects
+    assert bucket.objects[f"{HOME}/trace"] == b"x" * 2**19
     mirror.push(at_once=True)
     assert bucket.objects[f"{HOME}/trace"].endswith(b"more")
 
 
-def test_a_store_that_fails_is_a_storage_error_and_what_was_not_put_is_put_later(
-    bucket, tmp_path, monkeypatch
-) -> None:
+def test_failed_push_is_repeated(bucket, tmp_path, monkeypatch) -> None:
     mirror = Mirror(URL, tmp_path)
     (tmp_path / "summary.json").write_text("{}")
     with monkeypatch.context() as patch:
@@ -162,8 +157,8 @@ def test_a_store_that_fails_is_a_storage_error_and_what_was_not_put_is_put_later
     assert bucket.objects[f"{HOME}/summary.json"] == b"{}"
 
 
-def test_the_process_says_ready_and_puts_all_when_its_input_ends(bucket, tmp_path) -> None:
-    put(bucket, **{"attempts.jsonl": "1\n"})
+def test_process_reports_ready_and_pushes_at_the_end(bucket, tmp_path) -> None:
+    put_files(bucket, **{"attempts.jsonl": "1\n"})
     argv = [
         sys.executable,
         "-m",
@@ -179,9 +174,8 @@ def test_the_process_says_ready_and_puts_all_when_its_input_ends(bucket, tmp_pat
         argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:
         assert process.stdout is not None and process.stdin is not None
-        assert process.stdout.readline() == "ready\n" and files(tmp_path) == {
-            "attempts.jsonl": "1\n"
-        }
+        assert process.stdout.readline() == "ready\n"
+        assert read_files(tmp_path) == {"attempts.jsonl": "1\n"}
         process.terminate()  # it does not end by it: what ranks write while they stop is put too
         (tmp_path / "summary.json").write_text("{}")
         process.stdin.close()
@@ -189,7 +183,7 @@ def test_the_process_says_ready_and_puts_all_when_its_input_ends(bucket, tmp_pat
     assert bucket.objects[f"{HOME}/summary.json"] == b"{}"
 
 
-def test_a_url_of_another_kind_is_one_sentence(tmp_path) -> None:
+def test_unsupported_url_is_reported(tmp_path) -> None:
     argv = [
         sys.executable,
         "-m",
@@ -200,12 +194,14 @@ def test_a_url_of_another_kind_is_one_sentence(tmp_path) -> None:
         "0",
         "1",
     ]
-    done = subprocess.run(argv, input="", capture_output=True, text=True)
-    assert done.returncode == 84 and "http://host/x" in done.stdout and not done.stderr
+    completed = subprocess.run(argv, input="", capture_output=True, text=True)
+    assert (
+        completed.returncode == 84 and "http://host/x" in completed.stdout and not completed.stderr
+    )
 
 
 @pytest.mark.parametrize("status", ["401", "403"])
-def test_what_a_store_refuses_is_raised_and_not_logged_with_a_traceback_too(
+def test_refusal_is_raised_without_a_logged_traceback(
     bucket: Bucket, status: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     bucket.fault = (status, "refused")

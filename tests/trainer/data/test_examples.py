@@ -36,76 +36,76 @@ class Listed:
         return "listed"
 
 
-def as_is(raw: dict[str, Any]) -> dict[str, Any]:
+def keep_example(raw: dict[str, Any]) -> dict[str, Any]:
     return raw
 
 
 KNOWN = ReadSettings(deterministic=True)
 
 
-def read(items: list[Any], *, example: Any = as_is) -> dict[str, Any]:
-    return taken(Examples(Listed(items), example, KNOWN), np.arange(len(items)))
+def read_items(items: list[Any], *, example: Any = keep_example) -> dict[str, Any]:
+    return take_examples(Examples(Listed(items), example, KNOWN), np.arange(len(items)))
 
 
-def taken(examples: Examples, index_B: Any) -> dict[str, Any]:
+def take_examples(examples: Examples, index_B: Any) -> dict[str, Any]:
     """Examples under these indexes, at the positions of the same numbers."""
     return examples.read(np.asarray(index_B), np.asarray(index_B))
 
 
 @pytest.fixture(params=[0, module.MAX_CACHE_BYTES], ids=["read each time", "kept"])
-def keep_bytes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
+def cache_bytes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
     monkeypatch.setattr(module, "MAX_CACHE_BYTES", request.param)
     return int(request.param)
 
 
-def test_examples_are_stacked_in_the_order_asked_for(keep_bytes: int) -> None:
-    examples = Examples(Listed([np.full(2, i, np.float32) for i in range(9)]), as_is, KNOWN)
+def test_examples_are_stacked_in_the_requested_order(cache_bytes: int) -> None:
+    examples = Examples(Listed([np.full(2, i, np.float32) for i in range(9)]), keep_example, KNOWN)
     for index in ([8, 0, 3], [3, 3], list(range(9))):
-        assert taken(examples, np.array(index))["x"][:, 0].tolist() == index
+        assert take_examples(examples, np.array(index))["x"][:, 0].tolist() == index
 
 
-def test_a_small_set_is_read_once() -> None:
+def test_small_dataset_is_read_once() -> None:
     source = Listed([np.float32(i) for i in range(50)])
-    examples = Examples(source, as_is, KNOWN)
-    taken(examples, np.arange(50))
+    examples = Examples(source, keep_example, KNOWN)
+    take_examples(examples, np.arange(50))
     first_pass = source.reads
-    taken(examples, np.arange(50))
+    take_examples(examples, np.arange(50))
     assert first_pass < 2 * 50 and source.reads == first_pass
 
 
-def test_examples_that_are_drawn_at_random_are_not_frozen() -> None:
+def test_random_examples_are_not_cached() -> None:
     rng = np.random.default_rng(0)
     examples = Examples(Listed([0.0] * 8), lambda raw: {"x": rng.random(3)})
-    once, again = (taken(examples, np.arange(8))["x"] for _ in range(2))
-    assert not np.array_equal(once, again)
+    once, repeated = (take_examples(examples, np.arange(8))["x"] for _ in range(2))
+    assert not np.array_equal(once, repeated)
 
 
-def test_what_is_not_known_to_be_deterministic_is_never_frozen_however_seldom_it_draws() -> None:
-    drawn = []
+def test_possibly_random_examples_are_not_cached() -> None:
+    values = []
 
     def example(raw: dict[str, Any]) -> dict[str, Any]:
-        drawn.append(random.random() < 0.05)  # an augmentation that is hardly ever used
-        return {"x": float(drawn[-1])}
+        values.append(random.random() < 0.05)  # an augmentation that is hardly ever used
+        return {"x": float(values[-1])}
 
     for seed in range(20):
         examples = Examples(Listed([0.0] * 16), example, ReadSettings(seed))
-        before = len(drawn)
+        earlier = len(values)
         for epoch in range(2):
             examples.read(np.arange(16), np.arange(16) + 16 * epoch)
-        assert len(drawn) == before + 32, "each is made anew"
-    assert 10 < sum(drawn) < 80
+        assert len(values) == earlier + 32, "each is made anew"
+    assert 10 < sum(values) < 80
 
 
-def drawn(raw: dict[str, Any]) -> dict[str, Any]:
+def draw_globally(raw: dict[str, Any]) -> dict[str, Any]:
     return {"x": np.array([random.random(), np.random.random()])}
 
 
-def drawn_from(raw: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
+def draw_from_rng(raw: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
     return {"x": rng.random(2)}
 
 
-@pytest.mark.parametrize("example", [drawn, drawn_from])
-def test_random_numbers_are_a_function_of_seed_and_position(example: Any) -> None:
+@pytest.mark.parametrize("example", [draw_globally, draw_from_rng])
+def test_random_numbers_depend_on_seed_and_position(example: Any) -> None:
     def made(seed: int, index: Any, position: Any, purpose: int = order.TRAIN) -> list[Any]:
         examples = Examples(Listed([0.0] * 8), example, ReadSettings(seed, purpose))
         return examples.read(np.array(index), np.array(position))["x"].tolist()
@@ -117,7 +117,7 @@ def test_random_numbers_are_a_function_of_seed_and_position(example: Any) -> Non
     assert made(1, [5], [45], order.EVAL) != whole[5:6]
 
 
-def test_threads_do_not_draw_each_other_s_numbers() -> None:
+def test_threads_do_not_share_random_numbers() -> None:
     def example(raw: dict[str, Any]) -> dict[str, Any]:
         first = random.random()
         time.sleep(1e-4)  # lets another thread run
@@ -129,22 +129,20 @@ def test_threads_do_not_draw_each_other_s_numbers() -> None:
         several = [
             Examples(Listed([0.0] * 20), example) for _ in range(4)
         ]  # as training and evaluation are
-        found = list(pool.map(lambda examples: taken(examples, index)["x"], several * 2))
-    assert all(np.array_equal(x, alone) for x in found)
+        result = list(pool.map(lambda examples: take_examples(examples, index)["x"], several * 2))
+    assert all(np.array_equal(x, alone) for x in result)
 
 
-def test_who_takes_a_generator_is_read_by_several_threads_and_who_does_not_is_told() -> None:
+def test_source_with_rng_is_read_by_several_threads() -> None:
     for seeded in (
-        Examples(Listed([0.0]), drawn),
-        Examples(Listed([0.0]), drawn_from),
-        Examples(Drawing([0.0]), drawn),
+        Examples(Listed([0.0]), draw_globally),
+        Examples(Listed([0.0]), draw_from_rng),
+        Examples(Drawing([0.0]), draw_globally),
     ):
         assert seeded.reader_threads(4) == 1 and "listed may use random numbers" in str(seeded.note)
-    taking = Examples(Drawing([0.0]), drawn_from)
-    assert (
-        taking.reader_threads(4) == 4
-        and taking.note is None is Examples(Listed([0.0]), drawn, KNOWN).note
-    )
+    taking = Examples(Drawing([0.0]), draw_from_rng)
+    assert taking.reader_threads(4) == 4
+    assert taking.note is None is Examples(Listed([0.0]), draw_globally, KNOWN).note
 
 
 class Drawing(Listed):
@@ -152,20 +150,22 @@ class Drawing(Listed):
         return {"x": rng.random()}
 
 
-def test_a_batch_is_judged_before_it_is_handed_on_and_the_first_example_at_once() -> None:
+def test_check_runs_on_the_first_example_and_each_batch() -> None:
     def check(batch: dict[str, Any]) -> tuple[int, str] | None:
         wrong = np.flatnonzero(batch["x"] > 2)
         return (int(wrong[0]), f"x {batch['x'][wrong[0]]}") if len(wrong) else None
 
-    examples = Examples(Listed([0, 1, 2, 3]), as_is, ReadSettings(deterministic=True, check=check))
-    assert taken(examples, [2, 0])["x"].tolist() == [2, 0]
+    examples = Examples(
+        Listed([0, 1, 2, 3]), keep_example, ReadSettings(deterministic=True, check=check)
+    )
+    assert take_examples(examples, [2, 0])["x"].tolist() == [2, 0]
     with pytest.raises(DataError, match=r"^listed: example 3 has x 3 \(.*tests/"):
-        taken(examples, [1, 3])
+        take_examples(examples, [1, 3])
     with pytest.raises(DataError, match=r"^listed: example 0 has x 5 \(.*tests/"):
-        Examples(Listed([5]), as_is, ReadSettings(check=check))
+        Examples(Listed([5]), keep_example, ReadSettings(check=check))
 
 
-def test_what_example_finds_wrong_with_a_record_follows_its_name() -> None:
+def test_unusable_record_is_reported_with_its_index() -> None:
     def example(raw: dict[str, Any]) -> dict[str, Any]:
         if raw["x"]:
             raise UnusableExampleError("label 3.7, not a whole number")
@@ -174,40 +174,40 @@ def test_what_example_finds_wrong_with_a_record_follows_its_name() -> None:
     with pytest.raises(
         DataError, match=r"^listed: example 1 has label 3.7, not a whole number \(.*tests/"
     ):
-        read([0, 1], example=example)
+        read_items([0, 1], example=example)
 
 
-def test_threads_may_fill_a_small_set_together() -> None:
-    examples = Examples(Listed([np.full(3, i) for i in range(200)]), as_is, KNOWN)
+def test_threads_fill_the_cache_together() -> None:
+    examples = Examples(Listed([np.full(3, i) for i in range(200)]), keep_example, KNOWN)
     index = np.arange(200)
     with ThreadPoolExecutor(8) as pool:
-        found = list(pool.map(lambda _: taken(examples, index)["x"], range(8)))
-    assert all(np.array_equal(x[:, 0], index) for x in found)
+        result = list(pool.map(lambda _: take_examples(examples, index)["x"], range(8)))
+    assert all(np.array_equal(x[:, 0], index) for x in result)
 
 
-def test_a_small_set_with_an_example_that_cannot_be_read_is_still_read() -> None:
-    examples = Examples(Listed([0.0, ValueError("bad JPEG"), 2.0]), as_is, KNOWN)
-    assert taken(examples, np.array([2, 0]))["x"].tolist() == [2.0, 0.0]
+def test_unreadable_example_does_not_break_the_cache() -> None:
+    examples = Examples(Listed([0.0, ValueError("bad JPEG"), 2.0]), keep_example, KNOWN)
+    assert take_examples(examples, np.array([2, 0]))["x"].tolist() == [2.0, 0.0]
 
 
-def test_a_batch_may_be_changed_without_changing_the_set() -> None:
-    examples = Examples(Listed([np.float32(1)]), as_is, KNOWN)
-    taken(examples, np.array([0]))["x"][:] = 5
-    assert taken(examples, np.array([0]))["x"].tolist() == [1]
+def test_changing_a_batch_does_not_change_the_cache() -> None:
+    examples = Examples(Listed([np.float32(1)]), keep_example, KNOWN)
+    take_examples(examples, np.array([0]))["x"][:] = 5
+    assert take_examples(examples, np.array([0]))["x"].tolist() == [1]
 
 
-def test_64_bits_become_32() -> None:
-    assert read([1, 2])["x"].dtype == np.int32
-    assert read([1.0, 2.0])["x"].dtype == np.float32
-    assert read([True, False])["x"].dtype == np.bool_
+def test_64_bit_values_become_32_bit() -> None:
+    assert read_items([1, 2])["x"].dtype == np.int32
+    assert read_items([1.0, 2.0])["x"].dtype == np.float32
+    assert read_items([True, False])["x"].dtype == np.bool_
 
 
-def test_another_shape_is_refused_with_both(keep_bytes: int) -> None:
+def test_different_shape_is_refused(cache_bytes: int) -> None:
     items = [np.zeros((8, 8))] * 17 + [np.zeros((8, 9))]
     with pytest.raises(
         DataError, match=r"listed: example 17 has x \(8, 9\), the first \(8, 8\); pad to one shape"
     ):
-        read(items)
+        read_items(items)
 
 
 @pytest.mark.parametrize(
@@ -223,32 +223,32 @@ def test_another_shape_is_refused_with_both(keep_bytes: int) -> None:
         ([0.0, FileNotFoundError(2, "gone")], "example 1 cannot be read: FileNotFoundError"),
     ],
 )
-def test_what_cannot_be_used_is_named(keep_bytes: int, items: list[Any], message: str) -> None:
+def test_unusable_example_is_reported(cache_bytes: int, items: list[Any], message: str) -> None:
     with pytest.raises(DataError, match=message) as raised:
-        read(items)
+        read_items(items)
     if not items:
         shows("has no examples", str(raised.value))
 
 
-def test_the_original_exception_is_chained() -> None:
+def test_original_exception_is_chained() -> None:
     with pytest.raises(DataError) as caught:
-        read([0.0, ValueError("bad JPEG")])
+        read_items([0.0, ValueError("bad JPEG")])
     assert isinstance(caught.value.__cause__, ValueError)
 
 
-def test_a_failing_disk_is_not_bad_data() -> None:
+def test_disk_failure_is_not_a_data_error() -> None:
     with pytest.raises(StorageError, match="example 1 cannot be read: OSError"):
-        read([0.0, OSError(5, "Input/output error")])
+        read_items([0.0, OSError(5, "Input/output error")])
 
 
-def test_other_keys_are_refused_with_both() -> None:
+def test_different_keys_are_refused() -> None:
     with pytest.raises(DataError, match=r"example 1 has the keys \{x, y\}, the first \{x\}"):
-        read([0, 1], example=lambda raw: raw if raw["x"] == 0 else {**raw, "y": 0})
+        read_items([0, 1], example=lambda raw: raw if raw["x"] == 0 else {**raw, "y": 0})
 
 
-def test_the_key_weight_is_taken() -> None:
+def test_key_weight_is_reserved() -> None:
     with pytest.raises(DataError, match="example 0 has a key weight"):
-        read([0], example=lambda raw: {"weight": 1.0})
+        read_items([0], example=lambda raw: {"weight": 1.0})
 
 
 class Inherited(jaxlaunch.Source):
@@ -278,17 +278,17 @@ class Drawn:
         return "3 drawn numbers"
 
 
-def test_a_source_of_the_user_s_is_adapted_with_and_without_the_base_class() -> None:
-    inherited, drawn = as_data_source(Inherited()), as_data_source(Drawn())
-    assert (source_name(inherited), source_name(drawn)) == ("Inherited", "drawn numbers")
-    assert (inherited.is_light, drawn.is_light) == (False, True)
-    assert (inherited.takes_rng, drawn.takes_rng) == (False, True)
+def test_user_source_is_adapted_with_or_without_the_base_class() -> None:
+    inherited, values = as_data_source(Inherited()), as_data_source(Drawn())
+    assert (source_name(inherited), source_name(values)) == ("Inherited", "drawn numbers")
+    assert (inherited.is_light, values.is_light) == (False, True)
+    assert (inherited.takes_rng, values.takes_rng) == (False, True)
     assert all(
         source.may_draw and source.is_of_user and not source.workers
-        for source in (inherited, drawn)
+        for source in (inherited, values)
     )
-    assert as_data_source(drawn) is drawn
-    assert drawn.read_example(0, np.random.default_rng(5)) == {
+    assert as_data_source(values) is values
+    assert values.read_example(0, np.random.default_rng(5)) == {
         "x": np.float32(np.random.default_rng(5).integers(100))
     }
     assert inherited.read_example(2, np.random.default_rng(5)) == {"x": np.float32(2)}

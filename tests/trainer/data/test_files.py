@@ -7,51 +7,51 @@ from jaxlaunch.trainer.data import files
 from jaxlaunch.trainer.errors import DataError
 
 
-def test_files_are_sorted_and_come_once(tmp_path: Path) -> None:
+def test_matching_files_are_sorted_and_unique(tmp_path: Path) -> None:
     for name in ("b.txt", "a.txt", "c.md", "d.txt/inner.txt"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(name)
-    found = files.match_files([f"{tmp_path}/*.txt", f"{tmp_path}/a*"])
-    assert [Path(path).name for path in found] == ["a.txt", "b.txt"]
+    result = files.match_files([f"{tmp_path}/*.txt", f"{tmp_path}/a*"])
+    assert [Path(path).name for path in result] == ["a.txt", "b.txt"]
     assert len(files.match_files(f"{tmp_path}/**")) == 4
 
 
-def test_a_file_whose_name_has_brackets_is_found_by_it(tmp_path: Path) -> None:
+def test_file_name_with_brackets_matches(tmp_path: Path) -> None:
     path = tmp_path / "part[1].txt"
     path.write_text("x")
     assert files.match_files(str(path)) == [str(path)]
 
 
-def test_the_standard_library_leaves_out_what_is_installed_beside_it() -> None:
-    found = files.match_files("stdlib://**/*.py")
-    assert any(path.endswith("/json/decoder.py") for path in found)
-    assert not any("site-packages" in path for path in found)
+def test_stdlib_pattern_excludes_site_packages() -> None:
+    result = files.match_files("stdlib://**/*.py")
+    assert any(path.endswith("/json/decoder.py") for path in result)
+    assert not any("site-packages" in path for path in result)
 
 
 @pytest.mark.parametrize(
     ("pattern", "hint"), [("/nowhere/at/all/*", "/ holds"), ("stdlib://*.c", "holds")]
 )
-def test_what_matches_nothing_is_an_error_with_a_hint(pattern: str, hint: str) -> None:
+def test_unmatched_pattern_has_a_hint(pattern: str, hint: str) -> None:
     with pytest.raises(DataError, match="matches no file; .*" + hint):
         files.match_files(pattern)
 
 
-def test_the_digest_reads_a_bounded_part_and_sees_names_sizes_and_content(tmp_path: Path) -> None:
+def test_digest_samples_names_sizes_and_content(tmp_path: Path) -> None:
     first, second = tmp_path / "a", tmp_path / "b"
     first.write_bytes(bytes(2**20))
     second.write_bytes(b"x")
-    seen = {files.sample_digest([str(first), str(second)])}
+    observed = {files.sample_digest([str(first), str(second)])}
     second.write_bytes(b"y")
-    seen.add(files.sample_digest([str(first), str(second)]))
+    observed.add(files.sample_digest([str(first), str(second)]))
     first.write_bytes(b"\1" + bytes(2**20 - 1))
-    seen.add(files.sample_digest([str(first), str(second)]))
+    observed.add(files.sample_digest([str(first), str(second)]))
     first.write_bytes(b"\1" + bytes(2**20))
-    seen.add(files.sample_digest([str(first), str(second)]))
-    seen.add(files.sample_digest([str(first)]))
-    assert len(seen) == 5
+    observed.add(files.sample_digest([str(first), str(second)]))
+    observed.add(files.sample_digest([str(first)]))
+    assert len(observed) == 5
 
 
-def test_what_is_kept_lies_in_the_user_s_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cache_is_in_the_user_cache_folder(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", "/cache")
     assert str(user_cache.cache_folder("tfds")) == "/cache/jaxlaunch/tfds"
     monkeypatch.delenv("XDG_CACHE_HOME")

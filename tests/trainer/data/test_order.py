@@ -11,20 +11,20 @@ def all_indexes(length: int, *, epochs: int = 1, seed: int = 0, shuffle: bool = 
 
 
 @pytest.mark.parametrize("length", [1, 2, 3, 4, 5, 16, 17, 100, 1437, order.CHUNK_SIZE + 1])
-def test_every_index_comes_once_in_an_epoch(length: int) -> None:
+def test_epoch_has_each_index_once(length: int) -> None:
     for epoch in range(2):
-        found = order.permute(np.arange(length), length=length, seed=7, epoch=epoch)
-        assert np.array_equal(np.sort(found), np.arange(length))
+        result = order.permute(np.arange(length), length=length, seed=7, epoch=epoch)
+        assert np.array_equal(np.sort(result), np.arange(length))
 
 
-def test_epochs_differ_and_seeds_differ_and_the_same_seed_agrees() -> None:
+def test_order_depends_on_epoch_and_seed() -> None:
     twice = all_indexes(50, epochs=2, seed=1)
     assert twice[:50] != twice[50:]
     assert twice[:50] != all_indexes(50, seed=2)
     assert twice == all_indexes(50, epochs=2, seed=1)
 
 
-def test_any_range_of_positions_equals_that_part_of_the_whole() -> None:
+def test_range_equals_the_slice_of_the_whole_order() -> None:
     whole = all_indexes(10, epochs=5)
     for start, stop in [(0, 1), (7, 23), (9, 11), (30, 50)]:
         assert (
@@ -33,7 +33,7 @@ def test_any_range_of_positions_equals_that_part_of_the_whole() -> None:
         )
 
 
-def test_an_order_made_in_parts_equals_one_made_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_chunked_order_equals_the_whole_order(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = all_indexes(30, epochs=3)
     monkeypatch.setattr(order, "CHUNK_SIZE", 7)
     order._epoch_chunk.cache_clear()
@@ -42,14 +42,14 @@ def test_an_order_made_in_parts_equals_one_made_at_once(monkeypatch: pytest.Monk
     order._epoch_chunk.cache_clear()
 
 
-def test_the_order_never_changes_between_releases() -> None:
+def test_order_never_changes_between_releases() -> None:
     # A run that resumes under a newer release must see the examples it would have seen.
     assert all_indexes(10) == [4, 3, 7, 1, 2, 5, 0, 8, 9, 6]
     far = order.example_indices(3 * 10**9, 3 * 10**9 + 4, length=10**9, seed=11, shuffle=True)
     assert far.tolist() == [445122154, 214841620, 113449915, 322186529]
 
 
-def test_first_places_are_spread_over_the_set() -> None:
+def test_first_positions_are_spread_over_the_dataset() -> None:
     first = [
         int(order.example_indices(0, 1, length=10, seed=seed, shuffle=True)[0])
         for seed in range(1000)

@@ -25,7 +25,7 @@ class Numbers:
         return f"numbers {self.length}"
 
 
-def pipeline(
+def make_pipeline(
     length: int, *, batch: int, rows: range | None = None, seed: int = 0, shuffle: bool = True
 ) -> Pipeline:
     return Pipeline(
@@ -46,25 +46,25 @@ def parts(batch: int, processes: int) -> list[range]:
 
 
 @pytest.mark.parametrize(("length", "batch"), [(10, 4), (7, 3), (3, 8), (1, 4), (12, 4)])
-def test_each_example_comes_once_an_epoch_for_three_epochs(length: int, batch: int) -> None:
-    data = pipeline(length, batch=batch)
+def test_each_example_occurs_once_per_epoch(length: int, batch: int) -> None:
+    data = make_pipeline(length, batch=batch)
     used = [index for step in range(-(-3 * length // batch)) for index in data.example_ids(step)]
     for epoch in range(3):
         assert sorted(used[epoch * length : (epoch + 1) * length]) == list(range(length))
 
 
-def test_a_batch_holds_the_examples_that_its_ids_name_and_weighs_them_one() -> None:
-    data = pipeline(10, batch=4)
+def test_batch_matches_its_ids_with_weight_one() -> None:
+    data = make_pipeline(10, batch=4)
     for step in (0, 2, 9):
         batch = data.read_batch(step)
         assert batch["x"].tolist() == data.example_ids(step)
         assert batch["weight"].dtype == np.float32 and batch["weight"].tolist() == [1.0] * 4
 
 
-def test_the_examples_of_a_step_do_not_depend_on_the_number_of_processes() -> None:
-    whole = pipeline(37, batch=8)
+def test_step_does_not_depend_on_the_number_of_processes() -> None:
+    whole = make_pipeline(37, batch=8)
     for processes in (2, 1, 4):
-        shares = [pipeline(37, batch=8, rows=rows) for rows in parts(8, processes)]
+        shares = [make_pipeline(37, batch=8, rows=rows) for rows in parts(8, processes)]
         for step in range(12):
             assert sum((share.example_ids(step) for share in shares), []) == whole.example_ids(step)
             assert np.array_equal(
@@ -73,40 +73,40 @@ def test_the_examples_of_a_step_do_not_depend_on_the_number_of_processes() -> No
             )
 
 
-def test_iterating_from_a_step_replays_what_came_before() -> None:
-    data, fresh = pipeline(10, batch=4), pipeline(10, batch=4)
+def test_iteration_from_a_step_repeats_the_batches() -> None:
+    data, fresh = make_pipeline(10, batch=4), make_pipeline(10, batch=4)
     batches = data.iterate(cut_spans(0, 9))
-    seen = [next(batches)["x"].tolist() for _ in range(9)]
+    observed = [next(batches)["x"].tolist() for _ in range(9)]
     batches.close()
-    again = fresh.iterate(cut_spans(5, 9))
-    assert [next(again)["x"].tolist() for _ in range(4)] == seen[5:]
-    again.close()
-    assert fresh.read_batch(3)["x"].tolist() == seen[3]
+    repeated = fresh.iterate(cut_spans(5, 9))
+    assert [next(repeated)["x"].tolist() for _ in range(4)] == observed[5:]
+    repeated.close()
+    assert fresh.read_batch(3)["x"].tolist() == observed[3]
 
 
-def test_several_steps_are_read_as_one_and_hold_the_same_examples() -> None:
-    data = pipeline(10, batch=4, rows=range(1, 4))
+def test_several_steps_make_one_batch() -> None:
+    data = make_pipeline(10, batch=4, rows=range(1, 4))
     batches = data.iterate(cut_spans(0, 8, 3, [7]))
-    one, other, single, last = batches
-    assert one["x"].shape == one["weight"].shape == (3, 3) and single["x"].shape == last[
-        "x"
-    ].shape == (3,)
-    assert [one["x"][:, step].tolist() for step in range(3)] == [
+    first, second, single, last = batches
+    assert first["x"].shape == first["weight"].shape == (3, 3)
+    assert single["x"].shape == last["x"].shape == (3,)
+    assert [first["x"][:, step].tolist() for step in range(3)] == [
         data.read_batch(step)["x"].tolist() for step in range(3)
     ]
-    assert other["x"][:, 1].tolist() == data.example_ids(4) and last[
-        "x"
-    ].tolist() == data.example_ids(7)
-    assert data.read_batch(3, 3)["x"].tolist() == other["x"].tolist()
+    assert second["x"][:, 1].tolist() == data.example_ids(4)
+    assert last["x"].tolist() == data.example_ids(7)
+    assert data.read_batch(3, 3)["x"].tolist() == second["x"].tolist()
 
 
-def test_batches_are_put_where_they_are_read() -> None:
-    batches = pipeline(10, batch=4).iterate(cut_spans(0, 9), lambda batch: int(batch["x"].sum()))
-    assert next(batches) == sum(pipeline(10, batch=4).example_ids(0))
+def test_put_runs_in_the_reading_thread() -> None:
+    batches = make_pipeline(10, batch=4).iterate(
+        cut_spans(0, 9), lambda batch: int(batch["x"].sum())
+    )
+    assert next(batches) == sum(make_pipeline(10, batch=4).example_ids(0))
     batches.close()
 
 
-def test_a_read_that_fails_comes_out_where_its_batch_is_drawn() -> None:
+def test_read_error_is_raised_at_its_batch() -> None:
     def example(raw: dict[str, Any]) -> dict[str, Any]:
         if raw["x"] == 5:
             raise ValueError("five")
@@ -120,32 +120,30 @@ def test_a_read_that_fails_comes_out_where_its_batch_is_drawn() -> None:
         batches.get(timeout_s=60)
 
 
-def test_a_source_that_grows_while_it_is_read_keeps_its_order() -> None:
+def test_growing_source_keeps_its_order() -> None:
     """The order follows from the length, which the processes of a run would else see at different times."""
     growing = Numbers(10)
     user, torch = (
         Pipeline(found, dict, batch=2, rows=range(2), seed=0, shuffle=True, prefetch=1, threads=1)
         for found in (growing, MapDataset("numbers", {}, growing, ""))
     )
-    before = [each.example_ids(step) for each in (user, torch) for step in range(9)]
+    earlier = [each.example_ids(step) for each in (user, torch) for step in range(9)]
     growing.length = 11
-    assert [each.example_ids(step) for each in (user, torch) for step in range(9)] == before
+    assert [each.example_ids(step) for each in (user, torch) for step in range(9)] == earlier
 
 
-def test_without_shuffle_examples_come_in_order() -> None:
-    assert pipeline(5, batch=4, shuffle=False).example_ids(1) == [4, 0, 1, 2]
+def test_examples_are_in_order_without_shuffle() -> None:
+    assert make_pipeline(5, batch=4, shuffle=False).example_ids(1) == [4, 0, 1, 2]
 
 
-def test_rows_that_are_no_part_of_the_batch_are_our_bug() -> None:
+def test_rows_outside_the_batch_raise_value_error() -> None:
     with pytest.raises(ValueError, match="not a contiguous part of a batch of 4"):
-        pipeline(5, batch=4, rows=range(2, 6))
+        make_pipeline(5, batch=4, rows=range(2, 6))
 
 
 @pytest.mark.parametrize(("length", "batch"), [(10, 4), (3, 8), (8, 4), (1, 4)])
 @pytest.mark.parametrize("processes", [1, 2, 4])
-def test_evaluation_counts_every_example_once_on_any_number_of_processes(
-    length: int, batch: int, processes: int
-) -> None:
+def test_evaluation_counts_each_example_once(length: int, batch: int, processes: int) -> None:
     counted: Counter[int] = Counter()
     counts = set()
     for rows in parts(batch, processes):
@@ -153,22 +151,22 @@ def test_evaluation_counts_every_example_once_on_any_number_of_processes(
             Evaluation(Numbers(length), lambda raw: raw, batch=batch, rows=rows, threads=1)
         )
         counts.add(len(batches))
-        for found in batches:
-            assert len(found["x"]) == len(rows)
-            counted.update(found["x"][found["weight"] == 1.0].tolist())
-            assert set(found["weight"].tolist()) <= {0.0, 1.0}
+        for result in batches:
+            assert len(result["x"]) == len(rows)
+            counted.update(result["x"][result["weight"] == 1.0].tolist())
+            assert set(result["weight"].tolist()) <= {0.0, 1.0}
     assert counted == Counter(range(length))
     assert len(counts) == 1
 
 
 @pytest.mark.parametrize("rows", [range(4), range(2), range(2, 4)], ids=str)
-def test_the_first_example_that_is_not_finite_is_named_by_whoever_looks(rows: range) -> None:
+def test_first_non_finite_example_is_described(rows: range) -> None:
     """Position 11 is of the second epoch of 7 examples, and of the step from 8 on; the label is a whole number."""
 
     def example(raw: dict[str, Any]) -> dict[str, Any]:
         return {"x": np.full((2, 2), [1.0, np.inf if raw["x"] == 4 else 2.0]), "label": raw["x"]}
 
-    found = Pipeline(
+    result = Pipeline(
         Numbers(7),
         example,
         batch=4,
@@ -179,13 +177,13 @@ def test_the_first_example_that_is_not_finite_is_named_by_whoever_looks(rows: ra
         threads=1,
         deterministic=True,
     )
-    assert found.describe_not_finite(0) is None
+    assert result.describe_not_finite(0) is None
     place = r"\(.*test_pipeline.py:\d+\)"
     assert re.fullmatch(
-        rf"\w+: example 4, at position 4, has x inf {place}", found.describe_not_finite(1) or ""
+        rf"\w+: example 4, at position 4, has x inf {place}", result.describe_not_finite(1) or ""
     )
     assert re.fullmatch(
-        rf"\w+: example 4, at position 11, has x inf {place}", found.describe_not_finite(2) or ""
+        rf"\w+: example 4, at position 11, has x inf {place}", result.describe_not_finite(2) or ""
     )
 
 

@@ -9,42 +9,42 @@ import pytest
 from jaxlaunch.trainer.data.pipeline import Prefetcher
 
 
-def reading(read: Callable[[int], Any], steps: int = 2**40) -> grain.DatasetIterator[Any]:
+def make_prefetcher(read: Callable[[int], Any], steps: int = 2**40) -> grain.DatasetIterator[Any]:
     here = grain.ReadOptions(num_threads=0, prefetch_buffer_size=0)
     return iter(grain.MapDataset.range(steps).map(read).to_iter_dataset(here))
 
 
 @pytest.mark.parametrize("ahead", [0, 1, 4])
-def test_batches_come_in_order_and_end(ahead: int) -> None:
-    batches = Prefetcher(reading(lambda step: step * 10, 4), ahead=ahead)
+def test_batches_arrive_in_order(ahead: int) -> None:
+    batches = Prefetcher(make_prefetcher(lambda step: step * 10, 4), ahead=ahead)
     assert list(batches) == [0, 10, 20, 30]
     with pytest.raises(StopIteration):
         batches.get(timeout_s=10)
 
 
 @pytest.mark.parametrize("ahead", [0, 1, 3])
-def test_it_draws_just_so_far_ahead(ahead: int) -> None:
+def test_prefetcher_reads_a_bounded_number_ahead(ahead: int) -> None:
     started: queue.Queue[int] = queue.Queue()
 
     def read(step: int) -> int:
         started.put(step)
         return step
 
-    batches = Prefetcher(reading(read), ahead=ahead)
+    batches = Prefetcher(make_prefetcher(read), ahead=ahead)
     next(batches)
     assert [started.get(timeout=10) for _ in range(ahead + 1)] == list(range(ahead + 1))
     assert started.empty()
     batches.close()
 
 
-def test_a_wait_that_is_too_long_returns_and_the_batch_is_not_lost() -> None:
+def test_timeout_does_not_lose_the_batch() -> None:
     may_read = threading.Event()
 
     def read(step: int) -> int:
         may_read.wait()
         return step
 
-    batches = Prefetcher(reading(read), ahead=0)
+    batches = Prefetcher(make_prefetcher(read), ahead=0)
     assert batches.get(timeout_s=0.01) is None
     assert batches.get(timeout_s=0.01) is None
     may_read.set()
@@ -54,26 +54,24 @@ def test_a_wait_that_is_too_long_returns_and_the_batch_is_not_lost() -> None:
 
 @pytest.mark.parametrize("ahead", [0, 1, 4])
 @pytest.mark.parametrize("kind", [ValueError, TimeoutError])
-def test_what_reading_raises_comes_out_in_its_turn_and_stays(
-    ahead: int, kind: type[Exception]
-) -> None:
+def test_read_error_is_raised_in_order_and_repeated(ahead: int, kind: type[Exception]) -> None:
     def read(step: int) -> int:
         if step == 2:
             raise kind("step 2")
         return step
 
-    batches = Prefetcher(reading(read), ahead=ahead)
+    batches = Prefetcher(make_prefetcher(read), ahead=ahead)
     assert [next(batches), next(batches)] == [0, 1]
     for _ in range(2):
         with pytest.raises(kind, match="step 2"):
             batches.get(timeout_s=10)
 
 
-def test_closing_ends_the_thread_and_the_reading() -> None:
-    before = set(threading.enumerate())
-    steps = reading(lambda step: step)
+def test_close_ends_the_thread() -> None:
+    earlier = set(threading.enumerate())
+    steps = make_prefetcher(lambda step: step)
     batches = Prefetcher(steps, ahead=1)
-    threads = set(threading.enumerate()) - before
+    threads = set(threading.enumerate()) - earlier
     batches.close()
     for thread in threads:
         thread.join(timeout=10)
@@ -82,9 +80,9 @@ def test_closing_ends_the_thread_and_the_reading() -> None:
         next(steps)
 
 
-def test_a_prefetcher_that_is_dropped_leaves_no_thread() -> None:
-    before = set(threading.enumerate())
-    next(Prefetcher(reading(lambda step: step), ahead=1))
-    for thread in set(threading.enumerate()) - before:
+def test_dropped_prefetcher_leaves_no_thread() -> None:
+    earlier = set(threading.enumerate())
+    next(Prefetcher(make_prefetcher(lambda step: step), ahead=1))
+    for thread in set(threading.enumerate()) - earlier:
         thread.join(timeout=10)
         assert not thread.is_alive()

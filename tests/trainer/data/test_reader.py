@@ -18,13 +18,13 @@ def rows_of(step: int, rows: range) -> Batch:
 
 
 @pytest.mark.parametrize("threads", [1, 3, 8])
-def test_each_batch_holds_its_rows_in_order(threads: int) -> None:
+def test_batch_has_its_rows_in_order(threads: int) -> None:
     batches = pipeline.iterate_batches(rows_of, range(3, 6), range(2, 7), threads=threads)
     expected = [[step * 100 + row for row in range(2, 7)] for step in range(3, 6)]
     assert [batch["x"].tolist() for batch in batches] == expected
 
 
-def test_batches_are_put_whole() -> None:
+def test_put_receives_whole_batches() -> None:
     batches = pipeline.iterate_batches(
         rows_of,
         range(2),
@@ -35,7 +35,7 @@ def test_batches_are_put_whole() -> None:
     assert list(batches) == [(threading.get_ident(), 4)] * 2
 
 
-def test_all_threads_share_one_batch() -> None:
+def test_threads_share_a_batch() -> None:
     together = threading.Barrier(4, timeout=30)
 
     def read(step: int, rows: range) -> Batch:
@@ -47,7 +47,7 @@ def test_all_threads_share_one_batch() -> None:
 
 
 @pytest.mark.parametrize(("threads", "begun"), [(1, 1), (2, 4)])
-def test_the_next_batch_is_begun_and_no_more(threads: int, begun: int) -> None:
+def test_only_the_next_batch_is_started(threads: int, begun: int) -> None:
     started: queue.Queue[tuple[int, range]] = queue.Queue()
 
     def read(step: int, rows: range) -> Batch:
@@ -57,16 +57,16 @@ def test_the_next_batch_is_begun_and_no_more(threads: int, begun: int) -> None:
     batches = pipeline.iterate_batches(read, range(5, ENDLESS), range(4), threads=threads)
     next(batches)
     parts = [range(2), range(2, 4)] if threads == 2 else [range(4)]
-    found = {started.get(timeout=10) for _ in range(begun)}
+    result = {started.get(timeout=10) for _ in range(begun)}
     batches.close()
-    assert found == {
+    assert result == {
         (5 + number // len(parts), parts[number % len(parts)]) for number in range(begun)
     }
     assert started.empty()
 
 
 @pytest.mark.parametrize("threads", [1, 3])
-def test_what_reading_raises_comes_out_unchanged_where_its_batch_is_drawn(threads: int) -> None:
+def test_read_error_is_raised_unchanged(threads: int) -> None:
     fault = DataError("step 2")
 
     def read(step: int, rows: range) -> Batch:
@@ -82,7 +82,7 @@ def test_what_reading_raises_comes_out_unchanged_where_its_batch_is_drawn(thread
     batches.close()
 
 
-def test_an_interpreter_that_leaves_while_batches_are_read_ahead_leaves_in_silence() -> None:
+def test_interpreter_exits_silently_during_prefetch() -> None:
     script = """
 import numpy as np
 from jaxlaunch.trainer.data.pipeline import Prefetcher, iterate_batches
@@ -90,7 +90,7 @@ read = lambda step, rows: {"x": np.zeros(len(rows))}
 batches = Prefetcher(iterate_batches(read, range(2**40), range(8), threads=2), ahead=2)
 next(batches)
 """
-    left = subprocess.run(
+    remaining = subprocess.run(
         [sys.executable, "-W", "error", "-c", script], capture_output=True, text=True, timeout=120
     )
-    assert (left.returncode, left.stdout, left.stderr) == (0, "", "")
+    assert (remaining.returncode, remaining.stdout, remaining.stderr) == (0, "", "")

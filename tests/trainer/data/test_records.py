@@ -25,13 +25,12 @@ from jaxlaunch.trainer.data import records
         np.array([b"a", b"\1b"]),
     ],
 )
-def test_a_record_gives_back_what_was_put_in(array: np.ndarray) -> None:
-    found = records.decode_record(records.encode_example({"x": array, "n": 7}))
-    assert found.keys() == {"x", "n"} and found["n"] == 7
-    assert found["x"].shape == array.shape and found["x"].dtype == np.asarray(
-        array
-    ).dtype.newbyteorder("<")
-    assert np.array_equal(found["x"], array)
+def test_record_round_trip(array: np.ndarray) -> None:
+    result = records.decode_record(records.encode_example({"x": array, "n": 7}))
+    assert result.keys() == {"x", "n"} and result["n"] == 7
+    assert result["x"].shape == array.shape
+    assert result["x"].dtype == np.asarray(array).dtype.newbyteorder("<")
+    assert np.array_equal(result["x"], array)
 
 
 def test_objects_are_refused() -> None:
@@ -39,14 +38,14 @@ def test_objects_are_refused() -> None:
         records.encode_example({"x": [1, "two", None, object()]})
 
 
-def test_what_is_not_a_record_or_not_whole_is_refused() -> None:
+def test_invalid_or_truncated_record_is_refused() -> None:
     whole = records.encode_example({"x": np.arange(4, dtype=np.int32)})
     for broken in (b"", b"hello there", whole[:-1], whole + b"\0"):
         with pytest.raises(ValueError, match="not a tf.train.Example"):
             records.decode_record(broken)
 
 
-def test_a_record_is_an_example_that_other_readers_understand() -> None:
+def test_record_is_a_valid_tf_example() -> None:
     record = records.encode_example(
         {"image": np.arange(6, dtype=np.uint8).reshape(2, 3), "label": 7, "text": "grün"}
     )
@@ -58,53 +57,52 @@ def test_a_record_is_an_example_that_other_readers_understand() -> None:
         "label": ["<i8", []],
         "text": ["<U4", []],
     }
-    assert features["label"].int64_list.value == [7] and features["text"].bytes_list.value == [
-        "grün".encode()
-    ]
+    assert features["label"].int64_list.value == [7]
+    assert features["text"].bytes_list.value == ["grün".encode()]
 
 
-def test_an_example_of_another_writer_is_read() -> None:
+def test_example_of_another_writer_is_decoded() -> None:
     example = tf_example_pb2.Example()
     example.features.feature["label"].int64_list.value.append(5)
     example.features.feature["box"].float_list.value.extend([0.5, 1.5])
     example.features.feature["png"].bytes_list.value.append(b"\0png\0")
-    found = records.decode_record(example.SerializeToString())
-    assert found["label"].shape == () and found["label"] == 5 and found["label"].dtype == np.int64
-    assert found["box"].tolist() == [0.5, 1.5] and found["box"].dtype == np.float32
-    assert found["png"] == b"\0png\0"
+    result = records.decode_record(example.SerializeToString())
+    assert (
+        result["label"].shape == () and result["label"] == 5 and result["label"].dtype == np.int64
+    )
+    assert result["box"].tolist() == [0.5, 1.5] and result["box"].dtype == np.float32
+    assert result["png"] == b"\0png\0"
 
 
-def test_any_key_and_any_text_is_kept_but_the_one_that_describes_the_others() -> None:
+def test_keys_and_texts_are_preserved() -> None:
     example = {
         "image": np.zeros((2, 2), np.uint8),
         "image/shape": np.array([2, 2]),
         "image/dtype": "uint8",
     }
-    found = records.decode_record(records.encode_example(example | {"text": "\ud800"}))
-    assert (
-        found["image/shape"].tolist() == [2, 2]
-        and found["image/dtype"] == "uint8"
-        and found["text"] == "\ud800"
-    )
+    result = records.decode_record(records.encode_example(example | {"text": "\ud800"}))
+    assert result["image/shape"].tolist() == [2, 2]
+    assert result["image/dtype"] == "uint8"
+    assert result["text"] == "\ud800"
     assert records.decode_record(records.encode_example({})) == {}
     with pytest.raises(ValueError, match="the key jaxlaunch/arrays describes"):
         records.encode_example({"jaxlaunch/arrays": 1})
 
 
-def test_a_file_holds_the_records_in_order(tmp_path: Path) -> None:
+def test_file_has_the_records_in_order(tmp_path: Path) -> None:
     path = tmp_path / "a.array_record"
     assert records.write(path, ({"x": np.int32(i)} for i in range(5))) == 5
     data = ArrayRecordDataSource(str(path))
     assert [int(records.decode_record(data[i])["x"]) for i in range(5)] == list(range(5))
 
 
-def test_a_file_that_could_not_be_finished_does_not_appear(tmp_path: Path) -> None:
+def test_unfinished_file_does_not_appear(tmp_path: Path) -> None:
     with pytest.raises(TypeError):
         records.write(tmp_path / "a.array_record", iter([{"x": 1}, {"x": object()}]))
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_encodes_is_imported_before_threads_draw_examples(tmp_path: Path) -> None:
+def test_encoder_is_imported_before_threads_start(tmp_path: Path) -> None:
     records._example_module.cache_clear()
 
     def drawn() -> Iterator[dict[str, np.int64]]:

@@ -98,7 +98,7 @@ loader, streaming = Loader(Drawing()), Loader(Stream())
 
 
 @pytest.fixture(scope="module")
-def theirs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def datasets(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """The folder of the module `their_items`; ends the processes that its tests started."""
     folder = tmp_path_factory.mktemp("theirs")
     (folder / "their_items.py").write_text(MODULE)
@@ -110,22 +110,22 @@ def theirs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     workers.shared_workers.cache_clear()
 
 
-def draws_on(raw: Mapping[str, Any]) -> Mapping[str, Any]:
+def continue_drawing(raw: Mapping[str, Any]) -> Mapping[str, Any]:
     """What a task of a user's may do: draw behind the dataset, from the same generators."""
     return {**raw, "noise": np.random.random(4), "more": random.random()}
 
 
-def with_rng(raw: Mapping[str, Any], rng: np.random.Generator) -> Mapping[str, Any]:
+def add_random(raw: Mapping[str, Any], rng: np.random.Generator) -> Mapping[str, Any]:
     return {**raw, "noise": rng.random(4)}
 
 
-def pipeline(dataset: MapDataset, example: Any, rows: range = range(4, BATCH)) -> Pipeline:
+def make_pipeline(dataset: MapDataset, example: Any, rows: range = range(4, BATCH)) -> Pipeline:
     return Pipeline(
         dataset, example, batch=BATCH, rows=rows, seed=3, shuffle=True, prefetch=2, threads=4
     )
 
 
-def hashed(batch: Batch) -> str:
+def hash_batch(batch: Batch) -> str:
     digest = hashlib.sha256()
     for key in sorted(batch):
         digest.update(
@@ -134,49 +134,53 @@ def hashed(batch: Batch) -> str:
     return digest.hexdigest()
 
 
-def hashes(
+def hash_batches(
     dataset: MapDataset, example: Any, start: int = 0, killed: random.Random | None = None
 ) -> list[str]:
     """The hash of each batch from a step on, while a process is killed now and then."""
-    found = []
-    drawn = pipeline(dataset, example).iterate(
+    result = []
+    values = make_pipeline(dataset, example).iterate(
         [range(step, step + 1) for step in range(start, STEPS)]
     )
-    for batch in drawn:
-        found.append(hashed(batch))
+    for batch in values:
+        result.append(hash_batch(batch))
         if (
             killed is not None
             and (pids := workers.shared_workers(dataset.workers).pids)
             and killed.random() < 0.5
         ):
             os.kill(killed.choice(pids), signal.SIGKILL)
-    drawn.close()
-    return found
+    values.close()
+    return result
 
 
-def test_eight_processes_killed_at_random_deliver_the_batches_of_none_across_a_resume(
-    theirs: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+def test_killed_workers_deliver_the_same_batches(
+    datasets: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    wanted = hashes(open_source("their_items:Drawing", {}), draws_on)
-    assert len(set(wanted)) == STEPS
+    expected = hash_batches(open_source("their_items:Drawing", {}), continue_drawing)
+    assert len(set(expected)) == STEPS
     dataset = open_source("their_items:Drawing", {"killed": str(tmp_path)}, workers=8)
-    assert hashes(dataset, draws_on, killed=random.Random(1)) == wanted
-    assert hashes(dataset, draws_on, start=4) == wanted[4:]
+    assert hash_batches(dataset, continue_drawing, killed=random.Random(1)) == expected
+    assert hash_batches(dataset, continue_drawing, start=4) == expected[4:]
     fell = {int(path.name) for path in tmp_path.iterdir()}
     assert fell == {5, 16, 27, 38}  # each killed its process once
-    said = capfd.readouterr().err
-    assert "was killed by SIGKILL while it read" in said and "another process reads again" in said
+    message = capfd.readouterr().err
+    assert (
+        "was killed by SIGKILL while it read" in message
+        and "another process reads again" in message
+    )
     assert len(workers.shared_workers(8).pids) <= 8
 
 
-def test_a_generator_goes_on_in_the_task_where_the_dataset_left_it(theirs: Path) -> None:
-    wanted, found = (
-        hashes(open_source("their_items:Given", {}, workers=count), with_rng) for count in (0, 2)
+def test_task_continues_the_generators_of_the_dataset(datasets: Path) -> None:
+    expected, result = (
+        hash_batches(open_source("their_items:Given", {}, workers=count), add_random)
+        for count in (0, 2)
     )
-    assert found == wanted
+    assert result == expected
 
 
-def test_an_evaluation_and_a_cached_set_read_alike(theirs: Path) -> None:
+def test_evaluation_and_cache_equal_the_dataset(datasets: Path) -> None:
     def batches(count: int, deterministic: bool | None) -> list[str]:
         dataset = open_source("their_items:Drawing", {}, workers=count)
         held_out = Evaluation(
@@ -187,14 +191,14 @@ def test_an_evaluation_and_a_cached_set_read_alike(theirs: Path) -> None:
             threads=1,
             deterministic=deterministic,
         )
-        return [hashed(batch) for _ in range(2) for batch in held_out]
+        return [hash_batch(batch) for _ in range(2) for batch in held_out]
 
-    wanted = batches(0, None)
-    assert batches(2, None) == wanted == batches(2, True)
+    expected = batches(0, None)
+    assert batches(2, None) == expected == batches(2, True)
 
 
 @pytest.mark.parametrize(
-    ("at", "kind", "says"),
+    ("at", "kind", "message"),
     [
         (
             7,
@@ -225,25 +229,27 @@ def test_an_evaluation_and_a_cached_set_read_alike(theirs: Path) -> None:
         ),
     ],
 )
-def test_what_ends_a_read_is_told_with_the_example_and_how(
-    theirs: Path, at: int, kind: type[Exception], says: str
+def test_worker_failure_names_the_example(
+    datasets: Path, at: int, kind: type[Exception], message: str
 ) -> None:
-    broken = pipeline(open_source("their_items:Wrong", {"at": at}, workers=2), dict, range(BATCH))
-    with pytest.raises(kind, match=says) as caught:
+    broken = make_pipeline(
+        open_source("their_items:Wrong", {"at": at}, workers=2), dict, range(BATCH)
+    )
+    with pytest.raises(kind, match=message) as caught:
         for step in range(COUNT // BATCH):
             broken.read_batch(step)
     assert type(caught.value) is kind
     assert (
         len(
-            pipeline(open_source("their_items:Wrong", {"at": -1}, workers=2), dict).read_batch(0)[
-                "x"
-            ]
+            make_pipeline(open_source("their_items:Wrong", {"at": -1}, workers=2), dict).read_batch(
+                0
+            )["x"]
         )
         == 12
     )
 
 
-def test_processes_that_read_are_gone_when_the_trainer_is_killed(theirs: Path) -> None:
+def test_workers_exit_with_the_trainer(datasets: Path) -> None:
     program = (
         "import sys; sys.path.insert(0, sys.argv[1])\nfrom jaxlaunch.trainer.data.workers import "
         "RandomPolicy, Request\nfrom jaxlaunch.trainer.data.workers import Workers\nopener = "
@@ -251,16 +257,18 @@ def test_processes_that_read_are_gone_when_the_trainer_is_killed(theirs: Path) -
         "0})\nWorkers(1).read_items(Request(opener, args, RandomPolicy(0, 0, False, False), [0], "
         "[0]))\n"
     )
-    trainer = subprocess.Popen([sys.executable, "-c", program, str(theirs)], stdout=subprocess.PIPE)
+    trainer = subprocess.Popen(
+        [sys.executable, "-c", program, str(datasets)], stdout=subprocess.PIPE
+    )
     assert trainer.stdout is not None
-    with trainer.stdout as both:
-        assert both.readline() == b"reading\n"
+    with trainer.stdout as pair:
+        assert pair.readline() == b"reading\n"
         trainer.kill()
-        assert both.read() == b""  # its end, for nobody holds the pipe any more
+        assert pair.read() == b""  # its end, for nobody holds the pipe any more
     assert trainer.wait() == -signal.SIGKILL
 
 
-def test_a_process_that_reads_imports_neither_jax_nor_grain(theirs: Path) -> None:
+def test_worker_imports_neither_jax_nor_grain(datasets: Path) -> None:
     program = (
         "import sys; from jaxlaunch.trainer.data import worker; from jaxlaunch.trainer.sources "
         "import torch\nprint({'jax', 'grain'} & set(sys.modules))"
@@ -268,8 +276,8 @@ def test_a_process_that_reads_imports_neither_jax_nor_grain(theirs: Path) -> Non
     assert subprocess.check_output([sys.executable, "-c", program]) == b"set()\n"
 
 
-def test_the_workers_of_a_loader_are_the_default_and_those_of_an_iterable_one_are_left_out(
-    theirs: Path,
+def test_loader_workers_are_the_default(
+    datasets: Path,
 ) -> None:
     assert open_source("their_items:loader", {}, workers=None).workers == 2
     assert open_source("their_items:loader", {}, workers=0).workers == 0

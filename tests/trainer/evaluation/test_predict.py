@@ -162,7 +162,7 @@ def test_a_number_is_predicted_in_the_unit_of_its_label(tmp_path: Path) -> None:
 def test_images_are_seen_as_an_evaluation_sees_them_by_a_checkpoint_and_by_its_export(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    photos = made_images.folders(tmp_path / "photos", 8)
+    photos = made_images.write_folders(tmp_path / "photos", 8)
     data = {
         "source": "images",
         "path": str(photos),
@@ -171,7 +171,7 @@ def test_images_are_seen_as_an_evaluation_sees_them_by_a_checkpoint_and_by_its_e
     }
     folder = trained(tmp_path / "run", model=RESNET | PIXELS, data=data)
     shutil.rmtree(photos)
-    new = made_images.folders(tmp_path / "new", 2)
+    new = made_images.write_folders(tmp_path / "new", 2)
     (new / "dog" / "2.jpg").write_text("no image")
     with pytest.raises(DataError, match=r"dog/2.jpg is not an image of JPEG"):
         predict.predict_files(programs.Predict(folder=folder, files=(str(new),)))
@@ -179,7 +179,7 @@ def test_images_are_seen_as_an_evaluation_sees_them_by_a_checkpoint_and_by_its_e
         programs.Predict(folder=folder, files=(str(new), "nowhere.png"), skip_broken=True)
     )
     assert found["skipped"] == 2 and "nowhere.png does not exist" in " ".join(found["notes"])
-    names = [f"{new}/{name}/{number}.png" for name, number in made_images.pairs(2)]
+    names = [f"{new}/{name}/{number}.png" for name, number in made_images.make_pairs(2)]
     assert [row["file"] for row in found["rows"]] == names
     high, wide = 12 * 0.75, 12 * 0.75  # of 12 × 16: a square in the middle
     box = ((16 - wide) / 2, (12 - high) / 2, (16 + wide) / 2, (12 + high) / 2)
@@ -199,7 +199,7 @@ def test_images_are_seen_as_an_evaluation_sees_them_by_a_checkpoint_and_by_its_e
     held = tmp_path / "held"
     held.mkdir()
     data = [Path(name).read_bytes() for name in names]
-    made_images.tar(
+    made_images.write_tar(
         held / "a.tar", {f"d/{at}.png": each for at, each in enumerate(data)} | {"d/0.cls": b"cat"}
     )
     rows = [{"bytes": each, "path": None} for each in [*data, b"no image"]]

@@ -139,7 +139,9 @@ def test_an_export_says_which_tokens_are_special(exported: Path, tmp_path: Path)
 
 
 def test_an_export_takes_special_tokens_of_the_tokenizer_that_it_carries(tmp_path: Path) -> None:
-    files = saved_files.read_tokenizer(epath.Path(corpora.saved(tmp_path, bos_token=corpora.BEGIN)))
+    files = saved_files.read_tokenizer(
+        epath.Path(corpora.save_tokenizer(tmp_path, bos_token=corpora.BEGIN))
+    )
     save.save_model(
         str(tmp_path / "out"), bytes_model().network.config, params(), extra_files=files
     )
@@ -166,7 +168,7 @@ def test_a_stream_is_of_one_sample(trained: Path) -> None:
 
 
 def test_a_tokenizer_beside_the_weights_is_used_and_ends_a_text(tmp_path: Path) -> None:
-    place = corpora.saved(tmp_path, bos_token=corpora.BEGIN)
+    place = corpora.save_tokenizer(tmp_path, bos_token=corpora.BEGIN)
     found = tokenizers.find_tokenizer(
         256, None, saved_files.read_tokenizer(epath.Path(place)), place
     )

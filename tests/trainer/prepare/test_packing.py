@@ -39,7 +39,7 @@ def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pack, "MIN_SHARD_BYTES", 4096)
 
 
-def job(target: str = "class", **data: Any) -> TrainSpec:
+def make_job(target: str = "class", **data: Any) -> TrainSpec:
     classes = {"class": 2, "regression": 1}[target]
     model = {"kind": "mlp", "layers": 1, "width": 8, "classes": classes}
     return TrainSpec.model_validate(
@@ -47,39 +47,41 @@ def job(target: str = "class", **data: Any) -> TrainSpec:
     )
 
 
-def of_records(folder: Path, target: str = "class", **keys: Any) -> TrainSpec:
+def make_records_job(folder: Path, target: str = "class", **keys: Any) -> TrainSpec:
     """The job that reads a folder of records."""
     paths = {"path": f"{folder}/train-*.array_record", "eval_path": f"{folder}/eval-*.array_record"}
-    return job(target, source="array_record", **paths, **keys)
+    return make_job(target, source="array_record", **paths, **keys)
 
 
-def read(spec: TrainSpec) -> list[dict[str, Any]]:
+def read_examples(spec: TrainSpec) -> list[dict[str, Any]]:
     """Every example of both splits as the task has it."""
-    task, found = Classify(), []
+    task, result = Classify(), []
     for split in ("train", "eval"):
         source = task.source(spec, split)  # type: ignore[arg-type]
         assert source is not None
-        found += [task.example(source[index]) for index in range(len(source))]
-    return found
+        result += [task.example(source[index]) for index in range(len(source))]
+    return result
 
 
-def held(folder: Path) -> dict[str, bytes]:
+def read_folder(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
-def equal(one: list[dict[str, Any]], other: list[dict[str, Any]]) -> bool:
-    np.testing.assert_equal(one, other)
-    return len(one) == len(other) > 0
+def are_equal(first: list[dict[str, Any]], second: list[dict[str, Any]]) -> bool:
+    np.testing.assert_equal(first, second)
+    return len(first) == len(second) > 0
 
 
-def test_images_killed_three_times_on_the_way_are_packed_to_the_same_bytes_and_read_as_the_same(
+def test_killed_packing_resumes_with_the_same_bytes(
     tmp_path: Path,
 ) -> None:
-    spec = job(
-        source="images", path=str(made_images.folders(tmp_path / "set", each=40)), eval_split=0.1
+    spec = make_job(
+        source="images",
+        path=str(made_images.write_folders(tmp_path / "set", item=40)),
+        eval_split=0.1,
     )
-    found = pack.pack_data(spec, tmp_path / "whole")
-    assert len(found["files"]) > 10
+    result = pack.pack_data(spec, tmp_path / "whole")
+    assert len(result["files"]) > 10
     for _ in range(3):
         most = random.Random(tmp_path.name).randint(
             1, 40
@@ -93,52 +95,53 @@ def test_images_killed_three_times_on_the_way_are_packed_to_the_same_bytes_and_r
             str(most),
         ]
         assert subprocess.run(command, check=False).returncode == -signal.SIGKILL
-    began = held(tmp_path / "killed")
+    began = read_folder(tmp_path / "killed")
     assert pack.IN_PROGRESS_FILE in began and NOTES_FILE not in began
     pack.pack_data(spec, tmp_path / "killed")
-    assert held(tmp_path / "killed") == held(tmp_path / "whole")
-    assert equal(read(of_records(tmp_path / "whole")), read(spec))
-    inputs = Classify().describe_inputs(of_records(tmp_path / "whole"))
-    assert (
-        inputs == Classify().describe_inputs(spec)
-        and inputs is not None
-        and inputs["classes"] == ["cat", "dog"]
-    )
-    name = next(iter(found["files"]))
+    assert read_folder(tmp_path / "killed") == read_folder(tmp_path / "whole")
+    assert are_equal(read_examples(make_records_job(tmp_path / "whole")), read_examples(spec))
+    inputs = Classify().describe_inputs(make_records_job(tmp_path / "whole"))
+    assert inputs == Classify().describe_inputs(spec)
+    assert inputs is not None
+    assert inputs["classes"] == ["cat", "dog"]
+    name = next(iter(result["files"]))
     (tmp_path / "whole" / name).write_bytes(b"x")
     with pytest.raises(DataError, match=f"{name} is missing or damaged; remove"):
         pack.pack_data(spec, tmp_path / "whole")
 
 
-def test_a_packed_table_has_features_labels_and_the_unit_of_the_labels(tmp_path: Path) -> None:
+def test_packed_table_keeps_features_labels_and_scale(tmp_path: Path) -> None:
     rows = "".join(f"{n * 7 % 10},{'ab'[n % 2]},{n / 2}\n" for n in range(30))
     (tmp_path / "t.csv").write_text(f"size,kind,y\n{rows}")
-    spec = job(
+    spec = make_job(
         "regression", source="table", path=str(tmp_path / "t.csv"), label="y", eval_split=0.2
     )
     pack.pack_data(spec, tmp_path / "packed")
-    again = of_records(tmp_path / "packed", "regression")
-    assert equal(read(again), read(spec))
-    assert Classify().describe_inputs(again) == Classify().describe_inputs(spec)
+    repeated = make_records_job(tmp_path / "packed", "regression")
+    assert are_equal(read_examples(repeated), read_examples(spec))
+    assert Classify().describe_inputs(repeated) == Classify().describe_inputs(spec)
     with pytest.raises(
         SpecError, match=r"loss\.target = class, and the records .* were packed with regression"
     ):
-        read(of_records(tmp_path / "packed"))
+        read_examples(make_records_job(tmp_path / "packed"))
     with pytest.raises(SpecError, match="--resize applies to images"):
         pack.pack_data(spec, tmp_path / "other", 64)
 
 
-def test_resize_reduces_what_is_larger_and_a_folder_of_other_records_is_left_alone(
+def test_resize_reduces_images_and_foreign_folders_are_refused(
     tmp_path: Path,
 ) -> None:
-    set_ = made_images.folders(tmp_path / "set", each=2)
+    set_ = made_images.write_folders(tmp_path / "set", item=2)
     Image.new("RGB", (200, 80), (9, 8, 7)).save(set_ / "cat" / "wide.png")
-    spec = job(source="images", path=str(set_), eval_split=0.2, size=8)
+    spec = make_job(source="images", path=str(set_), eval_split=0.2, size=8)
     pack.pack_data(spec, tmp_path / "packed", 10)
-    shapes = {example["image"].shape for example in read(of_records(tmp_path / "packed"))}
+    shapes = {
+        example["image"].shape for example in read_examples(make_records_job(tmp_path / "packed"))
+    }
     assert shapes == {(10, 13, 3), (10, 25, 3)}  # of 12 × 16, and of 80 × 200
     assert {
-        example["image"].shape for example in read(of_records(tmp_path / "packed", size=8))
+        example["image"].shape
+        for example in read_examples(make_records_job(tmp_path / "packed", size=8))
     } == {(8, 8, 3)}
     with pytest.raises(DataError, match="holds records with resize = 10, and now it is 12"):
         pack.pack_data(spec, tmp_path / "packed", 12)

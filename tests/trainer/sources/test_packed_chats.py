@@ -18,35 +18,35 @@ from jaxlaunch.trainer.text import build, recipe
 from tests.trainer.text import chat_corpora
 
 LENGTH = 64
-CHATS = chat_corpora.chats(40, seed=2)
+CHATS = chat_corpora.make_chats(40, seed=2)
 
 
-def rows(folder: Path, found: list[Any], **keys: Any) -> list[dict[str, Any]]:
+def read_rows(folder: Path, result: list[Any], **keys: Any) -> list[dict[str, Any]]:
     """The rows of training of these chats."""
     folder.mkdir()
-    made_by = chat_corpora.saved(folder / "tokenizer", chat_corpora.CHATML)
-    path = chat_corpora.lines(folder / "a.jsonl", found)
-    given = {"path": path, "tokenizer": made_by, "data_dir": f"{folder}/out", "eval_split": 0.0}
-    data = Text(source="text", format="chat", **(given | keys))
-    made = recipe.make_recipe(data, LENGTH)
-    build.build_rows(made, Path(recipe.prepared_root(data)) / made.address)
+    made_by = chat_corpora.save_chat_tokenizer(folder / "tokenizer", chat_corpora.CHATML)
+    path = chat_corpora.write_lines(folder / "a.jsonl", result)
+    options = {"path": path, "tokenizer": made_by, "data_dir": f"{folder}/out", "eval_split": 0.0}
+    data = Text(source="text", format="chat", **(options | keys))
+    built = recipe.make_recipe(data, LENGTH)
+    build.build_rows(built, Path(recipe.prepared_root(data)) / built.address)
     source = text.open_rows(data, LENGTH, "train")
     assert source is not None
     return [source[index] for index in range(len(source))]
 
 
-def targets(found: list[dict[str, Any]]) -> list[int]:
+def decode_targets(result: list[dict[str, Any]]) -> list[int]:
     """The tokens that are predicted, sorted."""
-    return sorted(np.concatenate([row["tokens"][1:][row["mask"] > 0] for row in found]).tolist())
+    return sorted(np.concatenate([row["tokens"][1:][row["mask"] > 0] for row in result]).tolist())
 
 
 @pytest.mark.parametrize("packing", ["concat", "first-fit", "none"])
-def test_the_assistant_s_tokens_are_targets_once_and_nothing_else_is(
-    tmp_path: Path, packing: str
-) -> None:
-    found = rows(tmp_path / "a", CHATS, packing=packing)
-    pairs = chat_corpora.encoded(f"{tmp_path}/a/tokenizer", CHATS)
-    assert targets(found) == sorted(np.concatenate([ids[mask] for ids, mask in pairs]).tolist())
+def test_only_assistant_tokens_are_targets_once(tmp_path: Path, packing: str) -> None:
+    result = read_rows(tmp_path / "a", CHATS, packing=packing)
+    pairs = chat_corpora.encode_chat(f"{tmp_path}/a/tokenizer", CHATS)
+    assert decode_targets(result) == sorted(
+        np.concatenate([ids[mask] for ids, mask in pairs]).tolist()
+    )
     words = [
         said
         for chat in CHATS
@@ -54,39 +54,43 @@ def test_the_assistant_s_tokens_are_targets_once_and_nothing_else_is(
         if turn["role"] == "assistant"
         for said in [turn["content"]]
     ]
-    counted = sum(float(row["text_bytes"]) for row in found)
+    counted = sum(float(row["text_bytes"]) for row in result)
     assert counted == pytest.approx(sum(len(said.encode()) for said in words), rel=1e-5)
     (index,) = (tmp_path / "a" / "out").glob("*/index.json")
-    assert build.read_index(index.parent)["targets"] == len(targets(found))
-    assert all(row["mask"].any() for row in found)  # a row of questions alone is left out
+    assert build.read_index(index.parent)["targets"] == len(decode_targets(result))
+    assert all(row["mask"].any() for row in result)  # a row of questions alone is left out
 
 
-def test_another_question_changes_no_weight(tmp_path: Path) -> None:
-    other = [
+def test_user_tokens_do_not_affect_the_update(tmp_path: Path) -> None:
+    second = [
         [
             turn | {"content": turn["content"][::-1]} if turn["role"] == "user" else turn
             for turn in chat
         ]
         for chat in CHATS
     ]
-    assert targets(rows(tmp_path / "a", CHATS)) == targets(rows(tmp_path / "b", other))
+    assert decode_targets(read_rows(tmp_path / "a", CHATS)) == decode_targets(
+        read_rows(tmp_path / "b", second)
+    )
     same = [
         [{"role": "user", "content": said}, {"role": "assistant", "content": "b"}]
         for said in ("a", "z")
     ]
-    (one,), (two,) = rows(tmp_path / "c", same[:1]), rows(tmp_path / "d", same[1:])
-    assert (one["tokens"] != two["tokens"]).sum() == 1
-    assert (one["mask"] == two["mask"]).all() and one["mask"].sum() == 2  # the answer and its end
+    (first,), (two,) = read_rows(tmp_path / "c", same[:1]), read_rows(tmp_path / "d", same[1:])
+    assert (first["tokens"] != two["tokens"]).sum() == 1
+    assert (first["mask"] == two["mask"]).all() and first[
+        "mask"
+    ].sum() == 2  # the answer and its end
 
 
-def test_a_small_model_learns_what_the_assistant_says(tmp_path: Path) -> None:
-    made = rows(tmp_path / "a", CHATS, packing="first-fit")
+def test_small_model_learns_the_answers(tmp_path: Path) -> None:
+    built = read_rows(tmp_path / "a", CHATS, packing="first-fit")
     task = NextToken()
     config = specs.GPT2(kind="gpt2", layers=1, width=32, heads=4, vocab=512, length=LENGTH)
     data = Text(source="text", format="chat", path="x", tokenizer="x")
     graph, params = nnx.split(task.model(TrainSpec(task=LM, model=config, data=data), nnx.Rngs(0)))
     (batch,) = Evaluation(
-        _Rows(made), task.example, batch=len(made), rows=range(len(made)), threads=1
+        _Rows(built), task.example, batch=len(built), rows=range(len(built)), threads=1
     )
 
     @jax.jit
@@ -102,7 +106,7 @@ def test_a_small_model_learns_what_the_assistant_says(tmp_path: Path) -> None:
     for _ in range(12):
         params, loss, weight = step(params)
         losses.append(float(loss))
-    assert float(weight) == len(targets(made))
+    assert float(weight) == len(decode_targets(built))
     assert losses[-1] < 0.9 * losses[0]
 
 
@@ -115,10 +119,10 @@ class _Rows(list[dict[str, Any]]):
         return "rows"
 
 
-def test_chats_without_a_token_to_predict_are_refused(tmp_path: Path) -> None:
+def test_chats_without_targets_are_refused(tmp_path: Path) -> None:
     template = "{% generation %}{{ messages[0].content }}{% endgeneration %}"
-    data_of = chat_corpora.saved(tmp_path / "tokenizer", template)
-    path = chat_corpora.lines(tmp_path / "a.jsonl", [[{"role": "assistant", "content": "a"}]])
+    data_of = chat_corpora.save_chat_tokenizer(tmp_path / "tokenizer", template)
+    path = chat_corpora.write_lines(tmp_path / "a.jsonl", [[{"role": "assistant", "content": "a"}]])
     data = Text(source="text", format="chat", path=path, tokenizer=data_of, eval_split=0.0)
     with pytest.raises(
         DataError, match="a.jsonl and what else matches hold chats without a token to predict"

@@ -25,7 +25,7 @@ print(TfdsSplit("digits", "train", sys.argv[1]).fingerprint())
 
 
 @pytest.mark.slow
-def test_two_processes_that_start_at_once_prepare_it_once(tmp_path: Path) -> None:
+def test_concurrent_processes_prepare_a_dataset_once(tmp_path: Path) -> None:
     processes = [
         subprocess.Popen(
             [sys.executable, "-c", PREPARE, tmp_path],
@@ -41,27 +41,23 @@ def test_two_processes_that_start_at_once_prepare_it_once(tmp_path: Path) -> Non
         assert process.stdin is not None
         process.stdin.write("go\n")
         process.stdin.flush()
-    found = [process.communicate(timeout=120)[0] for process in processes]
+    result = [process.communicate(timeout=120)[0] for process in processes]
     assert [process.returncode for process in processes] == [0, 0]
-    assert found[0] == found[1] and found[0].startswith("tfds digits/1.0.0 train, 1437 examples")
+    assert result[0] == result[1] and result[0].startswith("tfds digits/1.0.0 train, 1437 examples")
     assert sorted(path.name for path in (tmp_path / "digits").iterdir()) == ["1.0.0"]
 
 
 @pytest.mark.parametrize(
-    ("name", "meant"), [("digts", "digits"), ("mnsit", "mnist"), ("cifra10", "cifar10")]
+    ("name", "expected"), [("digts", "digits"), ("mnsit", "mnist"), ("cifra10", "cifar10")]
 )
-def test_a_mistyped_dataset_gets_the_nearest_one_first_ours_included(
-    name: str, meant: str, tmp_path: Path
-) -> None:
+def test_misspelled_dataset_gets_suggestions(name: str, expected: str, tmp_path: Path) -> None:
     with pytest.raises(
-        DataError, match=f"data.name = {name} is not a dataset; did you mean {meant}\\b"
+        DataError, match=f"data.name = {name} is not a dataset; did you mean {expected}\\b"
     ):
         tfds.prepare_dataset(name, str(tmp_path))
 
 
-def test_without_network_one_sentence_says_so(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_missing_network_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def no_address(*_: object) -> None:
         raise socket.gaierror(-2, "Name or service not known")
 
@@ -73,12 +69,12 @@ def test_without_network_one_sentence_says_so(
         TfdsSplit("mnist", "train", str(tmp_path))
 
 
-def test_a_name_that_is_none_is_refused_with_the_nearest(tmp_path: Path) -> None:
+def test_unknown_dataset_is_refused_with_suggestions(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="data.name = mnits is not a dataset; did you mean mnist"):
         TfdsSplit("mnits", "train", str(tmp_path))
 
 
-def test_a_folder_that_cannot_be_written_is_named() -> None:
+def test_unwritable_folder_is_reported() -> None:
     with pytest.raises(
         DataError, match="digits is not prepared in /proc/none, which cannot be written"
     ):
@@ -120,19 +116,19 @@ def mirror(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     server.server_close()
 
 
-def test_what_reads_no_network_does_not_tell_of_a_download_of_unknown_size(
+def test_local_dataset_reports_no_download(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     tfds.prepare_dataset("digits", str(tmp_path))
-    said = capsys.readouterr()
-    assert said.err.splitlines() == [f"preparing digits in {tmp_path}"] and said.out == ""
+    message = capsys.readouterr()
+    assert message.err.splitlines() == [f"preparing digits in {tmp_path}"] and message.out == ""
 
 
-def test_mnist_is_downloaded_and_prepared_without_tensorflow(tmp_path: Path, mirror: None) -> None:
+def test_mnist_is_prepared_without_tensorflow(tmp_path: Path, mirror: None) -> None:
     train, test = (TfdsSplit("mnist", split, str(tmp_path)) for split in ("train", "test"))
     assert (len(train), len(test)) == (12, 5)
     images = [train[i]["image"] for i in range(12)]
     assert images[0].shape == (28, 28, 1) and images[0].dtype == np.uint8
     rng = np.random.default_rng(0)
-    drawn = rng.integers(0, 256, (12, 28, 28), np.uint8)
-    assert {image.tobytes() for image in images} == {image.tobytes() for image in drawn}
+    values = rng.integers(0, 256, (12, 28, 28), np.uint8)
+    assert {image.tobytes() for image in images} == {image.tobytes() for image in values}

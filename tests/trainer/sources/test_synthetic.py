@@ -3,17 +3,17 @@ import numpy as np
 from jaxlaunch.trainer.sources.synthetic import Images, Tokens
 
 
-def test_an_example_is_a_function_of_its_index() -> None:
-    for once, again in [
+def test_example_depends_on_its_index_alone() -> None:
+    for once, repeated in [
         (Images(9, (4, 4), 3, first=0), Images(9, (4, 4), 3, first=0)),
         (Tokens(9, 8, 16, first=0),) * 2,
     ]:
         for index in (5, 2, 5):
             for key, value in once[index].items():
-                assert np.array_equal(value, again[index][key])
+                assert np.array_equal(value, repeated[index][key])
 
 
-def test_evaluation_has_other_examples_of_the_same_kind() -> None:
+def test_evaluation_uses_other_examples() -> None:
     train, held_out = Images(50, (6, 6), 4, first=0), Images(50, (6, 6), 4, first=50)
     pictures = {int(train[i]["label"]): train[i]["image"].astype(int) for i in range(50)}
     for index in range(50):
@@ -25,7 +25,7 @@ def test_evaluation_has_other_examples_of_the_same_kind() -> None:
         assert 0 < min(distance.values())
 
 
-def test_most_tokens_follow_from_the_one_before() -> None:
+def test_most_tokens_follow_the_rule() -> None:
     source = Tokens(40, 32, 8, first=0)
     pairs = np.stack([source[i]["tokens"] for i in range(40)])
     assert pairs.shape == (40, 33) and pairs.dtype == np.int32 and pairs.max() < 8

@@ -11,17 +11,17 @@ from jaxlaunch.trainer.sources import text
 from jaxlaunch.trainer.spec import Text
 
 
-def opened(split: Any, path: Any, length: int = 8, **data: Any) -> Any:
+def open_split(split: Any, path: Any, length: int = 8, **data: Any) -> Any:
     return text.open_stream(Text(source="text", path=str(path), **data), length, split)
 
 
-def stream(source: Any) -> bytes:
+def read_targets(source: Any) -> bytes:
     """The stream put together again from the windows."""
-    found = bytes([source[0]["tokens"][0]])
+    result = bytes([source[0]["tokens"][0]])
     for index in range(len(source)):
         window = source[index]
-        found += bytes(window["tokens"][1:][window["mask"] == 1].astype(np.uint8))
-    return found
+        result += bytes(window["tokens"][1:][window["mask"] == 1].astype(np.uint8))
+    return result
 
 
 @pytest.fixture
@@ -34,15 +34,15 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("length", [1, 4, 7, 8, 1000])
-def test_every_byte_but_the_first_is_a_target_once(folder: Path, length: int) -> None:
-    source = opened("train", f"{folder}/*.txt", length, eval_split=0.0)
-    assert stream(source) == b"".join(
+def test_each_byte_is_a_target_once(folder: Path, length: int) -> None:
+    source = open_split("train", f"{folder}/*.txt", length, eval_split=0.0)
+    assert read_targets(source) == b"".join(
         (folder / f"{number}.txt").read_bytes() for number in range(10)
     )
 
 
-def test_windows_have_one_shape_and_overlap_by_one(folder: Path) -> None:
-    source = opened("train", f"{folder}/*.txt", 8, eval_split=0.0)
+def test_windows_have_one_shape_and_overlap(folder: Path) -> None:
+    source = open_split("train", f"{folder}/*.txt", 8, eval_split=0.0)
     windows = [source[index] for index in range(len(source))]
     assert {
         (w["tokens"].shape, w["tokens"].dtype.str, w["mask"].shape, w["mask"].dtype.str)
@@ -52,19 +52,20 @@ def test_windows_have_one_shape_and_overlap_by_one(folder: Path) -> None:
     assert all(w["mask"].all() for w in windows[:-1])
 
 
-def test_files_are_told_apart_where_that_is_asked_for(folder: Path) -> None:
-    source = opened("train", f"{folder}/*.txt", 10, eval_split=0.0, apart=True)
+def test_apart_separates_files_by_segments(folder: Path) -> None:
+    source = open_split("train", f"{folder}/*.txt", 10, eval_split=0.0, apart=True)
     for index in range(len(source) - 1):  # every file has a byte of its own
         window = source[index]
         tokens, segments = window["tokens"], window["segments"]
         np.testing.assert_array_equal(tokens[:, None] == tokens, segments[:, None] == segments)
     assert source[0]["segments"].tolist() == [1] * 3 + [2] * 6 + [3] * 2
-    assert "segments" not in opened("train", f"{folder}/*.txt", 10)[0]
+    assert "segments" not in open_split("train", f"{folder}/*.txt", 10)[0]
 
 
-def test_a_share_of_the_files_is_held_out(folder: Path) -> None:
+def test_share_of_the_files_is_held_out(folder: Path) -> None:
     train, held_out = (
-        stream(opened(split, f"{folder}/*.txt", eval_split=0.2)) for split in ("train", "eval")
+        read_targets(open_split(split, f"{folder}/*.txt", eval_split=0.2))
+        for split in ("train", "eval")
     )
     assert Counter(train) + Counter(held_out) == Counter(
         b"".join(path.read_bytes() for path in folder.iterdir())
@@ -72,70 +73,72 @@ def test_a_share_of_the_files_is_held_out(folder: Path) -> None:
     assert set(train).isdisjoint(held_out) and len(set(held_out)) == 2
 
 
-def test_a_share_of_the_files_however_small_holds_one_out(tmp_path: Path) -> None:
+def test_small_share_holds_out_one_file(tmp_path: Path) -> None:
     for number in range(5):
         (tmp_path / f"{number}.txt").write_bytes(bytes([65 + number]) * 3)
     for share in (0.001, 0.0004, 1e-6):
         train, held_out = (
-            stream(opened(split, f"{tmp_path}/*.txt", eval_split=share))
+            read_targets(open_split(split, f"{tmp_path}/*.txt", eval_split=share))
             for split in ("train", "eval")
         )
         assert (held_out, train) == (b"AAA", b"BBBCCCDDDEEE")
 
 
-def test_of_a_single_file_too_small_a_share_is_refused_with_what_it_leaves(tmp_path: Path) -> None:
+def test_too_small_share_of_one_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_bytes(bytes(range(100)))
     with pytest.raises(DataError, match="the eval split has 0 bytes, .* data.eval_split = 0.0004"):
-        opened("eval", tmp_path / "a.txt", eval_split=0.0004)
+        open_split("eval", tmp_path / "a.txt", eval_split=0.0004)
 
 
-def test_of_a_single_file_the_end_is_held_out(tmp_path: Path) -> None:
+def test_end_of_a_single_file_is_held_out(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_bytes(bytes(range(100)))
-    assert stream(opened("train", tmp_path / "a.txt", eval_split=0.1)) == bytes(range(90))
-    assert stream(opened("eval", tmp_path / "a.txt", eval_split=0.1)) == bytes(range(90, 100))
+    assert read_targets(open_split("train", tmp_path / "a.txt", eval_split=0.1)) == bytes(range(90))
+    assert read_targets(open_split("eval", tmp_path / "a.txt", eval_split=0.1)) == bytes(
+        range(90, 100)
+    )
 
 
-def test_without_a_share_nothing_is_held_out(folder: Path) -> None:
-    assert opened("eval", f"{folder}/*.txt", eval_split=0.0) is None
+def test_nothing_is_held_out_without_eval_split(folder: Path) -> None:
+    assert open_split("eval", f"{folder}/*.txt", eval_split=0.0) is None
 
 
-def test_empty_files_and_too_short_ones_are_errors(tmp_path: Path) -> None:
+def test_empty_or_short_files_are_refused(tmp_path: Path) -> None:
     (tmp_path / "a.txt").touch()
     with pytest.raises(DataError, match="every file that matches is empty"):
-        opened("train", tmp_path / "*.txt")
+        open_split("train", tmp_path / "*.txt")
     (tmp_path / "a.txt").write_bytes(b"a")
     with pytest.raises(DataError, match="the all split has 1 bytes"):
-        opened("train", tmp_path / "*.txt", eval_split=0.0)
+        open_split("train", tmp_path / "*.txt", eval_split=0.0)
 
 
-def test_a_file_that_shrank_is_named(tmp_path: Path) -> None:
+def test_shrunk_file_is_reported(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_bytes(bytes(20))
-    source = opened("train", tmp_path / "a.txt", eval_split=0.0)
+    source = open_split("train", tmp_path / "a.txt", eval_split=0.0)
     (tmp_path / "a.txt").write_bytes(bytes(5))
     with pytest.raises(DataError, match="a.txt ends at byte 5; at the start of the run it had 9"):
         source[0]
 
 
-def test_the_fingerprint_follows_split_length_content_and_whether_files_are_apart(
+def test_fingerprint_depends_on_split_length_content_and_apart(
     folder: Path,
 ) -> None:
     def fingerprint(split: str = "train", length: int = 8, **keys: Any) -> str:
-        return str(opened(split, f"{folder}/*.txt", length, **keys).fingerprint())
+        return str(open_split(split, f"{folder}/*.txt", length, **keys).fingerprint())
 
-    seen = {fingerprint(), fingerprint("eval"), fingerprint(length=9), fingerprint(apart=True)}
+    observed = {fingerprint(), fingerprint("eval"), fingerprint(length=9), fingerprint(apart=True)}
     (folder / "9.txt").write_bytes(b"other")
-    seen.add(fingerprint())
-    assert len(seen) == 5
+    observed.add(fingerprint())
+    assert len(observed) == 5
 
 
-def test_the_bigram_model_equals_a_count_by_hand(
+def test_bigram_model_equals_a_manual_count(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(text, "CHUNK_BYTES", 3)
     (tmp_path / "a.txt").write_bytes(b"abab")
     (tmp_path / "b.txt").write_bytes(b"acx")
     train, held_out = (
-        opened("train", tmp_path / name, eval_split=0.0) for name in ("a.txt", "b.txt")
+        open_split("train", tmp_path / name, eval_split=0.0) for name in ("a.txt", "b.txt")
     )
     unigram = {
         ord(byte): count / (3 + 256) for byte, count in {"c": 1, "x": 1}.items()
@@ -147,6 +150,6 @@ def test_the_bigram_model_equals_a_count_by_hand(
     assert text.bigram_bits_per_byte(train, held_out) == pytest.approx(bits)
 
 
-def test_the_bigram_model_of_the_standard_library_takes_about_three_and_a_half_bits() -> None:
-    train, held_out = (opened(split, "stdlib://*.py", 256) for split in ("train", "eval"))
+def test_bigram_bits_of_the_standard_library() -> None:
+    train, held_out = (open_split(split, "stdlib://*.py", 256) for split in ("train", "eval"))
     assert 3.3 < text.bigram_bits_per_byte(train, held_out) < 3.7

@@ -14,7 +14,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(tmp_path_factory.mktemp("tfds"))
 
 
-def test_the_digits_are_scikit_learn_s_every_fifth_held_out(folder: str) -> None:
+def test_digits_hold_out_every_fifth_image(folder: str) -> None:
     digits = load_digits()
     pixels = np.rint(digits.images * 255 / 16).astype(np.uint8)
     is_held_out = np.arange(1797) % 5 == 0
@@ -23,32 +23,32 @@ def test_the_digits_are_scikit_learn_s_every_fifth_held_out(folder: str) -> None
         assert len(source) == count
         examples = [source[i] for i in range(count)]
         assert examples[0]["image"].shape == (8, 8, 1) and examples[0]["image"].dtype == np.uint8
-        found = sorted((example["image"].tobytes(), int(example["label"])) for example in examples)
-        assert found == sorted(
+        result = sorted((example["image"].tobytes(), int(example["label"])) for example in examples)
+        assert result == sorted(
             (image.tobytes(), int(label))
             for image, label in zip(pixels[expected], digits.target[expected], strict=True)
         )
 
 
-def test_splits_are_opened_by_purpose_and_may_be_sliced(folder: str) -> None:
+def test_splits_may_be_sliced(folder: str) -> None:
     data = Tfds(data_dir=folder, split="train[:10]", eval_split=None)
     train = tfds.open_source(data, "train")
     assert train is not None and len(train) == 10
     assert tfds.open_source(data, "eval") is None
 
 
-def test_a_split_that_is_not_there_is_refused_with_those_that_are(folder: str) -> None:
+def test_unknown_split_lists_the_splits(folder: str) -> None:
     with pytest.raises(DataError, match="digits has no split 'val'; it has test, train"):
         tfds.TfdsSplit("digits", "val", folder)
 
 
-def test_the_fingerprint_is_the_same_wherever_it_was_prepared(folder: str, tmp_path: Path) -> None:
+def test_fingerprint_does_not_depend_on_the_folder(folder: str, tmp_path: Path) -> None:
     here = tfds.TfdsSplit("digits", "test", folder).fingerprint()
     assert tfds.TfdsSplit("digits", "test", str(tmp_path)).fingerprint() == here
     assert tfds.TfdsSplit("digits", "test[:359]", folder).fingerprint() != here
 
 
-def test_a_format_without_random_access_is_refused(tmp_path: Path) -> None:
+def test_format_without_random_access_is_refused(tmp_path: Path) -> None:
     from jaxlaunch.trainer.sources.digits.digits_dataset_builder import Builder
 
     folder = tmp_path / "digits" / "1.0.0"

@@ -60,29 +60,30 @@ def dataset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
         Pair(Image.fromarray(np.ones((2, 2), np.uint8)), np.int64(3)),
     ],
 )
-def test_mappings_pairs_tensors_and_images_become_arrays(dataset: str, item: Any) -> None:
+def test_items_become_arrays(dataset: str, item: Any) -> None:
     example = open_source(dataset, {"items": [item]}, shuffle=True)[0]
     assert set(example) == {"image", "label"}
     assert np.array_equal(example["image"], np.ones((2, 2))) and int(example["label"]) == 3
 
 
-def test_the_fingerprint_has_digests_of_the_arguments_and_none_of_their_values(
+def test_fingerprint_has_digests_of_the_arguments(
     dataset: str,
 ) -> None:
-    told = open_source(dataset, {"items": ["s3cret", "word"]}, shuffle=True).fingerprint()
+    message = open_source(dataset, {"items": ["s3cret", "word"]}, shuffle=True).fingerprint()
+    assert message.startswith(f'{dataset}, 2 examples, args sha256 {{"items": "')
+    assert "s3cret" not in message
     assert (
-        told.startswith(f'{dataset}, 2 examples, args sha256 {{"items": "') and "s3cret" not in told
+        message == open_source(dataset, {"items": ["s3cret", "word"]}, shuffle=True).fingerprint()
     )
-    assert told == open_source(dataset, {"items": ["s3cret", "word"]}, shuffle=True).fingerprint()
-    assert told != open_source(dataset, {"items": ["other", "word"]}, shuffle=True).fingerprint()
+    assert message != open_source(dataset, {"items": ["other", "word"]}, shuffle=True).fingerprint()
 
 
-def test_an_item_of_another_kind_is_refused(dataset: str) -> None:
+def test_unsupported_item_is_refused(dataset: str) -> None:
     with pytest.raises(TypeError, match=r"a mapping or a pair \(image, label\), not tuple of 3"):
         open_source(dataset, {"items": [(1, 2, 3)]}, shuffle=True)[0]
 
 
-def test_a_class_that_cannot_be_built_is_bad_data(dataset: str) -> None:
+def test_failing_constructor_is_a_data_error(dataset: str) -> None:
     with pytest.raises(
         DataError, match="cannot be built: TypeError: .*unexpected keyword argument 'root'"
     ):
@@ -92,7 +93,7 @@ def test_a_class_that_cannot_be_built_is_bad_data(dataset: str) -> None:
     assert "s3cret" not in str(raised.value)
 
 
-def test_a_dataset_that_takes_a_generator_gets_that_of_the_example(dataset: str) -> None:
+def test_dataset_gets_the_generator_of_the_example(dataset: str) -> None:
     examples = Examples(
         open_source("their_datasets:Drawing", {"items": [0] * 9}, shuffle=True),
         lambda raw, rng: raw,
@@ -104,7 +105,7 @@ def test_a_dataset_that_takes_a_generator_gets_that_of_the_example(dataset: str)
     assert not np.array_equal(examples.read(np.array([4]), np.array([22]))["x"], whole[4:5])
 
 
-def test_a_dataset_is_read_anew_each_time_unless_the_job_says_that_it_need_not_be(
+def test_dataset_is_cached_only_if_deterministic(
     dataset: str,
 ) -> None:
     class Counted(list[Any]):
@@ -121,13 +122,13 @@ def test_a_dataset_is_read_anew_each_time_unless_the_job_says_that_it_need_not_b
             lambda raw: raw,
             ReadSettings(0, 0, deterministic),
         )
-        before = items.reads
+        earlier = items.reads
         for _ in range(2):
             examples.read(np.arange(4), np.arange(4))
-        assert items.reads - before == expected
+        assert items.reads - earlier == expected
 
 
-def test_a_class_that_cannot_be_built_for_want_of_its_storage_may_be_built_later(
+def test_storage_failure_of_a_constructor_is_temporary(
     dataset: str,
 ) -> None:
     with pytest.raises(
@@ -136,7 +137,7 @@ def test_a_class_that_cannot_be_built_for_want_of_its_storage_may_be_built_later
         open_source("their_datasets:Away", {}, shuffle=True)
 
 
-def test_a_class_that_is_not_map_style_is_a_bad_spec(dataset: str) -> None:
+def test_class_without_getitem_is_a_spec_error(dataset: str) -> None:
     with pytest.raises(SpecError, match="has no __len__ and no __getitem__"):
         open_source("their_datasets:Nothing", {}, shuffle=True)
     with pytest.raises(SpecError, match="Absent"):
@@ -144,13 +145,13 @@ def test_a_class_that_is_not_map_style_is_a_bad_spec(dataset: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["items", "loader"])
-def test_an_object_is_taken_as_it_is_and_a_loader_for_its_dataset(dataset: str, name: str) -> None:
-    found = open_source(f"their_datasets:{name}", {}, shuffle=True)
-    assert len(found) == 6 and found[3] == {"image": 3, "label": 1}
+def test_object_or_loader_is_accepted(dataset: str, name: str) -> None:
+    result = open_source(f"their_datasets:{name}", {}, shuffle=True)
+    assert len(result) == 6 and result[3] == {"image": 3, "label": 1}
 
 
 @pytest.mark.parametrize(
-    ("name", "args", "says"),
+    ("name", "args", "message"),
     [
         (
             "items",
@@ -171,14 +172,14 @@ def test_an_object_is_taken_as_it_is_and_a_loader_for_its_dataset(dataset: str, 
         ("Stream", {}, "is iterable: it has one order, its own.*Set data.shuffle: false"),
     ],
 )
-def test_what_has_ways_of_its_own_is_refused_with_the_reason(
-    dataset: str, name: str, args: Any, says: str
+def test_custom_loader_behavior_is_refused(
+    dataset: str, name: str, args: Any, message: str
 ) -> None:
-    with pytest.raises(SpecError, match=f"{says}.*their_datasets.py:"):
+    with pytest.raises(SpecError, match=f"{message}.*their_datasets.py:"):
         open_source(f"their_datasets:{name}", args, shuffle=True)
 
 
-def test_an_iterable_dataset_in_its_stated_order_resumes_by_skipping(dataset: str) -> None:
+def test_iterable_dataset_resumes_by_skipping(dataset: str) -> None:
     def batches(start: int, rows: range = range(4)) -> list[list[int]]:
         stream = open_source("their_datasets:Stream", {}, shuffle=False)
         pipeline = Pipeline(
@@ -204,7 +205,7 @@ def test_an_iterable_dataset_in_its_stated_order_resumes_by_skipping(dataset: st
         open_source("their_datasets:Short", {}, shuffle=False)[10]
 
 
-def test_a_tensor_s_memory_is_not_copied(dataset: str) -> None:
+def test_tensor_memory_is_not_copied(dataset: str) -> None:
     array = np.zeros(4)
-    found = open_source(dataset, {"items": [{"x": Tensor(array)}]}, shuffle=True)[0]
-    assert np.shares_memory(found["x"], array)
+    result = open_source(dataset, {"items": [{"x": Tensor(array)}]}, shuffle=True)[0]
+    assert np.shares_memory(result["x"], array)

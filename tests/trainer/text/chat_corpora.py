@@ -68,11 +68,11 @@ def llama(*, marked: bool) -> str:
     return LLAMA.replace("(*", begin).replace("*)", end)
 
 
-def chats(count: int, seed: int = 0) -> list[list[dict[str, Any]]]:
+def make_chats(count: int, seed: int = 0) -> list[list[dict[str, Any]]]:
     """Chats of one to four rounds; some have a system turn, tools and calls, and turns without a word."""
     draw = random.Random(seed)
-    texts = corpora.texts(1000, seed=seed, longest=12)
-    found = []
+    texts = corpora.make_texts(1000, seed=seed, longest=12)
+    result = []
     for _ in range(count):
         chat: list[dict[str, Any]] = (
             [{"role": "system", "content": draw.choice(texts)}] if draw.random() < 0.5 else []
@@ -86,19 +86,19 @@ def chats(count: int, seed: int = 0) -> list[list[dict[str, Any]]]:
                 ]
                 chat.append({"role": "tool", "content": draw.choice(texts)})
                 chat.append({"role": "assistant", "content": draw.choice(texts)})
-        found.append(chat)
-    return found
+        result.append(chat)
+    return result
 
 
-def saved(folder: Path, template: Any, kind: str = "bpe", **config: Any) -> str:
+def save_chat_tokenizer(folder: Path, template: Any, kind: str = "bpe", **config: Any) -> str:
     """A tokenizer with a chat template."""
-    given = {"bos_token": "<|begin|>", "chat_template": template}
-    return corpora.saved(
-        folder, kind, **(given if kind == "bpe" else {"chat_template": template}), **config
+    options = {"bos_token": "<|begin|>", "chat_template": template}
+    return corpora.save_tokenizer(
+        folder, kind, **(options if kind == "bpe" else {"chat_template": template}), **config
     )
 
 
-def tools_of(number: int) -> list[dict[str, Any]] | None:
+def make_tools(number: int) -> list[dict[str, Any]] | None:
     """What may be called in the chat of this number: nothing in most."""
     schema = {
         "name": f"look_up_{number}",
@@ -108,20 +108,20 @@ def tools_of(number: int) -> list[dict[str, Any]] | None:
     return [{"type": "function", "function": schema}] if number % 3 == 0 else None
 
 
-def encoded(
-    folder: str, found: list[Any], tools: list[Any] | None = None
+def encode_chat(
+    folder: str, result: list[Any], tools: list[Any] | None = None
 ) -> list[tuple[npt.NDArray[np.int32], npt.NDArray[np.bool_]]]:
     """The ids of each chat by the tokenizer of a folder, and which of them are the assistant's."""
-    each = zip(found, tools or [None] * len(found), strict=True)
-    made = [templates.load_chats(folder).render_document(*chat) for chat in each]
-    ours = tokenizer.load_tokenizer(folder)
-    assert isinstance(ours, tokenizer.HuggingFaceTokenizer)
-    return ours.encode_spans([each.text for each in made], [each.spans or () for each in made])
+    item = zip(result, tools or [None] * len(result), strict=True)
+    built = [templates.load_chats(folder).render_document(*chat) for chat in item]
+    actual = tokenizer.load_tokenizer(folder)
+    assert isinstance(actual, tokenizer.HuggingFaceTokenizer)
+    return actual.encode_spans([each.text for each in built], [each.spans or () for each in built])
 
 
-def lines(path: Path, found: list[Any], field: str = "messages") -> str:
+def write_lines(path: Path, result: list[Any], field: str = "messages") -> str:
     """A file of JSON lines."""
     path.write_text(
-        "".join(json.dumps({"id": at, field: chat}) + "\n" for at, chat in enumerate(found))
+        "".join(json.dumps({"id": at, field: chat}) + "\n" for at, chat in enumerate(result))
     )
     return str(path)

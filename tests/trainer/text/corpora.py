@@ -35,61 +35,61 @@ WORDS = (
 END, BEGIN = "<|end|>", "<|begin|>"
 
 
-def texts(count: int, seed: int = 0, longest: int = 40) -> list[str]:
+def make_texts(count: int, seed: int = 0, longest: int = 40) -> list[str]:
     """Texts of 1 to `longest` words of several scripts, lengths log-uniform."""
     draw = random.Random(seed)
     words = [word for line in WORDS for word in line.split(" ")]
     return [" ".join(draw.choices(words, k=round(longest ** draw.random()))) for _ in range(count)]
 
 
-def bpe() -> Tokenizer:
+def train_bpe() -> Tokenizer:
     """Byte-level, as GPT-2's and Llama 3's are; a text begins with BEGIN."""
-    made = Tokenizer(models.BPE())
-    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    made.decoder = decoders.ByteLevel()
+    built = Tokenizer(models.BPE())
+    built.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    built.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     trainer = trainers.BpeTrainer(
         vocab_size=500, special_tokens=[END, BEGIN], initial_alphabet=alphabet, show_progress=False
     )
-    made.train_from_iterator(texts(200), trainer)
-    made.post_processor = processors.TemplateProcessing(
+    built.train_from_iterator(make_texts(200), trainer)
+    built.post_processor = processors.TemplateProcessing(
         single=f"{BEGIN} $A", special_tokens=[(BEGIN, 1)]
     )
-    return made
+    return built
 
 
-def unigram() -> Tokenizer:
+def train_unigram() -> Tokenizer:
     """As SentencePiece's, with its ▁ for spaces."""
-    made = Tokenizer(models.Unigram())
-    made.normalizer = normalizers.NFKC()
-    made.pre_tokenizer = pre_tokenizers.Metaspace()
-    made.decoder = decoders.Metaspace()
+    built = Tokenizer(models.Unigram())
+    built.normalizer = normalizers.NFKC()
+    built.pre_tokenizer = pre_tokenizers.Metaspace()
+    built.decoder = decoders.Metaspace()
     trainer = trainers.UnigramTrainer(
         vocab_size=400, special_tokens=["<unk>", END], unk_token="<unk>", show_progress=False
     )
-    made.train_from_iterator(texts(200), trainer)
-    return made
+    built.train_from_iterator(make_texts(200), trainer)
+    return built
 
 
-def wordpiece() -> Tokenizer:
+def train_wordpiece() -> Tokenizer:
     """As BERT's."""
-    made = Tokenizer(models.WordPiece(unk_token="[UNK]"))
-    made.normalizer = normalizers.BertNormalizer()
-    made.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    made.decoder = decoders.WordPiece()
-    made.train_from_iterator(
-        texts(200),
+    built = Tokenizer(models.WordPiece(unk_token="[UNK]"))
+    built.normalizer = normalizers.BertNormalizer()
+    built.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    built.decoder = decoders.WordPiece()
+    built.train_from_iterator(
+        make_texts(200),
         trainers.WordPieceTrainer(
             vocab_size=400, special_tokens=["[UNK]", END], show_progress=False
         ),
     )
-    return made
+    return built
 
 
-KINDS = {"bpe": bpe, "unigram": unigram, "wordpiece": wordpiece}
+KINDS = {"bpe": train_bpe, "unigram": train_unigram, "wordpiece": train_wordpiece}
 
 
-def saved(folder: Path, kind: str = "bpe", **config: Any) -> str:
+def save_tokenizer(folder: Path, kind: str = "bpe", **config: Any) -> str:
     """A folder as transformers' save_pretrained writes it."""
     folder.mkdir(parents=True, exist_ok=True)
     KINDS[kind]().save(str(folder / "tokenizer.json"))
@@ -97,9 +97,9 @@ def saved(folder: Path, kind: str = "bpe", **config: Any) -> str:
     return str(folder)
 
 
-def lines(path: Path, found: list[str], field: str = "text") -> str:
+def write_lines(path: Path, result: list[str], field: str = "text") -> str:
     """A file of JSON lines."""
     path.write_text(
-        "".join(json.dumps({"id": at, field: text}) + "\n" for at, text in enumerate(found))
+        "".join(json.dumps({"id": at, field: text}) + "\n" for at, text in enumerate(result))
     )
     return str(path)

@@ -5,8 +5,8 @@ import signal
 from pathlib import Path
 
 
-def in_a_worker(parent: int, done: Path) -> None:
+def in_a_worker(parent: int, completed: Path) -> None:
     """Done by `parent` alone: any other process is killed as the kernel does it where memory runs out."""
     if os.getpid() != parent:
         os.kill(os.getpid(), signal.SIGKILL)
-    done.touch()
+    completed.touch()

@@ -25,20 +25,20 @@ from jaxlaunch.trainer.spec import LM, Text
 from jaxlaunch.trainer.text import build, documents, recipe, shards, tokenizer
 from tests.trainer.text import corpora, dying
 
-TEXTS = list(filter(None, corpora.texts(220, seed=3)))[:200]
+TEXTS = list(filter(None, corpora.make_texts(220, seed=3)))[:200]
 
 
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("corpus")
-    corpora.saved(folder / "tokenizer")
-    corpora.lines(folder / "a.jsonl", TEXTS[:120])
-    corpora.lines(folder / "b.jsonl", TEXTS[120:])
+    corpora.save_tokenizer(folder / "tokenizer")
+    corpora.write_lines(folder / "a.jsonl", TEXTS[:120])
+    corpora.write_lines(folder / "b.jsonl", TEXTS[120:])
     return folder
 
 
 @pytest.fixture(autouse=True)
-def small(monkeypatch: pytest.MonkeyPatch) -> None:
+def small_shards(monkeypatch: pytest.MonkeyPatch) -> None:
     """Many units and shards of a corpus of a few kilobytes."""
     monkeypatch.setattr(documents, "UNIT_BYTES", 4000)
     monkeypatch.setattr(build, "SHARD_BYTES", 8000)
@@ -47,82 +47,82 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shards, "LOT_TOKENS", 500)
 
 
-def text(corpus: Path, to: Path, **keys: Any) -> Text:
-    given = {
+def make_text(corpus: Path, to: Path, **keys: Any) -> Text:
+    options = {
         "path": f"{corpus}/*.jsonl",
         "tokenizer": f"{corpus}/tokenizer",
         "data_dir": str(to),
         "eval_split": 0.1,
     }
-    return Text(source="text", **(given | keys))
+    return Text(source="text", **(options | keys))
 
 
-def built(data: Text, length: int = 32) -> Path:
-    made = recipe.make_recipe(data, length)
-    folder = Path(recipe.prepared_root(data)) / made.address
-    build.build_rows(made, folder)
+def build_corpus(data: Text, length: int = 32) -> Path:
+    built = recipe.make_recipe(data, length)
+    folder = Path(recipe.prepared_root(data)) / built.address
+    build.build_rows(built, folder)
     return folder
 
 
-def content(folder: Path) -> dict[str, str]:
+def read_folder(folder: Path) -> dict[str, str]:
     return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in folder.iterdir()}
 
 
-def split(folder: Path, name: str) -> list[dict[str, Any]]:
-    found = array_record.Records(sorted(str(path) for path in folder.glob(f"{name}-*")))
-    return [found[index] for index in range(len(found))]
+def read_split(folder: Path, name: str) -> list[dict[str, Any]]:
+    result = array_record.Records(sorted(str(path) for path in folder.glob(f"{name}-*")))
+    return [result[index] for index in range(len(result))]
 
 
-def segments(folder: Path, name: str) -> list[tuple[int, ...]]:
-    cut = (np.split(row["tokens"], np.cumsum(row["lengths"])[:-1]) for row in split(folder, name))
+def read_segments(folder: Path, name: str) -> list[tuple[int, ...]]:
+    cut = (
+        np.split(row["tokens"], np.cumsum(row["lengths"])[:-1]) for row in read_split(folder, name)
+    )
     return [tuple(segment.tolist()) for row in cut for segment in row]
 
 
-def test_whole_documents_come_out_once_and_in_the_split_that_is_theirs(
-    corpus: Path, tmp_path: Path
-) -> None:
-    folder = built(text(corpus, tmp_path, packing="none"), 1000)
-    ours = tokenizer.load_tokenizer(f"{corpus}/tokenizer")
-    wanted = Counter((*ids, ours.eos) for ids in ours.encode_batch(TEXTS))
-    train, held_out = segments(folder, "train"), segments(folder, "eval")
-    assert Counter(train) + Counter(held_out) == wanted and len(held_out) == 20
+def test_documents_are_packed_once_in_their_split(corpus: Path, tmp_path: Path) -> None:
+    folder = build_corpus(make_text(corpus, tmp_path, packing="none"), 1000)
+    actual = tokenizer.load_tokenizer(f"{corpus}/tokenizer")
+    expected = Counter((*ids, actual.eos) for ids in actual.encode_batch(TEXTS))
+    train, held_out = read_segments(folder, "train"), read_segments(folder, "eval")
+    assert Counter(train) + Counter(held_out) == expected and len(held_out) == 20
     build.check_folder(folder, verify=True)
     index = build.read_index(folder)
-    assert (index["documents"], index["tokens"]) == (200, sum(map(len, wanted.elements())))
+    assert (index["documents"], index["tokens"]) == (200, sum(map(len, expected.elements())))
     assert index["bytes"] == sum(len(text.encode()) for text in TEXTS)
     assert sum(index["lengths"]) == 200 and len(index["files"]) > 5
 
 
 @pytest.mark.parametrize("packing", ["concat", "first-fit"])
-def test_every_token_is_a_target_once_and_its_bytes_are_counted(
+def test_each_token_is_a_target_once_with_its_bytes(
     corpus: Path, tmp_path: Path, packing: str
 ) -> None:
-    folder = built(text(corpus, tmp_path, packing=packing, eval_split=0.0))
-    ours = tokenizer.load_tokenizer(f"{corpus}/tokenizer")
-    found = Counter(
+    folder = build_corpus(make_text(corpus, tmp_path, packing=packing, eval_split=0.0))
+    actual = tokenizer.load_tokenizer(f"{corpus}/tokenizer")
+    result = Counter(
         pair
-        for segment in segments(folder, "train")
+        for segment in read_segments(folder, "train")
         for pair in zip(segment, segment[1:], strict=False)
     )
-    whole = [[*ids, ours.eos] for ids in ours.encode_batch(TEXTS)]
-    assert found == Counter(pair for ids in whole for pair in zip(ids, ids[1:], strict=False))
-    first = sum(int(ours.byte_counts[ids[0]]) for ids in whole)
-    counted = sum(float(row["bytes"]) for row in split(folder, "train"))
+    whole = [[*ids, actual.eos] for ids in actual.encode_batch(TEXTS)]
+    assert result == Counter(pair for ids in whole for pair in zip(ids, ids[1:], strict=False))
+    first = sum(int(actual.byte_counts[ids[0]]) for ids in whole)
+    counted = sum(float(row["bytes"]) for row in read_split(folder, "train"))
     assert counted == pytest.approx(sum(len(text.encode()) for text in TEXTS) - first)
 
 
-def test_the_order_is_that_of_the_seed_and_of_no_process(corpus: Path, tmp_path: Path) -> None:
-    one = built(text(corpus, tmp_path / "one"))
-    made = recipe.make_recipe(text(corpus, tmp_path / "two"), 32)
-    again = tmp_path / "two" / made.address
-    build.build_rows(made, again)
-    assert content(one) == content(again) and not (one / "parts").exists()
-    other = built(text(corpus, tmp_path / "one", seed=1))
-    assert other != one and segments(other, "train") != segments(one, "train")
+def test_order_depends_on_the_seed_not_on_processes(corpus: Path, tmp_path: Path) -> None:
+    first = build_corpus(make_text(corpus, tmp_path / "one"))
+    built = recipe.make_recipe(make_text(corpus, tmp_path / "two"), 32)
+    repeated = tmp_path / "two" / built.address
+    build.build_rows(built, repeated)
+    assert read_folder(first) == read_folder(repeated) and not (first / "parts").exists()
+    second = build_corpus(make_text(corpus, tmp_path / "one", seed=1))
+    assert second != first and read_segments(second, "train") != read_segments(first, "train")
 
 
-def test_what_is_made_of_something_else_is_at_another_place(corpus: Path, tmp_path: Path) -> None:
-    corpora.saved(tmp_path / "tokenizer", "unigram")
+def test_address_depends_on_the_recipe(corpus: Path, tmp_path: Path) -> None:
+    corpora.save_tokenizer(tmp_path / "tokenizer", "unigram")
     keys: list[dict[str, Any]] = [
         {},
         {"packing": "none"},
@@ -133,13 +133,18 @@ def test_what_is_made_of_something_else_is_at_another_place(corpus: Path, tmp_pa
         {"tokenizer": f"{tmp_path}/tokenizer"},
         {"tokenizer": "bytes", "packing": "concat"},
     ]
-    found = {recipe.make_recipe(text(corpus, tmp_path, **each), 32).address for each in keys}
-    assert len(found | {recipe.make_recipe(text(corpus, tmp_path), 33).address}) == len(keys) + 1
+    result = {recipe.make_recipe(make_text(corpus, tmp_path, **each), 32).address for each in keys}
+    assert (
+        len(result | {recipe.make_recipe(make_text(corpus, tmp_path), 33).address}) == len(keys) + 1
+    )
     moved = tmp_path / "moved"
     moved.mkdir()
     for path in corpus.glob("*.jsonl"):
         (moved / path.name).write_bytes(path.read_bytes())
-    assert recipe.make_recipe(text(corpus, tmp_path, path=f"{moved}/*.jsonl"), 32).address in found
+    assert (
+        recipe.make_recipe(make_text(corpus, tmp_path, path=f"{moved}/*.jsonl"), 32).address
+        in result
+    )
 
 
 # Of all renames of a build, each of which is begun again where it ended.
@@ -150,11 +155,11 @@ class Killed(BaseException):
     """The end of a process, at whatever point."""
 
 
-def test_what_was_killed_goes_on_and_gives_the_same_bytes(
+def test_killed_build_resumes_with_the_same_bytes(
     corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = content(built(text(corpus, tmp_path / "whole")))
-    data = text(corpus, tmp_path / "killed")
+    whole = read_folder(build_corpus(make_text(corpus, tmp_path / "whole")))
+    data = make_text(corpus, tmp_path / "killed")
     renamed = [0]
 
     def dying(rename: Callable[..., Any]) -> Callable[..., Any]:
@@ -174,7 +179,7 @@ def test_what_was_killed_goes_on_and_gives_the_same_bytes(
             patched.setattr(owner, "replace", dying(owner.replace))
         while True:
             try:
-                folder = built(data)
+                folder = build_corpus(data)
                 break
             except Killed:
                 kills += 1
@@ -182,61 +187,67 @@ def test_what_was_killed_goes_on_and_gives_the_same_bytes(
                     draft = parts.with_name("train-00000-of-00004.array_record.77.tmp")
                     draft.write_text("of one that was killed while it wrote")
     assert kills == len(MOMENTS) == 20
-    assert content(folder) == whole
+    assert read_folder(folder) == whole
 
 
-def test_a_damaged_and_a_missing_shard_are_found_by_name(corpus: Path, tmp_path: Path) -> None:
-    folder = built(text(corpus, tmp_path))
-    one, other = sorted(folder.glob("train-*"))[:2]
-    data = bytearray(one.read_bytes())
+def test_damaged_or_missing_shard_is_reported(corpus: Path, tmp_path: Path) -> None:
+    folder = build_corpus(make_text(corpus, tmp_path))
+    first, second = sorted(folder.glob("train-*"))[:2]
+    data = bytearray(first.read_bytes())
     data[len(data) // 2] ^= 1
-    one.write_bytes(data)
+    first.write_bytes(data)
     build.check_folder(folder)
-    with pytest.raises(DataError, match=f"{one.name} is damaged"):
+    with pytest.raises(DataError, match=f"{first.name} is damaged"):
         build.check_folder(folder, verify=True)
-    one.write_bytes(data[:-1])
-    with pytest.raises(DataError, match=f"{one.name} is damaged: .* bytes are there"):
+    first.write_bytes(data[:-1])
+    with pytest.raises(DataError, match=f"{first.name} is damaged: .* bytes are there"):
         build.check_folder(folder)
-    one.write_bytes(data)
-    other.unlink()
-    with pytest.raises(DataError, match=f"{other.name} is missing"):
-        sources.prepare_rows(text(corpus, tmp_path), recipe.make_recipe(text(corpus, tmp_path), 32))
+    first.write_bytes(data)
+    second.unlink()
+    with pytest.raises(DataError, match=f"{second.name} is missing"):
+        sources.prepare_rows(
+            make_text(corpus, tmp_path), recipe.make_recipe(make_text(corpus, tmp_path), 32)
+        )
 
 
 @pytest.mark.parametrize("packing", ["concat", "first-fit", "none"])
-def test_a_document_that_encodes_to_no_tokens_is_empty(tmp_path: Path, packing: str) -> None:
-    named = corpora.saved(tmp_path / "tokenizer", "wordpiece", eos_token=None)
-    corpora.lines(tmp_path / "a.jsonl", ["   ", "quick fox", "\n", "lazy dog", " \t"])
-    data = text(tmp_path, tmp_path, packing=packing, tokenizer=named, eval_split=0.0)
-    folder = built(data, 64)
+def test_document_without_tokens_is_empty(tmp_path: Path, packing: str) -> None:
+    named = corpora.save_tokenizer(tmp_path / "tokenizer", "wordpiece", eos_token=None)
+    corpora.write_lines(tmp_path / "a.jsonl", ["   ", "quick fox", "\n", "lazy dog", " \t"])
+    data = make_text(tmp_path, tmp_path, packing=packing, tokenizer=named, eval_split=0.0)
+    folder = build_corpus(data, 64)
     assert (build.read_index(folder)["documents"], build.read_index(folder)["empty"]) == (2, 3)
-    ours = tokenizer.load_tokenizer(named)
-    assert Counter(segments(folder, "train")) == Counter(
-        map(tuple, ours.encode_batch(["quick fox", "lazy dog"]))
+    actual = tokenizer.load_tokenizer(named)
+    assert Counter(read_segments(folder, "train")) == Counter(
+        map(tuple, actual.encode_batch(["quick fox", "lazy dog"]))
     )
 
 
 @pytest.mark.parametrize(
-    ("ending", "left"), [(".tokens", -8), (".tokens", None), (".index", 0), (".index", -40)]
+    ("ending", "remaining"), [(".tokens", -8), (".tokens", None), (".index", 0), (".index", -40)]
 )
-def test_a_part_that_a_loss_of_power_cut_short_is_made_again(
-    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ending: str, left: int | None
+def test_truncated_part_is_built_again(
+    corpus: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    ending: str,
+    remaining: int | None,
 ) -> None:
     with monkeypatch.context() as patched:
         patched.setattr(shards, "write_shard", None)  # the second pass ends
         with pytest.raises(TypeError):
-            built(text(corpus, tmp_path / "cut"))
+            build_corpus(make_text(corpus, tmp_path / "cut"))
     (path,) = (tmp_path / "cut").glob(f"*/parts/part-000001{ending}")
-    if left is None:
+    if remaining is None:
         path.unlink()
     else:
-        path.write_bytes(path.read_bytes()[:left])
-    assert content(built(text(corpus, tmp_path / "cut"))) == content(
-        built(text(corpus, tmp_path / "whole"))
+        path.write_bytes(path.read_bytes()[:remaining])
+    assert read_folder(build_corpus(make_text(corpus, tmp_path / "cut"))) == read_folder(
+        build_corpus(make_text(corpus, tmp_path / "whole"))
     )
 
 
-def test_what_is_prepared_is_synced_before_it_has_its_name(
+def test_files_are_synced_before_they_are_renamed(
     corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     synced: set[int] = set()
@@ -252,11 +263,11 @@ def test_what_is_prepared_is_synced_before_it_has_its_name(
 
     monkeypatch.setattr(os, "fsync", syncing)
     monkeypatch.setattr(Path, "replace", renaming)
-    folder = built(text(corpus, tmp_path))
+    folder = build_corpus(make_text(corpus, tmp_path))
     assert {path.stat().st_ino for path in folder.iterdir()} <= synced
 
 
-def test_a_change_of_one_byte_of_a_large_file_is_another_corpus(tmp_path: Path) -> None:
+def test_change_of_one_byte_gives_another_address(tmp_path: Path) -> None:
     data = bytearray(b"a line of a text\n" * 60_000)
     places = set()
     for at in (None, 10_000, len(data) - 2):
@@ -264,13 +275,13 @@ def test_a_change_of_one_byte_of_a_large_file_is_another_corpus(tmp_path: Path) 
         (tmp_path / "a.txt").write_bytes(data)
         places.add(
             recipe.make_recipe(
-                text(tmp_path, tmp_path, path=f"{tmp_path}/a.txt", tokenizer="bytes"), 32
+                make_text(tmp_path, tmp_path, path=f"{tmp_path}/a.txt", tokenizer="bytes"), 32
             ).address
         )
     assert len(places) == 3
 
 
-def test_a_file_is_hashed_once_while_size_and_time_are_the_same(
+def test_file_digest_is_cached_by_size_and_time(
     corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hashed: list[str] = []
@@ -298,7 +309,7 @@ def test_a_file_is_hashed_once_while_size_and_time_are_the_same(
     assert found() != first and hashed[-1] == "b.jsonl"
 
 
-def test_memory_is_that_of_a_bucket_and_each_part_is_read_once(
+def test_memory_is_bounded_by_a_bucket(
     corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(build, "MAX_SHARDS", 2)
@@ -314,7 +325,7 @@ def test_memory_is_that_of_a_bucket_and_each_part_is_read_once(
     monkeypatch.setattr(
         shards, "_read_numbers", lambda *args: read.append(args[1:]) or numbers(*args)
     )
-    folder = built(text(corpus, tmp_path, eval_split=0.0))
+    folder = build_corpus(make_text(corpus, tmp_path, eval_split=0.0))
     build.check_folder(folder)
     index = build.read_index(folder)
     assert len(list(folder.glob("train-*"))) == 2  # a reader holds each open
@@ -327,29 +338,29 @@ def test_memory_is_that_of_a_bucket_and_each_part_is_read_once(
 @pytest.mark.parametrize(
     "blocks", [2, 80]
 )  # of 512 bytes: a part's file, a shard's, which another library writes
-def test_a_disk_that_is_full_is_said_in_a_sentence(
-    corpus: Path, tmp_path: Path, blocks: int
-) -> None:
-    made = recipe.make_recipe(text(corpus, tmp_path), 32)
+def test_full_disk_is_reported(corpus: Path, tmp_path: Path, blocks: int) -> None:
+    built = recipe.make_recipe(make_text(corpus, tmp_path), 32)
     command = [
         sys.executable,
         "-m",
         "jaxlaunch.trainer.text.build",
-        str(tmp_path / made.address),
+        str(tmp_path / built.address),
         str(os.getpid()),
     ]
     limited = ["sh", "-c", f'ulimit -f {blocks}; exec "$@"', "sh", *command]
     # A bytecode file would be cut at the limit, and break every import after it.
     env = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}
-    ended = subprocess.run(limited, input=made.to_json(), capture_output=True, text=True, env=env)
-    said = json.loads(ended.stdout)
-    assert (ended.returncode, said["code"], ended.stderr) == (84, 84, "")
-    assert "File too large" in said["message"] and "what is complete is kept" in said["message"]
+    ended = subprocess.run(limited, input=built.to_json(), capture_output=True, text=True, env=env)
+    message = json.loads(ended.stdout)
+    assert (ended.returncode, message["code"], ended.stderr) == (84, 84, "")
+    assert (
+        "File too large" in message["message"] and "what is complete is kept" in message["message"]
+    )
     full = build._describe_failure(tmp_path, OSError(errno.ENOSPC, "No space left on device"))
     assert "MiB free; make room or set data.data_dir" in full
 
 
-def test_where_a_worker_is_killed_fewer_go_on(
+def test_killed_worker_leaves_fewer_processes(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     tasks = [(os.getpid(), tmp_path / str(number)) for number in range(3)]
@@ -363,13 +374,13 @@ def test_where_a_worker_is_killed_fewer_go_on(
     )
 
 
-def test_one_that_is_killed_or_stopped_says_so(
+def test_killed_or_stopped_build_is_reported(
     corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = recipe.make_recipe(text(corpus, tmp_path), 32)
+    built = recipe.make_recipe(make_text(corpus, tmp_path), 32)
     monkeypatch.setattr(sources, "POLL_S", 0.01)
     with pytest.raises(Stopped, match="what is complete is kept, and the next start resumes"):
-        sources._run_build(made, tmp_path / made.address, lambda: True)
+        sources._run_build(built, tmp_path / built.address, lambda: True)
     program = tmp_path / "python"
     program.write_text("#!/bin/sh\nkill -9 $$\n")
     program.chmod(0o755)
@@ -377,46 +388,44 @@ def test_one_that_is_killed_or_stopped_says_so(
     with pytest.raises(
         StorageError, match=r"was killed \(SIGKILL\), as the system does where memory is short"
     ):
-        sources._run_build(made, tmp_path / made.address)
+        sources._run_build(built, tmp_path / built.address)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_ends_it_at_once_with_a_sentence(
-    corpus: Path, tmp_path: Path, number: int
-) -> None:
-    made = recipe.make_recipe(text(corpus, tmp_path), 32)
+def test_signal_ends_the_build_with_a_message(corpus: Path, tmp_path: Path, number: int) -> None:
+    built = recipe.make_recipe(make_text(corpus, tmp_path), 32)
     program = (
         "import os; from jaxlaunch.trainer.text import build, shards\nshards.write_part = lambda "
         f"*_: os.kill(os.getpid(), {number})\nbuild.main()"
     )
-    command = [sys.executable, "-c", program, str(tmp_path / made.address), str(os.getpid())]
-    ended = subprocess.run(command, input=made.to_json(), capture_output=True, text=True)
+    command = [sys.executable, "-c", program, str(tmp_path / built.address), str(os.getpid())]
+    ended = subprocess.run(command, input=built.to_json(), capture_output=True, text=True)
     assert (ended.returncode, ended.stderr) == (80, "")
     assert (
         "what is complete is kept, and the next start resumes"
         in json.loads(ended.stdout)["message"]
     )
-    assert content(built(text(corpus, tmp_path))) == content(
-        built(text(corpus, tmp_path / "whole"))
+    assert read_folder(build_corpus(make_text(corpus, tmp_path))) == read_folder(
+        build_corpus(make_text(corpus, tmp_path / "whole"))
     )
 
 
-def test_what_a_process_left_that_was_killed_at_the_end_is_removed(
-    corpus: Path, tmp_path: Path
-) -> None:
-    folder = built(text(corpus, tmp_path))
-    whole = content(folder)
+def test_leftovers_of_a_killed_process_are_removed(corpus: Path, tmp_path: Path) -> None:
+    folder = build_corpus(make_text(corpus, tmp_path))
+    whole = read_folder(folder)
     (folder / "parts").mkdir()
     (folder / "parts" / "part-000000.index").touch()
     (folder / "index.json.0123.tmp").touch()
     assert (
-        sources.prepare_rows(text(corpus, tmp_path), recipe.make_recipe(text(corpus, tmp_path), 32))
+        sources.prepare_rows(
+            make_text(corpus, tmp_path), recipe.make_recipe(make_text(corpus, tmp_path), 32)
+        )
         == folder
     )
-    assert content(folder) == whole
+    assert read_folder(folder) == whole
 
 
-def test_without_file_locks_two_do_the_same_work_and_both_succeed(
+def test_builds_without_file_locks_both_succeed(
     corpus: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -425,62 +434,60 @@ def test_without_file_locks_two_do_the_same_work_and_both_succeed(
     def flock(*_: Any) -> None:
         raise OSError(errno.ENOSYS, "Function not implemented")
 
-    wanted = content(built(text(corpus, tmp_path / "whole")))
+    expected = read_folder(build_corpus(make_text(corpus, tmp_path / "whole")))
     monkeypatch.setattr(fcntl, "flock", flock)
-    made, write = recipe.make_recipe(text(corpus, tmp_path), 32), shards.write_shard
+    built, write = recipe.make_recipe(make_text(corpus, tmp_path), 32), shards.write_shard
 
     def overtaken(*args: Any) -> None:
         monkeypatch.setattr(shards, "write_shard", write)
-        build.build_rows(made, tmp_path / made.address)  # another host's, which is faster
+        build.build_rows(built, tmp_path / built.address)  # another host's, which is faster
         write(*args)
 
     monkeypatch.setattr(shards, "write_shard", overtaken)
-    assert content(built(text(corpus, tmp_path))) == wanted
+    assert read_folder(build_corpus(make_text(corpus, tmp_path))) == expected
     assert f"{tmp_path} has no file locks" in capsys.readouterr().err
 
 
-def test_the_text_of_a_task_of_ours_is_prepared_before_the_processes_join(
+def test_text_is_prepared_before_the_processes_join(
     corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
         sources, "_run_build", lambda made, folder, *_: build.build_rows(made, folder)
     )
     model = {"kind": "gpt2", "layers": 1, "width": 32, "heads": 4, "vocab": 600, "length": 32}
-    data = text(corpus, tmp_path).model_dump(exclude_unset=True)
-    told: list[str] = []
+    data = make_text(corpus, tmp_path).model_dump(exclude_unset=True)
+    message: list[str] = []
 
     def start(is_stopped: bool = False, **keys: Any) -> None:
         raw = {"task": LM, "model": model, "data": data} | keys
         prepare.prepare_before_start(
             {contract.TRAIN_SPEC: json.dumps(raw)},
             lambda: is_stopped,
-            lambda: told.append("prepare"),
+            lambda: message.append("prepare"),
         )
 
     start(data={"source": "synthetic"})
     start(task="mine.tasks:Own")
     start(batch="wrong")
     recipe._process_digests.clear()
-    assert not told and not list(tmp_path.iterdir())
+    assert not message and not list(tmp_path.iterdir())
     with pytest.raises(Stopped, match="while the files of the text were hashed"):
         start(is_stopped=True)
     start()
-    assert (
-        told == ["prepare"] * 2
-        and (tmp_path / recipe.make_recipe(text(corpus, tmp_path), 32).address).exists()
-    )
+    assert message == ["prepare"] * 2
+    assert (tmp_path / recipe.make_recipe(make_text(corpus, tmp_path), 32).address).exists()
 
 
 @pytest.mark.parametrize("processes", [1, 2])
-def test_what_is_wrong_in_a_file_is_said_from_whatever_process(
-    tmp_path: Path, processes: int
-) -> None:
+def test_error_of_a_worker_is_reported(tmp_path: Path, processes: int) -> None:
     for name in "abcd":
-        corpora.lines(tmp_path / f"{name}.jsonl", ["x" * 2500] * 2)  # a unit each
+        corpora.write_lines(tmp_path / f"{name}.jsonl", ["x" * 2500] * 2)  # a unit each
     (tmp_path / "c.jsonl").write_text('{"text": 1}\n')
-    made = recipe.make_recipe(Text(source="text", path=f"{tmp_path}/*.jsonl", packing="concat"), 32)
+    built = recipe.make_recipe(
+        Text(source="text", path=f"{tmp_path}/*.jsonl", packing="concat"), 32
+    )
     with pytest.raises(DataError, match="c.jsonl, row 1: its field 'text' is the number 1"):
-        build.build_rows(made, tmp_path / "out", processes)
+        build.build_rows(built, tmp_path / "out", processes)
 
 
 @pytest.mark.parametrize(
@@ -492,26 +499,28 @@ def test_what_is_wrong_in_a_file_is_said_from_whatever_process(
         ({"a.txt": "one"}, {"path": "{}/b.txt"}, "b.txt' matches no file; .* holds a.txt"),
     ],
 )
-def test_a_corpus_that_leaves_nothing_is_refused(
+def test_corpus_without_rows_is_refused(
     tmp_path: Path, files: dict[str, str], keys: dict[str, str], words: str
 ) -> None:
     for name, data in files.items():
         (tmp_path / name).write_text(data)
     path = keys.get("path", "{}/*").format(tmp_path)
     with pytest.raises(DataError, match=words):
-        made = recipe.make_recipe(Text(source="text", path=path, packing="concat"), 8)
-        build.build_rows(made, tmp_path / "out" / "x")
+        built = recipe.make_recipe(Text(source="text", path=path, packing="concat"), 8)
+        build.build_rows(built, tmp_path / "out" / "x")
 
 
-def test_one_text_is_split_by_position_and_it_is_said(
+def test_single_text_is_split_by_position(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "mine.txt").write_text("a" * 90 + "b" * 10)
     keys = {"tokenizer": "bytes", "packing": "concat"}
-    folder = built(text(tmp_path, tmp_path / "out", path=f"{tmp_path}/mine.txt", **keys), 16)
+    folder = build_corpus(
+        make_text(tmp_path, tmp_path / "out", path=f"{tmp_path}/mine.txt", **keys), 16
+    )
     assert "whose last 10 of 100 tokens are held out" in capsys.readouterr().err
     for name, letter, targets in (("train", b"a", 89), ("eval", b"b", 9)):
-        rows = split(folder, name)
+        rows = read_split(folder, name)
         assert {bytes([token]) for row in rows for token in row["tokens"].tolist()} == {letter}
         assert (
             sum(len(row["tokens"]) - 1 for row in rows)
@@ -520,17 +529,17 @@ def test_one_text_is_split_by_position_and_it_is_said(
         )
 
 
-def test_the_process_that_prepares_hands_its_sentence_on(corpus: Path, tmp_path: Path) -> None:
-    made = recipe.make_recipe(text(corpus, tmp_path), 32)
-    corpora.lines(tmp_path / "a.jsonl", ["fine", "too"])
+def test_build_process_passes_its_message_on(corpus: Path, tmp_path: Path) -> None:
+    built = recipe.make_recipe(make_text(corpus, tmp_path), 32)
+    corpora.write_lines(tmp_path / "a.jsonl", ["fine", "too"])
     (tmp_path / "b.jsonl").write_text('{"text": 1}')
     with pytest.raises(DataError, match="b.jsonl, row 1: its field 'text' is the number 1"):
         sources._run_build(
-            recipe.make_recipe(text(corpus, tmp_path, path=f"{tmp_path}/*.jsonl"), 32),
+            recipe.make_recipe(make_text(corpus, tmp_path, path=f"{tmp_path}/*.jsonl"), 32),
             tmp_path / "wrong",
         )
     gone = recipe.Recipe.from_json(
-        json.dumps(json.loads(made.to_json()) | {"tokenizer": f"{tmp_path}/gone"})
+        json.dumps(json.loads(built.to_json()) | {"tokenizer": f"{tmp_path}/gone"})
     )
     with pytest.raises(SpecError, match="neither bytes nor a folder or file of a tokenizer.json"):
         sources._run_build(gone, tmp_path / "out")

@@ -22,23 +22,23 @@ from tests.trainer.text.chat_corpora import CALLS, CHATML, TOOLS, llama
 FEW = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello \ud83d"}]
 
 
-def encoded(
-    folder: str, found: list[Any], tools: list[Any] | None = None
+def encode_chat(
+    folder: str, result: list[Any], tools: list[Any] | None = None
 ) -> tuple[list[Any], list[Any]]:
     """Ids and masks of chats."""
-    pairs = chat_corpora.encoded(folder, found, tools)
+    pairs = chat_corpora.encode_chat(folder, result, tools)
     return [ids.tolist() for ids, _ in pairs], [mask.astype(int).tolist() for _, mask in pairs]
 
 
-def of_transformers(
-    folder: Path, found: list[Any], tools: list[Any], tokenizers: list[str]
+def encode_with_transformers(
+    folder: Path, result: list[Any], tools: list[Any], tokenizers: list[str]
 ) -> list[Any]:
     """Ids and masks of the chats by each tokenizer."""
     try:
         environments.find_python("torch")
     except environments.Missing as error:
         needs.absent(str(error))
-    (folder / "chats.json").write_text(json.dumps(list(zip(found, tools, strict=True))))
+    (folder / "chats.json").write_text(json.dumps(list(zip(result, tools, strict=True))))
     program = str(Path(__file__).with_name("transformers_chats.py"))
     answers = environments.run_program(
         "torch", program, str(folder / "chats.json"), *tokenizers
@@ -47,24 +47,24 @@ def of_transformers(
 
 
 @pytest.mark.extended
-def test_ids_and_the_assistant_s_tokens_are_those_of_transformers(tmp_path: Path) -> None:
-    found = chat_corpora.chats(450)
-    assert sum(map(len, found)) > 2000
+def test_ids_and_targets_equal_transformers(tmp_path: Path) -> None:
+    result = chat_corpora.make_chats(450)
+    assert sum(map(len, result)) > 2000
     named = [{"name": "default", "template": TOOLS}, {"name": "rag", "template": "{{ no }}"}]
     folders = {
-        "chatml": chat_corpora.saved(tmp_path / "chatml", CHATML),
-        "llama": chat_corpora.saved(tmp_path / "llama", llama(marked=True)),
-        "tools": chat_corpora.saved(tmp_path / "tools", named),
-        "unigram": chat_corpora.saved(tmp_path / "unigram", CHATML, "unigram"),
-        "wordpiece": chat_corpora.saved(tmp_path / "wordpiece", CHATML, "wordpiece"),
-        "calls": chat_corpora.saved(
+        "chatml": chat_corpora.save_chat_tokenizer(tmp_path / "chatml", CHATML),
+        "llama": chat_corpora.save_chat_tokenizer(tmp_path / "llama", llama(marked=True)),
+        "tools": chat_corpora.save_chat_tokenizer(tmp_path / "tools", named),
+        "unigram": chat_corpora.save_chat_tokenizer(tmp_path / "unigram", CHATML, "unigram"),
+        "wordpiece": chat_corpora.save_chat_tokenizer(tmp_path / "wordpiece", CHATML, "wordpiece"),
+        "calls": chat_corpora.save_chat_tokenizer(
             tmp_path / "calls",
             [
                 {"name": "default", "template": CHATML},
                 {"name": "tool_use", "template": CALLS + CHATML},
             ],
         ),
-        "beside": chat_corpora.saved(tmp_path / "beside", None),
+        "beside": chat_corpora.save_chat_tokenizer(tmp_path / "beside", None),
     }
     (tmp_path / "chatml" / chats.TEMPLATE_FILE).write_text(CHATML)
     (tmp_path / "beside" / chats.TEMPLATE_FILE).write_text(CHATML)
@@ -72,27 +72,31 @@ def test_ids_and_the_assistant_s_tokens_are_those_of_transformers(tmp_path: Path
     (tmp_path / "beside" / saved_files.TEMPLATES_FOLDER / "tool_use.jinja").write_text(
         CALLS + CHATML
     )
-    tools = [chat_corpora.tools_of(number) for number in range(len(found))]
-    answers = of_transformers(tmp_path, found, tools, list(folders.values()))
+    tools = [chat_corpora.make_tools(number) for number in range(len(result))]
+    answers = encode_with_transformers(tmp_path, result, tools, list(folders.values()))
     for (name, folder), (ids, masks) in zip(folders.items(), answers, strict=True):
-        ours = encoded(folder, found, tools)
-        assert ours[0] == ids, name
+        actual = encode_chat(folder, result, tools)
+        assert actual[0] == ids, name
         # transformers marks nothing from a turn on that begins with what WordPiece leaves out, such
         # as a space.
-        told = [
+        message = [
             at
-            for at, chat in enumerate(found)
+            for at, chat in enumerate(result)
             if name != "wordpiece" or all(map(_begins_with_a_letter, chat))
         ]
-        assert len(told) > 150 and [ours[1][at] for at in told] == [masks[at] for at in told], name
-        assert all(map(any, ours[1])) and not any(map(all, ours[1]))
+        assert len(message) > 150 and [actual[1][at] for at in message] == [
+            masks[at] for at in message
+        ], name
+        assert all(map(any, actual[1])) and not any(map(all, actual[1]))
         if name == "llama":  # without marks, turn by turn
-            assert encoded(chat_corpora.saved(tmp_path / "plain", llama(marked=False)), found) == (
+            assert encode_chat(
+                chat_corpora.save_chat_tokenizer(tmp_path / "plain", llama(marked=False)), result
+            ) == (
                 ids,
                 masks,
             )
         if name == "beside":  # as in one file, by name
-            assert ours == encoded(folders["calls"], found, tools)
+            assert actual == encode_chat(folders["calls"], result, tools)
             assert chats.load_chats(folder).digest == chats.load_chats(folders["calls"]).digest
             saved_files.save_tokenizer(
                 str(tmp_path / "run"), tokenizer.load_tokenizer(folder).files
@@ -114,16 +118,16 @@ def _begins_with_a_letter(message: dict[str, Any]) -> bool:
     return message["role"] != "assistant" or message["content"][:1].isalpha()
 
 
-def test_the_tools_of_a_row_are_a_list_or_its_json(tmp_path: Path) -> None:
-    made = partial(
-        chats.load_chats(chat_corpora.saved(tmp_path, CALLS + CHATML)).row_document, "messages"
+def test_tools_are_a_list_or_json(tmp_path: Path) -> None:
+    built = partial(
+        chats.load_chats(chat_corpora.save_chat_tokenizer(tmp_path, CALLS + CHATML)).row_document,
+        "messages",
     )
-    tools = chat_corpora.tools_of(0)
-    one = made({"messages": FEW, "tools": tools})
-    assert one == made({"messages": FEW, "tools": json.dumps(tools)}) and one.text.startswith(
-        '[\n  {\n    "type"'
-    )
-    assert made({"messages": FEW}) == made({"messages": FEW, "tools": None}) != one
+    tools = chat_corpora.make_tools(0)
+    first = built({"messages": FEW, "tools": tools})
+    assert first == built({"messages": FEW, "tools": json.dumps(tools)})
+    assert first.text.startswith('[\n  {\n    "type"')
+    assert built({"messages": FEW}) == built({"messages": FEW, "tools": None}) != first
     for wrong, words in (
         ("[", "are not JSON"),
         ({"a": 1}, "are not a list of objects"),
@@ -132,10 +136,10 @@ def test_the_tools_of_a_row_are_a_list_or_its_json(tmp_path: Path) -> None:
         with pytest.raises(
             documents.UnfitRowError, match=f"its field 'messages': the row's tools {words}"
         ):
-            made({"messages": FEW, "tools": wrong})
+            built({"messages": FEW, "tools": wrong})
 
 
-def test_a_token_belongs_to_the_assistant_where_one_of_its_characters_does(tmp_path: Path) -> None:
+def test_token_with_an_assistant_character_is_a_target(tmp_path: Path) -> None:
     # Tokens of `abc`, a space that was trimmed to nothing, a character of two tokens, and what is
     # behind.
     offsets = [(0, 3), (4, 4), (4, 5), (4, 5), (5, 6)]
@@ -157,17 +161,21 @@ def test_a_token_belongs_to_the_assistant_where_one_of_its_characters_does(tmp_p
     template = (
         "{% for m in messages %}{% generation %}{{ m.content }}{% endgeneration %}|{% endfor %}"
     )
-    folder = chat_corpora.saved(tmp_path, template)
-    ((_, mask),) = zip(*encoded(folder, [[{"role": "assistant", "content": "👍🏽"}]]), strict=True)
+    folder = chat_corpora.save_chat_tokenizer(tmp_path, template)
+    ((_, mask),) = zip(
+        *encode_chat(folder, [[{"role": "assistant", "content": "👍🏽"}]]), strict=True
+    )
     assert mask == [1] * (len(mask) - 1) + [
         0
     ]  # transformers leaves out the last bytes of such a character
 
 
-def test_half_a_pair_of_surrogates_is_replaced_and_counted(tmp_path: Path) -> None:
-    made = chats.load_chats(chat_corpora.saved(tmp_path, CHATML)).render_document(FEW)
-    assert made.replaced == 1 and made.spans is not None
-    assert [made.text[start:end] for start, end in made.spans] == ["hello \ufffd<|end|>"]
+def test_lone_surrogate_is_replaced_and_counted(tmp_path: Path) -> None:
+    built = chats.load_chats(chat_corpora.save_chat_tokenizer(tmp_path, CHATML)).render_document(
+        FEW
+    )
+    assert built.replaced == 1 and built.spans is not None
+    assert [built.text[start:end] for start, end in built.spans] == ["hello \ufffd<|end|>"]
     row = (
         json.dumps({"messages": [{"role": "assistant", "content": "caf?"}]})
         .encode()
@@ -181,22 +189,22 @@ def test_half_a_pair_of_surrogates_is_replaced_and_counted(tmp_path: Path) -> No
     assert bad.replaced == 1 and "caf\ufffd" in bad.text
 
 
-def test_rows_of_tables_are_chats_too(tmp_path: Path) -> None:
-    folder = chat_corpora.saved(tmp_path / "tokenizer", CHATML)
-    found = [[{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]] * 2
-    table = pa.table({"turns": found})
+def test_table_rows_may_be_chats(tmp_path: Path) -> None:
+    folder = chat_corpora.save_chat_tokenizer(tmp_path / "tokenizer", CHATML)
+    result = [[{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]] * 2
+    table = pa.table({"turns": result})
     parquet.write_table(table, tmp_path / "a.parquet")
     with (
         pa.OSFile(str(tmp_path / "a.arrow"), "wb") as file,
         pa.ipc.new_stream(file, table.schema) as writer,
     ):
         writer.write_table(table)
-    chat_corpora.lines(tmp_path / "a.jsonl", found, "turns")
-    made = partial(chats.load_chats(folder).row_document, "turns")
+    chat_corpora.write_lines(tmp_path / "a.jsonl", result, "turns")
+    built = partial(chats.load_chats(folder).row_document, "turns")
     for name in ("a.parquet", "a.arrow", "a.jsonl"):
         ((part,),) = documents.split_units([str(tmp_path / name)])
-        assert list(documents.read_documents(part, "turns", made, chats.OPTIONAL_FIELDS)) == [
-            made({"turns": chat}) for chat in found
+        assert list(documents.read_documents(part, "turns", built, chats.OPTIONAL_FIELDS)) == [
+            built({"turns": chat}) for chat in result
         ]
 
 
@@ -238,20 +246,22 @@ def test_rows_of_tables_are_chats_too(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_a_row_that_is_no_chat_is_said_with_its_place(
+def test_invalid_chat_is_reported_with_its_row(
     tmp_path: Path, template: str, row: Any, words: str
 ) -> None:
-    made = partial(
-        chats.load_chats(chat_corpora.saved(tmp_path / "tokenizer", template)).row_document,
+    built = partial(
+        chats.load_chats(
+            chat_corpora.save_chat_tokenizer(tmp_path / "tokenizer", template)
+        ).row_document,
         "messages",
     )
     good = "{{ messages" not in template and "macro" not in template
-    path = chat_corpora.lines(tmp_path / "a.jsonl", [FEW, row] if good else [row])
+    path = chat_corpora.write_lines(tmp_path / "a.jsonl", [FEW, row] if good else [row])
     ((part,),) = documents.split_units([path])
     with pytest.raises(
         DataError, match=rf"a.jsonl, row {1 + good}: its field 'messages': .*{words}"
     ) as raised:
-        list(documents.read_documents(part, "messages", made))
+        list(documents.read_documents(part, "messages", built))
     assert raised.value.code == 65
 
 
@@ -270,21 +280,21 @@ def test_a_row_that_is_no_chat_is_said_with_its_place(
         ),
     ],
 )
-def test_a_tokenizer_without_a_template_is_said_before_anything_is_prepared(
+def test_missing_template_is_reported_before_preparation(
     tmp_path: Path, template: Any, words: str
 ) -> None:
-    chat_corpora.lines(tmp_path / "a.jsonl", [FEW])
-    data = chat(tmp_path, chat_corpora.saved(tmp_path / "tokenizer", template))
+    chat_corpora.write_lines(tmp_path / "a.jsonl", [FEW])
+    data = make_chat(tmp_path, chat_corpora.save_chat_tokenizer(tmp_path / "tokenizer", template))
     with pytest.raises(SpecError, match=f"data.tokenizer = .*/tokenizer:? {words}") as raised:
         recipe.make_recipe(data, 32)
     assert raised.value.code == 64
 
 
-def test_keys_and_files_that_do_not_go_with_chats_are_refused(tmp_path: Path) -> None:
+def test_keys_and_files_unsuited_to_chats_are_refused(tmp_path: Path) -> None:
     with pytest.raises(
         ValueError, match="format: chat needs a tokenizer with a chat template; bytes have none"
     ):
-        chat(tmp_path, "bytes")
+        make_chat(tmp_path, "bytes")
     with pytest.raises(
         ValueError, match="parts.b.format: chat needs a tokenizer with a chat template"
     ):
@@ -294,40 +304,45 @@ def test_keys_and_files_that_do_not_go_with_chats_are_refused(tmp_path: Path) ->
     (tmp_path / "a.txt").write_text("hi")
     with pytest.raises(DataError, match="a.txt is plain text; chats are rows of JSON lines"):
         recipe.make_recipe(
-            chat(tmp_path, corpora.saved(tmp_path / "tokenizer"), path=f"{tmp_path}/a.txt"), 32
+            make_chat(
+                tmp_path, corpora.save_tokenizer(tmp_path / "tokenizer"), path=f"{tmp_path}/a.txt"
+            ),
+            32,
         )
 
 
-def test_the_template_is_of_what_the_rows_are_made_of(tmp_path: Path) -> None:
-    chat_corpora.lines(tmp_path / "a.jsonl", [FEW])
+def test_recipe_depends_on_the_template(tmp_path: Path) -> None:
+    chat_corpora.write_lines(tmp_path / "a.jsonl", [FEW])
     folders = [
-        chat_corpora.saved(tmp_path / name, text)
+        chat_corpora.save_chat_tokenizer(tmp_path / name, text)
         for name, text in (("a", CHATML), ("b", CHATML), ("c", TOOLS))
     ]
-    one, same, other = (recipe.make_recipe(chat(tmp_path, folder), 32) for folder in folders)
-    assert one.address == same.address != other.address
-    assert one.field == "messages" and recipe.Recipe.from_json(one.to_json()) == one
+    first, same, second = (
+        recipe.make_recipe(make_chat(tmp_path, folder), 32) for folder in folders
+    )
+    assert first.address == same.address != second.address
+    assert first.field == "messages" and recipe.Recipe.from_json(first.to_json()) == first
     # Texts are found again as long as the format is the same.
     plain = recipe.Recipe(("a",), "digest", "bytes", "bytes", None, "concat", 32, 0.1, 0)
     assert plain.address == "7a4ed790b7b128b8"
 
 
-def test_a_template_s_day_is_the_same_on_every_day(tmp_path: Path) -> None:
+def test_template_date_is_fixed(tmp_path: Path) -> None:
     template = (
         "{{ strftime_now('%d %b %Y') }}{% generation %}{{ messages[-1].content }}{% "
         "endgeneration %}"
     )
     assert (
-        chats.load_chats(chat_corpora.saved(tmp_path, template))
+        chats.load_chats(chat_corpora.save_chat_tokenizer(tmp_path, template))
         .render_document(FEW)
         .text.startswith("26 Jul 2024hello")
     )
 
 
-def chat(folder: Path, tokenizer: str, **keys: Any) -> Text:
-    given = {
+def make_chat(folder: Path, tokenizer: str, **keys: Any) -> Text:
+    options = {
         "path": f"{folder}/a.jsonl",
         "tokenizer": tokenizer,
         "data_dir": f"{folder}/out",
     } | keys
-    return Text(source="text", format="chat", **given)
+    return Text(source="text", format="chat", **options)

@@ -11,20 +11,20 @@ from jaxlaunch.trainer.errors import DataError
 from jaxlaunch.trainer.text import documents
 from tests.trainer.text import corpora
 
-TEXTS = corpora.texts(300, seed=2)
+TEXTS = corpora.make_texts(300, seed=2)
 
 
-def read(path: Path | str, field: str | None = None) -> list[str]:
-    found = documents.split_units(documents.find_files(str(path)))
+def read_texts(path: Path | str, field: str | None = None) -> list[str]:
+    result = documents.split_units(documents.find_files(str(path)))
     return [
         document.text
-        for parts in found
+        for parts in result
         for part in parts
         for document in documents.read_documents(part, field)
     ]
 
 
-def replaced(path: Path) -> int:
+def count_replaced(path: Path) -> int:
     return sum(
         each.replaced
         for part in documents.split_units([str(path)])[0]
@@ -32,14 +32,14 @@ def replaced(path: Path) -> int:
     )
 
 
-def arrow(path: Path, rows: dict[str, Any], *, is_stream: bool = True) -> Path:
+def write_arrow(path: Path, rows: dict[str, Any], *, is_stream: bool = True) -> Path:
     table = pa.table(rows)
     with (pa.ipc.new_stream if is_stream else pa.ipc.new_file)(str(path), table.schema) as writer:
         writer.write_table(table, max_chunksize=7)
     return path
 
 
-def packed(path: Path, data: bytes) -> Path:
+def write_compressed(path: Path, data: bytes) -> Path:
     with pa.output_stream(
         str(path), compression={".gz": "gzip", ".zst": "zstd"}[path.suffix]
     ) as file:
@@ -47,8 +47,8 @@ def packed(path: Path, data: bytes) -> Path:
     return path
 
 
-def test_rows_of_every_kind_are_the_same_texts(tmp_path: Path) -> None:
-    plain = Path(corpora.lines(tmp_path / "a.jsonl", TEXTS))
+def test_all_formats_give_the_same_texts(tmp_path: Path) -> None:
+    plain = Path(corpora.write_lines(tmp_path / "a.jsonl", TEXTS))
     parquet.write_table(
         pa.table({"id": range(300), "text": TEXTS}), tmp_path / "a.parquet", row_group_size=64
     )
@@ -56,37 +56,37 @@ def test_rows_of_every_kind_are_the_same_texts(tmp_path: Path) -> None:
     for path in (
         plain,
         tmp_path / "a.parquet",
-        arrow(tmp_path / "a.arrow", {"text": TEXTS}),
-        arrow(tmp_path / "b.arrow", {"text": large}, is_stream=False),
-        packed(tmp_path / "b.jsonl.gz", plain.read_bytes()),
-        packed(tmp_path / "b.json.zst", plain.read_bytes()),
+        write_arrow(tmp_path / "a.arrow", {"text": TEXTS}),
+        write_arrow(tmp_path / "b.arrow", {"text": large}, is_stream=False),
+        write_compressed(tmp_path / "b.jsonl.gz", plain.read_bytes()),
+        write_compressed(tmp_path / "b.json.zst", plain.read_bytes()),
     ):
-        assert read(path) == TEXTS, path
+        assert read_texts(path) == TEXTS, path
 
 
-def test_a_folder_as_datasets_saves_one_is_its_arrow_files(tmp_path: Path) -> None:
+def test_datasets_folder_gives_its_arrow_files(tmp_path: Path) -> None:
     for number in range(2):
-        arrow(tmp_path / f"data-{number:05}-of-00002.arrow", {"body": TEXTS[number::2]})
+        write_arrow(tmp_path / f"data-{number:05}-of-00002.arrow", {"body": TEXTS[number::2]})
     for name in ("state.json", "dataset_info.json"):
         (tmp_path / name).write_text("{}")
-    assert read(tmp_path, "body") == TEXTS[::2] + TEXTS[1::2]
-    arrow(tmp_path / "cache-0123456789abcdef.arrow", {"body": TEXTS})  # of a map over it
+    assert read_texts(tmp_path, "body") == TEXTS[::2] + TEXTS[1::2]
+    write_arrow(tmp_path / "cache-0123456789abcdef.arrow", {"body": TEXTS})  # of a map over it
     names = [{"filename": f"data-{number:05}-of-00002.arrow"} for number in range(2)]
     (tmp_path / "state.json").write_text(json.dumps({"_data_files": names}))
-    assert read(tmp_path, "body") == TEXTS[::2] + TEXTS[1::2]
+    assert read_texts(tmp_path, "body") == TEXTS[::2] + TEXTS[1::2]
 
 
-def test_of_a_folder_the_files_of_one_kind_are_read_by_their_exact_endings(tmp_path: Path) -> None:
-    corpora.lines(tmp_path / "a.jsonl", TEXTS[:3])
+def test_folder_gives_files_of_one_kind(tmp_path: Path) -> None:
+    corpora.write_lines(tmp_path / "a.jsonl", TEXTS[:3])
     for name in ("a.jsonl.bak", "a.jsonl~", "a.jsonl.idx", ".b.jsonl"):
-        corpora.lines(tmp_path / name, TEXTS[3:])
-    packed(tmp_path / "c.jsonl.gz", rows({"text": "packed"}))
-    assert read(tmp_path) == [*TEXTS[:3], "packed"]
+        corpora.write_lines(tmp_path / name, TEXTS[3:])
+    write_compressed(tmp_path / "c.jsonl.gz", rows({"text": "packed"}))
+    assert read_texts(tmp_path) == [*TEXTS[:3], "packed"]
     (tmp_path / "b.txt").write_text("text")
     with pytest.raises(
         DataError, match="several kinds: 2 of lines such as a.jsonl, 1 of text such as b.txt; name"
     ):
-        read(tmp_path)
+        read_texts(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -106,30 +106,26 @@ def test_of_a_folder_the_files_of_one_kind_are_read_by_their_exact_endings(tmp_p
         ),
     ],
 )
-def test_a_file_that_is_packed_otherwise_is_refused_by_its_ending(
-    tmp_path: Path, name: str, words: str
-) -> None:
+def test_unsupported_compression_is_refused(tmp_path: Path, name: str, words: str) -> None:
     (tmp_path / name).write_bytes(b"bytes of an archive")
     with pytest.raises(DataError, match=words):
         documents.find_files(f"{tmp_path}/*")
 
 
-def test_a_mark_at_the_beginning_of_lines_is_no_part_of_the_first(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_byte_order_mark_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(documents, "UNIT_BYTES", 20)
     (tmp_path / "a.jsonl").write_text(
         "".join(json.dumps({"text": text}) + "\n" for text in TEXTS[:5]), "utf-8-sig"
     )
-    assert read(tmp_path / "a.jsonl") == TEXTS[:5]
-    packed(tmp_path / "b.jsonl.gz", (tmp_path / "a.jsonl").read_bytes())
-    assert read(tmp_path / "b.jsonl.gz") == TEXTS[:5]
+    assert read_texts(tmp_path / "a.jsonl") == TEXTS[:5]
+    write_compressed(tmp_path / "b.jsonl.gz", (tmp_path / "a.jsonl").read_bytes())
+    assert read_texts(tmp_path / "b.jsonl.gz") == TEXTS[:5]
 
 
 @pytest.mark.parametrize(
     "kind", [pa.dictionary(pa.int32(), pa.string()), pa.string_view(), pa.binary_view()]
 )
-def test_texts_are_read_however_arrow_stores_them(tmp_path: Path, kind: pa.DataType) -> None:
+def test_texts_of_all_arrow_types_are_read(tmp_path: Path, kind: pa.DataType) -> None:
     texts = TEXTS[:9] * 2
     plain = (
         pa.array(texts).dictionary_encode()
@@ -137,14 +133,14 @@ def test_texts_are_read_however_arrow_stores_them(tmp_path: Path, kind: pa.DataT
         else pa.array(texts, kind)
     )
     assert plain.type == kind
-    assert read(arrow(tmp_path / "a.arrow", {"text": plain}, is_stream=False)) == texts
+    assert read_texts(write_arrow(tmp_path / "a.arrow", {"text": plain}, is_stream=False)) == texts
     if not pa.types.is_binary_view(kind):
         parquet.write_table(pa.table({"text": plain}), tmp_path / "a.parquet")
-        assert read(tmp_path / "a.parquet") == texts
+        assert read_texts(tmp_path / "a.parquet") == texts
 
 
 @pytest.mark.parametrize("unit", [1, 10, 97, 4096])
-def test_lines_are_read_once_wherever_a_file_is_cut(
+def test_lines_are_read_once_for_any_unit_size(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unit: int
 ) -> None:
     monkeypatch.setattr(documents, "UNIT_BYTES", unit)
@@ -153,21 +149,19 @@ def test_lines_are_read_once_wherever_a_file_is_cut(
     path.write_text(
         "\n".join(json.dumps({"text": text}) for text in TEXTS[:20]) + "\n\n" + '{"text": "last"}'
     )
-    assert read(path) == [*TEXTS[:20], "last"]
+    assert read_texts(path) == [*TEXTS[:20], "last"]
     path.write_text(path.read_text() + '\n{"txt": 1}\n')
     with pytest.raises(DataError, match="a.jsonl, row 23: it has no field 'text'; it has txt"):
-        read(path)
+        read_texts(path)
 
 
-def test_a_file_of_text_is_one_document_and_a_long_one_is_cut_at_lines(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_text_file_is_cut_at_lines_if_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(documents, "PIECE_BYTES", 20)
     (tmp_path / "a.txt").write_text("short")
     (tmp_path / "b.txt").write_text("one line\nanother line\na third\n")
     (tmp_path / "c.txt").write_text("é" * 25)
     (tmp_path / "d.txt").touch()
-    assert read(tmp_path / "*.txt") == [
+    assert read_texts(tmp_path / "*.txt") == [
         "short",
         "one line\n",
         "another line\n",
@@ -179,7 +173,7 @@ def test_a_file_of_text_is_one_document_and_a_long_one_is_cut_at_lines(
 
 
 @pytest.mark.parametrize("unit", [1, 9, 40, 4096])
-def test_a_long_text_is_cut_into_units_at_lines_and_read_once(
+def test_long_text_is_read_once_in_units(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unit: int
 ) -> None:
     for name, value in (("UNIT_BYTES", unit), ("PIECE_BYTES", 25), ("BLOCK_BYTES", 13)):
@@ -190,75 +184,69 @@ def test_a_long_text_is_cut_into_units_at_lines_and_read_once(
         ["\n\n"],
     ):
         (tmp_path / "a.txt").write_text("\n".join(lines))
-        assert "".join(read(tmp_path / "a.txt")) == "\n".join(lines)
+        assert "".join(read_texts(tmp_path / "a.txt")) == "\n".join(lines)
     (tmp_path / "a.txt").write_text("a line\n" * 40)
     cut = documents.split_units([f"{tmp_path}/a.txt"])
-    assert len(cut) == -(-280 // unit) and read(tmp_path / "a.txt")[0].endswith("\n")
+    assert len(cut) == -(-280 // unit) and read_texts(tmp_path / "a.txt")[0].endswith("\n")
 
 
 @pytest.mark.parametrize("is_stream", [True, False])
-def test_a_large_table_of_arrow_is_several_units(
+def test_large_arrow_table_has_several_units(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_stream: bool
 ) -> None:
     monkeypatch.setattr(documents, "UNIT_BYTES", 2000)
-    path = arrow(tmp_path / "a.arrow", {"text": [*TEXTS, None]}, is_stream=is_stream)
+    path = write_arrow(tmp_path / "a.arrow", {"text": [*TEXTS, None]}, is_stream=is_stream)
     assert len(documents.split_units([str(path)])) > 3
     with pytest.raises(DataError, match="a.arrow, row 301: its field 'text' is null"):
-        read(path)
-    assert read(arrow(path, {"text": TEXTS}, is_stream=is_stream)) == TEXTS
+        read_texts(path)
+    assert read_texts(write_arrow(path, {"text": TEXTS}, is_stream=is_stream)) == TEXTS
     with pytest.raises(DataError, match="a.arrow has no column 'body'; it has text"):
-        read(arrow(path, {"text": pa.array([], pa.string())}, is_stream=is_stream), "body")
+        read_texts(
+            write_arrow(path, {"text": pa.array([], pa.string())}, is_stream=is_stream), "body"
+        )
 
 
-def test_a_corpus_is_of_a_bounded_number_of_units(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_number_of_units_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(documents, "UNIT_BYTES", 10)
     monkeypatch.setattr(documents, "MAX_UNITS", 4)
-    corpora.lines(tmp_path / "a.jsonl", TEXTS)
-    assert (
-        len(documents.split_units([f"{tmp_path}/a.jsonl"])) in (4, 5)
-        and read(tmp_path / "a.jsonl") == TEXTS
-    )
+    corpora.write_lines(tmp_path / "a.jsonl", TEXTS)
+    assert len(documents.split_units([f"{tmp_path}/a.jsonl"])) in (4, 5)
+    assert read_texts(tmp_path / "a.jsonl") == TEXTS
 
 
-def test_what_is_no_utf8_is_replaced_and_counted(tmp_path: Path) -> None:
+def test_invalid_utf8_is_replaced_and_counted(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_bytes(b"caf\xe9 " + "\ufffd".encode() + b" \xff.")
-    assert (read(tmp_path / "a.txt"), replaced(tmp_path / "a.txt")) == (
+    assert (read_texts(tmp_path / "a.txt"), count_replaced(tmp_path / "a.txt")) == (
         ["caf\ufffd \ufffd \ufffd."],
         2,
     )
     (tmp_path / "a.jsonl").write_bytes(
         b'{"text": "a\xff"}\n{"text": "b\\ud800c"}\n{"text": "\\ud83d\\udc4d"}\n'
     )
-    assert (read(tmp_path / "a.jsonl"), replaced(tmp_path / "a.jsonl")) == (
+    assert (read_texts(tmp_path / "a.jsonl"), count_replaced(tmp_path / "a.jsonl")) == (
         ["a\ufffd", "b\ufffdc", "👍"],
         2,
     )
 
 
 @pytest.mark.parametrize("name", ["a.parquet", "a.arrow"])
-def test_what_is_no_utf8_in_a_column_of_texts_is_replaced_and_counted(
-    tmp_path: Path, name: str
-) -> None:
-    held = pa.array([b"fine", b"\xff\xfe odd", None])
-    column = pa.Array.from_buffers(pa.string(), 3, held.buffers())
+def test_invalid_utf8_in_a_column_is_replaced_and_counted(tmp_path: Path, name: str) -> None:
+    held_out = pa.array([b"fine", b"\xff\xfe odd", None])
+    column = pa.Array.from_buffers(pa.string(), 3, held_out.buffers())
     path = tmp_path / name
     if path.suffix == ".parquet":
         parquet.write_table(pa.table({"text": column}), path)
     else:
-        arrow(path, {"text": column})
+        write_arrow(path, {"text": column})
     part = next(each for unit in documents.split_units([str(path)]) for each in unit)
-    found = documents.read_documents(part, None)
-    assert next(found) == documents.Document("fine", 0)
-    assert next(found) == documents.Document("\ufffd\ufffd odd", 2)
+    result = documents.read_documents(part, None)
+    assert next(result) == documents.Document("fine", 0)
+    assert next(result) == documents.Document("\ufffd\ufffd odd", 2)
     with pytest.raises(DataError, match=f"{name}, row 3: its field 'text' is null"):
-        next(found)
+        next(result)
 
 
-def test_units_are_of_a_bounded_size_and_hold_many_small_files(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_units_group_small_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(documents, "UNIT_BYTES", 100)
     for number in range(10):
         (tmp_path / f"{number}.txt").write_text("x" * 30)
@@ -304,14 +292,14 @@ WRONG: list[tuple[str, bytes, str]] = [
 @pytest.mark.parametrize(
     ("data", "words"), [case[1:] for case in WRONG], ids=[case[0] for case in WRONG]
 )
-def test_a_wrong_row_is_named_with_its_file(tmp_path: Path, data: bytes, words: str) -> None:
+def test_invalid_row_is_reported_with_its_file(tmp_path: Path, data: bytes, words: str) -> None:
     (tmp_path / "a.jsonl").write_bytes(data)
     with pytest.raises(DataError) as raised:
-        read(tmp_path / "a.jsonl")
+        read_texts(tmp_path / "a.jsonl")
     assert str(raised.value).startswith(f"{tmp_path}/a.jsonl") and words in str(raised.value)
 
 
-def test_a_wrong_table_is_named_with_what_it_has(tmp_path: Path) -> None:
+def test_invalid_table_is_reported(tmp_path: Path) -> None:
     parquet.write_table(pa.table({"a": [1], "body": ["x"]}), tmp_path / "column.parquet")
     parquet.write_table(pa.table({"text": [1, 2]}), tmp_path / "type.parquet")
     parquet.write_table(
@@ -320,10 +308,10 @@ def test_a_wrong_table_is_named_with_what_it_has(tmp_path: Path) -> None:
     (tmp_path / "short.parquet").write_bytes((tmp_path / "column.parquet").read_bytes()[:-20])
     (tmp_path / "none.parquet").write_bytes(b"PAR1 no")
     (tmp_path / "empty.parquet").touch()
-    arrow(tmp_path / "column.arrow", {"body": ["x"]})
-    arrow(tmp_path / "null.arrow", {"text": ["a"] * 20 + [None]})
+    write_arrow(tmp_path / "column.arrow", {"body": ["x"]})
+    write_arrow(tmp_path / "null.arrow", {"text": ["a"] * 20 + [None]})
     (tmp_path / "short.arrow").write_bytes(
-        arrow(tmp_path / "s.arrow", {"text": TEXTS}).read_bytes()[:2000]
+        write_arrow(tmp_path / "s.arrow", {"text": TEXTS}).read_bytes()[:2000]
     )
     (tmp_path / "none.arrow").write_bytes(b"no arrow at all, but text")
     for name, words in (
@@ -339,13 +327,13 @@ def test_a_wrong_table_is_named_with_what_it_has(tmp_path: Path) -> None:
         ("none.arrow", "is damaged: "),
     ):
         with pytest.raises(DataError) as raised:
-            read(tmp_path / name)
+            read_texts(tmp_path / name)
         assert str(raised.value).startswith(f"{tmp_path}/{name}") and words in str(raised.value)
 
 
 @pytest.mark.parametrize("ending", [".gz", ".zst"])
-def test_a_packed_file_that_is_cut_or_none_is_named(tmp_path: Path, ending: str) -> None:
-    whole = packed(
+def test_damaged_compressed_file_is_reported(tmp_path: Path, ending: str) -> None:
+    whole = write_compressed(
         tmp_path / f"w.jsonl{ending}", rows(*({"text": text} for text in TEXTS))
     ).read_bytes()
     for name, data in (
@@ -356,14 +344,14 @@ def test_a_packed_file_that_is_cut_or_none_is_named(tmp_path: Path, ending: str)
         path = tmp_path / f"{name}.jsonl{ending}"
         path.write_bytes(data)
         with pytest.raises(DataError, match=f"{name}.jsonl{ending} is truncated or damaged"):
-            read(path)
+            read_texts(path)
     (tmp_path / f"e.txt{ending}").touch()
     with pytest.raises(DataError, match="is empty"):
-        read(tmp_path / f"e.txt{ending}")
+        read_texts(tmp_path / f"e.txt{ending}")
 
 
-def test_several_members_of_a_gzip_file_are_one(tmp_path: Path) -> None:
+def test_gzip_members_are_concatenated(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl.gz").write_bytes(
         gzip.compress(rows(GOOD)) + gzip.compress(rows({"text": "too"}))
     )
-    assert read(tmp_path / "a.jsonl.gz") == ["fine", "too"]
+    assert read_texts(tmp_path / "a.jsonl.gz") == ["fine", "too"]

@@ -22,7 +22,7 @@ from tests.trainer.text import corpora
 
 LENGTH, BATCH = 48, 8
 PARTS = {
-    name: list(filter(None, corpora.texts(count, seed=count)))
+    name: list(filter(None, corpora.make_texts(count, seed=count)))
     for name, count in (("code", 60), ("web", 90))
 }
 
@@ -34,31 +34,33 @@ class Never:
         return False
 
 
-def last(folder: Path, name: str) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((folder / f"{name}.jsonl").read_text().splitlines()[-1])
-    return found
+def read_last(folder: Path, name: str) -> dict[str, Any]:
+    result: dict[str, Any] = json.loads((folder / f"{name}.jsonl").read_text().splitlines()[-1])
+    return result
 
 
-def held_out(texts: list[str], place: str) -> tuple[int, int]:
+def score_texts(texts: list[str], place: str) -> tuple[int, int]:
     """Targets of what is held out, and bytes that they stand for: all tokens of a document but its first."""
-    of, share = tokenizer.load_tokenizer(place), HeldOutShare(0.2, len(texts))
+    source_data, share = tokenizer.load_tokenizer(place), HeldOutShare(0.2, len(texts))
     targets = counted = 0
     for at in range(share.held_out_count):
-        (ids,) = of.encode_batch([texts[share.held_out_index(at)]])
+        (ids,) = source_data.encode_batch([texts[share.held_out_index(at)]])
         targets += len(ids)  # the end of a document is one
-        counted += len(texts[share.held_out_index(at)].encode()) - int(of.byte_counts[ids[0]])
+        counted += len(texts[share.held_out_index(at)].encode()) - int(
+            source_data.byte_counts[ids[0]]
+        )
     return targets, counted
 
 
-def test_speeds_losses_and_bits_are_of_tokens_targets_bytes_and_parts(
+def test_metrics_count_tokens_targets_bytes_and_parts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(text, "_run_build", lambda made, folder, *_: build.build_rows(made, folder))
-    place = corpora.saved(tmp_path / "tokenizer")
+    place = corpora.save_tokenizer(tmp_path / "tokenizer")
     parts = {
         name: {
             "weight": 1,
-            "path": corpora.lines(tmp_path / f"{name}.jsonl", texts),
+            "path": corpora.write_lines(tmp_path / f"{name}.jsonl", texts),
             "eval_split": 0.2,
         }
         for name, texts in PARTS.items()
@@ -84,23 +86,23 @@ def test_speeds_losses_and_bits_are_of_tokens_targets_bytes_and_parts(
     batch = training.pipeline.read_batch(4)
     targets, tokens = float(batch["mask"].sum()), float((batch["segments"] > 0).sum()) - BATCH
     Loop(training, RunContext(str(tmp_path)), Never(), Progress(None)).run()
-    said = last(tmp_path, "metrics")
-    assert said["tokens_per_s"] == pytest.approx(tokens / BATCH * said["examples_per_s"])
-    assert said["targets_per_s"] == pytest.approx(targets / BATCH * said["examples_per_s"])
-    assert said["targets_per_s"] < said["tokens_per_s"]
-    found = last(tmp_path, "eval")
-    assert found["perplexity"] == pytest.approx(math.exp(found["loss"]))
+    message = read_last(tmp_path, "metrics")
+    assert message["tokens_per_s"] == pytest.approx(tokens / BATCH * message["examples_per_s"])
+    assert message["targets_per_s"] == pytest.approx(targets / BATCH * message["examples_per_s"])
+    assert message["targets_per_s"] < message["tokens_per_s"]
+    result = read_last(tmp_path, "eval")
+    assert result["perplexity"] == pytest.approx(math.exp(result["loss"]))
     nats = targets = counted = 0.0
     for name, texts in PARTS.items():
-        of_part, bytes_of_part = held_out(texts, place)
-        nats = nats + of_part * found[f"loss/{name}"]
+        of_part, bytes_of_part = score_texts(texts, place)
+        nats = nats + of_part * result[f"loss/{name}"]
         targets = targets + of_part
         counted = counted + bytes_of_part
-        bits = of_part * found[f"loss/{name}"] / math.log(2) / bytes_of_part
-        assert found[f"bits_per_byte/{name}"] == pytest.approx(bits, rel=1e-4)
-        assert found[f"perplexity/{name}"] == pytest.approx(math.exp(found[f"loss/{name}"]))
-        assert found[f"examples/{name}"] > 0
-    assert found["loss"] == pytest.approx(nats / targets, rel=1e-5)
-    assert found["bits_per_byte"] == pytest.approx(nats / math.log(2) / counted, rel=1e-4)
-    assert found["examples"] == found["examples/code"] + found["examples/web"]
-    assert found["loss/code"] != found["loss/web"]
+        bits = of_part * result[f"loss/{name}"] / math.log(2) / bytes_of_part
+        assert result[f"bits_per_byte/{name}"] == pytest.approx(bits, rel=1e-4)
+        assert result[f"perplexity/{name}"] == pytest.approx(math.exp(result[f"loss/{name}"]))
+        assert result[f"examples/{name}"] > 0
+    assert result["loss"] == pytest.approx(nats / targets, rel=1e-5)
+    assert result["bits_per_byte"] == pytest.approx(nats / math.log(2) / counted, rel=1e-4)
+    assert result["examples"] == result["examples/code"] + result["examples/web"]
+    assert result["loss/code"] != result["loss/web"]

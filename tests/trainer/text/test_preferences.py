@@ -23,31 +23,31 @@ ASK = [{"role": "user", "content": "Is it?"}]
 YES, NO = [{"role": "assistant", "content": "Yes."}], [{"role": "assistant", "content": "No!"}]
 
 
-def data(folder: Path, rows: list[Any], **keys: Any) -> Text:
+def make_data(folder: Path, rows: list[Any], **keys: Any) -> Text:
     (folder / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    given: dict[str, Any] = {"path": f"{folder}/a.jsonl", "eval_split": 0.0}
-    return Text(source="text", format="preference", **(given | keys))
+    options: dict[str, Any] = {"path": f"{folder}/a.jsonl", "eval_split": 0.0}
+    return Text(source="text", format="preference", **(options | keys))
 
 
-def pairs(of: Text, split: Any = "train", length: int = LENGTH) -> preferences.Pairs:
-    found = preferences.open_source(of, length, split)
-    assert found is not None
-    return found
+def open_pairs(source_data: Text, split: Any = "train", length: int = LENGTH) -> preferences.Pairs:
+    result = preferences.open_source(source_data, length, split)
+    assert result is not None
+    return result
 
 
-def rows(of: Text, split: Any = "train") -> list[dict[str, Any]]:
-    found = pairs(of, split)
-    return [found[at] for at in range(len(found))]
+def read_rows(source_data: Text, split: Any = "train") -> list[dict[str, Any]]:
+    result = open_pairs(source_data, split)
+    return [result[at] for at in range(len(result))]
 
 
-def predicted(row: dict[str, Any], at: int) -> list[int]:
-    found: list[int] = row["tokens"][at, 1:][row["mask"][at] > 0].tolist()
-    return found
+def decode_targets(row: dict[str, Any], at: int) -> list[int]:
+    result: list[int] = row["tokens"][at, 1:][row["mask"][at] > 0].tolist()
+    return result
 
 
-def whole(row: dict[str, Any], at: int) -> list[int]:
-    found: list[int] = row["tokens"][at, : row["length"][at]].tolist()
-    return found
+def decode_text(row: dict[str, Any], at: int) -> list[int]:
+    result: list[int] = row["tokens"][at, : row["length"][at]].tolist()
+    return result
 
 
 @pytest.mark.parametrize(
@@ -58,27 +58,29 @@ def whole(row: dict[str, Any], at: int) -> list[int]:
         {"chosen": "Is it? Yes é.", "rejected": "Is it? No!"},
     ],
 )
-def test_texts_come_after_their_prompt_and_it_is_not_predicted(
-    tmp_path: Path, row: dict[str, Any]
-) -> None:
-    (made,) = rows(data(tmp_path, [row]))
-    assert [bytes(whole(made, at)).decode() for at in (0, 1)] == ["Is it? Yes é.", "Is it? No!"]
-    assert [bytes(predicted(made, at)).decode() for at in (0, 1)] == ["Yes é.", "No!"]
-    assert made["length"].tolist() == [14, 10] and not made["mask"][1, 9:].any()
+def test_prompt_is_not_predicted(tmp_path: Path, row: dict[str, Any]) -> None:
+    (built,) = read_rows(make_data(tmp_path, [row]))
+    assert [bytes(decode_text(built, at)).decode() for at in (0, 1)] == [
+        "Is it? Yes é.",
+        "Is it? No!",
+    ]
+    assert [bytes(decode_targets(built, at)).decode() for at in (0, 1)] == ["Yes é.", "No!"]
+    assert built["length"].tolist() == [14, 10] and not built["mask"][1, 9:].any()
 
 
-def test_of_a_tokenizer_a_plain_text_begins_and_ends_as_its_texts_do(tmp_path: Path) -> None:
-    place = corpora.saved(tmp_path / "tokenizer", bos_token=corpora.BEGIN)
+def test_plain_text_gets_bos_and_eos(tmp_path: Path) -> None:
+    place = corpora.save_tokenizer(tmp_path / "tokenizer", bos_token=corpora.BEGIN)
     row = {"prompt": "the quick", "chosen": " brown fox", "rejected": " lazy dog"}
-    (made,) = rows(data(tmp_path, [row], tokenizer=place))
-    of = tokenizer.load_tokenizer(place)
+    (built,) = read_rows(make_data(tmp_path, [row], tokenizer=place))
+    source_data = tokenizer.load_tokenizer(place)
     for at, field in enumerate(("chosen", "rejected")):
-        assert whole(made, at) == [
-            of.bos,
-            *of.encode_batch([row["prompt"] + row[field]])[0],
-            of.eos,
+        assert decode_text(built, at) == [
+            source_data.bos,
+            *source_data.encode_batch([row["prompt"] + row[field]])[0],
+            source_data.eos,
         ]
-        assert predicted(made, at)[-1] == of.eos and of.decode(predicted(made, at)) == row[field]
+        assert decode_targets(built, at)[-1] == source_data.eos
+        assert source_data.decode(decode_targets(built, at)) == row[field]
 
 
 @pytest.mark.parametrize(
@@ -93,46 +95,50 @@ def test_of_a_tokenizer_a_plain_text_begins_and_ends_as_its_texts_do(tmp_path: P
         {"prompt": ASK + YES + ASK, "chosen": YES, "rejected": NO},
     ],
 )
-def test_messages_go_through_the_template_and_the_last_turn_alone_is_predicted(
+def test_only_the_last_turn_of_messages_is_predicted(
     tmp_path: Path, template: str, row: dict[str, Any]
 ) -> None:
-    place = chat_corpora.saved(tmp_path / "tokenizer", template)
-    (made,) = rows(data(tmp_path, [row], tokenizer=place))
-    given = row.get("prompt", ASK)
+    place = chat_corpora.save_chat_tokenizer(tmp_path / "tokenizer", template)
+    (built,) = read_rows(make_data(tmp_path, [row], tokenizer=place))
+    options = row.get("prompt", ASK)
     for at, last in enumerate((YES, NO)):
-        ((ids, mask),) = chat_corpora.encoded(place, [given + last])
-        assert whole(made, at) == ids.tolist()
-        assert tokenizer.load_tokenizer(place).decode(predicted(made, at)) == last[0]["content"]
-        assert predicted(made, at) == ids[mask].tolist()[-len(predicted(made, at)) :]
+        ((ids, mask),) = chat_corpora.encode_chat(place, [options + last])
+        assert decode_text(built, at) == ids.tolist()
+        assert (
+            tokenizer.load_tokenizer(place).decode(decode_targets(built, at)) == last[0]["content"]
+        )
+        assert decode_targets(built, at) == ids[mask].tolist()[-len(decode_targets(built, at)) :]
 
 
-def test_tables_hold_pairs_too_and_some_are_kept_back(tmp_path: Path) -> None:
-    given = [{"prompt": f"{at}: ", "chosen": "a", "rejected": "b", "other": at} for at in range(10)]
-    lines = data(tmp_path, given, eval_split=0.3)
-    parquet.write_table(pa.Table.from_pylist(given), tmp_path / "a.parquet", row_group_size=4)
+def test_table_pairs_are_held_out(tmp_path: Path) -> None:
+    options = [
+        {"prompt": f"{at}: ", "chosen": "a", "rejected": "b", "other": at} for at in range(10)
+    ]
+    lines = make_data(tmp_path, options, eval_split=0.3)
+    parquet.write_table(pa.Table.from_pylist(options), tmp_path / "a.parquet", row_group_size=4)
     table = lines.model_copy(update={"path": f"{tmp_path}/a.parquet"})
-    found = []
+    result = []
     for split in ("train", "eval"):
-        assert pairs(lines, split).fingerprint() != pairs(table, split).fingerprint()
-        for mine, yours in zip(rows(lines, split), rows(table, split), strict=True):
+        assert open_pairs(lines, split).fingerprint() != open_pairs(table, split).fingerprint()
+        for mine, yours in zip(read_rows(lines, split), read_rows(table, split), strict=True):
             assert all(np.array_equal(mine[key], yours[key]) for key in mine)
-            found.append(bytes(whole(mine, 0)).decode())
-    assert sorted(found) == [f"{at}: a" for at in range(10)] and len(found) == 10
+            result.append(bytes(decode_text(mine, 0)).decode())
+    assert sorted(result) == [f"{at}: a" for at in range(10)] and len(result) == 10
     assert (
         preferences.open_source(lines.model_copy(update={"eval_split": 0.0}), LENGTH, "eval")
         is None
     )
     apart = lines.model_copy(update={"eval_path": f"{tmp_path}/a.parquet"})
-    assert [len(pairs(apart, split)) for split in ("train", "eval")] == [10, 10]
+    assert [len(open_pairs(apart, split)) for split in ("train", "eval")] == [10, 10]
 
 
-def test_pairs_that_do_not_fit_are_left_out_and_counted(
+def test_unfit_pairs_are_skipped_and_counted(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    given = [
+    options = [
         {"prompt": "p", "chosen": "a" * count, "rejected": "b"} for count in (LENGTH, LENGTH + 1)
     ]
-    assert len(pairs(data(tmp_path, given))) == 1
+    assert len(open_pairs(make_data(tmp_path, options))) == 1
     assert (
         "preferences: 1 of 2 pairs are left out, one of whose texts is longer"
         in capfd.readouterr().err
@@ -141,7 +147,7 @@ def test_pairs_that_do_not_fit_are_left_out_and_counted(
         DataError,
         match=r"a.jsonl .* hold 0 pairs that fit into train.model.length = 127 \(1 are long",
     ):
-        pairs(data(tmp_path, given[1:]))
+        open_pairs(make_data(tmp_path, options[1:]))
 
 
 GOOD = {"prompt": "p", "chosen": "a", "rejected": "b"}
@@ -164,23 +170,23 @@ GOOD = {"prompt": "p", "chosen": "a", "rejected": "b"}
         (GOOD | {"chosen": YES, "tools": "{"}, "its 'chosen': the row's tools are not JSON"),
     ],
 )
-def test_a_row_that_is_no_pair_is_said_with_its_place(
+def test_invalid_pair_is_reported_with_its_row(
     tmp_path: Path, row: dict[str, Any], words: str
 ) -> None:
-    place = chat_corpora.saved(tmp_path / "tokenizer", chat_corpora.CHATML)
+    place = chat_corpora.save_chat_tokenizer(tmp_path / "tokenizer", chat_corpora.CHATML)
     with pytest.raises(DataError) as raised:
-        pairs(data(tmp_path, [GOOD, row], tokenizer=place))
+        open_pairs(make_data(tmp_path, [GOOD, row], tokenizer=place))
     assert str(raised.value).startswith(f"{tmp_path}/a.jsonl, row 2: {words}")
 
 
-def test_messages_need_a_template_and_files_of_rows(tmp_path: Path) -> None:
+def test_messages_need_a_template_and_rows(tmp_path: Path) -> None:
     with pytest.raises(
         SpecError, match="data.tokenizer = bytes has no chat template, which messages need"
     ):
-        pairs(data(tmp_path, [{"chosen": YES, "rejected": NO}]))
+        open_pairs(make_data(tmp_path, [{"chosen": YES, "rejected": NO}]))
     (tmp_path / "a.txt").write_text("hi")
     with pytest.raises(DataError, match="a.txt is plain text; preferences are rows of JSON lines"):
-        pairs(data(tmp_path, [], path=f"{tmp_path}/a.txt"))
+        open_pairs(make_data(tmp_path, [], path=f"{tmp_path}/a.txt"))
 
 
 @pytest.mark.parametrize(
@@ -196,14 +202,14 @@ def test_messages_need_a_template_and_files_of_rows(tmp_path: Path) -> None:
         (DPO, {"field": "chosen"}, "field does not apply to format: preference"),
     ],
 )
-def test_task_and_rows_go_together(task: str, keys: dict[str, Any], words: str) -> None:
+def test_task_and_rows_must_match(task: str, keys: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=words):
-        given = {"source": "text", "path": "a.jsonl", "format": "preference", **keys}
-        TrainSpec.model_validate({"task": task, "data": given})
+        options = {"source": "text", "path": "a.jsonl", "format": "preference", **keys}
+        TrainSpec.model_validate({"task": task, "data": options})
 
 
-def test_a_job_s_pairs_are_what_the_task_reads(tmp_path: Path) -> None:
-    text = data(tmp_path, [GOOD, GOOD], eval_split=0.5)
+def test_task_reads_the_pairs_of_a_job(tmp_path: Path) -> None:
+    text = make_data(tmp_path, [GOOD, GOOD], eval_split=0.5)
     spec = TrainSpec(task=DPO, model=specs.Decoder(length=15, vocab=256), data=text)
     task = Preference()
     for split in ("train", "eval"):

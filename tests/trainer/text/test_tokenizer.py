@@ -10,7 +10,7 @@ from jaxlaunch.trainer.text.documents import decode_text
 from tests.trainer.text import corpora
 from tests.trainer.text.corpora import BEGIN, END
 
-TEXTS = corpora.texts(2000, seed=1) + [
+TEXTS = corpora.make_texts(2000, seed=1) + [
     "",
     " ",
     END,
@@ -21,22 +21,26 @@ TEXTS = corpora.texts(2000, seed=1) + [
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    return {kind: corpora.saved(tmp_path_factory.mktemp(kind), kind) for kind in corpora.KINDS}
+    return {
+        kind: corpora.save_tokenizer(tmp_path_factory.mktemp(kind), kind) for kind in corpora.KINDS
+    }
 
 
 @pytest.mark.parametrize("kind", corpora.KINDS)
-def test_ids_and_texts_are_those_of_the_library_itself(folders: dict[str, str], kind: str) -> None:
-    ours = tokenizer.load_tokenizer(folders[kind])
-    theirs = Tokenizer.from_file(f"{folders[kind]}/tokenizer.json")
-    wanted = [encoding.ids for encoding in theirs.encode_batch(TEXTS, add_special_tokens=False)]
-    found = ours.encode_batch(TEXTS)
-    assert found == wanted
-    assert [ours.decode(ids) for ids in found[:100]] == theirs.decode_batch(wanted[:100])
-    assert ours.vocab == theirs.get_vocab_size() > max(map(max, filter(None, found)))
-    assert ours.eos == theirs.token_to_id(END)
+def test_ids_and_texts_equal_the_library(folders: dict[str, str], kind: str) -> None:
+    actual = tokenizer.load_tokenizer(folders[kind])
+    reference = Tokenizer.from_file(f"{folders[kind]}/tokenizer.json")
+    expected = [
+        encoding.ids for encoding in reference.encode_batch(TEXTS, add_special_tokens=False)
+    ]
+    result = actual.encode_batch(TEXTS)
+    assert result == expected
+    assert [actual.decode(ids) for ids in result[:100]] == reference.decode_batch(expected[:100])
+    assert actual.vocab == reference.get_vocab_size() > max(map(max, filter(None, result)))
+    assert actual.eos == reference.token_to_id(END)
 
 
-def test_of_a_byte_level_tokenizer_every_token_s_bytes_are_known(folders: dict[str, str]) -> None:
+def test_byte_level_tokens_have_their_bytes(folders: dict[str, str]) -> None:
     counts = tokenizer.load_tokenizer(folders["bpe"]).byte_counts
     for text, ids in zip(
         TEXTS, tokenizer.load_tokenizer(folders["bpe"]).encode_batch(TEXTS), strict=True
@@ -44,7 +48,7 @@ def test_of_a_byte_level_tokenizer_every_token_s_bytes_are_known(folders: dict[s
         assert counts[ids].sum() == len(text.replace(END, "").encode())
 
 
-def test_of_characters_a_token_s_bytes_are_those_of_its_piece() -> None:
+def test_character_tokens_have_the_bytes_of_their_piece() -> None:
     cases = [
         ("<0x0A>", "", "", 1),
         ("\u2581you", "", "", 4),
@@ -56,11 +60,11 @@ def test_of_characters_a_token_s_bytes_are_those_of_its_piece() -> None:
     ] == [each[3] for each in cases]
 
 
-def test_bytes_are_their_own_ids() -> None:
-    ours = tokenizer.load_tokenizer("bytes")
-    (ids,) = ours.encode_batch(["é👍"])
-    assert bytes(ids).decode() == ours.decode(ids) == "é👍"
-    assert (ours.vocab, ours.eos, ours.bos, dict(ours.files), ours.byte_counts.sum()) == (
+def test_byte_tokenizer_uses_bytes_as_ids() -> None:
+    actual = tokenizer.load_tokenizer("bytes")
+    (ids,) = actual.encode_batch(["é👍"])
+    assert bytes(ids).decode() == actual.decode(ids) == "é👍"
+    assert (actual.vocab, actual.eos, actual.bos, dict(actual.files), actual.byte_counts.sum()) == (
         256,
         None,
         None,
@@ -69,49 +73,55 @@ def test_bytes_are_their_own_ids() -> None:
     )
 
 
-def test_a_text_begins_with_bos_where_the_folder_or_its_post_processor_says_so(
+def test_bos_follows_the_configuration_or_post_processor(
     tmp_path: Path,
 ) -> None:
     named = {"bos_token": {"content": BEGIN}}
-    assert tokenizer.load_tokenizer(corpora.saved(tmp_path / "a")).bos is None
-    assert tokenizer.load_tokenizer(corpora.saved(tmp_path / "b", **named)).bos == 1
+    assert tokenizer.load_tokenizer(corpora.save_tokenizer(tmp_path / "a")).bos is None
+    assert tokenizer.load_tokenizer(corpora.save_tokenizer(tmp_path / "b", **named)).bos == 1
     assert (
-        tokenizer.load_tokenizer(corpora.saved(tmp_path / "c", **named, add_bos_token=False)).bos
-        is None
-    )
-    assert (
-        tokenizer.load_tokenizer(corpora.saved(tmp_path / "d", "unigram", bos_token=END)).bos
+        tokenizer.load_tokenizer(
+            corpora.save_tokenizer(tmp_path / "c", **named, add_bos_token=False)
+        ).bos
         is None
     )
     assert (
         tokenizer.load_tokenizer(
-            corpora.saved(tmp_path / "e", "unigram", bos_token=END, add_bos_token=True)
+            corpora.save_tokenizer(tmp_path / "d", "unigram", bos_token=END)
+        ).bos
+        is None
+    )
+    assert (
+        tokenizer.load_tokenizer(
+            corpora.save_tokenizer(tmp_path / "e", "unigram", bos_token=END, add_bos_token=True)
         ).bos
         == 1
     )
 
 
-def test_the_digest_is_of_what_makes_ids(tmp_path: Path) -> None:
+def test_digest_depends_on_what_makes_ids(tmp_path: Path) -> None:
     same = [
-        tokenizer.load_tokenizer(corpora.saved(tmp_path / name, chat_template=name)).digest
+        tokenizer.load_tokenizer(corpora.save_tokenizer(tmp_path / name, chat_template=name)).digest
         for name in ("a", "b")
     ]
     assert same[0] == same[1] == tokenizer.load_tokenizer(f"{tmp_path}/a/tokenizer.json").digest
     others = {
-        tokenizer.load_tokenizer(corpora.saved(tmp_path / kind, kind)).digest
+        tokenizer.load_tokenizer(corpora.save_tokenizer(tmp_path / kind, kind)).digest
         for kind in ("unigram", "wordpiece")
     }
-    others.add(tokenizer.load_tokenizer(corpora.saved(tmp_path / "c", eos_token=BEGIN)).digest)
+    others.add(
+        tokenizer.load_tokenizer(corpora.save_tokenizer(tmp_path / "c", eos_token=BEGIN)).digest
+    )
     assert len(others | set(same)) == 4
 
 
-def test_a_tokenizer_that_cannot_be_read_is_said(tmp_path: Path) -> None:
+def test_unreadable_tokenizer_is_reported(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "tokenizer.model").touch()
     (tmp_path / "broken.json").write_text('{"model": 1}')
-    strange = corpora.saved(tmp_path / "strange", eos_token="<eos>")
-    config = corpora.saved(tmp_path / "config")
+    strange = corpora.save_tokenizer(tmp_path / "strange", eos_token="<eos>")
+    config = corpora.save_tokenizer(tmp_path / "config")
     Path(config, "tokenizer_config.json").write_text("[]")
     for name, words in (
         (f"{tmp_path}/gone", "is neither bytes nor a folder or file of a tokenizer.json"),
@@ -129,18 +139,18 @@ def test_a_tokenizer_that_cannot_be_read_is_said(tmp_path: Path) -> None:
         assert words in str(raised.value)
 
 
-def test_a_model_with_fewer_tokens_than_the_tokenizer_is_refused_with_both(
+def test_too_small_model_vocabulary_is_refused(
     folders: dict[str, str],
 ) -> None:
-    ours = tokenizer.load_tokenizer(folders["bpe"])
-    tokenizer.check_vocab(ours, ours.vocab)
+    actual = tokenizer.load_tokenizer(folders["bpe"])
+    tokenizer.check_vocab(actual, actual.vocab)
     with pytest.raises(
-        SpecError, match=f"vocab = 499 is less than the {ours.vocab} of data.tokenizer = .*bpe"
+        SpecError, match=f"vocab = 499 is less than the {actual.vocab} of data.tokenizer = .*bpe"
     ):
-        tokenizer.check_vocab(ours, 499)
+        tokenizer.check_vocab(actual, 499)
 
 
-def test_checkpoints_carry_the_files(tmp_path: Path, folders: dict[str, str]) -> None:
+def test_checkpoint_contains_the_tokenizer_files(tmp_path: Path, folders: dict[str, str]) -> None:
     files = tokenizer.load_tokenizer(folders["bpe"]).files
     assert saved_files.read_saved_tokenizer(str(tmp_path)) == {}
     for _ in range(2):

@@ -19,11 +19,11 @@ from tests.trainer.text.wrong_data import CASES, Case, rows
 
 
 @pytest.fixture(scope="module")
-def usual(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return corpora.saved(tmp_path_factory.mktemp("tokenizer"))
+def shared_folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return corpora.save_tokenizer(tmp_path_factory.mktemp("tokenizer"))
 
 
-def block(case: Case, folder: Path, usual: str) -> dict[str, Any]:
+def make_block(case: Case, folder: Path, shared_folder: str) -> dict[str, Any]:
     """The train block of a case, whose files are there."""
     files: wrong_data.Files = {"a.jsonl": rows(*[wrong_data.GOOD] * 9), **case.files}
     for name, content in files.items():
@@ -32,8 +32,8 @@ def block(case: Case, folder: Path, usual: str) -> dict[str, Any]:
             (folder / name).write_bytes(content)
         else:
             content(folder / name)
-    own = f"{folder}/tokenizer" if (folder / "tokenizer").exists() else usual
-    data = {"source": "text", "path": f"{folder}/a.jsonl", "tokenizer": own, **case.data}
+    own_items = f"{folder}/tokenizer" if (folder / "tokenizer").exists() else shared_folder
+    data = {"source": "text", "path": f"{folder}/a.jsonl", "tokenizer": own_items, **case.data}
     if data["source"] != "array_record":
         data = {"data_dir": f"{folder}/out", **data}
     model = {
@@ -45,13 +45,13 @@ def block(case: Case, folder: Path, usual: str) -> dict[str, Any]:
         "length": 8,
         **case.model,
     }
-    given = {key: value for key, value in data.items() if value is not None}
-    text = json.dumps({"task": case.task, "model": model, "data": given, "batch": 2})
-    found: dict[str, Any] = json.loads(text.replace("PATH", str(folder)))
-    return found
+    options = {key: value for key, value in data.items() if value is not None}
+    text = json.dumps({"task": case.task, "model": model, "data": options, "batch": 2})
+    result: dict[str, Any] = json.loads(text.replace("PATH", str(folder)))
+    return result
 
 
-def opened(block: dict[str, Any]) -> dict[str, Any]:
+def open_block(block: dict[str, Any]) -> dict[str, Any]:
     """As a run opens its data, before it compiles: both splits, and the first example."""
     spec, task = process.read_spec({contract.TRAIN_SPEC: json.dumps(block)})
     for split in ("train", "eval"):
@@ -71,29 +71,37 @@ def opened(block: dict[str, Any]) -> dict[str, Any]:
     return {"opened": True}
 
 
-def test_there_are_sixty_cases_and_more() -> None:
+def test_at_least_sixty_cases_exist() -> None:
     assert len({case.name for case in CASES}) == len(CASES) >= 60
 
 
 @pytest.mark.parametrize("case", CASES, ids=[case.name.replace(" ", "-") for case in CASES])
-def test_wrong_data_is_a_sentence_with_a_code(
+def test_invalid_data_is_reported_with_its_exit_code(
     case: Case,
     tmp_path: Path,
-    usual: str,
+    shared_folder: str,
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr(text, "_run_build", lambda made, folder, *_: build.build_rows(made, folder))
-    code = process.print_result(lambda: opened(block(case, tmp_path, usual)))
-    said = capfd.readouterr().err
+    code = process.print_result(lambda: open_block(make_block(case, tmp_path, shared_folder)))
+    message = capfd.readouterr().err
     words = case.words.replace("PATH", str(tmp_path))
-    assert words in said and code == case.code, said
-    assert "Traceback" not in said and len(said.strip().splitlines()) <= 2
+    assert words in message and code == case.code, message
+    assert "Traceback" not in message and len(message.strip().splitlines()) <= 2
 
 
-def test_a_job_without_a_fault_is_opened(
-    tmp_path: Path, usual: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+def test_valid_job_opens(
+    tmp_path: Path,
+    shared_folder: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr(text, "_run_build", lambda made, folder, *_: build.build_rows(made, folder))
-    assert process.print_result(lambda: opened(block(Case("none", 0, ""), tmp_path, usual))) == 0
+    assert (
+        process.print_result(
+            lambda: open_block(make_block(Case("none", 0, ""), tmp_path, shared_folder))
+        )
+        == 0
+    )
     assert json.loads(capfd.readouterr().out) == {"opened": True}

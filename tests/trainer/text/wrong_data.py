@@ -31,9 +31,9 @@ class Case(NamedTuple):
     task: str = "lm"
 
 
-def rows(*found: Any) -> bytes:
+def rows(*result: Any) -> bytes:
     """JSON lines."""
-    return "".join(json.dumps(row) + "\n" for row in found).encode()
+    return "".join(json.dumps(row) + "\n" for row in result).encode()
 
 
 def table(to: str, *, ending: int | None = None, **columns: Any) -> Files:
@@ -101,19 +101,19 @@ def token_300(path: Path) -> None:
 
 def tokenizer(kind: str = "bpe", **config: Any) -> Files:
     """A tokenizer with another tokenizer_config.json."""
-    return {"tokenizer": lambda path: corpora.saved(path, kind, **config)}
+    return {"tokenizer": lambda path: corpora.save_tokenizer(path, kind, **config)}
 
 
 def template(text: Any) -> Files:
     """A tokenizer with this chat template."""
-    return {"tokenizer": lambda path: chat_corpora.saved(path, text)}
+    return {"tokenizer": lambda path: chat_corpora.save_chat_tokenizer(path, text)}
 
 
 def inside(name: str, content: bytes) -> Files:
     """A tokenizer of which one file holds this."""
 
     def write(path: Path) -> None:
-        corpora.saved(path)
+        corpora.save_tokenizer(path)
         (path / name).write_bytes(content)
 
     return {"tokenizer": write}
@@ -144,9 +144,9 @@ def mixture(**parts: Any) -> dict[str, Any]:
     }
 
 
-def lines(name: str, words: str, *found: Any, **keys: Any) -> Case:
+def lines(name: str, words: str, *result: Any, **keys: Any) -> Case:
     """A file of JSON lines of which a row is wrong."""
-    return Case(name, 65, words, files={"a.jsonl": rows(*found)}, **keys)
+    return Case(name, 65, words, files={"a.jsonl": rows(*result)}, **keys)
 
 
 def raw(name: str, words: str, content: bytes, to: str = "a.jsonl") -> Case:

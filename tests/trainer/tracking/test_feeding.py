@@ -57,37 +57,36 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def feed(
+def run_feed(
     folder: Path, name: str, monkeypatch: pytest.MonkeyPatch, first: int, last: int
 ) -> str | None:
     """What is said of the tracker at the end of a start that goes on after `first` and trains until `last`."""
     monkeypatch.setenv(contract.TRACKER, json.dumps({"tracker": f"mine:{name}", "name": "job"}))
     journals = {each: Journal(str(folder / f"{each}.jsonl"), first) for each in ("metrics", "eval")}
-    begun = tracker_feed.start_feed(str(folder))
-    assert begun is not None
+    started = tracker_feed.start_feed(str(folder))
+    assert started is not None
     for step in range(first + 1, last + 1):
         journals["metrics"].write(step, {"loss": 1 / step, "mfu": None, "time": 5.0})
         if step % 2 == 0:
             journals["eval"].write(step, {"loss": 2 / step})
     if name in ("Raises", "FailsAtFirst"):  # the training takes longer than that
-        begun._process.wait()
+        started._process.wait()
     for journal in journals.values():
         journal.close()
-    return begun.close()
+    return started.close()
 
 
-def test_each_line_is_handed_over_once_to_one_run_over_restarts(
+def test_each_line_is_sent_once_across_restarts(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for first, last in ((0, 4), (2, 5), (5, 5), (3, 8)):  # resumed at 2, 5 and 3
-        assert feed(folder, "Kept", monkeypatch, first, last) is None
+        assert run_feed(folder, "Kept", monkeypatch, first, last) is None
         monkeypatch.setenv(contract.UID, f"another start {last}")
     lines = (folder / "kept").read_text().splitlines()
-    assert (
-        len({line for line in lines if line.startswith("run ")}) == 1 and lines.count("closed") == 4
-    )
-    handed = [line for line in lines if line[0].isdigit()]
-    wanted = [
+    assert len({line for line in lines if line.startswith("run ")}) == 1
+    assert lines.count("closed") == 4
+    sent = [line for line in lines if line[0].isdigit()]
+    expected = [
         line
         for step in range(1, 9)
         for line in (
@@ -95,70 +94,68 @@ def test_each_line_is_handed_over_once_to_one_run_over_restarts(
             *([f"{step} eval/loss {2 / step}"] if step % 2 == 0 else []),
         )
     ]
-    assert handed == wanted
+    assert sent == expected
 
 
-def test_the_time_of_a_tracker_that_opens_late_counts_from_then_on(
+def test_time_limit_starts_when_the_tracker_opens(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tracker_feed, "ENDS_S", 8.0)
-    assert feed(folder, "OpensLate", monkeypatch, 0, 4) is None
+    assert run_feed(folder, "OpensLate", monkeypatch, 0, 4) is None
     lines = (folder / "kept").read_text().splitlines()
     assert len(lines) == 8 and lines[-1] == "closed"
     monkeypatch.setattr(tracker_feed, "OPENS_S", 1.0)
-    said = feed(folder, "NeverOpens", monkeypatch, 0, 4)
-    assert (
-        said is not None
-        and "was not open 1 s after the training" in said
-        and str(folder / tracker_feed.LOG_FILE) in said
-    )
+    message = run_feed(folder, "NeverOpens", monkeypatch, 0, 4)
+    assert message is not None
+    assert "was not open 1 s after the training" in message
+    assert str(folder / tracker_feed.LOG_FILE) in message
 
 
-def test_a_line_is_not_handed_over_again_where_time_was_up(
+def test_line_is_not_sent_again_after_a_timeout(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tracker_feed, "ENDS_S", 1.0)
-    said = feed(folder, "Crawls", monkeypatch, 0, 12)
-    assert said is not None and "was still busy 1 s after the training" in said
+    message = run_feed(folder, "Crawls", monkeypatch, 0, 12)
+    assert message is not None and "was still busy 1 s after the training" in message
     assert (folder / "kept").read_text().splitlines()[-1] == "closed"
     monkeypatch.setattr(tracker_feed, "ENDS_S", 60.0)
-    assert feed(folder, "Crawls", monkeypatch, 12, 12) is None
-    handed = [line for line in (folder / "kept").read_text().splitlines() if "train/loss" in line]
-    assert handed == [f"{step} train/loss {1 / step}" for step in range(1, 13)]
+    assert run_feed(folder, "Crawls", monkeypatch, 12, 12) is None
+    sent = [line for line in (folder / "kept").read_text().splitlines() if "train/loss" in line]
+    assert sent == [f"{step} train/loss {1 / step}" for step in range(1, 13)]
 
 
 @pytest.mark.parametrize(
     ("name", "says"), [("Blocks", "was still busy"), ("Raises", "failed (exit 1)")]
 )
-def test_a_tracker_that_blocks_or_raises_is_left_behind_and_said(
+def test_blocked_or_failed_tracker_is_reported(
     folder: Path, monkeypatch: pytest.MonkeyPatch, name: str, says: str
 ) -> None:
     monkeypatch.setattr(tracker_feed, "ENDS_S", 1.0 if name == "Blocks" else 60.0)
     monkeypatch.setattr(tracker_feed, "CLOSES_S", 1.0)
-    said = feed(folder, name, monkeypatch, 0, 4)
-    assert said is not None and says in said and str(folder / tracker_feed.LOG_FILE) in said
+    message = run_feed(folder, name, monkeypatch, 0, 4)
+    assert (
+        message is not None and says in message and str(folder / tracker_feed.LOG_FILE) in message
+    )
     if name == "Raises":
         assert "No space left on device" in (folder / tracker_feed.LOG_FILE).read_text()
     monkeypatch.setattr(tracker_feed, "ENDS_S", 60.0)
-    assert feed(folder, "Kept", monkeypatch, 0, 4) is None  # another tracker gets all
+    assert run_feed(folder, "Kept", monkeypatch, 0, 4) is None  # another tracker gets all
     assert (
         len([line for line in (folder / "kept").read_text().splitlines() if "train/loss" in line])
         == 4
     )
 
 
-def test_a_tracker_that_failed_during_the_training_is_tried_once_more_at_its_end(
+def test_failed_tracker_is_started_again_at_the_end(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(folder)
-    assert feed(folder, "FailsAtFirst", monkeypatch, 0, 4) is None
-    handed = [line for line in (folder / "kept").read_text().splitlines() if "train/loss" in line]
-    assert handed == [f"{step} train/loss {1 / step}" for step in range(1, 5)]
+    assert run_feed(folder, "FailsAtFirst", monkeypatch, 0, 4) is None
+    sent = [line for line in (folder / "kept").read_text().splitlines() if "train/loss" in line]
+    assert sent == [f"{step} train/loss {1 / step}" for step in range(1, 5)]
     assert "Connection reset by peer" in (folder / tracker_feed.LOG_FILE).read_text()
 
 
-def test_a_job_without_a_tracker_starts_nothing(folder: Path) -> None:
-    assert (
-        tracker_feed.start_feed(str(folder)) is None
-        and not (folder / tracker_feed.LOG_FILE).exists()
-    )
+def test_job_without_a_tracker_starts_no_feed(folder: Path) -> None:
+    assert tracker_feed.start_feed(str(folder)) is None
+    assert not (folder / tracker_feed.LOG_FILE).exists()

@@ -26,7 +26,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def spec(folder: Path, workers: int = 0, **keys: object) -> TrainSpec:
+def make_spec(folder: Path, workers: int = 0, **keys: object) -> TrainSpec:
     data = {
         "source": "images",
         "path": str(folder),
@@ -41,9 +41,9 @@ def spec(folder: Path, workers: int = 0, **keys: object) -> TrainSpec:
     )
 
 
-def hashes(folder: Path, processes: int = 1, start: int = 0, **keys: object) -> list[str]:
+def hash_batches(folder: Path, processes: int = 1, start: int = 0, **keys: object) -> list[str]:
     """Of the batch of each step, its parts read by so many processes."""
-    train = spec(folder, **keys)  # type: ignore[arg-type]
+    train = make_spec(folder, **keys)  # type: ignore[arg-type]
     source = open_source(train, "train")
     assert source is not None
     size, parts = BATCH // processes, []
@@ -66,27 +66,27 @@ def hashes(folder: Path, processes: int = 1, start: int = 0, **keys: object) -> 
     ]
 
 
-def test_two_runs_a_resume_processes_and_workers_see_identical_pixels(folder: Path) -> None:
-    once = hashes(folder)
+def test_pixels_are_equal_for_resumes_processes_and_workers(folder: Path) -> None:
+    once = hash_batches(folder)
     assert len(set(once)) == STEPS
-    assert hashes(folder) == once
-    assert hashes(folder, start=2) == once[2:]  # in the middle of the second epoch
+    assert hash_batches(folder) == once
+    assert hash_batches(folder, start=2) == once[2:]  # in the middle of the second epoch
     for processes in (2, 4):
-        assert hashes(folder, processes) == once
+        assert hash_batches(folder, processes) == once
     for count in (2, 4):
         try:
-            assert hashes(folder, workers=count) == once
+            assert hash_batches(folder, workers=count) == once
         finally:  # else a later module of this process gets them, with the import path of now
             workers.shared_workers(count).close()
             workers.shared_workers.cache_clear()
-    assert hashes(folder, augment=None) != once
+    assert hash_batches(folder, augment=None) != once
 
 
-def test_an_evaluation_sees_the_middle_of_each_image_once_and_always_the_same(folder: Path) -> None:
-    train = spec(folder, eval_path=str(folder))
+def test_evaluation_reads_the_center_of_each_image(folder: Path) -> None:
+    train = make_spec(folder, eval_path=str(folder))
     source = open_source(train, "eval")
     assert source is not None
-    made = Evaluation(source, Classify().example, batch=8, rows=range(8), threads=2, seed=3)
-    once, again = ([batch["image"].copy() for batch in made] for _ in range(2))
-    assert sum(float(batch["weight"].sum()) for batch in made) == 12
-    assert all(np.array_equal(one, two) for one, two in zip(once, again, strict=True))
+    built = Evaluation(source, Classify().example, batch=8, rows=range(8), threads=2, seed=3)
+    once, repeated = ([batch["image"].copy() for batch in built] for _ in range(2))
+    assert sum(float(batch["weight"].sum()) for batch in built) == 12
+    assert all(np.array_equal(one, two) for one, two in zip(once, repeated, strict=True))

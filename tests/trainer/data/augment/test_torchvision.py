@@ -21,7 +21,7 @@ SPACES = {
 }
 
 
-def picture() -> np.ndarray:
+def make_picture() -> np.ndarray:
     """Smooth colours with an edge and some noise: the range of each channel is not all of it."""
     y, x = np.mgrid[: SHAPE[0], : SHAPE[1]]
     channels = [30 + 2 * y, 60 + x, 200 - y - x // 2]
@@ -32,22 +32,22 @@ def picture() -> np.ndarray:
 
 
 @pytest.fixture(scope="module")
-def theirs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, np.ndarray]:
+def torchvision_results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, np.ndarray]:
     folder, site = tmp_path_factory.mktemp("torchvision"), needs.packages("torchvision")
     needs.packages("torch")
-    given = {"image": picture(), "box": (7, 11, 30, 44), "size": (24, 32), "short": 27}
-    np.savez(folder / "given.npz", **given)  # type: ignore[arg-type]
+    options = {"image": make_picture(), "box": (7, 11, 30, 44), "size": (24, 32), "short": 27}
+    np.savez(folder / "given.npz", **options)  # type: ignore[arg-type]
     environments.run_program(
         "torch", str(PROGRAM), str(site), str(folder / "given.npz"), str(folder / "made.npz")
     )
     return dict(np.load(folder / "made.npz"))
 
 
-def test_every_operation_of_randaugment_and_augmix_equals_torchvision_s(
-    theirs: dict[str, np.ndarray],
+def test_operations_equal_torchvision(
+    torchvision_results: dict[str, np.ndarray],
 ) -> None:
     compared = set()
-    for key, wanted in theirs.items():
+    for key, expected in torchvision_results.items():
         space, _, rest = key.partition("/")
         if space not in SPACES:
             continue
@@ -56,8 +56,10 @@ def test_every_operation_of_randaugment_and_augmix_equals_torchvision_s(
         by = augment.operation_strength(
             name, step, bins, (share * SHAPE[1], share * SHAPE[0]), bits
         )
-        found = augment.OPERATIONS[name](Image.fromarray(picture()), -by if sign == "-" else by)
-        apart = np.abs(np.asarray(found).astype(int) - wanted)
+        result = augment.OPERATIONS[name](
+            Image.fromarray(make_picture()), -by if sign == "-" else by
+        )
+        apart = np.abs(np.asarray(result).astype(int) - expected)
         # Pillow rounds its grey and its smoothed image to bytes before it blends with them.
         assert apart.max() <= (2 if name in ("saturation", "contrast", "sharpness") else 1), (
             key,
@@ -65,20 +67,20 @@ def test_every_operation_of_randaugment_and_augmix_equals_torchvision_s(
         )
         assert (apart > 1).mean() < 0.01, key
         compared.add(name)
-        assert name in augment.UNSIGNED or f"{space}/{name}/-" in theirs, key
+        assert name in augment.UNSIGNED or f"{space}/{name}/-" in torchvision_results, key
     assert compared == augment.OPERATIONS.keys() - {"identity"}
 
 
-def test_hue_crops_and_the_middle_equal_torchvision_s(theirs: dict[str, np.ndarray]) -> None:
-    for key in (key for key in theirs if key.startswith("hue/")):
-        found = np.asarray(augment.shift_hue(Image.fromarray(picture()), float(key[4:])))
-        assert np.abs(found.astype(int) - theirs[key]).mean() < 2.0, (
+def test_hue_and_crops_equal_torchvision(torchvision_results: dict[str, np.ndarray]) -> None:
+    for key in (key for key in torchvision_results if key.startswith("hue/")):
+        result = np.asarray(augment.shift_hue(Image.fromarray(make_picture()), float(key[4:])))
+        assert np.abs(result.astype(int) - torchvision_results[key]).mean() < 2.0, (
             key
         )  # Pillow's circle has 256 steps
-    image = ArrayImage(picture())
+    image = ArrayImage(make_picture())
     cropped = image.read_pixels((7, 11, 30, 44), (24, 32)).astype(int)
     # Inside; at the border of the box Pillow blends with what lies beside it in the image.
-    assert np.abs(cropped - theirs["resized_crop"])[1:-1, 1:-1].max() <= 1
-    seen = Transform(Augment(eval_crop=24 / 27), (24, 32), "eval")(image).astype(int)
-    assert np.abs(seen - theirs["center_crop"]).mean() < 3.0
+    assert np.abs(cropped - torchvision_results["resized_crop"])[1:-1, 1:-1].max() <= 1
+    observed = Transform(Augment(eval_crop=24 / 27), (24, 32), "eval")(image).astype(int)
+    assert np.abs(observed - torchvision_results["center_crop"]).mean() < 3.0
     assert augment.center_box(SHAPE, (24, 32)) == (0.0, 0.0, 60.0, 80.0)

@@ -10,30 +10,32 @@ from jaxlaunch.trainer.spec.augment import PRESETS, Augment, AugMix, Jitter
 IMAGE = np.random.default_rng(0).integers(0, 256, (20, 28, 3), np.uint8)
 
 
-def rng(seed: int = 0) -> np.random.Generator:
+def make_rng(seed: int = 0) -> np.random.Generator:
     return np.random.default_rng(seed)
 
 
-def seen(
+def transform_image(
     seed: int = 0, split: str = "train", size: tuple[int, int] | None = None, **keys: object
 ) -> np.ndarray:
-    made = Transform(Augment.model_validate(keys), size, split)  # type: ignore[arg-type]
-    return made(ArrayImage(IMAGE), rng(seed) if made.needs_rng else None)
+    built = Transform(Augment.model_validate(keys), size, split)  # type: ignore[arg-type]
+    return built(ArrayImage(IMAGE), make_rng(seed) if built.needs_rng else None)
 
 
-def test_a_crop_is_the_first_box_that_fits_of_the_shares_and_shapes_that_are_drawn() -> None:
+def test_crop_is_the_first_drawn_box_that_fits() -> None:
     for seed in range(50):
-        top, left, high, wide = augment.random_box((20, 28), (0.08, 1.0), (3 / 4, 4 / 3), rng(seed))
-        draw = rng(seed)
+        top, remaining, high, wide = augment.random_box(
+            (20, 28), (0.08, 1.0), (3 / 4, 4 / 3), make_rng(seed)
+        )
+        draw = make_rng(seed)
         for _ in range(10):
             area = 560 * draw.uniform(0.08, 1.0)
             shape = np.exp(draw.uniform(np.log(3 / 4), np.log(4 / 3)))
             size = round(float(np.sqrt(area / shape))), round(float(np.sqrt(area * shape)))
             if size[0] <= 20 and size[1] <= 28:
                 assert (high, wide) == size
-                assert (top, left) == (draw.integers(21 - high), draw.integers(29 - wide))
+                assert (top, remaining) == (draw.integers(21 - high), draw.integers(29 - wide))
                 break
-    assert augment.random_box((4, 100), (1.0, 1.0), (3 / 4, 4 / 3), rng()) == (
+    assert augment.random_box((4, 100), (1.0, 1.0), (3 / 4, 4 / 3), make_rng()) == (
         0,
         47,
         4,
@@ -41,26 +43,26 @@ def test_a_crop_is_the_first_box_that_fits_of_the_shares_and_shapes_that_are_dra
     )  # nothing fits
 
 
-def test_a_shift_is_a_crop_out_of_a_border_of_zeros() -> None:
+def test_shift_equals_a_padded_crop() -> None:
     border = np.pad(IMAGE, ((4, 4), (4, 4), (0, 0)))
     for down, right in ((0, 0), (4, -4), (-3, 2), (1, 4)):
-        wanted = border[4 - down : 24 - down, 4 - right : 32 - right]
-        np.testing.assert_array_equal(augment.shift_image(IMAGE, down, right), wanted)
-    draw = rng(3)
+        expected = border[4 - down : 24 - down, 4 - right : 32 - right]
+        np.testing.assert_array_equal(augment.shift_image(IMAGE, down, right), expected)
+    draw = make_rng(3)
     down, right = draw.integers(-4, 5, size=2)
     np.testing.assert_array_equal(
-        seen(3, shift=4), augment.shift_image(IMAGE, int(down), int(right))
+        transform_image(3, shift=4), augment.shift_image(IMAGE, int(down), int(right))
     )
 
 
-def test_flips_mirror_and_erasing_fills_one_rectangle_with_the_mean() -> None:
-    np.testing.assert_array_equal(seen(flip=1.0), IMAGE[:, ::-1])
-    np.testing.assert_array_equal(seen(flip_vertical=1.0), IMAGE[::-1])
-    assert {seen(seed, flip=0.5).tobytes() for seed in range(9)} == {
+def test_flips_and_erasing() -> None:
+    np.testing.assert_array_equal(transform_image(flip=1.0), IMAGE[:, ::-1])
+    np.testing.assert_array_equal(transform_image(flip_vertical=1.0), IMAGE[::-1])
+    assert {transform_image(seed, flip=0.5).tobytes() for seed in range(9)} == {
         IMAGE.tobytes(),
         IMAGE[:, ::-1].tobytes(),
     }
-    erased = seen(erase=1.0)
+    erased = transform_image(erase=1.0)
     rows, columns = np.nonzero((erased != IMAGE).any(-1))
     inside = np.zeros((20, 28), bool)
     inside[rows.min() : rows.max() + 1, columns.min() : columns.max() + 1] = True
@@ -69,74 +71,78 @@ def test_flips_mirror_and_erasing_fills_one_rectangle_with_the_mean() -> None:
     assert 0.02 * 560 * 0.7 < inside.sum() < 0.33 * 560 * 1.3
 
 
-def test_jitter_multiplies_by_drawn_factors_in_a_drawn_order() -> None:
+def test_jitter_uses_random_factors_in_random_order() -> None:
     grey = IMAGE.astype(float) @ (0.299, 0.587, 0.114)
     for seed in range(4):
-        draw = rng(seed)
+        draw = make_rng(seed)
         bright, contrast = draw.uniform(0.6, 1.4), draw.uniform(0.5, 1.5)
         order = draw.permutation(2)
-        wanted = IMAGE.astype(float)
+        expected = IMAGE.astype(float)
         for at in order:
-            mean = np.round((wanted @ (0.299, 0.587, 0.114)).mean())
-            wanted = wanted * bright if at == 0 else mean + (wanted - mean) * contrast
-            wanted = np.clip(wanted, 0, 255)
+            mean = np.round((expected @ (0.299, 0.587, 0.114)).mean())
+            expected = expected * bright if at == 0 else mean + (expected - mean) * contrast
+            expected = np.clip(expected, 0, 255)
         asked = Jitter(brightness=0.4, contrast=0.5)
-        found = np.asarray(augment.apply_jitter(Image.fromarray(IMAGE), asked, rng(seed)), float)
-        assert np.abs(found - wanted).max() <= 2.5, seed
+        result = np.asarray(
+            augment.apply_jitter(Image.fromarray(IMAGE), asked, make_rng(seed)), float
+        )
+        assert np.abs(result - expected).max() <= 2.5, seed
     pale = np.asarray(augment.OPERATIONS["saturation"](Image.fromarray(IMAGE), -1.0), float)
     assert np.abs(pale - grey[..., None]).max() <= 1.0
 
 
-def test_augmix_is_a_sum_of_chains_in_the_shares_that_are_drawn() -> None:
+def test_augmix_is_a_weighted_sum_of_chains() -> None:
     asked = AugMix(severity=3, width=2, depth=1)
-    found = np.asarray(augment.apply_augmix(Image.fromarray(IMAGE), asked, rng(1)), float)
-    draw, names = rng(1), [name for name in augment.OPERATIONS if name != "identity"]
-    kept, changed = draw.dirichlet([1.0, 1.0])
-    wanted = kept * IMAGE
+    result = np.asarray(augment.apply_augmix(Image.fromarray(IMAGE), asked, make_rng(1)), float)
+    draw, names = make_rng(1), [name for name in augment.OPERATIONS if name != "identity"]
+    stored, changed = draw.dirichlet([1.0, 1.0])
+    expected = stored * IMAGE
     for share in draw.dirichlet([1.0, 1.0]) * changed:
         name = names[draw.integers(len(names))]
         by = augment.operation_strength(name, int(draw.integers(3)), 10, (28 / 3, 20 / 3), 4)
         by = by if name in augment.UNSIGNED or draw.random() < 0.5 else -by
-        wanted = wanted + share * np.asarray(
+        expected = expected + share * np.asarray(
             augment.OPERATIONS[name](Image.fromarray(IMAGE), by), float
         )
-    assert np.abs(found - wanted).max() <= 1.0
+    assert np.abs(result - expected).max() <= 1.0
 
 
 @pytest.mark.parametrize("preset", PRESETS)
-def test_a_recipe_is_a_function_of_its_generator_and_an_evaluation_draws_nothing(
+def test_recipe_depends_on_its_generator_alone(
     preset: str,
 ) -> None:
-    once, again, other = (seen(seed, size=(16, 16), preset=preset) for seed in (0, 0, 1))
+    once, repeated, second = (
+        transform_image(seed, size=(16, 16), preset=preset) for seed in (0, 0, 1)
+    )
     assert once.shape == (16, 16, 3) and once.dtype == np.uint8
-    np.testing.assert_array_equal(once, again)
-    assert (once != other).any()
+    np.testing.assert_array_equal(once, repeated)
+    assert (once != second).any()
     held_out = Transform(Augment.model_validate({"preset": preset}), (16, 16), "eval")
     assert not held_out.needs_rng
     np.testing.assert_array_equal(
-        held_out(ArrayImage(IMAGE)), seen(7, "eval", (16, 16), preset=preset)
+        held_out(ArrayImage(IMAGE)), transform_image(7, "eval", (16, 16), preset=preset)
     )
 
 
 def test_grey_images_stay_grey() -> None:
-    made = Transform(
+    built = Transform(
         Augment.model_validate(
             {"preset": "imagenet-vit", "jitter": {"hue": 0.1, "saturation": 0.4}}
         ),
         (16, 16),
         "train",
     )
-    assert made(ArrayImage(IMAGE[..., 0]), rng()).shape == (16, 16, 1)
+    assert built(ArrayImage(IMAGE[..., 0]), make_rng()).shape == (16, 16, 1)
 
 
 @pytest.mark.parametrize(
-    ("keys", "says"),
+    ("keys", "message"),
     [
         ({"crop": [0.9, 0.1]}, "the first number is larger than the second"),
         ({"preset": "cifar", "crop": [0.5, 1.0]}, "crop and shift = 4 are both given"),
         ({"preset": "imagenet"}, "preset"),
     ],
 )
-def test_wrong_blocks_are_refused(keys: dict[str, object], says: str) -> None:
-    with pytest.raises(pydantic.ValidationError, match=says):
+def test_invalid_blocks_are_refused(keys: dict[str, object], message: str) -> None:
+    with pytest.raises(pydantic.ValidationError, match=message):
         Augment.model_validate(keys)

@@ -13,7 +13,7 @@ from pyarrow import parquet
 COLOURS = {"cat": (200, 40, 40), "dog": (40, 40, 200)}
 
 
-def encoded(name: str, number: int, form: str = "PNG") -> bytes:
+def encode_image(name: str, number: int, form: str = "PNG") -> bytes:
     """An image of a class, another for each number."""
     noise = np.random.default_rng(number).normal(COLOURS[name], 30, (12, 16, 3))
     file = io.BytesIO()
@@ -21,21 +21,21 @@ def encoded(name: str, number: int, form: str = "PNG") -> bytes:
     return file.getvalue()
 
 
-def folders(root: Path, each: int = 4) -> Path:
+def write_folders(root: Path, item: int = 4) -> Path:
     """A folder by class."""
     for name in COLOURS:
         (root / name).mkdir(parents=True, exist_ok=True)
-        for number in range(each):
-            (root / name / f"{number}.png").write_bytes(encoded(name, number))
+        for number in range(item):
+            (root / name / f"{number}.png").write_bytes(encode_image(name, number))
     return root
 
 
-def pairs(each: int = 4) -> list[tuple[str, int]]:
+def make_pairs(item: int = 4) -> list[tuple[str, int]]:
     """Class and number of every image, in the order of `folders`."""
-    return [(name, number) for name in COLOURS for number in range(each)]
+    return [(name, number) for name in COLOURS for number in range(item)]
 
 
-def tar(path: Path, members: dict[str, bytes]) -> Path:
+def write_tar(path: Path, members: dict[str, bytes]) -> Path:
     """A tar with these members, in their order."""
     with tarfile.open(path, "w") as file:
         for name, data in members.items():
@@ -45,53 +45,53 @@ def tar(path: Path, members: dict[str, bytes]) -> Path:
     return path
 
 
-def webdataset(path: Path) -> Path:
+def write_webdataset(path: Path) -> Path:
     """A WebDataset tar of the images of `folders`, in their order; of half of them the label is in a JSON member."""
     members = {}
-    for at, (name, number) in enumerate(pairs()):
-        members[f"{at:04}.png"] = encoded(name, number)
+    for at, (name, number) in enumerate(make_pairs()):
+        members[f"{at:04}.png"] = encode_image(name, number)
         as_json = {f"{at:04}.json": json.dumps({"label": name}).encode()}
         members |= as_json if at % 2 else {f"{at:04}.cls": name.encode()}
-    return tar(path, members)
+    return write_tar(path, members)
 
 
-def table() -> pyarrow.Table:
+def make_table() -> pyarrow.Table:
     """The images of `folders` as Hugging Face's datasets has them."""
-    rows = [{"bytes": encoded(name, number), "path": None} for name, number in pairs()]
-    labels = [list(COLOURS).index(name) for name, _ in pairs()]
+    rows = [{"bytes": encode_image(name, number), "path": None} for name, number in make_pairs()]
+    labels = [list(COLOURS).index(name) for name, _ in make_pairs()]
     features = {
         "image": {"_type": "Image"},
         "label": {"names": list(COLOURS), "_type": "ClassLabel"},
     }
     kind = pyarrow.struct([("bytes", pyarrow.binary()), ("path", pyarrow.string())])
-    found = pyarrow.table(
+    result = pyarrow.table(
         {"image": pyarrow.array(rows, kind), "label": pyarrow.array(labels, pyarrow.int64())}
     )
-    return found.replace_schema_metadata(
+    return result.replace_schema_metadata(
         {"huggingface": json.dumps({"info": {"features": features}})}
     )
 
 
-def saved(folder: Path, compression: str | None = None) -> Path:
+def save_dataset(folder: Path, compression: str | None = None) -> Path:
     """A folder as `save_to_disk` writes it."""
     folder.mkdir(parents=True)
     (folder / "state.json").write_text("{}")
     (folder / "dataset_info.json").write_text("{}")
     options = pyarrow.ipc.IpcWriteOptions(compression=compression)
-    made = table()
+    built = make_table()
     with pyarrow.ipc.new_stream(
-        folder / "data-00000-of-00001.arrow", made.schema, options=options
+        folder / "data-00000-of-00001.arrow", built.schema, options=options
     ) as writer:
-        for batch in made.to_batches(max_chunksize=3):
+        for batch in built.to_batches(max_chunksize=3):
             writer.write_batch(batch)
     return folder
 
 
-def exported(folder: Path) -> Path:
+def export_dataset(folder: Path) -> Path:
     """Parquet files of two splits, as the hub has them."""
     (folder / "data").mkdir(parents=True)
     for split in ("train", "test"):
         parquet.write_table(
-            table(), folder / "data" / f"{split}-00000-of-00001.parquet", row_group_size=3
+            make_table(), folder / "data" / f"{split}-00000-of-00001.parquet", row_group_size=3
         )
     return folder

@@ -25,55 +25,55 @@ def _cache(tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
-def block(path, **keys) -> Images:
+def make_block(path, **keys) -> Images:
     return Images(source="images", path=str(path), **keys)
 
 
-def read(path, split="train", **keys) -> list[tuple[bytes, int]]:
+def read_examples(path, split="train", **keys) -> list[tuple[bytes, int]]:
     """Pixels and label of every example."""
-    found = images.open_source(block(path, **keys), split)
-    assert found is not None
+    result = images.open_source(make_block(path, **keys), split)
+    assert result is not None
     return [
         (example["image"].tobytes(), int(example["label"]))
-        for example in map(found.__getitem__, range(len(found)))
+        for example in map(result.__getitem__, range(len(result)))
     ]
 
 
-def lists(folder, name: str, text: str):
-    made_images.folders(folder)
+def write_list(folder, name: str, text: str):
+    made_images.write_folders(folder)
     (folder / name).write_text(text, encoding="utf-8-sig")
     return folder / name
 
 
-def csv(folder):
-    rows = "".join(f'"{name}/{number}.png",{name}\n' for name, number in made_images.pairs())
-    return lists(folder, "images.csv", f"path,label\n{rows}")
+def write_csv(folder):
+    rows = "".join(f'"{name}/{number}.png",{name}\n' for name, number in made_images.make_pairs())
+    return write_list(folder, "images.csv", f"path,label\n{rows}")
 
 
-def jsonl(folder):
+def write_jsonl(folder):
     rows = (
         json.dumps({"file_name": f"{name}/{at}.png", "class": name})
-        for name, at in made_images.pairs()
+        for name, at in made_images.make_pairs()
     )
-    return lists(folder, "images.jsonl", "\n".join(rows))
+    return write_list(folder, "images.jsonl", "\n".join(rows))
 
 
-def metadata(folder):
-    return csv(folder).rename(folder / "metadata.csv").parent
+def write_metadata(folder):
+    return write_csv(folder).rename(folder / "metadata.csv").parent
 
 
 @pytest.mark.parametrize(
-    "kept",
+    "stored",
     [
-        csv,
-        jsonl,
-        metadata,
-        lambda folder: made_images.folders(folder / "train").parent,
-        lambda folder: f"{made_images.folders(folder)}/*/*.png",
-        lambda folder: made_images.webdataset(folder / "a.tar"),
-        lambda folder: made_images.saved(folder / "saved"),
-        lambda folder: made_images.saved(folder / "saved", "zstd"),
-        lambda folder: made_images.exported(folder / "hub"),
+        write_csv,
+        write_jsonl,
+        write_metadata,
+        lambda folder: made_images.write_folders(folder / "train").parent,
+        lambda folder: f"{made_images.write_folders(folder)}/*/*.png",
+        lambda folder: made_images.write_webdataset(folder / "a.tar"),
+        lambda folder: made_images.save_dataset(folder / "saved"),
+        lambda folder: made_images.save_dataset(folder / "saved", "zstd"),
+        lambda folder: made_images.export_dataset(folder / "hub"),
     ],
     ids=[
         "csv",
@@ -87,83 +87,83 @@ def metadata(folder):
         "parquet",
     ],
 )
-def test_the_same_images_are_read_however_they_are_kept(tmp_path, kept) -> None:
-    expected = read(made_images.folders(tmp_path / "folders"))
+def test_all_layouts_give_the_same_images(tmp_path, stored) -> None:
+    expected = read_examples(made_images.write_folders(tmp_path / "folders"))
     (tmp_path / "kept").mkdir()
     assert [label for _, label in expected] == [0] * 4 + [1] * 4
-    path = kept(tmp_path / "kept")
-    assert read(path) == expected  # made
-    assert read(path) == expected  # from the cache
+    path = stored(tmp_path / "kept")
+    assert read_examples(path) == expected  # made
+    assert read_examples(path) == expected  # from the cache
 
 
-def test_an_added_file_is_seen_and_an_unchanged_folder_is_not_listed_again(
-    tmp_path, monkeypatch
-) -> None:
-    folder = made_images.folders(tmp_path / "set")
-    first = images.open_source(block(folder), "train")
+def test_index_is_rebuilt_only_when_files_change(tmp_path, monkeypatch) -> None:
+    folder = made_images.write_folders(tmp_path / "set")
+    first = images.open_source(make_block(folder), "train")
     monkeypatch.setattr(listing, "list_files", None)
-    assert images.open_source(block(folder), "train").fingerprint() == first.fingerprint()
+    assert images.open_source(make_block(folder), "train").fingerprint() == first.fingerprint()
     monkeypatch.undo()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    (folder / "dog" / "new.png").write_bytes(made_images.encoded("dog", 9))
-    assert len(images.open_source(block(folder), "train")) == 9
+    (folder / "dog" / "new.png").write_bytes(made_images.encode_image("dog", 9))
+    assert len(images.open_source(make_block(folder), "train")) == 9
 
 
-def test_evaluation_reads_what_is_named_for_it_with_the_classes_of_training(tmp_path) -> None:
-    made_images.folders(tmp_path / "set" / "train")
+def test_evaluation_files_use_the_training_classes(tmp_path) -> None:
+    made_images.write_folders(tmp_path / "set" / "train")
     (tmp_path / "set" / "val" / "dog").mkdir(parents=True)
-    (tmp_path / "set" / "val" / "dog" / "1.png").write_bytes(made_images.encoded("dog", 7))
-    assert [label for _, label in read(tmp_path / "set", "eval")] == [1]
-    whole = made_images.folders(tmp_path / "whole", each=10)
-    assert len(read(whole, "eval", eval_split=0.1)) + len(read(whole, eval_split=0.1)) == 20
-    assert images.open_source(block(whole), "eval") is None
+    (tmp_path / "set" / "val" / "dog" / "1.png").write_bytes(made_images.encode_image("dog", 7))
+    assert [label for _, label in read_examples(tmp_path / "set", "eval")] == [1]
+    whole = made_images.write_folders(tmp_path / "whole", item=10)
+    assert (
+        len(read_examples(whole, "eval", eval_split=0.1))
+        + len(read_examples(whole, eval_split=0.1))
+        == 20
+    )
+    assert images.open_source(make_block(whole), "eval") is None
     (tmp_path / "set" / "val" / "cow").mkdir()
-    (tmp_path / "set" / "val" / "cow" / "1.png").write_bytes(made_images.encoded("dog", 7))
+    (tmp_path / "set" / "val" / "cow" / "1.png").write_bytes(made_images.encode_image("dog", 7))
     with pytest.raises(DataError, match="'cow' is not among the 2 classes"):
-        read(tmp_path / "set", "eval")
+        read_examples(tmp_path / "set", "eval")
 
 
-def test_an_image_that_is_trained_on_and_evaluated_is_named(tmp_path) -> None:
-    folder = made_images.folders(tmp_path / "set")
+def test_image_in_both_splits_is_reported(tmp_path) -> None:
+    folder = made_images.write_folders(tmp_path / "set")
     with pytest.raises(
         DataError, match=r"both name .*cat/0\.png, one of 4 images of the 4 that are evaluated"
     ):
-        read(folder, "eval", eval_path=f"{folder}/cat/*.png")
+        read_examples(folder, "eval", eval_path=f"{folder}/cat/*.png")
     assert (
-        len(read(folder, "eval", eval_path=str(folder))) == 8
+        len(read_examples(folder, "eval", eval_path=str(folder))) == 8
     )  # who wants to evaluate the training's
 
 
-def test_a_broken_file_is_named_or_left_out(tmp_path, capfd) -> None:
-    folder = made_images.folders(tmp_path / "set")
-    (folder / "cat" / "0.png").write_bytes(made_images.encoded("cat", 0)[:200])
+def test_broken_file_is_reported_or_skipped(tmp_path, capfd) -> None:
+    folder = made_images.write_folders(tmp_path / "set")
+    (folder / "cat" / "0.png").write_bytes(made_images.encode_image("cat", 0)[:200])
     with pytest.raises(DataError, match=r"example 0, .*cat/0\.png, is truncated or damaged"):
-        read(folder)
-    assert len(read(folder, on_broken="skip")) == 7
+        read_examples(folder)
+    assert len(read_examples(folder, on_broken="skip")) == 7
     assert "left out 1 of 8 images" in capfd.readouterr().err
 
 
-def test_a_broken_image_of_parquet_is_named_by_the_file_and_the_row_that_it_has_there(
-    tmp_path, capfd
-) -> None:
-    images_of = [made_images.encoded("cat", 0), b"", made_images.encoded("dog", 1)]
+def test_broken_parquet_image_is_reported_with_file_and_row(tmp_path, capfd) -> None:
+    images_of = [made_images.encode_image("cat", 0), b"", made_images.encode_image("dog", 1)]
     column = pyarrow.array(images_of, pyarrow.binary_view())  # as polars writes bytes
     parquet.write_table(
         pyarrow.table({"image": column, "label": [0, 1, 1]}), tmp_path / "a.parquet"
     )
     with pytest.raises(DataError, match=r"example 1, .*/a\.parquet, image 2, is empty"):
-        read(tmp_path / "a.parquet")
+        read_examples(tmp_path / "a.parquet")
     for _ in ("made", "from the cache"):
-        found = images.open_source(block(tmp_path / "a.parquet", on_broken="skip"), "train")
-        assert len(found) == 2 and found.locate_example(1).endswith("a.parquet, image 3")
+        result = images.open_source(make_block(tmp_path / "a.parquet", on_broken="skip"), "train")
+        assert len(result) == 2 and result.locate_example(1).endswith("a.parquet, image 3")
     assert "a.parquet, image 2 is empty" in capfd.readouterr().err
 
 
-def test_workers_decode_what_the_process_itself_decodes(tmp_path) -> None:
-    folder = made_images.folders(tmp_path / "set")
-    found = images.open_source(block(folder, size=8, workers=1), "train")
+def test_workers_decode_the_same_pixels(tmp_path) -> None:
+    folder = made_images.write_folders(tmp_path / "set")
+    result = images.open_source(make_block(folder, size=8, workers=1), "train")
     try:
-        name, arguments = found.opener
+        name, arguments = result.opener
         items = workers.shared_workers(1).read_items(
             Request(name, arguments, RandomPolicy(0, 0, False, False), [5, 2], [0, 1])
         )
@@ -171,12 +171,12 @@ def test_workers_decode_what_the_process_itself_decodes(tmp_path) -> None:
         workers.shared_workers(1).close()
         workers.shared_workers.cache_clear()
     assert [item.value["image"].tobytes() for item in items] == [
-        found[5]["image"].tobytes(),
-        found[2]["image"].tobytes(),
+        result[5]["image"].tobytes(),
+        result[2]["image"].tobytes(),
     ]
 
 
-def test_a_large_jpeg_is_decoded_at_a_reduced_scale(tmp_path) -> None:
+def test_large_jpeg_is_decoded_at_reduced_scale(tmp_path) -> None:
     tall = Image.fromarray(
         np.tile(np.linspace(0, 255, 640, dtype=np.uint8)[:, None, None], (1, 480, 3))
     )
@@ -194,7 +194,7 @@ def test_a_large_jpeg_is_decoded_at_a_reduced_scale(tmp_path) -> None:
     assert np.abs(whole.astype(int) - np.asarray(tall)[320:384, :48]).max() < 12
 
 
-def test_a_jpeg_is_decoded_down_to_the_box_alone_to_the_same_pixels() -> None:
+def test_partial_jpeg_decode_gives_the_same_pixels() -> None:
     y, x = np.mgrid[:90, :120]
     image = Image.fromarray(np.stack([y * 2, x * 2, (y * x) % 251], -1).astype(np.uint8))
     box = (6.0, 11.0, 40.0, 52.0)
@@ -207,12 +207,12 @@ def test_a_jpeg_is_decoded_down_to_the_box_alone_to_the_same_pixels() -> None:
         decoded = Picture(data)
         whole = Image.fromarray(decoded.read_pixels())  # decoded to its end
         cut = (box[1], box[0], box[1] + box[3], box[0] + box[2])
-        wanted = np.asarray(whole.resize((30, 24), Image.Resampling.BILINEAR, box=cut))
+        expected = np.asarray(whole.resize((30, 24), Image.Resampling.BILINEAR, box=cut))
         above = Picture(data)
-        found = above.read_pixels(box, size)
-        np.testing.assert_array_equal(found, wanted, str((mode, kind)))
+        result = above.read_pixels(box, size)
+        np.testing.assert_array_equal(result, expected, str((mode, kind)))
         np.testing.assert_array_equal(
-            Picture(data).read_pixels(box, size, mirrored=True), wanted[:, ::-1]
+            Picture(data).read_pixels(box, size, mirrored=True), expected[:, ::-1]
         )
         assert not np.asarray(above._image)[60:].any()  # was left out
         with pytest.raises(BrokenImageError, match="truncated"):
@@ -229,23 +229,23 @@ def test_a_jpeg_is_decoded_down_to_the_box_alone_to_the_same_pixels() -> None:
         Picture(head + table + rest[:3] + b"\xff" * 9 + rest[12:]).read_pixels(box, size)
 
 
-def of_list(rows: str):
+def write_rows(rows: str):
     """Writes a list of these rows."""
     return lambda root: (root / "a.csv").write_text(f"path,label\n{rows}\n")
 
 
 @pytest.mark.parametrize(
-    ("made", "said"),
+    ("built", "message"),
     [
         (lambda root: (root / "cow").mkdir(), "the folder 'cow' has no image"),
         (lambda root: os.rename(root / "cat", root / "Dog"), "'Dog' and 'dog' differ only in case"),
         (lambda root: (root / "a.png").write_bytes(b"x"), "a.png is in no folder of a class"),
-        (of_list("cat/0.png,0\ndog/0.png,2"), "up to 2, without 1"),
-        (of_list("cat/0.png,-1\ndog/0.png,1"), "the label -1 is not the number of a class"),
-        (of_list("cat/0.png,cat\ncat/9.png,cat"), r"row 2: the file .*cat/9\.png is not there"),
-        (of_list("cat,cat"), r"row 1: the file .*/cat is a folder"),
+        (write_rows("cat/0.png,0\ndog/0.png,2"), "up to 2, without 1"),
+        (write_rows("cat/0.png,-1\ndog/0.png,1"), "the label -1 is not the number of a class"),
+        (write_rows("cat/0.png,cat\ncat/9.png,cat"), r"row 2: the file .*cat/9\.png is not there"),
+        (write_rows("cat,cat"), r"row 1: the file .*/cat is a folder"),
         (
-            of_list("cat/0.png,cat\ncat/0.png,dog"),
+            write_rows("cat/0.png,cat\ncat/0.png,dog"),
             "row 2: cat/0.png is of class 'dog', and of 'cat' above",
         ),
         (
@@ -258,7 +258,10 @@ def of_list(rows: str):
         ),
         (lambda root: (root / "a.csv").write_text("x,label\na,0\n"), "no column of the image"),
         (lambda root: (root / "a.csv").write_text(""), "has no rows"),
-        (lambda root: made_images.tar(root / "a.tar", {"1.png": b"x"}), "image 1 has no label"),
+        (
+            lambda root: made_images.write_tar(root / "a.tar", {"1.png": b"x"}),
+            "image 1 has no label",
+        ),
         (lambda root: (root / "a.tar").write_bytes(b"x" * 1000), "is not a tar"),
         (lambda root: (root / "a.tar.gz").write_bytes(b"x"), "unpack it, or pack it as .tar"),
         (
@@ -274,9 +277,9 @@ def of_list(rows: str):
         ),
     ],
 )
-def test_what_is_wrong_with_a_set_is_one_sentence(tmp_path, made, said) -> None:
-    root = made_images.folders(tmp_path / "set")
-    made(root)
+def test_faulty_image_set_is_reported(tmp_path, built, message) -> None:
+    root = made_images.write_folders(tmp_path / "set")
+    built(root)
     named = next(iter(root.glob("a.*")), root)
-    with pytest.raises(DataError, match=said):
-        images.open_source(block(root if named.suffix == ".png" else named), "train")
+    with pytest.raises(DataError, match=message):
+        images.open_source(make_block(root if named.suffix == ".png" else named), "train")

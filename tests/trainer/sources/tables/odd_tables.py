@@ -33,23 +33,23 @@ WORDS = ("", "NA", "N/A", "nan", "NaN", "NAN", "null", "NULL", "None", "?", "-")
 
 def tables() -> list[Odd]:
     """All of them."""
-    return [*_written(), *_missing(), *_numbers(), *_wrong(), *_lines(), *_of_arrow(), *_of_numpy()]
+    return [*_written(), *_missing(), *_numbers(), *_wrong(), *_lines(), *_arrow(), *_numpy()]
 
 
 def _written() -> list[Odd]:
-    found = []
+    result = []
     for end_name, end in ENDS.items():
         for mark_name, mark in MARKS.items():
             rows = [["a", "b", "y"], ["1", "2", "0"], ["3", "4", "1"]]
             text = end.join(mark.join(row) for row in rows) + end
             quoted = end.join(mark.join(f'"{cell}"' for cell in row) for row in rows)
-            found.append(Odd(f"{mark_name}-{end_name}.csv", text.encode(), PLAIN))
-            found.append(
+            result.append(Odd(f"{mark_name}-{end_name}.csv", text.encode(), PLAIN))
+            result.append(
                 Odd(f"{mark_name}-{end_name}-mark.csv", b"\xef\xbb\xbf" + text.encode(), PLAIN)
             )
-            found.append(Odd(f"{mark_name}-{end_name}-quoted.csv", quoted.encode(), PLAIN))
+            result.append(Odd(f"{mark_name}-{end_name}-quoted.csv", quoted.encode(), PLAIN))
     return [
-        *found,
+        *result,
         Odd("tab.tsv", b"a\tb\ty\n1\t2\t0\n3\t4\t1\n", PLAIN),
         Odd("comma_in_name.csv", b'a,b,"y"\n1,2,0\n\n3,4,1\n\n', PLAIN),
         Odd("spaces.csv", b"a,b,y\n 1,2 ,0\n3, 4,1\n", PLAIN),
@@ -225,7 +225,7 @@ def _lines() -> list[Odd]:
     ]
 
 
-def _of_arrow() -> list[Odd]:
+def _arrow() -> list[Odd]:
     def odd(
         name: str, a: Any, good: list[list[float]] | None = None, bad: tuple[str, ...] = ()
     ) -> Odd:
@@ -257,7 +257,7 @@ def _of_arrow() -> list[Odd]:
     ]
 
 
-def _of_numpy() -> list[Odd]:
+def _numpy() -> list[Odd]:
     def odd(
         name: str, a: Any, good: list[list[float]] | None = None, bad: tuple[str, ...] = ()
     ) -> Odd:

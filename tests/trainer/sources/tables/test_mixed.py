@@ -33,7 +33,7 @@ def root(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def spec(root: Path, target: str = "class", **keys: Any) -> TrainSpec:
+def make_spec(root: Path, target: str = "class", **keys: Any) -> TrainSpec:
     parts = {
         "ours": {"source": "table", "weight": 3, "path": f"{root}/ours.csv", "eval_split": 0.25},
         "theirs": {"source": "table", "weight": 1, "path": f"{root}/theirs.parquet"},
@@ -42,7 +42,9 @@ def spec(root: Path, target: str = "class", **keys: Any) -> TrainSpec:
     return TrainSpec.model_validate({"task": "classify", "data": data, "loss": {"target": target}})
 
 
-def batches(task: Classify, source: TableMixture, processes: int, start: int = 0) -> list[bytes]:
+def read_batches(
+    task: Classify, source: TableMixture, processes: int, start: int = 0
+) -> list[bytes]:
     """Features and labels of each step of the batches that so many processes read."""
     size, read = 8 // processes, []
     for process in range(processes):
@@ -67,50 +69,50 @@ def batches(task: Classify, source: TableMixture, processes: int, start: int = 0
     ]
 
 
-def test_rows_are_scaled_by_those_that_all_parts_train_on_and_equal_for_any_number_of_processes(
+def test_rows_are_scaled_by_all_parts_on_any_number_of_processes(
     root: Path,
 ) -> None:
     task = Classify()
-    train, held_out = task.source(spec(root), "train"), task.source(spec(root), "eval")
+    train, held_out = task.source(make_spec(root), "train"), task.source(make_spec(root), "eval")
     assert isinstance(train, TableMixture) and isinstance(held_out, TableMixture)
-    kept = np.array([at for at in range(12) if at % 4], int)
-    trained = np.concatenate([SIZES["ours"][kept], SIZES["theirs"]])
-    labels = [*(kept % 2), *(np.arange(6) % 2)]  # q is 1 in both
+    stored = np.array([at for at in range(12) if at % 4], int)
+    trained = np.concatenate([SIZES["ours"][stored], SIZES["theirs"]])
+    labels = [*(stored % 2), *(np.arange(6) % 2)]  # q is 1 in both
     for at, (size, label) in enumerate(zip(trained, labels, strict=True)):
         kind = [0.0, 1.0] if at >= 9 or label else [1.0, 0.0]
-        wanted = [(size - trained.mean()) / trained.std(), *kind]
-        np.testing.assert_allclose(train[at]["features"], wanted, rtol=1e-5)
+        expected = [(size - trained.mean()) / trained.std(), *kind]
+        np.testing.assert_allclose(train[at]["features"], expected, rtol=1e-5)
         assert int(train[at]["label"]) == label
     assert {name: len(rows) for name, rows in held_out.evaluated_parts.items()} == {"ours": 3}
     np.testing.assert_allclose(
         held_out[1]["features"][0], (6 - trained.mean()) / trained.std(), rtol=1e-5
     )
-    assert train.classes == ("p", "q") and str(train.locate_example(10)).endswith(
-        "theirs.parquet, row 2"
-    )
+    assert train.classes == ("p", "q")
+    assert str(train.locate_example(10)).endswith("theirs.parquet, row 2")
     index_B = np.array([10, 0, 14, 3])
     for key, array in train.read_rows(index_B).items():
         assert np.array_equal(array, np.stack([train[index][key] for index in index_B]))
     counted = train.example_indexes(0, 400, seed=3, shuffle=True) < 9
     assert all(abs(counted[:n].sum() - n * 0.75) <= 1 for n in range(1, 401))
-    once = batches(task, train, 1)
-    assert batches(task, train, 2) == once and batches(task, train, 4, start=2) == once[2:]
-    described = task.describe_inputs(spec(root))
-    assert (
-        described is not None and described["classes"] == ["p", "q"] and described["shape"] == [3]
-    )
+    once = read_batches(task, train, 1)
+    assert read_batches(task, train, 2) == once
+    assert read_batches(task, train, 4, start=2) == once[2:]
+    described = task.describe_inputs(make_spec(root))
+    assert described is not None
+    assert described["classes"] == ["p", "q"]
+    assert described["shape"] == [3]
 
 
-def test_a_number_is_in_one_unit_for_all_parts(root: Path) -> None:
+def test_regression_labels_share_one_unit(root: Path) -> None:
     task = Classify()
-    train = task.source(spec(root, "regression", label="size", columns=["kind"]), "train")
+    train = task.source(make_spec(root, "regression", label="size", columns=["kind"]), "train")
     assert isinstance(train, TableMixture) and train.scale is not None
     trained = np.concatenate([SIZES["ours"][np.arange(12) % 4 > 0], SIZES["theirs"]])
     assert float(train.scale.mean) == pytest.approx(trained.mean()) and train[14]["label"] == 50
 
 
 @pytest.mark.parametrize(
-    ("other", "keys", "said"),
+    ("second", "keys", "message"),
     [
         (
             "size,kind,label\n1,u,p\n2,v,s\n",
@@ -146,14 +148,14 @@ def test_a_number_is_in_one_unit_for_all_parts(root: Path) -> None:
         ),
     ],
 )
-def test_tables_that_do_not_go_together_are_one_sentence(
-    root: Path, other: str, keys: Any, said: str
-) -> None:
-    (root / "theirs.csv").write_text(other)
-    block = spec(root).data.model_dump(mode="json")["parts"]
+def test_incompatible_tables_are_reported(root: Path, second: str, keys: Any, message: str) -> None:
+    (root / "theirs.csv").write_text(second)
+    block = make_spec(root).data.model_dump(mode="json")["parts"]
     block["theirs"]["path"] = f"{root}/theirs.csv"
-    with pytest.raises(DataError, match=said) as refused:
-        open_source(spec(root, parts=block, **keys), "train")
+    with pytest.raises(DataError, match=message) as refused:
+        open_source(make_spec(root, parts=block, **keys), "train")
     assert "\n" not in str(refused.value)
-    if "'more'" in said:  # columns that are named have to agree, and no others
-        assert open_source(spec(root, parts=block, columns=["size", "kind"]), "train") is not None
+    if "'more'" in message:  # columns that are named have to agree, and no others
+        assert (
+            open_source(make_spec(root, parts=block, columns=["size", "kind"]), "train") is not None
+        )
