@@ -165,7 +165,9 @@ def test_export_loads_here_and_in_transformers(
     program = str(Path(__file__).with_name("transformers_says.py"))
     folders = [each.exported for each in trainings.values()]
     for name, line in zip(
-        trainings, environments.run_program("torch", program, TEXT, *folders).splitlines(), strict=True
+        trainings,
+        environments.run_program("torch", program, TEXT, *folders).splitlines(),
+        strict=True,
     ):
         reference = json.loads(line)
         assert reference["chat"] and len(reference["ids"]) == len(actual[name]) + 1
