@@ -33,16 +33,10 @@ DECODER = {
 def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Train on chats whose second answer repeats the first, which only both turns reveal."""
     folder = tmp_path_factory.mktemp("chat")
-<<<<<<< HEAD
     # Turns end by another.
-    tokenizer = chat_corpora.saved(folder / "tokenizer", chat_corpora.CHATML, eos_token="<|begin|>")
+    path = folder / "tokenizer"
+    tokenizer = chat_corpora.save_chat_tokenizer(path, chat_corpora.CHATML, eos_token="<|begin|>")
     turns = [("user", "{}"), ("assistant", "{0}{0}"), ("user", "again"), ("assistant", "{0}{0}")]
-=======
-    tokenizer = chat_corpora.save_chat_tokenizer(
-        folder / "tokenizer", chat_corpora.CHATML, eos_token="<|begin|>"
-    )  # turns end by another
-    said = [("user", "{}"), ("assistant", "{0}{0}"), ("user", "again"), ("assistant", "{0}{0}")]
->>>>>>> 25d6f9f6 (Name tests of the data packages in plain words; read parts of batches by grain's range)
     chats = [
         [{"role": role, "content": text.format(each)} for role, text in turns] for each in LETTERS
     ] * 16
