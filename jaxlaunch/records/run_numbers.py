@@ -8,7 +8,6 @@ status` and the page show, and its value in launcher/agent/leader/reporter.py.
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Annotated, Any
 
@@ -17,19 +16,18 @@ from jaxlaunch.records.codec import Bounds, Cause, NonNegativeInt, Seconds, max_
 
 _MAX_CAUSES = 20
 # The limits for metrics in texts and annotations.
-_MAX_METRICS, _MAX_METRIC_NAME_CHARS = 8, 40
+_MAX_METRICS, _MAX_METRIC_NAME_CHARS, _MAX_METRIC = 8, 40, 1e300
 # These metrics come first, because a program may report more than MAX_METRICS.
 _FIRST_METRICS = ("loss", "eval_loss", "accuracy", "eval_accuracy", "tokens_per_s", "mfu")
 
 
 def shown_metrics(metrics: Mapping[str, Any] | None) -> dict[str, float]:
     """Return a few finite numbers among metrics of any source, the most important first."""
-    numbers = {
-        name: value
-        for name, value in (metrics or {}).items()
-        if type(value) in (int, float) and math.isfinite(value)
-        if name.isprintable() and len(name) <= _MAX_METRIC_NAME_CHARS
-    }
+    numbers = {}
+    for name, value in (metrics or {}).items():
+        is_number = type(value) in (int, float) and abs(value) < _MAX_METRIC
+        if is_number and name.isprintable() and len(name) <= _MAX_METRIC_NAME_CHARS:
+            numbers[name] = value
     names = [name for name in dict.fromkeys((*_FIRST_METRICS, *numbers)) if name in numbers]
     return {name: numbers[name] for name in names[:_MAX_METRICS]}
 

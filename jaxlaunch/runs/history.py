@@ -122,10 +122,8 @@ def restarts_used(records: Sequence[AttemptRecord], generation: int) -> int:
 
     The restart after the last record is included. Restarts after a preemption are not counted.
     """
-    return sum(
-        record.generation == generation and _charged_to(record.verdict.code) is Limit.CRASH
-        for record in _since_progress(records)
-    )
+    recent = [record for record in _since_progress(records) if record.generation == generation]
+    return sum(_charged_to(record.verdict.code) is Limit.CRASH for record in recent)
 
 
 def is_done(records: Sequence[AttemptRecord]) -> bool:
@@ -307,10 +305,8 @@ def metric_counters(
     last_codes.pop(generation, None)
     charged = sum(_charged_to(code) is Limit.CRASH for code in last_codes.values())
     used_in_place = restarts_used(records, generation)
-    restarts_left = {
-        "crash": max(0, job.crash_limit - charged),
-        "in_place": max(0, job.in_place_limit - used_in_place),
-    }
+    used = (("crash", job.crash_limit, charged), ("in_place", job.in_place_limit, used_in_place))
+    restarts_left = {name: max(0, limit - count) for name, limit, count in used}
     if job.preempted_limit is not None:
         preemptions = preemptions_without_progress(records)
         restarts_left["preempted"] = max(0, job.preempted_limit - preemptions)

@@ -24,8 +24,7 @@ SYSTEM_NAMESPACE = "jaxlaunch-system"
 def find_defaults(cluster: Cluster, namespace: str) -> tuple[ClusterDefaults, str | None]:
     """Return the defaults for jobs in a namespace, and their source or None for the built-in ones.
 
-    The namespace's own defaults come before the cluster's. Raises JobFaultsError with all mistakes in
-    them.
+    The namespace's own defaults come before the cluster's. Raises JobFaultsError with all mistakes.
     """
     for defaults_namespace in dict.fromkeys((namespace, SYSTEM_NAMESPACE)):
         # A user without the permission to read it gets the built-in defaults.

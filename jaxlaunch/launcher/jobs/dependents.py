@@ -60,12 +60,8 @@ def describe_creator(obj: Mapping[str, Any]) -> str:
 def owner_reference(jobset: Mapping[str, Any]) -> Obj:
     """Return the owner reference by which an object is deleted with its JobSet."""
     metadata = jobset["metadata"]
-    return {
-        "apiVersion": JOBSETS.api_version,
-        "kind": JOBSETS.kind,
-        "name": metadata["name"],
-        "uid": metadata["uid"],
-    }
+    kind = {"apiVersion": JOBSETS.api_version, "kind": JOBSETS.kind}
+    return {**kind, "name": metadata["name"], "uid": metadata["uid"]}
 
 
 def with_owner(manifest: Obj, owner: Obj) -> Obj:
@@ -132,11 +128,8 @@ class Dependents:
         creation of an empty object if the old one is being deleted.
         """
         metadata = {key: shared["metadata"][key] for key in ("name", "namespace", "uid")}
-        reference = {
-            "apiVersion": CONFIGMAPS.api_version,
-            "kind": CONFIGMAPS.kind,
-            "metadata": metadata | {"ownerReferences": [owner]},
-        }
+        kind = {"apiVersion": CONFIGMAPS.api_version, "kind": CONFIGMAPS.kind}
+        reference = {**kind, "metadata": metadata | {"ownerReferences": [owner]}}
         try:
             self._cluster.apply(CONFIGMAPS, reference, f"jaxlaunch-{owner['uid']}")
         except ApiError as fault:
@@ -265,8 +258,5 @@ def delete_job(cluster: Cluster, jobset: Mapping[str, Any]) -> list[str]:
 
 def delete_jobset(cluster: Cluster, jobset: Mapping[str, Any]) -> None:
     """Start to delete this JobSet, which is gone when all objects that it owns are."""
-    metadata, place = (
-        jobset["metadata"],
-        (jobset["metadata"]["name"], jobset["metadata"]["namespace"]),
-    )
-    cluster.delete(JOBSETS, *place, uid=metadata["uid"], propagation="Foreground")
+    name, namespace, uid = (jobset["metadata"][key] for key in ("name", "namespace", "uid"))
+    cluster.delete(JOBSETS, name, namespace, uid=uid, propagation="Foreground")

@@ -59,12 +59,8 @@ _RESOURCES = {"requests": {"cpu": "50m", "memory": "128Mi"}, "limits": {"memory"
 _NODE_SELECTOR_KEYS = ("kubernetes.io/arch", "kubernetes.io/os")
 # Annotations of these domains are for the gang alone: Kueue refuses the size of a slice on a JobSet
 # of one pod, and multi-networking would keep the pod from other nodes.
-_GANG_ANNOTATION_DOMAINS = (
-    *RESERVED_DOMAINS,
-    "provreq.kueue.x-k8s.io",
-    "networking.gke.io",
-    "devices.gke.io",
-)
+_GANG_DOMAINS = ("provreq.kueue.x-k8s.io", "networking.gke.io", "devices.gke.io")
+_GANG_ANNOTATION_DOMAINS = (*RESERVED_DOMAINS, *_GANG_DOMAINS)
 _COPIED_FIELDS = ("imagePullSecrets", "serviceAccountName", "tolerations")
 MAX_LOG_BYTES = 16 * 1024 * 1024  # bytes of all logs together
 _MAX_ANSWER_BYTES = 8 * MAX_LOG_BYTES  # bytes of JSON, in which a letter may take six
@@ -220,18 +216,10 @@ def _pod_spec(jobset: Obj, request: dict[str, Any]) -> dict[str, Any]:
     if security.get("runAsUser", pod_security.get("runAsUser")) == 0 and group:
         security = RESTRICTED
         pod_security = {**pod_security, "runAsNonRoot": True, "runAsUser": group}
-    selector = {
-        key: value
-        for key, value in (spec.get("nodeSelector") or {}).items()
-        if key in _NODE_SELECTOR_KEYS
-    }
-    program = [
-        main["command"][0],
-        "-I",
-        "-c",
-        inspect.getsource(read_run),
-        json.dumps({"folder": folder, "names": layout.READ_NAMES, **request}),
-    ]
+    labels = spec.get("nodeSelector") or {}
+    selector = {key: labels[key] for key in _NODE_SELECTOR_KEYS if key in labels}
+    argument = json.dumps({"folder": folder, "names": layout.READ_NAMES, **request})
+    program = [main["command"][0], "-I", "-c", inspect.getsource(read_run), argument]
     container = {
         "name": MAIN_CONTAINER,
         "image": main["image"],
@@ -327,15 +315,8 @@ def _read_summary(text: Any, uid: str) -> ProgressAnnotation | None:
     progress = summary.of
     if progress is None or progress.uid != uid:
         return None
-    return ProgressAnnotation(
-        uid,
-        progress.at,
-        "volume",
-        progress.attempt,
-        progress.generation,
-        summary.verdict,
-        **summary.run_numbers(),
-    )
+    attempt = progress.attempt, progress.generation, summary.verdict
+    return ProgressAnnotation(uid, progress.at, "volume", *attempt, **summary.run_numbers())
 
 
 def _read_attempts(text: Any, uid: str) -> Iterable[AttemptEnd]:

@@ -27,10 +27,10 @@ _NOT_IN_HTML = str.maketrans(
 def render_page(kind: str, title: str, data: dict[str, Any]) -> str:
     """Return the page of `kind`: run, runs or compare."""
     script, style = _read_assets(_SCRIPTS), _read_assets(_STYLES)
+    sources = f"script-src '{_policy_digest(script)}'; style-src '{_policy_digest(style)}'"
     policy = (
-        f"default-src 'none'; script-src '{_policy_digest(script)}'; style-src "
-        f"'{_policy_digest(style)}'; img-src data:; "
-        "connect-src 'self'; base-uri 'none'; form-action 'none'"
+        f"default-src 'none'; {sources}; img-src data:; connect-src 'self'; base-uri 'none'; "
+        "form-action 'none'"
     )
     body = (
         "<noscript><p>This page is drawn by its own script, which this browser does not "

@@ -84,8 +84,7 @@ class RunReport:
 
     def describe_state(self) -> dict[str, str]:
         """Return state, cause and advice, as in the first line of `launcher explain`."""
-        state = self.brief.state
-        step = self.brief.step
+        state, step = self.brief.state, self.brief.step
         name = f"Run {escape_controls(self.brief.name)}"
         at_step = "" if step is None else f" at step {step}"
         verdict = None if self.summary is None else self.summary.verdict
@@ -106,10 +105,8 @@ class RunReport:
             next_step = f"Exit code {verdict.code}: {outcome.meaning}."
             if link := troubleshooting.command_for_code(verdict.code):
                 next_step += f" What to do: {link}"
-        text = (
-            f"{name} {_END_PHRASES[state]}{at_step}: "
-            f"{escape_controls(verdict.message)[:_MESSAGE_CHARS]}"
-        )
+        message = escape_controls(verdict.message)[:_MESSAGE_CHARS]
+        text = f"{name} {_END_PHRASES[state]}{at_step}: {message}"
         return {"state": state, "text": text, "todo": next_step}
 
     def to_json(self) -> dict[str, Any]:
@@ -275,12 +272,8 @@ def _sanitize_value(value: Any, depth: int = 0) -> Any:
 
 
 def _attempt_row(attempt: Attempt) -> dict[str, Any]:
-    row = {
-        "start": attempt.start,
-        "number": attempt.number,
-        "from": round(attempt.begin, 3),
-        "to": round(attempt.end, 3),
-    }
+    row: dict[str, Any] = {"start": attempt.start, "number": attempt.number}
+    row |= {"from": round(attempt.begin, 3), "to": round(attempt.end, 3)}
     record = attempt.record
     if record is None:
         return row | {"cause": "running", "code": None, "message": "running"}

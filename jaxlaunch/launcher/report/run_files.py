@@ -49,8 +49,7 @@ _MAX_VALUE_CHARS = 300
 _PRIVATE_BLOCKS = ("env",)
 _TOTAL_STEPS = ("train", "steps")
 # Errors of json.loads, and of a file in another format.
-_WRONG_FORM = (OSError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError)
-_WRONG_FORM += (RecursionError,)
+_WRONG_FORM = (OSError, ValueError, TypeError, LookupError, AttributeError, RecursionError)
 
 # The check of each key of a row.
 Checks = Mapping[str, Callable[[Any], Any]]
@@ -230,7 +229,7 @@ def _manifest_bytes(manifest: Path, below: Path) -> int | None:
         text = regular_files.read_bounded(manifest, _MAX_MANIFEST_BYTES, below=below)
         files = json.loads(text)["manifest"]["files"]
         return sum(int(size_bytes) for size_bytes, _ in files.values())
-    except _WRONG_FORM:
+    except (*_WRONG_FORM, OverflowError):
         return None
 
 
@@ -446,12 +445,9 @@ def read_start_summary(
 def list_versions(summary: Summary | None) -> dict[str, str]:
     """Return the versions of packages and the digest of the code of a start, by key."""
     versions = {} if summary is None or summary.of is None else summary.of.made_of
-    return {
-        "digest of code"
-        if name == "code"
-        else f"version of {escape_controls(name)[:_MAX_VALUE_CHARS]}": _value_text(value)
-        for name, value in versions.items()
-    }
+    keys = {name: f"version of {escape_controls(name)[:_MAX_VALUE_CHARS]}" for name in versions}
+    keys["code"] = "digest of code"
+    return {keys[name]: _value_text(value) for name, value in versions.items()}
 
 
 # --- the row of a table of runs -------------------------------------------------------------------

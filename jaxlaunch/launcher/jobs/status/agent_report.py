@@ -24,10 +24,8 @@ class AttemptEnd:
     @property
     def description(self) -> str:
         """Description of the end: "attempt 3 of generation 1: hang (82): rank 1 …"."""
-        return (
-            f"attempt {self.attempt} of generation {self.generation}: {self.result}: "
-            f"{self.verdict.message}"
-        )
+        attempt = f"attempt {self.attempt} of generation {self.generation}"
+        return f"{attempt}: {self.result}: {self.verdict.message}"
 
     @property
     def result(self) -> str:

@@ -234,14 +234,10 @@ class _Reader:
         """
         missing = agent_report.merge_reports(records, newest).missing_hosts
         placed = (host for host in newest if host.node is not None and not host.has_ended)
-        name = next(
-            (
-                host.node
-                for host in placed
-                if host.number in missing or self._may_be_lost(host, now)
-            ),
-            None,
+        suspects = filter(
+            lambda host: host.number in missing or self._may_be_lost(host, now), placed
         )
+        name = next((host.node for host in suspects), None)
         if name is None:
             return None, None
         try:

@@ -199,11 +199,9 @@ def metrics_port(jobset: Obj) -> int | None:
 
 def claim_names(jobset: Obj) -> list[str]:
     """Return the names of the PersistentVolumeClaims that the pods mount."""
-    volumes, key = (
-        pod_template(jobset).get("spec", {}).get("volumes") or (),
-        "persistentVolumeClaim",
-    )
-    return [volume[key]["claimName"] for volume in volumes if key in volume]
+    volumes = pod_template(jobset).get("spec", {}).get("volumes") or ()
+    claims = [volume.get("persistentVolumeClaim") for volume in volumes]
+    return [claim["claimName"] for claim in claims if claim is not None]
 
 
 def read_environment(jobset: Obj) -> dict[str, str]:

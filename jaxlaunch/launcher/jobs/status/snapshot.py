@@ -273,12 +273,12 @@ def cut_off_hosts(snapshot: Snapshot) -> list[Host]:
     This is known from the node, if it could be read, or from its pods, which the node controller
     then marks as not ready without a reason.
     """
-    return [
-        host
-        for host in snapshot.hosts
-        if snapshot.is_on_silent_node(host)
-        or (host.running and not host.is_ready and not host.unready_reason)
-    ]
+
+    def is_cut_off(host: Host) -> bool:
+        is_unexplained = host.running and not host.is_ready and not host.unready_reason
+        return snapshot.is_on_silent_node(host) or bool(is_unexplained)
+
+    return list(filter(is_cut_off, snapshot.hosts))
 
 
 def reachable_hosts(snapshot: Snapshot) -> list[Host]:
