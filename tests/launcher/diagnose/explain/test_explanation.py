@@ -166,12 +166,12 @@ UNSEEN = event(
 
 def container(name: str, code: int | None = None, reason: str = "Error") -> dict[str, Any]:
     """The status of a container next to the main one, which runs or has ended."""
-    ended = {"exitCode": code, "reason": reason}
+    end = {"exitCode": code, "reason": reason}
     return {
         "name": name,
         "state": {"running": {"startedAt": ago(minutes=5)}}
         if code is None
-        else {"terminated": ended},
+        else {"terminated": end},
     }
 
 
@@ -243,359 +243,294 @@ CANNOT_JOIN = Failure(
 )
 
 
-# A situation, the snapshot, and a regular expression for its first line.
+FAILED = jobset(1, status=ended("Failed"))
+FAILED_JOBS = jobset(1, status=ended("Failed", "FailedJobs"))
+QUEUED_JOB = jobset(1, **QUEUED)
+RESTARTED = jobset(1, status={"restarts": 1})
+HOST_1_LOST = (past(81), beat(stage="gather", missing=[1]))
+
+
+def case(
+    headline: str, *pods: dict[str, Any], job: dict[str, Any] | None = None, **parts: Any
+) -> tuple[Snapshot, str]:
+    """Return a job in some situation, by default with one host, and the pattern of its headline."""
+    return snapshot(jobset(1) if job is None else job, *pods, **parts), headline
+
+
 CASES: dict[str, tuple[Snapshot, str]] = {
     # --- the end ----------------------------------------------------------------------------------
-    "done": (
-        snapshot(jobset(1, status=objects.ended("Completed")), over(0, 0)),
-        "^lm is done, in 5m$",
-    ),
-    "done with steps": (
-        snapshot(
-            jobset(2, status=objects.ended("Completed")),
-            over(0, 0),
-            over(1, 0),
-            records=(beat(step=300),),
-        ),
+    "done": case("^lm is done, in 5m$", over(0, 0), job=jobset(1, status=ended("Completed"))),
+    "done with steps": case(
         "^lm is done: all of 2 hosts, step 300, in 5m$",
+        over(0, 0),
+        over(1, 0),
+        job=jobset(2, status=ended("Completed")),
+        records=(beat(step=300),),
     ),
-    "failed with a verdict": (
-        snapshot(
-            jobset(1, status=objects.ended("Failed", "FailJobSetFailurePolicyAction")),
-            over(0, 64, message=farewell(64, "train.lr is negative")),
-        ),
+    "failed with a verdict": case(
         r"^lm failed: bad_spec \(exit 64\): train.lr is negative$",
+        over(0, 64, message=farewell(64, "train.lr is negative")),
+        job=jobset(1, status=ended("Failed", "FailJobSetFailurePolicyAction")),
     ),
-    "given up after restarts": (
-        snapshot(
-            jobset(
-                1,
-                status=objects.ended(
-                    "Failed", "ReachedMaxRestarts", restarts=5, restartsCountTowardsMax=5
-                ),
-            ),
-            over(0, 83, message=farewell(83, "rank 0 raised: X"), generation=5),
-        ),
+    "given up after restarts": case(
         r"^lm failed after 5 restarts: crash \(exit 83\): rank 0 raised: X$",
+        over(0, 83, message=farewell(83, "rank 0 raised: X"), generation=5),
+        job=jobset(
+            1, status=ended("Failed", "ReachedMaxRestarts", restarts=5, restartsCountTowardsMax=5)
+        ),
     ),
-    "failed without a word": (
-        snapshot(jobset(1, status=objects.ended("Failed")), over(0, 42)),
+    "failed without a word": case(
         r"^lm failed: host 0 \(pod lm-w-0-0-abcd0\) ended with exit code 42 \(Error\)$",
+        over(0, 42),
+        job=FAILED,
     ),
-    "failed and its pods are gone": (
-        snapshot(jobset(1, status=objects.ended("Failed", "FailedJobs", "jobset failed"))),
+    "failed and its pods are gone": case(
         "^lm failed: jobset failed; no pod is left that could say why$",
+        job=jobset(1, status=ended("Failed", "FailedJobs", "jobset failed")),
     ),
-    "killed, and nobody says by whom": (
-        snapshot(
-            jobset(1, status=objects.ended("Failed"), resources={"memory": "4Gi"}), over(0, 137)
-        ),
+    "killed, and nobody says by whom": case(
         r"was killed by SIGKILL \(exit 137\), probably out of memory; its memory limit is 4Gi$",
+        over(0, 137),
+        job=jobset(1, status=ended("Failed"), resources={"memory": "4Gi"}),
     ),
-    "killed for its liveness probe": (
-        snapshot(
-            jobset(1, status=objects.ended("Failed"), resources={"memory": "4Gi"}),
-            over(0, 137),
-            events=(event("Pod", "lm-w-0-0-abcd0", "Unhealthy", "Liveness probe failed: "),),
-        ),
+    "killed for its liveness probe": case(
         r"^lm failed: host 0 \(pod lm-w-0-0-abcd0\) was killed by SIGKILL \(exit 137\): its "
         r"liveness probe fails$",
+        over(0, 137),
+        job=jobset(1, status=ended("Failed"), resources={"memory": "4Gi"}),
+        events=(event("Pod", "lm-w-0-0-abcd0", "Unhealthy", "Liveness probe failed: "),),
     ),
-    "killed for memory, whole": (
-        snapshot(
-            jobset(1, status=objects.ended("Failed"), resources={"memory": "4Gi"}),
-            over(0, 137, "OOMKilled"),
-        ),
+    "killed for memory, whole": case(
         "^lm failed: its host was OOMKilled; its memory limit is 4Gi$",
+        over(0, 137, "OOMKilled"),
+        job=jobset(1, status=ended("Failed"), resources={"memory": "4Gi"}),
     ),
-    "killed for memory, one process": (
-        snapshot(
-            jobset(2, status=objects.ended("Failed"), resources={"memory": "4Gi"}),
-            over(0, 137, message=farewell(137, "killed", rank=1, step=7)),
-            over(1, 137, "OOMKilled", message=farewell(137, "killed", rank=1, step=7)),
-        ),
+    "killed for memory, one process": case(
         "^lm failed: rank 1 was OOMKilled at step 7; its memory limit is 4Gi$",
+        over(0, 137, message=farewell(137, "killed", rank=1, step=7)),
+        over(1, 137, "OOMKilled", message=farewell(137, "killed", rank=1, step=7)),
+        job=jobset(2, status=ended("Failed"), resources={"memory": "4Gi"}),
     ),
-    "deadline": (
-        snapshot(
-            jobset(1, status=objects.ended("Failed")),
-            jobs=(
-                objects.job_object(
-                    "lm-w-0",
-                    condition("Failed", reason="DeadlineExceeded"),
-                    activeDeadlineSeconds=7200,
-                ),
-            ),
-        ),
+    "deadline": case(
         "^lm failed: its deadline of 120m was exceeded$",
-    ),
-    "deadline of all generations": (
-        snapshot(
-            jobset(1, status=objects.ended("Failed")),
-            over(
-                0, 77, message=farewell(77, "the job's deadline of 90 s passed: saved at step 37")
+        job=FAILED,
+        jobs=(
+            job_object(
+                "lm-w-0", condition("Failed", reason="DeadlineExceeded"), activeDeadlineSeconds=7200
             ),
         ),
+    ),
+    "deadline of all generations": case(
         "^lm failed: the job's deadline of 90 s passed: saved at step 37$",
+        over(0, 77, message=farewell(77, "the job's deadline of 90 s passed: saved at step 37")),
+        job=FAILED,
     ),
-    "deleting": (
-        snapshot(
-            jobset(1) | {"metadata": jobset(1)["metadata"] | {"deletionTimestamp": ago(seconds=3)}},
-            pod(0, is_leaving=True),
-        ),
+    "deleting": case(
         "^lm is being deleted: 1 pod still terminating$",
+        pod(0, is_leaving=True),
+        job=jobset(1) | {"metadata": jobset(1)["metadata"] | {"deletionTimestamp": ago(seconds=3)}},
     ),
-    "its namespace goes, and its Job keeps the pods": (
-        snapshot(
-            jobset(2),
-            *(over(host, 137, is_leaving=True) for host in range(2)),
-            ending_namespace=ENDING,
-        ),
+    "its namespace goes, and its Job keeps the pods": case(
         "^lm is being deleted with its namespace team, but is blocked: its Job keeps 2 pods that "
         "ended, since ",
+        *(over(host, 137, is_leaving=True) for host in range(2)),
+        job=jobset(2),
+        ending_namespace=ENDING,
     ),
-    "stopped": (
-        snapshot(
-            jobset(1, suspend=True),
-            over(0, 80, message=farewell(80)),
-            records=(beat(committed=120),),
-        ),
+    "stopped": case(
         "^lm is stopped; step 120 is saved$",
+        over(0, 80, message=farewell(80)),
+        job=jobset(1, suspend=True),
+        records=(beat(committed=120),),
     ),
-    "stopped, and its pods are gone": (
-        snapshot(recorded(jobset(1, suspend=True), step=40, committed=37)),
+    "stopped, and its pods are gone": case(
         "^lm is stopped; step 37 is saved$",
+        job=recorded(jobset(1, suspend=True), step=40, committed=37),
     ),
-    "stopped without a checkpoint, and its pods are gone": (
-        snapshot(
-            recorded(
-                jobset(1, suspend=True),
-                verdict=verdict_for_code(80, "stopped by SIGTERM: nothing was saved"),
-            )
-        ),
+    "stopped without a checkpoint, and its pods are gone": case(
         "^lm is stopped; stopped by SIGTERM: nothing was saved$",
-    ),
-    "failed, its pods are gone, and how it ended is on record": (
-        snapshot(
-            recorded(
-                jobset(1, status=objects.ended("Failed")),
-                "ended",
-                verdict=verdict_for_code(82, "rank 1 hangs"),
-            )
+        job=recorded(
+            jobset(1, suspend=True),
+            verdict=verdict_for_code(80, "stopped by SIGTERM: nothing was saved"),
         ),
+    ),
+    "failed, its pods are gone, and how it ended is on record": case(
         r"^lm failed: hang \(exit 82\): rank 1 hangs$",
+        job=recorded(FAILED, "ended", verdict=verdict_for_code(82, "rank 1 hangs")),
     ),
-    "failed after it was stopped and resumed, and its pods are gone": (
-        snapshot(
-            recorded(
-                jobset(1, status=objects.ended("Failed")),
-                verdict=verdict_for_code(80, "saved at step 40"),
-            )
-        ),
+    "failed after it was stopped and resumed, and its pods are gone": case(
         "^lm failed: (?!.*saved at step 40)",
+        job=recorded(FAILED, verdict=verdict_for_code(80, "saved at step 40")),
     ),
-    "done with steps, and its pods are gone": (
-        snapshot(recorded(jobset(1, status=objects.ended("Completed")), "ended", step=300)),
+    "done with steps, and its pods are gone": case(
         "^lm is done, step 300, in 5m$",
+        job=recorded(jobset(1, status=ended("Completed")), "ended", step=300),
     ),
-    "stopping": (snapshot(jobset(1, suspend=True), pod(0)), "^lm is stopping: 1 pod still saving$"),
-    "stopped in its queue": (
-        snapshot(jobset(1, **QUEUED), workload=workload(active=False)),
-        "^lm is stopped$",
+    "stopping": case("^lm is stopping: 1 pod still saving$", pod(0), job=jobset(1, suspend=True)),
+    "stopped in its queue": case(
+        "^lm is stopped$", job=QUEUED_JOB, workload=workload(active=False)
     ),
-    "put back into its queue after a while": (
-        snapshot(
-            jobset(1, **QUEUED),
-            workload=workload(
-                condition(
-                    "Evicted",
-                    reason="PodsReadyTimeout",
-                    message="Exceeded the PodsReady timeout team/lm",
-                ),
-                requeueState={
-                    "count": 2,
-                    "requeueAt": (objects.NOW + timedelta(seconds=90)).isoformat(),
-                },
-            ),
-            local_queue=local_queue(),
-        ),
+    "put back into its queue after a while": case(
         r"^lm was evicted because its pods were not ready in time \(PodsReadyTimeout\), 2 times by "
-        r"now; Kueue puts it "
-        "back into queue research in 90s$",
-    ),
-    "given up by its queue": (
-        snapshot(
-            jobset(1, **QUEUED),
-            workload=workload(
-                condition("Evicted", reason="DeactivatedDueToRequeuingLimitExceeded"), active=False
+        r"now; Kueue puts it back into queue research in 90s$",
+        job=QUEUED_JOB,
+        workload=workload(
+            condition(
+                "Evicted",
+                reason="PodsReadyTimeout",
+                message="Exceeded the PodsReady timeout team/lm",
             ),
+            requeueState={
+                "count": 2,
+                "requeueAt": (objects.NOW + timedelta(seconds=90)).isoformat(),
+            },
         ),
+        local_queue=local_queue(),
+    ),
+    "given up by its queue": case(
         "^lm was deactivated by Kueue",
+        job=QUEUED_JOB,
+        workload=workload(
+            condition("Evicted", reason="DeactivatedDueToRequeuingLimitExceeded"), active=False
+        ),
     ),
     # --- the queue --------------------------------------------------------------------------------
-    "quota": (
-        snapshot(
-            jobset(1, **QUEUED),
-            workload=reserved(
-                "couldn't assign flavors to pod set w: "
-                "insufficient unused quota for cpu in flavor h100, 200m more needed"
-            ),
-            local_queue=local_queue(),
-            cluster_queue=cluster_queue("8", "7800m"),
-        ),
+    "quota": case(
         r"^lm waits: queue research \(ClusterQueue shared\) is full: 200m more cpu is needed in "
-        r"flavor h100; "
-        "7800m of 8 is used$",
-    ),
-    "quota, and no right to see the queue": (
-        snapshot(
-            jobset(1, **QUEUED),
-            workload=reserved("insufficient unused quota for cpu in flavor h100, 200m more needed"),
+        r"flavor h100; 7800m of 8 is used$",
+        job=QUEUED_JOB,
+        workload=reserved(
+            "couldn't assign flavors to pod set w: "
+            "insufficient unused quota for cpu in flavor h100, 200m more needed"
         ),
+        local_queue=local_queue(),
+        cluster_queue=cluster_queue("8", "7800m"),
+    ),
+    "quota, and no right to see the queue": case(
         "^lm waits: queue research is full: 200m more cpu is needed in flavor h100$",
+        job=QUEUED_JOB,
+        workload=reserved("insufficient unused quota for cpu in flavor h100, 200m more needed"),
     ),
-    "quota that is never enough": (
-        snapshot(
-            jobset(1, **QUEUED),
-            workload=reserved(
-                "couldn't assign flavors to pod set w: "
-                "insufficient quota for cpu in flavor real, previously considered "
-                "podsets requests (0) + current podset request (1800m) > maximum capacity (1)"
-            ),
-        ),
+    "quota that is never enough": case(
         "^lm waits: queue research can never admit it: it requests 1800m cpu, flavor real has "
         "1 in total$",
-    ),
-    "quota that is not there": (
-        snapshot(
-            jobset(1, **QUEUED),
-            workload=reserved(
-                "couldn't assign flavors to pod set w: resource nvidia.com/gpu unavailable in "
-                "ClusterQueue"
-            ),
+        job=QUEUED_JOB,
+        workload=reserved(
+            "couldn't assign flavors to pod set w: "
+            "insufficient quota for cpu in flavor real, previously considered "
+            "podsets requests (0) + current podset request (1800m) > maximum capacity (1)"
         ),
+    ),
+    "quota that is not there": case(
         "^lm waits: queue research does not cover nvidia.com/gpu$",
-    ),
-    "no such queue": (
-        snapshot(
-            jobset(1, **QUEUED),
-            workload=reserved("LocalQueue research doesn't exist", reason="Inadmissible"),
+        job=QUEUED_JOB,
+        workload=reserved(
+            "couldn't assign flavors to pod set w: resource nvidia.com/gpu unavailable in "
+            "ClusterQueue"
         ),
+    ),
+    "no such queue": case(
         "^lm waits: LocalQueue research does not exist$",
+        job=QUEUED_JOB,
+        workload=reserved("LocalQueue research doesn't exist", reason="Inadmissible"),
     ),
-    "no such cluster queue": (
-        snapshot(
-            jobset(1, **QUEUED),
-            workload=reserved("ClusterQueue shared doesn't exist", reason="Inadmissible"),
-        ),
+    "no such cluster queue": case(
         "^lm waits: ClusterQueue shared does not exist$",
+        job=QUEUED_JOB,
+        workload=reserved("ClusterQueue shared doesn't exist", reason="Inadmissible"),
     ),
-    "stopped cluster queue": (
-        snapshot(
-            jobset(1, **QUEUED),
-            workload=reserved("ClusterQueue shared is inactive", reason="Inadmissible"),
-            local_queue=local_queue(active=False, reason="ClusterQueueIsInactive"),
-            cluster_queue=cluster_queue(active=False, stopPolicy="Hold"),
-        ),
+    "stopped cluster queue": case(
         r"^lm waits: ClusterQueue shared is stopped \(stopPolicy: Hold\)$",
+        job=QUEUED_JOB,
+        workload=reserved("ClusterQueue shared is inactive", reason="Inadmissible"),
+        local_queue=local_queue(active=False, reason="ClusterQueueIsInactive"),
+        cluster_queue=cluster_queue(active=False, stopPolicy="Hold"),
     ),
-    "broken cluster queue": (
-        snapshot(
-            jobset(1, **QUEUED),
-            workload=reserved("ClusterQueue shared is inactive", reason="Inadmissible"),
-            local_queue=local_queue(active=False, reason="ClusterQueueIsInactive"),
-            cluster_queue=cluster_queue(
-                active=False, message="references missing ResourceFlavor(s): h100."
-            ),
-        ),
+    "broken cluster queue": case(
         "^lm waits: ClusterQueue shared is inactive: FlavorNotFound$",
-    ),
-    "stopped queue that may not be job": (
-        snapshot(
-            jobset(1, **QUEUED),
-            workload=reserved("LocalQueue research is stopped", reason="Inadmissible"),
+        job=QUEUED_JOB,
+        workload=reserved("ClusterQueue shared is inactive", reason="Inadmissible"),
+        local_queue=local_queue(active=False, reason="ClusterQueueIsInactive"),
+        cluster_queue=cluster_queue(
+            active=False, message="references missing ResourceFlavor(s): h100."
         ),
+    ),
+    "stopped queue that may not be job": case(
         "^lm waits: LocalQueue research is stopped$",
+        job=QUEUED_JOB,
+        workload=reserved("LocalQueue research is stopped", reason="Inadmissible"),
     ),
-    "preempted, still saving": (
-        snapshot(
-            jobset(1, **QUEUED),
-            pod(0, is_leaving=True),
-            workload=reserved(
-                "Preempted", condition("Evicted", reason="Preempted", message="to make room")
-            ),
-        ),
+    "preempted, still saving": case(
         "^lm was preempted by another job; 1 pod still saving$",
-    ),
-    "preempted, waits again": (
-        snapshot(
-            jobset(1, **QUEUED),
-            workload=reserved(
-                "insufficient unused quota for cpu in flavor h100, 4 more needed",
-                condition("Evicted", reason="Preempted"),
-            ),
+        pod(0, is_leaving=True),
+        job=QUEUED_JOB,
+        workload=reserved(
+            "Preempted", condition("Evicted", reason="Preempted", message="to make room")
         ),
+    ),
+    "preempted, waits again": case(
         "^lm was preempted by another job and waits: queue research is full: 4 more cpu is needed "
         "in flavor h100$",
-    ),
-    "an admission check": (
-        snapshot(
-            jobset(1, **QUEUED),
-            workload=workload(
-                condition("QuotaReserved"),
-                admissionChecks=[
-                    {
-                        "name": "nodes",
-                        "state": "Pending",
-                        "message": "Provisioning Request wasn't accepted",
-                    }
-                ],
-            ),
+        job=QUEUED_JOB,
+        workload=reserved(
+            "insufficient unused quota for cpu in flavor h100, 4 more needed",
+            condition("Evicted", reason="Preempted"),
         ),
+    ),
+    "an admission check": case(
         "^lm waits: quota is reserved in queue research, but admission check nodes has not "
         "passed: Prov",
+        job=QUEUED_JOB,
+        workload=workload(
+            condition("QuotaReserved"),
+            admissionChecks=[
+                {
+                    "name": "nodes",
+                    "state": "Pending",
+                    "message": "Provisioning Request wasn't accepted",
+                }
+            ],
+        ),
     ),
-    "admitted": (
-        snapshot(jobset(1, **QUEUED), workload=workload(condition("QuotaReserved", "True"))),
+    "admitted": case(
         "^lm is admitted by queue research and about to start$",
+        job=QUEUED_JOB,
+        workload=workload(condition("QuotaReserved", "True")),
     ),
-    "not taken by Kueue": (
-        snapshot(jobset(1, **QUEUED), jobs=()),
+    "not taken by Kueue": case(
         "^lm is suspended, and Kueue has created no Workload for it in queue research$",
+        job=QUEUED_JOB,
+        jobs=(),
     ),
     # --- Jobs and pods that are refused -----------------------------------------------------------
-    "webhook down before the Jobs": (
-        snapshot(
-            jobset(1),
-            jobs=(),
-            events=(
-                event(
-                    "JobSet",
-                    "lm",
-                    "JobCreationFailed",
-                    'job "lm-w-0" creation failed with error: Internal error occurred: failed '
-                    "calling webhook "
-                    '"mjob.kb.io": failed to call webhook: Post '
-                    '"https://kueue-webhook.kueue-system.svc:443/x": '
-                    "dial tcp 10.0.0.1:443: connect: connection refused",
-                ),
-            ),
-        ),
+    "webhook down before the Jobs": case(
         r"^lm has no Jobs: webhook mjob.kb.io \(kueue-webhook in kueue-system\) does not answer: "
         r"connection refused$",
+        jobs=(),
+        events=(
+            event(
+                "JobSet",
+                "lm",
+                "JobCreationFailed",
+                'job "lm-w-0" creation failed with error: Internal error occurred: failed '
+                "calling webhook "
+                '"mjob.kb.io": failed to call webhook: Post '
+                '"https://kueue-webhook.kueue-system.svc:443/x": '
+                "dial tcp 10.0.0.1:443: connect: connection refused",
+            ),
+        ),
     ),
-    "a webhook that has not seen a new JobSet": (
-        snapshot(new(jobset(1)), jobs=(), events=(UNSEEN,)),
-        "^lm is being created: ",
+    "a webhook that has not seen a new JobSet": case(
+        "^lm is being created: ", job=new(jobset(1)), jobs=(), events=(UNSEEN,)
     ),
-    "a webhook that had not seen a JobSet when the controller tried last": (
-        snapshot(new(jobset(1), seconds=60), jobs=(), events=(UNSEEN,)),
-        "^lm is being created: ",
+    "a webhook that had not seen a JobSet when the controller tried last": case(
+        "^lm is being created: ", job=new(jobset(1), seconds=60), jobs=(), events=(UNSEEN,)
     ),
-    "a webhook that does not see a JobSet": (
-        snapshot(jobset(1), jobs=(), events=(UNSEEN,)),
+    "a webhook that does not see a JobSet": case(
         "^lm has no Jobs: webhook mjob.kb.io denied the request: JobSet.jobset.x-k8s.io "
         '"lm" not found$',
+        jobs=(),
+        events=(UNSEEN,),
     ),
     "webhook without a server": (
         refused(
@@ -605,10 +540,7 @@ CASES: dict[str, tuple[Snapshot, str]] = {
         "^lm waits: 2 of 2 pods are rejected: webhook mpod.kb.io does not answer: no endpoints "
         "available for service",
     ),
-    "unattended": (
-        snapshot(jobset(1), jobs=()),
-        "^lm has no Jobs 10m after it was created: the JobSet controller",
-    ),
+    "unattended": case("^lm has no Jobs 10m after it was created: the JobSet controller", jobs=()),
     "exceeded quota": (
         refused(
             "exceeded quota: few, requested: pods=1,requests.cpu=4, used: pods=5,requests.cpu=9, "
@@ -633,35 +565,31 @@ CASES: dict[str, tuple[Snapshot, str]] = {
         ),
         "rejected: ValidatingAdmissionPolicy billing denied the request: say who pays$",
     ),
-    "a webhook's no": (
-        snapshot(
-            jobset(2),
-            events=(
-                event(
-                    "Job",
-                    "lm-w-0",
-                    "FailedCreate",
-                    'admission webhook "pods.corp" denied the request: no team label',
-                ),
-            ),
-        ),
+    "a webhook's no": case(
         "rejected: webhook pods.corp denied the request: no team label$",
-    ),
-    "followers of an exclusive placement": (
-        snapshot(
-            jobset(2),
-            pod(0, node="node-1"),
-            events=(
-                event(
-                    "Job",
-                    "lm-w-0",
-                    "FailedCreate",
-                    'admission webhook "vpod.kb.io" denied the request: follower pod node '
-                    "selector not set",
-                ),
+        job=jobset(2),
+        events=(
+            event(
+                "Job",
+                "lm-w-0",
+                "FailedCreate",
+                'admission webhook "pods.corp" denied the request: no team label',
             ),
         ),
+    ),
+    "followers of an exclusive placement": case(
         "^lm waits: 1 of 2 pods are rejected: exclusive placement: the pods of a slice wait",
+        pod(0, node="node-1"),
+        job=jobset(2),
+        events=(
+            event(
+                "Job",
+                "lm-w-0",
+                "FailedCreate",
+                'admission webhook "vpod.kb.io" denied the request: follower pod node '
+                "selector not set",
+            ),
+        ),
     ),
     "no service account": (
         refused('error looking up service account team/robot: serviceaccount "robot" not found'),
@@ -760,9 +688,10 @@ CASES: dict[str, tuple[Snapshot, str]] = {
         unscheduled("no nodes available to schedule pods"),
         "^lm waits: its host is unschedulable: the cluster has no",
     ),
-    "nodes that may not be job": (
-        snapshot(jobset(1), pending(0, NOTHING_FITS), nodes=None),
+    "nodes that may not be job": case(
         "^lm waits: its host is unschedulable: 0/3 nodes are available: 1 Insufficient cpu, 2 node",
+        pending(0, NOTHING_FITS),
+        nodes=None,
     ),
     "ports": (
         unscheduled(
@@ -829,20 +758,18 @@ CASES: dict[str, tuple[Snapshot, str]] = {
         ),
         "; the autoscaler adds no node: no instance type satisfied resources$",
     ),
-    "some hosts wait": (
-        snapshot(
-            jobset(4),
-            pod(0),
-            pending(1, "0/1 nodes are available: 1 Insufficient cpu."),
-            pod(2),
-            pending(3),
-            nodes=(node(),),
-        ),
+    "some hosts wait": case(
         "^lm waits: hosts 1 and 3 are unschedulable: insufficient free cpu",
+        pod(0),
+        pending(1, "0/1 nodes are available: 1 Insufficient cpu."),
+        pod(2),
+        pending(3),
+        job=jobset(4),
+        nodes=(node(),),
     ),
-    "a gate": (
-        snapshot(jobset(1), pending(0, "waiting for gates", "SchedulingGated")),
+    "a gate": case(
         "^lm waits: its host cannot be scheduled yet",
+        pending(0, "waiting for gates", "SchedulingGated"),
     ),
     "no claim": (
         unscheduled('0/1 nodes are available: persistentvolumeclaim "ckpt" not found.', node()),
@@ -872,751 +799,635 @@ CASES: dict[str, tuple[Snapshot, str]] = {
         "^lm waits: its host is unschedulable: volume node affinity conflict",
     ),
     # --- images -----------------------------------------------------------------------------------
-    "no image": (
-        snapshot(
-            jobset(2),
-            waiting(0, "ImagePullBackOff", 'Back-off pulling image "registry.example/train:1"'),
-            pod(1),
-            events=(
-                event(
-                    "Pod",
-                    "lm-w-0-0-abcd0",
-                    "Failed",
-                    "Failed to pull image: code = NotFound: train:1: not found",
-                ),
+    "no image": case(
+        "^lm waits: host 0 cannot pull image registry.example/train:1: the image does not exist$",
+        waiting(0, "ImagePullBackOff", 'Back-off pulling image "registry.example/train:1"'),
+        pod(1),
+        job=jobset(2),
+        events=(
+            event(
+                "Pod",
+                "lm-w-0-0-abcd0",
+                "Failed",
+                "Failed to pull image: code = NotFound: train:1: not found",
             ),
         ),
-        "^lm waits: host 0 cannot pull image registry.example/train:1: the image does not exist$",
     ),
-    "no right to the image": (
-        snapshot(
-            jobset(1),
-            waiting(0, "ErrImagePull", "pull access denied, authorization failed: 403 Forbidden"),
-        ),
+    "no right to the image": case(
         "the registry requires credentials, or the image does not exist$",
+        waiting(0, "ErrImagePull", "pull access denied, authorization failed: 403 Forbidden"),
     ),
-    "no registry": (
-        snapshot(
-            jobset(1), waiting(0, "ErrImagePull", "dial tcp: lookup registry.example: no such host")
-        ),
+    "no registry": case(
         "the node cannot reach the registry$",
+        waiting(0, "ErrImagePull", "dial tcp: lookup registry.example: no such host"),
     ),
-    "a limited registry": (
-        snapshot(jobset(1), waiting(0, "ErrImagePull", "429 Too Many Requests: toomanyrequests")),
+    "a limited registry": case(
         "the registry's rate limit is reached$",
+        waiting(0, "ErrImagePull", "429 Too Many Requests: toomanyrequests"),
     ),
-    "no image's name": (
-        snapshot(jobset(1), waiting(0, "InvalidImageName", "x")),
-        "that is not a valid image name$",
-    ),
-    "an image that may not be pulled": (
-        snapshot(jobset(1), waiting(0, "ErrImageNeverPull", "x")),
-        "imagePullPolicy is Never$",
+    "no image's name": case("that is not a valid image name$", waiting(0, "InvalidImageName", "x")),
+    "an image that may not be pulled": case(
+        "imagePullPolicy is Never$", waiting(0, "ErrImageNeverPull", "x")
     ),
     # --- containers -------------------------------------------------------------------------------
-    "no secret": (
-        snapshot(jobset(1), waiting(0, "CreateContainerConfigError", 'secret "token" not found')),
+    "no secret": case(
         "^lm waits: its host cannot start: Secret token does not exist$",
+        waiting(0, "CreateContainerConfigError", 'secret "token" not found'),
     ),
-    "no key in a secret": (
-        snapshot(
-            jobset(1),
-            waiting(0, "CreateContainerConfigError", "couldn't find key t in Secret team/token"),
-        ),
+    "no key in a secret": case(
         "Secret token has no key t$",
+        waiting(0, "CreateContainerConfigError", "couldn't find key t in Secret team/token"),
     ),
-    "no config map": (
-        snapshot(
-            jobset(1), waiting(0, "CreateContainerConfigError", 'configmap "settings" not found')
-        ),
+    "no config map": case(
         "ConfigMap settings does not exist$",
+        waiting(0, "CreateContainerConfigError", 'configmap "settings" not found'),
     ),
-    "root": (
-        snapshot(
-            jobset(1),
-            waiting(
-                0,
-                "CreateContainerConfigError",
-                "container has runAsNonRoot and image will run as root",
-            ),
-        ),
+    "root": case(
         "runs as root, and the pod has runAsNonRoot$",
-    ),
-    "a volume of a secret that is not there": (
-        snapshot(
-            jobset(1),
-            waiting(0, "ContainerCreating"),
-            events=(
-                event(
-                    "Pod",
-                    "lm-w-0-0-abcd0",
-                    "FailedMount",
-                    'MountVolume.SetUp failed for volume "s" : secret "s" not found',
-                ),
-            ),
+        waiting(
+            0, "CreateContainerConfigError", "container has runAsNonRoot and image will run as root"
         ),
+    ),
+    "a volume of a secret that is not there": case(
         "^lm waits: its host cannot start: Secret s does not exist$",
-    ),
-    "a volume that cannot be mounted": (
-        snapshot(
-            jobset(1),
-            waiting(0, "ContainerCreating"),
-            events=(
-                event(
-                    "Pod",
-                    "lm-w-0-0-abcd0",
-                    "FailedAttachVolume",
-                    "Multi-Attach error for volume pvc-1",
-                ),
+        waiting(0, "ContainerCreating"),
+        events=(
+            event(
+                "Pod",
+                "lm-w-0-0-abcd0",
+                "FailedMount",
+                'MountVolume.SetUp failed for volume "s" : secret "s" not found',
             ),
         ),
+    ),
+    "a volume that cannot be mounted": case(
         "^lm waits: its host cannot mount a volume: Multi-Attach error for volume pvc-1$",
-    ),
-    "a node's network": (
-        snapshot(
-            jobset(1),
-            waiting(0, "ContainerCreating"),
-            events=(
-                event(
-                    "Pod", "lm-w-0-0-abcd0", "FailedCreatePodSandBox", "cni plugin not initialized"
-                ),
+        waiting(0, "ContainerCreating"),
+        events=(
+            event(
+                "Pod", "lm-w-0-0-abcd0", "FailedAttachVolume", "Multi-Attach error for volume pvc-1"
             ),
         ),
+    ),
+    "a node's network": case(
         "^lm waits: the node cannot create the pod sandbox of its host: cni plugin not "
         "initialized$",
-    ),
-    "no such command": (
-        snapshot(
-            jobset(2),
-            over(
-                0, 128, "StartError", 'exec: "python": executable file not found in $PATH: unknown'
-            ),
-            pod(1),
+        waiting(0, "ContainerCreating"),
+        events=(
+            event("Pod", "lm-w-0-0-abcd0", "FailedCreatePodSandBox", "cni plugin not initialized"),
         ),
+    ),
+    "no such command": case(
         "^lm cannot start on host 0: command python: executable file not found in",
+        over(0, 128, "StartError", 'exec: "python": executable file not found in $PATH: unknown'),
+        pod(1),
+        job=jobset(2),
     ),
-    "an image without the agent": (
-        snapshot(
-            jobset(1),
-            over(
-                0,
-                1,
-                "Error",
-                "/bin/python: Error while finding … (ModuleNotFoundError: No module named "
-                "'jaxlaunch')",
-            ),
-        ),
+    "an image without the agent": case(
         "^lm cannot start on its host: image \\S+ does not contain jaxlaunch$",
-    ),
-    "an init container": (
-        snapshot(
-            jobset(1),
-            pod(
-                0,
-                state={"waiting": {"reason": "PodInitializing"}},
-                initContainerStatuses=[
-                    {"name": "fetch", "state": {"terminated": {"exitCode": 3, "reason": "Error"}}}
-                ],
-            ),
+        over(
+            0,
+            1,
+            "Error",
+            "/bin/python: Error while finding … (ModuleNotFoundError: No module named 'jaxlaunch')",
         ),
+    ),
+    "an init container": case(
         "^lm cannot start on its host: init container fetch ended with exit code 3$",
-    ),
-    "a sidecar that fails again and again": (
-        snapshot(
-            jobset(1),
-            pod(
-                0,
-                state={"waiting": {"reason": "PodInitializing"}},
-                initContainerStatuses=[
-                    {
-                        "name": "proxy",
-                        "state": {
-                            "waiting": {
-                                "reason": "CrashLoopBackOff",
-                                "message": "back-off 10s restarting",
-                            }
-                        },
-                        "lastState": {"terminated": {"exitCode": 3, "reason": "Error"}},
-                    }
-                ],
-            ),
+        pod(
+            0,
+            state={"waiting": {"reason": "PodInitializing"}},
+            initContainerStatuses=[
+                {"name": "fetch", "state": {"terminated": {"exitCode": 3, "reason": "Error"}}}
+            ],
         ),
+    ),
+    "a sidecar that fails again and again": case(
         "^lm cannot start on its host: init container proxy ended with exit code 3$",
-    ),
-    "an image on its way": (
-        snapshot(
-            jobset(1),
-            waiting(0, "ContainerCreating"),
-            events=(
-                event(
-                    "Pod", "lm-w-0-0-abcd0", "Pulling", 'Pulling image "registry.example/train:1"'
-                ),
-            ),
+        pod(
+            0,
+            state={"waiting": {"reason": "PodInitializing"}},
+            initContainerStatuses=[
+                {
+                    "name": "proxy",
+                    "state": {
+                        "waiting": {
+                            "reason": "CrashLoopBackOff",
+                            "message": "back-off 10s restarting",
+                        }
+                    },
+                    "lastState": {"terminated": {"exitCode": 3, "reason": "Error"}},
+                }
+            ],
         ),
-        "^lm is starting: its host: pulling image registry.example/train:1 for 10m$",
     ),
-    "containers on their way": (
-        snapshot(jobset(1), waiting(0, "ContainerCreating")),
+    "an image on its way": case(
+        "^lm is starting: its host: pulling image registry.example/train:1 for 10m$",
+        waiting(0, "ContainerCreating"),
+        events=(
+            event("Pod", "lm-w-0-0-abcd0", "Pulling", 'Pulling image "registry.example/train:1"'),
+        ),
+    ),
+    "containers on their way": case(
         "^lm is starting: its host: creating volumes and containers for 10m$",
+        waiting(0, "ContainerCreating"),
     ),
     # --- the gang ---------------------------------------------------------------------------------
-    "hosts are missing": (
-        snapshot(
-            jobset(4),
-            *map(pod, range(4)),
-            records=(beat(stage="gather", missing=[1, 3], missing_count=2),),
-        ),
+    "hosts are missing": case(
         "^lm waits at rendezvous for 9m: hosts 1, 3 of 4 missing$",
+        *map(pod, range(4)),
+        job=jobset(4),
+        records=(beat(stage="gather", missing=[1, 3], missing_count=2),),
     ),
-    "many hosts are missing": (
-        snapshot(
-            jobset(64),
-            *map(pod, range(64)),
-            records=(beat(stage="gather", missing=list(range(1, 17)), missing_count=40),),
-        ),
+    "many hosts are missing": case(
         "and 24 more of 64 missing$",
+        *map(pod, range(64)),
+        job=jobset(64),
+        records=(beat(stage="gather", missing=list(range(1, 17)), missing_count=40),),
     ),
-    "everyone is there": (
-        snapshot(jobset(1), pod(0), records=(beat(stage="gather"),)),
-        "^lm is about to start: all hosts are connected$",
+    "everyone is there": case(
+        "^lm is about to start: all hosts are connected$", pod(0), records=(beat(stage="gather"),)
     ),
-    "it hangs": (
-        snapshot(jobset(1), pod(0), records=(beat(overdue="rank 3 in data at step 12 for 11m"),)),
+    "it hangs": case(
         "^lm hangs: rank 3 in data at step 12 for 11m$",
+        pod(0),
+        records=(beat(overdue="rank 3 in data at step 12 for 11m"),),
     ),
-    "it trains": (snapshot(jobset(1), pod(0), records=(beat(),)), "^lm runs: training at step 40$"),
-    "it prepares its text": (
-        snapshot(jobset(1), pod(0), records=(beat(phase="prepare", step=None),)),
-        "^lm runs: preparing its text for 60s$",
+    "it trains": case("^lm runs: training at step 40$", pod(0), records=(beat(),)),
+    "it prepares its text": case(
+        "^lm runs: preparing its text for 60s$", pod(0), records=(beat(phase="prepare", step=None),)
     ),
-    "it compiles": (
-        snapshot(jobset(1), pod(0), records=(beat(phase="compile", step=None),)),
-        "^lm runs: in compile for 60s$",
+    "it compiles": case(
+        "^lm runs: in compile for 60s$", pod(0), records=(beat(phase="compile", step=None),)
     ),
-    "it trains again": (
-        snapshot(jobset(1), pod(0), records=(past(82, "rank 1 in data"), beat(attempt=2))),
+    "it trains again": case(
         r"^lm runs again after hang \(82\): rank 1 in data: training at step 40$",
+        pod(0),
+        records=(past(82, "rank 1 in data"), beat(attempt=2)),
     ),
-    "it trains, and went wrong long ago": (
-        snapshot(
-            jobset(1),
-            pod(0),
-            records=(past(82, "rank 1"), past(83, "rank 2", attempt=2), beat(attempt=4)),
-        ),
+    "it trains, and went wrong long ago": case(
         "^lm runs: training at step 40$",
+        pod(0),
+        records=(past(82, "rank 1"), past(83, "rank 2", attempt=2), beat(attempt=4)),
     ),
-    "its program is silent": (
-        snapshot(jobset(1), pod(0), records=(beat(phase="unsaid", step=None),)),
+    "its program is silent": case(
         "^lm runs: its program reports no steps$",
+        pod(0),
+        records=(beat(phase="unsaid", step=None),),
     ),
-    "no log of it": (snapshot(jobset(2), pod(0), pod(1)), "^lm runs: 2 of 2 hosts ready$"),
-    "between two generations": (
-        snapshot(
-            jobset(1, status={"restarts": 1, "restartsCountTowardsMax": 1}),
-            over(0, 83, message=farewell(83, "rank 0 raised: X")),
-        ),
+    "no log of it": case("^lm runs: 2 of 2 hosts ready$", pod(0), pod(1), job=jobset(2)),
+    "between two generations": case(
         r"^lm is restarting after crash \(83\): rank 0 raised: X$",
+        over(0, 83, message=farewell(83, "rank 0 raised: X")),
+        job=jobset(1, status={"restarts": 1, "restartsCountTowardsMax": 1}),
     ),
-    "between two generations, for memory": (
-        snapshot(jobset(1, status={"restarts": 1}), over(0, 137, "OOMKilled")),
+    "between two generations, for memory": case(
         "^lm is restarting: its host was OOMKilled; it has no memory limit",
+        over(0, 137, "OOMKilled"),
+        job=RESTARTED,
     ),
-    "a crash loop": (
-        snapshot(
-            jobset(1, status={"restarts": 3, "restartsCountTowardsMax": 3}),
-            pod(0, generation=3),
-            records=(
-                past(83, "rank 0 raised: X", attempt=3, generation=2),
-                beat(attempt=4, generation=3),
-            ),
-        ),
+    "a crash loop": case(
         r"^lm crashes and restarts without saving a checkpoint: 3 of 5 restarts are used up; last: "
         r"crash \(83\)",
-    ),
-    "beyond a crash loop": (
-        snapshot(
-            jobset(1, status={"restarts": 3, "restartsCountTowardsMax": 3}),
-            pod(0, generation=3),
-            records=(
-                past(83, "X", attempt=3, generation=2, step=30),
-                beat(attempt=5, generation=3),
-            ),
+        pod(0, generation=3),
+        job=jobset(1, status={"restarts": 3, "restartsCountTowardsMax": 3}),
+        records=(
+            past(83, "rank 0 raised: X", attempt=3, generation=2),
+            beat(attempt=4, generation=3),
         ),
+    ),
+    "beyond a crash loop": case(
         "^lm runs: training at step 40$",
+        pod(0, generation=3),
+        job=jobset(1, status={"restarts": 3, "restartsCountTowardsMax": 3}),
+        records=(past(83, "X", attempt=3, generation=2, step=30), beat(attempt=5, generation=3)),
     ),
-    "a process killed for memory long ago": (
-        snapshot(
-            jobset(1, status=objects.ended("Failed")),
-            over(0, 65, "OOMKilled", message=farewell(65, "no such file")),
-        ),
+    "a process killed for memory long ago": case(
         r"^lm failed: bad_data \(exit 65\): no such file$",
+        over(0, 65, "OOMKilled", message=farewell(65, "no such file")),
+        job=FAILED,
     ),
-    "a container killed for memory, and a peer that lost it": (
-        snapshot(
-            jobset(2, status=objects.ended("Failed"), resources={"memory": "4Gi"}),
-            over(0, 81, message=farewell(81, "host 1 is gone")),
-            over(1, 137, "OOMKilled"),
-        ),
+    "a container killed for memory, and a peer that lost it": case(
         "^lm failed: host 1 was OOMKilled; its memory limit is 4Gi$",
+        over(0, 81, message=farewell(81, "host 1 is gone")),
+        over(1, 137, "OOMKilled"),
+        job=jobset(2, status=ended("Failed"), resources={"memory": "4Gi"}),
     ),
-    "evicted": (
-        snapshot(
-            jobset(2),
-            over(
-                0,
-                80,
-                conditions=[
-                    condition(
-                        "DisruptionTarget", reason="EvictionByEvictionAPI", message="evicting"
-                    )
-                ],
-            ),
-            pod(1, is_leaving=True),
-        ),
+    "evicted": case(
         r"^lm was interrupted: host 0 was evicted \(kubectl drain, or .*API\); it restarts, which "
         r"does not count",
+        over(
+            0,
+            80,
+            conditions=[
+                condition("DisruptionTarget", reason="EvictionByEvictionAPI", message="evicting")
+            ],
+        ),
+        pod(1, is_leaving=True),
+        job=jobset(2),
     ),
-    "evicted for its own excess, and restarting": (
-        snapshot(jobset(2), evicted(1, 137, EXCESS), pod(0, is_leaving=True)),
+    "evicted for its own excess, and restarting": case(
         r"^lm is restarting: host 1 was evicted: Pod ephemeral .* containers 1Gi "
         r"\(resources.ephemeral\); that counts",
+        evicted(1, 137, EXCESS),
+        pod(0, is_leaving=True),
+        job=jobset(2),
     ),
-    "evicted for its own excess, and given up": (
-        snapshot(
-            jobset(1, status=objects.ended("Failed", "ReachedMaxRestarts", restarts=5)),
-            evicted(0, 84, 'Usage of EmptyDir volume "volume-0" exceeds the limit "1Gi". '),
-        ),
+    "evicted for its own excess, and given up": case(
         r'^lm failed after 5 restarts: its host was evicted: Usage .* exceeds the limit "1Gi" '
         r"\(volumes: ephemeral\)$",
+        evicted(0, 84, 'Usage of EmptyDir volume "volume-0" exceeds the limit "1Gi". '),
+        job=jobset(1, status=ended("Failed", "ReachedMaxRestarts", restarts=5)),
     ),
-    "a loop of evictions for its own excess": (
-        snapshot(
-            jobset(1, status={"restarts": 2, "restartsCountTowardsMax": 2}),
-            pod(0, generation=2),
-            events=(event("Pod", "lm-w-0-0-abcd0", "Evicted", EXCESS),),
-        ),
+    "a loop of evictions for its own excess": case(
         r"^lm crashes and restarts .*; Pod lm-w-0-0-abcd0 was evicted: Pod ephemeral .* 1Gi "
         r"\(resources.ephemeral\)$",
+        pod(0, generation=2),
+        job=jobset(1, status={"restarts": 2, "restartsCountTowardsMax": 2}),
+        events=(event("Pod", "lm-w-0-0-abcd0", "Evicted", EXCESS),),
     ),
-    "two nodes are lost": (
-        snapshot(
-            jobset(2),
-            *(
-                pod(host, node=f"node-{host}", conditions=[condition("Ready", "False")])
-                for host in range(2)
-            ),
-            events=tuple(
-                event("Pod", f"lm-w-0-{host}-abcd{host}", "NodeNotReady", "not ready")
-                for host in range(2)
-            ),
-        ),
+    "two nodes are lost": case(
         "^lm waits: nodes node-0, node-1 are NotReady, with all 2 hosts on them$",
-    ),
-    "a verdict on the attempt of the newest heartbeat": (
-        snapshot(jobset(1), pod(0), records=(beat(phase="compile"), judged(81, "host 1 was lost"))),
-        r"^lm has ended attempt 1: lost \(81\): host 1 was lost$",
-    ),
-    "one of two pods failed, and no agent has said why yet": (
-        snapshot(
-            jobset(2, restarts={"in_place": 0}),
-            pod(0),
-            over(1, 1),
-            records=(beat(phase="compile"),),
+        *(
+            pod(host, node=f"node-{host}", conditions=[condition("Ready", "False")])
+            for host in range(2)
         ),
+        job=jobset(2),
+        events=tuple(
+            event("Pod", f"lm-w-0-{host}-abcd{host}", "NodeNotReady", "not ready")
+            for host in range(2)
+        ),
+    ),
+    "a verdict on the attempt of the newest heartbeat": case(
+        r"^lm has ended attempt 1: lost \(81\): host 1 was lost$",
+        pod(0),
+        records=(beat(phase="compile"), judged(81, "host 1 was lost")),
+    ),
+    "one of two pods failed, and no agent has said why yet": case(
         r"^lm is restarting: host 1 \(pod \S+\) ended with exit code 1; 1 pod still terminating$",
+        pod(0),
+        over(1, 1),
+        job=jobset(2, restarts={"in_place": 0}),
+        records=(beat(phase="compile"),),
     ),
     # a lost host, whose gang keeps its other pods
-    "a lost pod, which Kubernetes has not made again": (
-        snapshot(
-            jobset(3),
-            pod(0),
-            pod(2),
-            records=(beat(stage="gather", missing=[1]), judged(81, "host 1 was lost")),
-        ),
+    "a lost pod, which Kubernetes has not made again": case(
         "^lm waits for host 1 to come back: its pod does not exist yet, since Kubernetes makes it "
         "again 10 s after it failed; the other 2 hosts keep their pods$",
+        pod(0),
+        pod(2),
+        job=jobset(3),
+        records=(beat(stage="gather", missing=[1]), judged(81, "host 1 was lost")),
     ),
-    "a lost pod, made again, that no node takes": (
-        snapshot(
-            jobset(3),
-            pod(0),
-            pending(1, NOTHING_FITS),
-            pod(2),
-            records=(past(81), beat(stage="gather")),
-        ),
+    "a lost pod, made again, that no node takes": case(
         "^lm waits for host 1 to come back: host 1 is unschedulable: 0/3 nodes .*; the other 2 "
         "hosts keep their ",
+        pod(0),
+        pending(1, NOTHING_FITS),
+        pod(2),
+        job=jobset(3),
+        records=(past(81), beat(stage="gather")),
     ),
-    "a lost pod, made again, that starts": (
-        snapshot(
-            jobset(2),
-            pod(0),
-            waiting(1, "ContainerCreating"),
-            records=(past(81), beat(stage="gather")),
-        ),
+    "a lost pod, made again, that starts": case(
         "^lm waits for host 1 to come back: host 1 is starting: creating volumes .*; the other 1 "
         "host keeps its pod$",
+        pod(0),
+        waiting(1, "ContainerCreating"),
+        job=jobset(2),
+        records=(past(81), beat(stage="gather")),
     ),
-    "the pod of the leader is lost": (
-        snapshot(jobset(3), pod(1), pod(2)),
+    "the pod of the leader is lost": case(
         "^lm waits for host 0, which leads, to come back: its pod does not exist yet, .*; the "
         "other 2 hosts keep ",
+        pod(1),
+        pod(2),
+        job=jobset(3),
     ),
-    "the pod of the leader left, and its log with it": (
-        snapshot(SPARE, over(0, 143, message=farewell(80, "stopped")), pod(1), pod(2), pod(3)),
+    "the pod of the leader left, and its log with it": case(
         "^lm waits for host 0, which leads, to come back: its pod does not exist yet, .*; the "
         "other 3 hosts keep ",
+        over(0, 143, message=farewell(80, "stopped")),
+        pod(1),
+        pod(2),
+        pod(3),
+        job=SPARE,
     ),
-    "the pod of the leader is made again": (
-        snapshot(jobset(2), later(pending(0, NOTHING_FITS)), pod(1)),
+    "the pod of the leader is made again": case(
         "^lm waits for host 0, which leads, to come back: host 0 is unschedulable: ",
+        later(pending(0, NOTHING_FITS)),
+        pod(1),
+        job=jobset(2),
     ),
-    "a spare holds the ranks of a lost host": (
-        snapshot(
-            SPARE, pod(0), pod(2), pod(3), records=(past(81), beat(attempt=2, members="0,3,2"))
-        ),
+    "a spare holds the ranks of a lost host": case(
         "^lm runs: training at step 40, with its ranks on hosts 0, 3, 2; no spare is ready, since "
         "host 1 is missing: its pod does not exist yet, ",
+        pod(0),
+        pod(2),
+        pod(3),
+        job=SPARE,
+        records=(past(81), beat(attempt=2, members="0,3,2")),
     ),
-    "a lost host, whose node Kubernetes has not noticed yet": (
-        snapshot(
-            *(jobset(3), *map(pod, range(3))), records=(past(81), beat(stage="gather", missing=[1]))
-        ),
+    "a lost host, whose node Kubernetes has not noticed yet": case(
         "^lm waits for host 1 to come back: its agent does not answer, and pod lm-w-0-1-abcd1 "
         "still reads as running on node node-1; the other 2 hosts keep their pods$",
+        *map(pod, range(3)),
+        job=jobset(3),
+        records=HOST_1_LOST,
     ),
-    "a lost host, whose next pod runs and has not said hello yet": (
-        snapshot(
-            *(jobset(2), pod(0), pod(1, state={"running": {"startedAt": ago(seconds=2)}})),
-            records=(past(81), beat(stage="gather", missing=[1])),
-        ),
+    "a lost host, whose next pod runs and has not said hello yet": case(
         "^lm waits at rendezvous for 9m: host 1 of 2 missing$",
+        pod(0),
+        pod(1, state={"running": {"startedAt": ago(seconds=2)}}),
+        job=jobset(2),
+        records=HOST_1_LOST,
     ),
-    "the node of a lost host does not answer": (
-        snapshot(
-            *(jobset(3), pod(0), pod(1, node="node-2"), pod(2)),
-            silent_node=silent("node-2"),
-            records=(past(81), beat(stage="gather", missing=[1])),
-        ),
+    "the node of a lost host does not answer": case(
         "^lm waits for host 1 to come back: node node-2 has not answered since .*, with pod "
         "lm-w-0-1-abcd1 on it; the other 2 hosts keep their pods$",
+        pod(0),
+        pod(1, node="node-2"),
+        pod(2),
+        job=jobset(3),
+        silent_node=silent("node-2"),
+        records=HOST_1_LOST,
     ),
-    "the node of a lost host does not answer, and keeps its pod": (
-        snapshot(
-            *(jobset(3), pod(0), leaving(1, node="node-2", conditions=CUT_OFF), pod(2)),
-            silent_node=silent("node-2"),
-            records=(past(81), beat(stage="gather", missing=[1])),
-        ),
+    "the node of a lost host does not answer, and keeps its pod": case(
         "^lm waits for host 1 to come back: pod lm-w-0-1-abcd1 should have ended 2m ago, and node "
         "node-2 has not .*; the other 2 hosts keep their pods$",
+        pod(0),
+        leaving(1, node="node-2", conditions=CUT_OFF),
+        pod(2),
+        job=jobset(3),
+        silent_node=silent("node-2"),
+        records=HOST_1_LOST,
     ),
-    "a spare holds the ranks of a host whose node nobody may read": (
-        snapshot(
-            *(
-                SPARE,
-                pod(0),
-                pod(1, node="node-2", conditions=[condition("Ready", "False")]),
-                pod(2),
-                pod(3),
-            ),
-            records=(past(81), beat(attempt=2, members="0,3,2")),
-        ),
+    "a spare holds the ranks of a host whose node nobody may read": case(
         "^lm runs: training at step 40, with its ranks on hosts 0, 3, 2; no spare is ready, since "
         "host 1 is missing: node node-2 is NotReady, with pod lm-w-0-1-abcd1 on it$",
+        pod(0),
+        pod(1, node="node-2", conditions=[condition("Ready", "False")]),
+        pod(2),
+        pod(3),
+        job=SPARE,
+        records=(past(81), beat(attempt=2, members="0,3,2")),
     ),
-    "a spare holds the ranks of a host whose node keeps its pod": (
-        snapshot(
-            *(SPARE, pod(0), leaving(1, node="node-2", conditions=CUT_OFF), pod(2), pod(3)),
-            silent_node=silent("node-2"),
-            records=(past(81), beat(attempt=2, members="0,3,2")),
-        ),
+    "a spare holds the ranks of a host whose node keeps its pod": case(
         "with its ranks on hosts 0, 3, 2; no spare is ready, since host 1 is missing: pod "
         "lm-w-0-1-abcd1 should have ended 2m ago, and node node-2 has not answered since ",
+        pod(0),
+        leaving(1, node="node-2", conditions=CUT_OFF),
+        pod(2),
+        pod(3),
+        job=SPARE,
+        silent_node=silent("node-2"),
+        records=(past(81), beat(attempt=2, members="0,3,2")),
     ),
-    "a spare holds the ranks of a host whose node is deleted": (
-        snapshot(
-            *(SPARE, pod(0), pod(1, node="node-2"), pod(2), pod(3)),
-            deleted_node=DeletedNode("node-2", ago(minutes=1)),
-            records=(past(81), beat(attempt=2, members="0,3,2")),
-        ),
+    "a spare holds the ranks of a host whose node is deleted": case(
         "no spare is ready, since host 1 is missing: node node-2 no longer exists: its object was "
         "deleted at ",
+        pod(0),
+        pod(1, node="node-2"),
+        pod(2),
+        pod(3),
+        job=SPARE,
+        deleted_node=DeletedNode("node-2", ago(minutes=1)),
+        records=(past(81), beat(attempt=2, members="0,3,2")),
     ),
-    "fewer hosts, as the node of one does not answer": (
-        snapshot(
-            *(ELASTIC, pod(0), pod(1, node="node-2"), pod(2)),
-            silent_node=silent("node-2"),
-            records=(past(81), beat(attempt=2, members="0,2")),
-        ),
+    "fewer hosts, as the node of one does not answer": case(
         "^lm runs with 2 of 3 hosts: .* of 90; it waits for host 1 to grow again: node node-2 has "
         "not answered since ",
+        pod(0),
+        pod(1, node="node-2"),
+        pod(2),
+        job=ELASTIC,
+        silent_node=silent("node-2"),
+        records=(past(81), beat(attempt=2, members="0,2")),
     ),
-    "a kubelet that is gone alone": (
-        snapshot(
-            *(jobset(2), pod(0), pod(1, node="node-2")),
-            silent_node=silent("node-2"),
-            records=(beat(),),
-        ),
+    "a kubelet that is gone alone": case(
         "^lm runs, at step 40: node node-2 has not answered since .*, but the agent of host 1 "
         "on it does$",
+        pod(0),
+        pod(1, node="node-2"),
+        job=jobset(2),
+        silent_node=silent("node-2"),
+        records=(beat(),),
     ),
-    "a kubelet that is gone alone, its pod deleted": (
-        snapshot(
-            *(jobset(2), pod(0), leaving(1, node="node-2", conditions=CUT_OFF)),
-            events=(event("Pod", "lm-w-0-1-abcd1", "NodeNotReady", "Node is not ready"),),
-            records=(beat(),),
-        ),
+    "a kubelet that is gone alone, its pod deleted": case(
         "^lm runs, at step 40: node node-2 is NotReady, but the agent of host 1 on it does$",
+        pod(0),
+        leaving(1, node="node-2", conditions=CUT_OFF),
+        job=jobset(2),
+        events=(event("Pod", "lm-w-0-1-abcd1", "NodeNotReady", "Node is not ready"),),
+        records=(beat(),),
     ),
-    "no replacement came, as the node of a lost host keeps its pod": (
-        snapshot(
-            *(jobset(2), over(0, 81, message=farewell(81, "host 1 was lost"))),
-            leaving(1, 0, node="node-2", conditions=CUT_OFF),
-            silent_node=silent("node-2"),
-        ),
+    "no replacement came, as the node of a lost host keeps its pod": case(
         r"^lm is restarting after lost \(81\): host 1 was lost; 1 pod still terminating: node "
-        r"node-2 has not answered "
-        "since .*, with pod lm-w-0-1-abcd1 on it$",
+        r"node-2 has not answered since .*, with pod lm-w-0-1-abcd1 on it$",
+        over(0, 81, message=farewell(81, "host 1 was lost")),
+        leaving(1, 0, node="node-2", conditions=CUT_OFF),
+        job=jobset(2),
+        silent_node=silent("node-2"),
     ),
-    "all are done, and a node keeps the pod of a host that is lost": (
-        snapshot(
-            *(
-                SPARE,
-                over(0, 0),
-                leaving(1, node="node-2", conditions=CUT_OFF),
-                over(2, 0),
-                over(3, 0),
-            ),
-            silent_node=silent("node-2"),
-        ),
+    "all are done, and a node keeps the pod of a host that is lost": case(
         "^lm has finished, but its Job is not complete before pod lm-w-0-1-abcd1 has ended: pod "
         "lm-w-0-1-abcd1 should have ended 2m ago, and node node-2 has not answered since ",
+        over(0, 0),
+        leaving(1, node="node-2", conditions=CUT_OFF),
+        over(2, 0),
+        over(3, 0),
+        job=SPARE,
+        silent_node=silent("node-2"),
     ),
-    "a spare is about to take the ranks of a host": (
-        snapshot(
-            SPARE, pod(0), over(1, 143), pod(2), pod(3), records=(beat(members="0-2"), judged(80))
-        ),
+    "a spare is about to take the ranks of a host": case(
         "^lm is about to start again without host 1: host 3 takes its ranks$",
+        pod(0),
+        over(1, 143),
+        pod(2),
+        pod(3),
+        job=SPARE,
+        records=(beat(members="0-2"), judged(80)),
     ),
-    "two hosts are lost, and there is one spare": (
-        snapshot(SPARE, pod(0), pod(3), records=(past(81), beat(stage="gather", missing=[1, 2]))),
+    "two hosts are lost, and there is one spare": case(
         "^lm waits for hosts 1, 2 to come back: their pods do not exist yet, .*; the other 2 hosts "
         "keep their pods$",
+        pod(0),
+        pod(3),
+        job=SPARE,
+        records=(past(81), beat(stage="gather", missing=[1, 2])),
     ),
-    "a host is missing, and another's volumes could not be mounted at first": (
-        snapshot(
-            jobset(2),
-            pod(0),
-            later(waiting(1, "ContainerCreating")),
-            records=(past(81), beat(stage="gather", missing=[1])),
-            events=(
-                event(
-                    "Pod",
-                    "lm-w-0-0-abcd0",
-                    "FailedMount",
-                    'configmap "data" not found',
-                    last=ago(seconds=1),
-                ),
-            ),
-        ),
+    "a host is missing, and another's volumes could not be mounted at first": case(
         "^lm waits for host 1 to come back: host 1 is starting: creating volumes and containers; "
         "the other 1 host ",
-    ),
-    "another host is lost, and no spare is left": (
-        snapshot(
-            SPARE,
-            pod(0),
-            pod(2),
-            records=(past(81), beat(stage="gather", members="0,3,2", attempt=2)),
+        pod(0),
+        later(waiting(1, "ContainerCreating")),
+        job=jobset(2),
+        records=HOST_1_LOST,
+        events=(
+            event(
+                "Pod",
+                "lm-w-0-0-abcd0",
+                "FailedMount",
+                'configmap "data" not found',
+                last=ago(seconds=1),
+            ),
         ),
+    ),
+    "another host is lost, and no spare is left": case(
         "^lm waits for host 3 to come back: its pod does not .*; the other 2 hosts keep their "
         "pods; no spare is left$",
+        pod(0),
+        pod(2),
+        job=SPARE,
+        records=(past(81), beat(stage="gather", members="0,3,2", attempt=2)),
     ),
-    "fewer hosts for a while": (
-        snapshot(
-            ELASTIC,
-            pod(0),
-            pending(1, NOTHING_FITS),
-            pod(2),
-            records=(past(81), beat(attempt=2, members="0,2")),
-        ),
+    "fewer hosts for a while": case(
         "^lm runs with 2 of 3 hosts: training at step 40 of 90; it waits for host 1 to grow again: "
         "host 1 is unsched",
+        pod(0),
+        pending(1, NOTHING_FITS),
+        pod(2),
+        job=ELASTIC,
+        records=(past(81), beat(attempt=2, members="0,2")),
     ),
-    "fewer hosts, and one that is back": (
-        snapshot(
-            ELASTIC,
-            *(pod(host) for host in range(3)),
-            records=(past(81), beat(attempt=2, members="0,2")),
-        ),
+    "fewer hosts, and one that is back": case(
         "^lm runs with 2 of 3 hosts: training at step 40 of 90; host 1 will hold ranks after "
         "the next save$",
+        *(pod(host) for host in range(3)),
+        job=ELASTIC,
+        records=(past(81), beat(attempt=2, members="0,2")),
     ),
-    "a host that left its gang after a drain": (
-        snapshot(
-            jobset(2),
-            pod(0),
-            over(1, 143, message=farewell(80, "stopped")),
-            records=(beat(), judged(80)),
-        ),
+    "a host that left its gang after a drain": case(
         "^lm waits for host 1 to come back: its pod does not exist yet, ",
+        pod(0),
+        over(1, 143, message=farewell(80, "stopped")),
+        job=jobset(2),
+        records=(beat(), judged(80)),
     ),
-    "evicted by a node that is low on memory": (
-        snapshot(jobset(1), evicted(0, 137, LOW)),
+    "evicted by a node that is low on memory": case(
         "^lm was interrupted: its host was evicted by the kubelet of node node-1, which was low on "
         "memory; it used 1803264Ki, and requests 128Mi; it restarts, which does not count against "
         "the restart limits$",
+        evicted(0, 137, LOW),
     ),
-    "a pod that is not ready, and nobody says why": (
-        snapshot(
-            jobset(2),
-            pod(0),
-            pod(1, conditions=[condition("Ready", "False")]),
-            records=(beat(phase="compile"),),
-        ),
+    "a pod that is not ready, and nobody says why": case(
         "^lm runs: 1 of 2 hosts ready$",
+        pod(0),
+        pod(1, conditions=[condition("Ready", "False")]),
+        job=jobset(2),
+        records=(beat(phase="compile"),),
     ),
-    "a node is lost": (
-        snapshot(
-            jobset(2),
-            pod(0),
-            pod(1, node="node-2", conditions=[condition("Ready", "False")]),
-            events=(event("Pod", "lm-w-0-1-abcd1", "NodeNotReady", "Node is not ready"),),
-        ),
+    "a node is lost": case(
         "^lm waits: node node-2 is NotReady, with host 1 on it$",
+        pod(0),
+        pod(1, node="node-2", conditions=[condition("Ready", "False")]),
+        job=jobset(2),
+        events=(event("Pod", "lm-w-0-1-abcd1", "NodeNotReady", "Node is not ready"),),
     ),
     # --- others -----------------------------------------------------------------------------------
-    "a finalizer keeps a pod": (
-        snapshot(
-            jobset(1)
-            | {"metadata": jobset(1)["metadata"] | {"deletionTimestamp": ago(minutes=10)}},
-            pod(0)
-            | {
-                "metadata": pod(0)["metadata"]
-                | {"deletionTimestamp": ago(minutes=9), "finalizers": ["a.io/b"]}
-            },
-        ),
+    "a finalizer keeps a pod": case(
         "^lm is being deleted, but is blocked: finalizer a.io/b has kept pod "
         "lm-w-0-0-abcd0 for 9m$",
+        pod(0)
+        | {
+            "metadata": pod(0)["metadata"]
+            | {"deletionTimestamp": ago(minutes=9), "finalizers": ["a.io/b"]}
+        },
+        job=jobset(1)
+        | {"metadata": jobset(1)["metadata"] | {"deletionTimestamp": ago(minutes=10)}},
     ),
-    "a silent node keeps a pod": (
-        snapshot(
-            jobset(1, status={"restarts": 1}),
-            pod(0) | {"metadata": pod(0)["metadata"] | {"deletionTimestamp": ago(minutes=9)}},
-        ),
+    "a silent node keeps a pod": case(
         "^lm is restarting; 1 pod still terminating: pod lm-w-0-0-abcd0 should have ended 9m ago, "
         "and node node-1",
+        pod(0) | {"metadata": pod(0)["metadata"] | {"deletionTimestamp": ago(minutes=9)}},
+        job=RESTARTED,
     ),
-    "a finalizer keeps the JobSet alone": (
-        snapshot(
-            jobset(1)
-            | {
-                "metadata": jobset(1)["metadata"]
-                | {
-                    "deletionTimestamp": ago(minutes=10),
-                    "finalizers": ["foregroundDeletion", "team.io/keep"],
-                }
-            }
-        ),
+    "a finalizer keeps the JobSet alone": case(
         "is blocked: finalizer team.io/keep has kept JobSet lm for 10m$",
+        job=jobset(1)
+        | {
+            "metadata": jobset(1)["metadata"]
+            | {
+                "deletionTimestamp": ago(minutes=10),
+                "finalizers": ["foregroundDeletion", "team.io/keep"],
+            }
+        },
     ),
-    "a namespace on its way out": (
-        snapshot(
-            jobset(1),
-            events=(
-                event(
-                    "Job",
-                    "lm-w-0",
-                    "FailedCreate",
-                    "pods is forbidden: unable to create new content in namespace team because it "
-                    "is being terminated",
-                ),
-            ),
-        ),
+    "a namespace on its way out": case(
         "^lm waits: its pod is rejected: namespace team is being deleted and accepts no "
         "new objects$",
-    ),
-    "a namespace that takes its jobs with it": (
-        snapshot(
-            jobset(1)
-            | {"metadata": jobset(1)["metadata"] | {"deletionTimestamp": ago(seconds=10)}},
-            pod(0, is_leaving=True),
-            ending_namespace=ENDING,
+        events=(
+            event(
+                "Job",
+                "lm-w-0",
+                "FailedCreate",
+                "pods is forbidden: unable to create new content in namespace team because it "
+                "is being terminated",
+            ),
         ),
+    ),
+    "a namespace that takes its jobs with it": case(
         "^lm is being deleted with its namespace team: 1 pod still terminating$",
+        pod(0, is_leaving=True),
+        job=jobset(1)
+        | {"metadata": jobset(1)["metadata"] | {"deletionTimestamp": ago(seconds=10)}},
+        ending_namespace=ENDING,
     ),
-    "a claim without its volume": (
-        snapshot(
-            jobset(1),
-            pending(
-                0,
-                '0/1 nodes: persistentvolumeclaim "ckpt" bound to non-existent '
-                'persistentvolume "pv-1"',
-            ),
-        ),
+    "a claim without its volume": case(
         "^lm waits: PersistentVolume pv-1 of PersistentVolumeClaim ckpt no longer exists$",
-    ),
-    "preempted by a job that is known": (
-        snapshot(
-            jobset(1, **QUEUED),
-            workload=reserved("later", condition("Evicted", reason="Preempted")),
-            preempted_by="urgent",
+        pending(
+            0,
+            '0/1 nodes: persistentvolumeclaim "ckpt" bound to non-existent persistentvolume "pv-1"',
         ),
+    ),
+    "preempted by a job that is known": case(
         "^lm was preempted by job urgent and waits: ",
+        job=QUEUED_JOB,
+        workload=reserved("later", condition("Evicted", reason="Preempted")),
+        preempted_by="urgent",
     ),
-    "all that it started has ended": (
-        snapshot(
-            jobset(2),
-            pod(0),
-            pod(1),
-            records=(beat(phase="ended", counts={"ended": 2}, phases={"ended": [0, 1]}),),
-        ),
+    "all that it started has ended": case(
         "^lm runs: its processes have ended at step 40$",
+        pod(0),
+        pod(1),
+        job=jobset(2),
+        records=(beat(phase="ended", counts={"ended": 2}, phases={"ended": [0, 1]}),),
     ),
-    "most of what it started has ended": (
-        snapshot(
-            jobset(3),
-            *map(pod, range(3)),
-            records=(
-                beat(
-                    phase="ended",
-                    counts={"ended": 2, "step": 1},
-                    phases={"ended": [0, 2], "step": [1]},
-                ),
+    "most of what it started has ended": case(
+        "^lm runs: its processes end at step 40; ranks 0, 2 have ended, rank 1 still runs$",
+        *map(pod, range(3)),
+        job=jobset(3),
+        records=(
+            beat(
+                phase="ended", counts={"ended": 2, "step": 1}, phases={"ended": [0, 2], "step": [1]}
             ),
         ),
-        "^lm runs: its processes end at step 40; ranks 0, 2 have ended, rank 1 still runs$",
     ),
-    "another controller": (
-        snapshot(
-            {**jobset(1), "spec": {**jobset(1)["spec"], "managedBy": "their.test/own"}}, jobs=()
-        ),
+    "another controller": case(
         r"^lm has no Jobs 10m after it was created: controller their.test/own \(spec.managedBy\) "
         r"has not acted on it$",
+        job={**jobset(1), "spec": {**jobset(1)["spec"], "managedBy": "their.test/own"}},
+        jobs=(),
     ),
-    "without Jobs between generations": (
-        snapshot(jobset(1, status={"restarts": 2}), jobs=()),
-        "^lm is restarting$",
+    "without Jobs between generations": case(
+        "^lm is restarting$", job=jobset(1, status={"restarts": 2}), jobs=()
     ),
-    "no such scheduler": (
-        snapshot(jobset(1, pod={"spec": {"schedulerName": "mine"}}), pod(0, node=None)),
+    "no such scheduler": case(
         "^lm waits: scheduler mine has not looked at its host in 10m$",
+        pod(0, node=None),
+        job=jobset(1, pod={"spec": {"schedulerName": "mine"}}),
     ),
-    "a kubelet that is slow": (
-        snapshot(
-            jobset(1),
-            waiting(0, "ContainerCreating"),
-            events=(
-                event(
-                    "Pod",
-                    "lm-w-0-0-abcd0",
-                    "FailedMount",
-                    'MountVolume.SetUp failed for volume "jaxlaunch" : failed to sync configmap '
-                    "cache: timed out",
-                ),
+    "a kubelet that is slow": case(
+        "^lm is starting: its host: creating volumes and containers for 10m$",
+        waiting(0, "ContainerCreating"),
+        events=(
+            event(
+                "Pod",
+                "lm-w-0-0-abcd0",
+                "FailedMount",
+                'MountVolume.SetUp failed for volume "jaxlaunch" : failed to sync configmap '
+                "cache: timed out",
             ),
         ),
-        "^lm is starting: its host: creating volumes and containers for 10m$",
     ),
     "single claim": (
         unscheduled(
@@ -1627,49 +1438,37 @@ CASES: dict[str, tuple[Snapshot, str]] = {
         ),
         "^lm waits: PersistentVolumeClaim data is ReadWriteOncePod, and another pod uses it$",
     ),
-    "no pull secret": (
-        snapshot(
-            jobset(1),
-            waiting(0, "ImagePullBackOff", "Back-off pulling image"),
-            events=(
-                event("Pod", "lm-w-0-0-abcd0", "Failed", "Failed to pull image: unauthorized"),
-                event(
-                    "Pod",
-                    "lm-w-0-0-abcd0",
-                    "FailedToRetrieveImagePullSecret",
-                    "Unable to retrieve some image pull secrets (mine); attempting to pull the "
-                    "image may not succeed.",
-                ),
-            ),
-        ),
+    "no pull secret": case(
         "cannot pull image registry.example/train:1: Secret mine of image_pull_secrets "
         "does not exist$",
-    ),
-    "another platform": (
-        snapshot(
-            jobset(1),
-            waiting(0, "ErrImagePull", "no match for platform in manifest sha256:01: not found"),
-        ),
-        "cannot pull image registry.example/train:1: the image is not built for the node's CPU "
-        "architecture$",
-    ),
-    "unhealthy": (
-        snapshot(
-            jobset(1, status={"restarts": 1}),
-            pod(0, generation=1),
-            events=(
-                event("Pod", "lm-w-0-0-abcd0", "Unhealthy", "Liveness probe failed: no answer"),
+        waiting(0, "ImagePullBackOff", "Back-off pulling image"),
+        events=(
+            event("Pod", "lm-w-0-0-abcd0", "Failed", "Failed to pull image: unauthorized"),
+            event(
+                "Pod",
+                "lm-w-0-0-abcd0",
+                "FailedToRetrieveImagePullSecret",
+                "Unable to retrieve some image pull secrets (mine); attempting to pull the "
+                "image may not succeed.",
             ),
         ),
-        "^lm is restarted again and again: its liveness probe fails: no answer$",
     ),
-    "a hook, again": (
-        snapshot(
-            jobset(1, status={"restarts": 1}),
-            pod(0, generation=1),
-            events=(event("Pod", "lm-w-0-0-abcd0", "FailedPostStartHook", "PostStartHook failed"),),
-        ),
+    "another platform": case(
+        "cannot pull image registry.example/train:1: the image is not built for the node's CPU "
+        "architecture$",
+        waiting(0, "ErrImagePull", "no match for platform in manifest sha256:01: not found"),
+    ),
+    "unhealthy": case(
+        "^lm is restarted again and again: its liveness probe fails: no answer$",
+        pod(0, generation=1),
+        job=RESTARTED,
+        events=(event("Pod", "lm-w-0-0-abcd0", "Unhealthy", "Liveness probe failed: no answer"),),
+    ),
+    "a hook, again": case(
         "^lm is restarted again and again: its postStart hook fails: PostStartHook failed$",
+        pod(0, generation=1),
+        job=RESTARTED,
+        events=(event("Pod", "lm-w-0-0-abcd0", "FailedPostStartHook", "PostStartHook failed"),),
     ),
     "a hook": (
         hooked(137),
@@ -1685,345 +1484,275 @@ CASES: dict[str, tuple[Snapshot, str]] = {
         hooked(83, farewell(83, "rank 0 raised: X")),
         r"^lm failed: crash \(exit 83\): rank 0 raised: X$",
     ),
-    "rejected by its node": (
-        snapshot(
-            jobset(1, status=ended("Failed", "FailedJobs")),
-            pod(
-                0,
-                state={},
-                phase="Failed",
-                reason="OutOfcpu",
-                message="Pod was rejected: not enough cpu",
-            ),
-        ),
+    "rejected by its node": case(
         r"^lm failed: node node-1 rejected host 0 \(pod lm-w-0-0-abcd0\): OutOfcpu: Pod was "
         r"rejected: not enough cpu$",
-    ),
-    "a node that is gone": (
-        snapshot(
-            jobset(1),
-            pod(
-                0,
-                conditions=[
-                    condition(
-                        "DisruptionTarget", "True", "DeletionByPodGC", "PodGC: node not found"
-                    )
-                ],
-            ),
+        pod(
+            0,
+            state={},
+            phase="Failed",
+            reason="OutOfcpu",
+            message="Pod was rejected: not enough cpu",
         ),
+        job=FAILED_JOBS,
+    ),
+    "a node that is gone": case(
         "^lm was interrupted: its host was on node node-1, which no longer exists; it restarts",
-    ),
-    "a host that cannot join": (
-        snapshot(
-            jobset(2, status=ended("Failed", "FailJobSet")),
-            over(0, 81, message=farewell(81, NOT_JOINED)),
-            over(1, 81, message=farewell(81, CANNOT_JOIN)),
+        pod(
+            0,
+            conditions=[
+                condition("DisruptionTarget", "True", "DeletionByPodGC", "PodGC: node not found")
+            ],
         ),
+    ),
+    "a host that cannot join": case(
         r"did not join within 5 s \(timeouts.gather\); host 1 \(pod lm-w-0-1-abcd1\): cannot join "
         r"host 0 at \S+: name not resolved$",
+        over(0, 81, message=farewell(81, NOT_JOINED)),
+        over(1, 81, message=farewell(81, CANNOT_JOIN)),
+        job=jobset(2, status=ended("Failed", "FailJobSet")),
     ),
-    "DNS that does not answer": (
-        snapshot(
-            jobset(2),
-            pod(0),
-            pod(1),
-            records=(beat(stage="gather", missing=[0, 1], missing_count=2),),
-        ),
+    "DNS that does not answer": case(
         "^lm waits at rendezvous for 9m: hosts 0, 1 of 2 missing; not even host 0 reaches itself "
         "by the name that all hosts use: most likely DNS does not answer$",
+        pod(0),
+        pod(1),
+        job=jobset(2),
+        records=(beat(stage="gather", missing=[0, 1], missing_count=2),),
     ),
-    "no pods yet": (snapshot(jobset(2), events=()), "^lm is being created: 0 of 2 pods exist$"),
+    "no pods yet": case("^lm is being created: 0 of 2 pods exist$", job=jobset(2), events=()),
     # --- a controller or a node that is silent ----------------------------------------------------
-    "the Job controller is silent": (
-        snapshot(jobset(2), jobs=(job_object(is_seen=False),)),
+    "the Job controller is silent": case(
         "^lm has no pods 10m after its Job lm-w-0 was created: the Job controller has not "
         "acted on it$",
+        job=jobset(2),
+        jobs=(job_object(is_seen=False),),
     ),
-    "the Job controller misses a failure": (
-        snapshot(
-            jobset(1),
-            pod(
-                0,
-                state={"terminated": {"exitCode": 3, "finishedAt": ago(minutes=2)}},
-                phase="Failed",
-            ),
-        ),
+    "the Job controller misses a failure": case(
         r"^lm waits: host 0 \(pod lm-w-0-0-abcd0\) failed 2m ago, and the Job controller has not "
         r"acted on that$",
+        pod(0, state={"terminated": {"exitCode": 3, "finishedAt": ago(minutes=2)}}, phase="Failed"),
     ),
-    "the JobSet controller misses a failure": (
-        snapshot(
-            jobset(1),
-            over(0, 3),
-            jobs=(job_object("lm-w-0", condition("Failed", lastTransitionTime=ago(minutes=2))),),
-        ),
+    "the JobSet controller misses a failure": case(
         "^lm waits: its Jobs failed 2m ago, and the JobSet controller has not acted on that$",
+        over(0, 3),
+        jobs=(job_object("lm-w-0", condition("Failed", lastTransitionTime=ago(minutes=2))),),
     ),
-    "the garbage collector is silent": (
-        snapshot(
-            jobset(1) | {"metadata": jobset(1)["metadata"] | {"deletionTimestamp": ago(minutes=5)}},
-            pod(0),
-        ),
+    "the garbage collector is silent": case(
         "^lm is being deleted, but is blocked: the garbage collector has not deleted its Job "
         "lm-w-0 in 5m$",
+        pod(0),
+        job=jobset(1) | {"metadata": jobset(1)["metadata"] | {"deletionTimestamp": ago(minutes=5)}},
     ),
-    "the Job controller keeps a pod that has ended": (
-        snapshot(jobset(1, status={"restarts": 1}), leaving(0, phase="Failed")),
+    "the Job controller keeps a pod that has ended": case(
         "pod lm-w-0-0-abcd0 has ended, and the Job controller has not counted it for 2m$",
+        leaving(0, phase="Failed"),
+        job=RESTARTED,
     ),
-    "a dead node keeps a pod": (
-        snapshot(jobset(1), leaving(0, conditions=TAINTED_OUT), silent_node=silent()),
+    "a dead node keeps a pod": case(
         "^lm was interrupted: its host was on node node-1, which does not answer or got a "
         "NoExecute taint; pod "
         "lm-w-0-0-abcd0 should have ended 2m ago, and node node-1 has not answered since 11:57:00 "
         "UTC \\(3m ago\\): "
         "Kubelet stopped posting node status$",
+        leaving(0, conditions=TAINTED_OUT),
+        silent_node=silent(),
     ),
-    "a dead node keeps a pod, as events say too": (
-        snapshot(
-            jobset(1),
-            leaving(0, conditions=CUT_OFF),
-            silent_node=silent(),
-            events=(NODE_NOT_READY,),
-        ),
+    "a dead node keeps a pod, as events say too": case(
         "lm-w-0-0-abcd0 should have ended 2m ago, and node node-1 has not answered since 11:57:00 "
         "UTC \\(3m ago\\): "
         "Kubelet stopped posting node status$",
+        leaving(0, conditions=CUT_OFF),
+        silent_node=silent(),
+        events=(NODE_NOT_READY,),
     ),
-    "a dead node, its pods deleted just now": (
-        snapshot(
-            jobset(1),
-            leaving(0, 0, conditions=CUT_OFF),
-            silent_node=silent(),
-            events=(NODE_NOT_READY,),
-        ),
+    "a dead node, its pods deleted just now": case(
         "^lm was interrupted: its host was on node node-1, which does not answer or got a "
         "NoExecute taint; that pod "
         "cannot end, since node node-1 has not answered since 11:57:00 UTC \\(3m ago\\): Kubelet "
         "stopped posting node "
         "status$",
+        leaving(0, 0, conditions=CUT_OFF),
+        silent_node=silent(),
+        events=(NODE_NOT_READY,),
     ),
-    "a dead node that nobody may read, its pods deleted just now": (
-        snapshot(
-            jobset(2),
-            *(leaving(host, 0, conditions=CUT_OFF) for host in range(2)),
-            events=(NODE_NOT_READY,),
-        ),
+    "a dead node that nobody may read, its pods deleted just now": case(
         "which does not answer or got a NoExecute taint; those pods cannot end, since node node-1 "
         "is NotReady$",
+        *(leaving(host, 0, conditions=CUT_OFF) for host in range(2)),
+        job=jobset(2),
+        events=(NODE_NOT_READY,),
     ),
-    "a dead node, its pods not deleted yet": (
-        snapshot(jobset(2), pod(0), pod(1, node="node-2"), silent_node=silent("node-2")),
+    "a dead node, its pods not deleted yet": case(
         "^lm waits: node node-2 has not answered since 11:57:00 UTC \\(3m ago\\): Kubelet stopped "
         "posting node status; "
         "host 1 is on it$",
+        pod(0),
+        pod(1, node="node-2"),
+        job=jobset(2),
+        silent_node=silent("node-2"),
     ),
-    "a kubelet that does not begin": (
-        snapshot(jobset(1), waiting(0, "ContainerCreating", is_seen=False, containerStatuses=[])),
+    "a kubelet that does not begin": case(
         "^lm is starting: its host: the kubelet of node node-1 has not begun with it in 10m$",
+        waiting(0, "ContainerCreating", is_seen=False, containerStatuses=[]),
     ),
-    "a warning while it is created": (
-        snapshot(jobset(2), pod(0), events=(event("Job", "lm-w-0", "Odd", "it is odd"),)),
+    "a warning while it is created": case(
         "^lm is being created: 1 of 2 pods exist; the newest warning: Odd: it is odd$",
+        pod(0),
+        job=jobset(2),
+        events=(event("Job", "lm-w-0", "Odd", "it is odd"),),
     ),
-    "a resource claim that cannot be made": (
-        snapshot(
-            jobset(1),
-            pod(0, node=None, state={}, conditions=[]),
-            events=(event("Pod", "lm-w-0-0-abcd0", "FailedResourceClaimCreation", CLAIM),),
-        ),
+    "a resource claim that cannot be made": case(
         "^lm waits: its host cannot be scheduled: FailedResourceClaimCreation: PodResourceClaim "
         "imex: .*not found$",
+        pod(0, node=None, state={}, conditions=[]),
+        events=(event("Pod", "lm-w-0-0-abcd0", "FailedResourceClaimCreation", CLAIM),),
     ),
     # --- other containers -------------------------------------------------------------------------
-    "a sidecar failed": (
-        snapshot(
-            jobset(1, status=objects.ended("Failed", "FailedJobs")),
-            over(0, 0, message=farewell(0, "the process finished"), beside=[container("proxy", 7)]),
-        ),
+    "a sidecar failed": case(
         "^lm failed: container proxy of its host ended with exit code 7; the program "
         "itself finished$",
+        over(0, 0, message=farewell(0, "the process finished"), beside=[container("proxy", 7)]),
+        job=FAILED_JOBS,
     ),
-    "a sidecar failed, and the program runs": (
-        snapshot(
-            jobset(2),
-            pod(0),
-            pod(
-                1,
-                beside=[container("ship", 137, "OOMKilled")],
-                spec=limited("containers", "ship", "40Mi"),
-            ),
-            records=(beat(),),
-        ),
+    "a sidecar failed, and the program runs": case(
         "^lm runs, but container ship of host 1 was OOMKilled; its memory limit is 40Mi: "
         "the job fails",
-    ),
-    "a sidecar does not end": (
-        snapshot(
-            jobset(1), pod(0, state=DONE_LONG_AGO, phase="Running", beside=[container("mesh")])
+        pod(0),
+        pod(
+            1,
+            beside=[container("ship", 137, "OOMKilled")],
+            spec=limited("containers", "ship", "40Mi"),
         ),
+        job=jobset(2),
+        records=(beat(),),
+    ),
+    "a sidecar does not end": case(
         r"^lm does not end: its program ended 2m ago \(exit 0\), but container mesh of its host "
         r"still runs$",
+        pod(0, state=DONE_LONG_AGO, phase="Running", beside=[container("mesh")]),
     ),
-    "a sidecar does not end, and the program failed": (
-        snapshot(
-            jobset(1),
-            pod(
-                0,
-                state={"terminated": DONE_LONG_AGO["terminated"] | {"exitCode": 83}},
-                phase="Running",
-                beside=[container("mesh")],
-            ),
-        ),
+    "a sidecar does not end, and the program failed": case(
         r"^lm does not end: its program ended 2m ago \(exit 83\), but container mesh of its host "
         r"still runs$",
-    ),
-    "a native sidecar ends with the program": (
-        snapshot(
-            jobset(1, status=objects.ended("Completed")),
-            over(0, 0, initContainerStatuses=[container("mesh", 137)]),
+        pod(
+            0,
+            state={"terminated": DONE_LONG_AGO["terminated"] | {"exitCode": 83}},
+            phase="Running",
+            beside=[container("mesh")],
         ),
+    ),
+    "a native sidecar ends with the program": case(
         "^lm is done, in 5m$",
+        over(0, 0, initContainerStatuses=[container("mesh", 137)]),
+        job=jobset(1, status=ended("Completed")),
     ),
-    "a native sidecar ends again and again": (
-        snapshot(
-            jobset(1),
-            pod(
-                0,
-                conditions=[
-                    condition("Ready", "False", message="containers with unready status: [proxy]")
-                ],
-                initContainerStatuses=[
-                    {"name": "proxy", "state": {"waiting": {}}, "lastState": ENDED_WITH_4}
-                ],
-                spec={"initContainers": [{"name": "proxy", "restartPolicy": "Always"}]},
-            ),
-            records=(beat(),),
-        ),
+    "a native sidecar ends again and again": case(
         "^lm runs, but sidecar proxy of its host ends again and again: exit code 4$",
-    ),
-    "a pod's own deadline": (
-        snapshot(
-            jobset(1, status=objects.ended("Failed", "FailedJobs")),
-            over(0, 137, reason="Error")
-            | {
-                "status": over(0, 137)["status"]
-                | {"reason": "DeadlineExceeded", "message": "Pod was active too long"}
-            },
+        pod(
+            0,
+            conditions=[
+                condition("Ready", "False", message="containers with unready status: [proxy]")
+            ],
+            initContainerStatuses=[
+                {"name": "proxy", "state": {"waiting": {}}, "lastState": ENDED_WITH_4}
+            ],
+            spec={"initContainers": [{"name": "proxy", "restartPolicy": "Always"}]},
         ),
+        records=(beat(),),
+    ),
+    "a pod's own deadline": case(
         r"^lm failed: host 0 \(pod lm-w-0-0-abcd0\) was ended by its own activeDeadlineSeconds: "
         r"Pod was active",
+        over(0, 137, reason="Error")
+        | {
+            "status": over(0, 137)["status"]
+            | {"reason": "DeadlineExceeded", "message": "Pod was active too long"}
+        },
+        job=FAILED_JOBS,
     ),
-    "not ready, and why": (
-        snapshot(
-            jobset(1),
-            pod(
-                0,
-                conditions=[
-                    condition("Ready", "False", message="containers with unready status: [main]")
-                ],
-            ),
-        ),
+    "not ready, and why": case(
         r"^lm runs: 0 of 1 host ready; host 0 \(pod lm-w-0-0-abcd0\): containers with unready "
         r"status: \[main\]$",
-    ),
-    "an init container runs": (
-        snapshot(
-            jobset(1), waiting(0, "PodInitializing", initContainerStatuses=[container("fetch")])
+        pod(
+            0,
+            conditions=[
+                condition("Ready", "False", message="containers with unready status: [main]")
+            ],
         ),
+    ),
+    "an init container runs": case(
         "^lm is starting: its host: init container fetch has run for 5m$",
+        waiting(0, "PodInitializing", initContainerStatuses=[container("fetch")]),
     ),
-    "a native sidecar is not ready": (
-        snapshot(
-            jobset(1),
-            waiting(
-                0,
-                "PodInitializing",
-                initContainerStatuses=[container("mesh")],
-                spec={"initContainers": [{"name": "mesh", "restartPolicy": "Always"}]},
-            ),
-        ),
+    "a native sidecar is not ready": case(
         "^lm is starting: its host: sidecar mesh has not been ready for 5m$",
-    ),
-    "an init container was OOMKilled": (
-        snapshot(
-            jobset(1, status=objects.ended("Failed", "FailedJobs"), resources={"memory": "64Gi"}),
-            waiting(
-                0,
-                "PodInitializing",
-                phase="Failed",
-                initContainerStatuses=[container("fetch", 137, "OOMKilled")],
-                spec=limited("initContainers", "fetch", "40Mi"),
-            ),
+        waiting(
+            0,
+            "PodInitializing",
+            initContainerStatuses=[container("mesh")],
+            spec={"initContainers": [{"name": "mesh", "restartPolicy": "Always"}]},
         ),
+    ),
+    "an init container was OOMKilled": case(
         "^lm failed: init container fetch of its host was OOMKilled; its memory limit is 40Mi$",
-    ),
-    "too little memory to start": (
-        snapshot(
-            jobset(1, status=objects.ended("Failed", "FailedJobs")),
-            over(
-                0,
-                128,
-                "StartError",
-                "cannot start a stopped process: unknown",
-                spec=limited("containers", "main", "4Mi"),
-            ),
+        waiting(
+            0,
+            "PodInitializing",
+            phase="Failed",
+            initContainerStatuses=[container("fetch", 137, "OOMKilled")],
+            spec=limited("initContainers", "fetch", "40Mi"),
         ),
+        job=jobset(1, status=ended("Failed", "FailedJobs"), resources={"memory": "64Gi"}),
+    ),
+    "too little memory to start": case(
         "^lm failed: it cannot start on its host: its memory limit of 4Mi is too low for the "
         "container runtime",
-    ),
-    "the container runtime fails": (
-        snapshot(
-            jobset(1, status=objects.ended("Failed", "FailedJobs")),
-            over(
-                0,
-                128,
-                "StartError",
-                "cgroup: device busy",
-                spec=limited("containers", "main", "4Gi"),
-            ),
+        over(
+            0,
+            128,
+            "StartError",
+            "cannot start a stopped process: unknown",
+            spec=limited("containers", "main", "4Mi"),
         ),
+        job=FAILED_JOBS,
+    ),
+    "the container runtime fails": case(
         "^lm failed: it cannot start on its host: the container runtime failed: cgroup: "
         "device busy$",
+        over(
+            0, 128, "StartError", "cgroup: device busy", spec=limited("containers", "main", "4Gi")
+        ),
+        job=FAILED_JOBS,
     ),
     # --- ranks ------------------------------------------------------------------------------------
-    "one rank has ended": (
-        snapshot(
-            jobset(2),
-            pod(0),
-            pod(1),
-            records=(
-                beat(
-                    phase="unsaid",
-                    step=None,
-                    phases={"unsaid": [0], "ended": [1]},
-                    counts={"unsaid": 1, "ended": 1},
-                ),
-            ),
-        ),
+    "one rank has ended": case(
         "^lm runs: its program reports no steps; rank 1 has ended, rank 0 still runs$",
-    ),
-    "a trainer that starts": (
-        snapshot(
-            jobset(1, command=None, train={"task": "my.tasks:Mine", "batch": 1, "steps": 9}),
-            pod(0),
-            records=(
-                beat(phase="unsaid", step=None, phases={"unsaid": [0]}, counts={"unsaid": 1}),
+        pod(0),
+        pod(1),
+        job=jobset(2),
+        records=(
+            beat(
+                phase="unsaid",
+                step=None,
+                phases={"unsaid": [0], "ended": [1]},
+                counts={"unsaid": 1, "ended": 1},
             ),
         ),
+    ),
+    "a trainer that starts": case(
         "^lm runs: its processes start: imports, devices, JAX's own initialization$",
+        pod(0),
+        job=jobset(1, command=None, train={"task": "my.tasks:Mine", "batch": 1, "steps": 9}),
+        records=(beat(phase="unsaid", step=None, phases={"unsaid": [0]}, counts={"unsaid": 1}),),
     ),
-    "no room in shared memory": (
-        snapshot(
-            jobset(
-                1,
-                status=objects.ended("Failed", "FailedJobs"),
-                resources={"memory": "1Gi", "shm": "1Mi"},
-            ),
-            over(0, 135, message=farewell(135, "rank 0 was killed by SIGBUS")),
-        ),
+    "no room in shared memory": case(
         r"^lm failed: killed \(exit 135\): rank 0 was killed by SIGBUS; most often /dev/shm is "
         r"full, which is 1Mi",
+        over(0, 135, message=farewell(135, "rank 0 was killed by SIGBUS")),
+        job=jobset(
+            1, status=ended("Failed", "FailedJobs"), resources={"memory": "1Gi", "shm": "1Mi"}
+        ),
     ),
     # --- the scheduler's rules, and Kueue's reasons -----------------------------------------------
     "topology spread": (
@@ -2037,51 +1766,41 @@ CASES: dict[str, tuple[Snapshot, str]] = {
             node("c", taints=("x=y:NoSchedule",)),
         ),
         r"unschedulable: 2 node\(s\) didn't match pod topology spread constraints \(missing "
-        r"required label\); 2 nodes "
-        "would fit a host when empty$",
+        r"required label\); 2 nodes would fit a host when empty$",
     ),
-    "anti-affinity, nodes unknown": (
-        snapshot(
-            jobset(1),
-            pending(
-                0,
-                "0/2 nodes are available: 2 node(s) didn't match pod anti-affinity rules. "
-                "preemption: no.",
-            ),
-        ),
+    "anti-affinity, nodes unknown": case(
         r"unschedulable: 0/2 nodes are available: 2 node\(s\) didn't match pod "
         r"anti-affinity rules$",
-    ),
-    "a closed queue": (
-        snapshot(
-            jobset(1, **QUEUED),
-            workload=reserved("Workload namespace doesn't match ClusterQueue selector"),
+        pending(
+            0,
+            "0/2 nodes are available: 2 node(s) didn't match pod anti-affinity rules. "
+            "preemption: no.",
         ),
+    ),
+    "a closed queue": case(
         "^lm waits: queue research is closed to namespace team: its namespaceSelector "
         "does not match$",
+        job=QUEUED_JOB,
+        workload=reserved("Workload namespace doesn't match ClusterQueue selector"),
     ),
-    "drained": (
-        snapshot(
-            jobset(1, **QUEUED),
-            workload=reserved(
-                "ClusterQueue shared is stopped", condition("Evicted", reason="ClusterQueueStopped")
-            ),
-            local_queue=local_queue(),
-            cluster_queue=cluster_queue(active=False, stopPolicy="HoldAndDrain"),
-        ),
+    "drained": case(
         r"^lm was evicted because the ClusterQueue was stopped \(stopPolicy: HoldAndDrain\) and "
         r"waits: ClusterQueue shared is stopped",
-    ),
-    "no node replaces one that failed": (
-        snapshot(
-            jobset(1, **QUEUED),
-            workload=reserved("", condition("Evicted", reason="NodeFailures", message="no node")),
+        job=QUEUED_JOB,
+        workload=reserved(
+            "ClusterQueue shared is stopped", condition("Evicted", reason="ClusterQueueStopped")
         ),
+        local_queue=local_queue(),
+        cluster_queue=cluster_queue(active=False, stopPolicy="HoldAndDrain"),
+    ),
+    "no node replaces one that failed": case(
         r"^lm was evicted because nodes failed, and Kueue found no replacement \(NodeFailures, TAS",
+        job=QUEUED_JOB,
+        workload=reserved("", condition("Evicted", reason="NodeFailures", message="no node")),
     ),
     **{
         f"Kueue's reason {reason}": (
-            snapshot(jobset(1, **QUEUED), workload=reserved("it says why", reason=reason)),
+            snapshot(QUEUED_JOB, workload=reserved("it says why", reason=reason)),
             rf"^lm waits: queue research {words} \({reason}\): it says why$",
         )
         for reason, words in {
@@ -2095,12 +1814,10 @@ CASES: dict[str, tuple[Snapshot, str]] = {
             "DRAResourcesUnresolved": "cannot resolve its resource claims",
         }.items()
     },
-    "another tool's": (
-        snapshot(
-            objects.foreign(),
-            *(pod(host, part="part", container="work", slice=0) for host in range(3)),
-        ),
+    "another tool's": case(
         "^lm is being created: 3 of 6 pods exist$",
+        *(pod(host, part="part", container="work", slice=0) for host in range(3)),
+        job=objects.foreign(),
     ),
 }
 
@@ -2183,12 +1900,7 @@ def test_what_the_system_says_of_a_file_has_a_next_move_of_its_own(error: int, m
         FailureKind.EXCEPTION, rank=0, exception=ExceptionFacts("OSError", "no", errno=error)
     )
     failed = over(0, 83, message=farewell(83, raised))
-    found = (
-        explain_job(
-            snapshot(jobset(1, status=objects.ended("Failed", "FailedJobs")), failed)
-        ).next_move
-        or ""
-    )
+    found = explain_job(snapshot(FAILED_JOBS, failed)).next_move or ""
     assert found.startswith(move) and "`launcher submit -n team --replace`" in found
 
 
@@ -2248,11 +1960,7 @@ def test_only_where_a_step_is_saved_is_it_said_that_the_job_resumes_from_it(
     saved: int | None, move: str
 ) -> None:
     failed = over(0, 71, message=farewell(71, "the loss is nan"))
-    job = snapshot(
-        jobset(1, status=objects.ended("Failed", "FailedJobs")),
-        failed,
-        records=(beat(committed=saved),),
-    )
+    job = snapshot(FAILED_JOBS, failed, records=(beat(committed=saved),))
     found = explain_job(job).next_move or ""
     assert found.endswith(move) and ("resumes" in found) is bool(move)
 
@@ -2286,9 +1994,7 @@ def test_evidence_is_bounded_however_many_events_there_are() -> None:
         event("Pod", "lm-w-0-0-abcd0", f"Reason{number}", "x" * 10_000) for number in range(500)
     )
     job = snapshot(
-        jobset(1, status=objects.ended("Failed")),
-        over(0, 70, message=farewell(70, "x" * 9_000, traceback=lines)),
-        events=texts,
+        FAILED, over(0, 70, message=farewell(70, "x" * 9_000, traceback=lines)), events=texts
     )
     found = explain_job(job)
     assert len(found.evidence) <= MAX_EVIDENCE
@@ -2297,10 +2003,7 @@ def test_evidence_is_bounded_however_many_events_there_are() -> None:
 
 def test_the_tail_of_the_traceback_is_the_first_evidence_of_a_failure() -> None:
     text = "Traceback (most recent call last):\n  File 'x.py', line 3\nValueError: no"
-    job = snapshot(
-        jobset(1, status=objects.ended("Failed")),
-        over(0, 70, message=farewell(70, "raised", traceback=text)),
-    )
+    job = snapshot(FAILED, over(0, 70, message=farewell(70, "raised", traceback=text)))
     assert explain_job(job).evidence[:3] == tuple(text.splitlines())
 
 
@@ -2439,7 +2142,7 @@ def test_a_thousand_pods_that_wait_for_one_reason_make_one_line() -> None:
 
 def test_the_newest_verdict_is_the_leaders_not_that_of_a_host_that_lost_it() -> None:
     job = snapshot(
-        jobset(2, status=objects.ended("Failed")),
+        jobset(2, status=ended("Failed")),
         over(0, 83, message=farewell(83, "rank 0 raised: X")),
         over(1, 81, message=farewell(81, "the leader is gone")),
     )
