@@ -27,7 +27,7 @@ class Proxy(Server):
 
     def kubeconfig(self, folder: Path, namespace: str) -> Path:
         """Write a kubeconfig for this proxy."""
-        return apiserver.kubeconfig(folder, self.url, namespace)
+        return apiserver.write_kubeconfig(folder, self.url, namespace)
 
 
 class Forwarding(Handler):

@@ -16,7 +16,7 @@ from tests.cluster import forked
 from tests.cluster.access import Access
 from tests.cluster.proxy import Proxy, break_watch, end_watch, expire_watch, silence_watch
 from tests.launcher import apiserver
-from tests.launcher.apiserver import Fault, Handler, commit_then_drop, drop, refuse
+from tests.launcher.apiserver import Fault, Handler, commit_then_drop, drop_connection, refuse_with
 
 PATIENCE_S = 900  # each call is given up after 60 s, and a failing submission makes three at most
 JOBSETS = "/apis/jobset.x-k8s.io/v1alpha2/namespaces/{}/jobsets"
@@ -97,20 +97,25 @@ def proxied_job(
     cluster: Access, namespace: str, base_image: str, tmp_path: Path
 ) -> Iterator[ProxiedJob]:
     (tmp_path / "job.yaml").write_text(JOB.format(image=base_image) + NOWHERE)
-    with apiserver.serving(Proxy(cluster.api)) as proxy:
+    with apiserver.serve_in_thread(Proxy(cluster.api)) as proxy:
         yield ProxiedJob(proxy, cluster, namespace, tmp_path)
 
 
 # --- writing --------------------------------------------------------------------------------------
 
 FAULTS: dict[str, list[Fault]] = {
-    "429 with Retry-After": [refuse(429, Retry_After="1"), refuse(429, Retry_After="1")],
-    "500": [refuse(500)],
-    "503": [refuse(503, Retry_After="1")],
-    "504": [refuse(504)],
-    "dropped": [drop],
+    "429 with Retry-After": [refuse_with(429, Retry_After="1"), refuse_with(429, Retry_After="1")],
+    "500": [refuse_with(500)],
+    "503": [refuse_with(503, Retry_After="1")],
+    "504": [refuse_with(504)],
+    "dropped": [drop_connection],
     "dropped after the commit": [commit_then_drop],
-    "one after the other": [refuse(429, Retry_After="0"), drop, refuse(500), commit_then_drop],
+    "one after the other": [
+        refuse_with(429, Retry_After="0"),
+        drop_connection,
+        refuse_with(500),
+        commit_then_drop,
+    ],
 }
 
 
@@ -143,8 +148,8 @@ ENDS: dict[str, list[Fault]] = {
     "closed at once": [end_watch] * 3,
     "broken off": [break_watch] * 3,
     "410 in the stream": [expire_watch] * 3,
-    "410 at once": [refuse(410)] * 3,
-    "500": [refuse(500)] * 3,
+    "410 at once": [refuse_with(410)] * 3,
+    "500": [refuse_with(500)] * 3,
     "silent": [silence_watch],
 }
 

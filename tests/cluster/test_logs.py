@@ -272,7 +272,7 @@ def test_broken_stream_is_resumed_where_it_broke(workspace: Workspace, tmp_path:
         "import time\nfor n in range(60): print('line', n); time.sleep(0.2)",
     ]
     gang = workspace.start("broken", Defaults(), command=counts, resources={"cpu": "10m"})
-    with apiserver.serving(Proxy(workspace.access.api)) as proxy:
+    with apiserver.serve_in_thread(Proxy(workspace.access.api)) as proxy:
         proxy.on("GET", "/log", *[break_followed_log] * 6)
         env = workspace.access.env | {
             "KUBECONFIG": str(proxy.kubeconfig(tmp_path, workspace.namespace))

@@ -81,7 +81,7 @@ def job_folder(
 
 def test_job_is_three_writes_and_the_jobset_is_the_first(job_folder: JobFolder) -> None:
     job_folder.write(command=QUICK, **NOWHERE)
-    with apiserver.serving(Proxy(job_folder.access.api)) as proxy:
+    with apiserver.serve_in_thread(Proxy(job_folder.access.api)) as proxy:
         env = job_folder.access.env | {
             "KUBECONFIG": str(proxy.kubeconfig(job_folder.folder, job_folder.namespace))
         }
@@ -244,7 +244,7 @@ def test_cluster_without_jobset_is_reported(job_folder: JobFolder) -> None:
             handler.answer(200, {"kind": "APIGroupList", "apiVersion": "v1", "groups": groups})
         return handler.at == "/apis"
 
-    with apiserver.serving(Proxy(job_folder.access.api)) as proxy:
+    with apiserver.serve_in_thread(Proxy(job_folder.access.api)) as proxy:
         # One for each group that kubectl asks for, and more.
         proxy.on("GET", "/apis", *[without_jobset] * 200)
         env = job_folder.access.env | {

@@ -167,7 +167,7 @@ class Handler(BaseHTTPRequestHandler):
         wanted = filter(None, self.query.get("labelSelector", "").split(","))
         return all(
             (labels.get(key) == value) if equals else key in labels
-            for key, equals, value in map(_split, wanted)
+            for key, equals, value in map(_split_requirement, wanted)
         )
 
     def _list(self) -> None:
@@ -219,7 +219,7 @@ class Handler(BaseHTTPRequestHandler):
         known = self.server.objects.get(self.at)
         if known is None and self.headers["Content-Type"] != "application/apply-patch+yaml":
             return self.fail(404, "NotFound", "not found")
-        self.answer(200, self.server.put(self.at, merged(known or {}, self.body)))
+        self.answer(200, self.server.put(self.at, merge_patch(known or {}, self.body)))
 
     def _delete(self) -> None:
         known = self.server.objects.get(self.at)
@@ -274,11 +274,11 @@ PLURALS = frozenset(
 )
 
 
-def _split(selector: str) -> tuple[str, str, str]:
+def _split_requirement(selector: str) -> tuple[str, str, str]:
     return selector.partition("=")
 
 
-def merged(base: Any, patch: Any) -> Any:
+def merge_patch(base: Any, patch: Any) -> Any:
     """A JSON merge patch."""
     if not isinstance(patch, dict) or not isinstance(base, dict):
         return patch
@@ -287,14 +287,14 @@ def merged(base: Any, patch: Any) -> Any:
         if value is None:
             found.pop(key, None)
         else:
-            found[key] = merged(base.get(key), value)
+            found[key] = merge_patch(base.get(key), value)
     return found
 
 
 # --- faults ---------------------------------------------------------------------------------------
 
 
-def refuse(code: int, **headers: str) -> Fault:
+def refuse_with(code: int, **headers: str) -> Fault:
     """An answer with this code instead of the act."""
 
     def fault(handler: Handler) -> bool:
@@ -304,7 +304,7 @@ def refuse(code: int, **headers: str) -> Fault:
     return fault
 
 
-def drop(handler: Handler) -> bool:
+def drop_connection(handler: Handler) -> bool:
     """The connection breaks; nothing was done."""
     handler.close_connection = True
     handler.connection.close()
@@ -317,10 +317,10 @@ def commit_then_drop(handler: Handler) -> bool:
     getattr(handler, f"_{handler.command.lower()}")()
     handler.wfile.close()
     handler.wfile = wfile
-    return drop(handler)
+    return drop_connection(handler)
 
 
-def hang(handler: Handler) -> bool:
+def hang_request(handler: Handler) -> bool:
     """No answer, for as long as the server lives."""
     handler.server.closing.wait()
     handler.close_connection = True
@@ -331,7 +331,7 @@ S = TypeVar("S", bound=Server)
 
 
 @contextmanager
-def serving(server: S) -> Iterator[S]:
+def serve_in_thread(server: S) -> Iterator[S]:
     """A server that answers while the block lasts."""
     thread = threading.Thread(
         target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True
@@ -347,7 +347,7 @@ def serving(server: S) -> Iterator[S]:
         server.server_close()
 
 
-def kubeconfig(folder: Path, server: str, namespace: str = "team-a", **user: Any) -> Path:
+def write_kubeconfig(folder: Path, server: str, namespace: str = "team-a", **user: Any) -> Path:
     """A kubeconfig for a server without TLS."""
     file = folder / "kubeconfig"
     config = {

@@ -12,5 +12,5 @@ from tests.launcher.apiserver import Server
 
 @pytest.fixture
 def server() -> Iterator[Server]:
-    with apiserver.serving(Server()) as server:
+    with apiserver.serve_in_thread(Server()) as server:
         yield server

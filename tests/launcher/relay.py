@@ -23,7 +23,7 @@ class Relay:
             everything = [self._listener, *self._open]
             self._open.clear()
         for one in everything:
-            _end(one)
+            _close_socket(one)
 
     def accept(self) -> None:
         """The server is back, at the same port."""
@@ -42,18 +42,18 @@ class Relay:
                 with self._lock:
                     self._open |= {near, far}
                 for pair in ((near, far), (far, near)):
-                    threading.Thread(target=_pump, args=pair, daemon=True).start()
+                    threading.Thread(target=_copy_bytes, args=pair, daemon=True).start()
 
 
-def _pump(source: socket.socket, sink: socket.socket) -> None:
+def _copy_bytes(source: socket.socket, sink: socket.socket) -> None:
     with contextlib.suppress(OSError):
         while data := source.recv(65536):
             sink.sendall(data)
-    _end(source)
-    _end(sink)
+    _close_socket(source)
+    _close_socket(sink)
 
 
-def _end(one: socket.socket) -> None:
+def _close_socket(one: socket.socket) -> None:
     with contextlib.suppress(OSError):
         one.shutdown(socket.SHUT_RDWR)
     one.close()

@@ -39,7 +39,7 @@ def test_no_escape_of_a_job_reaches_the_terminal(
     command: str,
     ends: bool,
 ) -> None:
-    monkeypatch.setenv("KUBECONFIG", str(apiserver.kubeconfig(tmp_path, server.url, "team")))
+    monkeypatch.setenv("KUBECONFIG", str(apiserver.write_kubeconfig(tmp_path, server.url, "team")))
     monkeypatch.chdir(tmp_path)
     status = objects.ended("Failed", EVIL) if ends else {}
     pods = [objects.over(0, 83, message=objects.farewell(83, EVIL, traceback=EVIL)), objects.pod(1)]
@@ -48,7 +48,7 @@ def test_no_escape_of_a_job_reaches_the_terminal(
         (JOBS, objects.job_object()),
         *((PODS, p) for p in pods),
     ):
-        obj = apiserver.merged(
+        obj = apiserver.merge_patch(
             one, {"metadata": {"namespace": "team", "labels": {JOB_LABEL: "lm"}}}
         )
         server.put(kind.path("team", one["metadata"]["name"]), obj)

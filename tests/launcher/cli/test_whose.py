@@ -25,12 +25,12 @@ def call(
     monkeypatch: pytest.MonkeyPatch,
 ) -> Call:
     """A folder with the run lm, and a cluster with a job of that name and job other."""
-    monkeypatch.setenv("KUBECONFIG", str(apiserver.kubeconfig(tmp_path, server.url, "team")))
+    monkeypatch.setenv("KUBECONFIG", str(apiserver.write_kubeconfig(tmp_path, server.url, "team")))
     monkeypatch.chdir(tmp_path)
     (tmp_path / "runs" / "lm").mkdir(parents=True)
     (tmp_path / "runs" / "lm" / ".lock").touch()
     for name in ("lm", "other"):
-        found = apiserver.merged(
+        found = apiserver.merge_patch(
             objects.jobset(), {"metadata": {"name": name, "namespace": "team"}}
         )
         server.put(JOBSETS.path("team", name), found)

@@ -25,7 +25,7 @@ from jaxlaunch.records.verdict import verdict_for_code
 from jaxlaunch.runs.layout import start_folder
 from jaxlaunch.runs.run_folder import RunFolder, RunStarts
 from tests.launcher import apiserver
-from tests.launcher.apiserver import Handler, Server, refuse
+from tests.launcher.apiserver import Handler, Server, refuse_with
 from tests.launcher.invoke import Left, launcher
 
 SAVED = Defaults.model_validate({"checkpoint": {"claim": "checkpoints", "path": "/checkpoints"}})
@@ -55,7 +55,7 @@ def call(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> Call:
-    monkeypatch.setenv("KUBECONFIG", str(apiserver.kubeconfig(tmp_path, server.url, "team")))
+    monkeypatch.setenv("KUBECONFIG", str(apiserver.write_kubeconfig(tmp_path, server.url, "team")))
     monkeypatch.setattr(jobs_volume, "START_TIMEOUT_S", 1.0)
     server.put(AT, jobset())
     return lambda verb, *options: launcher(
@@ -174,7 +174,7 @@ def test_what_reads_the_volume_is_gone_however_it_ended(
 def test_a_user_who_may_not_create_jobsets_is_told_what_reading_takes(
     server: Server, call: Call
 ) -> None:
-    server.on("POST", "jobsets", refuse(403))
+    server.on("POST", "jobsets", refuse_with(403))
     left = call("status")
     assert left.code == 3 and "reading a volume takes the right to create jobsets" in left.err
 

@@ -34,7 +34,14 @@ from jaxlaunch.launcher.kubernetes.kinds import (
 )
 from jaxlaunch.launcher.kubernetes.labels import JOB_LABEL, SPEC_HASH
 from tests.launcher import apiserver
-from tests.launcher.apiserver import Handler, Server, commit_then_drop, drop, hang, refuse
+from tests.launcher.apiserver import (
+    Handler,
+    Server,
+    commit_then_drop,
+    drop_connection,
+    hang_request,
+    refuse_with,
+)
 from tests.launcher.invoke import Left, launcher
 
 ASKING_NOTHING = "name: x\nimage: i\naccelerator: {type: cpu}\ncommand: [python, train.py]\n"
@@ -49,7 +56,9 @@ Run = Callable[..., Left]
 def here(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     server.put(NAMESPACES.path(None, "team-a"), {})
-    monkeypatch.setenv("KUBECONFIG", str(apiserver.kubeconfig(tmp_path, server.url, token=CANARY)))
+    monkeypatch.setenv(
+        "KUBECONFIG", str(apiserver.write_kubeconfig(tmp_path, server.url, token=CANARY))
+    )
     (tmp_path / "job.yaml").write_text(JOB)
     return tmp_path
 
@@ -80,7 +89,7 @@ def writes(server: Server) -> list[tuple[str, str]]:
 
 
 def change(server: Server, path: str, **parts: Any) -> None:
-    server.put(path, apiserver.merged(server.objects[path], parts))
+    server.put(path, apiserver.merge_patch(server.objects[path], parts))
 
 
 # --- what is written ------------------------------------------------------------------------------
@@ -178,7 +187,7 @@ SECRET_AT = SECRETS.path("team-a", "x-gang")
 def commit_then_fail(handler: Handler) -> bool:
     """It is done, and a proxy answers that the server took too long."""
     handler.server.put(f"{handler.at}/{handler.body['metadata']['name']}", handler.body)
-    return refuse(504)(handler)
+    return refuse_with(504)(handler)
 
 
 def used_up(handler: Handler) -> bool:
@@ -352,7 +361,7 @@ def test_a_job_starts_once_the_secret_of_the_one_before_is_gone(
     assert server.objects[SECRET_AT]["data"] != before
 
 
-@pytest.mark.parametrize("fault", [refuse(500), drop])
+@pytest.mark.parametrize("fault", [refuse_with(500), drop_connection])
 def test_a_job_that_runs_is_kept_by_a_submission_whose_creation_of_it_is_not_answered(
     server: Server, run: Run, monkeypatch: pytest.MonkeyPatch, fault: apiserver.Fault
 ) -> None:
@@ -601,7 +610,7 @@ def foreign(made: dict[str, Any], how: str) -> dict[str, Any]:
         "another tool's": {"metadata": {"labels": {"app.kubernetes.io/managed-by": "Helm"}}},
         "no label": {"metadata": {"labels": None}},
     }
-    found = apiserver.merged(made, changes[how])
+    found = apiserver.merge_patch(made, changes[how])
     found["metadata"] = {
         key: one for key, one in found["metadata"].items() if key != "ownerReferences"
     }
@@ -671,7 +680,7 @@ def test_a_configmap_of_the_same_contents_is_shared_whoever_labelled_it_further(
     path, made = brought
     server.put(
         path,
-        apiserver.merged(
+        apiserver.merge_patch(
             made, {"metadata": {"labels": {"team": "a"}, "annotations": {"note": "x"}}}
         ),
     )
@@ -694,7 +703,7 @@ def test_a_configmap_made_while_the_job_is_submitted_is_read_too_and_the_job_tak
     assert not server.stored("jobsets")
     server.drop(path)
     server.on("POST", "jobsets", came)
-    server.on("DELETE", "jobsets", refuse(403))
+    server.on("DELETE", "jobsets", refuse_with(403))
     assert "its agent.pyz is not this job's" in (err := submit(run).err)
     assert "JobSet x exists and its pods use that: delete it now." in err
 
@@ -702,13 +711,13 @@ def test_a_configmap_made_while_the_job_is_submitted_is_read_too_and_the_job_tak
 @pytest.mark.parametrize(
     "faults",
     [
-        [refuse(429, Retry_After="0")],
-        [refuse(500)],
-        [refuse(503)],
-        [refuse(504)],
-        [drop],
+        [refuse_with(429, Retry_After="0")],
+        [refuse_with(500)],
+        [refuse_with(503)],
+        [refuse_with(504)],
+        [drop_connection],
         [commit_then_drop],
-        [refuse(500), drop, commit_then_drop],
+        [refuse_with(500), drop_connection, commit_then_drop],
     ],
 )
 @pytest.mark.parametrize("plural", ["jobsets", "networkpolicies"])
@@ -731,7 +740,7 @@ def test_a_server_that_never_answers_ends_it_within_bounds(
 ) -> None:
     monkeypatch.setattr("jaxlaunch.launcher.kubernetes.transport.TOTAL_TIMEOUT_S", 1.0)
     for method in ("GET", "POST", "PATCH"):
-        server.on(method, part, *[hang] * 50)
+        server.on(method, part, *[hang_request] * 50)
     left = submit(run)
     assert left.code == 3
     assert "stopped answering" in left.err
@@ -785,7 +794,7 @@ def test_ctrl_c_while_the_jobset_is_sent_says_that_it_may_still_come(
 ) -> None:
     def fault(handler: Handler, interrupt: Callable[[], None]) -> bool:
         interrupt()
-        return hang(handler)
+        return hang_request(handler)
 
     code, err = interrupted(server, fault, here)
     assert code == 130
@@ -800,7 +809,7 @@ def test_ctrl_c_after_the_jobset_was_made_says_that_it_exists(server: Server, he
     def fault(handler: Handler, interrupt: Callable[[], None]) -> bool:
         server.put(AT, handler.body)
         interrupt()
-        return hang(handler)
+        return hang_request(handler)
 
     code, err = interrupted(server, fault, here)
     assert code == 130
@@ -875,7 +884,7 @@ def test_what_a_limit_range_that_may_not_be_read_gives_the_pods_is_not_taken_for
     server: Server, run: Run, here: Path
 ) -> None:
     (here / "job.yaml").write_text(ASKING_NOTHING)
-    server.on("GET", "limitranges", *[refuse(403)] * 9)
+    server.on("GET", "limitranges", *[refuse_with(403)] * 9)
     left = submit(run)
     assert left.code == 0
     assert (
@@ -890,10 +899,10 @@ def test_whoever_may_not_look_is_not_kept_from_submitting(server: Server, run: R
     server.on(
         "GET",
         "namespaces/team-a",
-        *[lambda handler: handler.at.endswith("/team-a") and refuse(403)(handler)] * 9,
+        *[lambda handler: handler.at.endswith("/team-a") and refuse_with(403)(handler)] * 9,
     )
-    server.on("GET", "priorityclasses", refuse(403))
-    server.on("GET", "jaxlaunch-system", refuse(403))
+    server.on("GET", "priorityclasses", refuse_with(403))
+    server.on("GET", "jaxlaunch-system", refuse_with(403))
     left = submit(run, "priority=high")
     assert left.code == 0
     assert "whether PriorityClass high exists is not known" in left.err
@@ -982,7 +991,7 @@ def test_a_stop_whose_progress_may_not_be_written_says_so_once(server: Server, r
         {"jaxlaunch": 1, "verdict": verdict, "host": 0, "generation": 0, "attempt": 1}
     )
     server.put(PODS.path("team-a", "x-w-0-0-abcde"), pod("Failed", said))
-    server.on("PATCH", "jobsets", lambda handler: False, refuse(403))
+    server.on("PATCH", "jobsets", lambda handler: False, refuse_with(403))
     left = run("stop", "x")
     assert left.code == 0
     assert left.err.count("how far x was is not on its JobSet: ") == 1

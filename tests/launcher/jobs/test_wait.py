@@ -24,7 +24,7 @@ from jaxlaunch.launcher.kubernetes.labels import JOB_UID
 from jaxlaunch.records import log_lines
 from jaxlaunch.records.log_lines import ProgressAnnotation
 from tests.launcher import apiserver, objects
-from tests.launcher.apiserver import Fault, Handler, Server, drop, refuse
+from tests.launcher.apiserver import Fault, Handler, Server, drop_connection, refuse_with
 from tests.launcher.invoke import Left, launcher
 from tests.launcher.relay import Relay
 
@@ -70,7 +70,7 @@ def submit(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> Submit:
-    config = apiserver.kubeconfig(tmp_path, f"http://127.0.0.1:{relay.port}", "team")
+    config = apiserver.write_kubeconfig(tmp_path, f"http://127.0.0.1:{relay.port}", "team")
     monkeypatch.setenv("KUBECONFIG", str(config))
     (tmp_path / "job.yaml").write_text(JOB)
     server.put(NAMESPACES.path(None, "team"), {})
@@ -96,7 +96,7 @@ def away(server: Server, fault: Fault, seconds: float, status: dict[str, Any]) -
         return not is_submitting and Clock.monotonic() < back_at and fault(handler)
 
     def begins(handler: Handler) -> bool:
-        server.put(AT, apiserver.merged(server.objects[AT], {"status": status}))
+        server.put(AT, apiserver.merge_patch(server.objects[AT], {"status": status}))
         pod = objects.over(0, 83, message=objects.farewell(83, "rank 0 raised"))
         server.put(PODS.path("team", pod["metadata"]["name"]), pod)
         server.put(PODS.path("team", pod["metadata"]["name"], "log"), {"text": ""})
@@ -110,7 +110,9 @@ def away(server: Server, fault: Fault, seconds: float, status: dict[str, Any]) -
 
 
 @pytest.mark.parametrize(
-    "fault", [drop, refuse(503), refuse(429, Retry_After="0")], ids=["refused", "503", "429"]
+    "fault",
+    [drop_connection, refuse_with(503), refuse_with(429, Retry_After="0")],
+    ids=["refused", "503", "429"],
 )
 @pytest.mark.parametrize("options", [("--wait",), ("--follow",)])
 def test_a_server_that_is_away_for_minutes_is_waited_for_and_the_exit_code_is_the_verdict_s(
@@ -144,7 +146,7 @@ def test_a_server_that_refuses_connections_for_5_minutes_is_waited_for_and_the_e
         server.put(f"{at}/log", {"text": f"{FIRST}{LAST}"})
         server.put(at, over)
         server.put(
-            AT, apiserver.merged(server.objects[AT], {"status": {"terminalState": "Failed"}})
+            AT, apiserver.merge_patch(server.objects[AT], {"status": {"terminalState": "Failed"}})
         )
         Clock.sleep(300)
         relay.accept()
@@ -171,7 +173,7 @@ def test_a_server_that_refuses_connections_for_5_minutes_is_waited_for_and_the_e
 def test_a_limit_that_passes_while_the_server_is_away_is_124(
     server: Server, submit: Submit
 ) -> None:
-    away(server, drop, math.inf, {})
+    away(server, drop_connection, math.inf, {})
     left = submit("--wait", "--timeout", "1s")
     assert left.code == 124
     assert "lm has not ended and keeps running" in left.err
@@ -181,7 +183,7 @@ def test_a_server_that_stays_away_is_given_up_without_advice_about_the_network(
     server: Server, submit: Submit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("jaxlaunch.launcher.kubernetes.watch.ERROR_TIMEOUT_S", 60.0)
-    away(server, drop, math.inf, {})
+    away(server, drop_connection, math.inf, {})
     left = submit("--wait")
     assert left.code == 3
     assert (
@@ -229,7 +231,7 @@ def test_a_job_that_prints_all_the_time_is_followed_no_longer_than_was_said(
 def test_how_far_a_job_was_is_written_down_when_its_queue_takes_its_place(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("KUBECONFIG", str(apiserver.kubeconfig(tmp_path, server.url, "team")))
+    monkeypatch.setenv("KUBECONFIG", str(apiserver.write_kubeconfig(tmp_path, server.url, "team")))
     monkeypatch.setattr("jaxlaunch.launcher.jobs.lifecycle._SETTLE_PAUSE_S", 0.1)
     monkeypatch.setattr("jaxlaunch.launcher.jobs.lifecycle._WATCH_PERIOD_S", 1.0)
     made = server.put(AT, objects.jobset(1, queue="research", suspend=True))
@@ -246,7 +248,7 @@ def test_how_far_a_job_was_is_written_down_when_its_queue_takes_its_place(
 
     def admitted(handler: Handler) -> bool:
         threading.Timer(
-            0.2, lambda: server.put(AT, apiserver.merged(server.objects[AT], done))
+            0.2, lambda: server.put(AT, apiserver.merge_patch(server.objects[AT], done))
         ).start()
         return False
 
@@ -262,7 +264,7 @@ def test_how_far_a_job_was_is_written_down_when_its_queue_takes_its_place(
 def test_how_far_a_job_is_is_written_down_when_nobody_waits_any_longer(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("KUBECONFIG", str(apiserver.kubeconfig(tmp_path, server.url, "team")))
+    monkeypatch.setenv("KUBECONFIG", str(apiserver.write_kubeconfig(tmp_path, server.url, "team")))
     made = server.put(AT, objects.jobset(1))
     name = objects.pod(0)["metadata"]["name"]
     server.put(PODS.path("team", name), objects.pod(0))

@@ -49,11 +49,11 @@ from jaxlaunch.launcher.kubernetes.merge import merge_patch
         ),
     ],
 )
-def test_a_patch_lies_over_its_base(base: Any, patch: Any, merged: Any) -> None:
+def test_patch_is_merged_over_base(base: Any, patch: Any, merged: Any) -> None:
     assert merge_patch(base, patch) == merged
 
 
-def test_neither_side_is_changed_or_shared() -> None:
+def test_merge_neither_changes_nor_shares_its_arguments() -> None:
     base: dict[str, Any] = {"a": [{"name": "x", "b": {}}]}
     patch: dict[str, Any] = {"c": {"d": []}}
     merged = merge_patch(base, patch)

@@ -25,7 +25,7 @@ agent: image
 """
 
 
-def template(more: str = "", cluster: str = "") -> dict[str, Any]:
+def render_template(more: str = "", cluster: str = "") -> dict[str, Any]:
     manifest = jobset.render(
         resolve(jobs.parse_job(JOB + more), defaults.parse_defaults(cluster or "{}"))
     )[0]
@@ -60,10 +60,10 @@ def template(more: str = "", cluster: str = "") -> dict[str, Any]:
          {"allowPrivilegeEscalation != false", "unrestricted capabilities"}),
     ],
 )  # fmt: skip
-def test_a_job_meets_the_level_that_its_network_and_pod_leave_it(
+def test_job_meets_level_of_its_network_and_pod(
     more: str, cluster: str, met: pod_rules.Level, reasons: set[str]
 ) -> None:
-    found = template(more, cluster)
+    found = render_template(more, cluster)
     assert strictest_level(found) == met
     refusing = pod_rules.stricter_level(met) or "restricted"
     assert {violation.reason for violation in find_violations(found, refusing)} == reasons
@@ -81,7 +81,7 @@ CLEAN: dict[str, Any] = {
 }
 
 
-def container(**security: Any) -> dict[str, Any]:
+def make_container(**security: Any) -> dict[str, Any]:
     return {"spec": {"containers": [{"name": "main", "securityContext": security}]}}
 
 
@@ -89,23 +89,23 @@ def container(**security: Any) -> dict[str, Any]:
     ("patch", "met", "said"),
     [
         ({"spec": {"hostPID": True}}, "privileged", "host namespaces (hostPID=true)"),
-        (container(privileged=True), "privileged", 'privileged (container "main" is privileged)'),
-        (container(capabilities={"add": ["CHOWN"]}), "baseline", 'unrestricted capabilities ' '(container ' '"main" adds CH'),
-        (container(capabilities={"add": ["NET_BIND_SERVICE"]}), "restricted", ""),
+        (make_container(privileged=True), "privileged", 'privileged (container "main" is privileged)'),
+        (make_container(capabilities={"add": ["CHOWN"]}), "baseline", 'unrestricted capabilities ' '(container ' '"main" adds CH'),
+        (make_container(capabilities={"add": ["NET_BIND_SERVICE"]}), "restricted", ""),
         ({"spec": {"volumes": [{"name": "v", "hostPath": {"path": "/"}}]}}, "privileged", 'volumes (volume "v")'),
         ({"spec": {"volumes": [{"name": "v"}]}}, "restricted", ""),
         ({"spec": {"containers": [{"name": "main", "ports": [{"hostPort": 80}]}]}}, "privileged", '"main" uses 80'),
         ({"spec": {"containers": [{"name": "main", "ports": [{"hostPort": 0}]}]}}, "restricted", ""),
-        (container(seccompProfile={"type": "Unconfined"}), "privileged", "seccompProfile"),
-        (container(allowPrivilegeEscalation=True), "baseline", "allowPrivilegeEscalation != false"),
-        (container(capabilities={"drop": ["NET_RAW"]}), "baseline", "must drop ALL"),
-        (container(runAsUser=0), "baseline", 'runAsUser=0 (container "main" has runAsUser=0)'),
-        (container(runAsNonRoot=False), "baseline", "runAsNonRoot != true"),
-        ({"spec": {"hostUsers": False, **container(runAsUser=0, runAsNonRoot=False)["spec"]}}, "restricted", ""),
+        (make_container(seccompProfile={"type": "Unconfined"}), "privileged", "seccompProfile"),
+        (make_container(allowPrivilegeEscalation=True), "baseline", "allowPrivilegeEscalation != false"),
+        (make_container(capabilities={"drop": ["NET_RAW"]}), "baseline", "must drop ALL"),
+        (make_container(runAsUser=0), "baseline", 'runAsUser=0 (container "main" has runAsUser=0)'),
+        (make_container(runAsNonRoot=False), "baseline", "runAsNonRoot != true"),
+        ({"spec": {"hostUsers": False, **make_container(runAsUser=0, runAsNonRoot=False)["spec"]}}, "restricted", ""),
         ({"spec": {"securityContext": {"seccompProfile": None}}}, "baseline", "seccompProfile"),
     ],
 )  # fmt: skip
-def test_each_rule_of_what_render_makes_names_what_breaks_it(
+def test_each_rule_names_the_violation(
     patch: dict[str, Any], met: pod_rules.Level, said: str
 ) -> None:
     found = merge_patch(CLEAN, patch)
@@ -115,14 +115,14 @@ def test_each_rule_of_what_render_makes_names_what_breaks_it(
     assert len(told) == bool(enforced) and said in "".join(told)
 
 
-def test_a_weaker_rule_is_not_told_beside_the_stricter_one() -> None:
+def test_weaker_rule_is_not_reported_with_the_stricter_one() -> None:
     found = merge_patch(CLEAN, {"spec": {"volumes": [{"name": "v", "hostPath": {"path": "/"}}]}})
     assert [violation.reason for violation in find_violations(found, "restricted")] == [
         "restricted volume types"
     ]
 
 
-def test_a_namespace_admits_what_meets_its_level_or_a_stricter_one() -> None:
+def test_namespace_admits_its_level_and_stricter_ones() -> None:
     assert pod_rules.is_admitted("baseline", "restricted") and pod_rules.is_admitted(
         "privileged", "privileged"
     )

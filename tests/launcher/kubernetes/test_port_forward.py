@@ -71,7 +71,7 @@ class Server(socketserver.ThreadingTCPServer):
 
 
 @contextmanager
-def reached(
+def send_request(
     folder: Path, monkeypatch: pytest.MonkeyPatch, answers: Answers
 ) -> Iterator[tuple[Cluster, Server]]:
     with Server(answers) as server:
@@ -80,13 +80,13 @@ def reached(
         )
         thread.start()
         url = f"http://127.0.0.1:{server.server_address[1]}"
-        config = apiserver.kubeconfig(folder, url, token="canary", **{"as": "ann"})
+        config = apiserver.write_kubeconfig(folder, url, token="canary", **{"as": "ann"})
         monkeypatch.setenv("KUBECONFIG", str(config))
         yield Cluster.connect(), server
         server.shutdown()
 
 
-def test_a_request_reaches_the_port_and_its_answer_comes_back_whole(
+def test_request_reaches_port_and_answer_is_complete(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def answers(pod: Pod) -> None:
@@ -96,7 +96,7 @@ def test_a_request_reaches_the_port_and_its_answer_comes_back_whole(
         pod.close()
 
     asked: list[bytes] = []
-    with reached(tmp_path, monkeypatch, answers) as (cluster, server):
+    with send_request(tmp_path, monkeypatch, answers) as (cluster, server):
         assert cluster.port_forward("team-a", "lm-w-0-0", 9400, b"hello") == b"one, two"
     assert asked == [b"hello"]
     (head,) = server.heads
@@ -106,20 +106,18 @@ def test_a_request_reaches_the_port_and_its_answer_comes_back_whole(
     assert "bearer canary" in head.lower() and "Impersonate-User: ann" in head
 
 
-def test_a_port_that_nothing_listens_on_is_said(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_closed_port_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def answers(pod: Pod) -> None:
         pod.accept()
         pod.say(1, b"connection refused")
         pod.close()
 
-    with reached(tmp_path, monkeypatch, answers) as (cluster, _):
+    with send_request(tmp_path, monkeypatch, answers) as (cluster, _):
         with pytest.raises(UnreachableError, match="The pod did not answer: connection refused"):
             cluster.port_forward("team-a", "lm-w-0-0", 9400, b"hello")
 
 
-def test_a_refusal_is_in_the_server_s_words_and_names_the_right_that_is_lacking(
+def test_refusal_keeps_server_message_and_names_missing_right(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def answers(pod: Pod) -> None:
@@ -128,14 +126,14 @@ def test_a_refusal_is_in_the_server_s_words_and_names_the_right_that_is_lacking(
             b"HTTP/1.1 403 Forbidden\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body)
         )
 
-    with reached(tmp_path, monkeypatch, answers) as (cluster, _):
+    with send_request(tmp_path, monkeypatch, answers) as (cluster, _):
         with pytest.raises(ApiError, match="pods is forbidden") as refused:
             cluster.port_forward("team-a", "lm-w-0-0", 9400, b"hello")
     assert refused.value.status == 403
     assert "pods/portforward" in (refused.value.hint or "")
 
 
-def test_a_server_that_breaks_off_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with reached(tmp_path, monkeypatch, lambda pod: None) as (cluster, _):
+def test_broken_connection_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with send_request(tmp_path, monkeypatch, lambda pod: None) as (cluster, _):
         with pytest.raises(UnreachableError, match="did not open a port-forward to the pod"):
             cluster.port_forward("team-a", "lm-w-0-0", 9400, b"hello")

@@ -24,7 +24,7 @@ from jaxlaunch.launcher.kubernetes.resources import parse_quantity
         ("-1", -1),
     ],
 )
-def test_a_quantity_counts_as_kubernetes_counts(written: str, number: object) -> None:
+def test_quantity_is_parsed_as_in_kubernetes(written: str, number: object) -> None:
     assert parse_quantity(written) == number
 
 
@@ -32,6 +32,6 @@ def test_a_quantity_counts_as_kubernetes_counts(written: str, number: object) ->
     "written",
     ["", "8GB", "Gi", "0x10", "8mi", "all", "NaN", "inf", "1_000", "1e999999", " 5", "٣", "."],
 )
-def test_what_is_no_quantity_is_refused(written: str) -> None:
+def test_invalid_quantity_is_rejected(written: str) -> None:
     with pytest.raises(ValueError):
         parse_quantity(written)

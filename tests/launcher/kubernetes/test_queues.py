@@ -35,24 +35,24 @@ from tests.launcher.objects import cluster_queue, condition, local_queue
         ({"status": {"conditions": [condition("Active", "False")]}}, InactiveQueue(None, "", "")),
     ],
 )
-def test_a_queue_is_inactive_when_it_is_stopped_or_says_so(
+def test_queue_is_inactive_if_stopped_or_condition_is_false(
     queue: dict[str, Any], expected: InactiveQueue | None
 ) -> None:
     assert inactive_state(queue) == expected
 
 
-def test_a_local_queue_names_its_cluster_queue() -> None:
+def test_local_queue_names_its_cluster_queue() -> None:
     assert cluster_queue_name(local_queue()) == "shared"
     assert cluster_queue_name({}) is None and cluster_queue_name(None) is None
 
 
-def test_quota_is_read_by_flavor_with_what_is_reserved_of_it() -> None:
+def test_quotas_are_read_by_flavor_with_reservations() -> None:
     assert list(queue_quotas(cluster_queue("8", "6"))) == [Quota("h100", "cpu", "8", "6")]
     unused = cluster_queue("8") | {"status": {}}
     assert list(queue_quotas(unused)) == [Quota("h100", "cpu", "8", "0")]
     assert list(queue_quotas({})) == []
 
 
-def test_a_covered_resource_without_quota_is_covered() -> None:
+def test_resource_without_quota_is_covered() -> None:
     queue = {"spec": {"resourceGroups": [{"coveredResources": ["cpu", "memory"], "flavors": []}]}}
     assert covered_resources(queue) == ["cpu", "memory"]

@@ -13,7 +13,7 @@ from jaxlaunch.launcher.kubernetes.objects import trim_pod
 from tests.launcher import objects
 
 
-def container(cpu: str, *, sidecar: bool = False, **limits: str) -> dict[str, Any]:
+def make_container(cpu: str, *, sidecar: bool = False, **limits: str) -> dict[str, Any]:
     always = {"restartPolicy": "Always"} if sidecar else {}
     return {"name": "c", "resources": {"requests": {"cpu": cpu}, "limits": limits}, **always}
 
@@ -21,31 +21,40 @@ def container(cpu: str, *, sidecar: bool = False, **limits: str) -> dict[str, An
 @pytest.mark.parametrize(
     ("spec", "cpu"),
     [
-        ({"containers": [container("2"), container("500m")]}, "2.5"),
-        ({"containers": [container("2")], "initContainers": [container("3")]}, "3"),
-        ({"containers": [container("2")], "initContainers": [container("1", sidecar=True)]}, "3"),
+        ({"containers": [make_container("2"), make_container("500m")]}, "2.5"),
+        ({"containers": [make_container("2")], "initContainers": [make_container("3")]}, "3"),
         (
             {
-                "containers": [container("2")],
-                "initContainers": [container("1", sidecar=True), container("3")],
+                "containers": [make_container("2")],
+                "initContainers": [make_container("1", sidecar=True)],
+            },
+            "3",
+        ),
+        (
+            {
+                "containers": [make_container("2")],
+                "initContainers": [make_container("1", sidecar=True), make_container("3")],
             },
             "4",
         ),
         (
             {
-                "containers": [container("2")],
-                "initContainers": [container("3"), container("1", sidecar=True)],
+                "containers": [make_container("2")],
+                "initContainers": [make_container("3"), make_container("1", sidecar=True)],
             },
             "3",
         ),
         (
-            {"containers": [container("1")], "initContainers": [container("1", sidecar=True)] * 2},
+            {
+                "containers": [make_container("1")],
+                "initContainers": [make_container("1", sidecar=True)] * 2,
+            },
             "3",
         ),
-        ({"containers": [container("2")], "overhead": {"cpu": "250m"}}, "2.25"),
+        ({"containers": [make_container("2")], "overhead": {"cpu": "250m"}}, "2.25"),
         (
             {
-                "containers": [container("2")],
+                "containers": [make_container("2")],
                 "resources": {"requests": {"cpu": "5"}},
                 "overhead": {"cpu": "1"},
             },
@@ -54,23 +63,26 @@ def container(cpu: str, *, sidecar: bool = False, **limits: str) -> dict[str, An
         ({"containers": [{"name": "c", "resources": {"limits": {"cpu": "3"}}}]}, "3"),
     ],
 )
-def test_sidecars_and_overhead_count_with_the_containers(spec: dict[str, Any], cpu: str) -> None:
+def test_requests_include_sidecars_and_overhead(spec: dict[str, Any], cpu: str) -> None:
     assert resources.pod_requests(spec)["cpu"] == Decimal(cpu)
 
 
-def test_a_node_that_the_sidecar_makes_too_small_does_not_fit() -> None:
-    spec = {"containers": [container("7")], "initContainers": [container("2", sidecar=True)]}
+def test_sidecar_requests_count_for_node_fit() -> None:
+    spec = {
+        "containers": [make_container("7")],
+        "initContainers": [make_container("2", sidecar=True)],
+    }
     found = resources.fit_nodes(spec, [objects.node(cpu="8")])
     assert (found.large, found.shortages) == (0, {"cpu": ("9", "8")})
-    memory = {"containers": [container("1", memory="30Gi")], "overhead": {"memory": "4Gi"}}
+    memory = {"containers": [make_container("1", memory="30Gi")], "overhead": {"memory": "4Gi"}}
     assert resources.fit_nodes(memory, [objects.node()]).shortages == {"memory": ("34Gi", "32Gi")}
 
 
-def test_explain_counts_what_admission_added_to_a_pod_that_waits() -> None:
+def test_explain_counts_requests_added_by_admission() -> None:
     """An injected sidecar, a RuntimeClass's overhead and a LimitRange's defaults are in the pod, not in the JobSet."""
     spec = {
-        "containers": [container("6")],
-        "initContainers": [container("2", sidecar=True)],
+        "containers": [make_container("6")],
+        "initContainers": [make_container("2", sidecar=True)],
         "overhead": {"cpu": "1"},
     }
     waits = objects.pending(0, "0/1 nodes are available: 1 Insufficient cpu.")

@@ -19,11 +19,11 @@ def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watch, "_PAUSES_S", (0,))
 
 
-def one(name: str, version: int) -> dict[str, Any]:
+def make_object(name: str, version: int) -> dict[str, Any]:
     return {"metadata": {"name": name, "uid": f"uid-{name}", "resourceVersion": str(version)}}
 
 
-def line(event: str, obj: Mapping[str, Any]) -> bytes:
+def make_line(event: str, obj: Mapping[str, Any]) -> bytes:
     return json.dumps({"type": event, "object": obj}).encode() + b"\n"
 
 
@@ -64,14 +64,14 @@ class Server:
         [b'{"type": "MODIFIED", "obj'],
     ],
 )
-def test_a_watch_that_ends_goes_on_from_the_last_version(end: list[Any]) -> None:
+def test_ended_watch_continues_from_last_version(end: list[Any]) -> None:
     server = Server(
-        [([one("a", 1)], "5")],
+        [([make_object("a", 1)], "5")],
         [
-            [line("MODIFIED", one("a", 6)), *end],
+            [make_line("MODIFIED", make_object("a", 6)), *end],
             end,
-            [line("BOOKMARK", one("", 9)), *end],
-            [line("ADDED", one("b", 11))],
+            [make_line("BOOKMARK", make_object("", 9)), *end],
+            [make_line("ADDED", make_object("b", 11))],
         ],
     )
     assert server.told(3) == [("ADDED", "a", "1"), ("MODIFIED", "a", "6"), ("ADDED", "b", "11")]
@@ -80,15 +80,21 @@ def test_a_watch_that_ends_goes_on_from_the_last_version(end: list[Any]) -> None
 
 @pytest.mark.parametrize(
     "gone",
-    [line("ERROR", {"code": 410, "reason": "Expired"}), ApiError("too old", None, 410, "Expired")],
+    [
+        make_line("ERROR", {"code": 410, "reason": "Expired"}),
+        ApiError("too old", None, 410, "Expired"),
+    ],
 )
-def test_after_a_forgotten_version_only_what_changed_is_told(gone: Any) -> None:
+def test_expired_version_yields_only_changes(gone: Any) -> None:
     server = Server(
         [
-            ([one("a", 1), one("b", 2), one("c", 3)], "5"),
-            ([one("a", 1), one("b", 7), one("d", 8)], "9"),
+            ([make_object("a", 1), make_object("b", 2), make_object("c", 3)], "5"),
+            ([make_object("a", 1), make_object("b", 7), make_object("d", 8)], "9"),
         ],
-        [[line("MODIFIED", one("c", 6)), gone], [line("ADDED", one("e", 10))]],
+        [
+            [make_line("MODIFIED", make_object("c", 6)), gone],
+            [make_line("ADDED", make_object("e", 10))],
+        ],
     )
     assert server.told(8)[3:] == [
         ("MODIFIED", "c", "6"),
@@ -100,23 +106,23 @@ def test_after_a_forgotten_version_only_what_changed_is_told(gone: Any) -> None:
     assert server.since == ["5", "9"]
 
 
-def test_a_watch_from_a_version_lists_nothing() -> None:
-    server = Server([], [[line("DELETED", one("a", 6))]])
+def test_watch_from_a_version_lists_nothing() -> None:
+    server = Server([], [[make_line("DELETED", make_object("a", 6))]])
     assert server.told(1, since="5") == [("DELETED", "a", "6")]
 
 
-def test_events_that_arrive_in_pieces_are_put_together() -> None:
-    data = line("ADDED", one("a", 1)) + line("ADDED", one("b", 2))
+def test_events_in_pieces_are_joined() -> None:
+    data = make_line("ADDED", make_object("a", 1)) + make_line("ADDED", make_object("b", 2))
     server = Server([([], "0")], [[data[:10], data[10:60], data[60:]]])
     assert server.told(2) == [("ADDED", "a", "1"), ("ADDED", "b", "2")]
 
 
-def test_a_server_that_forbids_is_not_asked_again() -> None:
+def test_forbidden_watch_is_not_retried() -> None:
     with pytest.raises(ApiError, match="forbidden"):
         Server([([], "1")], [[ApiError("forbidden", None, 403)]]).told(1)
 
 
-def test_a_server_that_stays_away_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreachable_server_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watch, "ERROR_TIMEOUT_S", 0.0)
     with pytest.raises(UnreachableError, match="gone"):
         Server([([], "1")], itertools.repeat([UnreachableError("gone")])).told(1)

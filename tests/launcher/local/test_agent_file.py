@@ -21,9 +21,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "cache" / "jaxlaunch" / "agent"
 
 
-def test_runs_that_start_together_make_one_file_and_later_ones_use_it(
-    cache: Path, tmp_path: Path
-) -> None:
+def test_concurrent_runs_share_one_packed_file(cache: Path, tmp_path: Path) -> None:
     with ThreadPoolExecutor(4) as pool:
         made = set(pool.map(agents.pack_agent, [tmp_path / "run"] * 4))
     (file,) = made
@@ -32,9 +30,7 @@ def test_runs_that_start_together_make_one_file_and_later_ones_use_it(
     assert agents.pack_agent(tmp_path / "run") == file and file.stat().st_ino == before.st_ino
 
 
-def test_files_of_versions_that_were_not_used_for_a_day_go_but_for_the_newest(
-    cache: Path, tmp_path: Path
-) -> None:
+def test_files_unused_for_a_day_are_removed_but_the_newest(cache: Path, tmp_path: Path) -> None:
     cache.mkdir(parents=True)
     names = [f"agent-{number}.pyz" for number in range(6)] + ["agent-6.pyz.0123456789abcdef.tmp"]
     for days, name in enumerate([*reversed(names), "agent-of-today.pyz", "mine.txt"]):
@@ -55,7 +51,7 @@ def test_files_of_versions_that_were_not_used_for_a_day_go_but_for_the_newest(
     }
 
 
-def test_a_python_compiles_none_of_it_again(cache: Path, tmp_path: Path) -> None:
+def test_packed_file_is_not_compiled_again(cache: Path, tmp_path: Path) -> None:
     """The same file, with sources that cannot be compiled."""
     broken = tmp_path / "agent.pyz"
     with (
@@ -69,14 +65,14 @@ def test_a_python_compiles_none_of_it_again(cache: Path, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("home", ["/proc", "/dev/null"], ids=["read-only", "a file"])
-def test_where_there_can_be_no_cache_the_file_is_in_the_run_folder(
+def test_file_is_in_run_folder_without_a_cache(
     home: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", home)
     assert agents.pack_agent(tmp_path).parent == tmp_path
 
 
-def test_a_file_that_others_may_have_written_is_made_anew(cache: Path, tmp_path: Path) -> None:
+def test_file_writable_by_others_is_replaced(cache: Path, tmp_path: Path) -> None:
     file = agents.pack_agent(tmp_path)
     file.write_text("raise SystemExit('of somebody else')")
     file.chmod(0o666)

@@ -41,7 +41,7 @@ train: {{task: lm, model: {{kind: decoder, length: 16}}, data: {{source: text, {
         ),
     ],
 )
-def test_files_that_are_here_are_counted_and_what_is_not_here_is_said(
+def test_local_files_are_counted_and_missing_ones_reported(
     tmp_path: Path, data: str, said: str
 ) -> None:
     for name, size in (("mine.txt", 100), ("rows.jsonl", 20), ("empty.txt", 0)):
@@ -50,7 +50,7 @@ def test_files_that_are_here_are_counted_and_what_is_not_here_is_said(
     assert [note.replace(str(tmp_path), "FOLDER") for note in found] == ([said] if said else [])
 
 
-def test_the_parts_of_a_mixture_are_said_with_their_shares(tmp_path: Path) -> None:
+def test_mixture_parts_are_described_with_shares(tmp_path: Path) -> None:
     (tmp_path / "photos" / "cat").mkdir(parents=True)
     for number in range(3):
         (tmp_path / "photos" / "cat" / f"{number}.png").write_bytes(b"x" * 10)

@@ -27,11 +27,11 @@ from jaxlaunch.runs import run_folder
 from jaxlaunch.runs.run_folder import RunFolder, RunStarts
 
 
-def fail(text: str) -> None:
+def raise_failure(text: str) -> None:
     pytest.fail(text)
 
 
-def running(attempt: int = 1, generation: int = 0, **fields: Any) -> Summary:
+def make_summary(attempt: int = 1, generation: int = 0, **fields: Any) -> Summary:
     """A run under way: ten seconds of steps, four of them since the commit of step 40."""
     now = time.time()
     seconds = dict.fromkeys(contract.CLOCK, 0.0) | {"step": 10.0}
@@ -50,33 +50,35 @@ def running(attempt: int = 1, generation: int = 0, **fields: Any) -> Summary:
     return Summary(None, **known)
 
 
-def write(folder: RunFolder, summary: Summary) -> None:
+def write_summary(folder: RunFolder, summary: Summary) -> None:
     """Writes it as the agents of its run do."""
     assert summary.of is not None
     RunStarts(folder, summary.of.uid).write_summary(summary)
 
 
-def end(folder: Path, codes: list[int], generation: int = 0, **fields: Any) -> dict[str, Any]:
+def end_and_read(
+    folder: Path, codes: list[int], generation: int = 0, **fields: Any
+) -> dict[str, Any]:
     """summary.json after the agents of a generation left with `codes`."""
     known: dict[str, Any] = {"is_stopped": False, "started_at": time.time() - 60.0, **fields}
     end_generation(
-        RunFolder(folder, fail), "uid", generation, codes, folder / "checkpoints", **known
+        RunFolder(folder, raise_failure), "uid", generation, codes, folder / "checkpoints", **known
     )
     found: dict[str, Any] = json.loads((folder / "summary.json").read_text())
     return found
 
 
-def attempts(folder: Path) -> list[dict[str, Any]]:
+def read_attempts(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / "attempts.jsonl").read_text().splitlines()]
 
 
-def test_an_attempt_whose_agent_was_killed_is_on_record_as_lost(tmp_path: Path) -> None:
-    write(RunFolder(tmp_path, fail), running())
-    found = end(tmp_path, [-9])
+def test_attempt_of_killed_agent_is_recorded_as_lost(tmp_path: Path) -> None:
+    write_summary(RunFolder(tmp_path, raise_failure), make_summary())
+    found = end_and_read(tmp_path, [-9])
     assert (found["status"], found["step"], found["saved"]) == ("failed", 43, 40)
     assert (found["verdict"]["code"], found["verdict"]["rank"]) == (contract.LOST, 0)
     assert "host 0's agent was killed by SIGKILL" in found["verdict"]["message"]
-    (record,) = attempts(tmp_path)
+    (record,) = read_attempts(tmp_path)
     assert (record["attempt"], record["cause"], record["last_committed"]) == (1, "lost", 40)
     assert record["seconds"]["step"] == 6.0 and record["seconds"]["lost_work"] == 4.0
 
@@ -110,26 +112,26 @@ NOT_SAVED = Failure(
     ],
 )
 @pytest.mark.parametrize("is_written", [True, False], ids=["whole", "killed after the record"])
-def test_the_end_by_a_lost_host_has_the_signal_that_only_the_launcher_saw(
+def test_lost_host_is_recorded_with_signal_of_its_agent(
     tmp_path: Path, code: int, facts: Failure, told: str, is_written: bool
 ) -> None:
-    folder = RunFolder(tmp_path, fail)
+    folder = RunFolder(tmp_path, raise_failure)
     verdict = verdict_for_code(code, facts, rank=0, host=0, step=43)
-    before = running()
+    before = make_summary()
     assert before.of is not None
     folder.append_record(
         run_folder.close_unfinished(dataclasses.replace(before.of, uid="another"), verdict)
     )
     folder.append_record(run_folder.close_unfinished(before.of, verdict))
-    write(
+    write_summary(
         folder,
         dataclasses.replace(before, verdict=verdict)
         if is_written
         else dataclasses.replace(before, step=0),
     )
-    found = end(tmp_path, [-9, code])
+    found = end_and_read(tmp_path, [-9, code])
     assert (found["verdict"]["message"], found["step"]) == (told, 43)
-    assert [one["verdict"]["message"] for one in attempts(tmp_path)] == [verdict.message, told]
+    assert [one["verdict"]["message"] for one in read_attempts(tmp_path)] == [verdict.message, told]
 
 
 @pytest.mark.parametrize(
@@ -149,37 +151,37 @@ def test_the_end_by_a_lost_host_has_the_signal_that_only_the_launcher_saw(
         ),
     ],
 )
-def test_a_step_that_was_saved_and_that_nobody_could_tell_of_is_on_record(
+def test_unreported_saved_step_is_recorded(
     tmp_path: Path, code: int, facts: Failure, told: str
 ) -> None:
-    folder, before = RunFolder(tmp_path, fail), running(first_step=1)
+    folder, before = RunFolder(tmp_path, raise_failure), make_summary(first_step=1)
     assert before.of is not None
     folder.append_record(
         run_folder.close_unfinished(
             before.of, verdict := verdict_for_code(code, facts, rank=0, host=0, step=43)
         )
     )
-    write(folder, dataclasses.replace(before, verdict=verdict))
+    write_summary(folder, dataclasses.replace(before, verdict=verdict))
     for step in (40, 60):
         (tmp_path / "checkpoints" / str(step)).mkdir(parents=True)
         (tmp_path / "checkpoints" / str(step) / contract.MANIFEST).touch()
-    found = end(tmp_path, [-9, code])
+    found = end_and_read(tmp_path, [-9, code])
     own = 43 if code == 82 else 60  # of the rank that the verdict names
     assert (found["saved"], found["step"], found["verdict"]["step"]) == (60, 60, own)
     assert found["verdict"]["message"] == told
-    assert [(one["last_committed"], one["verdict"]["step"]) for one in attempts(tmp_path)] == [
+    assert [(one["last_committed"], one["verdict"]["step"]) for one in read_attempts(tmp_path)] == [
         (60, own)
     ]
 
 
-def test_all_seconds_since_the_start_are_counted_after_a_kill(tmp_path: Path) -> None:
-    write(RunFolder(tmp_path, fail), running())
-    seconds = end(tmp_path, [-9])["goodput"]["seconds"]
+def test_all_seconds_are_counted_after_a_kill(tmp_path: Path) -> None:
+    write_summary(RunFolder(tmp_path, raise_failure), make_summary())
+    seconds = end_and_read(tmp_path, [-9])["goodput"]["seconds"]
     assert sum(seconds.values()) == pytest.approx(60.0, abs=1.0)
     assert (seconds["step"], seconds["lost_work"]) == (6.0, 4.0)
 
 
-def test_three_killed_generations_without_a_commit_are_no_progress(tmp_path: Path) -> None:
+def test_three_killed_generations_without_commit_are_no_progress(tmp_path: Path) -> None:
     causes = []
     for generation in range(3):
         fruitless: dict[str, Any] = {
@@ -187,29 +189,34 @@ def test_three_killed_generations_without_a_commit_are_no_progress(tmp_path: Pat
             "last_committed": None,
             "committed": None,
         }
-        write(RunFolder(tmp_path, fail), running(generation + 1, generation, **fruitless))
-        found = end(tmp_path, [-9], generation)
+        write_summary(
+            RunFolder(tmp_path, raise_failure),
+            make_summary(generation + 1, generation, **fruitless),
+        )
+        found = end_and_read(tmp_path, [-9], generation)
         causes.append(found["verdict"]["code"])
     assert causes == [81, 81, 79]
-    assert [record["attempt"] for record in attempts(tmp_path)] == [1, 2, 3]
+    assert [record["attempt"] for record in read_attempts(tmp_path)] == [1, 2, 3]
     assert found["restarts"] == {"lost": 2}
 
 
-def test_agents_that_never_wrote_anything_are_lost_attempts_too(tmp_path: Path) -> None:
-    codes = [end(tmp_path, [-9, -9], generation)["verdict"]["code"] for generation in range(3)]
+def test_agents_that_wrote_nothing_are_lost_attempts(tmp_path: Path) -> None:
+    codes = [
+        end_and_read(tmp_path, [-9, -9], generation)["verdict"]["code"] for generation in range(3)
+    ]
     assert codes == [81, 81, 79]
     assert (
         "every agent was killed: host 0's was killed by SIGKILL"
-        in attempts(tmp_path)[0]["verdict"]["message"]
+        in read_attempts(tmp_path)[0]["verdict"]["message"]
     )
 
 
 @pytest.mark.parametrize(("saved", "words"), [(40, "step 40 is saved"), (None, "nothing is saved")])
-def test_a_run_that_its_user_killed_says_what_is_saved(
+def test_run_killed_by_user_reports_saved_step(
     tmp_path: Path, saved: int | None, words: str
 ) -> None:
-    write(RunFolder(tmp_path, fail), running(committed=saved))
-    found = end(tmp_path, [-9], is_stopped=True)
+    write_summary(RunFolder(tmp_path, raise_failure), make_summary(committed=saved))
+    found = end_and_read(tmp_path, [-9], is_stopped=True)
     assert (found["status"], found["verdict"]["code"]) == ("stopped", contract.PREEMPTED)
     assert found["verdict"]["message"] == f"stopped by you; {words}"
 
@@ -217,18 +224,18 @@ def test_a_run_that_its_user_killed_says_what_is_saved(
 @pytest.mark.parametrize(
     ("first", "step", "own"), [(1, 13, 13), (14, 3, None)], ids=["its own", "an earlier start's"]
 )
-def test_a_run_that_its_user_killed_in_a_save_says_what_is_on_disk(
+def test_run_killed_during_a_save_reports_step_on_disk(
     tmp_path: Path, first: int, step: int, own: int | None
 ) -> None:
     (tmp_path / "checkpoints" / "13").mkdir(parents=True)
     (tmp_path / "checkpoints" / "13" / contract.MANIFEST).touch()
     (tmp_path / "checkpoints" / "20").mkdir()  # is not whole
     known = {"first_committed": None, "last_committed": None, "first_step": first}
-    write(RunFolder(tmp_path, fail), running(step=3, committed=None, **known))
-    found = end(tmp_path, [-9], is_stopped=True)
+    write_summary(RunFolder(tmp_path, raise_failure), make_summary(step=3, committed=None, **known))
+    found = end_and_read(tmp_path, [-9], is_stopped=True)
     assert (found["verdict"]["message"], found["saved"]) == ("stopped by you; step 13 is saved", 13)
     assert (found["step"], found["verdict"]["step"]) == (step, step)
-    assert attempts(tmp_path)[0]["last_committed"] == own
+    assert read_attempts(tmp_path)[0]["last_committed"] == own
 
 
 @pytest.mark.parametrize(
@@ -239,53 +246,55 @@ def test_a_run_that_its_user_killed_in_a_save_says_what_is_on_disk(
         (40, "stopped by you; step 40 is saved"),
     ],
 )
-def test_a_step_that_somebody_deleted_is_not_said_to_be_saved(
+def test_deleted_step_is_not_reported_as_saved(
     tmp_path: Path, kept: int | None, words: str
 ) -> None:
     if kept is not None:
         (tmp_path / "checkpoints" / str(kept)).mkdir(parents=True)
         (tmp_path / "checkpoints" / str(kept) / contract.MANIFEST).touch()
-    write(RunFolder(tmp_path, fail), running())
-    found = end(tmp_path, [-9], is_stopped=True, has_train_block=True)
+    write_summary(RunFolder(tmp_path, raise_failure), make_summary())
+    found = end_and_read(tmp_path, [-9], is_stopped=True, has_train_block=True)
     assert (found["verdict"]["message"], found["saved"]) == (words, kept)
 
 
-def test_a_step_that_somebody_deleted_is_not_said_to_be_saved_by_agents_that_looked_before(
+def test_step_deleted_after_the_report_is_not_reported_as_saved(
     tmp_path: Path,
 ) -> None:
     verdict = verdict_for_code(contract.PREEMPTED, NOT_SAVED, step=43)
-    write(RunFolder(tmp_path, fail), dataclasses.replace(running(), verdict=verdict))
-    found = end(tmp_path, [80], is_stopped=True, has_train_block=True)
+    write_summary(
+        RunFolder(tmp_path, raise_failure), dataclasses.replace(make_summary(), verdict=verdict)
+    )
+    found = end_and_read(tmp_path, [80], is_stopped=True, has_train_block=True)
     assert (found["saved"], found["verdict"]["message"]) == (
         None,
         verdict.message.replace("40 is saved", "40 was saved, and somebody deleted it"),
     )
 
 
-def test_storage_that_does_not_answer_leaves_the_end_as_it_is_on_record(tmp_path: Path) -> None:
+def test_unavailable_storage_leaves_the_record_unchanged(tmp_path: Path) -> None:
     (tmp_path / "checkpoints").symlink_to("x" * 300)  # an OSError for whoever looks there, root too
-    write(RunFolder(tmp_path, fail), running())
-    found = end(tmp_path, [-9], has_train_block=True)
+    write_summary(RunFolder(tmp_path, raise_failure), make_summary())
+    found = end_and_read(tmp_path, [-9], has_train_block=True)
     assert (found["verdict"]["code"], found["saved"]) == (contract.LOST, 40)
 
 
-def test_what_was_decided_before_the_agents_were_killed_stands(tmp_path: Path) -> None:
+def test_verdict_before_the_kill_is_kept(tmp_path: Path) -> None:
     judged = verdict_for_code(contract.CRASH, "rank 1 raised", rank=1, step=43)
-    write(RunFolder(tmp_path, fail), running(judged=judged))
-    found = end(tmp_path, [-9])
-    assert found["verdict"] == judged.to_json() and attempts(tmp_path)[0]["cause"] == "crash"
+    write_summary(RunFolder(tmp_path, raise_failure), make_summary(judged=judged))
+    found = end_and_read(tmp_path, [-9])
+    assert found["verdict"] == judged.to_json() and read_attempts(tmp_path)[0]["cause"] == "crash"
 
 
-def test_a_job_result_is_final(tmp_path: Path) -> None:
-    folder = RunFolder(tmp_path, fail)
+def test_job_result_is_final(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path, raise_failure)
     done = dataclasses.replace(
-        running(),
+        make_summary(),
         verdict=verdict_for_code(contract.DONE, "done"),
         metrics={"loss": 1.5},
         notes=["a"],
     )
-    write(folder, done)
-    found = end(tmp_path, [-9], is_stopped=True)
+    write_summary(folder, done)
+    found = end_and_read(tmp_path, [-9], is_stopped=True)
     assert (found["status"], found["metrics"], found["notes"]) == ("done", {"loss": 1.5}, ["a"])
     assert not (tmp_path / "attempts.jsonl").exists()
 
@@ -293,55 +302,55 @@ def test_a_job_result_is_final(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("codes", "code"), [([-9, 83], 83), ([0, 0], 0), ([-9, -15], 81), ([1], 81), ([80], 80)]
 )
-def test_agents_that_could_not_write_leave_with_the_code_of_the_gang(
+def test_agents_that_cannot_write_exit_with_code_of_gang(
     tmp_path: Path, codes: list[int], code: int
 ) -> None:
-    write(RunFolder(tmp_path, fail), running())
-    assert end(tmp_path, codes)["verdict"]["code"] == code
+    write_summary(RunFolder(tmp_path, raise_failure), make_summary())
+    assert end_and_read(tmp_path, codes)["verdict"]["code"] == code
 
 
-def test_the_summary_of_another_run_is_not_taken_for_this_one_s(tmp_path: Path) -> None:
-    write(RunFolder(tmp_path, fail), running(uid="other"))
-    found = end(tmp_path, [-9])
+def test_summary_of_another_run_is_ignored(tmp_path: Path) -> None:
+    write_summary(RunFolder(tmp_path, raise_failure), make_summary(uid="other"))
+    found = end_and_read(tmp_path, [-9])
     assert (found["step"], found["of"]["uid"]) == (None, "uid")
 
 
-def test_a_run_that_was_killed_with_its_launcher_after_the_record_of_its_attempt_has_the_step_of_the_record(
+def test_run_killed_after_its_record_has_step_of_the_record(
     tmp_path: Path,
 ) -> None:
-    folder, before = RunFolder(tmp_path, fail), running(step=0)
+    folder, before = RunFolder(tmp_path, raise_failure), make_summary(step=0)
     assert before.of is not None
     folder.append_record(
         run_folder.close_unfinished(
             before.of, verdict_for_code(82, "rank 1 makes no progress", rank=1, host=0, step=43)
         )
     )
-    write(folder, before)
+    write_summary(folder, before)
     close_summary(folder, tmp_path / "checkpoints")
     found = json.loads((tmp_path / "summary.json").read_text())
     assert (found["status"], found["step"], found["verdict"]["cause"]) == ("failed", 43, "hang")
 
 
-def test_a_leader_closes_what_the_pods_before_it_left_open(tmp_path: Path) -> None:
-    folder = RunFolder(tmp_path, fail)
-    write(folder, running())
+def test_leader_closes_records_of_earlier_pods(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path, raise_failure)
+    write_summary(folder, make_summary())
     for _ in range(2):
         (record,) = run_folder.settle_records(folder, "uid")
         assert (record.attempt, record.cause, record.last_committed) == (1, "lost", 40)
-    assert len(attempts(tmp_path)) == 1
+    assert len(read_attempts(tmp_path)) == 1
 
 
-def test_a_full_disk_ends_the_run_as_that_after_another_failure_too(tmp_path: Path) -> None:
+def test_full_disk_ends_the_run_after_another_failure(tmp_path: Path) -> None:
     full = ExceptionFacts("OSError", "No space left on device", is_storage_full=True)
     for generation, exception in enumerate((ExceptionFacts("KeyError", "3"), full)):
         code = (contract.CRASH, contract.STORAGE)[generation]
         facts = Failure(FailureKind.EXCEPTION, rank=0, exception=exception)
         judged = verdict_for_code(code, facts, rank=0, step=43)
-        write(
-            RunFolder(tmp_path, fail),
-            running(generation + 1, generation, judged=judged, first_committed=None),
+        write_summary(
+            RunFolder(tmp_path, raise_failure),
+            make_summary(generation + 1, generation, judged=judged, first_committed=None),
         )
-        found = end(tmp_path, [-9], generation)
+        found = end_and_read(tmp_path, [-9], generation)
     assert (
         found["verdict"]["code"] == contract.STORAGE
         and "No space left" in found["verdict"]["message"]

@@ -12,7 +12,7 @@ from jaxlaunch.records.summary import Summary
 from jaxlaunch.records.verdict import ExceptionFacts, Failure, FailureKind, verdict_for_code
 
 
-def test_a_program_that_may_not_write_a_file_here_is_not_told_about_pods(tmp_path: Path) -> None:
+def test_file_error_of_local_run_does_not_mention_pods(tmp_path: Path) -> None:
     facts = ExceptionFacts("PermissionError", "[Errno 13] Permission denied: 'out'", errno.EACCES)
     verdict = verdict_for_code(contract.STARTUP, Failure(FailureKind.EXCEPTION, exception=facts))
     answer = run_explanation.explain_run(

@@ -12,7 +12,7 @@ from jaxlaunch.launcher.errors import UserError
 from jaxlaunch.launcher.local import paths
 
 
-def refused(folder: Path, **volumes: Path) -> str:
+def check_rejection(folder: Path, **volumes: Path) -> str:
     """What is said of them."""
     with pytest.raises(UserError) as raised:
         paths.check_folders(folder, volumes)
@@ -20,9 +20,7 @@ def refused(folder: Path, **volumes: Path) -> str:
 
 
 @pytest.mark.parametrize("which", ["run", "base", "volume"])
-def test_a_folder_whose_name_is_no_utf_8_is_refused_before_anything_is_made(
-    tmp_path: Path, which: str
-) -> None:
+def test_folder_name_must_be_utf8(tmp_path: Path, which: str) -> None:
     given = {name: tmp_path / name for name in ("run", "base", "volume")}
     given[which] = Path(os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9"))
     with pytest.raises(UserError, match=r"caf\\xe9, has a name that is not UTF-8"):
@@ -30,43 +28,43 @@ def test_a_folder_whose_name_is_no_utf_8_is_refused_before_anything_is_made(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_is_in_the_way_of_a_run_folder_is_named(tmp_path: Path) -> None:
+def test_obstacle_of_run_folder_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("mine")
     (tmp_path / "link").symlink_to("nowhere")
-    assert "cannot be used: it is a file, not a folder." in refused(tmp_path / "file")
-    assert f"cannot be used: {tmp_path / 'file'} is a file, not a folder." in refused(
+    assert "cannot be used: it is a file, not a folder." in check_rejection(tmp_path / "file")
+    assert f"cannot be used: {tmp_path / 'file'} is a file, not a folder." in check_rejection(
         tmp_path / "file" / "deep" / "er"
     )
-    assert "cannot be used: it is a link to nothing." in refused(tmp_path / "link")
+    assert "cannot be used: it is a link to nothing." in check_rejection(tmp_path / "link")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "link"]
     assert (tmp_path / "file").read_text() == "mine"
 
 
-def test_a_folder_that_nobody_can_make_or_write_is_told_as_the_system_tells_it() -> None:
+def test_unwritable_folder_is_reported_with_system_error() -> None:
     """Root may write anywhere but where the kernel has the files."""
-    assert "The run folder /proc/run cannot be used: " in refused(Path("/proc/run"))
-    assert "The run folder /proc/self cannot be used: " in refused(Path("/proc/self"))
+    assert "The run folder /proc/run cannot be used: " in check_rejection(Path("/proc/run"))
+    assert "The run folder /proc/self cannot be used: " in check_rejection(Path("/proc/self"))
 
 
-def test_a_disk_that_takes_no_bytes_is_told_before_the_run(tmp_path: Path) -> None:
+def test_full_disk_is_reported_before_the_run(tmp_path: Path) -> None:
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, before[1]))
     try:
-        said = refused(tmp_path)
+        said = check_rejection(tmp_path)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert "cannot be used: file too large.\n  hint: name another folder with --run-dir." in said
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_volume_that_is_a_file_is_told_and_no_folder_is_made(tmp_path: Path) -> None:
+def test_volume_must_not_be_a_file(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    said = refused(tmp_path / "run", data=tmp_path / "file")
+    said = check_rejection(tmp_path / "run", data=tmp_path / "file")
     assert f"--volume data={tmp_path / 'file'} cannot be used: it is a file, not a folder." in said
     assert not (tmp_path / "run").exists()
 
 
-def test_a_folder_of_use_is_left_as_it_was(tmp_path: Path) -> None:
+def test_usable_folder_is_left_unchanged(tmp_path: Path) -> None:
     (tmp_path / "mine").touch()
     paths.check_folders(tmp_path, {"new": tmp_path / "data"})
     assert [path.name for path in tmp_path.iterdir()] == ["mine"]

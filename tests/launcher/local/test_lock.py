@@ -14,7 +14,7 @@ from jaxlaunch.launcher.errors import UserError
 from jaxlaunch.launcher.local.run_folders import hold_lock
 
 
-def test_a_folder_is_refused_with_the_pid_of_who_runs_in_it(tmp_path: Path) -> None:
+def test_locked_folder_is_rejected_with_holder_pid(tmp_path: Path) -> None:
     with (
         hold_lock(tmp_path),
         pytest.raises(UserError, match=f"is in use by the run with pid {os.getpid()}"),
@@ -45,7 +45,7 @@ with jaxlaunch.launcher.local.run_folders.hold_lock(Path(folder)) as lock:
 """
 
 
-def test_a_folder_is_in_use_until_the_agents_of_a_killed_launcher_have_ended(
+def test_folder_stays_locked_until_agents_of_killed_launcher_end(
     tmp_path: Path,
 ) -> None:
     pipe = tmp_path / "pipe"

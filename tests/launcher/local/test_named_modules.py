@@ -23,7 +23,7 @@ train:
 """
 
 
-def keys(folder: Path, task: str) -> list[str]:
+def list_missing_keys(folder: Path, task: str) -> list[str]:
     return [
         note.partition(":")[0]
         for note in job_notes.list_missing_modules(
@@ -32,17 +32,17 @@ def keys(folder: Path, task: str) -> list[str]:
     ]
 
 
-def test_a_module_that_is_nowhere_is_named_by_its_key_and_none_is_imported(tmp_path: Path) -> None:
-    assert keys(tmp_path, "nowhere") == ["train.task", "train.model.kind"]
+def test_missing_module_is_named_by_its_key_without_imports(tmp_path: Path) -> None:
+    assert list_missing_keys(tmp_path, "nowhere") == ["train.task", "train.model.kind"]
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "models.py").write_text("raise SystemExit('imported')\n")
     (tmp_path / "nowhere.py").write_text("raise SystemExit('imported')\n")
-    assert keys(tmp_path, "nowhere") == []
-    assert keys(tmp_path, "mine.tasks") == ["train.task"]
-    assert keys(tmp_path, "mine") == []
+    assert list_missing_keys(tmp_path, "nowhere") == []
+    assert list_missing_keys(tmp_path, "mine.tasks") == ["train.task"]
+    assert list_missing_keys(tmp_path, "mine") == []
 
 
-def test_a_ctrl_c_while_the_command_is_imported_leaves_130_and_no_traceback(
+def test_ctrl_c_during_imports_exits_with_130(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     class Pressed:

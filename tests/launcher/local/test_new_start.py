@@ -17,17 +17,17 @@ from jaxlaunch.records.verdict import verdict_for_code
 from jaxlaunch.runs.run_folder import RunFolder, RunStarts
 
 
-def job(lr: float, **keys: Any) -> str:
+def dump_job(lr: float, **keys: Any) -> str:
     return json.dumps({"name": "t", "train": {"optimizer": {"lr": lr, "b1": 0.9}}, **keys})
 
 
-def begin(folder: Path, uid: str, text: str) -> RunStarts:
+def begin_start(folder: Path, uid: str, text: str) -> RunStarts:
     """A start on its way: its agents may write."""
     bookkeeping.begin_start(folder, uid, text, folder / "checkpoints", pytest.fail)
     return RunStarts(RunFolder(folder, pytest.fail), uid)
 
 
-def ended(uid: str, code: int | None, first: int | None, step: int | None) -> Summary:
+def make_ended(uid: str, code: int | None, first: int | None, step: int | None) -> Summary:
     verdict = None if code is None else verdict_for_code(code, "it ended")
     of = AttemptProgress(uid, 0, 1, 1.0, 2.0, first_step=first)
     return Summary(
@@ -35,19 +35,19 @@ def ended(uid: str, code: int | None, first: int | None, step: int | None) -> Su
     )
 
 
-def train(
+def train_start(
     folder: Path, uid: str, text: str, first: int | None, step: int | None, code: int | None = 0
 ) -> None:
     """A start that ended; one without a code was killed with its agents."""
-    begin(folder, uid, text).write_summary(ended(uid, code, first, step))
+    begin_start(folder, uid, text).write_summary(make_ended(uid, code, first, step))
 
 
-def read(folder: Path, name: str = "summary.json") -> dict[str, Any]:
+def read_json(folder: Path, name: str = "summary.json") -> dict[str, Any]:
     found: dict[str, Any] = json.loads((folder / name).read_text())
     return found
 
 
-def tree(folder: Path) -> dict[str, bytes]:
+def read_tree(folder: Path) -> dict[str, bytes]:
     return {
         str(path.relative_to(folder)): path.read_bytes()
         for path in folder.rglob("*")
@@ -55,87 +55,109 @@ def tree(folder: Path) -> dict[str, bytes]:
     }
 
 
-def told(folder: Path) -> list[tuple[Any, ...]]:
+def read_starts(folder: Path) -> list[tuple[Any, ...]]:
     names = ("start", "code", "first_step", "last_step")
-    return [tuple(row[name] for name in names) for row in read(folder)["starts"]]
+    return [tuple(row[name] for name in names) for row in read_json(folder)["starts"]]
 
 
-def lr(folder: Path, name: str = "job.yaml") -> float:
-    return float(read(folder, name)["train"]["optimizer"]["lr"])
+def read_lr(folder: Path, name: str = "job.yaml") -> float:
+    return float(read_json(folder, name)["train"]["optimizer"]["lr"])
 
 
-def test_the_summary_says_which_start_trained_what_and_the_job_is_that_of_the_newest_that_trained(
+def test_summary_lists_starts_and_job_is_of_newest_trained_one(
     tmp_path: Path,
 ) -> None:
-    train(tmp_path, "a", job(1.0), 1, 6)
-    first = tree(tmp_path / "starts" / "1")
-    train(tmp_path, "b", job(2.0), 7, 0, code=64)
-    assert (lr(tmp_path), read(tmp_path)["status"], bookkeeping.find_reached_step(tmp_path)) == (
+    train_start(tmp_path, "a", dump_job(1.0), 1, 6)
+    first = read_tree(tmp_path / "starts" / "1")
+    train_start(tmp_path, "b", dump_job(2.0), 7, 0, code=64)
+    assert (
+        read_lr(tmp_path),
+        read_json(tmp_path)["status"],
+        bookkeeping.find_reached_step(tmp_path),
+    ) == (
         1.0,
         "failed",
         6,
     )
-    train(tmp_path, "c", job(1.0, env={"A": "b"}), 7, 6)
-    assert (lr(tmp_path), read(tmp_path)["status"], bookkeeping.find_reached_step(tmp_path)) == (
+    train_start(tmp_path, "c", dump_job(1.0, env={"A": "b"}), 7, 6)
+    assert (
+        read_lr(tmp_path),
+        read_json(tmp_path)["status"],
+        bookkeeping.find_reached_step(tmp_path),
+    ) == (
         1.0,
         "done",
         6,
     )
-    train(tmp_path, "d", job(3.0), 7, 9, code=80)
-    assert (lr(tmp_path), read(tmp_path)["status"], bookkeeping.find_reached_step(tmp_path)) == (
+    train_start(tmp_path, "d", dump_job(3.0), 7, 9, code=80)
+    assert (
+        read_lr(tmp_path),
+        read_json(tmp_path)["status"],
+        bookkeeping.find_reached_step(tmp_path),
+    ) == (
         3.0,
         "stopped",
         None,
     )
-    assert told(tmp_path) == [(1, 0, 1, 6), (2, 64, None, None), (3, 0, None, 6), (4, 80, 7, 9)]
-    changed = [row["changed"] for row in read(tmp_path)["starts"]]
+    assert read_starts(tmp_path) == [
+        (1, 0, 1, 6),
+        (2, 64, None, None),
+        (3, 0, None, 6),
+        (4, 80, 7, 9),
+    ]
+    changed = [row["changed"] for row in read_json(tmp_path)["starts"]]
     assert changed == [
         {},
         {"train.optimizer.lr": [1.0, 2.0]},
         {"env": ["…", "…"]},
         {"train.optimizer.lr": [1.0, 3.0]},
     ]
-    assert tree(tmp_path / "starts" / "1") == first
-    assert [lr(tmp_path, f"starts/{number}/job.yaml") for number in (1, 2, 3, 4)] == [
+    assert read_tree(tmp_path / "starts" / "1") == first
+    assert [read_lr(tmp_path, f"starts/{number}/job.yaml") for number in (1, 2, 3, 4)] == [
         1.0,
         2.0,
         1.0,
         3.0,
     ]
     assert [
-        read(tmp_path, f"starts/{number}/summary.json")["of"]["uid"] for number in (1, 2, 3, 4)
+        read_json(tmp_path, f"starts/{number}/summary.json")["of"]["uid"] for number in (1, 2, 3, 4)
     ] == list("abcd")
 
 
-def test_a_start_knows_whether_an_earlier_one_trained_with_its_checkpoints_in_the_same_place(
+def test_start_knows_earlier_training_with_the_same_checkpoints(
     tmp_path: Path,
 ) -> None:
     def has_written(uid: str, **checkpoint: Any) -> bool:
-        begin(tmp_path, uid, json.dumps({"name": "t", "train": {"checkpoint": checkpoint}}))
+        begin_start(tmp_path, uid, json.dumps({"name": "t", "train": {"checkpoint": checkpoint}}))
         return RunStarts(RunFolder(tmp_path, pytest.fail), uid).has_earlier_checkpoints
 
     assert not has_written("a", path="/x")
     assert not has_written("b", path="/x")
-    train(tmp_path, "c", json.dumps({"name": "t", "train": {"checkpoint": {"path": "/x"}}}), 1, 6)
+    train_start(
+        tmp_path, "c", json.dumps({"name": "t", "train": {"checkpoint": {"path": "/x"}}}), 1, 6
+    )
     assert has_written("d", path="/x") and not has_written("e", path="/y")
 
 
-def test_until_a_start_has_trained_the_job_is_that_of_the_newest(tmp_path: Path) -> None:
-    train(tmp_path, "a", job(1.0), 1, 0, code=65)
-    begin(tmp_path, "b", job(2.0))
-    assert lr(tmp_path) == 2.0 and told(tmp_path) == [(1, 65, None, None), (2, None, None, None)]
+def test_job_is_of_newest_start_until_one_trained(tmp_path: Path) -> None:
+    train_start(tmp_path, "a", dump_job(1.0), 1, 0, code=65)
+    begin_start(tmp_path, "b", dump_job(2.0))
+    assert read_lr(tmp_path) == 2.0 and read_starts(tmp_path) == [
+        (1, 65, None, None),
+        (2, None, None, None),
+    ]
 
 
-def test_a_program_that_tells_of_no_steps_has_run_when_it_is_done(tmp_path: Path) -> None:
-    train(tmp_path, "a", job(1.0), None, None)
-    train(tmp_path, "b", job(2.0), None, None, code=70)
-    assert lr(tmp_path) == 1.0
-    train(tmp_path, "c", job(3.0), None, None)
-    assert lr(tmp_path) == 3.0
+def test_program_without_steps_counts_as_trained_when_done(tmp_path: Path) -> None:
+    train_start(tmp_path, "a", dump_job(1.0), None, None)
+    train_start(tmp_path, "b", dump_job(2.0), None, None, code=70)
+    assert read_lr(tmp_path) == 1.0
+    train_start(tmp_path, "c", dump_job(3.0), None, None)
+    assert read_lr(tmp_path) == 3.0
 
 
-def test_a_row_keeps_its_first_step_while_a_later_attempt_restores(tmp_path: Path) -> None:
-    starts = begin(tmp_path, "a", job(1.0))
+def test_start_keeps_its_first_step_in_later_attempts(tmp_path: Path) -> None:
+    starts = begin_start(tmp_path, "a", dump_job(1.0))
     for first, step, row in (
         (1, 0, (None, None)),
         (1, 9, (1, 9)),
@@ -143,38 +165,43 @@ def test_a_row_keeps_its_first_step_while_a_later_attempt_restores(tmp_path: Pat
         (6, 5, (1, 9)),
         (6, 7, (1, 7)),
     ):
-        starts.write_summary(ended("a", None, first, step))
-        assert told(tmp_path)[0][2:] == row or row == (1, 9)
-    assert told(tmp_path) == [(1, None, 1, 7)]
+        starts.write_summary(make_ended("a", None, first, step))
+        assert read_starts(tmp_path)[0][2:] == row or row == (1, 9)
+    assert read_starts(tmp_path) == [(1, None, 1, 7)]
 
 
 @pytest.mark.parametrize(
     "has_told", [True, False], ids=["it told its first step", "it had no time to"]
 )
 @pytest.mark.parametrize("committed", [None, 8], ids=["nothing saved", "a step saved"])
-def test_a_start_that_was_killed_with_its_launcher_is_ended_by_the_next_with_what_is_on_disk(
+def test_killed_start_is_closed_by_the_next_with_step_on_disk(
     tmp_path: Path, committed: int | None, has_told: bool
 ) -> None:
-    train(tmp_path, "a", job(1.0), 1, 6)
-    save(tmp_path, 6)
-    train(tmp_path, "b", job(2.0), 7 if has_told else None, 6 if has_told else None, code=None)
+    train_start(tmp_path, "a", dump_job(1.0), 1, 6)
+    save_step(tmp_path, 6)
+    train_start(
+        tmp_path, "b", dump_job(2.0), 7 if has_told else None, 6 if has_told else None, code=None
+    )
     if committed is not None:
-        save(tmp_path, committed)
-    begin(tmp_path, "c", job(3.0))
-    found = read(tmp_path, "starts/2/summary.json")
+        save_step(tmp_path, committed)
+    begin_start(tmp_path, "c", dump_job(3.0))
+    found = read_json(tmp_path, "starts/2/summary.json")
     assert (found["status"], found["verdict"]["cause"], found["saved"]) == (
         "failed",
         "lost",
         committed or 6,
     )
     last = committed or (6 if has_told else None)
-    assert told(tmp_path)[1:] == [(2, contract.LOST, committed and 7, last), (3, None, None, None)]
-    assert lr(tmp_path) == (1.0 if committed is None else 2.0)
+    assert read_starts(tmp_path)[1:] == [
+        (2, contract.LOST, committed and 7, last),
+        (3, None, None, None),
+    ]
+    assert read_lr(tmp_path) == (1.0 if committed is None else 2.0)
     (record,) = RunFolder(tmp_path, pytest.fail).read_records("b")
     assert (record.first_committed, record.last_committed) == (committed, committed)
 
 
-def save(folder: Path, step: int) -> None:
+def save_step(folder: Path, step: int) -> None:
     """A whole step, and half of a later one."""
     (folder / "checkpoints" / str(step)).mkdir(parents=True)
     (folder / "checkpoints" / str(step) / contract.MANIFEST).write_text("{}")
@@ -209,48 +236,46 @@ class Kills:
         return counted
 
 
-def test_a_launcher_that_is_killed_anywhere_in_its_beginning_leaves_a_folder_from_which_the_next_begins(
+def test_next_start_succeeds_after_kill_at_any_point(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for left in itertools.count():  # until none of its changes is prevented
         folder = tmp_path / str(left)
-        train(folder, "a", job(1.0), 1, 6, code=None)
+        train_start(folder, "a", dump_job(1.0), 1, 6, code=None)
         with monkeypatch.context() as patch:
             Kills(patch, left)
             try:
-                begin(folder, "b", job(2.0))
+                begin_start(folder, "b", dump_job(2.0))
                 break
             except Killed:
                 pass
-        begin(folder, "c", job(3.0)).write_summary(ended("c", 0, 7, 9))
-        rows = told(folder)
+        begin_start(folder, "c", dump_job(3.0)).write_summary(make_ended("c", 0, 7, 9))
+        rows = read_starts(folder)
         assert rows[0] == (1, contract.LOST, 1, 6) and rows[-1] == (len(rows), 0, 7, 9)
-        assert lr(folder) == 3.0 and lr(folder, "starts/1/job.yaml") == 1.0
-        assert read(folder, "starts/1/summary.json")["step"] == 6
-        assert read(folder, f"starts/{len(rows)}/summary.json")["of"]["uid"] == "c"
+        assert read_lr(folder) == 3.0 and read_lr(folder, "starts/1/job.yaml") == 1.0
+        assert read_json(folder, "starts/1/summary.json")["step"] == 6
+        assert read_json(folder, f"starts/{len(rows)}/summary.json")["of"]["uid"] == "c"
     assert left > 6
 
 
 @pytest.mark.parametrize(
     "text", ["", "{", "[]", '{"starts": 7}', '{"starts": []}', '{"starts": [{"start": 1}]}']
 )
-def test_a_summary_that_cannot_be_read_is_written_again_from_the_records_of_the_starts(
-    tmp_path: Path, text: str
-) -> None:
-    train(tmp_path, "a", job(1.0), 1, 6)
-    train(tmp_path, "b", job(2.0), 7, 9)
+def test_unreadable_summary_is_rebuilt_from_records(tmp_path: Path, text: str) -> None:
+    train_start(tmp_path, "a", dump_job(1.0), 1, 6)
+    train_start(tmp_path, "b", dump_job(2.0), 7, 9)
     (tmp_path / "summary.json").write_text(text)
-    begin(tmp_path, "c", job(3.0))
+    begin_start(tmp_path, "c", dump_job(3.0))
     assert (
-        told(tmp_path) == [(1, 0, 1, 6), (2, 0, 7, 9), (3, None, None, None)]
-        and lr(tmp_path) == 2.0
+        read_starts(tmp_path) == [(1, 0, 1, 6), (2, 0, 7, 9), (3, None, None, None)]
+        and read_lr(tmp_path) == 2.0
     )
 
 
-def test_what_is_saved_is_known_before_the_agents_of_a_start_have_restored_it(
+def test_saved_step_is_known_before_it_is_restored(
     tmp_path: Path,
 ) -> None:
     (tmp_path / "checkpoints" / "63").mkdir(parents=True)
     (tmp_path / "checkpoints" / "63" / contract.MANIFEST).touch()
-    assert begin(tmp_path, "one", job(0.1)).known_saved_step == 63
-    assert read(tmp_path)["saved"] == 63
+    assert begin_start(tmp_path, "one", dump_job(0.1)).known_saved_step == 63
+    assert read_json(tmp_path)["saved"] == 63

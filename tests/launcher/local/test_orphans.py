@@ -18,7 +18,7 @@ SHELL = ["sh", "-c", "sleep 600 & echo $!; wait"]
 
 
 @contextmanager
-def process(uid: str, *argv: str) -> Iterator[tuple[subprocess.Popen[str], int]]:
+def start_process(uid: str, *argv: str) -> Iterator[tuple[subprocess.Popen[str], int]]:
     """A process of run `uid`, and the number of the one below it."""
     environ = os.environ | {contract.UID: uid}
     with subprocess.Popen(argv or SHELL, env=environ, stdout=subprocess.PIPE, text=True) as started:
@@ -30,7 +30,7 @@ def process(uid: str, *argv: str) -> Iterator[tuple[subprocess.Popen[str], int]]
             agents.kill_orphans(uid)
 
 
-def lives(pid: int) -> bool:
+def is_alive(pid: int) -> bool:
     """Whether it runs; a zombie does not."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
@@ -38,30 +38,33 @@ def lives(pid: int) -> bool:
         return False
 
 
-def test_what_a_killed_wrapper_left_running_ends_and_no_other_run_s(tmp_path: Path) -> None:
-    with process("uid-of-another") as (_, other), process("uid-of-this") as (wrapper, program):
+def test_only_orphans_of_the_run_are_killed(tmp_path: Path) -> None:
+    with (
+        start_process("uid-of-another") as (_, other),
+        start_process("uid-of-this") as (wrapper, program),
+    ):
         wrapper.kill()
         wrapper.wait()
-        assert lives(program) and agents.kill_orphans("uid-of-this") == 1
-        assert not lives(program) and lives(other)
+        assert is_alive(program) and agents.kill_orphans("uid-of-this") == 1
+        assert not is_alive(program) and is_alive(other)
         assert agents.kill_orphans("uid-of-this") == agents.kill_orphans("") == 0
 
 
-def test_an_agent_that_lives_keeps_its_processes(tmp_path: Path) -> None:
+def test_processes_of_a_living_agent_are_kept(tmp_path: Path) -> None:
     packed = tmp_path / agents.PACKED_NAME.format("0123")
     packed.write_text("import os, time; print(os.getpid(), flush=True); time.sleep(600)")
     program = f"exec {sys.executable} -I {packed}"
     with (
-        process("uid-of-this") as (_, below),
-        process("uid-of-this", "sh", "-c", program) as (agent, _),
+        start_process("uid-of-this") as (_, below),
+        start_process("uid-of-this", "sh", "-c", program) as (agent, _),
     ):
-        assert agents.kill_orphans("uid-of-this") == 0 and lives(below)
+        assert agents.kill_orphans("uid-of-this") == 0 and is_alive(below)
         agent.kill()
         agent.wait()
-        assert agents.kill_orphans("uid-of-this") == 2 and not lives(below)
+        assert agents.kill_orphans("uid-of-this") == 2 and not is_alive(below)
 
 
-def test_what_a_killed_run_left_running_in_a_folder_ends_before_the_next_begins(
+def test_orphans_of_a_killed_run_end_before_the_next_start(
     tmp_path: Path,
 ) -> None:
     folder = RunFolder(tmp_path, print)
@@ -69,7 +72,7 @@ def test_what_a_killed_run_left_running_in_a_folder_ends_before_the_next_begins(
     RunStarts(folder, of.uid).write_summary(
         Summary(None, step=None, seconds={"step": 0.0}, restarts={}, of=of)
     )
-    with process("uid-of-this") as (wrapper, program):
+    with start_process("uid-of-this") as (wrapper, program):
         wrapper.kill()
         bookkeeping.begin_start(tmp_path, "uid-of-the-next", "name: t\n", None, print)
-        assert not lives(program)
+        assert not is_alive(program)

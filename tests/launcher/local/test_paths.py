@@ -13,7 +13,7 @@ from jaxlaunch.launcher.manifests.jobset import resolve
 from jaxlaunch.trainer.spec import Mixture, Text
 
 
-def spec(folder: Path, **keys: Any) -> JobSpec:
+def load_spec(folder: Path, **keys: Any) -> JobSpec:
     document: dict[str, Any] = {
         "name": "t",
         "accelerator": {"type": "cpu"},
@@ -29,23 +29,23 @@ VOLUMES = [
 ]
 
 
-def test_a_volume_is_a_folder_of_the_run(tmp_path: Path) -> None:
-    job = spec(tmp_path, volumes=VOLUMES)
+def test_volume_is_a_folder_of_the_run(tmp_path: Path) -> None:
+    job = load_spec(tmp_path, volumes=VOLUMES)
     here = paths.map_paths(job, tmp_path, tmp_path / "run", {"corpus": Path("/mnt/corpus")})
     assert here.resolve_path("/ckpt/lm") == str(tmp_path / "run/volumes/ckpt/lm")
     assert here.resolve_path("/data/*.txt") == "/mnt/corpus/*.txt"
     assert here.resolve_path("/ckptother") == "/ckptother"
 
 
-def test_a_relative_path_starts_at_the_job_file_and_a_url_stays(tmp_path: Path) -> None:
-    here = paths.map_paths(spec(tmp_path), tmp_path, tmp_path / "run", {})
+def test_relative_path_starts_at_job_file_and_url_is_unchanged(tmp_path: Path) -> None:
+    here = paths.map_paths(load_spec(tmp_path), tmp_path, tmp_path / "run", {})
     assert here.resolve_path("data/*.txt") == str(tmp_path / "data/*.txt")
     assert here.resolve_path("gs://bucket/x") == "gs://bucket/x"
     assert here.resolve_path("stdlib://*.py") == "stdlib://*.py"
 
 
-def test_only_paths_below_a_volume_are_rewritten_in_a_command(tmp_path: Path) -> None:
-    here = paths.map_paths(spec(tmp_path, volumes=VOLUMES), tmp_path, tmp_path / "run", {})
+def test_only_paths_below_volumes_are_mapped_in_a_command(tmp_path: Path) -> None:
+    here = paths.map_paths(load_spec(tmp_path, volumes=VOLUMES), tmp_path, tmp_path / "run", {})
     below = str(tmp_path / "run/volumes/ckpt/x")
     assert [
         here.map_argument(part)
@@ -53,7 +53,7 @@ def test_only_paths_below_a_volume_are_rewritten_in_a_command(tmp_path: Path) ->
     ] == ["train.py", below, f"--out={below}", "--lr=3e-4", "a=/ckpt/x"]
 
 
-def test_every_path_of_the_train_block_is_rewritten_and_nothing_else(tmp_path: Path) -> None:
+def test_every_path_of_the_train_block_is_mapped(tmp_path: Path) -> None:
     train = {
         "task": "a.b:C",
         "data": {"source": "text", "path": ["/data/*.txt", "more/*.txt"]},
@@ -62,7 +62,7 @@ def test_every_path_of_the_train_block_is_rewritten_and_nothing_else(tmp_path: P
         "model": {"kind": "decoder", "init_from": "weights"},
         "lora": {"init_from": "/data/adapters"},
     }
-    job = spec(tmp_path, volumes=VOLUMES, train=train)
+    job = load_spec(tmp_path, volumes=VOLUMES, train=train)
     here = paths.map_paths(job, tmp_path, tmp_path / "run", {})
     assert job.train is not None
     volumes = tmp_path / "run/volumes"
@@ -76,7 +76,7 @@ def test_every_path_of_the_train_block_is_rewritten_and_nothing_else(tmp_path: P
     }
 
 
-def test_the_files_of_a_tokenizer_and_of_every_part_of_a_mixture_are_rewritten(
+def test_tokenizer_and_mixture_parts_are_mapped(
     tmp_path: Path,
 ) -> None:
     parts = {
@@ -84,7 +84,7 @@ def test_the_files_of_a_tokenizer_and_of_every_part_of_a_mixture_are_rewritten(
         "b": {"weight": 2, "path": ["b/*"], "eval_path": "gs://team-c"},
     }
     data = {"source": "mixture", "tokenizer": "tok", "data_dir": "/data/made", "parts": parts}
-    job = spec(tmp_path, volumes=VOLUMES, train={"task": "mine:Task", "data": data})
+    job = load_spec(tmp_path, volumes=VOLUMES, train={"task": "mine:Task", "data": data})
     assert job.train is not None
     found = (
         paths.map_paths(job, tmp_path, tmp_path / "run", {"corpus": Path("/x")})
@@ -102,24 +102,24 @@ def test_the_files_of_a_tokenizer_and_of_every_part_of_a_mixture_are_rewritten(
     )  # type: ignore[union-attr]
 
 
-def test_what_the_job_leaves_to_the_task_stays_unsaid(tmp_path: Path) -> None:
-    job = spec(tmp_path)
+def test_omitted_paths_stay_omitted(tmp_path: Path) -> None:
+    job = load_spec(tmp_path)
     assert job.train is not None
     assert paths.map_paths(job, tmp_path, tmp_path, {}).map_train(job.train).model_dump(
         exclude_unset=True
     ) == {"task": "a.b:C"}
 
 
-def test_a_volume_that_the_job_does_not_have_is_refused(tmp_path: Path) -> None:
+def test_unknown_volume_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no volume of that name") as raised:
-        paths.map_paths(spec(tmp_path, volumes=VOLUMES), tmp_path, tmp_path, {"ckpnt": Path("/x")})
+        paths.map_paths(
+            load_spec(tmp_path, volumes=VOLUMES), tmp_path, tmp_path, {"ckpnt": Path("/x")}
+        )
     assert "ckpt, corpus" in str(raised.value)
 
 
 @pytest.mark.parametrize("code", [".", {"folder": ".", "include": [".env.example"]}])
-def test_the_job_that_a_run_keeps_says_the_same_from_any_folder(
-    tmp_path: Path, code: object
-) -> None:
+def test_resolved_job_is_the_same_from_any_folder(tmp_path: Path, code: object) -> None:
     """`launcher run runs/one/job.yaml` trains what `launcher run job.yaml` did."""
     train = {
         "task": "mine:Task",
@@ -132,7 +132,7 @@ def test_the_job_that_a_run_keeps_says_the_same_from_any_folder(
         "compile_cache": "cache",
         "model": {"kind": "gpt2", "init_from": "../weights"},
     }
-    job = spec(tmp_path, volumes=VOLUMES, train=train, code=code, workdir="inside")
+    job = load_spec(tmp_path, volumes=VOLUMES, train=train, code=code, workdir="inside")
     (tmp_path / "runs" / "one").mkdir(parents=True)
     kept = tmp_path / "runs" / "one" / "job.yaml"
     here = paths.map_paths(job, tmp_path, kept.parent, {})
@@ -156,7 +156,7 @@ def test_the_job_that_a_run_keeps_says_the_same_from_any_folder(
 
 
 def test_one_claim_at_two_mounts_is_one_folder(tmp_path: Path) -> None:
-    job = spec(
+    job = load_spec(
         tmp_path,
         volumes=[{"claim": "c", "path": "/a"}, {"claim": "c", "path": "/b", "read_only": True}],
     )
@@ -169,14 +169,14 @@ def test_one_claim_at_two_mounts_is_one_folder(tmp_path: Path) -> None:
     assert given.resolve_path("/a/x") == "/mnt/x"
 
 
-def test_volumes_that_only_share_a_name_are_folders_of_their_own(tmp_path: Path) -> None:
+def test_volumes_with_equal_names_have_their_own_folders(tmp_path: Path) -> None:
     volumes = [
         {"bucket": "gs://corpus/a", "path": "/a"},
         {"bucket": "gs://corpus/b", "path": "/b"},
         {"claim": "corpus", "path": "/c"},
         {"ephemeral": "1Gi", "path": "/corpus"},
     ]
-    job = spec(tmp_path, volumes=volumes)
+    job = load_spec(tmp_path, volumes=volumes)
     here = paths.map_paths(job, tmp_path, tmp_path / "run", {"/b": Path("/mnt/b")})
     assert len({here.resolve_path(path) for path in ("/a", "/b", "/c", "/corpus")}) == 4
     assert (here.resolve_path("/a"), here.resolve_path("/b")) == (
@@ -190,9 +190,9 @@ def test_volumes_that_only_share_a_name_are_folders_of_their_own(tmp_path: Path)
 
 
 @pytest.mark.parametrize("turned", [False, True])
-def test_of_nested_mounts_the_innermost_counts(turned: bool, tmp_path: Path) -> None:
+def test_innermost_mount_counts(turned: bool, tmp_path: Path) -> None:
     volumes = [{"claim": "outer", "path": "/data"}, {"claim": "inner", "path": "/data/deep/er"}]
-    job = spec(tmp_path, volumes=volumes[::-1] if turned else volumes)
+    job = load_spec(tmp_path, volumes=volumes[::-1] if turned else volumes)
     here, base = paths.map_paths(job, tmp_path, tmp_path, {}), tmp_path / "volumes"
     assert here.resolve_path("/data/deep/er/x") == str(base / "inner/x")
     assert here.resolve_path("/data/deep/erst") == str(base / "outer/deep/erst")
@@ -200,7 +200,7 @@ def test_of_nested_mounts_the_innermost_counts(turned: bool, tmp_path: Path) -> 
     assert here.resolve_path("/data/../etc/x") == "/data/../etc/x"
 
 
-def test_texts_for_the_user_s_code_are_rewritten_where_they_name_a_mounted_path(
+def test_mounted_paths_in_values_of_user_code_are_mapped(
     tmp_path: Path,
 ) -> None:
     args = {
@@ -222,7 +222,7 @@ def test_texts_for_the_user_s_code_are_rewritten_where_they_name_a_mounted_path(
         "task": "a.b:C",
         "data": {"source": "torch", "dataset": "a.b:D", "args": args, "eval_args": args},
     }
-    job = spec(
+    job = load_spec(
         tmp_path,
         volumes=VOLUMES,
         train=train | {"model": {"kind": "a.b:Net", "words": "/data/words"}},
@@ -237,7 +237,7 @@ def test_texts_for_the_user_s_code_are_rewritten_where_they_name_a_mounted_path(
     assert found["model"] == {"kind": "a.b:Net", "words": f"{below}/words"}
 
 
-def test_the_working_folder_and_the_variables_of_a_program_are_on_this_machine(
+def test_working_folder_and_variables_are_mapped(
     tmp_path: Path,
 ) -> None:
     keys = {
@@ -246,7 +246,7 @@ def test_the_working_folder_and_the_variables_of_a_program_are_on_this_machine(
         "workdir": "/data/code",
         "env": {"DATA": "/data/x", "A": "/dat"},
     }
-    job = spec(tmp_path, volumes=VOLUMES, **keys)
+    job = load_spec(tmp_path, volumes=VOLUMES, **keys)
     here = paths.map_paths(job, tmp_path, tmp_path, {})
     environ = run.make_agent_environ(job, here, run.LocalRun(tmp_path, tmp_path), "uid")
     assert (environ["DATA"], environ["A"]) == (str(tmp_path / "volumes/corpus/x"), "/dat")

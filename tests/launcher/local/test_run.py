@@ -28,7 +28,7 @@ from tests.launcher.invoke import launcher
 JOB = "name: t\nhosts: 1\naccelerator: {type: cpu, per_host: 1}\ncommand: [true]\n"
 
 
-def test_more_hosts_than_this_machine_has_memory_for_are_refused_before_the_first(
+def test_too_many_hosts_for_memory_are_rejected(
     tmp_path: Path,
 ) -> None:
     job = jobs.parse_job(JOB.replace("hosts: 1", "hosts: 100000"))
@@ -44,7 +44,7 @@ def test_more_hosts_than_this_machine_has_memory_for_are_refused_before_the_firs
     ("code", "status"),
     [(0, "done"), (77, "stopped"), (80, "stopped"), (81, "failed"), (70, "failed")],
 )
-def test_the_status_follows_from_the_verdict(code: int, status: str) -> None:
+def test_exit_status_follows_from_verdict(code: int, status: str) -> None:
     summary = Summary(
         verdict_for_code(code, "it ended"),
         step=None,
@@ -58,7 +58,7 @@ def test_the_status_follows_from_the_verdict(code: int, status: str) -> None:
     ("text", "volumes"),
     [("secrets: {TOKEN_OF_T: {name: s, key: k}}\n", {}), ("", {"data": Path("data")})],
 )
-def test_what_is_wrong_before_the_start_leaves_no_run_folder(
+def test_errors_before_the_start_leave_no_run_folder(
     tmp_path: Path, text: str, volumes: dict[str, Path]
 ) -> None:
     (tmp_path / "job.yaml").write_text(JOB + text)
@@ -68,7 +68,7 @@ def test_what_is_wrong_before_the_start_leaves_no_run_folder(
     assert not (tmp_path / "run").exists()
 
 
-def test_the_first_signal_stops_and_the_second_kills(tmp_path: Path) -> None:
+def test_first_signal_stops_and_second_kills(tmp_path: Path) -> None:
     said: list[str] = []
     sent: list[int] = []
 
@@ -91,7 +91,7 @@ def test_the_first_signal_stops_and_the_second_kills(tmp_path: Path) -> None:
 TRAIN = "name: t\nhosts: 1\naccelerator: {type: cpu, per_host: 1}\ntrain: {task: 'a:B'}\n"
 
 
-def test_a_run_whose_folder_was_deleted_has_its_job_and_summary_again(
+def test_deleted_run_folder_gets_job_and_summary_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "job.yaml").write_text(TRAIN)
@@ -127,7 +127,7 @@ def test_a_run_whose_folder_was_deleted_has_its_job_and_summary_again(
         assert "a:B" in (folder / "job.yaml").read_text()
 
 
-def test_the_lines_are_shown_and_the_verdict_is_said_at_the_end(
+def test_lines_are_shown_and_verdict_ends_the_output(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def run_job(
@@ -152,7 +152,7 @@ def test_the_lines_are_shown_and_the_verdict_is_said_at_the_end(
     assert "failed; the run is at step 57: no data (exit 65); see " in left.err
 
 
-def test_an_agent_that_ends_with_a_code_of_no_verdict_is_started_again(
+def test_agent_with_unknown_exit_code_is_started_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     agent = tmp_path / "agent.py"

@@ -25,7 +25,7 @@ ROOT = Path(__file__).parents[3]
 DIGITS = "classify"
 
 
-def run(folder: Path, **keys: object) -> Path:
+def make_run(folder: Path, **keys: object) -> Path:
     """A run's folder, as `launcher run` leaves it."""
     folder.mkdir(parents=True)
     (folder / "job.yaml").write_text(yaml.safe_dump(JOB | keys))
@@ -38,8 +38,8 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_a_run_is_named_or_its_folder_is(here: Path) -> None:
-    folder = run(here / "runs" / "one", train={"task": DIGITS})
+def test_run_is_found_by_name_or_folder(here: Path) -> None:
+    folder = make_run(here / "runs" / "one", train={"task": DIGITS})
     assert (
         run_folders.resolve_folder("one")
         == run_folders.resolve_folder("runs/one")
@@ -61,33 +61,31 @@ def test_a_run_is_named_or_its_folder_is(here: Path) -> None:
         ("gs://bucket/one", "gs://bucket/one"),
     ],
 )
-def test_a_run_s_checkpoints_are_where_its_job_says(
-    path: str | None, found: str, here: Path
-) -> None:
-    run(here / "runs" / "one", train={"task": DIGITS, "checkpoint": {"path": path}})
+def test_checkpoints_are_where_the_job_says(path: str | None, found: str, here: Path) -> None:
+    make_run(here / "runs" / "one", train={"task": DIGITS, "checkpoint": {"path": path}})
     assert trainer_process.find_checkpoints("one") == (
         found if "://" in found else os.path.join(here, found)
     )
 
 
-def test_checkpoints_are_found_by_their_own_folder_too(here: Path) -> None:
+def test_checkpoints_are_found_by_their_own_folder(here: Path) -> None:
     (here / "kept").mkdir()
     assert trainer_process.find_checkpoints("kept") == str(here / "kept")
     assert trainer_process.find_checkpoints("s3://bucket/kept") == "s3://bucket/kept"
 
 
-def test_a_folder_that_only_the_job_s_file_places_is_asked_for(here: Path) -> None:
-    run(here / "runs" / "one", train={"task": DIGITS, "checkpoint": {"path": "kept"}})
+def test_relative_checkpoint_folder_is_requested(here: Path) -> None:
+    make_run(here / "runs" / "one", train={"task": DIGITS, "checkpoint": {"path": "kept"}})
     with pytest.raises(
         UserError, match="keeps its checkpoints in kept, relative to a folder that is unknown"
     ):
         trainer_process.find_checkpoints("one")
-    run(here / "runs" / "mine", command=["python", "train.py"])
+    make_run(here / "runs" / "mine", command=["python", "train.py"])
     with pytest.raises(UserError, match="Run mine runs its own command"):
         trainer_process.find_checkpoints("mine")
 
 
-def test_a_run_s_checkpoints_are_found_wherever_its_command_line_put_them(here: Path) -> None:
+def test_checkpoints_are_found_for_options_of_run(here: Path) -> None:
     (here / "jobs").mkdir()
     job = JOB | {
         "train": {"task": "nowhere:Task", "steps": 1, "checkpoint": {"path": "/ckpt/deep"}}
@@ -109,7 +107,7 @@ def test_a_run_s_checkpoints_are_found_wherever_its_command_line_put_them(here: 
     assert trainer_process.find_checkpoints("one") == str(here / "kept" / "deep")
 
 
-def test_a_run_s_job_has_the_folder_to_which_its_path_is_relative(here: Path) -> None:
+def test_job_of_run_resolves_relative_checkpoints(here: Path) -> None:
     job = JobSpec.model_validate(JOB | {"train": {"task": DIGITS, "checkpoint": {"path": "kept"}}})
     folder = here / "runs" / "one"
     folder.mkdir(parents=True)
@@ -119,16 +117,16 @@ def test_a_run_s_job_has_the_folder_to_which_its_path_is_relative(here: Path) ->
     assert trainer_process.find_checkpoints("one") == str(here / "jobs" / "kept")
 
 
-def test_what_cannot_be_exported_is_the_user_s_to_mend(
+def test_export_errors_are_user_errors(
     here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run(here / "runs" / "one", train={"task": DIGITS})
+    make_run(here / "runs" / "one", train={"task": DIGITS})
     left = launcher(capsys, monkeypatch, "export", "one", "--to", "out")
     assert (left.code, left.out) == (2, "")
     assert "runs/one/checkpoints holds no checkpoint" in left.err and "Traceback" not in left.err
 
 
-def test_links_between_sweeps_that_lead_in_a_circle_are_no_runs(tmp_path: Path) -> None:
+def test_circular_links_between_sweeps_are_ignored(tmp_path: Path) -> None:
     for name, other in (("a", "b"), ("b", "a")):
         made_runs.run(tmp_path / name / f"{name}-0", points=1)
         (tmp_path / name / SWEEP).touch()
@@ -138,6 +136,6 @@ def test_links_between_sweeps_that_lead_in_a_circle_are_no_runs(tmp_path: Path) 
     assert [run.name for run in run_folders.list_runs(tmp_path)] == ["a-0", "b-0"]
 
 
-def test_a_start_s_folder_that_cannot_be_looked_at_ends_no_list(tmp_path: Path) -> None:
+def test_unreadable_start_folder_does_not_end_the_list(tmp_path: Path) -> None:
     folder = tmp_path / ("x" * 300)  # for which stat fails, as it does for a stale handle of NFS
     assert run_folders.Run("mine", folder, None, None).start_folder == folder

@@ -25,7 +25,7 @@ from jaxlaunch.runs.layout import Holder
         (None, None, None, None),
     ],
 )
-def test_a_run_that_starts_again_is_at_the_step_that_is_saved_until_it_trains_one(
+def test_restarted_run_is_at_its_saved_step_until_it_trains(
     tmp_path: Path,
     reached: int | None,
     saved: int | None,

@@ -13,7 +13,7 @@ from jaxlaunch.launcher.local import trainer_process
 ROOT = str(Path(__file__).parents[3])
 
 
-def says(program: str, code: int, monkeypatch: pytest.MonkeyPatch) -> str:
+def run_failing_program(program: str, code: int, monkeypatch: pytest.MonkeyPatch) -> str:
     """What the launcher says when a program of the trainer ends like this."""
     source = f"import sys; from jaxlaunch import contract; {program}; sys.exit({code})"
     monkeypatch.setattr(isolated, "build_command", lambda *_: [sys.executable, "-c", source])
@@ -27,28 +27,28 @@ def says(program: str, code: int, monkeypatch: pytest.MonkeyPatch) -> str:
     return str(raised.value)
 
 
-def test_a_refusal_names_no_exit_code_but_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_refusal_message_has_no_exit_code(monkeypatch: pytest.MonkeyPatch) -> None:
     program = (
         "print('a warning', file=sys.stderr); contract.refuse('/out already exists; name a new "
         "folder or an empty one', contract.BAD_SPEC)"
     )
-    said = says(program, contract.BAD_SPEC, monkeypatch)
+    said = run_failing_program(program, contract.BAD_SPEC, monkeypatch)
     assert said == "/out already exists; name a new folder or an empty one"
 
 
-def test_what_is_logged_behind_a_refusal_does_not_hide_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_log_lines_after_a_refusal_do_not_hide_it(monkeypatch: pytest.MonkeyPatch) -> None:
     program = (
         "contract.refuse('no usable checkpoint in /c:\\n  step 3: damaged', "
         "contract.NO_CHECKPOINT);"
         " print('bye', file=sys.stderr)"
     )
     assert (
-        says(program, contract.NO_CHECKPOINT, monkeypatch)
+        run_failing_program(program, contract.NO_CHECKPOINT, monkeypatch)
         == "no usable checkpoint in /c: step 3: damaged"
     )
 
 
-def test_a_program_that_ends_well_without_its_result_has_failed() -> None:
+def test_exit_0_without_a_result_is_a_failure() -> None:
     here = "tests.launcher.local.ends_at_once"
     for asked in (
         trainer_process.run_program,
@@ -60,7 +60,7 @@ def test_a_program_that_ends_well_without_its_result_has_failed() -> None:
             asked(here, environ=os.environ | {"PYTHONPATH": ROOT})
 
 
-def test_a_bug_of_ours_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_internal_error_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
     program = "print('Traceback (most recent call last):\\nKeyError: 1', file=sys.stderr)"
-    said = says(program, contract.STARTUP, monkeypatch)
+    said = run_failing_program(program, contract.STARTUP, monkeypatch)
     assert "Traceback" in said and "(exit 70)" in said

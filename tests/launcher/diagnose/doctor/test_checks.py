@@ -25,12 +25,12 @@ from jaxlaunch.launcher.kubernetes.kinds import Right
 from jaxlaunch.launcher.kubernetes.objects import pod_template
 from jaxlaunch.launcher.manifests import jobset
 from jaxlaunch.launcher.manifests.jobset import resolve
-from tests.launcher.diagnose.words import other_words
+from tests.launcher.diagnose.words import replace_words
 
 NOON = datetime.datetime(2026, 1, 1, 12, tzinfo=datetime.UTC)
 
 
-def levels(found: Any) -> list[str]:
+def list_levels(found: Any) -> list[str]:
     return [each.level for each in ([found] if isinstance(found, Finding) else found)]
 
 
@@ -53,11 +53,11 @@ def levels(found: Any) -> list[str]:
         ([finding.user_failure("a", "", ""), finding.admin_failure("b", "", "")], 3),
     ],
 )
-def test_the_exit_code_says_who_must_fix_what_fails(found: list[Finding], code: int) -> None:
+def test_exit_code_depends_on_who_must_fix_a_failure(found: list[Finding], code: int) -> None:
     assert finding.exit_code(found) == code
 
 
-def test_a_check_is_named_once_and_reasons_stand_below() -> None:
+def test_report_names_each_check_once() -> None:
     found = [
         Finding("ok", "it is up", check="server"),
         Finding("fail", "it is off", "nothing works.", "turn it on.", check="queue"),
@@ -75,7 +75,7 @@ def test_a_check_is_named_once_and_reasons_stand_below() -> None:
     assert count_findings(found) == "1 ok, 0 warnings, 1 failure, 1 unknown"
 
 
-def test_no_decision_depends_on_the_words_of_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_decisions_do_not_depend_on_wording_of_findings(monkeypatch: pytest.MonkeyPatch) -> None:
     found = [
         controllers.judge_served(kinds.JOBSETS, "JobSet", ["v1"]),
         namespace.judge_namespace("team", None),
@@ -84,7 +84,7 @@ def test_no_decision_depends_on_the_words_of_a_finding(monkeypatch: pytest.Monke
         ),
     ]
     english = [one.to_json() for one in found]
-    monkeypatch.setattr(text, "localize", other_words)
+    monkeypatch.setattr(text, "localize", replace_words)
     other = [one.to_json() for one in found]
     assert finding.exit_code(found) == 3
     assert [one.keys() for one in other] == [one.keys() for one in english]
@@ -93,7 +93,7 @@ def test_no_decision_depends_on_the_words_of_a_finding(monkeypatch: pytest.Monke
     assert "not as v1alpha2" not in other[0]["what"] and "v1alpha2" in other[0]["what"]
 
 
-def test_every_check_is_documented_in_its_order() -> None:
+def test_checks_are_documented_in_order() -> None:
     page = (Path(__file__).parents[4] / "docs" / "doctor.md").read_text()
     assert re.findall(r"^\| (\w[\w ]*) \|", page, re.MULTILINE) == ["check", SERVER, *CHECKS]
 
@@ -112,21 +112,21 @@ def test_every_check_is_documented_in_its_order() -> None:
         (400, "warn", "token"),
     ],
 )
-def test_clocks_may_differ_by_half_a_minute(off_s: int, level: str, why: str) -> None:
+def test_clock_skew_up_to_half_a_minute_is_accepted(off_s: int, level: str, why: str) -> None:
     found = controllers.judge_clock(
         NOON, NOON + datetime.timedelta(seconds=off_s), NOON + datetime.timedelta(milliseconds=300)
     )
     assert found.level == level and why in found.reason_text
 
 
-def test_a_server_that_is_not_ready_is_for_the_administrator_to_fix() -> None:
+def test_unready_server_is_an_administrator_failure() -> None:
     assert finding.exit_code([controllers.judge_server("v1.35.4", "https://a", False)]) == 3
 
 
 # --- controllers ----------------------------------------------------------------------------------
 
 
-def crd(**rule: Any) -> dict[str, Any]:
+def make_crd(**rule: Any) -> dict[str, Any]:
     rules = {"items": {"properties": {"name": {}, **rule}}}
     schema = {
         "properties": {"spec": {"properties": {"failurePolicy": {"properties": {"rules": rules}}}}}
@@ -134,15 +134,15 @@ def crd(**rule: Any) -> dict[str, Any]:
     return {"spec": {"versions": [{"name": "v1alpha2", "schema": {"openAPIV3Schema": schema}}]}}
 
 
-def test_a_jobset_too_old_to_tell_exit_codes_apart_is_found_by_its_schema() -> None:
-    assert levels(controllers.judge_crd(crd(onJobFailureMessagePatterns={"type": "array"}))) == [
-        "ok"
-    ]
-    assert levels(controllers.judge_crd(crd())) == ["fail"]
-    assert levels(controllers.judge_crd(None)) == []
+def test_old_jobset_is_recognized_by_its_schema() -> None:
+    assert list_levels(
+        controllers.judge_crd(make_crd(onJobFailureMessagePatterns={"type": "array"}))
+    ) == ["ok"]
+    assert list_levels(controllers.judge_crd(make_crd())) == ["fail"]
+    assert list_levels(controllers.judge_crd(None)) == []
 
 
-def test_versions_that_are_served_are_compared_with_ours() -> None:
+def test_served_versions_are_compared_with_required_one() -> None:
     assert controllers.judge_served(kinds.JOBSETS, "JobSet", ["v1alpha2"]).level == "ok"
     assert (
         "not as v1alpha2" in controllers.judge_served(kinds.JOBSETS, "JobSet", ["v1"]).summary_text
@@ -157,18 +157,20 @@ def test_versions_that_are_served_are_compared_with_ours() -> None:
     )
 
 
-def deployment(available: int, *args: str) -> dict[str, Any]:
+def make_deployment(available: int, *args: str) -> dict[str, Any]:
     container = {"image": "registry.example/jobset:v0.12.0", "args": list(args)}
     status = {"availableReplicas": available} if available else {}
     return {"spec": {"template": {"spec": {"containers": [container]}}}, "status": status}
 
 
-def test_a_controller_is_named_with_its_image_and_gates() -> None:
+def test_controller_is_reported_with_image_and_feature_gates() -> None:
     up = controllers.judge_controller(
-        "JobSet", deployment(1, "--feature-gates=A=true,B=false"), controllers.JOBSET_DEPLOYMENT
+        "JobSet",
+        make_deployment(1, "--feature-gates=A=true,B=false"),
+        controllers.JOBSET_DEPLOYMENT,
     )
     assert up.level == "ok" and up.summary_text.endswith("jobset:v0.12.0, gates A=true,B=false")
-    down = controllers.judge_controller("JobSet", deployment(0), controllers.JOBSET_DEPLOYMENT)
+    down = controllers.judge_controller("JobSet", make_deployment(0), controllers.JOBSET_DEPLOYMENT)
     assert down.level == "fail" and "default gates" in down.summary_text
     assert (
         controllers.judge_controller("JobSet", None, controllers.JOBSET_DEPLOYMENT).level
@@ -208,10 +210,10 @@ def test_a_controller_is_named_with_its_image_and_gates() -> None:
         ),
     ],
 )
-def test_a_project_s_own_ways_to_deal_with_lost_hosts_are_told(
+def test_project_features_for_lost_hosts_are_reported(
     project: str, gates: str, config: str, expected: str
 ) -> None:
-    of = deployment(1, *([f"--feature-gates={gates}"] if gates else []))
+    of = make_deployment(1, *([f"--feature-gates={gates}"] if gates else []))
     (found,) = controllers.describe_features(project, of, [config])
     assert found.level == "ok" and found.summary_text.startswith(f"{project}'s {expected}")
     assert not list(controllers.describe_features(project, None, [config]))
@@ -242,7 +244,7 @@ def test_a_project_s_own_ways_to_deal_with_lost_hosts_are_told(
         ("text", None, []),
     ],
 )
-def test_kueues_own_configuration_says_what_becomes_of_a_job(
+def test_kueue_configuration_is_judged_for_the_job(
     config: str, queue: str | None, expected: list[str]
 ) -> None:
     found = [
@@ -252,23 +254,23 @@ def test_kueues_own_configuration_says_what_becomes_of_a_job(
     assert len(found) == len(expected) and all(map(str.startswith, found, expected))
 
 
-def hook(name: str, resource: str, group: str, **more: Any) -> dict[str, Any]:
+def make_webhook(name: str, resource: str, group: str, **more: Any) -> dict[str, Any]:
     rule = {"apiGroups": [group], "resources": [resource], "operations": ["CREATE"]}
     service = {"service": {"namespace": "system", "name": name}}
     return {"name": name, "rules": [rule], "clientConfig": service, **more}
 
 
-def test_only_webhooks_that_judge_what_a_job_makes_here_count() -> None:
+def test_only_webhooks_for_objects_of_jobs_in_the_namespace_count() -> None:
     elsewhere = {"namespaceSelector": {"matchLabels": {"team": "b"}}}
     configuration = {
         "webhooks": [
-            hook("jobs", "jobs", "batch"),
-            hook("all", "*", "*"),
-            hook("scale", "pods/status", ""),
-            hook("deployments", "deployments", "apps"),
-            hook("ignored", "pods", "", failurePolicy="Ignore"),
-            hook("elsewhere", "pods", "", **elsewhere),
-            {**hook("url", "pods", ""), "clientConfig": {"url": "https://a"}},
+            make_webhook("jobs", "jobs", "batch"),
+            make_webhook("all", "*", "*"),
+            make_webhook("scale", "pods/status", ""),
+            make_webhook("deployments", "deployments", "apps"),
+            make_webhook("ignored", "pods", "", failurePolicy="Ignore"),
+            make_webhook("elsewhere", "pods", "", **elsewhere),
+            {**make_webhook("url", "pods", ""), "clientConfig": {"url": "https://a"}},
         ]
     }
     found = controllers.blocking_webhooks([configuration], {"team": "a"})
@@ -296,13 +298,11 @@ def test_only_webhooks_that_judge_what_a_job_makes_here_count() -> None:
         ({"matchExpressions": [{"key": "team", "operator": "DoesNotExist"}]}, False),
     ],
 )
-def test_a_label_selector_takes_what_kubernetes_would(
-    selector: dict[str, Any], is_taken: bool
-) -> None:
+def test_label_selector_matches_as_in_kubernetes(selector: dict[str, Any], is_taken: bool) -> None:
     assert controllers.selector_matches(selector, {"team": "a"}) is is_taken
 
 
-def test_an_endpoint_that_does_not_say_is_ready() -> None:
+def test_endpoint_without_condition_is_ready() -> None:
     conditions: list[dict[str, Any]] = [
         {},
         {"conditions": {"ready": True}},
@@ -328,7 +328,7 @@ def test_an_endpoint_that_does_not_say_is_ready() -> None:
         (422, 'admission webhook "p" ' 'denied the ' 'request: no', "fail", "yours", "the API server rejects"),
     ],
 )  # fmt: skip
-def test_a_rejection_is_read_for_who_must_fix_it(
+def test_rejection_of_dry_run_says_who_must_fix_it(
     status: int, message: str, level: str, whose: str, expected: str
 ) -> None:
     found = controllers.judge_dry_run(ApiError(message, None, status), "the JobSet")
@@ -336,7 +336,7 @@ def test_a_rejection_is_read_for_who_must_fix_it(
     assert expected in found.summary_text and message in found.reason_text
 
 
-def test_a_rejection_by_an_admission_policy_is_told_in_its_words() -> None:
+def test_rejection_by_admission_policy_keeps_its_message() -> None:
     told = "JobSet a: hostPID: true is not allowed in namespace team-a. Leave it out."
     message = (
         "jobsets \"a\" is forbidden: ValidatingAdmissionPolicy 'p' with binding 'b' denied "
@@ -350,7 +350,7 @@ def test_a_rejection_by_an_admission_policy_is_told_in_its_words() -> None:
     assert found.reason_text == told
 
 
-def test_a_job_of_that_name_that_is_there_passed_all_admission() -> None:
+def test_existing_job_counts_as_accepted() -> None:
     assert (
         controllers.judge_dry_run(
             ApiError("exists", None, 409, "AlreadyExists"), "the JobSet"
@@ -388,9 +388,7 @@ REQUESTED = {"cpu": Decimal(8), "memory": Decimal(2**34)}
         (None, ["fail: whole does not exist"]),
     ],
 )  # fmt: skip
-def test_a_queue_is_judged_by_what_its_largest_flavor_can_ever_give(
-    found: Any, expected: list[str]
-) -> None:
+def test_cluster_queue_is_judged_by_its_largest_flavor(found: Any, expected: list[str]) -> None:
     judged = [
         f"{each.level}: {each.summary_text.removeprefix('ClusterQueue ')}"
         for each in namespace.judge_cluster_queue("whole", found, {}, REQUESTED, 2)
@@ -399,7 +397,7 @@ def test_a_queue_is_judged_by_what_its_largest_flavor_can_ever_give(
     assert all(one.startswith(start) for one, start in zip(judged, expected, strict=True)), judged
 
 
-def test_a_local_queue_that_is_missing_names_those_that_exist() -> None:
+def test_missing_local_queue_suggests_existing_ones() -> None:
     assert (
         namespace.judge_local_queue("nope", "team-a", None, ["research", "spare"]).remedy_text
         == "use research or spare."
@@ -464,7 +462,7 @@ JOBSET: dict[str, Any] = {
         ({"secrets": "0", "requests.nvidia.com/gpu": "0"}, {}, "ok"),
     ],
 )
-def test_quotas_are_compared_with_the_whole_job(
+def test_quotas_are_compared_with_requests_of_whole_job(
     hard: dict[str, str], used: dict[str, str], expected: str
 ) -> None:
     quota = {"metadata": {"name": "q"}, "spec": {"hard": hard}, "status": {"used": used}}
@@ -489,17 +487,17 @@ def test_quotas_are_compared_with_the_whole_job(
         ({"pod-security.kubernetes.io/enforce": "strictest"}, "unknown", "strictest"),
     ],
 )
-def test_the_level_of_the_namespace_is_compared_with_that_of_the_pods(
+def test_pod_security_level_of_namespace_is_compared_with_pods(
     labels: dict[str, str], level: str, expected: str
 ) -> None:
     found = namespace.judge_pod_security("team-a", labels, TEMPLATE)
     assert found.level == level and expected in found.summary_text
 
 
-def test_a_right_that_is_missing_names_the_commands_that_need_it() -> None:
+def test_missing_right_names_commands_that_need_it() -> None:
     needed = namespace.command_rights()
     granted = {right: True for rights in needed.values() for right in rights}
-    assert levels(namespace.judge_rights(granted, needed)) == ["ok"]
+    assert list_levels(namespace.judge_rights(granted, needed)) == ["ok"]
     less = {**granted, Right("patch", kinds.JOBSETS): False, Right("create", kinds.JOBSETS): False}
     missing = {
         each.reason_text: (each.level, each.summary_text)
@@ -517,7 +515,7 @@ def test_a_right_that_is_missing_names_the_commands_that_need_it() -> None:
     }
 
 
-def test_the_right_to_create_secrets_is_needed_by_jobs_with_a_gang_s_secret_alone() -> None:
+def test_only_jobs_with_a_secret_need_the_right_to_create_secrets() -> None:
     granted = {right: True for rights in namespace.command_rights().values() for right in rights}
     assert not any(right.kind is kinds.SECRETS for right in granted)
     needed = namespace.command_rights((*namespace.USUAL_KINDS, kinds.SECRETS))
@@ -526,7 +524,7 @@ def test_the_right_to_create_secrets_is_needed_by_jobs_with_a_gang_s_secret_alon
     assert found.reason_text == "needed by launcher submit."
 
 
-def test_a_namespace_on_its_way_out_is_no_place_for_a_job() -> None:
+def test_terminating_namespace_is_a_failure() -> None:
     assert (
         namespace.judge_namespace("a", {"metadata": {"deletionTimestamp": "now"}}).level == "fail"
     )
@@ -535,7 +533,7 @@ def test_a_namespace_on_its_way_out_is_no_place_for_a_job() -> None:
 # --- nodes ----------------------------------------------------------------------------------------
 
 
-def node(allocatable: dict[str, str], taint: str = "", **labels: str) -> dict[str, Any]:
+def make_node(allocatable: dict[str, str], taint: str = "", **labels: str) -> dict[str, Any]:
     taints = [{"key": taint, "effect": "NoSchedule"}] if taint else []
     named = {key.replace("_", "/"): value for key, value in labels.items()}
     return {
@@ -565,16 +563,16 @@ BIG = {"cpu": "100", "nvidia.com/gpu": "8"}
 @pytest.mark.parametrize(
     ("all_nodes", "pods", "level", "expected"),
     [
-        ([node(BIG, gpu_product="A"), node(BIG, gpu_product="B")], 2, "ok", "room for the job's 2 " "pods on 2 nodes"),
-        ([node(BIG, gpu_product="A")], 2, "fail", "room for 1 of the job's 2 pods on 1 node"),
-        ([node(BIG, gpu_product="C")], 1, "fail", "no node has gpu/product in A, B"),
+        ([make_node(BIG, gpu_product="A"), make_node(BIG, gpu_product="B")], 2, "ok", "room for the job's 2 " "pods on 2 nodes"),
+        ([make_node(BIG, gpu_product="A")], 2, "fail", "room for 1 of the job's 2 pods on 1 node"),
+        ([make_node(BIG, gpu_product="C")], 1, "fail", "no node has gpu/product in A, B"),
         ([], 1, "fail", "none of 0 nodes"),
-        ([node(BIG, "busy", gpu_product="A")], 1, "fail", "untolerated taints: busy:NoSchedule"),
-        ([node({"cpu": "100", "nvidia.com/gpu": "4"}, gpu_product="A")], 1, "fail",
+        ([make_node(BIG, "busy", gpu_product="A")], 1, "fail", "untolerated taints: busy:NoSchedule"),
+        ([make_node({"cpu": "100", "nvidia.com/gpu": "4"}, gpu_product="A")], 1, "fail",
          "a pod requests nvidia.com/gpu 8, the largest node has 4"),
     ],
 )  # fmt: skip
-def test_nodes_are_compared_with_the_labels_taints_and_sizes_of_the_pods(
+def test_nodes_are_compared_with_labels_taints_and_requests_of_pods(
     all_nodes: list[dict[str, Any]], pods: int, level: str, expected: str
 ) -> None:
     found = nodes.judge_room(all_nodes, gpu_pod("A", "B"), pods, grows=False)
@@ -583,13 +581,13 @@ def test_nodes_are_compared_with_the_labels_taints_and_sizes_of_the_pods(
         assert nodes.judge_room(all_nodes, gpu_pod("A", "B"), pods, grows=True).level == "warn"
 
 
-def test_accelerators_are_counted_by_the_label_that_names_them() -> None:
+def test_accelerators_are_counted_by_type_label() -> None:
     product = {"nvidia.com_gpu.product": "NVIDIA-L4"}
     found = nodes.count_accelerators(
-        [node(BIG, **product), node(BIG, **product), node({"cpu": "4"})]
+        [make_node(BIG, **product), make_node(BIG, **product), make_node({"cpu": "4"})]
     )
     assert found.summary_text == "3 nodes with 16 nvidia.com/gpu NVIDIA-L4"
-    amd = node(
+    amd = make_node(
         {"cpu": "4", "amd.com/gpu": "8"}, **{"amd.com_gpu.product-name": "AMD_Instinct_MI300X_OAM"}
     )
     assert (
@@ -598,22 +596,22 @@ def test_accelerators_are_counted_by_the_label_that_names_them() -> None:
     )
 
 
-def driver(major: str, product: str = "A") -> dict[str, Any]:
-    return node(BIG, gpu_product=product, **{"nvidia.com_cuda.driver.major": major})
+def make_driver_node(major: str, product: str = "A") -> dict[str, Any]:
+    return make_node(BIG, gpu_product=product, **{"nvidia.com_cuda.driver.major": major})
 
 
 @pytest.mark.parametrize(
     ("all_nodes", "image", "level", "expected"),
     [
-        ([driver("550"), driver("580")], "r.example/train:1.2.3-cuda13", "warn",
+        ([make_driver_node("550"), make_driver_node("580")], "r.example/train:1.2.3-cuda13", "warn",
          "drivers 550 (1 node), " "580 (1 node): " "550 is too " "old for CUDA " "13 of image " "train:1.2.3-cuda13, " "which needs 580"),
-        ([driver("470")], "train-cuda12@sha256:0", "warn", "470 is too old for CUDA 12"),
-        ([driver("550")], "train:1-cuda12", "ok", "drivers 550 (1 " "node); an image " "needs at least " "525 for CUDA 12"),
-        ([driver("550", product="C"), driver("580")], "train:1-cuda13", "ok", "NVIDIA drivers 580 (1 node)"),
-        ([driver("550")], "r.example/cuda13/train:1", "ok", "NVIDIA drivers 550 (1 node)"),
+        ([make_driver_node("470")], "train-cuda12@sha256:0", "warn", "470 is too old for CUDA 12"),
+        ([make_driver_node("550")], "train:1-cuda12", "ok", "drivers 550 (1 " "node); an image " "needs at least " "525 for CUDA 12"),
+        ([make_driver_node("550", product="C"), make_driver_node("580")], "train:1-cuda13", "ok", "NVIDIA drivers 580 (1 node)"),
+        ([make_driver_node("550")], "r.example/cuda13/train:1", "ok", "NVIDIA drivers 550 (1 node)"),
     ],
 )  # fmt: skip
-def test_a_driver_that_is_too_old_for_the_cuda_of_the_image_is_named(
+def test_driver_too_old_for_cuda_of_image_is_named(
     all_nodes: list[dict[str, Any]], image: str, level: str, expected: str
 ) -> None:
     spec = gpu_pod("A", "B")
@@ -624,7 +622,7 @@ def test_a_driver_that_is_too_old_for_the_cuda_of_the_image_is_named(
         assert ("EXTRA=cuda12" in found.remedy_text) == (image.endswith("cuda13"))
 
 
-def pod_of(more: str, users: dict[Any, Any]) -> dict[str, Any]:
+def render_pod(more: str, users: dict[Any, Any]) -> dict[str, Any]:
     spec = load.parse_job(f"name: a\nimage: i\nplatform: gke\ncommand: [a]\n{more}")
     made = jobset.render(resolve(spec, ClusterDefaults(Defaults(users=users))))[0]
     return dict(pod_template(made)["spec"])
@@ -659,10 +657,10 @@ RDMA = "accelerator: {type: h100}\nhosts: 2\nnetwork: {profile: rdma, resource: 
         ),
     ],
 )
-def test_what_the_nodes_must_give_the_pods_user_is_unknown_and_how_to_see_it_is_said(
+def test_device_access_of_non_root_user_is_unknown(
     more: str, users: dict[Any, Any], what: str | None, fix: str
 ) -> None:
-    found = list(nodes.judge_device_access(pod_of(more, users)))
+    found = list(nodes.judge_device_access(render_pod(more, users)))
     assert [one.level for one in found] == ([] if what is None else ["unknown"])
     for one in found:
         assert (
@@ -672,22 +670,22 @@ def test_what_the_nodes_must_give_the_pods_user_is_unknown_and_how_to_see_it_is_
         )
 
 
-def test_pods_on_tpus_are_root_by_default_and_a_restricted_namespace_says_what_to_do() -> None:
+def test_restricted_namespace_explains_root_of_tpu_pods() -> None:
     for users, rights in ({}, "no capability"), ({"v5e": "root"}, "DAC_OVERRIDE"):
-        (found,) = nodes.judge_device_access(pod_of(V5E, users))
+        (found,) = nodes.judge_device_access(render_pod(V5E, users))
         assert (
             found.level == "ok"
             and f"root with {rights}, so that they can open /dev/vfio/0" in found.summary_text
         )
     labels = {"pod-security.kubernetes.io/enforce": "restricted"}
-    refused = namespace.judge_pod_security("team", labels, {"spec": pod_of(V5E, {})})
+    refused = namespace.judge_pod_security("team", labels, {"spec": render_pod(V5E, {})})
     assert (
         refused.level == "fail"
         and "pods on TPUs are root" in refused.remedy_text
         and "users: {v5e: 1000}" in refused.remedy_text
     )
     assert (
-        namespace.judge_pod_security("team", labels, {"spec": pod_of(V5E, {"v5e": 1000})}).level
+        namespace.judge_pod_security("team", labels, {"spec": render_pod(V5E, {"v5e": 1000})}).level
         == "ok"
     )
 
@@ -713,21 +711,21 @@ def test_pods_on_tpus_are_root_by_default_and_a_restricted_namespace_says_what_t
         ("{type: h100}\nhosts: 2", None, ""),
     ],
 )
-def test_the_nccl_of_a_network_s_plugins_is_compared_with_the_one_that_is_loaded(
+def test_nccl_of_network_plugin_is_compared_with_loaded_one(
     more: str, level: str | None, words: str
 ) -> None:
-    found = list(nodes.judge_nccl(pod_of(f"accelerator: {more}", {})))
+    found = list(nodes.judge_nccl(render_pod(f"accelerator: {more}", {})))
     assert [one.level for one in found] == ([] if level is None else [level])
     assert all(words in one.summary_text for one in found)
 
 
-def test_the_nccl_of_the_images_is_the_one_that_is_pinned() -> None:
+def test_nccl_of_images_is_the_pinned_version() -> None:
     for cuda in OLDEST_DRIVER:
         text = (Path(__file__).parents[4] / "requirements" / f"cuda{cuda}.txt").read_text()
         assert f"nvidia-nccl-cu{cuda}=={PINNED_NCCL} " in text
 
 
-def test_the_documented_minimum_of_a_driver_is_the_one_that_is_checked_and_has_its_extra() -> None:
+def test_documented_driver_minimum_is_the_checked_one() -> None:
     text = (Path(__file__).parents[4] / "docs" / "kubernetes.md").read_text()
     rows = re.findall(r"^\| `cuda(\d+)` \| (\d+) \| (\d+) \|$", text, re.MULTILINE)
     assert {(int(extra), int(cuda)): int(oldest) for extra, cuda, oldest in rows} == {
@@ -735,15 +733,20 @@ def test_the_documented_minimum_of_a_driver_is_the_one_that_is_checked_and_has_i
     }
 
 
-def test_of_drivers_that_no_label_tells_and_of_pods_without_gpus_nothing_is_said() -> None:
-    assert levels(nodes.judge_drivers([node(BIG, gpu_product="A")], gpu_pod("A"))) == []
-    assert levels(nodes.judge_drivers([driver("470")], {"containers": [{"name": "main"}]})) == []
+def test_unlabelled_drivers_and_pods_without_gpus_are_skipped() -> None:
+    assert list_levels(nodes.judge_drivers([make_node(BIG, gpu_product="A")], gpu_pod("A"))) == []
+    assert (
+        list_levels(
+            nodes.judge_drivers([make_driver_node("470")], {"containers": [{"name": "main"}]})
+        )
+        == []
+    )
 
 
-def test_dns_is_judged_by_its_endpoints() -> None:
+def test_dns_is_judged_by_ready_endpoints() -> None:
     service = [{"metadata": {"name": "kube-dns"}}]
-    assert levels(nodes.judge_dns([], 0)) == ["unknown"]
-    assert levels(nodes.judge_dns(service, 0)) == ["fail"] and levels(
+    assert list_levels(nodes.judge_dns([], 0)) == ["unknown"]
+    assert list_levels(nodes.judge_dns(service, 0)) == ["fail"] and list_levels(
         nodes.judge_dns(service, 2)
     ) == ["ok"]
 
@@ -751,30 +754,30 @@ def test_dns_is_judged_by_its_endpoints() -> None:
 # --- what pods name -------------------------------------------------------------------------------
 
 
-def claim(mode: str, phase: str = "Bound") -> dict[str, Any]:
+def make_claim(mode: str, phase: str = "Bound") -> dict[str, Any]:
     return {"spec": {"accessModes": [mode]}, "status": {"phase": phase}}
 
 
 @pytest.mark.parametrize(
     ("found", "hosts", "is_read", "level"),
     [
-        (claim("ReadWriteMany"), 4, False, "ok"),
-        (claim("ReadWriteOnce"), 4, False, "fail"),
-        (claim("ReadWriteOnce"), 1, False, "ok"),
-        (claim("ReadOnlyMany"), 4, True, "ok"),
-        (claim("ReadOnlyMany"), 4, False, "fail"),
-        (claim("ReadWriteMany", "Pending"), 4, False, "warn"),
-        (claim("ReadWriteMany", "Lost"), 4, False, "fail"),
+        (make_claim("ReadWriteMany"), 4, False, "ok"),
+        (make_claim("ReadWriteOnce"), 4, False, "fail"),
+        (make_claim("ReadWriteOnce"), 1, False, "ok"),
+        (make_claim("ReadOnlyMany"), 4, True, "ok"),
+        (make_claim("ReadOnlyMany"), 4, False, "fail"),
+        (make_claim("ReadWriteMany", "Pending"), 4, False, "warn"),
+        (make_claim("ReadWriteMany", "Lost"), 4, False, "fail"),
         (None, 1, False, "fail"),
     ],
 )
-def test_a_claim_must_be_bound_and_shared_by_as_many_hosts_as_mount_it(
+def test_claim_must_be_bound_and_mountable_by_all_hosts(
     found: Any, hosts: int, is_read: bool, level: str
 ) -> None:
     assert namespace.judge_claim("ckpt", found, hosts=hosts, is_read=is_read).level == level
 
 
-def sized(size: str | None, asked: str = "10Gi") -> dict[str, Any]:
+def make_claim_of_size(size: str | None, asked: str = "10Gi") -> dict[str, Any]:
     capacity = {} if size is None else {"capacity": {"storage": size}}
     return {"spec": {"resources": {"requests": {"storage": asked}}}, "status": capacity}
 
@@ -783,21 +786,23 @@ def sized(size: str | None, asked: str = "10Gi") -> dict[str, Any]:
     ("found", "levels", "words"),
     [
         (
-            sized("20Gi"),
+            make_claim_of_size("20Gi"),
             ["ok"],
             "of 20Gi has room for 12.0 GiB of checkpoints, 3 kept and one being written",
         ),
-        (sized("12Gi"), ["ok"], "12Gi has room"),
-        (sized("11Gi", asked="20Gi"), ["warn"], "of 11Gi has no room for 12.0 GiB of checkpoints"),
-        (sized(None, asked="1Ti"), ["ok"], "of 1Ti has room"),
-        (sized(None), ["warn"], "of 10Gi has no room"),
+        (make_claim_of_size("12Gi"), ["ok"], "12Gi has room"),
+        (
+            make_claim_of_size("11Gi", asked="20Gi"),
+            ["warn"],
+            "of 11Gi has no room for 12.0 GiB of checkpoints",
+        ),
+        (make_claim_of_size(None, asked="1Ti"), ["ok"], "of 1Ti has room"),
+        (make_claim_of_size(None), ["warn"], "of 10Gi has no room"),
         ({"spec": {}}, [], ""),
         (None, [], ""),
     ],
 )
-def test_a_claim_must_have_room_for_the_checkpoints(
-    found: Any, levels: list[str], words: str
-) -> None:
+def test_claim_must_have_room_for_checkpoints(found: Any, levels: list[str], words: str) -> None:
     told = list(
         namespace.judge_checkpoint_room(
             Checkpoints("ckpt", kept_count=3, bytes=12 * 1024**3), found
@@ -810,7 +815,7 @@ def test_a_claim_must_have_room_for_the_checkpoints(
     )
 
 
-def test_a_job_whose_checkpoints_cannot_be_traced_here_is_not_known_to_fit() -> None:
+def test_untraceable_checkpoint_size_is_unknown() -> None:
     def refuses() -> Checkpoints | None:
         raise UserError("trainer: importing mine failed")
 
@@ -825,7 +830,7 @@ def test_a_job_whose_checkpoints_cannot_be_traced_here_is_not_known_to_fit() -> 
     ]
 
 
-def test_what_pods_name_is_found_wherever_they_name_it() -> None:
+def test_references_of_pods_are_collected_from_all_fields() -> None:
     key = {"valueFrom": {"secretKeyRef": {"name": "s", "key": "token"}}}
     optional = {"valueFrom": {"secretKeyRef": {"name": "o", "key": "k", "optional": True}}}
     spec = {
@@ -852,7 +857,7 @@ def test_what_pods_name_is_found_wherever_they_name_it() -> None:
     assert dict(namespace.find_references(spec, kinds.CONFIGMAPS)) == {"settings": ()}
 
 
-def test_a_missing_key_names_those_that_exist_and_no_value() -> None:
+def test_missing_key_lists_existing_keys_without_values() -> None:
     found = namespace.judge_reference(
         "Secret", namespace.Reference("s", ("token",)), {"data": {"password": "aHVudGVyMg=="}}
     )
@@ -863,7 +868,7 @@ def test_a_missing_key_names_those_that_exist_and_no_value() -> None:
     )
 
 
-def test_a_pull_secret_must_be_of_the_kubelets_type() -> None:
+def test_pull_secret_must_be_of_kubelet_type() -> None:
     assert (
         namespace.judge_pull_secret("p", {"type": "kubernetes.io/dockerconfigjson"}).level == "ok"
     )

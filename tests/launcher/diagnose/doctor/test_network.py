@@ -29,16 +29,16 @@ LM, OTHER = (
 )
 
 
-def policy(name: str = "p", **spec: Any) -> dict[str, Any]:
+def make_policy(name: str = "p", **spec: Any) -> dict[str, Any]:
     return {"metadata": {"name": name}, "spec": {"podSelector": {}, **spec}}
 
 
-def ingress(*peers: Any, **rule: Any) -> dict[str, Any]:
-    return policy(ingress=[{"from": list(peers), **rule}])
+def make_ingress(*peers: Any, **rule: Any) -> dict[str, Any]:
+    return make_policy(ingress=[{"from": list(peers), **rule}])
 
 
-DENY = policy("deny", policyTypes=["Ingress"])
-EGRESS = policy("out", policyTypes=["Egress"])
+DENY = make_policy("deny", policyTypes=["Ingress"])
+EGRESS = make_policy("out", policyTypes=["Egress"])
 
 
 @pytest.mark.parametrize(
@@ -46,41 +46,45 @@ EGRESS = policy("out", policyTypes=["Egress"])
     [
         ([], ["ok"]),
         ([DENY], ["fail"]),
-        ([DENY, ingress(LM)], ["ok"]),
-        ([DENY, ingress(OTHER)], ["fail"]),
-        ([DENY, ingress()], ["ok"]),
+        ([DENY, make_ingress(LM)], ["ok"]),
+        ([DENY, make_ingress(OTHER)], ["fail"]),
+        ([DENY, make_ingress()], ["ok"]),
         (
             [
                 DENY,
-                ingress({"podSelector": {}, "namespaceSelector": {"matchLabels": {"name": "b"}}}),
+                make_ingress(
+                    {"podSelector": {}, "namespaceSelector": {"matchLabels": {"name": "b"}}}
+                ),
             ],
             ["fail"],
         ),
-        ([DENY, ingress({"namespaceSelector": {"matchLabels": {"name": "a"}}})], ["ok"]),
-        ([DENY, ingress({"ipBlock": {"cidr": "10.0.0.0/8"}})], ["ok"]),
-        ([DENY, ingress(LM, ports=[{"port": 9401}])], ["unknown"]),
+        ([DENY, make_ingress({"namespaceSelector": {"matchLabels": {"name": "a"}}})], ["ok"]),
+        ([DENY, make_ingress({"ipBlock": {"cidr": "10.0.0.0/8"}})], ["ok"]),
+        ([DENY, make_ingress(LM, ports=[{"port": 9401}])], ["unknown"]),
         (
-            [policy("others", podSelector={"matchLabels": {"team": "b"}}, policyTypes=["Ingress"])],
+            [
+                make_policy(
+                    "others", podSelector={"matchLabels": {"team": "b"}}, policyTypes=["Ingress"]
+                )
+            ],
             ["ok"],
         ),
         ([EGRESS], ["fail"]),
-        ([EGRESS, policy(egress=[{"to": [LM]}], policyTypes=["Egress"])], ["ok"]),
-        ([policy(egress=[{"to": [OTHER]}])], ["fail", "fail"]),
+        ([EGRESS, make_policy(egress=[{"to": [LM]}], policyTypes=["Egress"])], ["ok"]),
+        ([make_policy(egress=[{"to": [OTHER]}])], ["fail", "fail"]),
     ],
 )
-def test_a_job_of_several_hosts_needs_a_policy_that_admits_its_own_pods(
-    policies: Any, levels: list[str]
-) -> None:
+def test_job_of_several_hosts_needs_a_policy_for_its_pods(policies: Any, levels: list[str]) -> None:
     assert [
         one.level for one in namespace.judge_network(policies, LABELS, {"name": "a"}, has_own=True)
     ] == levels
 
 
-def findings(
+def run_checks(
     server: Server, folder: Path, monkeypatch: pytest.MonkeyPatch, **keys: Any
 ) -> list[Finding]:
     """What doctor says of a job in a namespace with the chart's default deny."""
-    monkeypatch.setenv("KUBECONFIG", str(apiserver.kubeconfig(folder, server.url, "team")))
+    monkeypatch.setenv("KUBECONFIG", str(apiserver.write_kubeconfig(folder, server.url, "team")))
     server.put(NAMESPACES.path(None, "team"), {})
     server.put(NETWORK_POLICIES.path("team", "default-deny"), {"spec": DENIES})
     job = {
@@ -95,38 +99,38 @@ def findings(
     return list(CHECKS["network"].judge(Target(Cluster.connect(), "team", manifests)))
 
 
-def test_a_job_without_its_policy_under_a_default_deny_is_told_before_it_waits_for_ever(
+def test_job_without_policy_fails_under_default_deny(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (found,) = findings(server, tmp_path, monkeypatch, hosts=2, network_policy=False)
+    (found,) = run_checks(server, tmp_path, monkeypatch, hosts=2, network_policy=False)
     assert (
         found.level == "fail" and "NetworkPolicy default-deny denies ingress" in found.summary_text
     )
     assert "`network_policy: false`" in found.remedy_text
-    (found,) = findings(server, tmp_path, monkeypatch, hosts=2)
+    (found,) = run_checks(server, tmp_path, monkeypatch, hosts=2)
     assert found.level == "ok"
 
 
 @pytest.mark.parametrize("keys", [{"hosts": 1}, {"hosts": 2, "network": "hostnetwork"}])
-def test_policies_do_not_matter_to_one_host_nor_to_the_host_s_network(
+def test_policies_do_not_matter_to_single_hosts_or_host_network(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keys: dict[str, Any]
 ) -> None:
-    assert findings(server, tmp_path, monkeypatch, network_policy=False, **keys) == []
+    assert run_checks(server, tmp_path, monkeypatch, network_policy=False, **keys) == []
 
 
-def test_a_check_of_policies_that_may_not_be_listed_names_the_right(
+def test_unreadable_policies_name_the_missing_right(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    server.on("GET", "networkpolicies", apiserver.refuse(403))
-    (found,) = findings(server, tmp_path, monkeypatch, hosts=2)
+    server.on("GET", "networkpolicies", apiserver.refuse_with(403))
+    (found,) = run_checks(server, tmp_path, monkeypatch, hosts=2)
     assert found.level == "unknown"
     assert "you have no permission to list networkpolicies.networking.k8s.io: " in found.reason_text
 
 
-def test_a_runtime_class_adds_its_overhead_and_its_nodes_to_what_doctor_counts(
+def test_runtime_class_adds_overhead_and_node_labels(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("KUBECONFIG", str(apiserver.kubeconfig(tmp_path, server.url, "team")))
+    monkeypatch.setenv("KUBECONFIG", str(apiserver.write_kubeconfig(tmp_path, server.url, "team")))
     scheduling = {"nodeSelector": {"kata": "yes"}}
     overhead = {"podFixed": {"memory": "2Gi", "cpu": "250m"}}
     server.put(

@@ -11,7 +11,7 @@ from jaxlaunch.launcher.diagnose.doctor import checks
 from jaxlaunch.launcher.errors import ApiError, ClusterError, UserError
 from jaxlaunch.launcher.kubernetes.client import Cluster
 from jaxlaunch.launcher.kubernetes.kinds import NAMESPACES, Kind
-from tests.launcher.diagnose.words import other_words
+from tests.launcher.diagnose.words import replace_words
 from tests.launcher.objects import jobset
 
 
@@ -39,43 +39,43 @@ class FakeCluster:
         return self._may
 
 
-def check(cluster: FakeCluster, *, force: bool = False) -> list[str]:
+def check_job(cluster: FakeCluster, *, force: bool = False) -> list[str]:
     job = jobset(1, network="hostnetwork", priority="high")
     return checks.check_submission(
         cast(Cluster, cluster), [job], replace=False, watch=False, force=force
     )
 
 
-def test_what_is_not_known_or_may_change_is_only_noted() -> None:
-    assert check(FakeCluster())[0] == (
+def test_unknown_or_temporary_problems_are_only_notes() -> None:
+    assert check_job(FakeCluster())[0] == (
         "whether PriorityClass high exists is not known: you have no permission to read it."
     )
 
 
-def test_missing_rights_and_a_stricter_namespace_are_errors_unless_forced() -> None:
+def test_missing_rights_and_strict_namespace_are_errors_unless_forced() -> None:
     with pytest.raises(
         ClusterError, match=r"^Missing RBAC permissions in namespace team: create jobsets\S*, get "
     ):
-        check(FakeCluster(may=False))
+        check_job(FakeCluster(may=False))
     with pytest.raises(
         UserError, match="Namespace team enforces Pod Security level restricted"
     ) as raised:
-        check(FakeCluster(enforced="restricted"))
+        check_job(FakeCluster(enforced="restricted"))
     assert not isinstance(raised.value, ClusterError) and (raised.value.hint or "").endswith(
         " --force submits it."
     )
     assert any(
         "enforces Pod Security" in note
-        for note in check(FakeCluster(enforced="restricted"), force=True)
+        for note in check_job(FakeCluster(enforced="restricted"), force=True)
     )
 
 
-def test_who_must_fix_it_does_not_depend_on_words(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(text, "localize", other_words)
+def test_responsibility_does_not_depend_on_wording(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(text, "localize", replace_words)
     with pytest.raises(ClusterError):
-        check(FakeCluster(may=False, enforced="restricted"))
+        check_job(FakeCluster(may=False, enforced="restricted"))
     with pytest.raises(UserError) as raised:
-        check(FakeCluster(enforced="restricted"))
-    assert raised.value.exit_code == 2 and len(check(FakeCluster())) == len(
-        check(FakeCluster(), force=True)
+        check_job(FakeCluster(enforced="restricted"))
+    assert raised.value.exit_code == 2 and len(check_job(FakeCluster())) == len(
+        check_job(FakeCluster(), force=True)
     )

@@ -29,7 +29,7 @@ from jaxlaunch.records.verdict import (
 )
 from tests.found import shows
 from tests.launcher import objects
-from tests.launcher.diagnose.words import other_words
+from tests.launcher.diagnose.words import replace_words
 from tests.launcher.objects import (
     ago,
     beat,
@@ -76,23 +76,25 @@ ELASTIC = jobset(
 )
 
 
-def later(made: dict[str, Any]) -> dict[str, Any]:
+def make_later_pod(made: dict[str, Any]) -> dict[str, Any]:
     """A pod that was made after the others."""
     made["metadata"]["creationTimestamp"] = ago(seconds=9)
     return made
 
 
-def reserved(message: str, *more: dict[str, Any], reason: str = "Pending") -> dict[str, Any]:
+def make_waiting_workload(
+    message: str, *more: dict[str, Any], reason: str = "Pending"
+) -> dict[str, Any]:
     return workload(condition("QuotaReserved", "False", reason, message), *more)
 
 
-def refused(message: str) -> Snapshot:
+def reject_pods(message: str) -> Snapshot:
     """Pods that the API server does not take."""
     text = f'Error creating: pods "lm-w-0-0-x7k2p" is forbidden: {message}'
     return snapshot(jobset(2), events=(event("Job", "lm-w-0", "FailedCreate", text, count=7),))
 
 
-def evicted(host: int, code: int, message: str) -> dict[str, Any]:
+def make_evicted_pod(host: int, code: int, message: str) -> dict[str, Any]:
     """A pod that the kubelet evicted for its own excess."""
     made = over(host, code)
     return made | {
@@ -123,13 +125,13 @@ ENDING = {
 }
 
 
-def unscheduled(
+def make_unscheduled(
     message: str, *nodes: dict[str, Any], events: tuple[dict[str, Any], ...] = (), **job: Any
 ) -> Snapshot:
     return snapshot(jobset(1, **job), pending(0, message), nodes=nodes, events=events)
 
 
-def recorded(job: dict[str, Any], when: str = "stopped", **known: Any) -> dict[str, Any]:
+def add_progress(job: dict[str, Any], when: str = "stopped", **known: Any) -> dict[str, Any]:
     """The JobSet, with how far its job was seven minutes ago."""
     at = (objects.NOW - timedelta(minutes=7)).timestamp()
     text = ProgressAnnotation("1234", at, when, 3, 0, **known).to_json()
@@ -139,7 +141,7 @@ def recorded(job: dict[str, Any], when: str = "stopped", **known: Any) -> dict[s
     }
 
 
-def hooked(code: int, message: str = "") -> Snapshot:
+def fail_hook(code: int, message: str = "") -> Snapshot:
     """A job whose postStart hook failed, and how its container ended then."""
     hook = event("Pod", "lm-w-0-0-abcd0", "FailedPostStartHook", "PostStartHook failed")
     return snapshot(
@@ -149,7 +151,7 @@ def hooked(code: int, message: str = "") -> Snapshot:
     )
 
 
-def new(job: dict[str, Any], seconds: int = 2) -> dict[str, Any]:
+def make_new(job: dict[str, Any], seconds: int = 2) -> dict[str, Any]:
     """The JobSet, created just now, or so many seconds ago."""
     return job | {"metadata": job["metadata"] | {"creationTimestamp": ago(seconds=seconds)}}
 
@@ -164,7 +166,7 @@ UNSEEN = event(
 )
 
 
-def container(name: str, code: int | None = None, reason: str = "Error") -> dict[str, Any]:
+def container_status(name: str, code: int | None = None, reason: str = "Error") -> dict[str, Any]:
     """The status of a container next to the main one, which runs or has ended."""
     end = {"exitCode": code, "reason": reason}
     return {
@@ -175,11 +177,11 @@ def container(name: str, code: int | None = None, reason: str = "Error") -> dict
     }
 
 
-def limited(kind: str, name: str, memory: str, **more: Any) -> dict[str, Any]:
+def limit_memory(kind: str, name: str, memory: str, **more: Any) -> dict[str, Any]:
     return {kind: [{"name": name, "resources": {"limits": {"memory": memory}}, **more}]}
 
 
-def silent(name: str = "node-1", status: str = "Unknown") -> dict[str, Any]:
+def silent_node(name: str = "node-1", status: str = "Unknown") -> dict[str, Any]:
     ready = condition(
         "Ready",
         status,
@@ -190,7 +192,7 @@ def silent(name: str = "node-1", status: str = "Unknown") -> dict[str, Any]:
     return {"metadata": {"name": name}, "status": {"conditions": [ready]}}
 
 
-def unwell(taint: str, kind: str, status: str, message: str) -> dict[str, Any]:
+def make_unhealthy_node(taint: str, kind: str, status: str, message: str) -> dict[str, Any]:
     """A node with the taint that Kubernetes gives it for a condition, among others that are as they should be."""
     others = [
         condition(one, "False", message="is as it should be")
@@ -207,7 +209,7 @@ NO_NETWORK = (  # as a kubelet with containerd says it
 )
 
 
-def leaving(host: int, minutes: int = 2, **parts: Any) -> dict[str, Any]:
+def make_leaving_pod(host: int, minutes: int = 2, **parts: Any) -> dict[str, Any]:
     """A pod that should have ended so long ago, with the finalizer that every pod of a Job has."""
     made = pod(host, **parts)
     finalizers = ["batch.kubernetes.io/job-tracking"]
@@ -250,7 +252,7 @@ RESTARTED = jobset(1, status={"restarts": 1})
 HOST_1_LOST = (past(81), beat(stage="gather", missing=[1]))
 
 
-def case(
+def make_case(
     headline: str, *pods: dict[str, Any], job: dict[str, Any] | None = None, **parts: Any
 ) -> tuple[Snapshot, str]:
     """Return a job in some situation, by default with one host, and the pattern of its headline."""
@@ -259,59 +261,59 @@ def case(
 
 CASES: dict[str, tuple[Snapshot, str]] = {
     # --- the end ----------------------------------------------------------------------------------
-    "done": case("^lm is done, in 5m$", over(0, 0), job=jobset(1, status=ended("Completed"))),
-    "done with steps": case(
+    "done": make_case("^lm is done, in 5m$", over(0, 0), job=jobset(1, status=ended("Completed"))),
+    "done with steps": make_case(
         "^lm is done: all of 2 hosts, step 300, in 5m$",
         over(0, 0),
         over(1, 0),
         job=jobset(2, status=ended("Completed")),
         records=(beat(step=300),),
     ),
-    "failed with a verdict": case(
+    "failed with a verdict": make_case(
         r"^lm failed: bad_spec \(exit 64\): train.lr is negative$",
         over(0, 64, message=farewell(64, "train.lr is negative")),
         job=jobset(1, status=ended("Failed", "FailJobSetFailurePolicyAction")),
     ),
-    "given up after restarts": case(
+    "given up after restarts": make_case(
         r"^lm failed after 5 restarts: crash \(exit 83\): rank 0 raised: X$",
         over(0, 83, message=farewell(83, "rank 0 raised: X"), generation=5),
         job=jobset(
             1, status=ended("Failed", "ReachedMaxRestarts", restarts=5, restartsCountTowardsMax=5)
         ),
     ),
-    "failed without a word": case(
+    "failed without a word": make_case(
         r"^lm failed: host 0 \(pod lm-w-0-0-abcd0\) ended with exit code 42 \(Error\)$",
         over(0, 42),
         job=FAILED,
     ),
-    "failed and its pods are gone": case(
+    "failed and its pods are gone": make_case(
         "^lm failed: jobset failed; no pod is left that could say why$",
         job=jobset(1, status=ended("Failed", "FailedJobs", "jobset failed")),
     ),
-    "killed, and nobody says by whom": case(
+    "killed, and nobody says by whom": make_case(
         r"was killed by SIGKILL \(exit 137\), probably out of memory; its memory limit is 4Gi$",
         over(0, 137),
         job=jobset(1, status=ended("Failed"), resources={"memory": "4Gi"}),
     ),
-    "killed for its liveness probe": case(
+    "killed for its liveness probe": make_case(
         r"^lm failed: host 0 \(pod lm-w-0-0-abcd0\) was killed by SIGKILL \(exit 137\): its "
         r"liveness probe fails$",
         over(0, 137),
         job=jobset(1, status=ended("Failed"), resources={"memory": "4Gi"}),
         events=(event("Pod", "lm-w-0-0-abcd0", "Unhealthy", "Liveness probe failed: "),),
     ),
-    "killed for memory, whole": case(
+    "killed for memory, whole": make_case(
         "^lm failed: its host was OOMKilled; its memory limit is 4Gi$",
         over(0, 137, "OOMKilled"),
         job=jobset(1, status=ended("Failed"), resources={"memory": "4Gi"}),
     ),
-    "killed for memory, one process": case(
+    "killed for memory, one process": make_case(
         "^lm failed: rank 1 was OOMKilled at step 7; its memory limit is 4Gi$",
         over(0, 137, message=farewell(137, "killed", rank=1, step=7)),
         over(1, 137, "OOMKilled", message=farewell(137, "killed", rank=1, step=7)),
         job=jobset(2, status=ended("Failed"), resources={"memory": "4Gi"}),
     ),
-    "deadline": case(
+    "deadline": make_case(
         "^lm failed: its deadline of 120m was exceeded$",
         job=FAILED,
         jobs=(
@@ -320,57 +322,59 @@ CASES: dict[str, tuple[Snapshot, str]] = {
             ),
         ),
     ),
-    "deadline of all generations": case(
+    "deadline of all generations": make_case(
         "^lm failed: the job's deadline of 90 s passed: saved at step 37$",
         over(0, 77, message=farewell(77, "the job's deadline of 90 s passed: saved at step 37")),
         job=FAILED,
     ),
-    "deleting": case(
+    "deleting": make_case(
         "^lm is being deleted: 1 pod still terminating$",
         pod(0, is_leaving=True),
         job=jobset(1) | {"metadata": jobset(1)["metadata"] | {"deletionTimestamp": ago(seconds=3)}},
     ),
-    "its namespace goes, and its Job keeps the pods": case(
+    "its namespace goes, and its Job keeps the pods": make_case(
         "^lm is being deleted with its namespace team, but is blocked: its Job keeps 2 pods that "
         "ended, since ",
         *(over(host, 137, is_leaving=True) for host in range(2)),
         job=jobset(2),
         ending_namespace=ENDING,
     ),
-    "stopped": case(
+    "stopped": make_case(
         "^lm is stopped; step 120 is saved$",
         over(0, 80, message=farewell(80)),
         job=jobset(1, suspend=True),
         records=(beat(committed=120),),
     ),
-    "stopped, and its pods are gone": case(
+    "stopped, and its pods are gone": make_case(
         "^lm is stopped; step 37 is saved$",
-        job=recorded(jobset(1, suspend=True), step=40, committed=37),
+        job=add_progress(jobset(1, suspend=True), step=40, committed=37),
     ),
-    "stopped without a checkpoint, and its pods are gone": case(
+    "stopped without a checkpoint, and its pods are gone": make_case(
         "^lm is stopped; stopped by SIGTERM: nothing was saved$",
-        job=recorded(
+        job=add_progress(
             jobset(1, suspend=True),
             verdict=verdict_for_code(80, "stopped by SIGTERM: nothing was saved"),
         ),
     ),
-    "failed, its pods are gone, and how it ended is on record": case(
+    "failed, its pods are gone, and how it ended is on record": make_case(
         r"^lm failed: hang \(exit 82\): rank 1 hangs$",
-        job=recorded(FAILED, "ended", verdict=verdict_for_code(82, "rank 1 hangs")),
+        job=add_progress(FAILED, "ended", verdict=verdict_for_code(82, "rank 1 hangs")),
     ),
-    "failed after it was stopped and resumed, and its pods are gone": case(
+    "failed after it was stopped and resumed, and its pods are gone": make_case(
         "^lm failed: (?!.*saved at step 40)",
-        job=recorded(FAILED, verdict=verdict_for_code(80, "saved at step 40")),
+        job=add_progress(FAILED, verdict=verdict_for_code(80, "saved at step 40")),
     ),
-    "done with steps, and its pods are gone": case(
+    "done with steps, and its pods are gone": make_case(
         "^lm is done, step 300, in 5m$",
-        job=recorded(jobset(1, status=ended("Completed")), "ended", step=300),
+        job=add_progress(jobset(1, status=ended("Completed")), "ended", step=300),
     ),
-    "stopping": case("^lm is stopping: 1 pod still saving$", pod(0), job=jobset(1, suspend=True)),
-    "stopped in its queue": case(
+    "stopping": make_case(
+        "^lm is stopping: 1 pod still saving$", pod(0), job=jobset(1, suspend=True)
+    ),
+    "stopped in its queue": make_case(
         "^lm is stopped$", job=QUEUED_JOB, workload=workload(active=False)
     ),
-    "put back into its queue after a while": case(
+    "put back into its queue after a while": make_case(
         r"^lm was evicted because its pods were not ready in time \(PodsReadyTimeout\), 2 times by "
         r"now; Kueue puts it back into queue research in 90s$",
         job=QUEUED_JOB,
@@ -387,7 +391,7 @@ CASES: dict[str, tuple[Snapshot, str]] = {
         ),
         local_queue=local_queue(),
     ),
-    "given up by its queue": case(
+    "given up by its queue": make_case(
         "^lm was deactivated by Kueue",
         job=QUEUED_JOB,
         workload=workload(
@@ -395,89 +399,91 @@ CASES: dict[str, tuple[Snapshot, str]] = {
         ),
     ),
     # --- the queue --------------------------------------------------------------------------------
-    "quota": case(
+    "quota": make_case(
         r"^lm waits: queue research \(ClusterQueue shared\) is full: 200m more cpu is needed in "
         r"flavor h100; 7800m of 8 is used$",
         job=QUEUED_JOB,
-        workload=reserved(
+        workload=make_waiting_workload(
             "couldn't assign flavors to pod set w: "
             "insufficient unused quota for cpu in flavor h100, 200m more needed"
         ),
         local_queue=local_queue(),
         cluster_queue=cluster_queue("8", "7800m"),
     ),
-    "quota, and no right to see the queue": case(
+    "quota, and no right to see the queue": make_case(
         "^lm waits: queue research is full: 200m more cpu is needed in flavor h100$",
         job=QUEUED_JOB,
-        workload=reserved("insufficient unused quota for cpu in flavor h100, 200m more needed"),
+        workload=make_waiting_workload(
+            "insufficient unused quota for cpu in flavor h100, 200m more needed"
+        ),
     ),
-    "quota that is never enough": case(
+    "quota that is never enough": make_case(
         "^lm waits: queue research can never admit it: it requests 1800m cpu, flavor real has "
         "1 in total$",
         job=QUEUED_JOB,
-        workload=reserved(
+        workload=make_waiting_workload(
             "couldn't assign flavors to pod set w: "
             "insufficient quota for cpu in flavor real, previously considered "
             "podsets requests (0) + current podset request (1800m) > maximum capacity (1)"
         ),
     ),
-    "quota that is not there": case(
+    "quota that is not there": make_case(
         "^lm waits: queue research does not cover nvidia.com/gpu$",
         job=QUEUED_JOB,
-        workload=reserved(
+        workload=make_waiting_workload(
             "couldn't assign flavors to pod set w: resource nvidia.com/gpu unavailable in "
             "ClusterQueue"
         ),
     ),
-    "no such queue": case(
+    "no such queue": make_case(
         "^lm waits: LocalQueue research does not exist$",
         job=QUEUED_JOB,
-        workload=reserved("LocalQueue research doesn't exist", reason="Inadmissible"),
+        workload=make_waiting_workload("LocalQueue research doesn't exist", reason="Inadmissible"),
     ),
-    "no such cluster queue": case(
+    "no such cluster queue": make_case(
         "^lm waits: ClusterQueue shared does not exist$",
         job=QUEUED_JOB,
-        workload=reserved("ClusterQueue shared doesn't exist", reason="Inadmissible"),
+        workload=make_waiting_workload("ClusterQueue shared doesn't exist", reason="Inadmissible"),
     ),
-    "stopped cluster queue": case(
+    "stopped cluster queue": make_case(
         r"^lm waits: ClusterQueue shared is stopped \(stopPolicy: Hold\)$",
         job=QUEUED_JOB,
-        workload=reserved("ClusterQueue shared is inactive", reason="Inadmissible"),
+        workload=make_waiting_workload("ClusterQueue shared is inactive", reason="Inadmissible"),
         local_queue=local_queue(active=False, reason="ClusterQueueIsInactive"),
         cluster_queue=cluster_queue(active=False, stopPolicy="Hold"),
     ),
-    "broken cluster queue": case(
+    "broken cluster queue": make_case(
         "^lm waits: ClusterQueue shared is inactive: FlavorNotFound$",
         job=QUEUED_JOB,
-        workload=reserved("ClusterQueue shared is inactive", reason="Inadmissible"),
+        workload=make_waiting_workload("ClusterQueue shared is inactive", reason="Inadmissible"),
         local_queue=local_queue(active=False, reason="ClusterQueueIsInactive"),
         cluster_queue=cluster_queue(
             active=False, message="references missing ResourceFlavor(s): h100."
         ),
     ),
-    "stopped queue that may not be job": case(
+    "stopped queue that may not be job": make_case(
         "^lm waits: LocalQueue research is stopped$",
         job=QUEUED_JOB,
-        workload=reserved("LocalQueue research is stopped", reason="Inadmissible"),
+        workload=make_waiting_workload("LocalQueue research is stopped", reason="Inadmissible"),
     ),
-    "preempted, still saving": case(
+    "preempted, still saving": make_case(
         "^lm was preempted by another job; 1 pod still saving$",
         pod(0, is_leaving=True),
         job=QUEUED_JOB,
-        workload=reserved(
+        workload=make_waiting_workload(
             "Preempted", condition("Evicted", reason="Preempted", message="to make room")
         ),
     ),
-    "preempted, waits again": case(
+    "preempted, waits again": make_case(
         "^lm was preempted by another job and waits: queue research is full: 4 more cpu is needed "
         "in flavor h100$",
         job=QUEUED_JOB,
-        workload=reserved(
+        workload=make_waiting_workload(
             "insufficient unused quota for cpu in flavor h100, 4 more needed",
             condition("Evicted", reason="Preempted"),
         ),
     ),
-    "an admission check": case(
+    "an admission check": make_case(
         "^lm waits: quota is reserved in queue research, but admission check nodes has not "
         "passed: Prov",
         job=QUEUED_JOB,
@@ -492,18 +498,18 @@ CASES: dict[str, tuple[Snapshot, str]] = {
             ],
         ),
     ),
-    "admitted": case(
+    "admitted": make_case(
         "^lm is admitted by queue research and about to start$",
         job=QUEUED_JOB,
         workload=workload(condition("QuotaReserved", "True")),
     ),
-    "not taken by Kueue": case(
+    "not taken by Kueue": make_case(
         "^lm is suspended, and Kueue has created no Workload for it in queue research$",
         job=QUEUED_JOB,
         jobs=(),
     ),
     # --- Jobs and pods that are refused -----------------------------------------------------------
-    "webhook down before the Jobs": case(
+    "webhook down before the Jobs": make_case(
         r"^lm has no Jobs: webhook mjob.kb.io \(kueue-webhook in kueue-system\) does not answer: "
         r"connection refused$",
         jobs=(),
@@ -520,29 +526,31 @@ CASES: dict[str, tuple[Snapshot, str]] = {
             ),
         ),
     ),
-    "a webhook that has not seen a new JobSet": case(
-        "^lm is being created: ", job=new(jobset(1)), jobs=(), events=(UNSEEN,)
+    "a webhook that has not seen a new JobSet": make_case(
+        "^lm is being created: ", job=make_new(jobset(1)), jobs=(), events=(UNSEEN,)
     ),
-    "a webhook that had not seen a JobSet when the controller tried last": case(
-        "^lm is being created: ", job=new(jobset(1), seconds=60), jobs=(), events=(UNSEEN,)
+    "a webhook that had not seen a JobSet when the controller tried last": make_case(
+        "^lm is being created: ", job=make_new(jobset(1), seconds=60), jobs=(), events=(UNSEEN,)
     ),
-    "a webhook that does not see a JobSet": case(
+    "a webhook that does not see a JobSet": make_case(
         "^lm has no Jobs: webhook mjob.kb.io denied the request: JobSet.jobset.x-k8s.io "
         '"lm" not found$',
         jobs=(),
         events=(UNSEEN,),
     ),
     "webhook without a server": (
-        refused(
+        reject_pods(
             'failed calling webhook "mpod.kb.io": failed to call webhook: no endpoints available '
             'for service "jobset"'
         ),
         "^lm waits: 2 of 2 pods are rejected: webhook mpod.kb.io does not answer: no endpoints "
         "available for service",
     ),
-    "unattended": case("^lm has no Jobs 10m after it was created: the JobSet controller", jobs=()),
+    "unattended": make_case(
+        "^lm has no Jobs 10m after it was created: the JobSet controller", jobs=()
+    ),
     "exceeded quota": (
-        refused(
+        reject_pods(
             "exceeded quota: few, requested: pods=1,requests.cpu=4, used: pods=5,requests.cpu=9, "
             "limited: pods=5"
         ),
@@ -550,22 +558,22 @@ CASES: dict[str, tuple[Snapshot, str]] = {
         "pods=5,requests.cpu=9, limited",
     ),
     "quota that wants limits": (
-        refused("failed quota: strict: must specify limits.cpu for: main"),
+        reject_pods("failed quota: strict: must specify limits.cpu for: main"),
         "rejected: ResourceQuota strict requires every pod to specify limits.cpu for: main$",
     ),
     "Pod Security": (
-        refused(
+        reject_pods(
             'violates PodSecurity "restricted:latest": runAsNonRoot != true (pod must not set it)'
         ),
         'rejected: the namespace enforces Pod Security "restricted:latest": runAsNonRoot != true',
     ),
     "a policy": (
-        refused(
+        reject_pods(
             "ValidatingAdmissionPolicy 'billing' with binding 'all' denied request: say who pays"
         ),
         "rejected: ValidatingAdmissionPolicy billing denied the request: say who pays$",
     ),
-    "a webhook's no": case(
+    "a webhook's no": make_case(
         "rejected: webhook pods.corp denied the request: no team label$",
         job=jobset(2),
         events=(
@@ -577,7 +585,7 @@ CASES: dict[str, tuple[Snapshot, str]] = {
             ),
         ),
     ),
-    "followers of an exclusive placement": case(
+    "followers of an exclusive placement": make_case(
         "^lm waits: 1 of 2 pods are rejected: exclusive placement: the pods of a slice wait",
         pod(0, node="node-1"),
         job=jobset(2),
@@ -592,26 +600,31 @@ CASES: dict[str, tuple[Snapshot, str]] = {
         ),
     ),
     "no service account": (
-        refused('error looking up service account team/robot: serviceaccount "robot" not found'),
+        reject_pods(
+            'error looking up service account team/robot: serviceaccount "robot" not found'
+        ),
         "rejected: service account robot does not exist$",
     ),
     "no priority class": (
-        refused("no PriorityClass with name urgent was found"),
+        reject_pods("no PriorityClass with name urgent was found"),
         "rejected: PriorityClass urgent does not exist$",
     ),
     "no runtime class": (
-        refused('pod rejected: RuntimeClass "kata" not found'),
+        reject_pods('pod rejected: RuntimeClass "kata" not found'),
         "rejected: RuntimeClass kata does not exist$",
     ),
     "a limit range": (
-        refused("maximum memory usage per Container is 64Gi, but limit is 128Gi"),
+        reject_pods("maximum memory usage per Container is 64Gi, but limit is 128Gi"),
         "a LimitRange of the namespace forbids it: maximum memory usage per Container is 64Gi, but "
         "limit is 128Gi$",
     ),
-    "refused by what nobody knows": (refused("the moon is full"), "rejected: .*the moon is full$"),
+    "refused by what nobody knows": (
+        reject_pods("the moon is full"),
+        "rejected: .*the moon is full$",
+    ),
     # --- nodes ------------------------------------------------------------------------------------
     "no node is large enough": (
-        unscheduled(
+        make_unscheduled(
             NOTHING_FITS,
             node(cpu="8"),
             node("big", taints=("gpu=yes:NoSchedule",), cpu="64"),
@@ -620,14 +633,14 @@ CASES: dict[str, tuple[Snapshot, str]] = {
         "^lm waits: its host is unschedulable: each host requests 32 cpu, the largest node has 8$",
     ),
     "nodes are taken": (
-        unscheduled(
+        make_unscheduled(
             "0/2 nodes are available: 2 Insufficient cpu.", node(), node("b"), resources={"cpu": 4}
         ),
         "^lm waits: its host is unschedulable: insufficient free cpu; 2 nodes would fit a host "
         "when empty$",
     ),
     "no device": (
-        unscheduled(
+        make_unscheduled(
             "0/1 nodes are available: 1 Insufficient nvidia.com/gpu.",
             node(),
             pod={
@@ -642,7 +655,7 @@ CASES: dict[str, tuple[Snapshot, str]] = {
         "node has 0$",
     ),
     "tainted": (
-        unscheduled(
+        make_unscheduled(
             NOTHING_FITS,
             node(taints=("team=b:NoSchedule",)),
             node("b", taints=("team=b:NoSchedule", "x:NoExecute")),
@@ -651,18 +664,20 @@ CASES: dict[str, tuple[Snapshot, str]] = {
         "2 of 2 nodes$",
     ),
     "cordoned": (
-        unscheduled("", node(taints=("node.kubernetes.io/unschedulable:NoSchedule",))),
+        make_unscheduled("", node(taints=("node.kubernetes.io/unschedulable:NoSchedule",))),
         "untolerated taint node.kubernetes.io/unschedulable:NoSchedule on 1 of 1 node$",
     ),
     "a node whose network plugin has no configuration": (
-        unscheduled("", unwell("node.kubernetes.io/not-ready", "Ready", "False", NO_NETWORK)),
+        make_unscheduled(
+            "", make_unhealthy_node("node.kubernetes.io/not-ready", "Ready", "False", NO_NETWORK)
+        ),
         "^lm waits: its host is unschedulable: untolerated taint "
         f"node.kubernetes.io/not-ready:NoSchedule on 1 of 1 node: node-1: {NO_NETWORK}$",
     ),
     "a node whose disk is full": (
-        unscheduled(
+        make_unscheduled(
             "",
-            unwell(
+            make_unhealthy_node(
                 "node.kubernetes.io/disk-pressure",
                 "DiskPressure",
                 "True",
@@ -672,11 +687,11 @@ CASES: dict[str, tuple[Snapshot, str]] = {
         "disk-pressure:NoSchedule on 1 of 1 node: node-1: kubelet has disk pressure$",
     ),
     "a label that no node has": (
-        unscheduled("", node(labels={"disk": "hdd"}), node_selector={"disk": "ssd"}),
+        make_unscheduled("", node(labels={"disk": "hdd"}), node_selector={"disk": "ssd"}),
         "^lm waits: its host is unschedulable: no node has label disk=ssd; nodes have disk=hdd$",
     ),
     "labels that no node has together": (
-        unscheduled(
+        make_unscheduled(
             "",
             node(labels={"a": "1"}),
             node("b", labels={"b": "1"}),
@@ -685,16 +700,16 @@ CASES: dict[str, tuple[Snapshot, str]] = {
         "no node has all of the labels a=1, b=1$",
     ),
     "no nodes": (
-        unscheduled("no nodes available to schedule pods"),
+        make_unscheduled("no nodes available to schedule pods"),
         "^lm waits: its host is unschedulable: the cluster has no",
     ),
-    "nodes that may not be job": case(
+    "nodes that may not be job": make_case(
         "^lm waits: its host is unschedulable: 0/3 nodes are available: 1 Insufficient cpu, 2 node",
         pending(0, NOTHING_FITS),
         nodes=None,
     ),
     "ports": (
-        unscheduled(
+        make_unscheduled(
             "0/1 nodes are available: 1 node(s) didn't have free ports for the "
             "requested pod ports.",
             node(),
@@ -702,7 +717,7 @@ CASES: dict[str, tuple[Snapshot, str]] = {
         "didn't have free ports for the requested pod ports.; 1 node would fit a host when empty$",
     ),
     "new nodes are coming": (
-        unscheduled(
+        make_unscheduled(
             NOTHING_FITS,
             node(),
             events=(
@@ -718,7 +733,7 @@ CASES: dict[str, tuple[Snapshot, str]] = {
         r"\[\{pool-1 0->1",
     ),
     "no new nodes can come": (
-        unscheduled(
+        make_unscheduled(
             NOTHING_FITS,
             node(cpu="8"),
             events=(
@@ -742,7 +757,7 @@ CASES: dict[str, tuple[Snapshot, str]] = {
         "size reached$",
     ),
     "Karpenter cannot": (
-        unscheduled(
+        make_unscheduled(
             NOTHING_FITS,
             node(),
             events=(
@@ -758,7 +773,7 @@ CASES: dict[str, tuple[Snapshot, str]] = {
         ),
         "; the autoscaler adds no node: no instance type satisfied resources$",
     ),
-    "some hosts wait": case(
+    "some hosts wait": make_case(
         "^lm waits: hosts 1 and 3 are unschedulable: insufficient free cpu",
         pod(0),
         pending(1, "0/1 nodes are available: 1 Insufficient cpu."),
@@ -767,16 +782,18 @@ CASES: dict[str, tuple[Snapshot, str]] = {
         job=jobset(4),
         nodes=(node(),),
     ),
-    "a gate": case(
+    "a gate": make_case(
         "^lm waits: its host cannot be scheduled yet",
         pending(0, "waiting for gates", "SchedulingGated"),
     ),
     "no claim": (
-        unscheduled('0/1 nodes are available: persistentvolumeclaim "ckpt" not found.', node()),
+        make_unscheduled(
+            '0/1 nodes are available: persistentvolumeclaim "ckpt" not found.', node()
+        ),
         "^lm waits: PersistentVolumeClaim ckpt does not exist$",
     ),
     "an unbound claim": (
-        unscheduled(
+        make_unscheduled(
             "0/1 nodes are available: pod has unbound immediate PersistentVolumeClaims.",
             node(),
             events=(
@@ -792,14 +809,14 @@ CASES: dict[str, tuple[Snapshot, str]] = {
         '^lm waits: PersistentVolumeClaim ckpt is not bound: storageclass "fast" not found$',
     ),
     "a volume elsewhere": (
-        unscheduled(
+        make_unscheduled(
             "0/2 nodes are available: 2 node(s) didn't match PersistentVolume's node affinity.",
             node(),
         ),
         "^lm waits: its host is unschedulable: volume node affinity conflict",
     ),
     # --- images -----------------------------------------------------------------------------------
-    "no image": case(
+    "no image": make_case(
         "^lm waits: host 0 cannot pull image registry.example/train:1: the image does not exist$",
         waiting(0, "ImagePullBackOff", 'Back-off pulling image "registry.example/train:1"'),
         pod(1),
@@ -813,42 +830,44 @@ CASES: dict[str, tuple[Snapshot, str]] = {
             ),
         ),
     ),
-    "no right to the image": case(
+    "no right to the image": make_case(
         "the registry requires credentials, or the image does not exist$",
         waiting(0, "ErrImagePull", "pull access denied, authorization failed: 403 Forbidden"),
     ),
-    "no registry": case(
+    "no registry": make_case(
         "the node cannot reach the registry$",
         waiting(0, "ErrImagePull", "dial tcp: lookup registry.example: no such host"),
     ),
-    "a limited registry": case(
+    "a limited registry": make_case(
         "the registry's rate limit is reached$",
         waiting(0, "ErrImagePull", "429 Too Many Requests: toomanyrequests"),
     ),
-    "no image's name": case("that is not a valid image name$", waiting(0, "InvalidImageName", "x")),
-    "an image that may not be pulled": case(
+    "no image's name": make_case(
+        "that is not a valid image name$", waiting(0, "InvalidImageName", "x")
+    ),
+    "an image that may not be pulled": make_case(
         "imagePullPolicy is Never$", waiting(0, "ErrImageNeverPull", "x")
     ),
     # --- containers -------------------------------------------------------------------------------
-    "no secret": case(
+    "no secret": make_case(
         "^lm waits: its host cannot start: Secret token does not exist$",
         waiting(0, "CreateContainerConfigError", 'secret "token" not found'),
     ),
-    "no key in a secret": case(
+    "no key in a secret": make_case(
         "Secret token has no key t$",
         waiting(0, "CreateContainerConfigError", "couldn't find key t in Secret team/token"),
     ),
-    "no config map": case(
+    "no config map": make_case(
         "ConfigMap settings does not exist$",
         waiting(0, "CreateContainerConfigError", 'configmap "settings" not found'),
     ),
-    "root": case(
+    "root": make_case(
         "runs as root, and the pod has runAsNonRoot$",
         waiting(
             0, "CreateContainerConfigError", "container has runAsNonRoot and image will run as root"
         ),
     ),
-    "a volume of a secret that is not there": case(
+    "a volume of a secret that is not there": make_case(
         "^lm waits: its host cannot start: Secret s does not exist$",
         waiting(0, "ContainerCreating"),
         events=(
@@ -860,7 +879,7 @@ CASES: dict[str, tuple[Snapshot, str]] = {
             ),
         ),
     ),
-    "a volume that cannot be mounted": case(
+    "a volume that cannot be mounted": make_case(
         "^lm waits: its host cannot mount a volume: Multi-Attach error for volume pvc-1$",
         waiting(0, "ContainerCreating"),
         events=(
@@ -869,7 +888,7 @@ CASES: dict[str, tuple[Snapshot, str]] = {
             ),
         ),
     ),
-    "a node's network": case(
+    "a node's network": make_case(
         "^lm waits: the node cannot create the pod sandbox of its host: cni plugin not "
         "initialized$",
         waiting(0, "ContainerCreating"),
@@ -877,13 +896,13 @@ CASES: dict[str, tuple[Snapshot, str]] = {
             event("Pod", "lm-w-0-0-abcd0", "FailedCreatePodSandBox", "cni plugin not initialized"),
         ),
     ),
-    "no such command": case(
+    "no such command": make_case(
         "^lm cannot start on host 0: command python: executable file not found in",
         over(0, 128, "StartError", 'exec: "python": executable file not found in $PATH: unknown'),
         pod(1),
         job=jobset(2),
     ),
-    "an image without the agent": case(
+    "an image without the agent": make_case(
         "^lm cannot start on its host: image \\S+ does not contain jaxlaunch$",
         over(
             0,
@@ -892,7 +911,7 @@ CASES: dict[str, tuple[Snapshot, str]] = {
             "/bin/python: Error while finding … (ModuleNotFoundError: No module named 'jaxlaunch')",
         ),
     ),
-    "an init container": case(
+    "an init container": make_case(
         "^lm cannot start on its host: init container fetch ended with exit code 3$",
         pod(
             0,
@@ -902,7 +921,7 @@ CASES: dict[str, tuple[Snapshot, str]] = {
             ],
         ),
     ),
-    "a sidecar that fails again and again": case(
+    "a sidecar that fails again and again": make_case(
         "^lm cannot start on its host: init container proxy ended with exit code 3$",
         pod(
             0,
@@ -921,72 +940,72 @@ CASES: dict[str, tuple[Snapshot, str]] = {
             ],
         ),
     ),
-    "an image on its way": case(
+    "an image on its way": make_case(
         "^lm is starting: its host: pulling image registry.example/train:1 for 10m$",
         waiting(0, "ContainerCreating"),
         events=(
             event("Pod", "lm-w-0-0-abcd0", "Pulling", 'Pulling image "registry.example/train:1"'),
         ),
     ),
-    "containers on their way": case(
+    "containers on their way": make_case(
         "^lm is starting: its host: creating volumes and containers for 10m$",
         waiting(0, "ContainerCreating"),
     ),
     # --- the gang ---------------------------------------------------------------------------------
-    "hosts are missing": case(
+    "hosts are missing": make_case(
         "^lm waits at rendezvous for 9m: hosts 1, 3 of 4 missing$",
         *map(pod, range(4)),
         job=jobset(4),
         records=(beat(stage="gather", missing=[1, 3], missing_count=2),),
     ),
-    "many hosts are missing": case(
+    "many hosts are missing": make_case(
         "and 24 more of 64 missing$",
         *map(pod, range(64)),
         job=jobset(64),
         records=(beat(stage="gather", missing=list(range(1, 17)), missing_count=40),),
     ),
-    "everyone is there": case(
+    "everyone is there": make_case(
         "^lm is about to start: all hosts are connected$", pod(0), records=(beat(stage="gather"),)
     ),
-    "it hangs": case(
+    "it hangs": make_case(
         "^lm hangs: rank 3 in data at step 12 for 11m$",
         pod(0),
         records=(beat(overdue="rank 3 in data at step 12 for 11m"),),
     ),
-    "it trains": case("^lm runs: training at step 40$", pod(0), records=(beat(),)),
-    "it prepares its text": case(
+    "it trains": make_case("^lm runs: training at step 40$", pod(0), records=(beat(),)),
+    "it prepares its text": make_case(
         "^lm runs: preparing its text for 60s$", pod(0), records=(beat(phase="prepare", step=None),)
     ),
-    "it compiles": case(
+    "it compiles": make_case(
         "^lm runs: in compile for 60s$", pod(0), records=(beat(phase="compile", step=None),)
     ),
-    "it trains again": case(
+    "it trains again": make_case(
         r"^lm runs again after hang \(82\): rank 1 in data: training at step 40$",
         pod(0),
         records=(past(82, "rank 1 in data"), beat(attempt=2)),
     ),
-    "it trains, and went wrong long ago": case(
+    "it trains, and went wrong long ago": make_case(
         "^lm runs: training at step 40$",
         pod(0),
         records=(past(82, "rank 1"), past(83, "rank 2", attempt=2), beat(attempt=4)),
     ),
-    "its program is silent": case(
+    "its program is silent": make_case(
         "^lm runs: its program reports no steps$",
         pod(0),
         records=(beat(phase="unsaid", step=None),),
     ),
-    "no log of it": case("^lm runs: 2 of 2 hosts ready$", pod(0), pod(1), job=jobset(2)),
-    "between two generations": case(
+    "no log of it": make_case("^lm runs: 2 of 2 hosts ready$", pod(0), pod(1), job=jobset(2)),
+    "between two generations": make_case(
         r"^lm is restarting after crash \(83\): rank 0 raised: X$",
         over(0, 83, message=farewell(83, "rank 0 raised: X")),
         job=jobset(1, status={"restarts": 1, "restartsCountTowardsMax": 1}),
     ),
-    "between two generations, for memory": case(
+    "between two generations, for memory": make_case(
         "^lm is restarting: its host was OOMKilled; it has no memory limit",
         over(0, 137, "OOMKilled"),
         job=RESTARTED,
     ),
-    "a crash loop": case(
+    "a crash loop": make_case(
         r"^lm crashes and restarts without saving a checkpoint: 3 of 5 restarts are used up; last: "
         r"crash \(83\)",
         pod(0, generation=3),
@@ -996,24 +1015,24 @@ CASES: dict[str, tuple[Snapshot, str]] = {
             beat(attempt=4, generation=3),
         ),
     ),
-    "beyond a crash loop": case(
+    "beyond a crash loop": make_case(
         "^lm runs: training at step 40$",
         pod(0, generation=3),
         job=jobset(1, status={"restarts": 3, "restartsCountTowardsMax": 3}),
         records=(past(83, "X", attempt=3, generation=2, step=30), beat(attempt=5, generation=3)),
     ),
-    "a process killed for memory long ago": case(
+    "a process killed for memory long ago": make_case(
         r"^lm failed: bad_data \(exit 65\): no such file$",
         over(0, 65, "OOMKilled", message=farewell(65, "no such file")),
         job=FAILED,
     ),
-    "a container killed for memory, and a peer that lost it": case(
+    "a container killed for memory, and a peer that lost it": make_case(
         "^lm failed: host 1 was OOMKilled; its memory limit is 4Gi$",
         over(0, 81, message=farewell(81, "host 1 is gone")),
         over(1, 137, "OOMKilled"),
         job=jobset(2, status=ended("Failed"), resources={"memory": "4Gi"}),
     ),
-    "evicted": case(
+    "evicted": make_case(
         r"^lm was interrupted: host 0 was evicted \(kubectl drain, or .*API\); it restarts, which "
         r"does not count",
         over(
@@ -1026,27 +1045,27 @@ CASES: dict[str, tuple[Snapshot, str]] = {
         pod(1, is_leaving=True),
         job=jobset(2),
     ),
-    "evicted for its own excess, and restarting": case(
+    "evicted for its own excess, and restarting": make_case(
         r"^lm is restarting: host 1 was evicted: Pod ephemeral .* containers 1Gi "
         r"\(resources.ephemeral\); that counts",
-        evicted(1, 137, EXCESS),
+        make_evicted_pod(1, 137, EXCESS),
         pod(0, is_leaving=True),
         job=jobset(2),
     ),
-    "evicted for its own excess, and given up": case(
+    "evicted for its own excess, and given up": make_case(
         r'^lm failed after 5 restarts: its host was evicted: Usage .* exceeds the limit "1Gi" '
         r"\(volumes: ephemeral\)$",
-        evicted(0, 84, 'Usage of EmptyDir volume "volume-0" exceeds the limit "1Gi". '),
+        make_evicted_pod(0, 84, 'Usage of EmptyDir volume "volume-0" exceeds the limit "1Gi". '),
         job=jobset(1, status=ended("Failed", "ReachedMaxRestarts", restarts=5)),
     ),
-    "a loop of evictions for its own excess": case(
+    "a loop of evictions for its own excess": make_case(
         r"^lm crashes and restarts .*; Pod lm-w-0-0-abcd0 was evicted: Pod ephemeral .* 1Gi "
         r"\(resources.ephemeral\)$",
         pod(0, generation=2),
         job=jobset(1, status={"restarts": 2, "restartsCountTowardsMax": 2}),
         events=(event("Pod", "lm-w-0-0-abcd0", "Evicted", EXCESS),),
     ),
-    "two nodes are lost": case(
+    "two nodes are lost": make_case(
         "^lm waits: nodes node-0, node-1 are NotReady, with all 2 hosts on them$",
         *(
             pod(host, node=f"node-{host}", conditions=[condition("Ready", "False")])
@@ -1058,12 +1077,12 @@ CASES: dict[str, tuple[Snapshot, str]] = {
             for host in range(2)
         ),
     ),
-    "a verdict on the attempt of the newest heartbeat": case(
+    "a verdict on the attempt of the newest heartbeat": make_case(
         r"^lm has ended attempt 1: lost \(81\): host 1 was lost$",
         pod(0),
         records=(beat(phase="compile"), judged(81, "host 1 was lost")),
     ),
-    "one of two pods failed, and no agent has said why yet": case(
+    "one of two pods failed, and no agent has said why yet": make_case(
         r"^lm is restarting: host 1 \(pod \S+\) ended with exit code 1; 1 pod still terminating$",
         pod(0),
         over(1, 1),
@@ -1071,7 +1090,7 @@ CASES: dict[str, tuple[Snapshot, str]] = {
         records=(beat(phase="compile"),),
     ),
     # a lost host, whose gang keeps its other pods
-    "a lost pod, which Kubernetes has not made again": case(
+    "a lost pod, which Kubernetes has not made again": make_case(
         "^lm waits for host 1 to come back: its pod does not exist yet, since Kubernetes makes it "
         "again 10 s after it failed; the other 2 hosts keep their pods$",
         pod(0),
@@ -1079,7 +1098,7 @@ CASES: dict[str, tuple[Snapshot, str]] = {
         job=jobset(3),
         records=(beat(stage="gather", missing=[1]), judged(81, "host 1 was lost")),
     ),
-    "a lost pod, made again, that no node takes": case(
+    "a lost pod, made again, that no node takes": make_case(
         "^lm waits for host 1 to come back: host 1 is unschedulable: 0/3 nodes .*; the other 2 "
         "hosts keep their ",
         pod(0),
@@ -1088,7 +1107,7 @@ CASES: dict[str, tuple[Snapshot, str]] = {
         job=jobset(3),
         records=(past(81), beat(stage="gather")),
     ),
-    "a lost pod, made again, that starts": case(
+    "a lost pod, made again, that starts": make_case(
         "^lm waits for host 1 to come back: host 1 is starting: creating volumes .*; the other 1 "
         "host keeps its pod$",
         pod(0),
@@ -1096,14 +1115,14 @@ CASES: dict[str, tuple[Snapshot, str]] = {
         job=jobset(2),
         records=(past(81), beat(stage="gather")),
     ),
-    "the pod of the leader is lost": case(
+    "the pod of the leader is lost": make_case(
         "^lm waits for host 0, which leads, to come back: its pod does not exist yet, .*; the "
         "other 2 hosts keep ",
         pod(1),
         pod(2),
         job=jobset(3),
     ),
-    "the pod of the leader left, and its log with it": case(
+    "the pod of the leader left, and its log with it": make_case(
         "^lm waits for host 0, which leads, to come back: its pod does not exist yet, .*; the "
         "other 3 hosts keep ",
         over(0, 143, message=farewell(80, "stopped")),
@@ -1112,13 +1131,13 @@ CASES: dict[str, tuple[Snapshot, str]] = {
         pod(3),
         job=SPARE,
     ),
-    "the pod of the leader is made again": case(
+    "the pod of the leader is made again": make_case(
         "^lm waits for host 0, which leads, to come back: host 0 is unschedulable: ",
-        later(pending(0, NOTHING_FITS)),
+        make_later_pod(pending(0, NOTHING_FITS)),
         pod(1),
         job=jobset(2),
     ),
-    "a spare holds the ranks of a lost host": case(
+    "a spare holds the ranks of a lost host": make_case(
         "^lm runs: training at step 40, with its ranks on hosts 0, 3, 2; no spare is ready, since "
         "host 1 is missing: its pod does not exist yet, ",
         pod(0),
@@ -1127,41 +1146,41 @@ CASES: dict[str, tuple[Snapshot, str]] = {
         job=SPARE,
         records=(past(81), beat(attempt=2, members="0,3,2")),
     ),
-    "a lost host, whose node Kubernetes has not noticed yet": case(
+    "a lost host, whose node Kubernetes has not noticed yet": make_case(
         "^lm waits for host 1 to come back: its agent does not answer, and pod lm-w-0-1-abcd1 "
         "still reads as running on node node-1; the other 2 hosts keep their pods$",
         *map(pod, range(3)),
         job=jobset(3),
         records=HOST_1_LOST,
     ),
-    "a lost host, whose next pod runs and has not said hello yet": case(
+    "a lost host, whose next pod runs and has not said hello yet": make_case(
         "^lm waits at rendezvous for 9m: host 1 of 2 missing$",
         pod(0),
         pod(1, state={"running": {"startedAt": ago(seconds=2)}}),
         job=jobset(2),
         records=HOST_1_LOST,
     ),
-    "the node of a lost host does not answer": case(
+    "the node of a lost host does not answer": make_case(
         "^lm waits for host 1 to come back: node node-2 has not answered since .*, with pod "
         "lm-w-0-1-abcd1 on it; the other 2 hosts keep their pods$",
         pod(0),
         pod(1, node="node-2"),
         pod(2),
         job=jobset(3),
-        silent_node=silent("node-2"),
+        silent_node=silent_node("node-2"),
         records=HOST_1_LOST,
     ),
-    "the node of a lost host does not answer, and keeps its pod": case(
+    "the node of a lost host does not answer, and keeps its pod": make_case(
         "^lm waits for host 1 to come back: pod lm-w-0-1-abcd1 should have ended 2m ago, and node "
         "node-2 has not .*; the other 2 hosts keep their pods$",
         pod(0),
-        leaving(1, node="node-2", conditions=CUT_OFF),
+        make_leaving_pod(1, node="node-2", conditions=CUT_OFF),
         pod(2),
         job=jobset(3),
-        silent_node=silent("node-2"),
+        silent_node=silent_node("node-2"),
         records=HOST_1_LOST,
     ),
-    "a spare holds the ranks of a host whose node nobody may read": case(
+    "a spare holds the ranks of a host whose node nobody may read": make_case(
         "^lm runs: training at step 40, with its ranks on hosts 0, 3, 2; no spare is ready, since "
         "host 1 is missing: node node-2 is NotReady, with pod lm-w-0-1-abcd1 on it$",
         pod(0),
@@ -1171,18 +1190,18 @@ CASES: dict[str, tuple[Snapshot, str]] = {
         job=SPARE,
         records=(past(81), beat(attempt=2, members="0,3,2")),
     ),
-    "a spare holds the ranks of a host whose node keeps its pod": case(
+    "a spare holds the ranks of a host whose node keeps its pod": make_case(
         "with its ranks on hosts 0, 3, 2; no spare is ready, since host 1 is missing: pod "
         "lm-w-0-1-abcd1 should have ended 2m ago, and node node-2 has not answered since ",
         pod(0),
-        leaving(1, node="node-2", conditions=CUT_OFF),
+        make_leaving_pod(1, node="node-2", conditions=CUT_OFF),
         pod(2),
         pod(3),
         job=SPARE,
-        silent_node=silent("node-2"),
+        silent_node=silent_node("node-2"),
         records=(past(81), beat(attempt=2, members="0,3,2")),
     ),
-    "a spare holds the ranks of a host whose node is deleted": case(
+    "a spare holds the ranks of a host whose node is deleted": make_case(
         "no spare is ready, since host 1 is missing: node node-2 no longer exists: its object was "
         "deleted at ",
         pod(0),
@@ -1193,52 +1212,52 @@ CASES: dict[str, tuple[Snapshot, str]] = {
         deleted_node=DeletedNode("node-2", ago(minutes=1)),
         records=(past(81), beat(attempt=2, members="0,3,2")),
     ),
-    "fewer hosts, as the node of one does not answer": case(
+    "fewer hosts, as the node of one does not answer": make_case(
         "^lm runs with 2 of 3 hosts: .* of 90; it waits for host 1 to grow again: node node-2 has "
         "not answered since ",
         pod(0),
         pod(1, node="node-2"),
         pod(2),
         job=ELASTIC,
-        silent_node=silent("node-2"),
+        silent_node=silent_node("node-2"),
         records=(past(81), beat(attempt=2, members="0,2")),
     ),
-    "a kubelet that is gone alone": case(
+    "a kubelet that is gone alone": make_case(
         "^lm runs, at step 40: node node-2 has not answered since .*, but the agent of host 1 "
         "on it does$",
         pod(0),
         pod(1, node="node-2"),
         job=jobset(2),
-        silent_node=silent("node-2"),
+        silent_node=silent_node("node-2"),
         records=(beat(),),
     ),
-    "a kubelet that is gone alone, its pod deleted": case(
+    "a kubelet that is gone alone, its pod deleted": make_case(
         "^lm runs, at step 40: node node-2 is NotReady, but the agent of host 1 on it does$",
         pod(0),
-        leaving(1, node="node-2", conditions=CUT_OFF),
+        make_leaving_pod(1, node="node-2", conditions=CUT_OFF),
         job=jobset(2),
         events=(event("Pod", "lm-w-0-1-abcd1", "NodeNotReady", "Node is not ready"),),
         records=(beat(),),
     ),
-    "no replacement came, as the node of a lost host keeps its pod": case(
+    "no replacement came, as the node of a lost host keeps its pod": make_case(
         r"^lm is restarting after lost \(81\): host 1 was lost; 1 pod still terminating: node "
         r"node-2 has not answered since .*, with pod lm-w-0-1-abcd1 on it$",
         over(0, 81, message=farewell(81, "host 1 was lost")),
-        leaving(1, 0, node="node-2", conditions=CUT_OFF),
+        make_leaving_pod(1, 0, node="node-2", conditions=CUT_OFF),
         job=jobset(2),
-        silent_node=silent("node-2"),
+        silent_node=silent_node("node-2"),
     ),
-    "all are done, and a node keeps the pod of a host that is lost": case(
+    "all are done, and a node keeps the pod of a host that is lost": make_case(
         "^lm has finished, but its Job is not complete before pod lm-w-0-1-abcd1 has ended: pod "
         "lm-w-0-1-abcd1 should have ended 2m ago, and node node-2 has not answered since ",
         over(0, 0),
-        leaving(1, node="node-2", conditions=CUT_OFF),
+        make_leaving_pod(1, node="node-2", conditions=CUT_OFF),
         over(2, 0),
         over(3, 0),
         job=SPARE,
-        silent_node=silent("node-2"),
+        silent_node=silent_node("node-2"),
     ),
-    "a spare is about to take the ranks of a host": case(
+    "a spare is about to take the ranks of a host": make_case(
         "^lm is about to start again without host 1: host 3 takes its ranks$",
         pod(0),
         over(1, 143),
@@ -1247,7 +1266,7 @@ CASES: dict[str, tuple[Snapshot, str]] = {
         job=SPARE,
         records=(beat(members="0-2"), judged(80)),
     ),
-    "two hosts are lost, and there is one spare": case(
+    "two hosts are lost, and there is one spare": make_case(
         "^lm waits for hosts 1, 2 to come back: their pods do not exist yet, .*; the other 2 hosts "
         "keep their pods$",
         pod(0),
@@ -1255,11 +1274,11 @@ CASES: dict[str, tuple[Snapshot, str]] = {
         job=SPARE,
         records=(past(81), beat(stage="gather", missing=[1, 2])),
     ),
-    "a host is missing, and another's volumes could not be mounted at first": case(
+    "a host is missing, and another's volumes could not be mounted at first": make_case(
         "^lm waits for host 1 to come back: host 1 is starting: creating volumes and containers; "
         "the other 1 host ",
         pod(0),
-        later(waiting(1, "ContainerCreating")),
+        make_later_pod(waiting(1, "ContainerCreating")),
         job=jobset(2),
         records=HOST_1_LOST,
         events=(
@@ -1272,7 +1291,7 @@ CASES: dict[str, tuple[Snapshot, str]] = {
             ),
         ),
     ),
-    "another host is lost, and no spare is left": case(
+    "another host is lost, and no spare is left": make_case(
         "^lm waits for host 3 to come back: its pod does not .*; the other 2 hosts keep their "
         "pods; no spare is left$",
         pod(0),
@@ -1280,7 +1299,7 @@ CASES: dict[str, tuple[Snapshot, str]] = {
         job=SPARE,
         records=(past(81), beat(stage="gather", members="0,3,2", attempt=2)),
     ),
-    "fewer hosts for a while": case(
+    "fewer hosts for a while": make_case(
         "^lm runs with 2 of 3 hosts: training at step 40 of 90; it waits for host 1 to grow again: "
         "host 1 is unsched",
         pod(0),
@@ -1289,34 +1308,34 @@ CASES: dict[str, tuple[Snapshot, str]] = {
         job=ELASTIC,
         records=(past(81), beat(attempt=2, members="0,2")),
     ),
-    "fewer hosts, and one that is back": case(
+    "fewer hosts, and one that is back": make_case(
         "^lm runs with 2 of 3 hosts: training at step 40 of 90; host 1 will hold ranks after "
         "the next save$",
         *(pod(host) for host in range(3)),
         job=ELASTIC,
         records=(past(81), beat(attempt=2, members="0,2")),
     ),
-    "a host that left its gang after a drain": case(
+    "a host that left its gang after a drain": make_case(
         "^lm waits for host 1 to come back: its pod does not exist yet, ",
         pod(0),
         over(1, 143, message=farewell(80, "stopped")),
         job=jobset(2),
         records=(beat(), judged(80)),
     ),
-    "evicted by a node that is low on memory": case(
+    "evicted by a node that is low on memory": make_case(
         "^lm was interrupted: its host was evicted by the kubelet of node node-1, which was low on "
         "memory; it used 1803264Ki, and requests 128Mi; it restarts, which does not count against "
         "the restart limits$",
-        evicted(0, 137, LOW),
+        make_evicted_pod(0, 137, LOW),
     ),
-    "a pod that is not ready, and nobody says why": case(
+    "a pod that is not ready, and nobody says why": make_case(
         "^lm runs: 1 of 2 hosts ready$",
         pod(0),
         pod(1, conditions=[condition("Ready", "False")]),
         job=jobset(2),
         records=(beat(phase="compile"),),
     ),
-    "a node is lost": case(
+    "a node is lost": make_case(
         "^lm waits: node node-2 is NotReady, with host 1 on it$",
         pod(0),
         pod(1, node="node-2", conditions=[condition("Ready", "False")]),
@@ -1324,7 +1343,7 @@ CASES: dict[str, tuple[Snapshot, str]] = {
         events=(event("Pod", "lm-w-0-1-abcd1", "NodeNotReady", "Node is not ready"),),
     ),
     # --- others -----------------------------------------------------------------------------------
-    "a finalizer keeps a pod": case(
+    "a finalizer keeps a pod": make_case(
         "^lm is being deleted, but is blocked: finalizer a.io/b has kept pod "
         "lm-w-0-0-abcd0 for 9m$",
         pod(0)
@@ -1335,13 +1354,13 @@ CASES: dict[str, tuple[Snapshot, str]] = {
         job=jobset(1)
         | {"metadata": jobset(1)["metadata"] | {"deletionTimestamp": ago(minutes=10)}},
     ),
-    "a silent node keeps a pod": case(
+    "a silent node keeps a pod": make_case(
         "^lm is restarting; 1 pod still terminating: pod lm-w-0-0-abcd0 should have ended 9m ago, "
         "and node node-1",
         pod(0) | {"metadata": pod(0)["metadata"] | {"deletionTimestamp": ago(minutes=9)}},
         job=RESTARTED,
     ),
-    "a finalizer keeps the JobSet alone": case(
+    "a finalizer keeps the JobSet alone": make_case(
         "is blocked: finalizer team.io/keep has kept JobSet lm for 10m$",
         job=jobset(1)
         | {
@@ -1352,7 +1371,7 @@ CASES: dict[str, tuple[Snapshot, str]] = {
             }
         },
     ),
-    "a namespace on its way out": case(
+    "a namespace on its way out": make_case(
         "^lm waits: its pod is rejected: namespace team is being deleted and accepts no "
         "new objects$",
         events=(
@@ -1365,34 +1384,34 @@ CASES: dict[str, tuple[Snapshot, str]] = {
             ),
         ),
     ),
-    "a namespace that takes its jobs with it": case(
+    "a namespace that takes its jobs with it": make_case(
         "^lm is being deleted with its namespace team: 1 pod still terminating$",
         pod(0, is_leaving=True),
         job=jobset(1)
         | {"metadata": jobset(1)["metadata"] | {"deletionTimestamp": ago(seconds=10)}},
         ending_namespace=ENDING,
     ),
-    "a claim without its volume": case(
+    "a claim without its volume": make_case(
         "^lm waits: PersistentVolume pv-1 of PersistentVolumeClaim ckpt no longer exists$",
         pending(
             0,
             '0/1 nodes: persistentvolumeclaim "ckpt" bound to non-existent persistentvolume "pv-1"',
         ),
     ),
-    "preempted by a job that is known": case(
+    "preempted by a job that is known": make_case(
         "^lm was preempted by job urgent and waits: ",
         job=QUEUED_JOB,
-        workload=reserved("later", condition("Evicted", reason="Preempted")),
+        workload=make_waiting_workload("later", condition("Evicted", reason="Preempted")),
         preempted_by="urgent",
     ),
-    "all that it started has ended": case(
+    "all that it started has ended": make_case(
         "^lm runs: its processes have ended at step 40$",
         pod(0),
         pod(1),
         job=jobset(2),
         records=(beat(phase="ended", counts={"ended": 2}, phases={"ended": [0, 1]}),),
     ),
-    "most of what it started has ended": case(
+    "most of what it started has ended": make_case(
         "^lm runs: its processes end at step 40; ranks 0, 2 have ended, rank 1 still runs$",
         *map(pod, range(3)),
         job=jobset(3),
@@ -1402,21 +1421,21 @@ CASES: dict[str, tuple[Snapshot, str]] = {
             ),
         ),
     ),
-    "another controller": case(
+    "another controller": make_case(
         r"^lm has no Jobs 10m after it was created: controller their.test/own \(spec.managedBy\) "
         r"has not acted on it$",
         job={**jobset(1), "spec": {**jobset(1)["spec"], "managedBy": "their.test/own"}},
         jobs=(),
     ),
-    "without Jobs between generations": case(
+    "without Jobs between generations": make_case(
         "^lm is restarting$", job=jobset(1, status={"restarts": 2}), jobs=()
     ),
-    "no such scheduler": case(
+    "no such scheduler": make_case(
         "^lm waits: scheduler mine has not looked at its host in 10m$",
         pod(0, node=None),
         job=jobset(1, pod={"spec": {"schedulerName": "mine"}}),
     ),
-    "a kubelet that is slow": case(
+    "a kubelet that is slow": make_case(
         "^lm is starting: its host: creating volumes and containers for 10m$",
         waiting(0, "ContainerCreating"),
         events=(
@@ -1430,7 +1449,7 @@ CASES: dict[str, tuple[Snapshot, str]] = {
         ),
     ),
     "single claim": (
-        unscheduled(
+        make_unscheduled(
             "0/1 nodes are available: 1 node(s) unavailable due to PersistentVolumeClaim with "
             "ReadWriteOncePod access mode already in-use by another pod.",
             node(),
@@ -1438,7 +1457,7 @@ CASES: dict[str, tuple[Snapshot, str]] = {
         ),
         "^lm waits: PersistentVolumeClaim data is ReadWriteOncePod, and another pod uses it$",
     ),
-    "no pull secret": case(
+    "no pull secret": make_case(
         "cannot pull image registry.example/train:1: Secret mine of image_pull_secrets "
         "does not exist$",
         waiting(0, "ImagePullBackOff", "Back-off pulling image"),
@@ -1453,38 +1472,38 @@ CASES: dict[str, tuple[Snapshot, str]] = {
             ),
         ),
     ),
-    "another platform": case(
+    "another platform": make_case(
         "cannot pull image registry.example/train:1: the image is not built for the node's CPU "
         "architecture$",
         waiting(0, "ErrImagePull", "no match for platform in manifest sha256:01: not found"),
     ),
-    "unhealthy": case(
+    "unhealthy": make_case(
         "^lm is restarted again and again: its liveness probe fails: no answer$",
         pod(0, generation=1),
         job=RESTARTED,
         events=(event("Pod", "lm-w-0-0-abcd0", "Unhealthy", "Liveness probe failed: no answer"),),
     ),
-    "a hook, again": case(
+    "a hook, again": make_case(
         "^lm is restarted again and again: its postStart hook fails: PostStartHook failed$",
         pod(0, generation=1),
         job=RESTARTED,
         events=(event("Pod", "lm-w-0-0-abcd0", "FailedPostStartHook", "PostStartHook failed"),),
     ),
     "a hook": (
-        hooked(137),
+        fail_hook(137),
         r"^lm failed: the postStart hook of host 0 \(pod lm-w-0-0-abcd0\) failed: "
         r"PostStartHook failed$",
     ),
     "a hook, and an agent that was stopped for it": (
-        hooked(80, farewell(80, "stopped from outside before every host had joined")),
+        fail_hook(80, farewell(80, "stopped from outside before every host had joined")),
         r"^lm failed: the postStart hook of host 0 \(pod lm-w-0-0-abcd0\) failed: "
         r"PostStartHook failed$",
     ),
     "a hook, and an error of the program": (
-        hooked(83, farewell(83, "rank 0 raised: X")),
+        fail_hook(83, farewell(83, "rank 0 raised: X")),
         r"^lm failed: crash \(exit 83\): rank 0 raised: X$",
     ),
-    "rejected by its node": case(
+    "rejected by its node": make_case(
         r"^lm failed: node node-1 rejected host 0 \(pod lm-w-0-0-abcd0\): OutOfcpu: Pod was "
         r"rejected: not enough cpu$",
         pod(
@@ -1496,7 +1515,7 @@ CASES: dict[str, tuple[Snapshot, str]] = {
         ),
         job=FAILED_JOBS,
     ),
-    "a node that is gone": case(
+    "a node that is gone": make_case(
         "^lm was interrupted: its host was on node node-1, which no longer exists; it restarts",
         pod(
             0,
@@ -1505,14 +1524,14 @@ CASES: dict[str, tuple[Snapshot, str]] = {
             ],
         ),
     ),
-    "a host that cannot join": case(
+    "a host that cannot join": make_case(
         r"did not join within 5 s \(timeouts.gather\); host 1 \(pod lm-w-0-1-abcd1\): cannot join "
         r"host 0 at \S+: name not resolved$",
         over(0, 81, message=farewell(81, NOT_JOINED)),
         over(1, 81, message=farewell(81, CANNOT_JOIN)),
         job=jobset(2, status=ended("Failed", "FailJobSet")),
     ),
-    "DNS that does not answer": case(
+    "DNS that does not answer": make_case(
         "^lm waits at rendezvous for 9m: hosts 0, 1 of 2 missing; not even host 0 reaches itself "
         "by the name that all hosts use: most likely DNS does not answer$",
         pod(0),
@@ -1520,134 +1539,136 @@ CASES: dict[str, tuple[Snapshot, str]] = {
         job=jobset(2),
         records=(beat(stage="gather", missing=[0, 1], missing_count=2),),
     ),
-    "no pods yet": case("^lm is being created: 0 of 2 pods exist$", job=jobset(2), events=()),
+    "no pods yet": make_case("^lm is being created: 0 of 2 pods exist$", job=jobset(2), events=()),
     # --- a controller or a node that is silent ----------------------------------------------------
-    "the Job controller is silent": case(
+    "the Job controller is silent": make_case(
         "^lm has no pods 10m after its Job lm-w-0 was created: the Job controller has not "
         "acted on it$",
         job=jobset(2),
         jobs=(job_object(is_seen=False),),
     ),
-    "the Job controller misses a failure": case(
+    "the Job controller misses a failure": make_case(
         r"^lm waits: host 0 \(pod lm-w-0-0-abcd0\) failed 2m ago, and the Job controller has not "
         r"acted on that$",
         pod(0, state={"terminated": {"exitCode": 3, "finishedAt": ago(minutes=2)}}, phase="Failed"),
     ),
-    "the JobSet controller misses a failure": case(
+    "the JobSet controller misses a failure": make_case(
         "^lm waits: its Jobs failed 2m ago, and the JobSet controller has not acted on that$",
         over(0, 3),
         jobs=(job_object("lm-w-0", condition("Failed", lastTransitionTime=ago(minutes=2))),),
     ),
-    "the garbage collector is silent": case(
+    "the garbage collector is silent": make_case(
         "^lm is being deleted, but is blocked: the garbage collector has not deleted its Job "
         "lm-w-0 in 5m$",
         pod(0),
         job=jobset(1) | {"metadata": jobset(1)["metadata"] | {"deletionTimestamp": ago(minutes=5)}},
     ),
-    "the Job controller keeps a pod that has ended": case(
+    "the Job controller keeps a pod that has ended": make_case(
         "pod lm-w-0-0-abcd0 has ended, and the Job controller has not counted it for 2m$",
-        leaving(0, phase="Failed"),
+        make_leaving_pod(0, phase="Failed"),
         job=RESTARTED,
     ),
-    "a dead node keeps a pod": case(
+    "a dead node keeps a pod": make_case(
         "^lm was interrupted: its host was on node node-1, which does not answer or got a "
         "NoExecute taint; pod "
         "lm-w-0-0-abcd0 should have ended 2m ago, and node node-1 has not answered since 11:57:00 "
         "UTC \\(3m ago\\): "
         "Kubelet stopped posting node status$",
-        leaving(0, conditions=TAINTED_OUT),
-        silent_node=silent(),
+        make_leaving_pod(0, conditions=TAINTED_OUT),
+        silent_node=silent_node(),
     ),
-    "a dead node keeps a pod, as events say too": case(
+    "a dead node keeps a pod, as events say too": make_case(
         "lm-w-0-0-abcd0 should have ended 2m ago, and node node-1 has not answered since 11:57:00 "
         "UTC \\(3m ago\\): "
         "Kubelet stopped posting node status$",
-        leaving(0, conditions=CUT_OFF),
-        silent_node=silent(),
+        make_leaving_pod(0, conditions=CUT_OFF),
+        silent_node=silent_node(),
         events=(NODE_NOT_READY,),
     ),
-    "a dead node, its pods deleted just now": case(
+    "a dead node, its pods deleted just now": make_case(
         "^lm was interrupted: its host was on node node-1, which does not answer or got a "
         "NoExecute taint; that pod "
         "cannot end, since node node-1 has not answered since 11:57:00 UTC \\(3m ago\\): Kubelet "
         "stopped posting node "
         "status$",
-        leaving(0, 0, conditions=CUT_OFF),
-        silent_node=silent(),
+        make_leaving_pod(0, 0, conditions=CUT_OFF),
+        silent_node=silent_node(),
         events=(NODE_NOT_READY,),
     ),
-    "a dead node that nobody may read, its pods deleted just now": case(
+    "a dead node that nobody may read, its pods deleted just now": make_case(
         "which does not answer or got a NoExecute taint; those pods cannot end, since node node-1 "
         "is NotReady$",
-        *(leaving(host, 0, conditions=CUT_OFF) for host in range(2)),
+        *(make_leaving_pod(host, 0, conditions=CUT_OFF) for host in range(2)),
         job=jobset(2),
         events=(NODE_NOT_READY,),
     ),
-    "a dead node, its pods not deleted yet": case(
+    "a dead node, its pods not deleted yet": make_case(
         "^lm waits: node node-2 has not answered since 11:57:00 UTC \\(3m ago\\): Kubelet stopped "
         "posting node status; "
         "host 1 is on it$",
         pod(0),
         pod(1, node="node-2"),
         job=jobset(2),
-        silent_node=silent("node-2"),
+        silent_node=silent_node("node-2"),
     ),
-    "a kubelet that does not begin": case(
+    "a kubelet that does not begin": make_case(
         "^lm is starting: its host: the kubelet of node node-1 has not begun with it in 10m$",
         waiting(0, "ContainerCreating", is_seen=False, containerStatuses=[]),
     ),
-    "a warning while it is created": case(
+    "a warning while it is created": make_case(
         "^lm is being created: 1 of 2 pods exist; the newest warning: Odd: it is odd$",
         pod(0),
         job=jobset(2),
         events=(event("Job", "lm-w-0", "Odd", "it is odd"),),
     ),
-    "a resource claim that cannot be made": case(
+    "a resource claim that cannot be made": make_case(
         "^lm waits: its host cannot be scheduled: FailedResourceClaimCreation: PodResourceClaim "
         "imex: .*not found$",
         pod(0, node=None, state={}, conditions=[]),
         events=(event("Pod", "lm-w-0-0-abcd0", "FailedResourceClaimCreation", CLAIM),),
     ),
     # --- other containers -------------------------------------------------------------------------
-    "a sidecar failed": case(
+    "a sidecar failed": make_case(
         "^lm failed: container proxy of its host ended with exit code 7; the program "
         "itself finished$",
-        over(0, 0, message=farewell(0, "the process finished"), beside=[container("proxy", 7)]),
+        over(
+            0, 0, message=farewell(0, "the process finished"), beside=[container_status("proxy", 7)]
+        ),
         job=FAILED_JOBS,
     ),
-    "a sidecar failed, and the program runs": case(
+    "a sidecar failed, and the program runs": make_case(
         "^lm runs, but container ship of host 1 was OOMKilled; its memory limit is 40Mi: "
         "the job fails",
         pod(0),
         pod(
             1,
-            beside=[container("ship", 137, "OOMKilled")],
-            spec=limited("containers", "ship", "40Mi"),
+            beside=[container_status("ship", 137, "OOMKilled")],
+            spec=limit_memory("containers", "ship", "40Mi"),
         ),
         job=jobset(2),
         records=(beat(),),
     ),
-    "a sidecar does not end": case(
+    "a sidecar does not end": make_case(
         r"^lm does not end: its program ended 2m ago \(exit 0\), but container mesh of its host "
         r"still runs$",
-        pod(0, state=DONE_LONG_AGO, phase="Running", beside=[container("mesh")]),
+        pod(0, state=DONE_LONG_AGO, phase="Running", beside=[container_status("mesh")]),
     ),
-    "a sidecar does not end, and the program failed": case(
+    "a sidecar does not end, and the program failed": make_case(
         r"^lm does not end: its program ended 2m ago \(exit 83\), but container mesh of its host "
         r"still runs$",
         pod(
             0,
             state={"terminated": DONE_LONG_AGO["terminated"] | {"exitCode": 83}},
             phase="Running",
-            beside=[container("mesh")],
+            beside=[container_status("mesh")],
         ),
     ),
-    "a native sidecar ends with the program": case(
+    "a native sidecar ends with the program": make_case(
         "^lm is done, in 5m$",
-        over(0, 0, initContainerStatuses=[container("mesh", 137)]),
+        over(0, 0, initContainerStatuses=[container_status("mesh", 137)]),
         job=jobset(1, status=ended("Completed")),
     ),
-    "a native sidecar ends again and again": case(
+    "a native sidecar ends again and again": make_case(
         "^lm runs, but sidecar proxy of its host ends again and again: exit code 4$",
         pod(
             0,
@@ -1661,7 +1682,7 @@ CASES: dict[str, tuple[Snapshot, str]] = {
         ),
         records=(beat(),),
     ),
-    "a pod's own deadline": case(
+    "a pod's own deadline": make_case(
         r"^lm failed: host 0 \(pod lm-w-0-0-abcd0\) was ended by its own activeDeadlineSeconds: "
         r"Pod was active",
         over(0, 137, reason="Error")
@@ -1671,7 +1692,7 @@ CASES: dict[str, tuple[Snapshot, str]] = {
         },
         job=FAILED_JOBS,
     ),
-    "not ready, and why": case(
+    "not ready, and why": make_case(
         r"^lm runs: 0 of 1 host ready; host 0 \(pod lm-w-0-0-abcd0\): containers with unready "
         r"status: \[main\]$",
         pod(
@@ -1681,31 +1702,31 @@ CASES: dict[str, tuple[Snapshot, str]] = {
             ],
         ),
     ),
-    "an init container runs": case(
+    "an init container runs": make_case(
         "^lm is starting: its host: init container fetch has run for 5m$",
-        waiting(0, "PodInitializing", initContainerStatuses=[container("fetch")]),
+        waiting(0, "PodInitializing", initContainerStatuses=[container_status("fetch")]),
     ),
-    "a native sidecar is not ready": case(
+    "a native sidecar is not ready": make_case(
         "^lm is starting: its host: sidecar mesh has not been ready for 5m$",
         waiting(
             0,
             "PodInitializing",
-            initContainerStatuses=[container("mesh")],
+            initContainerStatuses=[container_status("mesh")],
             spec={"initContainers": [{"name": "mesh", "restartPolicy": "Always"}]},
         ),
     ),
-    "an init container was OOMKilled": case(
+    "an init container was OOMKilled": make_case(
         "^lm failed: init container fetch of its host was OOMKilled; its memory limit is 40Mi$",
         waiting(
             0,
             "PodInitializing",
             phase="Failed",
-            initContainerStatuses=[container("fetch", 137, "OOMKilled")],
-            spec=limited("initContainers", "fetch", "40Mi"),
+            initContainerStatuses=[container_status("fetch", 137, "OOMKilled")],
+            spec=limit_memory("initContainers", "fetch", "40Mi"),
         ),
         job=jobset(1, status=ended("Failed", "FailedJobs"), resources={"memory": "64Gi"}),
     ),
-    "too little memory to start": case(
+    "too little memory to start": make_case(
         "^lm failed: it cannot start on its host: its memory limit of 4Mi is too low for the "
         "container runtime",
         over(
@@ -1713,20 +1734,24 @@ CASES: dict[str, tuple[Snapshot, str]] = {
             128,
             "StartError",
             "cannot start a stopped process: unknown",
-            spec=limited("containers", "main", "4Mi"),
+            spec=limit_memory("containers", "main", "4Mi"),
         ),
         job=FAILED_JOBS,
     ),
-    "the container runtime fails": case(
+    "the container runtime fails": make_case(
         "^lm failed: it cannot start on its host: the container runtime failed: cgroup: "
         "device busy$",
         over(
-            0, 128, "StartError", "cgroup: device busy", spec=limited("containers", "main", "4Gi")
+            0,
+            128,
+            "StartError",
+            "cgroup: device busy",
+            spec=limit_memory("containers", "main", "4Gi"),
         ),
         job=FAILED_JOBS,
     ),
     # --- ranks ------------------------------------------------------------------------------------
-    "one rank has ended": case(
+    "one rank has ended": make_case(
         "^lm runs: its program reports no steps; rank 1 has ended, rank 0 still runs$",
         pod(0),
         pod(1),
@@ -1740,13 +1765,13 @@ CASES: dict[str, tuple[Snapshot, str]] = {
             ),
         ),
     ),
-    "a trainer that starts": case(
+    "a trainer that starts": make_case(
         "^lm runs: its processes start: imports, devices, JAX's own initialization$",
         pod(0),
         job=jobset(1, command=None, train={"task": "my.tasks:Mine", "batch": 1, "steps": 9}),
         records=(beat(phase="unsaid", step=None, phases={"unsaid": [0]}, counts={"unsaid": 1}),),
     ),
-    "no room in shared memory": case(
+    "no room in shared memory": make_case(
         r"^lm failed: killed \(exit 135\): rank 0 was killed by SIGBUS; most often /dev/shm is "
         r"full, which is 1Mi",
         over(0, 135, message=farewell(135, "rank 0 was killed by SIGBUS")),
@@ -1756,7 +1781,7 @@ CASES: dict[str, tuple[Snapshot, str]] = {
     ),
     # --- the scheduler's rules, and Kueue's reasons -----------------------------------------------
     "topology spread": (
-        unscheduled(
+        make_unscheduled(
             "0/3 nodes are available: 1 node(s) had untolerated taint(s), 2 node(s) didn't match "
             "pod topology spread constraints (missing required label). no new claims to "
             "deallocate, preemption: 0/3 nodes are available: 3 Preemption is not helpful for "
@@ -1768,7 +1793,7 @@ CASES: dict[str, tuple[Snapshot, str]] = {
         r"unschedulable: 2 node\(s\) didn't match pod topology spread constraints \(missing "
         r"required label\); 2 nodes would fit a host when empty$",
     ),
-    "anti-affinity, nodes unknown": case(
+    "anti-affinity, nodes unknown": make_case(
         r"unschedulable: 0/2 nodes are available: 2 node\(s\) didn't match pod "
         r"anti-affinity rules$",
         pending(
@@ -1777,30 +1802,32 @@ CASES: dict[str, tuple[Snapshot, str]] = {
             "preemption: no.",
         ),
     ),
-    "a closed queue": case(
+    "a closed queue": make_case(
         "^lm waits: queue research is closed to namespace team: its namespaceSelector "
         "does not match$",
         job=QUEUED_JOB,
-        workload=reserved("Workload namespace doesn't match ClusterQueue selector"),
+        workload=make_waiting_workload("Workload namespace doesn't match ClusterQueue selector"),
     ),
-    "drained": case(
+    "drained": make_case(
         r"^lm was evicted because the ClusterQueue was stopped \(stopPolicy: HoldAndDrain\) and "
         r"waits: ClusterQueue shared is stopped",
         job=QUEUED_JOB,
-        workload=reserved(
+        workload=make_waiting_workload(
             "ClusterQueue shared is stopped", condition("Evicted", reason="ClusterQueueStopped")
         ),
         local_queue=local_queue(),
         cluster_queue=cluster_queue(active=False, stopPolicy="HoldAndDrain"),
     ),
-    "no node replaces one that failed": case(
+    "no node replaces one that failed": make_case(
         r"^lm was evicted because nodes failed, and Kueue found no replacement \(NodeFailures, TAS",
         job=QUEUED_JOB,
-        workload=reserved("", condition("Evicted", reason="NodeFailures", message="no node")),
+        workload=make_waiting_workload(
+            "", condition("Evicted", reason="NodeFailures", message="no node")
+        ),
     ),
     **{
         f"Kueue's reason {reason}": (
-            snapshot(QUEUED_JOB, workload=reserved("it says why", reason=reason)),
+            snapshot(QUEUED_JOB, workload=make_waiting_workload("it says why", reason=reason)),
             rf"^lm waits: queue research {words} \({reason}\): it says why$",
         )
         for reason, words in {
@@ -1814,7 +1841,7 @@ CASES: dict[str, tuple[Snapshot, str]] = {
             "DRAResourcesUnresolved": "cannot resolve its resource claims",
         }.items()
     },
-    "another tool's": case(
+    "another tool's": make_case(
         "^lm is being created: 3 of 6 pods exist$",
         *(pod(host, part="part", container="work", slice=0) for host in range(3)),
         job=objects.foreign(),
@@ -1823,18 +1850,16 @@ CASES: dict[str, tuple[Snapshot, str]] = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_the_first_line_names_the_situation(case: str) -> None:
+def test_headline_names_the_situation(case: str) -> None:
     job, expected = CASES[case]
     assert re.search(expected, explain_job(job).headline), explain_job(job).headline
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_no_decision_depends_on_the_words_of_a_text(
-    case: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_decisions_do_not_depend_on_wording(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     job, _ = CASES[case]
     english = explain_job(job)
-    monkeypatch.setattr(text, "localize", other_words)
+    monkeypatch.setattr(text, "localize", replace_words)
     other = explain_job(job)
     for field in ("situation", "action", "commands", "see"):
         assert getattr(other, field) == getattr(english, field)
@@ -1842,7 +1867,7 @@ def test_no_decision_depends_on_the_words_of_a_text(
     assert (other.next_move is None) is (english.next_move is None)
 
 
-def test_the_words_of_a_text_are_not_written_before_the_answer_is_known(
+def test_texts_are_rendered_only_after_the_diagnosis(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def refuse(*_: object) -> str:
@@ -1871,15 +1896,13 @@ def test_the_words_of_a_text_are_not_written_before_the_answer_is_known(
         ),
     ],
 )
-def test_a_command_about_an_object_of_a_namespace_names_it(
-    command: text.Command, line: str
-) -> None:
+def test_commands_name_the_namespace_of_their_object(command: text.Command, line: str) -> None:
     sentence = text.Text("see `{command}`.", command=command)
     assert text.Renderer("lm", "team").render(sentence) == f"see `{line}`."
     assert " -n " not in text.Renderer("lm").render(sentence)
 
 
-def test_every_wait_and_every_failure_comes_with_a_next_move() -> None:
+def test_every_wait_and_failure_has_a_next_move() -> None:
     for case, (job, _) in CASES.items():
         found = explain_job(job)
         assert found.next_move or re.search(
@@ -1895,7 +1918,7 @@ def test_every_wait_and_every_failure_comes_with_a_next_move() -> None:
         (30, "have it write below /tmp, or mount a volume there"),
     ],
 )
-def test_what_the_system_says_of_a_file_has_a_next_move_of_its_own(error: int, move: str) -> None:
+def test_errors_of_files_have_their_own_next_moves(error: int, move: str) -> None:
     raised = Failure(
         FailureKind.EXCEPTION, rank=0, exception=ExceptionFacts("OSError", "no", errno=error)
     )
@@ -1912,7 +1935,7 @@ def test_what_the_system_says_of_a_file_has_a_next_move_of_its_own(error: int, m
         ({"projected": {"sources": []}}, "secret", "its Secret"),
     ],
 )
-def test_a_key_that_a_volume_lacks_is_told_with_the_object_of_the_volume(
+def test_missing_key_names_object_of_the_volume(
     volume: dict[str, object], kind: str, named: str
 ) -> None:
     message = (
@@ -1938,14 +1961,16 @@ def test_a_key_that_a_volume_lacks_is_told_with_the_object_of_the_volume(
         ((), "5m"),
     ],
 )
-def test_the_wait_for_a_silent_node_is_what_the_pods_tolerate(
+def test_wait_for_silent_node_is_the_toleration_of_pods(
     tolerations: tuple[object, ...], said: str
 ) -> None:
     job = jobset(2)
     job["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]["tolerations"] = [
         *tolerations
     ]
-    found = explain_job(snapshot(job, pod(0), pod(1, node="node-2"), silent_node=silent("node-2")))
+    found = explain_job(
+        snapshot(job, pod(0), pod(1, node="node-2"), silent_node=silent_node("node-2"))
+    )
     assert found.situation == "node-lost"
     assert (found.next_move or "").startswith(
         f"wait: Kubernetes evicts its pods after {said}, but makes them again"
@@ -1956,9 +1981,7 @@ def test_the_wait_for_a_silent_node_is_what_the_pods_tolerate(
     ("saved", "move"),
     [(37, "`launcher submit -n team --replace`: it resumes from step 37."), (None, "")],
 )
-def test_only_where_a_step_is_saved_is_it_said_that_the_job_resumes_from_it(
-    saved: int | None, move: str
-) -> None:
+def test_resume_step_is_named_only_if_a_step_is_saved(saved: int | None, move: str) -> None:
     failed = over(0, 71, message=farewell(71, "the loss is nan"))
     job = snapshot(FAILED_JOBS, failed, records=(beat(committed=saved),))
     found = explain_job(job).next_move or ""
@@ -1973,9 +1996,7 @@ def test_only_where_a_step_is_saved_is_it_said_that_the_job_resumes_from_it(
         ("Unhealthy", "runs", True),
     ],
 )
-def test_a_warning_is_evidence_as_long_as_it_may_be_true(
-    reason: str, of: str, is_of_now: bool
-) -> None:
+def test_warning_is_evidence_while_it_may_be_true(reason: str, of: str, is_of_now: bool) -> None:
     """Of host 1, by how far its pod is; host 0 runs."""
     made = {
         "pending": pending(1, NOTHING_FITS),
@@ -1988,7 +2009,7 @@ def test_a_warning_is_evidence_as_long_as_it_may_be_true(
     assert not any("a warning" in line for line in explain_job(found).evidence) or is_of_now
 
 
-def test_evidence_is_bounded_however_many_events_there_are() -> None:
+def test_evidence_is_bounded() -> None:
     lines = "\n".join(f"  File 'x.py', line {number}" for number in range(5000))
     texts = tuple(
         event("Pod", "lm-w-0-0-abcd0", f"Reason{number}", "x" * 10_000) for number in range(500)
@@ -2001,13 +2022,13 @@ def test_evidence_is_bounded_however_many_events_there_are() -> None:
     assert len(json.dumps(found.to_json())) < 20_000
 
 
-def test_the_tail_of_the_traceback_is_the_first_evidence_of_a_failure() -> None:
+def test_traceback_tail_is_the_first_evidence() -> None:
     text = "Traceback (most recent call last):\n  File 'x.py', line 3\nValueError: no"
     job = snapshot(FAILED, over(0, 70, message=farewell(70, "raised", traceback=text)))
     assert explain_job(job).evidence[:3] == tuple(text.splitlines())
 
 
-def test_an_agent_s_report_is_no_evidence_of_a_hook_that_failed() -> None:
+def test_agent_report_is_no_evidence_of_failed_hook() -> None:
     assert not [
         line
         for line in explain_job(CASES["a hook, and an agent that was stopped for it"][0]).evidence
@@ -2015,7 +2036,7 @@ def test_an_agent_s_report_is_no_evidence_of_a_hook_that_failed() -> None:
     ]
 
 
-def test_restarts_by_cause_and_the_age_of_the_last_good_checkpoint_are_always_shown() -> None:
+def test_facts_show_restarts_by_cause_and_checkpoint_age() -> None:
     job = snapshot(
         jobset(1, status={"restarts": 3, "restartsCountTowardsMax": 1}),
         pod(0, generation=3),
@@ -2037,10 +2058,10 @@ def test_restarts_by_cause_and_the_age_of_the_last_good_checkpoint_are_always_sh
     )
 
 
-def test_numbers_that_outlived_the_pods_come_with_their_time() -> None:
+def test_recorded_numbers_come_with_their_time() -> None:
     queued = jobset(1, **QUEUED, status={"restarts": 1})
     known = {"step": 40, "committed": 37, "goodput": 0.81, "restarts": {"preempted": 2}}
-    found = explain_job(snapshot(recorded(queued, "queued", **known), workload=workload()))
+    found = explain_job(snapshot(add_progress(queued, "queued", **known), workload=workload()))
     assert found.facts == (
         "restarts: 2, of which 0 count against the limit of 5; attempts ended by preempted 2",
         "as of 11:53:00 UTC (7m ago), when its queue suspended it: step 40, last good checkpoint: "
@@ -2048,7 +2069,7 @@ def test_numbers_that_outlived_the_pods_come_with_their_time() -> None:
     )
 
 
-def test_what_is_not_known_is_named() -> None:
+def test_facts_name_what_is_unknown() -> None:
     summary = PastLine(attempt=1, unknown="no shared folder")
     job = snapshot(
         jobset(1), pod(0), records=(summary, beat()), unread=("nodes could not be read: forbidden",)
@@ -2059,7 +2080,7 @@ def test_what_is_not_known_is_named() -> None:
     )
 
 
-def test_a_jobset_of_another_tool_is_explained_without_its_steps() -> None:
+def test_jobset_of_another_tool_is_explained_without_steps() -> None:
     found = explain_job(
         snapshot(
             objects.foreign(), *(pod(host, part="part", container="work") for host in range(6))
@@ -2068,7 +2089,7 @@ def test_a_jobset_of_another_tool_is_explained_without_its_steps() -> None:
     assert "not submitted by launcher" in " ".join(found.facts)
 
 
-def test_a_terminating_namespace_is_said_by_its_own_status() -> None:
+def test_terminating_namespace_is_explained_by_its_status() -> None:
     leaving = jobset(1) | {
         "metadata": jobset(1)["metadata"] | {"deletionTimestamp": ago(seconds=10)}
     }
@@ -2084,14 +2105,14 @@ def test_a_terminating_namespace_is_said_by_its_own_status() -> None:
     assert "pods. has 1 resource instances" in gone.evidence[0]
 
 
-def test_a_name_that_does_not_exist_suggests_similar_ones() -> None:
+def test_unknown_name_suggests_similar_names() -> None:
     job = NoSuchJob("team", "lm-smal", other_jobs=("lm-small", "other"))
     assert explain_job(job).headline == "job lm-smal not found in namespace team"
     shows("job … not found in namespace", explain_job(job).headline)
     assert explain_job(job).next_move == "did you mean lm-small?"
 
 
-def test_a_job_that_is_gone_is_told_by_what_is_left_of_it() -> None:
+def test_deleted_job_is_explained_by_events_and_leftovers() -> None:
     done = fold_events(
         [
             trim_event(
@@ -2115,7 +2136,7 @@ def test_a_job_that_is_gone_is_told_by_what_is_left_of_it() -> None:
     )
 
 
-def test_events_of_an_earlier_job_of_that_name_or_of_a_neighbour_are_not_its_own() -> None:
+def test_events_of_other_jobs_are_ignored() -> None:
     text = (
         'Error creating: pods "lm-w-0-0-x7k2p" is forbidden: exceeded quota: few, requested: a, '
         "used: b, limited: c"
@@ -2131,7 +2152,7 @@ def test_events_of_an_earlier_job_of_that_name_or_of_a_neighbour_are_not_its_own
     assert job.events == ()
 
 
-def test_a_thousand_pods_that_wait_for_one_reason_make_one_line() -> None:
+def test_events_of_a_thousand_pods_fold_into_one() -> None:
     texts = tuple(
         event("Pod", f"lm-w-0-{host}-abcd0", "FailedScheduling", NOTHING_FITS)
         for host in range(1000)
@@ -2140,7 +2161,7 @@ def test_a_thousand_pods_that_wait_for_one_reason_make_one_line() -> None:
     assert (one["count"], len(one["names"])) == (1000, 8)
 
 
-def test_the_newest_verdict_is_the_leaders_not_that_of_a_host_that_lost_it() -> None:
+def test_leader_verdict_has_precedence_over_that_of_a_host() -> None:
     job = snapshot(
         jobset(2, status=ended("Failed")),
         over(0, 83, message=farewell(83, "rank 0 raised: X")),
@@ -2149,7 +2170,7 @@ def test_the_newest_verdict_is_the_leaders_not_that_of_a_host_that_lost_it() -> 
     assert explain_job(job).headline == "lm failed: crash (exit 83): rank 0 raised: X"
 
 
-def test_a_verdict_of_the_attempt_before_is_not_that_of_the_one_that_runs() -> None:
+def test_verdict_of_earlier_attempt_is_not_current() -> None:
     job = snapshot(
         jobset(1),
         pod(0),
@@ -2168,7 +2189,7 @@ def test_every_situation_has_a_meaning_and_is_documented() -> None:
     assert situations.render_page(page) == page
 
 
-def test_nobody_is_told_to_make_a_configmap_that_only_launcher_can_fill() -> None:
+def test_missing_code_configmap_is_created_by_submitting_again() -> None:
     message = (
         'MountVolume.SetUp failed for volume "code" : configmap "jaxlaunch-029450a6a2bf" not found'
     )
@@ -2186,7 +2207,7 @@ def test_nobody_is_told_to_make_a_configmap_that_only_launcher_can_fill() -> Non
     )
 
 
-def test_nobody_is_told_to_make_the_secret_of_a_gang_that_runs() -> None:
+def test_missing_gang_secret_is_created_by_submitting_again() -> None:
     message = 'MountVolume.SetUp failed for volume "gang-secret" : secret "lm-gang" not found'
     waits = waiting(1, "ContainerCreating")
     seen = (event("Pod", waits["metadata"]["name"], "FailedMount", message),)

@@ -31,7 +31,7 @@ def logs(
     monkeypatch: pytest.MonkeyPatch,
 ) -> Logs:
     """`launcher logs lm …` of a job of two hosts that runs."""
-    monkeypatch.setenv("KUBECONFIG", str(apiserver.kubeconfig(tmp_path, server.url, "team")))
+    monkeypatch.setenv("KUBECONFIG", str(apiserver.write_kubeconfig(tmp_path, server.url, "team")))
     server.put(JOBSETS.path("team", "lm"), objects.jobset())
     for host in range(2):
         pod = objects.pod(host)

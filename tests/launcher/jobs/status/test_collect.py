@@ -18,14 +18,14 @@ from jaxlaunch.launcher.kubernetes.kinds import JOBSETS, PODS, Kind
 from jaxlaunch.launcher.kubernetes.labels import JOB_LABEL
 from jaxlaunch.records import log_lines
 from tests.launcher import apiserver, objects
-from tests.launcher.apiserver import Fault, Handler, Server, refuse
+from tests.launcher.apiserver import Fault, Handler, Server, refuse_with
 from tests.launcher.objects import cluster_queue, jobset, local_queue, node, pending, pod, workload
 
 
 @pytest.fixture
 def cluster(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cluster:
     monkeypatch.setenv(
-        "KUBECONFIG", str(apiserver.kubeconfig(tmp_path, server.url, namespace="team"))
+        "KUBECONFIG", str(apiserver.write_kubeconfig(tmp_path, server.url, namespace="team"))
     )
     return Cluster.connect()
 
@@ -121,7 +121,7 @@ def test_the_namespace_is_read_only_where_the_job_is_deleted_or_refused(
     put(server, JOBSETS, jobset(1))
     assert collect.read_snapshot(cluster, "team", "lm").ending_namespace is None
     leaving = {"metadata": {"deletionTimestamp": objects.ago(minutes=1)}}
-    put(server, JOBSETS, apiserver.merged(jobset(1), leaving))
+    put(server, JOBSETS, apiserver.merge_patch(jobset(1), leaving))
     assert explain_job(collect.read_snapshot(cluster, "team", "lm")).headline.startswith(
         "lm is being deleted with its namespace"
     )
@@ -157,7 +157,7 @@ def test_what_may_not_be_read_is_named_and_the_rest_is_used(
 ) -> None:
     put(server, JOBSETS, jobset(1))
     put(server, PODS, pending(0, "0/3 nodes are available: 3 Insufficient cpu."))
-    server.on("GET", part, refuse(403))
+    server.on("GET", part, refuse_with(403))
     found = explain_job(collect.read_snapshot(cluster, "team", "lm"))
     assert found.headline.startswith("lm waits: its host is unschedulable: ")
     assert "could not be read: a fault of the test: 403" in found.facts[0]
@@ -168,7 +168,7 @@ def test_a_node_that_fails_to_give_a_log_is_called_once(server: Server, cluster:
     put(server, PODS, pod(0))
     ready = {"status": {"conditions": [objects.condition("Ready")]}}
     server.put(kinds.NODES.path(None, "node-1"), node("node-1") | ready)
-    server.on("GET", "/log", *[refuse(500)] * 5)
+    server.on("GET", "/log", *[refuse_with(500)] * 5)
     found = explain_job(collect.read_snapshot(cluster, "team", "lm"))
     assert found.headline.startswith(
         "lm runs: 1 of 1 host ready; what they do is unknown: the log of lm-w-0-0-"
@@ -227,7 +227,7 @@ def test_the_node_of_a_host_that_may_be_lost_is_read_and_named(
     server.put(
         kinds.NODES.path(None, "node-1"), node("node-1") | {"status": {"conditions": [ready]}}
     )
-    server.on("GET", "/log", refuse(500))
+    server.on("GET", "/log", refuse_with(500))
     job = collect.read_snapshot(cluster, "team", "lm")
     assert explain_job(job).headline == (
         "lm waits: node node-1 has not answered: Kubelet stopped posting node status; its "
@@ -258,7 +258,7 @@ def test_a_node_that_is_deleted_is_named_while_its_pods_read_as_running(
     )
     server.put(kinds.EVENTS.path("default", "removed"), removed)
     if "events" in which:
-        server.on("GET", "/namespaces/default/events", refuse(403))
+        server.on("GET", "/namespaces/default/events", refuse_with(403))
     job = collect.read_snapshot(cluster, "team", "lm")
     assert isinstance(job, Snapshot)
     found = explain_job(dataclasses.replace(job, now=objects.NOW))
@@ -317,7 +317,7 @@ def unknown_path() -> Fault:
 def test_no_right_to_jobsets_is_an_error_and_not_an_absent_job(
     server: Server, cluster: Cluster
 ) -> None:
-    server.on("GET", "/jobsets", refuse(403))
+    server.on("GET", "/jobsets", refuse_with(403))
     with pytest.raises(ApiError):
         collect.read_snapshot(cluster, "team", "lm")
 

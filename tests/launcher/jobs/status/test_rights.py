@@ -59,7 +59,7 @@ LATE = job_object(
 ON = "lm-w-0-0-abcd0"  # the pod of host 0
 GENERATION = {"restarts": 3, "restartsCountTowardsMax": 3}
 JOB = (JOBS, job_object())
-SAVING = (JOBS, apiserver.merged(job_object(), {"status": {"terminating": 2}}))
+SAVING = (JOBS, apiserver.merge_patch(job_object(), {"status": {"terminating": 2}}))
 LOG = Kind("", "", "log", "")  # not an object: what host 0 writes
 QUEUES = (LOCAL_QUEUES, objects.local_queue())
 SHARED = (CLUSTER_QUEUES, objects.cluster_queue())
@@ -73,7 +73,7 @@ def running(*hosts: int, **parts: Any) -> Things:
 
 
 def old(**keys: Any) -> tuple[kinds.Kind, objects.Object]:
-    return JOBSETS, apiserver.merged(jobset(**keys), OLD)
+    return JOBSETS, apiserver.merge_patch(jobset(**keys), OLD)
 
 
 def event(kind: str, name: str, reason: str, message: str) -> tuple[kinds.Kind, objects.Object]:
@@ -161,7 +161,10 @@ SITUATIONS: dict[str, Things] = {
         (WORKLOADS, EVICTED),
         QUEUES,
         SHARED,
-        (JOBSETS, apiserver.merged(jobset(), {"metadata": {"name": "big", "uid": "0123-4567"}})),
+        (
+            JOBSETS,
+            apiserver.merge_patch(jobset(), {"metadata": {"name": "big", "uid": "0123-4567"}}),
+        ),
     ],
     "evicting": [
         old(queue="research", suspend=True),
@@ -178,7 +181,7 @@ SITUATIONS: dict[str, Things] = {
     "stopped": [(JOBSETS, jobset(suspend=True))],
     "stopping": [(JOBSETS, jobset(suspend=True)), SAVING, *running(0, 1)],
     "deleting": [
-        (JOBSETS, apiserver.merged(jobset(), {"metadata": {"deletionTimestamp": BEGUN}})),
+        (JOBSETS, apiserver.merge_patch(jobset(), {"metadata": {"deletionTimestamp": BEGUN}})),
         JOB,
         *running(0, is_leaving=True),
     ],
@@ -256,7 +259,7 @@ def call(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> Call:
-    monkeypatch.setenv("KUBECONFIG", str(apiserver.kubeconfig(tmp_path, server.url, "team")))
+    monkeypatch.setenv("KUBECONFIG", str(apiserver.write_kubeconfig(tmp_path, server.url, "team")))
     return lambda verb, *options: launcher(
         capsys, monkeypatch, verb, *(() if verb == "list" else ("lm",)), *options
     )
@@ -271,9 +274,9 @@ def put(server: Server, situation: str) -> None:
     for kind, one in things:
         if kind is LOG:
             continue
-        obj = apiserver.merged(one, {"metadata": {"namespace": "team"}})
+        obj = apiserver.merge_patch(one, {"metadata": {"namespace": "team"}})
         if kind not in (LOCAL_QUEUES, CLUSTER_QUEUES):
-            obj = apiserver.merged(obj, {"metadata": {"labels": {JOB_LABEL: "lm"}}})
+            obj = apiserver.merge_patch(obj, {"metadata": {"labels": {JOB_LABEL: "lm"}}})
         if kind is JOBS:
             obj["metadata"]["labels"]["jobset.sigs.k8s.io/jobset-name"] = "lm"
         place = "team" if kind.namespaced else None
