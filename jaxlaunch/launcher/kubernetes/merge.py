@@ -17,8 +17,8 @@ def merge_patch(base: Any, patch: Any, key: str = "") -> Any:
     Items of lists are merged by name or appended, and scalars are replaced.
     """
     if isinstance(patch, dict):
-        items = base.items() if isinstance(base, dict) else ()
-        merged = {name: copy.deepcopy(value) for name, value in items if value is not None}
+        fields = base if isinstance(base, dict) else {}
+        merged = {name: copy.deepcopy(value) for name, value in fields.items() if value is not None}
         for name, value in patch.items():
             if value is None:
                 merged.pop(name, None)

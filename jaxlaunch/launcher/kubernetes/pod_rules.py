@@ -67,7 +67,8 @@ def _container_faults(
     resources: Any = container.get("resources")
     if not isinstance(resources, dict):
         return
-    requests, limits = resources.get("requests"), resources.get("limits")
+    requests: Any = resources.get("requests")
+    limits: Any = resources.get("limits")
     quantities, maxima = _valid_quantities(requests), _valid_quantities(limits)
     for name in quantities.keys() & maxima.keys():
         if quantities[name] > maxima[name]:

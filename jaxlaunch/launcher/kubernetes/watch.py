@@ -185,18 +185,18 @@ class Outage:
             UnreachableError: After 15 minutes without an answer.
             TimeoutError: At `deadline`, in the time of time.monotonic().
         """
-        started_at, deadline = time.monotonic(), math.inf if deadline is None else deadline
+        started_at, end = time.monotonic(), math.inf if deadline is None else deadline
         while True:
             try:
                 answer = call()
             except (ApiError, UnreachableError) as error:
                 now = time.monotonic()
-                if now >= deadline and is_transient(error):
+                if now >= end and is_transient(error):
                     raise TimeoutError from None
                 if not is_transient(error) or now - started_at > ERROR_TIMEOUT_S:
                     raise without_network_hint(error) from None
                 self.report_outage()
-                time.sleep(max(0.0, min(_PAUSE_S, deadline - now)))
+                time.sleep(max(0.0, min(_PAUSE_S, end - now)))
             else:
                 self.report_outage()
                 return answer

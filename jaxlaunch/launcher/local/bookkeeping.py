@@ -49,7 +49,8 @@ def begin_start(
     files.replace_file(starts.file_path(JOB), resolved.encode())
     changed = dict[str, Any]()
     if (compared := starts.compared_start) is not None:
-        file, previous_job = start_folder(folder, compared.start) / JOB, {}
+        previous_job: Any = {}
+        file = start_folder(folder, compared.start) / JOB
         with contextlib.suppress(OSError):
             text = regular_files.read_bounded(file, reader.MAX_BYTES).decode(errors="replace")
             previous_job = reader.parse_document(text, JOB).data
@@ -127,11 +128,11 @@ def end_generation(
     if final is not None and records and contract.outcome_for_code(final.code).in_place:
         # Agents that were lost could not report that the run makes no progress.
         final = history.decide_next(records, 0, all_hosts_alive=False).verdict
-    seconds = dict.fromkeys(contract.CLOCK, 0.0) | dict(summary.seconds)
+    clock = dict.fromkeys(contract.CLOCK, 0.0) | dict(summary.seconds)
     # These are the seconds that the agents took to end.
-    seconds["down"] += max(0.0, time.time() - started_at - sum(seconds.values()))
+    clock["down"] += max(0.0, time.time() - started_at - sum(clock.values()))
     restarts = history.restarts_by_cause(records) if records else summary.restarts
-    summary = dataclasses.replace(summary, verdict=final, restarts=restarts, seconds=seconds)
+    summary = dataclasses.replace(summary, verdict=final, restarts=restarts, seconds=clock)
     starts.write_summary(summary)
     return summary
 

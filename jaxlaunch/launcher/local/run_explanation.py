@@ -109,8 +109,8 @@ def _explain_progress(record: Run, status: JobStatus, live: LiveStatus | None) -
         situation = "restarted"
         headline += Text(" again after {cause}", cause=record.attempt_records[-1].cause)
     headline += Text(": {phase}", phase=gang.describe_phase(status))
-    step = gang.PREPARING_STEP if status.phase == "prepare" else None
-    return Answer(situation, headline, tuple(evidence), step)
+    next_step = gang.PREPARING_STEP if status.phase == "prepare" else None
+    return Answer(situation, headline, tuple(evidence), next_step)
 
 
 def _list_facts(record: Run, status: JobStatus) -> Iterator[Text]:

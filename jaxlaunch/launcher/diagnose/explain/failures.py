@@ -201,7 +201,7 @@ def _explain_exit_code(snapshot: Snapshot) -> Answer | None:
     if event is not None and is_liveness_failure(event) and host.pod in event["names"]:
         template = "{host} was killed by SIGKILL (exit 137): its liveness probe fails"
         step = advise_change("fix or remove the probe; jobs need none.")
-        evidence = (*describe_event(event), *output)
+        evidence: Evidence = (*describe_event(event), *output)
         return Answer("failed", Text(template, host=host.name), evidence, step)
     # Container runtimes sometimes lose the reason OOMKilled.
     limit = _memory_limit(snapshot)
@@ -234,7 +234,7 @@ def _describe_conditions(snapshot: Snapshot) -> Evidence:
     states = [("JobSet", find_condition(snapshot.jobset, "Failed")), *failed_jobs[:2]]
     template = "{name}: {reason}: {message}"
     return tuple(
-        Text(template, **{"message": ""} | state, name=name)
+        Text(template, **{"message": "", **state}, name=name)
         for name, state in states
         if state.get("reason")
     )

@@ -226,13 +226,13 @@ def _explain_taint(fit: NodeFit, nodes: Sequence[Obj], group: HostGroup, lines: 
     if taint.startswith("node.kubernetes.io/unschedulable"):
         step = advise_change("nodes are cordoned: kubectl uncordon them, or wait.")
     elif condition is not None:
-        states = ((node, find_condition(node, condition)) for node in nodes)
-        node, state = next(((node, state) for node, state in states if state), ({}, {}))
         words = ["describe", "node"]
-        if node:
-            words.append(node["metadata"]["name"])
-        if message := state.get("message") or state.get("reason"):
-            reason += Text(": {name}: {message}", name=words[-1], message=message)
+        unhealthy = next((node for node in nodes if find_condition(node, condition)), None)
+        if unhealthy is not None:
+            words.append(unhealthy["metadata"]["name"])
+            state = find_condition(unhealthy, condition)
+            if message := state.get("message") or state.get("reason"):
+                reason += Text(": {name}: {message}", name=words[-1], message=message)
         step = advise_wait(
             "wait until such nodes are well, or ask the cluster administrator: {describe}",
             describe=kubectl_command(*words, is_namespaced=False),
