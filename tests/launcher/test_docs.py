@@ -14,7 +14,7 @@ from tests.lint.documents import DOCS, jobs
 
 @pytest.mark.extended
 @pytest.mark.parametrize("command", ["validate", "plan"])
-def test_the_first_cluster_job_on_tpus_fits_as_its_page_says(
+def test_first_tpu_job_fits_as_documented(
     command: str,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
@@ -30,8 +30,8 @@ def test_the_first_cluster_job_on_tpus_fits_as_its_page_says(
 
 
 @pytest.mark.extended
-@pytest.mark.parametrize("job", [pytest.param(text, id=where) for where, text in jobs()])
-def test_every_job_on_a_page_can_be_planned(
+@pytest.mark.parametrize("job", [pytest.param(text, id=place) for place, text in jobs()])
+def test_every_documented_job_can_be_planned(
     job: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As far as that needs no trainer: what a job lacks for a cluster is a note, and an error with --cluster."""

@@ -88,12 +88,12 @@ def made() -> dict[str, str]:
     program = [sys.executable, str(HERE / "make_errors.py")]
     done = subprocess.run(program, capture_output=True, text=True, timeout=600, cwd=ROOT)
     assert done.returncode == 0, done.stderr[-3000:]
-    found: dict[str, str] = json.loads(done.stdout)
-    return found
+    result: dict[str, str] = json.loads(done.stdout)
+    return result
 
 
 @pytest.mark.parametrize("name", OF_JAX)
-def test_an_error_of_a_program_is_found(name: str, made: dict[str, str]) -> None:
+def test_error_of_a_program_is_documented(name: str, made: dict[str, str]) -> None:
     shows(OF_JAX[name], made[name])
 
 
@@ -123,12 +123,12 @@ def of_peers() -> dict[str, str]:
 
 
 @pytest.mark.parametrize("name", OF_PEERS)
-def test_an_error_between_processes_is_found(name: str, of_peers: dict[str, str]) -> None:
+def test_error_between_processes_is_documented(name: str, of_peers: dict[str, str]) -> None:
     shows(OF_PEERS[name], of_peers[name])
 
 
 @pytest.mark.parametrize("number", SIGNALS)
-def test_what_a_signal_leaves_is_found(number: str) -> None:
+def test_exit_code_of_a_signal_is_documented(number: str) -> None:
     kill = f"import os; os.kill(os.getpid(), {getattr(signal, number).value})"
     done = subprocess.run(
         [sys.executable, "-X", "faulthandler", "-c", kill], capture_output=True, text=True
@@ -137,12 +137,12 @@ def test_what_a_signal_leaves_is_found(number: str) -> None:
 
 
 @pytest.mark.parametrize("code", OF_PROGRAMS)
-def test_what_a_program_ends_with_is_found(code: str) -> None:
+def test_exit_code_of_a_program_is_documented(code: str) -> None:
     done = subprocess.run(OF_PROGRAMS[code], capture_output=True)
     shows(f"`{code}`", f"exit {done.returncode}")
 
 
-def test_an_error_of_a_job_is_found() -> None:
+def test_error_of_a_job_is_documented() -> None:
     with pytest.raises(UserError) as raised:
         load.parse_job(
             "name: a\naccelerator: {type: cpu, per_host: 8}\ntrain: {task: 'a:B', batch: 100}\n"
@@ -150,7 +150,7 @@ def test_an_error_of_a_job_is_found() -> None:
     shows("train.batch = 100 is not divisible by", str(raised.value))
 
 
-def test_errors_of_commands_are_found(
+def test_errors_of_commands_are_documented(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
@@ -165,23 +165,23 @@ def test_errors_of_commands_are_found(
 
 
 @pytest.mark.parametrize("code", [code for code in contract.OUTCOMES if code != contract.DONE])
-def test_the_last_line_of_a_run_is_found(code: int) -> None:
+def test_last_line_of_a_run_is_documented(code: int) -> None:
     """Each code is left by a pod in tests/cluster/test_exit_codes.py."""
-    said = (
+    messages = (
         f"launcher: failed at step 40: rank 1 said something new (exit {code}); see "
         "runs/lm/summary.json"
     )
-    assert f"`exit {code}`" in find_entry(said)
+    assert f"`exit {code}`" in find_entry(messages)
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if case not in OF_NO_ROW])
-def test_the_first_line_of_explain_leads_to_the_entry_of_its_situation(case: str) -> None:
-    found = explain_job(CASES[case][0])
-    words, about = find_entry(found.headline), OF_OTHERS.get(case, found.situation)
-    assert [row[2] for row in ROWS if row[0] == words and about in row[2]] != [], found.headline
+def test_first_line_of_explain_leads_to_its_entry(case: str) -> None:
+    result = explain_job(CASES[case][0])
+    words, about = find_entry(result.headline), OF_OTHERS.get(case, result.situation)
+    assert [row[2] for row in ROWS if row[0] == words and about in row[2]] != [], result.headline
 
 
-def test_an_unknown_message_is_not_found() -> None:
+def test_unknown_message_has_no_entry() -> None:
     assert find_entry("all went well") == ""
 
 
@@ -201,19 +201,19 @@ def produced() -> Iterator[str]:
 def entries(words: Sequence[str]) -> set[str]:
     """The entries that have some of these words; each has one."""
     cells = [row[0] for row in ROWS]
-    found = {one: [cell for cell in cells if one in cell] for one in words}
-    assert [one for one, cells in found.items() if not cells] == []
-    return {cell for cells in found.values() for cell in cells}
+    result = {item: [cell for cell in cells if item in cell] for item in words}
+    assert [item for item, cells in result.items() if not cells] == []
+    return {cell for cells in result.values() for cell in cells}
 
 
-def test_every_entry_is_produced_by_a_test_or_it_is_known_why_not() -> None:
+def test_every_entry_is_produced_by_a_test() -> None:
     explained = {find_entry(explain_job(job).headline) for job, _ in CASES.values()} - {""}
-    made = entries([*produced()])
+    created = entries([*produced()])
     left = entries([words for them in NOT_HERE.values() for words in them])
-    assert len(made) >= 60
-    assert sorted({row[0] for row in ROWS} - made - explained - left) == []
-    assert sorted(made & left) == []
+    assert len(created) >= 60
+    assert sorted({row[0] for row in ROWS} - created - explained - left) == []
+    assert sorted(created & left) == []
 
 
-def test_every_entry_has_words_to_be_found_by() -> None:
+def test_every_entry_has_search_words() -> None:
     assert [row[0] for row in ROWS if not find_phrases(row)] == []

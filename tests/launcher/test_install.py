@@ -57,15 +57,13 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: ModuleType)
     return run
 
 
-def test_the_section_of_a_command_wins_over_the_global_one_and_the_environment_over_both(
-    script: ModuleType,
-) -> None:
+def test_pip_settings_have_the_precedence_of_pip(script: ModuleType) -> None:
     settings = script.read_settings(LISTING + ":env:.cert='/mine.pem'\n")
     assert settings["index-url"] == "https://install.example/simple"
     assert settings["cert"] == "/mine.pem"
 
 
-def test_uv_reaches_packages_as_pip_does(
+def test_uv_gets_the_index_settings_of_pip(
     script: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in [name for name in os.environ if name.startswith(("UV_", "SSL_"))]:
@@ -80,16 +78,16 @@ def test_uv_reaches_packages_as_pip_does(
     assert script.uv_environment({"index-url": "x"})["UV_DEFAULT_INDEX"] == "https://mine.example"
 
 
-def test_uv_installs_where_it_is_there(install: Install) -> None:
+def test_uv_installs_if_available(install: Install) -> None:
     assert install(uv_code=0) == ["uv pip install --quiet --python there/python --no-deps ."]
 
 
-def test_pip_installs_where_uv_is_missing(install: Install) -> None:
+def test_pip_installs_without_uv(install: Install) -> None:
     assert install(uv_code=None) == [
         "python -m pip --python there/python install --quiet --no-deps ."
     ]
 
 
-def test_pip_installs_where_uv_fails(install: Install, capfd: pytest.CaptureFixture[str]) -> None:
+def test_pip_installs_if_uv_fails(install: Install, capfd: pytest.CaptureFixture[str]) -> None:
     assert [line.split()[0] for line in install(uv_code=2)] == ["uv", "python"]
     assert "uv could not install these packages; pip tries" in capfd.readouterr().err

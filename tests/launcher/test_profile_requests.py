@@ -29,15 +29,13 @@ def agent(number: int, posted: Answer | int, *looks: Answer | None) -> Agent:
     def request(method: str, target: str) -> tuple[int, Answer]:
         if method == "POST":
             asked.append((number, target))
-            return (
-                (202, {"id": 1, "ranks": {str(number): posted}})
-                if not isinstance(posted, int)
-                else (posted, {"error": "no"})
-            )
-        found = next(left)
-        if found is None:
+            if not isinstance(posted, int):
+                return (202, {"id": 1, "ranks": {str(number): posted}})
+            return (posted, {"error": "no"})
+        result = next(left)
+        if result is None:
             raise AgentUnreachableError("it left")
-        return 200, {"id": found.get("id", 1), "ranks": {str(number): found}}
+        return 200, {"id": result.get("id", 1), "ranks": {str(number): result}}
 
     return Agent(f"host {number}", request)
 
@@ -51,48 +49,48 @@ def quickly(monkeypatch: pytest.MonkeyPatch) -> None:
     asked.clear()
 
 
-def states(agents: Iterable[Agent], said: list[str]) -> dict[int, str]:
-    answers = profile.profile_agents(list(agents), 3, said.append)
-    return {rank: one["state"] for rank, one in answers.items()}
+def states(agents: Iterable[Agent], messages: list[str]) -> dict[int, str]:
+    answers = profile.profile_agents(list(agents), 3, messages.append)
+    return {rank: item["state"] for rank, item in answers.items()}
 
 
-def test_every_host_is_asked_and_waited_for() -> None:
-    said: list[str] = []
+def test_profile_is_requested_from_every_host() -> None:
+    messages: list[str] = []
     tracing = {"state": "tracing", "step": 7, "steps": 3}
-    one = agent(1, {"state": "asked"}, {"state": "asked"}, tracing, tracing, DONE)
-    assert states([agent(0, {"state": "asked"}, DONE), one], said) == {0: "done", 1: "done"}
+    first = agent(1, {"state": "asked"}, {"state": "asked"}, tracing, tracing, DONE)
+    assert states([agent(0, {"state": "asked"}, DONE), first], messages) == {0: "done", 1: "done"}
     assert asked == [(0, "/profile?steps=3"), (1, "/profile?steps=3")]
-    assert said == ["rank 1 traces 3 steps from step 7"]
+    assert messages == ["rank 1 traces 3 steps from step 7"]
 
 
-def test_of_a_large_gang_host_0_alone_is_asked() -> None:
-    said: list[str] = []
+def test_profile_of_a_large_gang_is_requested_from_host_0() -> None:
+    messages: list[str] = []
     gang = [agent(number, {"state": "asked"}, DONE) for number in range(profile.MAX_HOSTS + 1)]
-    assert states(gang, said) == {0: "done"}
-    assert said == ["only host 0 of 9 hosts is profiled"]
+    assert states(gang, messages) == {0: "done"}
+    assert messages == ["only host 0 of 9 hosts is profiled"]
 
 
-def test_the_first_host_s_refusal_is_everyone_s_and_a_later_one_is_said() -> None:
-    said: list[str] = []
+def test_refusal_of_the_first_host_ends_the_request() -> None:
+    messages: list[str] = []
     with pytest.raises(UserError, match="host 0 refused the profile: no"):
-        states([agent(0, 409), agent(1, {"state": "asked"}, DONE)], said)
+        states([agent(0, 409), agent(1, {"state": "asked"}, DONE)], messages)
     assert asked == [(0, "/profile?steps=3")]
-    assert states([agent(0, {"state": "asked"}, DONE), agent(1, 409)], said) == {0: "done"}
-    assert said == ["host 1 refused the profile: no."]
+    assert states([agent(0, {"state": "asked"}, DONE), agent(1, 409)], messages) == {0: "done"}
+    assert messages == ["host 1 refused the profile: no."]
 
 
-def test_another_s_profile_is_not_taken_for_the_one_that_was_asked_for() -> None:
+def test_profile_with_another_id_is_ignored() -> None:
     assert states([agent(0, {"state": "asked"}, DONE | {"id": 2})], []) == {0: "gone"}
 
 
-def test_what_an_agent_that_left_had_not_said_is_gone() -> None:
+def test_ranks_of_a_lost_agent_are_gone() -> None:
     assert states([agent(0, {"state": "asked"}, None), agent(1, {"state": "asked"}, DONE)], []) == {
         0: "gone",
         1: "done",
     }
 
 
-def test_a_folder_of_a_job_on_a_cluster_is_not_running_here(tmp_path: Path) -> None:
+def test_run_folder_of_a_cluster_job_is_not_running_here(tmp_path: Path) -> None:
     (tmp_path / "agents.json").write_text(
         json.dumps([{"host": 0, "address": "10.0.0.7:9400", "pid": os.getpid(), "ranks": [0]}])
     )
@@ -100,9 +98,7 @@ def test_a_folder_of_a_job_on_a_cluster_is_not_running_here(tmp_path: Path) -> N
         profile.local_agents(tmp_path)
 
 
-def test_a_run_is_found_by_its_folder_or_its_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_run_is_found_by_folder_or_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     folder = tmp_path / "runs" / "lm"
     folder.mkdir(parents=True)
@@ -111,7 +107,7 @@ def test_a_run_is_found_by_its_folder_or_its_name(
     assert run_folders.find_run("lm") == run_folders.find_run("runs/lm") == folder
 
 
-def test_the_command_prints_the_first_rank_s_table_and_what_became_of_the_others(
+def test_profile_command_prints_table_and_states(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     done = DONE | {"table": ["  matmul …"], "summary": DONE["summary"] | {"step_s": 0.25}}
@@ -120,8 +116,8 @@ def test_the_command_prints_the_first_rank_s_table_and_what_became_of_the_others
     monkeypatch.setattr(run_folders, "find_run", lambda run: tmp_path)
     monkeypatch.setattr(profile, "local_agents", lambda folder: [])
     monkeypatch.setattr(profile, "profile_agents", lambda agents, steps, say: answers)
-    found = CliRunner().invoke(profile_command, ["lm"])
-    assert found.output.splitlines() == [
+    result = CliRunner().invoke(profile_command, ["lm"])
+    assert result.output.splitlines() == [
         "steps 4-8 on 1 devices of rank 1 (cpu)",
         "  matmul …",
         "rank 1: 250.000 ms a step, in there",
@@ -130,6 +126,6 @@ def test_the_command_prints_the_first_rank_s_table_and_what_became_of_the_others
         "rank 3: its process ended first",
     ]
     answers = {0: failed}
-    found = CliRunner().invoke(profile_command, ["lm"])
-    assert isinstance(found.exception, UserError)
-    assert str(found.exception) == "No rank was profiled.\nrank 0: a full disk"
+    result = CliRunner().invoke(profile_command, ["lm"])
+    assert isinstance(result.exception, UserError)
+    assert str(result.exception) == "No rank was profiled.\nrank 0: a full disk"

@@ -42,13 +42,13 @@ ASKED: list[tuple[Any, list[str]]] = [
 ]
 
 
-@pytest.mark.parametrize(("asked", "written"), ASKED, ids=lambda one: type(one).__name__)
-def test_a_program_reads_what_it_is_handed_as_json_and_what_is_written_out(
-    asked: Any, written: list[str], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("requests", "written"), ASKED, ids=lambda value: type(value).__name__)
+def test_program_reads_json_and_flags(
+    requests: Any, written: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for arguments in (list(programs.json_arguments(asked)), written):
+    for arguments in (list(programs.json_arguments(requests)), written):
         monkeypatch.setattr(sys, "argv", ["program", *arguments])
-        assert programs.read_options(type(asked), "program", None) == asked
+        assert programs.read_options(type(requests), "program", None) == requests
 
 
 @pytest.mark.parametrize(
@@ -60,6 +60,6 @@ def test_a_program_reads_what_it_is_handed_as_json_and_what_is_written_out(
         (programs.Export, export_command),
     ],
 )
-def test_a_command_has_every_option_of_its_program(kind: Any, command: click.Command) -> None:
+def test_command_has_every_option_of_its_program(kind: Any, command: click.Command) -> None:
     options = {field.name for field in dataclasses.fields(kind)} - {"folder"}
     assert options <= {parameter.name for parameter in command.params}

@@ -18,7 +18,7 @@ def release(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_the_notes_of_a_release_are_its_own_section_and_leave_nothing_out(tmp_path: Path) -> None:
+def test_release_notes_are_the_section_of_the_release(tmp_path: Path) -> None:
     changes = tmp_path / "CHANGELOG.md"
     changes.write_text(
         "# Changelog\n\n## [Unreleased]\n\n## [0.2.0]\n\n- new\n\n## [0.1.0]\n\n- old\n"
@@ -34,7 +34,7 @@ def test_the_notes_of_a_release_are_its_own_section_and_leave_nothing_out(tmp_pa
     )
 
 
-def test_the_package_has_absolute_links_and_the_project_s_urls(tmp_path: Path) -> None:
+def test_package_has_absolute_links_and_project_urls(tmp_path: Path) -> None:
     needs.a_clone()
     for name in ("README.md", "pyproject.toml"):
         (tmp_path / name).write_text((ROOT / name).read_text())
@@ -43,8 +43,8 @@ def test_the_package_has_absolute_links_and_the_project_s_urls(tmp_path: Path) -
     pictures = re.findall(r"!\[[^\]]*\]\(([^()\s]+)\)", text)
     assert pictures[0] == "https://git.example/o/r/actions/workflows/ci.yaml/badge.svg"
     assert all(
-        each.startswith("https://git.example/o/r/raw/v1.0.0/docs/pictures/")
-        for each in pictures[1:]
+        item.startswith("https://git.example/o/r/raw/v1.0.0/docs/pictures/")
+        for item in pictures[1:]
     )
     targets = re.findall(r"\]\(([^()\s]+)\)", text)
     assert targets and all(target.startswith("https://") for target in targets)

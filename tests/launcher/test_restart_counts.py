@@ -54,7 +54,7 @@ LAST = record(4, 1, contract.CRASH)
 
 
 @pytest.mark.parametrize("has_ended", [False, True])
-def test_every_surface_of_a_run_here_shows_the_same_restarts(
+def test_all_views_of_a_local_run_show_the_same_restarts(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -64,7 +64,7 @@ def test_every_surface_of_a_run_here_shows_the_same_restarts(
     run = tmp_path / "runs" / "made"
     run.mkdir(parents=True)
     records = [*RECORDS, LAST] if has_ended else RECORDS
-    of = AttemptProgress(
+    progress = AttemptProgress(
         "uid",
         1,
         4,
@@ -77,8 +77,8 @@ def test_every_surface_of_a_run_here_shows_the_same_restarts(
         LAST.verdict if has_ended else None,
         step=40,
         seconds={"step": 36.0},
-        restarts=history.restarts_by_cause(records, of.attempt),
-        of=of,
+        restarts=history.restarts_by_cause(records, progress.attempt),
+        of=progress,
         starts=[StartRecord(1, "uid", made_runs.BEGAN)],
     )
     made_runs.write(run, summary, records)
@@ -105,26 +105,26 @@ def test_every_surface_of_a_run_here_shows_the_same_restarts(
 
 
 @pytest.mark.parametrize("told_by", ["pods", "left", "ended", "left, and the job failed"])
-def test_every_surface_of_a_job_on_the_cluster_shows_the_same_restarts(told_by: str) -> None:
+def test_all_views_of_a_cluster_job_show_the_same_restarts(told_by: str) -> None:
     """Its pods tell of it, and when they are gone, what the leader wrote on the JobSet."""
     counts = {"restarts": 1, "restartsCountTowardsMax": 1}
     job = jobset(1, status=ended("Failed", **counts) if "failed" in told_by else counts)
     if told_by == "pods":
-        seen = snapshot(
+        observed = snapshot(
             job, pod(generation=1), records=(beat(attempt=4, generation=1, restarts=BY_CAUSE),)
         )
     else:
         verdict, ends = None, BY_CAUSE
         if "failed" in told_by:
             verdict, ends = LAST.verdict, {**BY_CAUSE, "crash": 3}
-        known = ProgressAnnotation(
+        expected = ProgressAnnotation(
             "1234", made_runs.BEGAN, told_by.split(",")[0], 4, 1, restarts=ends, verdict=verdict
         )
-        job["metadata"].setdefault("annotations", {})[contract.ANNOTATION] = known.to_json()
-        seen = snapshot(job)
-    status = derive_status(seen)
+        job["metadata"].setdefault("annotations", {})[contract.ANNOTATION] = expected.to_json()
+        observed = snapshot(job)
+    status = derive_status(observed)
 
-    facts = explain_job(seen).to_json()["facts"]
+    facts = explain_job(observed).to_json()["facts"]
     shown = {
         "list": int(format_table([("lm", [status])], False, False)[1].split()[4]),
         "-o json": status.to_json()["restarts"]["total"],
@@ -135,7 +135,7 @@ def test_every_surface_of_a_job_on_the_cluster_shows_the_same_restarts(told_by: 
     assert shown == dict.fromkeys(shown, RESTARTS)
 
 
-def test_the_metrics_of_a_run_that_goes_on_count_the_same_restarts() -> None:
+def test_metrics_of_a_running_job_count_the_same_restarts() -> None:
     gang = {"attempt": 4, **history.metric_counters(RECORDS, 1, AgentJob("t", ("true",)))}
 
     text = metrics_server.render_agent_metrics(1, gang, {}, {}, 0.0, {}, 0.0)

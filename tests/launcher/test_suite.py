@@ -46,19 +46,19 @@ def pytest_of(folder: Path, text: str) -> list[str]:
 
 
 @pytest.mark.parametrize("failing", [None, 0, 1, 2])
-def test_each_run_is_shown_whole_and_one_that_fails_fails_all(failing: int | None) -> None:
-    waits, one, two = (
+def test_output_of_each_run_is_shown_and_one_failure_fails_all(failing: int | None) -> None:
+    waits, first, two = (
         prints(*(f"{name}-{part}" for part in range(3)), code=int(place == failing))
         for place, name in enumerate(("waits", "one", "two"))
     )
-    with started(waits, [one, two]) as process:
+    with started(waits, [first, two]) as process:
         out, _ = process.communicate()
     words = [line for line in out.splitlines() if re.fullmatch(r"\w+-\d", line)]
     assert words == [f"{name}-{part}" for name in ("one", "two", "waits") for part in range(3)]
     assert process.returncode == (0 if failing is None else 1)
 
 
-def test_an_interrupt_ends_what_runs_and_what_it_cleans_up_is_shown(tmp_path: Path) -> None:
+def test_interrupt_ends_runs_and_shows_their_cleanup(tmp_path: Path) -> None:
     cleans = """
 import pathlib, signal, sys, time
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -80,7 +80,7 @@ finally:
 
 
 @pytest.mark.parametrize("is_extended", [False, True])
-def test_every_folder_of_tests_is_in_one_run_of_each_lane(is_extended: bool) -> None:
+def test_every_test_folder_is_in_one_run_of_each_lane(is_extended: bool) -> None:
     lane = "extended" if is_extended else "not extended"
     parts = suite.lane_parts(is_extended)
     runs = [part for command in (*parts["wait"], *parts["compute"]) for part in command]
@@ -89,9 +89,9 @@ def test_every_folder_of_tests_is_in_one_run_of_each_lane(is_extended: bool) -> 
     assert {f"{kind} and {lane}" for kind in kinds} <= set(runs)
 
 
-def test_the_names_of_failed_tests_stand_at_the_end(tmp_path: Path) -> None:
-    one = pytest_of(tmp_path, "def test_passes(): pass\ndef test_fails(): assert 1 == 2\n")
-    with started(one, [[*one, "-n", "2"]]) as process:
+def test_names_of_failed_tests_are_printed_last(tmp_path: Path) -> None:
+    first = pytest_of(tmp_path, "def test_passes(): pass\ndef test_fails(): assert 1 == 2\n")
+    with started(first, [[*first, "-n", "2"]]) as process:
         out, _ = process.communicate()
     *_, one_line, other, last = out.expandtabs(1).splitlines()
     assert one_line == other == "FAILED test_it.py::test_fails (call): assert 1 == 2"
@@ -118,7 +118,7 @@ def test_fails(number):
         (suite.MAX_AGAIN, 1000, True, 1),
     ],
 )
-def test_a_few_tests_that_pass_when_they_run_alone_are_named_and_fail_nothing(
+def test_flaky_tests_are_named_and_fail_nothing(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
@@ -127,14 +127,14 @@ def test_a_few_tests_that_pass_when_they_run_alone_are_named_and_fail_nothing(
     named: bool,
     code: int,
 ) -> None:
-    one = pytest_of(tmp_path, FAILS_ONCE.format(count=count, folder=str(tmp_path)))
+    first = pytest_of(tmp_path, FAILS_ONCE.format(count=count, folder=str(tmp_path)))
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(suite, "PYTEST", one[:-1])
+    monkeypatch.setattr(suite, "PYTEST", first[:-1])
     monkeypatch.setattr(suite, "THOUSAND_TESTS", in_a)
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     monkeypatch.delenv("PYTEST_XDIST_WORKER", raising=False)
     monkeypatch.setenv(failures.FILE_VARIABLE, "")  # run() sets it, and this gives it back
-    assert suite.run_parts(prints("waits"), [one]) == code
+    assert suite.run_parts(prints("waits"), [first]) == code
     last = capfd.readouterr().out.splitlines()[-1]
     assert (
         "when run again, alone, what failed passed: test_it.py::test_fails[0], " in last
@@ -142,12 +142,12 @@ def test_a_few_tests_that_pass_when_they_run_alone_are_named_and_fail_nothing(
     assert ("more than one test in 1,000" in last) == (in_a == 1000)
 
 
-def test_the_tests_of_one_file_whose_fixture_failed_count_as_one_fault() -> None:
+def test_failed_fixture_of_a_file_counts_once() -> None:
     setup = [failures.Failure(f"a.py::test[{number}]", "(setup): no answer") for number in range(9)]
     calls = [failures.Failure(f"a.py::test[{number}]", "(call): no answer") for number in range(2)]
     assert len({failure.cause for failure in setup}) == 1
     assert len({failure.cause for failure in [*setup, *calls]}) == 3
 
 
-def test_a_pytest_that_was_killed_fails_the_suite() -> None:
+def test_killed_pytest_fails_the_suite() -> None:
     assert suite.worst_code([0, -9, 0]) == 9

@@ -7,7 +7,7 @@ from jaxlaunch.launcher import troubleshooting
 from jaxlaunch.launcher.diagnose.explain.situations import section_link
 
 
-def test_a_failed_job_links_to_what_its_exit_code_means() -> None:
+def test_exit_code_links_to_its_section() -> None:
     assert (
         section_link("failed", contract.HANG) == "launcher help troubleshooting#hangs-and-timeouts"
     )

@@ -51,14 +51,14 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
         assert (source / "trainer").read_text() == "jaxlaunch/trainer" and not (
             source / "trainer"
         ).is_symlink()
-    made = source.parent / "made"
+    created = source.parent / "made"
     subprocess.run(
-        [sys.executable, "-c", BUILD, str(made)], cwd=source, check=True, capture_output=True
+        [sys.executable, "-c", BUILD, str(created)], cwd=source, check=True, capture_output=True
     )
-    return made
+    return created
 
 
-def test_a_wheel_installs_one_name_with_every_source(built: Path) -> None:
+def test_wheel_installs_one_package_with_every_source(built: Path) -> None:
     wheel = zipfile.ZipFile(next(built.glob("*.whl")))
     names = [
         name for name in wheel.namelist() if ".dist-info/" not in name and ".data/" not in name
@@ -81,7 +81,7 @@ def test_a_wheel_installs_one_name_with_every_source(built: Path) -> None:
     )
 
 
-def test_the_command_of_a_wheel_runs(built: Path, tmp_path: Path) -> None:
+def test_command_of_the_wheel_runs(built: Path, tmp_path: Path) -> None:
     zipfile.ZipFile(next(built.glob("*.whl"))).extractall(tmp_path)
     program = (
         "import jaxlaunch; print(jaxlaunch.__file__); from jaxlaunch.launcher.entry import "
@@ -98,7 +98,7 @@ def test_the_command_of_a_wheel_runs(built: Path, tmp_path: Path) -> None:
     assert done.stdout.splitlines()[1].endswith(metadata.version("jaxlaunch"))
 
 
-def test_a_source_distribution_has_files_in_place_of_links(built: Path) -> None:
+def test_source_distribution_has_no_links(built: Path) -> None:
     with tarfile.open(next(built.glob("*.tar.gz"))) as archive:
         assert not [member.name for member in archive if member.issym() or member.islnk()]
         names = {member.name.partition("/")[2] for member in archive}

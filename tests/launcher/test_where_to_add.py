@@ -25,7 +25,7 @@ PATCHES = {
 }
 TOP = ("docs", "examples", "helm", "jaxlaunch", "k8s", "tests", "pyproject.toml", "README.md")
 CHECKS = (
-    "tests/launcher/test_found.py::test_every_entry_is_produced_by_a_test_or_it_is_known_why_not",
+    "tests/launcher/test_found.py::test_every_entry_is_produced_by_a_test",
     "tests/launcher/diagnose/explain/test_explanation.py::test_the_first_line_names_the_situation",
     "tests/launcher/diagnose/explain/test_explanation.py::test_every_situation_has_a_meaning_and_is_documented",
     "tests/launcher/manifests/test_jobset.py::test_every_accelerator_and_every_option_is_combined_and_they_are_many",
@@ -59,29 +59,26 @@ def rows() -> dict[str, list[str]]:
         for line in [line for line in table.splitlines() if line.startswith("| ")][1:]:
             links = re.findall(r"\]\(([\w./-]+)\)", line)
             pages = [(page.parent / link).relative_to(ROOT).as_posix() for link in links]
-            files[line.split("|")[1].strip()] = [
-                *re.findall(r"`((?:\w+/)+[\w.]*)`", line),
-                *pages,
-            ]
+            files[line.split("|")[1].strip()] = [*re.findall(r"`((?:\w+/)+[\w.]*)`", line), *pages]
     return files
 
 
-@pytest.mark.parametrize("what", rows())
-def test_the_files_that_a_row_names_are_there(what: str) -> None:
-    named = rows()[what]
+@pytest.mark.parametrize("name", rows())
+def test_files_of_every_row_exist(name: str) -> None:
+    named = rows()[name]
     patterns = [re.sub("NAME|BLOCK|SUBJECT", "*", path) for path in named]
     assert named and [path for path in patterns if not any(ROOT.glob(path))] == []
 
 
-@pytest.mark.parametrize("what", PATCHES)
-def test_a_row_names_every_file_that_its_patch_touches(what: str) -> None:
+@pytest.mark.parametrize("name", PATCHES)
+def test_row_names_every_file_of_its_patch(name: str) -> None:
     # A row names files by their short paths, a patch by their real ones.
     paths = [
-        (ROOT / path).resolve().relative_to(ROOT.resolve()).as_posix() for path in rows()[what]
+        (ROOT / path).resolve().relative_to(ROOT.resolve()).as_posix() for path in rows()[name]
     ]
     forms = [re.escape(path).replace("NAME", r"\w+") for path in paths]
     touched = re.findall(
-        r"^\+\+\+ b/(.+)$", patch(PATCHES[what]).read_text(encoding="utf-8"), re.MULTILINE
+        r"^\+\+\+ b/(.+)$", patch(PATCHES[name]).read_text(encoding="utf-8"), re.MULTILINE
     )
     assert (
         touched
@@ -90,7 +87,7 @@ def test_a_row_names_every_file_that_its_patch_touches(what: str) -> None:
 
 
 @pytest.mark.extended
-def test_what_is_added_as_the_rows_say_needs_no_more(tmp_path: Path) -> None:
+def test_additions_by_the_rows_are_complete(tmp_path: Path) -> None:
     for name in TOP:
         copied = shutil.copytree if (ROOT / name).is_dir() else shutil.copy2
         options = (
@@ -102,10 +99,10 @@ def test_what_is_added_as_the_rows_say_needs_no_more(tmp_path: Path) -> None:
     for name in PATCHES.values():
         run(tmp_path, "git", "apply", "-C1", str(patch(name)))
     golden = tmp_path / "tests" / "launcher" / "manifests" / "golden"
-    before = {path: path.read_bytes() for path in golden.rglob("*.*")}
+    previous = {path: path.read_bytes() for path in golden.rglob("*.*")}
     run(tmp_path, sys.executable, "-m", "tests.generated")
-    assert {path: path.read_bytes() for path in before} == before
-    assert {path.name.partition("-")[0] for path in set(golden.rglob("*.*")) - before.keys()} == {
+    assert {path: path.read_bytes() for path in previous} == previous
+    assert {path.name.partition("-")[0] for path in set(golden.rglob("*.*")) - previous.keys()} == {
         "aks"
     }
     run(tmp_path, sys.executable, "-c", LINT)

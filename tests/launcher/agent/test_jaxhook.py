@@ -8,7 +8,7 @@ import threading
 from jaxlaunch.launcher.agent.site.jaxhook import wait_for_listener
 
 
-def test_a_process_waits_until_the_coordinator_listens_and_no_longer_than_its_limit() -> None:
+def test_process_waits_for_the_coordinator_within_a_limit() -> None:
     with socket.socket() as server:
         server.bind(("127.0.0.1", 0))  # refuses connections until it listens
         address = f"127.0.0.1:{server.getsockname()[1]}"

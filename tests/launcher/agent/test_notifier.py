@@ -54,8 +54,8 @@ def start(monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
     monkeypatch.setattr(publishers, "CHECK_INTERVAL_S", 0.0)
     hooks: list[Hook] = []
 
-    def begin(*answers: int, **asked: Any) -> tuple[Hook, Notifier, list[str]]:
-        hook, said = Hook(*answers), list[str]()
+    def begin(*answers: int, **requests: Any) -> tuple[Hook, Notifier, list[str]]:
+        hook, messages = Hook(*answers), list[str]()
         hooks.append(hook)
         threading.Thread(target=hook.serve_forever, daemon=True).start()
         block = {
@@ -63,13 +63,13 @@ def start(monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
             "format": "json",
             "events": ["failure", "stall", "done", "best"],
             "stall_s": 60.0,
-            **asked,
+            **requests,
         }
         variables = {
             "HOOK": f"http://127.0.0.1:{hook.server_port}/canary",
             contract.NOTIFY: json.dumps(block),
         }
-        return hook, Notifier("digits", variables, said.append), said
+        return hook, Notifier("digits", variables, messages.append), messages
 
     yield begin
     for hook in hooks:
@@ -93,16 +93,21 @@ CRASH = verdict_for_code(contract.CRASH, "rank 3: <ValueError> & more", rank=3, 
 DONE = verdict_for_code(contract.DONE, "every process finished", step=9)
 
 
-def test_each_event_that_is_asked_for_is_one_message(start: Start) -> None:
-    hook, told, said = start(200)
+def test_each_requested_event_sends_one_message(start: Start) -> None:
+    hook, reported, messages = start(200)
     now = time.monotonic() + 1
-    told.notify_verdict(CRASH, 1)
+    reported.notify_verdict(CRASH, 1)
     for at, step, best in ((0, 3, None), (61, 3, None), (122, 3, None), (123, 4, 4), (124, 5, 4)):
         metrics = {"loss": 1.0, "eval_loss": 0.5} | ({} if best is None else {"best_step": best})
-        told.check_progress(lambda step=step, metrics=metrics: view(step, metrics), now + at)
-    told.notify_verdict(DONE, 2)
+        reported.check_progress(lambda step=step, metrics=metrics: view(step, metrics), now + at)
+    reported.notify_verdict(DONE, 2)
     until(lambda: len(hook.got) == 4)
-    assert [one["event"] for one in hook.got] == ["failure", "stall", "best", "done"] and said == []
+    assert [item["event"] for item in hook.got] == [
+        "failure",
+        "stall",
+        "best",
+        "done",
+    ] and messages == []
     assert (
         hook.got[0]["text"]
         == "digits ended attempt 1 at step 7: rank 3: <ValueError> & more (exit 83)"
@@ -114,36 +119,32 @@ def test_each_event_that_is_asked_for_is_one_message(start: Start) -> None:
     assert hook.got[3]["text"] == "digits is done at step 9: every process finished (exit 0)"
 
 
-def test_slack_gets_its_own_form_and_nobody_what_was_not_asked_for(start: Start) -> None:
-    hook, told, _ = start(200, format="slack", events=["failure"])
-    told.notify_verdict(DONE, 1)
-    told.notify_verdict(CRASH, 2)
-    until(lambda: not told.is_busy(time.monotonic()) and hook.got)
+def test_slack_format_and_unrequested_events(start: Start) -> None:
+    hook, reported, _ = start(200, format="slack", events=["failure"])
+    reported.notify_verdict(DONE, 1)
+    reported.notify_verdict(CRASH, 2)
+    until(lambda: not reported.is_busy(time.monotonic()) and hook.got)
     text = "digits ended attempt 2 at step 7: rank 3: &lt;ValueError&gt; &amp; more (exit 83)"
     assert hook.got == [{"text": text}]
 
 
-def test_a_message_is_tried_three_times_then_given_up_and_the_address_is_never_said(
-    start: Start,
-) -> None:
-    hook, told, said = start(500, 500, 500, 404, 200)
-    told.notify_verdict(CRASH, 1)
-    told.notify_verdict(CRASH, 2)
+def test_failed_message_is_tried_three_times_without_showing_the_address(start: Start) -> None:
+    hook, reported, messages = start(500, 500, 500, 404, 200)
+    reported.notify_verdict(CRASH, 1)
+    reported.notify_verdict(CRASH, 2)
     until(lambda: len(hook.got) == 5)
-    assert [one["attempt"] for one in hook.got] == [1, 1, 1, 2, 2]
-    assert said == ["notify: a message could not be sent: the server answers 500"]
+    assert [item["attempt"] for item in hook.got] == [1, 1, 1, 2, 2]
+    assert messages == ["notify: a message could not be sent: the server answers 500"]
 
 
-def test_a_server_that_never_answers_holds_nothing_up_and_costs_bounded_memory(
-    start: Start,
-) -> None:
-    hook, told, _ = start(0)
+def test_silent_webhook_blocks_nothing_and_is_bounded(start: Start) -> None:
+    hook, reported, _ = start(0)
     began = time.monotonic()
     for attempt in range(10_000):
-        told.notify_verdict(CRASH, attempt)
-    assert told._queue.qsize() <= publishers.MAX_QUEUED_MESSAGES
-    told.begin_closing()
-    assert told.is_busy(began) and not told.is_busy(
+        reported.notify_verdict(CRASH, attempt)
+    assert reported._queue.qsize() <= publishers.MAX_QUEUED_MESSAGES
+    reported.begin_closing()
+    assert reported.is_busy(began) and not reported.is_busy(
         time.monotonic() + publishers.LAST_MESSAGE_TIMEOUT_S
     )
     until(lambda: hook.got)
@@ -152,21 +153,23 @@ def test_a_server_that_never_answers_holds_nothing_up_and_costs_bounded_memory(
 @pytest.mark.parametrize(
     "address", ["", "file:///etc/passwd", "canary", "http://", "http://[canary", "http://x y/\n"]
 )
-def test_an_address_that_is_none_is_said_without_it(
+def test_invalid_webhook_address_is_reported_without_it(
     address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(publishers, "RETRY_INTERVAL_S", 0.0)
-    said = list[str]()
+    messages = list[str]()
     block = {"url": "HOOK", "format": "json", "events": ["failure"], "stall_s": 60.0}
-    told = Notifier("digits", {"HOOK": address, contract.NOTIFY: json.dumps(block)}, said.append)
-    told.notify_verdict(CRASH, 1)
-    until(lambda: said)
-    assert said[0].startswith("notify: ") and (not address or address not in said[0])
+    reported = Notifier(
+        "digits", {"HOOK": address, contract.NOTIFY: json.dumps(block)}, messages.append
+    )
+    reported.notify_verdict(CRASH, 1)
+    until(lambda: messages)
+    assert messages[0].startswith("notify: ") and (not address or address not in messages[0])
 
 
-def test_a_job_without_notify_says_nothing_and_starts_no_thread() -> None:
-    before = threading.active_count()
-    told = Notifier("digits", {}, pytest.fail)
-    told.notify_verdict(CRASH, 1)
-    told.check_progress(lambda: pytest.fail("looked"), time.monotonic() + 100)
-    assert threading.active_count() == before and not told.is_busy(time.monotonic())
+def test_job_without_notify_starts_no_thread() -> None:
+    previous = threading.active_count()
+    reported = Notifier("digits", {}, pytest.fail)
+    reported.notify_verdict(CRASH, 1)
+    reported.check_progress(lambda: pytest.fail("looked"), time.monotonic() + 100)
+    assert threading.active_count() == previous and not reported.is_busy(time.monotonic())

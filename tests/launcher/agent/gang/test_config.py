@@ -19,12 +19,12 @@ ENVIRON = {
 }
 
 
-def test_the_key_is_the_run_s_uid_or_its_secret_and_the_uid(tmp_path: Path) -> None:
+def test_handshake_key_consists_of_secret_and_uid(tmp_path: Path) -> None:
     assert config.read_config(ENVIRON).handshake_key == b"a-uid"
     secret = tmp_path / "key"
     secret.write_bytes(bytes(range(32)))
-    found = config.read_config(ENVIRON | {contract.GANG_SECRET: str(secret)})
-    assert found.handshake_key == bytes(range(32)) + b"a-uid" and "key=" not in repr(found)
+    result = config.read_config(ENVIRON | {contract.GANG_SECRET: str(secret)})
+    assert result.handshake_key == bytes(range(32)) + b"a-uid" and "key=" not in repr(result)
 
 
 @pytest.mark.parametrize(
@@ -45,7 +45,7 @@ def test_the_key_is_the_run_s_uid_or_its_secret_and_the_uid(tmp_path: Path) -> N
         ),
     ],
 )
-def test_agents_without_a_key_do_not_start(changes: dict[str, str], words: str) -> None:
+def test_config_without_a_key_is_refused(changes: dict[str, str], words: str) -> None:
     with pytest.raises(config.ConfigError, match=words):
         config.read_config(ENVIRON | changes)
 
@@ -60,9 +60,7 @@ def test_agents_without_a_key_do_not_start(changes: dict[str, str], words: str) 
         ({}, ""),
     ],
 )
-def test_the_leader_listens_on_its_pod_s_address_and_in_a_local_run_on_loopback(
-    changes: dict[str, str], address: str
-) -> None:
+def test_leader_listens_on_pod_address_or_loopback(changes: dict[str, str], address: str) -> None:
     assert config.read_config(ENVIRON | changes).listen_address == address
 
 
@@ -75,7 +73,5 @@ def test_the_leader_listens_on_its_pod_s_address_and_in_a_local_run_on_loopback(
     ],
     ids=["none", "folder", "bucket"],
 )
-def test_a_job_keeps_its_run_in_a_folder_or_in_a_bucket(
-    changes: dict[str, str], keeps_run: bool
-) -> None:
+def test_config_accepts_run_folder_or_bucket(changes: dict[str, str], keeps_run: bool) -> None:
     assert config.read_config(ENVIRON | changes).has_run_folder is keeps_run

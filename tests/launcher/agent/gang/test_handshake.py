@@ -20,17 +20,17 @@ def hello(leader: LeaderHandshake, host: HostHandshake) -> dict[str, Any]:
 
 
 def over_the_wire(kind: str, fields: dict[str, Any]) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(json.dumps({"type": kind, **fields}))
-    return found
+    result: dict[str, Any] = json.loads(json.dumps({"type": kind, **fields}))
+    return result
 
 
-def test_both_sides_know_each_other_by_a_key_that_is_in_no_message() -> None:
+def test_handshake_never_sends_the_key() -> None:
     leader, host = LeaderHandshake(KEY), HostHandshake(KEY)
-    said = hello(leader, host)
-    assert leader.open_hello(said) == FIELDS | {"hostname": "caf\\udce9"}
+    messages = hello(leader, host)
+    assert leader.open_hello(messages) == FIELDS | {"hostname": "caf\\udce9"}
     answer = over_the_wire("welcome", leader.seal_answer("welcome", epoch="e"))
     assert host.open_answer(answer) == {"epoch": "e"}
-    assert KEY.decode() not in json.dumps([leader.challenge_fields(), said, answer])
+    assert KEY.decode() not in json.dumps([leader.challenge_fields(), messages, answer])
 
 
 @pytest.mark.parametrize(
@@ -50,13 +50,13 @@ def test_both_sides_know_each_other_by_a_key_that_is_in_no_message() -> None:
     ],
     ids=str,
 )
-def test_a_hello_that_was_changed_is_not_believed(change: dict[str, Any]) -> None:
+def test_changed_hello_is_rejected(change: dict[str, Any]) -> None:
     leader = LeaderHandshake(KEY)
     with pytest.raises(HandshakeError):
         leader.open_hello(hello(leader, HostHandshake(KEY)) | change)
 
 
-def test_neither_side_believes_one_with_another_key() -> None:
+def test_handshake_rejects_another_key() -> None:
     leader, host = LeaderHandshake(KEY), HostHandshake(b"another")
     with pytest.raises(HandshakeError, match="key"):
         leader.open_hello(hello(leader, host))
@@ -65,14 +65,14 @@ def test_neither_side_believes_one_with_another_key() -> None:
             host.open_answer(over_the_wire(kind, leader.seal_answer(kind, epoch="e")))
 
 
-def test_what_one_side_sent_is_not_believed_from_the_other_or_on_another_connection() -> None:
+def test_proof_is_bound_to_direction_and_connection() -> None:
     leader, host = LeaderHandshake(KEY), HostHandshake(KEY)
-    said = hello(leader, host)
-    leader.open_hello(said)
+    messages = hello(leader, host)
+    leader.open_hello(messages)
     answer = over_the_wire("welcome", leader.seal_answer("welcome", epoch="e"))
     for message in (
-        said,
-        said | {"type": "welcome"},
+        messages,
+        messages | {"type": "welcome"},
         answer | {"type": "refused"},
         {"type": "start"},
     ):
@@ -83,10 +83,10 @@ def test_what_one_side_sent_is_not_believed_from_the_other_or_on_another_connect
     with pytest.raises(HandshakeError):
         later.open_answer(answer)
     with pytest.raises(HandshakeError):
-        LeaderHandshake(KEY).open_hello(said)
+        LeaderHandshake(KEY).open_hello(messages)
 
 
-def test_a_host_answers_one_challenge_alone() -> None:
+def test_host_answers_only_one_challenge() -> None:
     leader, host = LeaderHandshake(KEY), HostHandshake(KEY)
     hello(leader, host)
     with pytest.raises(HandshakeError):

@@ -6,7 +6,7 @@ from jaxlaunch import contract
 from jaxlaunch.launcher.agent.gang import config
 
 
-def test_the_digest_is_of_names_and_contents_of_python_files_alone(tmp_path: Path) -> None:
+def test_code_digest_covers_names_and_contents_of_python_files(tmp_path: Path) -> None:
     environ = {contract.CODE_ROOT: str(tmp_path)}
     (tmp_path / "pkg").mkdir()
     (tmp_path / "pkg" / "a.py").write_text("x = 1")

@@ -11,25 +11,25 @@ DEFAULTS = contract.TIMEOUTS_S
 
 
 def progress(*lines: tuple[float, dict[str, Any]], phase: str | None = None) -> RankProgress:
-    made = RankProgress(0.0, phase)
+    created = RankProgress(0.0, phase)
     for now, line in lines:
-        made.take_message(line, now)
-    return made
+        created.take_message(line, now)
+    return created
 
 
-def test_a_program_that_never_reports_never_hangs() -> None:
+def test_program_without_reports_has_no_timeout() -> None:
     assert not progress().is_overdue(DEFAULTS, 1e9)
     assert not progress((1.0, {"hello": "site"})).is_overdue(DEFAULTS, 1e9)
 
 
-def test_a_phase_has_its_timeout_and_a_job_may_set_it() -> None:
+def test_phase_has_default_timeout_or_that_of_the_job() -> None:
     reading = progress((10.0, {"phase": "data", "step": 3}))
     assert not reading.is_overdue(DEFAULTS, 609.0) and reading.is_overdue(DEFAULTS, 611.0)
     assert reading.is_overdue(DEFAULTS | {"data": 5.0}, 16.0)
     assert not reading.is_overdue(DEFAULTS | {"data": None}, 1e9)
 
 
-def test_the_step_timeout_is_learned_and_never_below_a_minute() -> None:
+def test_step_timeout_is_learned_and_at_least_a_minute() -> None:
     quick = progress(*((float(step), {"phase": "step", "step": step}) for step in range(10)))
     assert quick.timeout_s(DEFAULTS) == 60.0
     slow = progress(*((20.0 * step, {"phase": "step", "step": step}) for step in range(10)))
@@ -41,55 +41,55 @@ def test_the_step_timeout_is_learned_and_never_below_a_minute() -> None:
     assert many_at_once.timeout_s(DEFAULTS) == 200.0
 
 
-def test_a_program_that_is_done_may_go_on_and_the_trainer_must_leave() -> None:
+def test_done_phase_has_a_timeout_only_for_the_trainer() -> None:
     done = (1.0, {"phase": "done", "step": 9})
     assert not progress(done).is_overdue(DEFAULTS, 1e9)
     assert progress(done).is_overdue(DEFAULTS | {"done": 5.0}, 7.0)
     assert progress(done, phase="init").is_overdue(DEFAULTS, 302.0)
 
 
-def test_the_first_steps_may_take_as_long_as_a_compile() -> None:
+def test_first_steps_have_the_compile_timeout() -> None:
     assert progress((0.0, {"phase": "step", "step": 0})).timeout_s(DEFAULTS) == 1800.0
 
 
-def test_a_save_between_two_steps_is_no_steps_time() -> None:
+def test_save_is_not_part_of_step_time() -> None:
     lines = [(float(step), {"phase": "step", "step": step}) for step in range(5)]
     lines += [(5.0, {"phase": "save", "step": 5}), (900.0, {"phase": "step", "step": 5})]
     assert progress(*lines).timeout_s(DEFAULTS) == 60.0
 
 
-def test_a_repeated_line_is_no_progress() -> None:
+def test_repeated_report_is_not_progress() -> None:
     stuck = progress(*((float(second), {"phase": "data", "step": 3}) for second in range(700)))
     assert stuck.is_overdue(DEFAULTS, 700.0)
 
 
-def test_committed_steps_only_grow() -> None:
-    of = progress((0.0, {"committed": 20}), (1.0, {"committed": 10}))
-    assert (of.status.committed, of.status.step) == (20, None)
+def test_committed_step_never_decreases() -> None:
+    tracked = progress((0.0, {"committed": 20}), (1.0, {"committed": 10}))
+    assert (tracked.status.committed, tracked.status.step) == (20, None)
 
 
 def waiting_for_data(
-    before: float, wait: float, step_s: float, count: int
+    previous: float, wait: float, step_s: float, count: int
 ) -> list[tuple[float, dict[str, Any]]]:
     """What a trainer reports whose every step waits for its batch."""
     lines: list[tuple[float, dict[str, Any]]] = []
     for step in range(count):
         lines += [
-            (before, {"phase": "data", "step": step}),
-            (before + wait, {"phase": "step", "step": step}),
+            (previous, {"phase": "data", "step": step}),
+            (previous + wait, {"phase": "step", "step": step}),
         ]
-        before += wait + step_s
+        previous += wait + step_s
     return lines
 
 
-def test_a_job_that_waits_for_data_before_every_step_learns_its_steps() -> None:
+def test_step_timeout_is_learned_with_data_wait_before_every_step() -> None:
     quick = progress(*waiting_for_data(0.0, 5.0, 1.0, count=6))
     assert quick.timeout_s(DEFAULTS) == 60.0
     slow = progress(*waiting_for_data(0.0, 5.0, 20.0, count=6))
     assert slow.timeout_s(DEFAULTS) == 200.0  # the wait is no part of the step
 
 
-def test_a_wait_for_data_within_the_count_of_steps_is_no_steps_time() -> None:
+def test_data_wait_is_not_part_of_step_time() -> None:
     lines: list[tuple[float, dict[str, Any]]] = []
     for step in range(
         6
@@ -100,7 +100,7 @@ def test_a_wait_for_data_within_the_count_of_steps_is_no_steps_time() -> None:
     assert progress(*lines).timeout_s(DEFAULTS) == 300.0
 
 
-def test_an_evaluation_or_a_save_after_every_step_does_not_keep_it_from_being_learned() -> None:
+def test_step_timeout_is_learned_with_evaluation_or_save_after_every_step() -> None:
     lines: list[tuple[float, dict[str, Any]]] = []
     for step in range(6):
         lines += [
@@ -111,7 +111,7 @@ def test_an_evaluation_or_a_save_after_every_step_does_not_keep_it_from_being_le
     assert progress(*lines).timeout_s(DEFAULTS) == 60.0
 
 
-def test_what_was_restored_is_saved_but_not_committed_by_this_attempt() -> None:
+def test_restored_step_is_saved_but_not_committed_by_the_attempt() -> None:
     progress = RankProgress(0.0)
     progress.take_message({"found": 40}, 1.0)
     assert (progress.status.committed, progress.status.first_step) == (40, None)

@@ -66,7 +66,7 @@ def hello(host: int, **changes: Any) -> Hello:
         ),
     ],
 )
-def test_who_does_not_belong_is_refused_by_name_and_value(
+def test_refusal_names_host_and_differing_values(
     comes: Hello, words: str, ends_gang: bool, may_retry: bool
 ) -> None:
     present = {2: dataclasses.replace(hello(2), pod="pod-old", hostname="old")}
@@ -76,11 +76,11 @@ def test_who_does_not_belong_is_refused_by_name_and_value(
     assert why.exit_code == (contract.BAD_SPEC if ends_gang else contract.LOST)
 
 
-def test_the_same_pod_may_say_hello_again() -> None:
+def test_same_pod_may_rejoin() -> None:
     assert find_refusal(hello(2), LEADER, {2: hello(2)}, hosts=4) is None
 
 
-def test_missing_hosts_are_named_and_a_long_list_is_cut() -> None:
+def test_list_of_missing_hosts_is_cut() -> None:
     assert render_numbers([3]) == "host 3"
     assert render_numbers([2, 5]) == "hosts 2, 5"
     assert render_numbers(list(range(30))).endswith("19 and 10 more")
@@ -103,7 +103,7 @@ def test_missing_hosts_are_named_and_a_long_list_is_cut() -> None:
         ("fault", 3),
     ],
 )
-def test_a_hello_with_a_field_of_another_type_is_none(field: str, value: Any) -> None:
+def test_hello_with_wrong_field_type_is_malformed(field: str, value: Any) -> None:
     with pytest.raises(MalformedError, match=f"^{field}"):
         Hello.from_wire(LEADER.to_wire() | {field: value})
 
@@ -120,14 +120,12 @@ def test_a_hello_with_a_field_of_another_type_is_none(field: str, value: Any) ->
         *(("versions", value) for value in ({"jax": "9" * 1_001}, {"j" * 1_001: None})),
     ],
 )
-def test_a_hello_with_a_longer_text_or_a_greater_number_than_hosts_send_is_none(
-    field: str, value: Any
-) -> None:
+def test_hello_with_too_large_field_is_malformed(field: str, value: Any) -> None:
     with pytest.raises(MalformedError, match=f"^{field}"):
         Hello.from_wire(LEADER.to_wire() | {field: value})
 
 
-def test_a_hello_without_a_field_is_none() -> None:
+def test_hello_without_required_field_is_malformed() -> None:
     for name in LEADER.to_wire().keys() - {"fault", "attempt", "saved"}:
         with pytest.raises(MalformedError, match=f"^{name} must be given"):
             Hello.from_wire({key: value for key, value in LEADER.to_wire().items() if key != name})

@@ -54,7 +54,7 @@ KEYS = [
 
 @pytest.mark.parametrize("key", KEYS)
 @pytest.mark.parametrize("value", VALUES, ids=repr)
-def test_a_value_of_any_form_reaches_a_verdict_or_a_note(key: str, value: Any) -> None:
+def test_report_value_of_any_form_becomes_event_or_note(key: str, value: Any) -> None:
     for line in ({key: value}, {"phase": "step", "step": 3, key: value}):
         message = progress.read_line(json.dumps(line).encode(), 4)
         process = RankProgress(0.0)
@@ -63,10 +63,10 @@ def test_a_value_of_any_form_reaches_a_verdict_or_a_note(key: str, value: Any) -
         assert key in message or "rank 4 wrote `" in message["note"]
         assert isinstance(message.get("note", ""), str)
         if "error" in message:
-            found = find_root_cause(
+            result = find_root_cause(
                 [Event(EventKind.ERROR, 0, 4, process.status, error=message["error"])]
             )
-            assert found is not None and verdict_for_event(found[0]).message.startswith(
+            assert result is not None and verdict_for_event(result[0]).message.startswith(
                 "rank 4 raised"
             )
         json.dumps(message, ensure_ascii=False, allow_nan=False).encode()
@@ -75,32 +75,32 @@ def test_a_value_of_any_form_reaches_a_verdict_or_a_note(key: str, value: Any) -
 @pytest.mark.parametrize(
     "line", [b"boom", b"[1]", b'"boom"', b"null", b"3", b"[" * 60_000, b"\x00\xff"]
 )
-def test_a_line_that_is_no_object_becomes_a_note(line: bytes) -> None:
+def test_line_without_json_object_becomes_a_note(line: bytes) -> None:
     message = progress.read_line(line, 4)
     assert list(message) == ["note"] and message["note"].startswith("rank 4 wrote ")
 
 
-def test_a_wrong_value_is_shown_with_what_it_must_be() -> None:
+def test_note_shows_wrong_value_and_required_form() -> None:
     note = progress.read_line(b'{"error": "boom"}', 1)["note"]
     assert note == "rank 1 wrote `error`: 'boom' to the progress pipe; it must be an object"
 
 
-def test_what_the_contract_writes_is_read_as_it_is() -> None:
+def test_lines_of_the_contract_are_read_unchanged() -> None:
     try:
         raise FileNotFoundError(2, "No such file", "caf\udce9")
     except FileNotFoundError as error:
         line = contract.error_line(error, 65)
-    found = progress.read_line(json.dumps(line).encode(), 0)["error"]
-    assert found["message"] == "[Errno 2] No such file: 'caf\\udce9'" and found["code"] == 65
-    assert "test_reports.py" in found["traceback"]
-    for said in (
+    result = progress.read_line(json.dumps(line).encode(), 0)["error"]
+    assert result["message"] == "[Errno 2] No such file: 'caf\\udce9'" and result["code"] == 65
+    assert "test_reports.py" in result["traceback"]
+    for messages in (
         {"stopped": {"step": 37, "saved": True, "note": "n"}},
         {"hello": "site", "jax": None, "pid": 4},
     ):
-        assert progress.read_line(json.dumps(said).encode(), 0) == said
+        assert progress.read_line(json.dumps(messages).encode(), 0) == messages
 
 
-def test_an_exception_whose_text_cannot_be_made_is_reported_all_the_same() -> None:
+def test_exception_with_failing_str_is_reported() -> None:
     class Broken(Exception):
         def __str__(self) -> str:
             raise KeyError("no text")
@@ -111,7 +111,7 @@ def test_an_exception_whose_text_cannot_be_made_is_reported_all_the_same() -> No
     )
 
 
-def test_a_line_of_many_begins_is_tried_a_few_times_only(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_decoding_tries_few_starts_of_a_torn_line(monkeypatch: pytest.MonkeyPatch) -> None:
     tried: list[int] = []
     decoded = codec.parse_json
 
@@ -126,21 +126,21 @@ def test_a_line_of_many_begins_is_tried_a_few_times_only(monkeypatch: pytest.Mon
         assert len(tried) <= 9
 
 
-def test_the_message_after_many_torn_ones_is_read() -> None:
+def test_message_after_many_torn_lines_is_read() -> None:
     assert progress.read_line(b'{"phase": "st' * 20 + b'{"committed": 7}', 0) == {"committed": 7}
 
 
 @pytest.mark.parametrize("size", [14, 30, 47, 60])
-def test_a_message_that_a_full_pipe_cut_is_not_blamed_on_the_program(size: int) -> None:
+def test_message_cut_by_a_full_pipe_causes_no_note(size: int) -> None:
     line = json.dumps(
         {"metrics": {"loss": 1.5, "of": ['a "b" {', 3]}, "step": 120, "note": "cut \\"}
     ).encode()
-    found = progress.read_line(line[:size], 0)
-    assert found == {}
+    result = progress.read_line(line[:size], 0)
+    assert result == {}
     assert "note" in progress.read_line(b'{"note": oops}', 0)
 
 
-def test_metrics_that_no_message_between_agents_could_hold_are_a_note() -> None:
+def test_oversized_metrics_become_a_note() -> None:
     for text in ("x" * 60_000, "\udce9" * 60_000):
         line = b'{"metrics": {"text": "' + text.encode(errors="surrogateescape") + b'"}}'
         message = progress.read_line(line, 4)

@@ -18,7 +18,7 @@ Current thread 0x00007f02 (most recent call first):
 """
 
 
-def test_a_rank_is_where_the_innermost_frame_of_its_main_thread_is() -> None:
+def test_place_of_a_rank_is_innermost_frame_of_its_main_thread() -> None:
     assert RankStacks({0: Status()}, {0: DUMP}).describe_places(0) == "rank 0 in read (tasks.py:12)"
     assert (
         RankStacks({0: Status(), 1: Status()}, {0: ""}).describe_places(0)
@@ -26,12 +26,12 @@ def test_a_rank_is_where_the_innermost_frame_of_its_main_thread_is() -> None:
     )
 
 
-def test_of_ranks_in_many_places_the_largest_groups_are_told_and_that_of_the_suspect() -> None:
-    of = {rank: dump((f"/me/{rank // 2}.py", "f")) for rank in range(41)}
-    found = RankStacks(dict.fromkeys(of, Status()), of)
-    assert found.find_suspect(first_overdue_rank=0) == 40
+def test_largest_groups_and_group_of_the_suspect_are_listed() -> None:
+    texts = {rank: dump((f"/me/{rank // 2}.py", "f")) for rank in range(41)}
+    result = RankStacks(dict.fromkeys(texts, Status()), texts)
+    assert result.find_suspect(first_overdue_rank=0) == 40
     groups = ", ".join(f"2 ranks in f ({place}.py:1)" for place in range(8))
-    assert found.describe_places(40) == f"{groups}, rank 40 in f (20.py:1), 24 ranks elsewhere"
+    assert result.describe_places(40) == f"{groups}, rank 40 in f (20.py:1), 24 ranks elsewhere"
 
 
 def dump(*frames: tuple[str, str]) -> str:
@@ -46,7 +46,7 @@ IN_JAX = ("/lib/jax/_src/array.py", "_value")
 
 
 @pytest.mark.parametrize(
-    ("of", "culprit"),
+    ("texts", "culprit"),
     [
         ({0: dump(IN_JAX), 1: dump(IN_JAX), 2: dump(("/me/a.py", "f"))}, 2),
         ({0: dump(IN_JAX), 1: "", 2: dump(("/me/a.py", "f"))}, 1),
@@ -55,9 +55,9 @@ IN_JAX = ("/lib/jax/_src/array.py", "_value")
         ({0: dump(IN_JAX), 1: dump(IN_JAX), 2: dump(IN_JAX)}, 0),
     ],
 )
-def test_the_suspect_is_the_rank_that_the_others_wait_for(of: dict[int, str], culprit: int) -> None:
-    statuses = dict.fromkeys(of, Status(phase="step", step=5, stepped=True))
-    assert RankStacks(statuses, of).find_suspect(first_overdue_rank=0) == culprit
+def test_suspect_is_the_rank_that_others_wait_for(texts: dict[int, str], culprit: int) -> None:
+    statuses = dict.fromkeys(texts, Status(phase="step", step=5, stepped=True))
+    assert RankStacks(statuses, texts).find_suspect(first_overdue_rank=0) == culprit
 
 
 PYTHON = "/usr/lib/python3.11"
@@ -70,8 +70,8 @@ def rank(*threads: tuple[tuple[str, str], ...]) -> str:
     """The stacks of a rank: of each thread its frames, the innermost first; the main thread's last."""
     return "\n".join(
         "Thread 0x01 (most recent call first):\n"
-        + "".join(f'  File "{file}", line 7 in {name}\n' for file, name in of)
-        for of in threads
+        + "".join(f'  File "{file}", line 7 in {name}\n' for file, name in texts)
+        for texts in threads
     )
 
 
@@ -129,17 +129,17 @@ COMPILES = (("/v/site-packages/jax/_src/compiler.py", "backend_compile_and_load"
         ),
     ],
 )
-def test_whoever_has_not_come_to_where_the_others_wait_is_suspected(
+def test_suspect_is_the_rank_outside_the_common_wait(
     phase: str, waits: str, works: str, is_cut: bool
 ) -> None:
-    of = {0: works, 1: waits}
+    texts = {0: works, 1: waits}
     if is_cut:
-        of = {number: hang.shorten_stacks(text) for number, text in of.items()}
-    found = RankStacks(dict.fromkeys(of, Status(phase=phase)), of)
-    assert (found.find_suspect(first_overdue_rank=1), found.waiting_ranks) == (0, [1])
+        texts = {number: hang.shorten_stacks(text) for number, text in texts.items()}
+    result = RankStacks(dict.fromkeys(texts, Status(phase=phase)), texts)
+    assert (result.find_suspect(first_overdue_rank=1), result.waiting_ranks) == (0, [1])
 
 
-def test_the_rank_furthest_behind_is_suspected_when_the_stacks_tell_nothing() -> None:
+def test_rank_furthest_behind_is_suspected_if_stacks_are_equal() -> None:
     ahead, behind = (Status(phase="step", step=step, stepped=True) for step in (6, 5))
     assert (
         RankStacks({0: ahead, 1: behind}, dict.fromkeys((0, 1), dump(IN_JAX))).find_suspect(

@@ -28,5 +28,5 @@ NONE = {"note": "rank 0 wrote a line to the progress pipe that is not JSON"}
         (b"\xff\xfe", NONE),
     ],
 )
-def test_a_line_behind_half_a_line_is_read(line: bytes, message: Any) -> None:
+def test_line_after_half_a_line_is_read(line: bytes, message: Any) -> None:
     assert progress.read_line(line, 0) == message

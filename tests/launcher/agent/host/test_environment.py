@@ -49,15 +49,15 @@ def config(**fields: Any) -> Config:
         ),
     ],
 )
-def test_a_rank_finds_its_place_in_its_environment(
+def test_rank_variables_describe_rank_and_devices(
     fields: dict[str, Any], rank: int, expected: dict[str, str | None]
 ) -> None:
-    found = environment.rank_variables(config(**fields), {"PYTHONPATH": "/code"}, rank, "/site")
-    assert {name: found.get(name) for name in expected} == expected
+    result = environment.rank_variables(config(**fields), {"PYTHONPATH": "/code"}, rank, "/site")
+    assert {name: result.get(name) for name in expected} == expected
 
 
 @pytest.mark.parametrize(
-    ("own", "found"),
+    ("own_value", "result"),
     [
         (
             {"LD_LIBRARY_PATH": "/opt/lib", "PATH": "/bin"},
@@ -66,12 +66,12 @@ def test_a_rank_finds_its_place_in_its_environment(
         ({}, ("/driver/lib", f"/driver/bin:{os.defpath}")),
     ],
 )
-def test_the_driver_is_found_before_what_the_image_searches(
-    own: dict[str, str], found: tuple[str, str]
+def test_search_path_of_the_driver_comes_first(
+    own_value: dict[str, str], result: tuple[str, str]
 ) -> None:
     paths = {"LD_LIBRARY_PATH": "/driver/lib", "PATH": "/driver/bin"}
-    environ = environment.rank_variables(config(search_paths=paths), own, 0, "/site")
-    assert (environ["LD_LIBRARY_PATH"], environ["PATH"]) == found
+    environ = environment.rank_variables(config(search_paths=paths), own_value, 0, "/site")
+    assert (environ["LD_LIBRARY_PATH"], environ["PATH"]) == result
 
 
 @pytest.mark.parametrize(
@@ -84,7 +84,7 @@ def test_the_driver_is_found_before_what_the_image_searches(
         ("tpu", {contract.TRAIN_SPEC: "{}"}, None),
     ],
 )
-def test_xla_gets_the_optimization_level_of_the_accelerator_with_a_train_block(
+def test_train_block_sets_variables_of_its_platform(
     platform: str, base: dict[str, str], level: str | None
 ) -> None:
     assert (
@@ -106,7 +106,7 @@ print(min(-faults() + faults() for _ in range(4)))
 """
 
 
-def test_the_memory_of_a_step_on_cpu_devices_is_kept_for_the_next_one() -> None:
+def test_cpu_variables_keep_memory_between_steps() -> None:
     def faults(base: dict[str, str]) -> int:
         environ = environment.rank_variables(config(), {**os.environ, **base}, 0, "/site")
         return int(subprocess.check_output([sys.executable, "-c", FAULTS], env=environ))
@@ -115,11 +115,11 @@ def test_the_memory_of_a_step_on_cpu_devices_is_kept_for_the_next_one() -> None:
 
 
 @pytest.mark.parametrize("name", ["XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION"])
-def test_a_share_of_the_memory_that_the_job_sets_is_the_only_one(name: str) -> None:
-    found = environment.rank_variables(
+def test_memory_fraction_of_the_job_replaces_the_default(name: str) -> None:
+    result = environment.rank_variables(
         config(platform="cuda"), {contract.TRAIN_SPEC: "{}", name: "0.5"}, 0, "/site"
     )
-    assert {key: value for key, value in found.items() if key.endswith("MEM_FRACTION")} == {
+    assert {key: value for key, value in result.items() if key.endswith("MEM_FRACTION")} == {
         name: "0.5"
     }
 
@@ -133,34 +133,32 @@ def test_a_share_of_the_memory_that_the_job_sets_is_the_only_one(name: str) -> N
         ("digits-w-0-0.digits:20001", None, None),
     ],
 )
-def test_jaxs_coordinator_listens_at_the_address_of_host_0_alone(
+def test_coordinator_listens_on_the_address_of_host_0(
     coordinator: str, listens: str | None, expected: str | None
 ) -> None:
-    found = environment.attempt_variables(3, coordinator, listens)
-    assert (found["JAX_COORDINATOR_ADDRESS"], found.get("JAX_COORDINATOR_BIND_ADDRESS")) == (
-        coordinator,
-        expected,
-    )
+    result = environment.attempt_variables(3, coordinator, listens)
+    assert result["JAX_COORDINATOR_ADDRESS"] == coordinator
+    assert result.get("JAX_COORDINATOR_BIND_ADDRESS") == expected
 
 
-def test_what_the_job_sets_for_jaxs_devices_wins() -> None:
+def test_device_variables_of_the_job_win() -> None:
     base = {"JAX_PLATFORMS": "cuda", "JAX_NUM_CPU_DEVICES": "1"}
-    found = environment.rank_variables(config(devices_per_process=4), base, 1, "/site")
-    assert found.items() >= base.items()
+    result = environment.rank_variables(config(devices_per_process=4), base, 1, "/site")
+    assert result.items() >= base.items()
 
 
 @pytest.mark.parametrize("saved", [None, 0, 40])
-def test_a_process_knows_what_earlier_attempts_saved(saved: int | None) -> None:
-    found = environment.attempt_variables(3, "127.0.0.1:20001", None, saved)
-    assert found.get("JAXLAUNCH_SAVED") == (None if saved is None else str(saved))
+def test_attempt_variables_have_the_saved_step(saved: int | None) -> None:
+    result = environment.attempt_variables(3, "127.0.0.1:20001", None, saved)
+    assert result.get("JAXLAUNCH_SAVED") == (None if saved is None else str(saved))
 
 
 @pytest.mark.parametrize(
     ("timeouts", "wait"),
     [({}, "30"), ({"init": 20.0}, "10"), ({"init": None, "restore": 9.0}, "4.5")],
 )
-def test_storage_is_waited_for_within_the_timeouts_of_a_start(
+def test_storage_wait_is_within_the_timeouts_of_a_start(
     timeouts: dict[str, float | None], wait: str
 ) -> None:
-    found = environment.rank_variables(config(timeouts_s=timeouts), {}, 0, "/site")
-    assert found["JAXLAUNCH_STORAGE_WAIT"] == wait
+    result = environment.rank_variables(config(timeouts_s=timeouts), {}, 0, "/site")
+    assert result["JAXLAUNCH_STORAGE_WAIT"] == wait

@@ -21,7 +21,7 @@ def fill(folder: Path, size: int) -> None:
     (folder / "block").write_bytes(os.urandom(size))
 
 
-def test_more_than_the_limit_in_all_folders_together_is_named_with_its_key(tmp_path: Path) -> None:
+def test_excess_of_all_folders_names_the_pod_limit(tmp_path: Path) -> None:
     fill(tmp_path / "tmp/deep/down", 2 * MIB)
     fill(tmp_path / "code", 2 * MIB)
     scratch = {str(tmp_path / "tmp"): None, str(tmp_path / "code"): None}
@@ -39,7 +39,7 @@ def test_more_than_the_limit_in_all_folders_together_is_named_with_its_key(tmp_p
     assert resources.find_excess(AgentJob("t", scratch=scratch), 1) is None
 
 
-def test_more_than_a_volume_may_hold_is_named_with_its_folder(tmp_path: Path) -> None:
+def test_excess_of_a_volume_names_its_folder(tmp_path: Path) -> None:
     fill(tmp_path / "tmp", 2 * MIB)
     excess = resources.find_excess(AgentJob("t", scratch={str(tmp_path / "tmp"): MIB}), 0)
     assert excess is not None and (excess.limit_bytes, excess.folder) == (MIB, f"{tmp_path}/tmp")
@@ -48,7 +48,7 @@ def test_more_than_a_volume_may_hold_is_named_with_its_folder(tmp_path: Path) ->
     assert "(volumes: ephemeral)" in message
 
 
-def test_what_is_mounted_below_a_folder_or_linked_from_it_is_counted_once(tmp_path: Path) -> None:
+def test_mounted_and_linked_folders_are_counted_once(tmp_path: Path) -> None:
     fill(tmp_path / "tmp/scratch", 2 * MIB)
     fill(tmp_path / "elsewhere", 4 * MIB)
     (tmp_path / "tmp/link").symlink_to(tmp_path / "elsewhere")
@@ -56,7 +56,7 @@ def test_what_is_mounted_below_a_folder_or_linked_from_it_is_counted_once(tmp_pa
     assert resources.find_excess(AgentJob("t", scratch=scratch, ephemeral_bytes=3 * MIB), 0) is None
 
 
-def test_a_folder_that_is_not_there_or_is_huge_delays_no_stop(
+def test_missing_or_huge_folder_does_not_delay_a_stop(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert resources.find_excess(AgentJob("t", scratch={str(tmp_path / "none"): 1}), 0) is None
@@ -65,7 +65,7 @@ def test_a_folder_that_is_not_there_or_is_huge_delays_no_stop(
     assert resources.find_excess(AgentJob("t", scratch={str(tmp_path / "tmp"): 1}), 0) is None
 
 
-def test_one_folder_with_very_many_files_is_counted_only_until_the_time_is_up(
+def test_counting_of_a_large_folder_stops_at_the_deadline(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for number in range(20):
@@ -79,13 +79,13 @@ def test_one_folder_with_very_many_files_is_counted_only_until_the_time_is_up(
     assert resources.find_excess(job, 0) is None
 
 
-def test_a_path_that_ends_with_a_slash_is_the_same_folder(tmp_path: Path) -> None:
+def test_trailing_slash_names_the_same_folder(tmp_path: Path) -> None:
     fill(tmp_path / "tmp/scratch", 2 * MIB)
     scratch = {f"{tmp_path}/tmp/": None, f"{tmp_path}/tmp/scratch/": None}
     assert resources.find_excess(AgentJob("t", scratch=scratch, ephemeral_bytes=3 * MIB), 0) is None
 
 
-def test_a_file_with_several_names_is_counted_once(tmp_path: Path) -> None:
+def test_hard_links_are_counted_once(tmp_path: Path) -> None:
     fill(tmp_path / "tmp", 2 * MIB)
     (tmp_path / "tmp/again").hardlink_to(tmp_path / "tmp/block")
     assert resources.find_excess(AgentJob("t", scratch={str(tmp_path / "tmp"): 3 * MIB}), 0) is None

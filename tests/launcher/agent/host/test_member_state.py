@@ -22,14 +22,14 @@ def state(*, replaces: bool = True, is_leader: bool = False) -> MemberState:
     return MemberState(config)
 
 
-def test_signals_close_together_are_one_and_a_later_one_kills() -> None:
+def test_close_signals_count_once_and_a_later_one_kills() -> None:
     host = state()
     assert host.take_signal(0.0) is StopRequest.STOP
     assert host.take_signal(SAME_SIGNAL_S / 2) is StopRequest.REPEATED
     assert host.take_signal(SAME_SIGNAL_S + 0.1) is StopRequest.KILL
 
 
-def test_a_leader_may_start_again_only_before_the_first_attempt() -> None:
+def test_first_start_is_awaited_only_before_the_first_attempt() -> None:
     host = state()
     assert host.awaits_first_start
     host.start_attempt(1)
@@ -51,7 +51,7 @@ def test_a_leader_may_start_again_only_before_the_first_attempt() -> None:
         (contract.CRASH, {"is_leader": True}, False, False, IdleAction.FINISH),
     ],
 )
-def test_a_host_without_processes_reports_waits_or_ends(
+def test_idle_host_reports_waits_or_finishes(
     code: int, facts: dict[str, bool], is_signalled: bool, has_leader: bool, step: IdleAction
 ) -> None:
     host = state(**facts)

@@ -205,8 +205,8 @@ CASES: dict[str, tuple[Callable[[socket.socket], None], str]] = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_what_nccl_says_of_a_hang_is_named_kept_and_never_waited_for(case: str) -> None:
-    act, said = CASES[case]
+def test_answer_of_nccl_is_summarized_and_kept(case: str) -> None:
+    act, messages = CASES[case]
     limit_s = 1.0 if case in ("silent", "slow") else 60.0  # the others end without it
     began = time.monotonic()
     with server(act) as address:
@@ -218,11 +218,11 @@ def test_what_nccl_says_of_a_hang_is_named_kept_and_never_waited_for(case: str) 
         and "\x1b" not in text
         and "SERVER" not in text
     )
-    assert describe_faults(text) == said
+    assert describe_faults(text) == messages
     assert bool(text) == ("Communicators" in text), "what is not RAS's is not kept"
 
 
-def test_a_closed_port_a_wrong_address_and_ras_that_is_off_are_no_answer() -> None:
+def test_unreachable_ras_gives_an_empty_answer() -> None:
     with server(whole(DEAD)) as address:
         assert (
             nccl.query_ras(
@@ -247,7 +247,7 @@ def test_a_closed_port_a_wrong_address_and_ras_that_is_off_are_no_answer() -> No
             assert nccl.query_ras({nccl.ADDRESS_VARIABLE: named}, time.monotonic() + 1) == ""
 
 
-def test_a_question_never_holds_up_who_asks(monkeypatch) -> None:
+def test_nccl_query_does_not_block(monkeypatch) -> None:
     monkeypatch.setattr(nccl, "QUERY_TIMEOUT_S", 600.0)
     closes = threading.Event()
     with server(lambda _: closes.wait()) as address:
@@ -259,7 +259,7 @@ def test_a_question_never_holds_up_who_asks(monkeypatch) -> None:
         assert question.answer == ""
 
 
-def test_a_question_without_an_answer_ends(monkeypatch) -> None:
+def test_nccl_query_ends_without_an_answer(monkeypatch) -> None:
     monkeypatch.setattr(nccl, "QUERY_TIMEOUT_S", 0.2)
     with server(silent) as address:
         question = nccl.NcclQuery({nccl.ADDRESS_VARIABLE: address})
@@ -268,7 +268,7 @@ def test_a_question_without_an_answer_ends(monkeypatch) -> None:
         assert question.answer == ""
 
 
-def test_the_kernel_s_messages_of_gpus_are_read_where_they_can_be(tmp_path: Path) -> None:
+def test_kernel_messages_about_gpus_are_read(tmp_path: Path) -> None:
     now = int(time.monotonic() * 1e6)
     lost = "NVRM: Xid (PCI:0000:3b:00): 79, pid=1234, name=python, GPU has fallen off the bus."
     old = f"3,1,{now - int(3601e6)},-;NVRM: Xid (PCI:0000:3b:00): 13, old"

@@ -27,7 +27,7 @@ def dev(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_a_closed_device_file_is_named_with_its_owner_and_the_key(dev: Path) -> None:
+def test_closed_device_file_is_named_with_owner_and_key(dev: Path) -> None:
     uid = os.geteuid()
     assert resources.find_fault(TPU, is_pod=True, dev=dev) == (
         f"cannot open {dev}/vfio/0 as uid {uid}: its owner is uid {uid}, its mode 0600; set users: "
@@ -36,13 +36,13 @@ def test_a_closed_device_file_is_named_with_its_owner_and_the_key(dev: Path) -> 
         "configuration of the nodes' "
         "containerd"
     )
-    said = resources.find_fault(TPU, is_pod=False, dev=dev)
-    assert said is not None and said.endswith(f"run as that user, or give uid {uid} the file")
+    messages = resources.find_fault(TPU, is_pod=False, dev=dev)
+    assert messages is not None and messages.endswith(
+        f"run as that user, or give uid {uid} the file"
+    )
 
 
-def test_open_device_files_and_other_jobs_are_no_fault(
-    dev: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_open_device_files_are_no_fault(dev: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert resources.find_fault(AgentJob("t", platform="cuda"), is_pod=True, dev=dev) is None
     monkeypatch.undo()
     for path in (dev / "vfio").iterdir():
@@ -51,16 +51,16 @@ def test_open_device_files_and_other_jobs_are_no_fault(
     assert resources.find_fault(TPU, is_pod=True, dev=dev / "vfio" / "devices") is None
 
 
-def test_a_closed_folder_of_devices_is_named(dev: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_closed_device_folder_is_named(dev: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         os, "access", lambda path, how: Path(path) != dev / "vfio"
     )  # root reads every folder
-    said = resources.find_fault(TPU, is_pod=True, dev=dev)
-    assert said is not None and said.startswith(f"cannot open {dev}/vfio as uid")
+    messages = resources.find_fault(TPU, is_pod=True, dev=dev)
+    assert messages is not None and messages.startswith(f"cannot open {dev}/vfio as uid")
 
 
 @pytest.mark.parametrize(
-    ("limit", "has_capability", "said"),
+    ("limit", "has_capability", "messages"),
     [
         (64 * 1024, False, "this pod may pin 64 KiB"),
         (8 * MIB, False, "this pod may pin 8 MiB"),
@@ -69,20 +69,20 @@ def test_a_closed_folder_of_devices_is_named(dev: Path, monkeypatch: pytest.Monk
         (resource.RLIM_INFINITY, False, None),
     ],
 )
-def test_a_small_limit_on_pinned_memory_is_told_of_a_network_that_needs_it(
-    limit: int, has_capability: bool, said: str | None, monkeypatch: pytest.MonkeyPatch
+def test_small_pinning_limit_is_reported_for_fast_networks(
+    limit: int, has_capability: bool, messages: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     raised: list[tuple[int, int]] = []
     monkeypatch.setattr(resource, "getrlimit", lambda which: (1024, limit))
-    monkeypatch.setattr(resource, "setrlimit", lambda which, both: raised.append(both))
+    monkeypatch.setattr(resource, "setrlimit", lambda which, pair: raised.append(pair))
     monkeypatch.setattr(resources, "_has_capability", lambda number: has_capability)
     assert resources.find_fault(CPU, is_pod=True) is None and not raised
     assert resources.find_fault(TPU, is_pod=True, dev=Path("/nowhere")) is None
-    found = resources.find_fault(EFA, is_pod=True)
+    result = resources.find_fault(EFA, is_pod=True)
     assert raised == 2 * [(limit, limit)]
-    if said is None:
-        assert found is None
+    if messages is None:
+        assert result is None
     else:
-        assert found is not None and said in found
-        assert found.startswith("network = efa needs memory") and "LimitMEMLOCK=infinity" in found
-        assert "users: {h100: root}" in found
+        assert result is not None and messages in result
+        assert result.startswith("network = efa needs memory") and "LimitMEMLOCK=infinity" in result
+        assert "users: {h100: root}" in result

@@ -15,9 +15,7 @@ from jaxlaunch.launcher.agent.host.processes import Processes
 
 
 @pytest.mark.parametrize("is_launched", [True, False])
-def test_a_refusal_is_in_the_log_and_shown_unless_launcher_run_says_it_at_the_end(
-    is_launched: bool,
-) -> None:
+def test_refusal_is_logged_and_shown_outside_of_launcher_run(is_launched: bool) -> None:
     line = json.dumps(contract.refusal_record("no data:\n  in /d", contract.BAD_DATA)).encode()
     message = progress.read_line(line, 3)
     child, log = SimpleNamespace(rank=3), MagicMock()

@@ -21,15 +21,17 @@ def child(folder: Path, rank: int) -> Any:
 
 
 def states(profiles: Profiles) -> dict[str, str]:
-    return {rank: one["state"] for rank, one in profiles.reply("GET", "", True)[1]["ranks"].items()}
+    return {
+        rank: item["state"] for rank, item in profiles.reply("GET", "", True)[1]["ranks"].items()
+    }
 
 
-def test_every_process_gets_a_request_file_and_its_answer_is_kept(tmp_path: Path) -> None:
+def test_profile_request_reaches_every_process(tmp_path: Path) -> None:
     children = [child(tmp_path, rank) for rank in (2, 3)]
     profiles = Profiles(True, lambda: children)
     assert states(profiles) == {}
-    status, found = profiles.reply("POST", "steps=7", True)
-    assert (status, found["id"]) == (HTTPStatus.ACCEPTED, 1)
+    status, result = profiles.reply("POST", "steps=7", True)
+    assert (status, result["id"]) == (HTTPStatus.ACCEPTED, 1)
     assert [json.loads((tmp_path / name).read_text()) for name in ("2", "3")] == [
         {"id": 1, "steps": 7}
     ] * 2
@@ -42,16 +44,14 @@ def test_every_process_gets_a_request_file_and_its_answer_is_kept(tmp_path: Path
     assert profiles.reply("GET", "", True)[1]["ranks"]["2"] == {"state": "done", "folder": "there"}
 
 
-def test_one_profile_is_taken_at_a_time(tmp_path: Path) -> None:
-    one = child(tmp_path, 0)
-    profiles = Profiles(True, lambda: [one])
+def test_second_profile_request_is_refused(tmp_path: Path) -> None:
+    first = child(tmp_path, 0)
+    profiles = Profiles(True, lambda: [first])
     profiles.reply("POST", "", True)
-    status, found = profiles.reply("POST", "", True)
-    assert (status, found["error"]) == (
-        HTTPStatus.CONFLICT,
-        "a profile is already being taken, on rank 0",
-    )
-    profiles.update(one, {"id": 1, "state": "failed", "fault": "a full disk"})
+    status, result = profiles.reply("POST", "", True)
+    assert status == HTTPStatus.CONFLICT
+    assert result["error"] == "a profile is already being taken, on rank 0"
+    profiles.update(first, {"id": 1, "state": "failed", "fault": "a full disk"})
     assert profiles.reply("POST", "", True)[1]["id"] == 2
     assert states(profiles) == {"0": "asked"}
 
@@ -67,28 +67,28 @@ def test_one_profile_is_taken_at_a_time(tmp_path: Path) -> None:
         ("POST", "", True, 409, "no process is running"),
     ],
 )
-def test_a_request_that_cannot_be_met_is_refused(
+def test_impossible_profile_request_is_refused(
     method: str, query: str, is_local: bool, status: int, words: str
 ) -> None:
-    refused, found = Profiles(True, list).reply(method, query, is_local)
+    refused, result = Profiles(True, list).reply(method, query, is_local)
     assert refused == status
-    assert words in found["error"]
+    assert words in result["error"]
 
 
-def test_a_request_that_cannot_be_written_is_an_answer(tmp_path: Path) -> None:
-    refused, found = Profiles(True, lambda: [child(tmp_path / "gone", 0)]).reply("POST", "", True)
+def test_unwritable_profile_request_is_reported(tmp_path: Path) -> None:
+    refused, result = Profiles(True, lambda: [child(tmp_path / "gone", 0)]).reply("POST", "", True)
     assert refused == HTTPStatus.INTERNAL_SERVER_ERROR
-    assert "No such file" in found["error"]
+    assert "No such file" in result["error"]
 
 
-def test_a_program_is_profiled_where_it_trains_as_the_trainer_does(tmp_path: Path) -> None:
-    one = child(tmp_path, 0)
-    profiles = Profiles(False, lambda: [one])
-    refused, found = profiles.reply("POST", "", True)
+def test_command_that_trains_can_be_profiled(tmp_path: Path) -> None:
+    first = child(tmp_path, 0)
+    profiles = Profiles(False, lambda: [first])
+    refused, result = profiles.reply("POST", "", True)
     assert refused == HTTPStatus.CONFLICT
     assert (
         "only the built-in trainer can be profiled, and programs that train by jaxlaunch.run"
-        in found["error"]
+        in result["error"]
     )
-    one.progress.status.trainer = True
+    first.progress.status.trainer = True
     assert profiles.reply("POST", "", True)[0] == HTTPStatus.ACCEPTED

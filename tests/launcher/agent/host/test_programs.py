@@ -26,7 +26,7 @@ def running(*command: str) -> Iterator[int]:
 
 
 @pytest.mark.parametrize(
-    ("line", "told"),
+    ("line", "reported"),
     [
         ("echo ready; sleep 60; true", ["sleep"]),
         ("echo ready; (sleep 60; true); true", ["sleep"]),
@@ -35,21 +35,19 @@ def running(*command: str) -> Iterator[int]:
         ("echo ready; exec sleep 60", ["sleep"]),
     ],
 )
-def test_a_signal_to_a_shell_is_meant_for_what_it_runs_and_for_itself_where_it_has_a_trap(
-    line: str, told: list[str]
-) -> None:
+def test_signal_targets_commands_and_shells_with_traps(line: str, reported: list[str]) -> None:
     def names(pid: int) -> list[str]:
-        found = []
-        for each in process_tree.find_targets_below(pid, signal.SIGTERM):
-            with open(f"/proc/{each}/comm") as comm:
-                found.append(comm.read().strip())
-        return found
+        result = []
+        for item in process_tree.find_targets_below(pid, signal.SIGTERM):
+            with open(f"/proc/{item}/comm") as comm:
+                result.append(comm.read().strip())
+        return result
 
     with running("sh", "-c", line) as pid:
-        assert poll_until(lambda: names(pid) == told)
+        assert poll_until(lambda: names(pid) == reported)
 
 
-def test_a_program_with_workers_gets_its_signal_itself() -> None:
+def test_signal_targets_a_program_with_workers() -> None:
     text = (
         "import subprocess, time; subprocess.Popen(['sleep', '60']); print('ready', "
         "flush=True); time.sleep(60)"
@@ -62,7 +60,7 @@ def test_a_program_with_workers_gets_its_signal_itself() -> None:
             process_tree.send_signal(child, signal.SIGKILL)
 
 
-def test_a_handler_is_seen_and_its_absence() -> None:
+def test_signal_handler_is_detected() -> None:
     text = (
         "import signal, time; signal.signal(10, print); print('ready', flush=True); time.sleep(60)"
     )

@@ -41,15 +41,11 @@ def copier(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 @pytest.mark.parametrize(
     ("lines", "is_whole"), [("cat; echo done", True), ("cat", False), ("exit 84", False)]
 )
-def test_a_run_folder_is_whole_only_where_its_copier_says_so(
-    copier, lines: str, is_whole: bool
-) -> None:
+def test_run_folder_is_whole_only_if_the_copier_says_so(copier, lines: str, is_whole: bool) -> None:
     assert copier(lines).close() is is_whole
 
 
-def test_a_copier_is_told_which_ranks_the_host_has_now_and_none_is_waited_for_without_end(
-    copier, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_copier_gets_new_ranks_within_a_time_limit(copier, monkeypatch: pytest.MonkeyPatch) -> None:
     copied = copier("cat; echo done")
     copied.take_ranks(range(1))  # those that it began with
     copied.take_ranks(range(2, 3))
@@ -60,9 +56,9 @@ def test_a_copier_is_told_which_ranks_the_host_has_now_and_none_is_waited_for_wi
     assert silent.close() is True
 
 
-def test_a_copier_that_the_loop_reaped_was_not_whole_and_is_reported(copier) -> None:
+def test_copier_that_ended_early_is_reported(copier) -> None:
     copied = copier("exec sleep 600")
-    before = signal.getsignal(signal.SIGCHLD), signal.set_wakeup_fd(-1)
+    previous = signal.getsignal(signal.SIGCHLD), signal.set_wakeup_fd(-1)
     loop = Loop()
     codes: list[int] = []
 
@@ -76,9 +72,9 @@ def test_a_copier_that_the_loop_reaped_was_not_whole_and_is_reported(copier) -> 
         os.kill(copied.pid, signal.SIGKILL)
         loop.run()
     finally:
-        signal.signal(signal.SIGCHLD, before[0])
-        signal.set_wakeup_fd(before[1])
-        for each in (loop._wake_read, loop._wake_write, loop._epoll):
-            each.close()
+        signal.signal(signal.SIGCHLD, previous[0])
+        signal.set_wakeup_fd(previous[1])
+        for item in (loop._wake_read, loop._wake_write, loop._epoll):
+            item.close()
     assert codes == [-9]
     assert copied.close() is False

@@ -41,9 +41,9 @@ def plain_python(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture
 def folder() -> Iterator[SiteFolder]:
-    made = SiteFolder()
-    yield made
-    made.close()
+    created = SiteFolder()
+    yield created
+    created.close()
 
 
 @pytest.mark.parametrize(
@@ -55,7 +55,7 @@ def folder() -> Iterator[SiteFolder]:
     ],
     ids=["the trainer", "a process that the trainer starts", "a user's program"],
 )
-def test_garbage_waits_for_the_trainers_imports(
+def test_garbage_collection_is_off_during_imports_of_the_trainer(
     folder: SiteFolder, program: str, environ: dict[str, str], collects: bool
 ) -> None:
     reports, end = os.pipe()
@@ -69,9 +69,7 @@ def test_garbage_waits_for_the_trainers_imports(
     assert printed.stdout.strip() == str(collects)
 
 
-def test_a_program_imports_packages_whole_in_an_interpreter_that_had_imported_nothing(
-    folder: SiteFolder, plain_python: str
-) -> None:
+def test_site_hook_leaves_no_partial_packages(folder: SiteFolder, plain_python: str) -> None:
     environ = {**os.environ, "PYTHONPATH": folder.site}
     alone, below = (
         subprocess.run([plain_python, "-c", USES], env=env, capture_output=True, text=True)

@@ -29,7 +29,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_the_folder_of_a_process_that_was_killed_is_removed_and_not_before(place: Path) -> None:
+def test_folder_of_a_killed_process_is_removed(place: Path) -> None:
     with subprocess.Popen(
         [sys.executable, "-c", MAKES], stdout=subprocess.PIPE, text=True
     ) as process:
@@ -42,24 +42,22 @@ def test_the_folder_of_a_process_that_was_killed_is_removed_and_not_before(place
     assert list(place.iterdir()) == []
 
 
-def test_a_folder_of_a_version_without_locks_is_removed_a_week_later_unless_a_program_was_told_of_it(
-    place: Path,
-) -> None:
-    made = {
+def test_unlocked_folder_is_removed_after_a_week_unless_in_use(place: Path) -> None:
+    created = {
         name: place / f"jaxlaunch-{name}" for name in ("old", "told", "new", "profiles-x", "killed")
     }
-    for name, folder in made.items():
+    for name, folder in created.items():
         (folder / ("step-1" if name == "profiles-x" else "site")).mkdir(parents=True)
-    (made["killed"] / "site").rmdir()
-    for name in made.keys() - {"new"}:
-        os.utime(made[name], (0, 0))
-    environ = {"PYTHONPATH": f"{made['told']}/site"}
+    (created["killed"] / "site").rmdir()
+    for name in created.keys() - {"new"}:
+        os.utime(created[name], (0, 0))
+    environ = {"PYTHONPATH": f"{created['told']}/site"}
     with subprocess.Popen(["/bin/cat"], env=environ, stdin=subprocess.PIPE):
         folders.sweep_folders()
-    assert set(place.iterdir()) == {made["told"], made["new"], made["profiles-x"]}
+    assert set(place.iterdir()) == {created["told"], created["new"], created["profiles-x"]}
 
 
-def test_what_is_not_known_to_be_unused_stays(place: Path) -> None:
+def test_folders_that_may_be_in_use_stay(place: Path) -> None:
     mine, lock = folders.make_folder()
     others = place / "elsewhere"
     (others / "inner").mkdir(parents=True)
@@ -69,15 +67,13 @@ def test_what_is_not_known_to_be_unused_stays(place: Path) -> None:
     (place / "jaxlaunch-of-another-version").mkdir()
     (place / "jaxlaunch-fifo").mkdir()
     os.mkfifo(place / "jaxlaunch-fifo" / folders.LOCK_FILE)
-    before = sorted(place.rglob("*"))
+    previous = sorted(place.rglob("*"))
     folders.sweep_folders()
-    assert sorted(place.rglob("*")) == before and Path(mine).is_dir()
+    assert sorted(place.rglob("*")) == previous and Path(mine).is_dir()
     os.close(lock)
 
 
-def test_agents_that_start_together_may_remove_the_same_folders(
-    place: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_concurrent_sweeps_do_not_fail(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     listed = os.listdir
     monkeypatch.setattr(
         os, "listdir", lambda folder: [*listed(folder), "jaxlaunch-removed-by-another"]

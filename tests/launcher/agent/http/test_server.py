@@ -32,20 +32,20 @@ def port() -> Iterator[int]:
     is_over.set()
     thread.join()
     signal.set_wakeup_fd(-1)
-    for one in [*served._open, served._listener, loop._wake_read, loop._wake_write]:
-        one.close()  # type: ignore[attr-defined]
+    for item in [*served._open, served._listener, loop._wake_read, loop._wake_write]:
+        item.close()  # type: ignore[attr-defined]
 
 
 def ask(port: int, head: str) -> tuple[int, str]:
     """Status and body of the answer."""
     with socket.create_connection(("127.0.0.1", port), timeout=30) as connection:
         connection.sendall(head.encode() + b"\r\n\r\n")
-        found = b"".join(iter(lambda: connection.recv(65536), b"")).decode()
-    answer, _, body = found.partition("\r\n\r\n")
+        result = b"".join(iter(lambda: connection.recv(65536), b"")).decode()
+    answer, _, body = result.partition("\r\n\r\n")
     return int(answer.split()[1]), body
 
 
-def test_silent_connections_do_not_keep_a_scrape_out(port: int) -> None:
+def test_silent_connections_do_not_block_a_scrape(port: int) -> None:
     with contextlib.ExitStack() as stack:
         for _ in range(4 * MAX_CONNECTIONS):
             stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=30))
@@ -55,7 +55,7 @@ def test_silent_connections_do_not_keep_a_scrape_out(port: int) -> None:
 @pytest.mark.parametrize(
     "steps", ["1" * 5_000, "\u0663" * 9, "0" * 3_000 + "1"], ids=["digits", "arabic", "zeros"]
 )
-def test_a_profile_of_thousands_of_digits_is_refused_in_one_line(port: int, steps: str) -> None:
+def test_profile_with_too_many_digits_is_refused(port: int, steps: str) -> None:
     status, body = ask(port, f"POST /profile?steps={steps} HTTP/1.1")
     assert (
         status == 400
@@ -67,6 +67,6 @@ def test_a_profile_of_thousands_of_digits_is_refused_in_one_line(port: int, step
 
 @pytest.mark.parametrize("method", ["GET", "POST"])
 @pytest.mark.parametrize("header", ["Origin: https://example.com", "oRiGiN: null"])
-def test_a_web_page_may_not_ask_for_a_profile(port: int, method: str, header: str) -> None:
+def test_profile_request_of_a_web_page_is_refused(port: int, method: str, header: str) -> None:
     status, body = ask(port, f"{method} /profile HTTP/1.1\r\nHost: localhost\r\n{header}")
     assert status == 403 and "web pages" in json.loads(body)["error"]

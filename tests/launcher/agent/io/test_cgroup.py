@@ -11,8 +11,8 @@ MACHINE = {"in_use": 600 * 1024.0, "limit": 1000 * 1024.0}
 V1, V2 = "4:memory:/pods/a\n0::/\n", "0::/pods/a\n"
 
 
-def kernel(root: Path, own: str, **files: str) -> Path:
-    paths = {"proc/self/cgroup": own, "proc/meminfo": MEMINFO, **files}
+def kernel(root: Path, own_value: str, **files: str) -> Path:
+    paths = {"proc/self/cgroup": own_value, "proc/meminfo": MEMINFO, **files}
     for path, text in paths.items():
         (root / path).parent.mkdir(parents=True, exist_ok=True)
         (root / path).write_text(text)
@@ -36,7 +36,7 @@ def legacy(folder: str, limit: str) -> dict[str, str]:
 
 
 @pytest.mark.parametrize(
-    ("own", "files"),
+    ("own_value", "files"),
     [
         (V2, unified("sys/fs/cgroup/pods/a", "8000")),
         (V2, unified("sys/fs/cgroup", "8000")),  # what a container sees of itself
@@ -44,30 +44,30 @@ def legacy(folder: str, limit: str) -> dict[str, str]:
         (V1, legacy("sys/fs/cgroup/memory", "8000")),
     ],
 )
-def test_files_the_kernel_can_drop_are_not_in_use(
-    own: str, files: dict[str, str], tmp_path: Path
+def test_page_cache_is_not_memory_in_use(
+    own_value: str, files: dict[str, str], tmp_path: Path
 ) -> None:
-    assert resources.read_memory(kernel(tmp_path, own, **files)) == {
+    assert resources.read_memory(kernel(tmp_path, own_value, **files)) == {
         "in_use": 3000.0,
         "limit": 8000.0,
     }
 
 
 @pytest.mark.parametrize(
-    ("own", "files"),
+    ("own_value", "files"),
     [
         (V2, unified("sys/fs/cgroup/pods/a", "max")),
         (V1, legacy("sys/fs/cgroup/memory/pods/a", "9223372036854771712")),
         (V2, {}),
     ],
 )
-def test_without_a_limit_the_machine_is_the_limit(
-    own: str, files: dict[str, str], tmp_path: Path
+def test_memory_limit_is_the_machine_without_a_cgroup_limit(
+    own_value: str, files: dict[str, str], tmp_path: Path
 ) -> None:
-    assert resources.read_memory(kernel(tmp_path, own, **files)) == MACHINE
+    assert resources.read_memory(kernel(tmp_path, own_value, **files)) == MACHINE
 
 
-def test_where_there_is_no_proc_nothing_is_known(tmp_path: Path) -> None:
+def test_memory_is_unknown_without_proc(tmp_path: Path) -> None:
     assert resources.read_memory(tmp_path) == {"in_use": None, "limit": None}
 
 
@@ -79,7 +79,7 @@ OOM_V2 = "low 0\nhigh 0\nmax 31\noom 4\noom_kill 3\noom_group_kill 0\n"
     ("text", "kills"),
     [(OOM_V1, 2), (OOM_V2, 3), ("oom_kill_disable 0\nunder_oom 0\n", 0), (None, 0)],
 )
-def test_the_count_of_the_oom_killer_is_read_where_there_is_one(
+def test_oom_kills_are_counted(
     text: str | None, kills: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if text is not None:

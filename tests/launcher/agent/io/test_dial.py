@@ -13,7 +13,7 @@ from jaxlaunch.launcher.agent.host.leader_connection import Dialer
 from jaxlaunch.launcher.agent.io.loop import Loop
 
 
-def test_a_name_server_that_does_not_answer_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_answer_of_the_name_server_is_logged(monkeypatch: pytest.MonkeyPatch) -> None:
     is_over, numeric = threading.Event(), socket.getaddrinfo
 
     def asked(host: str, port: int, **how: Any) -> Any:
@@ -23,23 +23,25 @@ def test_a_name_server_that_does_not_answer_is_said(monkeypatch: pytest.MonkeyPa
         return numeric(host, port, **how)
 
     monkeypatch.setattr(socket, "getaddrinfo", asked)
-    loop, said = Loop(), list[str]()
-    dialer = Dialer(loop, ("lm-w-0-0.lm", 9401), say=said.append, on_connected=lambda sock: None)
+    loop, messages = Loop(), list[str]()
+    dialer = Dialer(
+        loop, ("lm-w-0-0.lm", 9401), say=messages.append, on_connected=lambda sock: None
+    )
     dialer.dial()
 
     def look() -> None:
-        said.append(dialer.failure_text)
-        if len(said) == 1:
+        messages.append(dialer.failure_text)
+        if len(messages) == 1:
             is_over.set()
-        elif said[-1].startswith("name not resolved"):
+        elif messages[-1].startswith("name not resolved"):
             loop.stop()
 
     loop.call_every(0.05, look)
     loop.run()
     dialer.stop()
     signal.set_wakeup_fd(-1)
-    for one in (loop._wake_read, loop._wake_write):
-        one.close()
-    assert said[0].startswith("the name server has not answered for ") and said[-1].startswith(
-        "name not resolved for "
-    )
+    for item in (loop._wake_read, loop._wake_write):
+        item.close()
+    assert messages[0].startswith("the name server has not answered for ") and messages[
+        -1
+    ].startswith("name not resolved for ")

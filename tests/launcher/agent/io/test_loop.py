@@ -17,57 +17,53 @@ from tests.launcher.agent.leader.gangs import reset
 
 @pytest.fixture
 def loop() -> Iterator[Loop]:
-    made = Loop()
-    yield made
+    created = Loop()
+    yield created
     signal.set_wakeup_fd(-1)
-    for each in (made._wake_read, made._wake_write, made._epoll):
-        each.close()
+    for item in (created._wake_read, created._wake_write, created._epoll):
+        item.close()
 
 
-def test_an_event_of_a_descriptor_that_was_closed_meanwhile_is_not_taken_for_one_of_its_successor(
-    loop: Loop,
-) -> None:
+def test_stale_event_does_not_reach_a_reused_descriptor(loop: Loop) -> None:
     pairs = [socket.socketpair() for _ in range(2)]
-    fds = [own.fileno() for own, _ in pairs]
+    fds = [own_value.fileno() for own_value, _ in pairs]
     idle, other = socket.socketpair()  # with nothing to read
-    seen: list[str] = []
+    observed: list[str] = []
 
     def first(fd: int, mask: int) -> None:
         (late,) = set(fds) - {fd}
-        for each in fds:
-            loop.unwatch(each)
+        for item in fds:
+            loop.unwatch(item)
         os.dup2(idle.fileno(), late)  # closes it, and gives its number to another
-        loop.watch(late, READ, lambda mask: seen.append("successor"))
-        seen.append("first")
+        loop.watch(late, READ, lambda mask: observed.append("successor"))
+        observed.append("first")
         loop.call_later(0.0, loop.stop)
 
-    for own, peer in pairs:
-        loop.watch(own.fileno(), READ, partial(first, own.fileno()))
+    for own_value, peer in pairs:
+        loop.watch(own_value.fileno(), READ, partial(first, own_value.fileno()))
         peer.send(b"x")
     loop.run()
-    assert seen == ["first"]
-    for each in (*(one for pair in pairs for one in pair), idle, other):
-        each.close()
+    assert observed == ["first"]
+    for item in (*(single for pair in pairs for single in pair), idle, other):
+        item.close()
 
 
 @pytest.mark.parametrize("watched", [READ, WRITE, READ | WRITE])
-def test_whoever_watches_a_connection_that_breaks_is_called_for_what_it_watches(
-    loop: Loop, watched: int
-) -> None:
+def test_broken_connection_calls_its_watcher(loop: Loop, watched: int) -> None:
     listener = socket.create_server(("127.0.0.1", 0))
     peer = socket.create_connection(listener.getsockname())
-    own, _ = listener.accept()
+    own_value, _ = listener.accept()
     reset(peer)
     masks: list[int] = []
-    loop.watch(own.fileno(), watched, masks.append)
+    loop.watch(own_value.fileno(), watched, masks.append)
     loop.call_later(0.0, loop.stop)
     loop.run()
     assert masks == [watched]
-    own.close()
+    own_value.close()
     listener.close()
 
 
-def test_a_descriptor_above_1023_is_awaited_as_any_other() -> None:
+def test_descriptor_above_1023_can_be_awaited() -> None:
     read_end, write_end = os.pipe()
     high = fcntl.fcntl(read_end, fcntl.F_DUPFD, 1500)
     try:

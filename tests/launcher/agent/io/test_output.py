@@ -85,7 +85,7 @@ def numbers(lines: list[str]) -> tuple[list[int], int]:
     return came, sum(int(notice[1]) for notice in notices if notice)
 
 
-def test_of_too_much_output_the_oldest_lines_go_and_are_counted(pipe: Pipe) -> None:
+def test_oldest_lines_are_dropped_and_counted(pipe: Pipe) -> None:
     stream = OutputStream(Idle(), pipe.write_end)
     for number in range(LINES):
         stream.write_line(written(number))
@@ -97,7 +97,7 @@ def test_of_too_much_output_the_oldest_lines_go_and_are_counted(pipe: Pipe) -> N
     assert (LINES - dropped) * WIDTH > MAX_QUEUED_BYTES - 2 * WIDTH
 
 
-def test_a_reader_that_is_late_at_the_end_gets_the_count_and_the_last_lines(pipe: Pipe) -> None:
+def test_flush_keeps_last_lines_and_count_for_a_late_reader(pipe: Pipe) -> None:
     stream = OutputStream(Idle(), pipe.write_end)
     for number in range(1000):
         stream.write_line(written(number))
@@ -109,9 +109,7 @@ def test_a_reader_that_is_late_at_the_end_gets_the_count_and_the_last_lines(pipe
     assert len(came) * WIDTH < 4 * FINAL_BYTES
 
 
-def test_a_patient_stream_is_behind_until_its_reader_has_caught_up_and_drops_nothing(
-    pipe: Pipe,
-) -> None:
+def test_patient_stream_waits_for_its_reader(pipe: Pipe) -> None:
     stream, room = OutputStream(Idle(), pipe.write_end, patience_s=math.inf), threading.Event()
     stream.on_room = room.set
     lines = iter(range(LINES))
@@ -126,9 +124,7 @@ def test_a_patient_stream_is_behind_until_its_reader_has_caught_up_and_drops_not
     assert room.is_set() and numbers(pipe.close()) == (list(range(LINES)), 0)
 
 
-def test_patience_with_a_reader_who_takes_nothing_ends_and_comes_back_with_the_reader(
-    pipe: Pipe,
-) -> None:
+def test_patience_ends_and_returns_with_the_reader(pipe: Pipe) -> None:
     loop, room = Idle(), threading.Event()
     stream, lines = OutputStream(loop, pipe.write_end, patience_s=1.0), iter(range(LINES))
     while not stream.is_behind:
@@ -147,7 +143,7 @@ def test_patience_with_a_reader_who_takes_nothing_ends_and_comes_back_with_the_r
     assert came[-1] == LINES - 1 and dropped > 0 and dropped + len(came) == LINES
 
 
-def test_a_line_that_is_half_written_is_never_dropped(pipe: Pipe) -> None:
+def test_partially_written_line_is_never_dropped(pipe: Pipe) -> None:
     stream = OutputStream(Idle(), pipe.write_end)
     stream.write_line(b"0 " + b"y" * (1 << 20))  # the pipe takes some of it
     for number in range(1, LINES):
@@ -159,7 +155,7 @@ def test_a_line_that_is_half_written_is_never_dropped(pipe: Pipe) -> None:
 
 
 @pytest.mark.parametrize(("has_reader", "number"), [(False, errno.ENXIO), (True, errno.EINVAL)])
-def test_a_fifo_in_the_place_of_a_log_is_an_error_and_does_not_hold_the_agent_up(
+def test_fifo_in_place_of_a_log_is_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_reader: bool, number: int
 ) -> None:
     path = log_path(tmp_path, 0)

@@ -28,15 +28,13 @@ def lines() -> list[bytes]:
 
 @pytest.fixture
 def pipe(lines: list[bytes]) -> Iterator[LinePipe]:
-    made = LinePipe(cast(Loop, NoLoop()), 100, lines.append)
-    yield made
-    made.close()
-    os.close(made.write_end)
+    created = LinePipe(cast(Loop, NoLoop()), 100, lines.append)
+    yield created
+    created.close()
+    os.close(created.write_end)
 
 
-def test_draining_a_pipe_ends_although_its_writer_never_does(
-    pipe: LinePipe, lines: list[bytes]
-) -> None:
+def test_drain_ends_while_the_writer_continues(pipe: LinePipe, lines: list[bytes]) -> None:
     with subprocess.Popen(
         ["yes", "x" * 50], stdout=pipe.write_end, stderr=subprocess.DEVNULL
     ) as writer:
@@ -50,7 +48,7 @@ def test_draining_a_pipe_ends_although_its_writer_never_does(
             writer.kill()
 
 
-def test_draining_reads_all_that_was_written_before(pipe: LinePipe, lines: list[bytes]) -> None:
+def test_drain_reads_everything_written_before(pipe: LinePipe, lines: list[bytes]) -> None:
     os.write(pipe.write_end, b"line\n" * 10_000 + b"the last")
     pipe.drain()
     pipe.close()

@@ -10,7 +10,7 @@ from jaxlaunch.launcher.agent.io.link import open_listener
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.5", "localhost"])
-def test_a_socket_listens_on_the_address_that_it_is_given_alone(host: str) -> None:
+def test_listener_uses_only_its_address(host: str) -> None:
     with open_listener(host, 0) as listener:
         address, port = listener.getsockname()
         socket.create_connection((host, port)).close()
@@ -19,7 +19,7 @@ def test_a_socket_listens_on_the_address_that_it_is_given_alone(host: str) -> No
             socket.create_connection(("127.0.0.9", port))
 
 
-def test_a_socket_without_an_address_listens_on_every_one() -> None:
+def test_listener_without_address_uses_every_interface() -> None:
     with open_listener("", 0) as listener:
         port = listener.getsockname()[1]
         for address in ("127.0.0.1", "127.0.0.9"):

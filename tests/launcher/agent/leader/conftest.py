@@ -13,18 +13,18 @@ from tests.launcher.agent.leader.gangs import Gang
 
 @pytest.fixture
 def gang(tmp_path: Path) -> Iterator[Callable[..., Gang]]:
-    made: list[Gang] = []
+    created: list[Gang] = []
 
     def make(hosts: int, **fields: Any) -> Gang:
-        made.append(Gang(hosts, tmp_path / str(len(made)), **fields))
-        return made[-1]
+        created.append(Gang(hosts, tmp_path / str(len(created)), **fields))
+        return created[-1]
 
     yield make
-    for one in made:
-        for sock in one.sockets:
+    for item in created:
+        for sock in item.sockets:
             sock.close()
-        for ready in list(one.loop.ready.values()):
+        for ready in list(item.loop.ready.values()):
             link = getattr(ready, "__self__", None)
             if link is not None:
                 link.close()
-        one.leader._gate._listener.close()
+        item.leader._gate._listener.close()

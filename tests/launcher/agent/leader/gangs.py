@@ -97,6 +97,13 @@ class Gang:
         for host in range(hosts if joined is None else joined):
             self.join(host)
 
+    @property
+    def has_started(self) -> bool:
+        return any("starting attempt 1" in text for text in self.said)
+
+    def fail(self, host: int, message: str = "boom", **fields: Any) -> int:
+        return self.event(host, "error", error={"type": "ValueError", "message": message}, **fields)
+
     def join(self, host: int, key: bytes = UID.encode(), **changes: Any) -> int:
         """Connects a host and answers the challenge; returns the opcodes that the leader ran for the hello."""
         side = HostHandshake(key)
@@ -121,14 +128,14 @@ class Gang:
 
     def connect(self, host: int) -> dict[str, Any]:
         """Connects a host; returns the leader's challenge."""
-        before = set(self.loop.ready)
+        previous = set(self.loop.ready)
         sock = socket.create_connection(self.address)
         self.sockets.append(sock)
         self.read(self.listener)
-        (fd,) = set(self.loop.ready) - before
+        (fd,) = set(self.loop.ready) - previous
         self.hosts[host], self.numbers[host] = (sock, fd), 0
-        found: dict[str, Any] = json.loads(sock.recv(65536))
-        return found
+        result: dict[str, Any] = json.loads(sock.recv(65536))
+        return result
 
     def send(self, host: int, kind: str, /, **fields: Any) -> int:
         """Sends a message of a host; returns the opcodes that the leader ran for it."""

@@ -169,8 +169,8 @@ class Simulation:
         elif choice == "gone":
             self.report_gone(host)
         elif choice == "all gone":
-            for each in list(self.told):
-                self.report_gone(each)
+            for item in list(self.told):
+                self.report_gone(item)
         elif choice in ("stop", "evict"):
             self.send(host, "stop", excess=EXCESS if choice == "evict" else None)
         elif choice == "kill":

@@ -21,7 +21,7 @@ def said() -> list[str]:
 
 
 def answering(
-    monkeypatch: pytest.MonkeyPatch, said: list[str], *answers: Any
+    monkeypatch: pytest.MonkeyPatch, messages: list[str], *answers: Any
 ) -> tuple[JobSetAnnotator, list[bytes]]:
     """A JobSet whose server answers like this, and what was sent."""
     sent: list[bytes] = []
@@ -35,10 +35,10 @@ def answering(
         return answer, "patch is forbidden" if answer == 403 else ""
 
     monkeypatch.setattr(JobSetAnnotator, "_send_patch", patch)
-    return JobSetAnnotator("lm", said.append), sent
+    return JobSetAnnotator("lm", messages.append), sent
 
 
-def test_a_server_that_fails_is_tried_again_and_the_first_failure_is_said(
+def test_failed_annotation_is_retried_and_logged_once(
     monkeypatch: pytest.MonkeyPatch, said: list[str]
 ) -> None:
     faults = (TimeoutError("timed out"), ssl.SSLError("no"), 429, 503, 200)
@@ -52,7 +52,7 @@ def test_a_server_that_fails_is_tried_again_and_the_first_failure_is_said(
 
 
 @pytest.mark.parametrize("code", [401, 403, 404, 409])
-def test_a_server_that_refuses_is_asked_no_more(
+def test_refused_annotation_is_not_retried(
     monkeypatch: pytest.MonkeyPatch, said: list[str], code: int
 ) -> None:
     jobset, sent = answering(monkeypatch, said, code)
@@ -61,7 +61,7 @@ def test_a_server_that_refuses_is_asked_no_more(
     assert len(sent) == 1 and f"HTTP {code}" in said[0]
 
 
-def test_a_pod_without_a_token_writes_nothing(tmp_path: Path) -> None:
+def test_pod_without_token_writes_no_annotation(tmp_path: Path) -> None:
     assert not has_token(tmp_path)
     (tmp_path / "token").touch()
     assert has_token(tmp_path)

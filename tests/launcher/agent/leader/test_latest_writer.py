@@ -30,7 +30,7 @@ def summary(step: int) -> Summary:
     return Summary(None, step=step, seconds={}, restarts={})
 
 
-def test_storage_that_stalls_holds_nobody_up_and_gets_the_newest_summary_next() -> None:
+def test_stalled_storage_gets_the_newest_value_next() -> None:
     folder = Stalled()
     writer = LatestWriter[Summary](folder.keep)
     writer.keep(summary(1))
@@ -43,7 +43,7 @@ def test_storage_that_stalls_holds_nobody_up_and_gets_the_newest_summary_next() 
     assert folder.written == [1, 4]
 
 
-def test_nothing_is_written_after_the_last_summary() -> None:
+def test_writer_writes_nothing_after_finish() -> None:
     folder = Stalled()
     writer = LatestWriter[Summary](folder.keep)
     writer.keep(summary(1))

@@ -52,9 +52,9 @@ def of(attempt: int, generation: int = GENERATION, **changes: Any) -> AttemptPro
     )
 
 
-def keep(folder: RunFolder, of: AttemptProgress) -> None:
-    RunStarts(folder, of.uid).write_summary(
-        Summary(None, step=7, seconds=of.seconds, restarts={}, of=of)
+def keep(folder: RunFolder, progress: AttemptProgress) -> None:
+    RunStarts(folder, progress.uid).write_summary(
+        Summary(None, step=7, seconds=progress.seconds, restarts={}, of=progress)
     )
 
 
@@ -67,30 +67,26 @@ def gang(last: AttemptProgress, seconds: dict[str, float]) -> dict[str, Any]:
     }
 
 
-def test_the_attempt_that_ran_is_ended_and_not_an_older_one_of_an_own_copy_of_the_folder(
+def test_running_attempt_is_recorded_despite_an_older_local_copy(
     place: Config, folder: RunFolder
 ) -> None:
     keep(folder, of(1, generation=0, seconds={"step": 500.0}))  # as of when the pods started
     last = of(3, unsafe_s=5.0)
-    said = gang(last, {"step": 700.0, "init": 30.0})  # of all three attempts
+    messages = gang(last, {"step": 700.0, "init": 30.0})  # of all three attempts
     reporter.record_end_without_leader(
-        folder, place, LeaderReport.from_message(said, 3, 0.0), [], LOST
+        folder, place, LeaderReport.from_message(messages, 3, 0.0), [], LOST
     )
     (record,) = folder.read_records("u")
     assert (record.generation, record.attempt, record.started) == (1, 3, last.started)
-    assert (record.seconds["step"], record.seconds["lost_work"], record.seconds["init"]) == (
-        35.0,
-        5.0,
-        10.0,
-    )
-    found = folder.read_summary("u")
-    assert found is not None and found.of is not None and found.of.attempt == 3
-    assert found.seconds["step"] + found.seconds["lost_work"] == 700.0
+    assert record.seconds["step"] == 35.0
+    assert record.seconds["lost_work"] == 5.0
+    assert record.seconds["init"] == 10.0
+    result = folder.read_summary("u")
+    assert result is not None and result.of is not None and result.of.attempt == 3
+    assert result.seconds["step"] + result.seconds["lost_work"] == 700.0
 
 
-def test_the_summary_of_the_same_attempt_on_shared_storage_is_ended(
-    place: Config, folder: RunFolder
-) -> None:
+def test_summary_of_the_same_attempt_is_completed(place: Config, folder: RunFolder) -> None:
     keep(folder, of(1, seconds={"step": 31.0}, last_committed=6, first_committed=2))
     reporter.record_end_without_leader(
         folder, place, LeaderReport.from_message(gang(of(1), {"step": 40.0}), 1, 0.0), [], LOST
@@ -98,13 +94,11 @@ def test_the_summary_of_the_same_attempt_on_shared_storage_is_ended(
     (record,) = folder.read_records("u")
     assert (record.attempt, record.first_committed, record.last_committed) == (1, 2, 6)
     assert record.seconds["step"] == 40.0  # as reported later than written
-    found = folder.read_summary("u")
-    assert found is not None and found.step == 7
+    result = folder.read_summary("u")
+    assert result is not None and result.step == 7
 
 
-def test_an_attempt_has_a_number_after_the_last_where_host_0_never_reported(
-    place: Config, folder: RunFolder
-) -> None:
+def test_unreported_attempt_gets_the_next_number(place: Config, folder: RunFolder) -> None:
     reporter.record_end_without_leader(
         folder, place, LeaderReport.from_message({}, 0, time.time()), [], LOST
     )
@@ -114,61 +108,55 @@ def test_an_attempt_has_a_number_after_the_last_where_host_0_never_reported(
     assert [record.attempt for record in folder.read_records("u")] == [1, 2]
 
 
-def test_an_attempt_of_a_host_0_that_never_reported_is_not_stored_without_its_seconds(
-    place: Config, folder: RunFolder
-) -> None:
+def test_unreported_attempt_has_seconds(place: Config, folder: RunFolder) -> None:
     began = time.time() - 90
     reporter.record_end_without_leader(
         folder, place, LeaderReport.from_message({}, 0, began), [], LOST
     )
     (record,) = folder.read_records("u")
     assert 90 <= record.seconds["rendezvous"] <= time.time() - began
-    found = folder.read_summary("u")
+    result = folder.read_summary("u")
     assert (
-        found is not None and 90 <= sum(found.seconds.values()) <= time.time() - began + 0.001
+        result is not None and 90 <= sum(result.seconds.values()) <= time.time() - began + 0.001
     )  # rounded
 
 
-def test_the_seconds_of_a_report_of_the_attempt_before_are_not_counted_twice(
-    place: Config, folder: RunFolder
-) -> None:
+def test_seconds_of_an_older_report_are_not_counted_twice(place: Config, folder: RunFolder) -> None:
     keep(folder, of(1))
-    said = gang(of(1), {"step": 40.0})
+    messages = gang(of(1), {"step": 40.0})
     reporter.record_end_without_leader(
-        folder, place, LeaderReport.from_message(said, 1, 0.0), [], LOST
+        folder, place, LeaderReport.from_message(messages, 1, 0.0), [], LOST
     )
     reporter.record_end_without_leader(
-        folder, place, LeaderReport.from_message(said, 2, 0.0), [], LOST
+        folder, place, LeaderReport.from_message(messages, 2, 0.0), [], LOST
     )  # lost before it said anything of attempt 2
     records = folder.read_records("u")
     assert [record.attempt for record in records] == [1, 2]
     assert sum(record.seconds.get("step", 0.0) for record in records) == 40.0
 
 
-def test_a_host_that_never_joined_ends_no_attempt_of_a_host_0_that_lives(
+def test_host_that_never_joined_does_not_end_a_living_attempt(
     place: Config, folder: RunFolder
 ) -> None:
     keep(folder, of(4))
     reporter.record_end_without_leader(
         folder, place, LeaderReport.from_message({}, 0, time.time()), [], LOST
     )
-    found = folder.read_summary("u")
-    assert not folder.read_records("u") and found is not None and found.verdict is None
+    result = folder.read_summary("u")
+    assert not folder.read_records("u") and result is not None and result.verdict is None
 
 
-def test_a_host_that_joined_ends_the_attempt_that_host_0_started_and_never_reported(
-    place: Config, folder: RunFolder
-) -> None:
+def test_joined_host_ends_an_unreported_attempt(place: Config, folder: RunFolder) -> None:
     keep(folder, of(1))
     reporter.record_end_without_leader(
         folder, place, LeaderReport.from_message({}, 1, time.time()), [], LOST
     )
-    found = folder.read_summary("u")
+    result = folder.read_summary("u")
     assert [record.attempt for record in folder.read_records("u")] == [1]
-    assert found is not None and found.verdict is not None
+    assert result is not None and result.verdict is not None
 
 
-def test_a_host_that_never_joined_ends_what_earlier_pods_left_and_its_own_attempt(
+def test_host_that_never_joined_ends_attempts_of_earlier_pods(
     place: Config, folder: RunFolder
 ) -> None:
     keep(folder, of(4, generation=0))
@@ -181,16 +169,14 @@ def test_a_host_that_never_joined_ends_what_earlier_pods_left_and_its_own_attemp
     ]
 
 
-def test_a_host_that_was_held_up_does_not_replace_the_end_that_host_0_wrote_without_it(
-    place: Config, folder: RunFolder
-) -> None:
-    ended = run_folder.close_unfinished(
+def test_stalled_host_does_not_replace_the_end_of_host_0(place: Config, folder: RunFolder) -> None:
+    ends = run_folder.close_unfinished(
         of(2),
         verdict_for_code(contract.LOST, "host 1 (rank 1) was lost: no message for 10 s", rank=1),
     )
-    folder.append_record(ended)
+    folder.append_record(ends)
     RunStarts(folder, "u").write_summary(
-        Summary(ended.verdict, step=9, seconds={}, restarts={}, of=of(2))
+        Summary(ends.verdict, step=9, seconds={}, restarts={}, of=of(2))
     )
     reporter.record_end_without_leader(
         folder,
@@ -199,5 +185,5 @@ def test_a_host_that_was_held_up_does_not_replace_the_end_that_host_0_wrote_with
         [],
         LOST,
     )
-    assert folder.read_records("u") == [ended]
-    assert (found := folder.read_summary("u")) is not None and found.verdict == ended.verdict
+    assert folder.read_records("u") == [ends]
+    assert (result := folder.read_summary("u")) is not None and result.verdict == ends.verdict

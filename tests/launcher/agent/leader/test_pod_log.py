@@ -28,7 +28,7 @@ class Recorded:
 
     def look(self, at: float, **changes: Any) -> None:
         statuses = [Status(phase=phase) for phase in changes.pop("phases", ["step"])]
-        given = dict(
+        value = dict(
             stage="run",
             attempt=1,
             members="0",
@@ -38,7 +38,7 @@ class Recorded:
             committed=None,
             overdue=None,
         )
-        given |= {
+        value |= {
             "seconds": {},
             "restarts": {},
             "preempted": 0,
@@ -47,7 +47,7 @@ class Recorded:
             "statuses": statuses,
             **changes,
         }
-        self.pod_log.write_beat(lambda: GangView(**given), at)  # type: ignore[arg-type]
+        self.pod_log.write_beat(lambda: GangView(**value), at)  # type: ignore[arg-type]
 
     @property
     def beats(self) -> list[BeatLine]:
@@ -56,28 +56,28 @@ class Recorded:
         ]
 
 
-def test_a_change_of_phase_is_written_and_the_loop_of_training_is_not() -> None:
+def test_phase_change_is_written_except_within_the_loop() -> None:
     recorded = Recorded()
     for at, phase in enumerate(["init", "init", "compile", "step", "data", "save", "step"]):
         recorded.look(3.0 * at, phases=[phase] * 2)
     assert [beat.phase for beat in recorded.beats] == ["init", "compile", "step"]
 
 
-def test_quick_changes_are_written_once() -> None:
+def test_quick_phase_changes_are_written_once() -> None:
     recorded = Recorded()
     for tick in range(10):
         recorded.look(0.2 * tick, stage="gather", missing=list(range(10 - tick)))
     assert len(recorded.beats) == 1
 
 
-def test_a_line_is_written_at_least_every_fifteen_seconds() -> None:
+def test_beat_is_written_every_fifteen_seconds() -> None:
     recorded = Recorded()
     for second in range(61):
         recorded.look(float(second), step=second)
     assert [beat.step for beat in recorded.beats] == [0, 15, 30, 45, 60]
 
 
-def test_a_beat_of_ten_thousand_ranks_is_short() -> None:
+def test_beat_of_ten_thousand_ranks_is_short() -> None:
     recorded = Recorded()
     recorded.look(0.0, phases=["step"] * 9_999 + ["data"], missing=list(range(5_000)))
     (beat,) = recorded.beats
@@ -96,7 +96,7 @@ def test_only_a_newer_commit_has_a_time() -> None:
     assert first.committed == 7 and first.committed_at == second.committed_at is not None
 
 
-def test_every_field_of_a_beat_is_read_only_in_its_form() -> None:
+def test_malformed_beat_fields_are_rejected() -> None:
     recorded = Recorded()
     recorded.look(0.0)
     (beat,) = recorded.beats
@@ -106,7 +106,7 @@ def test_every_field_of_a_beat_is_read_only_in_its_form() -> None:
         assert log_lines.parse_line(line) is None, field.name
 
 
-def test_the_end_of_a_log_comes_with_the_host_that_held_the_rank(tmp_path: Path) -> None:
+def test_log_tail_names_the_host_of_the_rank(tmp_path: Path) -> None:
     (tmp_path / "starts" / "1" / "logs").mkdir(parents=True)
     (tmp_path / "starts" / "1" / "logs" / "rank-1.log").write_text("step 7\n")
     lost = verdict_for_code(contract.LOST, "host 1 was lost", rank=1, host=1)
@@ -117,5 +117,5 @@ def test_the_end_of_a_log_comes_with_the_host_that_held_the_rank(tmp_path: Path)
         PodLog(1, lines.append).write_past(
             [dataclasses.replace(usual, members=members)], folder, 1, 1, 3
         )
-        (tail,) = [one for one in map(log_lines.parse_line, lines) if isinstance(one, TailLine)]
+        (tail,) = [item for item in map(log_lines.parse_line, lines) if isinstance(item, TailLine)]
         assert (tail.rank, list(tail.lines), tail.host) == (1, ["step 7"], host)

@@ -24,12 +24,12 @@ VALUES = {
 }
 
 
-def some_status(chance: random.Random, before: Status) -> Status:
+def some_status(chance: random.Random, previous: Status) -> Status:
     names = chance.sample(sorted(VALUES), chance.randint(0, 3))
-    return dataclasses.replace(before, **{name: chance.choice(VALUES[name]) for name in names})
+    return dataclasses.replace(previous, **{name: chance.choice(VALUES[name]) for name in names})
 
 
-def test_the_counts_are_those_of_a_look_at_every_rank() -> None:
+def test_incremental_counts_equal_a_full_count() -> None:
     chance = random.Random(7)
     counts, committed = RankStatuses({0: range(RANKS)}), []
     for _ in range(2_000):
@@ -44,62 +44,56 @@ def test_the_counts_are_those_of_a_look_at_every_rank() -> None:
         assert counts.staying == sum(not status.left and status.exit is None for status in statuses)
         assert counts.unclean == sum(not status.has_ended_cleanly for status in statuses)
         assert set(counts.versions) == {status.jax for status in statuses} - {None}
-        assert (counts.first_step, counts.last_step) == (
-            min(steps, default=None),
-            max(steps, default=None),
-        )
+        assert counts.first_step == min(steps, default=None)
+        assert counts.last_step == max(steps, default=None)
         assert counts.committed == max(committed, default=None)
 
 
-def test_what_changed_makes_of_a_leaders_statuses_those_of_the_host() -> None:
+def test_status_changes_reproduce_the_statuses_of_a_host() -> None:
     chance = random.Random(8)
     statuses, changes = RankStatuses({0: range(4), 1: range(4, 12)}), StatusChanges()
-    own = {rank: Status() for rank in range(4, 12)}
+    own_value = {rank: Status() for rank in range(4, 12)}
     for turn in range(500):
         if turn % 3:
-            status = some_status(chance, own[4])
-            own = dict.fromkeys(own, status)
+            status = some_status(chance, own_value[4])
+            own_value = dict.fromkeys(own_value, status)
         else:
-            rank = chance.choice(sorted(own))
-            own[rank] = some_status(chance, own[rank])
+            rank = chance.choice(sorted(own_value))
+            own_value[rank] = some_status(chance, own_value[rank])
         if turn % 5 == 0:  # an event carries the whole status of its rank, outside of a beat
-            changes.mark_sent(7, own[7])
-            statuses.update({7: own[7]})
-        statuses.merge_changes(1, changes.take_changes(own))
-        assert {rank: statuses.by_rank[rank] for rank in own} == own
-        assert changes.take_changes(own) == {}
+            changes.mark_sent(7, own_value[7])
+            statuses.update({7: own_value[7]})
+        statuses.merge_changes(1, changes.take_changes(own_value))
+        assert {rank: statuses.by_rank[rank] for rank in own_value} == own_value
+        assert changes.take_changes(own_value) == {}
 
 
-def test_ranks_of_many_hosts_that_change_alike_share_one_status_and_none_is_made_for_each(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_equal_changes_of_many_hosts_share_one_status(monkeypatch: pytest.MonkeyPatch) -> None:
     hosts = 50
     statuses = RankStatuses({host: range(4 * host, 4 * host + 4) for host in range(hosts)})
-    made: list[Status] = []
+    created: list[Status] = []
     change = Status.with_changes
     monkeypatch.setattr(
-        Status, "with_changes", lambda self, fields: made.append(self) or change(self, fields)
+        Status, "with_changes", lambda self, fields: created.append(self) or change(self, fields)
     )
     for step in range(1, 101):
         for host in range(hosts):
             statuses.merge_changes(
                 host, {f"{4 * host}-{4 * host + 3}": {"phase": "step", "step": step}}
             )
-    assert len(made) == 100 and len({id(status) for status in statuses.by_rank}) == 1
+    assert len(created) == 100 and len({id(status) for status in statuses.by_rank}) == 1
     with pytest.raises(ValueError, match="step must be"):
         statuses.merge_changes(0, {"0-3": {"step": "x"}})
     assert {status.step for status in statuses.by_rank} == {100}
 
 
-def test_hosts_that_beat_at_different_steps_share_what_they_come_to(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_hosts_at_different_steps_share_statuses(monkeypatch: pytest.MonkeyPatch) -> None:
     hosts, chance = 50, random.Random(3)
     statuses = RankStatuses({host: range(4 * host, 4 * host + 4) for host in range(hosts)})
-    made: list[Status] = []
+    created: list[Status] = []
     change = Status.with_changes
     monkeypatch.setattr(
-        Status, "with_changes", lambda self, fields: made.append(self) or change(self, fields)
+        Status, "with_changes", lambda self, fields: created.append(self) or change(self, fields)
     )
     for beat in range(1, 101):
         for host in chance.sample(range(hosts), hosts):
@@ -110,14 +104,14 @@ def test_hosts_that_beat_at_different_steps_share_what_they_come_to(
     assert len({id(status) for status in statuses.by_rank}) == len(
         {status.step for status in statuses.by_rank}
     )
-    assert len(made) <= 100 * 4 * 4  # from each of four steps to each of four, of 5,000 beats
+    assert len(created) <= 100 * 4 * 4  # from each of four steps to each of four, of 5,000 beats
 
 
-def test_ranks_that_change_alike_are_one_entry() -> None:
+def test_equal_changes_are_one_entry() -> None:
     changes = StatusChanges()
-    own = dict.fromkeys(range(8, 16), Status(phase="step", step=1, stepped=True))
-    changes.take_changes(own)
-    stepped = {rank: dataclasses.replace(status, step=2) for rank, status in own.items()}
+    own_value = dict.fromkeys(range(8, 16), Status(phase="step", step=1, stepped=True))
+    changes.take_changes(own_value)
+    stepped = {rank: dataclasses.replace(status, step=2) for rank, status in own_value.items()}
     assert changes.take_changes(stepped) == {"8-15": {"step": 2}}
     assert changes.take_changes(stepped | {11: dataclasses.replace(stepped[11], step=3)}) == {
         "11": {"step": 3}
