@@ -74,7 +74,7 @@ MISSING = """INCOMPLETE
 {rank}
 """
 TIMEOUT = "TIMEOUT\n  Encountered 2 communication timeouts while gathering communicator data\n\n"
-SAID_MISSING = (
+MISSING_RANK = (
     "process 3487984 on node 172.16.64.213 managing GPU 5 {0}; #0-0: rank 21 gives no answer"
 )
 INCOMPLETE_2_24 = answer(
@@ -130,7 +130,11 @@ def whole(text: str) -> Callable[[socket.socket], None]:
     return play("SERVER PROTOCOL 2\nOK\n", text)
 
 
+HEAD_LINES = HEAD.format(seconds="0.00").partition("Group")[0]
+PIECES = [INCOMPLETE_2_24[at : at + 20] for at in range(0, len(INCOMPLETE_2_24), 20)]
 CUT = INCOMPLETE_2_24[: INCOMPLETE_2_24.index("#0-0")]
+NO_ANSWER, IS_DEAD = map(MISSING_RANK.format, ("gives no answer", "is dead"))
+SLOW = "process 3487984 on node 172.16.64.213 managing GPU 5 gives no answer"
 CASES: dict[str, tuple[Callable[[socket.socket], None], str]] = {
     "healthy": (whole(HEALTHY), ""),
     "lagging ranks, 2.24": (
@@ -147,9 +151,9 @@ CASES: dict[str, tuple[Callable[[socket.socket], None], str]] = {
         "#0-0: 16 ranks are behind in AllReduce (2 of 6649); #0-0: rank 5 is behind in "
         "AllGather (0 of 8)",
     ),
-    "a missing rank, 2.24": (whole(INCOMPLETE_2_24), SAID_MISSING.format("gives no answer")),
-    "a missing rank, 2.29": (whole(INCOMPLETE_2_29), SAID_MISSING.format("gives no answer")),
-    "a dead process": (whole(DEAD), SAID_MISSING.format("is dead")),
+    "a missing rank, 2.24": (whole(INCOMPLETE_2_24), NO_ANSWER),
+    "a missing rank, 2.29": (whole(INCOMPLETE_2_29), NO_ANSWER),
+    "a dead process": (whole(DEAD), IS_DEAD),
     "ranks of unlike states": (
         whole(STATUS),
         "#0-0: ranks 0, 8 have status RUNNING; #0-0: rank 4 has status INIT",
@@ -163,88 +167,58 @@ CASES: dict[str, tuple[Callable[[socket.socket], None], str]] = {
         whole(MANY),
         "; ".join(f"process {n} on node n managing GPU 0 is dead" for n in range(6)) + "; 3 more",
     ),
-    "no communicators": (
-        whole(
-            HEAD.format(seconds="0.00").partition("Group")[0] + "No communicator data collected!\n"
-        ),
-        "",
-    ),
-    "in small pieces": (
-        play(
-            "SERVER PROTOCOL 2\n",
-            *(INCOMPLETE_2_24[at : at + 20] for at in range(0, len(INCOMPLETE_2_24), 20)),
-        ),
-        SAID_MISSING.format("gives no answer"),
-    ),
-    "without the handshake": (play(INCOMPLETE_2_24), SAID_MISSING.format("gives no answer")),
+    "no communicators": (whole(f"{HEAD_LINES}No communicator data collected!\n"), ""),
+    "in small pieces": (play("SERVER PROTOCOL 2\n", *PIECES), NO_ANSWER),
+    "without the handshake": (play(INCOMPLETE_2_24), NO_ANSWER),
     "an error for every command": (
         play("ERROR: Unknown command CLIENT PROTOCOL 2\n" * 3, DEAD),
-        SAID_MISSING.format("is dead"),
+        IS_DEAD,
     ),
-    "cut": (whole(CUT), "process 3487984 on node 172.16.64.213 managing GPU 5 gives no answer"),
-    "slow": (
-        play(CUT, "#0-0", pause_s=30.0),
-        "process 3487984 on node 172.16.64.213 managing GPU 5 gives no answer",
-    ),
-    "endless": (play(DEAD, "x" * 4096, forever=True), SAID_MISSING.format("is dead")),
+    "cut": (whole(CUT), SLOW),
+    "slow": (play(CUT, "#0-0", pause_s=30.0), SLOW),
+    "endless": (play(DEAD, "x" * 4096, forever=True), IS_DEAD),
     "silent": (silent, ""),
     "closed at once": (play(), ""),
     "garbage": (play(bytes(range(256)) * 40), ""),
     "another server": (play("HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n"), ""),
     "escapes of a terminal": (
         whole(DEAD.replace("node 172", "node \x1b[2J172")),
-        SAID_MISSING.format("is dead").replace("node ", "node ?[2J"),
+        IS_DEAD.replace("node ", "node ?[2J"),
     ),
     "numbers without end": (
         whole(DEAD.replace(": 21", ": " + "9" * 5000)),
-        SAID_MISSING.format("is dead").replace(
-            "rank 21 gives", f"ranks {', '.join(['9' * 9] * 10)}, … gives"
-        ),
+        IS_DEAD.replace("rank 21 gives", f"ranks {', '.join(['9' * 9] * 10)}, … gives"),
     ),
 }
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_answer_of_nccl_is_summarized_and_kept(case: str) -> None:
-    act, messages = CASES[case]
+    act, faults = CASES[case]
     limit_s = 1.0 if case in ("silent", "slow") else 60.0  # the others end without it
     began = time.monotonic()
     with server(act) as address:
         text = nccl.query_ras({nccl.ADDRESS_VARIABLE: address}, began + limit_s)
     assert time.monotonic() - began < 3 * limit_s
-    assert (
-        len(text) <= nccl.MAX_ANSWER_BYTES
-        and text.isascii()
-        and "\x1b" not in text
-        and "SERVER" not in text
-    )
-    assert describe_faults(text) == messages
+    assert len(text) <= nccl.MAX_ANSWER_BYTES and text.isascii()
+    assert "\x1b" not in text and "SERVER" not in text
+    assert describe_faults(text) == faults
     assert bool(text) == ("Communicators" in text), "what is not RAS's is not kept"
 
 
 def test_unreachable_ras_gives_an_empty_answer() -> None:
     with server(whole(DEAD)) as address:
-        assert (
-            nccl.query_ras(
-                {nccl.ADDRESS_VARIABLE: address, nccl.ENABLE_VARIABLE: "0"}, time.monotonic() + 1
-            )
-            == ""
-        )
+        environ = {nccl.ADDRESS_VARIABLE: address, nccl.ENABLE_VARIABLE: "0"}
+        assert nccl.query_ras(environ, time.monotonic() + 1) == ""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         address = f"127.0.0.1:{listener.getsockname()[1]}"
-        assert nccl.query_ras({nccl.ADDRESS_VARIABLE: address}, time.monotonic() - 1) == "", (
-            "it is too late to ask"
-        )
+        # It is too late to ask.
+        assert nccl.query_ras({nccl.ADDRESS_VARIABLE: address}, time.monotonic() - 1) == ""
     with socket.socket() as closed:  # it holds the port, and does not listen
         closed.bind(("127.0.0.1", 0))
-        for named in (
-            f"127.0.0.1:{closed.getsockname()[1]}",
-            "no-port",
-            "host:port",
-            "127.0.0.1:99999",
-            "[::1",
-        ):
-            assert nccl.query_ras({nccl.ADDRESS_VARIABLE: named}, time.monotonic() + 1) == ""
+        address = f"127.0.0.1:{closed.getsockname()[1]}"
+        for name in (address, "no-port", "host:port", "127.0.0.1:99999", "[::1"):
+            assert nccl.query_ras({nccl.ADDRESS_VARIABLE: name}, time.monotonic() + 1) == ""
 
 
 def test_nccl_query_does_not_block(monkeypatch) -> None:

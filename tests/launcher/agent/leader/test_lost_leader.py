@@ -26,12 +26,8 @@ LOST = verdict_for_code(contract.LOST, "host 0 was lost: connection closed", ran
 
 @pytest.fixture
 def place() -> Config:
-    environ = {
-        contract.LEADER: "10.0.0.1:1",
-        contract.HOSTS: "2",
-        contract.INDEX: "1",
-        contract.UID: "u",
-    }
+    environ = {contract.LEADER: "10.0.0.1:1", contract.HOSTS: "2", contract.INDEX: "1"}
+    environ[contract.UID] = "u"
     job = AgentJob("t", ("true",)).to_json()
     return config.read_config(environ | {contract.JOB: job, contract.GENERATION: str(GENERATION)})
 
@@ -41,41 +37,39 @@ def folder(tmp_path: Path) -> RunFolder:
     return RunFolder(tmp_path, print)
 
 
-def of(attempt: int, generation: int = GENERATION, **changes: Any) -> AttemptProgress:
+def make_progress(attempt: int, generation: int = GENERATION, **changes: Any) -> AttemptProgress:
     now = time.time()
-    return AttemptProgress(
-        "u",
-        generation,
-        attempt,
-        now - 60,
-        **{"at": now - 1, "seconds": {"step": 40.0, "init": 10.0}, **changes},
-    )
+    fields = {"at": now - 1, "seconds": {"step": 40.0, "init": 10.0}, **changes}
+    return AttemptProgress("u", generation, attempt, now - 60, **fields)
 
 
-def keep(folder: RunFolder, progress: AttemptProgress) -> None:
-    RunStarts(folder, progress.uid).write_summary(
-        Summary(None, step=7, seconds=progress.seconds, restarts={}, of=progress)
-    )
+def write_summary(folder: RunFolder, progress: AttemptProgress) -> None:
+    summary = Summary(None, step=7, seconds=progress.seconds, restarts={}, of=progress)
+    RunStarts(folder, progress.uid).write_summary(summary)
 
 
-def gang(last: AttemptProgress, seconds: dict[str, float]) -> dict[str, Any]:
-    return {
-        "attempt": last.attempt,
-        "of": dataclasses.asdict(last),
-        "seconds": seconds,
-        "unsafe_s": last.unsafe_s,
-    }
+def state_message(last: AttemptProgress, seconds: dict[str, float]) -> dict[str, Any]:
+    progress = {"of": dataclasses.asdict(last), "unsafe_s": last.unsafe_s}
+    return {"attempt": last.attempt, "seconds": seconds, **progress}
+
+
+def record_end(
+    folder: RunFolder, place: Config, attempt: int, at: float, message: Any = None
+) -> None:
+    """Record the end of the attempt after host 0 was lost, whose last message is given."""
+    report = LeaderReport.from_message(message or {}, attempt, at)
+    reporter.record_end_without_leader(folder, place, report, [], LOST)
 
 
 def test_running_attempt_is_recorded_despite_an_older_local_copy(
     place: Config, folder: RunFolder
 ) -> None:
-    keep(folder, of(1, generation=0, seconds={"step": 500.0}))  # as of when the pods started
-    last = of(3, unsafe_s=5.0)
-    messages = gang(last, {"step": 700.0, "init": 30.0})  # of all three attempts
-    reporter.record_end_without_leader(
-        folder, place, LeaderReport.from_message(messages, 3, 0.0), [], LOST
-    )
+    write_summary(
+        folder, make_progress(1, generation=0, seconds={"step": 500.0})
+    )  # as of when the pods started
+    last = make_progress(3, unsafe_s=5.0)
+    message = state_message(last, {"step": 700.0, "init": 30.0})  # of all three attempts
+    record_end(folder, place, 3, 0.0, message)
     (record,) = folder.read_records("u")
     assert (record.generation, record.attempt, record.started) == (1, 3, last.started)
     assert record.seconds["step"] == 35.0
@@ -87,10 +81,10 @@ def test_running_attempt_is_recorded_despite_an_older_local_copy(
 
 
 def test_summary_of_the_same_attempt_is_completed(place: Config, folder: RunFolder) -> None:
-    keep(folder, of(1, seconds={"step": 31.0}, last_committed=6, first_committed=2))
-    reporter.record_end_without_leader(
-        folder, place, LeaderReport.from_message(gang(of(1), {"step": 40.0}), 1, 0.0), [], LOST
+    write_summary(
+        folder, make_progress(1, seconds={"step": 31.0}, last_committed=6, first_committed=2)
     )
+    record_end(folder, place, 1, 0.0, state_message(make_progress(1), {"step": 40.0}))
     (record,) = folder.read_records("u")
     assert (record.attempt, record.first_committed, record.last_committed) == (1, 2, 6)
     assert record.seconds["step"] == 40.0  # as reported later than written
@@ -99,37 +93,27 @@ def test_summary_of_the_same_attempt_is_completed(place: Config, folder: RunFold
 
 
 def test_unreported_attempt_gets_the_next_number(place: Config, folder: RunFolder) -> None:
-    reporter.record_end_without_leader(
-        folder, place, LeaderReport.from_message({}, 0, time.time()), [], LOST
-    )
-    reporter.record_end_without_leader(
-        folder, place, LeaderReport.from_message({}, 0, time.time()), [], LOST
-    )
+    record_end(folder, place, 0, time.time())
+    record_end(folder, place, 0, time.time())
     assert [record.attempt for record in folder.read_records("u")] == [1, 2]
 
 
 def test_unreported_attempt_has_seconds(place: Config, folder: RunFolder) -> None:
     began = time.time() - 90
-    reporter.record_end_without_leader(
-        folder, place, LeaderReport.from_message({}, 0, began), [], LOST
-    )
+    record_end(folder, place, 0, began)
     (record,) = folder.read_records("u")
     assert 90 <= record.seconds["rendezvous"] <= time.time() - began
     result = folder.read_summary("u")
-    assert (
-        result is not None and 90 <= sum(result.seconds.values()) <= time.time() - began + 0.001
-    )  # rounded
+    # The seconds are rounded.
+    limit_s = time.time() - began + 0.001
+    assert result is not None and 90 <= sum(result.seconds.values()) <= limit_s
 
 
 def test_seconds_of_an_older_report_are_not_counted_twice(place: Config, folder: RunFolder) -> None:
-    keep(folder, of(1))
-    messages = gang(of(1), {"step": 40.0})
-    reporter.record_end_without_leader(
-        folder, place, LeaderReport.from_message(messages, 1, 0.0), [], LOST
-    )
-    reporter.record_end_without_leader(
-        folder, place, LeaderReport.from_message(messages, 2, 0.0), [], LOST
-    )  # lost before it said anything of attempt 2
+    write_summary(folder, make_progress(1))
+    message = state_message(make_progress(1), {"step": 40.0})
+    record_end(folder, place, 1, 0.0, message)
+    record_end(folder, place, 2, 0.0, message)  # lost before it said anything of attempt 2
     records = folder.read_records("u")
     assert [record.attempt for record in records] == [1, 2]
     assert sum(record.seconds.get("step", 0.0) for record in records) == 40.0
@@ -138,19 +122,15 @@ def test_seconds_of_an_older_report_are_not_counted_twice(place: Config, folder:
 def test_host_that_never_joined_does_not_end_a_living_attempt(
     place: Config, folder: RunFolder
 ) -> None:
-    keep(folder, of(4))
-    reporter.record_end_without_leader(
-        folder, place, LeaderReport.from_message({}, 0, time.time()), [], LOST
-    )
+    write_summary(folder, make_progress(4))
+    record_end(folder, place, 0, time.time())
     result = folder.read_summary("u")
     assert not folder.read_records("u") and result is not None and result.verdict is None
 
 
 def test_joined_host_ends_an_unreported_attempt(place: Config, folder: RunFolder) -> None:
-    keep(folder, of(1))
-    reporter.record_end_without_leader(
-        folder, place, LeaderReport.from_message({}, 1, time.time()), [], LOST
-    )
+    write_summary(folder, make_progress(1))
+    record_end(folder, place, 1, time.time())
     result = folder.read_summary("u")
     assert [record.attempt for record in folder.read_records("u")] == [1]
     assert result is not None and result.verdict is not None
@@ -159,31 +139,18 @@ def test_joined_host_ends_an_unreported_attempt(place: Config, folder: RunFolder
 def test_host_that_never_joined_ends_attempts_of_earlier_pods(
     place: Config, folder: RunFolder
 ) -> None:
-    keep(folder, of(4, generation=0))
-    reporter.record_end_without_leader(
-        folder, place, LeaderReport.from_message({}, 0, time.time()), [], LOST
-    )
-    assert [(record.generation, record.attempt) for record in folder.read_records("u")] == [
-        (0, 4),
-        (1, 5),
-    ]
+    write_summary(folder, make_progress(4, generation=0))
+    record_end(folder, place, 0, time.time())
+    records = folder.read_records("u")
+    assert [(record.generation, record.attempt) for record in records] == [(0, 4), (1, 5)]
 
 
 def test_stalled_host_does_not_replace_the_end_of_host_0(place: Config, folder: RunFolder) -> None:
-    ends = run_folder.close_unfinished(
-        of(2),
-        verdict_for_code(contract.LOST, "host 1 (rank 1) was lost: no message for 10 s", rank=1),
-    )
-    folder.append_record(ends)
-    RunStarts(folder, "u").write_summary(
-        Summary(ends.verdict, step=9, seconds={}, restarts={}, of=of(2))
-    )
-    reporter.record_end_without_leader(
-        folder,
-        place,
-        LeaderReport.from_message(gang(of(2), {"step": 4.0}), 2, time.time()),
-        [],
-        LOST,
-    )
-    assert folder.read_records("u") == [ends]
-    assert (result := folder.read_summary("u")) is not None and result.verdict == ends.verdict
+    lost = verdict_for_code(contract.LOST, "host 1 was lost: no message for 10 s", rank=1)
+    end = run_folder.close_unfinished(make_progress(2), lost)
+    folder.append_record(end)
+    summary = Summary(end.verdict, step=9, seconds={}, restarts={}, of=make_progress(2))
+    RunStarts(folder, "u").write_summary(summary)
+    record_end(folder, place, 2, time.time(), state_message(make_progress(2), {"step": 4.0}))
+    assert folder.read_records("u") == [end]
+    assert (result := folder.read_summary("u")) is not None and result.verdict == end.verdict
