@@ -1,7 +1,7 @@
-"""`make bench`: every benchmark in a process of its own, one table. Exits 1 when a ratio is over its bound.
+"""Run every benchmark in its own process and print one table (`make bench`).
 
-`--record` also writes RESULTS.md beside this file, up to its sections: those are of benchmarks that
-run by themselves.
+The exit code is 1 if a ratio exceeds its bound. `--record` also writes RESULTS.md next to this
+file, up to its sections, which are of benchmarks that run by themselves.
 """
 
 from __future__ import annotations
@@ -26,27 +26,29 @@ Recorded on {date}: {machine}.
 """
 
 
-def measured(name: str) -> list[table.Row]:
-    """The rows of one benchmark."""
+def run_benchmark(name: str) -> list[table.Row]:
+    """Return the rows of one benchmark."""
     environ = os.environ | {"JAX_PLATFORMS": "cpu"}
     command = [sys.executable, "-m", *f"benchmarks.{name}".split()]
     done = subprocess.run(command, env=environ, stdout=subprocess.PIPE, text=True)
     if done.returncode != 0:
         raise SystemExit(f"benchmarks.{name} failed with exit code {done.returncode}")
-    return table.read(done.stdout)
+    return table.read_rows(done.stdout)
 
 
 def main() -> int:
-    rows = [row for name in BENCHMARKS for row in measured(name)]
-    text = table.markdown(rows)
+    rows = [row for name in BENCHMARKS for row in run_benchmark(name)]
+    text = table.format_table(rows)
     print(text)
     if "--record" in sys.argv[1:]:
         today = datetime.date.today().isoformat()
         _, heading, sections = RESULTS.read_text().partition("\n## ")
         RESULTS.write_text(
-            PREFACE.format(date=today, machine=table.machine(), table=text) + heading + sections
+            PREFACE.format(date=today, machine=table.describe_machine(), table=text)
+            + heading
+            + sections
         )
-    return table.failed(rows)
+    return table.exit_code(rows)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What a command costs before it does anything, over the bare interpreter."""
+"""The cost of a command before it does anything, over the bare interpreter."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 import tempfile
 import time
 
-from benchmarks.table import Row, emit, log, median, ms
+from benchmarks.table import Row, emit, format_ms, log, median
 
 ROUNDS = 15
 JOB = """name: bench
@@ -21,11 +21,11 @@ train:
 """
 
 
-def seconds(command: list[str]) -> float:
-    """Wall time of `command`, which must succeed."""
-    began = time.perf_counter()
+def measure_seconds(command: list[str]) -> float:
+    """Return the wall time of `command`, which must succeed."""
+    started_at = time.perf_counter()
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    return time.perf_counter() - began
+    return time.perf_counter() - started_at
 
 
 def main() -> None:
@@ -41,11 +41,11 @@ def main() -> None:
             "launcher render": [launcher, "render", str(job)],
         }
         rounds = [
-            {name: seconds(command) for name, command in commands.items()}
+            {name: measure_seconds(command) for name, command in commands.items()}
             for _ in range(1 + ROUNDS)
         ]
     # The first round fills the disk's cache.
-    taken = {name: [each[name] for each in rounds[1:]] for name in commands}
+    taken = {name: [times_of_round[name] for times_of_round in rounds[1:]] for name in commands}
     baseline = median(taken.pop("python -I -c pass"))
     bounds = {"launcher --help": 12.0, "launcher validate": 25.0, "launcher render": 35.0}
     emit(
@@ -54,7 +54,7 @@ def main() -> None:
                 f"{name} over python -I -c pass",
                 median(times) / baseline,
                 bounds[name],
-                f"{ms(median(times))} over {ms(baseline)}; medians of {ROUNDS}, interleaved",
+                f"{format_ms(median(times))} over {format_ms(baseline)}; medians of {ROUNDS}, interleaved",
             )
             for name, times in taken.items()
         ]

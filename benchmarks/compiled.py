@@ -74,7 +74,7 @@ HEAD = (
 
 
 def main() -> int:
-    """Prints the table; returns 1 where something could not be compiled."""
+    """Print the table; return 1 if something could not be compiled."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.compiled", description=__doc__)
     parser.add_argument(
         "jobs", nargs="*", metavar="JOB", help=f"of {', '.join(CASES)}; all by default"
@@ -82,23 +82,23 @@ def main() -> int:
     parser.add_argument(
         "--on", nargs="+", choices=ON, help="the chips; those of each job by default"
     )
-    asked = parser.parse_args()
+    arguments = parser.parse_args()
     print(HEAD, flush=True)
     failed = False
-    for job in asked.jobs or CASES:
-        for on in asked.on or CASES[job]:
-            found = compiled(job, ON[on])
-            failed |= "peak" not in found
-            print(row(job, on, found), flush=True)
+    for job in arguments.jobs or CASES:
+        for on in arguments.on or CASES[job]:
+            result = compile_job(job, ON[on])
+            failed |= "peak" not in result
+            print(format_row(job, on, result), flush=True)
     return int(failed)
 
 
-def compiled(job: str, on: Chips) -> dict[str, Any]:
-    """What `launcher plan --compile` says of a job on chips: `memory.compiled`, or `says` alone."""
+def compile_job(job: str, on: Chips) -> dict[str, Any]:
+    """Return what `launcher plan --compile` reports: `memory.compiled`, or only `says`."""
     keys = [*on.keys, *_batch(job, on.devices)]
     command = [*LAUNCHER, "plan", str(JOBS / f"{job}.yaml"), *keys]
     with tempfile.TemporaryFile("w+") as errors:
-        made = subprocess.run(
+        process = subprocess.run(
             [*command, "--compile", "-o", "json"],
             stdout=subprocess.PIPE,
             stderr=errors,
@@ -106,46 +106,49 @@ def compiled(job: str, on: Chips) -> dict[str, Any]:
             preexec_fn=lambda: os.nice(19),
         )
         errors.seek(0)
-        said = [line for line in errors.read().splitlines() if line.strip()]
+        lines = [line for line in errors.read().splitlines() if line.strip()]
     try:
-        found: dict[str, Any] = json.loads(made.stdout)["memory"]["compiled"]
+        result: dict[str, Any] = json.loads(process.stdout)["memory"]["compiled"]
     except (ValueError, KeyError, TypeError):
-        return {"says": said[-1] if said else f"exit code {made.returncode}"}
-    return found
+        return {"says": lines[-1] if lines else f"exit code {process.returncode}"}
+    return result
 
 
 def _batch(job: str, devices: int) -> list[str]:
-    """A row a device, or the job's own batch where that is more."""
+    """Return a row for each device, or the job's own batch if that is more."""
     return [] if job == "vit-b16" else [f"train.batch={max(devices, 32)}"]
 
 
-def row(job: str, on: str, found: Mapping[str, Any]) -> str:
-    """One line of the table."""
-    if "peak" not in found:
-        return f"| {job} | {on} | not compiled: {found['says']} | | | | | |"
-    sent = "; ".join(f"{axes} {size / GIB:.2f}" for axes, size in _sent(found).items()) or "none"
-    exposed = sum(each["exposed"] for each in found.get("collectives", ()))
-    modelled = found.get("modelled")
+def format_row(job: str, on: str, result: Mapping[str, Any]) -> str:
+    """Return one line of the table."""
+    if "peak" not in result:
+        return f"| {job} | {on} | not compiled: {result['says']} | | | | | |"
+    sent = (
+        "; ".join(f"{axes} {size / GIB:.2f}" for axes, size in _sent_bytes(result).items())
+        or "none"
+    )
+    exposed = sum(collective["exposed"] for collective in result.get("collectives", ()))
+    modelled = result.get("modelled")
     step = (
         ""
         if modelled is None
         else " to ".join(f"{seconds * 1e3:.1f}" for seconds in modelled["seconds"])
     )
-    again = found.get("recomputed")
-    share = "" if again is None else f"{again:.0%}"
-    peak = f"{found['peak'] / GIB:.2f}"
+    recomputed = result.get("recomputed")
+    share = "" if recomputed is None else f"{recomputed:.0%}"
+    peak = f"{result['peak'] / GIB:.2f}"
     return (
         f"| {job} | {on} | {peak} | {share} | {sent} | {exposed / GIB:.2f} | {step} | "
-        f"{found['seconds']:.0f} |"
+        f"{result['seconds']:.0f} |"
     )
 
 
-def _sent(found: Mapping[str, Any]) -> dict[str, float]:
-    """Bytes that a device sends in a step, by the axes of the mesh that they cross."""
+def _sent_bytes(result: Mapping[str, Any]) -> dict[str, float]:
+    """Return the bytes that a device sends in a step, by the mesh axes that they cross."""
     by_axes: dict[str, float] = {}
-    for each in found.get("collectives", ()):
-        axes = " × ".join(each["axes"])
-        by_axes[axes] = by_axes.get(axes, 0.0) + each["wire"]
+    for collective in result.get("collectives", ()):
+        axes = " × ".join(collective["axes"])
+        by_axes[axes] = by_axes.get(axes, 0.0) + collective["wire"]
     return by_axes
 
 

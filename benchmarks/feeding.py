@@ -48,8 +48,8 @@ THEIRS = {"packed": "images"}
 TORCH_ALONE = ("sampled",)
 
 
-def jpeg(number: int, high: int = HIGH, wide: int = WIDE) -> bytes:
-    """An image like a photo: large shapes, and detail that is not smooth."""
+def make_jpeg(number: int, high: int = HIGH, wide: int = WIDE) -> bytes:
+    """Return an image like a photo: large shapes and fine detail."""
     rng = np.random.default_rng(number)
     coarse = Image.fromarray(rng.integers(0, 256, (6, 8, 3), np.uint8)).resize(
         (wide, high), Image.Resampling.BICUBIC
@@ -60,19 +60,19 @@ def jpeg(number: int, high: int = HIGH, wide: int = WIDE) -> bytes:
     return file.getvalue()
 
 
-def write(folder: Path, images: int, rows: int) -> None:
-    """The files of all sides."""
+def write_files(folder: Path, images: int, rows: int) -> None:
+    """Write the files of all sides."""
     for number in range(images):
         path = folder / "photos" / CLASSES[number % 2] / f"{number:06}.jpg"
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(jpeg(number))
+        path.write_bytes(make_jpeg(number))
     rng = np.random.default_rng(0)
     x_NF = rng.normal(size=(rows, FEATURES)).astype(np.float32)
     np.savez(folder / "table.npz", x=x_NF, y=rng.integers(0, 2, rows))
 
 
-def pack(folder: Path) -> None:
-    """The images as array_record, shorter sides reduced to 256 pixels."""
+def pack_images(folder: Path) -> None:
+    """Write the images as array_record, with shorter sides of 256 pixels."""
     data = {"source": "images", "path": str(folder / "photos"), "size": SIZE}
     train = {"task": "classify", "model": {"kind": "resnet", "classes": 2}, "data": data}
     job = {"name": "feeding", "accelerator": {"type": "cpu", "per_host": 1}, "train": train}
@@ -90,8 +90,8 @@ def pack(folder: Path) -> None:
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
 
 
-def asked(folder: Path, workers: int) -> dict[str, Any]:
-    """What every side is told."""
+def side_options(folder: Path, workers: int) -> dict[str, Any]:
+    """Return the options of every side."""
     return {
         "folder": str(folder),
         "size": SIZE,
@@ -101,66 +101,66 @@ def asked(folder: Path, workers: int) -> dict[str, Any]:
     }
 
 
-def compared(folder: Path, workers: int, rounds: int, only: Sequence[str]) -> list[Row]:
-    """Our cost of an example over that of each other side, of what `only` names of SAID."""
-    given, ours = asked(folder, workers), sys.executable
-    others = {
+def compare_sides(folder: Path, workers: int, rounds: int, only: Sequence[str]) -> list[Row]:
+    """Return our cost of an example over that of each other side, for the names of `only`."""
+    options, ours = side_options(folder, workers), sys.executable
+    other_sides = {
         "torch's DataLoader": Reader(
-            str(environments.find_python("torch")), "torch", given, torchvision()
+            str(environments.find_python("torch")), "torch", options, torchvision_env()
         ),
-        "grain's DataLoader": Reader(ours, "grain", given, {}),
+        "grain's DataLoader": Reader(ours, "grain", options, {}),
     }
-    mine = Reader(ours, "ours", given, {})
-    log(f"feeding: {mine.versions}; " + "; ".join(each.versions for each in others.values()))
-    found: dict[tuple[str, str], list[tuple[Cost, Cost]]] = {}
+    mine = Reader(ours, "ours", options, {})
+    log(f"feeding: {mine.versions}; " + "; ".join(side.versions for side in other_sides.values()))
+    costs: dict[tuple[str, str], list[tuple[Cost, Cost]]] = {}
     for seed in range(1 + rounds):
-        for name, other in others.items():
+        for name, other in other_sides.items():
             measured: dict[str, Cost] = {}
-            for what in (each for each in only if each not in TORCH_ALONE or "torch" in name):
-                of = THEIRS.get(what, what)
-                if of not in measured:
-                    measured[of] = other.read(of, seed)
-                found.setdefault((what, name), []).append(
-                    (mine.read(OURS.get(what, what), seed), measured[of])
+            for dataset in (side for side in only if side not in TORCH_ALONE or "torch" in name):
+                their_dataset = THEIRS.get(dataset, dataset)
+                if their_dataset not in measured:
+                    measured[their_dataset] = other.read(their_dataset, seed)
+                costs.setdefault((dataset, name), []).append(
+                    (mine.read(OURS.get(dataset, dataset), seed), measured[their_dataset])
                 )
-    for each in (mine, *others.values()):
-        each.close()
+    for side in (mine, *other_sides.values()):
+        side.close()
     return [
-        row(f"{SAID[what]}: {name}", pairs[1:], BOUNDS.get(what))
-        for (what, name), pairs in found.items()
+        ratio_row(f"{SAID[dataset]}: {name}", pairs[1:], BOUNDS.get(dataset))
+        for (dataset, name), pairs in costs.items()
     ]
 
 
-def torchvision() -> dict[str, str]:
-    """torchvision's folder on the path of torch's environment."""
+def torchvision_env() -> dict[str, str]:
+    """Return torch's environment with torchvision's folder on its path."""
     environments.find_python("torchvision")
     (site,) = environments.environment_folder("torchvision").glob("lib/python3*/site-packages")
     return {**environments.LAZY, "PYTHONPATH": str(site)}
 
 
-def row(what: str, pairs: list[tuple[Cost, Cost]], bound: float | None) -> Row:
-    """The ratio by processor time. Raises SystemExit where the sides read not as many examples."""
-    counts = {each.examples for pair in pairs for each in pair}
+def ratio_row(label: str, pairs: list[tuple[Cost, Cost]], bound: float | None) -> Row:
+    """Return the ratio of processor times. Raises SystemExit if the sides' numbers differ."""
+    counts = {cost.examples for pair in pairs for cost in pair}
     if len(counts) > 1:
-        raise SystemExit(f"{what}: not as many examples: {sorted(counts)}")
-    return paired_row(f"processor time of an example, {what}", pairs, counts.pop(), bound)
+        raise SystemExit(f"{label}: not as many examples: {sorted(counts)}")
+    return paired_row(f"processor time of an example, {label}", pairs, counts.pop(), bound)
 
 
 # --- many files -----------------------------------------------------------------------------------
 
 
-def index(folder: Path, count: int) -> list[Row]:
-    """Seconds until the first batch of a folder of `count` files, and what reading a tenth of them adds to memory."""
-    began = time.perf_counter()
+def index_rows(folder: Path, count: int) -> list[Row]:
+    """Return the time to the first batch of a folder of `count` files, and its memory."""
+    started_at = time.perf_counter()
     for number in range(count):
         path = folder / "photos" / f"{number % 1000:03}" / f"{number:07}.jpg"
         if number < 1000:
             path.parent.mkdir(parents=True)
-            path.write_bytes(jpeg(number, 48, 64))
+            path.write_bytes(make_jpeg(number, 48, 64))
         else:  # a thousand images, under many names
             path.hardlink_to(folder / "photos" / path.parent.name / f"{number % 1000:07}.jpg")
-    log(f"feeding: {count:,} files are made in {time.perf_counter() - began:.0f} s")
-    given = {
+    log(f"feeding: {count:,} files are made in {time.perf_counter() - started_at:.0f} s")
+    options = {
         "folder": str(folder),
         "size": 32,
         "batch": BATCH,
@@ -168,19 +168,19 @@ def index(folder: Path, count: int) -> list[Row]:
         "workers": 0,
     }
     variables = {"XDG_CACHE_HOME": str(folder / "cache")}
-    new = Reader(sys.executable, "ours", given, variables)
+    new = Reader(sys.executable, "ours", options, variables)
     built = new.read("first", 0)
     new.close()
-    side = Reader(sys.executable, "ours", given, variables)
-    first, early, late = (side.read(what, 0) for what in ("first", "some", "more"))
+    side = Reader(sys.executable, "ours", options, variables)
+    first, early, late = (side.read(dataset, 0) for dataset in ("first", "some", "more"))
     side.close()
     grown = (
         f"{late.resident >> 20} MiB after {late.examples:,} images, {early.resident >> 20} MiB "
         f"after {early.examples:,}"
     )
     return [
-        seconds(f"the first batch of {count:,} files, no index", built, None),
-        seconds(f"the first batch of {count:,} files, cached index", first, 10.0),
+        seconds_row(f"the first batch of {count:,} files, no index", built, None),
+        seconds_row(f"the first batch of {count:,} files, cached index", first, 10.0),
         Row(
             "memory after a tenth of the images over that after a hundredth",
             late.resident / early.resident,
@@ -190,10 +190,10 @@ def index(folder: Path, count: int) -> list[Row]:
     ]
 
 
-def seconds(what: str, cost: Cost, bound: float | None) -> Row:
-    """Seconds of the processor, for which the machine's other work does not count."""
+def seconds_row(label: str, cost: Cost, bound: float | None) -> Row:
+    """Return processor seconds, which the machine's other work does not affect."""
     return Row(
-        f"seconds of the processor until {what}",
+        f"seconds of the processor until {label}",
         cost.cpu_seconds,
         bound,
         f"{cost.seconds:.1f} s by the clock",
@@ -211,15 +211,17 @@ def main() -> int:
     ):
         parser.add_argument(f"--{key}", type=int, default=value)
     parser.add_argument("--only", nargs="+", choices=list(SAID), default=list(SAID))
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
-        if given.index:
-            return finish(index(Path(name), given.index))
-        log(f"feeding: writing {given.images} images and {given.rows:,} rows")
-        write(Path(name), given.images, given.rows)
-        if "packed" in given.only:
-            pack(Path(name))
-        return finish(compared(Path(name), given.workers, given.rounds, given.only))
+        if arguments.index:
+            return finish(index_rows(Path(name), arguments.index))
+        log(f"feeding: writing {arguments.images} images and {arguments.rows:,} rows")
+        write_files(Path(name), arguments.images, arguments.rows)
+        if "packed" in arguments.only:
+            pack_images(Path(name))
+        return finish(
+            compare_sides(Path(name), arguments.workers, arguments.rounds, arguments.only)
+        )
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
-"""One side of benchmarks.feeding: a process that reads a set once when it is asked to. Each side imports its own.
+"""One side of benchmarks.feeding: a process that reads a set once per request.
 
-The processor's seconds are those of the process and of all that it started, dead or alive.
+Each side imports its own libraries. The processor's seconds are those of the process and of all
+that it started, dead or alive.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ Batches = Iterator[int]  # examples of each batch that is there
 
 
 class Cost(NamedTuple):
-    """What reading a set once took."""
+    """The cost of reading a set once."""
 
     seconds: float
     cpu_seconds: float
@@ -31,10 +32,10 @@ class Cost(NamedTuple):
 
 
 class Reader(Process):
-    """A process that is asked to read a set."""
+    """A process that reads a set on request."""
 
     def __init__(
-        self, python: str, name: str, given: Mapping[str, Any], environ: Mapping[str, str]
+        self, python: str, name: str, options: Mapping[str, Any], environ: Mapping[str, str]
     ) -> None:
         path = os.pathsep.join(filter(None, [str(ROOT), environ.get("PYTHONPATH", "")]))
         variables = {
@@ -45,26 +46,29 @@ class Reader(Process):
             "PYTHONPATH": path,
         }
         super().__init__(
-            [python, "-m", "benchmarks.feeding_side", name, json.dumps(given)], variables
+            [python, "-m", "benchmarks.feeding_side", name, json.dumps(options)], variables
         )
 
-    def read(self, what: str, seed: int) -> Cost:
-        """The cost of reading a set once, in an order by the seed."""
-        return Cost(*self.ask(json.dumps([what, seed])))
+    def read(self, dataset: str, seed: int) -> Cost:
+        """Return the cost of reading a set once, in an order by the seed."""
+        return Cost(*self.ask(json.dumps([dataset, seed])))
 
 
-def spent() -> float:
-    """Seconds of the processor of this process, exactly, and of everything below it, dead or alive, in ticks."""
-    me, of, parents = os.getpid(), {}, {}
+def cpu_seconds() -> float:
+    """Return processor seconds of this process (exact) and of all below it (in ticks)."""
+    me, parent_pids, parents = os.getpid(), {}, {}
     for path in pathlib.Path("/proc").glob("[0-9]*/stat"):
         try:
             fields = path.read_text().rpartition(")")[2].split()
         except OSError:
             continue
         who = int(path.parent.name)
-        parents[who], of[who] = int(fields[1]), sum(map(int, fields[13 if who == me else 11 : 15]))
+        parents[who], parent_pids[who] = (
+            int(fields[1]),
+            sum(map(int, fields[13 if who == me else 11 : 15])),
+        )
     total = 0
-    for who, ticks in of.items():
+    for who, ticks in parent_pids.items():
         above = who
         while above > 1 and above != me:
             above = parents.get(above, 0)
@@ -72,28 +76,30 @@ def spent() -> float:
     return time.process_time() + total / TICK
 
 
-def resident() -> int:
-    """Bytes of memory of this process."""
+def resident_bytes() -> int:
+    """Return the resident memory of this process in bytes."""
     return int(pathlib.Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def serve(versions: str, read: Callable[[str, int], Batches]) -> None:
-    """Reads what each line on stdin asks for."""
+    """Read what each line on stdin requests."""
     answers, sys.stdout = sys.stdout, sys.stderr
     print(json.dumps(versions), file=answers, flush=True)
     for line in sys.stdin:
-        what, seed = json.loads(line)
-        began, began_cpu = time.perf_counter(), spent()
-        examples = sum(read(what, seed))
-        cost = Cost(time.perf_counter() - began, spent() - began_cpu, examples, resident())
+        dataset, seed = json.loads(line)
+        started_at, began_cpu = time.perf_counter(), cpu_seconds()
+        examples = sum(read(dataset, seed))
+        cost = Cost(
+            time.perf_counter() - started_at, cpu_seconds() - began_cpu, examples, resident_bytes()
+        )
         print(json.dumps(cost), file=answers, flush=True)
 
 
 # --- the sides ------------------------------------------------------------------------------------
 
 
-def ours(given: Mapping[str, Any]) -> tuple[str, Callable[[str, int], Batches]]:
-    """A run's own pipeline."""
+def jaxlaunch_side(options: Mapping[str, Any]) -> tuple[str, Callable[[str, int], Batches]]:
+    """Return our version and the reader of a run's own pipeline."""
     from importlib.metadata import version
 
     from jaxlaunch.trainer.data.pipeline import Pipeline
@@ -101,15 +107,15 @@ def ours(given: Mapping[str, Any]) -> tuple[str, Callable[[str, int], Batches]]:
     from jaxlaunch.trainer.spec import TrainSpec
     from jaxlaunch.trainer.tasks.classify import Classify
 
-    folder, workers = given["folder"], given["workers"]
+    folder, workers = options["folder"], options["workers"]
     augment = {"crop": list(AREA), "flip": FLIP}
-    seen = {"size": given["size"], "augment": augment, "threads": max(1, workers)}
+    settings = {"size": options["size"], "augment": augment, "threads": max(1, workers)}
     blocks = {
-        "images": {"source": "images", "path": f"{folder}/photos", "workers": workers, **seen},
+        "images": {"source": "images", "path": f"{folder}/photos", "workers": workers, **settings},
         "packed": {
             "source": "array_record",
             "path": f"{folder}/packed/train-*.array_record",
-            **seen,
+            **settings,
         },
         "rows": {
             "source": "table",
@@ -120,15 +126,15 @@ def ours(given: Mapping[str, Any]) -> tuple[str, Callable[[str, int], Batches]]:
     }
     shares = {"first": 0.0, "some": 0.01, "more": 0.1}
 
-    def read(what: str, seed: int) -> Batches:
+    def read(dataset: str, seed: int) -> Batches:
         task = Classify()
-        of = "images" if what in shares else what
+        source_name = "images" if dataset in shares else dataset
         spec = TrainSpec.model_validate(
-            {"task": "classify", "data": blocks[of], "batch": given["batch"]}
+            {"task": "classify", "data": blocks[source_name], "batch": options["batch"]}
         )
         source = open_source(spec, "train")
         assert source is not None
-        batch = given["table_batch" if of == "rows" else "batch"]
+        batch = options["table_batch" if source_name == "rows" else "batch"]
         threads, prefetch = spec.data.threads, spec.data.prefetch
         pipeline = Pipeline(
             source,
@@ -140,31 +146,31 @@ def ours(given: Mapping[str, Any]) -> tuple[str, Callable[[str, int], Batches]]:
             prefetch=prefetch,
             threads=threads,
         )
-        steps = max(1, int(len(source) // batch * shares.get(what, 1.0)))
+        steps = max(1, int(len(source) // batch * shares.get(dataset, 1.0)))
         for made in pipeline.iterate([range(step, step + 1) for step in range(steps)]):
             yield len(made["label"])
 
     return f"jaxlaunch {version('jaxlaunch')}", read
 
 
-def torchs(given: Mapping[str, Any]) -> tuple[str, Callable[[str, int], Batches]]:
-    """torch's DataLoader, an ImageFolder and torchvision's transforms, to uint8; a TensorDataset."""
+def torch_side(options: Mapping[str, Any]) -> tuple[str, Callable[[str, int], Batches]]:
+    """Return torch's version and the reader of its DataLoader with torchvision's transforms."""
     import numpy as np
     import torch
     import torchvision
     from torchvision.transforms import v2
 
     torch.set_num_threads(1)
-    cut = v2.RandomResizedCrop(given["size"], scale=AREA, antialias=True)
+    cut = v2.RandomResizedCrop(options["size"], scale=AREA, antialias=True)
     change = v2.Compose([cut, v2.RandomHorizontalFlip(FLIP), v2.PILToTensor()])
-    with np.load(f"{given['folder']}/table.npz") as table:
+    with np.load(f"{options['folder']}/table.npz") as table:
         rows = torch.utils.data.TensorDataset(
             torch.from_numpy(table["x"]), torch.from_numpy(table["y"])
         )
-    images = torchvision.datasets.ImageFolder(f"{given['folder']}/photos", change)
+    images = torchvision.datasets.ImageFolder(f"{options['folder']}/photos", change)
 
     def loader(dataset: Any, batch: int) -> Any:
-        workers = given["workers"]
+        workers = options["workers"]
         draws = torch.Generator().manual_seed(0)
         return torch.utils.data.DataLoader(
             dataset,
@@ -177,24 +183,24 @@ def torchs(given: Mapping[str, Any]) -> tuple[str, Callable[[str, int], Batches]
         )
 
     order = torch.utils.data.RandomSampler(rows, generator=torch.Generator().manual_seed(0))
-    batches = torch.utils.data.BatchSampler(order, given["table_batch"], drop_last=True)
+    batches = torch.utils.data.BatchSampler(order, options["table_batch"], drop_last=True)
     loaders = {
-        "images": loader(images, given["batch"]),
-        "rows": loader(rows, given["table_batch"]),
+        "images": loader(images, options["batch"]),
+        "rows": loader(rows, options["table_batch"]),
         "sampled": torch.utils.data.DataLoader(
-            rows, batch_size=None, sampler=batches, num_workers=given["workers"]
+            rows, batch_size=None, sampler=batches, num_workers=options["workers"]
         ),
     }
 
-    def read(what: str, seed: int) -> Batches:
-        for _, label in loaders[what]:
+    def read(dataset: str, seed: int) -> Batches:
+        for _, label in loaders[dataset]:
             yield len(label)
 
     return f"torch {torch.__version__}, torchvision {torchvision.__version__}", read
 
 
-def grains(given: Mapping[str, Any]) -> tuple[str, Callable[[str, int], Batches]]:
-    """grain's DataLoader; an image is cut, resized and flipped by PIL."""
+def grain_side(options: Mapping[str, Any]) -> tuple[str, Callable[[str, int], Batches]]:
+    """Return grain's version and the reader of its DataLoader with images by PIL."""
     import grain
     import numpy as np
     from absl import flags
@@ -203,13 +209,13 @@ def grains(given: Mapping[str, Any]) -> tuple[str, Callable[[str, int], Batches]
     from jaxlaunch.trainer.data import augment
 
     flags.FLAGS(["feeding"])
-    size = given["size"]
+    size = options["size"]
 
     class Files:
         """Paths and labels of the folders by class."""
 
         def __init__(self) -> None:
-            classes = sorted(pathlib.Path(given["folder"], "photos").iterdir())
+            classes = sorted(pathlib.Path(options["folder"], "photos").iterdir())
             self._pairs = [
                 (str(path), label)
                 for label, each in enumerate(classes)
@@ -226,7 +232,7 @@ def grains(given: Mapping[str, Any]) -> tuple[str, Callable[[str, int], Batches]
         """A random-resized crop and a flip."""
 
         def random_map(self, element: tuple[str, int], rng: Any) -> dict[str, Any]:
-            """The example of a path."""
+            """Return the example of a path."""
             path, label = element
             with Image.open(path) as opened:
                 image = opened.convert("RGB")
@@ -243,7 +249,7 @@ def grains(given: Mapping[str, Any]) -> tuple[str, Callable[[str, int], Batches]
         """Rows of the table."""
 
         def __init__(self) -> None:
-            with np.load(f"{given['folder']}/table.npz") as table:
+            with np.load(f"{options['folder']}/table.npz") as table:
                 self._x, self._y = table["x"], table["y"]
 
         def __len__(self) -> int:
@@ -252,18 +258,18 @@ def grains(given: Mapping[str, Any]) -> tuple[str, Callable[[str, int], Batches]
         def __getitem__(self, number: int) -> dict[str, Any]:
             return {"image": self._x[number], "label": self._y[number]}
 
-    def read(what: str, seed: int) -> Batches:
-        source: Any = Files() if what == "images" else Rows()
-        batch = given["batch" if what == "images" else "table_batch"]
-        steps = [Cut()] if what == "images" else []
+    def read(dataset: str, seed: int) -> Batches:
+        source: Any = Files() if dataset == "images" else Rows()
+        batch = options["batch" if dataset == "images" else "table_batch"]
+        steps = [Cut()] if dataset == "images" else []
         sampler = grain.samplers.IndexSampler(len(source), shuffle=True, num_epochs=1, seed=seed)
         loader = grain.DataLoader(
             data_source=source,
             sampler=sampler,
             operations=[*steps, grain.transforms.Batch(batch, drop_remainder=True)],
-            worker_count=given["workers"] if what == "images" else 0,
+            worker_count=options["workers"] if dataset == "images" else 0,
             read_options=grain.ReadOptions(
-                num_threads=max(1, given["workers"]), prefetch_buffer_size=2 * batch
+                num_threads=max(1, options["workers"]), prefetch_buffer_size=2 * batch
             ),
         )
         for made in loader:
@@ -272,7 +278,7 @@ def grains(given: Mapping[str, Any]) -> tuple[str, Callable[[str, int], Batches]
     return f"grain {grain.__version__}", read
 
 
-SIDES = {"ours": ours, "torch": torchs, "grain": grains}
+SIDES = {"ours": jaxlaunch_side, "torch": torch_side, "grain": grain_side}
 
 
 if __name__ == "__main__":

@@ -23,11 +23,11 @@ from tests.gang.runs import USUAL_COMPILES, Running, make_job, read_environ, use
 
 TEXT = pathlib.Path(__file__).parents[1] / "docs" / "*.md"
 AGENTS = 0.25  # share of the kills that are of an agent, by which all processes are made again
-WAITED_S = 300.0  # for the end of a run that was stopped
+WAIT_S = 300.0  # for the end of a run that was stopped
 
 
-def document(compile_cache: str | None) -> dict[str, Any]:
-    """The job: it never ends by itself, and may be restarted as often as it is killed."""
+def make_document(compile_cache: str | None) -> dict[str, Any]:
+    """Return the job, which never ends and may be restarted as often as it is killed."""
     train = {
         "task": "lm",
         "model": {"kind": "decoder", "layers": 2, "width": 128, "heads": 4, "length": 128},
@@ -41,54 +41,54 @@ def document(compile_cache: str | None) -> dict[str, Any]:
     return make_job(train, hosts=2, per_host=2, restarts=restarts)
 
 
-def victim(running: Running, choices: random.Random) -> tuple[str, int] | None:
-    """What is killed: the process of a rank or an agent, by name and pid; None while there is none."""
+def choose_victim(running: Running, choices: random.Random) -> tuple[str, int] | None:
+    """Return the process to kill, a rank's or an agent, by name and pid; None if there is none."""
     agents, environs = running.agent_pids(), {pid: read_environ(pid) for pid in running.pids()}
     ranks = {
         int(has[contract.PROCESS_ID]): pid
         for pid, has in environs.items()
         if contract.COORDINATOR in has
     }
-    kind, found = ("agent", agents) if choices.random() < AGENTS else ("rank", ranks)
-    if not found:
+    kind, candidates = ("agent", agents) if choices.random() < AGENTS else ("rank", ranks)
+    if not candidates:
         return None
-    number = choices.choice(sorted(found))
-    return f"{kind} {number}", found[number]
+    number = choices.choice(sorted(candidates))
+    return f"{kind} {number}", candidates[number]
 
 
 def measure(
     folder: pathlib.Path, compile_cache: str | None, options: argparse.Namespace
 ) -> dict[str, Any]:
-    """The summary of one run. Three sets of pods without a newly saved step end it before its time."""
+    """Return the summary of one run. Three sets of pods without a saved step end it early."""
     choices = random.Random(options.seed)
     env = {**USUAL_COMPILES, **user_cache_env(folder / "cache")}
     end, kills = time.monotonic() + 60 * options.minutes, 0
-    with Running(folder, document(compile_cache), env=env) as running:
+    with Running(folder, make_document(compile_cache), env=env) as running:
         due = time.monotonic() + options.every
-        while (now := time.monotonic()) < end and running.process.poll() is None:
-            if now >= due and (chosen := victim(running, choices)):
+        while (current_time := time.monotonic()) < end and running.process.poll() is None:
+            if current_time >= due and (chosen := choose_victim(running, choices)):
                 os.kill(chosen[1], signal.SIGKILL)
                 kills, due = kills + 1, due + options.every
                 log(f"goodput: kill {kills}, {chosen[0]}")
             time.sleep(0.2)
         if running.process.poll() is None:
             running.signal(signal.SIGTERM)
-        return {"kills": kills} | running.wait(WAITED_S).summary
+        return {"kills": kills} | running.wait(WAIT_S).summary
 
 
-def row(what: str, summary: dict[str, Any]) -> Row:
-    """The share of the seconds that were spent on steps which were kept, and what the others were spent on."""
+def goodput_row(label: str, summary: dict[str, Any]) -> Row:
+    """Return the share of the seconds for steps that were kept, and that of the others."""
     seconds = summary["goodput"]["seconds"]
     total = sum(seconds.values())
-    others = sorted(
+    other_seconds = sorted(
         (cause for cause in seconds if seconds[cause] >= 0.5), key=seconds.__getitem__, reverse=True
     )
-    spent = ", ".join(f"{cause} {seconds[cause]:.0f}" for cause in others)
+    spent = ", ".join(f"{cause} {seconds[cause]:.0f}" for cause in other_seconds)
     detail = (
         f"step {summary['step']} after {total:.0f} s and {summary['kills']} kills "
         f"({summary['status']}): {spent}"
     )
-    return Row(what, seconds.get("step", 0.0) / total, None, detail)
+    return Row(label, seconds.get("step", 0.0) / total, None, detail)
 
 
 def main() -> None:
@@ -98,13 +98,13 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0, help="of who is killed")
     options = parser.parse_args()
     rows = []
-    for what, compile_cache in (
+    for label, compile_cache in (
         ("goodput, killed", "auto"),
         ("goodput, killed, without a compilation cache", None),
     ):
         log(f"goodput: {options.minutes:g} minutes, compile_cache {compile_cache}")
         with tempfile.TemporaryDirectory() as folder:
-            rows.append(row(what, measure(pathlib.Path(folder), compile_cache, options)))
+            rows.append(goodput_row(label, measure(pathlib.Path(folder), compile_cache, options)))
         log(f"goodput: {rows[-1]}")
     finish(rows)
 

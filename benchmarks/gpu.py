@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from benchmarks import side
-from benchmarks.table import Row, finish, log, ms
+from benchmarks.table import Row, finish, format_ms, log
 from jaxlaunch.launcher.agent.host.environment import TRAINER_VARIABLES
 
 OPTIMIZER = {"lr": 3e-4, "clip": 1.0}
@@ -43,7 +43,7 @@ SMALL_DECODER = DECODER | {
 
 
 class Model(NamedTuple):
-    """What is measured, on a GPU and on a CPU."""
+    """What is measured on a GPU, and on a CPU."""
 
     what: str
     sizes: dict[str, Any]
@@ -67,58 +67,60 @@ OTHERS: Mapping[str, tuple[str, dict[str, Any], Sequence[str]]] = {
 }
 
 
-def rows(kind: str, *, small: bool, python: str | None) -> list[Row]:
-    """Speed of one kind of model by source of its batches, and ratios to others' where `python` has them."""
+def model_rows(kind: str, *, small: bool, python: str | None) -> list[Row]:
+    """Return the speed of one kind of model by its batches' source, and ratios to others'."""
     model = MODELS[kind]
     sizes, batch = (model.small, model.few) if small else (model.sizes, model.batch)
-    given = {"kind": kind, "batch": batch, "small": small, **OPTIMIZER, **sizes}
-    ours = side.alone(
-        sys.executable, "benchmarks.gpu_ours", given, {} if small else TRAINER_VARIABLES["cuda"]
+    options = {"kind": kind, "batch": batch, "small": small, **OPTIMIZER, **sizes}
+    ours = side.run_alone(
+        sys.executable, "benchmarks.gpu_ours", options, {} if small else TRAINER_VARIABLES["cuda"]
     )
     if ours is None:
         raise SystemExit(f"ours fails for {kind}")
-    others = {
-        name: side.alone(python, module, given | extra, {})
+    other_sides = {
+        name: side.run_alone(python, module, options | extra, {})
         for name, (module, extra, kinds) in OTHERS.items()
         if python is not None and kind in kinds
     }
     pieces = batch * sizes.get("length", 1)  # of a step: what is counted
-    found = []
+    result_rows = []
     for path, seconds in ours["seconds"].items():
-        what, speed = f"{model.what}, {path}", pieces / seconds
+        label, speed = f"{model.what}, {path}", pieces / seconds
         used = (
             "MFU not known"
             if ours["peak"] is None
             else f"MFU {ours['flops'] / seconds / ours['peak']:.1%}"
         )
-        found.append(
+        result_rows.append(
             Row(
-                what,
+                label,
                 None,
                 None,
-                f"{speed:,.0f} a second, {ms(seconds)} a step of batch {batch}, {used}",
+                f"{speed:,.0f} a second, {format_ms(seconds)} a step of batch {batch}, {used}",
             )
         )
-        for name, its in others.items():
+        for name, its in other_sides.items():
             if its is not None:
-                against = f"{ms(seconds)} over {ms(its)}, which is {pieces / its:,.0f} a second"
-                found.append(Row(f"{what}, over {name}", seconds / its, None, against))
+                against = f"{format_ms(seconds)} over {format_ms(its)}, which is {pieces / its:,.0f} a second"
+                result_rows.append(Row(f"{label}, over {name}", seconds / its, None, against))
     if ours["device"] == H200:
-        found += held(model, found[0].what, pieces / next(iter(ours["seconds"].values())))
-    return found
+        result_rows += bound_rows(
+            model, result_rows[0].what, pieces / next(iter(ours["seconds"].values()))
+        )
+    return result_rows
 
 
-def held(model: Model, what: str, speed: float) -> list[Row]:
-    """Rows that compare the speed on an H200 with its floor and its goal."""
+def bound_rows(model: Model, label: str, speed: float) -> list[Row]:
+    """Return rows that compare the speed on an H200 with its floor and its goal."""
     return [
         Row(
-            f"the floor of {model.floor:,.0f} over {what}",
+            f"the floor of {model.floor:,.0f} over {label}",
             model.floor / speed,
             1.0,
             f"{speed:,.0f} a second",
         ),
         Row(
-            f"the goal of {model.goal:,.0f} over {what}",
+            f"the goal of {model.goal:,.0f} over {label}",
             model.goal / speed,
             None,
             f"{speed:,.0f} a second",
@@ -136,7 +138,11 @@ def main() -> int:
     if options.beside is None:
         log(f"no --beside: {', '.join(OTHERS)} are left out")
     return finish(
-        [row for kind in MODELS for row in rows(kind, small=options.small, python=options.beside)]
+        [
+            row
+            for kind in MODELS
+            for row in model_rows(kind, small=options.small, python=options.beside)
+        ]
     )
 
 

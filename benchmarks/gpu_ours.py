@@ -36,8 +36,11 @@ FILE = "examples.array_record"
 class Speed:
     """Our train step on this machine's first device."""
 
-    def __init__(self, given: dict[str, Any]) -> None:
-        kind, sizes = given["kind"], {key: value for key, value in given.items() if key not in OURS}
+    def __init__(self, options: dict[str, Any]) -> None:
+        kind, sizes = (
+            options["kind"],
+            {key: value for key, value in options.items() if key not in OURS},
+        )
         shape = {"shape": [*sizes["image"], 3]} if kind == "vit" else {}
         spec = TrainSpec.model_validate(
             {
@@ -45,10 +48,10 @@ class Speed:
                 "model": {"kind": kind, "scan": False, **sizes},
                 "data": {"source": "synthetic", **shape},
                 "mesh": {"dp": 1},
-                "batch": given["batch"],
+                "batch": options["batch"],
                 "precision": "bf16",
-                "attention": "xla" if given["small"] else "cudnn",
-                "optimizer": {"name": "adamw", "lr": given["lr"], "clip": given["clip"]},
+                "attention": "xla" if options["small"] else "cudnn",
+                "optimizer": {"name": "adamw", "lr": options["lr"], "clip": options["clip"]},
             }
         )
         spec, note = resolve_attention(spec, jax.devices()[0])
@@ -63,7 +66,7 @@ class Speed:
         self.step.compile_train(self.first)
 
     def pipeline(self, source: Source) -> Pipeline:
-        """The pipeline that the trainer would build."""
+        """Return the pipeline that the trainer would build."""
         return Pipeline(
             source,
             self.task.example,
@@ -76,7 +79,7 @@ class Speed:
         )
 
     def seconds(self, batches: Iterator[Any]) -> float:
-        """Median seconds of a step on these batches."""
+        """Return the median seconds of a step on these batches."""
         state = self.step.init_state()
 
         def launch() -> Any:
@@ -84,10 +87,10 @@ class Speed:
             state, metrics = self.step.train(state, next(batches))
             return metrics["loss"]
 
-        return side.paced(launch, jax.block_until_ready)
+        return side.median_step_s(launch, jax.block_until_ready)
 
     def by_path(self, folder: Path) -> dict[str, float]:
-        """Seconds of a step, by where its batches come from; the file, just written, is in the system's cache."""
+        """Return the seconds of a step by its batches' source; the file is in the page cache."""
         records.write(folder / FILE, map(self.source.__getitem__, range(len(self.source))))
         written = array_record.open_source(
             ArrayRecord(source="array_record", path=str(folder / FILE)), "train"
@@ -104,7 +107,7 @@ class Speed:
         return iter(self.pipeline(source).iterate(spans, self.step.put_batch))
 
     def explain(self, folder: Path) -> None:
-        """Prints the breakdown of a step on stderr."""
+        """Print the breakdown of a step on stderr."""
         state = self.step.init_state()
         profiler = Profiler(
             Profile(at=FIRST, steps=TRACED),

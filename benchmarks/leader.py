@@ -46,13 +46,16 @@ SIZES = ((1_000, 8), (2_500, 8), (4_000, 1))  # the share of a core has a bound 
 MOST_SHARE, MOST_S, MOST_MB = 0.10, 1.0, 200
 FAKES = 2  # processes that hold the made-up hosts
 WARM_S, RETRY_S = 2.0, 0.1
-DIES_S = 0.2, 1.0  # what the processes of a host take to end; a real host's are not on this machine
+DEATH_S = (
+    0.2,
+    1.0,
+)  # what the processes of a host take to end; a real host's are not on this machine
 CONNECTS = 64  # at once, by each of these processes
 OUTPUT = "the last lines of a program that was killed\n" * 40
 
 
 class FakeHost:
-    """A made-up host: its connection, its ranks, and when it got the verdict."""
+    """A fake host: its connection, its ranks, and when it got the verdict."""
 
     def __init__(self, fakes: Fakes, place: Config, hello: Hello, ranks: range) -> None:
         self._fakes, self._place, self._hello, self._ranks = fakes, place, hello, ranks
@@ -65,17 +68,17 @@ class FakeHost:
         self.judged_at: float | None = None
 
     def dial(self) -> None:
-        """Connects, and starts over as an agent does, until the leader answers."""
+        """Connect, and retry as an agent does until the leader answers."""
         self._dialer.dial()
 
     def raise_error(self) -> None:
-        """Reports an exception of the first rank."""
+        """Report an exception of the first rank."""
         error = {"type": "ValueError", "message": "boom", "traceback": "Traceback", "code": None}
         self._event(EventKind.ERROR, self._ranks[0], error=error)
 
     def end(self) -> None:
-        """Reports the end of its processes, which takes them a while."""
-        self._fakes.loop.call_later(random.uniform(*DIES_S), self._end)
+        """Report the end of its processes, which takes a while."""
+        self._fakes.loop.call_later(random.uniform(*DEATH_S), self._end)
 
     def _connected(self, sock: socket.socket) -> None:
         try:
@@ -140,12 +143,12 @@ class FakeHost:
         self._link.send("gone", attempt=self._attempt)
 
     def _event(self, kind: EventKind, rank: int, **fields: Any) -> None:
-        about = {"attempt": self._attempt, "rank": rank, "status": self._status.to_wire()}
-        self._link.send("event", kind=kind.value, **about, **fields)
+        event = {"attempt": self._attempt, "rank": rank, "status": self._status.to_wire()}
+        self._link.send("event", kind=kind.value, **event, **fields)
 
 
 class Fakes:
-    """The made-up hosts of one process. Told "fail" on stdin, the first rank of the first one raises."""
+    """The fake hosts of one process. On "fail" from stdin, the first rank of all raises."""
 
     def __init__(self, hosts: range) -> None:
         self.loop = Loop()
@@ -169,36 +172,41 @@ class Fakes:
         ]
 
     def run(self) -> None:
-        """Runs until every host may leave, then says when each had the verdict."""
+        """Run until every host may leave, then print when each had the verdict."""
         self._begin()
         self.loop.watch(0, READ, lambda mask: self._told())
         self.loop.run()
         judged = [host.judged_at for host in self._hosts if host.judged_at is not None]
-        say(failed_at=self._failed_at, judged=len(judged), judged_at=max(judged, default=None))
+        write_line(
+            failed_at=self._failed_at, judged=len(judged), judged_at=max(judged, default=None)
+        )
 
     def started(self) -> None:
-        """Notes that a host was told to start."""
+        """Record that a host was told to start."""
         self._started += 1
         if self._started == len(self._hosts):
-            say(
+            write_line(
                 dialed_at=self._dialed_at, started_at=time.monotonic(), turned_away=self.turned_away
             )
 
     @property
     def has_judged(self) -> bool:
-        """Whether a host has the verdict: from then on none beats, since the leader reads nothing until it has sent the
-        last one, and to make beats up would keep this process from reading when those came."""
+        """Return whether a host has the verdict, after which none sends beats.
+
+        The leader reads nothing until it has sent the last verdict, and making beats would keep
+        this process from reading when the verdicts came.
+        """
         return self._judged > 0
 
     def judged(self) -> None:
-        """Notes that a host has the verdict. Their processes end once all have it, for the same reason."""
+        """Record that a host has the verdict. The processes end once all have it."""
         self._judged += 1
         if self._judged == len(self._hosts):
             for host in self._hosts:
                 host.end()
 
     def left(self) -> None:
-        """Notes that a host may exit."""
+        """Record that a host may exit."""
         self._left += 1
         if self._left == len(self._hosts):
             self.loop.stop()
@@ -224,19 +232,19 @@ class Fakes:
             self._failed_at = time.monotonic()
             self._hosts[0].raise_error()
         elif word == "count":
-            say(beats=self.beats)
+            write_line(beats=self.beats)
         else:
             self.loop.unwatch(0)
 
 
-def say(**fields: Any) -> None:
-    """Writes a line for the process that started this one."""
+def write_line(**fields: Any) -> None:
+    """Write a line for the process that started this one."""
     print(json.dumps(fields), flush=True)
 
 
 @dataclasses.dataclass(frozen=True)
 class Measured:
-    """What one gang cost."""
+    """The cost of one gang."""
 
     hosts: int
     ranks: int  # of a host
@@ -248,7 +256,7 @@ class Measured:
     peak_mb: float  # of the leader's memory
 
     def rows(self) -> list[Row]:
-        """The rows of the table."""
+        """Return the rows of the table."""
         gang = f"leader, {self.hosts:,} hosts × {self.ranks}"
         bound = MOST_SHARE if (self.hosts, self.ranks) == SIZES[0] else None
         beats = (
@@ -283,7 +291,7 @@ class Measured:
 
 
 def measure(hosts: int, ranks: int, seconds: float, folder: pathlib.Path) -> Measured:
-    """Runs one gang, its beats watched for `seconds`; its logs are in `folder`."""
+    """Run one gang and watch its beats for `seconds`; its logs are in `folder`."""
     job = AgentJob("leader", ("sleep", "86400"), processes_per_host=ranks, in_place_limit=0)
     environ = os.environ | {
         contract.LEADER: f"127.0.0.1:{choose_free_port()}",
@@ -333,32 +341,37 @@ def _measure(
     seconds: float,
 ) -> Measured:
     starts = [_hear(fake) for fake in fakes]
-    join_s = max(one["started_at"] for one in starts) - min(one["dialed_at"] for one in starts)
+    join_s = max(start["started_at"] for start in starts) - min(
+        start["dialed_at"] for start in starts
+    )
     time.sleep(WARM_S)
-    before, beats_before, began = _cpu_s(leader.pid), _beats(fakes), time.monotonic()
+    cpu_before, beats_before, started_at = _cpu_s(leader.pid), _beats(fakes), time.monotonic()
     time.sleep(seconds)
-    took = time.monotonic() - began
-    spent, beats = _cpu_s(leader.pid) - before, _beats(fakes) - beats_before
+    took = time.monotonic() - started_at
+    spent, beats = _cpu_s(leader.pid) - cpu_before, _beats(fakes) - beats_before
     peak_mb = _peak_mb(leader.pid)
     _tell(fakes[0], "fail")
-    found = [_hear(fake) for fake in fakes]
+    reports = [_hear(fake) for fake in fakes]
     peak_mb = max(peak_mb, _peak_mb(leader.pid))
     leader.wait()
-    if leader.returncode != contract.CRASH or sum(one["judged"] for one in found) != hosts - 1:
-        raise SystemExit(f"the leader ended with {leader.returncode}, the hosts with {found}")
-    verdict_s = max(one["judged_at"] for one in found) - found[0]["failed_at"]
-    turned_away = sum(one["turned_away"] for one in starts)
+    if (
+        leader.returncode != contract.CRASH
+        or sum(start["judged"] for start in reports) != hosts - 1
+    ):
+        raise SystemExit(f"the leader ended with {leader.returncode}, the hosts with {reports}")
+    verdict_s = max(start["judged_at"] for start in reports) - reports[0]["failed_at"]
+    turned_away = sum(start["turned_away"] for start in starts)
     return Measured(
         hosts, ranks, join_s, turned_away, spent / took, beats / took, verdict_s, peak_mb
     )
 
 
 def _peak_mb(pid: int) -> float:
-    """The most memory that a process had; 0 when it has ended. Its `ru_maxrss` would count who started it too."""
-    found = re.search(
+    """Return the peak memory of a process without its parent's (`ru_maxrss`); 0 if it ended."""
+    match = re.search(
         r"^VmHWM:\s*(\d+) kB", pathlib.Path(f"/proc/{pid}/status").read_text(), re.MULTILINE
     )
-    return 0.0 if found is None else int(found[1]) * 1024 / 1e6
+    return 0.0 if match is None else int(match[1]) * 1024 / 1e6
 
 
 def _cpu_s(pid: int) -> float:
@@ -387,21 +400,21 @@ def _beats(fakes: Sequence[subprocess.Popen[str]]) -> int:
 
 
 def main() -> int:
-    """Measures every size and prints the table; 1 where a bound does not hold."""
+    """Measure every size and print the table; return 1 if a bound is exceeded."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.leader", description=__doc__)
     parser.add_argument("sizes", nargs="*", metavar="HOSTSxRANKS")
     parser.add_argument("--seconds", type=float, default=20.0)
     parser.add_argument("--fake", nargs=2, type=int, help=argparse.SUPPRESS)
-    given = parser.parse_args()
-    if given.fake is not None:
-        Fakes(range(*given.fake)).run()
+    arguments = parser.parse_args()
+    if arguments.fake is not None:
+        Fakes(range(*arguments.fake)).run()
         return 0
-    sizes = [tuple(map(int, size.split("x"))) for size in given.sizes] or SIZES
+    sizes = [tuple(map(int, size.split("x"))) for size in arguments.sizes] or SIZES
     rows = []
     for hosts, ranks in sizes:
         log(f"leader: {hosts:,} hosts × {ranks}")
         with tempfile.TemporaryDirectory() as folder:
-            rows += measure(hosts, ranks, given.seconds, pathlib.Path(folder)).rows()
+            rows += measure(hosts, ranks, arguments.seconds, pathlib.Path(folder)).rows()
     return finish(rows)
 
 

@@ -23,7 +23,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from benchmarks.table import Row, emit, log, median, ms
+from benchmarks.table import Row, emit, format_ms, log, median
 from jaxlaunch.trainer.loop.driver import Loop
 from jaxlaunch.trainer.loop.training import RunContext, Training
 from jaxlaunch.trainer.metrics.progress import Progress
@@ -42,7 +42,7 @@ WIDTHS = (128, 192, 256, 384, 512, 768, 1024, 1280, 1536, 2048, 3072)
 
 
 class Probe:
-    """Takes the place of the loop's Stop: never stops, and records the time of every step."""
+    """A replacement of the loop's Stop that never stops and records the time of every step."""
 
     def __init__(self, chunk: int | None) -> None:
         self.loop: Loop[TrainState] | None = None
@@ -54,7 +54,7 @@ class Probe:
         self._batch: Any = None
 
     def poll(self) -> bool:
-        """False; after a chunk of the loop's steps, runs and times as many bare ones."""
+        """Return False; after a chunk of the loop's steps, run and time as many bare ones."""
         if self.loop is None or not self.loop.has_stepped:
             return False
         self.stamps.append(time.perf_counter())
@@ -71,33 +71,33 @@ class Probe:
         if self._state is None:
             self._state = training.init_state()
             self._batch = training.step.put_batch(training.pipeline.read_batch(0))
-        self._state, stamps = tight(training.step, self._state, self._batch, steps)
+        self._state, stamps = time_bare_steps(training.step, self._state, self._batch, steps)
         return stamps
 
 
-def tight(
+def time_bare_steps(
     step: Step, state: TrainState, batch: dict[str, jax.Array], steps: int
 ) -> tuple[TrainState, list[float]]:
-    """Stamps of bare steps: dispatch one, wait for the one before, as the loop does, and nothing else."""
+    """Time bare steps: dispatch one, wait for the previous one, and nothing else."""
     stamps: list[float] = []
-    before = None
+    previous = None
     for _ in range(steps):
         state, metrics = step.train(state, batch)
-        if before is not None:
-            before["finite"].block_until_ready()
-        before = metrics
+        if previous is not None:
+            previous["finite"].block_until_ready()
+        previous = metrics
         stamps.append(time.perf_counter())
     jax.block_until_ready(state)
     return state, stamps
 
 
 def _differences(stamps: list[float]) -> list[float]:
-    return [after - before for before, after in zip(stamps, stamps[1:], strict=False)]
+    return [end - start for start, end in zip(stamps, stamps[1:], strict=False)]
 
 
 @contextlib.contextmanager
-def place() -> Iterator[tuple[RunContext, Progress]]:
-    """A run folder, a metrics socket and a progress pipe with a reader, as an agent gives them."""
+def run_context() -> Iterator[tuple[RunContext, Progress]]:
+    """Yield a run folder, a metrics socket and a progress pipe with a reader, as an agent does."""
     with tempfile.TemporaryDirectory() as folder:
         end, fd = os.pipe()
         os.set_blocking(fd, False)
@@ -114,7 +114,7 @@ def place() -> Iterator[tuple[RunContext, Progress]]:
 
 
 def spec_of(batch: int, width: int, **keys: Any) -> TrainSpec:
-    """An MLP on images that are made once and kept, so that what is measured is the loop, not their making."""
+    """Return an MLP on images that are made once, so that only the loop is measured."""
     model = {"kind": "mlp", "layers": 2, "width": width}
     data = {"source": "synthetic", "examples": 512, "eval_examples": 0}
     return TrainSpec.model_validate(
@@ -130,7 +130,7 @@ def spec_of(batch: int, width: int, **keys: Any) -> TrainSpec:
 
 
 def width_for(batch: int, target_s: float) -> int:
-    """The first width whose bare step takes `target_s` here, or almost."""
+    """Return the first width whose bare step takes about `target_s` here."""
     for width in WIDTHS:
         spec = spec_of(batch, width)
         step = Step(
@@ -145,101 +145,105 @@ def width_for(batch: int, target_s: float) -> int:
             }
         )
         step.compile_train(fed)
-        _, stamps = tight(step, step.init_state(), fed, 30)
+        _, stamps = time_bare_steps(step, step.init_state(), fed, 30)
         if min(_differences(stamps[SETTLE:])) > 0.8 * target_s:
             return width
     return WIDTHS[-1]
 
 
-def train(spec: TrainSpec, chunk: int | None = None) -> tuple[Probe, Loop[TrainState]]:
-    """One run of the loop."""
+def run_training(spec: TrainSpec, chunk: int | None = None) -> tuple[Probe, Loop[TrainState]]:
+    """Run the loop once."""
     probe = Probe(chunk)
-    with place() as (where, report), open(os.devnull, "w") as out, contextlib.redirect_stdout(out):
+    with (
+        run_context() as (context, report),
+        open(os.devnull, "w") as out,
+        contextlib.redirect_stdout(out),
+    ):
         training = BuiltInTraining(
-            spec, load_object(TASKS.get(spec.task, spec.task))(), where, report
+            spec, load_object(TASKS.get(spec.task, spec.task))(), context, report
         )
-        probe.loop = Loop(training, where, probe, report)  # type: ignore[arg-type]
+        probe.loop = Loop(training, context, probe, report)  # type: ignore[arg-type]
         probe.loop.run()
     return probe, probe.loop
 
 
-def overhead(
+def overhead_row(
     name: str, batch: int, width: int, chunks: int, chunk: int, bound: float | None
 ) -> Row:
-    """The loop's median step over the bare one's."""
-    probe, _ = train(
+    """Return the loop's median step over the bare one's."""
+    probe, _ = run_training(
         spec_of(batch, width, steps=chunks * (chunk + SETTLE) + 1, checkpoint={"every": None}),
         chunk,
     )
     ratio = median([loop / bare for loop, bare in zip(probe.steps, probe.bare, strict=True)])
     detail = (
-        f"loop {ms(median(probe.steps))}, bare {ms(median(probe.bare))}; median of {chunks} × "
+        f"loop {format_ms(median(probe.steps))}, bare {format_ms(median(probe.bare))}; median of {chunks} × "
         f"{chunk} steps each"
     )
     return Row(f"loop over the bare step, {name}", ratio, bound, detail)
 
 
-def saving(batch: int, width: int) -> list[Row]:
-    """What a save adds to the WINDOW steps from it on, against as many before and after, over a loop of EVERY steps.
+def saving_row(batch: int, width: int) -> list[Row]:
+    """Return what a save adds to the following WINDOW steps, against as many before and after.
 
     The machine's own pace drifts by more in EVERY steps than a save costs, so the neighbours are
     what is compared with; the background of a save has long ended when its window has.
     """
     steps = EVERY * (SAVES + 2)
-    probe, loop = train(spec_of(batch, width, steps=steps, checkpoint={"every": EVERY}))
+    probe, loop = run_training(spec_of(batch, width, steps=steps, checkpoint={"every": EVERY}))
     # took[n]: until the loop asked after n steps, the save at n steps included. The first time it
     # asks is after one.
     took = [0.0, 0.0, *_differences(probe.stamps)]
     added, plain = [], []
     for at in range(EVERY, EVERY * (SAVES + 1), EVERY):
-        before, window, after = (
+        steps_before, window, steps_after = (
             sum(took[at + part * WINDOW : at + (part + 1) * WINDOW]) for part in (-1, 0, 1)
         )
-        plain.append((before + after) / 2 / WINDOW)
-        added.append((window - (before + after) / 2) / EVERY)
+        plain.append((steps_before + steps_after) / 2 / WINDOW)
+        added.append((window - (steps_before + steps_after) / 2) / EVERY)
     ratio = median([1 + extra / step for extra, step in zip(added, plain, strict=True)])
     blocked = loop.metrics.timer.get_part("save").seconds / (SAVES + 2)
-    detail = f"{ms(median(added))} a step on top of {ms(median(plain))}; median of {SAVES} saves"
+    detail = f"{format_ms(median(added))} a step on top of {format_ms(median(plain))}; median of {SAVES} saves"
     return [
         Row(f"saving every {EVERY} steps over not saving", ratio, 1.02, detail),
         Row(
             "the blocking part of a save",
             None,
             None,
-            f"{ms(blocked)}, {ms(blocked / EVERY)} a step",
+            f"{format_ms(blocked)}, {format_ms(blocked / EVERY)} a step",
         ),
     ]
 
 
-def set_apart() -> bool:
-    """Starts JAX on one core and leaves the others to this thread; False when there is only one."""
-    first, *others = sorted(os.sched_getaffinity(0))
-    if not others:
+def reserve_core() -> bool:
+    """Start JAX on one core and leave the others to this thread; False if there is only one."""
+    first, *other_cores = sorted(os.sched_getaffinity(0))
+    if not other_cores:
         return False
     os.sched_setaffinity(0, {first})  # inherited by the threads that XLA starts now
     jax.devices()
-    os.sched_setaffinity(0, others)
+    os.sched_setaffinity(0, other_cores)
     return True
 
 
 def main() -> None:
     jax.config.update("jax_num_cpu_devices", 1)
-    if "--shared" in sys.argv[1:] or not set_apart():
+    if "--shared" in sys.argv[1:] or not reserve_core():
         log("loop: steps of about 2 ms, cores shared")
         return emit(
             [
-                overhead(
+                overhead_row(
                     "steps of about 2 ms, cores shared", 8, width_for(8, 0.002), 40, 50, bound=None
                 )
             ]
         )
     log("loop: steps of about 2 ms")
-    short = overhead("steps of about 2 ms", 8, width_for(8, 0.002), 40, 50, bound=1.05)
+    short = overhead_row("steps of about 2 ms", 8, width_for(8, 0.002), 40, 50, bound=1.05)
     log("loop: steps of about 50 ms")
     wide = width_for(256, 0.05)
-    long = overhead("steps of about 50 ms", 256, wide, 80, 5, bound=1.01)
+    long = overhead_row("steps of about 50 ms", 256, wide, 80, 5, bound=1.01)
     log("loop: saves")
-    emit([short, long, *saving(256, wide)])
+    emit([short, long, *saving_row(256, wide)])
 
 
 if __name__ == "__main__":

@@ -42,33 +42,35 @@ WHOLE: Mapping[str, Any] = {"hosts": HOSTS, "restarts": {"in_place": 0, "crash":
 
 
 class Strike(NamedTuple):
-    """A loss, and who it is of: a rank's host, by its place among those that hold ranks."""
+    """A loss, and its victim: the place of a host among those that hold ranks."""
 
     what: Callable[[Workspace, Gang, Any], None]
     place: int
 
 
-def process(here: Workspace, gang: Gang, pod: Any) -> None:
+def strike_process(workspace: Workspace, gang: Gang, pod: Any) -> None:
     processes.kill_processes(processes.find_trainer(pod))
 
 
-def agent(here: Workspace, gang: Gang, pod: Any) -> None:
+def strike_agent(workspace: Workspace, gang: Gang, pod: Any) -> None:
     processes.kill_processes(processes.find_agent(pod))
 
 
-def deleted(here: Workspace, gang: Gang, pod: Any) -> None:
+def delete_pod(workspace: Workspace, gang: Gang, pod: Any) -> None:
     name = pod["metadata"]["name"]
-    here.access.api.delete(f"/api/v1/namespaces/{here.namespace}/pods/{name}?gracePeriodSeconds=0")
+    workspace.access.api.delete(
+        f"/api/v1/namespaces/{workspace.namespace}/pods/{name}?gracePeriodSeconds=0"
+    )
 
 
-def drained(here: Workspace, gang: Gang, pod: Any) -> None:
-    nodes.evict_pod(here.access, here.namespace, pod["metadata"]["name"])
+def drain_pod(workspace: Workspace, gang: Gang, pod: Any) -> None:
+    nodes.evict_pod(workspace.access, workspace.namespace, pod["metadata"]["name"])
 
 
-def job(here: Workspace, gang: Gang, pod: Any) -> None:
+def restart_job(workspace: Workspace, gang: Gang, pod: Any) -> None:
     options = {"apiVersion": "v1", "kind": "DeleteOptions", "propagationPolicy": "Background"}
-    path = f"/apis/batch/v1/namespaces/{here.namespace}/jobs/{gang.name}-w-0"
-    here.access.api.call("DELETE", path, options)
+    path = f"/apis/batch/v1/namespaces/{workspace.namespace}/jobs/{gang.name}-w-0"
+    workspace.access.api.call("DELETE", path, options)
 
 
 Gangs = Mapping[str, tuple[Mapping[str, Any], Mapping[str, Strike]]]
@@ -80,22 +82,22 @@ GANGS: Gangs = {
     "alone": (
         ALONE,
         {
-            "process": Strike(process, 1),
-            "pod deleted": Strike(deleted, 1),
-            "drained": Strike(drained, 2),
+            "process": Strike(strike_process, 1),
+            "pod deleted": Strike(delete_pod, 1),
+            "drained": Strike(drain_pod, 2),
         },
     ),
     "alone, of a second job": (
         ALONE,
-        {"agent killed": Strike(agent, 1), "pod of host 0 deleted": Strike(deleted, 0)},
+        {"agent killed": Strike(strike_agent, 1), "pod of host 0 deleted": Strike(delete_pod, 0)},
     ),
-    "spare": (SPARE, {"pod deleted": Strike(deleted, 1), "drained": Strike(drained, 2)}),
+    "spare": (SPARE, {"pod deleted": Strike(delete_pod, 1), "drained": Strike(drain_pod, 2)}),
     "whole gang": (
         WHOLE,
         {
-            "pod deleted": Strike(deleted, 1),
-            "drained": Strike(drained, 2),
-            "Job deleted": Strike(job, 0),
+            "pod deleted": Strike(delete_pod, 1),
+            "drained": Strike(drain_pod, 2),
+            "Job deleted": Strike(restart_job, 0),
         },
     ),
 }
@@ -104,13 +106,15 @@ GANGS: Gangs = {
 class Run:
     """One of the jobs, which is struck and watched."""
 
-    def __init__(self, here: Workspace, volume: Path, name: str, keys: Mapping[str, Any]) -> None:
-        self._here, self.folder, self._hold = here, volume / name, volume / f"{name}.hold"
+    def __init__(
+        self, workspace: Workspace, volume: Path, name: str, keys: Mapping[str, Any]
+    ) -> None:
+        self._here, self.folder, self._hold = workspace, volume / name, volume / f"{name}.hold"
         env = {**QUICK_COMPILES, "HOLD": f"/checkpoints/{self._hold.name}"}
-        self.gang = here.start(name, SAVED, env=env, **JOB, **keys)
+        self.gang = workspace.start(name, SAVED, env=env, **JOB, **keys)
 
     def struck(self, strike: Strike) -> float:
-        """Seconds from the loss until a step is trained after it."""
+        """Strike the run and return the seconds until the next trained step."""
         self.hold_after_save()
         pod = self.ready()[strike.place]
         self.steps_on()
@@ -119,116 +123,116 @@ class Run:
         wait_until(self._begun, lambda at: at > struck, "the next attempt has begun", 600)
         end = time.monotonic() + PATIENCE_S
         while not (
-            after := [at for at in self.times() if at > self._begun()]
+            steps_after := [at for at in self.times() if at > self._begun()]
         ):  # the last one may train until it ends
             assert time.monotonic() < end, (
                 f"{self.gang.name} trains no step after a loss: {self.gang.read_lines()}"
             )
             time.sleep(0.02)
         self.hold()  # soon: its steps are few, for the losses that are still to come
-        return after[0] - struck
+        return steps_after[0] - struck
 
     def hold(self) -> None:
-        """Has it wait before its next batch."""
+        """Hold the run before its next batch."""
         self._hold.touch()
 
     def hold_after_save(self) -> None:
-        """Holds it, where it is not held, once it has saved."""
+        """Hold the run, if it is not held, once it has saved."""
         if not self._hold.exists():
             wait_for_checkpoint(self.folder, after=newest_step(self.folder))
             self.hold()
 
     def steps_on(self) -> None:
-        """Lets it train; returns when it has taken a step."""
+        """Let the run train until it has taken a step."""
         first = time.time()
         self.release()
         wait_until(self.times, lambda times: times[-1] > first, "a step is under way", 600)
 
     def release(self) -> None:
-        """Lets it train to its end."""
+        """Let the run train to its end."""
         self._hold.unlink(missing_ok=True)
 
     def ready(self) -> Sequence[Any]:
-        """The pods of hosts that hold ranks, by rank, once every host is there."""
+        """Return the pods of hosts that hold ranks, by rank, once every host is there."""
         pods = wait_until(
             lambda: self.gang.pods, self._are_ready, f"all pods of {self.gang.name} are ready", 600
         )
-        by_host = {index(pod): pod for pod in pods if is_alive(pod)}
+        by_host = {pod_index(pod): pod for pod in pods if is_alive(pod)}
         status = json.loads(self._here.launcher("status", self.gang.name, "-o", "json").stdout)
-        hosts = range(HOSTS) if status["members"] is None else listed(status["members"])
+        hosts = range(HOSTS) if status["members"] is None else parse_hosts(status["members"])
         return [by_host[host] for host in hosts]
 
     def _are_ready(self, pods: Sequence[Any]) -> bool:
-        wanted = sum(
-            one["template"]["spec"]["parallelism"]
-            for one in self.gang.jobset["spec"]["replicatedJobs"]
+        host_count = sum(
+            job["template"]["spec"]["parallelism"]
+            for job in self.gang.jobset["spec"]["replicatedJobs"]
         )
-        return sum(map(is_alive, pods)) == wanted
+        return sum(map(is_alive, pods)) == host_count
 
     def _begun(self) -> float:
-        """When its newest attempt began, or the agent that leads it."""
-        of = json.loads((self.folder / ".jaxlaunch" / "summary.json").read_text())["of"]
-        return float(of["started"])
+        """Return when the newest attempt began, or the agent that leads it."""
+        attempt = json.loads((self.folder / ".jaxlaunch" / "summary.json").read_text())["of"]
+        return float(attempt["started"])
 
     def times(self) -> list[float]:
-        """When each step was trained that is on record."""
+        """Return when each recorded step was trained."""
         file = self.folder / ".jaxlaunch" / "metrics.jsonl"
-        found = []
+        times = []
         for line in file.read_text().splitlines() if file.exists() else ():
             with suppress(ValueError):  # it is being written
-                found.append(json.loads(line)["time"])
-        return found or [0.0]
+                times.append(json.loads(line)["time"])
+        return times or [0.0]
 
 
-def index(pod: Any) -> int:
+def pod_index(pod: Any) -> int:
     return int(pod["metadata"]["labels"]["batch.kubernetes.io/job-completion-index"])
 
 
 def is_alive(pod: Any) -> bool:
     ready = any(
-        one["type"] == "Ready" and one["status"] == "True"
-        for one in pod["status"].get("conditions", ())
+        condition["type"] == "Ready" and condition["status"] == "True"
+        for condition in pod["status"].get("conditions", ())
     )
     return ready and "deletionTimestamp" not in pod["metadata"]
 
 
-def listed(text: str) -> Iterator[int]:
-    """The hosts that `status` writes as `0-2,5`."""
+def parse_hosts(text: str) -> Iterator[int]:
+    """Return the hosts that `status` writes as `0-2,5`."""
     for part in text.split(","):
         first, _, last = part.partition("-")
         yield from range(int(first), int(last or first) + 1)
 
 
-def chosen(only: str) -> Gangs:
-    """The jobs with a loss that has this word, and the one that loses nothing."""
-    found = dict[str, tuple[Mapping[str, Any], Mapping[str, Strike]]]()
+def choose_gangs(only: str) -> Gangs:
+    """Return the jobs with a loss that contains this word, and the one without a loss."""
+    gangs = dict[str, tuple[Mapping[str, Any], Mapping[str, Strike]]]()
     for name, (keys, strikes) in GANGS.items():
-        if (left := {what: strikes[what] for what in strikes if only in what}) or not strikes:
-            found[name] = keys, left
-    return found
+        if (losses := {loss: strikes[loss] for loss in strikes if only in loss}) or not strikes:
+            gangs[name] = keys, losses
+    return gangs
 
 
 def measure(
-    here: Workspace, rounds: int, keys: Mapping[str, Any], gangs: Gangs
+    workspace: Workspace, rounds: int, keys: Mapping[str, Any], gangs: Gangs
 ) -> dict[str, list[float]]:
-    """The seconds of every loss, by what was lost and how it was replaced."""
-    folder = preparations.make_claim(here.access, here.namespace, size="10Gi")
-    found = dict[str, list[float]]()
+    """Return the seconds of every loss, by what was lost and how it was replaced."""
+    folder = preparations.make_claim(workspace.access, workspace.namespace, size="10Gi")
+    seconds = dict[str, list[float]]()
     undisturbed: Mapping[int, float] = {}
     for number in range(rounds):
         for name, (keys_of_job, strikes) in gangs.items():
             if not strikes and number:
                 continue
             run = Run(
-                here,
+                workspace,
                 folder,
                 f"{name.replace(',', '').replace(' ', '-')}-{number}",
                 {**keys_of_job, **keys},
             )
-            for what, strike in strikes.items():
-                found.setdefault(f"{what}, {name}", []).append(run.struck(strike))
+            for loss, strike in strikes.items():
+                seconds.setdefault(f"{loss}, {name}", []).append(run.struck(strike))
                 log(
-                    f"{what}, {name}: {found[f'{what}, {name}'][-1]:.1f} s; restarts "
+                    f"{loss}, {name}: {seconds[f'{loss}, {name}'][-1]:.1f} s; restarts "
                     f"{run.gang.counters}"
                 )
             run.release()
@@ -237,18 +241,18 @@ def measure(
             assert read_losses(folder, run.folder.name) == undisturbed, (
                 f"{run.folder.name} has other losses"
             )
-            here.launcher("delete", run.folder.name, "--yes")
-    return found
+            workspace.launcher("delete", run.folder.name, "--yes")
+    return seconds
 
 
 @contextmanager
-def opened() -> Iterator[Workspace]:
-    """The tests' cluster, which is started where it does not run: a place for jobs, with the product's image."""
+def open_workspace() -> Iterator[Workspace]:
+    """Open the tests' cluster, started if necessary, as a workspace with the product's image."""
     with cluster.use_cluster():
         access = Access(places.ADMIN, build.programs_folder() / "kubectl", is_ours=True)
         image.load_image()
-        with make_workspace(access, image.IMAGE) as here:
-            yield here
+        with make_workspace(access, image.IMAGE) as workspace:
+            yield workspace
 
 
 def main() -> int:
@@ -258,18 +262,20 @@ def main() -> int:
         "--only", default="", metavar="WORD", help="measure the losses whose name has this word"
     )
     parser.add_argument("--queued", action="store_true", help="submit all jobs through Kueue")
-    given = parser.parse_args()
-    with opened() as here:
+    arguments = parser.parse_args()
+    with open_workspace() as workspace:
         keys = {}
-        if given.queued:
-            preparations.make_queue(here.access, here.namespace, {"cpu": "1", "memory": "8Gi"})
+        if arguments.queued:
+            preparations.make_queue(
+                workspace.access, workspace.namespace, {"cpu": "1", "memory": "8Gi"}
+            )
             keys = {"queue": "queue"}
-        found = measure(here, given.rounds, keys, chosen(given.only))
+        seconds_by_loss = measure(workspace, arguments.rounds, keys, choose_gangs(arguments.only))
     print("| lost, and replaced | seconds until the next step | all |\n|---|---|---|")
-    for name, seconds in found.items():
+    for name, seconds in seconds_by_loss.items():
         print(
             f"| {name} | {median(seconds):.1f} | "
-            f"{' '.join(f'{one:.1f}' for one in sorted(seconds))} |"
+            f"{' '.join(f'{value:.1f}' for value in sorted(seconds))} |"
         )
     return 0
 

@@ -20,7 +20,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from benchmarks.lost_hosts import ALONE, SPARE, WHOLE, Run, index, opened
+from benchmarks.lost_hosts import ALONE, SPARE, WHOLE, Run, open_workspace, pod_index
 from benchmarks.table import log
 from tests.cluster import preparations, processes
 from tests.cluster.gangs import Workspace
@@ -35,51 +35,62 @@ Seen = dict[str, float]  # seconds from the loss, by what followed
 
 
 class Watch:
-    """What follows a loss: each thing is noted once, with the seconds until it was there."""
+    """The consequences of a loss, each with the seconds until it was there."""
 
     def __init__(self, run: Run, pod: Any, *, is_silent: bool) -> None:
         self.run, self.pod, self.is_silent, self.seen = run, pod, is_silent, Seen()
         self.files = RunFiles(run.folder / ".jaxlaunch")
         self._number, self.began = len(self.files.records()), time.time()
-        self._first = {one["metadata"]["uid"] for one in run.gang.pods}
+        self._first = {pod["metadata"]["uid"] for pod in run.gang.pods}
 
     def look(self) -> Seen:
-        """Notes what is new."""
-        now, pods = time.time() - self.began, self.run.gang.pods
-        if self.is_silent and now > second_node.GRACE_S and "node not ready" not in self.seen:
+        """Record what is new."""
+        current_time, pods = time.time() - self.began, self.run.gang.pods
+        if (
+            self.is_silent
+            and current_time > second_node.GRACE_S
+            and "node not ready" not in self.seen
+        ):
             second_node.mark_unknown()
-        own = [one for one in pods if one["metadata"]["uid"] == self.pod["metadata"]["uid"]]
-        ended = self.files.records()[self._number :]
-        steps = [at for at in self.run.times() if ended and at > ended[0]["ended"]]
-        found = {
-            "attempt ended": ended[0]["ended"] - self.began if ended else None,
-            "node not ready": now
+        own_pods = [pod for pod in pods if pod["metadata"]["uid"] == self.pod["metadata"]["uid"]]
+        ended_attempts = self.files.records()[self._number :]
+        steps = [
+            at for at in self.run.times() if ended_attempts and at > ended_attempts[0]["ended"]
+        ]
+        observations = {
+            "attempt ended": ended_attempts[0]["ended"] - self.began if ended_attempts else None,
+            "node not ready": current_time
             if self.is_silent and second_node.ready_condition() in ("Unknown", "False", "")
             else None,
-            "pod deleted": now if not own or "deletionTimestamp" in own[0]["metadata"] else None,
-            "pod's object gone": now if not own else None,
-            "another pod": now
-            if any(one["metadata"]["uid"] not in self._first for one in pods)
+            "pod deleted": current_time
+            if not own_pods or "deletionTimestamp" in own_pods[0]["metadata"]
+            else None,
+            "pod's object gone": current_time if not own_pods else None,
+            "another pod": current_time
+            if any(pod["metadata"]["uid"] not in self._first for pod in pods)
             else None,
             "next step": steps[0] - self.began if steps else None,
         }
-        for what, at in found.items():
-            if at is not None and what not in self.seen:
-                self.seen[what] = round(at, 1)
-                log(f"{self.run.gang.name}: {what} after {at:.1f} s")
+        for name, at in observations.items():
+            if at is not None and name not in self.seen:
+                self.seen[name] = round(at, 1)
+                log(f"{self.run.gang.name}: {name} after {at:.1f} s")
         return self.seen
 
 
-def on_second(run: Run, *, spares: int) -> Any:
-    """The pod on the second node, once the run has saved; None where it holds no rank, or leads and no spare can."""
+def find_victim(run: Run, *, spares: int) -> Any:
+    """Return the pod on the second node once the run has saved.
+
+    None if it holds no rank, or if it leads and no spare can.
+    """
     # By then it is settled who holds ranks: a pod that came last may be the spare.
     run.hold_after_save()
-    held = run.ready()[1 if spares else 0 :]
-    return next((pod for pod in held if pod["spec"]["nodeName"] == second_node.NODE), None)
+    ready_pods = run.ready()[1 if spares else 0 :]
+    return next((pod for pod in ready_pods if pod["spec"]["nodeName"] == second_node.NODE), None)
 
 
-def silent(here: Workspace, run: Run, pod: Any, home: Path) -> Seen:
-    """Stops the kubelet until its pod is deleted, and starts it again; the training is held meanwhile."""
+def silence_kubelet(workspace: Workspace, run: Run, pod: Any, home: Path) -> Seen:
+    """Stop the kubelet until its pod is deleted, and start it again; the training is held."""
     watch = Watch(run, pod, is_silent=True)
     second_node.stop_kubelet()
     run.steps_on()
@@ -94,32 +105,32 @@ def silent(here: Workspace, run: Run, pod: Any, home: Path) -> Seen:
     wait_until(back.look, lambda seen: "next step" in seen, "a next step", PATIENCE_S)
     return {
         **watch.seen,
-        **{f"{what}, from the kubelet's start on": at for what, at in back.seen.items()},
+        **{f"{name}, from the kubelet's start on": at for name, at in back.seen.items()},
     }
 
 
-def gone(here: Workspace, run: Run, pod: Any, home: Path) -> Seen:
-    """Loses the node; deletes its object once it is not ready."""
+def lose_node(workspace: Workspace, run: Run, pod: Any, home: Path) -> Seen:
+    """Lose the node; delete its object once it is not ready."""
     watch = Watch(run, pod, is_silent=True)
     second_node.lose_node(processes.find_processes(pod))
     wait_until(
         watch.look, lambda seen: "node not ready" in seen, "the node is not ready", PATIENCE_S
     )
     with suppress(Refused):
-        here.access.api.delete(second_node.PATH)
-    wanted = {"next step", "another pod", "pod's object gone"}
+        workspace.access.api.delete(second_node.PATH)
+    expected = {"next step", "another pod", "pod's object gone"}
 
     def is_whole(seen: Seen) -> bool:
         # With a spare it may end before.
-        return wanted <= seen.keys() or bool(run.gang.status.get("terminalState"))
+        return expected <= seen.keys() or bool(run.gang.status.get("terminalState"))
 
     wait_until(watch.look, is_whole, "the gang is whole", PATIENCE_S)
     return watch.seen
 
 
 LOSSES: Mapping[str, Callable[[Workspace, Run, Any, Path], Seen]] = {
-    "kubelet stopped": silent,
-    "node gone": gone,
+    "kubelet stopped": silence_kubelet,
+    "node gone": lose_node,
 }
 TOLERATES: Mapping[str, Any] = {"tolerations": [{"key": second_node.TAINT, "operator": "Exists"}]}
 # A rank that got its batch just before the others were held waits for them in its step, which is no
@@ -128,48 +139,55 @@ WAITS: Mapping[str, Any] = {**TOLERATES, "timeouts": {"step": "20m"}}
 JOBS: Mapping[str, Mapping[str, Any]] = {"alone": {**ALONE, **WAITS}, "spare": {**SPARE, **WAITS}}
 
 
-def measured(
-    here: Workspace, volume: Path, home: Path, what: str, job: str, undisturbed: Mapping[int, float]
+def measure_loss(
+    workspace: Workspace,
+    volume: Path,
+    home: Path,
+    loss: str,
+    job: str,
+    undisturbed: Mapping[int, float],
 ) -> Seen:
-    """One loss of one job."""
+    """Measure one loss of one job."""
     with second_node.join_node(home, image.IMAGE, images.BASE):
         for number in itertools.count():
-            run = Run(here, volume, f"{what} {job}".replace(" ", "-") + f"-{number}", JOBS[job])
-            if (pod := on_second(run, spares=JOBS[job].get("spares", 0))) is not None:
+            run = Run(
+                workspace, volume, f"{loss} {job}".replace(" ", "-") + f"-{number}", JOBS[job]
+            )
+            if (pod := find_victim(run, spares=JOBS[job].get("spares", 0))) is not None:
                 break
-            here.launcher("delete", run.gang.name, "--yes")  # another try
-        log(f"{run.gang.name}: host {index(pod)} is on {second_node.NODE}")
+            workspace.launcher("delete", run.gang.name, "--yes")  # another try
+        log(f"{run.gang.name}: host {pod_index(pod)} is on {second_node.NODE}")
         run.steps_on()
-        found = LOSSES[what](here, run, pod, home)
+        observations = LOSSES[loss](workspace, run, pod, home)
         run.release()
         assert run.gang.wait_for_end() == "Completed", run.gang.read_lines()
         log(f"{run.gang.name}: restarts {run.gang.counters}")
         assert read_losses(volume, run.folder.name) == undisturbed, (
             f"{run.folder.name} has other losses"
         )
-        here.launcher("delete", run.gang.name, "--yes")
-    return found
+        workspace.launcher("delete", run.gang.name, "--yes")
+    return observations
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--only", default="", metavar="WORD", help="what has this word in its name")
-    given = parser.parse_args()
-    with opened() as here:
+    arguments = parser.parse_args()
+    with open_workspace() as workspace:
         home = build.build_programs()
-        volume = preparations.make_claim(here.access, here.namespace, size="10Gi")
-        nothing = Run(here, volume, "nothing", WHOLE)
+        volume = preparations.make_claim(workspace.access, workspace.namespace, size="10Gi")
+        nothing = Run(workspace, volume, "nothing", WHOLE)
         assert nothing.gang.wait_for_end() == "Completed", nothing.gang.read_lines()
         undisturbed = read_losses(volume, "nothing")
-        found = {
-            f"{what}, {job}": measured(here, volume, home, what, job, undisturbed)
-            for what in LOSSES
+        results = {
+            f"{loss}, {job}": measure_loss(workspace, volume, home, loss, job, undisturbed)
+            for loss in LOSSES
             for job in JOBS
-            if given.only in f"{what}, {job}"
+            if arguments.only in f"{loss}, {job}"
         }
     print("| lost | what followed, in seconds from the loss |\n|---|---|")
-    for name, seen in found.items():
-        print(f"| {name} | {', '.join(f'{what} {at:g}' for what, at in seen.items())} |")
+    for name, seen in results.items():
+        print(f"| {name} | {', '.join(f'{loss} {at:g}' for loss, at in seen.items())} |")
     return 0
 
 

@@ -34,8 +34,8 @@ BATCH = 2000  # documents that encode_batch gets at once
 SEED = 7
 
 
-def texts(size: int) -> Iterator[str]:
-    """Documents of about 60 to 2,000 words, together about `size` bytes."""
+def make_texts(size: int) -> Iterator[str]:
+    """Yield documents of 60 to 2,000 words, together about `size` bytes."""
     draw = np.random.default_rng(SEED)
     letters = "".join(
         draw.choice(list("eeeetttaaooiinnsshhrrddlluccmmwffggyyppbbvk"), 20 * WORDS).tolist()
@@ -57,11 +57,11 @@ def texts(size: int) -> Iterator[str]:
             at = end
 
 
-def write(folder: Path, size: int) -> int:
-    """Files of JSON lines; gives the bytes of text."""
+def write_corpus(folder: Path, size: int) -> int:
+    """Write files of JSON lines; return the bytes of text."""
     written = 0
     file = None
-    for number, text in enumerate(texts(size)):
+    for number, text in enumerate(make_texts(size)):
         if file is None or file.tell() > FILE_BYTES:
             if file is not None:
                 file.close()
@@ -74,24 +74,24 @@ def write(folder: Path, size: int) -> int:
 
 
 def train_tokenizer(folder: Path) -> None:
-    """A byte-level BPE, as GPT-2's is, of the first megabyte."""
+    """Train a byte-level BPE, as GPT-2's is, on the first megabyte."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-    made = Tokenizer(models.BPE())
-    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    made.decoder = decoders.ByteLevel()
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     trainer = trainers.BpeTrainer(
         vocab_size=VOCAB, special_tokens=["<end>"], initial_alphabet=alphabet, show_progress=False
     )
-    made.train_from_iterator(texts(1_000_000), trainer)
+    tokenizer.train_from_iterator(make_texts(1_000_000), trainer)
     folder.mkdir()
-    made.save(str(folder / "tokenizer.json"))
+    tokenizer.save(str(folder / "tokenizer.json"))
     (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<end>"}))
 
 
-def job(folder: Path, name: str, tokenizer: Path) -> Path:
-    """A job that reads the files of a folder."""
+def write_job(folder: Path, name: str, tokenizer: Path) -> Path:
+    """Write a job that reads the files of a folder."""
     data = {
         "source": "text",
         "path": f"{folder}/*.jsonl",
@@ -112,20 +112,20 @@ def job(folder: Path, name: str, tokenizer: Path) -> Path:
     return path
 
 
-class Watch(threading.Thread):
-    """The most bytes of memory that the processes of a session held at a time; what they share counts for each."""
+class PeakMemory(threading.Thread):
+    """The peak memory of the processes of a session; shared pages count for each."""
 
     def __init__(self, session: int) -> None:
         super().__init__(daemon=True)
         self.peak, self._session, self._is_over = 0, session, threading.Event()
 
     def run(self) -> None:
-        """Looks ten times a second."""
+        """Read the memory ten times a second."""
         while not self._is_over.wait(0.1):
             self.peak = max(self.peak, sum(map(self._held, Path("/proc").glob("[0-9]*"))))
 
     def end(self) -> int:
-        """Stops looking; the peak."""
+        """Stop and return the peak."""
         self._is_over.set()
         self.join()
         return self.peak
@@ -140,25 +140,25 @@ class Watch(threading.Thread):
         )
 
 
-def ours(path: Path) -> tuple[float, int, int]:
-    """Seconds and tokens of `launcher prepare`, and its peak of memory."""
+def measure_prepare(path: Path) -> tuple[float, int, int]:
+    """Return seconds, tokens and peak memory of `launcher prepare`."""
     command = [str(Path(sys.executable).with_name("launcher")), "prepare", str(path), "-o", "json"]
-    began = time.perf_counter()
+    started_at = time.perf_counter()
     null, pipe = subprocess.DEVNULL, subprocess.PIPE
     with subprocess.Popen(
         command, stdout=pipe, stderr=null, text=True, start_new_session=True
     ) as process:
-        watch = Watch(process.pid)
+        watch = PeakMemory(process.pid)
         watch.start()
         assert process.stdout is not None
-        found = json.loads(process.stdout.read())
+        result = json.loads(process.stdout.read())
         process.wait()
-        seconds = time.perf_counter() - began
-    return seconds, found["prepared"][0]["tokens"], watch.end()
+        seconds = time.perf_counter() - started_at
+    return seconds, result["prepared"][0]["tokens"], watch.end()
 
 
-def theirs(folder: Path, tokenizer: Path) -> tuple[float, int]:
-    """Seconds and tokens of encode_batch alone, with its own threads; reading the files is not counted."""
+def measure_encode_batch(folder: Path, tokenizer: Path) -> tuple[float, int]:
+    """Return seconds and tokens of encode_batch alone, without reading the files."""
     from tokenizers import Tokenizer
 
     made = Tokenizer.from_file(str(tokenizer / "tokenizer.json"))
@@ -166,10 +166,10 @@ def theirs(folder: Path, tokenizer: Path) -> tuple[float, int]:
 
     def encode() -> None:
         nonlocal seconds, tokens
-        began = time.perf_counter()
-        found = made.encode_batch(batch, add_special_tokens=False)
-        seconds += time.perf_counter() - began
-        tokens += sum(map(len, found))
+        started_at = time.perf_counter()
+        encodings = made.encode_batch(batch, add_special_tokens=False)
+        seconds += time.perf_counter() - started_at
+        tokens += sum(map(len, encodings))
         batch.clear()
 
     for path in sorted(folder.glob("*.jsonl")):
@@ -181,20 +181,20 @@ def theirs(folder: Path, tokenizer: Path) -> tuple[float, int]:
     return seconds, tokens
 
 
-def digest(folder: Path) -> dict[str, str]:
-    """What is prepared below a folder, by name."""
-    found = (path for path in folder.glob("*/*") if path.is_file())
-    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in found}
+def digest_files(folder: Path) -> dict[str, str]:
+    """Return the digests of prepared files by name."""
+    files = (path for path in folder.glob("*/*") if path.is_file())
+    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
 
-def killed(folder: Path, path: Path, kills: int) -> tuple[int, bool]:
-    """How often `launcher prepare` was killed before it was done, and whether its bytes are an unbroken run's."""
-    began = time.perf_counter()
+def run_with_kills(folder: Path, path: Path, kills: int) -> tuple[int, bool]:
+    """Return how often `launcher prepare` was killed, and whether its bytes are equal."""
+    started_at = time.perf_counter()
     command = [str(Path(sys.executable).with_name("launcher")), "prepare", str(path), "-o", "json"]
     run = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
     subprocess.run(command, check=True, **run)
-    whole_s = time.perf_counter() - began
-    whole = digest(folder / "out")
+    whole_s = time.perf_counter() - started_at
+    expected = digest_files(folder / "out")
     (folder / "out").rename(folder / "whole")
     draw, count = random.Random(SEED), 0
     while count < kills:
@@ -211,7 +211,7 @@ def killed(folder: Path, path: Path, kills: int) -> tuple[int, bool]:
             for each in (folder / "out").glob("*/*"):
                 each.unlink()
     subprocess.run(command, check=True, **run)
-    return count, digest(folder / "out") == whole
+    return count, digest_files(folder / "out") == expected
 
 
 def main() -> None:
@@ -219,21 +219,25 @@ def main() -> None:
     parser.add_argument("--mb", type=int, default=1000, help="of text, in millions of bytes")
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--folder", help="where the corpus is written; default a temporary folder")
-    given = parser.parse_args()
-    with tempfile.TemporaryDirectory(dir=given.folder) as name:
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory(dir=arguments.folder) as name:
         root = Path(name)
-        log(f"prepare: writing {given.mb} MB")
+        log(f"prepare: writing {arguments.mb} MB")
         train_tokenizer(root / "tokenizer")
-        for folder, size in (("whole", given.mb), ("killed", max(given.mb // 20, 1))):
+        for folder, size in (("whole", arguments.mb), ("killed", max(arguments.mb // 20, 1))):
             (root / folder).mkdir()
-            write(root / folder, size * 1_000_000)
+            write_corpus(root / folder, size * 1_000_000)
         log("prepare: launcher prepare")
-        seconds, tokens, peak = ours(job(root / "whole", "whole", root / "tokenizer"))
+        seconds, tokens, peak = measure_prepare(
+            write_job(root / "whole", "whole", root / "tokenizer")
+        )
         log(f"prepare: {tokens} tokens in {seconds:.1f} s, {peak / 1e6:.0f} MB; encode_batch")
-        their_s, their_tokens = theirs(root / "whole", root / "tokenizer")
-        log(f"prepare: {their_tokens} tokens in {their_s:.1f} s; {given.kills} kills")
-        count, is_equal = killed(
-            root / "killed", job(root / "killed", "killed", root / "tokenizer"), given.kills
+        their_s, their_tokens = measure_encode_batch(root / "whole", root / "tokenizer")
+        log(f"prepare: {their_tokens} tokens in {their_s:.1f} s; {arguments.kills} kills")
+        count, is_equal = run_with_kills(
+            root / "killed",
+            write_job(root / "killed", "killed", root / "tokenizer"),
+            arguments.kills,
         )
     cores = len(os.sched_getaffinity(0))
     # Documents end with a token of their own here.
@@ -241,7 +245,7 @@ def main() -> None:
     emit(
         [
             Row(
-                f"encode_batch over launcher prepare, tokens per second, {given.mb} MB, "
+                f"encode_batch over launcher prepare, tokens per second, {arguments.mb} MB, "
                 f"{cores} cores",
                 their_rate / rate,
                 1 / 0.9,

@@ -50,7 +50,7 @@ TASK = NextToken()
 
 
 class Cost(NamedTuple):
-    """What reading every row once took."""
+    """The cost of reading every row once."""
 
     seconds: float
     cpu_seconds: float
@@ -58,15 +58,15 @@ class Cost(NamedTuple):
 
 
 class Sizes(NamedTuple):
-    """Of the rows and of the model."""
+    """Sizes of the rows and of the model."""
 
     length: int = LENGTH
     width: int = WIDTH
     batch: int = BATCH
 
 
-def document(folder: Path, tokenizer: Path, sizes: Sizes, steps: int) -> dict[str, Any]:
-    """A job that trains on the files of a folder, prepared in `out` there."""
+def make_document(folder: Path, tokenizer: Path, sizes: Sizes, steps: int) -> dict[str, Any]:
+    """Return a job on the files of a folder, prepared in its `out`."""
     data = {
         "source": "text",
         "path": f"{folder}/*.jsonl",
@@ -88,35 +88,35 @@ def document(folder: Path, tokenizer: Path, sizes: Sizes, steps: int) -> dict[st
     return {"name": "reading", "accelerator": {"type": "cpu", "per_host": 2}, "train": train}
 
 
-def launched(command: str, folder: Path, job: Mapping[str, Any]) -> None:
-    """Runs a command of the launcher on a job, in the run folder `run`."""
+def run_launcher(command: str, folder: Path, job: Mapping[str, Any]) -> None:
+    """Run a command of the launcher on a job, in the run folder `run`."""
     (folder / "job.yaml").write_text(json.dumps(job))
     launcher = str(Path(sys.executable).with_name("launcher"))
-    given = [launcher, command, str(folder / "job.yaml"), "--run-dir", str(folder / "run")]
-    subprocess.run(given, check=True, stdout=subprocess.DEVNULL)
+    arguments = [launcher, command, str(folder / "job.yaml"), "--run-dir", str(folder / "run")]
+    subprocess.run(arguments, check=True, stdout=subprocess.DEVNULL)
 
 
 # --- reading --------------------------------------------------------------------------------------
 
 
-def parsed(record: bytes, length: int) -> dict[str, Any]:
-    """The example of a record, by the functions that make it in a run."""
+def parse_record(record: bytes, length: int) -> dict[str, Any]:
+    """Return the example of a record, by the functions of a run."""
     return TASK.example(unpack_row(records.decode_record(record), length))
 
 
 class Parse(grain.transforms.Map):
-    """`parsed` as a transformation of grain's."""
+    """`parse_record` as a transformation of grain."""
 
     def __init__(self, length: int) -> None:
         self._length = length
 
     def map(self, element: bytes) -> dict[str, Any]:
-        """The example of a record."""
-        return parsed(element, self._length)
+        """Return the example of a record."""
+        return parse_record(element, self._length)
 
 
-def ours(prepared: Path, spec: TrainSpec, seed: int) -> Iterator[Batch]:
-    """Every row once, but what is left of the last batch, as a run reads them."""
+def read_with_jaxlaunch(prepared: Path, spec: TrainSpec, seed: int) -> Iterator[Batch]:
+    """Return every row once, without an incomplete last batch, as a run reads them."""
     rows = PackedRows(prepared, "train")
     pipeline = Pipeline(
         rows,
@@ -132,10 +132,10 @@ def ours(prepared: Path, spec: TrainSpec, seed: int) -> Iterator[Batch]:
     return pipeline.iterate([range(step, step + 1) for step in range(len(rows) // spec.batch)])
 
 
-def theirs(
+def read_with_grain(
     shards: list[str], spec: TrainSpec, seed: int, options: grain.ReadOptions
 ) -> Iterator[Batch]:
-    """The same by grain's DataLoader."""
+    """Return the same by grain's DataLoader."""
     source = grain.sources.ArrayRecordDataSource(shards)
     sampler = grain.samplers.IndexSampler(len(source), shuffle=True, num_epochs=1, seed=seed)
     assert isinstance(spec.model, specs.Decoder)
@@ -146,39 +146,41 @@ def theirs(
     return iter(loader)
 
 
-def cost(begin: Callable[[], Iterator[Batch]]) -> Cost:
-    """What it takes to read all batches of what `begin` returns."""
-    began, began_cpu = time.perf_counter(), time.process_time()
+def measure_cost(begin: Callable[[], Iterator[Batch]]) -> Cost:
+    """Return the cost of reading all batches of `begin`."""
+    started_at, began_cpu = time.perf_counter(), time.process_time()
     rows = sum(len(batch["tokens"]) for batch in begin())
-    return Cost(time.perf_counter() - began, time.process_time() - began_cpu, rows)
+    return Cost(time.perf_counter() - started_at, time.process_time() - began_cpu, rows)
 
 
-def compared(prepared: Path, spec: TrainSpec, pairs: int) -> list[Row]:
-    """Our time of a row over each of the DataLoader's, in turn."""
+def compare_readers(prepared: Path, spec: TrainSpec, pairs: int) -> list[Row]:
+    """Return our time of a row over each of the DataLoader's, in turn."""
     shards = sorted(map(str, prepared.glob("train-*.array_record")))
     assert isinstance(spec.model, specs.Decoder)
     rounds: dict[str, list[tuple[Cost, Cost]]] = {name: [] for name in LOADERS}
     for seed in range(1 + pairs):
         for name, options in LOADERS.items():
-            mine = cost(partial(ours, prepared, spec, seed))
-            rounds[name].append((mine, cost(partial(theirs, shards, spec, seed, options))))
-    return [row(name, found[1:], spec.model.length) for name, found in rounds.items()]
+            mine = measure_cost(partial(read_with_jaxlaunch, prepared, spec, seed))
+            rounds[name].append(
+                (mine, measure_cost(partial(read_with_grain, shards, spec, seed, options)))
+            )
+    return [ratio_row(name, costs[1:], spec.model.length) for name, costs in rounds.items()]
 
 
-def row(name: str, pairs: list[tuple[Cost, Cost]], length: int) -> Row:
-    """The ratio by processor time; the machine may be shared. Raises SystemExit where they read not as many rows."""
-    counts = {each.rows for pair in pairs for each in pair}
+def ratio_row(name: str, pairs: list[tuple[Cost, Cost]], length: int) -> Row:
+    """Return the ratio by processor time. Raises SystemExit if the numbers of rows differ."""
+    counts = {cost.rows for pair in pairs for cost in pair}
     if len(counts) > 1:
         raise SystemExit(f"not as many rows: {sorted(counts)}")
-    what = f"reading over grain's DataLoader, {name}: processor time of a row"
-    return paired_row(what, pairs, counts.pop() * length / 1e6, 1.0, "{:.2f} million tokens")
+    label = f"reading over grain's DataLoader, {name}: processor time of a row"
+    return paired_row(label, pairs, counts.pop() * length / 1e6, 1.0, "{:.2f} million tokens")
 
 
 # --- a run ----------------------------------------------------------------------------------------
 
 
-def waited(metrics: Path, tokens: int) -> Row:
-    """The share of a step for which the loop waited for data, of all intervals but the first."""
+def waiting_row(metrics: Path, tokens: int) -> Row:
+    """Return the share of a step for which the loop waited for data, without the first interval."""
     first, *lines = read_json_lines(metrics)
     data_s = sum(line[Key.PART_S.format(part="data")] for line in lines)
     wall_s = sum(line[Key.WALL_S] for line in lines)
@@ -199,25 +201,29 @@ def main() -> int:
     parser.add_argument("--mb", type=int, default=26, help="of text, in millions of bytes")
     parser.add_argument("--pairs", type=int, default=5)
     parser.add_argument("--steps", type=int, default=40)
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     flags.FLAGS(["reading"])  # grain's DataLoader reads them
     with tempfile.TemporaryDirectory() as name:
-        return finish(measured(Path(name), Sizes(), given.mb * 1_000_000, given.pairs, given.steps))
+        return finish(
+            measure_rows(
+                Path(name), Sizes(), arguments.mb * 1_000_000, arguments.pairs, arguments.steps
+            )
+        )
 
 
-def measured(folder: Path, sizes: Sizes, size: int, pairs: int, steps: int) -> list[Row]:
-    """All rows of the table, of a corpus of `size` bytes that is written to `folder`."""
+def measure_rows(folder: Path, sizes: Sizes, size: int, pairs: int, steps: int) -> list[Row]:
+    """Return all rows of the table, for a corpus of `size` bytes in `folder`."""
     log(f"reading: preparing {size / 1e6:g} MB")
     prepare.train_tokenizer(folder / "tokenizer")
-    prepare.write(folder, size)
-    job = document(folder, folder / "tokenizer", sizes, steps)
-    launched("prepare", folder, job)
+    prepare.write_corpus(folder, size)
+    job = make_document(folder, folder / "tokenizer", sizes, steps)
+    run_launcher("prepare", folder, job)
     prepared = next((folder / "out").glob("*/index.json")).parent
     log(f"reading: {pairs} pairs")
-    found = compared(prepared, TrainSpec.model_validate(job["train"]), pairs)
+    rows = compare_readers(prepared, TrainSpec.model_validate(job["train"]), pairs)
     log(f"reading: {steps} steps of a run")
-    launched("run", folder, job)
-    return [*found, waited(folder / "run" / "metrics.jsonl", sizes.batch * sizes.length)]
+    run_launcher("run", folder, job)
+    return [*rows, waiting_row(folder / "run" / "metrics.jsonl", sizes.batch * sizes.length)]
 
 
 if __name__ == "__main__":

@@ -50,23 +50,23 @@ AUGMENT = {
 Labelled = Iterator[tuple[str, Image.Image]]
 
 
-def digits() -> Labelled:
-    """1,797 handwritten digits."""
-    found = datasets.load_digits()
-    for pixels, label in zip(found.images, found.target, strict=True):
+def load_digits() -> Labelled:
+    """Return 1,797 handwritten digits."""
+    dataset = datasets.load_digits()
+    for pixels, label in zip(dataset.images, dataset.target, strict=True):
         image = Image.fromarray((pixels * 15.9375).astype(np.uint8)).convert("RGB")
         yield str(label), image.resize((SIZE, SIZE), Image.Resampling.BICUBIC)
 
 
-def shapes(count: int = 1600) -> Labelled:
-    """Four shapes in turn."""
+def draw_shapes(count: int = 1600) -> Labelled:
+    """Return four shapes in turn."""
     rng = np.random.default_rng(0)
     for number in range(count):
         name = ("circle", "cross", "square", "triangle")[number % 4]
         back, front = rng.integers(0, 110, 3), rng.integers(146, 256, 3)
         image = Image.new("RGB", (4 * SIZE, 4 * SIZE), tuple(back.tolist()))
         draw, half = ImageDraw.Draw(image), int(rng.integers(SIZE * 3 // 4, 2 * SIZE - 2))
-        x, y = (int(each) for each in rng.integers(half, 4 * SIZE - half, 2))
+        x, y = (int(value) for value in rng.integers(half, 4 * SIZE - half, 2))
         box, ink = (x - half, y - half, x + half, y + half), tuple(front.tolist())
         match name:
             case "circle":
@@ -88,8 +88,11 @@ def shapes(count: int = 1600) -> Labelled:
         )
 
 
-def write(folder: Path, images: Labelled, most: int | None = None) -> str:
-    """Folders by class below train and val, every fifth image in the second; in the first `most` of a class."""
+def write_folders(folder: Path, images: Labelled, most: int | None = None) -> str:
+    """Write folders by class below train and val, every fifth image in the second.
+
+    In the first there are at most `most` images of a class.
+    """
     count: dict[str, int] = {}
     for number, (name, image) in enumerate(images):
         split = "train" if number % 5 else "val"
@@ -101,10 +104,10 @@ def write(folder: Path, images: Labelled, most: int | None = None) -> str:
     return str(folder)
 
 
-def trained(
+def train_accuracy(
     folder: Path, path: str, model: dict[str, Any], augment: Any, epochs: int, seed: int
 ) -> float:
-    """The accuracy of a run in `folder`."""
+    """Return the accuracy of a run in `folder`."""
     train = {
         "task": "classify",
         "model": model,
@@ -137,74 +140,81 @@ def run_training(folder: Path, train: dict[str, Any]) -> dict[str, Any]:
     return line
 
 
-def augmented(home: Path, name: str, epochs: int, seeds: int) -> list[Row]:
-    """The ResNet on all images, and on a few of each class with augmentation and without."""
-    made = {"digits": digits, "shapes": shapes}[name]
-    whole, few = write(home / f"{name}-all", made()), write(home / f"{name}-few", made(), FEW)
+def augmentation_rows(home: Path, name: str, epochs: int, seeds: int) -> list[Row]:
+    """Compare the ResNet on all images, and on a few with augmentation and without."""
+    make_images = {"digits": load_digits, "shapes": draw_shapes}[name]
+    all_images, few = (
+        write_folders(home / f"{name}-all", make_images()),
+        write_folders(home / f"{name}-few", make_images(), FEW),
+    )
     model, change = {**RESNET, "classes": 10 if name == "digits" else 4}, AUGMENT[name]
     best, with_it, without = [], [], []
     for seed in range(seeds):
         folder, longer = home / f"{name}, seed {seed}", epochs * 3  # of fewer images
-        best.append(trained(folder / "all", whole, model, change, epochs, seed))
-        with_it.append(trained(folder / "few, augmented", few, model, change, longer, seed))
-        without.append(trained(folder / "few, plain", few, model, None, longer, seed))
+        best.append(train_accuracy(folder / "all", all_images, model, change, epochs, seed))
+        with_it.append(train_accuracy(folder / "few, augmented", few, model, change, longer, seed))
+        without.append(train_accuracy(folder / "few, plain", few, model, None, longer, seed))
     errors = f"{name}: errors of a small ResNet with the recipe over 0.02"
     fewer = f"{name}, {FEW} images a class: errors with augmentation over those without"
     return [
-        Row(errors, (1 - mean(best)) / 0.02, 1.0, f"{said(best)} right"),
-        compared(fewer, with_it, without),
+        Row(errors, (1 - mean(best)) / 0.02, 1.0, f"{format_accuracies(best)} right"),
+        compare_errors(fewer, with_it, without),
     ]
 
 
-def finetuned(home: Path, epochs: int, seeds: int) -> Row:
-    """A ViT from weights of its own that learned other digits, and from scratch."""
-    first = write(home / "first", ((name, image) for name, image in digits() if int(name) < 5))
-    then = write(
-        home / "then", ((name, image) for name, image in digits() if int(name) >= 5), FEWER
+def finetuning_rows(home: Path, epochs: int, seeds: int) -> Row:
+    """Compare a ViT from weights that learned other digits with one from scratch."""
+    first = write_folders(
+        home / "first", ((name, image) for name, image in load_digits() if int(name) < 5)
+    )
+    folder_of_digits = write_folders(
+        home / "then", ((name, image) for name, image in load_digits() if int(name) >= 5), FEWER
     )
     change, tuned, scratch = AUGMENT["digits"], [], []
     for seed in range(seeds):
         folder = home / f"ViT, seed {seed}"
-        trained(folder / "0 to 4", first, {**VIT, "classes": 5}, change, epochs * 2, seed)
+        train_accuracy(folder / "0 to 4", first, {**VIT, "classes": 5}, change, epochs * 2, seed)
         export.export(str(folder / "0 to 4" / "checkpoints"), str(folder / "weights"))
-        given = {**VIT, "init_from": str(folder / "weights"), "new_head": True, "classes": 5}
+        model = {**VIT, "init_from": str(folder / "weights"), "new_head": True, "classes": 5}
         tuned.append(
-            trained(folder / "5 to 9, from weights", then, given, change, epochs * 6, seed)
+            train_accuracy(
+                folder / "5 to 9, from weights", folder_of_digits, model, change, epochs * 6, seed
+            )
         )
         scratch.append(
-            trained(
+            train_accuracy(
                 folder / "5 to 9, from scratch",
-                then,
+                folder_of_digits,
                 {**VIT, "classes": 5},
                 change,
                 epochs * 6,
                 seed,
             )
         )
-    return compared(
+    return compare_errors(
         f"a ViT on {FEWER} images a class: errors from weights over those from scratch",
         tuned,
         scratch,
     )
 
 
-def compared(what: str, one: list[float], other: list[float]) -> Row:
-    """The errors of one over those of the other, each the mean over the seeds."""
+def compare_errors(label: str, accuracies: list[float], other: list[float]) -> Row:
+    """Return the errors of one over those of the other, each the mean over the seeds."""
     return Row(
-        what,
-        (1 - mean(one)) / max(1 - mean(other), 1e-9),
+        label,
+        (1 - mean(accuracies)) / max(1 - mean(other), 1e-9),
         1.0,
-        f"{said(one)} right over {said(other)}",
+        f"{format_accuracies(accuracies)} right over {format_accuracies(other)}",
     )
 
 
 def mean(accuracies: list[float]) -> float:
-    """Of all seeds."""
+    """Return the mean over all seeds."""
     return float(np.mean(accuracies))
 
 
-def said(accuracies: list[float]) -> str:
-    """Mean, deviation and number of seeds."""
+def format_accuracies(accuracies: list[float]) -> str:
+    """Return mean, deviation and number of seeds."""
     return f"{mean(accuracies):.4f} ± {np.std(accuracies):.4f} ({len(accuracies)} seeds)"
 
 
@@ -213,14 +223,14 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--epochs", type=int, default=12)
     parser.add_argument("--only", choices=["digits", "shapes", "finetune"])
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     rows: list[Row] = []
     with tempfile.TemporaryDirectory() as name:
-        for each in ("digits", "shapes"):
-            if given.only in (None, each):
-                rows += augmented(Path(name), each, given.epochs, given.seeds)
-        if given.only in (None, "finetune"):
-            rows.append(finetuned(Path(name), given.epochs, given.seeds))
+        for dataset in ("digits", "shapes"):
+            if arguments.only in (None, dataset):
+                rows += augmentation_rows(Path(name), dataset, arguments.epochs, arguments.seeds)
+        if arguments.only in (None, "finetune"):
+            rows.append(finetuning_rows(Path(name), arguments.epochs, arguments.seeds))
     return finish(rows)
 
 

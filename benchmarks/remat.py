@@ -25,25 +25,25 @@ SIZES: dict[str, int] = {"layers": 4, "width": 64, "heads": 4, "vocab": 256, "le
 POLICIES = ("none", "dots", "dots_no_batch", "full")  # each keeps less than the one before
 
 
-def step(remat: str, **sizes: int) -> tuple[Step, dict[str, np.ndarray[Any, Any]]]:
-    """A compiled train step on one device, and its batch."""
+def make_step(remat: str, **sizes: int) -> tuple[Step, dict[str, np.ndarray[Any, Any]]]:
+    """Return a compiled train step on one device, and its batch."""
     train = TrainSpec(
         task=LM, model={"kind": "decoder", **SIZES, **sizes}, mesh={"dp": 1}, batch=8, remat=remat
     )
-    made = Step(load_object(LM)(), train, mesh.build_mesh(train.mesh, jax.devices()[:1]), STEPS)
+    step = Step(load_object(LM)(), train, mesh.build_mesh(train.mesh, jax.devices()[:1]), STEPS)
     tokens = np.random.default_rng(0).integers(0, 256, (8, train.model.length + 1), np.int32)  # type: ignore[union-attr]
     batch = {
         "tokens": tokens,
         "mask": np.ones((8, tokens.shape[1] - 1), np.float32),
         "weight": np.ones(8, np.float32),
     }
-    made.compile_train(made.put_batch(batch))
-    return made, batch
+    step.compile_train(step.put_batch(batch))
+    return step, batch
 
 
-def measured(remat: str, **sizes: int) -> tuple[float, list[float]]:
-    """Temporary bytes of the step, and the losses of STEPS of them."""
-    made, batch = step(remat, **sizes)
+def measure_policy(remat: str, **sizes: int) -> tuple[float, list[float]]:
+    """Return the temporary bytes of the step, and the losses of STEPS of them."""
+    made, batch = make_step(remat, **sizes)
     state, losses = made.init_state(), []
     for _ in range(STEPS):
         state, metrics = made.train(state, made.put_batch(batch))
@@ -51,31 +51,31 @@ def measured(remat: str, **sizes: int) -> tuple[float, list[float]]:
     return float(made.compiled_steps["train"].memory_analysis().temp_size_in_bytes), losses
 
 
-def rows(**sizes: int) -> list[Row]:
-    """One row a policy. Raises SystemExit where a policy changes a loss or keeps more than the one before."""
-    found = {remat: measured(remat, **sizes) for remat in POLICIES}
-    most, expected = found["none"]
+def policy_rows(**sizes: int) -> list[Row]:
+    """Return a row per policy. Raises SystemExit if one changes a loss or keeps more."""
+    results = {remat: measure_policy(remat, **sizes) for remat in POLICIES}
+    most, expected = results["none"]
     table = []
-    for before, remat in zip(POLICIES, POLICIES[1:], strict=False):
-        kept, losses = found[remat]
+    for previous, remat in zip(POLICIES, POLICIES[1:], strict=False):
+        kept_bytes, losses = results[remat]
         if losses != expected:
             raise SystemExit(f"remat {remat}: losses {losses} are not those of none, {expected}")
-        if kept > found[before][0] or kept == most:
+        if kept_bytes > results[previous][0] or kept_bytes == most:
             raise SystemExit(
-                f"remat {remat} keeps {kept:.0f} bytes, {before} {found[before][0]:.0f}"
+                f"remat {remat} keeps {kept_bytes:.0f} bytes, {previous} {results[previous][0]:.0f}"
             )
         detail = (
-            f"{kept / 2**20:.1f} MiB over {most / 2**20:.1f} MiB of temporary memory, losses "
+            f"{kept_bytes / 2**20:.1f} MiB over {most / 2**20:.1f} MiB of temporary memory, losses "
             "equal to the bit"
         )
-        table.append(Row(f"remat {remat} over none", kept / most, 1.0, detail))
+        table.append(Row(f"remat {remat} over none", kept_bytes / most, 1.0, detail))
     return table
 
 
 def main() -> None:
     log("remat: temporary bytes of a decoder's step")
     os.environ["JAX_PLATFORMS"] = "cpu"
-    emit(rows())
+    emit(policy_rows())
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""An in-place restart to its first new step, over a cold `launcher run` of the same job to its first step."""
+"""Time from an in-place restart to its first new step, over a cold `launcher run` of the job."""
 
 from __future__ import annotations
 
@@ -26,44 +26,45 @@ RESUMED = re.compile(r"resumed at step (\d+) of")
 
 
 def written_at(running: Running, step: int) -> float:
-    """When the line of `step` was written, in Unix seconds; 0 while there is none."""
+    """Return when the line of `step` was written, in Unix seconds, or 0."""
     file = running.folder / "metrics.jsonl"
     lines = read_json_lines(file) if file.exists() else ()
     return next((line["time"] for line in lines if line["step"] == step), 0.0)
 
 
-def child(running: Running, rank: int) -> int:
-    """The process that trains as `rank` in the first attempt; its standby process has no coordinator address."""
+def find_trainer(running: Running, rank: int) -> int:
+    """Return the process that trains as `rank`; its standby process has no coordinator address."""
     environs = {pid: read_environ(pid) for pid in running.pids()}
-    wanted = str(rank)
+    rank_text = str(rank)
     return next(
         pid
         for pid, has in environs.items()
-        if contract.COORDINATOR in has and has[contract.PROCESS_ID] == wanted
+        if contract.COORDINATOR in has and has[contract.PROCESS_ID] == rank_text
     )
 
 
 def measure(folder: pathlib.Path) -> tuple[float, float]:
-    """Seconds of a cold start and of an in-place restart, both to the first new step, 2 processes × 4 devices.
+    """Return the seconds of a cold start and of an in-place restart to the first new step.
 
-    Nothing is compiled at the start: the run has a cache of its own, as a user's first one does.
+    It runs 2 processes × 4 devices. Nothing is compiled at the start: the run has a cache of its
+    own, as a user's first one does.
     """
     train = digits_block(steps=1_000_000, checkpoint={"every": 10})
     document = make_job(train, hosts=2, per_host=4, restarts={"in_place": 3})
-    began = time.time()
+    started_at = time.time()
     with Running(
         folder, document, env={**USUAL_COMPILES, **user_cache_env(folder / "cache")}
     ) as running:
-        cold = running.wait_until("the first step", lambda: written_at(running, 1)) - began
+        cold = running.wait_until("the first step", lambda: written_at(running, 1)) - started_at
         running.wait_for_step(40)
         killed = time.time()
-        os.kill(child(running, rank=1), signal.SIGKILL)
+        os.kill(find_trainer(running, rank=1), signal.SIGKILL)
         resumed = running.wait_until("a restart", lambda: RESUMED.search(running.read_output()[0]))
-        seen, step = time.time(), int(resumed[1])
+        seen_at, step = time.time(), int(resumed[1])
 
         def new_step() -> float:
             at = written_at(running, step + 1)
-            return at if at > seen else 0.0
+            return at if at > seen_at else 0.0
 
         return cold, running.wait_until("a new step", new_step) - killed
 

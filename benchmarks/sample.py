@@ -36,8 +36,8 @@ SHAPES: Mapping[str, dict[str, Any]] = {
 }
 
 
-def measured(sizes: Mapping[str, Any], pairs: int) -> Row:
-    """The time of ours over that of transformers, for the shape of `sizes`. Raises SystemExit where tokens differ."""
+def measure_sampling(sizes: Mapping[str, Any], pairs: int) -> Row:
+    """Return our time over transformers' for these sizes. Raises SystemExit if tokens differ."""
     python, core = str(environments.find_python("torch")), min(os.sched_getaffinity(0))
     with tempfile.TemporaryDirectory() as folder:
         subprocess.run(
@@ -50,14 +50,14 @@ def measured(sizes: Mapping[str, Any], pairs: int) -> Row:
         log(f"  {ours.versions}; {theirs.versions}")
         rounds = [(ours.step(), theirs.step()) for _ in range(1 + pairs)][1:]
         ours.close(), theirs.close()
-    if any(one.loss != other.loss for one, other in rounds):
+    if any(cost.loss != other.loss for cost, other in rounds):
         raise SystemExit(
             f"not the same tokens: their checksums are {rounds[0][0].loss} and {rounds[0][1].loss}"
         )
     tokens = sizes["rows"] * sizes["tokens"]
     speeds = [tokens / median([pair[side].seconds for pair in rounds]) for side in (0, 1)]
-    ratio = median([one.seconds / other.seconds for one, other in rounds])
-    cpu = median([one.cpu_seconds / other.cpu_seconds for one, other in rounds])
+    ratio = median([cost.seconds / other.seconds for cost, other in rounds])
+    cpu = median([cost.cpu_seconds / other.cpu_seconds for cost, other in rounds])
     detail = (
         f"{speeds[0]:.3g} tokens/s over {speeds[1]:.3g}, {1 / ratio:.2f} ×, by processor time "
         f"{1 / cpu:.2f} ×; "
@@ -71,7 +71,7 @@ def main() -> int:
     for name, sizes in SHAPES.items():
         if all(word in name for word in sys.argv[1:]):
             log(f"sample: {name}")
-            row = measured(sizes, PAIRS)
+            row = measure_sampling(sizes, PAIRS)
             rows.append(
                 Row(
                     f"our time of a token over transformers', {name}",

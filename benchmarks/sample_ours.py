@@ -1,4 +1,4 @@
-"""Our side of benchmarks.sample; with sizes it makes what both sides read."""
+"""Our side of benchmarks.sample; with sizes it writes what both sides read."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from jaxlaunch.trainer.spec import Model
 WEIGHTS, ASKED = "weights", "asked.json"  # in the folder that the sides share
 
 
-def write(folder: pathlib.Path, sizes: dict[str, Any]) -> None:
-    """Random weights as a Hugging Face folder, and prompts."""
+def write_inputs(folder: pathlib.Path, sizes: dict[str, Any]) -> None:
+    """Write random weights as a Hugging Face folder, and prompts."""
     model: Any = pydantic.TypeAdapter(Model).validate_python(sizes["model"])
     network = Network(model, mesh.build_mesh(spec.Mesh(), jax.devices()[:1]))
     draw = np.random.default_rng(0)
@@ -35,7 +35,7 @@ def write(folder: pathlib.Path, sizes: dict[str, Any]) -> None:
     save.save_model(
         str(folder / WEIGHTS),
         model,
-        {name: each.astype(np.float32) for name, each in params.items()},
+        {name: array.astype(np.float32) for name, array in params.items()},
     )
     prompts = draw.integers(0, model.vocab, (sizes["rows"], sizes["prompt"])).tolist()
     (folder / ASKED).write_text(json.dumps({"prompts": prompts, "tokens": sizes["tokens"]}))
@@ -44,11 +44,14 @@ def write(folder: pathlib.Path, sizes: dict[str, Any]) -> None:
 def main() -> None:
     folder = pathlib.Path(sys.argv[1])
     if len(sys.argv) > 2:
-        return write(folder, json.loads(sys.argv[2]))
-    asked, loaded = json.loads((folder / ASKED).read_text()), load_text_model(str(folder / WEIGHTS))
+        return write_inputs(folder, json.loads(sys.argv[2]))
+    options, loaded = (
+        json.loads((folder / ASKED).read_text()),
+        load_text_model(str(folder / WEIGHTS)),
+    )
 
     def step() -> float:
-        found = loaded.generate(asked["prompts"], max_tokens=asked["tokens"])
+        found = loaded.generate(options["prompts"], max_tokens=options["tokens"])
         return float(
             sum((at + 1) * token for (sample,) in found for at, token in enumerate(sample.ids))
         )

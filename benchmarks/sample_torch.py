@@ -1,4 +1,4 @@
-"""transformers' side of benchmarks.sample: PyTorch in eager mode with its own key-value cache, on one thread."""
+"""transformers' side of benchmarks.sample: eager PyTorch with its key-value cache, one thread."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from benchmarks.side import serve
 def main() -> None:
     torch.set_num_threads(1)
     folder = pathlib.Path(sys.argv[1])
-    asked = json.loads((folder / "asked.json").read_text())
+    options = json.loads((folder / "asked.json").read_text())
     model = transformers.AutoModelForCausalLM.from_pretrained(folder / "weights").eval()
-    rows = torch.tensor(asked["prompts"])
+    rows = torch.tensor(options["prompts"])
 
     def step() -> float:
         with torch.no_grad():
-            made = model.generate(
+            tokens = model.generate(
                 rows,
                 attention_mask=torch.ones_like(rows),
-                max_new_tokens=asked["tokens"],
+                max_new_tokens=options["tokens"],
                 do_sample=False,
                 pad_token_id=0,
             )
-        new = made[:, rows.shape[1] :].tolist()
+        new = tokens[:, rows.shape[1] :].tolist()
         return float(sum((at + 1) * token for ids in new for at, token in enumerate(ids)))
 
     serve(f"torch {torch.__version__}, transformers {transformers.__version__}", step)

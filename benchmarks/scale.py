@@ -1,6 +1,6 @@
-"""What a thousand hosts cost the commands over a hundred, on a cluster whose nodes exist in name only.
+"""The cost of the commands for a thousand hosts over a hundred, on fake nodes.
 
-Needs what tests/cluster needs, and its programs built; elsewhere it prints that and measures
+It needs what tests/cluster needs, and its programs built; elsewhere it prints that and measures
 nothing.
 """
 
@@ -19,11 +19,11 @@ from tests.cluster.harness import build, cluster, machine, places
 FEW, MANY, MOST = 100, 1_000, 10_000
 ROUNDS = 5
 WAIT_S = 600.0
-DRY = "--dry-run=server"
+DRY_RUN = "--dry-run=server"
 
 
-def rows_of(access: Access, folder: pathlib.Path) -> list[Row]:
-    """Every command on both sizes, interleaved."""
+def measure_rows(access: Access, folder: pathlib.Path) -> list[Row]:
+    """Return the rows of every command on both sizes, interleaved."""
     with (
         fleet.make_fleet_namespace(access, FEW) as few,
         fleet.make_fleet_namespace(access, MANY) as many,
@@ -31,43 +31,71 @@ def rows_of(access: Access, folder: pathlib.Path) -> list[Row]:
         sizes = {FEW: Fleet(few, FEW, folder), MANY: Fleet(many, MANY, folder)}
         texts = {FEW: sizes[FEW], MOST: Fleet(many, MOST, folder)}
         rows = [
-            compared("render", repeated(texts, lambda one: one.measure("render", one.file))),
-            compared(
-                "submit --dry-run=server",
-                repeated(texts, lambda one: one.measure("submit", one.file, DRY)),
+            compare_sizes(
+                "render",
+                repeat(
+                    texts, lambda fleet_of_size: fleet_of_size.measure("render", fleet_of_size.file)
+                ),
             ),
-            compared(
-                "submit", {hosts: [one.measure("submit", one.file)] for hosts, one in sizes.items()}
+            compare_sizes(
+                "submit --dry-run=server",
+                repeat(
+                    texts,
+                    lambda fleet_of_size: fleet_of_size.measure(
+                        "submit", fleet_of_size.file, DRY_RUN
+                    ),
+                ),
+            ),
+            compare_sizes(
+                "submit",
+                {
+                    hosts: [fleet_of_size.measure("submit", fleet_of_size.file)]
+                    for hosts, fleet_of_size in sizes.items()
+                },
             ),
         ]
-        for one in sizes.values():
-            one.wait_for_pods("ready", WAIT_S)
-        rows.append(compared("status", repeated(sizes, lambda one: one.measure_command("status"))))
+        for fleet_of_size in sizes.values():
+            fleet_of_size.wait_for_pods("ready", WAIT_S)
+        rows.append(
+            compare_sizes(
+                "status",
+                repeat(sizes, lambda fleet_of_size: fleet_of_size.measure_command("status")),
+            )
+        )
         return [
             *rows,
-            compared("explain", repeated(sizes, lambda one: one.measure_command("explain"))),
+            compare_sizes(
+                "explain",
+                repeat(sizes, lambda fleet_of_size: fleet_of_size.measure_command("explain")),
+            ),
         ]
 
 
-def repeated(sizes: Mapping[int, Fleet], once: Callable[[Fleet], Cost]) -> dict[int, list[Cost]]:
-    """The costs of `once` on each size, ROUNDS times, interleaved."""
-    rounds = [{hosts: once(one) for hosts, one in sizes.items()} for _ in range(ROUNDS)]
-    return {hosts: [each[hosts] for each in rounds] for hosts in sizes}
+def repeat(sizes: Mapping[int, Fleet], once: Callable[[Fleet], Cost]) -> dict[int, list[Cost]]:
+    """Return the costs of `once` on each size, ROUNDS times, interleaved."""
+    rounds = [
+        {hosts: once(fleet_of_size) for hosts, fleet_of_size in sizes.items()}
+        for _ in range(ROUNDS)
+    ]
+    return {hosts: [costs[hosts] for costs in rounds] for hosts in sizes}
 
 
-def compared(command: str, costs: Mapping[int, list[Cost]]) -> Row:
-    """The larger size over the smaller."""
+def compare_sizes(command: str, costs: Mapping[int, list[Cost]]) -> Row:
+    """Return the larger size's cost over the smaller's."""
     (few, of_few), (many, of_many) = costs.items()
-    seconds = {hosts: median([cost.seconds for cost in found]) for hosts, found in costs.items()}
-    what = f"launcher {command}, {many:,} hosts over {few}"
-    one = of_many[0]
+    seconds = {
+        hosts: median([cost.seconds for cost in costs_of_size])
+        for hosts, costs_of_size in costs.items()
+    }
+    label = f"launcher {command}, {many:,} hosts over {few}"
+    cost_of_many = of_many[0]
     took = f"{seconds[many]:.2f} s over {seconds[few]:.2f} s"
     size = (
-        f"{len(one.calls)} calls, {len(one.writes)} writes, {one.peak_mib:.0f} MiB over "
+        f"{len(cost_of_many.calls)} calls, {len(cost_of_many.writes)} writes, {cost_of_many.peak_mib:.0f} MiB over "
         f"{of_few[0].peak_mib:.0f} MiB"
     )
     rounds = f"medians of {len(of_many)}" if len(of_many) > 1 else "one run"
-    return Row(what, seconds[many] / seconds[few], None, f"{took}, {rounds}; {size}")
+    return Row(label, seconds[many] / seconds[few], None, f"{took}, {rounds}; {size}")
 
 
 def main() -> None:
@@ -80,7 +108,7 @@ def main() -> None:
     log("scale: a hundred and a thousand hosts")
     with cluster.use_cluster(), tempfile.TemporaryDirectory() as folder:
         access = Access(places.ADMIN, build.programs_folder() / "kubectl", is_ours=True)
-        emit(rows_of(access, pathlib.Path(folder)))
+        emit(measure_rows(access, pathlib.Path(folder)))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """One side of a comparison: a process that runs steps and measures them.
 
-Either step by step in turn with others, each held to one core; or by itself, as fast as it can.
+It runs step by step in turn with others, each held to one core, or by itself, as fast as it can.
 Standard library only, and benchmarks.table of the same: the other sides have environments of their
 own.
 """
@@ -42,8 +42,10 @@ class Cost(NamedTuple):
 
 
 class Process:
-    """The parent's end: a process that answers with lines of JSON, first of all with the versions of its libraries.
-    Raises SystemExit when it has ended."""
+    """The parent's end of a process that answers with lines of JSON, first with its versions.
+
+    Raises SystemExit when the process has ended.
+    """
 
     def __init__(
         self, command: Sequence[str], environ: Mapping[str, str], core: int | None = None
@@ -60,13 +62,13 @@ class Process:
         self.versions: str = self._answer()
 
     def ask(self, line: str) -> Any:
-        """The answer to a line."""
+        """Return the answer to a line."""
         assert self._process.stdin is not None
         print(line, file=self._process.stdin, flush=True)
         return self._answer()
 
     def close(self) -> None:
-        """Ends the process."""
+        """End the process."""
         self._process.communicate()
 
     def _answer(self) -> Any:
@@ -80,7 +82,7 @@ class Process:
 
 
 class Side(Process):
-    """A process that is asked for steps."""
+    """A process that runs steps on request."""
 
     def __init__(
         self,
@@ -95,38 +97,40 @@ class Side(Process):
         super().__init__([python, "-m", module, *arguments], environ, core)
 
     def step(self) -> Cost:
-        """The cost of the next step."""
+        """Return the cost of the next step."""
         return Cost(*self.ask("step"))
 
 
 def serve(versions: str, step: Callable[[], float]) -> None:
-    """The process's end: runs `step`, which waits for its result and returns the loss, for each line on stdin."""
+    """Run `step`, which waits for its result and returns the loss, for each line on stdin."""
     answers, sys.stdout = sys.stdout, sys.stderr  # what libraries print is not an answer
     print(json.dumps(versions), file=answers, flush=True)
     for _ in sys.stdin:
-        began, began_cpu = time.perf_counter(), time.process_time()
+        started_at, began_cpu = time.perf_counter(), time.process_time()
         loss = step()
         print(
-            json.dumps([time.perf_counter() - began, time.process_time() - began_cpu, loss]),
+            json.dumps([time.perf_counter() - started_at, time.process_time() - began_cpu, loss]),
             file=answers,
             flush=True,
         )
 
 
-def paced(launch: Callable[[], T], wait: Callable[[T], object]) -> float:
-    """Median seconds of a step, each launched before the one before it is waited for."""
-    before, stamps = launch(), []
+def median_step_s(launch: Callable[[], T], wait: Callable[[T], object]) -> float:
+    """Return the median seconds of a step, each launched before the previous one is awaited."""
+    previous, stamps = launch(), []
     for _ in range(WARM + STEPS):
         launched = launch()
-        wait(before)
-        before = launched
+        wait(previous)
+        previous = launched
         stamps.append(time.perf_counter())
-    return median([after - since for since, after in pairwise(stamps[WARM - 1 :])])
+    return median([end - since for since, end in pairwise(stamps[WARM - 1 :])])
 
 
-def alone(python: str, module: str, given: Mapping[str, Any], environ: Mapping[str, str]) -> Any:
-    """The JSON that the module prints in a process by itself; None, and a message on stderr, where it fails."""
-    command, path = [python, "-m", module, json.dumps(given)], {"PYTHONPATH": str(ROOT)}
+def run_alone(
+    python: str, module: str, options: Mapping[str, Any], environ: Mapping[str, str]
+) -> Any:
+    """Return the JSON that the module prints in its own process, or None if it fails."""
+    command, path = [python, "-m", module, json.dumps(options)], {"PYTHONPATH": str(ROOT)}
     done = subprocess.run(
         command, env={**os.environ, **path, **environ}, stdout=subprocess.PIPE, text=True
     )

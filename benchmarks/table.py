@@ -29,13 +29,13 @@ class Row:
 
 
 def paired_row(
-    what: str,
+    label: str,
     pairs: Sequence[tuple[Any, Any]],
     units: float,
     bound: float | None,
     form: str = "{:,.0f}",
 ) -> Row:
-    """Return the ratio of costs by processor time, since the machine may be shared; `units` are what one cost is of."""
+    """Return the ratio of costs by processor time (the machine may be shared), per `units`."""
     ratios, texts = [], []
     for name, unit in (("cpu_seconds", " a second of a core"), ("seconds", "")):
         costs = [[getattr(pair[side], name) for pair in pairs] for side in (0, 1)]
@@ -43,34 +43,37 @@ def paired_row(
         speeds = [form.format(units / median(side)) for side in costs]
         texts.append(f"{speeds[0]}{unit} over {speeds[1]}, {1 / ratios[-1]:.2f} ×")
     return Row(
-        what, ratios[0], bound, f"{texts[0]}; by the clock {texts[1]}; median of {len(pairs)} pairs"
+        label,
+        ratios[0],
+        bound,
+        f"{texts[0]}; by the clock {texts[1]}; median of {len(pairs)} pairs",
     )
 
 
 def emit(rows: Sequence[Row]) -> None:
-    """Prints the rows as one line of JSON on stdout, for the process that started the benchmark."""
+    """Print the rows as one line of JSON for the process that started the benchmark."""
     print(json.dumps([dataclasses.asdict(row) for row in rows]), flush=True)
 
 
 def finish(rows: Sequence[Row]) -> int:
-    """Ends a benchmark that is run by itself: also prints the rows as a table on stderr; returns the exit code."""
-    log(markdown(rows))
+    """Print the rows, also as a table on stderr, and return the exit code."""
+    log(format_table(rows))
     emit(rows)
-    return failed(rows)
+    return exit_code(rows)
 
 
-def failed(rows: Sequence[Row]) -> int:
-    """The exit code: 1 where a ratio is over its bound."""
+def exit_code(rows: Sequence[Row]) -> int:
+    """Return 1 if a ratio exceeds its bound."""
     return int(not all(row.holds for row in rows))
 
 
-def read(stdout: str) -> list[Row]:
-    """The rows that `emit` wrote."""
+def read_rows(stdout: str) -> list[Row]:
+    """Return the rows that `emit` wrote."""
     return [Row(**fields) for fields in json.loads(stdout.strip().splitlines()[-1])]
 
 
-def markdown(rows: Sequence[Row]) -> str:
-    """The rows as a table."""
+def format_table(rows: Sequence[Row]) -> str:
+    """Return the rows as a table."""
     lines = ["| what | ratio | bound | holds | measured |", "|---|---|---|---|---|"]
     for row in rows:
         ratio = "" if row.ratio is None else f"{row.ratio:.3f}"
@@ -80,23 +83,23 @@ def markdown(rows: Sequence[Row]) -> str:
     return "\n".join(lines)
 
 
-def machine() -> str:
-    """The machine and versions of the measurement, as text."""
+def describe_machine() -> str:
+    """Return the machine and the versions of the measurement as text."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     versions = f"Python {platform.python_version()}, jax {importlib.metadata.version('jax')}"
     return f"{cores} cores, {platform.system()} {platform.machine()}, {versions}"
 
 
-def ms(seconds: float) -> str:
-    """`seconds` as milliseconds, three digits."""
+def format_ms(seconds: float) -> str:
+    """Return seconds as milliseconds with three digits."""
     return f"{seconds * 1e3:.3g} ms"
 
 
 def median(values: Sequence[float]) -> float:
-    """The median, without numpy: other environments may lack it."""
+    """Return the median, without numpy, which other environments may lack."""
     return statistics.median(values)
 
 
 def log(text: str) -> None:
-    """Prints progress on stderr: stdout is for the rows."""
+    """Print progress on stderr: stdout is for the rows."""
     print(text, file=sys.stderr, flush=True)

@@ -22,7 +22,7 @@ from sklearn import datasets, neural_network
 from benchmarks.recipes import run_training
 from benchmarks.table import Row, finish, log
 
-HELD = 5  # every fifth row, as eval_split 0.2 takes them
+HELD_OUT_EVERY = 5  # every fifth row, as eval_split 0.2 takes them
 RECIPES: dict[str, dict[str, Any]] = {
     "diabetes": {
         "model": {"kind": "mlp", "layers": 1, "width": 100, "classes": 1},
@@ -41,15 +41,15 @@ RECIPES: dict[str, dict[str, Any]] = {
 SETS = {"diabetes": datasets.load_diabetes, "breast cancer": datasets.load_breast_cancer}
 
 
-def ours(name: str, x_NF: Any, y_N: Any, seed: int, compiled: str) -> float:
-    """The accuracy, or R², of a run of ours on its held-out rows; `compiled` keeps its programs for the next run."""
+def score_of_jaxlaunch(name: str, x_NF: Any, y_N: Any, seed: int, compiled: str) -> float:
+    """Return the accuracy or R² of a run on its held-out rows; `compiled` keeps its programs."""
     with tempfile.TemporaryDirectory() as folder:
         np.savez(f"{folder}/rows.npz", x=x_NF, y=y_N)
         data = {
             "source": "table",
             "path": f"{folder}/rows.npz",
             "label": "y",
-            "eval_split": 1 / HELD,
+            "eval_split": 1 / HELD_OUT_EVERY,
         }
         every = {
             "eval": {"every": None},
@@ -58,18 +58,18 @@ def ours(name: str, x_NF: Any, y_N: Any, seed: int, compiled: str) -> float:
             "compile_cache": compiled,
         }
         train = {"task": "classify", "data": data, "seed": seed, **every, **RECIPES[name]}
-        found = run_training(Path(folder), train)
+        evaluation = run_training(Path(folder), train)
     if name != "diabetes":
-        return float(found["accuracy"])
-    is_held_N = np.arange(len(y_N)) % HELD == 0
+        return float(evaluation["accuracy"])
+    is_held_N = np.arange(len(y_N)) % HELD_OUT_EVERY == 0
     # The loss is the squared error over the variance of the training rows.
     held_N, kept_N = y_N[is_held_N], y_N[~is_held_N]
-    return float(1 - found["loss"] * np.var(kept_N) / np.var(held_N))
+    return float(1 - evaluation["loss"] * np.var(kept_N) / np.var(held_N))
 
 
-def theirs(name: str, x_NF: Any, y_N: Any, seed: int, _: str) -> float:
-    """The same of scikit-learn."""
-    is_held_N = np.arange(len(y_N)) % HELD == 0
+def score_of_sklearn(name: str, x_NF: Any, y_N: Any, seed: int, _: str) -> float:
+    """Return the same of scikit-learn."""
+    is_held_N = np.arange(len(y_N)) % HELD_OUT_EVERY == 0
     kept_NF = x_NF[~is_held_N]
     z_NF = (x_NF - kept_NF.mean(0)) / kept_NF.std(0)
     kind = neural_network.MLPRegressor if name == "diabetes" else neural_network.MLPClassifier
@@ -81,8 +81,8 @@ def theirs(name: str, x_NF: Any, y_N: Any, seed: int, _: str) -> float:
     return float(model.score(z_NF[is_held_N], y_N[is_held_N]))
 
 
-def measured(name: str, splits: int, seeds: int, compiled: str) -> Row:
-    """scikit-learn's mean score over ours, and both."""
+def measure_scores(name: str, splits: int, seeds: int, compiled: str) -> Row:
+    """Return scikit-learn's mean score over ours, and both."""
     rows = SETS[name]()
     scores: list[list[float]] = [[], []]
     for split in range(splits):
@@ -91,19 +91,28 @@ def measured(name: str, splits: int, seeds: int, compiled: str) -> Row:
             np.arange(count) if split == 0 else np.random.default_rng(split).permutation(count)
         )
         for seed in range(seeds):
-            for side, each in enumerate((ours, theirs)):
+            for side, scores_of_side in enumerate((score_of_jaxlaunch, score_of_sklearn)):
                 scores[side].append(
-                    each(
+                    scores_of_side(
                         name, rows.data[order_N], rows.target[order_N].astype(float), seed, compiled
                     )
                 )
-        said = [f"{np.mean(each[-seeds:]):.4f} ± {np.std(each[-seeds:]):.4f}" for each in scores]
-        log(f"tabular: {name}, split {split}: ours {said[0]}, scikit-learn {said[1]}")
-    mine, other = (float(np.mean(each)) for each in scores)
-    what = "R²" if name == "diabetes" else "accuracy"
-    both = [f"{np.mean(each):.4f} ± {np.std(each):.4f}" for each in scores]
-    detail = f"ours {both[0]}, scikit-learn {both[1]}; {splits} splits, {seeds} seeds each"
-    return Row(f"{name}: {what} of scikit-learn's MLP over ours", other / mine, 1.01, detail)
+        formatted_last = [
+            f"{np.mean(scores_of_side[-seeds:]):.4f} ± {np.std(scores_of_side[-seeds:]):.4f}"
+            for scores_of_side in scores
+        ]
+        log(
+            f"tabular: {name}, split {split}: ours {formatted_last[0]}, scikit-learn {formatted_last[1]}"
+        )
+    mine, other = (float(np.mean(scores_of_side)) for scores_of_side in scores)
+    metric = "R²" if name == "diabetes" else "accuracy"
+    formatted = [
+        f"{np.mean(scores_of_side):.4f} ± {np.std(scores_of_side):.4f}" for scores_of_side in scores
+    ]
+    detail = (
+        f"ours {formatted[0]}, scikit-learn {formatted[1]}; {splits} splits, {seeds} seeds each"
+    )
+    return Row(f"{name}: {metric} of scikit-learn's MLP over ours", other / mine, 1.01, detail)
 
 
 def main() -> int:
@@ -111,10 +120,12 @@ def main() -> int:
     parser.add_argument("--splits", type=int, default=4)
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--only", choices=list(SETS))
-    given = parser.parse_args()
-    names = [name for name in SETS if given.only in (None, name)]
+    arguments = parser.parse_args()
+    names = [name for name in SETS if arguments.only in (None, name)]
     with tempfile.TemporaryDirectory() as folder:
-        return finish([measured(name, given.splits, given.seeds, folder) for name in names])
+        return finish(
+            [measure_scores(name, arguments.splits, arguments.seeds, folder) for name in names]
+        )
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from benchmarks.side import Cost, Side
-from benchmarks.table import Row, finish, log, median, ms
+from benchmarks.table import Row, finish, format_ms, log, median
 from jaxlaunch.launcher.agent.host.environment import TRAINER_VARIABLES
 
 PAIRS = 7
@@ -78,7 +78,7 @@ SAME: Mapping[str, float] = {"fp32": 1e-4, "bf16": 1e-2}
 
 
 def build_environment() -> str:
-    """Return the interpreter of the others' virtual environment, built once, into the user's cache folder."""
+    """Return the interpreter of the others' environment, built once into the user's cache."""
     packages = [*REQUIREMENTS, *(f"{name}=={importlib.metadata.version(name)}" for name in SHARED)]
     key = hashlib.sha256("\0".join([sys.version, *packages]).encode()).hexdigest()[:12]
     cache = os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache"
@@ -94,16 +94,18 @@ def build_environment() -> str:
     return python
 
 
-def present(python: str) -> tuple[str, ...]:
-    """The others that the environment has."""
+def available_sides(python: str) -> tuple[str, ...]:
+    """Return the other sides that the environment has."""
     if subprocess.run([python, "-c", "import torch_xla"], capture_output=True).returncode == 0:
         return tuple(OTHERS)
     log(f"{XLA} is not installed in {python}: left out")
     return tuple(name for name in OTHERS if name != XLA)
 
 
-def measured(sizes: Mapping[str, Any], pairs: int, sides: Sequence[str]) -> dict[str, list[Cost]]:
-    """What `pairs` steps cost each side after two that are not counted. Raises SystemExit where the losses differ."""
+def measure_sides(
+    sizes: Mapping[str, Any], pairs: int, sides: Sequence[str]
+) -> dict[str, list[Cost]]:
+    """Return each side's cost of `pairs` steps after two more. Raises if the losses differ."""
     python, core = build_environment(), min(os.sched_getaffinity(0))
     with tempfile.TemporaryDirectory() as folder:
         document = json.dumps({"lr": 1e-4, **sizes})
@@ -123,10 +125,10 @@ def measured(sizes: Mapping[str, Any], pairs: int, sides: Sequence[str]) -> dict
         losses = {name: cost.loss for name, cost in rounds[number].items()}
         if any(abs(loss - losses["ours"]) > tolerance * losses["ours"] for loss in losses.values()):
             raise SystemExit(f"not the same model: the losses are {losses}")
-    return {name: [each[name] for each in rounds[2:]] for name in running}
+    return {name: [costs[name] for costs in rounds[2:]] for name in running}
 
 
-def rows(name: str, bound: float | None, costs: Mapping[str, Sequence[Cost]]) -> list[Row]:
+def ratio_rows(name: str, bound: float | None, costs: Mapping[str, Sequence[Cost]]) -> list[Row]:
     return [
         Row(
             f"our train step over that of {other}, {name}",
@@ -137,18 +139,18 @@ def rows(name: str, bound: float | None, costs: Mapping[str, Sequence[Cost]]) ->
                 ]
             ),
             bound if other == FLAX else None,
-            detail(costs["ours"], costs[other]),
+            format_detail(costs["ours"], costs[other]),
         )
         for other in costs
         if other != "ours"
     ]
 
 
-def detail(ours: Sequence[Cost], theirs: Sequence[Cost]) -> str:
-    wall = [ms(median([cost.seconds for cost in costs])) for costs in (ours, theirs)]
-    cpu = [ms(median([cost.cpu_seconds for cost in costs])) for costs in (ours, theirs)]
+def format_detail(ours: Sequence[Cost], theirs: Sequence[Cost]) -> str:
+    wall = [format_ms(median([cost.seconds for cost in costs])) for costs in (ours, theirs)]
+    cpu = [format_ms(median([cost.cpu_seconds for cost in costs])) for costs in (ours, theirs)]
     ratio = median(
-        [one.cpu_seconds / other.cpu_seconds for one, other in zip(ours, theirs, strict=True)]
+        [cost.cpu_seconds / other.cpu_seconds for cost, other in zip(ours, theirs, strict=True)]
     )
     return (
         f"{wall[0]} over {wall[1]}; CPU time {cpu[0]} over {cpu[1]}, ratio {ratio:.3f}; median "
@@ -162,11 +164,11 @@ def main() -> int:
     parser.add_argument("words", nargs="*", help="only shapes whose names have all of these")
     options = parser.parse_args()
     chosen = [name for name in SHAPES if all(word in name for word in options.words)]
-    sides, found = present(build_environment()), []
+    sides, found = available_sides(build_environment()), []
     for name in chosen:
         log(f"vit: {name}")
         bound, sizes = SHAPES[name]
-        found += rows(name, bound, measured(sizes, options.pairs, sides))
+        found += ratio_rows(name, bound, measure_sides(sizes, options.pairs, sides))
     return finish(found)
 
 

@@ -1,6 +1,6 @@
-"""Hugging Face's Flax ViT under the train step of a tutorial: TrainState, value_and_grad, apply_gradients, one jit.
+"""Hugging Face's Flax ViT under a tutorial's train step: value_and_grad, apply_gradients, jit.
 
-Runs in the environment that benchmarks.vit builds; imports nothing of the trainer.
+It runs in the environment that benchmarks.vit builds, and imports nothing of the trainer.
 """
 
 from __future__ import annotations

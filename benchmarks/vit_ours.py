@@ -1,4 +1,4 @@
-"""Our side of benchmarks.vit: the train step that the trainer runs. `write` makes what the other sides read."""
+"""Our side of benchmarks.vit: the trainer's train step. `write` makes what the other sides read."""
 
 from __future__ import annotations
 
@@ -21,9 +21,11 @@ WEIGHTS, BATCH, SIZES = "weights", "batch.npz", "sizes.json"  # in the folder th
 SHIFT, SCALE = 128.0, 64.0  # pixel = (byte - SHIFT) / SCALE
 
 
-def step_of(sizes: dict[str, Any], folder: pathlib.Path | None) -> tuple[Step, ViT]:
-    """A step of the ViT of these sizes; the weights come from `folder`, or are random."""
-    given = {key: value for key, value in sizes.items() if key not in ("batch", "lr", "precision")}
+def make_step(sizes: dict[str, Any], folder: pathlib.Path | None) -> tuple[Step, ViT]:
+    """Return a step of the ViT of these sizes; weights come from `folder` or are random."""
+    model_keys = {
+        key: value for key, value in sizes.items() if key not in ("batch", "lr", "precision")
+    }
     start = {} if folder is None else {"init_from": str(folder / WEIGHTS)}
     height, width = sizes["image"]
     spec = TrainSpec.model_validate(
@@ -34,7 +36,7 @@ def step_of(sizes: dict[str, Any], folder: pathlib.Path | None) -> tuple[Step, V
                 "scan": False,
                 "pixel_mean": [SHIFT] * 3,
                 "pixel_std": [SCALE] * 3,
-                **given,
+                **model_keys,
                 **start,
             },
             "data": {"source": "synthetic", "shape": [height, width, 3]},
@@ -44,15 +46,15 @@ def step_of(sizes: dict[str, Any], folder: pathlib.Path | None) -> tuple[Step, V
             "optimizer": {"name": "adamw", "lr": sizes["lr"], "clip": None},
         }
     )
-    made = Step(load_object(CLASSIFY)(), spec, mesh.build_mesh(spec.mesh, jax.devices()[:1]), 1000)
+    step = Step(load_object(CLASSIFY)(), spec, mesh.build_mesh(spec.mesh, jax.devices()[:1]), 1000)
     assert isinstance(spec.model, ViT)
-    return made, spec.model
+    return step, spec.model
 
 
-def write(sizes: dict[str, Any], folder: pathlib.Path) -> None:
-    """Sizes, random weights and one batch of random images."""
-    made, model = step_of(sizes, None)
-    save.save_model(str(folder / WEIGHTS), model, made.init_state().params)
+def write_inputs(sizes: dict[str, Any], folder: pathlib.Path) -> None:
+    """Write sizes, random weights and one batch of random images."""
+    step, model = make_step(sizes, None)
+    save.save_model(str(folder / WEIGHTS), model, step.init_state().params)
     rng, rows = np.random.default_rng(0), sizes["batch"]
     images = rng.integers(0, 256, (rows, *sizes["image"], 3), np.uint8)
     np.savez(
@@ -65,9 +67,9 @@ def main() -> None:
     folder = pathlib.Path(sys.argv[1])
     if len(sys.argv) > 2:
         # Not in the process that is measured: its memory would be used.
-        return write(json.loads(sys.argv[2]), folder)
+        return write_inputs(json.loads(sys.argv[2]), folder)
     sizes = json.loads((folder / SIZES).read_text())
-    made, _ = step_of(sizes, folder)
+    made, _ = make_step(sizes, folder)
     read = np.load(folder / BATCH)
     ones = np.ones(len(read["labels"]), np.float32)
     batch = made.put_batch({"image": read["images"], "label": read["labels"], "weight": ones})

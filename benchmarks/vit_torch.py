@@ -1,6 +1,6 @@
-"""Hugging Face's PyTorch ViT on one thread: eager, compiled, or by torch_xla where that is installed.
+"""Hugging Face's PyTorch ViT on one thread: eager, compiled, or by torch_xla if installed.
 
-Runs in the environment that benchmarks.vit builds.
+It runs in the environment that benchmarks.vit builds.
 """
 
 from __future__ import annotations

@@ -48,7 +48,7 @@ class Conv(nnx.Module):
 
 
 class Block(nnx.Module):
-    """Two convolutions with a residual connection; an offset of the channels tells them the time and the class."""
+    """Two convolutions with a residual connection and an offset for the time and the class."""
 
     def __init__(self, width: int, out: int, told: int, rngs: nnx.Rngs) -> None:
         self.norms = nnx.List(
@@ -64,8 +64,7 @@ class Block(nnx.Module):
 
 
 class UNet(nnx.Module):
-    """The noise in images [B, 8, 8, 1] at times [B] of classes [B], predicted at 8 × 8 and 4 × 4 with a skip
-    connection."""
+    """The noise in images [B, 8, 8, 1] at times [B] of classes [B], with a skip connection."""
 
     def __init__(self, width: int, rngs: nnx.Rngs) -> None:
         told = 4 * width
@@ -106,13 +105,13 @@ class Diffusion(Classify):
         return Loss((error_B * batch["weight"]).sum(), batch["weight"].sum())
 
     def samples(self, model: Any, rng: jax.Array) -> dict[str, jax.Array]:
-        """Four samples of each digit, in one row per class, which the page of the run shows for each evaluation."""
+        """Return four samples of each digit, one row per class, for the page of the run."""
         images = sample(model, jnp.repeat(jnp.arange(10), 4), rng)
         return {"samples": images.reshape(10, 4, 8, 8).swapaxes(1, 2).reshape(80, 32)}
 
 
 def sample(model: UNet, label_B: jax.Array, key: jax.Array) -> jax.Array:
-    """Images [B, 8, 8] uint8 of these classes, made from noise in T steps; call it under jit."""
+    """Return images [B, 8, 8] uint8 of these classes, made in T steps; call it under jit."""
     first, *keys = jax.random.split(key, T + 1)
     x = jax.random.normal(first, (len(label_B), 8, 8, 1))
 
@@ -133,7 +132,7 @@ def sample(model: UNet, label_B: jax.Array, key: jax.Array) -> jax.Array:
 
 
 def judge(run: str, classifier: str, count: int = 400, sure: float = 0.9) -> None:
-    """Prints the share of a run's samples, and of the held-out digits, that another run's classifier is sure of."""
+    """Print the share of samples, and of held-out digits, that a run's classifier is sure of."""
     model, judging = jaxlaunch.load(run, ema=True).model, jaxlaunch.load(classifier)
     label_B = np.arange(count) % 10
     images = np.asarray(nnx.jit(sample)(model, label_B, jax.random.key(0)))

@@ -69,7 +69,7 @@ class Ensemble(Classify):
     def uncertainty(
         self, weights: Weights, images_BP: jax.Array, batch: Batch, rng: jax.Array
     ) -> Any:
-        """Sums and weights by name: accuracy of the mean, spread over masks and members, gradient norms."""
+        """Return sums and weights: accuracy, spread over masks and members, gradient norms."""
         label_B, weight_B = batch["label"], batch["weight"]
         by_mask = jax.vmap(predict, (None, None, 0))  # [S, 10] of one network and one image
         by_member = jax.vmap(by_mask, (0, None, None))  # [M, S, 10]

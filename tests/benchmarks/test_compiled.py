@@ -28,9 +28,11 @@ def test_row_shows_the_result_or_the_reason() -> None:
         ],
         "modelled": {"seconds": [0.010, 0.0125]},
     }
-    row = compiled.row("vit-b16", "v5e-8", result)
+    row = compiled.format_row("vit-b16", "v5e-8", result)
     assert (
         row
         == "| vit-b16 | v5e-8 | 1.50 | 21% | fsdp 2.00; dp × ep 0.50 | 0.25 | 10.0 to 12.5 | 42 |"
     )
-    assert "| not compiled: too large |" in compiled.row("vit-b16", "v5e-8", {"says": "too large"})
+    assert "| not compiled: too large |" in compiled.format_row(
+        "vit-b16", "v5e-8", {"says": "too large"}
+    )

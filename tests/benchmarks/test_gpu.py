@@ -20,5 +20,5 @@ def test_gpu_benchmark_runs_at_a_small_size() -> None:
     assert done.returncode == 0, done.stderr
     assert "PyTorch compile, PyTorch eager, Hugging Face Flax are left out" in done.stderr
     assert done.stderr.count("profile of steps 3-7") == 2 and "matmul" in done.stderr
-    rows = table.read(done.stdout)
+    rows = table.read_rows(done.stdout)
     assert len(rows) == 6 and all("a second" in row.detail and row.ratio is None for row in rows)

@@ -43,17 +43,17 @@ def test_both_sides_read_equal_rows_and_a_run_reports_its_waits(
     for name, value in QUICK_COMPILES.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(prepare, "VOCAB", 300)
-    *read, waited = reading.measured(tmp_path, SIZES, size=20_000, pairs=1, steps=10)
+    *read, waited = reading.measure_rows(tmp_path, SIZES, size=20_000, pairs=1, steps=10)
     assert len(read) == len(reading.LOADERS)
     assert all(row.ratio and "1 pairs" in row.detail for row in read)
     assert waited.ratio is not None
     assert 0 <= waited.ratio < 1
     assert "a step of 256 positions" in waited.detail
 
-    job = reading.document(tmp_path, tmp_path / "tokenizer", SIZES._replace(batch=1), steps=1)
+    job = reading.make_document(tmp_path, tmp_path / "tokenizer", SIZES._replace(batch=1), steps=1)
     spec = TrainSpec.model_validate(job["train"])
     prepared = next((tmp_path / "out").glob("*/index.json")).parent
     shards = sorted(map(str, prepared.glob("train-*.array_record")))
-    mine = list(reading.ours(prepared, spec, seed=1))
-    grain_batches = list(reading.theirs(shards, spec, 1, reading.LOADERS["no threads"]))
+    mine = list(reading.read_with_jaxlaunch(prepared, spec, seed=1))
+    grain_batches = list(reading.read_with_grain(shards, spec, 1, reading.LOADERS["no threads"]))
     assert sorted_rows(mine) == sorted_rows(grain_batches)
