@@ -653,31 +653,6 @@ RESERVED_METRICS = frozenset(
 )
 
 
-# The progress pipe: JSON lines, child -> agent. A line is one object with one of these keys:
-#   {"hello": "site" | "trainer", "python": "3.11.7", "jax": "0.10.2" | null, "pid": 4711}
-#       who writes
-#   {"phase": "step", "step": 120}
-#       what it is in; `step` counts the optimizer steps that are complete
-#   {"joined": true}
-#       rank 0 knows all others: what follows is its own
-#   {"restored": 80}
-#       training goes on from this step, which an earlier attempt committed
-#   {"committed": 120}
-#       this step is on storage, manifest and all
-#   {"metrics": {...}}
-#       the newest metrics, by process 0; the last line before the end is final
-#   {"stopped": {"step": 37, "saved": true, "note": "..."}}
-#       how it ended on SIGTERM
-#   {"profile": {"id": 1, "state": "tracing" | "done" | "failed", ...}}
-#       of the profile that PROFILE requested
-#   {"note": "..."}
-#       for a reader of the summary (a damaged checkpoint, a take-over)
-#   {"error": {"type", "message", "traceback", "code"}}
-#       of error_line; `code` is null for an exception that is not ours
-#   {"refusal": {"message", "code"}}
-#       of refusal_record: the agent writes it into the rank's log
-#   {"atexit": true, "waits": true}
-#       the interpreter is exiting; JAX's shutdown barrier comes next
 # A longer line is cut, so that a traceback cannot fill the agent's memory.
 MAX_LINE = 64 * 1024
 # At six bytes per character, as JSON escapes most, both fit into a line.
@@ -749,6 +724,32 @@ def send(fd: int, message: Mapping[str, Any]) -> bool:
     A line up to PIPE_BUF is written completely or not at all, and never blocks. A longer one (a
     traceback) may wait for a second. The rest of it is then dropped, and the next line begins after
     a newline, so that the reader can parse it.
+
+    A line is a JSON object with one of these keys:
+      {"hello": "site" | "trainer", "python": "3.11.7", "jax": "0.10.2" | null, "pid": 4711}
+          who writes
+      {"phase": "step", "step": 120}
+          what it is in; `step` counts the optimizer steps that are complete
+      {"joined": true}
+          rank 0 knows all others: what follows is its own
+      {"restored": 80}
+          training goes on from this step, which an earlier attempt committed
+      {"committed": 120}
+          this step is on storage, manifest and all
+      {"metrics": {...}}
+          the newest metrics, by process 0; the last line before the end is final
+      {"stopped": {"step": 37, "saved": true, "note": "..."}}
+          how it ended on SIGTERM
+      {"profile": {"id": 1, "state": "tracing" | "done" | "failed", ...}}
+          of the profile that PROFILE requested
+      {"note": "..."}
+          for a reader of the summary (a damaged checkpoint, a take-over)
+      {"error": {"type", "message", "traceback", "code"}}
+          of error_line; `code` is null for an exception that is not ours
+      {"refusal": {"message", "code"}}
+          of refusal_record: the agent writes it into the rank's log
+      {"atexit": true, "waits": true}
+          the interpreter is exiting; JAX's shutdown barrier comes next
     """
     line = json.dumps(message, separators=(",", ":"), default=str).encode()[: MAX_LINE - 1] + b"\n"
     whole = memoryview(b"\n" + line if fd in _torn else line)

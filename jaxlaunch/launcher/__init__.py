@@ -1,0 +1,1 @@
+"""The command line: jobs on this machine and on clusters."""

@@ -1,4 +1,4 @@
-"""The jobs that pages show can be planned; what else pages must keep to is checked by `python -m tests.lint`."""
+"""The jobs on pages can be planned. `python -m tests.lint` checks the rest of the pages."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_first_tpu_job_fits_as_documented(
 def test_every_documented_job_can_be_planned(
     job: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As far as that needs no trainer: what a job lacks for a cluster is a note, and an error with --cluster."""
+    """What a job lacks for a cluster is a note, and an error with --cluster."""
     monkeypatch.setattr(trainer_process, "is_installed", lambda: False)
     (tmp_path / "job.yaml").write_text(job)
     done = launcher(capsys, monkeypatch, "plan", str(tmp_path / "job.yaml"))

@@ -1,4 +1,4 @@
-"""`make venv` installs with uv as pip is configured to, and with pip where uv is missing or fails."""
+"""`make venv` installs with uv, or with pip where uv is missing or fails."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def script() -> ModuleType:
 
 @pytest.fixture
 def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: ModuleType) -> Install:
-    """Return a function that installs in an environment with or without uv, and lists the commands that it ran."""
+    """Return a function that installs with or without uv, and lists its commands."""
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
 
     def program(name: str, code: int) -> None:

@@ -43,7 +43,7 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def printed(checkout: Path) -> dict[str, str]:
-    """What each command prints, run once in one shell: those of README, then those of quickstart alone."""
+    """Return what each command prints, run in one shell for README and for quickstart."""
     lines = [
         line
         for page in (README, QUICKSTART)

@@ -1,4 +1,4 @@
-"""What `.ci/release` makes of the repository. Workflows, versions and pins are checked by `python -m tests.lint`."""
+"""The output of `.ci/release`. `python -m tests.lint` checks workflows and versions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""docs/troubleshooting.md has an entry for whatever the commands report, and the links to it lead somewhere."""
+"""docs/troubleshooting.md has an entry for each exit code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What pip installs: one top-level name with every source file, from a checkout with and without symbolic links."""
+"""What pip installs: one top-level name with every source file."""
 
 from __future__ import annotations
 

@@ -1,0 +1,1 @@
+"""The agent: the supervisor of one host, and the leader of the gang."""

@@ -18,7 +18,7 @@ from jaxlaunch.records.verdict import verdict_for_code
 
 
 class Hook(ThreadingHTTPServer):
-    """Keeps what it is sent. `answers`: the codes of its answers, the last for ever; 0 answers never."""
+    """Keeps what it receives. `answers` are its codes, the last for ever; 0: no answer."""
 
     daemon_threads = True
 

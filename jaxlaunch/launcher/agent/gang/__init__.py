@@ -1,0 +1,1 @@
+"""What hosts and leader share: configuration, protocol, progress, root causes."""

@@ -103,7 +103,7 @@ def _process_faults(text: str) -> Iterator[str]:
             yield f"process {process[1]} {state}"
 
 
-def _parse_groups(text: str) -> Iterator[RankGroup]:
+def _parse_groups(text: str) -> Iterator[RankGroup]:  # noqa: C901 - a branch per form of line
     """Parse the statements about the ranks of communicators."""
     communicator, subject, group = "", "", None
     for line in text.splitlines():

@@ -400,7 +400,7 @@ def failure_for_event(event: Event) -> Failure:
     return dataclasses.replace(facts, rank=event.rank, phase=phase, step=step)
 
 
-def _kind_facts(event: Event) -> Failure:
+def _kind_facts(event: Event) -> Failure:  # noqa: C901 - a branch per kind of failure
     """Return the failure without the rank and its place."""
     if event.kind is EventKind.LOST:
         lost_hosts = () if event.lost is None else (event.lost,)
@@ -413,9 +413,10 @@ def _kind_facts(event: Event) -> Failure:
         is_sentence = _is_user_fixable(event)
         kind = FailureKind.TRAINER_ERROR if is_sentence else FailureKind.EXCEPTION
         return Failure(kind, exception=_exception_facts(event.error, is_sentence=is_sentence))
-    if event_closeness(event) is Closeness.LEFT:
+    closeness = event_closeness(event)
+    if closeness is Closeness.LEFT:
         return Failure(FailureKind.LEFT_EARLY)
-    if event_closeness(event) is Closeness.ECHO and (missed := MISSED_HEARTBEAT.search(event.text)):
+    if closeness is Closeness.ECHO and (missed := MISSED_HEARTBEAT.search(event.text)):
         return Failure(FailureKind.HEARTBEATS_MISSED, rank=int(missed[1]))
     if event.oom:
         return Failure(FailureKind.OOM_KILLED, signal=signal.SIGKILL)

@@ -1,0 +1,1 @@
+"""The member of the gang on one host, and its processes."""

@@ -1,0 +1,1 @@
+"""The event loop, connections, output and limits of the container."""

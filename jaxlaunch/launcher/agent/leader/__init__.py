@@ -1,0 +1,1 @@
+"""The leader of the gang, on host 0."""

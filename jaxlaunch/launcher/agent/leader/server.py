@@ -311,7 +311,7 @@ class Server:
         if self._finish_action is not None and not self._reporter.is_busy(now):
             self._finish(self._finish_action.verdict, self._finish_action.is_alone)
 
-    def _perform_action(self, action: Action) -> None:
+    def _perform_action(self, action: Action) -> None:  # noqa: C901 - a case per action
         now, reporter = time.monotonic(), self._reporter
         match action:
             case actions.Say(text):

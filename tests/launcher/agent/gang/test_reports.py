@@ -101,12 +101,12 @@ def test_lines_of_the_contract_are_read_unchanged() -> None:
 
 
 def test_exception_with_failing_str_is_reported() -> None:
-    class Broken(Exception):
+    class BrokenError(Exception):
         def __str__(self) -> str:
             raise KeyError("no text")
 
     assert (
-        contract.error_line(Broken(), None)["error"]["message"]
+        contract.error_line(BrokenError(), None)["error"]["message"]
         == "<its message cannot be read: KeyError>"
     )
 

@@ -67,7 +67,7 @@ ORBAX = "/lib/python3.11/site-packages/orbax/checkpoint/_src"
 
 
 def rank(*threads: tuple[tuple[str, str], ...]) -> str:
-    """The stacks of a rank: of each thread its frames, the innermost first; the main thread's last."""
+    """Return the stacks of a rank: for each thread its frames, the innermost first."""
     return "\n".join(
         "Thread 0x01 (most recent call first):\n"
         + "".join(f'  File "{file}", line 7 in {name}\n' for file, name in texts)

@@ -1,4 +1,4 @@
-"""What a host of the gang does with its leader's connection and its processes' ends. No process is started."""
+"""What a host does with its leader's connection and the ends of its processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is asked of NCCL's RAS and made of its answer. The texts are those of NVIDIA's user guide and of its source."""
+"""The query of NCCL's RAS. The texts are those of NVIDIA's user guide and source."""
 
 from __future__ import annotations
 
@@ -35,9 +35,10 @@ MEMBER = "  Rank {0} -- GPU {0} managed by process 48307{0} on node 172.16.64.21
 
 
 def answer(*rows: str, errors: str = "", warnings: str = "", seconds: str = "0.00") -> str:
-    """What RAS prints: communicators in groups, the ranks that do not answer, and those that differ."""
+    """Return what RAS prints: communicators, silent ranks, and those that differ."""
     table = "".join(ROW.format(number, 1, row) for number, row in enumerate(rows))
-    return f"{HEAD.format(seconds=seconds)}{table}\nErrors\n======\n\n{errors}Warnings\n========\n\n{warnings}"
+    faults = f"Errors\n======\n\n{errors}Warnings\n========\n\n{warnings}"
+    return f"{HEAD.format(seconds=seconds)}{table}\n{faults}"
 
 
 HEALTHY = answer("RUNNING      OK")

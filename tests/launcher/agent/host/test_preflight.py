@@ -1,4 +1,4 @@
-"""What the agent says of its host before a program starts: TPU device files, and memory for a fast network."""
+"""Faults of a host before a program starts: TPU device files, and pinned memory."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MIB = 1024**2
 
 @pytest.fixture
 def dev(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A /dev with the files of a TPU host, of which those with a digit are closed to us whoever we are."""
+    """A /dev with the files of a TPU host, of which those with a digit are closed."""
     (tmp_path / "vfio" / "devices").mkdir(parents=True)
     for name in ("vfio/vfio", "vfio/0", "vfio/1", "accelerometer"):
         (tmp_path / name).touch(0o600 if name[-1].isdigit() else 0o666)

@@ -1,4 +1,4 @@
-"""The process that copies the run folder to its bucket, as the agent sees it. A shell script is in its place."""
+"""The process that copies the run folder to its bucket, replaced by a shell script."""
 
 from __future__ import annotations
 

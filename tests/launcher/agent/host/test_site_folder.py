@@ -33,7 +33,7 @@ print(importlib.machinery.PathFinder, importlib.util.find_spec("json").name, imp
 
 @pytest.fixture(scope="module")
 def plain_python(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """An interpreter that imports next to nothing when it starts: no .pth file in its packages imports for it."""
+    """An interpreter that imports next to nothing when it starts."""
     folder = tmp_path_factory.mktemp("plain")
     venv.create(folder, with_pip=False)
     return str(folder / "bin" / "python")

@@ -1,4 +1,4 @@
-"""Temporary folders of agents that were killed go with the next agent; those in use, and others', stay."""
+"""The removal of temporary folders of agents that were killed."""
 
 from __future__ import annotations
 

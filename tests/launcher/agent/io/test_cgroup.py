@@ -1,4 +1,4 @@
-"""The memory of a container and the count of the OOM killer, as both versions of the controller report them."""
+"""The memory of a container and the count of the OOM killer, in both cgroup versions."""
 
 from pathlib import Path
 

@@ -21,7 +21,7 @@ LINES, WIDTH = 40_000, 257  # of a fast writer: 10 MB, more than are kept
 
 
 class Idle(Loop):
-    """A loop that is not run: what is not written at once waits for flush(), and who calls back for the test."""
+    """A loop that is not run: the test calls back, and flush() writes the rest."""
 
     def __init__(self) -> None:
         self.due: list[Callable[[], None]] = []

@@ -1,4 +1,4 @@
-"""A leader without a loop, and the sockets of its hosts: what it does for each message is seen one at a time."""
+"""A leader without a loop, and the sockets of its hosts, for one message at a time."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ STEPPING = Status(phase="step", step=3, stepped=True, jax="0.10.2")
 
 
 class Turns:
-    """In place of the loop: what is watched is called when the test says so, and nothing else happens."""
+    """A loop that calls back when the test says so."""
 
     def __init__(self) -> None:
         self.ready: dict[int, Callable[[int], None]] = {}
@@ -57,8 +57,7 @@ class Turns:
 
 
 class Gang:
-    """A leader and the sockets of its hosts, which have all joined unless `joined` says less; `variables` are more of
-    its environment."""
+    """A leader and the sockets of its hosts, of which `joined` have joined, by default all."""
 
     def __init__(
         self,
@@ -105,7 +104,7 @@ class Gang:
         return self.event(host, "error", error={"type": "ValueError", "message": message}, **fields)
 
     def join(self, host: int, key: bytes = UID.encode(), **changes: Any) -> int:
-        """Connects a host and answers the challenge; returns the opcodes that the leader ran for the hello."""
+        """Connect a host and answer the challenge; return the opcodes of the leader."""
         side = HostHandshake(key)
         cost = self.raw(host, self.greeting(side, host, self.connect(host), **changes))
         if not self.epoch:

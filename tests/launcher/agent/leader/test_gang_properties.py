@@ -1,4 +1,4 @@
-"""Invariants of the gang over random event sequences. No I/O, no clock: the time is part of the sequence."""
+"""Invariants of the gang over random event sequences, without I/O and clock."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ EVENTS = [
 EXCESS = {"host": 1, "used_bytes": 9, "limit_bytes": 5}
 # How often each event is chosen.
 CHOICES = (
-    ["join"] * 5 + ["rejoin"] + ["misfit"] + ["lose"] * 2 + ["beat"] * 4 + ["event"] * 2 + ["stacks"]
+    ["join"] * 5 + ["rejoin", "misfit"] + ["lose"] * 2 + ["beat"] * 4 + ["event"] * 2 + ["stacks"]
     + ["gone"] * 3 + ["all gone"] * 2 + ["stop", "evict", "kill"] + ["tick"] * 4 + ["wait"] * 3
 )  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""The leader's way to its JobSet: through failures of the server, and no further once it is refused."""
+"""The annotation of the JobSet: retries after failures, and none after a refusal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a message costs the leader, and what it makes of one that no agent would send. No process is started."""
+"""The cost of messages for the leader, and its reactions. No process is started."""
 
 from __future__ import annotations
 
@@ -425,7 +425,7 @@ def test_record_of_host_1_is_kept_after_a_stall(gang: Callable[..., Gang], tmp_p
 
 
 def test_gang_with_a_spare_needs_host_0(gang: Callable[..., Gang]) -> None:
-    """Rank 0 is always where the others look for JAX's coordinator, also when host 0 comes back last."""
+    """Rank 0 is always where the others look for JAX's coordinator."""
     harness = gang(4, joined=0, job=SPARE_JOB)
     for host in (3, 1, 2):
         harness.join(host)

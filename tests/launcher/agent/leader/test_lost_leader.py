@@ -1,4 +1,4 @@
-"""The end of an attempt that host 1 writes for a host 0 that was lost, with a folder of its own or a shared one."""
+"""The end of an attempt that host 1 records for a host 0 that was lost."""
 
 from __future__ import annotations
 
