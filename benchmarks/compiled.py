@@ -1,4 +1,4 @@
-"""What the accelerators' compilers say of five trainings: `python -m benchmarks.compiled [JOB…] [--on CHIPS…]`.
+"""The accelerators' compilers on five trainings: `benchmarks.compiled [JOB…] [--on CHIPS…]`.
 
 No device is needed, but a compiler: the extra plan-tpu, or plan-cuda. Each training of
 benchmarks/jobs is compiled by `launcher plan --compile`, one after the other, at the lowest

@@ -1,4 +1,4 @@
-"""Images and rows of tables a second, beside torch's DataLoader with torchvision and grain's DataLoader with PIL.
+"""Images and rows of tables per second, next to the DataLoaders of torch and grain.
 
 `python -m benchmarks.feeding [--images 256] [--rows 100000] [--rounds 5] [--workers 2] [--only
 rows]`. Writes JPEGs of 500 × 375 into folders by class, packs them as array_record, and a table of

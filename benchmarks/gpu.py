@@ -1,4 +1,4 @@
-"""Training speed on one accelerator: ViT-B/16 in images/s, and a decoder of about 1 B at length 2048 in tokens/s.
+"""Training speed on one accelerator: ViT-B/16 in images/s, a decoder of 1 B in tokens/s.
 
     python -m benchmarks.gpu [--beside PYTHON] [--small]
 

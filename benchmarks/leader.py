@@ -1,4 +1,4 @@
-"""What thousands of hosts cost host 0's agent: its share of a core, its memory, and how soon each has the verdict.
+"""The cost of thousands of hosts for host 0's agent: CPU, memory, and the delay of a verdict.
 
 `python -m benchmarks.leader [--seconds 20] [HOSTSxRANKS ...]`. The leader is the product's, started
 as in a pod. The other hosts are made up: a few processes hold a connection for each, and speak the

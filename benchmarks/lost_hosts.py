@@ -1,4 +1,4 @@
-"""Seconds from the loss of a host to the next step, on the cluster of tests/cluster: `python -m benchmarks.lost_hosts`.
+"""Seconds from the loss of a host to the next step, on the cluster of tests/cluster.
 
 Three hosts train the digits job and save every 10 steps. Each row is the median of `--rounds`
 losses: of a process, which starts again in its pod; of an agent, which ends its pod; of a pod that

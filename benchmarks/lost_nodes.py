@@ -1,4 +1,4 @@
-"""What follows when a node of the cluster is lost, by the second: `python -m benchmarks.lost_nodes`.
+"""The consequences of the loss of a node, by the second: `python -m benchmarks.lost_nodes`.
 
 Three hosts train the digits job on two nodes, one of them on a node of its own
 (tests/cluster/harness/second_node), and save every 10 steps. That node loses its kubelet, which

@@ -1,4 +1,4 @@
-"""`launcher prepare` of a generated corpus beside `tokenizers`' own encode_batch on as many cores, in one run.
+"""`launcher prepare` of a generated corpus next to encode_batch of `tokenizers`, in one run.
 
 `python -m benchmarks.prepare [--mb 1000] [--kills 20] [--folder DIR]`. The corpus is JSON lines of
 words that are drawn as often as Zipf's law says; a BPE tokenizer is trained on a part of it. What

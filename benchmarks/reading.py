@@ -1,4 +1,4 @@
-"""Prepared text as a run reads it, beside grain's own DataLoader on the same shards; and what a run waits for it.
+"""Prepared text as a run reads it, next to grain's DataLoader, and a run's waits for it.
 
 `python -m benchmarks.reading [--mb 26] [--pairs 5] [--steps 40]`. `launcher prepare` makes
 array_record shards of generated texts, more rows than a run holds in memory. Each side then reads

@@ -1,4 +1,4 @@
-"""What the recipes for images are worth, on made folders of small images: accuracies of held-out images.
+"""The accuracy of the recipes for images on generated folders of small images.
 
 `python -m benchmarks.recipes [--seeds 3] [--epochs 12] [--only digits]`. `digits` are
 scikit-learn's, enlarged from 8 pixels a side to 16; `shapes` are circles, squares, triangles and

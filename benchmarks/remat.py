@@ -1,4 +1,4 @@
-"""What each remat policy keeps: the temporary bytes of a decoder's compiled train step, over those of `none`.
+"""What each remat policy keeps: temporary bytes of a compiled train step, over those of `none`.
 
 The losses of a few float32 steps must be those of `none` to the bit: memory is bought with
 arithmetic, not with a result. In bfloat16 they differ in the fifth digit: XLA keeps float32 inside

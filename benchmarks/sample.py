@@ -1,4 +1,4 @@
-"""New tokens per second beside transformers' `generate`: one core each, the same weights, prompts and tokens.
+"""New tokens per second next to transformers' `generate`: one core, equal weights and prompts.
 
 Greedy, float32, in turn; both must choose the same tokens. What loads and compiles is not counted.
 """

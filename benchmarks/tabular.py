@@ -1,4 +1,4 @@
-"""Rows of tables: our MLP beside scikit-learn's, on the same training rows and the same held-out ones.
+"""Rows of tables: our MLP next to scikit-learn's, on the same training and held-out rows.
 
 `python -m benchmarks.tabular [--splits 4] [--seeds 5]`. Two of scikit-learn's bundled sets, breast
 cancer (classes) and diabetes (a number), are shuffled once for each split; every fifth row is held

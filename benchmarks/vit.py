@@ -1,4 +1,4 @@
-"""Our ViT's train step against Hugging Face's Flax ViT under a tutorial's, PyTorch beside them: one thread each.
+"""Our ViT's train step against Hugging Face's Flax ViT and PyTorch's: one thread each.
 
     python -m benchmarks.vit [--pairs N] [WORD …]
 

@@ -50,7 +50,7 @@ def nats(weights: Weights, image_P: jax.Array, label: jax.Array, key: jax.Array)
 
 
 class Ensemble(Classify):
-    """The sum of the members' losses; metrics of their mean, disagreement and per-example gradients."""
+    """The sum of the members' losses, with metrics of mean, disagreement and gradients."""
 
     def loss(self, model: Any, batch: Batch, rng: jax.Array) -> Loss:
         images_BP = batch["image"].reshape(len(batch["image"]), -1).astype(jnp.float32)

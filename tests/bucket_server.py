@@ -1,4 +1,4 @@
-"""A local object store that speaks Google's JSON API and Amazon's REST API: one dict of objects, seen by both.
+"""A local object store that speaks the JSON API of Google and the REST API of Amazon.
 
 As much of both as gcsfs, s3fs and tensorstore use. As in the real ones there are no folders and no
 rename, a put is whole or not there, every bucket name exists, and ranges are read alone. `requests`

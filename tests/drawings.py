@@ -1,5 +1,4 @@
-"""The drawings of the pages, as their site shows them without a network: `python -m tests.drawings` draws those anew
-whose source has changed.
+"""The drawings of the pages: `python -m tests.drawings` draws those whose source has changed.
 
 A page has a drawing as a block of Mermaid, which GitHub draws by itself. The site takes
 docs/drawings/PAGE.svg in its place: Mermaid's own output, drawn once by a headless Chromium, in the

@@ -136,7 +136,7 @@ def _keys(line: str) -> Iterator[str]:
 
 
 def _changes(old: Lines, new: Lines) -> Iterator[list[tuple[str, int, int, int, int]]]:
-    """The changes, those next to each other together, as difflib writes them; each begins and ends with one."""
+    """Yield the groups of adjacent changes, as difflib writes them."""
     run: list[tuple[str, int, int, int, int]] = []
     for one in difflib.SequenceMatcher(None, old, new, autojunk=False).get_opcodes():
         if one[0] != "equal" or (run and one[2] - one[1] <= _GAP and one[2] < len(old)):
@@ -155,7 +155,7 @@ def _place(wanted: Lines, lines: Lines) -> int | None:
 
 
 def _path(lines: Lines, place: int) -> str:
-    """The path of the block that a line is in: `pod.spec.containers.main.env`, `NetworkPolicy.spec`."""
+    """Return the path of a line's block: `pod.spec.containers.main.env`, `NetworkPolicy.spec`."""
     keys: Lines = []
     depth = _depth(lines[place])
     for line in itertools.takewhile(lambda line: line != "---", reversed(lines[:place])):

@@ -1,4 +1,4 @@
-"""Kills and stops a training at random moments, and judges what it keeps: python -m tests.kills --seed 1 --count 200
+"""Kill and stop a training at random moments: python -m tests.kills --seed 1 --count 200.
 
 The events of one run folder follow each other: KILL, TERM, STOP, INT or SEGV for a process
 (`child`), the agent of another host (`agent`), host 0's (`leader`), all of them (`all`) or

@@ -31,8 +31,10 @@ def prose(page: str) -> str:
 
 
 def texts() -> Iterator[tuple[str, str]]:
-    """Every text, without its code, by where it is written. `generation` and `verdict` in the sources are left out:
-    they are words of the code too."""
+    """Yield every text without its code, by where it is written.
+
+    `generation` and `verdict` in the sources are left out: they are words of the code too.
+    """
     yield from _pages()
     yield from _comments()
     yield from (

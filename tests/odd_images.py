@@ -1,4 +1,4 @@
-"""Thousands of odd images, each read or named: `python -m tests.odd_images --seed 1 --count 2600` (half a minute).
+"""Read thousands of odd images: `python -m tests.odd_images --seed 1 --count 2600` (30 s).
 
 Small images of twenty kinds (JPEG, PNG, WebP, GIF, BMP and TIFF: grey, palettes, alpha, CMYK, 16
 bits, animations, orientations) as they are, cut, with bits flipped, bytes put in, taken out,

@@ -1,4 +1,4 @@
-"""Commands as another user of this machine, who may read neither the clone nor the Python that runs the tests."""
+"""Commands as another user, who may read neither the clone nor the Python of the tests."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class OtherUser:
         )
 
     def _copy(self, home: Path) -> None:
-        """Copy the interpreter, the standard library, the package and its requirements to `home`."""
+        """Copy the interpreter, standard library, package and requirements to `home`."""
         library = Path(sysconfig.get_path("stdlib"))
         executable = home / "bin" / library.name
         executable.parent.mkdir(parents=True)

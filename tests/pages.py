@@ -1,4 +1,4 @@
-"""The documentation's site: `python -m tests.pages`, which is `make docs`, builds build/site from docs/ and mkdocs.yml.
+"""Build the documentation's site in build/site: `python -m tests.pages` (`make docs`).
 
 build/pages has what the generator reads. Long pages are cut in pieces there
 (tests/website/pieces.py), and files outside docs/ that a page links to are on the site too: those

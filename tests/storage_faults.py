@@ -1,4 +1,4 @@
-"""Storage that fails while a run starts, saves, restores and evaluates: `python -m tests.storage_faults [WORD …]`.
+"""Storage that fails at each moment of a run: `python -m tests.storage_faults [WORD …]`.
 
 Fifteen faults, of a disk (tests/fixtures/storage/faulty.c, which needs a C compiler) and of a
 bucket on `s3://` and on `gs://` (tests/bucket_server), each for five seconds and for ever, at four

@@ -1,4 +1,4 @@
-"""Digits on eight devices as the tutorials have it: `pmap` over a leading axis of devices, gradients by `pmean`.
+"""Digits on eight devices as tutorials have it: `pmap` over devices, gradients by `pmean`.
 
 Changed: `jax.distributed.initialize()` in front, `jaxlaunch.report`, and scikit-learn's digits,
 which need no network. With several processes each takes its own rows: `pmap` sees the devices of

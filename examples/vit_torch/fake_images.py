@@ -1,4 +1,4 @@
-"""The dataset of a tutorial on ViT speed: random images, so that nothing is downloaded and no disk is measured."""
+"""The dataset of a tutorial on ViT speed: random images, without a download or a disk."""
 
 from __future__ import annotations
 
@@ -29,5 +29,5 @@ class ChannelsLast(FakeDataset):
 
 
 def loader(**sizes: int) -> DataLoader:
-    """What job.yaml names. Its num_workers is the job's default; its batch size and order are not used."""
+    """The DataLoader of job.yaml: num_workers is the default; batch size and order are unused."""
     return DataLoader(ChannelsLast(**sizes), batch_size=8, shuffle=True, num_workers=2)

@@ -1,4 +1,4 @@
-"""The tutorial's program: Hugging Face's Flax ViT, a torch DataLoader, one jitted step, and the mean time of a step.
+"""The tutorial's program: Hugging Face's Flax ViT, a torch DataLoader and one jitted step.
 
 It runs as it is typed, under `command:`, but for two changes. Worker processes are spawned: JAX has
 threads, which a fork does not copy, and the default of a DataLoader on Linux is to fork. That needs

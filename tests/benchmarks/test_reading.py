@@ -36,7 +36,7 @@ def parsed_flags() -> Iterator[None]:
     flags.FLAGS.unparse_flags()
 
 
-@pytest.mark.usefixtures("parsed")
+@pytest.mark.usefixtures("parsed_flags")
 def test_both_sides_read_equal_rows_and_a_run_reports_its_waits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

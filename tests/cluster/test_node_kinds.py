@@ -1,4 +1,4 @@
-"""Each job's pods are taken by the kinds of node that are meant for them, and by no other: the scheduler's own word.
+"""The scheduler puts the pods of each job on the kinds of node that are meant for them only.
 
 Every kind of tests/cluster/node_kinds is a node here that exists in name only. For each job one pod
 may go anywhere but to the kinds that are meant for it, and must stay without a node; one more for

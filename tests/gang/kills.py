@@ -1,4 +1,4 @@
-"""Kill runs at random moments and check their records: tests.gang.kills --seed 1 --count 200
+"""Kill runs at random moments and check their records: tests.gang.kills --seed 1 --count 200.
 
 Each kill is a `launcher run` of its own with real agents: SIGKILL at a random step or during the
 start, for one rank (`child`), the agent of a host (`agent`), the agent of host 0 (`leader`), every

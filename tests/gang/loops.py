@@ -1,4 +1,4 @@
-"""Kill the examples that bring their own step: python -m tests.gang.loops --kills 10 --seed 1
+"""Kill the examples that bring their own step: python -m tests.gang.loops --kills 10 --seed 1.
 
 Each example runs unbroken, and again with SIGKILL for one of its ranks, which restart in place, or
 for all processes with the launcher, after which it is started again. Each example prints a line of

@@ -60,7 +60,7 @@ def links(page: Path) -> Iterator[tuple[Path, str]]:
 
 
 def anchors(page: Path) -> set[str]:
-    """Return those of a page's headings, by the rule that GitHub and Python-Markdown share for our headings."""
+    """Return the anchors of a page's headings, by the rule of GitHub and Python-Markdown."""
     headings = re.findall(
         r"^#+ (.+)$", _FENCED.sub("", page.read_text(encoding="utf-8")), re.MULTILINE
     )
@@ -113,7 +113,7 @@ def find_pages_outside_of_the_site() -> Iterator[str]:
 
 
 def find_lonely_pages() -> Iterator[str]:
-    """Yield pages that no other page links to, that link to none, or that the first page does not list."""
+    """Yield pages without links from or to others, or that the first page does not list."""
     reached = {path for page in PAGES for path, _ in links(page) if path != page}
     listed = {path for path, _ in links(DOCS / "index.md")}
     for page in PAGES:

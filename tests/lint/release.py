@@ -1,4 +1,4 @@
-"""What a release is made of: workflows that keep to their rules, one version, and lists of pinned packages."""
+"""What a release is made of: workflows that keep to rules, one version, and pinned packages."""
 
 from __future__ import annotations
 
@@ -302,7 +302,7 @@ def find_floors_above_pins() -> Iterator[str]:
 
 
 def unmet(texts: list[str], pins: dict[str, str]) -> Iterator[str]:
-    """Yield where a list lacks or breaks what these requirements and, all the way down, theirs ask for."""
+    """Yield what a list lacks or breaks of these requirements and, recursively, of theirs."""
     seen, queue = set(), [("jaxlaunch", text) for text in texts]
     while queue:
         asker, text = queue.pop()

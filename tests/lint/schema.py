@@ -90,7 +90,7 @@ def find_commands_without_examples() -> Iterator[str]:
 
 
 def command_lines() -> Iterator[str]:
-    """Yield the lines that begin with `launcher`, of examples, README and pages; usage lines (`[…]`) aside."""
+    """Yield the lines of examples and pages that begin with `launcher`, except usage lines."""
     for lines in (examples.FIRST_EXAMPLES, *examples.EXAMPLES.values()):
         yield from lines
     for page in (ROOT / "README.md", *PAGES):

@@ -1,4 +1,4 @@
-"""python -m tests.cluster.harness up | down | env | status | build | images"""
+"""Run the tests' cluster: python -m tests.cluster.harness up|down|env|status|build|images."""
 
 import sys
 

@@ -147,7 +147,7 @@ def put_on_node(store: Path) -> str:
 
 
 def convert_archive(whole: Path, lacking: Path, existing_blobs: set[str]) -> str:
-    """Write Docker's archive as an OCI archive without the blobs in `existing_blobs`; return its digest."""
+    """Write Docker's archive as an OCI archive without the existing blobs; return its digest."""
     blobs: dict[str, Path] = {}
     with tarfile.open(whole) as packed:
 

@@ -1,4 +1,4 @@
-"""Where a cluster lives: its folders, addresses and names. One cluster a machine: the addresses are fixed.
+"""Where a cluster lives: its folders, addresses and names. There is one cluster per machine.
 
 One bridge carries everything: it is the node's address, the API server's, the webhooks', the DNS
 server's and the gateway of the pods. There is no service network: nothing here dials a ClusterIP.

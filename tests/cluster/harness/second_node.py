@@ -1,4 +1,4 @@
-"""A second real node beside the first, for what happens when a node is lost: a kubelet and a containerd of its own.
+"""A second real node for the loss of a node: a kubelet and a containerd of its own.
 
 It shares the machine, the bridge and the pods' addresses with the first, and runs one pod at most,
 so that what is lost with it is one host of a gang. Everything it writes is in the run folder:

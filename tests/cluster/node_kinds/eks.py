@@ -1,7 +1,6 @@
-"""Nodes of EKS: labels and what is allocatable as Karpenter's reference lists them by instance type, capacity by who
-made the node.
+"""Nodes of EKS, with the labels and resources of Karpenter's reference by instance type.
 
-EKS itself taints no node. A pool of GPUs that Karpenter makes has the taint that AWS's examples
+Who made a node determines its capacity. EKS itself taints no node. A pool of GPUs that Karpenter makes has the taint that AWS's examples
 give it (POOLS), one of a managed group has none: what asks for no GPU may land there.
 """
 

@@ -42,7 +42,7 @@ _ARM: _Device = ({"kubernetes.io/arch": "arm64"}, {"kubernetes.io/arch": "arm64"
 
 
 def _memory_left(gib: int) -> str:
-    """Return what the kubelet leaves of a memory size (SIZES), without its 100 MiB for evictions."""
+    """Return what the kubelet leaves of a memory size (SIZES), less 100 MiB for evictions."""
     reserved, remaining = 100 / 1024, float(gib)
     for size, share in ((4, 0.25), (4, 0.2), (8, 0.1), (112, 0.06), (gib, 0.02)):
         reserved += share * min(remaining, size)

@@ -1,4 +1,4 @@
-"""A kind of node as whoever makes it says that it is: written from their pages, never from the launcher's own data.
+"""A kind of node, written from its provider's pages and never from the launcher's own data.
 
 What a pod may ask of a node is here twice, on purpose: launcher/platforms says what is asked for,
 these modules say what is there, and test_node_kinds.py has the scheduler compare them.
