@@ -113,12 +113,12 @@ def _golden() -> None:
     os.environ["GOLDEN"] = "write"  # read when tests.golden is imported
     from tests.launcher.manifests import test_jobset as golden
 
-    for path in golden.WHOLES:
-        golden.test_the_plainest_job_renders_to_its_golden_manifests(path)
+    for path in golden.PLAIN_MANIFESTS:
+        golden.test_plain_job_matches_golden_manifests(path)
     for path in golden.FILES:
-        golden.test_a_job_differs_from_the_plainest_as_its_golden_file_says(path)
+        golden.test_job_matches_golden_difference(path)
     for combination in golden.COMBINATIONS:
-        golden.test_a_combination_differs_from_the_plainest_as_its_golden_file_says(combination)
+        golden.test_combination_matches_golden_difference(combination)
 
 
 if __name__ == "__main__":

@@ -28,10 +28,10 @@ from jaxlaunch.launcher.kubernetes.kinds import (
 )
 from tests.cluster import preparations, waiting
 from tests.cluster.access import Access
-from tests.launcher.manifests import test_jobset, wrong
+from tests.launcher.manifests import rejected_jobs, test_jobset
 
 Object = dict[str, Any]
-GOOD = {path.stem: test_jobset.manifests(path) for path in test_jobset.FILES} | {
+GOOD = {path.stem: test_jobset.render_file(path) for path in test_jobset.FILES} | {
     one.name: one.manifests() for one in test_jobset.COMBINATIONS
 }
 # The form of NVIDIA's API, resource.nvidia.com/v1beta1, as its DRA driver installs it.
@@ -179,9 +179,13 @@ def test_pod_meets_the_reported_security_level_and_no_stricter_one(
             server.admit(PODS, pod, stricter)
 
 
-@pytest.mark.parametrize("case", wrong.TABLE, ids=lambda case: case.lines.replace("\n", ", ")[:60])
-def test_server_refuses_for_the_same_reason(server: Server, case: wrong.Wrong) -> None:
-    jobset = wrong.jobset(case.path, case.value)
+@pytest.mark.parametrize(
+    "case", rejected_jobs.TABLE, ids=lambda case: case.lines.replace("\n", ", ")[:60]
+)
+def test_server_refuses_for_the_same_reason(
+    server: Server, case: rejected_jobs.RejectedJob
+) -> None:
+    jobset = rejected_jobs.broken_jobset(case.path, case.value)
     with pytest.raises(ApiError) as refused:
         server.admit(JOBSETS, jobset)
         server.admit(JOBS, job_of(jobset))
@@ -190,4 +194,4 @@ def test_server_refuses_for_the_same_reason(server: Server, case: wrong.Wrong) -
 
 def test_good_jobs_cover_every_platform() -> None:
     assert len(GOOD) >= 60
-    assert len(wrong.TABLE) >= 25
+    assert len(rejected_jobs.TABLE) >= 25

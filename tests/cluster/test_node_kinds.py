@@ -120,7 +120,7 @@ def render_pod(platform: Platform, platform_name: str, job: str) -> Object:
     manifests = render(
         resolve(load.parse_job(text), defaults.parse_defaults(platform.defaults)), None
     )
-    return test_jobset.pod_of(manifests[0])
+    return test_jobset.pod_spec(manifests[0])
 
 
 def essential_fields(container: Object) -> Object:

@@ -13,7 +13,7 @@ import jaxlaunch
 from jaxlaunch.launcher.report import run_files
 from tests.gang.run_files import read_json_lines
 from tests.gang.runs import HERE, assert_success, digits_block, make_job, run_job
-from tests.launcher.invoke import Left, launcher
+from tests.launcher.invoke import CommandResult, launcher
 
 pytestmark = pytest.mark.computes
 
@@ -88,7 +88,7 @@ def test_loaded_model_predicts_and_has_the_held_out_data(run_folder: Path) -> No
 def evaluate(
     run_folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> Any:
-    def call_eval(*arguments: str) -> Left:
+    def call_eval(*arguments: str) -> CommandResult:
         return launcher(capsys, monkeypatch, "eval", *arguments)
 
     return call_eval

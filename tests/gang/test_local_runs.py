@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.gang.runs import LAUNCHER, Running, make_job
-from tests.launcher.invoke import Left
+from tests.launcher.invoke import CommandResult
 from tests.launcher.invoke import launcher as invoke
 from tests.other_user import OtherUser
 
@@ -43,7 +43,7 @@ DOCUMENT = make_job(
 @pytest.fixture
 def call_launcher(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Iterator[Callable[..., Left]]:
+) -> Iterator[Callable[..., CommandResult]]:
     """Return a function that runs a command in the job's folder, without a cluster."""
     (tmp_path / "program.py").write_text(PROGRAM)
     monkeypatch.chdir(tmp_path)
@@ -67,7 +67,7 @@ def start_run(folder: Path) -> Running:
 
 
 def test_running_job_is_shown_and_two_stops_do_not_kill_it(
-    tmp_path: Path, call_launcher: Callable[..., Left]
+    tmp_path: Path, call_launcher: Callable[..., CommandResult]
 ) -> None:
     with start_run(tmp_path) as running:
         row = call_launcher("list", ".").out.splitlines()[1].split()
@@ -118,7 +118,7 @@ def test_running_job_is_shown_and_two_stops_do_not_kill_it(
 
 
 def test_killed_run_is_not_running_if_its_pid_is_reused(
-    tmp_path: Path, call_launcher: Callable[..., Left]
+    tmp_path: Path, call_launcher: Callable[..., CommandResult]
 ) -> None:
     with start_run(tmp_path) as running:
         running.kill()
@@ -144,7 +144,7 @@ def open_folder() -> Iterator[Path]:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes another user")
 def test_another_user_sees_the_owner_and_cannot_stop_the_run(
-    open_folder: Path, call_launcher: Callable[..., Left], monkeypatch: pytest.MonkeyPatch
+    open_folder: Path, call_launcher: Callable[..., CommandResult], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (open_folder / "program.py").write_text(PROGRAM)
     monkeypatch.chdir(open_folder)

@@ -23,7 +23,7 @@ from tests.gang.runs import (
     make_job,
     wait_until_gone,
 )
-from tests.launcher.invoke import Left
+from tests.launcher.invoke import CommandResult
 from tests.launcher.invoke import launcher as invoke
 
 # Learns to `target`, a step a file: step N + 1 waits until `go-N` is there. Goes on from the steps
@@ -66,7 +66,7 @@ GRID = (
 @pytest.fixture
 def call_launcher(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Callable[..., Left]:
+) -> Callable[..., CommandResult]:
     """Return a function that runs a command in the job's folder, without a cluster."""
     (tmp_path / "program.py").write_text(PROGRAM)
     (tmp_path / "job.yaml").write_text(yaml.safe_dump(DOCUMENT))
@@ -100,7 +100,7 @@ def run_states(folder: Path) -> dict[str, str]:
 
 @pytest.mark.extended
 def test_killed_sweep_continues_and_stopped_sweep_stops_every_run(
-    tmp_path: Path, call_launcher: Callable[..., Left]
+    tmp_path: Path, call_launcher: Callable[..., CommandResult]
 ) -> None:
     folder = tmp_path / "runs" / "s-sweep"
     started = [tmp_path / f"started-s-sweep-00{at}" for at in range(3)]
@@ -153,7 +153,9 @@ def test_killed_sweep_continues_and_stopped_sweep_stops_every_run(
     assert compared.code == 0 and compared.out.count("done") == 3
 
 
-def test_halving_stops_the_worse_half(tmp_path: Path, call_launcher: Callable[..., Left]) -> None:
+def test_halving_stops_the_worse_half(
+    tmp_path: Path, call_launcher: Callable[..., CommandResult]
+) -> None:
     train = digits_block(steps=60, log_every=10, checkpoint={"every": 20}, eval={"every": None})
     (tmp_path / "job.yaml").write_text(yaml.safe_dump(make_job(train, per_host=1, name="h")))
     rates = "train.optimizer.lr=1e-2,1e-5"

@@ -23,7 +23,7 @@ from tests.compiled import QUICK_COMPILES
 from tests.found import shows
 from tests.gang import wrong_specs
 from tests.gang.runs import HERE, assert_success, digits_block, make_job, run_job
-from tests.launcher.invoke import Left, launcher
+from tests.launcher.invoke import CommandResult, launcher
 
 FileTree = dict[str, tuple[str, int]]
 
@@ -207,7 +207,7 @@ def assert_refused(
     monkeypatch.chdir(finished_job)
     initial_tree = read_tree(finished_job)
 
-    def call_run(*arguments: str, message: str) -> Left:
+    def call_run(*arguments: str, message: str) -> CommandResult:
         result = launcher(capsys, monkeypatch, "run", *arguments)
         assert (result.code, result.out) == (2, "")
         assert result.err.count(message.splitlines()[0]) == 1, result.err

@@ -25,7 +25,7 @@ from jaxlaunch.launcher.platforms import gke, table
 from tests import golden, needs
 from tests.helm.charts import CHART, Helm, Object, Refused, documents, one
 from tests.helm.test_chart import EVERYTHING, NEWEST, OLDEST
-from tests.launcher.manifests.test_jobset import EXAMPLES, manifests
+from tests.launcher.manifests.test_jobset import EXAMPLES, render_file
 from tests.lint.release import installed
 
 # Kinds of CRDs, which the schemas of Kubernetes do not know. Kueue's own schemas and webhooks judge
@@ -693,7 +693,7 @@ def test_each_dashboard_is_a_config_map_that_grafana_s_sidecar_takes(helm: Helm)
 
 def test_the_operator_finds_the_pods_of_jobs_by_the_port_that_they_name(helm: Helm) -> None:
     monitor = one(helm.render(EVERYTHING), "PodMonitor")["spec"]
-    pod = pod_template(manifests(EXAMPLES / "generic-gpu.yaml")[0])
+    pod = pod_template(render_file(EXAMPLES / "generic-gpu.yaml")[0])
     assert monitor["selector"]["matchLabels"].items() <= pod["metadata"]["labels"].items()
     ports = {port["name"] for port in pod["spec"]["containers"][0]["ports"]}
     (endpoint,) = monitor["podMetricsEndpoints"]

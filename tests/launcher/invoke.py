@@ -1,4 +1,4 @@
-"""The command line in this process: what it prints, and the code it leaves with."""
+"""The command line in this process: its output and its exit code."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from jaxlaunch.launcher.cli.main import main
 
 
 @dataclass(frozen=True)
-class Left:
+class CommandResult:
     code: int
     out: str
     err: str
@@ -19,10 +19,10 @@ class Left:
 
 def launcher(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *arguments: str
-) -> Left:
+) -> CommandResult:
     """Runs `launcher ARGUMENTS` to its end."""
     monkeypatch.setattr(sys, "argv", ["launcher", *arguments])
-    with pytest.raises(SystemExit) as left:
+    with pytest.raises(SystemExit) as exit_info:
         main()
-    said = capsys.readouterr()
-    return Left(int(left.value.code or 0), said.out, said.err)
+    output = capsys.readouterr()
+    return CommandResult(int(exit_info.value.code or 0), output.out, output.err)

@@ -1,4 +1,4 @@
-"""Accelerator × platform × options: every accelerator where it exists, each time with two of the options it can have.
+"""Accelerator × platform × options: every accelerator with two of its possible options.
 
 Which two is a matter of their names alone, so that a row more in a table adds golden files and
 renames none.
@@ -56,19 +56,19 @@ DEFAULTS = "{tcpxo: {image: 'registry.example/rxdm:1'}, prometheus: {namespace: 
 
 class Combination(NamedTuple):
     kind: str
-    where: PlatformName
+    platform: PlatformName
     option: str
 
     @property
     def name(self) -> str:
-        return f"{self.where}-{self.kind}-{self.option}"
+        return f"{self.platform}-{self.kind}-{self.option}"
 
     def job(self) -> JobSpec:
         topology = {2: ", topology: 4x4", 3: ", topology: 2x2x4"}.get(
             ACCELERATORS[self.kind].dimensions, ""
         )
         text = (
-            f"name: {self.name}\nimage: registry.example/train:1\nplatform: {self.where}\n"
+            f"name: {self.name}\nimage: registry.example/train:1\nplatform: {self.platform}\n"
             f"accelerator: {{type: {self.kind}{topology}}}\n{OPTIONS.get(self.option, '')}"
         )
         if self.option == "gang" and topology:
@@ -78,8 +78,8 @@ class Combination(NamedTuple):
         return load.parse_job(text + self._one_kind(text))
 
     def _one_kind(self, text: str) -> str:
-        """Of several hosts, the label of one of the kinds of node that fit."""
-        labels = table.NODES[self.where][self.kind].labels
+        """Return a node selector if several kinds of node fit several hosts."""
+        labels = table.NODES[self.platform][self.kind].labels
         several = [(key, values[0]) for key, values in labels.items() if len(values) > 1]
         several = [] if ACCELERATORS[self.kind].may_mix_kinds else several
         is_gang = "hosts:" in text or "slices:" in text
@@ -110,44 +110,46 @@ _RARE = ("efa", "rdma", "tcpxo")
 
 
 def combinations() -> Iterator[Combination]:
-    for where, nodes in table.NODES.items():
+    for platform, nodes in table.NODES.items():
         for kind in nodes:
-            if is_plain(kind, where):
+            if is_like_gpu(kind, platform):
                 continue
-            able = [
-                Combination(kind, where, option) for option in OPTIONS if _can(kind, where, option)
+            candidates = [
+                Combination(kind, platform, option)
+                for option in OPTIONS
+                if _supports(kind, platform, option)
             ]
-            yield from sorted(able, key=_draw)[:2]
+            yield from sorted(candidates, key=_sort_key)[:2]
 
 
-def is_plain(kind: str, where: PlatformName) -> bool:
-    """Whether nothing but its label tells an accelerator from others on this platform."""
+def is_like_gpu(kind: str, platform: PlatformName) -> bool:
+    """Return whether only its label distinguishes an accelerator on this platform."""
     return (
-        where == "generic"
+        platform == "generic"
         and kind not in table.NODES["eks"]
         and ACCELERATORS[kind].platform == "cuda"
     )
 
 
-def _draw(one: Combination) -> str:
-    """A place in a row that is as good as drawn, and the same whatever else is in it. What few can have goes first."""
-    common = one.option not in _RARE
-    return f"{common:d}{hashlib.sha256(one.name.encode()).hexdigest()}"
+def _sort_key(combination: Combination) -> str:
+    """Return a stable pseudo-random key; options that few accelerators have come first."""
+    common = combination.option not in _RARE
+    return f"{common:d}{hashlib.sha256(combination.name.encode()).hexdigest()}"
 
 
-def _can(kind: str, where: PlatformName, option: str) -> bool:
-    platform = ACCELERATORS[kind].platform
+def _supports(kind: str, platform: PlatformName, option: str) -> bool:
+    device = ACCELERATORS[kind].platform
     match option:
         case "spot" | "flex-start" | "reservation":
-            return option in table.capacity_nodes(where, "karpenter")
+            return option in table.capacity_nodes(platform, "karpenter")
         case "rdma":
-            return platform == "cuda" and where == "generic"
+            return device == "cuda" and platform == "generic"
         case "efa":
-            return where == "eks" and kind in ("a100", "h100", "b200")
+            return platform == "eks" and kind in ("a100", "h100", "b200")
         case "tcpxo":
-            return (kind, where) == ("h100", "gke")
+            return (kind, platform) == ("h100", "gke")
         case "hostnetwork":
-            return platform != "tpu"
+            return device != "tpu"
         case "slices":
-            return platform == "tpu" or where == "generic"
+            return device == "tpu" or platform == "generic"
     return True

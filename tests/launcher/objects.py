@@ -1,4 +1,4 @@
-"""API objects as the server gives them, in which a case says only what it is about."""
+"""API objects as the server returns them, in which a test states only what it is about."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ BEGUN = "2026-11-21T11:50:00Z"  # when the JobSet was created
 
 
 def ago(**span: float) -> str:
-    """A time before NOW, as the API writes it: ago(minutes=2)."""
+    """Return a time before NOW, as the API writes it."""
     return (NOW - timedelta(**span)).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
@@ -41,23 +41,23 @@ def jobset(
         "agent": "image",
         **keys,
     }
-    made = render(resolve(load.parse_job(json.dumps(document)), ClusterDefaults()))[0]
-    made["metadata"] |= {"uid": "1234", "creationTimestamp": BEGUN}
+    manifest = render(resolve(load.parse_job(json.dumps(document)), ClusterDefaults()))[0]
+    manifest["metadata"] |= {"uid": "1234", "creationTimestamp": BEGUN}
     if suspend:
-        made["spec"]["suspend"] = True
-    return made | {"status": status or {}}
+        manifest["spec"]["suspend"] = True
+    return manifest | {"status": status or {}}
 
 
 def foreign(name: str = "lm") -> Object:
     """A JobSet that another tool made."""
     template = {"spec": {"containers": [{"name": "work", "image": "x"}]}}
-    one = {
+    replicated_job = {
         "name": "part",
         "replicas": 2,
         "template": {"spec": {"parallelism": 3, "template": template}},
     }
     metadata = {"name": name, "namespace": "team", "uid": "1234", "creationTimestamp": BEGUN}
-    return {"metadata": metadata, "spec": {"replicatedJobs": [one]}, "status": {}}
+    return {"metadata": metadata, "spec": {"replicatedJobs": [replicated_job]}, "status": {}}
 
 
 def ended(state: str, reason: str = "", message: str = "", **status: Any) -> Object:
@@ -98,7 +98,7 @@ def pod(
     part: str = "w",
     **parts: Any,
 ) -> Object:
-    """The pod of a host, as it runs; `parts` change that. As launcher/kubernetes/kept_fields leaves it."""
+    """Return the trimmed pod of a host, running unless `parts` say otherwise."""
     state = parts.pop("state", {"running": {"startedAt": ago(minutes=9)}})
     phase = parts.pop("phase", "Running" if node and "running" in state else "Pending")
     conditions = parts.pop(
@@ -112,7 +112,7 @@ def pod(
         }
     ]
     containers += parts.pop("beside", [])
-    full = {
+    full_pod = {
         "metadata": {
             "namespace": "team",
             "name": f"lm-{part}-0-{host}-abcd{host % 10}",
@@ -136,7 +136,7 @@ def pod(
             **parts,
         },
     }
-    return objects.trim_pod(full)
+    return objects.trim_pod(full_pod)
 
 
 def pending(host: int = 0, message: str = "", reason: str = "Unschedulable") -> Object:
@@ -164,13 +164,13 @@ def over(host: int, code: int, reason: str = "", message: str = "", **parts: Any
 def event(
     kind: str, name: str, reason: str, message: str, *, last: str = "", count: int = 1, by: str = ""
 ) -> Object:
-    about = {"kind": kind, "name": name, "namespace": "team"}
+    involved_object = {"kind": kind, "name": name, "namespace": "team"}
     return {
         "metadata": {"name": f"{name}.1"},
         "type": "Warning",
         "reason": reason,
         "message": message,
-        "involvedObject": about,
+        "involvedObject": involved_object,
         "lastTimestamp": last or ago(seconds=30),
         "count": count,
         "reportingComponent": by,
@@ -214,20 +214,20 @@ def node(
     *,
     labels: Mapping[str, str] | None = None,
     taints: tuple[str, ...] = (),
-    **has: str,
+    **offered_amounts: str,
 ) -> Object:
-    """A node; a taint is written key=value:Effect, and `has` is what it offers (cpu, memory, nvidia_com__gpu)."""
-    made = []
+    """Return a node with taints such as key=value:Effect and amounts such as nvidia_com__gpu."""
+    taint_list = []
     for text in taints:
         pair, _, effect = text.rpartition(":")
         key, _, value = pair.partition("=")
-        made.append({"key": key, "effect": effect, **({"value": value} if value else {})})
+        taint_list.append({"key": key, "effect": effect, **({"value": value} if value else {})})
     offered = {"cpu": "8", "memory": "32Gi"} | {
-        key.replace("__", "/").replace("_", "."): much for key, much in has.items()
+        key.replace("__", "/").replace("_", "."): much for key, much in offered_amounts.items()
     }
     return {
         "metadata": {"name": name, "labels": dict(labels or {})},
-        "spec": {"taints": made},
+        "spec": {"taints": taint_list},
         "status": {"allocatable": offered},
     }
 
@@ -248,7 +248,7 @@ def farewell(
 
 def beat(at: float = -5, **fields: Any) -> BeatLine:
     """How a leader says that its gang stands; `at` is in seconds from NOW."""
-    usual: dict[str, Any] = {
+    defaults: dict[str, Any] = {
         "attempt": 1,
         "stage": "run",
         "step": 40,
@@ -259,33 +259,37 @@ def beat(at: float = -5, **fields: Any) -> BeatLine:
         "seconds": {"init": 10.0, "step": 90.0},
         "restarts": {},
     }
-    return BeatLine(at=NOW.timestamp() + at, **{**usual, **fields})
+    return BeatLine(at=NOW.timestamp() + at, **{**defaults, **fields})
 
 
 def past(
     code: int, message: str = "it ended", *, attempt: int = 1, generation: int = 0, **more: Any
 ) -> PastLine:
     """An earlier attempt, as a leader tells of it."""
-    about = {
+    fields = {
         "attempt": attempt,
         "generation": generation,
         "verdict": verdict_for_code(code, message, **more),
     }
-    return PastLine(at=NOW.timestamp() - 300, ended=NOW.timestamp() - 320, **about)  # type: ignore[arg-type]
+    return PastLine(at=NOW.timestamp() - 300, ended=NOW.timestamp() - 320, **fields)  # type: ignore[arg-type]
 
 
 def judged(
     code: int, message: str = "it ended", *, attempt: int = 1, at: float = -4, **more: Any
 ) -> VerdictLine:
-    found = verdict_for_code(code, message, **more)
-    return VerdictLine(at=NOW.timestamp() + at, attempt=attempt, verdict=found, step=found.step)
+    verdict = verdict_for_code(code, message, **more)
+    return VerdictLine(at=NOW.timestamp() + at, attempt=attempt, verdict=verdict, step=verdict.step)
 
 
 def snapshot(
     of: Object | None = None, *pods: Object, events: tuple[Object, ...] = (), **more: Any
 ) -> Snapshot:
     """All that was seen of job lm; whatever is not said is as in a job that was just made."""
-    found = jobset(max(1, len(pods))) if of is None else of
-    folded = objects.fold_events(collect.job_events(map(objects.trim_event, events), "lm", found))
-    given = {"jobs": (job_object(),), **more}
-    return Snapshot("team", "lm", NOW, jobset=found, pods=pods, events=tuple(folded), **given)
+    jobset_object = jobset(max(1, len(pods))) if of is None else of
+    folded = objects.fold_events(
+        collect.job_events(map(objects.trim_event, events), "lm", jobset_object)
+    )
+    objects_by_name = {"jobs": (job_object(),), **more}
+    return Snapshot(
+        "team", "lm", NOW, jobset=jobset_object, pods=pods, events=tuple(folded), **objects_by_name
+    )

@@ -1,4 +1,4 @@
-"""Terminal escapes in what a job wrote and in what the API server says, through each command that shows them."""
+"""Terminal escapes of a job or of the API server, through each command that shows them."""
 
 from __future__ import annotations
 
@@ -29,29 +29,29 @@ COMMANDS = {
 }
 
 
-@pytest.mark.parametrize("ends", [True, False], ids=["failed", "runs"])
+@pytest.mark.parametrize("has_failed", [True, False], ids=["failed", "runs"])
 @pytest.mark.parametrize("command", COMMANDS)
-def test_no_escape_of_a_job_reaches_the_terminal(
+def test_output_contains_no_terminal_escapes(
     server: Server,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
     command: str,
-    ends: bool,
+    has_failed: bool,
 ) -> None:
     monkeypatch.setenv("KUBECONFIG", str(apiserver.write_kubeconfig(tmp_path, server.url, "team")))
     monkeypatch.chdir(tmp_path)
-    status = objects.ended("Failed", EVIL) if ends else {}
+    status = objects.ended("Failed", EVIL) if has_failed else {}
     pods = [objects.over(0, 83, message=objects.farewell(83, EVIL, traceback=EVIL)), objects.pod(1)]
-    for kind, one in (
+    for kind, api_object in (
         (JOBSETS, objects.jobset(status=status)),
         (JOBS, objects.job_object()),
         *((PODS, p) for p in pods),
     ):
         obj = apiserver.merge_patch(
-            one, {"metadata": {"namespace": "team", "labels": {JOB_LABEL: "lm"}}}
+            api_object, {"metadata": {"namespace": "team", "labels": {JOB_LABEL: "lm"}}}
         )
-        server.put(kind.path("team", one["metadata"]["name"]), obj)
+        server.put(kind.path("team", api_object["metadata"]["name"]), obj)
     records = [
         objects.past(82, EVIL),
         objects.beat(attempt=2, phase=EVIL, refused=[EVIL], overdue=EVIL),
@@ -62,8 +62,8 @@ def test_no_escape_of_a_job_reaches_the_terminal(
         f"2026-11-21T11:51:00Z {line}\n" if command == "logs" else f"{line}\n" for line in log
     )
     server.put(PODS.path("team", pods[0]["metadata"]["name"], "log"), {"text": text})
-    left = launcher(capsys, monkeypatch, *COMMANDS[command])
-    said = left.out + left.err
-    assert not {"\x1b", "\x07", "\x9b", "\r"}.intersection(said), said
+    result = launcher(capsys, monkeypatch, *COMMANDS[command])
+    text_out = result.out + result.err
+    assert not {"\x1b", "\x07", "\x9b", "\r"}.intersection(text_out), text_out
     if "json" in command:
-        json.loads(left.out)
+        json.loads(result.out)

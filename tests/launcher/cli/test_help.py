@@ -1,4 +1,4 @@
-"""What `--help` shows beside click's own, and `launcher help`."""
+"""`--help` and `launcher help`."""
 
 from __future__ import annotations
 
@@ -17,48 +17,44 @@ Capture = pytest.CaptureFixture[str]
 Patch = pytest.MonkeyPatch
 
 
-def test_help_names_the_groups_and_where_to_read_more(capsys: Capture, monkeypatch: Patch) -> None:
+def test_help_lists_groups_and_documentation(capsys: Capture, monkeypatch: Patch) -> None:
     text = launcher(capsys, monkeypatch, "--help").out
     assert all(f"\n{group}:\n" in text for group in GROUPS)
     assert "launcher help lists the pages (docs/index.md)" in text
 
 
-def test_without_a_topic_it_lists_every_page_by_its_title(
-    capsys: Capture, monkeypatch: Patch
-) -> None:
+def test_help_without_topic_lists_all_pages(capsys: Capture, monkeypatch: Patch) -> None:
     text = launcher(capsys, monkeypatch, "help").out
     assert "  quickstart " in text and "On Kubernetes" in text
     assert all(page.relative_to(DOCS).with_suffix("").as_posix() in text for page in PAGES)
 
 
 @pytest.mark.parametrize("topic", ["quickstart", "quickstart.md", "docs/quickstart.md"])
-def test_a_topic_is_a_page_as_it_is_written(
-    topic: str, capsys: Capture, monkeypatch: Patch
-) -> None:
-    left = launcher(capsys, monkeypatch, "help", topic)
-    assert (left.code, left.out) == (0, (DOCS / "quickstart.md").read_text().rstrip() + "\n")
+def test_help_prints_page(topic: str, capsys: Capture, monkeypatch: Patch) -> None:
+    result = launcher(capsys, monkeypatch, "help", topic)
+    assert (result.code, result.out) == (0, (DOCS / "quickstart.md").read_text().rstrip() + "\n")
 
 
 @pytest.mark.parametrize(
-    ("topic", "has"),
+    ("topic", "expected"),
     [
         ("docs/troubleshooting.md#hangs-and-timeouts", "the compile timeout of … s passed"),
         ("job-yaml#train.mesh", "data parallel: the batch is split"),
     ],
 )
-def test_a_link_that_a_command_prints_is_a_topic(
-    topic: str, has: str, capsys: Capture, monkeypatch: Patch
+def test_help_prints_section_of_page(
+    topic: str, expected: str, capsys: Capture, monkeypatch: Patch
 ) -> None:
     text = launcher(capsys, monkeypatch, "help", topic).out
-    assert has in text and len(text.splitlines()) < 80
+    assert expected in text and len(text.splitlines()) < 80
 
 
-def test_a_command_that_has_no_page_is_a_topic(capsys: Capture, monkeypatch: Patch) -> None:
+def test_help_prints_usage_of_command(capsys: Capture, monkeypatch: Patch) -> None:
     assert launcher(capsys, monkeypatch, "help", "submit").out.startswith("Usage: launcher submit ")
 
 
 @pytest.mark.parametrize(
-    ("topic", "said"),
+    ("topic", "message"),
     [
         (
             "trobleshooting",
@@ -75,19 +71,19 @@ def test_a_command_that_has_no_page_is_a_topic(capsys: Capture, monkeypatch: Pat
         ),
     ],
 )
-def test_an_unknown_topic_leaves_2_with_the_nearest(
-    topic: str, said: str, capsys: Capture, monkeypatch: Patch
+def test_unknown_topic_suggests_nearest(
+    topic: str, message: str, capsys: Capture, monkeypatch: Patch
 ) -> None:
-    left = launcher(capsys, monkeypatch, "help", topic)
-    assert (left.code, left.out, left.err) == (2, "", said)
+    result = launcher(capsys, monkeypatch, "help", topic)
+    assert (result.code, result.out, result.err) == (2, "", message)
 
 
-def test_a_comment_of_an_example_is_no_heading() -> None:
+def test_comments_in_code_blocks_are_not_headings() -> None:
     assert help.find_section("# A\n```\n# B\n```\n## C\nd\n", "b") is None
     assert help.find_section("# A\n## B\nb\n### C\nc\n## D\n", "b") == "## B\nb\n### C\nc"
 
 
-def test_an_installed_package_has_every_page(monkeypatch: Patch, tmp_path: Path) -> None:
+def test_installed_package_contains_all_pages(monkeypatch: Patch, tmp_path: Path) -> None:
     """`launcher help` finds them among the files of the distribution."""
     listed = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"][
         "data-files"
@@ -108,9 +104,7 @@ def test_an_installed_package_has_every_page(monkeypatch: Patch, tmp_path: Path)
     assert help.docs_folder() == installed.parent
 
 
-def test_an_installation_without_pages_says_where_they_are(
-    capsys: Capture, monkeypatch: Patch
-) -> None:
+def test_installation_without_pages_names_repository(capsys: Capture, monkeypatch: Patch) -> None:
     monkeypatch.setattr(help, "docs_folder", lambda: None)
-    left = launcher(capsys, monkeypatch, "help")
-    assert (left.code, "docs/ of the repository" in left.err) == (2, True)
+    result = launcher(capsys, monkeypatch, "help")
+    assert (result.code, "docs/ of the repository" in result.err) == (2, True)

@@ -42,7 +42,7 @@ def address() -> Iterator[str]:
         thread.join()
 
 
-def test_the_block_shows_the_step_that_rank_0_reports_and_goes(
+def test_block_shows_progress_of_rank_0_and_is_erased(
     tmp_path: Path,
     address: str,
     capsys: pytest.CaptureFixture[str],
@@ -62,7 +62,7 @@ def test_the_block_shows_the_step_that_rank_0_reports_and_goes(
     assert shown[2] == f"training {'━' * 10}{'╌' * 30} 50/200"
 
 
-def test_the_time_left_is_that_of_as_many_steps(tmp_path: Path) -> None:
+def test_remaining_time_follows_from_speed(tmp_path: Path) -> None:
     block = LiveBlock(tmp_path)
     assert block._describe_progress(100, 400, now=0).endswith(" 100/400")
     assert block._describe_progress(150, 400, now=60).endswith(" 150/400, 5m left")

@@ -41,13 +41,13 @@ def test_help_imports_nothing_heavy() -> None:
         "standalone_mode=False);"
         f"print([name for name in {HEAVY} if name in sys.modules], file=sys.stderr)"
     )
-    said = python("-c", code)
-    assert said.stderr == "[]\n"
-    assert said.stdout.startswith("Usage: ")
-    assert all(name in said.stdout for name in COMMANDS)
+    process = python("-c", code)
+    assert process.stderr == "[]\n"
+    assert process.stdout.startswith("Usage: ")
+    assert all(name in process.stdout for name in COMMANDS)
 
 
-def test_rendering_imports_no_client_of_a_cluster(tmp_path: Path) -> None:
+def test_render_imports_no_cluster_client(tmp_path: Path) -> None:
     (tmp_path / "job.yaml").write_text(
         "name: x\nimage: i\naccelerator: {type: cpu}\ncommand: [a]\n"
     )
@@ -56,13 +56,13 @@ def test_rendering_imports_no_client_of_a_cluster(tmp_path: Path) -> None:
         "standalone_mode=False);print([name for name in ('kubernetes', 'jax', 'urllib3') if name "
         "in sys.modules], file=sys.stderr)"
     )
-    said = python("-c", code, cwd=tmp_path)
-    assert said.stderr == "[]\n"
-    assert said.stdout.startswith("apiVersion: jobset.x-k8s.io/v1alpha2")
+    process = python("-c", code, cwd=tmp_path)
+    assert process.stderr == "[]\n"
+    assert process.stdout.startswith("apiVersion: jobset.x-k8s.io/v1alpha2")
 
 
 @pytest.mark.parametrize("module", ["list", "status", "logs", "stop"])
-def test_commands_on_a_submitted_job_do_not_wait_for_what_reads_a_job_file(module: str) -> None:
+def test_cluster_commands_do_not_import_the_job_schema(module: str) -> None:
     code = (
         f"import sys, jaxlaunch.launcher.cli.{module};print([name for name in ('pydantic_core', "
         "'jaxlaunch.trainer.spec', 'cryptography') if name in sys.modules])"
@@ -70,39 +70,37 @@ def test_commands_on_a_submitted_job_do_not_wait_for_what_reads_a_job_file(modul
     assert python("-c", code).stdout == "[]\n"
 
 
-def test_the_launcher_never_imports_the_jax_side() -> None:
+def test_launcher_imports_only_the_schema_of_the_trainer() -> None:
     code = (
         "import json, sys; from jaxlaunch.launcher.cli import validate, schema;outer = ('trainer', "
         "'launcher', 'jax', 'numpy');found = [name for name in sys.modules if name[:17] == "
         "'jaxlaunch.trainer' or name.split('.')[0] in outer];print(json.dumps(sorted(found)))"
     )
-    found = json.loads(python("-c", code).stdout)
-    assert found[0] == "jaxlaunch.trainer"
-    assert {name.split(".")[2] for name in found[1:]} == {"spec"}
+    modules = json.loads(python("-c", code).stdout)
+    assert modules[0] == "jaxlaunch.trainer"
+    assert {name.split(".")[2] for name in modules[1:]} == {"spec"}
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_every_command_is_found_and_says_what_the_list_says(
+def test_every_command_has_its_listed_summary(
     name: str, capsys: Capture, monkeypatch: Patch
 ) -> None:
     command = cli.get_command(click.Context(cli), name)
     assert command is not None and command.name == name
     assert (command.help or "").split("\n")[0] == COMMANDS[name]
     assert all(option.help for option in command.params if isinstance(option, click.Option))
-    left = launcher(capsys, monkeypatch, name, "--help")
-    assert (left.code, left.err) == (0, "")
+    result = launcher(capsys, monkeypatch, name, "--help")
+    assert (result.code, result.err) == (0, "")
 
 
-def test_a_command_that_does_not_exist_is_a_usage_error(
-    capsys: Capture, monkeypatch: Patch
-) -> None:
-    left = launcher(capsys, monkeypatch, "vaildate", "job.yaml")
-    assert left.code == 2
-    assert "No such command 'vaildate'. Did you mean 'validate'?" in left.err
+def test_unknown_command_suggests_nearest(capsys: Capture, monkeypatch: Patch) -> None:
+    result = launcher(capsys, monkeypatch, "vaildate", "job.yaml")
+    assert result.code == 2
+    assert "No such command 'vaildate'. Did you mean 'validate'?" in result.err
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("option", "message"),
     [
         (
             "--steps",
@@ -112,34 +110,34 @@ def test_a_command_that_does_not_exist_is_a_usage_error(
         ("--simulte", "No such option '--simulte'. Did you mean '--simulate'?"),
     ],
 )
-def test_an_option_that_does_not_exist_names_the_nearest_or_how_a_key_is_set(
-    given: str, said: str, capsys: Capture, monkeypatch: Patch
+def test_unknown_option_suggests_nearest_or_key_syntax(
+    option: str, message: str, capsys: Capture, monkeypatch: Patch
 ) -> None:
-    left = launcher(capsys, monkeypatch, "run", "job.yaml", given)
-    assert left.code == 2
-    assert said in left.err and "--help'?" not in left.err
+    result = launcher(capsys, monkeypatch, "run", "job.yaml", option)
+    assert result.code == 2
+    assert message in result.err and "--help'?" not in result.err
 
 
-def test_the_version_is_the_packages(capsys: Capture, monkeypatch: Patch) -> None:
-    left = launcher(capsys, monkeypatch, "--version")
-    assert (left.code, left.out.split()[0]) == (0, "launcher,")
+def test_version_is_printed(capsys: Capture, monkeypatch: Patch) -> None:
+    result = launcher(capsys, monkeypatch, "--version")
+    assert (result.code, result.out.split()[0]) == (0, "launcher,")
 
 
-def test_init_writes_a_job_that_validates_and_never_overwrites(
+def test_init_writes_valid_job_and_never_overwrites(
     tmp_path: Path, capsys: Capture, monkeypatch: Patch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert launcher(capsys, monkeypatch, "init", "first").code == 0
     text = Path("first.yaml").read_text()
     assert len(text.splitlines()) == 10
-    left = launcher(capsys, monkeypatch, "validate", "first.yaml", "train.epochs=5")
-    assert (left.code, left.err) == (0, "")
-    assert left.out == (
+    result = launcher(capsys, monkeypatch, "validate", "first.yaml", "train.epochs=5")
+    assert (result.code, result.err) == (0, "")
+    assert result.out == (
         "first.yaml: ok\nfirst: 4 devices (1 host × 4) of type cpu, 1 process of 4 devices\nmesh: "
         "dp 4 × fsdp 1 × mp 1\nbatch: 128 examples a step, 32 per device\n"
     )
-    left = launcher(capsys, monkeypatch, "init", "first")
-    assert (left.code, left.out, left.err) == (
+    result = launcher(capsys, monkeypatch, "init", "first")
+    assert (result.code, result.out, result.err) == (
         2,
         "",
         "first.yaml already exists.\n  hint: choose another name.\n",
@@ -148,29 +146,29 @@ def test_init_writes_a_job_that_validates_and_never_overwrites(
 
 
 @pytest.mark.parametrize("name", ["My_Run", "../up", "no/where", "a" * 300])
-def test_init_refuses_a_name_that_is_none(
+def test_init_refuses_invalid_name(
     name: str, tmp_path: Path, capsys: Capture, monkeypatch: Patch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    left = launcher(capsys, monkeypatch, "init", name)
-    assert (left.code, left.out) == (2, "")
+    result = launcher(capsys, monkeypatch, "init", name)
+    assert (result.code, result.out) == (2, "")
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize(("output", "read"), [("json", json.loads), ("yaml", yaml.safe_load)])
-def test_validate_answers_a_script(
-    output: str, read: object, tmp_path: Path, capsys: Capture, monkeypatch: Patch
+@pytest.mark.parametrize(("output", "parse"), [("json", json.loads), ("yaml", yaml.safe_load)])
+def test_validate_prints_data(
+    output: str, parse: object, tmp_path: Path, capsys: Capture, monkeypatch: Patch
 ) -> None:
     file = tmp_path / "job.yaml"
     file.write_text(
         "name: lm\naccelerator: {type: h100}\nhosts: 4\ntrain: {task: 'a:B', batch: 512, "
         "accumulate: 2}\n"
     )
-    left = launcher(
+    result = launcher(
         capsys, monkeypatch, "validate", str(file), "train.mesh={dp: 4, fsdp: 8}", "-o", output
     )
-    assert left.code == 0
-    assert read(left.out) == {  # type: ignore[operator]
+    assert result.code == 0
+    assert parse(result.out) == {  # type: ignore[operator]
         "name": "lm",
         "slices": 1,
         "hosts": 4,
@@ -185,33 +183,33 @@ def test_validate_answers_a_script(
     }
 
 
-def test_a_job_with_faults_leaves_2_and_says_nothing_on_stdout(
+def test_validate_of_wrong_job_exits_with_2(
     tmp_path: Path, capsys: Capture, monkeypatch: Patch
 ) -> None:
     file = tmp_path / "job.yaml"
     file.write_text("name: lm\n")
     for output in ("text", "json"):
-        left = launcher(capsys, monkeypatch, "validate", str(file), "-o", output)
-        assert (left.code, left.out) == (2, "")
-        assert f"{file}: accelerator is missing." in left.err
+        result = launcher(capsys, monkeypatch, "validate", str(file), "-o", output)
+        assert (result.code, result.out) == (2, "")
+        assert f"{file}: accelerator is missing." in result.err
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("name", "message"),
     [
         ("missing.yaml", "no such file.\n  hint: create one with `launcher init`.\n"),
         ("", "is a directory.\n"),
     ],
 )
-def test_a_file_that_cannot_be_read_is_told(
-    name: str, said: str, tmp_path: Path, capsys: Capture, monkeypatch: Patch
+def test_unreadable_job_file_is_refused(
+    name: str, message: str, tmp_path: Path, capsys: Capture, monkeypatch: Patch
 ) -> None:
-    left = launcher(capsys, monkeypatch, "validate", str(tmp_path / name))
-    assert (left.code, left.err) == (2, f"{tmp_path / name}: {said}")
+    result = launcher(capsys, monkeypatch, "validate", str(tmp_path / name))
+    assert (result.code, result.err) == (2, f"{tmp_path / name}: {message}")
 
 
 @pytest.mark.parametrize(
-    ("raised", "code", "said"),
+    ("error", "code", "message"),
     [
         (
             ClusterError("api.example: refused.", "is the VPN up?"),
@@ -222,17 +220,17 @@ def test_a_file_that_cannot_be_read_is_told(
     ],
 )
 def test_errors_become_exit_codes(
-    raised: BaseException, code: int, said: str, capsys: Capture, monkeypatch: Patch
+    error: BaseException, code: int, message: str, capsys: Capture, monkeypatch: Patch
 ) -> None:
     def fail(**_: object) -> None:
-        raise raised
+        raise error
 
     monkeypatch.setattr(command_line.cli, "callback", fail)
-    left = launcher(capsys, monkeypatch, "schema")
-    assert (left.code, left.out, left.err.strip()) == (code, "", said.strip())
+    result = launcher(capsys, monkeypatch, "schema")
+    assert (result.code, result.out, result.err.strip()) == (code, "", message.strip())
 
 
-def test_an_error_of_ours_keeps_its_traceback(monkeypatch: Patch) -> None:
+def test_internal_error_keeps_its_traceback(monkeypatch: Patch) -> None:
     def fail(**_: object) -> None:
         raise ZeroDivisionError
 
@@ -242,7 +240,7 @@ def test_an_error_of_ours_keeps_its_traceback(monkeypatch: Patch) -> None:
         command_line.main()
 
 
-def test_what_a_command_returns_is_the_exit_code(capsys: Capture, monkeypatch: Patch) -> None:
+def test_return_value_is_the_exit_code(capsys: Capture, monkeypatch: Patch) -> None:
     @click.command()
     def run() -> int:
         return 83
@@ -251,9 +249,9 @@ def test_what_a_command_returns_is_the_exit_code(capsys: Capture, monkeypatch: P
     assert launcher(capsys, monkeypatch, "run").code == 83
 
 
-def test_a_terminal_without_unicode_is_no_error(tmp_path: Path) -> None:
+def test_ascii_terminal_is_supported(tmp_path: Path) -> None:
     (tmp_path / "job.yaml").write_text("name: lm\naccelerator: {type: cpu}\ntrain: {task: 'a:B'}\n")
-    left = python(
+    process = python(
         "-m",
         "jaxlaunch.launcher.cli.main",
         "validate",
@@ -261,17 +259,17 @@ def test_a_terminal_without_unicode_is_no_error(tmp_path: Path) -> None:
         cwd=tmp_path,
         PYTHONIOENCODING="ascii",
     )
-    assert (left.returncode, left.stderr) == (0, "")
-    assert "(1 host" in left.stdout
+    assert (process.returncode, process.stderr) == (0, "")
+    assert "(1 host" in process.stdout
 
 
-def processor_time_of_children() -> float:
+def children_cpu_s() -> float:
     """In seconds, of those that have ended: beside other tests the clock says little."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
 
 
-def test_a_command_starts_soon(tmp_path: Path, capsys: Capture) -> None:
+def test_commands_start_fast(tmp_path: Path, capsys: Capture) -> None:
     """With three times the ratio that the bench allows; see benchmarks/cli.py."""
     (tmp_path / "job.yaml").write_text(
         "name: lm\nimage: i\naccelerator: {type: cpu}\ntrain: {task: 'a:B', checkpoint: {path: "
@@ -285,12 +283,12 @@ def test_a_command_starts_soon(tmp_path: Path, capsys: Capture) -> None:
     }
     medians = {}
     for name, arguments in lines.items():
-        taken = []
+        times_s = []
         for _ in range(3):
-            started = processor_time_of_children()
+            started = children_cpu_s()
             assert python(*arguments, cwd=tmp_path).returncode == 0
-            taken.append(processor_time_of_children() - started)
-        medians[name] = statistics.median(taken)
+            times_s.append(children_cpu_s() - started)
+        medians[name] = statistics.median(times_s)
     with capsys.disabled():
         for name, seconds in medians.items():
             print(

@@ -15,7 +15,7 @@ Capture = pytest.CaptureFixture[str]
 LINES = (Line(0, 0, "a"), Line(0, 1, "b"), Line(0, None, "agent: c"))
 
 
-def test_data_is_the_same_as_json_and_as_yaml(capsys: Capture) -> None:
+def test_data_is_equal_as_json_and_yaml(capsys: Capture) -> None:
     value = {"a": ("×", 1.5, None), "b": {"on": "yes"}}
     output.show_data(value, "json")
     assert json.loads(text := capsys.readouterr().out) == {
@@ -31,7 +31,7 @@ def test_data_is_the_same_as_json_and_as_yaml(capsys: Capture) -> None:
     assert text.endswith("\n") and not text.endswith("\n\n")
 
 
-def test_columns_are_as_wide_as_their_widest_cell() -> None:
+def test_columns_fit_their_widest_cell() -> None:
     assert output.format_columns([("NAME", "AGE"), ("a-long-one", "3s"), ("b", "")]) == [
         "NAME         AGE",
         "a-long-one   3s",
@@ -43,7 +43,7 @@ def test_columns_are_as_wide_as_their_widest_cell() -> None:
 @pytest.mark.parametrize(
     ("ranks", "out"), [(None, "[0] a\n[1] b\n"), ({0, 2}, "[0] a\n"), ({1}, "b\n"), ({7}, "")]
 )
-def test_lines_of_selected_ranks_are_results_and_of_agents_messages(
+def test_printer_writes_selected_ranks_to_stdout(
     ranks: set[int] | None, out: str, capsys: Capture
 ) -> None:
     printer = Printer(Selection(None if ranks is None else frozenset(ranks)))
@@ -53,7 +53,7 @@ def test_lines_of_selected_ranks_are_results_and_of_agents_messages(
     assert capsys.readouterr() == (out, "agent: c\nlauncher: d\n")
 
 
-def test_what_is_written_meanwhile_appears_above_the_status_line(
+def test_messages_appear_above_the_status_line(
     capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "10")
@@ -68,9 +68,7 @@ def test_what_is_written_meanwhile_appears_above_the_status_line(
     )
 
 
-def test_a_status_of_several_lines_is_erased_as_a_terminal_has_it(
-    capsys: Capture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_wrapped_status_is_erased(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "10")
     output.show_status("123456789", "b")
     monkeypatch.setenv("COLUMNS", "5")  # the first line has wrapped
@@ -92,9 +90,7 @@ NO_WIDTH = "\xad\u180e\u200b\u200c\u200d\u2060\ufeff\U000e0041"
 CONTROLS = "".join([*map(chr, [*range(32), *range(127, 160)]), *INVISIBLE, BIDI, NO_WIDTH])
 
 
-def test_control_characters_are_shown_and_not_obeyed_wherever_they_come_from(
-    capsys: Capture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_control_characters_are_escaped(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
     printer = Printer(Selection())
     for write in (
         output.show_lines,
@@ -116,16 +112,14 @@ def test_control_characters_are_shown_and_not_obeyed_wherever_they_come_from(
     assert capsys.readouterr().out == "\\u202egnp.exe \\U000e0041 caf\\udce9\n"
 
 
-def test_data_with_control_characters_is_the_same_as_json_and_as_yaml(capsys: Capture) -> None:
+def test_data_with_control_characters_survives(capsys: Capture) -> None:
     for form, load in (("json", json.loads), ("yaml", yaml.safe_load)):
-        held = f"{OSC}\x7f\x85\x9b{BIDI}{NO_WIDTH}\u2028"
-        output.show_data({"a": held, held: 1}, form)
-        assert load(capsys.readouterr().out) == {"a": held, held: 1}
+        text = f"{OSC}\x7f\x85\x9b{BIDI}{NO_WIDTH}\u2028"
+        output.show_data({"a": text, text: 1}, form)
+        assert load(capsys.readouterr().out) == {"a": text, text: 1}
 
 
-def test_a_program_keeps_its_colours_to_the_end_of_its_line_and_nothing_else(
-    capsys: Capture,
-) -> None:
+def test_program_keeps_colours_until_end_of_line(capsys: Capture) -> None:
     printer = Printer(Selection())
     printer.show_line(Line(0, 3, "\x1b[1;31mred\x1b[38;2;1;2;3m\x1b[2Jx\x1b[5n\x1b[?25l"))
     printer.show_line(Line(0, 3, "plain"))

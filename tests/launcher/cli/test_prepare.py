@@ -1,4 +1,4 @@
-"""`launcher prepare`: what it asks the trainer for. What is prepared has tests of its own."""
+"""`launcher prepare`: its request to the trainer."""
 
 from __future__ import annotations
 
@@ -21,37 +21,37 @@ train:
 """
 
 
-def prepared(
+def run_prepare(
     folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *options: str
 ) -> dict[str, Any]:
     """The data block that the trainer gets."""
     (folder / "job.yaml").write_text(JOB)
-    seen: list[dict[str, Any]] = []
+    data_blocks: list[dict[str, Any]] = []
 
     def run(module: str, *, environ: dict[str, str], show: Any) -> dict[str, Any]:
-        seen.append(json.loads(environ[contract.TRAIN_SPEC])["data"])
+        data_blocks.append(json.loads(environ[contract.TRAIN_SPEC])["data"])
         return {"prepared": []}
 
     monkeypatch.setattr(trainer_process, "run_program", run)
     monkeypatch.chdir(folder)
-    left = launcher(capsys, monkeypatch, "prepare", str(folder / "job.yaml"), *options)
-    assert left.code == 0, left.err
-    return seen[0]
+    result = launcher(capsys, monkeypatch, "prepare", str(folder / "job.yaml"), *options)
+    assert result.code == 0, result.err
+    return data_blocks[0]
 
 
-def test_volumes_and_run_folder_are_those_that_run_is_given(
+def test_prepare_maps_volumes_and_run_folder(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = prepared(tmp_path, capsys, monkeypatch)
-    assert found["path"] == f"{tmp_path}/runs/mine/volumes/corpus/*.jsonl"
-    found = prepared(
+    data = run_prepare(tmp_path, capsys, monkeypatch)
+    assert data["path"] == f"{tmp_path}/runs/mine/volumes/corpus/*.jsonl"
+    data = run_prepare(
         tmp_path, capsys, monkeypatch, "--volume", "corpus=texts", "--run-dir", "elsewhere"
     )
-    assert found["path"] == f"{tmp_path}/texts/*.jsonl"
-    assert found["data_dir"] == f"{tmp_path}/elsewhere/volumes/out/prepared"
+    assert data["path"] == f"{tmp_path}/texts/*.jsonl"
+    assert data["data_dir"] == f"{tmp_path}/elsewhere/volumes/out/prepared"
 
 
-def test_one_that_is_interrupted_says_what_is_kept(
+def test_interrupted_prepare_can_resume(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def interrupted(*_: Any, **__: Any) -> None:
@@ -59,23 +59,23 @@ def test_one_that_is_interrupted_says_what_is_kept(
 
     (tmp_path / "job.yaml").write_text(JOB)
     monkeypatch.setattr(trainer_process, "run_program", interrupted)
-    left = launcher(capsys, monkeypatch, "prepare", str(tmp_path / "job.yaml"))
-    assert left.code == 130
+    result = launcher(capsys, monkeypatch, "prepare", str(tmp_path / "job.yaml"))
+    assert result.code == 130
     assert (
-        left.err.strip()
+        result.err.strip()
         == "launcher: stopped; what is complete is kept, and the same command resumes from there"
     )
 
 
-def test_a_mixture_of_images_is_packed_part_by_part(
+def test_prepare_refuses_mixture_of_images(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     data = "{source: mixture, parts: {a: {source: images, weight: 1, path: a}}}"
     (tmp_path / "job.yaml").write_text(
         f"name: m\naccelerator: {{type: cpu}}\ntrain: {{task: classify, data: {data}}}\n"
     )
-    left = launcher(
+    result = launcher(
         capsys, monkeypatch, "prepare", str(tmp_path / "job.yaml"), "--to", str(tmp_path / "out")
     )
-    assert left.code == 2 and "train.data.source = mixture is not packed as a whole" in left.err
-    assert "pack each part as a job with that source" in left.err
+    assert result.code == 2 and "train.data.source = mixture is not packed as a whole" in result.err
+    assert "pack each part as a job with that source" in result.err

@@ -1,4 +1,4 @@
-"""`launcher sample`: what it asks the trainer for, and what it prints. The trainer's side has tests of its own."""
+"""`launcher sample`: its request to the trainer, and its output."""
 
 from __future__ import annotations
 
@@ -36,24 +36,24 @@ class Trainer:
         yield from self._events
 
 
-def test_one_sample_is_printed_piece_by_piece(
+def test_single_sample_is_streamed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trainer = Trainer({"piece": "x"}, {"piece": "\x1b"}, LAST)
     monkeypatch.setattr(trainer_process, "stream_program", trainer)
-    left = launcher(
+    result = launcher(
         capsys, monkeypatch, "sample", str(tmp_path), "--prompt", "a b", "--top-p", "0.5", "--ema"
     )
-    asked = programs.Sample(folder=str(tmp_path), prompt=("a b",), top_p=0.5, ema=True)
-    assert trainer.asked == ("jaxlaunch.trainer.generate", *programs.json_arguments(asked))
-    assert (left.code, left.out) == (0, "x\\x1b\n")
-    assert left.err == (
+    program = programs.Sample(folder=str(tmp_path), prompt=("a b",), top_p=0.5, ema=True)
+    assert trainer.asked == ("jaxlaunch.trainer.generate", *programs.json_arguments(program))
+    assert (result.code, result.out) == (0, "x\\x1b\n")
+    assert result.err == (
         "launcher: step 7: damaged; using step 5\n"
         "launcher: 2 tokens of step 5 in 0.5 s, compiling included: 4/s\n"
     )  # fmt: skip
 
 
-def test_several_samples_are_printed_under_their_numbers_or_as_json(
+def test_several_samples_are_numbered_or_json(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     samples = [[ONE, {"ids": [1, 2], "score": -2.0, "ended": True}]]
@@ -62,7 +62,7 @@ def test_several_samples_are_printed_under_their_numbers_or_as_json(
         "stream_program",
         Trainer({**LAST, "samples": samples, "notes": [], "step": None}),
     )
-    left = launcher(
+    result = launcher(
         capsys,
         monkeypatch,
         "sample",
@@ -74,17 +74,17 @@ def test_several_samples_are_printed_under_their_numbers_or_as_json(
         "--temperature",
         "1",
     )
-    assert left.out == "x\\x1b\n1 2\n"
-    assert left.err.splitlines()[:2] == [
+    assert result.out == "x\\x1b\n1 2\n"
+    assert result.err.splitlines()[:2] == [
         "launcher: prompt 1, sample 1, log-probability -1.5",
         "launcher: prompt 1, sample 2, log-probability -2",
     ]
-    left = launcher(capsys, monkeypatch, "sample", str(tmp_path), "--ids", "1 2", "-o", "json")
-    assert json.loads(left.out) == {"step": None, "samples": samples}
+    result = launcher(capsys, monkeypatch, "sample", str(tmp_path), "--ids", "1 2", "-o", "json")
+    assert json.loads(result.out) == {"step": None, "samples": samples}
 
 
 @pytest.mark.parametrize(
-    ("arguments", "says"),
+    ("arguments", "message"),
     [
         (
             ("nowhere", "--prompt", "a"),
@@ -111,21 +111,19 @@ def test_several_samples_are_printed_under_their_numbers_or_as_json(
         ),
     ],
 )
-def test_a_wrong_call_is_a_sentence(
+def test_wrong_options_are_refused(
     arguments: tuple[str, ...],
-    says: str,
+    message: str,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    left = launcher(capsys, monkeypatch, "sample", *arguments)
-    assert left.code == 2 and says in left.err
+    result = launcher(capsys, monkeypatch, "sample", *arguments)
+    assert result.code == 2 and message in result.err
 
 
-def test_the_weights_of_a_run_its_steps_and_published_folders_are_found(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_weights_are_located(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     home = tmp_path / "runs" / "lm"
     (home / "checkpoints" / "35").mkdir(parents=True)
@@ -140,9 +138,7 @@ def test_the_weights_of_a_run_its_steps_and_published_folders_are_found(
     assert trainer_process.find_weights("gs://bucket/lm") == ("gs://bucket/lm", None)
 
 
-def test_what_the_trainer_prints_comes_line_by_line_and_its_failure_at_the_end(
-    tmp_path: Path,
-) -> None:
+def test_trainer_output_is_streamed_and_failure_raised(tmp_path: Path) -> None:
     lines = [{"piece": "a"}, {"samples": []}]
     (tmp_path / "said").write_text("\n".join(map(json.dumps, lines)))
     as_lines = ("json.tool", "--json-lines", "--compact")

@@ -3,13 +3,13 @@ from jaxlaunch.launcher.job import introspection
 from jaxlaunch.launcher.job.schema import JobSpec
 
 
-def test_the_json_schema_is_closed_and_names_every_key() -> None:
-    found = schema.json_schema()
-    assert set(found["properties"]) == set(introspection.block_fields(JobSpec))
-    assert found["required"] == ["name", "accelerator"]
-    blocks = [found, *found["$defs"].values()]
+def test_json_schema_is_closed_and_complete() -> None:
+    json_schema = schema.json_schema()
+    assert set(json_schema["properties"]) == set(introspection.block_fields(JobSpec))
+    assert json_schema["required"] == ["name", "accelerator"]
+    blocks = [json_schema, *json_schema["$defs"].values()]
     open_blocks = [
         block["title"] for block in blocks if block.get("additionalProperties") is not False
     ]
     assert open_blocks == ["CustomModel"]
-    assert found["properties"]["grace"]["default"] == "60s"
+    assert json_schema["properties"]["grace"]["default"] == "60s"

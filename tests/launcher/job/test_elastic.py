@@ -1,4 +1,4 @@
-"""Hosts that may be fewer for a while, and spares: what is refused before anything is held."""
+"""Jobs with fewer hosts for a while, and spares."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TRAIN = {
 }
 
 
-def document(**keys: Any) -> dict[str, Any]:
+def make_document(**keys: Any) -> dict[str, Any]:
     return {
         "name": "t",
         "hosts": {"min": 2, "max": 4},
@@ -48,34 +48,32 @@ WRONG: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("keys", "said"), WRONG, ids=[said for _, said in WRONG])
-def test_what_cannot_shrink_or_be_replaced_is_refused_by_name(
-    keys: dict[str, Any], said: str
-) -> None:
-    given = {key: value for key, value in document(**keys).items() if value is not None}
-    with pytest.raises(UserError, match="hosts|spares|batch") as refused:
-        parse_job(yaml.safe_dump(given))
-    assert said in str(refused.value)
+@pytest.mark.parametrize(("keys", "message"), WRONG, ids=[message for _, message in WRONG])
+def test_unsupported_elastic_jobs_are_refused(keys: dict[str, Any], message: str) -> None:
+    job = {key: value for key, value in make_document(**keys).items() if value is not None}
+    with pytest.raises(UserError, match="hosts|spares|batch") as error:
+        parse_job(yaml.safe_dump(job))
+    assert message in str(error.value)
 
 
-def test_what_is_asked_for_names_the_mesh_and_the_batch_on_fewer_hosts() -> None:
-    def last(**keys: Any) -> list[str]:
-        given = {key: value for key, value in document(**keys).items() if value is not None}
+def test_request_describes_fewer_hosts() -> None:
+    def lost_host_lines(**keys: Any) -> list[str]:
+        given = {key: value for key, value in make_document(**keys).items() if value is not None}
         lines = validate.describe_request(parse_job(yaml.safe_dump(given)))
         return lines[
             next(at for at, line in enumerate(lines) if line.startswith("a lost host: ")) :
         ]
 
     mesh = TRAIN | {"mesh": {"dp": -1}}
-    assert last(train=mesh, spares=2) == [
+    assert lost_host_lines(train=mesh, spares=2) == [
         "a lost host: 2 spares take its ranks, and its pod alone is made again; after "
         "timeouts.replace it continues with fewer:",
         "  3 hosts: dp 3 × fsdp 1 × mp 1, 4 per device, accumulate 2",
         "  2 hosts: dp 2 × fsdp 1 × mp 1, 6 per device, accumulate 2",
     ]
-    assert last(hosts=3) == ["a lost host: its pod alone is made again"]
-    assert last(hosts=3, restarts={"crash": 0}) == ["a lost host: all pods are replaced"]
-    slices = last(
+    assert lost_host_lines(hosts=3) == ["a lost host: its pod alone is made again"]
+    assert lost_host_lines(hosts=3, restarts={"crash": 0}) == ["a lost host: all pods are replaced"]
+    slices = lost_host_lines(
         hosts=4, accelerator={"type": "v5e", "topology": "4x4"}, train=None, command=["true"]
     )
     assert slices == ["a lost host: all pods are replaced: a TPU slice is lost as a whole"]

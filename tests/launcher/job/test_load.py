@@ -16,7 +16,7 @@ from jaxlaunch.trainer import spec
 
 LM = "lm"
 
-WHOLE = """
+FULL_JOB = """
 schema: 1
 name: lm-small
 image: registry.example/train:1.4
@@ -38,7 +38,7 @@ restarts: {crash: 5, in_place: 3}
 grace: 60s
 deadline: 2d
 ttl: 3d
-timeouts: {rendezvous: 30m, init: 5m, restore: 10m, compile: 30m, step: auto, data: 10m, eval: 30m, save: 20m}
+timeouts: {rendezvous: 30m, init: 5m, restore: 10m, compile: 30m, step: auto, data: 10m, save: 20m}
 volumes:
   - {claim: ckpt, path: /ckpt}
   - {bucket: gs://team-b, path: /data, read_only: true}
@@ -69,7 +69,8 @@ train:
   accumulate: 1
   steps: 20000
   seed: 0
-  optimizer: {name: adamw, lr: 3e-4, weight_decay: 0.1, clip: 1.0, ema: null, schedule: {name: cosine, warmup: 500}}
+  optimizer:
+    {name: adamw, lr: 3e-4, weight_decay: 0.1, clip: 1.0, ema: null, schedule: {name: cosine}}
   eval: {every: 500, batches: null}
   checkpoint: {path: /ckpt/lm-small, every: 500, keep: 3}
   attention: auto
@@ -79,7 +80,7 @@ train:
 """
 
 
-def job(text: str = "", **parts: Any) -> JobSpec:
+def make_job(text: str = "", **parts: Any) -> JobSpec:
     """A job of the least a job needs, with `text` in front and `parts` on top."""
     least: dict[str, Any] = {
         "name": "lm",
@@ -89,30 +90,25 @@ def job(text: str = "", **parts: Any) -> JobSpec:
     return jobs.parse_job(text + yaml.safe_dump(least | parts, sort_keys=False))
 
 
-def faults_of(text: str) -> str:
+def parse_faults(text: str) -> str:
     with pytest.raises(JobFaultsError) as faults:
         jobs.parse_job(text)
     return str(faults.value)
 
 
-def test_the_whole_schema_is_read() -> None:
-    whole = jobs.parse_job(WHOLE)
-    assert (whole.devices, whole.host_count, whole.processes, whole.devices_per_process) == (
-        32,
-        4,
-        4,
-        8,
-    )
-    assert (whole.grace, whole.deadline, whole.ttl) == (60.0, 172800.0, 259200.0)
-    assert [volume.name for volume in whole.volumes] == ["ckpt", "team-b", "scratch", "s", "c"]
-    assert isinstance(whole.train, spec.TrainSpec)
-    assert whole.train.optimizer.lr == 3e-4
+def test_full_schema_is_read() -> None:
+    job = jobs.parse_job(FULL_JOB)
+    assert (job.devices, job.host_count, job.processes, job.devices_per_process) == (32, 4, 4, 8)
+    assert (job.grace, job.deadline, job.ttl) == (60.0, 172800.0, 259200.0)
+    assert [volume.name for volume in job.volumes] == ["ckpt", "team-b", "scratch", "s", "c"]
+    assert isinstance(job.train, spec.TrainSpec)
+    assert job.train.optimizer.lr == 3e-4
 
 
-def test_what_a_program_reads_as_text_stays_as_it_was_written() -> None:
-    whole = jobs.parse_job(WHOLE)
-    assert whole.env == {"A": "b", "N": "010", "F": "3e-4", "T": "true"}
-    assert (whole.labels, whole.node_selector) == ({"team": "7"}, {"pool": "1.0"})
+def test_texts_for_programs_stay_as_written() -> None:
+    job = jobs.parse_job(FULL_JOB)
+    assert job.env == {"A": "b", "N": "010", "F": "3e-4", "T": "true"}
+    assert (job.labels, job.node_selector) == ({"team": "7"}, {"pool": "1.0"})
     command = jobs.parse_job(
         "name: a\naccelerator: {type: cpu}\ncommand: [python, x.py, --lr, 3e-4, --n, "
         "010, --yes, no]"
@@ -123,11 +119,11 @@ def test_what_a_program_reads_as_text_stays_as_it_was_written() -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        WHOLE,
+        FULL_JOB,
         "name: a\naccelerator: {type: v6e, topology: 4x4}\ncommand: ['3e-4', 'no', '010', '']\n",
     ],
 )
-def test_a_dumped_job_reads_back_equal(text: str) -> None:
+def test_dumped_job_is_read_back_equal(text: str) -> None:
     first = jobs.parse_job(text)
     dumped = jobs.dump_job(first)
     assert jobs.parse_job(dumped) == first
@@ -135,16 +131,16 @@ def test_a_dumped_job_reads_back_equal(text: str) -> None:
     assert yaml.safe_load(dumped)["name"] == first.name
 
 
-def test_a_dumped_job_leaves_a_task_its_own_defaults() -> None:
-    whole = jobs.parse_job(
+def test_dump_omits_defaults_of_the_task() -> None:
+    job = jobs.parse_job(
         "name: a\naccelerator: {type: cpu}\ntrain: {task: 'my.tasks:Mine', batch: 8}\n"
     )
-    assert yaml.safe_load(jobs.dump_job(whole))["train"] == {"task": "my.tasks:Mine", "batch": 8}
+    assert yaml.safe_load(jobs.dump_job(job))["train"] == {"task": "my.tasks:Mine", "batch": 8}
 
 
-def test_text_that_looks_like_something_else_survives_a_dump() -> None:
+def test_ambiguous_texts_survive_a_dump() -> None:
     """PyYAML quotes by YAML 1.1, under which 3e-4 is text; ours reads a number there."""
-    strange = [
+    texts = [
         "3e-4",
         "1e3",
         "no",
@@ -162,29 +158,25 @@ def test_text_that_looks_like_something_else_survives_a_dump() -> None:
         "\n",
         "",
     ]
-    args = {f"k{index}": text for index, text in enumerate(strange)}
-    whole = job(train={"task": LM, "data": {"source": "torch", "dataset": "a:B", "args": args}})
-    assert jobs.parse_job(jobs.dump_job(whole)) == whole
+    args = {f"k{index}": text for index, text in enumerate(texts)}
+    job = make_job(train={"task": LM, "data": {"source": "torch", "dataset": "a:B", "args": args}})
+    assert jobs.parse_job(jobs.dump_job(job)) == job
 
 
-def test_a_user_model_keeps_its_own_keys() -> None:
-    whole = job(
+def test_user_model_keeps_its_keys() -> None:
+    job = make_job(
         train={
             "task": "my.tasks:Mine",
             "model": {"kind": "my.models:Net", "blocks": [1, 2], "drop": 0.1},
         }
     )
-    assert whole.train is not None
-    assert whole.train.model.model_dump() == {
-        "kind": "my.models:Net",
-        "blocks": [1, 2],
-        "drop": 0.1,
-    }
-    assert jobs.parse_job(jobs.dump_job(whole)) == whole
+    assert job.train is not None
+    assert job.train.model.model_dump() == {"kind": "my.models:Net", "blocks": [1, 2], "drop": 0.1}
+    assert jobs.parse_job(jobs.dump_job(job)) == job
 
 
 @pytest.mark.parametrize(
-    ("parts", "hosts", "devices", "processes", "each"),
+    ("parts", "hosts", "devices", "processes", "devices_per_process"),
     [
         ({"accelerator": {"type": "cpu"}}, 1, 1, 1, 1),
         ({"accelerator": {"type": "h100"}, "hosts": 2}, 2, 16, 2, 8),
@@ -207,26 +199,26 @@ def test_a_user_model_keeps_its_own_keys() -> None:
     ],
 )
 def test_devices_and_processes_follow_from_the_accelerator(
-    parts: dict[str, Any], hosts: int, devices: int, processes: int, each: int
+    parts: dict[str, Any], hosts: int, devices: int, processes: int, devices_per_process: int
 ) -> None:
-    whole = job(**parts, train=None, command=["x"])
-    assert (whole.hosts, whole.devices, whole.processes, whole.devices_per_process) == (
+    job = make_job(**parts, train=None, command=["x"])
+    assert (job.hosts, job.devices, job.processes, job.devices_per_process) == (
         hosts,
         devices,
         processes,
-        each,
+        devices_per_process,
     )
 
 
-def test_the_agents_timeouts_are_seconds_and_the_learned_one_is_none() -> None:
-    timeouts = job(timeouts={"init": "90s", "save": None, "step": 5}).timeouts.to_seconds()
+def test_timeouts_are_converted_to_seconds() -> None:
+    timeouts = make_job(timeouts={"init": "90s", "save": None, "step": 5}).timeouts.to_seconds()
     assert (timeouts["init"], timeouts["save"], timeouts["step"], timeouts["compile"]) == (
         90.0,
         None,
         5.0,
         1800.0,
     )
-    assert job().timeouts.to_seconds()["step"] is None
+    assert make_job().timeouts.to_seconds()["step"] is None
 
 
 @pytest.mark.parametrize(
@@ -239,14 +231,14 @@ def test_the_agents_timeouts_are_seconds_and_the_learned_one_is_none() -> None:
         {"mp": 4, "fsdp": 2},
     ],
 )
-def test_a_mesh_that_fits_is_accepted(mesh: dict[str, Any]) -> None:
-    whole = job(train={"task": LM, **({"mesh": mesh} if mesh else {})}, processes_per_host=2)
-    assert whole.train is not None
-    assert whole.train.mesh.resolve(whole.devices)
+def test_fitting_mesh_is_accepted(mesh: dict[str, Any]) -> None:
+    job = make_job(train={"task": LM, **({"mesh": mesh} if mesh else {})}, processes_per_host=2)
+    assert job.train is not None
+    assert job.train.mesh.resolve(job.devices)
 
 
 @pytest.mark.parametrize("devices", [1, 2, 6, 8, 12, 16, 36, 64, 97, 256, 1024, 9216])
-def test_every_divisor_a_message_offers_divides(devices: int) -> None:
+def test_offered_divisors_divide(devices: int) -> None:
     offered = checks.nearest_divisors(devices, target=devices // 2)
     assert offered == sorted(offered)
     assert all(devices % divisor == 0 for divisor in offered)
@@ -255,43 +247,43 @@ def test_every_divisor_a_message_offers_divides(devices: int) -> None:
 @pytest.mark.parametrize(
     "mesh", [{"dp": 3}, {"fsdp": 5}, {"dp": 2, "mp": 2}, {"dp": 16}, {"dp": 4, "mp": 4}]
 )
-def test_the_mesh_a_hint_offers_is_accepted(mesh: dict[str, int]) -> None:
+def test_mesh_of_hint_is_accepted(mesh: dict[str, int]) -> None:
     with pytest.raises(JobFaultsError) as faults:
-        job(train={"task": LM, "mesh": mesh})
+        make_job(train={"task": LM, "mesh": mesh})
     hint = faults.value.faults[0].hint or ""
     axis, size = re.findall(r"(dp|fsdp|mp): (\d+)", hint)[0] if "write" in hint else ("dp", "-1")
-    assert job(
+    assert make_job(
         train={"task": LM, "mesh": mesh | {axis: int(size)} if "write" in hint else {"dp": -1}}
     )
 
 
-def test_the_batches_a_hint_offers_are_accepted() -> None:
+def test_batches_of_hint_are_accepted() -> None:
     with pytest.raises(JobFaultsError) as faults:
-        job(train={"task": LM, "batch": 100, "accumulate": 3})
+        make_job(train={"task": LM, "batch": 100, "accumulate": 3})
     offered = re.findall(r"\d+", faults.value.faults[0].hint or "")
     assert offered == ["96", "120"]
     for batch in offered:
-        assert job(train={"task": LM, "batch": int(batch), "accumulate": 3})
+        assert make_job(train={"task": LM, "batch": int(batch), "accumulate": 3})
 
 
-def test_the_longest_name_a_hint_allows_is_accepted() -> None:
+def test_longest_name_of_hint_is_accepted() -> None:
     with pytest.raises(JobFaultsError, match="use at most 49 characters"):
-        job(name="a" * 63, slices=2, hosts=101, train={"task": LM, "batch": 1616})
-    assert job(name="a" * 49, slices=2, hosts=101, train={"task": LM, "batch": 1616})
+        make_job(name="a" * 63, slices=2, hosts=101, train={"task": LM, "batch": 1616})
+    assert make_job(name="a" * 49, slices=2, hosts=101, train={"task": LM, "batch": 1616})
 
 
-def test_overrides_are_read_as_yaml_and_name_themselves_in_faults(tmp_path: Path) -> None:
+def test_overrides_are_yaml_and_named_in_faults(tmp_path: Path) -> None:
     file = tmp_path / "job.yaml"
     file.write_text(
         "name: a\naccelerator: {type: cpu, per_host: 8}\ntrain: {task: 'a:B', batch: 64}\n"
     )
-    whole = jobs.load_job(
+    job = jobs.load_job(
         file,
         ["train.steps=100", "train.mesh={mp: 2, dp: -1}", "train.optimizer.lr=1e-3", "env.N=010"],
     )
-    assert whole.train is not None
-    assert (whole.train.steps, whole.train.mesh.mp, whole.train.optimizer.lr) == (100, 2, 1e-3)
-    assert whole.env == {"N": "010"}
+    assert job.train is not None
+    assert (job.train.steps, job.train.mesh.mp, job.train.optimizer.lr) == (100, 2, 1e-3)
+    assert job.env == {"N": "010"}
     with pytest.raises(JobFaultsError) as faults:
         jobs.load_job(
             file, ["train.steps=abc", "train.mesh.fsdp=3", "train.stesp=1", "train.optimzer.lr=1"]
@@ -307,16 +299,16 @@ def test_overrides_are_read_as_yaml_and_name_themselves_in_faults(tmp_path: Path
     ]
 
 
-def test_what_no_longer_fits_an_override_is_said_of_the_override(tmp_path: Path) -> None:
+def test_conflict_with_override_is_attributed_to_it(tmp_path: Path) -> None:
     file = tmp_path / "job.yaml"
     text = "name: a\nhosts: 2\naccelerator: {type: cpu, per_host: 4}\n"
     file.write_text(f"{text}train: {{task: 'a:B', mesh: {{dp: 4, mp: 2}}, batch: 64}}\n")
     with pytest.raises(JobFaultsError) as faults:
         jobs.load_job(file, ["accelerator.per_host=3", "train.steps=2"])
-    said = "train.mesh.dp = 4 does not divide 6 devices (2 hosts × 3)."
+    message = "train.mesh.dp = 4 does not divide 6 devices (2 hosts × 3)."
     assert (
         str(faults.value).splitlines()[0]
-        == f"accelerator.per_host=3 (override) with {file}:4: {said}"
+        == f"accelerator.per_host=3 (override) with {file}:4: {message}"
     )
     with pytest.raises(JobFaultsError) as faults:
         jobs.load_job(file, ["train.mesh={dp: 8}", "hosts=3"])
@@ -324,7 +316,7 @@ def test_what_no_longer_fits_an_override_is_said_of_the_override(tmp_path: Path)
     assert fault.location == "train.mesh={dp: 8} (override)"
 
 
-def test_an_override_that_is_no_number_names_key_value_and_what_is_wanted(tmp_path: Path) -> None:
+def test_non_finite_override_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "job.yaml"
     file.write_text("name: a\naccelerator: {type: cpu}\ntrain: {task: 'a:B'}\n")
     with pytest.raises(JobFaultsError) as faults:
@@ -338,9 +330,7 @@ def test_an_override_that_is_no_number_names_key_value_and_what_is_wanted(tmp_pa
 
 
 @pytest.mark.parametrize("argument", ["steps", "--steps", "--steps=3"])
-def test_an_argument_that_is_no_override_gets_an_example_that_every_job_has(
-    argument: str, tmp_path: Path
-) -> None:
+def test_malformed_override_gets_an_example(argument: str, tmp_path: Path) -> None:
     file = tmp_path / "job.yaml"
     file.write_text("name: a\naccelerator: {type: cpu}\ncommand: [a]\n")
     with pytest.raises(JobFaultsError) as faults:
@@ -348,18 +338,18 @@ def test_an_argument_that_is_no_override_gets_an_example_that_every_job_has(
     assert "hosts=2" in str(faults.value) and "train.steps" not in str(faults.value)
 
 
-def test_an_override_into_what_is_not_there_names_how_far_it_came(tmp_path: Path) -> None:
+def test_override_below_missing_entry_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "job.yaml"
     file.write_text("name: a\naccelerator: {type: cpu}\ncommand: [a]\n")
-    said = {
+    messages = {
         "command.1=b": "command has no entry 1.",
         "volumes.0.path=/x": "volumes has no entry 0.",
         "name.first=a": "name has no entry first.",
         "env.\udcff=a": "is not UTF-8.",
     }
     with pytest.raises(JobFaultsError) as faults:
-        jobs.load_job(file, list(said))
-    assert [fault.message for fault in faults.value.faults] == list(said.values())
+        jobs.load_job(file, list(messages))
+    assert [fault.message for fault in faults.value.faults] == list(messages.values())
 
 
 CANARY = "correct-horse-battery-staple"
@@ -387,14 +377,14 @@ SECRET_PLACES = {
 
 
 @pytest.mark.parametrize("place", SECRET_PLACES)
-def test_no_fault_repeats_a_secret(place: str) -> None:
-    said = faults_of(f"name: lm\naccelerator: {{type: cpu}}\n{SECRET_PLACES[place]}\n")
-    assert said
-    assert CANARY not in said
-    assert CANARY.replace("-", "") not in said
+def test_faults_never_repeat_secrets(place: str) -> None:
+    message = parse_faults(f"name: lm\naccelerator: {{type: cpu}}\n{SECRET_PLACES[place]}\n")
+    assert message
+    assert CANARY not in message
+    assert CANARY.replace("-", "") not in message
 
 
-def test_a_literal_is_let_through_at_the_key_that_has_a_reason_and_nowhere_else() -> None:
+def test_allowed_literal_needs_a_reason() -> None:
     text = (
         "name: a\naccelerator: {type: cpu}\nenv: {BROKER: 'redis://:test@cache', OTHER: "
         "'redis://:test@cache'}\n"
@@ -406,11 +396,11 @@ def test_a_literal_is_let_through_at_the_key_that_has_a_reason_and_nowhere_else(
         == "redis://:test@cache"
     )
     for allowed in ("{env.BROKER: of a test}", "{env.BROKER: of a test, env.OTHER: ''}"):
-        said = faults_of(text + f"allow_literal: {allowed}\n")
+        message = parse_faults(text + f"allow_literal: {allowed}\n")
         assert (
-            "env.BROKER" not in said
-            and "env.OTHER holds a credential" in said
-            and "command.1 holds" in said
+            "env.BROKER" not in message
+            and "env.OTHER holds a credential" in message
+            and "command.1 holds" in message
         )
 
 
@@ -421,10 +411,10 @@ def _paths() -> list[str]:
 @pytest.mark.parametrize(
     "value", ["[[1]]", "{zz: {y: 1}}", "0.5", "-7", "true", "null", "'?!'", "2026-01-01"]
 )
-def test_any_value_at_any_key_is_accepted_or_told_in_our_words(value: str, tmp_path: Path) -> None:
-    """Every type error of every key goes through the translator: none may crash it or show pydantic."""
+def test_any_value_at_any_key_is_accepted_or_refused(value: str, tmp_path: Path) -> None:
+    # Every type error of every key is translated: none may crash or show pydantic.
     file = tmp_path / "job.yaml"
-    file.write_text(WHOLE)
+    file.write_text(FULL_JOB)
     for path in _paths():
         dotted = (
             path.replace("volumes.", "volumes.0.")
@@ -441,5 +431,5 @@ def test_any_value_at_any_key_is_accepted_or_told_in_our_words(value: str, tmp_p
             ), text
 
 
-def test_a_key_taken_as_written_is_a_key_of_the_schema() -> None:
+def test_as_written_keys_are_in_the_schema() -> None:
     assert set(AS_WRITTEN_KEYS) <= set(introspection.block_fields(JobSpec))

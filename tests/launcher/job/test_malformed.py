@@ -1,4 +1,4 @@
-"""Malformed jobs and what is said of them: `malformed.txt` holds the files and the messages, word for word."""
+"""Malformed jobs: `malformed.txt` holds the files with their messages, word for word."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ NOT_OURS = re.compile(
 HEAD = "name: lm\naccelerator: {type: cpu}\ncommand: [x]\n"
 
 
-def golden() -> Iterator[tuple[str, str, str]]:
+def read_cases() -> Iterator[tuple[str, str, str]]:
     for block in GOLDEN.read_text(encoding="utf-8").split("=== ")[1:]:
         title, _, rest = block.partition("\n")
-        text, _, said = rest.partition("--- says\n")
-        yield title, text, said.strip("\n")
+        text, _, message = rest.partition("--- says\n")
+        yield title, text, message.strip("\n")
 
 
-CASES = list(golden())
+CASES = list(read_cases())
 
 # Too large, too deep or too strange to stand in a text file: what it holds, and how its message
 # begins.
@@ -81,50 +81,50 @@ HOSTILE: dict[str, tuple[bytes, str]] = {
 }
 
 
-def faults_of(text: str) -> str:
+def parse_faults(text: str) -> str:
     with pytest.raises(JobFaultsError) as faults:
         jobs.parse_job(text)
     return str(faults.value)
 
 
-@pytest.mark.parametrize(("title", "text", "said"), CASES, ids=[title for title, _, _ in CASES])
-def test_a_malformed_job_is_told_word_for_word(title: str, text: str, said: str) -> None:
-    assert faults_of(text) == said
+@pytest.mark.parametrize(("title", "text", "message"), CASES, ids=[title for title, _, _ in CASES])
+def test_malformed_job_gets_golden_message(title: str, text: str, message: str) -> None:
+    assert parse_faults(text) == message
 
 
-def test_there_are_enough_of_them() -> None:
+def test_number_of_cases() -> None:
     assert len(CASES) + len(HOSTILE) >= 60
 
 
 @pytest.mark.parametrize(
-    "said", [said for _, _, said in CASES], ids=[title for title, _, _ in CASES]
+    "message", [message for _, _, message in CASES], ids=[title for title, _, _ in CASES]
 )
-def test_messages_are_our_own_and_each_names_a_place(said: str) -> None:
-    assert not NOT_OURS.search(said)
-    for line in said.splitlines():
+def test_messages_name_a_place_and_hide_pydantic(message: str) -> None:
+    assert not NOT_OURS.search(message)
+    for line in message.splitlines():
         assert re.match(r"job\.yaml(:\d+)?: \S|  hint: \S", line), line
         assert line.endswith((".", "?")) or line.startswith("  hint: "), line
 
 
 @pytest.mark.parametrize(
-    "said", [said for _, _, said in CASES], ids=[title for title, _, _ in CASES]
+    "message", [message for _, _, message in CASES], ids=[title for title, _, _ in CASES]
 )
-def test_faults_come_in_the_order_of_their_lines(said: str) -> None:
-    lines = [int(number or 0) for number in re.findall(r"^job\.yaml(?::(\d+))?:", said, re.M)]
+def test_faults_are_sorted_by_line(message: str) -> None:
+    lines = [int(number or 0) for number in re.findall(r"^job\.yaml(?::(\d+))?:", message, re.M)]
     assert lines == sorted(lines)
 
 
-def cpu_of_children_s() -> float:
+def children_cpu_s() -> float:
     usage = resource.getrusage(resource.RUSAGE_CHILDREN)
     return usage.ru_utime + usage.ru_stime
 
 
 @pytest.mark.parametrize("title", HOSTILE)
-def test_a_hostile_file_is_refused_by_a_real_process_in_time(title: str, tmp_path: Path) -> None:
-    content, begins = HOSTILE[title]
+def test_hostile_file_is_refused_in_time(title: str, tmp_path: Path) -> None:
+    content, message = HOSTILE[title]
     (tmp_path / "job.yaml").write_bytes(content)
-    before = cpu_of_children_s()
-    left = subprocess.run(
+    start_cpu_s = children_cpu_s()
+    process = subprocess.run(
         [sys.executable, "-m", "jaxlaunch.launcher.cli.main", "validate", "job.yaml"],
         cwd=tmp_path,
         env={"PYTHONPATH": str(Path(__file__).parents[3]), "PATH": ""},
@@ -133,15 +133,15 @@ def test_a_hostile_file_is_refused_by_a_real_process_in_time(title: str, tmp_pat
         timeout=240,
     )
     assert (
-        cpu_of_children_s() - before < LIMIT_S * SLACK
+        children_cpu_s() - start_cpu_s < LIMIT_S * SLACK
     )  # the clock would measure what else this machine runs
-    assert (left.returncode, left.stdout) == (2, "")
-    assert left.stderr.startswith(begins), left.stderr[:400]
-    assert len(left.stderr) < 20_000
-    assert not NOT_OURS.search(left.stderr)
+    assert (process.returncode, process.stdout) == (2, "")
+    assert process.stderr.startswith(message), process.stderr[:400]
+    assert len(process.stderr) < 20_000
+    assert not NOT_OURS.search(process.stderr)
 
 
-def test_a_job_judged_in_parts_is_never_returned() -> None:
+def test_job_with_faults_is_never_returned() -> None:
     """Stand-ins let the rest be judged; a job with any fault must raise."""
     for _, text, _ in CASES:
         with pytest.raises(UserError):
@@ -149,7 +149,7 @@ def test_a_job_judged_in_parts_is_never_returned() -> None:
 
 
 @pytest.mark.parametrize("kind", ["cpu", "tpu"])
-def test_rows_that_are_not_contiguous_and_do_not_overlap_are_no_fault(kind: str) -> None:
+def test_disjoint_rows_need_not_be_contiguous(kind: str) -> None:
     mesh = {"dp": 2, "fsdp": 16, "dcn": {"fsdp": 2}}
     accelerator = (
         {"type": "cpu", "per_host": 16} if kind == "cpu" else {"type": "v6e", "topology": "4x4"}
@@ -165,7 +165,7 @@ def test_rows_that_are_not_contiguous_and_do_not_overlap_are_no_fault(kind: str)
     assert not list(checks.row_faults(job))
 
 
-MEANT = (
+NEAR_MISSES = (
     "0,01",
     "1,000",
     "1,000,000",
@@ -181,7 +181,7 @@ MEANT = (
     "2 weeks",
     "99999w",
 )
-MEANT += (
+NEAR_MISSES += (
     "9M",
     "32GB",
     "0.5 gib",
@@ -198,16 +198,16 @@ MEANT += (
 
 
 @pytest.mark.parametrize(
-    ("text", "proposed"), [("Übung_x", ["ubung-x"]), ("Дом-b", []), ("größe", ["grosse"])]
+    ("text", "names"), [("Übung_x", ["ubung-x"]), ("Дом-b", []), ("größe", ["grosse"])]
 )
-def test_a_name_that_a_hint_proposes_has_lost_no_letter(text: str, proposed: list[str]) -> None:
-    with pytest.raises(JobFaultsError) as raised:
+def test_proposed_name_keeps_all_letters(text: str, names: list[str]) -> None:
+    with pytest.raises(JobFaultsError) as error:
         jobs.parse_job(HEAD.partition("\n")[2] + f"name: {text}\n")
-    assert re.findall(r"write ([a-z-]+)\.", str(raised.value)) == proposed
+    assert re.findall(r"write ([a-z-]+)\.", str(error.value)) == names
 
 
-@pytest.mark.parametrize("text", MEANT)
-def test_a_value_that_a_hint_proposes_is_one_that_the_key_takes(text: str) -> None:
+@pytest.mark.parametrize("text", NEAR_MISSES)
+def test_proposed_value_is_accepted(text: str) -> None:
     for key in (
         "hosts",
         "name",
@@ -228,5 +228,5 @@ def test_a_value_that_a_hint_proposes_is_one_that_the_key_takes(text: str) -> No
         try:
             jobs.parse_job(head + block)
         except JobFaultsError as faults:
-            for proposed in re.findall(r"write ([^\s,]+?)[.,]?(?: |$)", str(faults), re.M):
-                jobs.parse_job(head + block.replace(f"'{text}'", proposed))
+            for value in re.findall(r"write ([^\s,]+?)[.,]?(?: |$)", str(faults), re.M):
+                jobs.parse_job(head + block.replace(f"'{text}'", value))

@@ -19,7 +19,7 @@ from jaxlaunch.launcher.wording import format_duration
         ("0h5m", 300),
     ],
 )
-def test_a_duration_is_seconds(written: object, seconds: float) -> None:
+def test_duration_is_parsed(written: object, seconds: float) -> None:
     assert types.parse_duration(written) == seconds
     assert types.parse_duration(format_duration(seconds)) == seconds
 
@@ -28,7 +28,7 @@ def test_a_duration_is_seconds(written: object, seconds: float) -> None:
     "written",
     ["", "10", "5m1h", "1.5h", "-3s", "3 s", "1w", "s", 0, -1, 1.5, True, None, [], "9999999d"],
 )
-def test_what_is_no_duration_is_refused(written: object) -> None:
+def test_invalid_duration_is_refused(written: object) -> None:
     with pytest.raises(ValueError, match="not a duration"):
         types.parse_duration(written)
 
@@ -36,7 +36,7 @@ def test_what_is_no_duration_is_refused(written: object) -> None:
 @pytest.mark.parametrize(
     "written", ["", "8 Gi", "8GB", "8K", "-1", "1e3", "Gi", ".5", "1.", "0x10", "٣", "0", "0Gi"]
 )
-def test_what_a_job_may_not_write_as_a_quantity_is_refused(written: str) -> None:
+def test_invalid_quantity_is_refused(written: str) -> None:
     with pytest.raises(ValueError, match="not a quantity"):
         TypeAdapter(Quantity).validate_python(written)
 
@@ -44,7 +44,7 @@ def test_what_a_job_may_not_write_as_a_quantity_is_refused(written: str) -> None
 @pytest.mark.parametrize(
     "kind", [kind for kind, facts in ACCELERATORS.items() if facts.platform == "tpu"]
 )
-def test_every_topology_offered_is_accepted_and_splits_into_hosts(kind: str) -> None:
+def test_listed_topologies_are_accepted_and_split_into_hosts(kind: str) -> None:
     for topology in ACCELERATORS[kind].listed_topologies():
         sides = parse_topology(topology)
         assert sides is not None
@@ -56,7 +56,7 @@ def test_every_topology_offered_is_accepted_and_splits_into_hosts(kind: str) -> 
 
 
 @pytest.mark.parametrize(
-    ("kind", "topology", "made"),
+    ("kind", "topology", "exists"),
     [
         ("v5p", "4x4x8", True),
         ("v5p", "8x8x12", True),
@@ -73,8 +73,8 @@ def test_every_topology_offered_is_accepted_and_splits_into_hosts(kind: str) -> 
         ("v6e", "4X4", False),
     ],
 )
-def test_slices_are_those_that_are_made(kind: str, topology: str, made: bool) -> None:
-    assert ACCELERATORS[kind].accepts_topology(topology) is made
+def test_only_existing_slices_are_accepted(kind: str, topology: str, exists: bool) -> None:
+    assert ACCELERATORS[kind].accepts_topology(topology) is exists
 
 
 @pytest.mark.parametrize(
@@ -97,9 +97,7 @@ def test_slices_are_those_that_are_made(kind: str, topology: str, made: bool) ->
         ("", "login(token='hf_abcdefghijklmnopqrst0123')"),
     ],
 )
-def test_a_credential_is_known_by_its_form_and_by_the_name_that_a_program_reads_it_from(
-    name: str, value: str
-) -> None:
+def test_credential_is_recognized(name: str, value: str) -> None:
     assert credentials.has_credential(value, name)
 
 
@@ -131,5 +129,5 @@ def test_a_credential_is_known_by_its_form_and_by_the_name_that_a_program_reads_
         ("", "--token-mixer attention --token-routing=expert_choice --password-policy strict"),
     ],
 )
-def test_what_only_has_a_credential_s_name_passes(name: str, value: str) -> None:
+def test_harmless_value_is_no_credential(name: str, value: str) -> None:
     assert not credentials.has_credential(value, name)

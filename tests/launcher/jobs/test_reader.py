@@ -26,11 +26,11 @@ from jaxlaunch.runs.layout import start_folder
 from jaxlaunch.runs.run_folder import RunFolder, RunStarts
 from tests.launcher import apiserver
 from tests.launcher.apiserver import Handler, Server, refuse_with
-from tests.launcher.invoke import Left, launcher
+from tests.launcher.invoke import CommandResult, launcher
 
 SAVED = Defaults.model_validate({"checkpoint": {"claim": "checkpoints", "path": "/checkpoints"}})
 AT = JOBSETS.path("team", "lm")
-Call = Callable[..., Left]
+Call = Callable[..., CommandResult]
 
 
 def jobset(defaults: Defaults = SAVED, **keys: Any) -> dict[str, Any]:

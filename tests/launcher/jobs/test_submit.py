@@ -42,14 +42,14 @@ from tests.launcher.apiserver import (
     hang_request,
     refuse_with,
 )
-from tests.launcher.invoke import Left, launcher
+from tests.launcher.invoke import CommandResult, launcher
 
 ASKING_NOTHING = "name: x\nimage: i\naccelerator: {type: cpu}\ncommand: [python, train.py]\n"
 JOB = ASKING_NOTHING + "resources: {cpu: 1, memory: 1Gi}\n"
 AT, POLICY_AT = JOBSETS.path("team-a", "x"), NETWORK_POLICIES.path("team-a", "x")
 CANARY = "canary-3f9a77"
 
-Run = Callable[..., Left]
+Run = Callable[..., CommandResult]
 
 
 @pytest.fixture
@@ -65,7 +65,7 @@ def here(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pat
 
 @pytest.fixture
 def run(here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
-    def call(*arguments: str) -> Left:
+    def call(*arguments: str) -> CommandResult:
         left = launcher(capsys, monkeypatch, *arguments)
         assert CANARY not in left.out + left.err
         assert "Traceback" not in left.err
@@ -74,7 +74,7 @@ def run(here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Monk
     return call
 
 
-def submit(run: Run, *arguments: str) -> Left:
+def submit(run: Run, *arguments: str) -> CommandResult:
     return run("submit", "job.yaml", *arguments)
 
 

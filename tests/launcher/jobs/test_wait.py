@@ -25,7 +25,7 @@ from jaxlaunch.records import log_lines
 from jaxlaunch.records.log_lines import ProgressAnnotation
 from tests.launcher import apiserver, objects
 from tests.launcher.apiserver import Fault, Handler, Server, drop_connection, refuse_with
-from tests.launcher.invoke import Left, launcher
+from tests.launcher.invoke import CommandResult, launcher
 from tests.launcher.relay import Relay
 
 JOB = (
@@ -40,7 +40,7 @@ FIRST, LAST = (
 SCALE = 40  # the launcher's minutes are so much shorter
 WITH_TIME = ("kubernetes.transport", "kubernetes.watch", "jobs.lifecycle", "jobs.logs.follow")
 
-Submit = Callable[..., Left]
+Submit = Callable[..., CommandResult]
 
 
 class Clock:

@@ -1,4 +1,4 @@
-"""The user's folder as one archive: what goes in, that it is reproducible, and how an agent unpacks it."""
+"""The user's folder as an archive: its files, its bytes, and how an agent unpacks it."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def folder(tmp_path: Path) -> Path:
     )
 
 
-def names(packed: bytes) -> list[str]:
+def list_names(packed: bytes) -> list[str]:
     with tarfile.open(fileobj=io.BytesIO(packed)) as tar:
         return tar.getnames()
 
@@ -59,12 +59,12 @@ def names(packed: bytes) -> list[str]:
 # --- which files ----------------------------------------------------------------------------------
 
 
-def test_a_folder_in_no_repository_is_taken_whole(folder: Path) -> None:
+def test_folder_outside_of_repository_is_packed(folder: Path) -> None:
     assert archive.list_files(folder) == ["pkg/__init__.py", "pkg/model.py", "train.py"]
 
 
 @pytest.mark.parametrize("is_repository", [True, False])
-def test_what_git_ignores_stays_here(folder: Path, is_repository: bool) -> None:
+def test_ignored_files_are_left_out(folder: Path, is_repository: bool) -> None:
     if is_repository:
         git(folder, "init")
     write(
@@ -86,20 +86,20 @@ def test_what_git_ignores_stays_here(folder: Path, is_repository: bool) -> None:
     }
 
 
-def test_a_folder_inside_of_a_repository_is_seen_alone(folder: Path) -> None:
+def test_subfolder_of_repository_is_listed_alone(folder: Path) -> None:
     git(folder, "init")
     write(folder, {".gitignore": "*.log\n", "pkg/x.log": "x"})
     assert list(archive.list_files(folder / "pkg")) == ["__init__.py", "model.py"]
 
 
-def test_what_git_tracks_travels_though_it_is_ignored_by_now(folder: Path) -> None:
+def test_tracked_file_is_packed_although_ignored(folder: Path) -> None:
     git(folder, "init")
     git(folder, "add", "train.py")
     write(folder, {".gitignore": "train.py\n"})
     assert "train.py" in archive.list_files(folder)
 
 
-def test_what_programs_leave_behind_never_travels(folder: Path) -> None:
+def test_excluded_names_are_left_out(folder: Path) -> None:
     for name in sorted(archive.EXCLUDED_NAMES - {".git"}):
         write(folder / name, {"a": "a"})
     write(folder / "pkg" / "__pycache__", {"a.pyc": "a"})
@@ -107,19 +107,19 @@ def test_what_programs_leave_behind_never_travels(folder: Path) -> None:
     assert archive.list_files(folder) == ["pkg/__init__.py", "pkg/model.py", "train.py"]
 
 
-def test_what_runs_here_left_is_no_code(folder: Path) -> None:
-    before = archive.pack_folder(folder, LIMIT)
+def test_run_folders_are_left_out(folder: Path) -> None:
+    packed = archive.pack_folder(folder, LIMIT)
     write(
         folder / "runs" / "digits", {"job.yaml": "x", "summary.json": "x", "logs/rank-0.log": "x"}
     )
-    assert archive.pack_folder(folder, LIMIT) == before
+    assert archive.pack_folder(folder, LIMIT) == packed
     write(folder, {"runs/notes.txt": "x", "job.yaml": "x", "summary.json": "x"})
     assert {"runs/notes.txt", "job.yaml", "summary.json", "train.py"} <= set(
         archive.list_files(folder)
     )
 
 
-def test_repositories_inside_of_one_travel_too(folder: Path, tmp_path: Path) -> None:
+def test_nested_repositories_are_packed(folder: Path, tmp_path: Path) -> None:
     inner = write(
         tmp_path / "lib", {"a.py": "a", ".gitignore": "b.py\n*.log\n", "b.py": "b", "kept.log": "c"}
     )
@@ -130,13 +130,13 @@ def test_repositories_inside_of_one_travel_too(folder: Path, tmp_path: Path) -> 
     git(folder, "submodule", "add", str(inner), "sub")
     git(folder, "clone", str(inner), "clone")
     write(folder, {"sub/b.py": "b", "sub/c.py": "c"})
-    found = archive.list_files(folder)
-    assert {"sub/a.py", "sub/c.py", "sub/kept.log", "clone/a.py", "clone/kept.log"} <= set(found)
-    assert "sub/b.py" not in found and not any(".git/" in name for name in found)
+    files = archive.list_files(folder)
+    assert {"sub/a.py", "sub/c.py", "sub/kept.log", "clone/a.py", "clone/kept.log"} <= set(files)
+    assert "sub/b.py" not in files and not any(".git/" in name for name in files)
 
 
-def ran_by(folder: Path) -> Path:
-    """Has every setting of a repository that names a command leave a mark; gives the folder of the marks."""
+def add_marking_commands(folder: Path) -> Path:
+    """Let every setting that names a command leave a mark; return the folder of the marks."""
     marks = folder.parent / f"ran-by-{folder.name}"
     marks.mkdir(exist_ok=True)
     for setting in COMMANDS:
@@ -179,13 +179,13 @@ COMMANDS = (
 )
 
 
-def test_no_setting_of_a_repository_runs_a_command(folder: Path, tmp_path: Path) -> None:
+def test_listing_runs_no_command_of_the_repository(folder: Path, tmp_path: Path) -> None:
     inner = write(folder / "inner", {"a.py": "a"})
     for repository in (inner, folder):
         git(repository, "init")
         git(repository, "add", ".")
         git(repository, "commit", "-m", "a")
-    marks = [ran_by(repository) for repository in (inner, folder)]
+    marks = [add_marking_commands(repository) for repository in (inner, folder)]
     subprocess.run(["git", "ls-files", "--others"], cwd=inner, check=True, capture_output=True)
     assert [path.name for path in marks[0].iterdir()] == [
         "core.fsmonitor"
@@ -193,12 +193,10 @@ def test_no_setting_of_a_repository_runs_a_command(folder: Path, tmp_path: Path)
     (marks[0] / "core.fsmonitor").unlink()
     write(folder, {"train.py": "print(2)", "inner/b.py": "b"})
     assert {"train.py", "inner/a.py", "inner/b.py"} <= set(archive.list_files(folder))
-    assert not any(path for one in marks for path in one.iterdir())
+    assert not any(path for mark in marks for path in mark.iterdir())
 
 
-def test_a_listing_fetches_nothing_from_a_remote_that_the_repository_names(
-    folder: Path, tmp_path: Path
-) -> None:
+def test_listing_fetches_nothing(folder: Path, tmp_path: Path) -> None:
     git(folder, "init")
     git(folder, "add", ".")
     git(folder, "commit", "-m", "a")
@@ -215,8 +213,8 @@ def test_a_listing_fetches_nothing_from_a_remote_that_the_repository_names(
     assert mark.exists()  # as git would do by itself
 
 
-def indexed(folder: Path, *names: str) -> Path:
-    """A repository whose index names these files; git itself would refuse most, so longer names are replaced."""
+def make_index(folder: Path, *names: str) -> Path:
+    """Make a repository whose index names these files, most of which git itself would refuse."""
     git(folder, "init")
     git(folder, "config", "index.version", "2")
     stand_ins = {f"{'q' * (len(name) - 1)}{at}": name for at, name in enumerate(names)}
@@ -235,14 +233,14 @@ def indexed(folder: Path, *names: str) -> Path:
 @pytest.mark.parametrize(
     "name", ["../secret", "pkg/../../secret", "/etc/hostname", "out/secret", "out/deep/secret"]
 )
-def test_an_index_that_names_what_is_outside_is_refused(
+def test_index_entry_outside_of_folder_is_refused(
     folder: Path, tmp_path: Path, name: str, is_inner: bool
 ) -> None:
     write(tmp_path, {"secret": "s3cret", "deep/secret": "s3cret"})
     repository = write(folder / "inner", {"a.py": "a"}) if is_inner else folder
     (repository / "out").symlink_to(tmp_path)
     write(repository, {".gitignore": "out\n"})
-    indexed(repository, name)
+    make_index(repository, name)
     if is_inner and name == "../secret":
         write(folder, {"secret": "of the outer folder"})
     with pytest.raises(
@@ -251,22 +249,18 @@ def test_an_index_that_names_what_is_outside_is_refused(
         archive.pack_folder(folder, LIMIT)
 
 
-def test_what_lies_behind_a_link_inside_of_the_folder_travels_as_the_link_alone(
-    folder: Path,
-) -> None:
+def test_link_to_folder_is_packed_as_link(folder: Path) -> None:
     git(folder, "init")
     write(folder, {"old/model.py": "x = 1"})
     git(folder, "add", ".")
     shutil.rmtree(folder / "old")
     (folder / "old").symlink_to("pkg")
     assert [
-        name for name in names(archive.pack_folder(folder, LIMIT)) if name.startswith("old")
+        name for name in list_names(archive.pack_folder(folder, LIMIT)) if name.startswith("old")
     ] == ["old"]
 
 
-def test_a_git_folder_that_is_a_pipe_or_names_itself_is_no_repository_to_wait_for(
-    folder: Path,
-) -> None:
+def test_broken_git_folders_do_not_block(folder: Path) -> None:
     git(folder, "init")
     for name, pointer in (
         ("loop", "gitdir: .git\n"),
@@ -280,30 +274,26 @@ def test_a_git_folder_that_is_a_pipe_or_names_itself_is_no_repository_to_wait_fo
     assert "train.py" in archive.list_files(folder)
 
 
-def test_another_repositorys_environment_does_not_count(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_git_variables_are_ignored(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GIT_DIR", "/nonexistent")
     monkeypatch.setenv("GIT_INDEX_FILE", "/nonexistent/index")
     assert "train.py" in archive.list_files(folder)
 
 
-def test_a_repository_that_git_cannot_read_is_refused_in_gits_words(folder: Path) -> None:
+def test_unreadable_repository_is_refused(folder: Path) -> None:
     (folder / ".git").write_text("gitdir: /nonexistent\n")
     with pytest.raises(UserError, match="git cannot list .* not a git repository"):
         archive.list_files(folder)
 
 
-def test_without_git_a_folder_is_walked(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_folder_is_walked_without_git(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(folder, {"node_modules/a": "a"})
     (folder / "link").symlink_to("pkg")
     monkeypatch.setenv("PATH", "")
     assert archive.list_files(folder) == ["link", "pkg/__init__.py", "pkg/model.py", "train.py"]
 
 
-def test_without_git_nothing_that_is_to_stay_here_is_sent_away(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_gitignore_needs_git(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(folder, {"pkg/.gitignore": "keys\n", "pkg/keys": "secret"})
     monkeypatch.setenv("PATH", "")
     with pytest.raises(UserError, match="git, which reads it, is not installed"):
@@ -313,21 +303,21 @@ def test_without_git_nothing_that_is_to_stay_here_is_sent_away(
 # --- one archive ----------------------------------------------------------------------------------
 
 
-def test_equal_files_make_equal_bytes(
+def test_equal_files_give_equal_archive(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = archive.pack_folder(folder, LIMIT)
-    again = write(
+    copy = write(
         tmp_path / "other", {"pkg/__init__.py": "", "train.py": "print(1)", "pkg/model.py": "x = 1"}
     )
-    (again / "empty").mkdir()
-    os.utime(again / "train.py", (1, 1))
-    (again / "train.py").chmod(0o600)
+    (copy / "empty").mkdir()
+    os.utime(copy / "train.py", (1, 1))
+    (copy / "train.py").chmod(0o600)
     monkeypatch.setattr(time, "time", lambda: 4e9)
-    assert archive.pack_folder(again, LIMIT) == first
+    assert archive.pack_folder(copy, LIMIT) == first
 
 
-def test_a_changed_file_makes_other_bytes(folder: Path) -> None:
+def test_changed_file_changes_archive(folder: Path) -> None:
     first = archive.pack_folder(folder, LIMIT)
     write(folder, {"train.py": "print(2)"})
     second = archive.pack_folder(folder, LIMIT)
@@ -335,32 +325,32 @@ def test_a_changed_file_makes_other_bytes(folder: Path) -> None:
     assert len({first, second, archive.pack_folder(folder, LIMIT)}) == 3
 
 
-def test_nothing_of_the_machine_or_the_person_travels(folder: Path) -> None:
+def test_archive_has_no_owner_and_time(folder: Path) -> None:
     with tarfile.open(fileobj=io.BytesIO(archive.pack_folder(folder, LIMIT))) as tar:
-        assert {(one.uid, one.gid, one.uname, one.gname, one.mtime, one.mode) for one in tar} == {
-            (0, 0, "", "", 0, 0o644)
-        }
+        assert {
+            (header.uid, header.gid, header.uname, header.gname, header.mtime, header.mode)
+            for header in tar
+        } == {(0, 0, "", "", 0, 0o644)}
 
 
-def test_a_file_that_was_deleted_and_git_not_told_is_left_out(folder: Path) -> None:
+def test_deleted_file_is_left_out(folder: Path) -> None:
     git(folder, "init")
     git(folder, "add", ".")
     (folder / "train.py").unlink()
-    assert names(archive.pack_folder(folder, LIMIT)) == ["pkg/__init__.py", "pkg/model.py"]
+    assert list_names(archive.pack_folder(folder, LIMIT)) == ["pkg/__init__.py", "pkg/model.py"]
 
 
-def test_what_is_no_file_is_left_out(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pipes_and_sockets_are_left_out(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder)
     os.mkfifo("fifo")
     with socket.socket(socket.AF_UNIX) as bound:
         bound.bind("socket")
-        assert "train.py" in (found := names(archive.pack_folder(folder, LIMIT))) and not {
-            "fifo",
-            "socket",
-        } & set(found)
+        assert "train.py" in (
+            packed_names := list_names(archive.pack_folder(folder, LIMIT))
+        ) and not {"fifo", "socket"} & set(packed_names)
 
 
-def test_a_folder_that_is_too_large_is_refused_with_its_largest_files(folder: Path) -> None:
+def test_large_folder_is_refused_with_its_largest_files(folder: Path) -> None:
     noise = {"big.bin": os.urandom(2_000_000), "data/huge.bin": os.urandom(3_000_000)}
     write(folder, {**noise, "small.txt": "x" * 9_000_000})
     with pytest.raises(UserError) as error:
@@ -370,7 +360,7 @@ def test_a_folder_that_is_too_large_is_refused_with_its_largest_files(folder: Pa
     assert "hint: leave out in .gitignore" in str(error.value)
 
 
-def test_a_folder_of_data_is_refused_before_it_is_read(
+def test_huge_folder_is_refused_before_reading(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with (folder / "sparse").open("wb") as file:
@@ -379,22 +369,20 @@ def test_a_folder_of_data_is_refused_before_it_is_read(
         archive.pack_folder(folder, LIMIT)
 
 
-def test_a_folder_with_nothing_to_send_is_refused(tmp_path: Path) -> None:
+def test_empty_folder_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="holds no file that git does not ignore"):
         archive.pack_folder(tmp_path, LIMIT)
 
 
 @pytest.mark.parametrize("target", ["/etc/passwd", "../../other", "..", "pkg/../../mine/train.py"])
-def test_a_link_that_leads_out_is_refused(folder: Path, target: str) -> None:
+def test_link_out_of_folder_is_refused(folder: Path, target: str) -> None:
     (folder / "data").symlink_to(target)
     with pytest.raises(UserError, match=r"code: data is a link to .*, outside of the folder"):
         archive.pack_folder(folder, LIMIT)
 
 
 @pytest.mark.parametrize("is_tracked", [True, False])
-def test_what_looks_like_credentials_is_refused_tracked_or_not(
-    folder: Path, is_tracked: bool
-) -> None:
+def test_credentials_are_refused(folder: Path, is_tracked: bool) -> None:
     write(
         folder,
         {".env": "X=1", "run.sh": f"set -e\nexport WANDB_API_KEY={RANDOM}\n", "a/.netrc": ""},
@@ -419,7 +407,7 @@ def test_what_looks_like_credentials_is_refused_tracked_or_not(
     )
 
 
-def test_what_is_named_in_include_travels_though_it_looks_like_credentials(folder: Path) -> None:
+def test_included_files_may_look_like_credentials(folder: Path) -> None:
     write(
         folder,
         {
@@ -438,10 +426,10 @@ def test_what_is_named_in_include_travels_though_it_looks_like_credentials(folde
         {".env.example": "a template", "./tests": "made for the tests"},
     ):
         packed = archive.pack_folder(folder, LIMIT, include)
-        assert {".env.example", "tests/certs/deep/b.p12", "tests/c.p12"} <= set(names(packed))
+        assert {".env.example", "tests/certs/deep/b.p12", "tests/c.p12"} <= set(list_names(packed))
 
 
-def test_a_name_in_include_that_names_no_file_is_refused(folder: Path) -> None:
+def test_unknown_included_name_is_refused(folder: Path) -> None:
     write(folder, {".gitignore": ".env\n", ".env": "X=1"})
     with pytest.raises(
         UserError, match=r"code\.include: \.env, nowhere: no such file or folder is shipped\."
@@ -452,31 +440,31 @@ def test_a_name_in_include_that_names_no_file_is_refused(folder: Path) -> None:
 # --- unpacked by the agent ------------------------------------------------------------------------
 
 
-def tarball(path: Path, *members: tarfile.TarInfo) -> str:
+def write_tarball(path: Path, *members: tarfile.TarInfo) -> str:
     with tarfile.open(path, "w:gz") as tar:
         for member in members:
             tar.addfile(member, io.BytesIO(b"x" * member.size))
     return str(path)
 
 
-def member(name: str, kind: bytes = tarfile.REGTYPE, link: str = "") -> tarfile.TarInfo:
+def make_member(name: str, kind: bytes = tarfile.REGTYPE, link: str = "") -> tarfile.TarInfo:
     info = tarfile.TarInfo(name)
     info.type, info.linkname = kind, link
     return info
 
 
-def test_a_folder_arrives_as_it_was_sent(folder: Path, tmp_path: Path) -> None:
+def test_unpacked_folder_is_equal(folder: Path, tmp_path: Path) -> None:
     write(folder, {"run.sh": "#!/bin/sh", "ümlaut.txt": "ü", "deep/" * 60 + "leaf": "leaf"})
     (folder / "run.sh").chmod(0o750)
     (folder / "pkg" / "link.py").symlink_to("../train.py")
     packed = tmp_path / "code.tar.gz"
     packed.write_bytes(archive.pack_folder(folder, LIMIT))
     agent.unpack_code(str(packed), str(tmp_path / "there"))
-    sent, there = (
+    packed_paths, paths = (
         {path.relative_to(at) for path in at.rglob("*")} for at in (folder, tmp_path / "there")
     )
-    assert sent == there
-    for path in there:
+    assert packed_paths == paths
+    for path in paths:
         if (at := tmp_path / "there" / path).is_file():
             assert at.read_bytes() == (folder / path).read_bytes()
     assert os.readlink(tmp_path / "there/pkg/link.py") == "../train.py"
@@ -488,19 +476,19 @@ def test_a_folder_arrives_as_it_was_sent(folder: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "bad",
     [
-        member("../a"),
-        member("/a"),
-        member("a/../../b"),
-        member("a", tarfile.SYMTYPE, "/etc"),
-        member("a", tarfile.SYMTYPE, "../b"),
-        member("a", tarfile.LNKTYPE, "b"),
-        member("a", tarfile.CHRTYPE),
-        member("a", tarfile.FIFOTYPE),
+        make_member("../a"),
+        make_member("/a"),
+        make_member("a/../../b"),
+        make_member("a", tarfile.SYMTYPE, "/etc"),
+        make_member("a", tarfile.SYMTYPE, "../b"),
+        make_member("a", tarfile.LNKTYPE, "b"),
+        make_member("a", tarfile.CHRTYPE),
+        make_member("a", tarfile.FIFOTYPE),
     ],
     ids=lambda bad: f"{bad.name}-{bad.type.decode()}-{bad.linkname}",
 )
-def test_nothing_is_unpacked_elsewhere(tmp_path: Path, bad: tarfile.TarInfo) -> None:
-    packed = tarball(tmp_path / "a.tar.gz", member("b"), bad)
+def test_archive_member_outside_is_refused(tmp_path: Path, bad: tarfile.TarInfo) -> None:
+    packed = write_tarball(tmp_path / "a.tar.gz", make_member("b"), bad)
     with pytest.raises(agent.CodeError):
         agent.unpack_code(packed, str(tmp_path / "there"))
     assert {path.name for path in tmp_path.rglob("*")} <= {"a.tar.gz", "there", "b"}
@@ -509,7 +497,7 @@ def test_nothing_is_unpacked_elsewhere(tmp_path: Path, bad: tarfile.TarInfo) -> 
 @pytest.mark.parametrize(
     "damage", [lambda data: b"", lambda data: b"junk", lambda data: data[: len(data) // 2]]
 )
-def test_a_damaged_archive_is_named(
+def test_damaged_archive_is_refused(
     folder: Path, tmp_path: Path, damage: Callable[[bytes], bytes]
 ) -> None:
     packed = tmp_path / "code.tar.gz"

@@ -1,4 +1,4 @@
-"""What a job claims by dynamic resource allocation, against the forms of resource.k8s.io/v1 and of NVIDIA's API."""
+"""Claims of dynamic resource allocation (resource.k8s.io/v1), and ComputeDomains."""
 
 from __future__ import annotations
 
@@ -19,12 +19,14 @@ P5 = "node_selector: {node.kubernetes.io/instance-type: p5.48xlarge}\n"
 P5EN = "node_selector: {node.kubernetes.io/instance-type: p5en.48xlarge}\n"
 
 
-def made(kind: str, more: str, cluster: str) -> dict[str, Any]:
+def make_manifests(kind: str, more: str, cluster: str) -> dict[str, Any]:
     """The manifests of a job by their kind."""
     text = f"name: x\nimage: i\ncommand: [a]\nhosts: 2\naccelerator: {{type: {kind}}}\n{more}"
     return {
-        one["kind"]: one
-        for one in prepare(load.read_job_text(text), defaults.parse_defaults(cluster)).manifests
+        manifest["kind"]: manifest
+        for manifest in prepare(
+            load.read_job_text(text), defaults.parse_defaults(cluster)
+        ).manifests
     }
 
 
@@ -46,23 +48,23 @@ def made(kind: str, more: str, cluster: str) -> dict[str, Any]:
         ("gb300", "network: gpudirect-rdma-dra\n", "platform: gke", "mrdma.google.com", 8),
     ],
 )
-def test_a_pod_claims_the_adapters_of_its_network(
+def test_pod_claims_adapters_of_network(
     kind: str, more: str, cluster: str, device_class: str, number: int | None
 ) -> None:
-    found = made(kind, more, cluster)
-    claimed = found["ResourceClaimTemplate"]
+    manifests = make_manifests(kind, more, cluster)
+    claimed = manifests["ResourceClaimTemplate"]
     assert (
         claimed["apiVersion"] == "resource.k8s.io/v1"
         and claimed["metadata"]["name"] == "x-adapters"
     )
     (request,) = claimed["spec"]["spec"]["devices"]["requests"]
-    many = (
+    amount = (
         {"allocationMode": "All"}
         if number is None
         else {"allocationMode": "ExactCount", "count": number}
     )
-    assert request["exactly"] == {"deviceClassName": device_class, **many}
-    pod = pod_template(found["JobSet"])["spec"]
+    assert request["exactly"] == {"deviceClassName": device_class, **amount}
+    pod = pod_template(manifests["JobSet"])["spec"]
     assert pod["resourceClaims"] == [
         {"name": "adapters", "resourceClaimTemplateName": "x-adapters"}
     ]
@@ -70,12 +72,14 @@ def test_a_pod_claims_the_adapters_of_its_network(
     assert resources["claims"] == [{"name": "adapters"}] and list(resources["limits"]) == [
         "nvidia.com/gpu"
     ]
-    assert "networking.gke.io/interfaces" not in str(found["JobSet"])
+    assert "networking.gke.io/interfaces" not in str(manifests["JobSet"])
 
 
-def test_hosts_that_nvlink_joins_share_a_compute_domain() -> None:
-    found = made("gb200", "compute_domain: true\nnetwork: gpudirect-rdma-dra\n", "platform: gke")
-    domain = found["ComputeDomain"]
+def test_compute_domain_joins_hosts() -> None:
+    manifests = make_manifests(
+        "gb200", "compute_domain: true\nnetwork: gpudirect-rdma-dra\n", "platform: gke"
+    )
+    domain = manifests["ComputeDomain"]
     assert (
         domain["apiVersion"] == "resource.nvidia.com/v1beta1" and domain["metadata"]["name"] == "x"
     )
@@ -83,18 +87,20 @@ def test_hosts_that_nvlink_joins_share_a_compute_domain() -> None:
         "numNodes": 2,
         "channel": {"resourceClaimTemplate": {"name": "x-nvlink"}},
     }
-    pod = pod_template(found["JobSet"])["spec"]
-    assert [one["resourceClaimTemplateName"] for one in pod["resourceClaims"]] == [
+    pod = pod_template(manifests["JobSet"])["spec"]
+    assert [claim["resourceClaimTemplateName"] for claim in pod["resourceClaims"]] == [
         "x-adapters",
         "x-nvlink",
     ]
     assert pod["containers"][0]["resources"]["claims"] == [{"name": "adapters"}, {"name": "nvlink"}]
-    environment = {one["name"]: one.get("value") for one in pod["containers"][0]["env"]}
+    environment = {
+        variable["name"]: variable.get("value") for variable in pod["containers"][0]["env"]
+    }
     assert environment["NCCL_NET"] == "gIB" and environment["NCCL_TUNER_PLUGIN"] == "none"
 
 
 @pytest.mark.parametrize(
-    ("kind", "more", "cluster", "says"),
+    ("kind", "more", "cluster", "message"),
     [
         (
             "h100",
@@ -122,12 +128,10 @@ def test_hosts_that_nvlink_joins_share_a_compute_domain() -> None:
         ),
     ],
 )
-def test_a_claim_that_nothing_serves_is_refused(
-    kind: str, more: str, cluster: str, says: str
-) -> None:
-    with pytest.raises(UserError) as refused:
-        made(kind, more, cluster)
-    assert says in str(refused.value)
+def test_impossible_claim_is_refused(kind: str, more: str, cluster: str, message: str) -> None:
+    with pytest.raises(UserError) as error:
+        make_manifests(kind, more, cluster)
+    assert message in str(error.value)
 
 
 @pytest.mark.parametrize(
@@ -144,33 +148,31 @@ def test_a_claim_that_nothing_serves_is_refused(
         ),
     ],
 )
-def test_a_reservation_on_eks_keeps_its_id_whoever_adds_the_nodes(
-    cluster: str, labels: dict[str, str]
-) -> None:
-    """An on-demand reservation and a Capacity Block alike: `capacityType: CAPACITY_BLOCK` is of the latter alone."""
-    found = made("b200", "capacity: {reservation: cr-1}\n", cluster)["JobSet"]
-    selector = pod_template(found)["spec"]["nodeSelector"]
+def test_reservation_labels_on_eks(cluster: str, labels: dict[str, str]) -> None:
+    # `capacityType: CAPACITY_BLOCK` is only of a Capacity Block, not of an on-demand reservation.
+    jobset = make_manifests("b200", "capacity: {reservation: cr-1}\n", cluster)["JobSet"]
+    selector = pod_template(jobset)["spec"]["nodeSelector"]
     assert selector == labels | {"node.kubernetes.io/instance-type": "p6-b200.48xlarge"}
 
 
 @pytest.mark.parametrize(
-    ("found", "levels", "words"),
+    ("versions", "levels", "words"),
     [
         ({"resource.k8s.io": ["v1"], "resource.nvidia.com": ["v1beta1"]}, ["ok", "ok"], ""),
         ({"resource.k8s.io": ["v1beta1"]}, ["fail", "fail"], "is served as v1beta1, not as v1"),
         ({"resource.k8s.io": ["v1"]}, ["ok", "fail"], "NVIDIA's DRA driver is not installed"),
     ],
 )
-def test_a_cluster_that_does_not_serve_what_is_claimed_is_told_before_submit(
-    found: dict[str, list[str]], levels: list[str], words: str
+def test_unserved_claim_apis_are_found(
+    versions: dict[str, list[str]], levels: list[str], words: str
 ) -> None:
     manifests = list(
-        made(
+        make_manifests(
             "gb200", "compute_domain: true\nnetwork: gpudirect-rdma-dra\n", "platform: gke"
         ).values()
     )
-    cluster = SimpleNamespace(served_versions=lambda group: found.get(group, []))
-    said = list(checks.check_allocation(Target(cast(Cluster, cluster), "team", manifests)))
-    assert [one.level for one in said] == levels and words in " ".join(
-        one.summary_text for one in said
+    cluster = SimpleNamespace(served_versions=lambda group: versions.get(group, []))
+    findings = list(checks.check_allocation(Target(cast(Cluster, cluster), "team", manifests)))
+    assert [finding.level for finding in findings] == levels and words in " ".join(
+        finding.summary_text for finding in findings
     )

@@ -1,4 +1,4 @@
-"""Rendering: whole manifests against golden files, and what no manifest may ever lack or hold.
+"""Rendering: manifests against golden files, and rules that all manifests follow.
 
 After a change that is meant: GOLDEN=write pytest tests/launcher/manifests/test_jobset.py, and read
 the diff.
@@ -58,122 +58,125 @@ PRIVILEGED = {
 } | {"v5e-root", "v5e-privileged", "h100-rdma-root"}
 
 
-def manifests(path: Path) -> list[dict[str, Any]]:
-    beside = path.with_name(path.stem + DEFAULTS)
+def render_file(path: Path) -> list[dict[str, Any]]:
+    defaults_file = path.with_name(path.stem + DEFAULTS)
     spec = load.load_job(path)
     return render(
-        resolve(spec, defaults.load_defaults(beside if beside.exists() else None)), brought(spec)
+        resolve(spec, defaults.load_defaults(defaults_file if defaults_file.exists() else None)),
+        make_bundle(spec),
     )
 
 
-def brought(spec: load.JobSpec) -> Bundle | None:
+def make_bundle(spec: load.JobSpec) -> Bundle | None:
     """What a job brings where it asks for it, with contents that no change of ours changes."""
     agent = b"agent" if spec.agent == "inject" else None
     code = b"code" if spec.code is not None else None
     return None if agent is None and code is None else Bundle(agent, code)
 
 
-def rendered(text: str, cluster: ClusterDefaults | None = None) -> dict[str, Any]:
+def render_text(text: str, cluster: ClusterDefaults | None = None) -> dict[str, Any]:
     """The JobSet of a job in a text."""
     return prepare(load.read_job_text(text), cluster or ClusterDefaults()).manifests[0]
 
 
-def rendered_with(spec: load.JobSpec, archive: Bundle) -> dict[str, Any]:
+def render_with_bundle(spec: load.JobSpec, archive: Bundle) -> dict[str, Any]:
     return render(resolve(spec, ClusterDefaults()), archive)[0]
 
 
-def spec_of(manifest: dict[str, Any]) -> dict[str, Any]:
+def job_spec(manifest: dict[str, Any]) -> dict[str, Any]:
     """The spec of its one replicated job's Job."""
-    (one,) = manifest["spec"]["replicatedJobs"]
-    assert isinstance(found := one["template"]["spec"], dict)
-    return found
+    (replicated_job,) = manifest["spec"]["replicatedJobs"]
+    assert isinstance(job := replicated_job["template"]["spec"], dict)
+    return job
 
 
-def pod_of(manifest: dict[str, Any]) -> dict[str, Any]:
-    assert isinstance(found := spec_of(manifest)["template"]["spec"], dict)
-    return found
+def pod_spec(manifest: dict[str, Any]) -> dict[str, Any]:
+    assert isinstance(pod := job_spec(manifest)["template"]["spec"], dict)
+    return pod
 
 
-def env_of(manifest: dict[str, Any]) -> dict[str, Any]:
-    """Variables of the main container, as the kubelet expands them; what comes from elsewhere as it is written."""
-    main = pod_of(manifest)["containers"][0]
+def environment(manifest: dict[str, Any]) -> dict[str, Any]:
+    """Return the variables of the main container, as the kubelet expands them."""
+    main = pod_spec(manifest)["containers"][0]
     return {
-        one["name"]: one.get("value", "").replace("$$", "$") or one["valueFrom"]
-        for one in main["env"]
+        variable["name"]: variable.get("value", "").replace("$$", "$") or variable["valueFrom"]
+        for variable in main["env"]
     }
 
 
-WHOLES = {GOLDEN / f"{one.name}.yaml": one.manifests() for one in matrix.PLAIN}
+PLAIN_MANIFESTS = {
+    GOLDEN / f"{combination.name}.yaml": combination.manifests() for combination in matrix.PLAIN
+}
 
 
-@pytest.mark.parametrize("golden", WHOLES, ids=lambda path: path.stem)
-def test_the_plainest_job_renders_to_its_golden_manifests(golden: Path) -> None:
-    compare(WHOLES[golden], golden)
+@pytest.mark.parametrize("golden", PLAIN_MANIFESTS, ids=lambda path: path.stem)
+def test_plain_job_matches_golden_manifests(golden: Path) -> None:
+    compare(PLAIN_MANIFESTS[golden], golden)
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
-def test_a_job_differs_from_the_plainest_as_its_golden_file_says(path: Path) -> None:
-    compare_difference(manifests(path), GOLDEN / path.parent.name / f"{path.stem}.diff", WHOLES)
-
-
-@pytest.mark.parametrize("combination", COMBINATIONS, ids=lambda one: one.name)
-def test_a_combination_differs_from_the_plainest_as_its_golden_file_says(
-    combination: matrix.Combination,
-) -> None:
+def test_job_matches_golden_difference(path: Path) -> None:
     compare_difference(
-        combination.manifests(), GOLDEN / "matrix" / f"{combination.name}.diff", WHOLES
+        render_file(path), GOLDEN / path.parent.name / f"{path.stem}.diff", PLAIN_MANIFESTS
     )
 
 
-def test_every_accelerator_and_every_option_is_combined_and_they_are_many() -> None:
+@pytest.mark.parametrize("combination", COMBINATIONS, ids=lambda combination: combination.name)
+def test_combination_matches_golden_difference(combination: matrix.Combination) -> None:
+    compare_difference(
+        combination.manifests(), GOLDEN / "matrix" / f"{combination.name}.diff", PLAIN_MANIFESTS
+    )
+
+
+def test_combinations_cover_accelerators_and_options() -> None:
     pairs = {
-        (kind, where)
-        for where, known in table.NODES.items()
-        for kind in known
-        if not matrix.is_plain(kind, where)
+        (kind, platform)
+        for platform, kinds in table.NODES.items()
+        for kind in kinds
+        if not matrix.is_like_gpu(kind, platform)
     }
-    assert {(one.kind, one.where) for one in COMBINATIONS} == pairs
-    assert {one.option for one in COMBINATIONS} == set(matrix.OPTIONS)
+    assert {(combination.kind, combination.platform) for combination in COMBINATIONS} == pairs
+    assert {combination.option for combination in COMBINATIONS} == set(matrix.OPTIONS)
     assert len(COMBINATIONS) + len(FILES) >= 60
 
 
-def test_every_golden_file_has_its_job() -> None:
+def test_every_golden_file_has_a_job() -> None:
     differences = [f"{path.parent.name}/{path.stem}" for path in FILES] + [
-        f"matrix/{one.name}" for one in COMBINATIONS
+        f"matrix/{combination.name}" for combination in COMBINATIONS
     ]
     names = {path.relative_to(GOLDEN).as_posix() for path in GOLDEN.rglob("*.*")}
-    assert names == {path.name for path in WHOLES} | {f"{name}.diff" for name in differences}
+    assert names == {path.name for path in PLAIN_MANIFESTS} | {
+        f"{name}.diff" for name in differences
+    }
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
-def test_rendering_twice_gives_the_same_and_changes_nothing(path: Path) -> None:
+def test_rendering_is_pure(path: Path) -> None:
     spec, cluster = load.load_job(path), ClusterDefaults()
-    if (beside := path.with_name(path.stem + DEFAULTS)).exists():
-        cluster = defaults.load_defaults(beside)
-    before = spec.model_dump_json(), cluster.values.model_dump_json()
-    first, second = (render(resolve(spec, cluster), brought(spec)) for _ in range(2))
+    if (defaults_file := path.with_name(path.stem + DEFAULTS)).exists():
+        cluster = defaults.load_defaults(defaults_file)
+    original = spec.model_dump_json(), cluster.values.model_dump_json()
+    first, second = (render(resolve(spec, cluster), make_bundle(spec)) for _ in range(2))
     assert first == second
     first[0]["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]["containers"][
         0
     ].clear()
-    assert render(resolve(spec, cluster), brought(spec)) == second
-    assert (spec.model_dump_json(), cluster.values.model_dump_json()) == before
+    assert render(resolve(spec, cluster), make_bundle(spec)) == second
+    assert (spec.model_dump_json(), cluster.values.model_dump_json()) == original
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
-def test_every_gang_ends_as_a_whole_and_where_its_peers_wait_a_lost_pod_is_made_again_alone(
-    path: Path,
-) -> None:
-    manifest = manifests(path)[0]
-    spec, pod = spec_of(manifest), pod_of(manifest)
+def test_restart_rules_of_every_job(path: Path) -> None:
+    manifest = render_file(path)[0]
+    spec, pod = job_spec(manifest), pod_spec(manifest)
     assert manifest["spec"]["failurePolicy"]["restartStrategy"] == "BlockingRecreate"
     assert (spec["podReplacementPolicy"], pod["restartPolicy"]) == ("Failed", "Never")
     assert spec["completions"] == spec["parallelism"]
     hosts = spec["completions"] * manifest["spec"]["replicatedJobs"][0]["replicas"]
     (job,) = (
-        json.loads(one["value"])
-        for one in pod["containers"][0]["env"]
-        if one["name"] == contract.JOB
+        json.loads(variable["value"])
+        for variable in pod["containers"][0]["env"]
+        if variable["name"] == contract.JOB
     )
     waits, dispensable = job["replaces"], hosts - min(job.get("sizes", [hosts]))
     assert waits is (
@@ -191,27 +194,27 @@ def test_every_gang_ends_as_a_whole_and_where_its_peers_wait_a_lost_pod_is_made_
         )
     else:
         assert actions == {"FailJob"} and spec["backoffLimit"] == 0
-    gone = [
-        one
-        for one in pod["tolerations"]
-        if one.get("effect") == "NoExecute" and "tolerationSeconds" in one
+    lost_node_tolerations = [
+        toleration
+        for toleration in pod["tolerations"]
+        if toleration.get("effect") == "NoExecute" and "tolerationSeconds" in toleration
     ]
-    assert [one["tolerationSeconds"] for one in gone] == [30, 30]
+    assert [toleration["tolerationSeconds"] for toleration in lost_node_tolerations] == [30, 30]
 
 
 def containers(pod: dict[str, Any]) -> Iterator[dict[str, Any]]:
     yield from (
-        one
-        for one in [*pod["containers"], *pod.get("initContainers", [])]
-        if one["name"] != "sidecar"
+        container
+        for container in [*pod["containers"], *pod.get("initContainers", [])]
+        if container["name"] != "sidecar"
     )
 
 
 @pytest.mark.parametrize(
     "path", [path for path in FILES if path.stem not in PRIVILEGED], ids=lambda path: path.stem
 )
-def test_pods_meet_the_restricted_pod_security_standard(path: Path) -> None:
-    pod = pod_of(manifests(path)[0])
+def test_pods_are_restricted(path: Path) -> None:
+    pod = pod_spec(render_file(path)[0])
     assert not pod.keys() & {"hostNetwork", "hostPID", "hostIPC"}
     is_tpu = "google.com/tpu" in str(
         pod["containers"]
@@ -234,7 +237,7 @@ def test_pods_meet_the_restricted_pod_security_standard(path: Path) -> None:
         assert "runAsUser" not in security and "privileged" not in security
 
 
-def answer(manifest: dict[str, Any], message: str, reason: str = "PodFailurePolicy") -> str:
+def jobset_action(manifest: dict[str, Any], message: str, reason: str = "PodFailurePolicy") -> str:
     """What JobSet does about a failed Job: the first rule that matches, else a counted restart."""
     for rule in manifest["spec"]["failurePolicy"]["rules"]:
         patterns = rule.get("onJobFailureMessagePatterns", [""])
@@ -247,15 +250,15 @@ def answer(manifest: dict[str, Any], message: str, reason: str = "PodFailurePoli
 
 @pytest.mark.parametrize("hosts", [1, 2])
 @pytest.mark.parametrize("code", sorted(set(contract.OUTCOMES) - {contract.DONE}))
-def test_jobset_answers_every_exit_code_as_the_contract_says(code: int, hosts: int) -> None:
+def test_exit_codes_have_the_action_of_the_contract(code: int, hosts: int) -> None:
     """With the words in which the Job controller reports a failure."""
-    manifest = rendered(SMALL + f"hosts: {hosts}\n")
+    manifest = render_text(SMALL + f"hosts: {hosts}\n")
     rule = next(
-        rule for rule in spec_of(manifest)["podFailurePolicy"]["rules"] if "onExitCodes" in rule
+        rule for rule in job_spec(manifest)["podFailurePolicy"]["rules"] if "onExitCodes" in rule
     )
     is_left_to_the_job = hosts > 1 and contract.agent_exit_code(code, leaves_alone=False) != code
     assert rule["action"] == "FailJob"
-    assert rule["onExitCodes"]["containerName"] == pod_of(manifest)["containers"][0]["name"]
+    assert rule["onExitCodes"]["containerName"] == pod_spec(manifest)["containers"][0]["name"]
     message = (
         f"Container main for pod team/x-w-0-0-abcde failed with exit code {code} matching "
         "FailJob rule at index 1"
@@ -264,12 +267,14 @@ def test_jobset_answers_every_exit_code_as_the_contract_says(code: int, hosts: i
         message, reason = "Job has reached the specified backoff limit", "BackoffLimitExceeded"
     else:
         reason = "PodFailurePolicy"
-    assert answer(manifest, message, reason) == contract.OUTCOMES[code].action.value
+    assert jobset_action(manifest, message, reason) == contract.OUTCOMES[code].action.value
     assert (code in rule["onExitCodes"]["values"]) or hosts == 1 or is_left_to_the_job
 
 
-def test_a_pod_that_dies_or_leaves_alone_is_made_again_and_only_what_died_is_charged() -> None:
-    decided, disrupted, left = spec_of(rendered(SMALL + "hosts: 2\n"))["podFailurePolicy"]["rules"]
+def test_only_failed_pods_are_charged() -> None:
+    decided, disrupted, leaving = job_spec(render_text(SMALL + "hosts: 2\n"))["podFailurePolicy"][
+        "rules"
+    ]
     values = decided["onExitCodes"]["values"]
     assert values == [code for code in contract.OUTCOMES if 0 < code < 128]
     assert {contract.agent_exit_code(code, leaves_alone=False) for code in range(1, 256)} & {
@@ -279,60 +284,62 @@ def test_a_pod_that_dies_or_leaves_alone_is_made_again_and_only_what_died_is_cha
         "Ignore",
         "DisruptionTarget",
     )
-    assert (left["action"], left["onExitCodes"]["values"]) == ("Ignore", [contract.LEFT])
+    assert (leaving["action"], leaving["onExitCodes"]["values"]) == ("Ignore", [contract.LEFT])
 
 
-def test_an_evicted_pod_is_never_charged() -> None:
+def test_eviction_is_not_charged() -> None:
     message = (
         "Pod team/x-w-0-0-abcde has condition DisruptionTarget matching FailJob rule at index 0"
     )
-    manifest = rendered(SMALL)
-    assert answer(manifest, message) == Action.RESTART_UNCHARGED.value
+    manifest = render_text(SMALL)
+    assert jobset_action(manifest, message) == Action.RESTART_UNCHARGED.value
     assert (
-        spec_of(manifest)["podFailurePolicy"]["rules"][0]["onPodConditions"][0]["type"]
+        job_spec(manifest)["podFailurePolicy"]["rules"][0]["onPodConditions"][0]["type"]
         == "DisruptionTarget"
     )
 
 
-def test_a_job_past_its_deadline_is_not_started_again() -> None:
-    manifest = rendered(SMALL + "deadline: 90s\n")
-    assert spec_of(manifest)["activeDeadlineSeconds"] == 90
+def test_deadline_fails_the_jobset() -> None:
+    manifest = render_text(SMALL + "deadline: 90s\n")
+    assert job_spec(manifest)["activeDeadlineSeconds"] == 90
     assert (
-        answer(manifest, "Job was active longer than specified deadline", "DeadlineExceeded")
+        jobset_action(manifest, "Job was active longer than specified deadline", "DeadlineExceeded")
         == "FailJobSet"
     )
 
 
-def test_the_agent_can_read_what_the_pod_tells_it() -> None:
+def test_agent_reads_environment_of_pod() -> None:
     """The agent's own reader, on the environment of host 5 of 2 × 4."""
     from jaxlaunch.launcher.agent.gang import config
 
-    manifest = rendered(
+    manifest = render_text(
         SMALL.replace("{type: cpu}", "{type: cpu, per_host: 2}")
         + "hosts: 4\nslices: 2\ngrace: 20s\n"
     )
-    found = {name: value for name, value in env_of(manifest).items() if isinstance(value, str)}
-    told = {
+    variables = {
+        name: value for name, value in environment(manifest).items() if isinstance(value, str)
+    }
+    pod_values = {
         contract.SLICE: "1",
         contract.INDEX: "1",
         contract.UID: "u",
         contract.GENERATION: "3",
         contract.POD_IP: "10.4.0.7",
     }
-    read = config.read_config({**found, **told})
-    assert (read.leader_address, read.host, read.hosts, read.generation) == (
-        ("x-w-0-0.x", network.LEADER_PORT),
-        5,
-        8,
-        3,
-    )
-    assert (read.job.command, read.job.grace_s, read.job.metrics_port) == (
-        ("python", "train.py"),
-        20.0,
-        9400,
-    )
-    assert not read.is_local and read.listen_address == "10.4.0.7"
-    fields = env_of(manifest)
+    config_of_host = config.read_config({**variables, **pod_values})
+    assert (
+        config_of_host.leader_address,
+        config_of_host.host,
+        config_of_host.hosts,
+        config_of_host.generation,
+    ) == (("x-w-0-0.x", network.LEADER_PORT), 5, 8, 3)
+    assert (
+        config_of_host.job.command,
+        config_of_host.job.grace_s,
+        config_of_host.job.metrics_port,
+    ) == (("python", "train.py"), 20.0, 9400)
+    assert not config_of_host.is_local and config_of_host.listen_address == "10.4.0.7"
+    fields = environment(manifest)
     for name in (
         contract.SLICE,
         contract.UID,
@@ -344,138 +351,145 @@ def test_the_agent_can_read_what_the_pod_tells_it() -> None:
         assert "fieldRef" in fields[name]
 
 
-def test_values_reach_the_program_as_they_are_written() -> None:
+def test_values_with_dollars_are_escaped() -> None:
     """The kubelet expands $(NAME) in variables."""
-    manifest = rendered(
+    manifest = render_text(
         SMALL.replace("train.py]", "train.py, $(HOME)]") + "env: {A: $(HOME) costs $$5}\n"
     )
-    raw = {one["name"]: one.get("value") for one in pod_of(manifest)["containers"][0]["env"]}
+    raw = {
+        variable["name"]: variable.get("value")
+        for variable in pod_spec(manifest)["containers"][0]["env"]
+    }
     assert raw["A"] == "$$(HOME) costs $$$$5"
-    assert json.loads(env_of(manifest)[contract.JOB])["command"] == [
+    assert json.loads(environment(manifest)[contract.JOB])["command"] == [
         "python",
         "train.py",
         "$(HOME)",
     ]
 
 
-def test_the_train_block_reaches_the_pod_with_its_checkpoint_folder() -> None:
+def test_train_block_has_checkpoint_folder() -> None:
     text = "name: x\naccelerator: {type: cpu}\ntrain: {task: my.tasks:Mine, steps: 10}\n"
     cluster = defaults.parse_defaults("{image: i, checkpoint: {claim: runs, path: /runs}}")
-    manifest = rendered(text, cluster)
-    spec = json.loads(env_of(manifest)[contract.TRAIN_SPEC])
+    manifest = render_text(text, cluster)
+    spec = json.loads(environment(manifest)[contract.TRAIN_SPEC])
     assert spec == {"task": "my.tasks:Mine", "steps": 10, "checkpoint": {"path": "/runs/x"}}
-    assert env_of(manifest)[contract.RUN_DIR] == "/runs/x/.jaxlaunch"
+    assert environment(manifest)[contract.RUN_DIR] == "/runs/x/.jaxlaunch"
     mounts = {
-        one["name"]: one["mountPath"] for one in pod_of(manifest)["containers"][0]["volumeMounts"]
+        mount["name"]: mount["mountPath"]
+        for mount in pod_spec(manifest)["containers"][0]["volumeMounts"]
     }
     assert mounts == {"tmp": "/tmp", "volume-0": "/runs"}
 
 
-def test_a_bucket_is_no_folder_but_keeps_the_run_s_memory() -> None:
+def test_bucket_stores_the_run_folder() -> None:
     cluster = defaults.parse_defaults("{image: i, checkpoint: {url: gs://runs/all}}")
-    manifest = rendered(
+    manifest = render_text(
         "name: x\naccelerator: {type: cpu}\ntrain: {task: my.tasks:Mine, steps: 10}\n", cluster
     )
-    assert json.loads(env_of(manifest)[contract.TRAIN_SPEC])["checkpoint"] == {
+    assert json.loads(environment(manifest)[contract.TRAIN_SPEC])["checkpoint"] == {
         "path": "gs://runs/all/x"
     }
-    assert contract.RUN_DIR not in env_of(manifest)
-    assert env_of(manifest)[contract.RUN_URL] == "gs://runs/all/x/.jaxlaunch"
+    assert contract.RUN_DIR not in environment(manifest)
+    assert environment(manifest)[contract.RUN_URL] == "gs://runs/all/x/.jaxlaunch"
 
 
-def test_the_cluster_defaults_claim_is_mounted_once_where_a_checkpoint_lies_on_it() -> None:
+def test_checkpoint_claim_is_mounted_once() -> None:
     cluster = defaults.parse_defaults("{image: i, checkpoint: {claim: runs, path: /runs}}")
     text = (
         "name: x\naccelerator: {type: cpu}\ntrain: {task: my.tasks:Mine, checkpoint: {path: %s}}\n"
     )
-    assert len(pod_of(rendered(text % "/runs/other", cluster))["volumes"]) == 2
+    assert len(pod_spec(render_text(text % "/runs/other", cluster))["volumes"]) == 2
     mounted = text % "/runs/other" + "volumes: [{claim: mine, path: /runs}]\n"
     claims = [
-        one["persistentVolumeClaim"] for one in pod_of(rendered(mounted, cluster))["volumes"][1:]
+        volume["persistentVolumeClaim"]
+        for volume in pod_spec(render_text(mounted, cluster))["volumes"][1:]
     ]
     assert claims == [{"claimName": "mine"}]
-    assert len(pod_of(rendered(text % "gs://team-b/x", cluster))["volumes"]) == 1
+    assert len(pod_spec(render_text(text % "gs://team-b/x", cluster))["volumes"]) == 1
 
 
-def test_a_secret_appears_by_reference_only(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_secrets_are_references(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_API_KEY", "canary-0123456789")
     (case,) = [path for path in FILES if path.stem == "volumes-secrets-init-pod"]
-    text = writer.render_documents(manifests(case))
+    text = writer.render_documents(render_file(case))
     assert "canary" not in text
     reference = {"secretKeyRef": {"name": "wandb", "key": "api-key"}}
-    assert env_of(manifests(case)[0])["WANDB_API_KEY"] == reference
+    assert environment(render_file(case)[0])["WANDB_API_KEY"] == reference
 
 
-def test_the_cluster_defaults_compile_cache_is_mounted_and_told_to_jobs_that_name_none() -> None:
+def test_compile_cache_of_defaults_is_mounted() -> None:
     cluster = defaults.parse_defaults(
         "{image: i, checkpoint: {url: gs://runs}, compile_cache: {claim: compiled}}"
     )
     text = "name: x\naccelerator: {type: cpu}\ntrain: {task: my.tasks:Mine}\n"
-    manifest = rendered(text, cluster)
-    assert json.loads(env_of(manifest)[contract.TRAIN_SPEC])["compile_cache"] == "/compile-cache"
-    assert {"name": "volume-0", "mountPath": "/compile-cache"} in pod_of(manifest)["containers"][0][
-        "volumeMounts"
-    ]
-    assert {"name": "volume-0", "persistentVolumeClaim": {"claimName": "compiled"}} in pod_of(
+    manifest = render_text(text, cluster)
+    assert (
+        json.loads(environment(manifest)[contract.TRAIN_SPEC])["compile_cache"] == "/compile-cache"
+    )
+    assert {"name": "volume-0", "mountPath": "/compile-cache"} in pod_spec(manifest)["containers"][
+        0
+    ]["volumeMounts"]
+    assert {"name": "volume-0", "persistentVolumeClaim": {"claimName": "compiled"}} in pod_spec(
         manifest
     )["volumes"]
-    none = rendered(text.replace("Mine}", "Mine, compile_cache: null}"), cluster)
-    assert json.loads(env_of(none)[contract.TRAIN_SPEC])["compile_cache"] is None
-    own = rendered(text.replace("Mine}", "Mine, compile_cache: gs://mine}"), cluster)
-    assert json.loads(env_of(own)[contract.TRAIN_SPEC])["compile_cache"] == "gs://mine"
-    assert [volume["name"] for volume in pod_of(own)["volumes"]] == ["tmp"]
+    without_cache = render_text(text.replace("Mine}", "Mine, compile_cache: null}"), cluster)
+    assert json.loads(environment(without_cache)[contract.TRAIN_SPEC])["compile_cache"] is None
+    with_cache = render_text(text.replace("Mine}", "Mine, compile_cache: gs://mine}"), cluster)
+    assert json.loads(environment(with_cache)[contract.TRAIN_SPEC])["compile_cache"] == "gs://mine"
+    assert [volume["name"] for volume in pod_spec(with_cache)["volumes"]] == ["tmp"]
 
 
-def test_the_cluster_defaults_service_account_is_for_jobs_that_name_none_and_mounts_no_token() -> (
-    None
-):
+def test_service_account_of_defaults_has_no_token() -> None:
     cluster = defaults.parse_defaults("{image: i, service_account: everyone}")
-    pod = pod_of(rendered(SMALL, cluster))
+    pod = pod_spec(render_text(SMALL, cluster))
     assert (pod["serviceAccountName"], pod["automountServiceAccountToken"]) == ("everyone", False)
-    pod = pod_of(rendered(SMALL + "service_account: mine\n", cluster))
+    pod = pod_spec(render_text(SMALL + "service_account: mine\n", cluster))
     assert (pod["serviceAccountName"], pod["automountServiceAccountToken"]) == ("mine", True)
 
 
-def test_the_cluster_defaults_network_is_for_jobs_on_its_accelerator_that_name_none() -> None:
+def test_network_of_defaults_is_per_accelerator() -> None:
     cluster = defaults.parse_defaults(
         "{image: i, network: {h100: hostnetwork, a100: {profile: rdma, resource: rdma/ib}}}"
     )
     h100 = "name: x\naccelerator: {type: h100}\ncommand: [python, train.py]\n"
-    assert pod_of(rendered(h100, cluster))["hostNetwork"] is True
-    assert "hostNetwork" not in pod_of(rendered(h100 + "network: default\n", cluster))
-    assert "hostNetwork" not in pod_of(rendered(SMALL, cluster))
-    limits = pod_of(rendered(h100.replace("h100", "a100"), cluster))["containers"][0]["resources"][
-        "limits"
-    ]
+    assert pod_spec(render_text(h100, cluster))["hostNetwork"] is True
+    assert "hostNetwork" not in pod_spec(render_text(h100 + "network: default\n", cluster))
+    assert "hostNetwork" not in pod_spec(render_text(SMALL, cluster))
+    limits = pod_spec(render_text(h100.replace("h100", "a100"), cluster))["containers"][0][
+        "resources"
+    ]["limits"]
     assert limits["rdma/ib"] == "1"
 
 
-def test_a_token_is_mounted_only_for_a_service_account() -> None:
-    assert pod_of(rendered(SMALL))["automountServiceAccountToken"] is False
-    pod = pod_of(rendered(SMALL + "service_account: trainer\n"))
+def test_token_needs_a_service_account() -> None:
+    assert pod_spec(render_text(SMALL))["automountServiceAccountToken"] is False
+    pod = pod_spec(render_text(SMALL + "service_account: trainer\n"))
     assert (pod["automountServiceAccountToken"], pod["serviceAccountName"]) == (True, "trainer")
 
 
-def test_a_job_says_otherwise_than_our_defaults_for_the_program() -> None:
+def test_job_overrides_default_variables() -> None:
     text = SMALL.replace("type: cpu", "type: l4") + "env: {HOME: /home/me, JAX_PLATFORMS: cuda}\n"
-    found = env_of(rendered(text))
-    assert (found["HOME"], found["JAX_PLATFORMS"]) == ("/home/me", "cuda")
-    secret = env_of(
-        rendered(
+    variables = environment(render_text(text))
+    assert (variables["HOME"], variables["JAX_PLATFORMS"]) == ("/home/me", "cuda")
+    secret = environment(
+        render_text(
             text.replace("env: {HOME: /home/me, ", "secrets: {HOME: {name: s, key: k}}\nenv: {")
         )
     )
     assert secret["HOME"] == {"secretKeyRef": {"name": "s", "key": "k"}}
 
 
-def test_only_slices_that_span_hosts_are_placed_exclusively() -> None:
+def test_exclusive_placement_of_slices() -> None:
     text = SMALL + "platform: gke\n"
     key = "alpha.jobset.sigs.k8s.io/exclusive-topology"
 
     def annotations(accelerator: str, more: str = "") -> Mapping[str, str]:
-        found = rendered(text.replace("{type: cpu}", accelerator) + more)["metadata"]["annotations"]
-        assert isinstance(found, dict)
-        return found
+        annotations_of_jobset = render_text(text.replace("{type: cpu}", accelerator) + more)[
+            "metadata"
+        ]["annotations"]
+        assert isinstance(annotations_of_jobset, dict)
+        return annotations_of_jobset
 
     assert annotations("{type: v6e, topology: 4x4}")[key] == "cloud.google.com/gke-nodepool"
     assert key not in annotations("{type: v6e, topology: 2x2}")
@@ -492,19 +506,19 @@ def test_only_slices_that_span_hosts_are_placed_exclusively() -> None:
 TOPOLOGY = {2: "2x2", 3: "2x2x1"}  # the smallest whose hosts have all their chips
 
 
-@pytest.mark.parametrize("where", table.PLATFORMS)
+@pytest.mark.parametrize("platform", table.PLATFORMS)
 @pytest.mark.parametrize("kind", ACCELERATORS)
-def test_every_accelerator_is_asked_for_or_refused_on_every_platform(kind: str, where: str) -> None:
+def test_accelerators_are_requested_or_refused(kind: str, platform: str) -> None:
     shape = TOPOLOGY.get(ACCELERATORS[kind].dimensions)
     topology = "" if shape is None else f", topology: {shape}"
-    text = SMALL.replace("{type: cpu}", f"{{type: {kind}{topology}}}") + f"platform: {where}\n"
-    if kind not in table.NODES[where]:
+    text = SMALL.replace("{type: cpu}", f"{{type: {kind}{topology}}}") + f"platform: {platform}\n"
+    if kind not in table.NODES[platform]:
         with pytest.raises(
-            UserError, match=f"accelerator.type = {kind} is not known on platform = {where}"
+            UserError, match=f"accelerator.type = {kind} is not known on platform = {platform}"
         ):
-            rendered(text)
+            render_text(text)
         return
-    spec, pod = load.parse_job(text), pod_of(rendered(text))
+    spec, pod = load.parse_job(text), pod_spec(render_text(text))
     resources = {
         "cpu": None,
         "cuda": "nvidia.com/gpu",
@@ -523,26 +537,26 @@ def test_every_accelerator_is_asked_for_or_refused_on_every_platform(kind: str, 
         assert pod["nodeSelector"]["cloud.google.com/gke-tpu-topology"] == shape
 
 
-def test_a_job_s_node_selector_chooses_among_the_nodes_that_fit() -> None:
+def test_node_selector_chooses_among_nodes() -> None:
     text = SMALL.replace("cpu", "a100") + "platform: gke\n"
-    assert "affinity" in pod_of(rendered(text))
-    chosen = rendered(
+    assert "affinity" in pod_spec(render_text(text))
+    chosen = render_text(
         text + "node_selector: {cloud.google.com/gke-accelerator: nvidia-a100-80gb}\n"
     )
-    assert pod_of(chosen)["nodeSelector"] == {
+    assert pod_spec(chosen)["nodeSelector"] == {
         "cloud.google.com/gke-accelerator": "nvidia-a100-80gb"
     }
-    assert "affinity" not in pod_of(chosen)
+    assert "affinity" not in pod_spec(chosen)
 
 
-def test_jobs_that_share_hosts_do_not_share_ports() -> None:
+def test_host_network_ports_differ_between_jobs() -> None:
     text = SMALL + "network: hostnetwork\n"
     ports = {
         port["containerPort"]
         for name in ("x", "y", "z")
-        for port in pod_of(rendered(text.replace("name: x", f"name: {name}")))["containers"][0][
-            "ports"
-        ]
+        for port in pod_spec(render_text(text.replace("name: x", f"name: {name}")))["containers"][
+            0
+        ]["ports"]
     }
     assert len(ports) == 6 and all(20000 <= port < 30000 for port in ports)
     assert (
@@ -550,15 +564,15 @@ def test_jobs_that_share_hosts_do_not_share_ports() -> None:
     )  # a policy would not hold there, and promise that it does
 
 
-def test_the_policy_lets_in_the_gang_and_prometheus() -> None:
+def test_network_policy_admits_gang_and_prometheus() -> None:
     _, policy = render(
         resolve(
             load.parse_job(SMALL), defaults.parse_defaults("prometheus: {namespace: monitoring}")
         )
     )
     gang = {"matchLabels": {"jobset.sigs.k8s.io/jobset-name": "x"}}
-    own, scrape = policy["spec"]["ingress"]
-    assert policy["spec"]["podSelector"] == gang and own == {"from": [{"podSelector": gang}]}
+    gang_rule, scrape = policy["spec"]["ingress"]
+    assert policy["spec"]["podSelector"] == gang and gang_rule == {"from": [{"podSelector": gang}]}
     assert scrape["ports"] == [{"protocol": "TCP", "port": network.METRICS_PORT}]
     assert scrape["from"][0]["namespaceSelector"]["matchLabels"] == {
         "kubernetes.io/metadata.name": "monitoring"
@@ -569,36 +583,38 @@ def test_the_policy_lets_in_the_gang_and_prometheus() -> None:
     )
 
 
-def test_the_spec_hash_tells_jobs_apart_and_nothing_else() -> None:
+def test_spec_hash_ignores_comments() -> None:
     def digest(text: str) -> str:
-        return str(rendered(text)["metadata"]["annotations"][labels.SPEC_HASH])
+        return str(render_text(text)["metadata"]["annotations"][labels.SPEC_HASH])
 
     assert digest(SMALL) == digest("# a comment\n" + SMALL) != digest(SMALL + "grace: 61s\n")
 
 
-def test_a_job_that_cannot_run_there_is_refused_with_everything_at_once() -> None:
+def test_all_faults_are_reported_at_once() -> None:
     text = (
         SMALL.replace("image: registry.example/train:1\n", "")
         + "placement: {preferred: rack}\ncapacity: spot\n"
     )
     with pytest.raises(UserError) as error:
-        rendered(text)
+        render_text(text)
     assert "placement is done by Kueue" in str(error.value)
     assert "image is missing" in str(error.value)
     assert "capacity = spot is not known on platform = generic." in str(error.value)
 
 
-def test_an_image_of_the_jobs_own_gets_the_agent_that_travels_with_it() -> None:
+def test_injected_agent_and_code_are_mounted() -> None:
     spec = load.parse_job(SMALL + "code: src\nworkdir: src/sub\n")
     _, _, shared = render(resolve(spec, ClusterDefaults()), Bundle(b"agent", b"code"))
-    main = pod_of(rendered_with(spec, Bundle(b"agent", b"code")))["containers"][0]
+    main = pod_spec(render_with_bundle(spec, Bundle(b"agent", b"code")))["containers"][0]
     assert main["command"] == ["python3", "-I", "/jaxlaunch/agent.pyz"]
     assert (
         shared["binaryData"] == {"agent.pyz": "YWdlbnQ=", "code.tar.gz": "Y29kZQ=="}
         and shared["immutable"]
     )
     assert (
-        json.loads(env_of(rendered_with(spec, Bundle(b"agent", b"code")))[contract.JOB])["workdir"]
+        json.loads(environment(render_with_bundle(spec, Bundle(b"agent", b"code")))[contract.JOB])[
+            "workdir"
+        ]
         == "/code/sub"
     )
 
@@ -623,12 +639,12 @@ def test_an_image_of_the_jobs_own_gets_the_agent_that_travels_with_it() -> None:
         ),
     ],
 )
-def test_the_agent_travels_where_the_image_need_not_hold_it(text: str, brings: bool) -> None:
-    found = code.build_bundle(resolve(load.parse_job(text), ClusterDefaults()).code, Path())
-    assert (found is not None and found.agent is not None) == brings
+def test_agent_is_injected_into_foreign_images(text: str, brings: bool) -> None:
+    bundle = code.build_bundle(resolve(load.parse_job(text), ClusterDefaults()).code, Path())
+    assert (bundle is not None and bundle.agent is not None) == brings
 
 
-def test_what_is_brought_is_named_by_all_that_it_holds() -> None:
+def test_bundle_name_is_a_digest() -> None:
     names = {
         Bundle(b"a", b"b").name,
         Bundle(b"a").name,
@@ -641,13 +657,13 @@ def test_what_is_brought_is_named_by_all_that_it_holds() -> None:
 @pytest.mark.parametrize(
     "variables", ["null", "{}", "[{name: JAXLAUNCH_LEADER, value: x}]", "[{name: TRAIN_SPEC}]"]
 )
-def test_the_pod_escape_cannot_take_our_variables_away(variables: str) -> None:
+def test_pod_cannot_remove_launcher_variables(variables: str) -> None:
     text = SMALL + f"pod: {{spec: {{containers: [{{name: main, env: {variables}}}]}}}}\n"
     with pytest.raises(UserError, match=r"pod\.spec\.containers\.0\.env"):
         load.parse_job(text)
 
 
-def test_a_difference_that_fits_nowhere_is_no_golden_file() -> None:
+def test_golden_difference_must_apply() -> None:
     old = ["kind: A", "spec:", "  a: 1", "  b: 2"]
     hunks = difference(old, ["kind: A", "spec:", "  a: 2", "  b: 2", "  c: 3"])
     assert hunks == ["@@ A.spec @@", "-  a: 1", "+  a: 2", "@@ A.spec @@", "   b: 2", "+  c: 3"]
@@ -656,25 +672,29 @@ def test_a_difference_that_fits_nowhere_is_no_golden_file() -> None:
         patched(["kind: A", "spec:", "  a: 3", "  b: 2"], hunks)
 
 
-def test_a_single_host_of_efa_asks_for_the_least_interfaces_and_pins_nothing() -> None:
+def test_single_efa_host_requests_one_interface() -> None:
     text = (
         "name: x\nimage: i\ncommand: [a]\naccelerator: {type: h100, per_host: 1}\nplatform: "
         "eks\nnetwork: efa\n"
     )
     (pod,) = [
         job["template"]["spec"]["template"]["spec"]
-        for job in rendered(text)["spec"]["replicatedJobs"]
+        for job in render_text(text)["spec"]["replicatedJobs"]
     ]
     (main,) = pod["containers"]
     assert main["resources"]["limits"]["vpc.amazonaws.com/efa"] == "1"
-    (job,) = [json.loads(one["value"]) for one in main["env"] if one["name"] == contract.JOB]
+    (job,) = [
+        json.loads(variable["value"])
+        for variable in main["env"]
+        if variable["name"] == contract.JOB
+    ]
     assert job["pinning"] is None
 
 
 @pytest.mark.parametrize(
     ("network", "added"), [("default", ["DAC_OVERRIDE"]), ("efa", ["DAC_OVERRIDE", "IPC_LOCK"])]
 )
-def test_root_goes_on_with_the_files_of_another_user(network: str, added: list[str]) -> None:
+def test_root_gets_needed_capabilities(network: str, added: list[str]) -> None:
     text = (
         "name: x\nimage: i\ncommand: [a]\naccelerator: {type: h100}\nhosts: 2\nnetwork: "
         f"{network}\n"
@@ -682,7 +702,7 @@ def test_root_goes_on_with_the_files_of_another_user(network: str, added: list[s
     cluster = defaults.parse_defaults("{platform: eks, users: {h100: root}}")
     (pod,) = [
         job["template"]["spec"]["template"]["spec"]
-        for job in rendered(text, cluster)["spec"]["replicatedJobs"]
+        for job in render_text(text, cluster)["spec"]["replicatedJobs"]
     ]
     assert pod["containers"][0]["securityContext"]["capabilities"] == {
         "drop": ["ALL"],

@@ -1,4 +1,4 @@
-"""What the libraries that communicate are told, and who may say otherwise."""
+"""Variables of the communication libraries, and how a job overrides them."""
 
 from __future__ import annotations
 
@@ -21,21 +21,23 @@ GIB = gke.GIB_VARIABLES.value
 UNUSED = dict(gke.WITHOUT_PLUGINS.value)
 
 
-def environment(text: str, cluster: str) -> dict[str, str]:
+def network_environment(text: str, cluster: str) -> dict[str, str]:
     """The variables of the main container that are about the network, as the manifest has them."""
     spec = pod_template(render(resolve(load.parse_job(text), defaults.parse_defaults(cluster)))[0])[
         "spec"
     ]
-    found = {one["name"]: one.get("value", "") for one in spec["containers"][0]["env"]}
+    variables = {
+        variable["name"]: variable.get("value", "") for variable in spec["containers"][0]["env"]
+    }
     return {
         name: value
-        for name, value in found.items()
+        for name, value in variables.items()
         if name.startswith(("NCCL_", "FI_", "CUDA_", "LD_PRELOAD"))
     }
 
 
 @pytest.mark.parametrize(
-    ("text", "cluster", "wanted"),
+    ("text", "cluster", "expected"),
     [
         (H100, "platform: gke", UNUSED),
         (H100, "platform: generic", {}),
@@ -74,53 +76,55 @@ def environment(text: str, cluster: str) -> dict[str, str]:
         ),
     ],
 )
-def test_a_network_tells_its_libraries_what_its_maker_says(
-    text: str, cluster: str, wanted: dict[str, str]
-) -> None:
-    assert environment(text, cluster) == wanted
+def test_network_sets_library_variables(text: str, cluster: str, expected: dict[str, str]) -> None:
+    assert network_environment(text, cluster) == expected
 
 
-def test_what_the_page_gives_other_clouds_renders_as_their_own_pods_are() -> None:
+def test_documented_networks_of_other_clouds() -> None:
     rows = re.findall(r"^  \|([^|]+)\| `(\{profile: rdma[^`]*\})`", PAGE.read_text(), re.MULTILINE)
     rows.append(
         ("AKS, shared", rows[0][1].replace("rdma/ib, count: 8", "rdma/shared_ib, count: 1"))
     )
     text = H100 + "node_selector: {nvidia.com/gpu.product: NVIDIA-H100-80GB-HBM3}\n"
-    found = {}
+    limits_of_cloud = {}
     for nodes, value in rows:
         if "…" not in value and "RESOURCE" not in value:
-            given = yaml.safe_load(value)
+            profile = yaml.safe_load(value)
             cluster = f"network: {{h100: {value}}}"
             limits = pod_template(
                 render(resolve(load.parse_job(text), defaults.parse_defaults(cluster)))[0]
             )["spec"]["containers"][0]
-            found[nodes.split(",")[0]] = limits["resources"]["limits"][given["resource"]]
-            assert environment(text, cluster) == given["env"]
-    assert found == {" AKS": "8", " CoreWeave": "1", "AKS": "1"}
+            limits_of_cloud[nodes.split(",")[0]] = limits["resources"]["limits"][
+                profile["resource"]
+            ]
+            assert network_environment(text, cluster) == profile["env"]
+    assert limits_of_cloud == {" AKS": "8", " CoreWeave": "1", "AKS": "1"}
 
 
 @pytest.mark.parametrize(("kind", "tuner"), [("h200", "a3u"), ("b200", "a4")])
-def test_gib_is_tuned_for_its_machine_and_a_job_may_set_each_variable_otherwise(
-    kind: str, tuner: str
-) -> None:
+def test_gib_tuner_and_overrides(kind: str, tuner: str) -> None:
     text = H100.replace("h100", kind) + "network: gpudirect-rdma\nenv: {NCCL_IB_TC: '1'}\n"
     of_machine = {"NCCL_TUNER_CONFIG_PATH": f"/usr/local/gib/configs/tuner_config_{tuner}.txtpb"}
-    assert environment(text, "platform: gke") == {**GIB, **of_machine, "NCCL_IB_TC": "1"}
+    assert network_environment(text, "platform: gke") == {**GIB, **of_machine, "NCCL_IB_TC": "1"}
 
 
-def test_tcpxo_has_the_nccl_that_it_is_qualified_with_and_nvlink_sharp() -> None:
-    """By the release notes of 9 January 2026. LD_LIBRARY_PATH would not do: JAX loads the image's NCCL by its path."""
-    found = environment(H100 + "network: gpudirect-tcpxo\n", TCPXO % "")
+def test_tcpxo_preloads_its_nccl() -> None:
+    # LD_LIBRARY_PATH would not do: JAX loads the NCCL of the image by its path.
+    variables = network_environment(H100 + "network: gpudirect-tcpxo\n", TCPXO % "")
     assert (
-        found["LD_PRELOAD"] == "/usr/local/nvidia/lib64/libnccl.so.2"
-        and found["NCCL_NVLS_ENABLE"] == "1"
+        variables["LD_PRELOAD"] == "/usr/local/nvidia/lib64/libnccl.so.2"
+        and variables["NCCL_NVLS_ENABLE"] == "1"
     )
 
 
-def test_a_secret_counts_before_the_variable_of_a_network() -> None:
+def test_secret_overrides_network_variable() -> None:
     text = H200 + "secrets: {NCCL_NET_PLUGIN: {name: s, key: k}}\n"
     spec = pod_template(
         render(resolve(load.parse_job(text), defaults.parse_defaults("platform: gke")))[0]
     )["spec"]
-    (one,) = (one for one in spec["containers"][0]["env"] if one["name"] == "NCCL_NET_PLUGIN")
-    assert "valueFrom" in one
+    (variable,) = (
+        variable
+        for variable in spec["containers"][0]["env"]
+        if variable["name"] == "NCCL_NET_PLUGIN"
+    )
+    assert "valueFrom" in variable

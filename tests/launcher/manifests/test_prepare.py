@@ -1,4 +1,4 @@
-"""What a platform does not have, and what is not built: each refused by name, with what to do."""
+"""Jobs that a platform does not support, or that the server would refuse."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from jaxlaunch.launcher.job.defaults import ClusterDefaults
 from jaxlaunch.launcher.manifests.jobset import prepare, resolve
 from jaxlaunch.launcher.platforms import eks, gke, table
 from jaxlaunch.launcher.platforms.facts import GKE_TPU, INSTANCE
-from tests.launcher.manifests import wrong
+from tests.launcher.manifests import rejected_jobs
 
 SMALL = "name: x\nimage: i\ncommand: [a]\n"
 CPU = SMALL + "accelerator: {type: cpu}\n"
@@ -26,7 +26,7 @@ AT_CKPT = "volumes: [{%s, path: /ckpt}]\ntrain: {task: 'a:B', checkpoint: {path:
 
 
 @pytest.mark.parametrize(
-    ("text", "cluster", "said"),
+    ("text", "cluster", "message"),
     [
         (CPU + "code: src\nworkdir: data\n", "", "workdir = data is outside of code = src"),
         (
@@ -166,10 +166,10 @@ AT_CKPT = "volumes: [{%s, path: /ckpt}]\ntrain: {task: 'a:B', checkpoint: {path:
         (CPU + "init: [{name: a}, {name: a}]\n", "", "init.1.name = a is taken."),
     ],
 )
-def test_a_job_is_refused_by_name(text: str, cluster: str, said: str) -> None:
-    found = list(resolve(load.parse_job(text), defaults.parse_defaults(cluster)).find_faults())
-    assert [fault for fault in found if said in fault.message], found
-    assert len(found) == 1 and found[0].hint
+def test_unsupported_job_is_refused(text: str, cluster: str, message: str) -> None:
+    faults = list(resolve(load.parse_job(text), defaults.parse_defaults(cluster)).find_faults())
+    assert [fault for fault in faults if message in fault.message], faults
+    assert len(faults) == 1 and faults[0].hint
 
 
 @pytest.mark.parametrize(
@@ -213,39 +213,39 @@ def test_a_job_is_refused_by_name(text: str, cluster: str, said: str) -> None:
         ),
     ],
 )
-def test_what_the_platform_or_the_profile_knows_is_taken(text: str, cluster: str) -> None:
+def test_supported_job_has_no_faults(text: str, cluster: str) -> None:
     assert list(resolve(load.parse_job(text), defaults.parse_defaults(cluster)).find_faults()) == []
 
 
-@pytest.mark.parametrize("one", wrong.TABLE, ids=lambda one: one.lines.replace("\n", ", ")[:60])
-def test_what_the_server_would_refuse_is_refused_before_it_is_sent(one: wrong.Wrong) -> None:
-    with pytest.raises(UserError) as refused:
-        prepare(load.read_job_text(wrong.text(one.lines)), ClusterDefaults())
-    assert one.ours in str(refused.value)
+@pytest.mark.parametrize(
+    "case", rejected_jobs.TABLE, ids=lambda case: case.lines.replace("\n", ", ")[:60]
+)
+def test_job_that_the_server_refuses_is_refused(case: rejected_jobs.RejectedJob) -> None:
+    with pytest.raises(UserError) as error:
+        prepare(load.read_job_text(rejected_jobs.job_text(case.lines)), ClusterDefaults())
+    assert case.ours in str(error.value)
 
 
-def test_a_volume_that_keeps_the_cluster_s_folder_of_checkpoints_for_one_host_is_named_and_not_the_cluster() -> (
-    None
-):
+def test_fault_names_volume_that_hides_checkpoint_claim() -> None:
     text = TRAIN + "hosts: 2\ntrain: {task: 'a:B'}\nvolumes: [{ephemeral: 1Gi, path: /c}]\n"
-    (found,) = resolve(
+    (fault,) = resolve(
         load.parse_job(text), defaults.parse_defaults("checkpoint: {claim: c, path: /c}")
     ).find_faults()
-    assert found.path == ("volumes", 0) and "/c/x is on ephemeral storage" in found.message
+    assert fault.path == ("volumes", 0) and "/c/x is on ephemeral storage" in fault.message
 
 
-def test_an_init_container_may_not_have_the_name_of_one_that_the_network_adds() -> None:
+def test_init_container_may_not_have_name_of_network_container() -> None:
     text = H100 + "network: gpudirect-tcpxo\ninit: [{name: tcpxo-daemon}]\n"
-    (found,) = resolve(load.parse_job(text), defaults.parse_defaults(TCPXO)).find_faults()
-    assert "init.0.name = tcpxo-daemon is taken." in found.message
+    (fault,) = resolve(load.parse_job(text), defaults.parse_defaults(TCPXO)).find_faults()
+    assert "init.0.name = tcpxo-daemon is taken." in fault.message
 
 
-def test_what_is_wrong_with_the_pod_is_said_at_its_line(tmp_path: Path) -> None:
+def test_pod_fault_has_line(tmp_path: Path) -> None:
     path = tmp_path / "job.yaml"
     path.write_text(CPU + "pod:\n  spec:\n    containers: [{name: exporter}]\n")
-    with pytest.raises(JobFaultsError) as refused:
+    with pytest.raises(JobFaultsError) as error:
         prepare(load.read_job(path), ClusterDefaults())
-    assert str(refused.value).startswith(f"{path}:7: container exporter: it has no image.")
+    assert str(error.value).startswith(f"{path}:7: container exporter: it has no image.")
 
 
 @pytest.mark.parametrize(
@@ -257,9 +257,7 @@ def test_what_is_wrong_with_the_pod_is_said_at_its_line(tmp_path: Path) -> None:
         ("{type: l4, per_host: 8}", {"g6.48xlarge"}),
     ],
 )
-def test_only_instance_types_with_enough_gpus_are_asked_for(
-    accelerator: str, types: set[str]
-) -> None:
+def test_instance_types_have_enough_gpus(accelerator: str, types: set[str]) -> None:
     job = resolve(
         load.parse_job(SMALL + f"accelerator: {accelerator}\nplatform: eks\n"), ClusterDefaults()
     )
@@ -279,7 +277,7 @@ def test_only_instance_types_with_enough_gpus_are_asked_for(
         ),
     ],
 )
-def test_a_slice_of_one_host_or_of_two_asks_for_the_chips_of_its_hosts(
+def test_slice_requests_chips_per_host(
     accelerator: str, cluster: str, chips: tuple[str] | None
 ) -> None:
     """Where the platform's usual labels are not overruled."""
@@ -291,24 +289,22 @@ def test_a_slice_of_one_host_or_of_two_asks_for_the_chips_of_its_hosts(
 
 
 @pytest.mark.parametrize(
-    ("own", "tolerated"),
+    ("nodes", "tolerated"),
     [
         ("{node_selector: {pool: a}}", {"nvidia.com/gpu"}),
         ("{tolerations: []}", set()),
         ("{tolerations: [{key: team}]}", {"team"}),
     ],
 )
-def test_nodes_of_other_labels_have_the_usual_taints_unless_theirs_are_given(
-    own: str, tolerated: set[str]
-) -> None:
-    job = resolve(load.parse_job(H200), defaults.parse_defaults(f"nodes: {{h200: {own}}}"))
-    found = {one["key"] for one in job.nodes.tolerations}
-    assert {key for key in found if not key.startswith("node.kubernetes.io/")} == tolerated
+def test_cluster_nodes_keep_usual_tolerations(nodes: str, tolerated: set[str]) -> None:
+    job = resolve(load.parse_job(H200), defaults.parse_defaults(f"nodes: {{h200: {nodes}}}"))
+    keys = {toleration["key"] for toleration in job.nodes.tolerations}
+    assert {key for key in keys if not key.startswith("node.kubernetes.io/")} == tolerated
 
 
-def test_the_gpus_of_every_instance_type_are_known() -> None:
+def test_every_instance_type_is_used() -> None:
     labels = [nodes.labels.get(INSTANCE, ()) for nodes in table.NODES["eks"].values()]
-    assert {one for types in labels for one in types} == set(eks.INSTANCES)
+    assert {name for types in labels for name in types} == set(eks.INSTANCES)
 
 
 @pytest.mark.parametrize(
@@ -321,9 +317,7 @@ def test_the_gpus_of_every_instance_type_are_known() -> None:
     ]
     + [("train", 100_000, False), ("train", 200_000, True)],
 )
-def test_what_no_program_can_be_started_with_is_refused_before_it_costs_starts(
-    key: str, size: int, is_refused: bool
-) -> None:
+def test_oversized_values_are_refused(key: str, size: int, is_refused: bool) -> None:
     """A variable is `A=` and its value and an end, of 131072 bytes together."""
     text = "x" * size
     jobs = {

@@ -1,4 +1,4 @@
-"""Files that hold credentials, and files that only resemble them. Every credential here is made up."""
+"""Files that hold credentials, and files that only resemble them. All are made up."""
 
 from __future__ import annotations
 
@@ -178,7 +178,8 @@ INNOCENT = {
     '"mask_token": "[MASK]"}',
     "vocab.json": '{"token": 30001, "secret": 1203, "password": 9999999999999999}',
     "model.py": "self.pad_token = tokenizer.pad_token_id_2026_11_22\nMAX_TOKENS = 1000000000000\n",
-    "login.py": 'token = os.environ["HF_TOKEN"]\napi_key=get_secret("projects/1234567/secrets/k1")\n',
+    "login.py": 'token = os.environ["HF_TOKEN"]\n'
+    'api_key=get_secret("projects/1234567/secrets/k1")\n',
     "client.py": "_auth = HTTPBasicAuth2\n_password = read_password_1()\n",
     "args.py": 'parser.add_argument("--api-key", default=None)\npassword = getpass.getpass()\n',
     "k8s/secret-ref.yaml": "env:\n- name: HF_TOKEN\n  valueFrom: {secretKeyRef: {name: hub, "
@@ -191,7 +192,8 @@ INNOCENT = {
     "poetry.lock": f'files = [{{file = "token-1.0.whl", hash = "sha256:{HEX}{HEX}"}}]\n',
     "commit.txt": f"{HEX}7d2058e6\n",
     ".npmrc": "registry=https://registry.example\n//registry.example/:_authToken=${NPM_TOKEN}\n",
-    "calls.py": "api_key=os.environ['COHERE_API_KEY_2026_11']\nsecret_key='correct-horse-battery-staple'\n",
+    "calls.py": "api_key=os.environ['COHERE_API_KEY_2026_11']\n"
+    "secret_key='correct-horse-battery-staple'\n",
     "credentials.py": "def load(): ...\n",
     "src/credentials.rs": "pub fn load() {}\n",
     "proto/secrets.proto": "message Secret {}\n",
@@ -227,25 +229,25 @@ INNOCENT = {
 }
 
 
-def sign(name: str, content: str) -> credentials.CredentialSign | None:
+def find_sign(name: str, content: str) -> credentials.CredentialSign | None:
     return credentials.find_credential(content.encode("utf-8"))
 
 
 @pytest.mark.parametrize("name", BY_NAME)
-def test_a_file_of_a_program_s_credentials_is_known_by_its_name(name: str) -> None:
+def test_credential_file_is_recognized_by_name(name: str) -> None:
     assert credentials.is_credential_file(name)
 
 
 @pytest.mark.parametrize("name", BY_CONTENT)
-def test_a_file_that_holds_a_credential_is_known_by_what_it_holds(name: str) -> None:
-    found = sign(name, BY_CONTENT[name])
-    assert found is not None and 1 <= found.line <= BY_CONTENT[name].count("\n") + 1
-    assert HEX not in found.kind and TEXT not in found.kind
+def test_credential_file_is_recognized_by_content(name: str) -> None:
+    sign = find_sign(name, BY_CONTENT[name])
+    assert sign is not None and 1 <= sign.line <= BY_CONTENT[name].count("\n") + 1
+    assert HEX not in sign.kind and TEXT not in sign.kind
 
 
 @pytest.mark.parametrize("name", INNOCENT)
-def test_a_file_that_only_resembles_credentials_passes(name: str) -> None:
-    assert not credentials.is_credential_file(name) and sign(name, INNOCENT[name]) is None
+def test_harmless_file_is_not_recognized(name: str) -> None:
+    assert not credentials.is_credential_file(name) and find_sign(name, INNOCENT[name]) is None
 
 
 @pytest.mark.parametrize(
@@ -269,13 +271,13 @@ def test_a_file_that_only_resembles_credentials_passes(name: str) -> None:
         '"auths":{',
     ],
 )
-def test_no_text_takes_long_to_search(text: str) -> None:
+def test_search_takes_linear_time(text: str) -> None:
     credentials.find_credential(text.encode() * 30_000)
     credentials.is_credential_file(text * 30_000)
 
 
-def test_the_line_is_that_of_the_credential() -> None:
-    assert sign("a", f"\n\nhf_{TEXT}") == credentials.CredentialSign(3, "a token")
-    assert sign("run.sh", f"x\nexport WANDB_API_KEY={HEX}") == credentials.CredentialSign(
+def test_line_of_credential() -> None:
+    assert find_sign("a", f"\n\nhf_{TEXT}") == credentials.CredentialSign(3, "a token")
+    assert find_sign("run.sh", f"x\nexport WANDB_API_KEY={HEX}") == credentials.CredentialSign(
         2, "WANDB_API_KEY"
     )

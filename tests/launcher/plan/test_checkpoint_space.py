@@ -1,4 +1,4 @@
-"""The room for checkpoints: of a folder here, of scratch space, and what only a cluster knows."""
+"""The room for checkpoints: in a folder here, in scratch space, and on a cluster."""
 
 from __future__ import annotations
 
@@ -21,34 +21,32 @@ train: {task: "lm", checkpoint: {%s}}
 """
 
 
-def job(path: str | None, *volumes: str) -> ResolvedJob:
+def resolve_job(path: str | None, *volumes: str) -> ResolvedJob:
     checkpoint = "" if path is None else f"path: {path}"
     return resolve(jobs.parse_job(JOB % (", ".join(volumes), checkpoint)), ClusterDefaults())
 
 
 @pytest.mark.parametrize("path", ["ckpt/a", "{}/ckpt/a"])
-def test_a_folder_here_has_what_is_free_and_what_its_own_steps_hold(
-    tmp_path: Path, path: str
-) -> None:
-    asked = job(path.format(tmp_path))
+def test_local_room_includes_existing_steps(tmp_path: Path, path: str) -> None:
+    job = resolve_job(path.format(tmp_path))
     free = shutil.disk_usage(tmp_path).free
-    empty = estimate.checkpoint_room(asked, tmp_path)
+    empty = estimate.checkpoint_room(job, tmp_path)
     assert empty.text == "free here" and empty.bytes is not None and abs(empty.bytes - free) < 2**30
     (tmp_path / "ckpt" / "a" / "40" / "state").mkdir(parents=True)
     (tmp_path / "ckpt" / "a" / "note").write_text("x" * 1000)
     with (tmp_path / "ckpt" / "a" / "40" / "state" / "w").open("wb") as file:
         file.truncate(2**40)  # sparse: it takes no space
-    held = estimate.checkpoint_room(asked, tmp_path)
-    assert held.bytes is not None and abs(held.bytes - 2**40 - free) < 2**30
+    room = estimate.checkpoint_room(job, tmp_path)
+    assert room.bytes is not None and abs(room.bytes - 2**40 - free) < 2**30
 
 
-def test_a_job_without_a_folder_saves_in_its_run_folder(tmp_path: Path) -> None:
-    found = estimate.checkpoint_room(job(None), tmp_path)
-    assert found.folder == "runs/lm/checkpoints" and found.bytes is not None
+def test_default_folder_is_in_the_run_folder(tmp_path: Path) -> None:
+    room = estimate.checkpoint_room(resolve_job(None), tmp_path)
+    assert room.folder == "runs/lm/checkpoints" and room.bytes is not None
 
 
 @pytest.mark.parametrize(
-    ("path", "volumes", "size", "says"),
+    ("path", "volumes", "size", "text"),
     [
         (
             "/ckpt/lm",
@@ -67,9 +65,9 @@ def test_a_job_without_a_folder_saves_in_its_run_folder(tmp_path: Path) -> None:
         ("gs://team-b/lm", [], None, "a bucket"),
     ],
 )
-def test_a_volume_has_what_the_job_says_of_it(
-    tmp_path: Path, path: str, volumes: list[str], size: int | None, says: str
+def test_room_on_volumes(
+    tmp_path: Path, path: str, volumes: list[str], size: int | None, text: str
 ) -> None:
-    assert estimate.checkpoint_room(job(path, *volumes), tmp_path) == estimate.Room(
-        path, size, says
+    assert estimate.checkpoint_room(resolve_job(path, *volumes), tmp_path) == estimate.Room(
+        path, size, text
     )

@@ -1,4 +1,4 @@
-"""What a plan answers: bytes against the accelerator's memory, what the cluster is asked, the level that results."""
+"""The plan: memory of the accelerator, requests to the cluster, Pod Security level."""
 
 from __future__ import annotations
 
@@ -43,39 +43,39 @@ train:
 GIB = 1024**3
 
 
-def job(*more: str) -> JobSpec:
+def make_job(*more: str) -> JobSpec:
     text = JOB
     for line in more:
         key = line.partition(":")[0]
         text = (
-            "\n".join(kept for kept in text.splitlines() if not kept.startswith(f"{key}:"))
+            "\n".join(other for other in text.splitlines() if not other.startswith(f"{key}:"))
             + f"\n{line}\n"
         )
     return jobs.parse_job(text)
 
 
-def trained(spec: JobSpec) -> tuple[JobSpec, TrainSpec]:
+def with_train(spec: JobSpec) -> tuple[JobSpec, TrainSpec]:
     assert spec.train is not None
     return spec, spec.train
 
 
-def of(state_gib: float, low: float, high: float, full: float = 0.0) -> dict[str, Any]:
+def make_shapes(state_gib: float, low: float, high: float, full_gib: float = 0.0) -> dict[str, Any]:
     """Shapes as the trainer tells them."""
-    kept = {
+    activations = {
         "asked": [low * GIB, high * GIB],
         "none": [low * GIB, high * GIB],
-        "full": [full * GIB, full * GIB],
+        "full": [full_gib * GIB, full_gib * GIB],
     }
     return {
         "device": {"parameters": state_gib * GIB, "batch": 0},
-        "activations": kept,
+        "activations": activations,
         "samples": 0,
         "checkpoint": 3 * GIB,
     }
 
 
 @pytest.mark.parametrize(
-    ("state", "low", "high", "full", "fits", "says", "hint"),
+    ("state", "low", "high", "full_gib", "fits", "text", "hint"),
     [
         (
             10,
@@ -109,29 +109,29 @@ def of(state_gib: float, low: float, high: float, full: float = 0.0) -> dict[str
         (10, 90, 90, 80, False, "does not fit into 72.0 GiB", "smaller batch"),
     ],
 )
-def test_the_verdict_compares_the_step_with_the_accelerators_memory(
+def test_verdict_compares_peak_with_memory(
     state: float,
     low: float,
     high: float,
-    full: float,
+    full_gib: float,
     fits: bool | None,
-    says: str,
+    text: str,
     hint: str | None,
 ) -> None:
-    found = estimate.judge_memory(*trained(job()), of(state, low, high, full))
-    assert found.fits is fits and says in found.text
-    assert found.hint is None if hint is None else hint in str(found.hint)
+    verdict = estimate.judge_memory(
+        *with_train(make_job()), make_shapes(state, low, high, full_gib)
+    )
+    assert verdict.fits is fits and text in verdict.text
+    assert verdict.hint is None if hint is None else hint in str(verdict.hint)
 
 
 @pytest.mark.parametrize(("experts", "axes"), [(None, "fsdp or mp"), (4, "fsdp, ep or mp")])
-def test_a_state_that_nothing_copies_is_split_further_and_experts_over_ep_too(
-    experts: int | None, axes: str
-) -> None:
-    spec, train = trained(job())
+def test_hint_names_axes_that_split_the_state(experts: int | None, axes: str) -> None:
+    spec, train = with_train(make_job())
     model = train.model.model_copy(update={"experts": experts})
     train = train.model_copy(update={"model": model, "mesh": Mesh(dp=1, fsdp=8)})
-    found = estimate.judge_memory(spec, train, of(75, 1, 1, 1))
-    assert str(found.hint).endswith(f"ask for more devices under train.mesh.{axes}.")
+    verdict = estimate.judge_memory(spec, train, make_shapes(75, 1, 1, 1))
+    assert str(verdict.hint).endswith(f"ask for more devices under train.mesh.{axes}.")
 
 
 @pytest.mark.parametrize(
@@ -167,39 +167,42 @@ def test_a_state_that_nothing_copies_is_split_further_and_experts_over_ep_too(
         ("generic", "{type: a100}", "nodes: {a100: {node_selector: {pool: a}}}", [40, 80]),
     ],
 )
-def test_the_memory_is_that_of_the_nodes_that_job_or_cluster_defaults_choose(
+def test_memory_follows_from_node_labels(
     platform: str, accelerator: str, cluster: str, usable: list[float]
 ) -> None:
     text = f"name: x\nimage: i\ncommand: [a]\nplatform: {platform}\naccelerator: {accelerator}\n"
-    given = resolve(jobs.parse_job(text), defaults.parse_defaults(cluster))
-    found = estimate.device_memory(given.spec, given.nodes.labels)
-    assert found is not None and found.usable == pytest.approx(
+    job = resolve(jobs.parse_job(text), defaults.parse_defaults(cluster))
+    memory = estimate.device_memory(job.spec, job.nodes.labels)
+    assert memory is not None and memory.usable == pytest.approx(
         [size * 0.9 * GIB for size in usable]
     )
 
 
-def test_the_verdict_is_of_the_make_that_is_chosen_and_names_a_label_of_the_larger() -> None:
-    fits = of(10, 45, 50)
+def test_verdict_names_label_of_larger_model() -> None:
+    fits = make_shapes(10, 45, 50)
     product = "nvidia.com/gpu.product"
     for value, verdict in (("NVIDIA-A100-SXM4-80GB", True), ("NVIDIA-A100-SXM4-40GB", False)):
-        assert estimate.judge_memory(*trained(job()), fits, {product: [value]}).fits is verdict
-    both = {"cloud.google.com/gke-accelerator": ["nvidia-tesla-a100", "nvidia-a100-80gb"]}
-    found = estimate.judge_memory(*trained(job()), fits, both)
-    assert found.fits is None and "{cloud.google.com/gke-accelerator: nvidia-a100-80gb}" in str(
-        found.hint
+        assert (
+            estimate.judge_memory(*with_train(make_job()), fits, {product: [value]}).fits is verdict
+        )
+    labels = {"cloud.google.com/gke-accelerator": ["nvidia-tesla-a100", "nvidia-a100-80gb"]}
+    verdict_of_both = estimate.judge_memory(*with_train(make_job()), fits, labels)
+    assert (
+        verdict_of_both.fits is None
+        and "{cloud.google.com/gke-accelerator: nvidia-a100-80gb}" in str(verdict_of_both.hint)
     )
 
 
-def test_jaxs_part_of_a_gpu_is_the_one_that_the_job_sets() -> None:
-    whole = estimate.device_memory(job("env: {XLA_PYTHON_CLIENT_MEM_FRACTION: 0.8}"), {})
-    assert whole is not None and whole.usable == (32 * GIB, 64 * GIB)
+def test_memory_share_of_jax_can_be_set() -> None:
+    memory = estimate.device_memory(make_job("env: {XLA_PYTHON_CLIENT_MEM_FRACTION: 0.8}"), {})
+    assert memory is not None and memory.usable == (32 * GIB, 64 * GIB)
 
 
-def test_devices_of_a_cpu_host_share_what_the_job_asks_for() -> None:
-    some = estimate.device_memory(job("accelerator: {type: cpu, per_host: 4}"), {})
-    assert some is not None and some.usable == (8 * GIB,)
-    nothing = job("accelerator: {type: cpu, per_host: 4}", "resources: {cpu: 1}")
-    assert estimate.judge_memory(*trained(nothing), of(1, 1, 1)).fits is None
+def test_cpu_devices_share_memory_of_host() -> None:
+    memory = estimate.device_memory(make_job("accelerator: {type: cpu, per_host: 4}"), {})
+    assert memory is not None and memory.usable == (8 * GIB,)
+    job_without_memory = make_job("accelerator: {type: cpu, per_host: 4}", "resources: {cpu: 1}")
+    assert estimate.judge_memory(*with_train(job_without_memory), make_shapes(1, 1, 1)).fits is None
 
 
 @pytest.mark.parametrize(
@@ -214,23 +217,21 @@ def test_devices_of_a_cpu_host_share_what_the_job_asks_for() -> None:
         ("{type: a100, memory: 10Gi}", 10 * 0.9),  # a part of one
     ],
 )
-def test_the_memory_is_what_the_compiler_grants_or_what_the_job_says(
-    accelerator: str, usable: float
-) -> None:
-    found = estimate.device_memory(
+def test_memory_of_accelerator_or_job(accelerator: str, usable: float) -> None:
+    memory = estimate.device_memory(
         jobs.parse_job(f"name: x\ncommand: [a]\naccelerator: {accelerator}\n"), {}
     )
-    assert found is not None and found.usable == pytest.approx([usable * GIB])
+    assert memory is not None and memory.usable == pytest.approx([usable * GIB])
 
 
-def test_what_a_gpu_of_any_name_has_is_asked_for() -> None:
-    found = estimate.judge_memory(
-        *trained(job("accelerator: {type: gpu, per_host: 4}")), of(1, 1, 1)
+def test_unknown_gpu_memory_is_requested() -> None:
+    verdict = estimate.judge_memory(
+        *with_train(make_job("accelerator: {type: gpu, per_host: 4}")), make_shapes(1, 1, 1)
     )
-    assert found.fits is None and "accelerator.memory, such as 24Gi" in str(found.hint)
+    assert verdict.fits is None and "accelerator.memory, such as 24Gi" in str(verdict.hint)
 
 
-def test_the_peak_of_a_device_is_that_of_the_chip_s_part() -> None:
+def test_peak_flops_are_per_device() -> None:
     assert PEAK_FLOPS["TPU7x"] * 2 == 2307e12
     assert {"NVIDIA B300 SXM6 AC", "NVIDIA H200 NVL", "NVIDIA GB300"} < set(PEAK_FLOPS)
     assert not ACCELERATORS["tpu7"].accepts_topology("8x8x8") and ACCELERATORS[
@@ -238,13 +239,13 @@ def test_the_peak_of_a_device_is_that_of_the_chip_s_part() -> None:
     ].accepts_topology("8x8x8")
 
 
-def test_every_accelerator_says_its_memory() -> None:
-    assert {name for name, known in ACCELERATORS.items() if not known.memory_gib} == {"cpu", "gpu"}
+def test_every_accelerator_has_memory() -> None:
+    assert {name for name, facts in ACCELERATORS.items() if not facts.memory_gib} == {"cpu", "gpu"}
 
 
-def test_the_cluster_is_asked_for_the_sum_of_what_is_rendered() -> None:
-    given = resolve(job("slices: 2", "hosts: 1"), defaults.parse_defaults("queue: research"))
-    assert estimate.cluster_requests(given, jobset.render(given)[0]) == {
+def test_cluster_requests_are_summed() -> None:
+    job = resolve(make_job("slices: 2", "hosts: 1"), defaults.parse_defaults("queue: research"))
+    assert estimate.cluster_requests(job, jobset.render(job)[0]) == {
         "platform": "generic",
         "queue": "research",
         "pods": 2,
@@ -253,17 +254,17 @@ def test_the_cluster_is_asked_for_the_sum_of_what_is_rendered() -> None:
     }
 
 
-def test_a_checkpoint_counts_once_more_than_it_is_kept() -> None:
-    told = estimate.checkpoint_sizes(trained(job())[1], "/ckpt/lm", of(1, 1, 1))
-    assert told == {"folder": "/ckpt/lm", "bytes": 3 * GIB, "kept": 2, "most": 9 * GIB}
+def test_checkpoint_sizes_include_the_one_being_written() -> None:
+    sizes = estimate.checkpoint_sizes(with_train(make_job())[1], "/ckpt/lm", make_shapes(1, 1, 1))
+    assert sizes == {"folder": "/ckpt/lm", "bytes": 3 * GIB, "kept": 2, "most": 9 * GIB}
 
 
-def test_a_level_below_restricted_says_why() -> None:
-    manifest = jobset.render(resolve(job("network: hostnetwork"), ClusterDefaults()))[0]
-    secured = estimate.security_level(manifest)
+def test_security_level_has_reasons() -> None:
+    manifest = jobset.render(resolve(make_job("network: hostnetwork"), ClusterDefaults()))[0]
+    security = estimate.security_level(manifest)
     assert (
-        secured["level"] == "privileged"
-        and secured["because"][0] == "host namespaces (hostNetwork=true)"
+        security["level"] == "privileged"
+        and security["because"][0] == "host namespaces (hostNetwork=true)"
     )
 
 
@@ -279,7 +280,7 @@ def test_a_level_below_restricted_says_why() -> None:
         ("nvidia.com/gpu", "1024", "1024"),
     ],
 )
-def test_a_quantity_is_written_as_people_write_it(name: str, number: str, text: str) -> None:
+def test_quantity_is_formatted(name: str, number: str, text: str) -> None:
     assert resources.format_quantity(name, Decimal(number)) == text
 
 
@@ -287,24 +288,24 @@ def test_a_quantity_is_written_as_people_write_it(name: str, number: str, text: 
     ("number", "text"),
     [(999, "999 B"), (1000, "1.0 KiB"), (3 * 1024**2, "3.0 MiB"), (2 * 1024**4, "2048.0 GiB")],
 )
-def test_a_size_has_the_unit_that_keeps_it_short(number: int, text: str) -> None:
+def test_size_is_formatted(number: int, text: str) -> None:
     assert wording.format_size(number) == text
 
 
-def test_one_of_the_copies_that_dp_makes_says_what_all_would(tmp_path: Path) -> None:
-    whole = job("accelerator: {type: cpu, per_host: 4}")
-    assert whole.train is not None
+def test_traced_copy_equals_full_trace(tmp_path: Path) -> None:
+    job = make_job("accelerator: {type: cpu, per_host: 4}")
+    assert job.train is not None
     environ = {
         "JAX_PLATFORMS": "cpu",
         "JAX_NUM_CPU_DEVICES": "8",
-        "TRAIN_SPEC": whole.train.model_dump_json(),
+        "TRAIN_SPEC": job.train.model_dump_json(),
     }
-    asked = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-m", "jaxlaunch.trainer.plan"],
         env=os.environ | environ,
         capture_output=True,
     )
-    assert estimate.trace_shapes(*trained(whole), tmp_path) == json.loads(asked.stdout)
+    assert estimate.trace_shapes(*with_train(job), tmp_path) == json.loads(process.stdout)
 
 
 @pytest.mark.parametrize(
@@ -316,22 +317,24 @@ def test_one_of_the_copies_that_dp_makes_says_what_all_would(tmp_path: Path) -> 
         ("{type: cpu, per_host: 8}", ["--platform", "cpu"]),
     ],
 )
-def test_the_trainer_is_told_on_which_devices_the_job_will_run(
+def test_trainer_gets_platform_and_capability(
     accelerator: str, flags: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: list[str] = []
+    arguments_of_trainer: list[str] = []
 
     def run(module: str, *arguments: str, **_: Any) -> dict[str, Any]:
-        asked.extend(arguments)
+        arguments_of_trainer.extend(arguments)
         return {"flops_per_step": None, "causal_flops_per_step": None}
 
     monkeypatch.setattr(estimate.trainer_process, "run_program", run)  # type: ignore[attr-defined]
-    estimate.trace_shapes(*trained(job("hosts: 1", f"accelerator: {accelerator}")), tmp_path)
-    assert asked == flags
+    estimate.trace_shapes(
+        *with_train(make_job("hosts: 1", f"accelerator: {accelerator}")), tmp_path
+    )
+    assert arguments_of_trainer == flags
 
 
 @pytest.mark.parametrize(
-    ("line", "told"),
+    ("line", "text"),
     [
         ("network: hostnetwork", "anyone who reaches the nodes; ports 2"),
         (
@@ -341,11 +344,15 @@ def test_the_trainer_is_told_on_which_devices_the_job_will_run(
         ("hosts: 2", "its own hosts, and Prometheus in namespace monitoring"),
     ],
 )
-def test_a_plan_tells_what_protects_a_job_s_ports_and_what_does_not(line: str, told: str) -> None:
-    resolved = resolve(job(line), defaults.parse_defaults("prometheus: {namespace: monitoring}"))
-    assert estimate.describe_ingress(resolved).startswith(told)
-    policies = [one for one in jobset.render(resolved) if one["kind"] == "NetworkPolicy"]
-    assert bool(policies) == told.startswith("its own hosts")
+def test_ingress_describes_network_policy(line: str, text: str) -> None:
+    resolved = resolve(
+        make_job(line), defaults.parse_defaults("prometheus: {namespace: monitoring}")
+    )
+    assert estimate.describe_ingress(resolved).startswith(text)
+    policies = [
+        manifest for manifest in jobset.render(resolved) if manifest["kind"] == "NetworkPolicy"
+    ]
+    assert bool(policies) == text.startswith("its own hosts")
     assert ("no NetworkPolicy protects" in estimate.describe_ingress(resolved)) == (
         "hostnetwork" in line
     )
@@ -361,12 +368,12 @@ def file(tmp_path: Path) -> str:
     return str(path)
 
 
-def test_a_plan_tells_devices_bytes_cluster_and_level(
+def test_plan_prints_devices_bytes_cluster_and_level(
     file: str, capsys: Any, monkeypatch: Any
 ) -> None:
-    left = launcher(capsys, monkeypatch, "plan", file, "--sharding")
-    assert left.code == 0
-    for told in (
+    result = launcher(capsys, monkeypatch, "plan", file, "--sharding")
+    assert result.code == 0
+    for text in (
         "lm: 8 devices (2 hosts × 4) of type a100, 2 processes of 4 devices",
         "mesh: dp 4 × fsdp 2 × mp 1",
         "batch: 64 examples a step, 8 per device",
@@ -377,55 +384,51 @@ def test_a_plan_tells_devices_bytes_cluster_and_level(
         "pod security: restricted",
         "ingress: its own hosts, and Prometheus in any namespace",
     ):
-        assert told in left.out
+        assert text in result.out
 
 
-def test_a_training_that_cannot_fit_leaves_with_2(file: str, capsys: Any, monkeypatch: Any) -> None:
+def test_plan_exits_with_2_if_training_cannot_fit(file: str, capsys: Any, monkeypatch: Any) -> None:
     sets = ["train.model.width=16384", "accelerator.type=l4", "node_selector={}"]
-    left = launcher(capsys, monkeypatch, "plan", file, *sets, "-o", "json")
-    answer = json.loads(left.out)
-    assert left.code == 2
-    assert answer["memory"]["fits"] is False and answer["memory"]["says"].startswith(
+    result = launcher(capsys, monkeypatch, "plan", file, *sets, "-o", "json")
+    plan = json.loads(result.out)
+    assert result.code == 2
+    assert plan["memory"]["fits"] is False and plan["memory"]["says"].startswith(
         "does not fit into 20.2 GiB"
     )
 
 
-def test_checkpoints_that_do_not_fit_into_their_folder_are_told_before_the_first_save(
+def test_plan_warns_of_too_little_room_for_checkpoints(
     file: str, capsys: Any, monkeypatch: Any
 ) -> None:
     sets = ["volumes=[{ephemeral: 1Mi, path: /ckpt}]", "hosts=1", "train.mesh.dp=2"]
-    left = launcher(capsys, monkeypatch, "plan", file, *sets)
-    assert left.code == 0
-    assert "2 kept and one being written, in /ckpt/lm: 1.0 MiB of the volume's 1Mi\n" in left.out
+    result = launcher(capsys, monkeypatch, "plan", file, *sets)
+    assert result.code == 0
+    assert "2 kept and one being written, in /ckpt/lm: 1.0 MiB of the volume's 1Mi\n" in result.out
     assert (
-        "hint: they do not fit, and a save would fail and end the run: make " in left.out
-        and "train.checkpoint.keep" in left.out
+        "hint: they do not fit, and a save would fail and end the run: make " in result.out
+        and "train.checkpoint.keep" in result.out
     )
 
 
-def test_offline_faults_come_first(file: str, capsys: Any, monkeypatch: Any) -> None:
-    left = launcher(capsys, monkeypatch, "plan", file, "placement.preferred=rack", "--cluster")
-    assert left.code == 2 and "the job has no queue" in left.err and left.out == ""
+def test_plan_with_cluster_option_reports_faults(file: str, capsys: Any, monkeypatch: Any) -> None:
+    result = launcher(capsys, monkeypatch, "plan", file, "placement.preferred=rack", "--cluster")
+    assert result.code == 2 and "the job has no queue" in result.err and result.out == ""
 
 
-def test_what_the_trainer_refuses_is_told_in_its_words(
-    file: str, capsys: Any, monkeypatch: Any
-) -> None:
-    left = launcher(capsys, monkeypatch, "plan", file, "train.task=nowhere:Task")
+def test_plan_shows_refusal_of_trainer(file: str, capsys: Any, monkeypatch: Any) -> None:
+    result = launcher(capsys, monkeypatch, "plan", file, "train.task=nowhere:Task")
     assert (
-        left.code == 2
-        and "nowhere:Task: importing nowhere failed" in left.err
-        and "Traceback" not in left.err
+        result.code == 2
+        and "nowhere:Task: importing nowhere failed" in result.err
+        and "Traceback" not in result.err
     )
 
 
-def test_a_program_of_ones_own_is_planned_without_bytes(
-    tmp_path: Path, capsys: Any, monkeypatch: Any
-) -> None:
+def test_command_is_planned_without_bytes(tmp_path: Path, capsys: Any, monkeypatch: Any) -> None:
     (tmp_path / "job.yaml").write_text(
         "name: a\nimage: i:1\naccelerator: {type: cpu}\ncommand: [python, -V]\n"
     )
-    left = launcher(capsys, monkeypatch, "plan", str(tmp_path / "job.yaml"))
-    assert left.code == 0 and "bytes" not in left.out and "cluster: 1 pod" in left.out
-    asked = launcher(capsys, monkeypatch, "plan", str(tmp_path / "job.yaml"), "--compile")
-    assert asked.code == 2 and "a command's arrays are its own" in asked.err
+    result = launcher(capsys, monkeypatch, "plan", str(tmp_path / "job.yaml"))
+    assert result.code == 0 and "bytes" not in result.out and "cluster: 1 pod" in result.out
+    compiled = launcher(capsys, monkeypatch, "plan", str(tmp_path / "job.yaml"), "--compile")
+    assert compiled.code == 2 and "a command's arrays are its own" in compiled.err

@@ -1,4 +1,4 @@
-"""What `plan` notes of a job that is accepted."""
+"""Notes of `plan` on a job that is accepted."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ MEGA = "node_selector: {cloud.google.com/gke-accelerator: nvidia-h100-mega-80gb}
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "expected"),
     [
         (
             H100 + "capacity: spot\ngrace: 25s\n",
@@ -76,12 +76,12 @@ MEGA = "node_selector: {cloud.google.com/gke-accelerator: nvidia-h100-mega-80gb}
         ),
     ],
 )
-def test_what_costs_time_or_progress_is_noted(text: str, said: list[str]) -> None:
-    judge(text, said, {})
+def test_notes_on_costly_choices(text: str, expected: list[str]) -> None:
+    check_notes(text, expected, {})
 
 
 @pytest.mark.parametrize(
-    ("text", "users", "said"),
+    ("text", "users", "expected"),
     [
         (
             V5E,
@@ -114,21 +114,21 @@ def test_what_costs_time_or_progress_is_noted(text: str, said: list[str]) -> Non
         (H100, {"v5e": "privileged"}, []),
     ],
 )
-def test_what_the_pods_user_needs_of_the_nodes_is_noted(
-    text: str, users: dict[Kind, User], said: list[str]
+def test_notes_on_the_user_of_the_pods(
+    text: str, users: dict[Kind, User], expected: list[str]
 ) -> None:
-    judge(text, said, users)
+    check_notes(text, expected, users)
 
 
-def judge(text: str, said: list[str], users: dict[Kind, User]) -> None:
-    found = list(list_notes(resolve(load.parse_job(text), ClusterDefaults(Defaults(users=users)))))
-    assert len(found) == len(said)
-    for note, begins in zip(found, said, strict=True):
-        assert note.startswith(begins)
+def check_notes(text: str, expected: list[str], users: dict[Kind, User]) -> None:
+    notes = list(list_notes(resolve(load.parse_job(text), ClusterDefaults(Defaults(users=users)))))
+    assert len(notes) == len(expected)
+    for note, start in zip(notes, expected, strict=True):
+        assert note.startswith(start)
 
 
 @pytest.mark.parametrize(
-    ("text", "factor", "way"),
+    ("text", "factor", "advice"),
     [
         (
             H100 + MEGA,
@@ -146,8 +146,6 @@ def judge(text: str, said: list[str], users: dict[Kind, User]) -> None:
         (EKS, 32, "network: efa."),
     ],
 )
-def test_plain_tcp_is_noted_with_what_it_costs_and_the_way_out(
-    text: str, factor: int, way: str
-) -> None:
+def test_note_on_plain_tcp(text: str, factor: int, advice: str) -> None:
     note = next(list_notes(resolve(load.parse_job(text + "hosts: 2\n"), ClusterDefaults())))
-    assert f"have {factor} × its bandwidth: " in note and note.endswith(way)
+    assert f"have {factor} × its bandwidth: " in note and note.endswith(advice)

@@ -1,4 +1,4 @@
-"""What the arguments of a sweep stand for."""
+"""The runs that the arguments of a sweep stand for."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ VALUES = {
 
 
 @pytest.mark.parametrize("argument", VALUES)
-def test_commas_outside_of_brackets_and_quotes_separate_values(argument: str) -> None:
+def test_commas_separate_values_outside_of_brackets_and_quotes(argument: str) -> None:
     (axis,) = grid.parse_axes([argument])
     assert list(axis.values) == VALUES[argument]
 
@@ -34,12 +34,12 @@ def test_commas_outside_of_brackets_and_quotes_separate_values(argument: str) ->
 @pytest.mark.parametrize(
     "argument", ["a", "=1", "--a=1,2", "a=1,,2", "a=1,", "a=2..0", "a=0..5000", "a=1e-1..1e-4"]
 )
-def test_what_cannot_be_read_is_refused(argument: str) -> None:
+def test_invalid_argument_is_refused(argument: str) -> None:
     with pytest.raises(UserError):
         grid.parse_axes([argument])
 
 
-def test_the_last_key_of_a_grid_changes_first_and_a_smaller_most_takes_its_beginning() -> None:
+def test_grid_order_and_limit() -> None:
     axes = grid.parse_axes(["lr=1e-3,3e-3", "seed=0..2", "steps=100"])
     points = grid.make_grid(axes, None)
     assert points[:2] == [("lr=1e-3", "seed=0", "steps=100"), ("lr=1e-3", "seed=1", "steps=100")]
@@ -50,7 +50,7 @@ def test_the_last_key_of_a_grid_changes_first_and_a_smaller_most_takes_its_begin
     assert len(grid.make_grid(grid.parse_axes(["seed=0..999"]), None)) == grid.MAX_RUNS
 
 
-def test_draws_are_those_of_their_seed_different_and_continued_by_a_larger_number() -> None:
+def test_random_points_are_reproducible_and_distributed() -> None:
     axes = grid.parse_axes(["lr=1e-4..1e-1", "drop=0.0..0.5", "seed=0..9"])
     points = grid.draw_points(axes, 200, seed=3)
     assert len(set(points)) == 200 and points == grid.draw_points(

@@ -5,7 +5,7 @@ from jaxlaunch.launcher.yaml import reader
 from jaxlaunch.launcher.yaml.reader import Document
 
 
-def read(text: str) -> Document:
+def parse(text: str) -> Document:
     return reader.parse_document(text, "job.yaml")
 
 
@@ -38,15 +38,15 @@ def read(text: str) -> Document:
         ("|\n  two\n  lines\n", "two\nlines\n"),
     ],
 )
-def test_scalars_are_those_of_yaml_1_2(text: str, value: object) -> None:
-    found = read(f"key: {text}")
-    assert found.faults == []
-    assert found.data["key"] == value
-    assert type(found.data["key"]) is type(value)
+def test_scalars_follow_yaml_1_2(text: str, value: object) -> None:
+    document = parse(f"key: {text}")
+    assert document.faults == []
+    assert document.data["key"] == value
+    assert type(document.data["key"]) is type(value)
 
 
-def test_keys_are_text_whatever_they_look_like() -> None:
-    assert read("{1: a, no: b, null: c, 3e-4: d}").data == {
+def test_keys_are_text() -> None:
+    assert parse("{1: a, no: b, null: c, 3e-4: d}").data == {
         "1": "a",
         "no": "b",
         "null": "c",
@@ -54,73 +54,75 @@ def test_keys_are_text_whatever_they_look_like() -> None:
     }
 
 
-def test_every_path_knows_its_line() -> None:
-    lines = read("a: 1\nb:\n  - x\n  - {c: 2,\n     d: 3}\n").lines
+def test_paths_have_lines() -> None:
+    lines = parse("a: 1\nb:\n  - x\n  - {c: 2,\n     d: 3}\n").lines
     assert lines[("a",)] == 1
     assert lines[("b", 0)] == 3
     assert lines[("b", 1, "c")] == 4
     assert lines[("b", 1, "d")] == 5
 
 
-def test_a_plain_scalar_remembers_how_it_was_written() -> None:
-    assert read("a: 1e4\nb: '1e4'").texts == {("a",): "1e4"}
+def test_plain_scalars_keep_their_texts() -> None:
+    assert parse("a: 1e4\nb: '1e4'").texts == {("a",): "1e4"}
 
 
-def test_a_byte_order_mark_is_no_fault(tmp_path: pytest.TempPathFactory) -> None:
+def test_byte_order_mark_is_ignored(tmp_path: pytest.TempPathFactory) -> None:
     file = tmp_path / "job.yaml"  # type: ignore[operator]
     file.write_bytes(b"\xef\xbb\xbfname: a\n")
     assert reader.read_document(file).data == {"name": "a"}
 
 
-def test_every_fault_of_a_text_is_found_at_once() -> None:
-    found = read("a: &x 1\nb: *x\nc: !t 2\nd: 1\nd: 2\ne: .inf\n? [k]\n: v\nf: 1" + 40 * "0" + "\n")
-    assert [fault.line for fault in found.faults] == [1, 2, 3, 5, 6, 7, 9]
-    assert found.faults[4].message == "e = .inf is not a finite number."
-    assert found.faults[6].message == "f is a number of 41 digits."
+def test_all_faults_are_reported_at_once() -> None:
+    document = parse(
+        "a: &x 1\nb: *x\nc: !t 2\nd: 1\nd: 2\ne: .inf\n? [k]\n: v\nf: 1" + 40 * "0" + "\n"
+    )
+    assert [fault.line for fault in document.faults] == [1, 2, 3, 5, 6, 7, 9]
+    assert document.faults[4].message == "e = .inf is not a finite number."
+    assert document.faults[6].message == "f is a number of 41 digits."
 
 
-def test_what_stands_below_a_duplicate_key_is_judged_too() -> None:
-    found = read("a: 1\na: {b: 1, b: 2, c: *x}\n")
-    assert [fault.message[:16] for fault in found.faults] == [
+def test_values_of_duplicate_keys_are_checked() -> None:
+    document = parse("a: 1\na: {b: 1, b: 2, c: *x}\n")
+    assert [fault.message[:16] for fault in document.faults] == [
         'duplicate key "a',
         'duplicate key "b',
         "uses an anchor, ",
     ]
-    assert found.data == {"a": 1}
+    assert document.data == {"a": 1}
 
 
-def test_an_override_sets_replaces_and_makes_blocks() -> None:
-    found = read("train:\n  mesh: {dp: 2, mp: 2}\n  data:\nlist: [1, {a: 2}]\n")
+def test_overrides_set_replace_and_create_blocks() -> None:
+    document = parse("train:\n  mesh: {dp: 2, mp: 2}\n  data:\nlist: [1, {a: 2}]\n")
     load._apply_overrides(
-        found,
+        document,
         ["train.mesh={fsdp: 4}", "train.data.source=text", "list.1.a=3e-4", "new.key=", "x=a=b"],
     )
-    assert found.faults == []
-    assert found.data == {
+    assert document.faults == []
+    assert document.data == {
         "train": {"mesh": {"fsdp": 4}, "data": {"source": "text"}},
         "list": [1, {"a": 3e-4}],
         "new": {"key": None},
         "x": "a=b",
     }
-    assert found.texts[("list", 1, "a")] == "3e-4"
-    assert ("train", "mesh", "dp") not in found.lines
+    assert document.texts[("list", 1, "a")] == "3e-4"
+    assert ("train", "mesh", "dp") not in document.lines
 
 
-def test_the_later_of_two_overrides_wins() -> None:
-    found = read("a: 1")
-    load._apply_overrides(found, ["a=2", "a=3"])
-    assert found.data == {"a": 3}
-    assert found.overrides == {("a",): "a=3"}
+def test_later_override_wins() -> None:
+    document = parse("a: 1")
+    load._apply_overrides(document, ["a=2", "a=3"])
+    assert document.data == {"a": 3}
+    assert document.overrides == {("a",): "a=3"}
 
 
 @pytest.mark.parametrize(
     "argument", ["a", "=1", ".a=1", "a..b=1", "a=*x", "a=[1", "a.b=1", "l.7=1", "l.x=1", "a=&x 1"]
 )
-def test_an_override_that_cannot_be_set_is_a_fault(argument: str) -> None:
-    found = read("a: text\nl: [1]")
-    load._apply_overrides(found, [argument])
-    assert [fault.location for fault in found.faults] == [f"{argument} (override)"]
-    assert found.data == {"a": "text", "l": [1]}
+def test_impossible_override_is_a_fault(argument: str) -> None:
+    document = parse("a: text\nl: [1]")
+    load._apply_overrides(document, [argument])
+    assert [fault.location for fault in document.faults] == [f"{argument} (override)"]
+    assert document.data == {"a": "text", "l": [1]}
 
 
 @pytest.mark.parametrize(
@@ -133,15 +135,15 @@ def test_an_override_that_cannot_be_set_is_a_fault(argument: str) -> None:
         "env.T:hunter2",
     ],
 )
-def test_an_override_that_may_hold_a_secret_is_shown_without_it(argument: str) -> None:
-    found = read("env: {}")
-    load._apply_overrides(found, [argument])
-    shown = [*found.overrides.values(), *(fault.location for fault in found.faults)]
+def test_secrets_of_overrides_are_hidden(argument: str) -> None:
+    document = parse("env: {}")
+    load._apply_overrides(document, [argument])
+    shown = [*document.overrides.values(), *(fault.location for fault in document.faults)]
     assert shown
     assert "hunter2" not in "".join(shown)
 
 
-def test_the_whole_numbers_at_some_paths_are_read() -> None:
+def test_whole_numbers_are_read() -> None:
     text = (
         "hosts: {min: 2, max: 4}\nslices: '3'\ntrain: {steps: 0x10, epochs: null}\nrestarts: true\n"
     )

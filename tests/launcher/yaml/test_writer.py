@@ -40,20 +40,20 @@ TRICKY = [
         "\x1b[2J\x9b",
     ],
 )
-def test_both_versions_of_yaml_read_the_text_that_was_written(text: str) -> None:
+def test_text_is_equal_in_yaml_1_1_and_1_2(text: str) -> None:
     written = writer.render_document({"a": [text, {"b": text}]})
     assert yaml.safe_load(written) == {"a": [text, {"b": text}]}
-    read = reader.parse_document(written, "x")
-    assert (read.data, read.faults) == ({"a": [text, {"b": text}]}, [])
+    document = reader.parse_document(written, "x")
+    assert (document.data, document.faults) == ({"a": [text, {"b": text}]}, [])
 
 
 @pytest.mark.parametrize("text", TRICKY)
-def test_what_some_reader_takes_for_more_than_text_is_quoted(text: str) -> None:
+def test_ambiguous_text_is_quoted(text: str) -> None:
     """Go's reader is not here to be asked: to it, y is true and 3e-4 a number."""
     assert writer.render_document({"a": text}) == f"a: '{text}'\n"
 
 
-def test_documents_are_one_stream() -> None:
+def test_documents_are_written_as_one_stream() -> None:
     shared = {"a": 1}
     assert (
         writer.render_documents([{"b": shared, "c": shared}, {}])

@@ -16,10 +16,10 @@ from jaxlaunch.records import log_lines
 from jaxlaunch.records.log_lines import CONTINUATION_MARK
 from tests.launcher import apiserver, objects
 from tests.launcher.apiserver import Fault, Handler, Server
-from tests.launcher.invoke import Left, launcher
+from tests.launcher.invoke import CommandResult, launcher
 from tests.launcher.kubernetes.test_port_forward import Pod
 
-Logs = Callable[..., Left]
+Logs = Callable[..., CommandResult]
 LONG = 3_000_000  # characters, of a line that the kubelet gives whole
 
 

@@ -27,7 +27,7 @@ from jaxlaunch.records import log_lines
 from tests.found import shows
 from tests.launcher import apiserver, objects
 from tests.launcher.apiserver import Handler, Server
-from tests.launcher.invoke import Left, launcher
+from tests.launcher.invoke import CommandResult, launcher
 from tests.launcher.objects import BEGUN, ended, job_object, jobset, pending, pod, workload
 
 OLD = {"metadata": {"creationTimestamp": "2020-01-01T00:00:00Z"}}
@@ -249,7 +249,7 @@ LESS = {
 HIDDEN = ("get pods/log", "gathers"), ("get pods/log", "one pod")
 NOT_KNOWN = ("Unknown", "Suspended")  # states that say of themselves that something was not read
 
-Call = Callable[..., Left]
+Call = Callable[..., CommandResult]
 
 
 @pytest.fixture
@@ -315,7 +315,7 @@ def plain(said: str) -> str:
     return re.sub(r"\d+", "#", said)
 
 
-def first_line(verb: str, left: Left) -> str:
+def first_line(verb: str, left: CommandResult) -> str:
     """What is read first, without the job's name and without waiting; of a table what is said above it."""
     told = plain(left.out if verb in ("explain", "status") and left.out else left.err).splitlines()
     lines = [
@@ -324,16 +324,16 @@ def first_line(verb: str, left: Left) -> str:
     return lines[0].removeprefix("lm").removeprefix(": ").strip() if lines else ""
 
 
-def state(left: Left) -> str:
+def state(left: CommandResult) -> str:
     """The state in the line of the job, `status` may have its result before that."""
     line = next((line for line in left.out.splitlines() if line.startswith("lm")), "")
     return (line.split() + ["", ""])[1]
 
 
-FULL: dict[tuple[str, str], tuple[Left, list[tuple[str, str, dict[str, str]]]]] = {}
+FULL: dict[tuple[str, str], tuple[CommandResult, list[tuple[str, str, dict[str, str]]]]] = {}
 
 
-def with_all_rights(server: Server, call: Call, verb: str, situation: str) -> Left:
+def with_all_rights(server: Server, call: Call, verb: str, situation: str) -> CommandResult:
     """What the verb says of the situation, and, kept beside it, the requests that it took."""
     if (verb, situation) not in FULL:
         server.requests.clear()

@@ -1,4 +1,4 @@
-"""Jobs that no cluster would run: what we say of each before anything is sent, beside what the API server says.
+"""Jobs that no cluster would run, with our message and that of the API server.
 
 Kubernetes 1.35, JobSet 0.12, Kueue 0.15. Ours: manifests/test_prepare.py. The server's:
 cluster/test_admission.py.
@@ -33,7 +33,7 @@ MAIN = f"{POD}.containers.0"
 META = f"{JOB}.template.metadata"
 
 
-class Wrong(NamedTuple):
+class RejectedJob(NamedTuple):
     lines: str  # of job.yaml, in place of HEAD's or beside them
     ours: str
     path: str  # where it would arrive; `+` adds to a list, `~` stands for a dot in a key
@@ -41,22 +41,22 @@ class Wrong(NamedTuple):
     server: str
 
 
-def text(lines: str) -> str:
+def job_text(lines: str) -> str:
     """The whole job.yaml."""
-    said = {line.partition(":")[0] for line in lines.splitlines()}
+    keys = {line.partition(":")[0] for line in lines.splitlines()}
     return (
-        "".join(f"{key}: {value}\n" for key, value in HEAD.items() if key not in said)
+        "".join(f"{key}: {value}\n" for key, value in HEAD.items() if key not in keys)
         + lines
         + "\n"
     )
 
 
-def jobset(path: str, value: Any) -> dict[str, Any]:
+def broken_jobset(path: str, value: Any) -> dict[str, Any]:
     """The JobSet of a good job, with this value put where it would arrive."""
-    (manifest, _) = render(resolve(load.parse_job(text("")), defaults.ClusterDefaults()))
-    *way, last = [key.replace("~", ".") for key in path.split(".")]
+    (manifest, _) = render(resolve(load.parse_job(job_text("")), defaults.ClusterDefaults()))
+    *parents, last = [key.replace("~", ".") for key in path.split(".")]
     place: Any = manifest
-    for key in way:
+    for key in parents:
         place = place[int(key)] if isinstance(place, list) else place.setdefault(key, {})
     if last == "+":
         place.append(value)
@@ -66,14 +66,14 @@ def jobset(path: str, value: Any) -> dict[str, Any]:
 
 
 TABLE = (
-    Wrong(
+    RejectedJob(
         "name: Digits",
         "name = Digits is not a name: lower-case letters, digits and inner dashes, a letter first.",
         "metadata.name",
         "Digits",
         f'metadata.name: Invalid value: "Digits": {OBJECT}',
     ),
-    Wrong(
+    RejectedJob(
         "name: 1st",
         "name = 1st is not a name: lower-case letters, digits and inner dashes, a letter first.",
         "metadata.name",
@@ -81,35 +81,35 @@ TABLE = (
         '"1st-w-0": a DNS-1035 label must consist of lower case alphanumeric characters or '
         "'-', start with",
     ),
-    Wrong(
+    RejectedJob(
         "name: a.b",
         "name = a.b is not a name: lower-case letters, digits and inner dashes, a letter first.",
         "metadata.name",
         "a.b",
         "\"a.b-w-0\": a DNS-1035 label must consist of lower case alphanumeric characters or '-'",
     ),
-    Wrong(
+    RejectedJob(
         f"name: {'x' * 60}",
         "name has 60 characters, a pod's name with it 72; the limit is 63.",
         "metadata.name",
         "x" * 60,
         "JobSet name is too long, job names generated for this JobSet will exceed 63 characters",
     ),
-    Wrong(
+    RejectedJob(
         "hosts: -1",
         "hosts = -1 is not a whole number above 0, or a block with the keys min, max.",
         f"{JOB}.completions",
         -1,
         "spec.completions: Invalid value: -1: must be greater than or equal to 0",
     ),
-    Wrong(
+    RejectedJob(
         "ttl: -1",
         "ttl = -1 is not a duration above 0",
         "spec.ttlSecondsAfterFinished",
         -1,
         "spec.ttlSecondsAfterFinished in body should be greater than or equal to 0",
     ),
-    Wrong(
+    RejectedJob(
         "ttl: 30000d",
         "ttl = 30000d is not a duration above 0",
         "spec.ttlSecondsAfterFinished",
@@ -117,21 +117,21 @@ TABLE = (
         "cannot unmarshal number 2592000000 into Go struct field "
         "JobSetSpec.spec.ttlSecondsAfterFinished of type int32",
     ),
-    Wrong(
+    RejectedJob(
         "deadline: -1",
         "deadline = -1 is not a duration above 0",
         f"{JOB}.activeDeadlineSeconds",
         -1,
         "spec.activeDeadlineSeconds: Invalid value: -1: must be greater than or equal to 0",
     ),
-    Wrong(
+    RejectedJob(
         "grace: 60 seconds",
         "grace = 60 seconds is not a duration above 0",
         f"{POD}.terminationGracePeriodSeconds",
         "60 seconds",
         "terminationGracePeriodSeconds of type int64",
     ),
-    Wrong(
+    RejectedJob(
         "labels: {team: a b}",
         "labels.team = a b is not a label's value: at most 63 letters, digits and inner dashes, "
         "dots and _.",
@@ -139,35 +139,35 @@ TABLE = (
         "a b",
         f'metadata.labels: Invalid value: "a b": {LABEL}',
     ),
-    Wrong(
+    RejectedJob(
         f"labels: {{team: {'a' * 64}}}",
         "is not a label's value: at most 63 letters, digits and inner dashes, dots and _.",
         "metadata.labels.team",
         "a" * 64,
         "must be no more than 63 bytes",
     ),
-    Wrong(
+    RejectedJob(
         "labels: {my team: a}",
         'labels has the key "my team", which is not a label\'s key',
         "metadata.labels.my team",
         "a",
         f'metadata.labels: Invalid value: "my team": {KEY}',
     ),
-    Wrong(
+    RejectedJob(
         "annotations: {my note: a}",
         'annotations has the key "my note", which is not a label\'s key',
         "metadata.annotations.my note",
         "a",
         f'metadata.annotations: Invalid value: "my note": {KEY}',
     ),
-    Wrong(
+    RejectedJob(
         "node_selector: {zone: a b}",
         "node_selector.zone = a b is not a label's value",
         f"{POD}.nodeSelector.zone",
         "a b",
         f'spec.template.spec.nodeSelector: Invalid value: "a b": {LABEL}',
     ),
-    Wrong(
+    RejectedJob(
         "tolerations: [{key: a, effect: NoRun}]",
         "tolerations.0.effect = NoRun is not one of NoSchedule, PreferNoSchedule, NoExecute.",
         f"{POD}.tolerations.+",
@@ -175,14 +175,14 @@ TABLE = (
         'Unsupported value: "NoRun": supported values: "NoSchedule", "PreferNoSchedule", '
         '"NoExecute"',
     ),
-    Wrong(
+    RejectedJob(
         "tolerations: [{key: a b, operator: Exists}]",
         "tolerations.0.key = a b is not a label's key",
         f"{POD}.tolerations.+",
         {"key": "a b", "operator": "Exists"},
         f'tolerations[2].key: Invalid value: "a b": {KEY}',
     ),
-    Wrong(
+    RejectedJob(
         "env: {A=B: c}",
         'env has the key "A=B", which is not a variable\'s name: letters, digits and _.',
         f"{MAIN}.env.+",
@@ -190,7 +190,7 @@ TABLE = (
         "a valid environment variable name must consist only of printable ASCII characters "
         "other than '='",
     ),
-    Wrong(
+    RejectedJob(
         "secrets: {A: {name: My_Secret, key: a}}",
         "secrets.A.name is not a Kubernetes name: lower-case letters, digits, and inner "
         "dashes and dots.",
@@ -198,42 +198,42 @@ TABLE = (
         {"name": "A", "valueFrom": {"secretKeyRef": {"name": "My_Secret", "key": "a"}}},
         f'secretKeyRef.name: Invalid value: "My_Secret": {OBJECT}',
     ),
-    Wrong(
+    RejectedJob(
         "secrets: {A: {name: s, key: a/b}}",
         "secrets.A.key is not a key of a Secret: letters, digits, dots, dashes and _.",
         f"{MAIN}.env.+",
         {"name": "A", "valueFrom": {"secretKeyRef": {"name": "s", "key": "a/b"}}},
         "a valid config key must consist of alphanumeric characters, '-', '_' or '.'",
     ),
-    Wrong(
+    RejectedJob(
         "resources: {memory: 32GB}",
         "resources.memory = 32GB is not a Kubernetes quantity above 0",
         f"{MAIN}.resources.requests.memory",
         "32GB",
         QUANTITY,
     ),
-    Wrong(
+    RejectedJob(
         "resources: {cpu: -1}",
         "resources.cpu = -1 is not a Kubernetes quantity above 0",
         f"{MAIN}.resources.requests.cpu",
         "-1",
         'resources.requests[cpu]: Invalid value: "-1": must be greater than or equal to 0',
     ),
-    Wrong(
+    RejectedJob(
         "accelerator: {type: h100, per_host: 0.5}",
         "accelerator.per_host = 0.5 is not a whole number above 0.",
         f"{MAIN}.resources",
         {"requests": {"nvidia.com/gpu": "0.5"}, "limits": {"nvidia.com/gpu": "0.5"}},
         'nvidia.com/gpu]: Invalid value: "500m": must be an integer',
     ),
-    Wrong(
+    RejectedJob(
         "accelerator: {type: h100}\nplatform: eks\nnetwork: efa\nresources: {hugepages: 5120Mi}",
         "resources.hugepages = 5120Mi: Kubernetes gives them only together with cpu or memory.",
         f"{MAIN}.resources",
         {"requests": {"hugepages-2Mi": "5120Mi"}, "limits": {"hugepages-2Mi": "5120Mi"}},
         "resources: Forbidden: HugePages require cpu or memory",
     ),
-    Wrong(
+    RejectedJob(
         "accelerator: {type: h100}\nnetwork: {profile: rdma, resource: infiniband}",
         "network.resource = infiniband is not a resource's name, such as rdma/ib.",
         f"{MAIN}.resources",
@@ -241,42 +241,42 @@ TABLE = (
         'limits[infiniband]: Invalid value: "infiniband": must be a standard resource type or '
         "fully qualified",
     ),
-    Wrong(
+    RejectedJob(
         "volumes: [{claim: a, path: /x}, {claim: b, path: /x}]",
         "volumes.1.path = /x is also volumes.0's.",
         f"{MAIN}.volumeMounts",
         [{"name": "tmp", "mountPath": "/x"}, {"name": "tmp", "mountPath": "/x", "readOnly": True}],
         'volumeMounts[1]: Duplicate value: {"mountPath":"/x"}',
     ),
-    Wrong(
+    RejectedJob(
         'volumes: [{claim: "", path: /x}]',
         'volumes.0.claim = "" is not a Kubernetes name',
         f"{POD}.volumes.+",
         {"name": "v", "persistentVolumeClaim": {"claimName": ""}},
         "persistentVolumeClaim.claimName: Required value",
     ),
-    Wrong(
+    RejectedJob(
         "volumes: [{ephemeral: -1Gi, path: /x}]",
         "volumes.0.ephemeral = -1Gi is not a Kubernetes quantity above 0",
         f"{POD}.volumes.+",
         {"name": "v", "emptyDir": {"sizeLimit": "-1Gi"}},
         "emptyDir.sizeLimit: Forbidden: SizeLimit field must be a valid resource quantity",
     ),
-    Wrong(
+    RejectedJob(
         'image: ""',
         'image = "" is not an image, such as registry.example/train:1.4.',
         f"{MAIN}.image",
         "",
         "containers[0].image: Required value",
     ),
-    Wrong(
+    RejectedJob(
         "init: [{command: [a]}]",
         "init.0 has no name.",
         f"{POD}.initContainers",
         [{"image": "i", "command": ["a"]}],
         "initContainers[0].name: Required value",
     ),
-    Wrong(
+    RejectedJob(
         "init: [{name: Prepare_1}]",
         "container Prepare_1: its name is not a name of at most 63 lower-case letters, digits and "
         "inner dashes.",
@@ -284,35 +284,35 @@ TABLE = (
         [{"name": "Prepare_1", "image": "i"}],
         f'initContainers[0].name: Invalid value: "Prepare_1": {NAME}',
     ),
-    Wrong(
+    RejectedJob(
         "init: [{name: main}]",
         "init.0.name = main is taken.",
         f"{POD}.initContainers",
         [{"name": "main", "image": "i"}],
         'initContainers[0].name: Duplicate value: "main"',
     ),
-    Wrong(
+    RejectedJob(
         "init: [{name: a}, {name: a}]",
         "init.1.name = a is taken.",
         f"{POD}.initContainers",
         [{"name": "a", "image": "i"}, {"name": "a", "image": "i"}],
         'initContainers[1]: Duplicate value: {"name":"a"}',
     ),
-    Wrong(
+    RejectedJob(
         "pod: {spec: {containers: [{name: exporter}]}}",
         "container exporter: it has no image.",
         f"{POD}.containers.+",
         {"name": "exporter"},
         "containers[1].image: Required value",
     ),
-    Wrong(
+    RejectedJob(
         "pod: {spec: {containers: [{image: i}]}}",
         "pod.spec.containers is merged by name.",
         f"{POD}.containers.+",
         {"image": "i"},
         "containers[1].name: Required value",
     ),
-    Wrong(
+    RejectedJob(
         "pod: {spec: {containers: [{name: main, volumeMounts: [{name: cache, mountPath: "
         "/cache}]}]}}",
         "container main: it mounts cache, and no volume has that name.",
@@ -320,7 +320,7 @@ TABLE = (
         {"name": "cache", "mountPath": "/cache"},
         'volumeMounts[1].name: Not found: "cache"',
     ),
-    Wrong(
+    RejectedJob(
         "pod: {spec: {containers: [{name: main, resources: {requests: {memory: 2Gi}, limits: "
         "{memory: 1Gi}}}]}}",
         "container main: it requests 2Gi of memory, and its limit is 1Gi.",
@@ -328,7 +328,7 @@ TABLE = (
         {"requests": {"memory": "2Gi"}, "limits": {"memory": "1Gi"}},
         'Invalid value: "2Gi": must be less than or equal to memory limit of 1Gi',
     ),
-    Wrong(
+    RejectedJob(
         "pod: {spec: {volumes: [{name: My_Cache, emptyDir: {}}]}}",
         "volume My_Cache: its name is not a name of at most 63 lower-case letters, digits and "
         "inner dashes.",
@@ -336,35 +336,35 @@ TABLE = (
         {"name": "My_Cache", "emptyDir": {}},
         f'volumes[1].name: Invalid value: "My_Cache": {NAME}',
     ),
-    Wrong(
+    RejectedJob(
         "pod: {spec: {restartPolicy: OnFailure}}",
         "pod.spec.restartPolicy is set by the launcher.",
         f"{POD}.restartPolicy",
         "OnFailure",
         'only "Never" is supported when podFailurePolicy is specified',
     ),
-    Wrong(
+    RejectedJob(
         "service_account: My_Account",
         "service_account = My_Account is not a Kubernetes name",
         f"{POD}.serviceAccountName",
         "My_Account",
         f'spec.template.spec.serviceAccountName: Invalid value: "My_Account": {OBJECT}',
     ),
-    Wrong(
+    RejectedJob(
         "priority: Very_High",
         "priority = Very_High is not a Kubernetes name",
         f"{POD}.priorityClassName",
         "Very_High",
         f'spec.template.spec.priorityClassName: Invalid value: "Very_High": {OBJECT}',
     ),
-    Wrong(
+    RejectedJob(
         "queue: My_Queue",
         "queue = My_Queue is not a name of at most 63 lower-case letters, digits and inner dashes.",
         "metadata.labels.kueue~x-k8s~io/queue-name",
         "My_Queue",
         f'metadata.labels[kueue.x-k8s.io/queue-name]: Invalid value: "My_Queue": {OBJECT}',
     ),
-    Wrong(
+    RejectedJob(
         "queue: q\nplacement: {preferred: same rack}",
         "placement.preferred = same rack is not a label's key",
         f"{META}.annotations.kueue~x-k8s~io/podset-preferred-topology",

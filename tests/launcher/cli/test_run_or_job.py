@@ -1,4 +1,4 @@
-"""Whether a name is a run's on this machine or a job's on a cluster."""
+"""The choice between a run on this machine and a job on a cluster."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import pytest
 from jaxlaunch.launcher.kubernetes.kinds import JOBSETS
 from tests.launcher import apiserver, objects
 from tests.launcher.apiserver import Server
-from tests.launcher.invoke import Left, launcher
+from tests.launcher.invoke import CommandResult, launcher
 from tests.launcher.report import made_runs
 
-Call = Callable[..., Left]
+Call = Callable[..., CommandResult]
 
 
 @pytest.fixture
@@ -30,33 +30,35 @@ def call(
     (tmp_path / "runs" / "lm").mkdir(parents=True)
     (tmp_path / "runs" / "lm" / ".lock").touch()
     for name in ("lm", "other"):
-        found = apiserver.merge_patch(
+        jobset = apiserver.merge_patch(
             objects.jobset(), {"metadata": {"name": name, "namespace": "team"}}
         )
-        server.put(JOBSETS.path("team", name), found)
+        server.put(JOBSETS.path("team", name), jobset)
     return lambda *arguments: launcher(capsys, monkeypatch, *arguments)
 
 
-def test_a_name_that_is_both_needs_a_word_and_no_other_does(call: Call) -> None:
+def test_ambiguous_name_needs_a_location(call: Call) -> None:
     for verb in ("status", "explain", "logs", "stop"):
-        both = call(verb, "lm")
+        result = call(verb, "lm")
         assert (
-            both.code == 2
-            and "lm is both a run on this machine and a job in namespace team." in both.err
+            result.code == 2
+            and "lm is both a run on this machine and a job in namespace team." in result.err
         )
     folder = str(Path("runs/lm").absolute())
-    for which, found in (
+    for arguments, folder_of_run in (
         (("lm", "--local"), folder),
         (("runs/lm",), folder),
         (("lm", "--cluster"), None),
         (("lm", "-n", "team"), None),
         (("other",), None),
     ):
-        assert json.loads(call("status", *which, "-o", "json").out)["folder"] == found, which
+        assert (
+            json.loads(call("status", *arguments, "-o", "json").out)["folder"] == folder_of_run
+        ), arguments
     assert call("status", "lm", "--local", "-n", "team").code == 2
 
 
-def test_a_list_has_both_unless_one_is_asked_for(call: Call) -> None:
+def test_list_shows_runs_and_jobs(call: Call) -> None:
     assert [line.split()[:2] for line in call("list").out.splitlines()[1:]] == [
         ["(here)", "lm"],
         ["team", "lm"],
@@ -71,15 +73,13 @@ def test_a_list_has_both_unless_one_is_asked_for(call: Call) -> None:
     assert call("list", "runs", "-A").code == 0 and call("list", ".", "-A").code == 2
 
 
-def test_a_run_is_shown_though_the_cluster_refuses(call: Call, server: Server) -> None:
+def test_runs_are_listed_if_the_cluster_fails(call: Call, server: Server) -> None:
     server.on("GET", "jobsets", *[lambda handler: handler.fail(403, "Forbidden", "no") or True] * 9)
     shown = call("list")
     assert shown.code == 3 and shown.out.splitlines()[1].split()[:2] == ["lm", "Failed"]
 
 
-def test_a_sweep_has_one_row_and_each_of_its_runs_another_where_it_is_named(
-    call: Call, tmp_path: Path
-) -> None:
+def test_sweep_is_listed_in_one_row(call: Call, tmp_path: Path) -> None:
     for name, codes in (("lr-0", (0,)), ("lr-1", (137, 0)), ("lr-2", (83,))):
         made_runs.run(tmp_path / "runs" / "lr" / name, codes, points=1)
     (tmp_path / "runs" / "lr" / "sweep.jsonl").touch()
@@ -92,7 +92,7 @@ def test_a_sweep_has_one_row_and_each_of_its_runs_another_where_it_is_named(
         "lr-1",
         "lr-2",
     ]
-    assert [one["name"] for one in json.loads(call("list", "--local", "-o", "json").out)][1:] == [
+    assert [row["name"] for row in json.loads(call("list", "--local", "-o", "json").out)][1:] == [
         "lr-0",
         "lr-1",
         "lr-2",
@@ -102,9 +102,7 @@ def test_a_sweep_has_one_row_and_each_of_its_runs_another_where_it_is_named(
 @pytest.mark.parametrize(
     "link", ["starts/1/logs/rank-0.log", "starts/1/logs", "starts/1", "starts"]
 )
-def test_no_link_in_a_run_leads_to_what_only_who_looks_can_read(
-    call: Call, tmp_path: Path, link: str
-) -> None:
+def test_links_in_run_folders_are_not_followed(call: Call, tmp_path: Path, link: str) -> None:
     run = tmp_path / "runs" / "made"
     made_runs.run(run, points=1)
     (run / "starts" / "1" / "logs").mkdir(parents=True)
@@ -120,8 +118,8 @@ def test_no_link_in_a_run_leads_to_what_only_who_looks_can_read(
         ("list",),
         ("explain", "made"),
     ):
-        told = call(*arguments, "--local")
-        assert "a line of the run" not in told.out + told.err, arguments
+        result = call(*arguments, "--local")
+        assert "a line of the run" not in result.out + result.err, arguments
 
     (tmp_path / "lock").write_text("kept")
     (run / ".lock").unlink()
