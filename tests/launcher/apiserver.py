@@ -57,17 +57,23 @@ class Server(ThreadingHTTPServer):
 
     def put(self, path: str, obj: Object, event: str = "") -> Object:
         """Keeps an object under its path, as if it had always been there or as somebody else's write."""
-        known = self.objects.get(path)
+        existing = self.objects.get(path)
         obj = copy.deepcopy(obj)
         obj.setdefault("metadata", {}).setdefault("name", path.rpartition("/")[2])
         version = self.version()
-        obj["metadata"] |= {"uid": (known or {}).get("metadata", {}).get("uid") or f"uid-{version}"}
+        obj["metadata"] |= {
+            "uid": (existing or {}).get("metadata", {}).get("uid") or f"uid-{version}"
+        }
         obj["metadata"] |= {"resourceVersion": version}
         obj["metadata"].setdefault("creationTimestamp", "2026-11-21T06:00:00Z")
         with self.changed:
             self.objects[path] = obj
             self.events.append(
-                {"type": event or ("MODIFIED" if known else "ADDED"), "object": obj, "path": path}
+                {
+                    "type": event or ("MODIFIED" if existing else "ADDED"),
+                    "object": obj,
+                    "path": path,
+                }
             )
             self.changed.notify_all()
         return obj
@@ -75,9 +81,9 @@ class Server(ThreadingHTTPServer):
     def drop(self, path: str) -> Object:
         with self.changed:
             obj = self.objects.pop(path)
-            gone = copy.deepcopy(obj)
-            gone["metadata"]["resourceVersion"] = self.version()
-            self.events.append({"type": "DELETED", "object": gone, "path": path})
+            deleted = copy.deepcopy(obj)
+            deleted["metadata"]["resourceVersion"] = self.version()
+            self.events.append({"type": "DELETED", "object": deleted, "path": path})
             self.changed.notify_all()
         return obj
 
@@ -86,7 +92,7 @@ class Server(ThreadingHTTPServer):
         self.faults.setdefault((method, part), collections.deque()).extend(faults)
 
     def count(self, method: str, part: str = "") -> int:
-        return sum(one == method and part in path for one, path, _ in self.requests)
+        return sum(command == method and part in path for command, path, _ in self.requests)
 
     def stored(self, part: str) -> list[str]:
         return sorted(path for path in self.objects if part in path)
@@ -136,8 +142,8 @@ class Handler(BaseHTTPRequestHandler):
             self.send(200, b"ok", "text/plain")
         elif self.at.startswith("/apis/") and self.at.count("/") == 2:
             versions = self.server.groups.get(self.at.split("/")[2])
-            found = {"versions": [{"version": one} for one in versions or []]}
-            self.answer(200, found) if versions else self.fail(
+            versions_answer = {"versions": [{"version": one} for one in versions or []]}
+            self.answer(200, versions_answer) if versions else self.fail(
                 404, "NotFound", "the server could not find it"
             )
         elif self.at.endswith("/log") and self.at in self.server.objects:
@@ -164,10 +170,10 @@ class Handler(BaseHTTPRequestHandler):
         ):
             return False
         labels = self.server.objects[path]["metadata"].get("labels", {})
-        wanted = filter(None, self.query.get("labelSelector", "").split(","))
+        requirements = filter(None, self.query.get("labelSelector", "").split(","))
         return all(
             (labels.get(key) == value) if equals else key in labels
-            for key, equals, value in map(_split_requirement, wanted)
+            for key, equals, value in map(_split_requirement, requirements)
         )
 
     def _list(self) -> None:
@@ -181,7 +187,7 @@ class Handler(BaseHTTPRequestHandler):
         """Events newer than the version asked for, for as long as was asked for."""
         self.begin_stream()
         since, plural = int(self.query.get("resourceVersion") or 0), self.at.rpartition("/")[2]
-        told = 0
+        sent = 0
         end = (
             threading.TIMEOUT_MAX
             if "timeoutSeconds" not in self.query
@@ -189,22 +195,20 @@ class Handler(BaseHTTPRequestHandler):
         )
         with self.server.changed:
             while not self.server.closing.is_set():
-                for event in self.server.events[told:]:
-                    one = event["object"]
-                    if (
-                        event["path"].split("/")[-2] == plural
-                        and int(one["metadata"]["resourceVersion"]) > since
-                    ):
-                        self.chunk({"type": event["type"], "object": one})
-                told = len(self.server.events)
+                for event in self.server.events[sent:]:
+                    obj = event["object"]
+                    version = int(obj["metadata"]["resourceVersion"])
+                    if event["path"].split("/")[-2] == plural and version > since:
+                        self.chunk({"type": event["type"], "object": obj})
+                sent = len(self.server.events)
                 if not self.server.changed.wait(end):
                     break
         self.end_stream()
 
     def _post(self) -> None:
         if self.at.endswith("/selfsubjectaccessreviews"):
-            asked = self.body["spec"]["resourceAttributes"]
-            is_allowed = (asked["verb"], asked["resource"]) not in self.server.denied
+            attributes = self.body["spec"]["resourceAttributes"]
+            is_allowed = (attributes["verb"], attributes["resource"]) not in self.server.denied
             return self.answer(201, {"status": {"allowed": is_allowed}})
         path = f"{self.at}/{self.body['metadata']['name']}"
         if path in self.server.objects:
@@ -216,17 +220,17 @@ class Handler(BaseHTTPRequestHandler):
         )
 
     def _patch(self) -> None:
-        known = self.server.objects.get(self.at)
-        if known is None and self.headers["Content-Type"] != "application/apply-patch+yaml":
+        existing = self.server.objects.get(self.at)
+        if existing is None and self.headers["Content-Type"] != "application/apply-patch+yaml":
             return self.fail(404, "NotFound", "not found")
-        self.answer(200, self.server.put(self.at, merge_patch(known or {}, self.body)))
+        self.answer(200, self.server.put(self.at, merge_patch(existing or {}, self.body)))
 
     def _delete(self) -> None:
-        known = self.server.objects.get(self.at)
-        wanted = ((self.body or {}).get("preconditions") or {}).get("uid")
-        if known is None:
+        existing = self.server.objects.get(self.at)
+        uid = ((self.body or {}).get("preconditions") or {}).get("uid")
+        if existing is None:
             self.fail(404, "NotFound", "not found")
-        elif wanted not in (None, known["metadata"]["uid"]):
+        elif uid not in (None, existing["metadata"]["uid"]):
             self.fail(409, "Conflict", "the uid in the precondition does not match")
         else:
             self.answer(200, self.server.drop(self.at))
@@ -282,13 +286,13 @@ def merge_patch(base: Any, patch: Any) -> Any:
     """A JSON merge patch."""
     if not isinstance(patch, dict) or not isinstance(base, dict):
         return patch
-    found = dict(base)
+    merged = dict(base)
     for key, value in patch.items():
         if value is None:
-            found.pop(key, None)
+            merged.pop(key, None)
         else:
-            found[key] = merge_patch(base.get(key), value)
-    return found
+            merged[key] = merge_patch(base.get(key), value)
+    return merged
 
 
 # --- faults ---------------------------------------------------------------------------------------

@@ -22,8 +22,8 @@ class Relay:
         with self._lock:
             everything = [self._listener, *self._open]
             self._open.clear()
-        for one in everything:
-            _close_socket(one)
+        for connection in everything:
+            _close_socket(connection)
 
     def accept(self) -> None:
         """The server is back, at the same port."""
@@ -53,7 +53,7 @@ def _copy_bytes(source: socket.socket, sink: socket.socket) -> None:
     _close_socket(sink)
 
 
-def _close_socket(one: socket.socket) -> None:
+def _close_socket(connection: socket.socket) -> None:
     with contextlib.suppress(OSError):
-        one.shutdown(socket.SHUT_RDWR)
-    one.close()
+        connection.shutdown(socket.SHUT_RDWR)
+    connection.close()

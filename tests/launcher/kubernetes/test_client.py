@@ -43,12 +43,12 @@ def make_jobset(name: str = "x", **metadata: Any) -> dict[str, Any]:
 
 
 def test_object_is_created_read_patched_and_deleted(server: Server, cluster: Cluster) -> None:
-    made = cluster.create(JOBSETS, make_jobset())
-    assert cluster.get(JOBSETS, "x") == made
+    created = cluster.create(JOBSETS, make_jobset())
+    assert cluster.get(JOBSETS, "x") == created
     assert cluster.merge_patch(JOBSETS, "x", "team-a", {"spec": {"suspend": True}})["spec"] == {
         "suspend": True
     }
-    assert cluster.delete(JOBSETS, "x", "team-a", uid=made["metadata"]["uid"])
+    assert cluster.delete(JOBSETS, "x", "team-a", uid=created["metadata"]["uid"])
     assert cluster.get(JOBSETS, "x") is None
     assert not cluster.delete(JOBSETS, "x", "team-a")
 
@@ -57,8 +57,8 @@ def test_object_is_created_read_patched_and_deleted(server: Server, cluster: Clu
 def test_current_time_is_corrected_for_large_clock_skew(
     server: Server, cluster: Cluster, monkeypatch: pytest.MonkeyPatch, ahead_s: float
 ) -> None:
-    real, there = formatdate, time.time() - ahead_s
-    monkeypatch.setattr(apiserver, "formatdate", lambda usegmt: real(there, usegmt=usegmt))
+    real, server_now = formatdate, time.time() - ahead_s
+    monkeypatch.setattr(apiserver, "formatdate", lambda usegmt: real(server_now, usegmt=usegmt))
     cluster.get(JOBSETS, "x")
     off_s = (datetime.now(UTC) - cluster.current_time()).total_seconds()
     assert off_s == pytest.approx(ahead_s if abs(ahead_s) > 30 else 0.0, abs=30)
@@ -92,10 +92,10 @@ def test_refusal_keeps_server_message(cluster: Cluster) -> None:
 def test_long_list_is_read_in_pages(server: Server, cluster: Cluster) -> None:
     for number in range(7):
         server.put(PODS.path("team-a", f"p{number}"), {"metadata": {"managedFields": [{}]}})
-    found = cluster.list(PODS, "team-a", limit=3)
-    assert [one["metadata"]["name"] for one in found] == [f"p{number}" for number in range(7)]
+    names = cluster.list(PODS, "team-a", limit=3)
+    assert [one["metadata"]["name"] for one in names] == [f"p{number}" for number in range(7)]
     assert server.count("GET") == 3
-    assert "managedFields" not in found[0]["metadata"]
+    assert "managedFields" not in names[0]["metadata"]
 
 
 def test_list_with_expired_continue_token_starts_again(server: Server, cluster: Cluster) -> None:
@@ -195,9 +195,9 @@ def test_endless_slow_answer_is_given_up(server: Server, cluster: Cluster) -> No
 
 
 def test_unused_address_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with socket.socket() as taken:  # bound, and not listening: nobody else can take the port
-        taken.bind(("127.0.0.1", 0))
-        url = f"http://127.0.0.1:{taken.getsockname()[1]}"
+    with socket.socket() as listener:  # bound, and not listening: nobody else can take the port
+        listener.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         monkeypatch.setenv("KUBECONFIG", str(apiserver.write_kubeconfig(tmp_path, url)))
         cluster = Cluster.connect()
         cluster.limit_call_time(1)
@@ -267,14 +267,14 @@ def test_permissions_are_reviewed_in_namespace(server: Server, cluster: Cluster)
     server.denied.add(("create", "jobsets"))
     assert cluster.is_allowed("get", PODS, "team-a", subresource="log")
     assert not cluster.is_allowed("create", JOBSETS, "team-a")
-    asked = {
+    attributes = {
         "verb": "get",
         "group": "",
         "resource": "pods",
         "subresource": "log",
         "namespace": "team-a",
     }
-    assert server.bodies[0]["spec"]["resourceAttributes"] == asked
+    assert server.bodies[0]["spec"]["resourceAttributes"] == attributes
 
 
 # --- the kubeconfig -------------------------------------------------------------------------------
@@ -342,8 +342,8 @@ def use_plugin(
     """A kubeconfig whose user asks a program beside it."""
     (tmp_path / "plugin").write_text(f"#!{sys.executable}\n{text}")
     (tmp_path / "plugin").chmod(0o755)
-    asked = {"apiVersion": "client.authentication.k8s.io/v1", "command": command, **fields}
-    return apiserver.write_kubeconfig(tmp_path, server.url, exec=asked)
+    request_file = {"apiVersion": "client.authentication.k8s.io/v1", "command": command, **fields}
+    return apiserver.write_kubeconfig(tmp_path, server.url, exec=request_file)
 
 
 def test_credential_plugin_gives_credentials(
@@ -362,7 +362,7 @@ print(json.dumps({"apiVersion": info["apiVersion"], "kind": "ExecCredential", "s
 
 
 @pytest.mark.parametrize(
-    ("text", "command", "said"),
+    ("text", "command", "message"),
     [
         ("", "./missing", "cannot be run: No such file or directory\\.\n  hint: get it there"),
         (
@@ -380,14 +380,14 @@ def test_failing_credential_plugin_is_reported(
     monkeypatch: pytest.MonkeyPatch,
     text: str,
     command: str,
-    said: str,
+    message: str,
 ) -> None:
     if "sleep" in text:  # the others may take their time to start, on a busy machine
         monkeypatch.setattr("jaxlaunch.launcher.kubernetes.kubeconfig.PLUGIN_TIMEOUT_S", 1.0)
     monkeypatch.setenv(
         "KUBECONFIG", str(use_plugin(tmp_path, server, text, command, installHint="get it there"))
     )
-    with pytest.raises(ClusterError, match=said) as failed:
+    with pytest.raises(ClusterError, match=message) as failed:
         Cluster.connect()
     assert CANARY not in str(failed.value)
     assert not server.requests
@@ -401,8 +401,8 @@ def test_watch_yields_existing_objects_and_changes(server: Server, cluster: Clus
     events = cluster.watch(JOBSETS, "team-a", limit_s=60)
     assert next(events)[0] == "ADDED"
     server.put(AT, make_jobset() | {"status": {"restarts": 1}})
-    event, found = next(events)
-    assert (event, found["status"]) == ("MODIFIED", {"restarts": 1})
+    event, changed = next(events)
+    assert (event, changed["status"]) == ("MODIFIED", {"restarts": 1})
     server.drop(AT)
     assert next(events)[0] == "DELETED"
 
@@ -418,11 +418,11 @@ def test_log_is_read_line_by_line(server: Server, cluster: Cluster) -> None:
 
 
 def test_client_is_imported_only_for_clusters() -> None:
-    told = (
+    output = (
         "import json, sys, jaxlaunch.launcher.kubernetes.client; print(json.dumps([*sys.modules]))"
     )
     modules = json.loads(
-        subprocess.run([sys.executable, "-c", told], capture_output=True, check=True).stdout
+        subprocess.run([sys.executable, "-c", output], capture_output=True, check=True).stdout
     )
     assert not {"kubernetes", "urllib3", "yaml", "pydantic"} & set(modules)
 
@@ -432,17 +432,17 @@ def test_client_is_imported_only_for_clusters() -> None:
 
 def make_patient() -> tuple[list[str], Callable[[str], None], Callable[[Handler], bool]]:
     """What was told, who tells it, and a server that answers only once something was told."""
-    told, is_told = list[str](), threading.Event()
+    messages, is_told = list[str](), threading.Event()
 
     def say(text: str) -> None:
-        told.append(text)
+        messages.append(text)
         is_told.set()
 
     def slow(handler: Handler) -> bool:
         assert is_told.wait(30)
         return False
 
-    return told, say, slow
+    return messages, say, slow
 
 
 def test_wait_for_server_is_reported_once_a_minute(
@@ -450,11 +450,11 @@ def test_wait_for_server_is_reported_once_a_minute(
 ) -> None:
     monkeypatch.setenv("KUBECONFIG", str(apiserver.write_kubeconfig(tmp_path, server.url)))
     monkeypatch.setattr("jaxlaunch.launcher.kubernetes.transport.REPORT_AFTER_S", 0.05)
-    told, say, slow = make_patient()
+    messages, say, slow = make_patient()
     server.on("GET", "jobsets", slow, slow)
     cluster = Cluster.connect(say=say)
     assert [cluster.get(JOBSETS, "x") for _ in range(2)] == [None, None]
-    assert told == [f"waiting for an answer of the API server {server.url}"]
+    assert messages == [f"waiting for an answer of the API server {server.url}"]
 
 
 def test_wait_for_log_names_pod_and_counts_slow_calls(
@@ -463,7 +463,7 @@ def test_wait_for_log_names_pod_and_counts_slow_calls(
     monkeypatch.setenv("KUBECONFIG", str(apiserver.write_kubeconfig(tmp_path, server.url)))
     monkeypatch.setattr("jaxlaunch.launcher.kubernetes.transport.REPORT_AFTER_S", 60.0)
     monkeypatch.setattr("jaxlaunch.launcher.kubernetes.transport._SLOW_CALL_S", 0.0)
-    told, say, slow = make_patient()
+    messages, say, slow = make_patient()
     cluster = Cluster.connect(say=say)
     assert cluster.get(JOBSETS, "x") is None
     monkeypatch.setattr(
@@ -472,4 +472,4 @@ def test_wait_for_log_names_pod_and_counts_slow_calls(
     server.put(PODS.path("team", "lm-0", "log"), {"text": "hello\n"})
     server.on("GET", "/log", slow)
     assert list(cluster.log("team", "lm-0")) == ["hello"]
-    assert told == ["waiting for the log of pod lm-0 from its node"]
+    assert messages == ["waiting for the log of pod lm-0 from its node"]

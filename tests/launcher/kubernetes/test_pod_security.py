@@ -25,16 +25,16 @@ agent: image
 """
 
 
-def render_template(more: str = "", cluster: str = "") -> dict[str, Any]:
+def render_template(settings: str = "", cluster: str = "") -> dict[str, Any]:
     manifest = jobset.render(
-        resolve(jobs.parse_job(JOB + more), defaults.parse_defaults(cluster or "{}"))
+        resolve(jobs.parse_job(JOB + settings), defaults.parse_defaults(cluster or "{}"))
     )[0]
-    found: dict[str, Any] = manifest["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]
-    return found
+    rendered: dict[str, Any] = manifest["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]
+    return rendered
 
 
 @pytest.mark.parametrize(
-    ("more", "cluster", "met", "reasons"),
+    ("settings", "cluster", "met", "reasons"),
     [
         ("", "", "restricted", set()),
         ("init: [{name: fetch, command: [true]}]", "", "restricted", set()),
@@ -61,12 +61,12 @@ def render_template(more: str = "", cluster: str = "") -> dict[str, Any]:
     ],
 )  # fmt: skip
 def test_job_meets_level_of_its_network_and_pod(
-    more: str, cluster: str, met: pod_rules.Level, reasons: set[str]
+    settings: str, cluster: str, met: pod_rules.Level, reasons: set[str]
 ) -> None:
-    found = render_template(more, cluster)
-    assert strictest_level(found) == met
+    rendered = render_template(settings, cluster)
+    assert strictest_level(rendered) == met
     refusing = pod_rules.stricter_level(met) or "restricted"
-    assert {violation.reason for violation in find_violations(found, refusing)} == reasons
+    assert {violation.reason for violation in find_violations(rendered, refusing)} == reasons
 
 
 MAIN = {
@@ -86,7 +86,7 @@ def make_container(**security: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("patch", "met", "said"),
+    ("patch", "met", "expected"),
     [
         ({"spec": {"hostPID": True}}, "privileged", "host namespaces (hostPID=true)"),
         (make_container(privileged=True), "privileged", 'privileged (container "main" is privileged)'),
@@ -106,18 +106,18 @@ def make_container(**security: Any) -> dict[str, Any]:
     ],
 )  # fmt: skip
 def test_each_rule_names_the_violation(
-    patch: dict[str, Any], met: pod_rules.Level, said: str
+    patch: dict[str, Any], met: pod_rules.Level, expected: str
 ) -> None:
-    found = merge_patch(CLEAN, patch)
-    assert strictest_level(found) == met
+    patched = merge_patch(CLEAN, patch)
+    assert strictest_level(patched) == met
     enforced = pod_rules.stricter_level(met)
-    told = [str(violation) for violation in find_violations(found, enforced)] if enforced else []
-    assert len(told) == bool(enforced) and said in "".join(told)
+    violations = find_violations(patched, enforced) if enforced else []
+    assert len(violations) == bool(enforced) and expected in "".join(map(str, violations))
 
 
 def test_weaker_rule_is_not_reported_with_the_stricter_one() -> None:
-    found = merge_patch(CLEAN, {"spec": {"volumes": [{"name": "v", "hostPath": {"path": "/"}}]}})
-    assert [violation.reason for violation in find_violations(found, "restricted")] == [
+    patched = merge_patch(CLEAN, {"spec": {"volumes": [{"name": "v", "hostPath": {"path": "/"}}]}})
+    assert [violation.reason for violation in find_violations(patched, "restricted")] == [
         "restricted volume types"
     ]
 

@@ -90,15 +90,15 @@ def test_request_reaches_port_and_answer_is_complete(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def answers(pod: Pod) -> None:
-        asked.append(pod.accept())
+        requests.append(pod.accept())
         pod.say(0, b"one, ")
         pod.say(0, b"two")
         pod.close()
 
-    asked: list[bytes] = []
+    requests: list[bytes] = []
     with send_request(tmp_path, monkeypatch, answers) as (cluster, server):
         assert cluster.port_forward("team-a", "lm-w-0-0", 9400, b"hello") == b"one, two"
-    assert asked == [b"hello"]
+    assert requests == [b"hello"]
     (head,) = server.heads
     assert head.startswith(
         "GET /api/v1/namespaces/team-a/pods/lm-w-0-0/portforward?ports=9400 HTTP/1.1\r\n"

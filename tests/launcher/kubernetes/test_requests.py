@@ -72,8 +72,8 @@ def test_sidecar_requests_count_for_node_fit() -> None:
         "containers": [make_container("7")],
         "initContainers": [make_container("2", sidecar=True)],
     }
-    found = resources.fit_nodes(spec, [objects.node(cpu="8")])
-    assert (found.large, found.shortages) == (0, {"cpu": ("9", "8")})
+    fit = resources.fit_nodes(spec, [objects.node(cpu="8")])
+    assert (fit.large, fit.shortages) == (0, {"cpu": ("9", "8")})
     memory = {"containers": [make_container("1", memory="30Gi")], "overhead": {"memory": "4Gi"}}
     assert resources.fit_nodes(memory, [objects.node()]).shortages == {"memory": ("34Gi", "32Gi")}
 
@@ -87,6 +87,6 @@ def test_explain_counts_requests_added_by_admission() -> None:
     }
     waits = objects.pending(0, "0/1 nodes are available: 1 Insufficient cpu.")
     waits |= {"spec": trim_pod({"metadata": {"name": "p"}, "spec": spec})["spec"]}
-    found = explain_job(objects.snapshot(objects.jobset(1), waits, nodes=(objects.node(),)))
-    assert "each host requests 9 cpu, the largest node has 8" in found.headline
+    explanation = explain_job(objects.snapshot(objects.jobset(1), waits, nodes=(objects.node(),)))
+    assert "each host requests 9 cpu, the largest node has 8" in explanation.headline
     assert "containers" not in trim_pod({"metadata": {}, "spec": {**spec, "nodeName": "n"}})["spec"]

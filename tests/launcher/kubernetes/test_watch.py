@@ -79,20 +79,20 @@ def test_ended_watch_continues_from_last_version(end: list[Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    "gone",
+    "expiry",
     [
         make_line("ERROR", {"code": 410, "reason": "Expired"}),
         ApiError("too old", None, 410, "Expired"),
     ],
 )
-def test_expired_version_yields_only_changes(gone: Any) -> None:
+def test_expired_version_yields_only_changes(expiry: Any) -> None:
     server = Server(
         [
             ([make_object("a", 1), make_object("b", 2), make_object("c", 3)], "5"),
             ([make_object("a", 1), make_object("b", 7), make_object("d", 8)], "9"),
         ],
         [
-            [make_line("MODIFIED", make_object("c", 6)), gone],
+            [make_line("MODIFIED", make_object("c", 6)), expiry],
             [make_line("ADDED", make_object("e", 10))],
         ],
     )

@@ -23,11 +23,11 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_concurrent_runs_share_one_packed_file(cache: Path, tmp_path: Path) -> None:
     with ThreadPoolExecutor(4) as pool:
-        made = set(pool.map(agents.pack_agent, [tmp_path / "run"] * 4))
-    (file,) = made
+        files = set(pool.map(agents.pack_agent, [tmp_path / "run"] * 4))
+    (file,) = files
     assert list(cache.iterdir()) == [file] and not (tmp_path / "run").exists()
-    before = file.stat()
-    assert agents.pack_agent(tmp_path / "run") == file and file.stat().st_ino == before.st_ino
+    modified_at = file.stat()
+    assert agents.pack_agent(tmp_path / "run") == file and file.stat().st_ino == modified_at.st_ino
 
 
 def test_files_unused_for_a_day_are_removed_but_the_newest(cache: Path, tmp_path: Path) -> None:
@@ -40,8 +40,8 @@ def test_files_unused_for_a_day_are_removed_but_the_newest(cache: Path, tmp_path
             (then := time.time() - 86_400 * (0.5 if "of" in name else 10 - days), then),
         )
     file = agents.pack_agent(tmp_path)
-    left = {path.name for path in cache.iterdir()}
-    assert left == {
+    remaining = {path.name for path in cache.iterdir()}
+    assert remaining == {
         file.name,
         "agent-of-today.pyz",
         "agent-0.pyz",
@@ -55,13 +55,13 @@ def test_packed_file_is_not_compiled_again(cache: Path, tmp_path: Path) -> None:
     """The same file, with sources that cannot be compiled."""
     broken = tmp_path / "agent.pyz"
     with (
-        zipfile.ZipFile(agents.pack_agent(tmp_path)) as made,
+        zipfile.ZipFile(agents.pack_agent(tmp_path)) as file,
         zipfile.ZipFile(broken, "w") as archive,
     ):
-        for name in made.namelist():
-            archive.writestr(name, made.read(name) if name.endswith(".pyc") else b"no Python")
-    ended = subprocess.run([sys.executable, "-I", broken], env={}, capture_output=True, text=True)
-    assert ended.returncode == 64 and ended.stderr.startswith("agent: JAXLAUNCH_")
+        for name in file.namelist():
+            archive.writestr(name, file.read(name) if name.endswith(".pyc") else b"no Python")
+    process = subprocess.run([sys.executable, "-I", broken], env={}, capture_output=True, text=True)
+    assert process.returncode == 64 and process.stderr.startswith("agent: JAXLAUNCH_")
 
 
 @pytest.mark.parametrize("home", ["/proc", "/dev/null"], ids=["read-only", "a file"])

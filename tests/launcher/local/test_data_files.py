@@ -18,7 +18,7 @@ train: {{task: lm, model: {{kind: decoder, length: 16}}, data: {{source: text, {
 
 
 @pytest.mark.parametrize(
-    ("data", "said"),
+    ("data", "sentence"),
     [
         (
             "path: mine.txt",
@@ -42,12 +42,14 @@ train: {{task: lm, model: {{kind: decoder, length: 16}}, data: {{source: text, {
     ],
 )
 def test_local_files_are_counted_and_missing_ones_reported(
-    tmp_path: Path, data: str, said: str
+    tmp_path: Path, data: str, sentence: str
 ) -> None:
     for name, size in (("mine.txt", 100), ("rows.jsonl", 20), ("empty.txt", 0)):
         (tmp_path / name).write_bytes(b"x" * size)
-    found = list(job_notes.describe_data(jobs.parse_job(JOB.format(data)), tmp_path))
-    assert [note.replace(str(tmp_path), "FOLDER") for note in found] == ([said] if said else [])
+    sentences = list(job_notes.describe_data(jobs.parse_job(JOB.format(data)), tmp_path))
+    assert [note.replace(str(tmp_path), "FOLDER") for note in sentences] == (
+        [sentence] if sentence else []
+    )
 
 
 def test_mixture_parts_are_described_with_shares(tmp_path: Path) -> None:

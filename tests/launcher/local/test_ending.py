@@ -35,19 +35,21 @@ def make_summary(attempt: int = 1, generation: int = 0, **fields: Any) -> Summar
     """A run under way: ten seconds of steps, four of them since the commit of step 40."""
     now = time.time()
     seconds = dict.fromkeys(contract.CLOCK, 0.0) | {"step": 10.0}
-    of = AttemptProgress("uid", generation, attempt, now - 10.0, now, seconds, 20, 40, unsafe_s=4.0)
-    of = dataclasses.replace(
-        of, **{name: fields.pop(name) for name in list(fields) if hasattr(of, name)}
+    progress = AttemptProgress(
+        "uid", generation, attempt, now - 10.0, now, seconds, 20, 40, unsafe_s=4.0
     )
-    known: dict[str, Any] = {
+    progress = dataclasses.replace(
+        progress, **{name: fields.pop(name) for name in list(fields) if hasattr(progress, name)}
+    )
+    values: dict[str, Any] = {
         "step": 43,
         "seconds": seconds,
         "restarts": {},
         "committed": 40,
-        "of": of,
+        "of": progress,
         **fields,
     }
-    return Summary(None, **known)
+    return Summary(None, **values)
 
 
 def write_summary(folder: RunFolder, summary: Summary) -> None:
@@ -60,12 +62,17 @@ def end_and_read(
     folder: Path, codes: list[int], generation: int = 0, **fields: Any
 ) -> dict[str, Any]:
     """summary.json after the agents of a generation left with `codes`."""
-    known: dict[str, Any] = {"is_stopped": False, "started_at": time.time() - 60.0, **fields}
+    options: dict[str, Any] = {"is_stopped": False, "started_at": time.time() - 60.0, **fields}
     end_generation(
-        RunFolder(folder, raise_failure), "uid", generation, codes, folder / "checkpoints", **known
+        RunFolder(folder, raise_failure),
+        "uid",
+        generation,
+        codes,
+        folder / "checkpoints",
+        **options,
     )
-    found: dict[str, Any] = json.loads((folder / "summary.json").read_text())
-    return found
+    summary: dict[str, Any] = json.loads((folder / "summary.json").read_text())
+    return summary
 
 
 def read_attempts(folder: Path) -> list[dict[str, Any]]:
@@ -74,10 +81,10 @@ def read_attempts(folder: Path) -> list[dict[str, Any]]:
 
 def test_attempt_of_killed_agent_is_recorded_as_lost(tmp_path: Path) -> None:
     write_summary(RunFolder(tmp_path, raise_failure), make_summary())
-    found = end_and_read(tmp_path, [-9])
-    assert (found["status"], found["step"], found["saved"]) == ("failed", 43, 40)
-    assert (found["verdict"]["code"], found["verdict"]["rank"]) == (contract.LOST, 0)
-    assert "host 0's agent was killed by SIGKILL" in found["verdict"]["message"]
+    summary = end_and_read(tmp_path, [-9])
+    assert (summary["status"], summary["step"], summary["saved"]) == ("failed", 43, 40)
+    assert (summary["verdict"]["code"], summary["verdict"]["rank"]) == (contract.LOST, 0)
+    assert "host 0's agent was killed by SIGKILL" in summary["verdict"]["message"]
     (record,) = read_attempts(tmp_path)
     assert (record["attempt"], record["cause"], record["last_committed"]) == (1, "lost", 40)
     assert record["seconds"]["step"] == 6.0 and record["seconds"]["lost_work"] == 4.0
@@ -95,7 +102,7 @@ NOT_SAVED = Failure(
 
 
 @pytest.mark.parametrize(
-    ("code", "facts", "told"),
+    ("code", "facts", "message"),
     [
         (81, LOST_LEADER, f"host 0 was lost: connection closed {KILLED}"),
         (
@@ -113,29 +120,32 @@ NOT_SAVED = Failure(
 )
 @pytest.mark.parametrize("is_written", [True, False], ids=["whole", "killed after the record"])
 def test_lost_host_is_recorded_with_signal_of_its_agent(
-    tmp_path: Path, code: int, facts: Failure, told: str, is_written: bool
+    tmp_path: Path, code: int, facts: Failure, message: str, is_written: bool
 ) -> None:
     folder = RunFolder(tmp_path, raise_failure)
     verdict = verdict_for_code(code, facts, rank=0, host=0, step=43)
-    before = make_summary()
-    assert before.of is not None
+    written = make_summary()
+    assert written.of is not None
     folder.append_record(
-        run_folder.close_unfinished(dataclasses.replace(before.of, uid="another"), verdict)
+        run_folder.close_unfinished(dataclasses.replace(written.of, uid="another"), verdict)
     )
-    folder.append_record(run_folder.close_unfinished(before.of, verdict))
+    folder.append_record(run_folder.close_unfinished(written.of, verdict))
     write_summary(
         folder,
-        dataclasses.replace(before, verdict=verdict)
+        dataclasses.replace(written, verdict=verdict)
         if is_written
-        else dataclasses.replace(before, step=0),
+        else dataclasses.replace(written, step=0),
     )
-    found = end_and_read(tmp_path, [-9, code])
-    assert (found["verdict"]["message"], found["step"]) == (told, 43)
-    assert [one["verdict"]["message"] for one in read_attempts(tmp_path)] == [verdict.message, told]
+    summary = end_and_read(tmp_path, [-9, code])
+    assert (summary["verdict"]["message"], summary["step"]) == (message, 43)
+    assert [record["verdict"]["message"] for record in read_attempts(tmp_path)] == [
+        verdict.message,
+        message,
+    ]
 
 
 @pytest.mark.parametrize(
-    ("code", "facts", "told"),
+    ("code", "facts", "message"),
     [
         (
             82,
@@ -152,26 +162,26 @@ def test_lost_host_is_recorded_with_signal_of_its_agent(
     ],
 )
 def test_unreported_saved_step_is_recorded(
-    tmp_path: Path, code: int, facts: Failure, told: str
+    tmp_path: Path, code: int, facts: Failure, message: str
 ) -> None:
-    folder, before = RunFolder(tmp_path, raise_failure), make_summary(first_step=1)
-    assert before.of is not None
+    folder, written = RunFolder(tmp_path, raise_failure), make_summary(first_step=1)
+    assert written.of is not None
     folder.append_record(
         run_folder.close_unfinished(
-            before.of, verdict := verdict_for_code(code, facts, rank=0, host=0, step=43)
+            written.of, verdict := verdict_for_code(code, facts, rank=0, host=0, step=43)
         )
     )
-    write_summary(folder, dataclasses.replace(before, verdict=verdict))
+    write_summary(folder, dataclasses.replace(written, verdict=verdict))
     for step in (40, 60):
         (tmp_path / "checkpoints" / str(step)).mkdir(parents=True)
         (tmp_path / "checkpoints" / str(step) / contract.MANIFEST).touch()
-    found = end_and_read(tmp_path, [-9, code])
-    own = 43 if code == 82 else 60  # of the rank that the verdict names
-    assert (found["saved"], found["step"], found["verdict"]["step"]) == (60, 60, own)
-    assert found["verdict"]["message"] == told
-    assert [(one["last_committed"], one["verdict"]["step"]) for one in read_attempts(tmp_path)] == [
-        (60, own)
-    ]
+    summary = end_and_read(tmp_path, [-9, code])
+    verdict_step = 43 if code == 82 else 60  # of the rank that the verdict names
+    assert (summary["saved"], summary["step"], summary["verdict"]["step"]) == (60, 60, verdict_step)
+    assert summary["verdict"]["message"] == message
+    assert [
+        (record["last_committed"], record["verdict"]["step"]) for record in read_attempts(tmp_path)
+    ] == [(60, verdict_step)]
 
 
 def test_all_seconds_are_counted_after_a_kill(tmp_path: Path) -> None:
@@ -193,11 +203,11 @@ def test_three_killed_generations_without_commit_are_no_progress(tmp_path: Path)
             RunFolder(tmp_path, raise_failure),
             make_summary(generation + 1, generation, **fruitless),
         )
-        found = end_and_read(tmp_path, [-9], generation)
-        causes.append(found["verdict"]["code"])
+        summary = end_and_read(tmp_path, [-9], generation)
+        causes.append(summary["verdict"]["code"])
     assert causes == [81, 81, 79]
     assert [record["attempt"] for record in read_attempts(tmp_path)] == [1, 2, 3]
-    assert found["restarts"] == {"lost": 2}
+    assert summary["restarts"] == {"lost": 2}
 
 
 def test_agents_that_wrote_nothing_are_lost_attempts(tmp_path: Path) -> None:
@@ -211,35 +221,44 @@ def test_agents_that_wrote_nothing_are_lost_attempts(tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.parametrize(("saved", "words"), [(40, "step 40 is saved"), (None, "nothing is saved")])
+@pytest.mark.parametrize(
+    ("saved_step", "words"), [(40, "step 40 is saved"), (None, "nothing is saved")]
+)
 def test_run_killed_by_user_reports_saved_step(
-    tmp_path: Path, saved: int | None, words: str
+    tmp_path: Path, saved_step: int | None, words: str
 ) -> None:
-    write_summary(RunFolder(tmp_path, raise_failure), make_summary(committed=saved))
-    found = end_and_read(tmp_path, [-9], is_stopped=True)
-    assert (found["status"], found["verdict"]["code"]) == ("stopped", contract.PREEMPTED)
-    assert found["verdict"]["message"] == f"stopped by you; {words}"
+    write_summary(RunFolder(tmp_path, raise_failure), make_summary(committed=saved_step))
+    summary = end_and_read(tmp_path, [-9], is_stopped=True)
+    assert (summary["status"], summary["verdict"]["code"]) == ("stopped", contract.PREEMPTED)
+    assert summary["verdict"]["message"] == f"stopped by you; {words}"
 
 
 @pytest.mark.parametrize(
-    ("first", "step", "own"), [(1, 13, 13), (14, 3, None)], ids=["its own", "an earlier start's"]
+    ("first", "step", "last_committed"),
+    [(1, 13, 13), (14, 3, None)],
+    ids=["its own", "an earlier start's"],
 )
 def test_run_killed_during_a_save_reports_step_on_disk(
-    tmp_path: Path, first: int, step: int, own: int | None
+    tmp_path: Path, first: int, step: int, last_committed: int | None
 ) -> None:
     (tmp_path / "checkpoints" / "13").mkdir(parents=True)
     (tmp_path / "checkpoints" / "13" / contract.MANIFEST).touch()
     (tmp_path / "checkpoints" / "20").mkdir()  # is not whole
-    known = {"first_committed": None, "last_committed": None, "first_step": first}
-    write_summary(RunFolder(tmp_path, raise_failure), make_summary(step=3, committed=None, **known))
-    found = end_and_read(tmp_path, [-9], is_stopped=True)
-    assert (found["verdict"]["message"], found["saved"]) == ("stopped by you; step 13 is saved", 13)
-    assert (found["step"], found["verdict"]["step"]) == (step, step)
-    assert read_attempts(tmp_path)[0]["last_committed"] == own
+    progress = {"first_committed": None, "last_committed": None, "first_step": first}
+    write_summary(
+        RunFolder(tmp_path, raise_failure), make_summary(step=3, committed=None, **progress)
+    )
+    summary = end_and_read(tmp_path, [-9], is_stopped=True)
+    assert (summary["verdict"]["message"], summary["saved"]) == (
+        "stopped by you; step 13 is saved",
+        13,
+    )
+    assert (summary["step"], summary["verdict"]["step"]) == (step, step)
+    assert read_attempts(tmp_path)[0]["last_committed"] == last_committed
 
 
 @pytest.mark.parametrize(
-    ("kept", "words"),
+    ("remaining_step", "words"),
     [
         (None, "stopped by you; nothing is saved; step 40 was, and somebody deleted it"),
         (30, "stopped by you; step 30 is saved; step 40 was, and somebody deleted it"),
@@ -247,14 +266,14 @@ def test_run_killed_during_a_save_reports_step_on_disk(
     ],
 )
 def test_deleted_step_is_not_reported_as_saved(
-    tmp_path: Path, kept: int | None, words: str
+    tmp_path: Path, remaining_step: int | None, words: str
 ) -> None:
-    if kept is not None:
-        (tmp_path / "checkpoints" / str(kept)).mkdir(parents=True)
-        (tmp_path / "checkpoints" / str(kept) / contract.MANIFEST).touch()
+    if remaining_step is not None:
+        (tmp_path / "checkpoints" / str(remaining_step)).mkdir(parents=True)
+        (tmp_path / "checkpoints" / str(remaining_step) / contract.MANIFEST).touch()
     write_summary(RunFolder(tmp_path, raise_failure), make_summary())
-    found = end_and_read(tmp_path, [-9], is_stopped=True, has_train_block=True)
-    assert (found["verdict"]["message"], found["saved"]) == (words, kept)
+    summary = end_and_read(tmp_path, [-9], is_stopped=True, has_train_block=True)
+    assert (summary["verdict"]["message"], summary["saved"]) == (words, remaining_step)
 
 
 def test_step_deleted_after_the_report_is_not_reported_as_saved(
@@ -264,8 +283,8 @@ def test_step_deleted_after_the_report_is_not_reported_as_saved(
     write_summary(
         RunFolder(tmp_path, raise_failure), dataclasses.replace(make_summary(), verdict=verdict)
     )
-    found = end_and_read(tmp_path, [80], is_stopped=True, has_train_block=True)
-    assert (found["saved"], found["verdict"]["message"]) == (
+    summary = end_and_read(tmp_path, [80], is_stopped=True, has_train_block=True)
+    assert (summary["saved"], summary["verdict"]["message"]) == (
         None,
         verdict.message.replace("40 is saved", "40 was saved, and somebody deleted it"),
     )
@@ -274,15 +293,15 @@ def test_step_deleted_after_the_report_is_not_reported_as_saved(
 def test_unavailable_storage_leaves_the_record_unchanged(tmp_path: Path) -> None:
     (tmp_path / "checkpoints").symlink_to("x" * 300)  # an OSError for whoever looks there, root too
     write_summary(RunFolder(tmp_path, raise_failure), make_summary())
-    found = end_and_read(tmp_path, [-9], has_train_block=True)
-    assert (found["verdict"]["code"], found["saved"]) == (contract.LOST, 40)
+    summary = end_and_read(tmp_path, [-9], has_train_block=True)
+    assert (summary["verdict"]["code"], summary["saved"]) == (contract.LOST, 40)
 
 
 def test_verdict_before_the_kill_is_kept(tmp_path: Path) -> None:
     judged = verdict_for_code(contract.CRASH, "rank 1 raised", rank=1, step=43)
     write_summary(RunFolder(tmp_path, raise_failure), make_summary(judged=judged))
-    found = end_and_read(tmp_path, [-9])
-    assert found["verdict"] == judged.to_json() and read_attempts(tmp_path)[0]["cause"] == "crash"
+    summary = end_and_read(tmp_path, [-9])
+    assert summary["verdict"] == judged.to_json() and read_attempts(tmp_path)[0]["cause"] == "crash"
 
 
 def test_job_result_is_final(tmp_path: Path) -> None:
@@ -294,8 +313,12 @@ def test_job_result_is_final(tmp_path: Path) -> None:
         notes=["a"],
     )
     write_summary(folder, done)
-    found = end_and_read(tmp_path, [-9], is_stopped=True)
-    assert (found["status"], found["metrics"], found["notes"]) == ("done", {"loss": 1.5}, ["a"])
+    summary = end_and_read(tmp_path, [-9], is_stopped=True)
+    assert (summary["status"], summary["metrics"], summary["notes"]) == (
+        "done",
+        {"loss": 1.5},
+        ["a"],
+    )
     assert not (tmp_path / "attempts.jsonl").exists()
 
 
@@ -311,24 +334,28 @@ def test_agents_that_cannot_write_exit_with_code_of_gang(
 
 def test_summary_of_another_run_is_ignored(tmp_path: Path) -> None:
     write_summary(RunFolder(tmp_path, raise_failure), make_summary(uid="other"))
-    found = end_and_read(tmp_path, [-9])
-    assert (found["step"], found["of"]["uid"]) == (None, "uid")
+    summary = end_and_read(tmp_path, [-9])
+    assert (summary["step"], summary["of"]["uid"]) == (None, "uid")
 
 
 def test_run_killed_after_its_record_has_step_of_the_record(
     tmp_path: Path,
 ) -> None:
-    folder, before = RunFolder(tmp_path, raise_failure), make_summary(step=0)
-    assert before.of is not None
+    folder, written = RunFolder(tmp_path, raise_failure), make_summary(step=0)
+    assert written.of is not None
     folder.append_record(
         run_folder.close_unfinished(
-            before.of, verdict_for_code(82, "rank 1 makes no progress", rank=1, host=0, step=43)
+            written.of, verdict_for_code(82, "rank 1 makes no progress", rank=1, host=0, step=43)
         )
     )
-    write_summary(folder, before)
+    write_summary(folder, written)
     close_summary(folder, tmp_path / "checkpoints")
-    found = json.loads((tmp_path / "summary.json").read_text())
-    assert (found["status"], found["step"], found["verdict"]["cause"]) == ("failed", 43, "hang")
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert (summary["status"], summary["step"], summary["verdict"]["cause"]) == (
+        "failed",
+        43,
+        "hang",
+    )
 
 
 def test_leader_closes_records_of_earlier_pods(tmp_path: Path) -> None:
@@ -350,8 +377,8 @@ def test_full_disk_ends_the_run_after_another_failure(tmp_path: Path) -> None:
             RunFolder(tmp_path, raise_failure),
             make_summary(generation + 1, generation, judged=judged, first_committed=None),
         )
-        found = end_and_read(tmp_path, [-9], generation)
+        summary = end_and_read(tmp_path, [-9], generation)
     assert (
-        found["verdict"]["code"] == contract.STORAGE
-        and "No space left" in found["verdict"]["message"]
+        summary["verdict"]["code"] == contract.STORAGE
+        and "No space left" in summary["verdict"]["message"]
     )

@@ -19,12 +19,12 @@ def check_rejection(folder: Path, **volumes: Path) -> str:
     return str(raised.value)
 
 
-@pytest.mark.parametrize("which", ["run", "base", "volume"])
-def test_folder_name_must_be_utf8(tmp_path: Path, which: str) -> None:
-    given = {name: tmp_path / name for name in ("run", "base", "volume")}
-    given[which] = Path(os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9"))
+@pytest.mark.parametrize("subject", ["run", "base", "volume"])
+def test_folder_name_must_be_utf8(tmp_path: Path, subject: str) -> None:
+    folders = {name: tmp_path / name for name in ("run", "base", "volume")}
+    folders[subject] = Path(os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9"))
     with pytest.raises(UserError, match=r"caf\\xe9, has a name that is not UTF-8"):
-        paths.check_utf8_names(given["run"], given["base"], {"data": given["volume"]})
+        paths.check_utf8_names(folders["run"], folders["base"], {"data": folders["volume"]})
     assert list(tmp_path.iterdir()) == []
 
 
@@ -47,20 +47,22 @@ def test_unwritable_folder_is_reported_with_system_error() -> None:
 
 
 def test_full_disk_is_reported_before_the_run(tmp_path: Path) -> None:
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (0, before[1]))
+    entries = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, entries[1]))
     try:
-        said = check_rejection(tmp_path)
+        message = check_rejection(tmp_path)
     finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    assert "cannot be used: file too large.\n  hint: name another folder with --run-dir." in said
+        resource.setrlimit(resource.RLIMIT_FSIZE, entries)
+    assert "cannot be used: file too large.\n  hint: name another folder with --run-dir." in message
     assert list(tmp_path.iterdir()) == []
 
 
 def test_volume_must_not_be_a_file(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    said = check_rejection(tmp_path / "run", data=tmp_path / "file")
-    assert f"--volume data={tmp_path / 'file'} cannot be used: it is a file, not a folder." in said
+    message = check_rejection(tmp_path / "run", data=tmp_path / "file")
+    assert (
+        f"--volume data={tmp_path / 'file'} cannot be used: it is a file, not a folder." in message
+    )
     assert not (tmp_path / "run").exists()
 
 

@@ -52,6 +52,6 @@ def test_ctrl_c_during_imports_exits_with_130(
 
     monkeypatch.setattr("sys.meta_path", [Pressed()])
     monkeypatch.delitem(sys.modules, "jaxlaunch.launcher.cli.main", raising=False)
-    with pytest.raises(SystemExit) as left:
+    with pytest.raises(SystemExit) as process:
         entry.main()
-    assert left.value.code == 130
+    assert process.value.code == 130

@@ -29,9 +29,9 @@ def begin_start(folder: Path, uid: str, text: str) -> RunStarts:
 
 def make_ended(uid: str, code: int | None, first: int | None, step: int | None) -> Summary:
     verdict = None if code is None else verdict_for_code(code, "it ended")
-    of = AttemptProgress(uid, 0, 1, 1.0, 2.0, first_step=first)
+    progress = AttemptProgress(uid, 0, 1, 1.0, 2.0, first_step=first)
     return Summary(
-        verdict, step=step, seconds={"step": 1.0}, restarts={}, committed=step or None, of=of
+        verdict, step=step, seconds={"step": 1.0}, restarts={}, committed=step or None, of=progress
     )
 
 
@@ -43,8 +43,8 @@ def train_start(
 
 
 def read_json(folder: Path, name: str = "summary.json") -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((folder / name).read_text())
-    return found
+    record: dict[str, Any] = json.loads((folder / name).read_text())
+    return record
 
 
 def read_tree(folder: Path) -> dict[str, bytes]:
@@ -185,8 +185,8 @@ def test_killed_start_is_closed_by_the_next_with_step_on_disk(
     if committed is not None:
         save_step(tmp_path, committed)
     begin_start(tmp_path, "c", dump_job(3.0))
-    found = read_json(tmp_path, "starts/2/summary.json")
-    assert (found["status"], found["verdict"]["cause"], found["saved"]) == (
+    summary = read_json(tmp_path, "starts/2/summary.json")
+    assert (summary["status"], summary["verdict"]["cause"], summary["saved"]) == (
         "failed",
         "lost",
         committed or 6,
@@ -215,8 +215,8 @@ class Killed(BaseException):
 class Kills:
     """Raises Killed in place of the next change of the file system, after `left` of them."""
 
-    def __init__(self, patch: pytest.MonkeyPatch, left: int) -> None:
-        self._left = left
+    def __init__(self, patch: pytest.MonkeyPatch, remaining: int) -> None:
+        self._left = remaining
         for owner, name in (
             (Path, "mkdir"),
             (Path, "write_bytes"),
@@ -227,11 +227,11 @@ class Kills:
             patch.setattr(owner, name, self._counted(getattr(owner, name)))
 
     def _counted(self, real: Callable[..., Any]) -> Callable[..., Any]:
-        def counted(*given: Any, **named: Any) -> Any:
+        def counted(*arguments: Any, **options: Any) -> Any:
             if self._left == 0:
                 raise Killed
             self._left -= 1
-            return real(*given, **named)
+            return real(*arguments, **options)
 
         return counted
 
@@ -239,11 +239,11 @@ class Kills:
 def test_next_start_succeeds_after_kill_at_any_point(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for left in itertools.count():  # until none of its changes is prevented
-        folder = tmp_path / str(left)
+    for remaining in itertools.count():  # until none of its changes is prevented
+        folder = tmp_path / str(remaining)
         train_start(folder, "a", dump_job(1.0), 1, 6, code=None)
         with monkeypatch.context() as patch:
-            Kills(patch, left)
+            Kills(patch, remaining)
             try:
                 begin_start(folder, "b", dump_job(2.0))
                 break
@@ -255,7 +255,7 @@ def test_next_start_succeeds_after_kill_at_any_point(
         assert read_lr(folder) == 3.0 and read_lr(folder, "starts/1/job.yaml") == 1.0
         assert read_json(folder, "starts/1/summary.json")["step"] == 6
         assert read_json(folder, f"starts/{len(rows)}/summary.json")["of"]["uid"] == "c"
-    assert left > 6
+    assert remaining > 6
 
 
 @pytest.mark.parametrize(

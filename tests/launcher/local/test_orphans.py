@@ -68,9 +68,9 @@ def test_orphans_of_a_killed_run_end_before_the_next_start(
     tmp_path: Path,
 ) -> None:
     folder = RunFolder(tmp_path, print)
-    of = AttemptProgress("uid-of-this", 0, 1, 1.0, 2.0)
-    RunStarts(folder, of.uid).write_summary(
-        Summary(None, step=None, seconds={"step": 0.0}, restarts={}, of=of)
+    uid = AttemptProgress("uid-of-this", 0, 1, 1.0, 2.0)
+    RunStarts(folder, uid.uid).write_summary(
+        Summary(None, step=None, seconds={"step": 0.0}, restarts={}, of=uid)
     )
     with start_process("uid-of-this") as (wrapper, program):
         wrapper.kill()

@@ -31,24 +31,24 @@ VOLUMES = [
 
 def test_volume_is_a_folder_of_the_run(tmp_path: Path) -> None:
     job = load_spec(tmp_path, volumes=VOLUMES)
-    here = paths.map_paths(job, tmp_path, tmp_path / "run", {"corpus": Path("/mnt/corpus")})
-    assert here.resolve_path("/ckpt/lm") == str(tmp_path / "run/volumes/ckpt/lm")
-    assert here.resolve_path("/data/*.txt") == "/mnt/corpus/*.txt"
-    assert here.resolve_path("/ckptother") == "/ckptother"
+    mapped = paths.map_paths(job, tmp_path, tmp_path / "run", {"corpus": Path("/mnt/corpus")})
+    assert mapped.resolve_path("/ckpt/lm") == str(tmp_path / "run/volumes/ckpt/lm")
+    assert mapped.resolve_path("/data/*.txt") == "/mnt/corpus/*.txt"
+    assert mapped.resolve_path("/ckptother") == "/ckptother"
 
 
 def test_relative_path_starts_at_job_file_and_url_is_unchanged(tmp_path: Path) -> None:
-    here = paths.map_paths(load_spec(tmp_path), tmp_path, tmp_path / "run", {})
-    assert here.resolve_path("data/*.txt") == str(tmp_path / "data/*.txt")
-    assert here.resolve_path("gs://bucket/x") == "gs://bucket/x"
-    assert here.resolve_path("stdlib://*.py") == "stdlib://*.py"
+    mapped = paths.map_paths(load_spec(tmp_path), tmp_path, tmp_path / "run", {})
+    assert mapped.resolve_path("data/*.txt") == str(tmp_path / "data/*.txt")
+    assert mapped.resolve_path("gs://bucket/x") == "gs://bucket/x"
+    assert mapped.resolve_path("stdlib://*.py") == "stdlib://*.py"
 
 
 def test_only_paths_below_volumes_are_mapped_in_a_command(tmp_path: Path) -> None:
-    here = paths.map_paths(load_spec(tmp_path, volumes=VOLUMES), tmp_path, tmp_path / "run", {})
+    mapped = paths.map_paths(load_spec(tmp_path, volumes=VOLUMES), tmp_path, tmp_path / "run", {})
     below = str(tmp_path / "run/volumes/ckpt/x")
     assert [
-        here.map_argument(part)
+        mapped.map_argument(part)
         for part in ("train.py", "/ckpt/x", "--out=/ckpt/x", "--lr=3e-4", "a=/ckpt/x")
     ] == ["train.py", below, f"--out={below}", "--lr=3e-4", "a=/ckpt/x"]
 
@@ -63,10 +63,10 @@ def test_every_path_of_the_train_block_is_mapped(tmp_path: Path) -> None:
         "lora": {"init_from": "/data/adapters"},
     }
     job = load_spec(tmp_path, volumes=VOLUMES, train=train)
-    here = paths.map_paths(job, tmp_path, tmp_path / "run", {})
+    mapped = paths.map_paths(job, tmp_path, tmp_path / "run", {})
     assert job.train is not None
     volumes = tmp_path / "run/volumes"
-    assert here.map_train(job.train).model_dump(exclude_unset=True) == {
+    assert mapped.map_train(job.train).model_dump(exclude_unset=True) == {
         "task": "a.b:C",
         "data": {"source": "text", "path": [f"{volumes}/corpus/*.txt", f"{tmp_path}/more/*.txt"]},
         "checkpoint": {"path": f"{volumes}/ckpt/lm"},
@@ -86,15 +86,15 @@ def test_tokenizer_and_mixture_parts_are_mapped(
     data = {"source": "mixture", "tokenizer": "tok", "data_dir": "/data/made", "parts": parts}
     job = load_spec(tmp_path, volumes=VOLUMES, train={"task": "mine:Task", "data": data})
     assert job.train is not None
-    found = (
+    train = (
         paths.map_paths(job, tmp_path, tmp_path / "run", {"corpus": Path("/x")})
         .map_train(job.train)
         .data
     )
-    assert isinstance(found, Mixture)
-    assert (found.tokenizer, found.data_dir) == (f"{tmp_path}/tok", "/x/made")
-    assert [block.path for block in found.part_sources().values()] == ["/x/a", [f"{tmp_path}/b/*"]]
-    assert found.part_sources()["b"].eval_path == "gs://team-c"
+    assert isinstance(train, Mixture)
+    assert (train.tokenizer, train.data_dir) == (f"{tmp_path}/tok", "/x/made")
+    assert [block.path for block in train.part_sources().values()] == ["/x/a", [f"{tmp_path}/b/*"]]
+    assert train.part_sources()["b"].eval_path == "gs://team-c"
     bare = job.train.model_copy(update={"data": Text(source="text", path="/data/a")})
     assert (
         paths.map_paths(job, tmp_path, tmp_path / "run", {}).map_train(bare).data.tokenizer
@@ -134,22 +134,22 @@ def test_resolved_job_is_the_same_from_any_folder(tmp_path: Path, code: object) 
     }
     job = load_spec(tmp_path, volumes=VOLUMES, train=train, code=code, workdir="inside")
     (tmp_path / "runs" / "one").mkdir(parents=True)
-    kept = tmp_path / "runs" / "one" / "job.yaml"
-    here = paths.map_paths(job, tmp_path, kept.parent, {})
-    kept.write_text(jobs.dump_job(here.map_job(job)))
-    again = jobs.load_job(kept)
-    there = paths.map_paths(again, kept.parent, kept.parent, {})
-    assert job.train is not None and again.train is not None
-    assert there.map_train(again.train) == here.map_train(job.train)
-    assert run.make_agent_job(again, there, False) == run.make_agent_job(job, here, False)
-    assert (there.base / str(again.code_folder), there.base / str(again.workdir)) == (
+    resolved = tmp_path / "runs" / "one" / "job.yaml"
+    mapped = paths.map_paths(job, tmp_path, resolved.parent, {})
+    resolved.write_text(jobs.dump_job(mapped.map_job(job)))
+    reloaded = jobs.load_job(resolved)
+    remapped = paths.map_paths(reloaded, resolved.parent, resolved.parent, {})
+    assert job.train is not None and reloaded.train is not None
+    assert remapped.map_train(reloaded.train) == mapped.map_train(job.train)
+    assert run.make_agent_job(reloaded, remapped, False) == run.make_agent_job(job, mapped, False)
+    assert (remapped.base / str(reloaded.code_folder), remapped.base / str(reloaded.workdir)) == (
         tmp_path,
         tmp_path / "inside",
     )
-    assert again.code_include == job.code_include
-    assert jobs.dump_job(there.map_job(again)) == kept.read_text()
+    assert reloaded.code_include == job.code_include
+    assert jobs.dump_job(remapped.map_job(reloaded)) == resolved.read_text()
     assert (
-        resolve(again, ClusterDefaults()).code.workdir
+        resolve(reloaded, ClusterDefaults()).code.workdir
         == resolve(job, ClusterDefaults()).code.workdir
         == "/code/inside"
     )
@@ -160,13 +160,15 @@ def test_one_claim_at_two_mounts_is_one_folder(tmp_path: Path) -> None:
         tmp_path,
         volumes=[{"claim": "c", "path": "/a"}, {"claim": "c", "path": "/b", "read_only": True}],
     )
-    here = paths.map_paths(job, tmp_path, tmp_path / "run", {})
+    mapped = paths.map_paths(job, tmp_path, tmp_path / "run", {})
     assert (
-        here.resolve_path("/a/x") == here.resolve_path("/b/x") == str(tmp_path / "run/volumes/c/x")
+        mapped.resolve_path("/a/x")
+        == mapped.resolve_path("/b/x")
+        == str(tmp_path / "run/volumes/c/x")
     )
-    assert here.resolve_path("/a") != "/a"
-    given = paths.map_paths(job, tmp_path, tmp_path / "run", {"/b": Path("/mnt")})
-    assert given.resolve_path("/a/x") == "/mnt/x"
+    assert mapped.resolve_path("/a") != "/a"
+    with_option = paths.map_paths(job, tmp_path, tmp_path / "run", {"/b": Path("/mnt")})
+    assert with_option.resolve_path("/a/x") == "/mnt/x"
 
 
 def test_volumes_with_equal_names_have_their_own_folders(tmp_path: Path) -> None:
@@ -177,9 +179,9 @@ def test_volumes_with_equal_names_have_their_own_folders(tmp_path: Path) -> None
         {"ephemeral": "1Gi", "path": "/corpus"},
     ]
     job = load_spec(tmp_path, volumes=volumes)
-    here = paths.map_paths(job, tmp_path, tmp_path / "run", {"/b": Path("/mnt/b")})
-    assert len({here.resolve_path(path) for path in ("/a", "/b", "/c", "/corpus")}) == 4
-    assert (here.resolve_path("/a"), here.resolve_path("/b")) == (
+    mapped = paths.map_paths(job, tmp_path, tmp_path / "run", {"/b": Path("/mnt/b")})
+    assert len({mapped.resolve_path(path) for path in ("/a", "/b", "/c", "/corpus")}) == 4
+    assert (mapped.resolve_path("/a"), mapped.resolve_path("/b")) == (
         str(tmp_path / "run/volumes/corpus"),
         "/mnt/b",
     )
@@ -193,11 +195,11 @@ def test_volumes_with_equal_names_have_their_own_folders(tmp_path: Path) -> None
 def test_innermost_mount_counts(turned: bool, tmp_path: Path) -> None:
     volumes = [{"claim": "outer", "path": "/data"}, {"claim": "inner", "path": "/data/deep/er"}]
     job = load_spec(tmp_path, volumes=volumes[::-1] if turned else volumes)
-    here, base = paths.map_paths(job, tmp_path, tmp_path, {}), tmp_path / "volumes"
-    assert here.resolve_path("/data/deep/er/x") == str(base / "inner/x")
-    assert here.resolve_path("/data/deep/erst") == str(base / "outer/deep/erst")
-    assert here.resolve_path("/data/deep/er/../x") == str(base / "outer/deep/x")
-    assert here.resolve_path("/data/../etc/x") == "/data/../etc/x"
+    mapped, base = paths.map_paths(job, tmp_path, tmp_path, {}), tmp_path / "volumes"
+    assert mapped.resolve_path("/data/deep/er/x") == str(base / "inner/x")
+    assert mapped.resolve_path("/data/deep/erst") == str(base / "outer/deep/erst")
+    assert mapped.resolve_path("/data/deep/er/../x") == str(base / "outer/deep/x")
+    assert mapped.resolve_path("/data/../etc/x") == "/data/../etc/x"
 
 
 def test_mounted_paths_in_values_of_user_code_are_mapped(
@@ -228,13 +230,10 @@ def test_mounted_paths_in_values_of_user_code_are_mapped(
         train=train | {"model": {"kind": "a.b:Net", "words": "/data/words"}},
     )
     assert job.train is not None
-    found = (
-        paths.map_paths(job, tmp_path, tmp_path, {})
-        .map_train(job.train)
-        .model_dump(exclude_unset=True)
-    )
-    assert (found["data"]["args"], found["data"]["eval_args"]) == (mine, mine)
-    assert found["model"] == {"kind": "a.b:Net", "words": f"{below}/words"}
+    mapped = paths.map_paths(job, tmp_path, tmp_path, {}).map_train(job.train)
+    settings = mapped.model_dump(exclude_unset=True)
+    assert (settings["data"]["args"], settings["data"]["eval_args"]) == (mine, mine)
+    assert settings["model"] == {"kind": "a.b:Net", "words": f"{below}/words"}
 
 
 def test_working_folder_and_variables_are_mapped(
@@ -247,7 +246,7 @@ def test_working_folder_and_variables_are_mapped(
         "env": {"DATA": "/data/x", "A": "/dat"},
     }
     job = load_spec(tmp_path, volumes=VOLUMES, **keys)
-    here = paths.map_paths(job, tmp_path, tmp_path, {})
-    environ = run.make_agent_environ(job, here, run.LocalRun(tmp_path, tmp_path), "uid")
+    mapped = paths.map_paths(job, tmp_path, tmp_path, {})
+    environ = run.make_agent_environ(job, mapped, run.LocalRun(tmp_path, tmp_path), "uid")
     assert (environ["DATA"], environ["A"]) == (str(tmp_path / "volumes/corpus/x"), "/dat")
-    assert run.make_agent_job(job, here, False).workdir == str(tmp_path / "volumes/corpus/code")
+    assert run.make_agent_job(job, mapped, False).workdir == str(tmp_path / "volumes/corpus/code")

@@ -69,20 +69,20 @@ def test_errors_before_the_start_leave_no_run_folder(
 
 
 def test_first_signal_stops_and_second_kills(tmp_path: Path) -> None:
-    said: list[str] = []
+    messages: list[str] = []
     sent: list[int] = []
 
     class Recorded:
         def send_signal(self, number: int) -> None:
             sent.append(number)
 
-    with hold_lock(tmp_path) as lock, run.Signals(said.append, lock) as signals:
+    with hold_lock(tmp_path) as lock, run.Signals(messages.append, lock) as signals:
         signals.gang = Recorded()  # type: ignore[assignment]
         os.kill(os.getpid(), signal.SIGTERM)
         os.kill(os.getpid(), signal.SIGINT)
         assert find_holder(tmp_path) == Holder(os.getpid(), is_stopping=True)
     assert sent == [signal.SIGTERM, signal.SIGKILL] and signals.received == 2
-    assert said == [
+    assert messages == [
         "saving and stopping; a second signal kills",
         "killing the agents and their processes",
     ]
@@ -101,25 +101,25 @@ def test_deleted_run_folder_gets_job_and_summary_again(
         job: object, folder: RunFolder, checkpoints: object, environ: Mapping[str, str], *_: object
     ) -> Summary:
         shutil.rmtree(home)
-        found = Summary(
+        record = Summary(
             verdict_for_code(64, "it ended", rank=0),
             step=None,
             seconds={},
             restarts={},
             of=AttemptProgress(environ[contract.UID], 0, 1, 3.0, 4.0),
         )
-        RunStarts(folder, environ[contract.UID]).write_summary(found)
-        return found
+        RunStarts(folder, environ[contract.UID]).write_summary(record)
+        return record
 
-    said: list[str] = []
+    messages: list[str] = []
     monkeypatch.setattr(run, "run_generations", generations)
-    ended = run.run_job(
+    end = run.run_job(
         jobs.load_job(tmp_path / "job.yaml"),
         run.LocalRun(home, tmp_path),
         lambda line: None,
-        said.append,
+        messages.append,
     )
-    assert (ended.code, ended.reached_step) == (64, None) and "was deleted during the run" in said[
+    assert (end.code, end.reached_step) == (64, None) and "was deleted during the run" in messages[
         -1
     ]
     for folder in (home, home / "starts" / "1"):
@@ -145,11 +145,11 @@ def test_lines_are_shown_and_verdict_ends_the_output(
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "summary.json").write_text("{}")
     monkeypatch.setattr(cli_run, "run_job", run_job)
-    left = launcher(
+    process = launcher(
         capsys, monkeypatch, "run", str(tmp_path / "job.yaml"), "--run-dir", str(tmp_path / "run")
     )
-    assert (left.code, left.out) == (contract.BAD_DATA, "[0] trainer: saved (exit 64)\n")
-    assert "failed; the run is at step 57: no data (exit 65); see " in left.err
+    assert (process.code, process.out) == (contract.BAD_DATA, "[0] trainer: saved (exit 64)\n")
+    assert "failed; the run is at step 57: no data (exit 65); see " in process.err
 
 
 def test_agent_with_unknown_exit_code_is_started_again(
@@ -169,10 +169,10 @@ def test_agent_with_unknown_exit_code_is_started_again(
         "sys.exit(1 if is_first else 0)\n"
     )
     monkeypatch.setattr(agents, "pack_agent", lambda otherwise: agent)
-    said: list[str] = []
+    messages: list[str] = []
     with hold_lock(tmp_path) as lock:
         gang = agents.Gang(
             dict(os.environ), jobs.parse_job(JOB.replace("hosts: 1", "hosts: 2")), 0, lock
         )
-        assert gang.follow_output(print, said.append) == [0, 0]
-    assert said == ["starting another agent for host 1"]
+        assert gang.follow_output(print, messages.append) == [0, 0]
+    assert messages == ["starting another agent for host 1"]

@@ -33,13 +33,13 @@ def make_run(folder: Path, **keys: object) -> Path:
 
 
 @pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def workspace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
 
-def test_run_is_found_by_name_or_folder(here: Path) -> None:
-    folder = make_run(here / "runs" / "one", train={"task": DIGITS})
+def test_run_is_found_by_name_or_folder(workspace: Path) -> None:
+    folder = make_run(workspace / "runs" / "one", train={"task": DIGITS})
     assert (
         run_folders.resolve_folder("one")
         == run_folders.resolve_folder("runs/one")
@@ -53,7 +53,7 @@ def test_run_is_found_by_name_or_folder(here: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("path", "found"),
+    ("path", "folder"),
     [
         (None, "runs/one/checkpoints"),
         ("/ckpt/deep", "runs/one/volumes/ckpt/deep"),
@@ -61,36 +61,36 @@ def test_run_is_found_by_name_or_folder(here: Path) -> None:
         ("gs://bucket/one", "gs://bucket/one"),
     ],
 )
-def test_checkpoints_are_where_the_job_says(path: str | None, found: str, here: Path) -> None:
-    make_run(here / "runs" / "one", train={"task": DIGITS, "checkpoint": {"path": path}})
+def test_checkpoints_are_where_the_job_says(path: str | None, folder: str, workspace: Path) -> None:
+    make_run(workspace / "runs" / "one", train={"task": DIGITS, "checkpoint": {"path": path}})
     assert trainer_process.find_checkpoints("one") == (
-        found if "://" in found else os.path.join(here, found)
+        folder if "://" in folder else os.path.join(workspace, folder)
     )
 
 
-def test_checkpoints_are_found_by_their_own_folder(here: Path) -> None:
-    (here / "kept").mkdir()
-    assert trainer_process.find_checkpoints("kept") == str(here / "kept")
+def test_checkpoints_are_found_by_their_own_folder(workspace: Path) -> None:
+    (workspace / "kept").mkdir()
+    assert trainer_process.find_checkpoints("kept") == str(workspace / "kept")
     assert trainer_process.find_checkpoints("s3://bucket/kept") == "s3://bucket/kept"
 
 
-def test_relative_checkpoint_folder_is_requested(here: Path) -> None:
-    make_run(here / "runs" / "one", train={"task": DIGITS, "checkpoint": {"path": "kept"}})
+def test_relative_checkpoint_folder_is_requested(workspace: Path) -> None:
+    make_run(workspace / "runs" / "one", train={"task": DIGITS, "checkpoint": {"path": "kept"}})
     with pytest.raises(
         UserError, match="keeps its checkpoints in kept, relative to a folder that is unknown"
     ):
         trainer_process.find_checkpoints("one")
-    make_run(here / "runs" / "mine", command=["python", "train.py"])
+    make_run(workspace / "runs" / "mine", command=["python", "train.py"])
     with pytest.raises(UserError, match="Run mine runs its own command"):
         trainer_process.find_checkpoints("mine")
 
 
-def test_checkpoints_are_found_for_options_of_run(here: Path) -> None:
-    (here / "jobs").mkdir()
+def test_checkpoints_are_found_for_options_of_run(workspace: Path) -> None:
+    (workspace / "jobs").mkdir()
     job = JOB | {
         "train": {"task": "nowhere:Task", "steps": 1, "checkpoint": {"path": "/ckpt/deep"}}
     }  # ends at once
-    (here / "jobs" / "one.yaml").write_text(yaml.safe_dump(job))
+    (workspace / "jobs" / "one.yaml").write_text(yaml.safe_dump(job))
     argv = [
         sys.executable,
         "-m",
@@ -100,30 +100,32 @@ def test_checkpoints_are_found_for_options_of_run(here: Path) -> None:
         "--volume",
         "ckpt=kept",
     ]
-    left = subprocess.run(
+    process = subprocess.run(
         argv, capture_output=True, text=True, env=os.environ | {"PYTHONPATH": str(ROOT)}
     )
-    assert left.returncode == 64, left.stderr
-    assert trainer_process.find_checkpoints("one") == str(here / "kept" / "deep")
+    assert process.returncode == 64, process.stderr
+    assert trainer_process.find_checkpoints("one") == str(workspace / "kept" / "deep")
 
 
-def test_job_of_run_resolves_relative_checkpoints(here: Path) -> None:
+def test_job_of_run_resolves_relative_checkpoints(workspace: Path) -> None:
     job = JobSpec.model_validate(JOB | {"train": {"task": DIGITS, "checkpoint": {"path": "kept"}}})
-    folder = here / "runs" / "one"
+    folder = workspace / "runs" / "one"
     folder.mkdir(parents=True)
     (folder / "job.yaml").write_text(
-        jobs.dump_job(paths.map_paths(job, here / "jobs", folder, {}).map_job(job))
+        jobs.dump_job(paths.map_paths(job, workspace / "jobs", folder, {}).map_job(job))
     )
-    assert trainer_process.find_checkpoints("one") == str(here / "jobs" / "kept")
+    assert trainer_process.find_checkpoints("one") == str(workspace / "jobs" / "kept")
 
 
 def test_export_errors_are_user_errors(
-    here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    workspace: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    make_run(here / "runs" / "one", train={"task": DIGITS})
-    left = launcher(capsys, monkeypatch, "export", "one", "--to", "out")
-    assert (left.code, left.out) == (2, "")
-    assert "runs/one/checkpoints holds no checkpoint" in left.err and "Traceback" not in left.err
+    make_run(workspace / "runs" / "one", train={"task": DIGITS})
+    process = launcher(capsys, monkeypatch, "export", "one", "--to", "out")
+    assert (process.code, process.out) == (2, "")
+    assert (
+        "runs/one/checkpoints holds no checkpoint" in process.err and "Traceback" not in process.err
+    )
 
 
 def test_circular_links_between_sweeps_are_ignored(tmp_path: Path) -> None:

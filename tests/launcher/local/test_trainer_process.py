@@ -32,8 +32,8 @@ def test_refusal_message_has_no_exit_code(monkeypatch: pytest.MonkeyPatch) -> No
         "print('a warning', file=sys.stderr); contract.refuse('/out already exists; name a new "
         "folder or an empty one', contract.BAD_SPEC)"
     )
-    said = run_failing_program(program, contract.BAD_SPEC, monkeypatch)
-    assert said == "/out already exists; name a new folder or an empty one"
+    message = run_failing_program(program, contract.BAD_SPEC, monkeypatch)
+    assert message == "/out already exists; name a new folder or an empty one"
 
 
 def test_log_lines_after_a_refusal_do_not_hide_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -49,18 +49,18 @@ def test_log_lines_after_a_refusal_do_not_hide_it(monkeypatch: pytest.MonkeyPatc
 
 
 def test_exit_0_without_a_result_is_a_failure() -> None:
-    here = "tests.launcher.local.ends_at_once"
-    for asked in (
+    environ = "tests.launcher.local.ends_at_once"
+    for events in (
         trainer_process.run_program,
         lambda *args, **keys: list(trainer_process.stream_program(*args, **keys)),
     ):
         with pytest.raises(
             UserError, match=r"^bye\n`python -m .*ends_at_once` ended without a result \(exit 0\)"
         ):
-            asked(here, environ=os.environ | {"PYTHONPATH": ROOT})
+            events(environ, environ=os.environ | {"PYTHONPATH": ROOT})
 
 
 def test_internal_error_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
     program = "print('Traceback (most recent call last):\\nKeyError: 1', file=sys.stderr)"
-    said = run_failing_program(program, contract.STARTUP, monkeypatch)
-    assert "Traceback" in said and "(exit 70)" in said
+    message = run_failing_program(program, contract.STARTUP, monkeypatch)
+    assert "Traceback" in message and "(exit 70)" in message

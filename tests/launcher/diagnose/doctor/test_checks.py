@@ -30,15 +30,15 @@ from tests.launcher.diagnose.words import replace_words
 NOON = datetime.datetime(2026, 1, 1, 12, tzinfo=datetime.UTC)
 
 
-def list_levels(found: Any) -> list[str]:
-    return [each.level for each in ([found] if isinstance(found, Finding) else found)]
+def list_levels(results: Any) -> list[str]:
+    return [result.level for result in ([results] if isinstance(results, Finding) else results)]
 
 
 # --- findings -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("found", "code"),
+    ("results", "code"),
     [
         ([], 0),
         (
@@ -53,17 +53,17 @@ def list_levels(found: Any) -> list[str]:
         ([finding.user_failure("a", "", ""), finding.admin_failure("b", "", "")], 3),
     ],
 )
-def test_exit_code_depends_on_who_must_fix_a_failure(found: list[Finding], code: int) -> None:
-    assert finding.exit_code(found) == code
+def test_exit_code_depends_on_who_must_fix_a_failure(results: list[Finding], code: int) -> None:
+    assert finding.exit_code(results) == code
 
 
 def test_report_names_each_check_once() -> None:
-    found = [
+    results = [
         Finding("ok", "it is up", check="server"),
         Finding("fail", "it is off", "nothing works.", "turn it on.", check="queue"),
         Finding("unknown", "who knows", "you may not look.", check="queue"),
     ]
-    assert list(describe_findings(found)) == [
+    assert list(describe_findings(results)) == [
         "ok       server           it is up",
         "fail     queue            it is off",
         "                          why: nothing works.",
@@ -72,25 +72,31 @@ def test_report_names_each_check_once() -> None:
         "unknown                   who knows",
         "                          why: you may not look.",
     ]
-    assert count_findings(found) == "1 ok, 0 warnings, 1 failure, 1 unknown"
+    assert count_findings(results) == "1 ok, 0 warnings, 1 failure, 1 unknown"
 
 
 def test_decisions_do_not_depend_on_wording_of_findings(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = [
+    results = [
         controllers.judge_served(kinds.JOBSETS, "JobSet", ["v1"]),
         namespace.judge_namespace("team", None),
         *namespace.judge_rights(
             {Right("create", kinds.JOBSETS): False}, {"submit": [Right("create", kinds.JOBSETS)]}
         ),
     ]
-    english = [one.to_json() for one in found]
+    english = [record.to_json() for record in results]
     monkeypatch.setattr(text, "localize", replace_words)
-    other = [one.to_json() for one in found]
-    assert finding.exit_code(found) == 3
-    assert [one.keys() for one in other] == [one.keys() for one in english]
-    assert all(one["level"] == before["level"] for one, before in zip(other, english, strict=True))
-    assert all(one["what"] != before["what"] for one, before in zip(other, english, strict=True))
-    assert "not as v1alpha2" not in other[0]["what"] and "v1alpha2" in other[0]["what"]
+    translated = [record.to_json() for record in results]
+    assert finding.exit_code(results) == 3
+    assert [record.keys() for record in translated] == [record.keys() for record in english]
+    assert all(
+        record["level"] == expected["level"]
+        for record, expected in zip(translated, english, strict=True)
+    )
+    assert all(
+        record["what"] != expected["what"]
+        for record, expected in zip(translated, english, strict=True)
+    )
+    assert "not as v1alpha2" not in translated[0]["what"] and "v1alpha2" in translated[0]["what"]
 
 
 def test_checks_are_documented_in_order() -> None:
@@ -113,10 +119,10 @@ def test_checks_are_documented_in_order() -> None:
     ],
 )
 def test_clock_skew_up_to_half_a_minute_is_accepted(off_s: int, level: str, why: str) -> None:
-    found = controllers.judge_clock(
+    result = controllers.judge_clock(
         NOON, NOON + datetime.timedelta(seconds=off_s), NOON + datetime.timedelta(milliseconds=300)
     )
-    assert found.level == level and why in found.reason_text
+    assert result.level == level and why in result.reason_text
 
 
 def test_unready_server_is_an_administrator_failure() -> None:
@@ -213,9 +219,9 @@ def test_controller_is_reported_with_image_and_feature_gates() -> None:
 def test_project_features_for_lost_hosts_are_reported(
     project: str, gates: str, config: str, expected: str
 ) -> None:
-    of = make_deployment(1, *([f"--feature-gates={gates}"] if gates else []))
-    (found,) = controllers.describe_features(project, of, [config])
-    assert found.level == "ok" and found.summary_text.startswith(f"{project}'s {expected}")
+    deployment = make_deployment(1, *([f"--feature-gates={gates}"] if gates else []))
+    (results,) = controllers.describe_features(project, deployment, [config])
+    assert results.level == "ok" and results.summary_text.startswith(f"{project}'s {expected}")
     assert not list(controllers.describe_features(project, None, [config]))
 
 
@@ -247,11 +253,11 @@ def test_project_features_for_lost_hosts_are_reported(
 def test_kueue_configuration_is_judged_for_the_job(
     config: str, queue: str | None, expected: list[str]
 ) -> None:
-    found = [
+    results = [
         f"{each.level}: {each.summary_text}"
         for each in controllers.judge_kueue_config(config, queue)
     ]
-    assert len(found) == len(expected) and all(map(str.startswith, found, expected))
+    assert len(results) == len(expected) and all(map(str.startswith, results, expected))
 
 
 def make_webhook(name: str, resource: str, group: str, **more: Any) -> dict[str, Any]:
@@ -273,13 +279,15 @@ def test_only_webhooks_for_objects_of_jobs_in_the_namespace_count() -> None:
             {**make_webhook("url", "pods", ""), "clientConfig": {"url": "https://a"}},
         ]
     }
-    found = controllers.blocking_webhooks([configuration], {"team": "a"})
-    assert [each.name for each in found] == ["jobs", "all", "scale", "url"]
+    webhooks = controllers.blocking_webhooks([configuration], {"team": "a"})
+    assert [each.name for each in webhooks] == ["jobs", "all", "scale", "url"]
     assert [each.name for each in controllers.blocking_webhooks([configuration], None)][-2:] == [
         "elsewhere",
         "url",
     ]
-    down = list(controllers.judge_webhooks(found, {("system", "jobs"): 1, ("system", "scale"): 2}))
+    down = list(
+        controllers.judge_webhooks(webhooks, {("system", "jobs"): 1, ("system", "scale"): 2})
+    )
     assert [each.summary_text for each in down] == [
         "webhook all: service system/all has no ready endpoint"
     ]
@@ -331,23 +339,23 @@ def test_endpoint_without_condition_is_ready() -> None:
 def test_rejection_of_dry_run_says_who_must_fix_it(
     status: int, message: str, level: str, whose: str, expected: str
 ) -> None:
-    found = controllers.judge_dry_run(ApiError(message, None, status), "the JobSet")
-    assert (found.level, found.whose) == (level, whose)
-    assert expected in found.summary_text and message in found.reason_text
+    result = controllers.judge_dry_run(ApiError(message, None, status), "the JobSet")
+    assert (result.level, result.whose) == (level, whose)
+    assert expected in result.summary_text and message in result.reason_text
 
 
 def test_rejection_by_admission_policy_keeps_its_message() -> None:
-    told = "JobSet a: hostPID: true is not allowed in namespace team-a. Leave it out."
+    reason = "JobSet a: hostPID: true is not allowed in namespace team-a. Leave it out."
     message = (
         "jobsets \"a\" is forbidden: ValidatingAdmissionPolicy 'p' with binding 'b' denied "
-        f"request: {told}"
+        f"request: {reason}"
     )
-    found = controllers.judge_dry_run(ApiError(message, None, 422), "the JobSet")
-    assert (found.level, found.summary_text) == (
+    result = controllers.judge_dry_run(ApiError(message, None, 422), "the JobSet")
+    assert (result.level, result.summary_text) == (
         "fail",
         "ValidatingAdmissionPolicy p rejects the JobSet",
     )
-    assert found.reason_text == told
+    assert result.reason_text == reason
 
 
 def test_existing_job_counts_as_accepted() -> None:
@@ -364,8 +372,12 @@ def test_existing_job_counts_as_accepted() -> None:
 
 def cluster_queue(*quotas: dict[str, str], **spec: Any) -> dict[str, Any]:
     flavors = [
-        {"resources": [{"name": name, "nominalQuota": much} for name, much in each.items()]}
-        for each in quotas
+        {
+            "resources": [
+                {"name": name, "nominalQuota": quantity} for name, quantity in quota.items()
+            ]
+        }
+        for quota in quotas
     ]
     group = {"coveredResources": list(quotas[0]), "flavors": flavors}
     return {"spec": {"namespaceSelector": {}, "resourceGroups": [group], **spec}}
@@ -375,7 +387,7 @@ REQUESTED = {"cpu": Decimal(8), "memory": Decimal(2**34)}
 
 
 @pytest.mark.parametrize(
-    ("found", "expected"),
+    ("queue", "expected"),
     [
         (cluster_queue({"cpu": "8", "memory": "16Gi"}), ["ok: whole covers cpu, memory"]),
         (cluster_queue({"cpu": "4", "memory": "1Gi"}, {"cpu": "8", "memory": "16Gi"}), ["ok: whole covers"]),
@@ -388,13 +400,13 @@ REQUESTED = {"cpu": Decimal(8), "memory": Decimal(2**34)}
         (None, ["fail: whole does not exist"]),
     ],
 )  # fmt: skip
-def test_cluster_queue_is_judged_by_its_largest_flavor(found: Any, expected: list[str]) -> None:
+def test_cluster_queue_is_judged_by_its_largest_flavor(queue: Any, expected: list[str]) -> None:
     judged = [
-        f"{each.level}: {each.summary_text.removeprefix('ClusterQueue ')}"
-        for each in namespace.judge_cluster_queue("whole", found, {}, REQUESTED, 2)
+        f"{result.level}: {result.summary_text.removeprefix('ClusterQueue ')}"
+        for result in namespace.judge_cluster_queue("whole", queue, {}, REQUESTED, 2)
     ]
     assert len(judged) == len(expected), judged
-    assert all(one.startswith(start) for one, start in zip(judged, expected, strict=True)), judged
+    assert all(line.startswith(start) for line, start in zip(judged, expected, strict=True)), judged
 
 
 def test_missing_local_queue_suggests_existing_ones() -> None:
@@ -466,8 +478,8 @@ def test_quotas_are_compared_with_requests_of_whole_job(
     hard: dict[str, str], used: dict[str, str], expected: str
 ) -> None:
     quota = {"metadata": {"name": "q"}, "spec": {"hard": hard}, "status": {"used": used}}
-    (found,) = namespace.judge_quotas([quota], JOBSET)
-    assert found.level == "ok" if expected == "ok" else expected in found.summary_text
+    (result,) = namespace.judge_quotas([quota], JOBSET)
+    assert result.level == "ok" if expected == "ok" else expected in result.summary_text
 
 
 @pytest.mark.parametrize(
@@ -490,18 +502,22 @@ def test_quotas_are_compared_with_requests_of_whole_job(
 def test_pod_security_level_of_namespace_is_compared_with_pods(
     labels: dict[str, str], level: str, expected: str
 ) -> None:
-    found = namespace.judge_pod_security("team-a", labels, TEMPLATE)
-    assert found.level == level and expected in found.summary_text
+    result = namespace.judge_pod_security("team-a", labels, TEMPLATE)
+    assert result.level == level and expected in result.summary_text
 
 
 def test_missing_right_names_commands_that_need_it() -> None:
     needed = namespace.command_rights()
     granted = {right: True for rights in needed.values() for right in rights}
     assert list_levels(namespace.judge_rights(granted, needed)) == ["ok"]
-    less = {**granted, Right("patch", kinds.JOBSETS): False, Right("create", kinds.JOBSETS): False}
+    restricted = {
+        **granted,
+        Right("patch", kinds.JOBSETS): False,
+        Right("create", kinds.JOBSETS): False,
+    }
     missing = {
-        each.reason_text: (each.level, each.summary_text)
-        for each in namespace.judge_rights(less, needed)
+        result.reason_text: (result.level, result.summary_text)
+        for result in namespace.judge_rights(restricted, needed)
     }
     assert missing == {
         "needed by launcher submit.": (
@@ -519,9 +535,12 @@ def test_only_jobs_with_a_secret_need_the_right_to_create_secrets() -> None:
     granted = {right: True for rights in namespace.command_rights().values() for right in rights}
     assert not any(right.kind is kinds.SECRETS for right in granted)
     needed = namespace.command_rights((*namespace.USUAL_KINDS, kinds.SECRETS))
-    (found,) = namespace.judge_rights({**granted, Right("create", kinds.SECRETS): False}, needed)
-    assert (found.level, found.summary_text) == ("fail", "missing RBAC permissions: create secrets")
-    assert found.reason_text == "needed by launcher submit."
+    (result,) = namespace.judge_rights({**granted, Right("create", kinds.SECRETS): False}, needed)
+    assert (result.level, result.summary_text) == (
+        "fail",
+        "missing RBAC permissions: create secrets",
+    )
+    assert result.reason_text == "needed by launcher submit."
 
 
 def test_terminating_namespace_is_a_failure() -> None:
@@ -535,9 +554,9 @@ def test_terminating_namespace_is_a_failure() -> None:
 
 def make_node(allocatable: dict[str, str], taint: str = "", **labels: str) -> dict[str, Any]:
     taints = [{"key": taint, "effect": "NoSchedule"}] if taint else []
-    named = {key.replace("_", "/"): value for key, value in labels.items()}
+    node_labels = {key.replace("_", "/"): value for key, value in labels.items()}
     return {
-        "metadata": {"labels": named},
+        "metadata": {"labels": node_labels},
         "spec": {"taints": taints},
         "status": {"allocatable": allocatable},
     }
@@ -575,18 +594,18 @@ BIG = {"cpu": "100", "nvidia.com/gpu": "8"}
 def test_nodes_are_compared_with_labels_taints_and_requests_of_pods(
     all_nodes: list[dict[str, Any]], pods: int, level: str, expected: str
 ) -> None:
-    found = nodes.judge_room(all_nodes, gpu_pod("A", "B"), pods, grows=False)
-    assert found.level == level and expected in found.summary_text
+    result = nodes.judge_room(all_nodes, gpu_pod("A", "B"), pods, grows=False)
+    assert result.level == level and expected in result.summary_text
     if level == "fail":
         assert nodes.judge_room(all_nodes, gpu_pod("A", "B"), pods, grows=True).level == "warn"
 
 
 def test_accelerators_are_counted_by_type_label() -> None:
     product = {"nvidia.com_gpu.product": "NVIDIA-L4"}
-    found = nodes.count_accelerators(
+    result = nodes.count_accelerators(
         [make_node(BIG, **product), make_node(BIG, **product), make_node({"cpu": "4"})]
     )
-    assert found.summary_text == "3 nodes with 16 nvidia.com/gpu NVIDIA-L4"
+    assert result.summary_text == "3 nodes with 16 nvidia.com/gpu NVIDIA-L4"
     amd = make_node(
         {"cpu": "4", "amd.com/gpu": "8"}, **{"amd.com_gpu.product-name": "AMD_Instinct_MI300X_OAM"}
     )
@@ -616,16 +635,16 @@ def test_driver_too_old_for_cuda_of_image_is_named(
 ) -> None:
     spec = gpu_pod("A", "B")
     spec["containers"][0]["image"] = image
-    (found,) = nodes.judge_drivers(all_nodes, spec)
-    assert found.level == level and expected in found.summary_text
+    (result,) = nodes.judge_drivers(all_nodes, spec)
+    assert result.level == level and expected in result.summary_text
     if level == "warn":
-        assert ("EXTRA=cuda12" in found.remedy_text) == (image.endswith("cuda13"))
+        assert ("EXTRA=cuda12" in result.remedy_text) == (image.endswith("cuda13"))
 
 
-def render_pod(more: str, users: dict[Any, Any]) -> dict[str, Any]:
-    spec = load.parse_job(f"name: a\nimage: i\nplatform: gke\ncommand: [a]\n{more}")
-    made = jobset.render(resolve(spec, ClusterDefaults(Defaults(users=users))))[0]
-    return dict(pod_template(made)["spec"])
+def render_pod(settings: str, users: dict[Any, Any]) -> dict[str, Any]:
+    spec = load.parse_job(f"name: a\nimage: i\nplatform: gke\ncommand: [a]\n{settings}")
+    rendered = jobset.render(resolve(spec, ClusterDefaults(Defaults(users=users))))[0]
+    return dict(pod_template(rendered)["spec"])
 
 
 V5E = "accelerator: {type: v5e, topology: 2x4}"
@@ -633,7 +652,7 @@ RDMA = "accelerator: {type: h100}\nhosts: 2\nnetwork: {profile: rdma, resource: 
 
 
 @pytest.mark.parametrize(
-    ("more", "users", "what", "fix"),
+    ("settings", "users", "summary", "fix"),
     [
         (
             V5E,
@@ -658,31 +677,31 @@ RDMA = "accelerator: {type: h100}\nhosts: 2\nnetwork: {profile: rdma, resource: 
     ],
 )
 def test_device_access_of_non_root_user_is_unknown(
-    more: str, users: dict[Any, Any], what: str | None, fix: str
+    settings: str, users: dict[Any, Any], summary: str | None, fix: str
 ) -> None:
-    found = list(nodes.judge_device_access(render_pod(more, users)))
-    assert [one.level for one in found] == ([] if what is None else ["unknown"])
-    for one in found:
+    results = list(nodes.judge_device_access(render_pod(settings, users)))
+    assert [result.level for result in results] == ([] if summary is None else ["unknown"])
+    for result in results:
         assert (
-            one.summary_text.startswith(str(what))
-            and fix in one.remedy_text
-            and "kubectl debug node/NODE" in one.remedy_text
+            result.summary_text.startswith(str(summary))
+            and fix in result.remedy_text
+            and "kubectl debug node/NODE" in result.remedy_text
         )
 
 
 def test_restricted_namespace_explains_root_of_tpu_pods() -> None:
     for users, rights in ({}, "no capability"), ({"v5e": "root"}, "DAC_OVERRIDE"):
-        (found,) = nodes.judge_device_access(render_pod(V5E, users))
+        (result,) = nodes.judge_device_access(render_pod(V5E, users))
         assert (
-            found.level == "ok"
-            and f"root with {rights}, so that they can open /dev/vfio/0" in found.summary_text
+            result.level == "ok"
+            and f"root with {rights}, so that they can open /dev/vfio/0" in result.summary_text
         )
     labels = {"pod-security.kubernetes.io/enforce": "restricted"}
-    refused = namespace.judge_pod_security("team", labels, {"spec": render_pod(V5E, {})})
+    rejection = namespace.judge_pod_security("team", labels, {"spec": render_pod(V5E, {})})
     assert (
-        refused.level == "fail"
-        and "pods on TPUs are root" in refused.remedy_text
-        and "users: {v5e: 1000}" in refused.remedy_text
+        rejection.level == "fail"
+        and "pods on TPUs are root" in rejection.remedy_text
+        and "users: {v5e: 1000}" in rejection.remedy_text
     )
     assert (
         namespace.judge_pod_security("team", labels, {"spec": render_pod(V5E, {"v5e": 1000})}).level
@@ -691,7 +710,7 @@ def test_restricted_namespace_explains_root_of_tpu_pods() -> None:
 
 
 @pytest.mark.parametrize(
-    ("more", "level", "words"),
+    ("settings", "level", "words"),
     [
         (
             "{type: h100}\nhosts: 2\nnetwork: gpudirect-tcpxo",
@@ -712,11 +731,11 @@ def test_restricted_namespace_explains_root_of_tpu_pods() -> None:
     ],
 )
 def test_nccl_of_network_plugin_is_compared_with_loaded_one(
-    more: str, level: str | None, words: str
+    settings: str, level: str | None, words: str
 ) -> None:
-    found = list(nodes.judge_nccl(render_pod(f"accelerator: {more}", {})))
-    assert [one.level for one in found] == ([] if level is None else [level])
-    assert all(words in one.summary_text for one in found)
+    results = list(nodes.judge_nccl(render_pod(f"accelerator: {settings}", {})))
+    assert [result.level for result in results] == ([] if level is None else [level])
+    assert all(words in result.summary_text for result in results)
 
 
 def test_nccl_of_images_is_the_pinned_version() -> None:
@@ -759,7 +778,7 @@ def make_claim(mode: str, phase: str = "Bound") -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("found", "hosts", "is_read", "level"),
+    ("claim", "hosts", "is_read", "level"),
     [
         (make_claim("ReadWriteMany"), 4, False, "ok"),
         (make_claim("ReadWriteOnce"), 4, False, "fail"),
@@ -772,18 +791,18 @@ def make_claim(mode: str, phase: str = "Bound") -> dict[str, Any]:
     ],
 )
 def test_claim_must_be_bound_and_mountable_by_all_hosts(
-    found: Any, hosts: int, is_read: bool, level: str
+    claim: Any, hosts: int, is_read: bool, level: str
 ) -> None:
-    assert namespace.judge_claim("ckpt", found, hosts=hosts, is_read=is_read).level == level
+    assert namespace.judge_claim("ckpt", claim, hosts=hosts, is_read=is_read).level == level
 
 
-def make_claim_of_size(size: str | None, asked: str = "10Gi") -> dict[str, Any]:
+def make_claim_of_size(size: str | None, requested: str = "10Gi") -> dict[str, Any]:
     capacity = {} if size is None else {"capacity": {"storage": size}}
-    return {"spec": {"resources": {"requests": {"storage": asked}}}, "status": capacity}
+    return {"spec": {"resources": {"requests": {"storage": requested}}}, "status": capacity}
 
 
 @pytest.mark.parametrize(
-    ("found", "levels", "words"),
+    ("claim", "levels", "words"),
     [
         (
             make_claim_of_size("20Gi"),
@@ -802,21 +821,23 @@ def make_claim_of_size(size: str | None, asked: str = "10Gi") -> dict[str, Any]:
         (None, [], ""),
     ],
 )
-def test_claim_must_have_room_for_checkpoints(found: Any, levels: list[str], words: str) -> None:
-    told = list(
+def test_claim_must_have_room_for_checkpoints(claim: Any, levels: list[str], words: str) -> None:
+    results = list(
         namespace.judge_checkpoint_room(
-            Checkpoints("ckpt", kept_count=3, bytes=12 * 1024**3), found
+            Checkpoints("ckpt", kept_count=3, bytes=12 * 1024**3), claim
         )
     )
-    assert [one.level for one in told] == levels
-    assert all(words in one.summary_text for one in told)
+    assert [result.level for result in results] == levels
+    assert all(words in result.summary_text for result in results)
     assert all(
-        "; if its storage enforces that, " in one.reason_text for one in told if one.level == "warn"
+        "; if its storage enforces that, " in result.reason_text
+        for result in results
+        if result.level == "warn"
     )
 
 
 def test_untraceable_checkpoint_size_is_unknown() -> None:
-    def refuses() -> Checkpoints | None:
+    def fail_estimate() -> Checkpoints | None:
         raise UserError("trainer: importing mine failed")
 
     jobset = {
@@ -824,8 +845,10 @@ def test_untraceable_checkpoint_size_is_unknown() -> None:
             "replicatedJobs": [{"template": {"spec": {"template": {"spec": {"containers": []}}}}}]
         }
     }
-    told = list(CHECKS["volumes"].judge(Target(cast(Cluster, None), "team", [jobset], refuses)))
-    assert [(one.level, one.reason_text) for one in told] == [
+    results = list(
+        CHECKS["volumes"].judge(Target(cast(Cluster, None), "team", [jobset], fail_estimate))
+    )
+    assert [(result.level, result.reason_text) for result in results] == [
         ("unknown", "trainer: importing mine failed")
     ]
 
@@ -858,13 +881,13 @@ def test_references_of_pods_are_collected_from_all_fields() -> None:
 
 
 def test_missing_key_lists_existing_keys_without_values() -> None:
-    found = namespace.judge_reference(
+    result = namespace.judge_reference(
         "Secret", namespace.Reference("s", ("token",)), {"data": {"password": "aHVudGVyMg=="}}
     )
     assert (
-        found.level == "fail"
-        and "it has password" in found.remedy_text
-        and "aHVudGVyMg" not in str(found)
+        result.level == "fail"
+        and "it has password" in result.remedy_text
+        and "aHVudGVyMg" not in str(result)
     )
 
 

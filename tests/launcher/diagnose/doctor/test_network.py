@@ -102,13 +102,14 @@ def run_checks(
 def test_job_without_policy_fails_under_default_deny(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (found,) = run_checks(server, tmp_path, monkeypatch, hosts=2, network_policy=False)
+    (results,) = run_checks(server, tmp_path, monkeypatch, hosts=2, network_policy=False)
     assert (
-        found.level == "fail" and "NetworkPolicy default-deny denies ingress" in found.summary_text
+        results.level == "fail"
+        and "NetworkPolicy default-deny denies ingress" in results.summary_text
     )
-    assert "`network_policy: false`" in found.remedy_text
-    (found,) = run_checks(server, tmp_path, monkeypatch, hosts=2)
-    assert found.level == "ok"
+    assert "`network_policy: false`" in results.remedy_text
+    (results,) = run_checks(server, tmp_path, monkeypatch, hosts=2)
+    assert results.level == "ok"
 
 
 @pytest.mark.parametrize("keys", [{"hosts": 1}, {"hosts": 2, "network": "hostnetwork"}])
@@ -122,9 +123,11 @@ def test_unreadable_policies_name_the_missing_right(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server.on("GET", "networkpolicies", apiserver.refuse_with(403))
-    (found,) = run_checks(server, tmp_path, monkeypatch, hosts=2)
-    assert found.level == "unknown"
-    assert "you have no permission to list networkpolicies.networking.k8s.io: " in found.reason_text
+    (results,) = run_checks(server, tmp_path, monkeypatch, hosts=2)
+    assert results.level == "unknown"
+    assert (
+        "you have no permission to list networkpolicies.networking.k8s.io: " in results.reason_text
+    )
 
 
 def test_runtime_class_adds_overhead_and_node_labels(

@@ -76,10 +76,26 @@ ELASTIC = jobset(
 )
 
 
-def make_later_pod(made: dict[str, Any]) -> dict[str, Any]:
+def with_metadata(obj: dict[str, Any], **fields: Any) -> dict[str, Any]:
+    return obj | {"metadata": obj["metadata"] | fields}
+
+
+def pod_event(reason: str, message: str, **fields: Any) -> dict[str, Any]:
+    return event("Pod", "lm-w-0-0-abcd0", reason, message, **fields)
+
+
+def job_event(reason: str, message: str, **fields: Any) -> dict[str, Any]:
+    return event("Job", "lm-w-0", reason, message, **fields)
+
+
+def jobset_event(reason: str, message: str, **fields: Any) -> dict[str, Any]:
+    return event("JobSet", "lm", reason, message, **fields)
+
+
+def make_later_pod(later_pod: dict[str, Any]) -> dict[str, Any]:
     """A pod that was made after the others."""
-    made["metadata"]["creationTimestamp"] = ago(seconds=9)
-    return made
+    later_pod["metadata"]["creationTimestamp"] = ago(seconds=9)
+    return later_pod
 
 
 def make_waiting_workload(
@@ -91,14 +107,15 @@ def make_waiting_workload(
 def reject_pods(message: str) -> Snapshot:
     """Pods that the API server does not take."""
     text = f'Error creating: pods "lm-w-0-0-x7k2p" is forbidden: {message}'
-    return snapshot(jobset(2), events=(event("Job", "lm-w-0", "FailedCreate", text, count=7),))
+    return snapshot(jobset(2), events=(job_event("FailedCreate", text, count=7),))
 
 
 def make_evicted_pod(host: int, code: int, message: str) -> dict[str, Any]:
     """A pod that the kubelet evicted for its own excess."""
-    made = over(host, code)
-    return made | {
-        "status": made["status"] | {"phase": "Failed", "reason": "Evicted", "message": message}
+    evicted_pod = over(host, code)
+    return evicted_pod | {
+        "status": evicted_pod["status"]
+        | {"phase": "Failed", "reason": "Evicted", "message": message}
     }
 
 
@@ -131,10 +148,10 @@ def make_unscheduled(
     return snapshot(jobset(1, **job), pending(0, message), nodes=nodes, events=events)
 
 
-def add_progress(job: dict[str, Any], when: str = "stopped", **known: Any) -> dict[str, Any]:
+def add_progress(job: dict[str, Any], when: str = "stopped", **numbers: Any) -> dict[str, Any]:
     """The JobSet, with how far its job was seven minutes ago."""
     at = (objects.NOW - timedelta(minutes=7)).timestamp()
-    text = ProgressAnnotation("1234", at, when, 3, 0, **known).to_json()
+    text = ProgressAnnotation("1234", at, when, 3, 0, **numbers).to_json()
     metadata = job["metadata"]
     return job | {
         "metadata": {**metadata, "annotations": {**metadata["annotations"], ANNOTATION: text}}
@@ -143,7 +160,7 @@ def add_progress(job: dict[str, Any], when: str = "stopped", **known: Any) -> di
 
 def fail_hook(code: int, message: str = "") -> Snapshot:
     """A job whose postStart hook failed, and how its container ended then."""
-    hook = event("Pod", "lm-w-0-0-abcd0", "FailedPostStartHook", "PostStartHook failed")
+    hook = pod_event("FailedPostStartHook", "PostStartHook failed")
     return snapshot(
         jobset(1, status=ended("Failed", "FailedJobs")),
         over(0, code, message=message),
@@ -153,12 +170,10 @@ def fail_hook(code: int, message: str = "") -> Snapshot:
 
 def make_new(job: dict[str, Any], seconds: int = 2) -> dict[str, Any]:
     """The JobSet, created just now, or so many seconds ago."""
-    return job | {"metadata": job["metadata"] | {"creationTimestamp": ago(seconds=seconds)}}
+    return with_metadata(job, creationTimestamp=ago(seconds=seconds))
 
 
-UNSEEN = event(
-    "JobSet",
-    "lm",
+UNSEEN = jobset_event(
     "JobCreationFailed",
     'job "lm-w-0" creation failed with error: admission webhook "mjob.kb.io" denied the request: '
     'JobSet.jobset.x-k8s.io "lm" not found',
@@ -194,13 +209,16 @@ def silent_node(name: str = "node-1", status: str = "Unknown") -> dict[str, Any]
 
 def make_unhealthy_node(taint: str, kind: str, status: str, message: str) -> dict[str, Any]:
     """A node with the taint that Kubernetes gives it for a condition, among others that are as they should be."""
-    others = [
-        condition(one, "False", message="is as it should be")
-        for one in ("PIDPressure", "MemoryPressure")
+    other_conditions = [
+        condition(other_kind, "False", message="is as it should be")
+        for other_kind in ("PIDPressure", "MemoryPressure")
     ]
-    found = node(taints=(f"{taint}:NoSchedule",))
-    found["status"]["conditions"] = [*others, condition(kind, status, message=message)]
-    return trim_node(found)
+    unhealthy_node = node(taints=(f"{taint}:NoSchedule",))
+    unhealthy_node["status"]["conditions"] = [
+        *other_conditions,
+        condition(kind, status, message=message),
+    ]
+    return trim_node(unhealthy_node)
 
 
 NO_NETWORK = (  # as a kubelet with containerd says it
@@ -211,12 +229,9 @@ NO_NETWORK = (  # as a kubelet with containerd says it
 
 def make_leaving_pod(host: int, minutes: int = 2, **parts: Any) -> dict[str, Any]:
     """A pod that should have ended so long ago, with the finalizer that every pod of a Job has."""
-    made = pod(host, **parts)
+    leaving_pod = pod(host, **parts)
     finalizers = ["batch.kubernetes.io/job-tracking"]
-    return made | {
-        "metadata": made["metadata"]
-        | {"deletionTimestamp": ago(minutes=minutes), "finalizers": finalizers}
-    }
+    return with_metadata(leaving_pod, deletionTimestamp=ago(minutes=minutes), finalizers=finalizers)
 
 
 DONE_LONG_AGO = {"terminated": {"exitCode": 0, "reason": "Completed", "finishedAt": ago(minutes=2)}}
@@ -227,7 +242,7 @@ TAINTED_OUT = [
     )
 ]
 CUT_OFF = [*TAINTED_OUT, condition("Ready", "False")]
-NODE_NOT_READY = event("Pod", "lm-w-0-0-abcd0", "NodeNotReady", "Node is not ready")
+NODE_NOT_READY = pod_event("NodeNotReady", "Node is not ready")
 CLAIM = (
     'PodResourceClaim imex: resource claim template "t": resourceclaimtemplate.resource.k8s.io '
     '"t" not found'
@@ -300,7 +315,7 @@ CASES: dict[str, tuple[Snapshot, str]] = {
         r"liveness probe fails$",
         over(0, 137),
         job=jobset(1, status=ended("Failed"), resources={"memory": "4Gi"}),
-        events=(event("Pod", "lm-w-0-0-abcd0", "Unhealthy", "Liveness probe failed: "),),
+        events=(pod_event("Unhealthy", "Liveness probe failed: "),),
     ),
     "killed for memory, whole": make_case(
         "^lm failed: its host was OOMKilled; its memory limit is 4Gi$",
@@ -330,7 +345,7 @@ CASES: dict[str, tuple[Snapshot, str]] = {
     "deleting": make_case(
         "^lm is being deleted: 1 pod still terminating$",
         pod(0, is_leaving=True),
-        job=jobset(1) | {"metadata": jobset(1)["metadata"] | {"deletionTimestamp": ago(seconds=3)}},
+        job=with_metadata(jobset(1), deletionTimestamp=ago(seconds=3)),
     ),
     "its namespace goes, and its Job keeps the pods": make_case(
         "^lm is being deleted with its namespace team, but is blocked: its Job keeps 2 pods that "
@@ -514,9 +529,7 @@ CASES: dict[str, tuple[Snapshot, str]] = {
         r"connection refused$",
         jobs=(),
         events=(
-            event(
-                "JobSet",
-                "lm",
+            jobset_event(
                 "JobCreationFailed",
                 'job "lm-w-0" creation failed with error: Internal error occurred: failed '
                 "calling webhook "
@@ -577,11 +590,8 @@ CASES: dict[str, tuple[Snapshot, str]] = {
         "rejected: webhook pods.corp denied the request: no team label$",
         job=jobset(2),
         events=(
-            event(
-                "Job",
-                "lm-w-0",
-                "FailedCreate",
-                'admission webhook "pods.corp" denied the request: no team label',
+            job_event(
+                "FailedCreate", 'admission webhook "pods.corp" denied the request: no team label'
             ),
         ),
     ),
@@ -590,9 +600,7 @@ CASES: dict[str, tuple[Snapshot, str]] = {
         pod(0, node="node-1"),
         job=jobset(2),
         events=(
-            event(
-                "Job",
-                "lm-w-0",
+            job_event(
                 "FailedCreate",
                 'admission webhook "vpod.kb.io" denied the request: follower pod node '
                 "selector not set",
@@ -721,12 +729,7 @@ CASES: dict[str, tuple[Snapshot, str]] = {
             NOTHING_FITS,
             node(),
             events=(
-                event(
-                    "Pod",
-                    "lm-w-0-0-abcd0",
-                    "TriggeredScaleUp",
-                    "pod triggered scale-up: [{pool-1 0->1 (max: 4)}]",
-                ),
+                pod_event("TriggeredScaleUp", "pod triggered scale-up: [{pool-1 0->1 (max: 4)}]"),
             ),
         ),
         r"^lm waits for the autoscaler to add nodes: its host is pending; pod triggered scale-up: "
@@ -737,16 +740,8 @@ CASES: dict[str, tuple[Snapshot, str]] = {
             NOTHING_FITS,
             node(cpu="8"),
             events=(
-                event(
-                    "Pod",
-                    "lm-w-0-0-abcd0",
-                    "TriggeredScaleUp",
-                    "pod triggered scale-up",
-                    last=ago(minutes=5),
-                ),
-                event(
-                    "Pod",
-                    "lm-w-0-0-abcd0",
+                pod_event("TriggeredScaleUp", "pod triggered scale-up", last=ago(minutes=5)),
+                pod_event(
                     "NotTriggerScaleUp",
                     "pod didn't trigger scale-up: 1 max node group size reached",
                 ),
@@ -761,12 +756,8 @@ CASES: dict[str, tuple[Snapshot, str]] = {
             NOTHING_FITS,
             node(),
             events=(
-                event(
-                    "Pod",
-                    "lm-w-0-0-abcd0",
-                    "FailedScheduling",
-                    "no instance type satisfied resources",
-                    by="karpenter",
+                pod_event(
+                    "FailedScheduling", "no instance type satisfied resources", by="karpenter"
                 ),
             ),
             resources={"cpu": 32},
@@ -821,14 +812,7 @@ CASES: dict[str, tuple[Snapshot, str]] = {
         waiting(0, "ImagePullBackOff", 'Back-off pulling image "registry.example/train:1"'),
         pod(1),
         job=jobset(2),
-        events=(
-            event(
-                "Pod",
-                "lm-w-0-0-abcd0",
-                "Failed",
-                "Failed to pull image: code = NotFound: train:1: not found",
-            ),
-        ),
+        events=(pod_event("Failed", "Failed to pull image: code = NotFound: train:1: not found"),),
     ),
     "no right to the image": make_case(
         "the registry requires credentials, or the image does not exist$",
@@ -871,30 +855,21 @@ CASES: dict[str, tuple[Snapshot, str]] = {
         "^lm waits: its host cannot start: Secret s does not exist$",
         waiting(0, "ContainerCreating"),
         events=(
-            event(
-                "Pod",
-                "lm-w-0-0-abcd0",
-                "FailedMount",
-                'MountVolume.SetUp failed for volume "s" : secret "s" not found',
+            pod_event(
+                "FailedMount", 'MountVolume.SetUp failed for volume "s" : secret "s" not found'
             ),
         ),
     ),
     "a volume that cannot be mounted": make_case(
         "^lm waits: its host cannot mount a volume: Multi-Attach error for volume pvc-1$",
         waiting(0, "ContainerCreating"),
-        events=(
-            event(
-                "Pod", "lm-w-0-0-abcd0", "FailedAttachVolume", "Multi-Attach error for volume pvc-1"
-            ),
-        ),
+        events=(pod_event("FailedAttachVolume", "Multi-Attach error for volume pvc-1"),),
     ),
     "a node's network": make_case(
         "^lm waits: the node cannot create the pod sandbox of its host: cni plugin not "
         "initialized$",
         waiting(0, "ContainerCreating"),
-        events=(
-            event("Pod", "lm-w-0-0-abcd0", "FailedCreatePodSandBox", "cni plugin not initialized"),
-        ),
+        events=(pod_event("FailedCreatePodSandBox", "cni plugin not initialized"),),
     ),
     "no such command": make_case(
         "^lm cannot start on host 0: command python: executable file not found in",
@@ -943,9 +918,7 @@ CASES: dict[str, tuple[Snapshot, str]] = {
     "an image on its way": make_case(
         "^lm is starting: its host: pulling image registry.example/train:1 for 10m$",
         waiting(0, "ContainerCreating"),
-        events=(
-            event("Pod", "lm-w-0-0-abcd0", "Pulling", 'Pulling image "registry.example/train:1"'),
-        ),
+        events=(pod_event("Pulling", 'Pulling image "registry.example/train:1"'),),
     ),
     "containers on their way": make_case(
         "^lm is starting: its host: creating volumes and containers for 10m$",
@@ -994,7 +967,7 @@ CASES: dict[str, tuple[Snapshot, str]] = {
         pod(0),
         records=(beat(phase="unsaid", step=None),),
     ),
-    "no log of it": make_case("^lm runs: 2 of 2 hosts ready$", pod(0), pod(1), job=jobset(2)),
+    "no log of it": make_case("^lm runs: 2 of 2 hosts ready$", *map(pod, (0, 1)), job=jobset(2)),
     "between two generations": make_case(
         r"^lm is restarting after crash \(83\): rank 0 raised: X$",
         over(0, 83, message=farewell(83, "rank 0 raised: X")),
@@ -1063,7 +1036,7 @@ CASES: dict[str, tuple[Snapshot, str]] = {
         r"\(resources.ephemeral\)$",
         pod(0, generation=2),
         job=jobset(1, status={"restarts": 2, "restartsCountTowardsMax": 2}),
-        events=(event("Pod", "lm-w-0-0-abcd0", "Evicted", EXCESS),),
+        events=(pod_event("Evicted", EXCESS),),
     ),
     "two nodes are lost": make_case(
         "^lm waits: nodes node-0, node-1 are NotReady, with all 2 hosts on them$",
@@ -1093,8 +1066,7 @@ CASES: dict[str, tuple[Snapshot, str]] = {
     "a lost pod, which Kubernetes has not made again": make_case(
         "^lm waits for host 1 to come back: its pod does not exist yet, since Kubernetes makes it "
         "again 10 s after it failed; the other 2 hosts keep their pods$",
-        pod(0),
-        pod(2),
+        *map(pod, (0, 2)),
         job=jobset(3),
         records=(beat(stage="gather", missing=[1]), judged(81, "host 1 was lost")),
     ),
@@ -1118,17 +1090,14 @@ CASES: dict[str, tuple[Snapshot, str]] = {
     "the pod of the leader is lost": make_case(
         "^lm waits for host 0, which leads, to come back: its pod does not exist yet, .*; the "
         "other 2 hosts keep ",
-        pod(1),
-        pod(2),
+        *map(pod, (1, 2)),
         job=jobset(3),
     ),
     "the pod of the leader left, and its log with it": make_case(
         "^lm waits for host 0, which leads, to come back: its pod does not exist yet, .*; the "
         "other 3 hosts keep ",
         over(0, 143, message=farewell(80, "stopped")),
-        pod(1),
-        pod(2),
-        pod(3),
+        *map(pod, (1, 2, 3)),
         job=SPARE,
     ),
     "the pod of the leader is made again": make_case(
@@ -1140,9 +1109,7 @@ CASES: dict[str, tuple[Snapshot, str]] = {
     "a spare holds the ranks of a lost host": make_case(
         "^lm runs: training at step 40, with its ranks on hosts 0, 3, 2; no spare is ready, since "
         "host 1 is missing: its pod does not exist yet, ",
-        pod(0),
-        pod(2),
-        pod(3),
+        *map(pod, (0, 2, 3)),
         job=SPARE,
         records=(past(81), beat(attempt=2, members="0,3,2")),
     ),
@@ -1185,8 +1152,7 @@ CASES: dict[str, tuple[Snapshot, str]] = {
         "host 1 is missing: node node-2 is NotReady, with pod lm-w-0-1-abcd1 on it$",
         pod(0),
         pod(1, node="node-2", conditions=[condition("Ready", "False")]),
-        pod(2),
-        pod(3),
+        *map(pod, (2, 3)),
         job=SPARE,
         records=(past(81), beat(attempt=2, members="0,3,2")),
     ),
@@ -1195,8 +1161,7 @@ CASES: dict[str, tuple[Snapshot, str]] = {
         "lm-w-0-1-abcd1 should have ended 2m ago, and node node-2 has not answered since ",
         pod(0),
         make_leaving_pod(1, node="node-2", conditions=CUT_OFF),
-        pod(2),
-        pod(3),
+        *map(pod, (2, 3)),
         job=SPARE,
         silent_node=silent_node("node-2"),
         records=(past(81), beat(attempt=2, members="0,3,2")),
@@ -1206,8 +1171,7 @@ CASES: dict[str, tuple[Snapshot, str]] = {
         "deleted at ",
         pod(0),
         pod(1, node="node-2"),
-        pod(2),
-        pod(3),
+        *map(pod, (2, 3)),
         job=SPARE,
         deleted_node=DeletedNode("node-2", ago(minutes=1)),
         records=(past(81), beat(attempt=2, members="0,3,2")),
@@ -1261,16 +1225,14 @@ CASES: dict[str, tuple[Snapshot, str]] = {
         "^lm is about to start again without host 1: host 3 takes its ranks$",
         pod(0),
         over(1, 143),
-        pod(2),
-        pod(3),
+        *map(pod, (2, 3)),
         job=SPARE,
         records=(beat(members="0-2"), judged(80)),
     ),
     "two hosts are lost, and there is one spare": make_case(
         "^lm waits for hosts 1, 2 to come back: their pods do not exist yet, .*; the other 2 hosts "
         "keep their pods$",
-        pod(0),
-        pod(3),
+        *map(pod, (0, 3)),
         job=SPARE,
         records=(past(81), beat(stage="gather", missing=[1, 2])),
     ),
@@ -1281,21 +1243,12 @@ CASES: dict[str, tuple[Snapshot, str]] = {
         make_later_pod(waiting(1, "ContainerCreating")),
         job=jobset(2),
         records=HOST_1_LOST,
-        events=(
-            event(
-                "Pod",
-                "lm-w-0-0-abcd0",
-                "FailedMount",
-                'configmap "data" not found',
-                last=ago(seconds=1),
-            ),
-        ),
+        events=(pod_event("FailedMount", 'configmap "data" not found', last=ago(seconds=1)),),
     ),
     "another host is lost, and no spare is left": make_case(
         "^lm waits for host 3 to come back: its pod does not .*; the other 2 hosts keep their "
         "pods; no spare is left$",
-        pod(0),
-        pod(2),
+        *map(pod, (0, 2)),
         job=SPARE,
         records=(past(81), beat(stage="gather", members="0,3,2", attempt=2)),
     ),
@@ -1346,38 +1299,28 @@ CASES: dict[str, tuple[Snapshot, str]] = {
     "a finalizer keeps a pod": make_case(
         "^lm is being deleted, but is blocked: finalizer a.io/b has kept pod "
         "lm-w-0-0-abcd0 for 9m$",
-        pod(0)
-        | {
-            "metadata": pod(0)["metadata"]
-            | {"deletionTimestamp": ago(minutes=9), "finalizers": ["a.io/b"]}
-        },
-        job=jobset(1)
-        | {"metadata": jobset(1)["metadata"] | {"deletionTimestamp": ago(minutes=10)}},
+        with_metadata(pod(0), deletionTimestamp=ago(minutes=9), finalizers=["a.io/b"]),
+        job=with_metadata(jobset(1), deletionTimestamp=ago(minutes=10)),
     ),
     "a silent node keeps a pod": make_case(
         "^lm is restarting; 1 pod still terminating: pod lm-w-0-0-abcd0 should have ended 9m ago, "
         "and node node-1",
-        pod(0) | {"metadata": pod(0)["metadata"] | {"deletionTimestamp": ago(minutes=9)}},
+        with_metadata(pod(0), deletionTimestamp=ago(minutes=9)),
         job=RESTARTED,
     ),
     "a finalizer keeps the JobSet alone": make_case(
         "is blocked: finalizer team.io/keep has kept JobSet lm for 10m$",
-        job=jobset(1)
-        | {
-            "metadata": jobset(1)["metadata"]
-            | {
-                "deletionTimestamp": ago(minutes=10),
-                "finalizers": ["foregroundDeletion", "team.io/keep"],
-            }
-        },
+        job=with_metadata(
+            jobset(1),
+            deletionTimestamp=ago(minutes=10),
+            finalizers=["foregroundDeletion", "team.io/keep"],
+        ),
     ),
     "a namespace on its way out": make_case(
         "^lm waits: its pod is rejected: namespace team is being deleted and accepts no "
         "new objects$",
         events=(
-            event(
-                "Job",
-                "lm-w-0",
+            job_event(
                 "FailedCreate",
                 "pods is forbidden: unable to create new content in namespace team because it "
                 "is being terminated",
@@ -1387,8 +1330,7 @@ CASES: dict[str, tuple[Snapshot, str]] = {
     "a namespace that takes its jobs with it": make_case(
         "^lm is being deleted with its namespace team: 1 pod still terminating$",
         pod(0, is_leaving=True),
-        job=jobset(1)
-        | {"metadata": jobset(1)["metadata"] | {"deletionTimestamp": ago(seconds=10)}},
+        job=with_metadata(jobset(1), deletionTimestamp=ago(seconds=10)),
         ending_namespace=ENDING,
     ),
     "a claim without its volume": make_case(
@@ -1406,8 +1348,7 @@ CASES: dict[str, tuple[Snapshot, str]] = {
     ),
     "all that it started has ended": make_case(
         "^lm runs: its processes have ended at step 40$",
-        pod(0),
-        pod(1),
+        *map(pod, (0, 1)),
         job=jobset(2),
         records=(beat(phase="ended", counts={"ended": 2}, phases={"ended": [0, 1]}),),
     ),
@@ -1439,9 +1380,7 @@ CASES: dict[str, tuple[Snapshot, str]] = {
         "^lm is starting: its host: creating volumes and containers for 10m$",
         waiting(0, "ContainerCreating"),
         events=(
-            event(
-                "Pod",
-                "lm-w-0-0-abcd0",
+            pod_event(
                 "FailedMount",
                 'MountVolume.SetUp failed for volume "jaxlaunch" : failed to sync configmap '
                 "cache: timed out",
@@ -1462,10 +1401,8 @@ CASES: dict[str, tuple[Snapshot, str]] = {
         "does not exist$",
         waiting(0, "ImagePullBackOff", "Back-off pulling image"),
         events=(
-            event("Pod", "lm-w-0-0-abcd0", "Failed", "Failed to pull image: unauthorized"),
-            event(
-                "Pod",
-                "lm-w-0-0-abcd0",
+            pod_event("Failed", "Failed to pull image: unauthorized"),
+            pod_event(
                 "FailedToRetrieveImagePullSecret",
                 "Unable to retrieve some image pull secrets (mine); attempting to pull the "
                 "image may not succeed.",
@@ -1481,13 +1418,13 @@ CASES: dict[str, tuple[Snapshot, str]] = {
         "^lm is restarted again and again: its liveness probe fails: no answer$",
         pod(0, generation=1),
         job=RESTARTED,
-        events=(event("Pod", "lm-w-0-0-abcd0", "Unhealthy", "Liveness probe failed: no answer"),),
+        events=(pod_event("Unhealthy", "Liveness probe failed: no answer"),),
     ),
     "a hook, again": make_case(
         "^lm is restarted again and again: its postStart hook fails: PostStartHook failed$",
         pod(0, generation=1),
         job=RESTARTED,
-        events=(event("Pod", "lm-w-0-0-abcd0", "FailedPostStartHook", "PostStartHook failed"),),
+        events=(pod_event("FailedPostStartHook", "PostStartHook failed"),),
     ),
     "a hook": (
         fail_hook(137),
@@ -1534,8 +1471,7 @@ CASES: dict[str, tuple[Snapshot, str]] = {
     "DNS that does not answer": make_case(
         "^lm waits at rendezvous for 9m: hosts 0, 1 of 2 missing; not even host 0 reaches itself "
         "by the name that all hosts use: most likely DNS does not answer$",
-        pod(0),
-        pod(1),
+        *map(pod, (0, 1)),
         job=jobset(2),
         records=(beat(stage="gather", missing=[0, 1], missing_count=2),),
     ),
@@ -1561,7 +1497,7 @@ CASES: dict[str, tuple[Snapshot, str]] = {
         "^lm is being deleted, but is blocked: the garbage collector has not deleted its Job "
         "lm-w-0 in 5m$",
         pod(0),
-        job=jobset(1) | {"metadata": jobset(1)["metadata"] | {"deletionTimestamp": ago(minutes=5)}},
+        job=with_metadata(jobset(1), deletionTimestamp=ago(minutes=5)),
     ),
     "the Job controller keeps a pod that has ended": make_case(
         "pod lm-w-0-0-abcd0 has ended, and the Job controller has not counted it for 2m$",
@@ -1619,13 +1555,13 @@ CASES: dict[str, tuple[Snapshot, str]] = {
         "^lm is being created: 1 of 2 pods exist; the newest warning: Odd: it is odd$",
         pod(0),
         job=jobset(2),
-        events=(event("Job", "lm-w-0", "Odd", "it is odd"),),
+        events=(job_event("Odd", "it is odd"),),
     ),
     "a resource claim that cannot be made": make_case(
         "^lm waits: its host cannot be scheduled: FailedResourceClaimCreation: PodResourceClaim "
         "imex: .*not found$",
         pod(0, node=None, state={}, conditions=[]),
-        events=(event("Pod", "lm-w-0-0-abcd0", "FailedResourceClaimCreation", CLAIM),),
+        events=(pod_event("FailedResourceClaimCreation", CLAIM),),
     ),
     # --- other containers -------------------------------------------------------------------------
     "a sidecar failed": make_case(
@@ -1753,8 +1689,7 @@ CASES: dict[str, tuple[Snapshot, str]] = {
     # --- ranks ------------------------------------------------------------------------------------
     "one rank has ended": make_case(
         "^lm runs: its program reports no steps; rank 1 has ended, rank 0 still runs$",
-        pod(0),
-        pod(1),
+        *map(pod, (0, 1)),
         job=jobset(2),
         records=(
             beat(
@@ -1867,9 +1802,7 @@ def test_decisions_do_not_depend_on_wording(case: str, monkeypatch: pytest.Monke
     assert (other.next_move is None) is (english.next_move is None)
 
 
-def test_texts_are_rendered_only_after_the_diagnosis(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_texts_are_rendered_only_after_the_diagnosis(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> str:
         raise AssertionError("a text was rendered")
 
@@ -1904,9 +1837,9 @@ def test_commands_name_the_namespace_of_their_object(command: text.Command, line
 
 def test_every_wait_and_failure_has_a_next_move() -> None:
     for case, (job, _) in CASES.items():
-        found = explain_job(job)
-        assert found.next_move or re.search(
-            r"\bruns\b|about to start|preempted|is admitted", found.headline
+        explanation = explain_job(job)
+        assert explanation.next_move or re.search(
+            r"\bruns\b|about to start|preempted|is admitted", explanation.headline
         ), case
 
 
@@ -1923,12 +1856,12 @@ def test_errors_of_files_have_their_own_next_moves(error: int, move: str) -> Non
         FailureKind.EXCEPTION, rank=0, exception=ExceptionFacts("OSError", "no", errno=error)
     )
     failed = over(0, 83, message=farewell(83, raised))
-    found = explain_job(snapshot(FAILED_JOBS, failed)).next_move or ""
-    assert found.startswith(move) and "`launcher submit -n team --replace`" in found
+    next_move = explain_job(snapshot(FAILED_JOBS, failed)).next_move or ""
+    assert next_move.startswith(move) and "`launcher submit -n team --replace`" in next_move
 
 
 @pytest.mark.parametrize(
-    ("volume", "kind", "named"),
+    ("volume", "kind", "subject"),
     [
         ({"secret": {"secretName": "known"}}, "secret", "Secret known"),
         ({"configMap": {"name": "known"}}, "config", "ConfigMap known"),
@@ -1936,24 +1869,26 @@ def test_errors_of_files_have_their_own_next_moves(error: int, move: str) -> Non
     ],
 )
 def test_missing_key_names_object_of_the_volume(
-    volume: dict[str, object], kind: str, named: str
+    volume: dict[str, object], kind: str, subject: str
 ) -> None:
     message = (
         f'MountVolume.SetUp failed for volume "part" : references non-existent {kind} key: none'
     )
-    job, waits = jobset(1), waiting(0, "ContainerCreating")
+    job, waiting_pod = jobset(1), waiting(0, "ContainerCreating")
     pods = job["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]
     pods["volumes"] = [*pods.get("volumes", ()), {"name": "part", **volume}]
-    found = explain_job(
+    explanation = explain_job(
         snapshot(
-            job, waits, events=(event("Pod", waits["metadata"]["name"], "FailedMount", message),)
+            job,
+            waiting_pod,
+            events=(event("Pod", waiting_pod["metadata"]["name"], "FailedMount", message),),
         )
     )
-    assert found.headline == f"lm waits: its host cannot start: {named} has no key none"
+    assert explanation.headline == f"lm waits: its host cannot start: {subject} has no key none"
 
 
 @pytest.mark.parametrize(
-    ("tolerations", "said"),
+    ("tolerations", "duration"),
     [
         (nodes.LOST_NODE_TOLERATIONS, "30s"),
         ((*nodes.LOST_NODE_TOLERATIONS, {"operator": "Exists", "tolerationSeconds": 5}), "5s"),
@@ -1962,64 +1897,67 @@ def test_missing_key_names_object_of_the_volume(
     ],
 )
 def test_wait_for_silent_node_is_the_toleration_of_pods(
-    tolerations: tuple[object, ...], said: str
+    tolerations: tuple[object, ...], duration: str
 ) -> None:
     job = jobset(2)
     job["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]["tolerations"] = [
         *tolerations
     ]
-    found = explain_job(
+    explanation = explain_job(
         snapshot(job, pod(0), pod(1, node="node-2"), silent_node=silent_node("node-2"))
     )
-    assert found.situation == "node-lost"
-    assert (found.next_move or "").startswith(
-        f"wait: Kubernetes evicts its pods after {said}, but makes them again"
+    assert explanation.situation == "node-lost"
+    assert (explanation.next_move or "").startswith(
+        f"wait: Kubernetes evicts its pods after {duration}, but makes them again"
     )
 
 
 @pytest.mark.parametrize(
-    ("saved", "move"),
+    ("saved_step", "move"),
     [(37, "`launcher submit -n team --replace`: it resumes from step 37."), (None, "")],
 )
-def test_resume_step_is_named_only_if_a_step_is_saved(saved: int | None, move: str) -> None:
+def test_resume_step_is_named_only_if_a_step_is_saved(saved_step: int | None, move: str) -> None:
     failed = over(0, 71, message=farewell(71, "the loss is nan"))
-    job = snapshot(FAILED_JOBS, failed, records=(beat(committed=saved),))
-    found = explain_job(job).next_move or ""
-    assert found.endswith(move) and ("resumes" in found) is bool(move)
+    job = snapshot(FAILED_JOBS, failed, records=(beat(committed=saved_step),))
+    next_move = explain_job(job).next_move or ""
+    assert next_move.endswith(move) and ("resumes" in next_move) is bool(move)
 
 
 @pytest.mark.parametrize(
-    ("reason", "of", "is_of_now"),
+    ("reason", "progress", "is_of_now"),
     [
-        *(("FailedScheduling", of, of == "pending") for of in ("pending", "creating", "runs")),
-        *(("FailedMount", of, of == "creating") for of in ("creating", "runs")),
+        *(
+            ("FailedScheduling", progress, progress == "pending")
+            for progress in ("pending", "creating", "runs")
+        ),
+        *(("FailedMount", progress, progress == "creating") for progress in ("creating", "runs")),
         ("Unhealthy", "runs", True),
     ],
 )
-def test_warning_is_evidence_while_it_may_be_true(reason: str, of: str, is_of_now: bool) -> None:
+def test_warning_is_evidence_while_it_may_be_true(
+    reason: str, progress: str, is_of_now: bool
+) -> None:
     """Of host 1, by how far its pod is; host 0 runs."""
-    made = {
+    pods = {
         "pending": pending(1, NOTHING_FITS),
         "creating": waiting(1, "ContainerCreating"),
         "runs": pod(1),
-    }[of]
+    }[progress]
     warning = event("Pod", "lm-w-0-1-abcd1", reason, "a warning", last=ago(seconds=1))
-    found = snapshot(jobset(2), pod(0), made, events=(warning,), records=(beat(),))
-    assert (found.newest_warning is not None) is is_of_now
-    assert not any("a warning" in line for line in explain_job(found).evidence) or is_of_now
+    job = snapshot(jobset(2), pod(0), pods, events=(warning,), records=(beat(),))
+    assert (job.newest_warning is not None) is is_of_now
+    assert not any("a warning" in line for line in explain_job(job).evidence) or is_of_now
 
 
 def test_evidence_is_bounded() -> None:
     lines = "\n".join(f"  File 'x.py', line {number}" for number in range(5000))
-    texts = tuple(
-        event("Pod", "lm-w-0-0-abcd0", f"Reason{number}", "x" * 10_000) for number in range(500)
-    )
+    texts = tuple(pod_event(f"Reason{number}", "x" * 10_000) for number in range(500))
     job = snapshot(
         FAILED, over(0, 70, message=farewell(70, "x" * 9_000, traceback=lines)), events=texts
     )
-    found = explain_job(job)
-    assert len(found.evidence) <= MAX_EVIDENCE
-    assert len(json.dumps(found.to_json())) < 20_000
+    explanation = explain_job(job)
+    assert len(explanation.evidence) <= MAX_EVIDENCE
+    assert len(json.dumps(explanation.to_json())) < 20_000
 
 
 def test_traceback_tail_is_the_first_evidence() -> None:
@@ -2060,9 +1998,11 @@ def test_facts_show_restarts_by_cause_and_checkpoint_age() -> None:
 
 def test_recorded_numbers_come_with_their_time() -> None:
     queued = jobset(1, **QUEUED, status={"restarts": 1})
-    known = {"step": 40, "committed": 37, "goodput": 0.81, "restarts": {"preempted": 2}}
-    found = explain_job(snapshot(add_progress(queued, "queued", **known), workload=workload()))
-    assert found.facts == (
+    numbers = {"step": 40, "committed": 37, "goodput": 0.81, "restarts": {"preempted": 2}}
+    explanation = explain_job(
+        snapshot(add_progress(queued, "queued", **numbers), workload=workload())
+    )
+    assert explanation.facts == (
         "restarts: 2, of which 0 count against the limit of 5; attempts ended by preempted 2",
         "as of 11:53:00 UTC (7m ago), when its queue suspended it: step 40, last good checkpoint: "
         "step 37, goodput 81.0%",
@@ -2081,28 +2021,33 @@ def test_facts_name_what_is_unknown() -> None:
 
 
 def test_jobset_of_another_tool_is_explained_without_steps() -> None:
-    found = explain_job(
+    explanation = explain_job(
         snapshot(
             objects.foreign(), *(pod(host, part="part", container="work") for host in range(6))
         )
     )
-    assert "not submitted by launcher" in " ".join(found.facts)
+    assert "not submitted by launcher" in " ".join(explanation.facts)
 
 
 def test_terminating_namespace_is_explained_by_its_status() -> None:
-    leaving = jobset(1) | {
-        "metadata": jobset(1)["metadata"] | {"deletionTimestamp": ago(seconds=10)}
-    }
-    found = explain_job(snapshot(leaving, pod(0, is_leaving=True), ending_namespace=ENDING))
-    assert found.situation == "namespace-terminating" and "-n NAMESPACE" in (found.next_move or "")
-    left = (
+    deleted_jobset = with_metadata(jobset(1), deletionTimestamp=ago(seconds=10))
+    explanation = explain_job(
+        snapshot(deleted_jobset, pod(0, is_leaving=True), ending_namespace=ENDING)
+    )
+    assert explanation.situation == "namespace-terminating" and "-n NAMESPACE" in (
+        explanation.next_move or ""
+    )
+    lines = (
         "Namespace team is Terminating: pods. has 1 resource",
         "Namespace team is Terminating: a.io/b in 1 resource",
     )
-    assert [line.removesuffix(" instances") for line in found.evidence] == list(left)
-    gone = explain_job(NoSuchJob("team", "lm", ending_namespace=ENDING))
-    assert gone.headline == "job lm not found in namespace team, which is being deleted"
-    assert "pods. has 1 resource instances" in gone.evidence[0]
+    assert [line.removesuffix(" instances") for line in explanation.evidence] == list(lines)
+    explanation_of_deleted = explain_job(NoSuchJob("team", "lm", ending_namespace=ENDING))
+    assert (
+        explanation_of_deleted.headline
+        == "job lm not found in namespace team, which is being deleted"
+    )
+    assert "pods. has 1 resource instances" in explanation_of_deleted.evidence[0]
 
 
 def test_unknown_name_suggests_similar_names() -> None:
@@ -2113,24 +2058,20 @@ def test_unknown_name_suggests_similar_names() -> None:
 
 
 def test_deleted_job_is_explained_by_events_and_leftovers() -> None:
-    done = fold_events(
-        [
-            trim_event(
-                event("JobSet", "lm", "AllJobsCompleted", "jobset completed", last=ago(minutes=5))
-            )
-        ]
+    events = fold_events(
+        [trim_event(jobset_event("AllJobsCompleted", "jobset completed", last=ago(minutes=5)))]
     )
-    assert explain_job(NoSuchJob("team", "lm", tuple(done), now=objects.NOW)).headline == (
+    assert explain_job(NoSuchJob("team", "lm", tuple(events), now=objects.NOW)).headline == (
         f"job lm not found in namespace team: it completed at {ago(minutes=5)}, and was deleted "
         "since (by its ttl, or by hand)"
     )
-    held = {
+    metadata = {
         **pod(0)["metadata"],
         "deletionTimestamp": ago(minutes=5),
         "finalizers": ["their.test/keep"],
     }
-    left = (("pod", {**pod(0), "metadata": held}),)
-    assert explain_job(NoSuchJob("team", "lm", now=objects.NOW, leftovers=left)).headline == (
+    leftovers = (("pod", {**pod(0), "metadata": metadata}),)
+    assert explain_job(NoSuchJob("team", "lm", now=objects.NOW, leftovers=leftovers)).headline == (
         "job lm not found in namespace team: it is deleted, and finalizer their.test/keep has kept "
         "pod lm-w-0-0-abcd0 for 5m"
     )
@@ -2144,7 +2085,7 @@ def test_events_of_other_jobs_are_ignored() -> None:
     job = snapshot(
         jobset(1),
         events=(
-            event("Job", "lm-w-0", "FailedCreate", text, last=ago(hours=1)),
+            job_event("FailedCreate", text, last=ago(hours=1)),
             event("Job", "lm-w-0-w-0", "FailedCreate", text),
             event("Job", "lm-small-w-0", "FailedCreate", text),
         ),
@@ -2157,8 +2098,8 @@ def test_events_of_a_thousand_pods_fold_into_one() -> None:
         event("Pod", f"lm-w-0-{host}-abcd0", "FailedScheduling", NOTHING_FITS)
         for host in range(1000)
     )
-    (one,) = snapshot(jobset(1000), events=texts).events
-    assert (one["count"], len(one["names"])) == (1000, 8)
+    (folded,) = snapshot(jobset(1000), events=texts).events
+    assert (folded["count"], len(folded["names"])) == (1000, 8)
 
 
 def test_leader_verdict_has_precedence_over_that_of_a_host() -> None:
@@ -2177,7 +2118,7 @@ def test_verdict_of_earlier_attempt_is_not_current() -> None:
         records=(beat(-30), judged(82, "rank 1 in data", at=-20), beat(-5, attempt=2)),
     )
     assert job.report.attempt_end is None
-    assert [one.attempt for one in job.report.earlier_ends] == [1]
+    assert [end.attempt for end in job.report.earlier_ends] == [1]
 
 
 def test_every_situation_has_a_meaning_and_is_documented() -> None:
@@ -2193,26 +2134,26 @@ def test_missing_code_configmap_is_created_by_submitting_again() -> None:
     message = (
         'MountVolume.SetUp failed for volume "code" : configmap "jaxlaunch-029450a6a2bf" not found'
     )
-    waits = waiting(0, "ContainerCreating")
-    found = explain_job(
+    waiting_pod = waiting(0, "ContainerCreating")
+    explanation = explain_job(
         snapshot(
             jobset(1),
-            waits,
-            events=(event("Pod", waits["metadata"]["name"], "FailedMount", message),),
+            waiting_pod,
+            events=(event("Pod", waiting_pod["metadata"]["name"], "FailedMount", message),),
         )
     )
-    assert found.situation == "configmap-missing"
-    assert found.next_move is not None and found.next_move.startswith(
+    assert explanation.situation == "configmap-missing"
+    assert explanation.next_move is not None and explanation.next_move.startswith(
         "`launcher submit` of the same job creates it"
     )
 
 
 def test_missing_gang_secret_is_created_by_submitting_again() -> None:
     message = 'MountVolume.SetUp failed for volume "gang-secret" : secret "lm-gang" not found'
-    waits = waiting(1, "ContainerCreating")
-    seen = (event("Pod", waits["metadata"]["name"], "FailedMount", message),)
-    found = explain_job(snapshot(jobset(2), pod(0), waits, events=seen))
-    assert found.headline.endswith("host 1 cannot start: Secret lm-gang does not exist")
-    assert (found.next_move or "").startswith(
+    waiting_pod = waiting(1, "ContainerCreating")
+    events = (event("Pod", waiting_pod["metadata"]["name"], "FailedMount", message),)
+    explanation = explain_job(snapshot(jobset(2), pod(0), waiting_pod, events=events))
+    assert explanation.headline.endswith("host 1 cannot start: Secret lm-gang does not exist")
+    assert (explanation.next_move or "").startswith(
         "`launcher submit -n team --replace` makes one for all hosts"
     )
