@@ -41,14 +41,7 @@ def list_levels(results: Any) -> list[str]:
     ("results", "code"),
     [
         ([], 0),
-        (
-            [
-                finding.ok_finding("a"),
-                finding.warning_finding("b", "", ""),
-                finding.unknown_finding("c", ""),
-            ],
-            0,
-        ),
+        ([Finding("ok", "a"), Finding("warn", "b"), Finding("unknown", "c")], 0),
         ([finding.user_failure("a", "", "")], 2),
         ([finding.user_failure("a", "", ""), finding.admin_failure("b", "", "")], 3),
     ],
@@ -109,19 +102,12 @@ def test_checks_are_documented_in_order() -> None:
 
 @pytest.mark.parametrize(
     ("off_s", "level", "why"),
-    [
-        (0, "ok", ""),
-        (29, "ok", ""),
-        (-30, "ok", ""),
-        (60, "warn", "events"),
-        (-60, "warn", "events"),
-        (400, "warn", "token"),
-    ],
+    [(0, "ok", ""), (29, "ok", ""), (-30, "ok", "")]
+    + [(60, "warn", "events"), (-60, "warn", "events"), (400, "warn", "token")],
 )
 def test_clock_skew_up_to_half_a_minute_is_accepted(off_s: int, level: str, why: str) -> None:
-    result = controllers.judge_clock(
-        NOON, NOON + datetime.timedelta(seconds=off_s), NOON + datetime.timedelta(milliseconds=300)
-    )
+    server_time = NOON + datetime.timedelta(seconds=off_s)
+    result = controllers.judge_clock(NOON, server_time, NOON + datetime.timedelta(seconds=0.3))
     assert result.level == level and why in result.reason_text
 
 
@@ -311,31 +297,29 @@ def test_label_selector_matches_as_in_kubernetes(selector: dict[str, Any], is_ta
 
 
 def test_endpoint_without_condition_is_ready() -> None:
-    conditions: list[dict[str, Any]] = [
-        {},
-        {"conditions": {"ready": True}},
-        {"conditions": {"ready": False}},
-    ]
-    assert controllers.count_ready_endpoints([{"endpoints": conditions}, {"endpoints": None}]) == 2
+    conditions: list[dict[str, Any]] = [{}, {"ready": True}, {"ready": False}]
+    endpoints = [{}, *({"conditions": condition} for condition in conditions[1:])]
+    assert controllers.count_ready_endpoints([{"endpoints": endpoints}, {"endpoints": None}]) == 2
 
 
 @pytest.mark.parametrize(
     ("status", "message", "level", "whose", "expected"),
     [
-        (500, 'Internal error ' 'occurred: failed ' 'calling webhook ' '"v.kb.io": ' 'connection refused', "fail", "cluster",
-         "webhook v.kb.io does not answer"),
-        (403, 'pods is forbidden: User "u" ' 'cannot create ' 'resource "pods" in', "unknown", "yours", "not known"),
-        (403, 'pods "a" is ' 'forbidden: violates ' 'PodSecurity ' '"restricted:latest": ' 'hostNetwork', "fail", "yours",
-         "Pod Security rejects"),
-        (403, 'pods "a" is forbidden: exceeded quota: few, requested: pods=1', "fail", "cluster",
-         "a ResourceQuota rejects"),
-        (403, 'pods "a" is forbidden: ' 'failed quota: ' 'strict: must ' 'specify limits.cpu', "fail", "cluster",
-         "a ResourceQuota rejects"),
-        (400, 'strict decoding error: unknown field "spec.x"', "fail", "cluster",
-         "the API server does not know a field"),
-        (422, 'admission webhook "p" ' 'denied the ' 'request: no', "fail", "yours", "the API server rejects"),
+        (
+            500,
+            'failed calling webhook "v.kb.io": connection refused',
+            "fail",
+            "cluster",
+            "webhook v.kb.io does not answer",
+        ),
+        (403, 'User "u" cannot create resource "pods" in', "unknown", "yours", "not known"),
+        (403, 'violates PodSecurity "x": hostNetwork', "fail", "yours", "Pod Security rejects"),
+        (403, "exceeded quota: few, requested: pods=1", "fail", "cluster", "ResourceQuota rejects"),
+        (403, "failed quota: must specify limits.cpu", "fail", "cluster", "ResourceQuota rejects"),
+        (400, 'unknown field "spec.x"', "fail", "cluster", "does not know a field"),
+        (422, 'webhook "p" denied the request: no', "fail", "yours", "the API server rejects"),
     ],
-)  # fmt: skip
+)
 def test_rejection_of_dry_run_says_who_must_fix_it(
     status: int, message: str, level: str, whose: str, expected: str
 ) -> None:
@@ -351,20 +335,13 @@ def test_rejection_by_admission_policy_keeps_its_message() -> None:
         f"request: {reason}"
     )
     result = controllers.judge_dry_run(ApiError(message, None, 422), "the JobSet")
-    assert (result.level, result.summary_text) == (
-        "fail",
-        "ValidatingAdmissionPolicy p rejects the JobSet",
-    )
-    assert result.reason_text == reason
+    assert (result.level, result.reason_text) == ("fail", reason)
+    assert result.summary_text == "ValidatingAdmissionPolicy p rejects the JobSet"
 
 
 def test_existing_job_counts_as_accepted() -> None:
-    assert (
-        controllers.judge_dry_run(
-            ApiError("exists", None, 409, "AlreadyExists"), "the JobSet"
-        ).level
-        == "ok"
-    )
+    error = ApiError("exists", None, 409, "AlreadyExists")
+    assert controllers.judge_dry_run(error, "the JobSet").level == "ok"
 
 
 # --- queues ---------------------------------------------------------------------------------------
@@ -383,23 +360,27 @@ def cluster_queue(*quotas: dict[str, str], **spec: Any) -> dict[str, Any]:
     return {"spec": {"namespaceSelector": {}, "resourceGroups": [group], **spec}}
 
 
+ENOUGH, LITTLE = {"cpu": "8", "memory": "16Gi"}, {"cpu": "4", "memory": "16Gi"}
 REQUESTED = {"cpu": Decimal(8), "memory": Decimal(2**34)}
 
 
 @pytest.mark.parametrize(
     ("queue", "expected"),
     [
-        (cluster_queue({"cpu": "8", "memory": "16Gi"}), ["ok: whole covers cpu, memory"]),
-        (cluster_queue({"cpu": "4", "memory": "1Gi"}, {"cpu": "8", "memory": "16Gi"}), ["ok: whole covers"]),
-        (cluster_queue({"cpu": "8"}), ["fail: whole does not cover " "memory, of " "which the job " "requests 16Gi"]),
-        (cluster_queue({"cpu": "4", "memory": "16Gi"}), ["fail: whole is too " "small: the job " "requests 8 of cpu (q"]),
-        (cluster_queue({"cpu": "4", "memory": "16Gi"}, cohortName="all"), ["warn: whole is too small"]),
-        (cluster_queue({"cpu": "8", "memory": "16Gi", "pods": "1"}), ["fail: whole is too " "small: the job r"]),
-        (cluster_queue({"cpu": "8", "memory": "16Gi"}, namespaceSelector=None), ["fail: whole does not", "ok: whole"]),
-        (cluster_queue({"cpu": "8", "memory": "16Gi"}, stopPolicy="Hold"), ["fail: whole is stopped", "ok: whole"]),
+        (cluster_queue(ENOUGH), ["ok: whole covers cpu, memory"]),
+        (cluster_queue({"cpu": "4", "memory": "1Gi"}, ENOUGH), ["ok: whole covers"]),
+        (
+            cluster_queue({"cpu": "8"}),
+            ["fail: whole does not cover memory, of which the job requests"],
+        ),
+        (cluster_queue(LITTLE), ["fail: whole is too small: the job requests 8 of cpu (q"]),
+        (cluster_queue(LITTLE, cohortName="all"), ["warn: whole is too small"]),
+        (cluster_queue(ENOUGH | {"pods": "1"}), ["fail: whole is too small: the job r"]),
+        (cluster_queue(ENOUGH, namespaceSelector=None), ["fail: whole does not", "ok: whole"]),
+        (cluster_queue(ENOUGH, stopPolicy="Hold"), ["fail: whole is stopped", "ok: whole"]),
         (None, ["fail: whole does not exist"]),
     ],
-)  # fmt: skip
+)
 def test_cluster_queue_is_judged_by_its_largest_flavor(queue: Any, expected: list[str]) -> None:
     judged = [
         f"{result.level}: {result.summary_text.removeprefix('ClusterQueue ')}"
@@ -410,20 +391,12 @@ def test_cluster_queue_is_judged_by_its_largest_flavor(queue: Any, expected: lis
 
 
 def test_missing_local_queue_suggests_existing_ones() -> None:
-    assert (
-        namespace.judge_local_queue("nope", "team-a", None, ["research", "spare"]).remedy_text
-        == "use research or spare."
-    )
-    condition = {
-        "type": "Active",
-        "status": "False",
-        "message": "Can't submit new workloads to clusterQueue",
-    }
+    result = namespace.judge_local_queue("nope", "team-a", None, ["research", "spare"])
+    assert result.remedy_text == "use research or spare."
+    message = "Can't submit new workloads to clusterQueue"
+    condition = {"type": "Active", "status": "False", "message": message}
     idle = {"spec": {"clusterQueue": "c"}, "status": {"conditions": [condition]}}
-    assert (
-        "Can't submit new workloads"
-        in namespace.judge_local_queue("q", "team-a", idle, []).reason_text
-    )
+    assert message in namespace.judge_local_queue("q", "team-a", idle, []).reason_text
 
 
 # --- the namespace --------------------------------------------------------------------------------
@@ -439,37 +412,20 @@ JOBSET: dict[str, Any] = {
 }
 
 
+JOBSET_COUNT = "count/jobsets.jobset.x-k8s.io"
+
+
 @pytest.mark.parametrize(
     ("hard", "used", "expected"),
     [
         ({"pods": "6", "cpu": "12", "memory": "6Gi"}, {}, "ok"),
-        ({"pods": "5"}, {}, "ResourceQuota q allows pods 5, and the job requests 6"),
-        (
-            {"requests.cpu": "20"},
-            {"requests.cpu": "9"},
-            "of which 11 is left, and the job requests 12",
-        ),
-        (
-            {"limits.memory": "5Gi"},
-            {},
-            "ResourceQuota q allows limits.memory 5Gi, and the job requests 6Gi",
-        ),
+        ({"pods": "5"}, {}, "allows pods 5, and the job requests 6"),
+        ({"requests.cpu": "20"}, {"requests.cpu": "9"}, "11 is left, and the job requests 12"),
+        ({"limits.memory": "5Gi"}, {}, "allows limits.memory 5Gi, and the job requests 6Gi"),
         ({"limits.memory": "1e12"}, {"limits.memory": "1E3"}, "ok"),
-        (
-            {"limits.memory": "5e9"},
-            {},
-            "ResourceQuota q allows limits.memory 5e9, and the job requests 6Gi",
-        ),
-        (
-            {"count/jobs.batch": "1"},
-            {},
-            "ResourceQuota q allows count/jobs.batch 1, and the job requests 2",
-        ),
-        (
-            {"count/jobsets.jobset.x-k8s.io": "1"},
-            {"count/jobsets.jobset.x-k8s.io": "1"},
-            "of which 0 is left",
-        ),
+        ({"limits.memory": "5e9"}, {}, "allows limits.memory 5e9, and the job requests 6Gi"),
+        ({"count/jobs.batch": "1"}, {}, "allows count/jobs.batch 1, and the job requests 2"),
+        ({JOBSET_COUNT: "1"}, {JOBSET_COUNT: "1"}, "of which 0 is left"),
         ({"services": "0"}, {}, "ResourceQuota q allows services 0, and the job requests 1"),
         ({"secrets": "0", "requests.nvidia.com/gpu": "0"}, {}, "ok"),
     ],
@@ -483,25 +439,18 @@ def test_quotas_are_compared_with_requests_of_whole_job(
 
 
 @pytest.mark.parametrize(
-    ("labels", "level", "expected"),
+    ("enforced", "level", "expected"),
     [
-        ({}, "ok", "no Pod Security level of its own"),
-        (
-            {"pod-security.kubernetes.io/enforce": "baseline"},
-            "ok",
-            "enforces Pod Security level baseline",
-        ),
-        (
-            {"pod-security.kubernetes.io/enforce": "restricted"},
-            "fail",
-            "and the pods meet only baseline",
-        ),
-        ({"pod-security.kubernetes.io/enforce": "strictest"}, "unknown", "strictest"),
+        (None, "ok", "no Pod Security level of its own"),
+        ("baseline", "ok", "enforces Pod Security level baseline"),
+        ("restricted", "fail", "and the pods meet only baseline"),
+        ("strictest", "unknown", "strictest"),
     ],
 )
 def test_pod_security_level_of_namespace_is_compared_with_pods(
-    labels: dict[str, str], level: str, expected: str
+    enforced: str | None, level: str, expected: str
 ) -> None:
+    labels = {} if enforced is None else {"pod-security.kubernetes.io/enforce": enforced}
     result = namespace.judge_pod_security("team-a", labels, TEMPLATE)
     assert result.level == level and expected in result.summary_text
 
@@ -510,24 +459,12 @@ def test_missing_right_names_commands_that_need_it() -> None:
     needed = namespace.command_rights()
     granted = {right: True for rights in needed.values() for right in rights}
     assert list_levels(namespace.judge_rights(granted, needed)) == ["ok"]
-    restricted = {
-        **granted,
-        Right("patch", kinds.JOBSETS): False,
-        Right("create", kinds.JOBSETS): False,
-    }
-    missing = {
-        result.reason_text: (result.level, result.summary_text)
-        for result in namespace.judge_rights(restricted, needed)
-    }
-    assert missing == {
-        "needed by launcher submit.": (
-            "fail",
-            "missing RBAC permissions: create jobsets.jobset.x-k8s.io",
-        ),
-        "needed by launcher stop.": (
-            "warn",
-            "missing RBAC permissions: patch jobsets.jobset.x-k8s.io",
-        ),
+    denied = {Right("patch", kinds.JOBSETS): False, Right("create", kinds.JOBSETS): False}
+    results = namespace.judge_rights(granted | denied, needed)
+    missing = "missing RBAC permissions: {} jobsets.jobset.x-k8s.io"
+    assert {(result.reason_text, result.level, result.summary_text) for result in results} == {
+        ("needed by launcher submit.", "fail", missing.format("create")),
+        ("needed by launcher stop.", "warn", missing.format("patch")),
     }
 
 
@@ -544,34 +481,27 @@ def test_only_jobs_with_a_secret_need_the_right_to_create_secrets() -> None:
 
 
 def test_terminating_namespace_is_a_failure() -> None:
-    assert (
-        namespace.judge_namespace("a", {"metadata": {"deletionTimestamp": "now"}}).level == "fail"
-    )
+    terminating = {"metadata": {"deletionTimestamp": "now"}}
+    assert namespace.judge_namespace("a", terminating).level == "fail"
 
 
 # --- nodes ----------------------------------------------------------------------------------------
 
 
 def make_node(allocatable: dict[str, str], taint: str = "", **labels: str) -> dict[str, Any]:
-    taints = [{"key": taint, "effect": "NoSchedule"}] if taint else []
-    node_labels = {key.replace("_", "/"): value for key, value in labels.items()}
     return {
-        "metadata": {"labels": node_labels},
-        "spec": {"taints": taints},
+        "metadata": {"labels": {key.replace("_", "/"): value for key, value in labels.items()}},
+        "spec": {"taints": [{"key": taint, "effect": "NoSchedule"}] if taint else []},
         "status": {"allocatable": allocatable},
     }
 
 
 def gpu_pod(*products: str) -> dict[str, Any]:
     term = {"key": "gpu/product", "operator": "In", "values": list(products)}
-    affinity = {
-        "requiredDuringSchedulingIgnoredDuringExecution": {
-            "nodeSelectorTerms": [{"matchExpressions": [term]}]
-        }
-    }
+    terms = {"nodeSelectorTerms": [{"matchExpressions": [term]}]}
     requests = {"requests": {"cpu": "4", "nvidia.com/gpu": "8"}}
     return {
-        "affinity": {"nodeAffinity": affinity},
+        "affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": terms}},
         "containers": [{"name": "main", "resources": requests}],
     }
 
@@ -579,18 +509,28 @@ def gpu_pod(*products: str) -> dict[str, Any]:
 BIG = {"cpu": "100", "nvidia.com/gpu": "8"}
 
 
+NODE_A = make_node(BIG, gpu_product="A")
+
+
+SMALL_NODE_A = make_node({"cpu": "100", "nvidia.com/gpu": "4"}, gpu_product="A")
+
+
 @pytest.mark.parametrize(
     ("all_nodes", "pods", "level", "expected"),
     [
-        ([make_node(BIG, gpu_product="A"), make_node(BIG, gpu_product="B")], 2, "ok", "room for the job's 2 " "pods on 2 nodes"),
-        ([make_node(BIG, gpu_product="A")], 2, "fail", "room for 1 of the job's 2 pods on 1 node"),
+        (
+            [NODE_A, make_node(BIG, gpu_product="B")],
+            2,
+            "ok",
+            "room for the job's 2 pods on 2 nodes",
+        ),
+        ([NODE_A], 2, "fail", "room for 1 of the job's 2 pods on 1 node"),
         ([make_node(BIG, gpu_product="C")], 1, "fail", "no node has gpu/product in A, B"),
         ([], 1, "fail", "none of 0 nodes"),
-        ([make_node(BIG, "busy", gpu_product="A")], 1, "fail", "untolerated taints: busy:NoSchedule"),
-        ([make_node({"cpu": "100", "nvidia.com/gpu": "4"}, gpu_product="A")], 1, "fail",
-         "a pod requests nvidia.com/gpu 8, the largest node has 4"),
+        ([make_node(BIG, "busy", gpu_product="A")], 1, "fail", "taints: busy:NoSchedule"),
+        ([SMALL_NODE_A], 1, "fail", "a pod requests nvidia.com/gpu 8, the largest node has 4"),
     ],
-)  # fmt: skip
+)
 def test_nodes_are_compared_with_labels_taints_and_requests_of_pods(
     all_nodes: list[dict[str, Any]], pods: int, level: str, expected: str
 ) -> None:
@@ -601,35 +541,52 @@ def test_nodes_are_compared_with_labels_taints_and_requests_of_pods(
 
 
 def test_accelerators_are_counted_by_type_label() -> None:
-    product = {"nvidia.com_gpu.product": "NVIDIA-L4"}
-    result = nodes.count_accelerators(
-        [make_node(BIG, **product), make_node(BIG, **product), make_node({"cpu": "4"})]
-    )
+    l4 = make_node(BIG, **{"nvidia.com_gpu.product": "NVIDIA-L4"})
+    result = nodes.count_accelerators([l4, l4, make_node({"cpu": "4"})])
     assert result.summary_text == "3 nodes with 16 nvidia.com/gpu NVIDIA-L4"
-    amd = make_node(
-        {"cpu": "4", "amd.com/gpu": "8"}, **{"amd.com_gpu.product-name": "AMD_Instinct_MI300X_OAM"}
-    )
-    assert (
-        nodes.count_accelerators([amd]).summary_text
-        == "1 node with 8 amd.com/gpu AMD_Instinct_MI300X_OAM"
-    )
+    product = {"amd.com_gpu.product-name": "AMD_Instinct_MI300X_OAM"}
+    result = nodes.count_accelerators([make_node({"cpu": "4", "amd.com/gpu": "8"}, **product)])
+    assert result.summary_text == "1 node with 8 amd.com/gpu AMD_Instinct_MI300X_OAM"
 
 
 def make_driver_node(major: str, product: str = "A") -> dict[str, Any]:
     return make_node(BIG, gpu_product=product, **{"nvidia.com_cuda.driver.major": major})
 
 
+DRIVER_550 = make_driver_node("550")
+
+
 @pytest.mark.parametrize(
     ("all_nodes", "image", "level", "expected"),
     [
-        ([make_driver_node("550"), make_driver_node("580")], "r.example/train:1.2.3-cuda13", "warn",
-         "drivers 550 (1 node), " "580 (1 node): " "550 is too " "old for CUDA " "13 of image " "train:1.2.3-cuda13, " "which needs 580"),
-        ([make_driver_node("470")], "train-cuda12@sha256:0", "warn", "470 is too old for CUDA 12"),
-        ([make_driver_node("550")], "train:1-cuda12", "ok", "drivers 550 (1 " "node); an image " "needs at least " "525 for CUDA 12"),
-        ([make_driver_node("550", product="C"), make_driver_node("580")], "train:1-cuda13", "ok", "NVIDIA drivers 580 (1 node)"),
-        ([make_driver_node("550")], "r.example/cuda13/train:1", "ok", "NVIDIA drivers 550 (1 node)"),
+        (
+            [DRIVER_550, make_driver_node("580")],
+            "r.example/train:1.2.3-cuda13",
+            "warn",
+            "drivers 550 (1 node), 580 (1 node): 550 is too old for CUDA 13 of image "
+            "train:1.2.3-cuda13, which needs 580",
+        ),
+        (
+            [make_driver_node("470")],
+            "train-cuda12@sha256:0",
+            "warn",
+            "470 is too old for CUDA 12",
+        ),
+        (
+            [DRIVER_550],
+            "train:1-cuda12",
+            "ok",
+            "drivers 550 (1 node); an image needs at least 525 for CUDA 12",
+        ),
+        (
+            [make_driver_node("550", product="C"), make_driver_node("580")],
+            "train:1-cuda13",
+            "ok",
+            "NVIDIA drivers 580 (1 node)",
+        ),
+        ([DRIVER_550], "r.example/cuda13/train:1", "ok", "NVIDIA drivers 550 (1 node)"),
     ],
-)  # fmt: skip
+)
 def test_driver_too_old_for_cuda_of_image_is_named(
     all_nodes: list[dict[str, Any]], image: str, level: str, expected: str
 ) -> None:
@@ -692,21 +649,14 @@ def test_device_access_of_non_root_user_is_unknown(
 def test_restricted_namespace_explains_root_of_tpu_pods() -> None:
     for users, rights in ({}, "no capability"), ({"v5e": "root"}, "DAC_OVERRIDE"):
         (result,) = nodes.judge_device_access(render_pod(V5E, users))
-        assert (
-            result.level == "ok"
-            and f"root with {rights}, so that they can open /dev/vfio/0" in result.summary_text
-        )
+        expected = f"root with {rights}, so that they can open /dev/vfio/0"
+        assert result.level == "ok" and expected in result.summary_text
     labels = {"pod-security.kubernetes.io/enforce": "restricted"}
     rejection = namespace.judge_pod_security("team", labels, {"spec": render_pod(V5E, {})})
-    assert (
-        rejection.level == "fail"
-        and "pods on TPUs are root" in rejection.remedy_text
-        and "users: {v5e: 1000}" in rejection.remedy_text
-    )
-    assert (
-        namespace.judge_pod_security("team", labels, {"spec": render_pod(V5E, {"v5e": 1000})}).level
-        == "ok"
-    )
+    assert rejection.level == "fail" and "pods on TPUs are root" in rejection.remedy_text
+    assert "users: {v5e: 1000}" in rejection.remedy_text
+    template = {"spec": render_pod(V5E, {"v5e": 1000})}
+    assert namespace.judge_pod_security("team", labels, template).level == "ok"
 
 
 @pytest.mark.parametrize(
@@ -753,21 +703,15 @@ def test_documented_driver_minimum_is_the_checked_one() -> None:
 
 
 def test_unlabelled_drivers_and_pods_without_gpus_are_skipped() -> None:
-    assert list_levels(nodes.judge_drivers([make_node(BIG, gpu_product="A")], gpu_pod("A"))) == []
-    assert (
-        list_levels(
-            nodes.judge_drivers([make_driver_node("470")], {"containers": [{"name": "main"}]})
-        )
-        == []
-    )
+    cpu_pod = {"containers": [{"name": "main"}]}
+    assert list_levels(nodes.judge_drivers([NODE_A], gpu_pod("A"))) == []
+    assert list_levels(nodes.judge_drivers([make_driver_node("470")], cpu_pod)) == []
 
 
 def test_dns_is_judged_by_ready_endpoints() -> None:
     service = [{"metadata": {"name": "kube-dns"}}]
-    assert list_levels(nodes.judge_dns([], 0)) == ["unknown"]
-    assert list_levels(nodes.judge_dns(service, 0)) == ["fail"] and list_levels(
-        nodes.judge_dns(service, 2)
-    ) == ["ok"]
+    for services, ready, level in ([], 0, "unknown"), (service, 0, "fail"), (service, 2, "ok"):
+        assert list_levels(nodes.judge_dns(services, ready)) == [level]
 
 
 # --- what pods name -------------------------------------------------------------------------------
@@ -811,11 +755,11 @@ def make_claim_of_size(size: str | None, requested: str = "10Gi") -> dict[str, A
         ),
         (make_claim_of_size("12Gi"), ["ok"], "12Gi has room"),
         (
-            make_claim_of_size("11Gi", asked="20Gi"),
+            make_claim_of_size("11Gi", requested="20Gi"),
             ["warn"],
             "of 11Gi has no room for 12.0 GiB of checkpoints",
         ),
-        (make_claim_of_size(None, asked="1Ti"), ["ok"], "of 1Ti has room"),
+        (make_claim_of_size(None, requested="1Ti"), ["ok"], "of 1Ti has room"),
         (make_claim_of_size(None), ["warn"], "of 10Gi has no room"),
         ({"spec": {}}, [], ""),
         (None, [], ""),
@@ -840,17 +784,11 @@ def test_untraceable_checkpoint_size_is_unknown() -> None:
     def fail_estimate() -> Checkpoints | None:
         raise UserError("trainer: importing mine failed")
 
-    jobset = {
-        "spec": {
-            "replicatedJobs": [{"template": {"spec": {"template": {"spec": {"containers": []}}}}}]
-        }
-    }
-    results = list(
-        CHECKS["volumes"].judge(Target(cast(Cluster, None), "team", [jobset], fail_estimate))
-    )
-    assert [(result.level, result.reason_text) for result in results] == [
-        ("unknown", "trainer: importing mine failed")
-    ]
+    template = {"spec": {"template": {"spec": {"containers": []}}}}
+    jobset = {"spec": {"replicatedJobs": [{"template": template}]}}
+    target = Target(cast(Cluster, None), "team", [jobset], fail_estimate)
+    (result,) = CHECKS["volumes"].judge(target)
+    assert (result.level, result.reason_text) == ("unknown", "trainer: importing mine failed")
 
 
 def test_references_of_pods_are_collected_from_all_fields() -> None:
@@ -881,19 +819,19 @@ def test_references_of_pods_are_collected_from_all_fields() -> None:
 
 
 def test_missing_key_lists_existing_keys_without_values() -> None:
-    result = namespace.judge_reference(
-        "Secret", namespace.Reference("s", ("token",)), {"data": {"password": "aHVudGVyMg=="}}
-    )
-    assert (
-        result.level == "fail"
-        and "it has password" in result.remedy_text
-        and "aHVudGVyMg" not in str(result)
-    )
+    secret = {"data": {"password": "aHVudGVyMg=="}}
+    result = namespace.judge_reference("Secret", namespace.Reference("s", ("token",)), secret)
+    assert result.level == "fail" and "it has password" in result.remedy_text
+    assert "aHVudGVyMg" not in str(result)
 
 
-def test_pull_secret_must_be_of_kubelet_type() -> None:
-    assert (
-        namespace.judge_pull_secret("p", {"type": "kubernetes.io/dockerconfigjson"}).level == "ok"
-    )
-    assert namespace.judge_pull_secret("p", {"type": "Opaque"}).level == "fail"
-    assert namespace.judge_pull_secret("p", None).level == "fail"
+@pytest.mark.parametrize(
+    ("secret", "level"),
+    [
+        ({"type": "kubernetes.io/dockerconfigjson"}, "ok"),
+        ({"type": "Opaque"}, "fail"),
+        (None, "fail"),
+    ],
+)
+def test_pull_secret_must_be_of_kubelet_type(secret: dict[str, str] | None, level: str) -> None:
+    assert namespace.judge_pull_secret("p", secret).level == level
