@@ -25,7 +25,7 @@ from benchmarks.table import log
 from tests.cluster import preparations, processes
 from tests.cluster.gangs import Workspace
 from tests.cluster.harness import build, image, images, second_node
-from tests.cluster.harness.api import Refused
+from tests.cluster.harness.api import RefusedError
 from tests.cluster.test_recovery import read_losses
 from tests.cluster.waiting import wait_until
 from tests.gang.run_files import RunFiles
@@ -116,7 +116,7 @@ def lose_node(workspace: Workspace, run: Run, pod: Any, home: Path) -> Seen:
     wait_until(
         watch.look, lambda seen: "node not ready" in seen, "the node is not ready", PATIENCE_S
     )
-    with suppress(Refused):
+    with suppress(RefusedError):
         workspace.access.api.delete(second_node.PATH)
     expected = {"next step", "another pod", "pod's object gone"}
 

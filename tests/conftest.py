@@ -62,7 +62,7 @@ def helm() -> Iterator[Helm]:
 
     try:
         environments.find_python("helm")
-    except environments.Missing as error:
+    except environments.MissingEnvironmentError as error:
         needs.absent(str(error))
     with charts.Helm() as engine:
         yield engine

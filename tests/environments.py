@@ -35,7 +35,7 @@ EMPTY = "libtorch_global_deps.so"
 LAZY = {"TORCH_USE_RTLD_GLOBAL": "1"}  # has torch bind symbols when they are called
 
 
-class Missing(RuntimeError):
+class MissingEnvironmentError(RuntimeError):
     """An environment that cannot be built here, with the installer's message."""
 
 
@@ -83,7 +83,9 @@ def _build_environment(name: str, home: Path) -> None:
         [*install, *options], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
     )
     if done.returncode:
-        raise Missing(f"environment {name} cannot be built: {' '.join(done.stderr.split()[-60:])}")
+        raise MissingEnvironmentError(
+            f"environment {name} cannot be built: {' '.join(done.stderr.split()[-60:])}"
+        )
     for library in home.glob(f"lib/python3*/site-packages/torch/lib/{EMPTY}"):
         for absent in GPU_ONLY:
             (library.parent / absent).symlink_to(EMPTY)

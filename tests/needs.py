@@ -31,7 +31,7 @@ def packages(environment: str) -> Path:
     """Return the package folder of an environment, which is built if necessary."""
     try:
         python = environments.find_python(environment)
-    except environments.Missing as error:
+    except environments.MissingEnvironmentError as error:
         absent(str(error))
     (found,) = python.parents[1].glob("lib/python3*/site-packages")
     return found

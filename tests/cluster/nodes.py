@@ -8,7 +8,7 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 from tests.cluster.access import Access
-from tests.cluster.harness.api import Refused
+from tests.cluster.harness.api import RefusedError
 from tests.cluster.harness.places import NODES
 
 
@@ -57,7 +57,7 @@ def taint(access: Access, name: str, key: str, pods: Collection[str]) -> Iterato
             if pod["metadata"]["name"] not in pods:
                 tolerations = pod["spec"].get("tolerations", [])
                 path = f"/api/v1/namespaces/{pod['metadata']['namespace']}/pods/{pod['metadata']['name']}"
-                with suppress(Refused):  # it is gone meanwhile
+                with suppress(RefusedError):  # it is gone meanwhile
                     access.api.merge(
                         path,
                         {

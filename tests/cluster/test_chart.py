@@ -14,7 +14,7 @@ import yaml
 from tests.cluster import preparations
 from tests.cluster.access import Access
 from tests.cluster.command import run_launcher, write_project
-from tests.cluster.harness.api import Refused as Forbidden
+from tests.cluster.harness.api import RefusedError as Forbidden
 from tests.cluster.releases import Release, chart_values, is_queue_active, list_objects
 from tests.cluster.waiting import wait_until
 from tests.compiled import QUICK_COMPILES

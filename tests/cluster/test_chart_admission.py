@@ -12,7 +12,7 @@ import pytest
 
 from tests.cluster import preparations
 from tests.cluster.access import Access
-from tests.cluster.harness.api import MERGE, Api, Call, Refused
+from tests.cluster.harness.api import MERGE, Api, Call, RefusedError
 from tests.cluster.releases import Release, chart_values
 from tests.cluster.waiting import wait_until
 from tests.helm.charts import Helm
@@ -55,7 +55,7 @@ class PolicyNamespace:
 
     def refusal(self, api: Api, call: Call) -> str:
         """Return the policy's message without the server's preface."""
-        with pytest.raises(Refused) as refused:
+        with pytest.raises(RefusedError) as refused:
             api.call(*call)
         preface = (
             f"ValidatingAdmissionPolicy '{self.namespace}.team' with binding "
@@ -174,7 +174,7 @@ def grant_rights(cluster: Access, namespace: str, users: list[Object]) -> None:
 def is_accepted(stage: PolicyNamespace, api: Api, document: Object) -> bool:
     try:
         stage.create(api, document)
-    except Refused:
+    except RefusedError:
         return False
     return True
 
@@ -574,7 +574,7 @@ def test_policy_judges_submitters_but_no_controllers_or_administrators(
     def again() -> bool:
         try:
             return bool(stage.cluster.api.get(root)["metadata"]["uid"] != first)
-        except Refused:
+        except RefusedError:
             return False
 
     wait_until(again, bool, "kube-root-ca.crt is made again")

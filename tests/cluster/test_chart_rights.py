@@ -9,7 +9,7 @@ import pytest
 
 from tests.cluster import preparations
 from tests.cluster.access import Access
-from tests.cluster.harness.api import Api, Call, Refused
+from tests.cluster.harness.api import Api, Call, RefusedError
 from tests.cluster.releases import Release, chart_values
 from tests.helm.charts import Helm
 
@@ -129,7 +129,7 @@ def allowed_attempts(api: Api, tried: list[Attempt]) -> set[tuple[str, str]]:
     for attempt in tried:
         try:
             api.call(*attempt.call)
-        except Refused as error:
+        except RefusedError as error:
             if error.status == 403:
                 continue
         allowed.add((attempt.what, attempt.verb))

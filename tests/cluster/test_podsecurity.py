@@ -14,7 +14,7 @@ from jaxlaunch.launcher.kubernetes.merge import merge_patch
 from jaxlaunch.launcher.manifests import jobset
 from jaxlaunch.launcher.manifests.jobset import resolve
 from tests.cluster.access import Access
-from tests.cluster.harness.api import Refused
+from tests.cluster.harness.api import RefusedError
 
 JOB = """
 name: judged
@@ -72,7 +72,7 @@ def server_reasons(cluster: Access, namespace: str, name: str, spec: dict[str, A
     }
     try:
         cluster.api.create(f"/api/v1/namespaces/{namespace}/pods?dryRun=All", pod)
-    except Refused as error:
+    except RefusedError as error:
         match = re.search(
             r'violates PodSecurity \\"\w+:latest\\": (.*?)","reason"', str(error)
         ) or re.search(r'violates PodSecurity "\w+:latest": (.*)', str(error))

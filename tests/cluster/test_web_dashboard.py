@@ -19,7 +19,7 @@ from jaxlaunch.launcher.report import viewers
 from tests.cluster import preparations
 from tests.cluster.access import Access
 from tests.cluster.command import run_launcher, start_launcher, write_project
-from tests.cluster.harness.api import Refused
+from tests.cluster.harness.api import RefusedError
 from tests.cluster.releases import Release, chart_values
 from tests.cluster.waiting import has_condition, wait_until
 from tests.helm.charts import Helm
@@ -291,5 +291,5 @@ def assert_dashboard_has_no_rights(cluster: Access, namespace: str, pod: str, fo
     itself = preparations.impersonate(
         cluster, f"system:serviceaccount:{namespace}:team-web", namespace, folder
     )
-    with pytest.raises(Refused, match="403"):
+    with pytest.raises(RefusedError, match="403"):
         itself.api.get(f"/apis/jobset.x-k8s.io/v1alpha2/namespaces/{namespace}/jobsets")

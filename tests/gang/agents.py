@@ -139,6 +139,12 @@ class Gang:
         )
         return result
 
+    def wait_until_gone(self, pids: Sequence[int]) -> None:
+        self.wait_until("the end of every process", lambda: not any(map(is_alive, pids)))
+
+    def child_pids(self) -> list[int]:
+        return [pid for agent in self.agents.values() for pid in child_pids(agent.pid)]
+
     def wait_for_marks(self, *names: str) -> None:
         for name in names:
             self.wait_until(f"the mark {name}", (self.marks / name).exists)
@@ -187,6 +193,21 @@ def run_gang(folder: Path, job: AgentJob, hosts: int = 1, **fields: Any) -> tupl
     """Run a gang to its end."""
     with Gang(folder, job, hosts, **fields) as gang:
         return gang, gang.start().wait()
+
+
+def run_program(
+    folder: Path, text: str, *, hosts: int = 1, env: Mapping[str, str] | None = None, **fields: Any
+) -> tuple[Gang, list[int]]:
+    """Run a gang of this program to its end; `fields` are of its job."""
+    return run_gang(folder, make_job(write_program(folder, text), **fields), hosts, env=env or {})
+
+
+def run_script(
+    folder: Path, text: str, *, hosts: int = 1, env: Mapping[str, str] | None = None, **fields: Any
+) -> tuple[Gang, list[int]]:
+    """Run a gang of this program, which does not know jaxlaunch, to its end."""
+    command = (sys.executable, str(write_script(folder, text)))
+    return run_gang(folder, make_job(command, **fields), hosts, env=env or {})
 
 
 def poll_until(condition: Callable[[], Any]) -> Any:

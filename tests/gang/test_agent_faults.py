@@ -13,11 +13,11 @@ from jaxlaunch.launcher.agent.gang import nccl
 from tests.found import shows
 from tests.gang.agents import (
     Gang,
-    child_pids,
     is_alive,
     make_job,
     poll_until,
     run_gang,
+    run_program,
     write_program,
     write_script,
 )
@@ -28,8 +28,12 @@ SLACK = 3  # times an issue's bounds: the machine may be slow
 
 
 def test_programs_that_exit_with_0_are_done(tmp_path: Path) -> None:
-    command = write_program(tmp_path, "say(phase='step', step=7); print('rank', RANK, 'of', SIZE)")
-    gang, codes = run_gang(tmp_path, make_job(command, processes_per_host=2), hosts=2)
+    gang, codes = run_program(
+        tmp_path,
+        "say(phase='step', step=7); print('rank', RANK, 'of', SIZE)",
+        processes_per_host=2,
+        hosts=2,
+    )
     assert codes == [0, 0]
     assert sorted(gang.stdout.splitlines()) == [f"[{rank}] rank {rank} of 4" for rank in range(4)]
     assert gang.summary["status"] == "done" and gang.summary["step"] == 7
@@ -42,10 +46,7 @@ def test_gloo_banner_is_not_printed(tmp_path: Path) -> None:
     banner = (
         "[Gloo] Rank 0 is connected to 1 peer ranks. Expected number of connected peer ranks is : 1"
     )
-    gang, codes = run_gang(
-        tmp_path,
-        make_job(write_program(tmp_path, f"print({banner!r}); print('[Gloo] said the user')")),
-    )
+    gang, codes = run_program(tmp_path, f"print({banner!r}); print('[Gloo] said the user')")
     assert codes == [0] and gang.stdout == "[0] [Gloo] said the user\n"
 
 
@@ -64,11 +65,11 @@ def test_exception_of_a_rank_ends_every_rank(tmp_path: Path) -> None:
     )
     with Gang(tmp_path, make_job(command, processes_per_host=2), hosts=2) as gang:
         gang.start().wait_for_marks(*(f"up-{rank}" for rank in range(4)))
-        pids = [pid for agent in gang.agents.values() for pid in child_pids(agent.pid)]
+        pids = gang.child_pids()
         gang.release("go")
         gang.wait_for_marks("raised-2")
         raised = time.monotonic()
-        gang.wait_until("the end of every process", lambda: not any(map(is_alive, pids)))
+        gang.wait_until_gone(pids)
         assert time.monotonic() - raised <= 3 * SLACK
         codes = gang.wait()
     assert codes == [83, 83]
@@ -96,17 +97,15 @@ def test_exception_of_a_rank_ends_every_rank(tmp_path: Path) -> None:
 def test_rank_that_dies_without_a_report_is_named(
     tmp_path: Path, fault: str, code: int, words: str
 ) -> None:
-    command = write_program(
-        tmp_path, f"say(phase='step', step=20)\nif RANK == 1:\n    {fault}\n{FOREVER}"
+    gang, codes = run_program(
+        tmp_path, f"say(phase='step', step=20)\nif RANK == 1:\n    {fault}\n{FOREVER}", hosts=2
     )
-    gang, codes = run_gang(tmp_path, make_job(command), hosts=2)
     assert codes == [code, code]
     assert words in gang.verdict["message"]
 
 
 def test_last_output_is_the_traceback_of_a_silent_program(tmp_path: Path) -> None:
-    command = write_program(tmp_path, "print('the disk is full'); os._exit(3)")
-    gang, _ = run_gang(tmp_path, make_job(command))
+    gang, _ = run_program(tmp_path, "print('the disk is full'); os._exit(3)")
     assert gang.verdict["traceback"] == "the disk is full"
 
 
@@ -152,7 +151,7 @@ def test_missing_working_directory_is_named(tmp_path: Path) -> None:
 
 
 def test_hanging_rank_is_named_with_the_stack_of_every_rank(tmp_path: Path) -> None:
-    command = write_program(
+    gang, codes = run_program(
         tmp_path,
         """
         def all_gather(): time.sleep(3600)
@@ -160,9 +159,9 @@ def test_hanging_rank_is_named_with_the_stack_of_every_rank(tmp_path: Path) -> N
         say(phase="step", step=20)
         read_batch() if RANK == 3 else all_gather()
         """,
-    )
-    gang, codes = run_gang(
-        tmp_path, make_job(command, processes_per_host=2, timeouts_s={"step": 2.0}), hosts=2
+        processes_per_host=2,
+        timeouts_s={"step": 2.0},
+        hosts=2,
     )
     assert codes == [82, 82]
     verdict, stacks = gang.verdict, gang.summary["stacks"]
@@ -191,8 +190,9 @@ def test_nccl_report_is_in_the_verdict_and_the_summary_of_a_hang(tmp_path: Path)
 
 @pytest.mark.parametrize("phase", ["compile", "restore", "save"])
 def test_phase_that_exceeds_its_timeout_is_named(phase: str, tmp_path: Path) -> None:
-    command = write_program(tmp_path, f"say(phase='{phase}', step=20)\n{FOREVER}")
-    gang, codes = run_gang(tmp_path, make_job(command, timeouts_s={phase: 1.0}))
+    gang, codes = run_program(
+        tmp_path, f"say(phase='{phase}', step=20)\n{FOREVER}", timeouts_s={phase: 1.0}
+    )
     assert codes == [82]
     assert f"the {phase} timeout of 1 s passed first on rank 0" in gang.verdict["message"]
     if phase == "compile":
@@ -202,12 +202,13 @@ def test_phase_that_exceeds_its_timeout_is_named(phase: str, tmp_path: Path) -> 
 
 
 def test_stopped_process_is_the_one_that_hangs(tmp_path: Path) -> None:
-    command = write_program(
+    gang, codes = run_program(
         tmp_path,
         "say(phase='step', step=20)\nif RANK == 1: os.kill(os.getpid(), "
         f"signal.SIGSTOP)\n{FOREVER}",
+        timeouts_s={"step": 1.0},
+        hosts=2,
     )
-    gang, codes = run_gang(tmp_path, make_job(command, timeouts_s={"step": 1.0}), hosts=2)
     assert codes == [82, 82]
     assert gang.verdict["rank"] == 1 and "without a stack" in gang.verdict["message"]
 
@@ -216,10 +217,10 @@ def test_killed_agent_ends_its_processes_and_is_named(tmp_path: Path) -> None:
     command = write_program(tmp_path, f"say(phase='step', step=20); mark('up')\n{FOREVER}")
     with Gang(tmp_path, make_job(command), hosts=3) as gang:
         gang.start().wait_for_marks("up-0", "up-1", "up-2")
-        pids = [pid for agent in gang.agents.values() for pid in child_pids(agent.pid)]
+        pids = gang.child_pids()
         gang.signal(1, signal.SIGKILL)
         killed = time.monotonic()
-        gang.wait_until("the end of every process", lambda: not any(map(is_alive, pids)))
+        gang.wait_until_gone(pids)
         assert time.monotonic() - killed <= 12 * SLACK
         codes = gang.wait()
     assert codes == [81, -9, 81]
@@ -233,10 +234,10 @@ def test_other_hosts_record_the_loss_of_host_0(tmp_path: Path) -> None:
     )
     with Gang(tmp_path, make_job(command), hosts=3) as gang:
         gang.start().wait_for_marks("up-0", "up-1", "up-2")
-        pids = [pid for agent in gang.agents.values() for pid in child_pids(agent.pid)]
+        pids = gang.child_pids()
         gang.signal(0, signal.SIGKILL)
         codes = gang.wait()
-        gang.wait_until("the end of every process", lambda: not any(map(is_alive, pids)))
+        gang.wait_until_gone(pids)
     assert codes == [-9, 81, 81]
     assert gang.summary["status"] == "failed"
     assert gang.verdict["message"].startswith("host 0 was lost: ")
@@ -257,7 +258,7 @@ def test_stopped_agent_is_lost(tmp_path: Path) -> None:
 
 
 def test_orphans_of_a_program_are_killed(tmp_path: Path) -> None:
-    command = write_program(
+    gang, codes = run_program(
         tmp_path,
         """
         import subprocess
@@ -266,7 +267,6 @@ def test_orphans_of_a_program_are_killed(tmp_path: Path) -> None:
         os._exit(0)
         """,
     )
-    gang, codes = run_gang(tmp_path, make_job(command))
     assert codes == [0]
     assert poll_until(lambda: not is_alive(int(gang.stdout.split()[-1])))
 
@@ -291,7 +291,7 @@ def test_warning_explains_why_a_program_does_not_report(tmp_path: Path) -> None:
 
 
 def test_daemon_that_writes_forever_does_not_keep_the_agent(tmp_path: Path) -> None:
-    command = write_program(
+    gang, codes = run_program(
         tmp_path,
         """
         import subprocess
@@ -300,5 +300,4 @@ def test_daemon_that_writes_forever_does_not_keep_the_agent(tmp_path: Path) -> N
         os._exit(0)
         """,
     )
-    gang, codes = run_gang(tmp_path, make_job(command))
     assert codes == [0]

@@ -13,16 +13,7 @@ import pytest
 
 from tests import needs
 from tests.found import shows
-from tests.gang.agents import (
-    ROOT,
-    Gang,
-    child_pids,
-    is_alive,
-    make_job,
-    run_gang,
-    write_program,
-    write_script,
-)
+from tests.gang.agents import ROOT, Gang, make_job, run_gang, run_program, run_script, write_script
 
 SIZE = 3
 SLACK = 3  # times an issue's bounds: the machine may be slow
@@ -84,11 +75,7 @@ def test_rank_that_still_imports_is_the_cause_of_a_hang_in_initialize(tmp_path: 
     """Check with an innermost frame in a file of JAX, and an own timeout that passes later."""
     (tmp_path / "lib" / "jax").mkdir(parents=True)
     write_script(tmp_path / "lib" / "jax", "import time\ntime.sleep(3600)\n", "held.py")
-    gang, codes = run_gang(
-        tmp_path,
-        make_job(write_program(tmp_path, LATE), timeouts_s={"init": 8.0}, in_place_limit=0),
-        hosts=2,
-    )
+    gang, codes = run_program(tmp_path, LATE, timeouts_s={"init": 8.0}, in_place_limit=0, hosts=2)
     assert codes == [82, 82]
     assert "passed first on rank 1" in gang.verdict["message"], gang.verdict["message"]
     assert gang.verdict["rank"] == 0, gang.verdict["message"]
@@ -188,12 +175,7 @@ def test_initialize_keeps_the_timeouts_of_the_program_and_may_be_called_again(
         print("said", error)
     joined.client = None
     """
-    gang, codes = run_gang(
-        tmp_path,
-        make_job(
-            (sys.executable, str(write_script(tmp_path, text))), timeouts_s={"rendezvous": 77.0}
-        ),
-    )
+    gang, codes = run_script(tmp_path, text, timeouts_s={"rendezvous": 77.0})
     assert codes == [0]
     assert "got 77 7 10 None" in gang.stdout
     # The program's own coordinator listens where JAX has it listen.
@@ -224,8 +206,8 @@ def test_uncaught_exception_is_the_verdict(tmp_path: Path) -> None:
         gang.start()
         gang.wait_for_marks("raised-1")
         raised = time.monotonic()
-        pids = [pid for agent in gang.agents.values() for pid in child_pids(agent.pid)]
-        gang.wait_until("the end of every process", lambda: not any(map(is_alive, pids)))
+        pids = gang.child_pids()
+        gang.wait_until_gone(pids)
         assert time.monotonic() - raised <= 3 * SLACK
         assert gang.wait() == [83] * SIZE
     assert gang.verdict["message"] == "rank 1 raised: ValueError: a bad batch"
@@ -237,9 +219,7 @@ def test_exception_with_a_custom_excepthook_is_the_verdict(tmp_path: Path) -> No
     hooked = RAISES.replace(
         "rank = ", "sys.excepthook = lambda *args: print('own hook', args[1])\nrank = "
     )
-    gang, codes = run_gang(
-        tmp_path, make_job((sys.executable, str(write_script(tmp_path, hooked)))), hosts=SIZE
-    )
+    gang, codes = run_script(tmp_path, hooked, hosts=SIZE)
     assert codes == [83] * SIZE
     assert gang.verdict["message"] == "rank 1 raised: ValueError: a bad batch"
     assert "own hook a bad batch" in gang.stdout
@@ -248,9 +228,7 @@ def test_exception_with_a_custom_excepthook_is_the_verdict(tmp_path: Path) -> No
 @pytest.mark.parametrize("code", [3, 0])
 def test_rank_that_exits_early_is_named(tmp_path: Path, code: int) -> None:
     leaves = RAISES.replace('raise ValueError("a bad batch")', f"sys.exit({code})")
-    gang, codes = run_gang(
-        tmp_path, make_job((sys.executable, str(write_script(tmp_path, leaves)))), hosts=SIZE
-    )
+    gang, codes = run_script(tmp_path, leaves, hosts=SIZE)
     assert codes == [83] * SIZE
     assert gang.verdict["message"] == "rank 1's program ended while other ranks were still running"
     shows("program ended while other ranks were still running", gang.verdict["message"])
@@ -258,9 +236,7 @@ def test_rank_that_exits_early_is_named(tmp_path: Path, code: int) -> None:
 
 def test_killed_rank_is_named_although_its_peers_fail_too(tmp_path: Path) -> None:
     killed = RAISES.replace('raise ValueError("a bad batch")', "os.kill(os.getpid(), 9)")
-    gang, codes = run_gang(
-        tmp_path, make_job((sys.executable, str(write_script(tmp_path, killed)))), hosts=SIZE
-    )
+    gang, codes = run_script(tmp_path, killed, hosts=SIZE)
     assert codes == [137] * SIZE
     assert gang.verdict["message"].startswith("rank 1 was killed by SIGKILL")
     shows("exit 137", gang.verdict["message"])
@@ -286,11 +262,7 @@ def test_sitecustomize_of_the_user_runs_as_if_alone(tmp_path: Path) -> None:
         "in sys.path))"
     )
     path = os.pathsep.join(map(str, (ROOT, theirs)))
-    gang, codes = run_gang(
-        tmp_path,
-        make_job((sys.executable, str(write_script(tmp_path, text)))),
-        env={"PYTHONPATH": path},
-    )
+    gang, codes = run_script(tmp_path, text, env={"PYTHONPATH": path})
     assert codes == [0]
     assert "[0] theirs sitecustomize False" in gang.stdout
     assert f"[0] {theirs}/sitecustomize.py 0" in gang.stdout
@@ -308,8 +280,7 @@ def alone():
 alone() if rank == 1 else together(1)
 """
     )
-    command = (sys.executable, str(write_script(tmp_path, hangs)))
-    gang, codes = run_gang(tmp_path, make_job(command, timeouts_s={"step": 2.0}), hosts=SIZE)
+    gang, codes = run_script(tmp_path, hangs, timeouts_s={"step": 2.0}, hosts=SIZE)
     assert codes == [82] * SIZE
     assert gang.verdict["rank"] == 1
     assert "rank 1 in step in alone (script.py" in gang.verdict["message"]
@@ -324,10 +295,7 @@ def test_cluster_of_jaxlaunch_is_first_except_on_tpu(
         "import jax\nfrom jax._src.clusters import "
         "ClusterEnv\nprint(ClusterEnv._cluster_types[0].name)"
     )
-    command = (sys.executable, str(write_script(tmp_path, text)))
-    gang, codes = run_gang(
-        tmp_path, make_job(command, platform=platform), env={"JAX_PLATFORMS": "cpu"}
-    )
+    gang, codes = run_script(tmp_path, text, platform=platform, env={"JAX_PLATFORMS": "cpu"})
     assert codes == [0] and gang.stdout == f"[0] {first}\n"
 
 
@@ -337,6 +305,6 @@ def test_python_started_by_the_program_does_not_report_for_it(tmp_path: Path) ->
     child = subprocess.run([sys.executable, "-c", "raise SystemError('of the grandchild')"], close_fds=False)
     print("grandchild", child.returncode)
     """
-    gang, codes = run_gang(tmp_path, make_job((sys.executable, str(write_script(tmp_path, text)))))
+    gang, codes = run_script(tmp_path, text)
     assert codes == [0], gang.stderr
     assert "[0] grandchild 1" in gang.stdout and gang.verdict["cause"] == "done"

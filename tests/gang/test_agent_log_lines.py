@@ -8,7 +8,7 @@ from typing import TypeVar
 from jaxlaunch import contract
 from jaxlaunch.records import log_lines
 from jaxlaunch.records.log_lines import BeatLine, PastLine, TailLine, VerdictLine
-from tests.gang.agents import Gang, make_job, run_gang, write_program
+from tests.gang.agents import Gang, make_job, run_gang, run_program, write_program
 
 Line = TypeVar("Line", PastLine, TailLine, BeatLine, VerdictLine)
 POD = {contract.NODE: "node-7"}
@@ -26,7 +26,7 @@ def read_leader_log(gang: Gang) -> str:
 
 
 def test_no_line_is_written_outside_of_a_pod(tmp_path: Path) -> None:
-    gang, codes = run_gang(tmp_path, make_job(write_program(tmp_path, "say(phase='step', step=1)")))
+    gang, codes = run_program(tmp_path, "say(phase='step', step=1)")
     assert codes == [0] and log_lines.PREFIX not in gang.stderr + gang.stdout
 
 
@@ -42,9 +42,7 @@ time.sleep(3600)
 
 
 def test_host_0_writes_the_state_of_the_gang_and_its_verdict(tmp_path: Path) -> None:
-    gang, codes = run_gang(
-        tmp_path, make_job(write_program(tmp_path, CRASH_LATER), in_place_limit=0), hosts=2, env=POD
-    )
+    gang, codes = run_program(tmp_path, CRASH_LATER, in_place_limit=0, hosts=2, env=POD)
     assert codes == [83, 83]
     log = read_leader_log(gang)
     (verdict,) = parse_lines(log, VerdictLine)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from jaxlaunch import contract
-from tests.gang.agents import Gang, make_job, run_gang, write_program
+from tests.gang.agents import Gang, make_job, run_gang, run_program, write_program
 
 SURROGATE = """
     open(os.fsencode(MARKS := os.environ["MARKS"]) + b"/caf\\xe9.txt", "w").close()
@@ -46,8 +46,7 @@ SURROGATE = """
 def test_file_name_that_is_not_utf_8_is_in_the_verdict(
     tmp_path: Path, hosts: int, fault: str, words: str
 ) -> None:
-    command = write_program(tmp_path, SURROGATE.format(fault=fault))
-    gang, codes = run_gang(tmp_path, make_job(command), hosts=hosts)
+    gang, codes = run_program(tmp_path, SURROGATE.format(fault=fault), hosts=hosts)
     assert codes == [83] * hosts, gang.stderr
     assert words in gang.verdict["message"] and gang.verdict["rank"] == hosts - 1
     assert "Traceback" not in gang.stderr and gang.summary["status"] == "failed"
@@ -56,7 +55,7 @@ def test_file_name_that_is_not_utf_8_is_in_the_verdict(
 
 
 def test_malformed_progress_lines_do_not_end_an_agent(tmp_path: Path) -> None:
-    command = write_program(
+    gang, codes = run_program(
         tmp_path,
         """
         fd = int(os.environ["JAXLAUNCH_PROGRESS_FD"])
@@ -70,8 +69,8 @@ def test_malformed_progress_lines_do_not_end_an_agent(tmp_path: Path) -> None:
         say(phase="step", step=7)
         time.sleep(1.5)  # a beat carries it all
         """,
+        hosts=2,
     )
-    gang, codes = run_gang(tmp_path, make_job(command), hosts=2)
     assert codes == [0, 0], gang.stderr
     assert gang.summary["step"] == 7
     assert "Traceback" not in gang.stderr

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.gang.agents import Gang, child_pids, make_job, run_gang, write_program
+from tests.gang.agents import Gang, child_pids, make_job, run_gang, run_program, write_program
 
 CRASH_TWICE = """
 say(phase="step", step=5 * ATTEMPT)
@@ -23,9 +23,7 @@ if ATTEMPT < 3:
 
 
 def test_transient_fault_is_restarted_in_place(tmp_path: Path) -> None:
-    gang, codes = run_gang(
-        tmp_path, make_job(write_program(tmp_path, CRASH_TWICE), in_place_limit=2), hosts=2
-    )
+    gang, codes = run_program(tmp_path, CRASH_TWICE, in_place_limit=2, hosts=2)
     assert codes == [0, 0]
     assert gang.summary["restarts"] == {"crash": 2} and gang.verdict["cause"] == "done"
     assert [attempt["cause"] for attempt in gang.attempts] == ["crash", "crash", "done"]
@@ -55,7 +53,7 @@ def test_restart_is_counted_while_the_next_attempt_runs(tmp_path: Path) -> None:
 
 
 def test_permanent_fault_is_not_retried(tmp_path: Path) -> None:
-    command = write_program(
+    gang, codes = run_program(
         tmp_path,
         """
         say(hello="trainer")
@@ -63,8 +61,8 @@ def test_permanent_fault_is_not_retried(tmp_path: Path) -> None:
         say(error={"type": "DataError", "message": "no file matches", "traceback": "", "code": 65})
         os._exit(65)
         """,
+        in_place_limit=3,
     )
-    gang, codes = run_gang(tmp_path, make_job(command, in_place_limit=3))
     assert codes == [65]
     assert gang.verdict["cause"] == "bad_data" and len(gang.attempts) == 1
 
@@ -97,10 +95,11 @@ def test_program_that_fails_twice_alike_at_its_start_is_not_retried(
 
 
 def test_another_job_in_the_same_folder_is_another_start(tmp_path: Path) -> None:
-    successful = write_program(
-        tmp_path, "say(phase='step', step=57); say(committed=57); print('one')"
+    run_program(
+        tmp_path,
+        "say(phase='step', step=57); say(committed=57); print('one')",
+        env={"JAXLAUNCH_UID": "first"},
     )
-    run_gang(tmp_path, make_job(successful), env={"JAXLAUNCH_UID": "first"})
     text = "say(hello='trainer'); say(phase='init'); print('two', flush=True); os._exit(78)"
     refused = write_program(tmp_path, text, name="refused.py")
     gang, codes = run_gang(tmp_path, make_job(refused), env={"JAXLAUNCH_UID": "second"})
@@ -139,9 +138,7 @@ def test_history_of_another_run_is_not_used(tmp_path: Path) -> None:
 
 
 def test_gang_runs_without_a_run_folder(tmp_path: Path) -> None:
-    gang, codes = run_gang(
-        tmp_path, make_job(write_program(tmp_path, "os._exit(3)")), env={"JAXLAUNCH_RUN_DIR": ""}
-    )
+    gang, codes = run_program(tmp_path, "os._exit(3)", env={"JAXLAUNCH_RUN_DIR": ""})
     assert codes == [83]
     assert not gang.run_dir.exists() and "crash (83)" in gang.stderr
 

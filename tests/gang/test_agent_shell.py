@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.gang.agents import Gang, make_job, run_gang, write_program, write_script
+from tests.gang.agents import Gang, make_job, run_gang, run_program, write_program, write_script
 
 
 def shell_command(folder: Path, line: str, **programs: str) -> tuple[str, ...]:
@@ -192,8 +192,7 @@ raise ValueError("executed anew")
 
 
 def test_program_that_executes_itself_again_still_reports(tmp_path: Path) -> None:
-    command = write_program(tmp_path, f"OPTIONS, HANGS = [], False\n{REEXECUTE}")
-    gang, codes = run_gang(tmp_path, make_job(command))
+    gang, codes = run_program(tmp_path, f"OPTIONS, HANGS = [], False\n{REEXECUTE}")
     assert codes == [83]
     assert gang.verdict["message"] == "rank 0 raised at step 2: ValueError: executed anew"
 
@@ -201,7 +200,8 @@ def test_program_that_executes_itself_again_still_reports(tmp_path: Path) -> Non
 def test_request_for_stacks_does_not_end_a_program_that_executed_itself_again(
     tmp_path: Path,
 ) -> None:
-    command = write_program(tmp_path, f"OPTIONS, HANGS = ['-I', '-S'], True\n{REEXECUTE}")
-    gang, codes = run_gang(tmp_path, make_job(command, timeouts_s={"step": 1.0}))
+    gang, codes = run_program(
+        tmp_path, f"OPTIONS, HANGS = ['-I', '-S'], True\n{REEXECUTE}", timeouts_s={"step": 1.0}
+    )
     assert codes == [82]
     assert "SIGUSR1" not in gang.stderr and "rank 0 makes no progress" in gang.verdict["message"]

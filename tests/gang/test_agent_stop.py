@@ -10,15 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.gang.agents import (
-    PATIENCE_S,
-    Gang,
-    child_pids,
-    is_alive,
-    make_job,
-    poll_until,
-    write_program,
-)
+from tests.gang.agents import PATIENCE_S, Gang, is_alive, make_job, poll_until, write_program
 
 GRACE_S = 8.0  # of which 5 s are kept for leaving
 
@@ -78,7 +70,7 @@ def test_rank_that_delays_the_save_is_named_at_the_deadline(tmp_path: Path) -> N
     """
     with make_gang(tmp_path, deaf) as gang:
         gang.start().wait_for_marks("up-0", "up-1")
-        pids = [pid for agent in gang.agents.values() for pid in child_pids(agent.pid)]
+        pids = gang.child_pids()
         signalled_at = time.monotonic()
         gang.signal(0)
         assert gang.wait() == [80, 80]

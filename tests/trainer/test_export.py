@@ -92,7 +92,7 @@ def hf(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_transformers_loads_every_model_and_says_the_same(hf: Path, tmp_path: Path) -> None:
     try:
         environments.find_python("torch")
-    except environments.Missing as error:
+    except environments.MissingEnvironmentError as error:
         needs.absent(str(error))
     arguments = []
     for case in CASES:
@@ -122,7 +122,7 @@ def test_transformers_loads_every_model_and_says_the_same(hf: Path, tmp_path: Pa
 def test_transformers_says_the_same_of_every_family_and_rotary_scaling(tmp_path: Path) -> None:
     try:
         environments.find_python("torch")
-    except environments.Missing as error:
+    except environments.MissingEnvironmentError as error:
         needs.absent(str(error))
     arguments = []
     for case in SCALED:

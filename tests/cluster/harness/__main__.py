@@ -58,7 +58,7 @@ def main(words: list[str]) -> int:
         return 2
     try:
         return COMMANDS[words[0]]()
-    except (cluster.Unable, build.Missing, process.Down) as error:
+    except (cluster.UnsupportedMachineError, build.MissingToolError, process.StartError) as error:
         print(error, file=sys.stderr)
         return 1
 

@@ -20,7 +20,7 @@ import yaml
 MERGE = "application/merge-patch+json"
 
 
-class Refused(RuntimeError):
+class RefusedError(RuntimeError):
     """An error of the server, with its status and text."""
 
     def __init__(self, status: int, text: str) -> None:
@@ -65,7 +65,7 @@ class Api:
             for path in paths:
                 try:
                     self.exchange(connection, Call("DELETE", path))
-                except Refused as error:
+                except RefusedError as error:
                     if error.status != 404:
                         raise
 
@@ -90,7 +90,9 @@ class Api:
         text = answer.read().decode()
         is_json = answer.headers.get_content_type() == "application/json"
         if answer.status >= 400:
-            raise Refused(answer.status, json.loads(text).get("message", text) if is_json else text)
+            raise RefusedError(
+                answer.status, json.loads(text).get("message", text) if is_json else text
+            )
         return json.loads(text) if is_json and text else text
 
 

@@ -43,7 +43,7 @@ PROGRAMS = {
 }
 
 
-class Missing(RuntimeError):
+class MissingToolError(RuntimeError):
     """The machine lacks something that a cluster needs; the message says how to get it."""
 
 
@@ -67,7 +67,7 @@ def find_machine_go() -> str:
     for path in (shutil.which("go"), "/usr/local/go/bin/go"):
         if path and os.access(path, os.X_OK):
             return path
-    raise Missing(
+    raise MissingToolError(
         "no Go compiler, which builds a cluster's programs: apt-get install golang-go (any "
         "age will do)"
     )
@@ -98,7 +98,7 @@ def download_module(compiler: str, module: str, folder: Path) -> Path:
         command, cwd=folder, env=os.environ | {"GOFLAGS": ""}, capture_output=True, text=True
     )
     if done.returncode:
-        raise Missing(f"{module} cannot be downloaded: {done.stdout} {done.stderr}")
+        raise MissingToolError(f"{module} cannot be downloaded: {done.stdout} {done.stderr}")
     return Path(json.loads(done.stdout)["Dir"])
 
 

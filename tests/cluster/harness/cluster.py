@@ -41,7 +41,7 @@ DAEMONS = {
 }
 
 
-class Unable(RuntimeError):
+class UnsupportedMachineError(RuntimeError):
     """This machine cannot run a cluster; the message says what it lacks and how to get it."""
 
 
@@ -63,7 +63,7 @@ def is_up() -> bool:
         return False
     try:
         control.await_server()  # it may be slow for a moment, on a machine that others use too
-    except process.Down:
+    except process.StartError:
         return False
     return True
 
@@ -71,7 +71,7 @@ def is_up() -> bool:
 def start_cluster() -> bool:
     """Start a cluster if none is up; return whether it did. Raises Unable or process.Down."""
     if faults := machine.find_missing():
-        raise Unable("; ".join(faults))
+        raise UnsupportedMachineError("; ".join(faults))
     home = build.build_programs()
     with lock_machine():
         if is_up():
@@ -134,7 +134,7 @@ def clean_machine() -> None:
     teardown.remove_cluster()
     if ports := machine.find_taken_ports():
         listed = ", ".join(f"127.0.0.1:{port}" for port in ports)
-        raise Unable(
+        raise UnsupportedMachineError(
             f"another program listens on {listed}, which a cluster needs (`ss -ltnp` says "
             "which program)"
         )

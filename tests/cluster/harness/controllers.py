@@ -8,7 +8,7 @@ from pathlib import Path
 import yaml
 
 from tests.cluster.harness import process
-from tests.cluster.harness.api import Api, Refused
+from tests.cluster.harness.api import Api, RefusedError
 from tests.cluster.harness.control import is_healthy
 from tests.cluster.harness.places import (
     ADMIN,
@@ -104,7 +104,7 @@ def webhooks_answer() -> bool:
         Api(ADMIN).create(
             "/apis/jobset.x-k8s.io/v1alpha2/namespaces/default/jobsets?dryRun=All", jobset
         )
-    except Refused as error:
+    except RefusedError as error:
         if "failed calling webhook" not in str(error) and error.status != 404:
             raise
         return False

@@ -42,7 +42,7 @@ def find_missing() -> list[str]:
     if not build.is_built():
         try:
             build.find_machine_go()
-        except build.Missing as fault:
+        except build.MissingToolError as fault:
             faults.append(str(fault))
     return faults
 

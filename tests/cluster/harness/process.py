@@ -34,7 +34,7 @@ class Daemon(NamedTuple):
     leads: bool  # it was started here; else it is a child of that one: a shim, of containerd's
 
 
-class Down(RuntimeError):
+class StartError(RuntimeError):
     """A part of the cluster did not start; the message has the end of its log."""
 
 
@@ -134,9 +134,9 @@ def wait_until_ready(name: str, probe: Callable[[], object], within: float = 300
         if name in find_daemons():
             probed_at = time.monotonic()
         elif time.monotonic() > probed_at + 5:  # within its exec, a process shows no environment
-            raise Down(f"{name} ended while it started\n{read_tail(name)}")
+            raise StartError(f"{name} ended while it started\n{read_tail(name)}")
         time.sleep(0.02)
-    raise Down(
+    raise StartError(
         f"{name} was not ready after {within:.0f} s; the last answer: {last}\n{read_tail(name)}"
     )
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import yaml
 
 from tests.cluster.harness import cgroups, containerd, kubelet, pki, process
-from tests.cluster.harness.api import Api, Refused
+from tests.cluster.harness.api import Api, RefusedError
 from tests.cluster.harness.places import ADMIN, CGROUP, IP, KUBECONFIGS, PKI, RUN, STORE
 
 NODE = "node-1"
@@ -40,7 +40,7 @@ def join_node(home: Path, *images: str) -> Iterator[None]:
         yield
     finally:
         end_node()
-        with suppress(Refused):  # it was deleted meanwhile
+        with suppress(RefusedError):  # it was deleted meanwhile
             Api(ADMIN).delete(PATH)
 
 
@@ -161,7 +161,7 @@ def mark_unknown() -> None:
             for condition in conditions
         ]
         path = f"/api/v1/namespaces/{pod['metadata']['namespace']}/pods/{pod['metadata']['name']}/status"
-        with suppress(Refused):  # it is gone meanwhile
+        with suppress(RefusedError):  # it is gone meanwhile
             api.merge(path, {"status": {"conditions": changed}})
 
 

@@ -74,7 +74,7 @@ def ours(loaded: TextModel, asked: dict[str, Any]) -> list[list[int]]:
 def test_greedy_tokens_and_beams_are_those_of_transformers(tmp_path: Path) -> None:
     try:
         environments.find_python("torch")
-    except environments.Missing as error:
+    except environments.MissingEnvironmentError as error:
         needs.absent(str(error))
     asked, found = [], []
     for case in (*FAMILIES, "gpt2_tiny"):

@@ -36,7 +36,7 @@ def encode_with_transformers(
     """Ids and masks of the chats by each tokenizer."""
     try:
         environments.find_python("torch")
-    except environments.Missing as error:
+    except environments.MissingEnvironmentError as error:
         needs.absent(str(error))
     (folder / "chats.json").write_text(json.dumps(list(zip(result, tools, strict=True))))
     program = str(Path(__file__).with_name("transformers_chats.py"))

@@ -160,7 +160,7 @@ def test_export_loads_here_and_in_transformers(
         actual[name] = loaded.logprobs(TEXT)[0]
     try:
         environments.find_python("torch")
-    except environments.Missing as error:
+    except environments.MissingEnvironmentError as error:
         needs.absent(str(error))
     program = str(Path(__file__).with_name("transformers_says.py"))
     folders = [each.exported for each in trainings.values()]
