@@ -157,7 +157,7 @@ def start_daemons(home: Path) -> None:
     for part in (kubelet, dns, kwok):
         part.start(home)
     for part in (control, controllers, kubelet, dns, kwok):
-        part.settled()
+        part.wait_until_settled()
 
 
 def print_status(words: str) -> None:
