@@ -40,9 +40,7 @@ def can_open(result: dict[str, Any]) -> int:
     return len(source)
 
 
-def test_images_are_counted_and_faults_reported(
-    photo_folder: Path,
-) -> None:
+def test_images_are_counted_and_faults_reported(photo_folder: Path) -> None:
     sheet = photo_folder.parent / "sheet.png"
     result = inspect_path(str(photo_folder), None, str(sheet))
     assert result["kind"] == "images" and result["splits"] == {"train": 9, "eval": 3}
@@ -130,14 +128,7 @@ def test_command_prints_the_parts_of_a_mixture(photo_folder: Path) -> None:
     completed = subprocess.run(command, capture_output=True, text=True, check=True)
     rows = [line.split() for line in completed.stdout.splitlines()]
     assert rows[1] == ["a", "table", "6", "2", "0.75", "1.833"]
-    assert rows[2] == [
-        "b",
-        "table",
-        "8",
-        "0",
-        "0.25",
-        "0.375",
-    ]
+    assert rows[2] == ["b", "table", "8", "0", "0.25", "0.375"]
     assert "in one pass over all 14 examples" in completed.stdout
     completed = subprocess.run([*command, "--label", "x"], capture_output=True, text=True)
     assert completed.returncode == 2

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import types
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
@@ -111,9 +112,9 @@ class Examples:
         self._draws = RandomPolicy(settings.seed, settings.purpose, self._is_seeded, returns_state)
         self.array_specs = self._read_array_specs()
         self._batch_function: Callable[[Batch], Batch] | None = None
-        method = getattr(example, "__func__", None)
-        if is_deterministic and source.has_rows and method in _BATCH_FUNCTIONS:
-            self._batch_function = partial(_BATCH_FUNCTIONS[method], example.__self__)
+        if isinstance(example, types.MethodType) and is_deterministic and source.has_rows:
+            function = _BATCH_FUNCTIONS.get(example.__func__)
+            self._batch_function = function and partial(function, example.__self__)
         example_bytes = sum(
             math.prod(form.shape) * narrow_dtype(form.dtype).itemsize
             for form in self.array_specs.values()

@@ -84,10 +84,10 @@ class _Part(DerivedSource):
         self._part, self.name = part, f"{whole.name}, {part.label}"
 
     def __len__(self) -> int:
-        return self._part.count
+        return self._part.length
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        return self._source[self._part.index(index)]
+        return self._source[self._part.pick(index)]
 
     def fingerprint(self) -> str:
         """Return the fingerprint of the whole and the label of this part."""

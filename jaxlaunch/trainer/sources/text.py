@@ -64,7 +64,7 @@ def open_stream(data: Text, length: int, split: Split) -> TextStream | None:
         pieces = [(path, 0, middle) if split == "train" else (path, middle, size)]
     else:
         part = HeldOutShare(data.eval_split, len(pieces), "files").part(split)
-        pieces = [pieces[part.index(number)] for number in range(part.count)]
+        pieces = [pieces[part.pick(number)] for number in range(part.length)]
     try:
         return TextStream(pieces, length, split, data.apart)
     except DataError as error:

@@ -334,7 +334,7 @@ def _shard_rows(
             tokens = np.concatenate([texts.tokens[segment] for segment in inside]).astype(dtype)
             # The first token of a segment is not a target.
             target_bytes = (bytes_before_T[ends] - bytes_before_T[row.starts + 1]).sum()
-            record = {"tokens": tokens, "lengths": row.lengths.astype(np.int32)}
+            record: dict[str, Any] = {"tokens": tokens, "lengths": row.lengths.astype(np.int32)}
             record["bytes"] = np.float32(target_bytes)
             if recipe.template is not None:
                 is_target = np.concatenate([texts.is_target[segment] for segment in inside])

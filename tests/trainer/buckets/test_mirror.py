@@ -1,4 +1,4 @@
-"""The run folder in a bucket: what earlier attempts left is there before the first, what changes is put, lines join."""
+"""The copy of a run folder in a bucket."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from tests.bucket_server import Bucket
 
 HOME = "runs-of-us/lm/.jaxlaunch"
 URL = f"gs://{HOME}"
+PROGRAM = [sys.executable, "-m", "jaxlaunch.trainer.buckets.mirror"]
 
 
 @pytest.fixture(scope="module")
@@ -159,17 +160,7 @@ def test_failed_push_is_repeated(bucket, tmp_path, monkeypatch) -> None:
 
 def test_process_reports_ready_and_pushes_at_the_end(bucket, tmp_path) -> None:
     put_files(bucket, **{"attempts.jsonl": "1\n"})
-    argv = [
-        sys.executable,
-        "-m",
-        "jaxlaunch.trainer.buckets.mirror",
-        URL,
-        str(tmp_path),
-        "--ranks",
-        "0",
-        "1",
-        "--whole",
-    ]
+    argv = [*PROGRAM, URL, str(tmp_path), "--ranks", "0", "1", "--whole"]
     with subprocess.Popen(
         argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:
@@ -184,16 +175,7 @@ def test_process_reports_ready_and_pushes_at_the_end(bucket, tmp_path) -> None:
 
 
 def test_unsupported_url_is_reported(tmp_path) -> None:
-    argv = [
-        sys.executable,
-        "-m",
-        "jaxlaunch.trainer.buckets.mirror",
-        "http://host/x",
-        str(tmp_path),
-        "--ranks",
-        "0",
-        "1",
-    ]
+    argv = [*PROGRAM, "http://host/x", str(tmp_path), "--ranks", "0", "1"]
     completed = subprocess.run(argv, input="", capture_output=True, text=True)
     assert (
         completed.returncode == 84 and "http://host/x" in completed.stdout and not completed.stderr

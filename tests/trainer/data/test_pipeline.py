@@ -10,6 +10,8 @@ from jaxlaunch.trainer.errors import DataError
 from jaxlaunch.trainer.loop.training import cut_spans
 from jaxlaunch.trainer.sources.torch import MapDataset
 
+SETTINGS: dict[str, Any] = {"prefetch": 2, "threads": 2}
+
 
 class Numbers:
     def __init__(self, length: int) -> None:
@@ -35,8 +37,7 @@ def make_pipeline(
         rows=rows or range(batch),
         seed=seed,
         shuffle=shuffle,
-        prefetch=2,
-        threads=2,
+        **SETTINGS,
     )
 
 
@@ -121,7 +122,7 @@ def test_read_error_is_raised_at_its_batch() -> None:
 
 
 def test_growing_source_keeps_its_order() -> None:
-    """The order follows from the length, which the processes of a run would else see at different times."""
+    """The length is read once, because processes may see it at different times."""
     growing = Numbers(10)
     user, torch = (
         Pipeline(found, dict, batch=2, rows=range(2), seed=0, shuffle=True, prefetch=1, threads=1)
@@ -161,7 +162,7 @@ def test_evaluation_counts_each_example_once(length: int, batch: int, processes:
 
 @pytest.mark.parametrize("rows", [range(4), range(2), range(2, 4)], ids=str)
 def test_first_non_finite_example_is_described(rows: range) -> None:
-    """Position 11 is of the second epoch of 7 examples, and of the step from 8 on; the label is a whole number."""
+    """Position 11 is in the second epoch of 7 examples and in the step from 8 on."""
 
     def example(raw: dict[str, Any]) -> dict[str, Any]:
         return {"x": np.full((2, 2), [1.0, np.inf if raw["x"] == 4 else 2.0]), "label": raw["x"]}

@@ -276,9 +276,7 @@ def test_worker_imports_neither_jax_nor_grain(datasets: Path) -> None:
     assert subprocess.check_output([sys.executable, "-c", program]) == b"set()\n"
 
 
-def test_loader_workers_are_the_default(
-    datasets: Path,
-) -> None:
+def test_loader_workers_are_the_default(datasets: Path) -> None:
     assert open_source("their_items:loader", {}, workers=None).workers == 2
     assert open_source("their_items:loader", {}, workers=0).workers == 0
     assert open_source("their_items:Drawing", {}, workers=None).workers == 0

@@ -1,4 +1,4 @@
-"""Images and tables packed into records are read as they were, whatever killed the packing on its way."""
+"""Packed images and tables are read unchanged, also after packing was killed."""
 
 import random
 import signal
@@ -72,9 +72,7 @@ def are_equal(first: list[dict[str, Any]], second: list[dict[str, Any]]) -> bool
     return len(first) == len(second) > 0
 
 
-def test_killed_packing_resumes_with_the_same_bytes(
-    tmp_path: Path,
-) -> None:
+def test_killed_packing_resumes_with_the_same_bytes(tmp_path: Path) -> None:
     spec = make_job(
         source="images",
         path=str(made_images.write_folders(tmp_path / "set", item=40)),
@@ -128,9 +126,7 @@ def test_packed_table_keeps_features_labels_and_scale(tmp_path: Path) -> None:
         pack.pack_data(spec, tmp_path / "other", 64)
 
 
-def test_resize_reduces_images_and_foreign_folders_are_refused(
-    tmp_path: Path,
-) -> None:
+def test_resize_reduces_images_and_foreign_folders_are_refused(tmp_path: Path) -> None:
     set_ = made_images.write_folders(tmp_path / "set", item=2)
     Image.new("RGB", (200, 80), (9, 8, 7)).save(set_ / "cat" / "wide.png")
     spec = make_job(source="images", path=str(set_), eval_split=0.2, size=8)

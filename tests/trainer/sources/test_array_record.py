@@ -48,13 +48,6 @@ def test_eval_path_gives_the_evaluation_records(folder: Path) -> None:
     assert read_values(open_records("eval", **pair)) == list(range(4, 10))
 
 
-def test_unmatched_path_lists_the_folder(folder: Path) -> None:
-    with pytest.raises(
-        DataError, match=r"matches no file; .* holds part-0.array_record, part-1.array_record"
-    ):
-        open_records("train", path=f"{folder}/train-*")
-
-
 def test_truncated_file_is_reported(folder: Path) -> None:
     path = folder / "part-2.array_record"
     os.truncate(path, 1000)

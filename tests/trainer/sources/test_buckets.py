@@ -1,4 +1,4 @@
-"""Sources read objects in gs:// and s3:// as they read files: from a local server, through gcsfs and s3fs."""
+"""Sources read objects in gs:// and s3:// as they read files."""
 
 import gzip
 import os
@@ -231,9 +231,7 @@ def test_missing_package_of_a_store_names_the_extra(url, extra, monkeypatch) -> 
         assert caught.value.code == 64
 
 
-def test_compilation_cache_reports_a_missing_package(
-    monkeypatch,
-) -> None:
+def test_compilation_cache_reports_a_missing_package(monkeypatch) -> None:
     monkeypatch.setattr(remote.importlib.util, "find_spec", lambda name: None)  # type: ignore[attr-defined]
     monkeypatch.setattr("fsspec.registry", {})
     with pytest.raises(

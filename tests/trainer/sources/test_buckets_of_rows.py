@@ -1,4 +1,4 @@
-"""Images and tables in gs:// and s3:// are those on the disk, also where the store fails now and then."""
+"""Images and tables in buckets equal local ones, also if the store fails now and then."""
 
 import contextlib
 import hashlib

@@ -105,9 +105,7 @@ def test_epochs_by_part_match_the_positions() -> None:
 
 
 @pytest.mark.parametrize("hosts", [1, 2])
-def test_evaluation_reads_each_part_once_in_its_own_batches(
-    hosts: int,
-) -> None:
+def test_evaluation_reads_each_part_once_in_its_own_batches(hosts: int) -> None:
     share, observed = 8 // hosts, Counter[int]()
     for host in range(hosts):
         rows = range(host * share, (host + 1) * share)
@@ -182,10 +180,7 @@ def test_text_mixture_is_prepared_by_part(tmp_path: Path, monkeypatch: pytest.Mo
     train, held_out = open_source(spec, "train"), open_source(spec, "eval")
     assert isinstance(train, Mixture) and isinstance(held_out, Mixture)
     assert set(train.epochs_by_part(0)) == {"a", "b"}
-    assert set(held_out.epochs_by_part(0)) == {
-        "a",
-        "c",
-    }
+    assert set(held_out.epochs_by_part(0)) == {"a", "c"}
     result = train.example_indexes(0, BLOCK, seed=0, shuffle=True)
     assert sum(int(index) < len(train._parts[0]) for index in result) == 750
     reports = prepare.prepare_text(spec)
@@ -195,24 +190,3 @@ def test_text_mixture_is_prepared_by_part(tmp_path: Path, monkeypatch: pytest.Mo
     assert len(held_out._parts[1]) == reports[2]["rows"]["train"]
     assert len(reports) == 3 and sum(each["rows"]["train"] for each in reports[:2]) == len(train)
     assert "tokenizer.json" in tokenizer_files(spec.data)
-
-
-@pytest.mark.parametrize(
-    ("parts", "words"),
-    [
-        ({}, "weights that sum to 0"),
-        ({"a": {"weight": 0, "path": "x"}}, "weights that sum to 0"),
-        ({"a": {"weight": -1, "path": "x"}}, "greater than or equal to 0"),
-        (
-            {"a": {"weight": float("inf"), "path": "x"}, "b": {"weight": 1, "path": "x"}},
-            "finite number",
-        ),
-        ({"a": {"weight": float("nan"), "path": "x"}}, "finite number"),
-        ({"a": {"weight": 1}}, "Field required"),
-        ({"a": {"weight": 1, "path": "http://x"}}, "cannot be read"),
-        ({"a": {"weight": 1, "path": "x", "tokenizer": "bytes"}}, "a with a tokenizer of its own"),
-    ],
-)
-def test_invalid_parts_are_refused(tmp_path: Path, parts: dict[str, Any], words: str) -> None:
-    with pytest.raises(ValueError, match=words):
-        make_job(tmp_path, parts)

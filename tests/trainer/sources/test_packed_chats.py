@@ -1,4 +1,4 @@
-"""Prepared chats in the hands of the trainer: the assistant's tokens are the targets, and nothing else is."""
+"""Chats in training: only the tokens of the assistant are targets."""
 
 from pathlib import Path
 from typing import Any

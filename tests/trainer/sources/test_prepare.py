@@ -69,11 +69,6 @@ def test_missing_network_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyP
         TfdsSplit("mnist", "train", str(tmp_path))
 
 
-def test_unknown_dataset_is_refused_with_suggestions(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="data.name = mnits is not a dataset; did you mean mnist"):
-        TfdsSplit("mnits", "train", str(tmp_path))
-
-
 def test_unwritable_folder_is_reported() -> None:
     with pytest.raises(
         DataError, match="digits is not prepared in /proc/none, which cannot be written"

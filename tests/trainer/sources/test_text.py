@@ -119,9 +119,7 @@ def test_shrunk_file_is_reported(tmp_path: Path) -> None:
         source[0]
 
 
-def test_fingerprint_depends_on_split_length_content_and_apart(
-    folder: Path,
-) -> None:
+def test_fingerprint_depends_on_split_length_content_and_apart(folder: Path) -> None:
     def fingerprint(split: str = "train", length: int = 8, **keys: Any) -> str:
         return str(open_split(split, f"{folder}/*.txt", length, **keys).fingerprint())
 

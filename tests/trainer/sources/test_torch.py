@@ -66,9 +66,7 @@ def test_items_become_arrays(dataset: str, item: Any) -> None:
     assert np.array_equal(example["image"], np.ones((2, 2))) and int(example["label"]) == 3
 
 
-def test_fingerprint_has_digests_of_the_arguments(
-    dataset: str,
-) -> None:
+def test_fingerprint_has_digests_of_the_arguments(dataset: str) -> None:
     message = open_source(dataset, {"items": ["s3cret", "word"]}, shuffle=True).fingerprint()
     assert message.startswith(f'{dataset}, 2 examples, args sha256 {{"items": "')
     assert "s3cret" not in message
@@ -105,9 +103,7 @@ def test_dataset_gets_the_generator_of_the_example(dataset: str) -> None:
     assert not np.array_equal(examples.read(np.array([4]), np.array([22]))["x"], whole[4:5])
 
 
-def test_dataset_is_cached_only_if_deterministic(
-    dataset: str,
-) -> None:
+def test_dataset_is_cached_only_if_deterministic(dataset: str) -> None:
     class Counted(list[Any]):
         reads = 0
 
@@ -128,9 +124,7 @@ def test_dataset_is_cached_only_if_deterministic(
         assert items.reads - earlier == expected
 
 
-def test_storage_failure_of_a_constructor_is_temporary(
-    dataset: str,
-) -> None:
+def test_storage_failure_of_a_constructor_is_temporary(dataset: str) -> None:
     with pytest.raises(
         StorageError, match="their_datasets:Away cannot be built: TimeoutError: the bucket does not"
     ):

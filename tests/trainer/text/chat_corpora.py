@@ -69,7 +69,7 @@ def llama(*, marked: bool) -> str:
 
 
 def make_chats(count: int, seed: int = 0) -> list[list[dict[str, Any]]]:
-    """Chats of one to four rounds; some have a system turn, tools and calls, and turns without a word."""
+    """Return chats of one to four rounds, some with a system turn, tools or empty turns."""
     draw = random.Random(seed)
     texts = corpora.make_texts(1000, seed=seed, longest=12)
     result = []

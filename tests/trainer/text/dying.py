@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 def in_a_worker(parent: int, completed: Path) -> None:
-    """Done by `parent` alone: any other process is killed as the kernel does it where memory runs out."""
+    """Succeed in `parent` alone; any other process is killed, as for lack of memory."""
     if os.getpid() != parent:
         os.kill(os.getpid(), signal.SIGKILL)
     completed.touch()

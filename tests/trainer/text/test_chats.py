@@ -1,4 +1,4 @@
-"""Chats: the ids and the assistant's tokens are those of transformers, and what cannot be told is refused."""
+"""Ids and targets of chats equal those of transformers; ambiguous chats are refused."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from pyarrow import parquet
 
 from jaxlaunch.trainer.checkpoint import saved_files
-from jaxlaunch.trainer.errors import DataError, SpecError
+from jaxlaunch.trainer.errors import DataError
 from jaxlaunch.trainer.spec import Mixture, Text
 from jaxlaunch.trainer.text import chats, documents, recipe, tokenizer
 from tests import environments, needs
@@ -91,10 +91,7 @@ def test_ids_and_targets_equal_transformers(tmp_path: Path) -> None:
         if name == "llama":  # without marks, turn by turn
             assert encode_chat(
                 chat_corpora.save_chat_tokenizer(tmp_path / "plain", llama(marked=False)), result
-            ) == (
-                ids,
-                masks,
-            )
+            ) == (ids, masks)
         if name == "beside":  # as in one file, by name
             assert actual == encode_chat(folders["calls"], result, tools)
             assert chats.load_chats(folder).digest == chats.load_chats(folders["calls"]).digest
@@ -263,31 +260,6 @@ def test_invalid_chat_is_reported_with_its_row(
     ) as raised:
         list(documents.read_documents(part, "messages", built))
     assert raised.value.code == 65
-
-
-@pytest.mark.parametrize(
-    ("template", "words"),
-    [
-        (
-            None,
-            "has no chat template, which messages need: no chat_template in tokenizer_config.json",
-        ),
-        ("a\n{% if %}", "its chat template is not valid, line 2: "),
-        (3, "its chat_template is the number 3, not a text"),
-        (
-            [{"name": "rag", "template": ""}],
-            "has chat templates named rag, and none is named default",
-        ),
-    ],
-)
-def test_missing_template_is_reported_before_preparation(
-    tmp_path: Path, template: Any, words: str
-) -> None:
-    chat_corpora.write_lines(tmp_path / "a.jsonl", [FEW])
-    data = make_chat(tmp_path, chat_corpora.save_chat_tokenizer(tmp_path / "tokenizer", template))
-    with pytest.raises(SpecError, match=f"data.tokenizer = .*/tokenizer:? {words}") as raised:
-        recipe.make_recipe(data, 32)
-    assert raised.value.code == 64
 
 
 def test_keys_and_files_unsuited_to_chats_are_refused(tmp_path: Path) -> None:

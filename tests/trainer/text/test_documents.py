@@ -263,29 +263,12 @@ def rows(*lines: Any) -> bytes:
 
 GOOD = {"text": "fine"}
 WRONG: list[tuple[str, bytes, str]] = [
-    (
-        "no field",
-        rows(GOOD, {"body": "x", "id": 1}),
-        "a.jsonl, row 2: it has no field 'text'; it has body, id",
-    ),
     ("no key at all", rows(GOOD, GOOD, {}), "row 3: it has no field 'text'; it has none"),
-    ("a number", rows(GOOD, {"text": 3}), "row 2: its field 'text' is the number 3, not a text"),
     ("a truth", rows({"text": True}), "row 1: its field 'text' is true or false, not a text"),
-    ("null", rows(GOOD, {"text": None}), "row 2: its field 'text' is null, not a text"),
-    ("a list", rows({"text": ["a"]}), "row 1: its field 'text' is a list, not a text"),
     ("an object", rows({"text": {"a": 1}}), "row 1: its field 'text' is an object, not a text"),
-    (
-        "a row that is a list",
-        rows(GOOD, [1]),
-        "row 2: it is a list, not an object with the field 'text'",
-    ),
     ("a row that is a text", rows("hello"), "row 1: it is a text, not an object"),
     ("a row that is null", rows(None), "row 1: it is null, not an object"),
-    ("no JSON", rows(GOOD) + b"text: yaml\n", "row 2: it is not JSON: "),
-    ("a line that is cut", rows(GOOD) + b'{"text": "ab', "row 2: it is not JSON: "),
-    ("an object over many lines", json.dumps([GOOD], indent=1).encode(), "row 1: it is not JSON: "),
     ("blank lines before", b"\n\n" + rows({"x": 1}), "row 3: it has no field"),
-    ("an empty file", b"", "a.jsonl is empty: it has no rows"),
 ]
 
 
@@ -300,31 +283,11 @@ def test_invalid_row_is_reported_with_its_file(tmp_path: Path, data: bytes, word
 
 
 def test_invalid_table_is_reported(tmp_path: Path) -> None:
-    parquet.write_table(pa.table({"a": [1], "body": ["x"]}), tmp_path / "column.parquet")
-    parquet.write_table(pa.table({"text": [1, 2]}), tmp_path / "type.parquet")
-    parquet.write_table(
-        pa.table({"text": ["a"] * 9 + [None]}), tmp_path / "null.parquet", row_group_size=4
-    )
-    (tmp_path / "short.parquet").write_bytes((tmp_path / "column.parquet").read_bytes()[:-20])
-    (tmp_path / "none.parquet").write_bytes(b"PAR1 no")
-    (tmp_path / "empty.parquet").touch()
     write_arrow(tmp_path / "column.arrow", {"body": ["x"]})
     write_arrow(tmp_path / "null.arrow", {"text": ["a"] * 20 + [None]})
-    (tmp_path / "short.arrow").write_bytes(
-        write_arrow(tmp_path / "s.arrow", {"text": TEXTS}).read_bytes()[:2000]
-    )
-    (tmp_path / "none.arrow").write_bytes(b"no arrow at all, but text")
     for name, words in (
-        ("column.parquet", "has no column 'text'; it has a, body"),
-        ("type.parquet", "its column 'text' is of int64, not of text"),
-        ("null.parquet", ", row 10: its field 'text' is null, not a text"),
-        ("short.parquet", "is not a Parquet file, or is truncated"),
-        ("none.parquet", "is not a Parquet file, or is truncated"),
-        ("empty.parquet", "is empty: it has no rows"),
         ("column.arrow", "has no column 'text'; it has body"),
         ("null.arrow", ", row 21: its field 'text' is null, not a text"),
-        ("short.arrow", "is damaged: "),
-        ("none.arrow", "is damaged: "),
     ):
         with pytest.raises(DataError) as raised:
             read_texts(tmp_path / name)

@@ -1,4 +1,4 @@
-"""The examples on a small published model, whole and by adapters: better than its start, and used elsewhere."""
+"""The examples on a small published model, fully and with adapters."""
 
 from __future__ import annotations
 
@@ -148,9 +148,7 @@ def test_finetuning_reduces_bits_per_byte(trainings: dict[str, Trained], name: s
     assert trainings[name].after < 0.8 * trainings[name].before
 
 
-def test_export_loads_here_and_in_transformers(
-    trainings: dict[str, Trained],
-) -> None:
+def test_export_loads_here_and_in_transformers(trainings: dict[str, Trained]) -> None:
     alone = mesh.build_mesh(Mesh(dp=1), jax.devices()[:1])
     actual = {}
     for name, item in trainings.items():

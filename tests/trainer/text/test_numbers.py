@@ -1,4 +1,4 @@
-"""The numbers of a run on text are what they are called: per position, per target, per byte, and of each part."""
+"""The metrics of a run on text: per position, target, byte and part."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def read_last(folder: Path, name: str) -> dict[str, Any]:
 
 
 def score_texts(texts: list[str], place: str) -> tuple[int, int]:
-    """Targets of what is held out, and bytes that they stand for: all tokens of a document but its first."""
+    """Return the held-out targets, all tokens of a document but its first, and their bytes."""
     source_data, share = tokenizer.load_tokenizer(place), HeldOutShare(0.2, len(texts))
     targets = counted = 0
     for at in range(share.held_out_count):

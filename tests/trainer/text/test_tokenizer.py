@@ -73,9 +73,7 @@ def test_byte_tokenizer_uses_bytes_as_ids() -> None:
     )
 
 
-def test_bos_follows_the_configuration_or_post_processor(
-    tmp_path: Path,
-) -> None:
+def test_bos_follows_the_configuration_or_post_processor(tmp_path: Path) -> None:
     named = {"bos_token": {"content": BEGIN}}
     assert tokenizer.load_tokenizer(corpora.save_tokenizer(tmp_path / "a")).bos is None
     assert tokenizer.load_tokenizer(corpora.save_tokenizer(tmp_path / "b", **named)).bos == 1
@@ -115,33 +113,7 @@ def test_digest_depends_on_what_makes_ids(tmp_path: Path) -> None:
     assert len(others | set(same)) == 4
 
 
-def test_unreadable_tokenizer_is_reported(tmp_path: Path) -> None:
-    (tmp_path / "empty").mkdir()
-    (tmp_path / "other").mkdir()
-    (tmp_path / "other" / "tokenizer.model").touch()
-    (tmp_path / "broken.json").write_text('{"model": 1}')
-    strange = corpora.save_tokenizer(tmp_path / "strange", eos_token="<eos>")
-    config = corpora.save_tokenizer(tmp_path / "config")
-    Path(config, "tokenizer_config.json").write_text("[]")
-    for name, words in (
-        (f"{tmp_path}/gone", "is neither bytes nor a folder or file of a tokenizer.json"),
-        (f"{tmp_path}/empty", "neither bytes nor a folder"),
-        (
-            f"{tmp_path}/other",
-            "it holds tokenizer.model; transformers' save_pretrained of a fast tokenizer",
-        ),
-        (f"{tmp_path}/broken.json", "tokenizer.json cannot be read"),
-        (strange, "its eos_token '<eos>' is not in its tokenizer.json"),
-        (config, "tokenizer_config.json is not a block of keys"),
-    ):
-        with pytest.raises(SpecError, match="data.tokenizer = ") as raised:
-            tokenizer.load_tokenizer(name)
-        assert words in str(raised.value)
-
-
-def test_too_small_model_vocabulary_is_refused(
-    folders: dict[str, str],
-) -> None:
+def test_too_small_model_vocabulary_is_refused(folders: dict[str, str]) -> None:
     actual = tokenizer.load_tokenizer(folders["bpe"])
     tokenizer.check_vocab(actual, actual.vocab)
     with pytest.raises(

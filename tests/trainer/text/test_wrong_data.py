@@ -1,4 +1,4 @@
-"""What is wrong with a job's data is a sentence before anything is compiled, and ends it with 64 or 65."""
+"""Faulty data is reported before compilation and ends the job with 64 or 65."""
 
 from __future__ import annotations
 
@@ -23,6 +23,11 @@ def shared_folder(tmp_path_factory: pytest.TempPathFactory) -> str:
     return corpora.save_tokenizer(tmp_path_factory.mktemp("tokenizer"))
 
 
+MODEL = {"kind": "gpt2", "layers": 1, "width": 32, "heads": 4, "vocab": 512, "length": 8}
+SETTINGS: dict[str, Any] = {"batch": 2, "rows": range(2), "seed": 0, "shuffle": False}
+SETTINGS |= {"prefetch": 0, "threads": 1}
+
+
 def make_block(case: Case, folder: Path, shared_folder: str) -> dict[str, Any]:
     """The train block of a case, whose files are there."""
     files: wrong_data.Files = {"a.jsonl": rows(*[wrong_data.GOOD] * 9), **case.files}
@@ -36,15 +41,7 @@ def make_block(case: Case, folder: Path, shared_folder: str) -> dict[str, Any]:
     data = {"source": "text", "path": f"{folder}/a.jsonl", "tokenizer": own_items, **case.data}
     if data["source"] != "array_record":
         data = {"data_dir": f"{folder}/out", **data}
-    model = {
-        "kind": "gpt2",
-        "layers": 1,
-        "width": 32,
-        "heads": 4,
-        "vocab": 512,
-        "length": 8,
-        **case.model,
-    }
+    model = MODEL | case.model
     options = {key: value for key, value in data.items() if value is not None}
     text = json.dumps({"task": case.task, "model": model, "data": options, "batch": 2})
     result: dict[str, Any] = json.loads(text.replace("PATH", str(folder)))
@@ -57,17 +54,8 @@ def open_block(block: dict[str, Any]) -> dict[str, Any]:
     for split in ("train", "eval"):
         source = task.source(spec, split)
         if source is not None:
-            how = {
-                "batch": 2,
-                "rows": range(2),
-                "seed": 0,
-                "shuffle": False,
-                "prefetch": 0,
-                "threads": 1,
-            }
-            Pipeline(source, task.example, check=partial(task.check_batch, spec), **how).read_batch(
-                0
-            )
+            check = partial(task.check_batch, spec)
+            Pipeline(source, task.example, check=check, **SETTINGS).read_batch(0)
     return {"opened": True}
 
 

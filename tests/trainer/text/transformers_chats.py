@@ -1,4 +1,4 @@
-"""Ids and assistant masks of transformers: a program for an environment that holds it. Nothing of ours is imported.
+"""Prints ids and assistant masks of transformers, in its environment, without our code.
 
 Arguments: a JSON file of [messages, tools], and folders of tokenizers. Prints [ids, masks] of all
 for each folder.

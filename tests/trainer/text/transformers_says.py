@@ -1,4 +1,4 @@
-"""What transformers says to a text: a program for an environment that holds it. Nothing of ours is imported.
+"""Prints what transformers makes of a text, in its environment, without our code.
 
 Arguments: the text, and folders of a model with its tokenizer. Prints the ids and the
 log-probabilities of all but the first for each folder.

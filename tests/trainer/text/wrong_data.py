@@ -1,4 +1,4 @@
-"""Data blocks and files that are wrong, one thing each: what is there, what the job says, and what a user is told."""
+"""Faulty data blocks and files, and what the user is told."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Files = dict[str, bytes | Callable[[Path], Any]]
 
 
 class Case(NamedTuple):
-    """`code` is the exit code; `words` are of what is said. `data` is over {source: text, path, tokenizer}."""
+    """A case with its exit code and words of the message; `data` extends the default block."""
 
     name: str
     code: int
@@ -59,7 +59,7 @@ def zstd(path: Path) -> None:
 
 
 def not_utf8(path: Path) -> None:
-    """A column of messages of which one has bytes that are no UTF-8, which pyarrow itself does not write."""
+    """A column of messages with bytes that are not UTF-8, which pyarrow does not write."""
     roles = pa.array([b"user", b"\xff"])
     texts = pa.Array.from_buffers(pa.string(), 2, roles.buffers())
     parquet.write_table(
@@ -123,11 +123,12 @@ def inside(name: str, content: bytes) -> Files:
 FIRST = "{% generation %}{{ messages[0].content[0] }}{% endgeneration %}"
 RECORDS = {"source": "array_record", "path": "PATH/a.array_record", "tokenizer": None}
 RECORD = "a.array_record"
-A_TXT = "PATH/a.txt"
 GOOD = {"text": "fine words"}
 A = "a.jsonl, row "
 FEW = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}]
 CHAT = {"format": "chat"}
+MANY = rows(*[GOOD] * 99)
+WITH_NULL = ["a"] * 5 + [None]
 PAIR = {"prompt": "p", "chosen": "a", "rejected": "b"}
 DPO = "dpo"
 PAIRS: dict[str, Any] = {"format": "preference", "tokenizer": "bytes"}
@@ -149,9 +150,34 @@ def lines(name: str, words: str, *result: Any, **keys: Any) -> Case:
     return Case(name, 65, words, files={"a.jsonl": rows(*result)}, **keys)
 
 
-def raw(name: str, words: str, content: bytes, to: str = "a.jsonl") -> Case:
+def only(name: str, words: str, files: Files, **data: Any) -> Case:
+    """The first file, which is the path, is wrong."""
+    return Case(name, 65, words, {"path": f"PATH/{next(iter(files))}", **data}, files)
+
+
+def raw(name: str, words: str, content: bytes, to: str = "a.jsonl", **data: Any) -> Case:
     """A file that is wrong as a whole."""
-    return Case(name, 65, words, {"path": f"PATH/{to}"}, {to: content})
+    return only(name, words, {to: content}, **data)
+
+
+def pair(name: str, words: str, *pairs: dict[str, Any]) -> Case:
+    """A row of preferences that is wrong."""
+    return lines(name, words, *pairs, data=PAIRS, task=DPO)
+
+
+def part(name: str, words: str, file: str, content: bytes) -> Case:
+    """A mixture with a part whose file is wrong."""
+    return Case(name, 65, words, mixture(a={}, b={"path": f"PATH/{file}"}), {file: content})
+
+
+def token(name: str, words: str, **config: Any) -> Case:
+    """A tokenizer_config.json that is wrong."""
+    return Case(name, 64, words, files=tokenizer(**config))
+
+
+def broken(name: str, words: str, file: str, content: bytes) -> Case:
+    """A file of the tokenizer that is wrong."""
+    return Case(name, 64, words, files=inside(file, content))
 
 
 def chat(name: str, words: str, row: Any, text: str = CHATML) -> Case:
@@ -165,6 +191,16 @@ def key(name: str, words: str, **data: Any) -> Case:
     return Case(name, 64, words, data)
 
 
+MAIN = "tokenizer.json"
+MODEL_HINT = "name the folder of a tokenizer.json: no other file is read"
+MODEL = {"tokenizer": "PATH/t.model"}
+RAG = [{"name": "rag", "template": ""}]
+EVAL = {"eval_path": "PATH/b.jsonl"}
+NOT_UTF8: Files = {"a.parquet": not_utf8, **template(CHATML)}
+FOLDER = {"path": "PATH/in"}
+KINDS: Files = {"in/a.jsonl": rows(GOOD), "in/b.txt": b"x"}
+NO_SPLIT = {**CHAT, "eval_split": 0}
+LAST: Files = {"a.jsonl": rows({"messages": FEW[1:]}), **template(FIRST)}
 KEYS = [
     key("no path", "train.data.text.path: Field required", path=None),
     key("unknown key", "train.data.text.feild: Extra inputs are not permitted", feild="text"),
@@ -218,6 +254,8 @@ KEYS = [
         "parts.a.format: chat needs a tokenizer",
         **mixture(a={"format": "chat"}),
     ),
+    key("part without path", "Field required", **{**MIX, "parts": {"a": {"weight": 1}}}),
+    key("part of the web", "cannot be read", **mixture(a={"path": "http://x"})),
     key("empty list of paths", "train.data.text.path: names no file", path=[]),
     key("empty list to evaluate on", "train.data.text.eval_path: names no file", eval_path=[]),
     key("empty path in a list", "contains '', which names no file", path=["PATH/a.jsonl", ""]),
@@ -240,112 +278,30 @@ KEYS = [
     ),
 ]
 TOKENIZERS = [
-    key(
-        "no tokenizer there",
-        "is neither bytes nor a folder or file of a tokenizer.json",
-        tokenizer="PATH/gone",
-    ),
+    key("no tokenizer there", "nor a folder or file of a tokenizer.json", tokenizer="PATH/gone"),
     Case(
-        "folder of another tokenizer",
+        "folder of another",
         64,
         "it holds tokenizer.model",
         files={"tokenizer/tokenizer.model": b"x"},
     ),
-    key(
-        "tokenizer of a hub",
-        "a tokenizer.json; nothing of that name is there",
-        tokenizer="org/name",
-    ),
-    Case(
-        "tokenizer.model alone",
-        64,
-        "name the folder of a tokenizer.json: no other file is read",
-        {"tokenizer": "PATH/t.model"},
-        {"t.model": b"\n\v"},
-    ),
-    Case(
-        "eos that is a list",
-        64,
-        'its eos_token is ["a"], not a text',
-        files=tokenizer(eos_token=["a"]),
-    ),
-    Case(
-        "eos without content",
-        64,
-        'its eos_token is {"x": 1}, not a text',
-        files=tokenizer(eos_token={"x": 1}),
-    ),
-    Case(
-        "bos by a text",
-        64,
-        "add_bos_token is 'false', not true or false",
-        files=tokenizer(add_bos_token="false"),
-    ),
-    Case(
-        "no unknown token",
-        64,
-        "has no token for a part of the text 'fine",
-        files={"tokenizer": without_unknown},
-    ),
-    Case(
-        "broken tokenizer",
-        64,
-        "tokenizer.json cannot be read",
-        files=inside("tokenizer.json", b'{"model": 1}'),
-    ),
-    Case(
-        "tokenizer of no JSON",
-        64,
-        "tokenizer.json cannot be read",
-        files=inside("tokenizer.json", b"\x00\xff"),
-    ),
-    Case(
-        "eos of another",
-        64,
-        "its eos_token '<eos>' is not in its",
-        files=tokenizer(eos_token="<eos>"),
-    ),
-    Case("config of no JSON", 64, "cannot be read", files=inside("tokenizer_config.json", b"{")),
-    Case(
-        "config of no keys",
-        64,
-        "is not a block of keys",
-        files=inside("tokenizer_config.json", b"[]"),
-    ),
-    Case(
-        "vocabulary of another",
-        64,
-        "vocab = 400 is less than the 500 of data.tokenizer",
-        model={"vocab": 400},
-    ),
-    Case(
-        "no template",
-        64,
-        "has no chat template, which messages need",
-        CHAT,
-        {"a.jsonl": rows({"messages": FEW})},
-    ),
-    Case(
-        "template that is none",
-        64,
-        "its chat template is not valid, line 1",
-        CHAT,
-        template("{% if %}"),
-    ),
-    Case(
-        "template that is a number",
-        64,
-        "its chat_template is the number 3, not a text",
-        CHAT,
-        template(3),
-    ),
-    Case(
-        "no default template",
-        64,
-        "none is named default",
-        CHAT,
-        template([{"name": "rag", "template": ""}]),
-    ),
+    key("tokenizer of a hub", "nothing of that name is there", tokenizer="org/name"),
+    Case("tokenizer.model alone", 64, MODEL_HINT, MODEL, {"t.model": b"\n\v"}),
+    Case("empty folder", 64, "it holds nothing", files={"tokenizer": Path.mkdir}),
+    token("eos that is a list", 'its eos_token is ["a"], not a text', eos_token=["a"]),
+    token("eos without content", 'its eos_token is {"x": 1}, not a text', eos_token={"x": 1}),
+    token("bos by a text", "add_bos_token is 'false', not true or false", add_bos_token="false"),
+    Case("no unknown token", 64, "of the text 'fine", files={"tokenizer": without_unknown}),
+    broken("broken tokenizer", "tokenizer.json cannot be read", MAIN, b'{"model": 1}'),
+    broken("tokenizer of no JSON", "tokenizer.json cannot be read", MAIN, b"\x00\xff"),
+    token("eos of another", "its eos_token '<eos>' is not in its", eos_token="<eos>"),
+    broken("config of no JSON", "cannot be read", "tokenizer_config.json", b"{"),
+    broken("config of no keys", "is not a block of keys", "tokenizer_config.json", b"[]"),
+    Case("vocabulary of another", 64, "vocab = 400 is less than the 500", model={"vocab": 400}),
+    Case("no template", 64, "has no chat template", CHAT, {"a.jsonl": rows({"messages": FEW})}),
+    Case("template that is none", 64, "is not valid, line 1", CHAT, template("{% if %}")),
+    Case("template that is a number", 64, "is the number 3, not a text", CHAT, template(3)),
+    Case("no default template", 64, "none is named default", CHAT, template(RAG)),
 ]
 ROWS = [
     lines("no field", f"{A}2: it has no field 'text'; it has body", GOOD, {"body": "x"}),
@@ -379,49 +335,14 @@ ROWS = [
     chat("no assistant", "it has no words of the role 'assistant'", FEW[:1]),
     chat("role that the template refuses", "the chat template of", [{"role": "king"}], TOOLS),
     chat("content that is null", "the chat template of", [{"role": "user", "content": None}]),
-    lines(
-        "pair without rejected",
-        f"{A}2: it has no 'rejected'",
-        PAIR,
-        {"chosen": "a"},
-        data=PAIRS,
-        task=DPO,
-    ),
-    lines("pair of equals", "are the same text", PAIR | {"rejected": "a"}, data=PAIRS, task=DPO),
-    lines(
-        "pair of nothing",
-        "1 have no token to predict",
-        PAIR | {"rejected": ""},
-        data=PAIRS,
-        task=DPO,
-    ),
-    lines(
-        "one pair", "data.eval_split = 0.05 leaves the train split none", PAIR, data=PAIRS, task=DPO
-    ),
-    lines(
-        "pair of numbers", "is the number 3, neither", PAIR | {"chosen": 3}, data=PAIRS, task=DPO
-    ),
-    lines(
-        "pairs that are too long",
-        "hold 0 pairs that fit into",
-        PAIR | {"chosen": "a" * 99},
-        data=PAIRS,
-        task=DPO,
-    ),
-    Case(
-        "wrong row of a part",
-        65,
-        "b.jsonl, row 1: it has no field",
-        mixture(a={}, b={"path": "PATH/b.jsonl"}),
-        {"b.jsonl": rows({"x": 1})},
-    ),
-    Case(
-        "wrong row of eval_path",
-        65,
-        "b.jsonl, row 1: it has no field",
-        {"eval_path": "PATH/b.jsonl"},
-        {"b.jsonl": rows({"x": 1})},
-    ),
+    pair("pair without rejected", f"{A}2: it has no 'rejected'", PAIR, {"chosen": "a"}),
+    pair("pair of equals", "are the same text", PAIR | {"rejected": "a"}),
+    pair("pair of nothing", "1 have no token to predict", PAIR | {"rejected": ""}),
+    pair("one pair", "data.eval_split = 0.05 leaves the train split none", PAIR),
+    pair("pair of numbers", "is the number 3, neither", PAIR | {"chosen": 3}),
+    pair("pairs that are too long", "hold 0 pairs that fit into", PAIR | {"chosen": "a" * 99}),
+    part("wrong row of a part", "b.jsonl, row 1: it has no field", "b.jsonl", rows({"x": 1})),
+    Case("wrong row of eval_path", 65, "b.jsonl, row 1: it has", EVAL, {"b.jsonl": rows({"x": 1})}),
 ]
 FILES = [
     key("no file", "PATH/gone/*.jsonl", path="PATH/gone/*.jsonl")._replace(code=65),
@@ -429,153 +350,36 @@ FILES = [
     raw("blank lines alone", "hold no document with a text in it", b"\n\n \n"),
     raw("empty text", "hold no document with a text in it", b"", "a.txt"),
     raw("empty gz", "is empty", b"", "a.txt.gz"),
-    raw(
-        "truncated gz",
-        "a.jsonl.gz is truncated or damaged",
-        gzip.compress(rows(*[GOOD] * 99))[:-9],
-        "a.jsonl.gz",
-    ),
+    raw("truncated gz", "is truncated or damaged", gzip.compress(MANY)[:-9], "a.jsonl.gz"),
     raw("gz that is none", "a.jsonl.gz is truncated or damaged", rows(GOOD), "a.jsonl.gz"),
-    Case(
-        "truncated zst",
-        65,
-        "a.jsonl.zst is truncated or damaged",
-        {"path": "PATH/a.jsonl.zst"},
-        {"a.jsonl.zst": zstd},
-    ),
+    only("truncated zst", "a.jsonl.zst is truncated or damaged", {"a.jsonl.zst": zstd}),
     raw("packed twice", "is packed twice by its name", gzip.compress(b"{}"), "a.jsonl.gz.gz"),
-    raw("field of plain text", "which has no field 'text'", b"id,text", "a.csv")._replace(
-        data={"path": "PATH/a.csv", "field": "text"}
-    ),
-    key(
-        "nothing to evaluate on",
-        "data.eval_path 'PATH/gone' matches no file",
-        eval_path="PATH/gone",
-    )._replace(code=65),
-    Case(
-        "two columns of a name",
-        65,
-        "a.parquet has 2 columns 'text'",
-        {"path": "PATH/a.parquet"},
-        {"a.parquet": twice},
-    ),
-    Case(
-        "damaged footer of Parquet",
-        65,
-        "is not a Parquet file, or is truncated or damaged",
-        {"path": "PATH/a.parquet"},
-        damaged("a.parquet", -300, -100),
-    ),
-    Case(
-        "damaged offsets of Arrow",
-        65,
-        "a.arrow is damaged: Offset invariant failure",
-        {"path": "PATH/a.arrow"},
-        damaged("a.arrow", 600, 900),
-    ),
-    Case(
-        "messages that are not UTF-8",
-        65,
-        "a.parquet is damaged",
-        CHAT | {"path": "PATH/a.parquet"},
-        {"a.parquet": not_utf8, **template(CHATML)},
-    ),
+    raw("field of plain text", "has no field 'text'", b"id,text", "a.csv", field="text"),
+    key("nothing to evaluate on", "matches no file", eval_path="PATH/gone")._replace(code=65),
+    only("two columns of a name", "a.parquet has 2 columns 'text'", {"a.parquet": twice}),
+    only("damaged footer of Parquet", "is not a Parquet file", damaged("a.parquet", -300, -100)),
+    only("damaged offsets of Arrow", "Offset invariant failure", damaged("a.arrow", 600, 900)),
+    only("messages that are not UTF-8", "a.parquet is damaged", NOT_UTF8, **CHAT),
     raw("bz2", ".bz2 is not read; unpack it", b"BZh9", "a.jsonl.bz2"),
     raw("packed Parquet", "only text and JSON lines are read as .gz", b"PAR1", "a.parquet.gz"),
     raw("no Parquet", "is not a Parquet file, or is truncated", b"PAR1 no", "a.parquet"),
     raw("empty Parquet", "is empty: it has no rows", b"", "a.parquet"),
     raw("no Arrow", "is damaged", b"no arrow at all, but text", "a.arrow"),
-    raw("chats in plain text", "a.txt is plain text; chats are", b"hi", "a.txt")._replace(
-        data=CHAT | {"path": A_TXT}
-    ),
+    raw("chats in plain text", "a.txt is plain text; chats are", b"hi", "a.txt", **CHAT),
     raw("one document", "of one document leaves none to train on", rows(GOOD)),
-    Case(
-        "Parquet without the column",
-        65,
-        "has no column 'text'; it has body",
-        {"path": "PATH/a.parquet"},
-        table("a.parquet", body=["x"]),
-    ),
-    Case(
-        "Parquet of numbers",
-        65,
-        "its column 'text' is of int64, not of text",
-        {"path": "PATH/a.parquet"},
-        table("a.parquet", text=[1]),
-    ),
-    Case(
-        "null in Parquet",
-        65,
-        "a.parquet, row 6: its field 'text' is null",
-        {"path": "PATH/a.parquet"},
-        table("a.parquet", text=["a"] * 5 + [None]),
-    ),
-    Case(
-        "truncated Parquet",
-        65,
-        "is not a Parquet file, or is truncated",
-        {"path": "PATH/a.parquet"},
-        table("a.parquet", text=["a"], ending=-20),
-    ),
-    Case(
-        "truncated Arrow",
-        65,
-        "a.arrow is damaged",
-        {"path": "PATH/a.arrow"},
-        table("a.arrow", text=["abc"] * 999, ending=900),
-    ),
-    Case(
-        "files of several kinds",
-        65,
-        "holds files of several kinds",
-        {"path": "PATH/in"},
-        {"in/a.jsonl": rows(GOOD), "in/b.txt": b"x"},
-    ),
-    Case(
-        "empty part",
-        65,
-        "b.jsonl is empty",
-        mixture(a={}, b={"path": "PATH/b.jsonl"}),
-        {"b.jsonl": b""},
-    ),
-    Case(
-        "part without documents",
-        65,
-        "b.txt and what else matches hold no document",
-        mixture(a={}, b={"path": "PATH/b.txt"}),
-        {"b.txt": b""},
-    ),
-    Case(
-        "weight of less than a row",
-        64,
-        "parts.b.weight = 1e-06 is less than one example in 100000",
-        mixture(a={}, b={"weight": 1e-6}),
-    ),
-    Case(
-        "chats without a target",
-        65,
-        "hold chats without a token to predict",
-        {**CHAT, "eval_split": 0},
-        {"a.jsonl": rows({"messages": FEW[1:]}), **template(FIRST)},
-    ),
-    Case(
-        "records without tokens",
-        65,
-        "has no tokens, which the task reads; it has ids",
-        RECORDS,
-        {RECORD: other_keys},
-    ),
+    only("Parquet without the column", "has no column 'text'", table("a.parquet", body=["x"])),
+    only("Parquet of numbers", "'text' is of int64, not of text", table("a.parquet", text=[1])),
+    only("null in Parquet", "row 6: its field 'text' is null", table("a.parquet", text=WITH_NULL)),
+    only("truncated Parquet", "is truncated", table("a.parquet", text=["a"], ending=-20)),
+    only("truncated Arrow", "is damaged", table("a.arrow", text=["abc"] * 999, ending=900)),
+    Case("files of several kinds", 65, "holds files of several kinds", FOLDER, KINDS),
+    part("empty part", "b.jsonl is empty", "b.jsonl", b""),
+    part("part without documents", "b.txt and what else matches hold no document", "b.txt", b""),
+    key("weight of less than a row", "less than one example", **mixture(a={}, b={"weight": 1e-6})),
+    Case("chats without a target", 65, "hold chats without a token to predict", NO_SPLIT, LAST),
+    Case("records without tokens", 65, "has no tokens, which", RECORDS, {RECORD: other_keys}),
     Case("text for images", 65, "has no label, which the task reads; it has mask", task="classify"),
-    Case(
-        "token of another vocabulary",
-        65,
-        "token 300",
-        RECORDS,
-        {"a.array_record": token_300},
-        {"vocab": 256},
-    ),
-    raw("records that are none", "a.array_record", b"no records", "a.array_record")._replace(
-        data=RECORDS
-    ),
+    Case("token of another", 65, "token 300", RECORDS, {RECORD: token_300}, {"vocab": 256}),
+    Case("records that are none", 65, RECORD, RECORDS, {RECORD: b"no records"}),
 ]
 CASES = [*KEYS, *TOKENIZERS, *ROWS, *FILES]

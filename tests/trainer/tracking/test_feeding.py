@@ -60,7 +60,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def run_feed(
     folder: Path, name: str, monkeypatch: pytest.MonkeyPatch, first: int, last: int
 ) -> str | None:
-    """What is said of the tracker at the end of a start that goes on after `first` and trains until `last`."""
+    """Return the message about the tracker after steps `first` + 1 to `last`."""
     monkeypatch.setenv(contract.TRACKER, json.dumps({"tracker": f"mine:{name}", "name": "job"}))
     journals = {each: Journal(str(folder / f"{each}.jsonl"), first) for each in ("metrics", "eval")}
     started = tracker_feed.start_feed(str(folder))

@@ -109,10 +109,10 @@ class ImageSource(DataSource):
         self.name = f"images of {printable_path(files.as_list(data.path)[0])}{self._suffix}"
 
     def __len__(self) -> int:
-        return self._part.count
+        return self._part.length
 
     def __getitem__(self, number: int, rng: np.random.Generator | None = None) -> dict[str, Any]:
-        image = self._part.index(number)
+        image = self._part.pick(number)
         try:
             picture = Picture(self.index.read_image(image), self._data.channels)
             pixels = self._transform(picture, rng)
@@ -124,7 +124,7 @@ class ImageSource(DataSource):
 
     def locate_example(self, number: int) -> str:
         """Return the file of an example and the place in it."""
-        return self.index.locate_image(self._part.index(number))
+        return self.index.locate_image(self._part.pick(number))
 
     def fingerprint(self) -> str:
         """Return the numbers of images and classes, and a digest of names, labels and samples."""
@@ -254,9 +254,8 @@ def _check_classes(
     """Return the class names in the common order, none if classes are numbers. Raises DataError."""
     part_classes: dict[str, _Classes] = {}
     for name, block in blocks.items():
-        classes = _find_classes(name, block, open_block) if data.parts[name].weight else None
-        if classes is not None:
-            part_classes[name] = classes
+        if data.parts[name].weight and (numbered := _find_classes(name, block, open_block)):
+            part_classes[name] = numbered
     if not part_classes:
         return tuple(map(str, data.classes or ()))
     first = min(part_classes, key=lambda name: not part_classes[name].is_fixed)

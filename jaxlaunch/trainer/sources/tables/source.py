@@ -601,8 +601,8 @@ def _describe_column(table: Columns, name: str) -> str:
 
 
 def _select_columns(table: Columns, names: list[str]) -> Columns:
-    values, classes, unusable = (
+    selected: list[dict[str, Any]] = [
         {name: mapping[name] for name in names if name in mapping}
         for mapping in (table.values, table.classes, table.unusable)
-    )
-    return Columns(table.paths, table.ends_F, values, classes, unusable)
+    ]
+    return Columns(table.paths, table.ends_F, *selected)

@@ -1,7 +1,8 @@
-"""The pixels of a run are a function of the seed and the position, whoever reads them and from where it goes on."""
+"""The pixels of a run are a function of the seed and the position."""
 
 import hashlib
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,6 +15,9 @@ from jaxlaunch.trainer.spec import TrainSpec
 from jaxlaunch.trainer.tasks.classify import Classify
 
 BATCH, STEPS = 8, 4  # 12 images: the run is in its third epoch
+
+
+SETTINGS: dict[str, Any] = {"seed": 3, "shuffle": True, "prefetch": 1, "threads": 2}
 
 
 @pytest.fixture(scope="module")
@@ -49,16 +53,7 @@ def hash_batches(folder: Path, processes: int = 1, start: int = 0, **keys: objec
     size, parts = BATCH // processes, []
     for process in range(processes):
         rows = range(process * size, (process + 1) * size)
-        pipeline = Pipeline(
-            source,
-            Classify().example,
-            batch=BATCH,
-            rows=rows,
-            seed=3,
-            shuffle=True,
-            prefetch=1,
-            threads=2,
-        )
+        pipeline = Pipeline(source, Classify().example, batch=BATCH, rows=rows, **SETTINGS)
         parts.append([pipeline.read_batch(step)["image"] for step in range(start, STEPS)])
     return [
         hashlib.sha256(np.concatenate(rows).tobytes()).hexdigest()

@@ -1,4 +1,4 @@
-"""Each operation against torchvision's, in an environment of its own: colours of tensors, without Pillow."""
+"""Each operation equals torchvision's, which runs in an environment of its own."""
 
 from pathlib import Path
 
@@ -43,9 +43,7 @@ def torchvision_results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, n
     return dict(np.load(folder / "made.npz"))
 
 
-def test_operations_equal_torchvision(
-    torchvision_results: dict[str, np.ndarray],
-) -> None:
+def test_operations_equal_torchvision(torchvision_results: dict[str, np.ndarray]) -> None:
     compared = set()
     for key, expected in torchvision_results.items():
         space, _, rest = key.partition("/")

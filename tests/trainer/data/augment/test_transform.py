@@ -108,9 +108,7 @@ def test_augmix_is_a_weighted_sum_of_chains() -> None:
 
 
 @pytest.mark.parametrize("preset", PRESETS)
-def test_recipe_depends_on_its_generator_alone(
-    preset: str,
-) -> None:
+def test_recipe_depends_on_its_generator_alone(preset: str) -> None:
     once, repeated, second = (
         transform_image(seed, size=(16, 16), preset=preset) for seed in (0, 0, 1)
     )

@@ -1,4 +1,4 @@
-"""What torchvision makes of images: a program for the environment torch. Nothing of ours is imported.
+"""Prints what torchvision makes of images: a program for its environment, without our code.
 
 Arguments: a folder that holds torchvision, an .npz with `image_S` uint8 [H, W, C] for each size,
 and the .npz to write.

@@ -1,4 +1,4 @@
-"""Small images of two classes that are told apart by their colour, in every way that people keep them."""
+"""Small images of two classes in every supported layout."""
 
 import io
 import json
@@ -46,7 +46,7 @@ def write_tar(path: Path, members: dict[str, bytes]) -> Path:
 
 
 def write_webdataset(path: Path) -> Path:
-    """A WebDataset tar of the images of `folders`, in their order; of half of them the label is in a JSON member."""
+    """Write a WebDataset tar of the images in `folders`; half of the labels are in JSON members."""
     members = {}
     for at, (name, number) in enumerate(make_pairs()):
         members[f"{at:04}.png"] = encode_image(name, number)

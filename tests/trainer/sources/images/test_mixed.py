@@ -1,4 +1,4 @@
-"""Images of several sets in fixed proportions: which example comes at which position, whoever reads it."""
+"""Mixtures of images: the example at each position, for any reader."""
 
 import hashlib
 import io
@@ -34,9 +34,12 @@ PARTS = {
 }
 
 
+SETTINGS: dict[str, Any] = {"seed": SEED, "shuffle": True, "prefetch": 1, "threads": 2}
+
+
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A folder by class; the Parquet files of a hub, which number the classes in another order; packed records."""
+    """Write a class folder, Parquet files with another class order, and packed records."""
     root = tmp_path_factory.mktemp("mixed")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(root / "cache"))
@@ -82,9 +85,7 @@ def open_mixture(root: Path, split: str = "train", **keys: Any) -> Mixture:
     return result
 
 
-def test_parts_keep_their_order_weight_and_common_class_numbers(
-    root: Path,
-) -> None:
+def test_parts_keep_their_order_weight_and_common_class_numbers(root: Path) -> None:
     mixture = open_mixture(root, size=[12, 16])
     singles = {
         "folder": [made_images.encode_image(name, at) for name, at in made_images.make_pairs(6)],
@@ -131,16 +132,7 @@ def hash_batches(root: Path, processes: int = 1, start: int = 0, **keys: Any) ->
     read = []
     for process in range(processes):
         rows = range(process * size, (process + 1) * size)
-        pipeline = Pipeline(
-            source,
-            Classify().example,
-            batch=BATCH,
-            rows=rows,
-            seed=SEED,
-            shuffle=True,
-            prefetch=1,
-            threads=2,
-        )
+        pipeline = Pipeline(source, Classify().example, batch=BATCH, rows=rows, **SETTINGS)
         read.append([pipeline.read_batch(step) for step in range(start, STEPS)])
     whole = [
         [np.concatenate([part[key] for part in step]) for key in ("image", "label")]

@@ -1,4 +1,4 @@
-"""Odd tables by name: what is written, and what has to come of it: rows and columns, or words of the sentence.
+"""Odd tables: what is written, and the expected rows or words of the error.
 
 A table is bytes of a file. `good` reads as the numbers given; `bad` is refused with these words,
 the row among them.
@@ -26,6 +26,7 @@ class Odd(NamedTuple):
 
 
 PLAIN = [[1.0, 2.0], [3.0, 4.0]]
+ROW, SECOND = b"3,4,1\n", b'{"a": 3, "b": 4, "y": 1}\n'
 ENDS = {"unix": "\n", "windows": "\r\n", "mac": "\r"}
 MARKS = {"comma": ",", "semicolon": ";", "tab": "\t", "bar": "|"}
 WORDS = ("", "NA", "N/A", "nan", "NaN", "NAN", "null", "NULL", "None", "?", "-")
@@ -80,9 +81,7 @@ def _numbers() -> list[Odd]:
         Odd(
             "thousands.csv", b'a,b,y\n"1,234",2,0\n3,4,1\n', bad=("row 1", "decimals or thousands")
         ),
-        Odd(
-            "spaced.csv", b"a,b,y\n1 234,2,0\n3,4,1\n", bad=("row 1", "'1 234'", "thousands apart")
-        ),
+        Odd("spaced.csv", b"a,b,y\n1 234,2,0\n" + ROW, bad=("row 1", "'1 234'", "thousands apart")),
         Odd(
             "hard_space.csv",
             "a,b,y\n3,2,0\n1\u00a0234\u00a0567.5,4,1\n".encode(),
@@ -180,27 +179,15 @@ def _lines() -> list[Odd]:
             b'{"a": [1, 2], "y": 0}\n{"a": [3], "y": 1}\n',
             bad=("row 2", "'a' has another shape"),
         ),
-        Odd(
-            "null.jsonl",
-            b'{"a": 1, "b": null, "y": 0}\n{"a": 3, "b": 4, "y": 1}\n',
-            bad=("row 1", "'b'"),
-        ),
+        Odd("null.jsonl", b'{"a": 1, "b": null, "y": 0}\n' + SECOND, bad=("row 1", "'b'")),
         Odd(
             "lacks.jsonl",
             b'{"a": 1, "b": 2, "y": 0}\n{"a": 3, "y": 1}\n',
             bad=("row 2", "'b' has no value"),
         ),
-        Odd(
-            "nan.jsonl",
-            b'{"a": 1, "b": NaN, "y": 0}\n{"a": 3, "b": 4, "y": 1}\n',
-            bad=("row 1", "'b'"),
-        ),
+        Odd("nan.jsonl", b'{"a": 1, "b": NaN, "y": 0}\n' + SECOND, bad=("row 1", "'b'")),
         Odd("nested.jsonl", b'{"a": {"c": 1}, "y": 0}\n{"a": {"c": 2}, "y": 1}\n', bad=("'a'",)),
-        Odd(
-            "mark.jsonl",
-            b'\xef\xbb\xbf{"a": 1, "b": 2, "y": 0}\n\n{"a": 3, "b": 4, "y": 1}\n',
-            PLAIN,
-        ),
+        Odd("mark.jsonl", b'\xef\xbb\xbf{"a": 1, "b": 2, "y": 0}\n\n' + SECOND, PLAIN),
         Odd("latin.jsonl", b'{"a": 1, "b": "\xff", "y": 0}\n', bad=("not UTF-8",)),
         Odd("number.jsonl", b'{"a": 1, "b": 2, "y": 0}\n7\n', bad=("row 2", "not an object")),
         Odd("empty.jsonl", b"\n\n", bad=("has no columns",)),
@@ -229,7 +216,7 @@ def _arrow() -> list[Odd]:
     def odd(
         name: str, a: Any, good: list[list[float]] | None = None, bad: tuple[str, ...] = ()
     ) -> Odd:
-        """A Parquet file with the column `a`, 2 and 4 as `b`, the labels 0 and 1, and an index of pandas."""
+        """Return Parquet with a dictionary column, labels 0 and 1, and an index of pandas."""
         file = io.BytesIO()
         parquet.write_table(
             pyarrow.table({"a": a, "b": [2, 4], "y": [0, 1], "__index_level_0__": [7, 9]}), file

@@ -1,4 +1,4 @@
-"""Tables in fixed proportions: scaled together, their classes by name, the same rows for every process."""
+"""Mixtures of tables: scaled together, classes by name, equal for every process."""
 
 import json
 from pathlib import Path
@@ -19,9 +19,18 @@ from jaxlaunch.trainer.tasks.classify import Classify
 SIZES = {"ours": np.arange(12) * 1.5, "theirs": np.arange(6) * 10.0}  # the column that is a number
 
 
+SETTINGS: dict[str, Any] = {
+    "seed": 3,
+    "shuffle": True,
+    "prefetch": 1,
+    "threads": 2,
+    "deterministic": True,
+}
+
+
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    """A CSV, and Parquet as `datasets` writes it, which has the columns and the classes in another order."""
+    """Write a CSV, and Parquet of `datasets` with columns and classes in another order."""
     rows = [f"{size},{'uv'[at % 2]},{'pq'[at % 2]}" for at, size in enumerate(SIZES["ours"])]
     (tmp_path / "ours.csv").write_text("\n".join(["size,kind,label", *rows]))
     about = {"info": {"features": {"label": {"_type": "ClassLabel", "names": ["q", "p"]}}}}
@@ -49,17 +58,7 @@ def read_batches(
     size, read = 8 // processes, []
     for process in range(processes):
         rows = range(process * size, (process + 1) * size)
-        pipeline = Pipeline(
-            source,
-            task.example,
-            batch=8,
-            rows=rows,
-            seed=3,
-            shuffle=True,
-            prefetch=1,
-            threads=2,
-            deterministic=True,
-        )
+        pipeline = Pipeline(source, task.example, batch=8, rows=rows, **SETTINGS)
         read.append([pipeline.read_batch(step) for step in range(start, 6)])
     return [
         b"".join(
@@ -69,9 +68,7 @@ def read_batches(
     ]
 
 
-def test_rows_are_scaled_by_all_parts_on_any_number_of_processes(
-    root: Path,
-) -> None:
+def test_rows_are_scaled_by_all_parts_on_any_number_of_processes(root: Path) -> None:
     task = Classify()
     train, held_out = task.source(make_spec(root), "train"), task.source(make_spec(root), "eval")
     assert isinstance(train, TableMixture) and isinstance(held_out, TableMixture)

@@ -27,6 +27,15 @@ ROWS = [
 ]
 
 
+SETTINGS: dict[str, Any] = {
+    "seed": 3,
+    "shuffle": True,
+    "prefetch": 1,
+    "threads": 2,
+    "deterministic": True,
+}
+
+
 def open_rows(
     path: Path | str, split: str = "train", target: str = "class", **keys: object
 ) -> Rows:
@@ -65,11 +74,7 @@ def test_all_file_formats_give_the_same_rows(tmp_path: Path) -> None:
     )
     assert first[3]["features"][1:3].tolist() == [0.0, 1.0]  # a, b
     assert first.classes == ("cat", "dog")
-    assert [int(first[n]["label"]) for n in range(3)] == [
-        0,
-        1,
-        0,
-    ]
+    assert [int(first[n]["label"]) for n in range(3)] == [0, 1, 0]
     np.save(tmp_path / "plain.npy", np.array([[1.0, 5.0, 0.0], [2.0, 6.0, 1.0]]))
     assert open_rows(tmp_path / "plain.npy", label="2")[1]["label"] == 1
 
@@ -106,9 +111,7 @@ def test_datasets_folder_keeps_splits_and_class_names(tmp_path: Path) -> None:
     assert int(held_out[0]["label"]) == 1
 
 
-def test_several_labels_and_missing_values_are_read(
-    tmp_path: Path,
-) -> None:
+def test_several_labels_and_missing_values_are_read(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text("a,k,u,v\n1,x,0,1\n,,1,1\n3,x,1,0\n")
     rows = open_rows(tmp_path / "t.csv", target="multi_label", label=["u", "v"], missing="mean")
     assert rows[1]["label"].tolist() == [1.0, 1.0] and rows[1]["features"].tolist() == [0.0, 0.0]
@@ -142,17 +145,7 @@ def test_batch_function_equals_single_examples(
     for task in (Classify(), Slowly()):
         rows = task.source(spec, "train")
         assert isinstance(rows, Rows)
-        pipeline = Pipeline(
-            rows,
-            task.example,
-            batch=8,
-            rows=range(2, 6),
-            seed=3,
-            shuffle=True,
-            prefetch=1,
-            threads=2,
-            deterministic=True,
-        )
+        pipeline = Pipeline(rows, task.example, batch=8, rows=range(2, 6), **SETTINGS)
         asked.clear()
         built[type(task)] = [
             pipeline.read_batch(step) for step in (4, 1)
@@ -205,9 +198,7 @@ def test_odd_table_is_read_or_reported(odd: Odd, tmp_path: Path) -> None:
     assert len(open_rows(path, label="y")) == len(odd.good)
 
 
-def test_scaling_works_without_rank_promotion(
-    tmp_path: Path,
-) -> None:
+def test_scaling_works_without_rank_promotion(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text("a,x,y\n1,10,2\n2,20,4\n3,60,9\n")
     scale = open_rows(tmp_path / "t.csv", target="regression", label=["x", "y"]).scale
     assert scale is not None
