@@ -31,9 +31,9 @@ def photo_folder(tmp_path: Path) -> Path:
     return root
 
 
-def can_open(result: dict[str, Any]) -> int:
+def can_open(report: dict[str, Any]) -> int:
     """Opens the proposed block."""
-    block = {key: result[key] for key in ("data", "loss") if key in result}
+    block = {key: report[key] for key in ("data", "loss") if key in report}
     train = TrainSpec.model_validate({"task": "classify", **block})
     source, held_out = open_source(train, "train"), open_source(train, "eval")
     assert source is not None and held_out is not None and source[0] and held_out[0]

@@ -150,9 +150,8 @@ def test_failed_push_is_repeated(bucket, tmp_path, monkeypatch) -> None:
     (tmp_path / "summary.json").write_text("{}")
     with monkeypatch.context() as patch:
         patch.setattr(remote, "open_filesystem", lambda url: 1 / 0)
-        with pytest.raises(
-            StorageError, match=r"writing gs://.*/summary.json failed: ZeroDivisionError"
-        ):
+        words = r"writing gs://.*/summary.json failed: ZeroDivisionError"
+        with pytest.raises(StorageError, match=words):
             mirror.push(at_once=True)
     mirror.push(at_once=True)
     assert bucket.objects[f"{HOME}/summary.json"] == b"{}"

@@ -18,11 +18,6 @@ def write_log(folder: Path, process: int, start: int, stop: int, *, processes: i
     trace.close()
 
 
-def test_line_has_the_ids_of_a_step(tmp_path: Path) -> None:
-    write_log(tmp_path, 0, 0, 2)
-    assert read_lines(tmp_path, 0) == [{"step": 0, "ids": [0, 0]}, {"step": 1, "ids": [1, 0]}]
-
-
 def test_lines_are_flushed_at_once(tmp_path: Path) -> None:
     trace = ExampleLog(tmp_path, 0, 0, processes=1)
     trace.write_step(0, [3])

@@ -111,7 +111,7 @@ def test_random_numbers_depend_on_seed_and_position(example: Any) -> None:
         return examples.read(np.array(index), np.array(position))["x"].tolist()
 
     whole = made(1, range(8), range(40, 48))
-    assert len({tuple(each) for each in whole}) == 8
+    assert len({tuple(item) for item in whole}) == 8
     assert made(1, [5, 2], [45, 42]) == [whole[5], whole[2]], "in any order, after any others"
     assert made(2, [5], [45]) != whole[5:6] and made(1, [5], [53]) != whole[5:6]
     assert made(1, [5], [45], order.EVAL) != whole[5:6]
@@ -171,9 +171,8 @@ def test_unusable_record_is_reported_with_its_index() -> None:
             raise UnusableExampleError("label 3.7, not a whole number")
         return raw
 
-    with pytest.raises(
-        DataError, match=r"^listed: example 1 has label 3.7, not a whole number \(.*tests/"
-    ):
+    words = r"^listed: example 1 has label 3.7, not a whole number \(.*tests/"
+    with pytest.raises(DataError, match=words):
         read_items([0, 1], example=example)
 
 
@@ -204,9 +203,8 @@ def test_64_bit_values_become_32_bit() -> None:
 
 def test_different_shape_is_refused(cache_bytes: int) -> None:
     items = [np.zeros((8, 8))] * 17 + [np.zeros((8, 9))]
-    with pytest.raises(
-        DataError, match=r"listed: example 17 has x \(8, 9\), the first \(8, 8\); pad to one shape"
-    ):
+    words = r"listed: example 17 has x \(8, 9\), the first \(8, 8\); pad to one shape"
+    with pytest.raises(DataError, match=words):
         read_items(items)
 
 

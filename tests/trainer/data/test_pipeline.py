@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from jaxlaunch.trainer.data.pipeline import Evaluation, Pipeline
-from jaxlaunch.trainer.errors import DataError
 from jaxlaunch.trainer.loop.training import cut_spans
 from jaxlaunch.trainer.sources.torch import MapDataset
 
@@ -99,38 +98,18 @@ def test_several_steps_make_one_batch() -> None:
     assert data.read_batch(3, 3)["x"].tolist() == second["x"].tolist()
 
 
-def test_put_runs_in_the_reading_thread() -> None:
-    batches = make_pipeline(10, batch=4).iterate(
-        cut_spans(0, 9), lambda batch: int(batch["x"].sum())
-    )
-    assert next(batches) == sum(make_pipeline(10, batch=4).example_ids(0))
-    batches.close()
-
-
-def test_read_error_is_raised_at_its_batch() -> None:
-    def example(raw: dict[str, Any]) -> dict[str, Any]:
-        if raw["x"] == 5:
-            raise ValueError("five")
-        return raw
-
-    batches = Pipeline(
-        Numbers(10), example, batch=4, rows=range(4), seed=0, shuffle=False, prefetch=2, threads=2
-    ).iterate(cut_spans(0, 9))
-    assert next(batches)["x"].tolist() == [0, 1, 2, 3]
-    with pytest.raises(DataError, match="Numbers: example 5 cannot be read: ValueError: five"):
-        batches.get(timeout_s=60)
-
-
 def test_growing_source_keeps_its_order() -> None:
     """The length is read once, because processes may see it at different times."""
     growing = Numbers(10)
     user, torch = (
-        Pipeline(found, dict, batch=2, rows=range(2), seed=0, shuffle=True, prefetch=1, threads=1)
-        for found in (growing, MapDataset("numbers", {}, growing, ""))
+        Pipeline(dataset, dict, batch=2, rows=range(2), seed=0, shuffle=True, prefetch=1, threads=1)
+        for dataset in (growing, MapDataset("numbers", {}, growing, ""))
     )
-    earlier = [each.example_ids(step) for each in (user, torch) for step in range(9)]
+    earlier = [pipeline.example_ids(step) for pipeline in (user, torch) for step in range(9)]
     growing.length = 11
-    assert [each.example_ids(step) for each in (user, torch) for step in range(9)] == earlier
+    assert [
+        pipeline.example_ids(step) for pipeline in (user, torch) for step in range(9)
+    ] == earlier
 
 
 def test_examples_are_in_order_without_shuffle() -> None:

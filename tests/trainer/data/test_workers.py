@@ -46,7 +46,8 @@ class Drawing:
             Path(f"{self.killed}/{index}").touch()
             os.kill(os.getpid(), signal.SIGKILL)
         large = np.random.random(1500).astype(np.float32) + index
-        return {"large": Tensor(large.reshape(50, 30).T), "small": random.randrange(2**31), "index": index}
+        small = random.randrange(2**31)
+        return {"large": Tensor(large.reshape(50, 30).T), "small": small, "index": index}
 
 class Given(Drawing):
     def __getitem__(self, index, rng):
@@ -281,7 +282,6 @@ def test_loader_workers_are_the_default(datasets: Path) -> None:
     assert open_source("their_items:loader", {}, workers=0).workers == 0
     assert open_source("their_items:Drawing", {}, workers=None).workers == 0
     assert open_source("their_items:streaming", {}, workers=None).workers == 0
-    with pytest.raises(
-        SpecError, match=r"is iterable: .*so 3 processes would each read all of it.*their_items.py:"
-    ):
+    words = r"is iterable: .*so 3 processes would each read all of it.*their_items.py:"
+    with pytest.raises(SpecError, match=words):
         open_source("their_items:streaming", {}, workers=3)

@@ -67,15 +67,15 @@ def read_folder(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
-def are_equal(first: list[dict[str, Any]], second: list[dict[str, Any]]) -> bool:
-    np.testing.assert_equal(first, second)
-    return len(first) == len(second) > 0
+def are_equal(actual: list[dict[str, Any]], expected: list[dict[str, Any]]) -> bool:
+    np.testing.assert_equal(actual, expected)
+    return len(actual) == len(expected) > 0
 
 
 def test_killed_packing_resumes_with_the_same_bytes(tmp_path: Path) -> None:
     spec = make_job(
         source="images",
-        path=str(made_images.write_folders(tmp_path / "set", item=40)),
+        path=str(made_images.write_folders(tmp_path / "set", count=40)),
         eval_split=0.1,
     )
     result = pack.pack_data(spec, tmp_path / "whole")
@@ -118,16 +118,15 @@ def test_packed_table_keeps_features_labels_and_scale(tmp_path: Path) -> None:
     repeated = make_records_job(tmp_path / "packed", "regression")
     assert are_equal(read_examples(repeated), read_examples(spec))
     assert Classify().describe_inputs(repeated) == Classify().describe_inputs(spec)
-    with pytest.raises(
-        SpecError, match=r"loss\.target = class, and the records .* were packed with regression"
-    ):
+    words = r"loss\.target = class, and the records .* were packed with regression"
+    with pytest.raises(SpecError, match=words):
         read_examples(make_records_job(tmp_path / "packed"))
     with pytest.raises(SpecError, match="--resize applies to images"):
         pack.pack_data(spec, tmp_path / "other", 64)
 
 
 def test_resize_reduces_images_and_foreign_folders_are_refused(tmp_path: Path) -> None:
-    set_ = made_images.write_folders(tmp_path / "set", item=2)
+    set_ = made_images.write_folders(tmp_path / "set", count=2)
     Image.new("RGB", (200, 80), (9, 8, 7)).save(set_ / "cat" / "wide.png")
     spec = make_job(source="images", path=str(set_), eval_split=0.2, size=8)
     pack.pack_data(spec, tmp_path / "packed", 10)

@@ -51,9 +51,8 @@ def test_eval_path_gives_the_evaluation_records(folder: Path) -> None:
 def test_truncated_file_is_reported(folder: Path) -> None:
     path = folder / "part-2.array_record"
     os.truncate(path, 1000)
-    with pytest.raises(
-        DataError, match="part-2.array_record is not an array_record file, or is truncated"
-    ):
+    words = "part-2.array_record is not an array_record file, or is truncated"
+    with pytest.raises(DataError, match=words):
         open_records("train", path=f"{folder}/*")
 
 
@@ -92,16 +91,15 @@ def test_damaged_record_does_not_break_later_reads(tmp_path: Path) -> None:
     path, noise = tmp_path / "some.array_record", np.random.default_rng(0)
     records.write(path, ({"x": noise.integers(0, 256, 5000, np.uint8)} for _ in range(4)))
     sound = [
-        each["x"].tolist()
-        for each in map(open_records("train", path=str(path)).__getitem__, range(4))
+        item["x"].tolist()
+        for item in map(open_records("train", path=str(path)).__getitem__, range(4))
     ]
     with path.open("r+b") as file:
         file.seek(7000)  # in the second
         file.write(bytes(range(100)))
     source = open_records("train", path=str(path))
-    with pytest.raises(
-        DataError, match="example 1, record 1 of .*some.array_record, cannot be read: Corrupted"
-    ):
+    words = "example 1, record 1 of .*some.array_record, cannot be read: Corrupted"
+    with pytest.raises(DataError, match=words):
         source[1]
     assert [source[index]["x"].tolist() for index in (0, 2, 3)] == [
         sound[index] for index in (0, 2, 3)

@@ -70,15 +70,13 @@ def test_bucket_documents_and_tokenizer_give_the_local_rows(bucket, url, tmp_pat
         )
         for place in (url, str(tmp_path))
     ]
-    assert (
-        built[0].address != built[1].address
-    )  # a store says what its objects are; files are hashed
-    there, here = (build.build_rows(each, tmp_path / f"out{at}") for at, each in enumerate(built))
+    # A store says what its objects are; files are hashed.
+    assert built[0].address != built[1].address
+    there, here = (build.build_rows(item, tmp_path / f"out{at}") for at, item in enumerate(built))
     assert there.pop("address") != here.pop("address")
     assert there == here and there["documents"] > 30
-    with pytest.raises(
-        SpecError, match="is neither bytes nor a folder or file of a tokenizer.json"
-    ):
+    words = "is neither bytes nor a folder or file of a tokenizer.json"
+    with pytest.raises(SpecError, match=words):
         recipe.make_recipe(Text(source="text", path=f"{url}/*.jsonl", tokenizer=f"{url}/gone"), 16)
 
 
@@ -213,9 +211,8 @@ def test_unwritable_cache_is_a_storage_error(bucket, url, tmp_path, monkeypatch)
     put_object(bucket, url, "a.array_record", WORDS)
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    with pytest.raises(
-        StorageError, match=r"a\.array_record cannot be copied to .*; set XDG_CACHE_HOME"
-    ):
+    words = r"a\.array_record cannot be copied to .*; set XDG_CACHE_HOME"
+    with pytest.raises(StorageError, match=words):
         array_record.open_source(
             ArrayRecord(source="array_record", path=f"{url}/*.array_record"), "train"
         )
@@ -245,9 +242,8 @@ def test_compilation_cache_reports_a_missing_package(monkeypatch) -> None:
 
 def test_error_of_a_store_is_reported_in_one_sentence(url, monkeypatch) -> None:
     monkeypatch.setattr("etils.epath.backend._FileSystemSpecBackend.open", lambda *_: 1 / 0)
-    with pytest.raises(
-        StorageError, match=f"train.checkpoint.path = {url} cannot be written: .*division by zero"
-    ):
+    words = f"train.checkpoint.path = {url} cannot be written: .*division by zero"
+    with pytest.raises(StorageError, match=words):
         storage.check_writable(url)
 
 
@@ -279,9 +275,8 @@ def test_store_errors_have_the_right_exit_code(url, monkeypatch, fail, code) -> 
         files.match_files(f"{url}/*.txt")
     assert caught.value.code == code
     monkeypatch.setattr("etils.epath.backend._FileSystemSpecBackend.open", fail)
-    with pytest.raises(
-        TrainerError, match=f"train.checkpoint.path = {url} cannot be written"
-    ) as caught:
+    words = f"train.checkpoint.path = {url} cannot be written"
+    with pytest.raises(TrainerError, match=words) as caught:
         storage.check_writable(url)
     assert caught.value.code == {65: 64}.get(code, code)
 

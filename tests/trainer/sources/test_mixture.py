@@ -47,9 +47,9 @@ def make_pipeline(batch: int, rows: range, shuffle: bool = True) -> Pipeline:
     return Pipeline(make_mixture(), lambda raw: raw, **how)
 
 
-def find_parts(result: list[int]) -> list[int]:
+def find_parts(indexes: list[int]) -> list[int]:
     ends = np.cumsum(list(LENGTHS.values()))
-    return [int(np.searchsorted(ends, index, side="right")) for index in result]
+    return [int(np.searchsorted(ends, index, side="right")) for index in indexes]
 
 
 @pytest.mark.parametrize(
@@ -87,10 +87,12 @@ def test_examples_do_not_depend_on_hosts_or_start_step() -> None:
     assert len(set(map(tuple, expected))) == 300
     for hosts in (2, 1, 4):
         share = 8 // hosts
-        item = [make_pipeline(8, range(host * share, (host + 1) * share)) for host in range(hosts)]
+        readers = [
+            make_pipeline(8, range(host * share, (host + 1) * share)) for host in range(hosts)
+        ]
         for step in (0, 1, 124, 125, 126, 299, 17):  # a block ends within step 125
-            assert sum((one.example_ids(step) for one in item), []) == expected[step]
-            together = np.concatenate([one.read_batch(step)["x"] for one in item])
+            assert sum((reader.example_ids(step) for reader in readers), []) == expected[step]
+            together = np.concatenate([reader.read_batch(step)["x"] for reader in readers])
             assert together.tolist() == whole.read_batch(step)["x"].tolist()
 
 
@@ -135,9 +137,8 @@ def test_fingerprint_depends_on_weights_and_parts() -> None:
 
 
 def test_weight_below_one_example_is_refused() -> None:
-    with pytest.raises(
-        SpecError, match="parts.books.weight = 1e-06 is less than one example in 100000"
-    ):
+    words = "parts.books.weight = 1e-06 is less than one example in 100000"
+    with pytest.raises(SpecError, match=words):
         make_mixture({"code": 0.5, "web": 0.5, "books": 1e-6})
     assert mixture.block_counts([1 / 3, 1 / 3, 1 / 3], BLOCK).tolist() == [334, 333, 333]
 
@@ -184,9 +185,9 @@ def test_text_mixture_is_prepared_by_part(tmp_path: Path, monkeypatch: pytest.Mo
     result = train.example_indexes(0, BLOCK, seed=0, shuffle=True)
     assert sum(int(index) < len(train._parts[0]) for index in result) == 750
     reports = prepare.prepare_text(spec)
-    assert (
-        reports[2]["rows"]["eval"] == 0 and reports[2]["documents"] == 5
-    )  # all of it is evaluated on
+    # All of it is evaluated on.
+    assert reports[2]["rows"]["eval"] == 0 and reports[2]["documents"] == 5
     assert len(held_out._parts[1]) == reports[2]["rows"]["train"]
-    assert len(reports) == 3 and sum(each["rows"]["train"] for each in reports[:2]) == len(train)
+    assert len(reports) == 3
+    assert sum(report["rows"]["train"] for report in reports[:2]) == len(train)
     assert "tokenizer.json" in tokenizer_files(spec.data)

@@ -37,9 +37,8 @@ def test_unopenable_source_is_reported(
         raise fault
 
     monkeypatch.setattr(text, "open_stream", opening)
-    with pytest.raises(
-        kind, match=f"train.data: the train split of text cannot be opened: .*{fault.strerror}"
-    ):
+    words = f"train.data: the train split of text cannot be opened: .*{fault.strerror}"
+    with pytest.raises(kind, match=words):
         open_source(make_spec({"source": "text", "path": "a.txt"}, DECODER), "train")
 
 

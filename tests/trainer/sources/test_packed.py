@@ -86,8 +86,12 @@ def test_packed_loss_equals_the_loss_of_single_documents(corpus: Path) -> None:
     graph, params = nnx.split(task.model(make_job(make_text(corpus)), nnx.Rngs(0)))
 
     def mean(params: Any, batch: dict[str, Any]) -> Any:
-        found = task.loss(nnx.merge(graph, params), batch, jax.random.key(0))
-        return found.sum / found.weight, (found.sum, found.weight, found.metrics["bits_per_byte"])
+        examples = task.loss(nnx.merge(graph, params), batch, jax.random.key(0))
+        return examples.sum / examples.weight, (
+            examples.sum,
+            examples.weight,
+            examples.metrics["bits_per_byte"],
+        )
 
     loss = jax.jit(jax.value_and_grad(mean, has_aux=True))
     ((_, together), slope), ((_, alone), slope_alone) = (
@@ -103,9 +107,8 @@ def test_packed_loss_equals_the_loss_of_single_documents(corpus: Path) -> None:
         np.testing.assert_allclose(result, expected, rtol=1e-5)
     (nats, bits, counted) = (float(together[0]), *map(float, together[2]))
     assert bits == pytest.approx(nats / math.log(2))
-    assert (
-        0.8 < counted / sum(len(each.encode()) for each in TEXTS[::5]) < 1
-    )  # all but first tokens
+    # All but first tokens.
+    assert 0.8 < counted / sum(len(item.encode()) for item in TEXTS[::5]) < 1
 
 
 def test_documents_of_a_row_do_not_attend_to_each_other(corpus: Path) -> None:
@@ -161,7 +164,7 @@ def test_eval_path_gives_the_evaluation_rows(corpus: Path, monkeypatch: pytest.M
     spec = make_job(make_text(corpus, eval_path=f"{corpus}/held-out.jsonl", packing="none"))
     held_out = open_source(spec, "eval")
     assert held_out is not None and len(held_out) >= 7
-    assert [each["documents"] for each in prepare.prepare_text(spec)] == [len(TEXTS), 7]
+    assert [item["documents"] for item in prepare.prepare_text(spec)] == [len(TEXTS), 7]
 
 
 def test_too_small_vocabulary_is_refused_before_preparation(tmp_path: Path) -> None:
@@ -184,7 +187,6 @@ def test_unprepared_source_is_refused(corpus: Path) -> None:
 
 def test_table_is_not_read_as_bytes(tmp_path: Path) -> None:
     (tmp_path / "a.parquet").write_bytes(b"PAR1")
-    with pytest.raises(
-        DataError, match="a.parquet is not plain text; data.packing: concat reads its documents"
-    ):
+    words = "a.parquet is not plain text; data.packing: concat reads its documents"
+    with pytest.raises(DataError, match=words):
         open_source(make_job(Text(source="text", path=f"{tmp_path}/*")), "train")

@@ -21,11 +21,11 @@ LENGTH = 64
 CHATS = chat_corpora.make_chats(40, seed=2)
 
 
-def read_rows(folder: Path, result: list[Any], **keys: Any) -> list[dict[str, Any]]:
+def read_rows(folder: Path, conversations: list[Any], **keys: Any) -> list[dict[str, Any]]:
     """The rows of training of these chats."""
     folder.mkdir()
     made_by = chat_corpora.save_chat_tokenizer(folder / "tokenizer", chat_corpora.CHATML)
-    path = chat_corpora.write_lines(folder / "a.jsonl", result)
+    path = chat_corpora.write_lines(folder / "a.jsonl", conversations)
     options = {"path": path, "tokenizer": made_by, "data_dir": f"{folder}/out", "eval_split": 0.0}
     data = Text(source="text", format="chat", **(options | keys))
     built = recipe.make_recipe(data, LENGTH)
@@ -35,9 +35,9 @@ def read_rows(folder: Path, result: list[Any], **keys: Any) -> list[dict[str, An
     return [source[index] for index in range(len(source))]
 
 
-def decode_targets(result: list[dict[str, Any]]) -> list[int]:
+def decode_targets(examples: list[dict[str, Any]]) -> list[int]:
     """The tokens that are predicted, sorted."""
-    return sorted(np.concatenate([row["tokens"][1:][row["mask"] > 0] for row in result]).tolist())
+    return sorted(np.concatenate([row["tokens"][1:][row["mask"] > 0] for row in examples]).tolist())
 
 
 @pytest.mark.parametrize("packing", ["concat", "first-fit", "none"])
@@ -48,14 +48,14 @@ def test_only_assistant_tokens_are_targets_once(tmp_path: Path, packing: str) ->
         np.concatenate([ids[mask] for ids, mask in pairs]).tolist()
     )
     words = [
-        said
+        answer
         for chat in CHATS
         for turn in chat
         if turn["role"] == "assistant"
-        for said in [turn["content"]]
+        for answer in [turn["content"]]
     ]
     counted = sum(float(row["text_bytes"]) for row in result)
-    assert counted == pytest.approx(sum(len(said.encode()) for said in words), rel=1e-5)
+    assert counted == pytest.approx(sum(len(answer.encode()) for answer in words), rel=1e-5)
     (index,) = (tmp_path / "a" / "out").glob("*/index.json")
     assert build.read_index(index.parent)["targets"] == len(decode_targets(result))
     assert all(row["mask"].any() for row in result)  # a row of questions alone is left out
@@ -73,8 +73,8 @@ def test_user_tokens_do_not_affect_the_update(tmp_path: Path) -> None:
         read_rows(tmp_path / "b", second)
     )
     same = [
-        [{"role": "user", "content": said}, {"role": "assistant", "content": "b"}]
-        for said in ("a", "z")
+        [{"role": "user", "content": answer}, {"role": "assistant", "content": "b"}]
+        for answer in ("a", "z")
     ]
     (first,), (two,) = read_rows(tmp_path / "c", same[:1]), read_rows(tmp_path / "d", same[1:])
     assert (first["tokens"] != two["tokens"]).sum() == 1
@@ -96,8 +96,8 @@ def test_small_model_learns_the_answers(tmp_path: Path) -> None:
     @jax.jit
     def step(params: Any) -> Any:
         def mean(params: Any) -> Any:
-            found = task.loss(nnx.merge(graph, params), batch, jax.random.key(0))
-            return found.sum / found.weight, found.weight
+            total = task.loss(nnx.merge(graph, params), batch, jax.random.key(0))
+            return total.sum / total.weight, total.weight
 
         (loss, weight), grads = jax.value_and_grad(mean, has_aux=True)(params)
         return jax.tree.map(lambda each, grad: each - 0.3 * grad, params, grads), loss, weight
@@ -124,7 +124,6 @@ def test_chats_without_targets_are_refused(tmp_path: Path) -> None:
     data_of = chat_corpora.save_chat_tokenizer(tmp_path / "tokenizer", template)
     path = chat_corpora.write_lines(tmp_path / "a.jsonl", [[{"role": "assistant", "content": "a"}]])
     data = Text(source="text", format="chat", path=path, tokenizer=data_of, eval_split=0.0)
-    with pytest.raises(
-        DataError, match="a.jsonl and what else matches hold chats without a token to predict"
-    ):
+    words = "a.jsonl and what else matches hold chats without a token to predict"
+    with pytest.raises(DataError, match=words):
         build.build_rows(recipe.make_recipe(data, LENGTH), tmp_path / "out")

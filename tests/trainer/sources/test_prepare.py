@@ -51,9 +51,8 @@ def test_concurrent_processes_prepare_a_dataset_once(tmp_path: Path) -> None:
     ("name", "expected"), [("digts", "digits"), ("mnsit", "mnist"), ("cifra10", "cifar10")]
 )
 def test_misspelled_dataset_gets_suggestions(name: str, expected: str, tmp_path: Path) -> None:
-    with pytest.raises(
-        DataError, match=f"data.name = {name} is not a dataset; did you mean {expected}\\b"
-    ):
+    words = f"data.name = {name} is not a dataset; did you mean {expected}\\b"
+    with pytest.raises(DataError, match=words):
         tfds.prepare_dataset(name, str(tmp_path))
 
 
@@ -63,16 +62,14 @@ def test_missing_network_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(socket, "getaddrinfo", no_address)
     monkeypatch.setattr(tfds.urllib.request, "getproxies", dict)  # type: ignore[attr-defined]
-    with pytest.raises(
-        DataError, match="^mnist is not prepared in .* and there is no network to download it"
-    ):
+    words = "^mnist is not prepared in .* and there is no network to download it"
+    with pytest.raises(DataError, match=words):
         TfdsSplit("mnist", "train", str(tmp_path))
 
 
 def test_unwritable_folder_is_reported() -> None:
-    with pytest.raises(
-        DataError, match="digits is not prepared in /proc/none, which cannot be written"
-    ):
+    words = "digits is not prepared in /proc/none, which cannot be written"
+    with pytest.raises(DataError, match=words):
         TfdsSplit("digits", "train", "/proc/none")
 
 

@@ -22,7 +22,7 @@ def test_evaluation_uses_other_examples() -> None:
             label: int(abs(picture - example["image"]).sum()) for label, picture in pictures.items()
         }
         assert min(distance, key=lambda label: distance[label]) == example["label"]
-        assert 0 < min(distance.values())
+        assert min(distance.values()) > 0
 
 
 def test_most_tokens_follow_the_rule() -> None:

@@ -82,9 +82,8 @@ def test_unsupported_item_is_refused(dataset: str) -> None:
 
 
 def test_failing_constructor_is_a_data_error(dataset: str) -> None:
-    with pytest.raises(
-        DataError, match="cannot be built: TypeError: .*unexpected keyword argument 'root'"
-    ):
+    words = "cannot be built: TypeError: .*unexpected keyword argument 'root'"
+    with pytest.raises(DataError, match=words):
         open_source(dataset, {"root": "/data"}, shuffle=True)
     with pytest.raises(DataError, match="with args root cannot be built") as raised:
         open_source(dataset, {"root": "s3cret"}, shuffle=True)
@@ -125,9 +124,8 @@ def test_dataset_is_cached_only_if_deterministic(dataset: str) -> None:
 
 
 def test_storage_failure_of_a_constructor_is_temporary(dataset: str) -> None:
-    with pytest.raises(
-        StorageError, match="their_datasets:Away cannot be built: TimeoutError: the bucket does not"
-    ):
+    words = "their_datasets:Away cannot be built: TimeoutError: the bucket does not"
+    with pytest.raises(StorageError, match=words):
         open_source("their_datasets:Away", {}, shuffle=True)
 
 
@@ -186,8 +184,8 @@ def test_iterable_dataset_resumes_by_skipping(dataset: str) -> None:
             prefetch=0,
             threads=4,
         )
-        drawn = pipeline.iterate([range(step, step + 1) for step in range(start, 6)])
-        return [batch["x"].tolist() for batch in drawn]
+        values = pipeline.iterate([range(step, step + 1) for step in range(start, 6)])
+        return [batch["x"].tolist() for batch in values]
 
     whole = batches(0)
     assert [number for batch in whole for number in batch] == [

@@ -109,19 +109,21 @@ def make_tools(number: int) -> list[dict[str, Any]] | None:
 
 
 def encode_chat(
-    folder: str, result: list[Any], tools: list[Any] | None = None
+    folder: str, conversations: list[Any], tools: list[Any] | None = None
 ) -> list[tuple[npt.NDArray[np.int32], npt.NDArray[np.bool_]]]:
     """The ids of each chat by the tokenizer of a folder, and which of them are the assistant's."""
-    item = zip(result, tools or [None] * len(result), strict=True)
+    item = zip(conversations, tools or [None] * len(conversations), strict=True)
     built = [templates.load_chats(folder).render_document(*chat) for chat in item]
     actual = tokenizer.load_tokenizer(folder)
     assert isinstance(actual, tokenizer.HuggingFaceTokenizer)
-    return actual.encode_spans([each.text for each in built], [each.spans or () for each in built])
+    return actual.encode_spans(
+        [encoding.text for encoding in built], [encoding.spans or () for encoding in built]
+    )
 
 
-def write_lines(path: Path, result: list[Any], field: str = "messages") -> str:
+def write_lines(path: Path, values: list[Any], field: str = "messages") -> str:
     """A file of JSON lines."""
     path.write_text(
-        "".join(json.dumps({"id": at, field: chat}) + "\n" for at, chat in enumerate(result))
+        "".join(json.dumps({"id": at, field: chat}) + "\n" for at, chat in enumerate(values))
     )
     return str(path)

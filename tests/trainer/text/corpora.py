@@ -97,9 +97,9 @@ def save_tokenizer(folder: Path, kind: str = "bpe", **config: Any) -> str:
     return str(folder)
 
 
-def write_lines(path: Path, result: list[str], field: str = "text") -> str:
+def write_lines(path: Path, documents: list[str], field: str = "text") -> str:
     """A file of JSON lines."""
     path.write_text(
-        "".join(json.dumps({"id": at, field: text}) + "\n" for at, text in enumerate(result))
+        "".join(json.dumps({"id": at, field: text}) + "\n" for at, text in enumerate(documents))
     )
     return str(path)

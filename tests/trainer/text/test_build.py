@@ -47,11 +47,11 @@ def small_shards(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shards, "LOT_TOKENS", 500)
 
 
-def make_text(corpus: Path, to: Path, **keys: Any) -> Text:
+def make_text(corpus: Path, folder: Path, **keys: Any) -> Text:
     options = {
         "path": f"{corpus}/*.jsonl",
         "tokenizer": f"{corpus}/tokenizer",
-        "data_dir": str(to),
+        "data_dir": str(folder),
         "eval_split": 0.1,
     }
     return Text(source="text", **(options | keys))
@@ -133,7 +133,7 @@ def test_address_depends_on_the_recipe(corpus: Path, tmp_path: Path) -> None:
         {"tokenizer": f"{tmp_path}/tokenizer"},
         {"tokenizer": "bytes", "packing": "concat"},
     ]
-    result = {recipe.make_recipe(make_text(corpus, tmp_path, **each), 32).address for each in keys}
+    result = {recipe.make_recipe(make_text(corpus, tmp_path, **item), 32).address for item in keys}
     assert (
         len(result | {recipe.make_recipe(make_text(corpus, tmp_path), 33).address}) == len(keys) + 1
     )
@@ -317,9 +317,9 @@ def test_memory_is_bounded_by_a_bucket(
     documents_, numbers = shards._read_documents, shards._read_numbers
 
     def gathered(*args: Any) -> Any:
-        found = documents_(*args)
-        sizes.append(len(found.tokens))
-        return found
+        part = documents_(*args)
+        sizes.append(len(part.tokens))
+        return part
 
     monkeypatch.setattr(shards, "_read_documents", gathered)
     monkeypatch.setattr(
@@ -330,9 +330,8 @@ def test_memory_is_bounded_by_a_bucket(
     index = build.read_index(folder)
     assert len(list(folder.glob("train-*"))) == 2  # a reader holds each open
     assert len(sizes) > 8 and max(sizes) < index["tokens"] / 4 and sum(sizes) == index["tokens"]
-    assert (
-        sum(count for first, count in read if first and count != 2) == shards.INDEX_COLUMNS * 200
-    )  # and headers, tables
+    # And headers, tables.
+    assert sum(count for first, count in read if first and count != 2) == shards.INDEX_COLUMNS * 200
 
 
 @pytest.mark.parametrize(
@@ -385,9 +384,8 @@ def test_killed_or_stopped_build_is_reported(
     program.write_text("#!/bin/sh\nkill -9 $$\n")
     program.chmod(0o755)
     monkeypatch.setattr(sources.sys, "executable", str(program))  # type: ignore[attr-defined]
-    with pytest.raises(
-        StorageError, match=r"was killed \(SIGKILL\), as the system does where memory is short"
-    ):
+    words = r"was killed \(SIGKILL\), as the system does where memory is short"
+    with pytest.raises(StorageError, match=words):
         sources._run_build(built, tmp_path / built.address)
 
 

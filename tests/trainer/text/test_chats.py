@@ -23,22 +23,22 @@ FEW = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hell
 
 
 def encode_chat(
-    folder: str, result: list[Any], tools: list[Any] | None = None
+    folder: str, conversations: list[Any], tools: list[Any] | None = None
 ) -> tuple[list[Any], list[Any]]:
     """Ids and masks of chats."""
-    pairs = chat_corpora.encode_chat(folder, result, tools)
+    pairs = chat_corpora.encode_chat(folder, conversations, tools)
     return [ids.tolist() for ids, _ in pairs], [mask.astype(int).tolist() for _, mask in pairs]
 
 
 def encode_with_transformers(
-    folder: Path, result: list[Any], tools: list[Any], tokenizers: list[str]
+    folder: Path, conversations: list[Any], tools: list[Any], tokenizers: list[str]
 ) -> list[Any]:
     """Ids and masks of the chats by each tokenizer."""
     try:
         environments.find_python("torch")
     except environments.MissingEnvironmentError as error:
         needs.absent(str(error))
-    (folder / "chats.json").write_text(json.dumps(list(zip(result, tools, strict=True))))
+    (folder / "chats.json").write_text(json.dumps(list(zip(conversations, tools, strict=True))))
     program = str(Path(__file__).with_name("transformers_chats.py"))
     answers = environments.run_program(
         "torch", program, str(folder / "chats.json"), *tokenizers
@@ -130,9 +130,8 @@ def test_tools_are_a_list_or_json(tmp_path: Path) -> None:
         ({"a": 1}, "are not a list of objects"),
         (["f"], "are not a list of objects"),
     ):
-        with pytest.raises(
-            documents.UnfitRowError, match=f"its field 'messages': the row's tools {words}"
-        ):
+        message = f"its field 'messages': the row's tools {words}"
+        with pytest.raises(documents.UnfitRowError, match=message):
             built({"messages": FEW, "tools": wrong})
 
 
@@ -255,21 +254,18 @@ def test_invalid_chat_is_reported_with_its_row(
     good = "{{ messages" not in template and "macro" not in template
     path = chat_corpora.write_lines(tmp_path / "a.jsonl", [FEW, row] if good else [row])
     ((part,),) = documents.split_units([path])
-    with pytest.raises(
-        DataError, match=rf"a.jsonl, row {1 + good}: its field 'messages': .*{words}"
-    ) as raised:
+    message = rf"a.jsonl, row {1 + good}: its field 'messages': .*{words}"
+    with pytest.raises(DataError, match=message) as raised:
         list(documents.read_documents(part, "messages", built))
     assert raised.value.code == 65
 
 
 def test_keys_and_files_unsuited_to_chats_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(
-        ValueError, match="format: chat needs a tokenizer with a chat template; bytes have none"
-    ):
+    words = "format: chat needs a tokenizer with a chat template; bytes have none"
+    with pytest.raises(ValueError, match=words):
         make_chat(tmp_path, "bytes")
-    with pytest.raises(
-        ValueError, match="parts.b.format: chat needs a tokenizer with a chat template"
-    ):
+    words = "parts.b.format: chat needs a tokenizer with a chat template"
+    with pytest.raises(ValueError, match=words):
         Mixture.model_validate(
             {"source": "mixture", "parts": {"b": {"weight": 1, "path": "x", "format": "chat"}}}
         )

@@ -26,9 +26,9 @@ def read_texts(path: Path | str, field: str | None = None) -> list[str]:
 
 def count_replaced(path: Path) -> int:
     return sum(
-        each.replaced
+        document.replaced
         for part in documents.split_units([str(path)])[0]
-        for each in documents.read_documents(part, None)
+        for document in documents.read_documents(part, None)
     )
 
 
@@ -83,9 +83,8 @@ def test_folder_gives_files_of_one_kind(tmp_path: Path) -> None:
     write_compressed(tmp_path / "c.jsonl.gz", rows({"text": "packed"}))
     assert read_texts(tmp_path) == [*TEXTS[:3], "packed"]
     (tmp_path / "b.txt").write_text("text")
-    with pytest.raises(
-        DataError, match="several kinds: 2 of lines such as a.jsonl, 1 of text such as b.txt; name"
-    ):
+    words = "several kinds: 2 of lines such as a.jsonl, 1 of text such as b.txt; name"
+    with pytest.raises(DataError, match=words):
         read_texts(tmp_path)
 
 
@@ -238,7 +237,7 @@ def test_invalid_utf8_in_a_column_is_replaced_and_counted(tmp_path: Path, name: 
         parquet.write_table(pa.table({"text": column}), path)
     else:
         write_arrow(path, {"text": column})
-    part = next(each for unit in documents.split_units([str(path)]) for each in unit)
+    part = next(document for unit in documents.split_units([str(path)]) for document in unit)
     result = documents.read_documents(part, None)
     assert next(result) == documents.Document("fine", 0)
     assert next(result) == documents.Document("\ufffd\ufffd odd", 2)

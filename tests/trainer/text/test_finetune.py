@@ -74,15 +74,15 @@ def save_tokenizer(folder: Path) -> None:
     )
 
 
-def make_job(example: str, at: Path, **keys: Any) -> TrainSpec:
+def make_job(example: str, folder: Path, **keys: Any) -> TrainSpec:
     """An example with the small model, few rows and few steps."""
     options: dict[str, Any] = yaml.safe_load((EXAMPLES / f"{example}.yaml").read_text())["train"]
     del options["epochs"]
-    options["model"] |= {"init_from": str(at / "hf"), "length": references.LENGTH}
+    options["model"] |= {"init_from": str(folder / "hf"), "length": references.LENGTH}
     files = {
-        "path": str(at / options["data"]["path"]),
-        "tokenizer": str(at / "hf"),
-        "data_dir": str(at / "prepared"),
+        "path": str(folder / options["data"]["path"]),
+        "tokenizer": str(folder / "hf"),
+        "data_dir": str(folder / "prepared"),
     }
     options["data"] |= files | {"eval_split": 0.1}
     options["optimizer"] |= {"lr": 0.01, "schedule": {"name": "constant"}}
@@ -105,18 +105,18 @@ def bits_per_byte(training: BuiltInTraining) -> float:
     return bits / counted
 
 
-def train_model(at: Path, spec: TrainSpec) -> Trained:
-    training = BuiltInTraining(spec, NextToken(), RunContext(str(at)), Progress(None))
+def train_model(folder: Path, spec: TrainSpec) -> Trained:
+    training = BuiltInTraining(spec, NextToken(), RunContext(str(folder)), Progress(None))
     earlier = bits_per_byte(training)
-    Loop(training, RunContext(str(at)), Never(), Progress(None)).run()
-    last = json.loads((at / "eval.jsonl").read_text().splitlines()[-1])
-    sampled = at / "samples.jsonl"
+    Loop(training, RunContext(str(folder)), Never(), Progress(None)).run()
+    last = json.loads((folder / "eval.jsonl").read_text().splitlines()[-1])
+    sampled = folder / "samples.jsonl"
     samples = (
         json.loads(sampled.read_text().splitlines()[-1])["samples"] if sampled.exists() else []
     )
-    message = export(str(at / "checkpoints"), str(at / "out"), merged=spec.lora is not None)
+    message = export(str(folder / "checkpoints"), str(folder / "out"), merged=spec.lora is not None)
     assert message["architecture"] == "Qwen2ForCausalLM"
-    return Trained(earlier, last["bits_per_byte"], samples, str(at / "out"))
+    return Trained(earlier, last["bits_per_byte"], samples, str(folder / "out"))
 
 
 @pytest.fixture(scope="module")
@@ -127,8 +127,8 @@ def trainings(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Trained]:
     (at / "corpus").mkdir()
     corpora.write_lines(at / "corpus" / "a.jsonl", make_sentences(120, 1))
     chats = [
-        [{"role": "user", "content": said}, {"role": "assistant", "content": said.split()[0]}]
-        for said in make_sentences(120, 2)
+        [{"role": "user", "content": message}, {"role": "assistant", "content": message.split()[0]}]
+        for message in make_sentences(120, 2)
     ]
     chat_corpora.write_lines(at / "chats.jsonl", chats)
     jobs = {
@@ -161,7 +161,7 @@ def test_export_loads_here_and_in_transformers(trainings: dict[str, Trained]) ->
     except environments.MissingEnvironmentError as error:
         needs.absent(str(error))
     program = str(Path(__file__).with_name("transformers_says.py"))
-    folders = [each.exported for each in trainings.values()]
+    folders = [training.exported for training in trainings.values()]
     for name, line in zip(
         trainings,
         environments.run_program("torch", program, TEXT, *folders).splitlines(),

@@ -40,13 +40,13 @@ def read_rows(source_data: Text, split: Any = "train") -> list[dict[str, Any]]:
     return [result[at] for at in range(len(result))]
 
 
-def decode_targets(row: dict[str, Any], at: int) -> list[int]:
-    result: list[int] = row["tokens"][at, 1:][row["mask"][at] > 0].tolist()
+def decode_targets(row: dict[str, Any], index: int) -> list[int]:
+    result: list[int] = row["tokens"][index, 1:][row["mask"][index] > 0].tolist()
     return result
 
 
-def decode_text(row: dict[str, Any], at: int) -> list[int]:
-    result: list[int] = row["tokens"][at, : row["length"][at]].tolist()
+def decode_text(row: dict[str, Any], index: int) -> list[int]:
+    result: list[int] = row["tokens"][index, : row["length"][index]].tolist()
     return result
 
 
@@ -174,9 +174,8 @@ def test_invalid_pair_is_reported_with_its_row(
 
 
 def test_messages_need_a_template_and_rows(tmp_path: Path) -> None:
-    with pytest.raises(
-        SpecError, match="data.tokenizer = bytes has no chat template, which messages need"
-    ):
+    words = "data.tokenizer = bytes has no chat template, which messages need"
+    with pytest.raises(SpecError, match=words):
         open_pairs(make_data(tmp_path, [{"chosen": YES, "rejected": NO}]))
     (tmp_path / "a.txt").write_text("hi")
     with pytest.raises(DataError, match="a.txt is plain text; preferences are rows of JSON lines"):
@@ -216,7 +215,6 @@ def test_task_reads_the_pairs_of_a_job(tmp_path: Path) -> None:
             "length": (2,),
         }
     few = spec.model_copy(update={"model": specs.Decoder(length=15, vocab=200)})
-    with pytest.raises(
-        SpecError, match="vocab = 200 is less than the 256 of data.tokenizer = bytes"
-    ):
+    words = "vocab = 200 is less than the 256 of data.tokenizer = bytes"
+    with pytest.raises(SpecError, match=words):
         task.source(few, "train")

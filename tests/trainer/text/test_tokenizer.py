@@ -57,7 +57,7 @@ def test_character_tokens_have_the_bytes_of_their_piece() -> None:
     ]
     assert [
         tokenizer._count_bytes(token, prefix, suffix) for token, prefix, suffix, _ in cases
-    ] == [each[3] for each in cases]
+    ] == [item[3] for item in cases]
 
 
 def test_byte_tokenizer_uses_bytes_as_ids() -> None:
@@ -116,9 +116,8 @@ def test_digest_depends_on_what_makes_ids(tmp_path: Path) -> None:
 def test_too_small_model_vocabulary_is_refused(folders: dict[str, str]) -> None:
     actual = tokenizer.load_tokenizer(folders["bpe"])
     tokenizer.check_vocab(actual, actual.vocab)
-    with pytest.raises(
-        SpecError, match=f"vocab = 499 is less than the {actual.vocab} of data.tokenizer = .*bpe"
-    ):
+    words = f"vocab = 499 is less than the {actual.vocab} of data.tokenizer = .*bpe"
+    with pytest.raises(SpecError, match=words):
         tokenizer.check_vocab(actual, 499)
 
 

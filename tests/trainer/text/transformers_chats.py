@@ -13,7 +13,7 @@ with open(sys.argv[1]) as file:
     chats = json.load(file)
 for folder in sys.argv[2:]:
     tokenizer = transformers.PreTrainedTokenizerFast.from_pretrained(folder)
-    found = [
+    results = [
         tokenizer.apply_chat_template(
             messages,
             tools=tools,
@@ -25,6 +25,6 @@ for folder in sys.argv[2:]:
     ]
     print(
         json.dumps(
-            [[each["input_ids"] for each in found], [each["assistant_masks"] for each in found]]
+            [[chat["input_ids"] for chat in results], [chat["assistant_masks"] for chat in results]]
         )
     )

@@ -17,12 +17,12 @@ for folder in sys.argv[2:]:
     ids = tokenizer(sys.argv[1], add_special_tokens=False, return_tensors="pt").input_ids
     with torch.no_grad():
         shares = model(ids).logits.log_softmax(-1)[0, :-1]
-    said = shares.gather(-1, ids[0, 1:, None])[:, 0]
+    logprobs = shares.gather(-1, ids[0, 1:, None])[:, 0]
     print(
         json.dumps(
             {
                 "ids": ids[0].tolist(),
-                "logprobs": said.tolist(),
+                "logprobs": logprobs.tolist(),
                 "chat": bool(tokenizer.chat_template),
             }
         )

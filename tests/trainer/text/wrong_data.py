@@ -31,25 +31,25 @@ class Case(NamedTuple):
     task: str = "lm"
 
 
-def rows(*result: Any) -> bytes:
+def rows(*values: Any) -> bytes:
     """JSON lines."""
-    return "".join(json.dumps(row) + "\n" for row in result).encode()
+    return "".join(json.dumps(row) + "\n" for row in values).encode()
 
 
-def table(to: str, *, ending: int | None = None, **columns: Any) -> Files:
+def table(name: str, *, ending: int | None = None, **columns: Any) -> Files:
     """A Parquet or Arrow file, cut at `ending`."""
 
     def write(path: Path) -> None:
-        made = pa.table(columns)
+        content = pa.table(columns)
         if path.suffix == ".parquet":
-            parquet.write_table(made, path, row_group_size=4)
+            parquet.write_table(content, path, row_group_size=4)
         else:
-            with pa.ipc.new_stream(str(path), made.schema) as writer:
-                writer.write_table(made)
+            with pa.ipc.new_stream(str(path), content.schema) as writer:
+                writer.write_table(content)
         if ending is not None:
             path.write_bytes(path.read_bytes()[:ending])
 
-    return {to: write}
+    return {name: write}
 
 
 def zstd(path: Path) -> None:
@@ -73,16 +73,16 @@ def twice(path: Path) -> None:
     )
 
 
-def damaged(to: str, first: int, last: int) -> Files:
+def damaged(name: str, first: int, last: int) -> Files:
     """A table of which these bytes are others."""
 
     def write(path: Path) -> None:
-        table(to, text=["abc"] * 900)[to](path)  # type: ignore[operator]
+        table(name, text=["abc"] * 900)[name](path)  # type: ignore[operator]
         data = bytearray(path.read_bytes())
         data[first:last] = bytes(byte ^ 0x5A for byte in data[first:last])
         path.write_bytes(data)
 
-    return {to: write}
+    return {name: write}
 
 
 def without_unknown(path: Path) -> None:
@@ -140,14 +140,14 @@ def mixture(**parts: Any) -> dict[str, Any]:
     return {
         **MIX,
         "parts": {
-            name: {"weight": 1, "path": "PATH/a.jsonl", **each} for name, each in parts.items()
+            name: {"weight": 1, "path": "PATH/a.jsonl", **keys} for name, keys in parts.items()
         },
     }
 
 
-def lines(name: str, words: str, *result: Any, **keys: Any) -> Case:
+def lines(name: str, words: str, *values: Any, **keys: Any) -> Case:
     """A file of JSON lines of which a row is wrong."""
-    return Case(name, 65, words, files={"a.jsonl": rows(*result)}, **keys)
+    return Case(name, 65, words, files={"a.jsonl": rows(*values)}, **keys)
 
 
 def only(name: str, words: str, files: Files, **data: Any) -> Case:
@@ -155,9 +155,9 @@ def only(name: str, words: str, files: Files, **data: Any) -> Case:
     return Case(name, 65, words, {"path": f"PATH/{next(iter(files))}", **data}, files)
 
 
-def raw(name: str, words: str, content: bytes, to: str = "a.jsonl", **data: Any) -> Case:
+def raw(name: str, words: str, content: bytes, file: str = "a.jsonl", **data: Any) -> Case:
     """A file that is wrong as a whole."""
-    return only(name, words, {to: content}, **data)
+    return only(name, words, {file: content}, **data)
 
 
 def pair(name: str, words: str, *pairs: dict[str, Any]) -> Case:

@@ -62,7 +62,10 @@ def run_feed(
 ) -> str | None:
     """Return the message about the tracker after steps `first` + 1 to `last`."""
     monkeypatch.setenv(contract.TRACKER, json.dumps({"tracker": f"mine:{name}", "name": "job"}))
-    journals = {each: Journal(str(folder / f"{each}.jsonl"), first) for each in ("metrics", "eval")}
+    journals = {
+        journal_name: Journal(str(folder / f"{journal_name}.jsonl"), first)
+        for journal_name in ("metrics", "eval")
+    }
     started = tracker_feed.start_feed(str(folder))
     assert started is not None
     for step in range(first + 1, last + 1):

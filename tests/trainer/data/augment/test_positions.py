@@ -84,4 +84,4 @@ def test_evaluation_reads_the_center_of_each_image(folder: Path) -> None:
     built = Evaluation(source, Classify().example, batch=8, rows=range(8), threads=2, seed=3)
     once, repeated = ([batch["image"].copy() for batch in built] for _ in range(2))
     assert sum(float(batch["weight"].sum()) for batch in built) == 12
-    assert all(np.array_equal(one, two) for one, two in zip(once, repeated, strict=True))
+    assert all(np.array_equal(image, two) for image, two in zip(once, repeated, strict=True))

@@ -21,18 +21,18 @@ def encode_image(name: str, number: int, form: str = "PNG") -> bytes:
     return file.getvalue()
 
 
-def write_folders(root: Path, item: int = 4) -> Path:
+def write_folders(root: Path, count: int = 4) -> Path:
     """A folder by class."""
     for name in COLOURS:
         (root / name).mkdir(parents=True, exist_ok=True)
-        for number in range(item):
+        for number in range(count):
             (root / name / f"{number}.png").write_bytes(encode_image(name, number))
     return root
 
 
-def make_pairs(item: int = 4) -> list[tuple[str, int]]:
+def make_pairs(count: int = 4) -> list[tuple[str, int]]:
     """Class and number of every image, in the order of `folders`."""
-    return [(name, number) for name in COLOURS for number in range(item)]
+    return [(name, number) for name in COLOURS for number in range(count)]
 
 
 def write_tar(path: Path, members: dict[str, bytes]) -> Path:

@@ -43,7 +43,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     root = tmp_path_factory.mktemp("mixed")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(root / "cache"))
-        made_images.write_folders(root / "folder", item=6)
+        made_images.write_folders(root / "folder", count=6)
         names = ["dog", "cat"]
         rows = [
             {"bytes": made_images.encode_image(name, 20 + at), "path": None}
@@ -108,7 +108,7 @@ def test_parts_keep_their_order_weight_and_common_class_numbers(root: Path) -> N
         assert index == mixture.evaluated_parts[name].start + at
         observed[name] += 1
         assert all(
-            abs(observed[each] - share * (position + 1)) <= 1 for each, share in SHARES.items()
+            abs(observed[item] - share * (position + 1)) <= 1 for item, share in SHARES.items()
         )
         if position < 60:
             example, pixels = mixture[index], np.asarray(Image.open(io.BytesIO(own_items[at])))
@@ -139,7 +139,8 @@ def hash_batches(root: Path, processes: int = 1, start: int = 0, **keys: Any) ->
         for step in zip(*read, strict=True)
     ]
     return [
-        hashlib.sha256(b"".join(each.tobytes() for each in arrays)).hexdigest() for arrays in whole
+        hashlib.sha256(b"".join(array.tobytes() for array in arrays)).hexdigest()
+        for arrays in whole
     ]
 
 

@@ -138,7 +138,7 @@ NAMED = {
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> images.ImageSource:
-    root = made_images.write_folders(tmp_path_factory.mktemp("odd"), item=1)
+    root = made_images.write_folders(tmp_path_factory.mktemp("odd"), count=1)
     for name, (data, _) in {**READ, **NAMED}.items():
         (root / "cat" / name).write_bytes(data)
     os.symlink("loop.png", root / "cat" / "loop.png")
@@ -150,9 +150,8 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> images.ImageSource:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
         source = images.open_source(Images(source="images", path=str(root)), "train")
-    assert (
-        source is not None and len(source) == len(READ) + len(NAMED) + 3
-    )  # the links and the pipe are no files
+    # The links and the pipe are no files.
+    assert source is not None and len(source) == len(READ) + len(NAMED) + 3
     return source
 
 

@@ -112,7 +112,7 @@ def test_evaluation_files_use_the_training_classes(tmp_path) -> None:
     (tmp_path / "set" / "val" / "dog").mkdir(parents=True)
     (tmp_path / "set" / "val" / "dog" / "1.png").write_bytes(made_images.encode_image("dog", 7))
     assert [label for _, label in read_examples(tmp_path / "set", "eval")] == [1]
-    whole = made_images.write_folders(tmp_path / "whole", item=10)
+    whole = made_images.write_folders(tmp_path / "whole", count=10)
     assert (
         len(read_examples(whole, "eval", eval_split=0.1))
         + len(read_examples(whole, eval_split=0.1))
@@ -127,13 +127,11 @@ def test_evaluation_files_use_the_training_classes(tmp_path) -> None:
 
 def test_image_in_both_splits_is_reported(tmp_path) -> None:
     folder = made_images.write_folders(tmp_path / "set")
-    with pytest.raises(
-        DataError, match=r"both name .*cat/0\.png, one of 4 images of the 4 that are evaluated"
-    ):
+    words = r"both name .*cat/0\.png, one of 4 images of the 4 that are evaluated"
+    with pytest.raises(DataError, match=words):
         read_examples(folder, "eval", eval_path=f"{folder}/cat/*.png")
-    assert (
-        len(read_examples(folder, "eval", eval_path=str(folder))) == 8
-    )  # who wants to evaluate the training's
+    # Who wants to evaluate the training's.
+    assert len(read_examples(folder, "eval", eval_path=str(folder))) == 8
 
 
 def test_broken_file_is_reported_or_skipped(tmp_path, capfd) -> None:
@@ -200,7 +198,7 @@ def test_partial_jpeg_decode_gives_the_same_pixels() -> None:
     box = (6.0, 11.0, 40.0, 52.0)
     size = (24, 30)
     kinds = [{}, {"progressive": True}, {"subsampling": 0}]
-    for mode, kind in [("RGB", each) for each in kinds] + [("L", {}), ("CMYK", {})]:
+    for mode, kind in [("RGB", item) for item in kinds] + [("L", {}), ("CMYK", {})]:
         file = io.BytesIO()
         image.convert(mode).save(file, "JPEG", quality=95, **kind)
         data = file.getvalue()

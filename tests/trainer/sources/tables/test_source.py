@@ -102,9 +102,9 @@ def test_datasets_folder_keeps_splits_and_class_names(tmp_path: Path) -> None:
         (tmp_path / split).mkdir()
         table = pyarrow.Table.from_pylist([{"a": a, "label": label} for a, label in rows], schema)
         for name in ("data-00000-of-00001.arrow", "cache-1.arrow"):
-            with pyarrow.OSFile(str(tmp_path / split / name), "wb") as file:
-                with pyarrow.ipc.new_stream(file, schema) as stream:
-                    stream.write_table(table)
+            path = str(tmp_path / split / name)
+            with pyarrow.ipc.new_stream(path, schema) as stream:
+                stream.write_table(table)
         (tmp_path / split / "state.json").write_text("{}")
     train, held_out = open_rows(tmp_path), open_rows(tmp_path, "eval")
     assert (len(train), len(held_out), train.classes) == (2, 1, ("no", "yes"))
@@ -193,7 +193,7 @@ def test_odd_table_is_read_or_reported(odd: Odd, tmp_path: Path) -> None:
     table = read_tables([str(path)])
     names = Coder(Table(source="table", path=str(path), label="y"), table, "class").names
     columns = [column_numbers(table, name) for name in names]
-    result = np.concatenate([each for each in columns if each is not None], axis=1)
+    result = np.concatenate([item for item in columns if item is not None], axis=1)
     np.testing.assert_allclose(result, odd.good)
     assert len(open_rows(path, label="y")) == len(odd.good)
 
@@ -219,9 +219,8 @@ def test_label_without_utf8_is_reported(tmp_path: Path) -> None:
 
 def test_number_beyond_float32_is_reported(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text("a,y\n1,2\n3,1e300\n")
-    with pytest.raises(
-        DataError, match=r"t\.csv, row 2: its label 'y' is 1e\+300, more than 32 bits hold"
-    ):
+    words = r"t\.csv, row 2: its label 'y' is 1e\+300, more than 32 bits hold"
+    with pytest.raises(DataError, match=words):
         open_rows(tmp_path / "t.csv", target="regression", label="y")
     (tmp_path / "large.csv").write_text(
         "a,y\n1,1e20\n2,3e20\n"
@@ -239,7 +238,6 @@ def test_files_with_different_class_names_are_reported(tmp_path: Path) -> None:
             {"huggingface": json.dumps(about)}
         )
         parquet.write_table(table, tmp_path / f"{name}.parquet")
-    with pytest.raises(
-        DataError, match=r"b\.parquet has other names for the classes in 'label' than .*a\.parquet"
-    ):
+    words = r"b\.parquet has other names for the classes in 'label' than .*a\.parquet"
+    with pytest.raises(DataError, match=words):
         open_rows(f"{tmp_path}/*.parquet")
