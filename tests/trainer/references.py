@@ -1,4 +1,4 @@
-"""The cases of tests/fixtures as a job would meet them: a Hugging Face folder, a train block and batches."""
+"""The cases of tests/fixtures as a job meets them: a Hugging Face folder, a block and batches."""
 
 from __future__ import annotations
 
@@ -25,38 +25,17 @@ from tests import needs
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 LENGTH = 47  # targets of a row of 48 tokens
 
-LLAMA: dict[str, Any] = {
-    "kind": "decoder",
-    "layers": 2,
-    "width": 64,
-    "heads": 4,
-    "kv_heads": 2,
-    "hidden": 160,
-    "vocab": 97,
-    "length": LENGTH,
-}
+SIZES: dict[str, Any] = {"layers": 2, "width": 64, "heads": 4}
+TOKENS: dict[str, Any] = {**SIZES, "vocab": 97, "length": LENGTH}
+LLAMA: dict[str, Any] = {**TOKENS, "kind": "decoder", "kv_heads": 2, "hidden": 160}
 SCALING = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_length": 32}
 VIT: dict[str, Any] = {
-    "kind": "vit",
-    "layers": 2,
-    "width": 64,
-    "heads": 4,
-    "hidden": 128,
-    "image": [32, 32],
-    "patch": 8,
+    **{**SIZES, "kind": "vit", "hidden": 128, "image": [32, 32], "patch": 8},
     "classes": 10,  # which the fixtures' config.json leaves out
     "pixel_mean": [0.0] * 3,  # the fixtures' images are what the model reads
     "pixel_std": [1.0] * 3,
 }
-GPT2: dict[str, Any] = {
-    "kind": "gpt2",
-    "layers": 2,
-    "width": 64,
-    "heads": 4,
-    "vocab": 97,
-    "length": LENGTH,
-    "positions": 64,
-}
+GPT2: dict[str, Any] = {**TOKENS, "kind": "gpt2", "positions": 64}
 FROM_FOLDER: dict[str, Any] = {"length": LENGTH}  # the folder alone says the rest
 MODELS: dict[str, dict[str, Any]] = {
     "llama_tiny": LLAMA,
@@ -64,18 +43,8 @@ MODELS: dict[str, dict[str, Any]] = {
     "llama_tiny_leftpad": LLAMA,
     "llama3_tiny": {**LLAMA, "rope_scaling": SCALING, "tied": True},
     "gpt2_tiny": GPT2,
-    **dict.fromkeys(
-        (
-            "qwen2_tiny",
-            "qwen2_tiny_leftpad",
-            "qwen3_tiny",
-            "mistral_tiny",
-            "gemma2_tiny",
-            "gemma3_tiny",
-            "olmo2_tiny",
-        ),
-        FROM_FOLDER,
-    ),
+    **dict.fromkeys(("qwen2_tiny", "qwen2_tiny_leftpad", "qwen3_tiny"), FROM_FOLDER),
+    **dict.fromkeys(("mistral_tiny", "gemma2_tiny", "gemma3_tiny", "olmo2_tiny"), FROM_FOLDER),
     **dict.fromkeys(("mixtral_tiny", "mixtral_tiny_aux", "qwen3_moe_tiny"), FROM_FOLDER),
     "vit_tiny": VIT,
     "vit_tiny_rect": {**VIT, "image": [32, 48]},
@@ -87,9 +56,8 @@ class Images(Classify):
     """Images of the size that the model reads."""
 
     def source(self, spec: Any, split: str) -> Any:
-        return [
-            {"image": np.zeros((*spec.model.image, spec.model.channels), np.float32), "label": 0}
-        ]
+        shape = (*spec.model.image, spec.model.channels)
+        return [{"image": np.zeros(shape, np.float32), "label": 0}]
 
 
 @functools.cache
@@ -99,34 +67,30 @@ def tensors(case: str, file: str) -> dict[str, np.ndarray]:
 
 def config(case: str) -> dict[str, Any]:
     """The case's config.json, as transformers writes it."""
-    found: dict[str, Any] = json.loads((FIXTURES / case / "config.json").read_text())["hf_config"]
-    return found
+    fixture = json.loads((FIXTURES / case / "config.json").read_text())
+    keys: dict[str, Any] = fixture["hf_config"]
+    return keys
 
 
-def folder(case: str, to: Path) -> Path:
-    """The case as Hugging Face would hold it; weights that lie over another case's are a second file, with an index."""
+def folder(case: str, target: Path) -> Path:
+    """Write the case as a Hugging Face folder; weights over another case's are a second file."""
     described = json.loads((FIXTURES / case / "config.json").read_text())
-    to.mkdir(parents=True)
-    (to / "config.json").write_text(json.dumps(described["hf_config"]))
+    target.mkdir(parents=True)
+    (target / "config.json").write_text(json.dumps(described["hf_config"]))
     cases = [name for name in (described["weights_from"], case) if name]
     files = {name: FIXTURES / name / "weights.safetensors" for name in cases}
     places = {}
     needs.arrays(files[cases[0]])
     for name, path in files.items():
         if path.exists():
-            (to / f"{name}.safetensors").symlink_to(path)
+            (target / f"{name}.safetensors").symlink_to(path)
             places |= dict.fromkeys(load_file(path), f"{name}.safetensors")
-    (to / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
-    return to
+    (target / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
+    return target
 
 
 def step(
-    case: str,
-    init_from: Path | None,
-    devices: int = 1,
-    *,
-    model: dict[str, Any] | None = None,
-    **keys: Any,
+    case: str, init_from: Path | None, devices: int = 1, *, model: Any = None, **keys: Any
 ) -> Step:
     """A step of the case's model that starts from the folder, compiled for nothing yet."""
     train = train_spec(case, init_from, model=model, **keys)
@@ -138,40 +102,27 @@ def task(case: str) -> Any:
 
 
 def train_spec(
-    case: str, init_from: Path | None, *, model: dict[str, Any] | None = None, **keys: Any
+    case: str, init_from: Path | None, *, model: Any = None, **keys: Any
 ) -> spec.TrainSpec:
-    """Plain SGD at rate 1 unless `keys` say otherwise; its momentum after one step is the gradient."""
-    sgd = {
-        "name": "sgd",
-        "lr": 1.0,
-        "momentum": 0.9,
-        "clip": None,
-        "schedule": {"name": "constant"},
-    }
+    """Return a spec with plain SGD at rate 1, whose momentum after one step is the gradient."""
+    sgd = {"name": "sgd", "lr": 1.0, "momentum": 0.9, "clip": None, "schedule": "constant"}
     model = {**MODELS[case], **(model or {}), "init_from": str(init_from) if init_from else None}
     if "kind" not in model and init_from is None:
         model |= config_json.parse_model(config(case)).model_dump(exclude={"init_from", *model})
-    keys = {
-        "mesh": {"dp": 1},
-        "optimizer": sgd,
-        "batch": len(tensors(case, "io")["labels"]),
-        **keys,
-    }
+    size = len(tensors(case, "io")["labels"])
+    keys = {"mesh": {"dp": 1}, "optimizer": sgd, "batch": size, **keys}
     return resolve_spec(spec.TrainSpec(task="tests:Reference", model=model, **keys))
 
 
 def batch(case: str) -> dict[str, np.ndarray]:
-    """What the task reads: the targets are the tokens, and weigh nothing where the label is -100."""
-    given = tensors(case, "io")
-    rows = {"weight": np.ones(len(given["labels"]), np.float32)}
-    if "pixel_values" in given:
-        return {
-            "image": given["pixel_values"].transpose(0, 2, 3, 1),
-            "label": given["labels"],
-            **rows,
-        }
-    seen = {"attention_mask": given["attention_mask"]} if "attention_mask" in given else {}
-    mask, tokens = (given["labels"][:, 1:] != -100).astype(np.float32), given["input_ids"]
+    """Return the batch of the task; a target weighs nothing where the label is -100."""
+    inputs = tensors(case, "io")
+    rows = {"weight": np.ones(len(inputs["labels"]), np.float32)}
+    if "pixel_values" in inputs:
+        images = inputs["pixel_values"].transpose(0, 2, 3, 1)
+        return {"image": images, "label": inputs["labels"], **rows}
+    seen = {"attention_mask": inputs["attention_mask"]} if "attention_mask" in inputs else {}
+    mask, tokens = (inputs["labels"][:, 1:] != -100).astype(np.float32), inputs["input_ids"]
     if case.endswith("_aux"):  # theirs routes the last token too, which predicts nothing
         mask, tokens = (np.pad(array, ((0, 0), (0, 1))) for array in (mask, tokens))
         seen = {"attention_mask": np.ones(tokens.shape, np.int32)}
@@ -180,13 +131,13 @@ def batch(case: str) -> dict[str, np.ndarray]:
 
 def logits(case: str, params: dict[str, Any], model: dict[str, Any] | None = None) -> np.ndarray:
     """What the model says to the whole input, all 48 tokens of it."""
-    given, train = tensors(case, "io"), train_spec(case, None, model=model)
+    inputs, train = tensors(case, "io"), train_spec(case, None, model=model)
     arrays = ModelArrays(nnx.eval_shape(lambda: task(case).model(train, nnx.Rngs(0))))
-    said = arrays.merge_model(params, {}, jax.random.key(0))
-    said.eval()  # as the reference was
-    if "pixel_values" in given:
-        return np.asarray(said(given["pixel_values"].transpose(0, 2, 3, 1)))
-    return np.asarray(said(given["input_ids"], given.get("attention_mask")))
+    output = arrays.merge_model(params, {}, jax.random.key(0))
+    output.eval()  # as the reference was
+    if "pixel_values" in inputs:
+        return np.asarray(output(inputs["pixel_values"].transpose(0, 2, 3, 1)))
+    return np.asarray(output(inputs["input_ids"], inputs.get("attention_mask")))
 
 
 def limit(case: str) -> float:

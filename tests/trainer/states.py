@@ -1,4 +1,4 @@
-"""The state of six models on six meshes, in bytes as planned and as held by a device: `python -m tests.trainer.states`.
+"""The planned and actual bytes of the states of six models: `python -m tests.trainer.states`.
 
 Exits with 1 where they differ. The suite has one of each model and of each mesh.
 """
@@ -39,17 +39,17 @@ MESHES: dict[str, tuple[dict[str, int], dict[str, Any]]] = {  # each with an opt
 WITH_EXPERTS = {"fsdp2-ep4": ({"fsdp": 2, "ep": 4}, {"name": "adamw"})}
 
 
-def planned_and_held(model: str, mesh: str) -> tuple[dict[str, int], dict[str, int]]:
-    """Bytes of a device's state by part: as `launcher plan` says, and of the shards that device 0 holds."""
-    (task, of), (axes, optimizer) = MODELS[model], (MESHES | WITH_EXPERTS)[mesh]
+def state_bytes(model: str, mesh: str) -> tuple[dict[str, int], dict[str, int]]:
+    """Return the bytes of a device's state by part, as planned and as held by device 0."""
+    (task, model_spec), (axes, optimizer) = MODELS[model], (MESHES | WITH_EXPERTS)[mesh]
     name = "lm" if isinstance(task, NextToken) else "classify"
-    keys = {"task": name, "batch": tiny.ROWS, "model": of, "mesh": axes}
+    keys = {"task": name, "batch": tiny.ROWS, "model": model_spec, "mesh": axes}
     train = spec.TrainSpec(**keys, optimizer=spec.Optimizer(**{"lr": 1e-3, **optimizer}))
-    made = Plan(plan.with_synthetic_data(train, task), task)
-    state = made.step.init_state()
+    planned_step = Plan(plan.with_synthetic_data(train, task), task)
+    state = planned_step.step.init_state()
     parts = {"parameters": state.params, "optimizer": state.opt, "average": state.ema}
     parts["other"] = (state.buffers, state.scale, state.step)
-    planned = made.state_bytes()
+    planned = planned_step.state_bytes()
     return {part: planned[part] for part in parts}, {
         part: _held(tree) for part, tree in parts.items()
     }
@@ -68,7 +68,7 @@ def main() -> int:
         *itertools.product(MODELS, MESHES),
         *(("experts", mesh) for mesh in WITH_EXPERTS),
     ]:
-        planned, held = planned_and_held(model, mesh)
+        planned, held = state_bytes(model, mesh)
         differ += planned != held
         print(
             f"{model}, {mesh}: {sum(held.values())} bytes, "

@@ -28,11 +28,10 @@ STEPS = 3
 # Models as they were read, with other rotary scalings than their fixtures have: only transformers
 # can say them.
 YARN = {"kind": "yarn", "factor": 4.0, "original_length": 32}
+YARN_OPTIONS = {"beta_fast": 16.0, "attention_factor": 1.3, "truncate": False}
 SCALED: dict[str, dict[str, Any]] = {
     "qwen2_tiny": {"rope_scaling": YARN},
-    "qwen3_tiny": {
-        "rope_scaling": {**YARN, "beta_fast": 16.0, "attention_factor": 1.3, "truncate": False}
-    },
+    "qwen3_tiny": {"rope_scaling": {**YARN, **YARN_OPTIONS}},
     "mistral_tiny": {"rope_scaling": {"kind": "linear", "factor": 2.0}},
     "gemma2_tiny": {},
     "gemma3_tiny": {"rope_scaling": {"kind": "linear", "factor": 8.0}},
@@ -44,9 +43,9 @@ ADAMW = {"name": "adamw", "lr": 1e-3, "ema": 0.5, "schedule": {"name": "constant
 
 
 @functools.cache
-def trained(case: str, hf: Path) -> TrainState:
+def train_case(case: str, hf_folder: Path) -> TrainState:
     """The case's model after a few steps of ours, from the weights of its fixture."""
-    of_case = step(case, folder(case, hf / case), optimizer=ADAMW)
+    of_case = step(case, folder(case, hf_folder / case), optimizer=ADAMW)
     rows = of_case.put_batch(batch(case))
     of_case.compile_train(rows)
     state = of_case.init_state()
@@ -56,87 +55,74 @@ def trained(case: str, hf: Path) -> TrainState:
 
 
 @functools.cache
-def untrained(case: str) -> dict[str, Any]:
-    """Parameters drawn for the case's model in SCALED, in their deviation near to those of its fixture."""
+def draw_params(case: str) -> dict[str, Any]:
+    """Return random parameters of the case's model in SCALED, similar to its fixture's."""
     shapes = step(case, None, model=SCALED[case]).abstract.params
     draw = np.random.default_rng(0)
-    return {
-        name: draw.normal(0.0, 0.1, leaf.shape).astype(np.float32) for name, leaf in shapes.items()
-    }
+    draw = draw.normal
+    return {name: draw(0.0, 0.1, leaf.shape).astype(np.float32) for name, leaf in shapes.items()}
 
 
-def saved(case: str, state: TrainState, to: Path) -> Path:
+def save_checkpoint(case: str, state: TrainState, target: Path) -> Path:
     """The state as a checkpoint of step 3."""
     train = train_spec(case, None)
-    return checkpoint(
-        step(case, None, optimizer=ADAMW).builder.to_tree(state),
-        train.model.model_dump(mode="json"),
-        to,
-    )
+    tree = step(case, None, optimizer=ADAMW).builder.to_tree(state)
+    return write_checkpoint(tree, train.model.model_dump(mode="json"), target)
 
 
-def checkpoint(tree: dict[str, Any], model: dict[str, Any] | None, to: Path) -> Path:
-    store = Store(str(to), keep=1, uid="mine")
+def write_checkpoint(tree: dict[str, Any], model: dict[str, Any] | None, target: Path) -> Path:
+    store = Store(str(target), keep=1, uid="mine")
     store.claim()
     store.save(STEPS, tree, {"model": model} if model else {})
     store.close()
-    return to
+    return target
 
 
 @pytest.fixture(scope="module")
-def hf(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def hf_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("hf")
 
 
 @pytest.mark.extended
-def test_transformers_loads_every_model_and_says_the_same(hf: Path, tmp_path: Path) -> None:
+def test_transformers_loads_exports_with_equal_logits(hf_folder: Path, tmp_path: Path) -> None:
     try:
         environments.find_python("torch")
     except environments.MissingEnvironmentError as error:
         needs.absent(str(error))
     arguments = []
     for case in CASES:
-        exported = export(
-            str(saved(case, trained(case, hf), tmp_path / case)), str(tmp_path / f"{case}-out")
-        )
-        assert exported["step"] == STEPS
-        arguments += [
-            str(tmp_path / f"{case}-out"),
-            str(needs.arrays(FIXTURES / case / "io.safetensors")),
-        ]
+        checkpoints = save_checkpoint(case, train_case(case, hf_folder), tmp_path / case)
+        out = str(tmp_path / f"{case}-out")
+        assert export(str(checkpoints), out)["step"] == STEPS
+        arguments += [out, str(needs.arrays(FIXTURES / case / "io.safetensors"))]
     program = Path(__file__).with_name("transformers_logits.py")
     answers = environments.run_program("torch", str(program), *arguments).splitlines()
     for case, line in zip(CASES, answers, strict=True):
         answer = json.loads(line)
         assert (answer["faults"], answer["dtype"]) == ({}, "torch.float32"), case
-        ours = logits(case, dict(trained(case, hf).params))
-        assert not np.allclose(ours, references.tensors(case, "io")["logits"], rtol=0, atol=1e-3), (
-            "it was trained"
-        )
+        ours = logits(case, dict(train_case(case, hf_folder).params))
+        untrained = references.tensors(case, "io")["logits"]
+        assert not np.allclose(ours, untrained, rtol=0, atol=1e-3)
         np.testing.assert_allclose(
             ours, answer["logits"], rtol=0, atol=references.limit(case), err_msg=case
         )
 
 
 @pytest.mark.extended
-def test_transformers_says_the_same_of_every_family_and_rotary_scaling(tmp_path: Path) -> None:
+def test_transformers_agrees_for_every_family(tmp_path: Path) -> None:
     try:
         environments.find_python("torch")
     except environments.MissingEnvironmentError as error:
         needs.absent(str(error))
     arguments = []
     for case in SCALED:
-        save.save_model(
-            str(tmp_path / case), train_spec(case, None, model=SCALED[case]).model, untrained(case)
-        )
+        model: Any = train_spec(case, None, model=SCALED[case]).model
+        save.save_model(str(tmp_path / case), model, draw_params(case))
         arguments += [str(tmp_path / case), str(needs.arrays(FIXTURES / case / "io.safetensors"))]
     program = Path(__file__).with_name("transformers_logits.py")
-    for case, line in zip(
-        SCALED,
-        environments.run_program("torch", str(program), *arguments).splitlines(),
-        strict=True,
-    ):
-        answer, ours = json.loads(line), logits(case, untrained(case), SCALED[case])
+    lines = environments.run_program("torch", str(program), *arguments).splitlines()
+    for case, line in zip(SCALED, lines, strict=True):
+        answer, ours = json.loads(line), logits(case, draw_params(case), SCALED[case])
         assert (answer["faults"], answer["dtype"]) == ({}, "torch.float32"), case
         np.testing.assert_allclose(
             ours, answer["logits"], rtol=0, atol=references.limit(case), err_msg=case
@@ -144,43 +130,40 @@ def test_transformers_says_the_same_of_every_family_and_rotary_scaling(tmp_path:
 
 
 @pytest.mark.parametrize("case", ["gpt2_tiny", "vit_tiny"])
-def test_what_is_exported_is_read_back_bit_by_bit(case: str, hf: Path, tmp_path: Path) -> None:
-    state = trained(case, hf)
+def test_export_round_trips_bit_by_bit(case: str, hf_folder: Path, tmp_path: Path) -> None:
+    state = train_case(case, hf_folder)
     assert state.ema is not None
-    source = str(saved(case, state, tmp_path / "in"))
-    for name, ema, wanted in (("weights", False, state.params), ("average", True, state.ema)):
+    source = str(save_checkpoint(case, state, tmp_path / "in"))
+    for name, ema, expected in (("weights", False, state.params), ("average", True, state.ema)):
         export(source, str(tmp_path / name), ema=ema)
-        found = step(case, tmp_path / name).init_state().params
-        assert found.keys() == wanted.keys()
-        assert all(np.array_equal(found[each], wanted[each]) for each in found), name
+        params = step(case, tmp_path / name).init_state().params
+        assert params.keys() == expected.keys()
+        assert all(np.array_equal(params[item], expected[item]) for item in params), name
 
 
-def test_bfloat16_stays_bfloat16(tmp_path: Path) -> None:
-    state = step(
-        "llama_tiny", None, precision={"params": "bfloat16", "compute": "bfloat16"}
-    ).init_state()
-    source = checkpoint(
-        {"params": dict(state.params)},
-        train_spec("llama_tiny", None).model.model_dump(),
-        tmp_path / "in",
-    )
+def test_export_keeps_bfloat16(tmp_path: Path) -> None:
+    precision = {"params": "bfloat16", "compute": "bfloat16"}
+    state = step("llama_tiny", None, precision=precision).init_state()
+    model = train_spec("llama_tiny", None).model.model_dump()
+    source = write_checkpoint({"params": dict(state.params)}, model, tmp_path / "in")
     assert export(str(source), str(tmp_path / "out"))["dtype"] == "bfloat16"
     assert json.loads((tmp_path / "out" / "config.json").read_text())["dtype"] == "bfloat16"
 
 
 @pytest.mark.parametrize(
-    ("model", "ema", "error", "says"),
+    ("model", "ema", "error", "message"),
     [
         ({"kind": "mlp"}, False, SpecError, "mlp has no Hugging Face form; convnext, decoder"),
         ({"kind": "gpt2"}, True, SpecError, "step 3 holds no moving average"),
         (None, False, CheckpointError, "step 3 does not record its model"),
     ],
 )
-def test_what_cannot_be_exported_is_refused(
-    model: dict[str, Any] | None, ema: bool, error: type[Exception], says: str, tmp_path: Path
+def test_unsupported_exports_are_rejected(
+    model: dict[str, Any] | None, ema: bool, error: type[Exception], message: str, tmp_path: Path
 ) -> None:
-    source = checkpoint({"params": {"kernel": np.ones(3, np.float32)}}, model, tmp_path / "in")
-    with pytest.raises(error, match=says):
+    tree = {"params": {"kernel": np.ones(3, np.float32)}}
+    source = write_checkpoint(tree, model, tmp_path / "in")
+    with pytest.raises(error, match=message):
         export(str(source), str(tmp_path / "out"), ema=ema)
     assert not (tmp_path / "out").exists()
 
@@ -195,27 +178,27 @@ reader.find_step(source).part_arrays("params")["norm.scale"][:]  # what is impor
 """
 
 
-def test_a_model_is_never_whole_in_memory(tmp_path: Path) -> None:
+def test_export_never_holds_the_whole_model(tmp_path: Path) -> None:
     params = peaks.large()
-    source = checkpoint({"params": params}, peaks.LARGE.model_dump(mode="json"), tmp_path / "in")
+    model = peaks.LARGE.model_dump(mode="json")
+    source = write_checkpoint({"params": params}, model, tmp_path / "in")
     peak = peaks.growth(EXPORTER, "export.export(source, to)", str(source), str(tmp_path / "out"))
     size = sum(array.nbytes for array in params.values())
     assert size > 150e6
-    assert (
-        peak < size
-    )  # 0.6 of it on the machine that this was written on: the largest array is 0.3
+    # The measured peak was 0.6 of the size; the largest array is 0.3 of it.
+    assert peak < size
 
 
-def test_a_pod_knows_where_its_checkpoints_lie(hf: Path, tmp_path: Path) -> None:
-    source = saved("gpt2_tiny", trained("gpt2_tiny", hf), tmp_path / "in")
+def test_export_finds_the_checkpoints_of_a_pod(hf_folder: Path, tmp_path: Path) -> None:
+    source = save_checkpoint("gpt2_tiny", train_case("gpt2_tiny", hf_folder), tmp_path / "in")
     train = {"task": "lm", "checkpoint": {"path": str(source)}}
     environ = os.environ | {"JAX_PLATFORMS": "cpu", contract.TRAIN_SPEC: json.dumps(train)}
     command = [sys.executable, "-m", "jaxlaunch.trainer.export", "--to", str(tmp_path / "out")]
-    done = subprocess.run(command, env=environ, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["architecture"] == "GPT2LMHeadModel"
-    again = subprocess.run(command, env=environ, capture_output=True, text=True)
-    assert again.returncode == contract.BAD_SPEC
-    assert again.stderr == (
+    completed = subprocess.run(command, env=environ, capture_output=True, text=True)
+    assert completed.returncode == 0, completed.stderr
+    assert json.loads(completed.stdout)["architecture"] == "GPT2LMHeadModel"
+    repeated = subprocess.run(command, env=environ, capture_output=True, text=True)
+    assert repeated.returncode == contract.BAD_SPEC
+    assert repeated.stderr == (
         f"trainer: {tmp_path / 'out'} already exists; name a new folder or an empty one (exit 64)\n"
     )

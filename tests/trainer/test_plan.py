@@ -111,7 +111,7 @@ def test_absent_kernel_keeps_no_attention_matrix(standard: None) -> None:
 @pytest.mark.parametrize(("model", "mesh"), list(zip(states.MODELS, states.MESHES, strict=True)))
 def test_planned_bytes_match_device(model: str, mesh: str) -> None:
     """The others of six models on six meshes: `python -m tests.trainer.states`."""
-    planned, held = states.planned_and_held(model, mesh)
+    planned, held = states.state_bytes(model, mesh)
     assert planned == held and held["parameters"] > 0
 
 

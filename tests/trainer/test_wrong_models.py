@@ -1,4 +1,4 @@
-"""Jobs on models that are wrong, and folders that are: one sentence, exit code 64, before anything is compiled.
+"""Invalid models and folders are refused in one sentence, with exit code 64, before compilation.
 
 Each as `launcher run` starts it, in this process: one or two of each kind. Every single key is in
 tests/trainer/huggingface, tests/trainer/adapters/test_wrong.py and tests/trainer/optim; jobs of
@@ -30,7 +30,7 @@ from tests.trainer import references, tiny
 from tests.trainer.adapters import folders
 
 
-class Wrong(NamedTuple):
+class InvalidJob(NamedTuple):
     """A job, and what is said of it."""
 
     says: str
@@ -40,7 +40,7 @@ class Wrong(NamedTuple):
     spoil: Callable[[Path], object] = lambda folder: None  # makes the folder wrong
 
 
-def said(**changed: Any) -> Callable[[Path], object]:
+def change_config(**changed: Any) -> Callable[[Path], object]:
     """A config.json that says something else."""
 
     def spoil(folder: Path) -> None:
@@ -50,12 +50,12 @@ def said(**changed: Any) -> Callable[[Path], object]:
     return spoil
 
 
-def layers(count: int) -> Callable[[Path], object]:
+def change_layers(count: int) -> Callable[[Path], object]:
     """A config.json of so many layers."""
-    return said(num_hidden_layers=count, layer_types=["full_attention"] * count)
+    return change_config(num_hidden_layers=count, layer_types=["full_attention"] * count)
 
 
-def file(content: bytes) -> Callable[[Path], object]:
+def replace_weights(content: bytes) -> Callable[[Path], object]:
     """A file of weights with this content."""
 
     def spoil(folder: Path) -> None:
@@ -66,68 +66,69 @@ def file(content: bytes) -> Callable[[Path], object]:
     return spoil
 
 
-def lora(**keys: Any) -> dict[str, Any]:
+def lora_block(**keys: Any) -> dict[str, Any]:
     return {"lora": keys}
 
 
-def optimizer(**keys: Any) -> dict[str, Any]:
+def optimizer_block(**keys: Any) -> dict[str, Any]:
     return {"optimizer": keys}
 
 
 HEADER = b'{"model.norm.weight": {"dtype": "F32", "shape": [64], "data_offsets": [0, 256]}}'
 WRONG = {
     # folders
-    "a layer too few in the weights": Wrong("is missing", {}, spoil=layers(3)),
-    "an encoder": Wrong("model_type is bert, and only", {}, spoil=said(model_type="bert")),
-    "half a config": Wrong(
+    "a layer too few in the weights": InvalidJob("is missing", {}, spoil=change_layers(3)),
+    "an encoder": InvalidJob(
+        "model_type is bert, and only", {}, spoil=change_config(model_type="bert")
+    ),
+    "half a config": InvalidJob(
         "cannot be read", {}, spoil=lambda folder: (folder / "config.json").write_text("{")
     ),
-    "a file of weights that is cut off": Wrong(
-        "safetensors", {}, spoil=file(struct.pack("<Q", len(HEADER)) + HEADER)
+    "a file of weights that is cut off": InvalidJob(
+        "safetensors", {}, spoil=replace_weights(struct.pack("<Q", len(HEADER)) + HEADER)
     ),
     # jobs that disagree with their folder
-    "another width": Wrong("hidden_size is 64, train.model.width makes it 32", {"width": 32}),
+    "another width": InvalidJob("hidden_size is 64, train.model.width makes it 32", {"width": 32}),
     # meshes
-    "experts that ep does not divide": Wrong(
+    "experts that ep does not divide": InvalidJob(
         "cannot be split evenly over ep = 8", {}, "mixtral_tiny", {"mesh": {"ep": 8}}
     ),
     # adapters
-    "a target that is no product": Wrong(
-        "wq matches no linear layer", {}, keys=lora(targets=["wq"])
+    "a target that is no product": InvalidJob(
+        "wq matches no linear layer", {}, keys=lora_block(targets=["wq"])
     ),
-    "adapters of another rank": Wrong(
-        "rank is 4 there and 8 here", {}, keys=lora(init_from="PEFT", rank=8)
+    "adapters of another rank": InvalidJob(
+        "rank is 4 there and 8 here", {}, keys=lora_block(init_from="PEFT", rank=8)
     ),
     # optimizers
-    "a group that matches nothing": Wrong(
-        "matches no parameter", {}, keys=optimizer(groups=[{"match": "wte", "lr": 2}])
+    "a group that matches nothing": InvalidJob(
+        "matches no parameter", {}, keys=optimizer_block(groups=[{"match": "wte", "lr": 2}])
     ),
     # samples while training
-    "a sample of a token that is none": Wrong(
+    "a sample of a token that is none": InvalidJob(
         "has the token 97", {}, keys={"eval": {"samples": {"prompts": [[97]]}}}
     ),
-    "a sample of text without a tokenizer": Wrong(
+    "a sample of text without a tokenizer": InvalidJob(
         "give token ids", {}, keys={"eval": {"samples": {"prompts": ["a"]}}}
     ),
 }
 
 
 @pytest.fixture
-def never(monkeypatch: pytest.MonkeyPatch) -> None:
+def forbid_compilation(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing of the model is compiled: neither its start nor its step."""
 
     def compiles(*_: Any, **__: Any) -> None:
         raise AssertionError("it was not refused: it compiles")
 
-    monkeypatch.setattr(
-        state, "setup_compiler_options", compiles
-    )  # the options that the start is compiled with
+    # The options with which the start is compiled.
+    monkeypatch.setattr(state, "setup_compiler_options", compiles)
     monkeypatch.setattr(Step, "compile_train", compiles)
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_a_wrong_model_is_one_sentence_and_64_before_the_first_compile(
-    name: str, never: None, tmp_path: Path
+def test_invalid_model_is_rejected_before_compilation(
+    name: str, forbid_compilation: None, tmp_path: Path
 ) -> None:
     wrong, folder = WRONG[name], references.folder(WRONG[name].case, tmp_path / WRONG[name].case)
     wrong.spoil(folder)
@@ -141,13 +142,12 @@ def test_a_wrong_model_is_one_sentence_and_64_before_the_first_compile(
         **wrong.keys,
     }
     if "PEFT" in json.dumps(block):
-        at = folders.start("lora_qwen2_tiny", tmp_path / "peft")
-        block = json.loads(json.dumps(block).replace("PEFT", str(at)))
+        index = folders.write_start("lora_qwen2_tiny", tmp_path / "peft")
+        block = json.loads(json.dumps(block).replace("PEFT", str(index)))
     with pytest.raises(TrainerError) as raised:
         train, task = read_spec({contract.TRAIN_SPEC: json.dumps(block)})
         train = peft.resolve_lora(folder_of.resolve_spec(train))
-        tiny.run_to_an_error(
-            build_loop(train, task, RunContext(str(tmp_path / "run")), Stop(), Progress(None))
-        )
+        context = RunContext(str(tmp_path / "run"))
+        tiny.run_to_an_error(build_loop(train, task, context, Stop(), Progress(None)))
     assert exit_code(raised.value, has_stepped=False) == contract.BAD_SPEC
     assert wrong.says in str(raised.value) and len(str(raised.value).splitlines()) == 1

@@ -1,4 +1,4 @@
-"""What transformers says to inputs: a program for an environment that holds it. Nothing of ours is imported.
+"""Computes logits with transformers, in an environment that holds it. Nothing of ours is imported.
 
 Arguments: pairs of a Hugging Face folder and a file of inputs; prints one JSON object a pair.
 """
@@ -11,7 +11,7 @@ import transformers
 from safetensors import safe_open
 
 
-def answer(folder, file):
+def compute_logits(folder, file):
     with open(f"{folder}/config.json") as config:
         architecture = json.load(config)["architectures"][0]
     # eager: the others leave out the cap of the scores
@@ -21,7 +21,7 @@ def answer(folder, file):
         inputs = {
             name: tensors.get_tensor(name)
             for name in ("pixel_values", "input_ids")
-            if name in tensors.keys()
+            if name in set(tensors.keys())
         }
         logits = model.eval()(**inputs).logits
     faults = {name: sorted(map(str, loading[name])) for name in loading if loading[name]}
@@ -30,4 +30,4 @@ def answer(folder, file):
 
 torch.set_num_threads(1)
 for folder, file in zip(sys.argv[1::2], sys.argv[2::2], strict=True):
-    print(json.dumps(answer(folder, file)))
+    print(json.dumps(compute_logits(folder, file)))

@@ -164,7 +164,7 @@ def module_names(model: PublishedModel, kernels: Sequence[Kernel]) -> list[str]:
 
 def adapter_leaves(kernels: Sequence[Kernel]) -> dict[str, Leaf]:
     """Return the layout of adapters in a peft folder: [r, inputs] and [outputs, r]."""
-    leaves = {}
+    leaves: dict[str, Leaf] = {}
     for kernel in kernels:
         stem = TENSOR_PREFIX + kernel.leaf.name.removesuffix(".weight")
         inputs, outputs, layers = kernel.inputs, kernel.outputs, kernel.leaf.layers

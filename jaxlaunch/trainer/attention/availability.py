@@ -89,7 +89,8 @@ def resolve_for_plan(spec: TrainSpec, accelerator: Accelerator | None = None) ->
 
     Without an accelerator a named kernel counts as available, and auto is xla.
     """
-    name, is_auto = spec.attention, spec.attention == "auto"
+    name: str = spec.attention
+    is_auto = name == "auto"
     if is_auto and accelerator is not None:
         name = KERNELS.get(accelerator.platform, "xla")
     kernel_spec, shape = _with_attention(spec, name), attention_shape(spec.model)

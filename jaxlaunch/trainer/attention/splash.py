@@ -6,6 +6,7 @@ B batch, L length, H query heads, G key and value heads, K head size.
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -89,7 +90,8 @@ def _make_kernel(
     elif scores.is_causal:
         mask = masks.CausalMask(shape)
     names = ("block_q", "block_kv", "block_q_dkv", "block_kv_dkv", "block_q_dq", "block_kv_dq")
-    sizes = kernels.BlockSizes(**dict.fromkeys(names, side))
+    sides: dict[str, Any] = dict.fromkeys(names, side)
+    sizes = kernels.BlockSizes(**sides)
     result: kernels.SplashAttentionKernel = kernels.make_splash_mha(
         masks.MultiHeadMask([mask] * heads),
         block_sizes=sizes,

@@ -30,8 +30,8 @@ def main() -> int:
         model = load_task_model(options.folder, train, step=step, ema=ema, note=notes.append)
         means, classification = model.report()
         examples = int(means.pop(Key.EXAMPLES))
-        result = {"step": model.step, "metrics": replace_non_finite(means), "examples": examples}
-        result |= {"notes": notes}
+        result: dict[str, Any] = {"step": model.step, "metrics": replace_non_finite(means)}
+        result |= {"examples": examples, "notes": notes}
         return result if classification is None else result | {"classification": classification}
 
     return print_result(evaluate_checkpoint)

@@ -273,7 +273,9 @@ def _apply_decoder_layer(
     mixture = Mixture.from_config(config)
     real_BL = jnp.ones(x_BLD.shape[:2], jnp.float32)
     place_M = jnp.zeros(mixture.layers, jnp.float32)
-    return block((x_BLD, RoutingTotals.zeros(mixture)), keys, look, real_BL, place_M)[0]
+    carry = x_BLD, RoutingTotals.zeros(mixture)
+    output_BLD, _ = block(carry, keys, look, real_BL, place_M)
+    return output_BLD
 
 
 def _build_model(config: Config, output: jnp.dtype) -> LanguageModel:

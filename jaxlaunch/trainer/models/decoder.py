@@ -157,6 +157,7 @@ class Block(nnx.Module):
         In a decoder with experts the carry is the stream and its RoutingTotals, and `routing` says
         which tokens are real, and is 1 at the layer's place among those with experts.
         """
+        totals: Any = None
         x_BLD, totals = carry if routing else (carry, None)
         input_BLD = gather_sequence(_apply_norm(self.attention_norm, x_BLD))
         mixed_BLD = split_sequence(self.attention(input_BLD, keys, look))

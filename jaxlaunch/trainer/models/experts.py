@@ -352,8 +352,11 @@ def _rank_within_expert(expert_BLK: Array, experts: int) -> Array:
     batch, length, per_token = expert_BLK.shape
     expert_BP = expert_BLK.reshape(batch, length * per_token)
     order_BP = jnp.argsort(expert_BP, axis=1, stable=True)
-    count_starts = jax.vmap(lambda expert_P: _exclusive_cumsum(_count_pairs(expert_P, experts)))
-    starts_BE = count_starts(expert_BP)
+
+    def count_starts(expert_P: Array) -> Array:
+        return _exclusive_cumsum(_count_pairs(expert_P, experts))
+
+    starts_BE = jax.vmap(count_starts)(expert_BP)
     starts_BP = jnp.take_along_axis(starts_BE, jnp.take_along_axis(expert_BP, order_BP, 1), 1)
     sorted_BP = jnp.arange(length * per_token, dtype=jnp.int32)[None, :] - starts_BP
     rank_BP = jnp.take_along_axis(sorted_BP, jnp.argsort(order_BP, axis=1), 1)

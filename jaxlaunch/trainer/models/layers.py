@@ -240,8 +240,9 @@ def _unscaled_share(
     if scaling.truncate:
         first, last = math.floor(first), math.ceil(last)
     first, last = max(first, 0), min(last, size - 1)
-    scaled_K: Frequencies = (np.arange(size // 2) - first) / ((last - first) or 0.001)
-    return 1.0 - np.clip(scaled_K, 0.0, 1.0)
+    scaled_K = (np.arange(size // 2) - first) / ((last - first) or 0.001)
+    unscaled_K: Frequencies = 1.0 - np.clip(scaled_K, 0.0, 1.0)
+    return unscaled_K
 
 
 class Drop(nnx.Module):

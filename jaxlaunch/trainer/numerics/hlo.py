@@ -132,10 +132,8 @@ class Program:
         condition = self.computations.get(loop.read_attribute("condition") or "", ())
         outside = {operation.name: operation for operation in self.computations[caller]}
         places: list[tuple[Computation, Operation | None]] = [(condition, None)]
-        for fusion in condition:
-            places += [
-                (self.computations.get(name, ()), fusion) for name in fusion.called_computations
-            ]
+        for part in condition:
+            places += [(self.computations.get(name, ()), part) for name in part.called_computations]
         for operations, fusion in places:
             by_name = {operation.name: operation for operation in (*condition, *operations)}
             for operation in operations:

@@ -50,4 +50,5 @@ def resolve_precision(precision: spec.Precision) -> Precision:
     """Resolve a precision that is given by name or in full."""
     full = precision if isinstance(precision, spec.Policy) else POLICIES[precision]
     matmul = None if full.matmul == "default" else full.matmul
-    return Precision(*map(jnp.dtype, (full.params, full.compute, full.output)), matmul)
+    params, compute, output = map(jnp.dtype, (full.params, full.compute, full.output))
+    return Precision(params, compute, output, matmul)

@@ -68,7 +68,8 @@ def merge_task_defaults(block: Mapping[str, Any], defaults: Mapping[str, Any]) -
     """Merge the train block over the defaults of its task, few of them with init_from."""
     if "model" in block:
         block = {**block, "model": models.fill_preset_kind(block["model"])}
-    model, default_model = block.get("model"), models.fill_preset_kind(defaults.get("model"))
+    model: Any = block.get("model")
+    default_model: Any = models.fill_preset_kind(defaults.get("model"))
     has_folder = isinstance(model, Mapping) and model.get("init_from") is not None
     if has_folder and isinstance(default_model, Mapping):
         defaults = {**defaults, "model": _defaults_with_folder(model, default_model)}
@@ -93,7 +94,7 @@ def merge_defaults(block: Mapping[str, Any], defaults: Mapping[str, Any]) -> dic
     """Merge `block` over `defaults`; a block of another kind replaces the default."""
     merged = dict(defaults)
     for key, value in block.items():
-        default = merged.get(key)
+        default: Any = merged.get(key)
         if isinstance(value, Mapping) and _is_same_kind(value, default):
             value = merge_defaults(value, default)
         merged[key] = value

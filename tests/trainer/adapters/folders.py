@@ -24,45 +24,40 @@ STEPS = 20
 
 
 def config(case: str) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((references.FIXTURES / case / "config.json").read_text())
-    return found
+    actual: dict[str, Any] = json.loads((references.FIXTURES / case / "config.json").read_text())
+    return actual
 
 
-def start(case: str, to: Path, **changed: Any) -> Path:
+def write_start(case: str, target: Path, **changed: Any) -> Path:
     """The adapters before the first step, as peft writes them."""
-    to.mkdir(parents=True)
-    (to / "adapter_config.json").write_text(json.dumps(config(case)["adapter_config"] | changed))
+    target.mkdir(parents=True)
+    keys = config(case)["adapter_config"] | changed
+    (target / "adapter_config.json").write_text(json.dumps(keys))
     started = needs.arrays(references.FIXTURES / case / "start.safetensors")
-    shutil.copy(started, to / "adapter_model.safetensors")
-    return to
+    shutil.copy(started, target / "adapter_model.safetensors")
+    return target
 
 
-def base(case: str, to: Path) -> Path:
+def base_folder(case: str, target: Path) -> Path:
     """The model that the adapters are of."""
-    return to if to.exists() else references.folder(BASES[case], to)
+    return target if target.exists() else references.folder(BASES[case], target)
 
 
-def train_spec(case: str, at: Path, lora: dict[str, Any] | None = None, **keys: Any) -> TrainSpec:
+def train_spec(case: str, root: Path, lora: dict[str, Any] | None = None, **keys: Any) -> TrainSpec:
     """A job on the case's adapters, with its optimizer; `lora` has keys besides their folder."""
-    given = config(case)
-    adamw = {
-        "name": "adamw",
-        "lr": given["opt"]["kw"]["lr"],
-        "weight_decay": given["opt"]["kw"]["weight_decay"],
-        "clip": given["clip"],
-        "schedule": {"name": "constant"},
-    }
-    if not (at / "peft").exists():
-        start(case, at / "peft")
-    block = {"init_from": str(at / "peft"), **(lora or {})}
-    keys = {"optimizer": adamw, "batch": given["batch"], "lora": block, **keys}
-    return peft.resolve_lora(references.train_spec(BASES[case], base(case, at / "hf"), **keys))
+    inputs = config(case)
+    rates = {key: inputs["opt"]["kw"][key] for key in ("lr", "weight_decay")}
+    adamw = {"name": "adamw", **rates, "clip": inputs["clip"], "schedule": "constant"}
+    if not (root / "peft").exists():
+        write_start(case, root / "peft")
+    block = {"init_from": str(root / "peft"), **(lora or {})}
+    keys = {"optimizer": adamw, "batch": inputs["batch"], "lora": block, **keys}
+    source = base_folder(case, root / "hf")
+    return peft.resolve_lora(references.train_spec(BASES[case], source, **keys))
 
 
-def step(
-    case: str, at: Path, devices: int = 1, lora: dict[str, Any] | None = None, **keys: Any
-) -> Step:
-    train = train_spec(case, at, lora, **keys)
+def step(case: str, root: Path, devices: int = 1, lora: Any = None, **keys: Any) -> Step:
+    train = train_spec(case, root, lora, **keys)
     return Step(NextToken(), train, mesh.build_mesh(train.mesh, jax.devices()[:devices]), STEPS)
 
 
@@ -71,18 +66,21 @@ def batches(case: str) -> list[dict[str, np.ndarray]]:
     return [{"tokens": tokens, **ones} for tokens in references.tensors(case, "data")["tokens"]]
 
 
-def run(of: Step, case: str, steps: int = STEPS) -> tuple[dict[str, np.ndarray], TrainState]:
+def train(
+    compiled: Step, case: str, steps: int = STEPS
+) -> tuple[dict[str, np.ndarray], TrainState]:
     """Loss and gradient norm of each step, and the state after them."""
-    each = batches(case)[:steps]
-    of.compile_train(of.put_batch(each[0]))
-    state, said = of.init_state(), []
-    for rows in each:
-        state, metrics = of.train(state, of.put_batch(rows))
-        said.append((float(metrics["loss"]), float(metrics["grad_norm"])))
-    losses, norms = np.array(said).T
+    item = batches(case)[:steps]
+    compiled.compile_train(compiled.put_batch(item[0]))
+    state, output = compiled.init_state(), []
+    for rows in item:
+        state, metrics = compiled.train(state, compiled.put_batch(rows))
+        output.append((float(metrics["loss"]), float(metrics["grad_norm"])))
+    losses, norms = np.array(output).T
     return {"loss": losses, "grad_norm": norms}, state
 
 
-def meta(of: Step, train: TrainSpec) -> dict[str, Any]:
+def checkpoint_meta(compiled: Step, train: TrainSpec) -> dict[str, Any]:
     """What a checkpoint says beside the arrays."""
-    return {**train.model_dump(mode="json", include={"model", "lora"}), "base": of.builder.base}
+    meta = train.model_dump(mode="json", include={"model", "lora"})
+    return meta | {"base": compiled.builder.base}

@@ -1,4 +1,4 @@
-"""Jobs and folders of adapters that are refused in a sentence, with 64, before anything compiles."""
+"""Adapters that do not fit a model, and peft folders that cannot be used: one sentence each."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ CASE = "lora_qwen2_tiny"
 
 
 @pytest.mark.parametrize(
-    ("targets", "says"),
+    ("targets", "message"),
     [
         (["q", "w_proj"], "train.lora.targets: w_proj matches no linear layer of"),
         (["embedding"], "embedding matches no linear layer"),
@@ -42,14 +42,14 @@ CASE = "lora_qwen2_tiny"
         (["attention_norm"], "attention_norm matches no linear layer"),
     ],
 )
-def test_a_target_that_matches_nothing_is_refused(targets: list[str], says: str) -> None:
-    with pytest.raises(SpecError, match=says) as raised:
+def test_unmatched_target_is_rejected(targets: list[str], message: str) -> None:
+    with pytest.raises(SpecError, match=message) as raised:
         tiny.build(tiny.Counting(), lora={"targets": targets})
     assert raised.value.code == contract.BAD_SPEC
 
 
 @pytest.mark.parametrize(
-    ("task", "lora", "says"),
+    ("task", "lora", "message"),
     [
         (tiny.Digits(), {}, "lora\n.*applies to a decoder or gpt2, and train.model.kind = mlp"),
         (tiny.Pictures(), {}, "train.model.kind = vit"),
@@ -61,13 +61,13 @@ def test_a_target_that_matches_nothing_is_refused(targets: list[str], says: str)
         (tiny.Counting(), {"r": 8}, "lora.r\n.*Extra inputs"),
     ],
 )
-def test_a_wrong_block_is_refused(task: Any, lora: dict[str, Any], says: str) -> None:
-    with pytest.raises(pydantic.ValidationError, match=says):
+def test_invalid_block_is_rejected(task: Any, lora: dict[str, Any], message: str) -> None:
+    with pytest.raises(pydantic.ValidationError, match=message):
         tiny.train_spec(task, lora=lora)
 
 
 @pytest.mark.parametrize(
-    ("changed", "lora", "says"),
+    ("changed", "lora", "message"),
     [
         ({"peft_type": "IA3"}, {}, "peft_type = IA3 is not LORA"),
         ({"use_dora": True}, {}, "use_dora = True is not supported"),
@@ -112,33 +112,30 @@ def test_a_wrong_block_is_refused(task: Any, lora: dict[str, Any], says: str) ->
         ),
     ],
 )
-def test_a_folder_that_does_not_fit_is_refused(
-    changed: dict[str, Any], lora: dict[str, Any], says: str, tmp_path: Path
+def test_incompatible_folder_is_rejected(
+    changed: dict[str, Any], lora: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
-    folders.start(CASE, tmp_path / "peft", **changed)
-    with pytest.raises(SpecError, match=says):
+    folders.write_start(CASE, tmp_path / "peft", **changed)
+    with pytest.raises(SpecError, match=message):
         folders.step(CASE, tmp_path, lora=lora).init_state()
 
 
-def test_what_a_folder_says_of_its_base_and_its_training_changes_nothing(tmp_path: Path) -> None:
+def test_training_keys_of_a_folder_are_ignored(tmp_path: Path) -> None:
     training = {"lora_dropout": 0.1, "init_lora_weights": "gaussian", "eva_config": {"rho": 2.0}}
-    folders.start(CASE, tmp_path / "peft", **training, revision="main", a_key_of_tomorrow=False)
+    training |= {"revision": "main", "a_key_of_tomorrow": False}
+    folders.write_start(CASE, tmp_path / "peft", **training)
     folders.step(CASE, tmp_path).init_state()
 
 
-def test_each_key_that_peft_writes_is_read_or_says_nothing_or_is_refused_by_name(
-    tmp_path: Path,
-) -> None:
-    written = folders.config(CASE)[
-        "adapter_config"
-    ]  # all keys of a LoraConfig, most with peft's default
+def test_every_peft_key_is_handled(tmp_path: Path) -> None:
+    # All keys of a LoraConfig, most with peft's default.
+    written = folders.config(CASE)["adapter_config"]
     model = folders.train_spec(CASE, tmp_path).model
     assert isinstance(model, PublishedModel)
     for key in written.keys() - peft.READ_KEYS:
         for value in (True, 2, 0.5, "other", ["q_proj"], {"q_proj": 2}):
-            (tmp_path / "peft" / "adapter_config.json").write_text(
-                json.dumps(written | {key: value})
-            )
+            text = json.dumps(written | {key: value})
+            (tmp_path / "peft" / "adapter_config.json").write_text(text)
             if key in peft.IGNORED_KEYS or value in peft.PLAIN_VALUES.get(key, ()):
                 peft.read_lora_config(str(tmp_path / "peft"), model)
                 continue
@@ -146,47 +143,45 @@ def test_each_key_that_peft_writes_is_read_or_says_nothing_or_is_refused_by_name
                 peft.read_lora_config(str(tmp_path / "peft"), model)
 
 
-def test_the_same_targets_in_other_words_are_no_difference(tmp_path: Path) -> None:
-    found = folders.train_spec(
-        CASE, tmp_path, lora={"targets": ["down", "query", "self_attn.v_proj"]}
-    ).lora
-    assert found is not None and (found.rank, found.alpha) == (4, 8.0)
+def test_equivalent_targets_agree(tmp_path: Path) -> None:
+    targets = ["down", "query", "self_attn.v_proj"]
+    actual = folders.train_spec(CASE, tmp_path, lora={"targets": targets}).lora
+    assert actual is not None and (actual.rank, actual.alpha) == (4, 8.0)
 
 
-def test_a_folder_of_gpt2_sets_targets_that_the_job_left_out(tmp_path: Path) -> None:
-    folders.start(CASE, tmp_path / "peft", target_modules=["c_attn"])
-    asked = {"init_from": str(tmp_path / "peft")}
-    found = peft.resolve_lora(tiny.train_spec(tiny.Counting(), model=tiny.GPT2, lora=asked)).lora
-    assert found is not None and found.targets == ["c_attn"]
+def test_gpt2_folder_sets_the_targets(tmp_path: Path) -> None:
+    folders.write_start(CASE, tmp_path / "peft", target_modules=["c_attn"])
+    requests = {"init_from": str(tmp_path / "peft")}
+    train = tiny.train_spec(tiny.Counting(), model=tiny.GPT2, lora=requests)
+    actual = peft.resolve_lora(train).lora
+    assert actual is not None and actual.targets == ["c_attn"]
 
 
-def test_a_folder_s_regular_expression_is_of_whole_names_and_its_dropout_is_not_the_job_s(
-    tmp_path: Path,
-) -> None:
+def test_regular_expression_matches_whole_names(tmp_path: Path) -> None:
     text = r"model\.layers\.\d+\.(self_attn\.[qv]|mlp\.down)_proj"
-    folders.start(CASE, tmp_path / "peft", target_modules=text, lora_dropout=0.5)
-    found = folders.train_spec(CASE, tmp_path).lora
-    assert found == folders.train_spec(CASE, tmp_path, lora={"targets": ["q", "v", "down"]}).lora
-    assert found is not None and found.dropout == 0.0
-    assert found.targets == ["blocks.attention.query", "blocks.attention.value", "blocks.mlp.down"]
+    folders.write_start(CASE, tmp_path / "peft", target_modules=text, lora_dropout=0.5)
+    actual = folders.train_spec(CASE, tmp_path).lora
+    assert actual == folders.train_spec(CASE, tmp_path, lora={"targets": ["q", "v", "down"]}).lora
+    assert actual is not None and actual.dropout == 0.0
+    assert actual.targets == ["blocks.attention.query", "blocks.attention.value", "blocks.mlp.down"]
 
 
-@pytest.mark.parametrize("what", ["no config", "no weights", "no folder", "broken"])
-def test_a_folder_that_cannot_be_read_is_refused(what: str, tmp_path: Path) -> None:
-    at = folders.start(CASE, tmp_path / "peft")
-    if what in ("no config", "no folder"):
-        (at / "adapter_config.json").unlink()
-    if what in ("no weights", "no folder"):
-        (at / "adapter_model.safetensors").unlink()
-    if what == "broken":
-        (at / "adapter_model.safetensors").write_bytes(b"no header")
+@pytest.mark.parametrize("name", ["no config", "no weights", "no folder", "broken"])
+def test_unreadable_folder_is_rejected(name: str, tmp_path: Path) -> None:
+    root = folders.write_start(CASE, tmp_path / "peft")
+    if name in ("no config", "no folder"):
+        (root / "adapter_config.json").unlink()
+    if name in ("no weights", "no folder"):
+        (root / "adapter_model.safetensors").unlink()
+    if name == "broken":
+        (root / "adapter_model.safetensors").write_bytes(b"no header")
     with pytest.raises(SpecError, match=r"train\.lora\.init_from"):
         folders.step(CASE, tmp_path).init_state()
 
 
 def test_weights_of_another_dtype_are_cast(tmp_path: Path) -> None:
-    at = folders.start(CASE, tmp_path / "peft")
-    file = at / "adapter_model.safetensors"
+    root = folders.write_start(CASE, tmp_path / "peft")
+    file = root / "adapter_model.safetensors"
     halves = {name: array.astype(np.float16) for name, array in load_file(file).items()}
     save_file(halves, file)
     params = folders.step(CASE, tmp_path).init_state().params
@@ -196,7 +191,7 @@ def test_weights_of_another_dtype_are_cast(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("then", "now", "says"),
+    ("then", "now", "message"),
     [
         (None, Lora(), "train.lora was null, the job says given"),
         (Lora(), None, "train.lora was given, the job says null"),
@@ -205,42 +200,35 @@ def test_weights_of_another_dtype_are_cast(tmp_path: Path) -> None:
         (Lora(), Lora(alpha=1.0), ""),
     ],
 )
-def test_a_checkpoint_of_other_adapters_is_told_in_the_job_s_words(
-    then: Any, now: Any, says: str
-) -> None:
+def test_checkpoint_of_other_adapters_is_rejected(then: Any, now: Any, message: str) -> None:
     def meta(lora: Lora | None) -> dict[str, Any]:
         train = tiny.train_spec(tiny.Counting()).model_copy(update={"lora": lora})
-        return json.loads(
-            train.model_dump_json(include={"model", "optimizer", "precision", "lora"})
-        )
+        keys = {"model", "optimizer", "precision", "lora"}
+        return json.loads(train.model_dump_json(include=keys))
 
-    assert describe_changes(meta(then), meta(now)) == says
+    assert describe_changes(meta(then), meta(now)) == message
 
 
-def training(at: Path, weights: Path | None) -> BuiltInTraining:
+def make_loop(root: Path, weights: Path | None) -> BuiltInTraining:
     """A training of two steps on these weights, or on drawn ones; nothing of it is compiled."""
-    keys = {
-        "data": {"source": "synthetic", "examples": 64},
-        "batch": 8,
-        "mesh": {"dp": 8},
-        "steps": 2,
-    }
+    data = {"source": "synthetic", "examples": 64}
+    keys = {"data": data, "batch": 8, "mesh": {"dp": 8}, "steps": 2}
     train = references.train_spec(folders.BASES[CASE], weights, lora={"rank": 2}, **keys)
-    return BuiltInTraining(train, NextToken(), RunContext(str(at)), Progress(None))
+    return BuiltInTraining(train, NextToken(), RunContext(str(root)), Progress(None))
 
 
 @pytest.mark.parametrize(
-    ("then", "now", "says"),
+    ("then", "now", "message"),
     [
         (True, False, "adapters of the weights of .*/hf with digest .*; without"),
         (False, True, "adapters of weights that were drawn from train.seed, not those of"),
     ],
 )
-def test_a_run_goes_on_with_no_other_base_than_it_began_with(
-    then: bool, now: bool, says: str, tmp_path: Path
+def test_run_resumes_only_with_its_base(
+    then: bool, now: bool, message: str, tmp_path: Path
 ) -> None:
-    weights = folders.base(CASE, tmp_path / "hf")
-    first = training(tmp_path, weights if then else None)
+    weights = folders.base_folder(CASE, tmp_path / "hf")
+    first = make_loop(tmp_path, weights if then else None)
     first.step.builder.base = {"init_from": str(weights), "digest": "0" * 32} if then else None
     state = jax.tree.map(
         lambda leaf: jnp.zeros(leaf.shape, leaf.dtype, device=leaf.sharding), first.step.abstract
@@ -249,29 +237,26 @@ def test_a_run_goes_on_with_no_other_base_than_it_began_with(
     store.claim()
     store.save(1, first.to_tree(state), first.checkpoint_meta())
     store.close()
-    next_one = training(tmp_path, weights if now else None)
-    with pytest.raises(CheckpointError, match=f"step 1 of .*checkpoints holds {says}"):
+    next_one = make_loop(tmp_path, weights if now else None)
+    with pytest.raises(CheckpointError, match=f"step 1 of .*checkpoints holds {message}"):
         tiny.run_to_an_error(Loop(next_one, RunContext(str(tmp_path)), Stop(), next_one.report))
 
 
-def test_the_digest_of_a_base_is_that_of_its_folder_in_whatever_dtype(tmp_path: Path) -> None:
-    found = []
+def test_digest_does_not_depend_on_the_dtype(tmp_path: Path) -> None:
+    actual = []
     for lora in ({}, {"base": "int8"}, {"base": "bf16"}):
         step = folders.step(CASE, tmp_path, lora=lora)
         step.builder._read_base()
         assert step.builder.base is not None
-        found.append(step.builder.base)
-    assert {each["digest"] for each in found} == {
-        frozen_base.record_base(step.builder._spec.model, found[0])["digest"]
-    }
-    (other,) = (dict(each, digest="of another folder") for each in found[:1])
-    with pytest.raises(
-        CheckpointError, match="name the folder that they were trained on as train.model.init_from"
-    ):
-        frozen_base.check_digest(other, found[1], "step 3 of here")
+        actual.append(step.builder.base)
+    recorded = frozen_base.record_base(step.builder._spec.model, actual[0])
+    assert {item["digest"] for item in actual} == {recorded["digest"]}
+    (second,) = (dict(item, digest="of another folder") for item in actual[:1])
+    with pytest.raises(CheckpointError, match="name the folder that they were trained on as"):
+        frozen_base.check_digest(second, actual[1], "step 3 of here")
 
 
-def test_one_parameter_of_an_int8_base_is_read_at_a_time(
+def test_int8_base_is_read_one_parameter_at_a_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read, seen = load.read_parameter, []
@@ -285,9 +270,6 @@ def test_one_parameter_of_an_int8_base_is_read_at_a_time(
     step = folders.step(CASE, tmp_path, lora={"base": "int8"})
     monkeypatch.setattr(load, "read_parameter", watched)
     step.builder._read_base()
-    kept = len(seen)
-    assert (
-        kept
-        and frozen_base.record_base(step.builder._spec.model, step.builder.base or {})
-        and len(seen) == 2 * kept
-    )
+    saved = len(seen)
+    assert saved and frozen_base.record_base(step.builder._spec.model, step.builder.base or {})
+    assert len(seen) == 2 * saved

@@ -53,9 +53,8 @@ class Device(NamedTuple):
 CPU, TPU, ROCM = Device("cpu"), Device("tpu"), Device("gpu", Client("ROCm 7"))
 CUDA = Device("gpu", Client("PJRT C API\ncuda 13000"), "8.0")
 TURING = CUDA._replace(compute_capability="7.5")
-NOT_HERE = Device(
-    "gpu", Client("PJRT C API\nNVIDIA H100 80GB HBM3"), "9.0", "NVIDIA H100 80GB HBM3"
-)  # compiled for
+H100_NAME = "NVIDIA H100 80GB HBM3"
+COMPILED_FOR = Device("gpu", Client(f"PJRT C API\n{H100_NAME}"), "9.0", H100_NAME)
 
 
 def train_spec(
@@ -71,7 +70,7 @@ def cudnn(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("train", "device", "says"),
+    ("train", "device", "message"),
     [
         (train_spec("cudnn"), CPU, "there is no CUDA device, the devices are cpu"),
         (train_spec("cudnn"), ROCM, "there is no CUDA device, the devices are gpu"),
@@ -84,16 +83,16 @@ def cudnn(monkeypatch: pytest.MonkeyPatch) -> None:
         (train_spec("splash", DECODER | {"length": 200}), TPU, "blocks are of 128 positions"),
     ],
 )
-def test_what_cannot_be_had_is_said(
-    train: spec.TrainSpec, device: Any, says: str, cudnn: None
+def test_unavailable_attention_falls_back_to_xla_with_a_reason(
+    train: spec.TrainSpec, device: Any, message: str, cudnn: None
 ) -> None:
     reason = str(unavailable_reason(train, device))
-    assert says in reason
+    assert message in reason
     note = f"train.attention = {train.attention} is unavailable here: {reason}. Using xla"
     assert resolve_attention(train, device) == (train.model_copy(update={"attention": "xla"}), note)
 
 
-def test_a_cudnn_that_jax_does_not_find_is_said() -> None:
+def test_missing_cudnn_is_reported() -> None:
     device: Any = CUDA
     assert unavailable_reason(train_spec("cudnn"), device) == "cuDNN is not detected"
 
@@ -111,7 +110,7 @@ def test_a_cudnn_that_jax_does_not_find_is_said() -> None:
         (train_spec("cudnn", {"kind": "mlp"}), CPU),
     ],
 )
-def test_what_can_be_had_is_used(train: spec.TrainSpec, device: Any, cudnn: None) -> None:
+def test_available_attention_is_used(train: spec.TrainSpec, device: Any, cudnn: None) -> None:
     assert resolve_attention(train, device) == (train, None)
 
 
@@ -119,7 +118,7 @@ def test_what_can_be_had_is_used(train: spec.TrainSpec, device: Any, cudnn: None
     ("train", "device", "name"),
     [
         (train_spec("auto"), CUDA, "cudnn"),
-        (train_spec("auto"), NOT_HERE, "cudnn"),
+        (train_spec("auto"), COMPILED_FOR, "cudnn"),
         (train_spec("auto", precision="fp16"), CUDA, "cudnn"),
         (
             train_spec("auto", {"kind": "vit", "preset": "vit-b16"}),
@@ -129,17 +128,16 @@ def test_what_can_be_had_is_used(train: spec.TrainSpec, device: Any, cudnn: None
         (train_spec("auto"), TPU, "splash"),
     ],
 )
-def test_auto_is_the_kernel_of_the_accelerator_and_says_so(
+def test_auto_uses_the_kernel_of_the_accelerator(
     train: spec.TrainSpec, device: Any, name: str, cudnn: None
 ) -> None:
-    assert resolve_attention(train, device) == (
-        train.model_copy(update={"attention": name}),
-        f"train.attention = auto: using {name}",
-    )
+    resolved, note = resolve_attention(train, device)
+    assert resolved == train.model_copy(update={"attention": name})
+    assert note == f"train.attention = auto: using {name}"
 
 
 @pytest.mark.parametrize(
-    ("train", "device", "says"),
+    ("train", "device", "message"),
     [
         (train_spec("auto", precision="fp32"), CUDA, "cudnn is unavailable here: cuDNN's kernel"),
         (train_spec("auto", precision="tf32"), CUDA, "cudnn is unavailable here: cuDNN's kernel"),
@@ -152,18 +150,15 @@ def test_auto_is_the_kernel_of_the_accelerator_and_says_so(
         (train_spec("auto", precision="fp16"), TPU, "splash is unavailable here: auto uses it"),
     ],
 )
-def test_auto_is_xla_where_the_kernel_does_not_fit_and_says_why(
-    train: spec.TrainSpec, device: Any, says: str, cudnn: None
+def test_auto_falls_back_to_xla_with_a_reason(
+    train: spec.TrainSpec, device: Any, message: str, cudnn: None
 ) -> None:
-    found, note = resolve_attention(train, device)
-    assert found.attention == "xla" and str(note).startswith(
-        f"train.attention = auto: using xla; {says}"
-    )
+    actual, note = resolve_attention(train, device)
+    assert actual.attention == "xla"
+    assert str(note).startswith(f"train.attention = auto: using xla; {message}")
 
 
-def test_auto_is_xla_where_the_kernel_reads_no_mask(
-    cudnn: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_auto_requires_support_for_masks(cudnn: None, monkeypatch: pytest.MonkeyPatch) -> None:
     def reads_none(query: Any, key: Any, value: Any, keys: Any, scores: Any) -> Any:
         if keys is not None:
             raise NotImplementedError("No masks.")
@@ -172,16 +167,15 @@ def test_auto_is_xla_where_the_kernel_reads_no_mask(
     monkeypatch.setitem(implementations.ATTENTION, "cudnn", reads_none)
     device: Any = CUDA
     assert resolve_attention(train_spec("auto"), device)[0].attention == "xla"
-    assert (
-        resolve_attention(train_spec("cudnn"), device)[0].attention == "cudnn"
-    )  # as it was asked for
+    # A named attention is used as it is.
+    assert resolve_attention(train_spec("cudnn"), device)[0].attention == "cudnn"
 
 
 A100, H100, CLOUD_TPU = Accelerator("cuda", (8, 0)), Accelerator("cuda", (9, 0)), Accelerator("tpu")
 
 
 @pytest.mark.parametrize(
-    ("train", "on", "name"),
+    ("train", "accelerator", "name"),
     [
         (train_spec("auto"), A100, "fused"),
         (train_spec("auto"), CLOUD_TPU, "fused"),
@@ -203,53 +197,48 @@ A100, H100, CLOUD_TPU = Accelerator("cuda", (8, 0)), Accelerator("cuda", (9, 0))
         (train_spec("splash", DECODER | {"length": 200}), CLOUD_TPU, "xla"),
     ],
 )
-def test_a_plan_counts_what_the_job_s_own_devices_will_use(
-    train: spec.TrainSpec, on: Accelerator | None, name: str
+def test_plan_uses_the_attention_of_the_devices(
+    train: spec.TrainSpec, accelerator: Accelerator | None, name: str
 ) -> None:
-    assert resolve_for_plan(train, on).attention == name
+    assert resolve_for_plan(train, accelerator).attention == name
 
 
 @pytest.mark.parametrize("name", ["cudnn", "splash"])
 @pytest.mark.parametrize("remat", ["none", "dots", ["query", "mixed"]])
-def test_a_plan_counts_what_the_kernel_itself_keeps(
+def test_plan_counts_the_residuals_of_the_kernel(
     name: str, remat: Any, cudnn: None, monkeypatch: pytest.MonkeyPatch, standard: None
 ) -> None:
     monkeypatch.setattr(availability, "unavailable_reason", lambda train, device: None)
     model = tiny.DECODER.model_copy(update={"length": splash.LANES})
     train = tiny.train_spec(Long(), precision="bf16", remat=remat, model=model)
     grid = mesh.build_mesh(train.mesh, jax.devices()[:1])
-    kernel, planned, plain = (
-        Step(Long(), train.model_copy(update={"attention": each}), grid, 1)
-        for each in (name, "fused", "xla")
-    )
-    kept, counted, all_pairs = (
-        step.residual_bytes(Long().batch(0)) for step in (kernel, planned, plain)
-    )
+    specs = [train.model_copy(update={"attention": item}) for item in (name, "fused", "xla")]
+    steps = [Step(Long(), spec, grid, 1) for spec in specs]
+    saved, counted, all_pairs = (step.residual_bytes(Long().batch(0)) for step in steps)
     # By name, splash keeps a number for each head and position too, which is much for heads of this
     # size alone.
-    assert (0.95 if name == "splash" and "mixed" in remat else 0.99) < counted / kept < 1.01
+    assert (0.95 if name == "splash" and "mixed" in remat else 0.99) < counted / saved < 1.01
     if remat in ("none", "dots"):
         assert counted < all_pairs / 2
 
 
-def test_a_job_of_auto_has_the_operations_of_the_one_that_runs(
+def test_flops_of_auto_equal_those_of_the_kernel(
     cudnn: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     task = tiny.Counting()
     train = tiny.train_spec(task, attention="auto", precision="bf16", mesh={"dp": -1})
-    planned = [
-        Plan(plan.with_synthetic_data(train, task), task, on) for on in (None, A100, CLOUD_TPU)
-    ]
-    counted = [each.to_dict(sharding=False) for each in planned]
+    job = plan.with_synthetic_data(train, task)
+    planned = [Plan(job, task, accelerator) for accelerator in (None, A100, CLOUD_TPU)]
+    counted = [item.to_dict(sharding=False) for item in planned]
     monkeypatch.setattr(availability, "_is_cuda", lambda device: True)
     step = tiny.build(task, attention="auto", precision="bf16")
     assert step.notes == ["train.attention = auto: using cudnn"]
     runs = step.count_flops(step.put_batch(task.batch(0)))
-    assert [each["flops_per_step"] for each in counted] == [runs] * 3
-    assert len({each["causal_flops_per_step"] for each in counted}) == 1
+    assert [item["flops_per_step"] for item in counted] == [runs] * 3
+    assert len({item["causal_flops_per_step"] for item in counted}) == 1
 
 
-def test_a_step_falls_back_and_says_so(standard: None) -> None:
+def test_step_notes_the_fallback(standard: None) -> None:
     step = tiny.compiled(tiny.Counting(), attention="cudnn", precision="bf16")
     assert step.notes == [
         "train.attention = cudnn is unavailable here: there is no CUDA device, the devices are "
@@ -258,7 +247,7 @@ def test_a_step_falls_back_and_says_so(standard: None) -> None:
     assert tiny.build(tiny.Counting()).notes == []
 
 
-def test_a_kernel_s_operations_are_counted(cudnn: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_flops_of_a_kernel_are_counted(cudnn: None, monkeypatch: pytest.MonkeyPatch) -> None:
     task = tiny.Counting()
     monkeypatch.setattr(availability, "_is_cuda", lambda device: True)
     steps = [tiny.build(task, attention=name, precision="bf16") for name in ("xla", "cudnn")]
@@ -266,16 +255,12 @@ def test_a_kernel_s_operations_are_counted(cudnn: None, monkeypatch: pytest.Monk
     assert steps[1].notes == [] and plain == kernel
 
 
-def test_splash_takes_fewer_rows_than_the_mesh_splits() -> None:
+def test_splash_accepts_fewer_rows_than_shards() -> None:
     """As a task's bare loss does in evaluation, one row at a time."""
     row = jax.ShapeDtypeStruct((1, splash.LANES, 4, 64), np.float32)
     with jax.set_mesh(mesh.build_mesh(spec.Mesh(dp=2, fsdp=2, mp=2))):
-        attended = jax.eval_shape(
-            partial(splash.splash_attention, ids=None, scores=implementations.Scores(True)),
-            row,
-            row,
-            row,
-        )
+        attend = partial(splash.splash_attention, ids=None, scores=implementations.Scores(True))
+        attended = jax.eval_shape(attend, row, row, row)
     assert attended.shape == row.shape
 
 
@@ -283,9 +268,8 @@ def test_splash_trains_a_scanned_model_on_a_mesh(
     monkeypatch: pytest.MonkeyPatch, standard: None
 ) -> None:
     monkeypatch.setattr(availability, "unavailable_reason", lambda train, device: None)
-    monkeypatch.setattr(
-        splash, "splash_attention", partial(splash.splash_attention, interpret=True)
-    )
+    interpreted = partial(splash.splash_attention, interpret=True)
+    monkeypatch.setattr(splash, "splash_attention", interpreted)
     model = tiny.DECODER.model_copy(update={"length": splash.LANES})
     keys = {"model": model, "remat": "full", "mesh": {"dp": 2, "fsdp": 2, "mp": 2}}
     losses = {name: tiny.run(Long(), 2, attention=name, **keys)[0] for name in ("xla", "splash")}

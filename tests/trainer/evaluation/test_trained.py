@@ -1,4 +1,4 @@
-"""`launcher eval` and `jaxlaunch.load` on runs of language models: what was logged, computed again."""
+"""Evaluations of a trained model by `launcher eval` and `jaxlaunch.load`."""
 
 from __future__ import annotations
 
@@ -55,22 +55,20 @@ TRAINS: Mapping[str, dict[str, Any]] = {
 def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a run of two steps on eight devices, as `launcher run` leaves it."""
     folder: Path = tmp_path_factory.mktemp(request.param)
-    train = {"batch": 8, "steps": 2, "eval": {"every": None}, "optimizer": {"lr": 0.05}} | TRAINS[
-        request.param
-    ]
+    train = {"batch": 8, "steps": 2, "eval": {"every": None}, "optimizer": {"lr": 0.05}}
+    train |= TRAINS[request.param]
     if request.param == "lora":
         train["model"] |= {"init_from": str(references.folder("qwen2_tiny", folder / "weights"))}
     spec, task = read_spec({contract.TRAIN_SPEC: json.dumps(train)})
-    build_loop(
-        folders.resolve_spec(spec), task, RunContext(run_dir=str(folder)), Stop(), Progress(None)
-    ).run()
+    context = RunContext(run_dir=str(folder))
+    build_loop(folders.resolve_spec(spec), task, context, Stop(), Progress(None)).run()
     document = {"name": "run", "accelerator": {"type": "cpu", "per_host": 8}, "train": train}
     (folder / "job.yaml").write_text(yaml.safe_dump(document))
     (folder / ".lock").touch()
     return folder
 
 
-def logged(run: Path) -> dict[str, float]:
+def read_metrics(run: Path) -> dict[str, float]:
     """The last evaluation, without the step and the model that others are compared with."""
     last: dict[str, float] = json.loads((run / "eval.jsonl").read_text().splitlines()[-1])
     assert last.pop("step") == 2
@@ -81,7 +79,7 @@ def logged(run: Path) -> dict[str, float]:
     }
 
 
-def test_the_command_finds_what_a_language_model_s_run_logged(
+def test_eval_command_reproduces_the_logged_metrics(
     run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def here(module: str, *arguments: str, environ: Mapping[str, str]) -> Any:
@@ -103,49 +101,43 @@ def test_the_command_finds_what_a_language_model_s_run_logged(
 
     monkeypatch.setattr(evaluated.TaskModel, "_open_evaluation", counted)
     monkeypatch.setattr(trainer_process, "run_program", here)
-    found = json.loads(launcher(capsys, monkeypatch, "eval", str(run), "-o", "json").out)
-    wanted = logged(run)
+    actual = json.loads(launcher(capsys, monkeypatch, "eval", str(run), "-o", "json").out)
+    expected = read_metrics(run)
     assert len(opened) == 1
-    assert (found["step"], found["examples"]) == (2, wanted.pop("examples")) and wanted["loss"] > 0
-    assert found["metrics"] == pytest.approx(wanted, rel=1e-5, abs=1e-6)
+    assert (actual["step"], actual["examples"]) == (2, expected.pop("examples"))
+    assert expected["loss"] > 0
+    assert actual["metrics"] == pytest.approx(expected, rel=1e-5, abs=1e-6)
 
 
-def test_a_program_gets_the_model_that_was_trained(run: Path) -> None:
+def test_program_loads_the_trained_model(run: Path) -> None:
     loaded = jaxlaunch.load(str(run))
     assert loaded.step == 2
     _, train, _ = trainer_process.open_training(str(run))
-    again = evaluated.load_task_model(
-        str(run / "checkpoints"), train.model_dump_json(exclude_unset=True)
-    )
-    batches = list(again.held_out())
+    job = train.model_dump_json(exclude_unset=True)
+    repeated = evaluated.load_task_model(str(run / "checkpoints"), job)
+    batches = list(repeated.held_out())
     tokens, mask = (np.concatenate([batch[key] for batch in batches]) for key in ("tokens", "mask"))
     tokens, mask = tokens.reshape(-1, tokens.shape[-1])[:4], mask.reshape(-1, mask.shape[-1])[:4]
-    logits = np.asarray(again.model(tokens[:, :-1]), np.float64)
-    likely = np.take_along_axis(logits, tokens[:, 1:, None], -1)[..., 0] - np.log(
-        np.exp(logits).sum(-1)
-    )
-    found = np.stack(loaded.logprobs(tokens.tolist()))
+    logits = np.asarray(repeated.model(tokens[:, :-1]), np.float64)
+    likely = np.take_along_axis(logits, tokens[:, 1:, None], -1)[..., 0]
+    likely = likely - np.log(np.exp(logits).sum(-1))
+    actual = np.stack(loaded.logprobs(tokens.tolist()))
     assert mask.any()
-    np.testing.assert_allclose(found * mask, likely * mask, rtol=0, atol=1e-4)
+    np.testing.assert_allclose(actual * mask, likely * mask, rtol=0, atol=1e-4)
     (sample,) = loaded.generate([tokens[0, :4].tolist()], max_tokens=3)[0]
     assert len(sample.ids) == 3
 
 
 @pytest.mark.parametrize("run", ["lora"], indirect=True)
-def test_adapters_of_weights_that_changed_since_are_not_evaluated(
-    tmp_path: Path, run: Path
-) -> None:
+def test_adapters_of_a_changed_base_are_not_evaluated(tmp_path: Path, run: Path) -> None:
     _, train, _ = trainer_process.open_training(str(run))
-    other = references.folder("qwen2_tiny", tmp_path / "weights")
-    (file,) = other.glob("*.safetensors")
+    second = references.folder("qwen2_tiny", tmp_path / "weights")
+    (file,) = second.glob("*.safetensors")
     changed = bytearray(file.read_bytes())
     changed[-2] ^= 64
     file.unlink()  # a link to the fixture
     file.write_bytes(changed)
-    given = train.model_dump(exclude_unset=True, mode="json")
-    given["model"]["init_from"] = str(other)
-    with pytest.raises(
-        CheckpointError,
-        match="step 2 holds adapters of the weights of .* name the folder that they",
-    ):
-        evaluated.load_task_model(str(run / "checkpoints"), json.dumps(given))
+    inputs = train.model_dump(exclude_unset=True, mode="json")
+    inputs["model"]["init_from"] = str(second)
+    with pytest.raises(CheckpointError, match="step 2 holds adapters of the weights of .* name"):
+        evaluated.load_task_model(str(run / "checkpoints"), json.dumps(inputs))

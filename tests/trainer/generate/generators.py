@@ -14,15 +14,14 @@ from jaxlaunch.trainer.generate.network import Network
 from jaxlaunch.trainer.parallel import mesh
 
 
-def drawn(network: Network, seed: int = 0, deviation: float = 0.3) -> dict[str, Any]:
+def draw_params(network: Network, seed: int = 0, deviation: float = 0.3) -> dict[str, Any]:
     """Random parameters, large enough for logits that differ."""
     rng = np.random.default_rng(seed)
-    return {
-        name: jax.device_put(
-            rng.normal(0.0, deviation, like.shape).astype(np.float32), like.sharding
-        )
-        for name, like in network.abstract.items()
-    }
+    params = {}
+    for name, like in network.abstract.items():
+        array = rng.normal(0.0, deviation, like.shape).astype(np.float32)
+        params[name] = jax.device_put(array, like.sharding)
+    return params
 
 
 def one_device() -> jax.sharding.Mesh:
@@ -30,17 +29,15 @@ def one_device() -> jax.sharding.Mesh:
 
 
 def generator(model: Any, ends: tuple[int, ...] = (), **axes: int) -> Generator:
-    """A generator of the model with drawn weights, on the first of the 8 devices or on a mesh of these axes."""
-    asked = spec.Mesh(**axes)
-    network = Network(
-        model, mesh.build_mesh(asked, jax.devices()[: asked.dp * asked.fsdp * asked.ep * asked.mp])
-    )
-    return Generator(network, network.unstack_params(drawn(network)), ends)
+    """A generator with drawn weights, on the first device or on a mesh of these axes."""
+    requests = spec.Mesh(**axes)
+    count = requests.dp * requests.fsdp * requests.ep * requests.mp
+    network = Network(model, mesh.build_mesh(requests, jax.devices()[:count]))
+    return Generator(network, network.unstack_params(draw_params(network)), ends)
 
 
 @functools.cache
 def bytes_model(ends: tuple[int, ...] = ()) -> Generator:
     """One that speaks bytes."""
-    return generator(
-        spec.Decoder(layers=1, width=32, heads=2, hidden=32, vocab=256, length=64), ends
-    )
+    model = spec.Decoder(layers=1, width=32, heads=2, hidden=32, vocab=256, length=64)
+    return generator(model, ends)

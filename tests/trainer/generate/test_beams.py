@@ -15,26 +15,25 @@ SMALL = spec.Decoder(layers=1, width=16, heads=2, hidden=16, vocab=5, length=8)
 LONGEST, PROMPTS = 3, [[1, 2, 3], [4]]
 
 
-def every_text(ends: tuple[int, ...]) -> list[tuple[int, ...]]:
+def all_texts(ends: tuple[int, ...]) -> list[tuple[int, ...]]:
     """All that end before the limit, and all of that many tokens that do not end earlier."""
-    found = set()
+    actual = set()
     for ids in itertools.product(range(SMALL.vocab), repeat=LONGEST):
-        stop = next((at + 1 for at, token in enumerate(ids) if token in ends), LONGEST)
-        found.add(ids[:stop])
-    return sorted(found)
+        stop = next((index + 1 for index, token in enumerate(ids) if token in ends), LONGEST)
+        actual.add(ids[:stop])
+    return sorted(actual)
 
 
 @pytest.mark.parametrize("ends", [(), (4,)], ids=["of one length", "that end"])
-def test_beams_find_the_best_of_all_texts(ends: tuple[int, ...]) -> None:
-    made = generator(SMALL, ends)
-    found = made.generate(PROMPTS, Sampling(max_tokens=LONGEST, beams=25, n=8))
-    texts = every_text(ends)
-    for prompt, samples in zip(PROMPTS, found, strict=True):
-        logprobs = made.compute_logprobs([[*prompt, *ids] for ids in texts])
-        means = [float(each[len(prompt) - 1 :].mean()) for each, _ in logprobs]
+def test_beam_search_finds_the_best_texts(ends: tuple[int, ...]) -> None:
+    outputs = generator(SMALL, ends)
+    actual = outputs.generate(PROMPTS, Sampling(max_tokens=LONGEST, beams=25, n=8))
+    texts = all_texts(ends)
+    for prompt, samples in zip(PROMPTS, actual, strict=True):
+        logprobs = outputs.compute_logprobs([[*prompt, *ids] for ids in texts])
+        means = [float(item[len(prompt) - 1 :].mean()) for item, _ in logprobs]
         order = np.argsort(means)[::-1][: len(samples)]
         whole = [tuple(sample.ids) + (ends if sample.ended else ()) for sample in samples]
-        assert whole == [texts[at] for at in order]
-        np.testing.assert_allclose(
-            [sample.score for sample in samples], [means[at] for at in order], atol=1e-5
-        )
+        assert whole == [texts[index] for index in order]
+        scores = [sample.score for sample in samples]
+        np.testing.assert_allclose(scores, [means[index] for index in order], atol=1e-5)

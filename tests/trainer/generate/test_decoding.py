@@ -24,7 +24,7 @@ LOGITS = np.log(np.array([[0.1, 0.4, 0.2, 0.3]], np.float32))
 
 
 @pytest.mark.parametrize(
-    ("how", "left"),
+    ("options", "left"),
     [
         ({}, [0, 1, 2, 3]),
         ({"top_k": 2}, [1, 3]),
@@ -38,41 +38,40 @@ LOGITS = np.log(np.array([[0.1, 0.4, 0.2, 0.3]], np.float32))
         ({"top_k": 3, "min_p": 0.2}, [1, 2, 3]),
     ],
 )
-def test_what_is_left_to_draw_from(how: dict[str, Any], left: list[int]) -> None:
-    assert left_of(LOGITS, Sampling(temperature=1.0, **how)) == [left]
+def test_cut_leaves_the_likeliest_tokens(options: dict[str, Any], left: list[int]) -> None:
+    assert remaining_tokens(LOGITS, Sampling(temperature=1.0, **options)) == [left]
 
 
-def left_of(logits_BV: np.ndarray, how: Sampling) -> list[list[int]]:
-    found_BV = np.asarray(
-        _cut_logits(jnp.asarray(logits_BV), DrawParameters.from_sampling(how, logits_BV.shape[1]))
-    )
+def remaining_tokens(logits_BV: np.ndarray, options: Sampling) -> list[list[int]]:
+    parameters = DrawParameters.from_sampling(options, logits_BV.shape[1])
+    found_BV = np.asarray(_cut_logits(jnp.asarray(logits_BV), parameters))
     return [np.flatnonzero(row > MASKED_SCORE).tolist() for row in found_BV]
 
 
 @pytest.mark.parametrize("min_p", [0.003, 0.1, 0.5, 0.9, 1.0])
-def test_min_p_leaves_what_is_likely_enough_beside_the_likeliest(min_p: float) -> None:
+def test_min_p_is_relative_to_the_largest_probability(min_p: float) -> None:
     logits_BV = np.random.default_rng(0).normal(0, 2, (8, 64)).astype(np.float32)
     logits_BV[0, :3] = 9.0  # as likely as each other
     share_BV = np.exp(logits_BV.astype(np.float64))
     share_BV /= share_BV.sum(axis=1, keepdims=True)
     likely_BV = share_BV >= min_p * share_BV.max(axis=1, keepdims=True)
-    found = left_of(logits_BV, Sampling(temperature=1.0, min_p=min_p))
-    assert found == [np.flatnonzero(row).tolist() for row in likely_BV]
-    assert found[0][:3] == [0, 1, 2] and (min_p > 0.01 or max(map(len, found)) > 20)
+    actual = remaining_tokens(logits_BV, Sampling(temperature=1.0, min_p=min_p))
+    assert actual == [np.flatnonzero(row).tolist() for row in likely_BV]
+    assert actual[0][:3] == [0, 1, 2] and (min_p > 0.01 or max(map(len, actual)) > 20)
 
 
-def test_every_field_is_an_option_of_the_command_and_of_a_call() -> None:
+def test_every_field_is_an_option() -> None:
     fields = {field.name: 1 for field in dataclasses.fields(Sampling)}
     assert programs.Sample(folder="f", **fields).sampling_options() == fields  # type: ignore[arg-type]
     assert SamplingOptions.__annotations__.keys() == fields.keys()
-    assert [Sampling(temperature=1.0, **{name: 1}).cutting_fields for name in CUTTING_FIELDS] == [
-        [name] for name in CUTTING_FIELDS
-    ]  # type: ignore[arg-type]
+    for name in CUTTING_FIELDS:
+        options: dict[str, Any] = {name: 1}
+        assert Sampling(temperature=1.0, **options).cutting_fields == [name]
     assert not Sampling(temperature=1.0).cutting_fields
 
 
 @pytest.mark.parametrize(
-    ("how", "says"),
+    ("options", "message"),
     [
         ({"max_tokens": 0}, "max_tokens = 0 is not a whole number above 0"),
         ({"temperature": -1.0}, "temperature = -1.0 is not a number from 0"),
@@ -86,7 +85,7 @@ def test_every_field_is_an_option_of_the_command_and_of_a_call() -> None:
         ({"seed": -1}, "seed = -1 is not a whole number from 0"),
     ],
 )
-def test_what_makes_no_sense_is_refused(how: dict[str, Any], says: str) -> None:
+def test_invalid_sampling_is_rejected(options: dict[str, Any], message: str) -> None:
     with pytest.raises(SpecError) as raised:
-        Sampling(**how)
-    assert says in str(raised.value)
+        Sampling(**options)
+    assert message in str(raised.value)

@@ -18,105 +18,84 @@ from tests.trainer.references import folder, step, tensors, train_spec
 
 pytestmark = pytest.mark.extended
 
-FAMILIES = (
-    "llama_tiny",
-    "qwen2_tiny",
-    "qwen3_tiny",
-    "mistral_tiny",
-    "gemma2_tiny",
-    "gemma3_tiny",
-    "olmo2_tiny",
-    "mixtral_tiny",
-    "qwen3_moe_tiny",
-)
+FAMILY_NAMES = "llama qwen2 qwen3 mistral gemma2 gemma3 olmo2 mixtral qwen3_moe"
+FAMILIES = [f"{name}_tiny" for name in FAMILY_NAMES.split()]
 POSITIONS = 96  # the fixture of GPT-2 has 64, of which a prompt takes half
 TOKENS = 32
 
 
-def gpt2(to: Path) -> Path:
+def gpt2_folder(target: Path) -> Path:
     """A GPT-2 of drawn weights."""
     model = train_spec("gpt2_tiny", None, model={"positions": POSITIONS}).model
     shapes = step("gpt2_tiny", None, model={"positions": POSITIONS}).abstract.params
-    draw = np.random.default_rng(0)
+    draw = np.random.default_rng(0).normal
     assert isinstance(model, spec.PublishedModel)
-    save.save_model(
-        str(to),
-        model,
-        {name: draw.normal(0, 0.1, like.shape).astype("f") for name, like in shapes.items()},
-    )
-    return to
+    params = {name: draw(0, 0.1, like.shape).astype("f") for name, like in shapes.items()}
+    save.save_model(str(target), model, params)
+    return target
 
 
-def prompts(case: str, lengths: tuple[int, ...]) -> list[list[int]]:
+def make_prompts(case: str, lengths: tuple[int, ...]) -> list[list[int]]:
     return [tensors(case, "io")["input_ids"][0, :length].tolist() for length in lengths]
 
 
-def call(folder: Path, rows: list[list[int]], tokens: int = TOKENS, **more: Any) -> dict[str, Any]:
-    return {
-        "folder": str(folder),
-        "prompts": rows,
-        "tokens": tokens,
-        "end": None,
-        "beams": 1,
-        **more,
-    }
+def make_request(folder: Path, rows: list[list[int]], **changed: Any) -> dict[str, Any]:
+    request = {"folder": str(folder), "prompts": rows, "tokens": TOKENS, "end": None, "beams": 1}
+    return request | changed
 
 
-def ours(loaded: TextModel, asked: dict[str, Any]) -> list[list[int]]:
+def generate_here(loaded: TextModel, requests: dict[str, Any]) -> list[list[int]]:
     """As transformers gives it: the end included, and zeros up to the longest row."""
     generator = loaded._generator
-    generator.ends = () if asked["end"] is None else (asked["end"],)
-    found = loaded.generate(asked["prompts"], max_tokens=asked["tokens"], beams=asked["beams"])
-    rows = [[*sample.ids, *([asked["end"]] if sample.ended else [])] for (sample, *_) in found]
+    generator.ends = () if requests["end"] is None else (requests["end"],)
+    options = {"max_tokens": requests["tokens"], "beams": requests["beams"]}
+    actual = loaded.generate(requests["prompts"], **options)
+    rows = [[*sample.ids, *([requests["end"]] if sample.ended else [])] for (sample, *_) in actual]
     return [row + [0] * (max(map(len, rows)) - len(row)) for row in rows]
 
 
-def test_greedy_tokens_and_beams_are_those_of_transformers(tmp_path: Path) -> None:
+def test_greedy_and_beam_tokens_equal_transformers(tmp_path: Path) -> None:
     try:
         environments.find_python("torch")
     except environments.MissingEnvironmentError as error:
         needs.absent(str(error))
-    asked, found = [], []
+    requests, actual = [], []
     for case in (*FAMILIES, "gpt2_tiny"):
-        place = gpt2(tmp_path / case) if case == "gpt2_tiny" else folder(case, tmp_path / case)
+        path = tmp_path / case
+        place = gpt2_folder(path) if case == "gpt2_tiny" else folder(case, path)
         loaded = load_text_model(str(place), mesh=one_device())
-        place = (
-            tmp_path / f"{case}-out"
-        )  # as transformers reads it: the fixtures do not name their format
+        # The fixtures do not name their format, which transformers needs.
+        place = tmp_path / f"{case}-out"
         save.save_model(str(place), loaded.config, loaded.params)
-        calls = [
-            call(place, prompts(case, (32, 7, 13)))
-        ]  # the first is as long as ours are padded to
-        found += [ours(loaded, each) for each in calls]
-        if (
-            case == "mistral_tiny"
-        ):  # a text that ends before the others, and beams; both beyond its window
-            ends = call(place, calls[0]["prompts"], end=found[-1][0][10])
-            beams = call(place, calls[0]["prompts"], tokens=24, end=ends["end"], beams=3)
-            calls, found = [*calls, ends, beams], [*found, ours(loaded, ends), ours(loaded, beams)]
-        asked += calls
-    (tmp_path / "calls.json").write_text(json.dumps(asked))
+        # The first prompt is as long as ours are padded to.
+        prompts = make_prompts(case, (32, 7, 13))
+        calls = [make_request(place, prompts)]
+        actual.append(generate_here(loaded, calls[0]))
+        if case == "mistral_tiny":
+            # A text that ends before the others, and beams; both beyond its window.
+            end = actual[-1][0][10]
+            calls.append(make_request(place, prompts, end=end))
+            calls.append(make_request(place, prompts, tokens=24, end=end, beams=3))
+            actual += [generate_here(loaded, call) for call in calls[1:]]
+        requests += calls
+    (tmp_path / "calls.json").write_text(json.dumps(requests))
     program = Path(__file__).with_name("transformers_generate.py")
     answers = environments.run_program(
         "torch", str(program), str(tmp_path / "calls.json")
     ).splitlines()
-    assert all(len(row) == TOKENS for row in found[0])
-    for each, mine, line in zip(asked, found, answers, strict=True):
-        assert mine == json.loads(line), {**each, "prompts": ...}
+    assert all(len(row) == TOKENS for row in actual[0])
+    for item, mine, line in zip(requests, actual, answers, strict=True):
+        assert mine == json.loads(line), {**item, "prompts": ...}
 
 
 @pytest.mark.parametrize("case", ["mistral_tiny", "gpt2_tiny"])
-def test_a_loaded_folder_says_the_reference_s_logits(case: str, tmp_path: Path) -> None:
-    given = tensors(case, "io")
+def test_loaded_folder_has_the_reference_logits(case: str, tmp_path: Path) -> None:
+    inputs = tensors(case, "io")
     loaded = load_text_model(str(folder(case, tmp_path / case)), mesh=one_device())
-    np.testing.assert_allclose(loaded.model(given["input_ids"]), given["logits"], rtol=0, atol=1e-5)
-    shares = given["logits"] - np.log(
-        np.exp(given["logits"].astype(np.float64)).sum(-1, keepdims=True)
-    )
-    for row, found in zip(
-        given["input_ids"], loaded.logprobs(given["input_ids"].tolist()), strict=True
-    ):
-        at = given["input_ids"].tolist().index(row.tolist())
-        np.testing.assert_allclose(
-            found, shares[at, np.arange(len(row) - 1), row[1:]], rtol=0, atol=2e-5
-        )
+    tokens, logits = inputs["input_ids"], inputs["logits"].astype(np.float64)
+    np.testing.assert_allclose(loaded.model(tokens), logits, rtol=0, atol=1e-5)
+    shares = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+    logprobs = loaded.logprobs(tokens.tolist())
+    for row, share, actual in zip(tokens, shares, logprobs, strict=True):
+        expected = share[np.arange(len(row) - 1), row[1:]]
+        np.testing.assert_allclose(actual, expected, rtol=0, atol=2e-5)

@@ -1,4 +1,4 @@
-"""What transformers generates: a program for an environment that holds it. Nothing of ours is imported.
+"""Generates with transformers, in an environment that holds it. Nothing of ours is imported.
 
 Argument: a JSON file with a list of calls: {folder, prompts, tokens, end, beams}. Prints the new
 tokens of each call.
@@ -11,7 +11,7 @@ import torch
 import transformers
 
 
-def answer(call):
+def generate(call):
     model = transformers.AutoModelForCausalLM.from_pretrained(
         call["folder"], attn_implementation="eager"
     ).eval()
@@ -21,14 +21,12 @@ def answer(call):
     model.generation_config.eos_token_id = call["end"]
     beams = {"num_beams": call["beams"], "early_stopping": "never"} if call["beams"] > 1 else {}
     with torch.no_grad():
-        made = model.generate(
-            torch.tensor(rows), attention_mask=torch.tensor(seen), max_new_tokens=call["tokens"], do_sample=False,
-            pad_token_id=0, **beams,
-        )  # fmt: skip
-    return made[:, longest:].tolist()
+        beams |= {"max_new_tokens": call["tokens"], "do_sample": False, "pad_token_id": 0}
+        outputs = model.generate(torch.tensor(rows), attention_mask=torch.tensor(seen), **beams)
+    return outputs[:, longest:].tolist()
 
 
 torch.set_num_threads(1)
 with open(sys.argv[1]) as calls:
     for each in json.load(calls):
-        print(json.dumps(answer(each)))
+        print(json.dumps(generate(each)))

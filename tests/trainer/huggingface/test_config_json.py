@@ -1,4 +1,4 @@
-"""config.json, read as our keys and written from them; and what a folder says that a job does not."""
+"""Conversion between config.json and model specs, and the agreement of a job with its folder."""
 
 from __future__ import annotations
 
@@ -17,180 +17,99 @@ from jaxlaunch.trainer.spec import CLASSIFY, LM, TrainSpec
 from jaxlaunch.trainer.spec.presets import PRESETS
 from tests.trainer.references import config
 
-DECODERS = [
-    "llama3_tiny",
-    "qwen2_tiny",
-    "qwen3_tiny",
-    "mistral_tiny",
-    "gemma2_tiny",
-    "gemma3_tiny",
-    "olmo2_tiny",
-]
-DECODERS += ["mixtral_tiny", "mixtral_tiny_aux", "qwen3_moe_tiny"]
+FAMILY_NAMES = "llama3 qwen2 qwen3 mistral gemma2 gemma3 olmo2 mixtral qwen3_moe gpt2 vit"
+CASES = [f"{name}_tiny" for name in FAMILY_NAMES.split()] + ["mixtral_tiny_aux"]
 
 
-def train(folder: Path, given: dict[str, Any], task: str = LM, **model: Any) -> TrainSpec:
+def resolve_job(
+    folder: Path, config_keys: dict[str, Any], task: str = LM, **model: Any
+) -> TrainSpec:
     """The spec of a job that starts from a folder of this config.json."""
     folder.mkdir(exist_ok=True)
-    (folder / "config.json").write_text(json.dumps(given))
+    (folder / "config.json").write_text(json.dumps(config_keys))
     return resolve_spec(TrainSpec(task=task, model={"init_from": str(folder), **model}))
 
 
-@pytest.mark.parametrize("case", [*DECODERS, "gpt2_tiny", "vit_tiny"])
-def test_a_folder_alone_sets_every_size_and_is_written_as_it_was_read(
-    case: str, tmp_path: Path
-) -> None:
-    given = config(case)
-    model = train(tmp_path, given, CLASSIFY if case == "vit_tiny" else LM).model
-    assert model.kind == FAMILIES[given["model_type"]].kind
+def config_without(case: str, *keys: str) -> dict[str, Any]:
+    return {key: value for key, value in config(case).items() if key not in keys}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_folder_sets_every_size_and_round_trips(case: str, tmp_path: Path) -> None:
+    config_keys = config(case)
+    model = resolve_job(tmp_path, config_keys, CLASSIFY if case == "vit_tiny" else LM).model
+    assert model.kind == FAMILIES[config_keys["model_type"]].kind
     written = config_json.render_config(model)
-    assert written["model_type"] == given["model_type"]
-    same = [
-        key
-        for key in ("layer_types", "sliding_window", "use_sliding_window", "head_dim")
-        if key in given
-    ]
-    assert [written.get(key, given[key]) for key in same if given[key] is not None] == [
-        given[key] for key in same if given[key] is not None
-    ]
+    assert written["model_type"] == config_keys["model_type"]
+    for key in ("layer_types", "sliding_window", "use_sliding_window", "head_dim"):
+        if config_keys.get(key) is not None and key in written:
+            assert written[key] == config_keys[key]
     assert config_json.find_differences(model, config_json.parse_model(written)) == []
 
 
 @pytest.mark.parametrize(("name", "sizes"), PRESETS.items(), ids=list(PRESETS))
-def test_a_preset_is_written_as_its_family_and_read_back(name: str, sizes: dict[str, Any]) -> None:
+def test_presets_round_trip_through_their_family(name: str, sizes: dict[str, Any]) -> None:
     model: Any = TrainSpec(task="my:Task", model={"preset": name}).model
     written = config_json.render_config(model)
     assert written["model_type"] == sizes.get("family", sizes["kind"])
     assert config_json.find_differences(model, config_json.parse_model(written)) == []
 
 
-@pytest.mark.parametrize(
-    ("given", "says"),
-    [
-        ({"attention_bias": True}, {"biases": ["qkv", "out"]}),
-        ({"attention_bias": True, "mlp_bias": True}, {"biases": ["qkv", "out", "mlp"]}),
-        ({"head_dim": 32}, {"head_size": 32}),
-        ({"num_key_value_heads": None}, {"kv_heads": None, "kv_head_count": 4}),
-        ({"hidden_act": "gelu_new"}, {"activation": "gelu_tanh"}),
-        (
-            {"rope_scaling": {"type": "linear", "factor": 4}},
-            {"rope_scaling": {"kind": "linear", "factor": 4.0}},
-        ),
-        (
-            {
-                "rope_parameters": {
-                    "rope_type": "yarn",
-                    "factor": 4,
-                    "rope_theta": 7.0,
-                    "mscale": 1,
-                    "mscale_all_dim": 1,
-                }
-            },
-            {
-                "rope_theta": 7.0,
-                "rope_scaling": {
-                    "kind": "yarn",
-                    "factor": 4.0,
-                    "attention_factor": 1.0,
-                    "original_length": 128,
-                },
-            },
-        ),
-        (
-            {"model_type": "mistral", "sliding_window": 8},
-            {"attention_spans": ("window",), "window": 8},
-        ),
-        (
-            {"model_type": "mistral", "sliding_window": None},
-            {"attention_spans": ("full",), "window": None},
-        ),
-        ({"model_type": "qwen2", "sliding_window": 8}, {"window": None}),
-        (
-            {
-                "model_type": "qwen2",
-                "sliding_window": 8,
-                "use_sliding_window": True,
-                "max_window_layers": 1,
-            },
-            {"attention_spans": ("full", "window"), "window": 8},
-        ),
-        (
-            {
-                "model_type": "mixtral",
-                "num_local_experts": 4,
-                "sliding_window": 8,
-                "router_aux_loss_coef": 0.5,
-            },
-            {
-                "experts": 4,
-                "experts_per_token": 2,
-                "expert_units": 160,
-                "window": 8,
-                "balance": 0.0,
-            },
-        ),
-        (
-            {
-                "model_type": "qwen3_moe",
-                "num_hidden_layers": 5,
-                "num_experts": 4,
-                "num_experts_per_tok": 2,
-                "mlp_only_layers": [1],
-                "decoder_sparse_step": 2,
-                "output_router_logits": True,
-                "router_aux_loss_coef": 0.5,
-            },
-            {
-                "sparse_layers": (3,),
-                "experts_normalized": False,
-                "expert_units": 768,
-                "mlp_units": 160,
-                "balance": 0.5,
-            },
-        ),
-        (
-            {"model_type": "gemma2"},
-            {
-                "attention_spans": ("window", "full"),
-                "window": 4096,
-                "head_channels": 256,
-                "score_cap": 50.0,
-            },
-        ),
-        (
-            {"model_type": "gemma3_text", "num_hidden_layers": 8},
-            {
-                "attention_spans": ("window",) * 5 + ("full",),
-                "rope_theta": 1e6,
-                "rope_local_theta": 1e4,
-                "tied": False,
-            },
-        ),
-    ],
-    ids=str,
-)
-def test_a_key_of_theirs_is_one_of_ours(given: dict[str, Any], says: dict[str, Any]) -> None:
-    dropped = {"rope_scaling", "rope_theta", "head_dim", "hidden_act"} - given.keys()
-    model = config_json.parse_model(
-        {key: value for key, value in config("llama_tiny").items() if key not in dropped} | given
-    )
-    for key, wanted in says.items():
-        found = getattr(model, key)
-        assert (
-            found.model_dump(exclude_defaults=True) | {"kind": found.kind}
-            if key == "rope_scaling"
-            else found
-        ) == (wanted), key
-    assert (
-        config_json.find_differences(
-            model, config_json.parse_model(config_json.render_config(model))
-        )
-        == []
-    )
+LINEAR = {"rope_type": "linear", "factor": 2.0}
+YARN = dict(rope_type="yarn", factor=4, rope_theta=7.0, mscale=1, mscale_all_dim=1)
+OUR_YARN = dict(kind="yarn", factor=4.0, attention_factor=1.0, original_length=128)
+QWEN2: dict[str, Any] = {"model_type": "qwen2", "sliding_window": 8}
+MIXTRAL = dict(model_type="mixtral", num_local_experts=4, router_aux_loss_coef=0.5)
+QWEN3_MOE = dict(
+    model_type="qwen3_moe", num_hidden_layers=5, num_experts=4, num_experts_per_tok=2,
+    mlp_only_layers=[1], decoder_sparse_step=2, output_router_logits=True, router_aux_loss_coef=0.5,
+)  # fmt: skip
+TRANSLATIONS: list[tuple[dict[str, Any], dict[str, Any]]] = [
+    ({"attention_bias": True}, {"biases": ["qkv", "out"]}),
+    ({"attention_bias": True, "mlp_bias": True}, {"biases": ["qkv", "out", "mlp"]}),
+    ({"head_dim": 32}, {"head_size": 32}),
+    ({"num_key_value_heads": None}, {"kv_heads": None, "kv_head_count": 4}),
+    ({"hidden_act": "gelu_new"}, {"activation": "gelu_tanh"}),
+    ({"rope_scaling": LINEAR}, {"rope_scaling": {"kind": "linear", "factor": 2.0}}),
+    ({"rope_parameters": YARN}, {"rope_theta": 7.0, "rope_scaling": OUR_YARN}),
+    ({"model_type": "mistral", "sliding_window": 8}, {"attention_spans": ("window",), "window": 8}),
+    ({"model_type": "mistral", "sliding_window": None}, {"attention_spans": ("full",)}),
+    (QWEN2, {"window": None}),
+    (
+        QWEN2 | {"use_sliding_window": True, "max_window_layers": 1},
+        {"attention_spans": ("full", "window"), "window": 8},
+    ),
+    (
+        MIXTRAL | {"sliding_window": 8},
+        dict(experts=4, experts_per_token=2, expert_units=160, window=8, balance=0.0),
+    ),
+    (QWEN3_MOE, dict(sparse_layers=(3,), experts_normalized=False, balance=0.5)),
+    (QWEN3_MOE, dict(expert_units=768, mlp_units=160)),
+    ({"model_type": "gemma2"}, dict(attention_spans=("window", "full"), window=4096)),
+    ({"model_type": "gemma2"}, dict(head_channels=256, score_cap=50.0)),
+    (
+        {"model_type": "gemma3_text", "num_hidden_layers": 8},
+        dict(attention_spans=("window",) * 5 + ("full",), rope_theta=1e6, rope_local_theta=1e4),
+    ),
+]
+
+
+@pytest.mark.parametrize(("config_keys", "attributes"), TRANSLATIONS, ids=str)
+def test_keys_are_translated(config_keys: dict[str, Any], attributes: dict[str, Any]) -> None:
+    dropped = {"rope_scaling", "rope_theta", "head_dim", "hidden_act"} - config_keys.keys()
+    keys = {key: value for key, value in config("llama_tiny").items() if key not in dropped}
+    model = config_json.parse_model(keys | config_keys)
+    for key, expected in attributes.items():
+        actual = getattr(model, key)
+        if key == "rope_scaling":
+            actual = actual.model_dump(exclude_defaults=True) | {"kind": actual.kind}
+        assert actual == expected, key
+    rendered = config_json.render_config(model)
+    assert config_json.find_differences(model, config_json.parse_model(rendered)) == []
 
 
 @pytest.mark.parametrize(
-    ("given", "says"),
+    ("config_keys", "message"),
     [
         ({"model_type": "phi3", "resid_pdrop": 0.0, "embd_scale": 2}, "model_type is phi3, and"),
         ({"model_type": "phi3", "embd_scale": 2}, "; keys that these do not have: embd_scale"),
@@ -205,32 +124,30 @@ def test_a_key_of_theirs_is_one_of_ours(given: dict[str, Any], says: dict[str, A
         ({"num_key_value_heads": 3}, "num_key_value_heads = 3 does not divide"),
     ],
 )
-def test_what_is_not_supported_is_said(given: dict[str, Any], says: str, tmp_path: Path) -> None:
-    with pytest.raises(SpecError) as error:
-        train(tmp_path, config("llama_tiny") | given)
-    assert says in str(error.value) and str(tmp_path / "config.json") in str(error.value)
-
-
-def test_what_the_job_says_besides_must_agree(tmp_path: Path) -> None:
-    gpt2 = config("gpt2_tiny")
-    assert train(tmp_path, gpt2, layers=2, length=32).model.kind == "gpt2"
-    with pytest.raises(SpecError, match=r"n_layer is 2, train\.model\.layers makes it 3"):
-        train(tmp_path, gpt2, layers=3)
-    with pytest.raises(
-        SpecError, match=r"train\.model\.kv_heads does not apply to a model of the kind gpt2"
-    ):
-        train(tmp_path, gpt2, kv_heads=2)
-    with pytest.raises(SpecError, match="kind gpt2, train.model.kind is decoder"):
-        train(tmp_path, gpt2, kind="decoder")
-    with pytest.raises(SpecError, match="length = 65 is more than positions = 64"):
-        train(tmp_path, gpt2, length=65)
-    with pytest.raises(SpecError, match=r"hidden_size is 64, train\.model\.width makes it 2048"):
-        train(tmp_path, config("llama_tiny"), preset="llama-1b")
-
-
-def test_a_folder_that_is_not_here_is_forgiven_where_the_job_says_every_size(
-    tmp_path: Path,
+def test_unsupported_values_are_rejected(
+    config_keys: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
+    with pytest.raises(SpecError) as error:
+        resolve_job(tmp_path, config("llama_tiny") | config_keys)
+    assert message in str(error.value) and str(tmp_path / "config.json") in str(error.value)
+
+
+def test_job_keys_must_agree_with_the_folder(tmp_path: Path) -> None:
+    gpt2 = config("gpt2_tiny")
+    assert resolve_job(tmp_path, gpt2, layers=2, length=32).model.kind == "gpt2"
+    with pytest.raises(SpecError, match=r"n_layer is 2, train\.model\.layers makes it 3"):
+        resolve_job(tmp_path, gpt2, layers=3)
+    with pytest.raises(SpecError, match=r"train\.model\.kv_heads does not apply to a model of the"):
+        resolve_job(tmp_path, gpt2, kv_heads=2)
+    with pytest.raises(SpecError, match="kind gpt2, train.model.kind is decoder"):
+        resolve_job(tmp_path, gpt2, kind="decoder")
+    with pytest.raises(SpecError, match="length = 65 is more than positions = 64"):
+        resolve_job(tmp_path, gpt2, length=65)
+    with pytest.raises(SpecError, match=r"hidden_size is 64, train\.model\.width makes it 2048"):
+        resolve_job(tmp_path, config("llama_tiny"), preset="llama-1b")
+
+
+def test_missing_folder_is_allowed_if_the_job_has_every_size(tmp_path: Path) -> None:
     away = str(tmp_path / "nowhere")
     whole = TrainSpec(task=LM, model={"preset": "llama-1b", "init_from": away})
     assert resolve_spec(whole, must_exist=False) == whole
@@ -239,33 +156,24 @@ def test_a_folder_that_is_not_here_is_forgiven_where_the_job_says_every_size(
             resolve_spec(job, must_exist=is_here)
 
 
-def test_a_decoder_that_no_family_has_is_not_exported() -> None:
+def test_decoder_without_a_family_is_not_exported() -> None:
     odd = spec.Decoder(norms="both", qk_norm="whole")
-    with pytest.raises(
-        SpecError, match="Hugging Face has no such decoder, .* is nearest: .*norms is"
-    ):
+    with pytest.raises(SpecError, match="Hugging Face has no such decoder, .* is nearest: .*norms"):
         config_json.render_config(odd)
-    with pytest.raises(
-        SpecError, match="llama is nearest: qk_norm is None, train.model.qk_norm makes it head"
-    ):
+    with pytest.raises(SpecError, match="llama is nearest: qk_norm is None, train.model.qk_norm"):
         config_json.render_config(spec.Decoder(family="llama", qk_norm="head"))
-    assert config_json.render_config(spec.Decoder(qk_norm="head"))["architectures"] == [
-        "Qwen3ForCausalLM"
-    ]
+    config_keys = config_json.render_config(spec.Decoder(qk_norm="head"))
+    assert config_keys["architectures"] == ["Qwen3ForCausalLM"]
 
 
-def test_a_family_that_cannot_have_a_model_is_one_of_those_that_do_not() -> None:
-    thin = spec.Decoder(
-        width=64, heads=3, kv_heads=3, head_size=24
-    )  # OLMo 2 has no head size of its own
+def test_families_that_cannot_express_a_model_are_skipped() -> None:
+    # OLMo 2 has no head size of its own.
+    thin = spec.Decoder(width=64, heads=3, kv_heads=3, head_size=24)
     assert config_json.find_family(thin) == "llama"
-    with pytest.raises(
-        SpecError, match="olmo2 is nearest: hidden_size = 64 does not split into num_attention"
-    ):
+    with pytest.raises(SpecError, match="olmo2 is nearest: hidden_size = 64 does not split into"):
         config_json.find_family(thin.model_copy(update={"family": "olmo2"}))
 
 
-LINEAR = {"rope_type": "linear", "factor": 2.0}
 # A key of a config.json and a value that changes what transformers 4.57.6 computes, or that it
 # cannot read.
 REFUSED: list[tuple[str, str, Any]] = [
@@ -353,30 +261,22 @@ ACCEPTED: list[tuple[str, str, Any]] = [
 
 
 @pytest.mark.parametrize(("case", "key", "value"), REFUSED, ids=str)
-def test_a_key_that_changes_the_model_and_is_not_ours_is_refused_by_name(
-    case: str, key: str, value: Any
-) -> None:
+def test_unknown_keys_that_change_the_model_are_rejected(case: str, key: str, value: Any) -> None:
     with pytest.raises(SpecError, match=key):
         config_json.parse_model(config(case) | {key: value})
 
 
 @pytest.mark.parametrize(("case", "key", "value"), ACCEPTED, ids=str)
-def test_a_key_that_says_nothing_changes_nothing(case: str, key: str, value: Any) -> None:
-    assert config_json.parse_model(config(case) | {key: value}) == config_json.parse_model(
-        config(case)
-    )
+def test_irrelevant_keys_are_ignored(case: str, key: str, value: Any) -> None:
+    model = config_json.parse_model(config(case))
+    assert config_json.parse_model(config(case) | {key: value}) == model
 
 
 @pytest.mark.parametrize("case", ["qwen2_tiny", "qwen3_tiny"])
-def test_a_window_that_is_turned_on_and_not_said_is_transformers_own(case: str) -> None:
-    given = {
-        key: value
-        for key, value in config(case).items()
-        if key not in ("sliding_window", "layer_types")
-    }
-    model: Any = config_json.parse_model(
-        given | {"use_sliding_window": True, "max_window_layers": 1}
-    )
+def test_enabled_window_has_the_default_of_transformers(case: str) -> None:
+    config_keys = config_without(case, "sliding_window", "layer_types")
+    config_keys |= {"use_sliding_window": True, "max_window_layers": 1}
+    model: Any = config_json.parse_model(config_keys)
     assert (model.window, model.attention_spans) == (4096, ("full", "window"))
 
 
@@ -384,7 +284,7 @@ SLIDING = {"model_type": "qwen2", "sliding_window": 8, "use_sliding_window": Tru
 
 
 @pytest.mark.parametrize(
-    ("case", "given", "says"),
+    ("case", "config_keys", "message"),
     [
         ("llama_tiny", {"num_hidden_layers": ...}, "it does not say num_hidden_layers"),
         (
@@ -432,67 +332,51 @@ SLIDING = {"model_type": "qwen2", "sliding_window": 8, "use_sliding_window": Tru
     ],
     ids=str,
 )
-def test_a_broken_config_is_one_sentence_with_its_key(
-    case: str, given: dict[str, Any], says: str, tmp_path: Path
+def test_invalid_values_are_reported_with_their_key(
+    case: str, config_keys: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
-    broken = {key: value for key, value in (config(case) | given).items() if value is not ...}
+    broken = {key: value for key, value in (config(case) | config_keys).items() if value is not ...}
     with pytest.raises(SpecError) as error:
-        train(tmp_path, broken, CLASSIFY if case == "vit_tiny" else LM)
-    assert says in str(error.value) and str(error.value).startswith(str(tmp_path / "config.json"))
+        resolve_job(tmp_path, broken, CLASSIFY if case == "vit_tiny" else LM)
+    assert message in str(error.value)
+    assert str(error.value).startswith(str(tmp_path / "config.json"))
 
 
-def test_a_part_of_what_the_folder_says_agrees_with_it(tmp_path: Path) -> None:
+def test_job_may_repeat_keys_of_the_folder(tmp_path: Path) -> None:
     looks = ["sliding_attention"] * 5 + ["full_attention"]
-    gemma = config("gemma3_tiny") | {
-        "num_hidden_layers": 6,
-        "sliding_window": 8,
-        "layer_types": looks,
-    }
+    gemma = config("gemma3_tiny") | {"num_hidden_layers": 6, "sliding_window": 8}
+    gemma["layer_types"] = looks
     pattern = ["window"] * 5 + ["full"]
-    for said in ({"window": 8, "pattern": pattern}, {"pattern": pattern}, {"window": 8}):
-        assert train(tmp_path, gemma, **said).model.attention_spans == tuple(pattern)
+    for output in ({"window": 8, "pattern": pattern}, {"pattern": pattern}, {"window": 8}):
+        assert resolve_job(tmp_path, gemma, **output).model.attention_spans == tuple(pattern)
     with pytest.raises(SpecError, match="layer_types is .*, train.model.pattern makes it"):
-        train(tmp_path, gemma, pattern=["window", "full"])
-    nulls = dict.fromkeys(
-        ("kv_heads", "hidden", "head_size", "query_scalar", "pattern", "positions")
-    )
-    assert train(tmp_path, gemma, **nulls).model == train(tmp_path, gemma).model
+        resolve_job(tmp_path, gemma, pattern=["window", "full"])
+    keys = ("kv_heads", "hidden", "head_size", "query_scalar", "pattern", "positions")
+    nulls = dict.fromkeys(keys)
+    assert resolve_job(tmp_path, gemma, **nulls).model == resolve_job(tmp_path, gemma).model
 
 
-def test_the_positions_of_a_decoder_are_the_folder_s(tmp_path: Path) -> None:
-    model = train(
-        tmp_path, config("llama_tiny") | {"max_position_embeddings": 32768}, positions=131072
-    ).model
+def test_positions_of_a_decoder_come_from_the_folder(tmp_path: Path) -> None:
+    config_keys = config("llama_tiny") | {"max_position_embeddings": 32768}
+    model = resolve_job(tmp_path, config_keys, positions=131072).model
     assert (model.positions, model.length) == (32768, 2048)
-    given = {
-        key: value
-        for key, value in config("llama_tiny").items()
-        if key != "max_position_embeddings"
-    }
-    assert train(tmp_path, given).model.length == 2048
+    config_keys = config_without("llama_tiny", "max_position_embeddings")
+    assert resolve_job(tmp_path, config_keys).model.length == 2048
     with pytest.raises(SpecError, match="n_positions is 64, train.model.positions makes it 128"):
-        train(tmp_path, config("gpt2_tiny"), positions=128)
+        resolve_job(tmp_path, config("gpt2_tiny"), positions=128)
 
 
 @pytest.mark.parametrize("missing", ["vocab", "hidden", "length"])
-def test_a_folder_that_is_not_here_is_not_forgiven_where_a_size_is_missing(
-    missing: str, tmp_path: Path
-) -> None:
+def test_missing_folder_is_rejected_if_a_size_is_missing(missing: str, tmp_path: Path) -> None:
     sizes = {"layers": 2, "width": 64, "heads": 4, "hidden": 160, "vocab": 97, "length": 32}
     model = {"kind": "decoder", "init_from": str(tmp_path / "nowhere"), **sizes}
     whole = TrainSpec(task=LM, model=model)
     assert resolve_spec(whole, must_exist=False) == whole
     with pytest.raises(SpecError, match=r"nowhere: config\.json cannot be read"):
-        resolve_spec(
-            TrainSpec(task=LM, model={k: v for k, v in model.items() if k != missing}),
-            must_exist=False,
-        )
+        del model[missing]
+        resolve_spec(TrainSpec(task=LM, model=model), must_exist=False)
 
 
-def test_a_vit_of_two_labels_names_none(tmp_path: Path) -> None:
-    given = {
-        key: value
-        for key, value in config("vit_tiny").items()
-        if key not in ("id2label", "label2id")
-    }
-    assert train(tmp_path, given, CLASSIFY).model.classes == 2
+def test_vit_without_labels_has_two_classes(tmp_path: Path) -> None:
+    config_keys = config_without("vit_tiny", "id2label", "label2id")
+    assert resolve_job(tmp_path, config_keys, CLASSIFY).model.classes == 2

@@ -11,7 +11,7 @@ from jaxlaunch.trainer.errors import SpecError
 from jaxlaunch.trainer.huggingface import config_json, save
 from jaxlaunch.trainer.huggingface.load import INDEX_FILE
 from tests.trainer import made_up, peaks
-from tests.trainer.huggingface.test_load import equal, written
+from tests.trainer.huggingface.test_load import have_equal_arrays, read_parameters
 from tests.trainer.references import folder, step, tensors, train_spec
 
 MODEL = train_spec("llama3_tiny", None).model
@@ -19,30 +19,21 @@ MODEL = train_spec("llama3_tiny", None).model
 
 @pytest.fixture(scope="module")
 def params(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    return (
-        step("llama3_tiny", folder("llama3_tiny", tmp_path_factory.mktemp("hf") / "in"))
-        .init_state()
-        .params
-    )
+    source = folder("llama3_tiny", tmp_path_factory.mktemp("hf") / "in")
+    return step("llama3_tiny", source).init_state().params
 
 
-def test_large_models_are_written_in_many_files_with_an_index(
-    params: dict[str, Any], tmp_path: Path
-) -> None:
+def test_large_models_are_sharded_with_an_index(params: dict[str, Any], tmp_path: Path) -> None:
     names = save.save_model(str(tmp_path / "out"), MODEL, params, file_bytes=2**16)
     files = sorted(path.name for path in (tmp_path / "out").glob("*.safetensors"))
-    assert (
-        files == names
-        and len(files) > 5
-        and files[0] == f"model-00001-of-{len(files):05}.safetensors"
-    )
+    assert files == names and len(files) > 5
+    assert files[0] == f"model-00001-of-{len(files):05}.safetensors"
     index = json.loads((tmp_path / "out" / INDEX_FILE).read_text())
-    assert index["metadata"]["total_size"] == sum(
-        array.nbytes for array in tensors("llama3_tiny", "weights").values()
-    )
+    weights = tensors("llama3_tiny", "weights")
+    assert index["metadata"]["total_size"] == sum(array.nbytes for array in weights.values())
     assert set(index["weight_map"].values()) == set(files)
-    assert equal(written(tmp_path / "out"), tensors("llama3_tiny", "weights"))
-    assert equal(step("llama3_tiny", tmp_path / "out").init_state().params, params)
+    assert have_equal_arrays(read_parameters(tmp_path / "out"), weights)
+    assert have_equal_arrays(step("llama3_tiny", tmp_path / "out").init_state().params, params)
 
 
 class Halting(dict[str, Any]):
@@ -54,13 +45,13 @@ class Halting(dict[str, Any]):
         return super().__getitem__(name)
 
 
-def test_a_folder_is_whole_or_is_not_there(params: dict[str, Any], tmp_path: Path) -> None:
+def test_folder_is_written_atomically(params: dict[str, Any], tmp_path: Path) -> None:
     with pytest.raises(OSError, match="the disk is gone"):
         save.save_model(str(tmp_path / "out"), MODEL, Halting(params))
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_folder_has_its_name_once_its_files_are_on_the_disk(
+def test_files_are_synced_before_the_rename(
     params: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     synced: list[bool] = []
@@ -72,15 +63,13 @@ def test_a_folder_has_its_name_once_its_files_are_on_the_disk(
     assert synced == [False] * len(list((tmp_path / "out").iterdir()))
 
 
-def test_an_empty_folder_is_filled_and_any_other_left_alone(
-    params: dict[str, Any], tmp_path: Path
-) -> None:
+def test_only_empty_folders_are_written(params: dict[str, Any], tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     save.save_model(str(tmp_path / "out"), MODEL, params)
-    kept = (tmp_path / "out" / "config.json").read_bytes()
+    saved = (tmp_path / "out" / "config.json").read_bytes()
     with pytest.raises(SpecError, match="out already exists; name a new folder or an empty one"):
         save.save_model(str(tmp_path / "out"), MODEL, params)
-    assert (tmp_path / "out" / "config.json").read_bytes() == kept
+    assert (tmp_path / "out" / "config.json").read_bytes() == saved
     with pytest.raises(SpecError, match="gs://bucket/out is not a local folder"):
         save.save_model("gs://bucket/out", MODEL, params)
 
@@ -88,60 +77,51 @@ def test_an_empty_folder_is_filled_and_any_other_left_alone(
 class Counted:
     """A parameter that counts how much of it is asked for at once."""
 
-    def __init__(self, array: np.ndarray, asked: list[int]) -> None:
-        self.shape, self.dtype, self._array, self._asked = array.shape, array.dtype, array, asked
+    def __init__(self, array: np.ndarray, requests: list[int]) -> None:
+        self.shape, self.dtype, self._array, self._asked = array.shape, array.dtype, array, requests
 
-    def __getitem__(self, where: Any) -> np.ndarray:
-        part = self._array[where]
+    def __getitem__(self, key: Any) -> np.ndarray:
+        part = self._array[key]
         self._asked.append(part.nbytes)
         return part
 
 
-def test_a_parameter_is_read_tensor_by_tensor(params: dict[str, Any], tmp_path: Path) -> None:
-    asked: list[int] = []
-    save.save_model(
-        str(tmp_path / "out"),
-        MODEL,
-        {name: Counted(np.asarray(x), asked) for name, x in params.items()},
-    )
-    assert sorted(asked) == sorted(
-        array.nbytes for array in tensors("llama3_tiny", "weights").values()
-    )
+def test_parameters_are_read_tensor_by_tensor(params: dict[str, Any], tmp_path: Path) -> None:
+    requests: list[int] = []
+    counted = {name: Counted(np.asarray(x), requests) for name, x in params.items()}
+    save.save_model(str(tmp_path / "out"), MODEL, counted)
+    weights = tensors("llama3_tiny", "weights").values()
+    assert sorted(requests) == sorted(array.nbytes for array in weights)
 
 
 @pytest.mark.parametrize(
-    ("model", "given", "says"),
+    ("model", "inputs", "message"),
     [
         (spec.ViT(kind="vit", pool="mean"), {}, "train.model.pool = mean: Hugging Face's ViT"),
         (MODEL, {"mine.kernel": np.ones(1)}, "Hugging Face has no counterpart of mine.kernel"),
         (MODEL, {}, "also needs parameters that it does not have: embedding, norm.scale"),
     ],
 )
-def test_what_has_no_form_there_is_refused(
-    model: Any, given: dict[str, Any], says: str, tmp_path: Path
+def test_unsupported_models_are_rejected(
+    model: Any, inputs: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
     with pytest.raises(SpecError) as error:
-        save.save_model(str(tmp_path / "out"), model, given)
-    assert says in str(error.value)
+        save.save_model(str(tmp_path / "out"), model, inputs)
+    assert message in str(error.value)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_small_gpt2_has_no_token_that_ends_it() -> None:
+def test_small_gpt2_has_no_end_token() -> None:
     assert config_json.render_config(spec.GPT2(kind="gpt2", vocab=256))["eos_token_id"] is None
-    assert "eos_token_id" not in config_json.render_config(
-        spec.GPT2(kind="gpt2", preset="gpt2-124m")
-    )
+    gpt2 = spec.GPT2(kind="gpt2", preset="gpt2-124m")
+    assert "eos_token_id" not in config_json.render_config(gpt2)
 
 
-def test_made_up_weights_are_written_within_twice_the_largest_tensor(tmp_path: Path) -> None:
+def test_saving_needs_at_most_twice_the_largest_tensor(tmp_path: Path) -> None:
     """`python -m tests.trainer.made_up` does the same with 8 B parameters, and plans them."""
     model = spec.Decoder(layers=4, width=256, heads=4, vocab=65536, length=256, tied=False)
-    each = made_up.params(model, np.float32)
-    peak = peaks.growth(
-        made_up.PREPARE,
-        "save.save_model(sys.argv[2], model, each)",
-        model.model_dump_json(),
-        str(tmp_path / "out"),
-    )
-    assert made_up.largest(each) == 65536 * 256 * 4
-    assert peak <= 2 * made_up.largest(each) + 8e6
+    item = made_up.params(model, np.float32)
+    arguments = model.model_dump_json(), str(tmp_path / "out")
+    peak = peaks.growth(made_up.PREPARE, "save.save_model(sys.argv[2], model, each)", *arguments)
+    assert made_up.largest(item) == 65536 * 256 * 4
+    assert peak <= 2 * made_up.largest(item) + 8e6

@@ -1,4 +1,4 @@
-"""The ResNets of tests/fixtures: a Hugging Face folder, a step that starts from it, and its batches."""
+"""The ResNet cases of tests/fixtures: a Hugging Face folder, steps and batches."""
 
 from __future__ import annotations
 
@@ -39,55 +39,42 @@ def tensors(case: str, file: str) -> dict[str, np.ndarray]:
 
 
 def described(case: str) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((FIXTURES / case / "config.json").read_text())
-    return found
+    actual: dict[str, Any] = json.loads((FIXTURES / case / "config.json").read_text())
+    return actual
 
 
-def folder(case: str, to: Path) -> Path:
+def folder(case: str, target: Path) -> Path:
     """The case as Hugging Face would hold it."""
-    to.mkdir(parents=True)
-    (to / "config.json").write_text(json.dumps(described(case)["hf_config"]))
-    (to / "model.safetensors").symlink_to(needs.arrays(FIXTURES / case / "weights.safetensors"))
-    return to
+    target.mkdir(parents=True)
+    (target / "config.json").write_text(json.dumps(described(case)["hf_config"]))
+    (target / "model.safetensors").symlink_to(needs.arrays(FIXTURES / case / "weights.safetensors"))
+    return target
 
 
 def step(
-    case: str,
-    init_from: Path | None,
-    devices: int = 1,
-    *,
-    model: dict[str, Any] | None = None,
-    **keys: Any,
+    case: str, init_from: Path | None, devices: int = 1, *, model: Any = None, **keys: Any
 ) -> Step:
-    """A step of the case's model that starts from the folder; plain SGD at rate 1 unless `keys` say otherwise."""
-    sgd = {
-        "name": "sgd",
-        "lr": 1.0,
-        "momentum": 0.9,
-        "clip": None,
-        "schedule": {"name": "constant"},
-    }
+    """Return a step of the case that starts from the folder, with plain SGD at rate 1."""
+    sgd = {"name": "sgd", "lr": 1.0, "momentum": 0.9, "clip": None, "schedule": "constant"}
     classes = described(case)["kw"]["num_labels"]
     block = {"kind": "resnet", "classes": classes, **AS_THEY_ARE, **(model or {})}
     block |= {} if init_from is None else {"init_from": str(init_from)}
-    train = spec.TrainSpec.model_validate(
-        {"task": "tests:R", "batch": 8, "mesh": {"dp": devices}, "model": block, "optimizer": sgd}
-        | keys
-    )
+    job = {"task": "tests:R", "batch": 8, "mesh": {"dp": devices}, "model": block}
+    train = spec.TrainSpec.model_validate({**job, "optimizer": sgd, **keys})
     train = resolve_spec(train)
     images = Images((*described(case)["size"], 3))
     return Step(images, train, mesh.build_mesh(train.mesh, jax.devices()[:devices]), 20)
 
 
 def batch(case: str) -> dict[str, np.ndarray]:
-    given = tensors(case, "io")
-    return {"image": given["pixel_values"].transpose(0, 2, 3, 1), "label": given["labels"], **ONES}
+    inputs = tensors(case, "io")
+    images = inputs["pixel_values"].transpose(0, 2, 3, 1)
+    return {"image": images, "label": inputs["labels"], **ONES}
 
 
 def batches(case: str) -> list[dict[str, np.ndarray]]:
     """Of the curve, in bytes."""
     data = tensors(case, "train_data")
     images = data["images_u8"].transpose(0, 2, 3, 1)
-    return [
-        {"image": images[index], "label": data["labels"][index], **ONES} for index in data["index"]
-    ]
+    labels = data["labels"]
+    return [{"image": images[index], "label": labels[index], **ONES} for index in data["index"]]

@@ -13,7 +13,7 @@ def build(kind: str, remat: str = "none", **keys: Any) -> nnx.Module:
     return custom.build_model(spec, spec.model, nnx.Rngs(0))
 
 
-def test_a_users_model_is_built_from_its_other_keys() -> None:
+def test_user_model_is_built_from_its_keys() -> None:
     model = build("flax.nnx:Linear", in_features=3, out_features=2)
     assert isinstance(model, nnx.Linear) and model.out_features == 2
 
@@ -29,6 +29,6 @@ def test_a_users_model_is_built_from_its_other_keys() -> None:
         ({"kind": "flax.nnx:Linear", "remat": "full"}, "remat = full: flax.nnx:Linear is not a"),
     ],
 )
-def test_what_cannot_be_built_is_said(keys: dict, message: str) -> None:
+def test_unbuildable_models_are_rejected(keys: dict, message: str) -> None:
     with pytest.raises(SpecError, match=message):
         build(**keys)

@@ -29,16 +29,14 @@ def reference(config: spec.Decoder, params: dict, tokens_BL: np.ndarray) -> np.n
         y_BLD = norm(x_BLD, block["attention_norm.scale"])
         repeats = config.heads // (config.kv_heads or config.heads)
         for head in range(config.heads):
-            query = rotated(y_BLD @ block["attention.query"][:, head])
-            key = rotated(y_BLD @ block["attention.key"][:, head // repeats])
+            query = apply_reference_rope(y_BLD @ block["attention.query"][:, head])
+            key = apply_reference_rope(y_BLD @ block["attention.key"][:, head // repeats])
             value = y_BLD @ block["attention.value"][:, head // repeats]
             for i in range(tokens_BL.shape[1]):
-                score = np.exp(
-                    np.einsum("bk,bsk->bs", query[:, i], key[:, : i + 1]) / np.sqrt(query.shape[-1])
-                )
-                mixed = np.einsum(
-                    "bs,bsk->bk", score / score.sum(-1, keepdims=True), value[:, : i + 1]
-                )
+                score = np.einsum("bk,bsk->bs", query[:, i], key[:, : i + 1])
+                score = np.exp(score / np.sqrt(query.shape[-1]))
+                share = score / score.sum(-1, keepdims=True)
+                mixed = np.einsum("bs,bsk->bk", share, value[:, : i + 1])
                 x_BLD[:, i] += mixed @ block["attention.out"][head]
         y_BLD = norm(x_BLD, block["mlp_norm.scale"])
         gate = y_BLD @ block["mlp.gate"]
@@ -51,7 +49,7 @@ def norm(x: np.ndarray, scale: np.ndarray) -> np.ndarray:
     return x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-5) * scale
 
 
-def rotated(x_BLK: np.ndarray) -> np.ndarray:
+def apply_reference_rope(x_BLK: np.ndarray) -> np.ndarray:
     """Channel pairs (k, k + K/2) as complex numbers, turned by position × theta^(-2k/K)."""
     half = x_BLK.shape[-1] // 2
     angle = np.arange(x_BLK.shape[1])[:, None] * 10000.0 ** (-np.arange(half) / half)
@@ -62,23 +60,23 @@ def rotated(x_BLK: np.ndarray) -> np.ndarray:
 @pytest.mark.parametrize(
     "config", [DECODER, DECODER.model_copy(update={"kv_heads": None, "tied": True})], ids=str
 )
-def test_logits_are_those_of_the_papers(config: spec.Decoder) -> None:
+def test_logits_equal_a_numpy_reference(config: spec.Decoder) -> None:
     model = Decoder(config, nnx.Rngs(0))
     params, rest = ModelArrays(model).split_model(model)
     assert not rest and ("head" in params) is not config.tied
     np.testing.assert_allclose(model(TOKENS), reference(config, params, TOKENS), atol=1e-5)
 
 
-def test_no_position_sees_a_later_token() -> None:
+def test_attention_is_causal() -> None:
     model = Decoder(DECODER, nnx.Rngs(0))
     changed = TOKENS.copy()
     changed[:, 9:] = 5
-    before, after = model(TOKENS), model(changed)
-    np.testing.assert_array_equal(before[:, :9], after[:, :9])
-    assert not np.allclose(before[:, 9:], after[:, 9:])
+    initial, after = model(TOKENS), model(changed)
+    np.testing.assert_array_equal(initial[:, :9], after[:, :9])
+    assert not np.allclose(initial[:, 9:], after[:, 9:])
 
 
-def test_a_window_hides_what_is_before_it() -> None:
+def test_window_hides_earlier_tokens() -> None:
     model = Decoder(DECODER.model_copy(update={"layers": 1, "window": 4}), nnx.Rngs(0))
     changed = TOKENS.copy()
     changed[:, 3] = (TOKENS[:, 3] + 1) % 32
@@ -86,27 +84,24 @@ def test_a_window_hides_what_is_before_it() -> None:
     assert np.flatnonzero(differs).tolist() == [3, 4, 5, 6]
 
 
-def test_a_cap_bounds_the_logits() -> None:
+def test_cap_bounds_the_logits() -> None:
     model = Decoder(DECODER.model_copy(update={"logit_cap": 0.5}), nnx.Rngs(0))
     plain = Decoder(DECODER, nnx.Rngs(0))(TOKENS)
     np.testing.assert_allclose(model(TOKENS), 0.5 * np.tanh(plain / 0.5), atol=1e-6)
 
 
-def test_a_decoder_of_every_option_trains_on_a_mesh_as_on_one_device(standard: None) -> None:
+def test_decoder_with_every_option_trains_equally_on_a_mesh(standard: None) -> None:
     expected, state = run(Counting(), 4, model=WIDE)
-    found, on_mesh = run(
-        Counting(), 4, model=WIDE, mesh={"dp": 2, "fsdp": 2, "mp": 2}, remat="full"
-    )
-    np.testing.assert_allclose(found, expected, rtol=1e-5)
+    axes = {"dp": 2, "fsdp": 2, "mp": 2}
+    actual, on_mesh = run(Counting(), 4, model=WIDE, mesh=axes, remat="full")
+    np.testing.assert_allclose(actual, expected, rtol=1e-5)
     split = {name: str(leaf.sharding.spec) for name, leaf in on_mesh.params.items()}
-    assert (
-        "mp" in split["blocks.attention.query_bias"]
-        and "mp" in split["blocks.attention.key_norm.scale"]
-    )
+    for name in ("query_bias", "key_norm.scale"):
+        assert "mp" in split[f"blocks.attention.{name}"]
     assert "mp" in split["blocks.mlp.gate_bias"] and state.params.keys() == split.keys()
 
 
-def test_rotated_products_depend_on_distance_alone() -> None:
+def test_rotary_products_depend_on_distance_only() -> None:
     query, key = jax.random.normal(jax.random.key(0), (2, 1, 1, 1, 8))
     turned_query, turned_key = (
         apply_rope(jnp.repeat(x, 6, axis=1), 10000.0)[0, :, 0] for x in (query, key)
@@ -116,7 +111,7 @@ def test_rotated_products_depend_on_distance_alone() -> None:
     assert not np.isclose(product[3, 1], product[3, 2])
 
 
-def test_initial_logits_neither_vanish_nor_explode() -> None:
+def test_initial_logits_have_unit_scale() -> None:
     model = Decoder(spec.Decoder(layers=4, width=128, vocab=256), nnx.Rngs(0))
     logits = model(np.random.default_rng(0).integers(0, 256, (2, 64)))
     assert 0.5 < float(logits.std()) < 2.0
@@ -132,9 +127,7 @@ def test_initial_logits_neither_vanish_nor_explode() -> None:
     ],
     ids=str,
 )
-def test_only_a_layer_alone_in_a_loop_may_be_recomputed_in_one_with_its_first_pass(
-    keys: dict[str, Any], is_alone: bool
-) -> None:
+def test_cse_is_prevented_unless_a_loop_has_one_layer(keys: dict[str, Any], is_alone: bool) -> None:
     config = spec.Decoder(layers=3, width=16, heads=2, hidden=16, vocab=8, length=8, **keys)
     tokens = jax.ShapeDtypeStruct((1, 8), jnp.int32)
     jaxpr = jax.make_jaxpr(lambda x: Decoder(config, nnx.Rngs(0), ModelOptions("xla", "full"))(x))(
@@ -146,10 +139,9 @@ def test_only_a_layer_alone_in_a_loop_may_be_recomputed_in_one_with_its_first_pa
 @pytest.mark.parametrize(
     "keys", [{"layers": 1}, {"experts": 2, "expert_hidden": 8, "dense_layers": [1]}], ids=str
 )
-def test_a_loop_of_one_layer_is_none_to_the_compiler(keys: dict[str, Any]) -> None:
-    config = spec.Decoder(
-        **{"layers": 3, "width": 16, "heads": 2, "hidden": 16, "vocab": 8, "length": 8, **keys}
-    )
+def test_loop_of_one_layer_is_removed_by_the_compiler(keys: dict[str, Any]) -> None:
+    sizes = {"layers": 3, "width": 16, "heads": 2, "hidden": 16, "vocab": 8, "length": 8}
+    config = spec.Decoder(**{**sizes, **keys})
     tokens = jax.ShapeDtypeStruct((1, 8), jnp.int32)
     jaxpr = jax.make_jaxpr(lambda x: Decoder(config, nnx.Rngs(0), ModelOptions("xla", "full"))(x))(
         tokens
@@ -158,12 +150,12 @@ def test_a_loop_of_one_layer_is_none_to_the_compiler(keys: dict[str, Any]) -> No
 
 
 def barriers(jaxpr: Jaxpr) -> set[bool]:
-    """Whether what is recomputed with its products, as a layer is, may be merged with the first pass."""
-    found: set[bool] = set()
+    """Return whether each recomputation with products may be merged with the first pass."""
+    actual: set[bool] = set()
     for equation in jaxpr.eqns:
         inner = list(jaxprs_in_params(equation.params))
-        if "prevent_cse" in equation.params and any("dot_general" in str(each) for each in inner):
-            found.add(bool(equation.params["prevent_cse"]))
+        if "prevent_cse" in equation.params and any("dot_general" in str(item) for item in inner):
+            actual.add(bool(equation.params["prevent_cse"]))
         else:
-            found = found.union(*map(barriers, inner))
-    return found
+            actual = actual.union(*map(barriers, inner))
+    return actual

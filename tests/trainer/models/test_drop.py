@@ -13,17 +13,17 @@ from tests.trainer.tiny import Counting, Digits, build, compiled, run, trained
 GPT = spec.GPT2(layers=2, width=32, heads=4, vocab=32, length=16, dropout=0.1)
 
 
-def test_dropout_keeps_the_mean_and_evaluation_keeps_everything() -> None:
+def test_dropout_keeps_the_mean_and_is_off_in_evaluation() -> None:
     x = jnp.ones((64, 32, 16))
     drop = Drop(0.25, False, nnx.Rngs(0))
-    found = np.unique(drop(x))
-    np.testing.assert_allclose(found, [0.0, 1 / 0.75], rtol=1e-6)
+    actual = np.unique(drop(x))
+    np.testing.assert_allclose(actual, [0.0, 1 / 0.75], rtol=1e-6)
     assert abs(float(drop(x).mean()) - 1.0) < 0.02
     drop.eval()
     assert drop(x) is x
 
 
-def test_a_skipped_branch_is_skipped_by_a_whole_example() -> None:
+def test_stochastic_depth_skips_whole_examples() -> None:
     drop = Drop(0.0, True, nnx.Rngs(0))
     per_example = np.asarray(drop(jnp.ones((256, 3, 2)), jnp.float32(0.5))).reshape(256, -1)
     assert all(len(set(row)) == 1 for row in per_example.tolist())
@@ -39,16 +39,16 @@ def alone() -> np.ndarray:
 @pytest.mark.parametrize(
     ("axes", "remat"), [({}, "full"), ({"dp": 2, "fsdp": 2, "mp": 2}, "none")], ids=str
 )
-def test_equal_seeds_drop_equally(axes: dict[str, int], remat: str) -> None:
+def test_equal_seeds_give_equal_dropout(axes: dict[str, int], remat: str) -> None:
     options = {"model": GPT, "mesh": axes, "remat": remat}
     step = compiled(Counting(), 4, **options)
-    first, again = (trained(step, Counting(), 4)[0] for _ in range(2))
-    np.testing.assert_array_equal(first, again)
+    first, repeated = (trained(step, Counting(), 4)[0] for _ in range(2))
+    np.testing.assert_array_equal(first, repeated)
     np.testing.assert_allclose(first, alone(), rtol=1e-5)
     assert not np.allclose(first, run(Counting(), 4, **options, seed=1)[0])
 
 
-def test_layers_and_steps_drop_differently() -> None:
+def test_dropout_differs_between_layers_and_steps() -> None:
     step = compiled(Counting(), model=GPT, optimizer={"lr": 1e-30})
     state, losses = step.init_state(), []
     for _ in range(3):
@@ -57,19 +57,18 @@ def test_layers_and_steps_drop_differently() -> None:
     assert len(set(losses)) == 3
 
 
-def test_no_dropout_is_no_state() -> None:
+def test_model_without_dropout_has_no_random_state() -> None:
     plain = build(Counting(), model=GPT.model_copy(update={"dropout": 0.0}))
     assert set(plain.abstract.params) == set(build(Counting(), model=GPT).abstract.params)
     assert plain.abstract.buffers == build(Counting(), model=GPT).abstract.buffers == {}
 
 
-def test_mixup_trains_on_blended_images_and_evaluation_does_not() -> None:
+def test_mixup_applies_to_training_only() -> None:
     mixed, plain = (run(Digits(), 6, loss=spec.Loss(mixup=alpha))[0] for alpha in (0.4, 0.0))
     np.testing.assert_array_equal(mixed, run(Digits(), 6, loss=spec.Loss(mixup=0.4))[0])
     assert not np.allclose(mixed, plain)
-    steps = [
-        build(Digits(), loss=spec.Loss(mixup=alpha, smoothing=0.1 * alpha)) for alpha in (0.4, 0.0)
-    ]
+    losses = [spec.Loss(mixup=alpha, smoothing=0.1 * alpha) for alpha in (0.4, 0.0)]
+    steps = [build(Digits(), loss=loss) for loss in losses]
     sums = []
     for step in steps:
         batch = step.put_batch(Digits().batch(0))
@@ -78,9 +77,8 @@ def test_mixup_trains_on_blended_images_and_evaluation_does_not() -> None:
     np.testing.assert_array_equal(*sums)
 
 
-def test_a_decoders_loss_in_chunks_is_the_same_on_every_mesh() -> None:
+def test_chunked_loss_is_equal_on_every_mesh() -> None:
     whole = run(Counting(), 5)[0]
     for axes in ({}, {"dp": 2, "fsdp": 2, "mp": 2}):
-        np.testing.assert_allclose(
-            run(Counting(), 5, loss=spec.Loss(chunks=4), mesh=axes)[0], whole, rtol=1e-5
-        )
+        chunked, _ = run(Counting(), 5, loss=spec.Loss(chunks=4), mesh=axes)
+        np.testing.assert_allclose(chunked, whole, rtol=1e-5)

@@ -1,5 +1,6 @@
 """Experts: where tokens go, what that costs, and that no mesh changes it."""
 
+import math
 from typing import Any
 
 import jax
@@ -28,18 +29,17 @@ def on_one_device() -> np.ndarray:
 
 
 @pytest.mark.parametrize("axes", MESHES, ids=str)
-def test_every_mesh_trains_as_one_device(axes: dict[str, int], on_one_device: np.ndarray) -> None:
+def test_training_is_equal_on_every_mesh(axes: dict[str, int], on_one_device: np.ndarray) -> None:
     losses, state = run(Counting(), model=EXPERTS, mesh=axes)
     np.testing.assert_allclose(losses, on_one_device, rtol=1e-5)
     assert losses[-1] < 0.8 * losses[0]
     gate = state.params["blocks.mlp.gate"]
-    assert gate.addressable_shards[0].data.size * int(
-        np.prod(list(axes.values()))
-    ) == gate.size * axes.get("dp", 1)
+    shard = gate.addressable_shards[0].data
+    assert shard.size * math.prod(axes.values()) == gate.size * axes.get("dp", 1)
 
 
 @pytest.fixture
-def in_loops(monkeypatch: pytest.MonkeyPatch) -> None:
+def use_loops(monkeypatch: pytest.MonkeyPatch) -> None:
     """As compiled for GPUs, of sizes for which a loop over blocks is worth it."""
     monkeypatch.setattr(module, "platform", lambda: "gpu")
     monkeypatch.setattr(grouped, "is_loop_faster", lambda *sizes: True)
@@ -49,22 +49,22 @@ def in_loops(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("axes", "remat"), [({}, "none"), ({"fsdp": 2, "ep": 2, "mp": 2}, ["gate", "up"])], ids=str
 )
-def test_in_loops_as_for_gpus_it_trains_as_by_one_product(
-    axes: dict[str, int], remat: Any, on_one_device: np.ndarray, in_loops: None
+def test_training_with_loops_equals_training_with_one_product(
+    axes: dict[str, int], remat: Any, on_one_device: np.ndarray, use_loops: None
 ) -> None:
     losses, _ = run(Counting(), model=EXPERTS, mesh=axes, remat=remat)
     np.testing.assert_allclose(losses, on_one_device, rtol=1e-5)
 
 
-def test_in_loops_a_token_gets_the_shares_of_its_experts(in_loops: None) -> None:
+def test_loops_give_each_token_the_shares_of_its_experts(use_loops: None) -> None:
     experts, x_BLD = layer()
     made_BLD, _ = experts(x_BLD, jnp.ones((2, 16), jnp.float32))
-    np.testing.assert_allclose(made_BLD, by_hand(experts, x_BLD), atol=2e-6)
+    np.testing.assert_allclose(made_BLD, reference_output(experts, x_BLD), atol=2e-6)
 
 
 @pytest.mark.parametrize(("platform", "is_loop"), [("gpu", True), ("cpu", False), ("tpu", False)])
-def test_only_gpus_multiply_in_loops(
-    platform: str, is_loop: bool, in_loops: None, monkeypatch: pytest.MonkeyPatch
+def test_loops_are_used_on_gpus_only(
+    platform: str, is_loop: bool, use_loops: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "platform", lambda: platform)
     experts, x_BLD = layer()
@@ -72,11 +72,11 @@ def test_only_gpus_multiply_in_loops(
     assert (flops.GROUPED_PRODUCT in program, "ragged_dot" in program) == (is_loop, not is_loop)
 
 
-def test_in_loops_the_flops_are_the_same(in_loops: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    of = {"model": EXPERTS, "mesh": {"fsdp": 2, "ep": 2, "mp": 2}}
-    in_loops_too = build(Counting(), **of).count_flops(Counting().batch(0))
+def test_loops_have_the_same_flops(use_loops: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    experts = {"model": EXPERTS, "mesh": {"fsdp": 2, "ep": 2, "mp": 2}}
+    in_loops_too = build(Counting(), **experts).count_flops(Counting().batch(0))
     monkeypatch.undo()
-    assert in_loops_too == build(Counting(), **of).count_flops(Counting().batch(0))
+    assert in_loops_too == build(Counting(), **experts).count_flops(Counting().batch(0))
 
 
 class Padded(Counting):
@@ -89,7 +89,7 @@ class Padded(Counting):
         return batch | {"attention_mask": seen, "mask": batch["mask"] * seen[:, :-1]}
 
 
-def test_who_is_left_out_of_a_capacity_and_the_balance_do_not_depend_on_the_mesh() -> None:
+def test_capacity_and_balance_do_not_depend_on_the_mesh() -> None:
     keys = {"model": TIGHT, "accumulate": 2}
     losses, _ = run(Padded(), 5, **keys)
     on_mesh, _ = run(Padded(), 5, mesh={"dp": 2, "ep": 2, "mp": 2}, remat="full", **keys)
@@ -103,22 +103,21 @@ def layer(**keys: Any) -> tuple[Experts, jax.Array]:
     return Experts(config, nnx.Rngs(0)), x_BLD
 
 
-def by_hand(
-    of: Experts, x_BLD: jax.Array, taken: dict[tuple[int, int, int], bool] | None = None
+def reference_output(
+    experts: Experts, x_BLD: jax.Array, has_place: dict[tuple[int, int, int], bool] | None = None
 ) -> np.ndarray:
-    """Token by token in float64; `taken` says whether an expert had a place for (example, token, choice)."""
-    router, gate, up, down = (
-        np.asarray(each[...], np.float64) for each in (of.router, of.gate, of.up, of.down)
-    )
+    """Compute the output token by token in float64; `has_place` is by (example, token, choice)."""
+    params = (experts.router, experts.gate, experts.up, experts.down)
+    router, gate, up, down = (np.asarray(param[...], np.float64) for param in params)
     x = np.asarray(x_BLD, np.float64)
     out = np.zeros_like(x)
     for b, t in np.ndindex(x.shape[:2]):
         logits = x[b, t] @ router
         shares = np.exp(logits) / np.exp(logits).sum()
-        chosen = np.argsort(-shares)[: of.per_token]
-        total = shares[chosen].sum() if of.is_normal else 1.0
+        chosen = np.argsort(-shares)[: experts.per_token]
+        total = shares[chosen].sum() if experts.is_normal else 1.0
         for choice, expert in enumerate(chosen):
-            if taken is None or taken[b, t, choice]:
+            if has_place is None or has_place[b, t, choice]:
                 gated = x[b, t] @ gate[expert]
                 hidden = gated / (1 + np.exp(-gated)) * (x[b, t] @ up[expert])
                 out[b, t] += shares[expert] / total * (hidden @ down[expert])
@@ -126,40 +125,41 @@ def by_hand(
 
 
 @pytest.mark.parametrize("keys", [{}, {"experts_normalized": False}, {"capacity": 2.0}], ids=str)
-def test_a_token_gets_the_shares_of_its_experts(keys: dict[str, Any]) -> None:
+def test_output_sums_the_shares_of_the_experts(keys: dict[str, Any]) -> None:
     experts, x_BLD = layer(**keys)
     made_BLD, counts = experts(x_BLD, jnp.ones((2, 16), jnp.float32))
-    np.testing.assert_allclose(made_BLD, by_hand(experts, x_BLD), atol=2e-6)
+    np.testing.assert_allclose(made_BLD, reference_output(experts, x_BLD), atol=2e-6)
     assert float(counts.chosen_SE.sum()) == 2 * 16 * 2 and float(counts.left_out_S.sum()) == 0
 
 
-def test_earlier_tokens_come_first_within_a_capacity_and_padding_has_no_place() -> None:
+def test_capacity_prefers_earlier_tokens_and_ignores_padding() -> None:
     experts, x_BLD = layer(capacity=0.5)
     real_BL = jnp.ones((2, 16), jnp.float32).at[0, :5].set(0.0)
     places = 4  # 0.5 × 16 × 2 / 4
     shares = jax.nn.softmax(jnp.einsum("bld,de->ble", x_BLD, experts.router[...]))
     chosen_BLK = np.asarray(jax.lax.top_k(shares, 2)[1])
-    taken: dict[tuple[int, int, int], bool] = {}
+    has_place: dict[tuple[int, int, int], bool] = {}
     for b in range(2):
         used = np.zeros(4, int)
         for t, choice in np.ndindex(16, 2):
             expert, is_real = chosen_BLK[b, t, choice], bool(real_BL[b, t])
-            taken[b, t, choice] = is_real and bool(used[expert] < places)
+            has_place[b, t, choice] = is_real and bool(used[expert] < places)
             used[expert] += is_real
     made_BLD, counts = experts(x_BLD, real_BL)
-    np.testing.assert_allclose(made_BLD, by_hand(experts, x_BLD, taken), atol=2e-6)
-    assert float(counts.left_out_S.sum()) == sum(not each for each in taken.values()) - 5 * 2 > 0
+    np.testing.assert_allclose(made_BLD, reference_output(experts, x_BLD, has_place), atol=2e-6)
+    left_out = sum(not item for item in has_place.values())
+    assert float(counts.left_out_S.sum()) == left_out - 5 * 2 > 0
 
 
-def test_within_a_capacity_no_token_depends_on_later_ones() -> None:
+def test_capacity_is_causal() -> None:
     model = Decoder(TIGHT, nnx.Rngs(0))
     tokens_BL = jax.random.randint(jax.random.key(2), (4, 16), 0, 32)
     read = nnx.jit(lambda model, tokens_BL: model.read(tokens_BL).x_BLD)
-    made, changed = (read(model, each) for each in (tokens_BL, tokens_BL.at[:, 8:].set(7)))
-    np.testing.assert_allclose(made[:, :8], changed[:, :8], rtol=1e-5, atol=1e-6)
+    outputs, changed = (read(model, item) for item in (tokens_BL, tokens_BL.at[:, 8:].set(7)))
+    np.testing.assert_allclose(outputs[:, :8], changed[:, :8], rtol=1e-5, atol=1e-6)
 
 
-def test_padding_is_in_no_count() -> None:
+def test_counts_exclude_padding() -> None:
     experts, x_BLD = layer()
     real_BL = jnp.zeros((2, 16), jnp.float32).at[0, :5].set(1.0)
     counts = experts(x_BLD, real_BL)[1]
@@ -167,44 +167,40 @@ def test_padding_is_in_no_count() -> None:
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), counts, alone)
 
 
-def test_the_flops_are_those_of_the_experts_that_a_token_goes_to() -> None:
+def test_flops_count_only_the_experts_of_a_token() -> None:
     task, batch = Counting(), Counting().batch(0)
     tokens, width, hidden, sparse = 16 * 16, 32, 24, 2
-    found = {
-        name: build(task, model=model, mesh=axes).count_flops(batch)
-        for name, model, axes in (
-            ("one", EXPERTS, {}),
-            ("mesh", EXPERTS, {"fsdp": 2, "ep": 2, "mp": 2}),
-            ("roomy", EXPERTS.model_copy(update={"capacity": 2.0}), {}),
-            ("more", EXPERTS.model_copy(update={"experts_per_token": 3}), {}),
-        )
+    jobs: dict[str, tuple[Any, dict[str, int]]] = {
+        "one": (EXPERTS, {}),
+        "mesh": (EXPERTS, {"fsdp": 2, "ep": 2, "mp": 2}),
+        "roomy": (EXPERTS.model_copy(update={"capacity": 2.0}), {}),
+        "more": (EXPERTS.model_copy(update={"experts_per_token": 3}), {}),
     }
-    assert found["one"] == found["mesh"] == found["roomy"]
-    assert found["more"] - found["one"] == 3 * sparse * tokens * 3 * 2 * width * hidden
+    actual = {
+        name: build(task, model=model, mesh=axes).count_flops(batch)
+        for name, (model, axes) in jobs.items()
+    }
+    assert actual["one"] == actual["mesh"] == actual["roomy"]
+    assert actual["more"] - actual["one"] == 3 * sparse * tokens * 3 * 2 * width * hidden
 
 
-def test_the_load_of_many_experts_is_not_listed() -> None:
+def test_load_of_many_experts_is_not_listed() -> None:
     task = Counting()
     few = build(task, model=EXPERTS).evaluated_metrics(task.batch(0))
-    assert {f"expert_load/{number}" for number in range(4)} | {
-        "expert_load_max",
-        "balance_loss",
-    } <= set(few)
+    loads = {f"expert_load/{number}" for number in range(4)}
+    assert loads | {"expert_load_max", "balance_loss"} <= set(few)
     many = EXPERTS.model_copy(update={"experts": MAX_LISTED_EXPERTS + 1})
-    found = build(task, model=many).evaluated_metrics(task.batch(0))
-    assert {"expert_load_max", "expert_load_min"} <= set(found) and not [
-        name for name in found if "/" in name
-    ]
+    actual = build(task, model=many).evaluated_metrics(task.batch(0))
+    assert {"expert_load_max", "expert_load_min"} <= set(actual)
+    assert not any("/" in name for name in actual)
 
 
-def test_the_extremes_of_the_load_are_of_one_layer() -> None:
-    of = Mixture(
-        layers=2, experts=2, experts_per_token=1, has_capacity=False, balance=0.0, router_z=0.0
-    )
+def test_load_extremes_are_per_layer() -> None:
+    sizes = {"layers": 2, "experts": 2, "experts_per_token": 1}
+    experts = Mixture(**sizes, has_capacity=False, balance=0.0, router_z=0.0)
     chosen_MSE = jnp.array([[[1.0, 7.0]], [[6.0, 2.0]]])
-    means = RoutingTotals(chosen_MSE, jnp.ones((1, 2)), jnp.zeros(1), jnp.zeros(1)).metric_means(
-        jnp.array(8.0), of
-    )
+    totals = RoutingTotals(chosen_MSE, jnp.ones((1, 2)), jnp.zeros(1), jnp.zeros(1))
+    means = totals.metric_means(jnp.array(8.0), experts)
     assert [float(means[f"expert_load_{which}"]) for which in ("max", "min")] == [7 / 4, 1 / 4]
 
 
@@ -215,14 +211,11 @@ class Bare(Counting):
         return Loss(model(batch["tokens"]).sum(), batch["weight"].sum())
 
 
-def test_a_loss_that_leaves_out_what_routers_add_is_refused_in_training() -> None:
+def test_training_loss_without_router_penalty_is_rejected() -> None:
     task = Bare()
     step = build(task, model=EXPERTS)
     assert "loss" in step.evaluated_metrics(task.batch(0))
-    with pytest.raises(
-        SpecError,
-        match=r"leaves out train\.model\.balance and router_z; add the penalty of model\.read",
-    ):
+    with pytest.raises(SpecError, match=r"leaves out train\.model\.balance and router_z; add the"):
         step.count_flops(task.batch(0))
     plain = EXPERTS.model_copy(update={"balance": 0.0, "router_z": 0.0})
     assert build(task, model=plain).count_flops(task.batch(0))
@@ -235,35 +228,28 @@ class Mean(Counting):
         return model.read(batch["tokens"]).x_BLD.mean()
 
 
-def test_an_evaluation_by_a_bare_mean_is_refused() -> None:
-    with pytest.raises(
-        SpecError, match=r"tests:Tiny: the loss is a bare mean, which a model with experts is not"
-    ):
+def test_evaluation_by_a_bare_mean_is_rejected() -> None:
+    with pytest.raises(SpecError, match="tests:Tiny: the loss is a bare mean, which a model with"):
         build(Mean(), model=EXPERTS).evaluated_metrics(Counting().batch(0))
 
 
-def test_a_router_multiplies_in_whole_float32() -> None:
+def test_router_multiplies_in_full_float32() -> None:
     experts, x_BLD = layer()
-    traced = jax.make_jaxpr(lambda x_BLD: experts(x_BLD, jnp.ones((2, 16)))[1])(
-        x_BLD.astype(jnp.bfloat16)
-    )
-    products = [each for each in traced.jaxpr.eqns if each.primitive.name == "dot_general"]
-    assert [each.params["precision"] for each in products] == [(jax.lax.Precision.HIGHEST,) * 2]
+    count_tokens = jax.make_jaxpr(lambda x_BLD: experts(x_BLD, jnp.ones((2, 16)))[1])
+    traced = count_tokens(x_BLD.astype(jnp.bfloat16))
+    products = [item for item in traced.jaxpr.eqns if item.primitive.name == "dot_general"]
+    assert [item.params["precision"] for item in products] == [(jax.lax.Precision.HIGHEST,) * 2]
 
 
-def test_experts_that_do_not_split_are_refused() -> None:
-    with pytest.raises(
-        SpecError, match=r"blocks\.mlp\.\w+: experts = 4 cannot be split evenly over ep = 8 devices"
-    ):
+def test_indivisible_experts_are_rejected() -> None:
+    with pytest.raises(SpecError, match=r"blocks\.mlp\.\w+: experts = 4 cannot be split evenly"):
         build(Counting(), model=EXPERTS, mesh={"ep": 8})
-    with pytest.raises(
-        SpecError, match=r"train\.mesh\.ep = 2 splits experts, and train\.model has none; use dp or"
-    ):
+    with pytest.raises(SpecError, match=r"train\.mesh\.ep = 2 splits experts, and train\.model"):
         build(Counting(), model=DECODER.model_copy(update={"init_from": "/base"}), mesh={"ep": 2})
 
 
 @pytest.mark.parametrize(
-    ("keys", "says"),
+    ("keys", "message"),
     [
         ({"capacity": 1.25}, "capacity applies to experts, and experts is null"),
         ({"experts": 4, "experts_per_token": 5}, "experts_per_token = 5 is more than experts = 4"),
@@ -274,6 +260,6 @@ def test_experts_that_do_not_split_are_refused() -> None:
         ({"experts": 4, "capacity": 0}, "greater than 0"),
     ],
 )
-def test_what_is_no_mixture_is_refused(keys: dict[str, Any], says: str) -> None:
-    with pytest.raises(pydantic.ValidationError, match=says):
+def test_invalid_mixtures_are_rejected(keys: dict[str, Any], message: str) -> None:
+    with pytest.raises(pydantic.ValidationError, match=message):
         spec.Decoder(**keys)

@@ -28,19 +28,18 @@ pytestmark = pytest.mark.usefixtures("standard")
 NETS = foreign_nets.__name__
 
 
-def test_the_running_variance_of_others_batch_norm_is_biased_where_torch_s_is_not() -> None:
+def test_running_variance_of_flax_and_haiku_is_biased() -> None:
     """As docs/your-model.md says: torch keeps the variance that is divided by n - 1."""
     x_BD = np.random.default_rng(0).normal(2.0, 3.0, (64, 3)).astype(np.float32)
-    own = nnx.BatchNorm(3, momentum=0.9, rngs=nnx.Rngs(0))
+    ours = nnx.BatchNorm(3, momentum=0.9, rngs=nnx.Rngs(0))
     module = linen.BatchNorm(False, momentum=0.9)
-    own(x_BD)
-    _, kept = module.apply(module.init(jax.random.key(0), x_BD), x_BD, mutable=["batch_stats"])
-    of = haiku.transform_with_state(
-        lambda x_BD: haiku.BatchNorm(True, True, 0.9)(x_BD, is_training=True)
-    )
-    _, state = of.apply(*of.init(jax.random.key(0), x_BD), None, x_BD)
-    biased_D, torch_D = (x_BD.astype(np.float64).var(0, ddof=less) for less in (0, 1))
-    for found_D in (own.var[...], kept["batch_stats"]["var"]):
+    ours(x_BD)
+    _, saved = module.apply(module.init(jax.random.key(0), x_BD), x_BD, mutable=["batch_stats"])
+    normalize = lambda x_BD: haiku.BatchNorm(True, True, 0.9)(x_BD, is_training=True)  # noqa: E731
+    transformed = haiku.transform_with_state(normalize)
+    _, state = transformed.apply(*transformed.init(jax.random.key(0), x_BD), None, x_BD)
+    biased_D, torch_D = (x_BD.astype(np.float64).var(0, ddof=scale) for scale in (0, 1))
+    for found_D in (ours.var[...], saved["batch_stats"]["var"]):
         np.testing.assert_allclose(found_D, 0.9 + 0.1 * biased_D, rtol=1e-5)
     np.testing.assert_allclose(
         state["batch_norm/~/var_ema"]["average"][0], biased_D, rtol=1e-5
@@ -49,7 +48,7 @@ def test_the_running_variance_of_others_batch_norm_is_biased_where_torch_s_is_no
 
 
 @pytest.fixture(autouse=True)
-def known(monkeypatch: pytest.MonkeyPatch) -> None:
+def reference_modules(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tasks with these models train at the rate of tiny.Digits."""
     monkeypatch.setitem(tiny.MODELS, foreign_nets.Images, tiny.MODELS[tiny.Digits])
 
@@ -63,53 +62,46 @@ def build(name: str, task: Any = None, **keys: Any) -> Step:
 
 
 def losses(step: Step, steps: int = 3) -> list[float]:
-    state, found = step.init_state(), []
+    state, actual = step.init_state(), []
     for number in range(steps):
         state, metrics = step.train(state, step.put_batch(foreign_nets.Images().batch(number)))
-        found.append(float(metrics["loss"]))
-    return found
+        actual.append(float(metrics["loss"]))
+    return actual
 
 
-def test_arrays_have_the_names_of_their_library() -> None:
+def test_arrays_keep_the_names_of_their_library() -> None:
     step = tiny.build(foreign_nets.Images(), model={"kind": f"{NETS}:CNN"})
-    layers = {
-        "params.Conv_0.kernel",
-        "params.Conv_0.bias",
-        "params.BatchNorm_0.scale",
-        "params.BatchNorm_0.bias",
-    }
+    layers = {f"params.{name}" for name in ("Conv_0.kernel", "Conv_0.bias")}
+    layers |= {f"params.BatchNorm_0.{name}" for name in ("scale", "bias")}
     assert step.abstract.params.keys() == layers | {"params.Dense_0.kernel", "params.Dense_0.bias"}
-    assert step.abstract.buffers.keys() == {
-        "batch_stats.BatchNorm_0.mean",
-        "batch_stats.BatchNorm_0.var",
-    }
+    statistics = {f"batch_stats.BatchNorm_0.{name}" for name in ("mean", "var")}
+    assert step.abstract.buffers.keys() == statistics
     assert step.builder.axes["params.Dense_0.kernel"] == ("embed", None)
     step = tiny.build(foreign_nets.Images(), model={"kind": f"{NETS}:Net"})
     assert "params.net.linear.w" in step.abstract.params
     assert "state.net.batch_norm.~.mean_ema.average" in step.abstract.buffers
-    assert tiny.build(
-        foreign_nets.Images(), model={"kind": f"{NETS}:linen_mlp", "width": 4}
-    ).abstract.params
+    model = {"kind": f"{NETS}:linen_mlp", "width": 4}
+    assert tiny.build(foreign_nets.Images(), model=model).abstract.params
     assert tiny.build(foreign_nets.Images(), model={"kind": f"{NETS}:mlp"}).abstract.params
 
 
-def test_a_model_whose_axes_are_a_list_can_be_hashed() -> None:
+def test_model_with_a_list_of_axes_is_hashable() -> None:
     """As nnx does with it in caches of its own."""
     model = jaxlaunch.Linen(foreign_nets.Listed(), np.zeros((1, 8)), rngs=nnx.Rngs(0))
     assert hash(nnx.graphdef(model))
 
 
 @pytest.mark.parametrize("name", ["CNN", "Net"])
-def test_every_mesh_gives_the_losses_of_one_device(name: str) -> None:
+def test_losses_are_equal_on_every_mesh(name: str) -> None:
     """Batch statistics are of the global batch; dropout draws the same everywhere."""
-    one = losses(build(name, accumulate=2))
+    first = losses(build(name, accumulate=2))
     many = losses(build(name, mesh={"dp": 2, "fsdp": 2}, accumulate=2))
-    np.testing.assert_allclose(many, one, rtol=2e-5)
-    assert one[-1] < one[0]
+    np.testing.assert_allclose(many, first, rtol=2e-5)
+    assert first[-1] < first[0]
 
 
 @pytest.mark.parametrize("name", ["CNN", "Net"])
-def test_a_run_resumes_to_the_bit_and_evaluates(name: str, tmp_path: Path) -> None:
+def test_resumed_run_is_bit_identical_and_evaluates(name: str, tmp_path: Path) -> None:
     def run(folder: str, steps: int) -> list[dict[str, Any]]:
         train = {
             "task": "classify",
@@ -121,46 +113,41 @@ def test_a_run_resumes_to_the_bit_and_evaluates(name: str, tmp_path: Path) -> No
             "optimizer": {"lr": 0.01, "ema": 0.5, "schedule": {"name": "constant"}},
         }
         spec, task = read_spec({contract.TRAIN_SPEC: json.dumps(train)})
-        build_loop(
-            spec, task, RunContext(run_dir=str(tmp_path / folder)), Stop(), Progress(None)
-        ).run()
-        lines = (tmp_path / folder / "metrics.jsonl").read_text() + (
-            tmp_path / folder / "eval.jsonl"
-        ).read_text()
+        context = RunContext(run_dir=str(tmp_path / folder))
+        build_loop(spec, task, context, Stop(), Progress(None)).run()
+        files = ("metrics.jsonl", "eval.jsonl")
+        lines = "".join((tmp_path / folder / file).read_text() for file in files)
         return [json.loads(line) for line in lines.splitlines()]
 
     unbroken, first, resumed = run("whole", 4), run("parts", 2), run("parts", 4)
     after = {line["step"]: line["loss"] for line in resumed if "grad_norm" in line}
     assert after == {line["step"]: line["loss"] for line in unbroken if "grad_norm" in line}
     assert first and unbroken[-1]["examples"] == 24
-    assert {key: resumed[-1][key] for key in ("loss", "accuracy")} == {
-        key: unbroken[-1][key] for key in ("loss", "accuracy")
-    }
+    for key in ("loss", "accuracy"):
+        assert resumed[-1][key] == unbroken[-1][key]
 
 
-def test_statistics_are_of_the_global_batch_or_of_each_device_s_rows() -> None:
+def test_batch_statistics_are_global_or_per_device() -> None:
     image = foreign_nets.Images().batch(0)["image"].astype(np.float32)
     rows = image.reshape(16, -1)
     rows = (rows - rows.mean(1, keepdims=True)) / np.sqrt(rows.var(1, keepdims=True) + 1e-6)
-    wanted = {"global": rows.var(0), "device": rows.reshape(4, 4, -1).var(1).mean(0)}
-    for which, var in wanted.items():
+    expected = {"global": rows.var(0), "device": rows.reshape(4, 4, -1).var(1).mean(0)}
+    for which, var in expected.items():
         step = build("Normalized", mesh={"dp": 4}, batch_norm=which, optimizer={"ema": 0.75})
         start = step.init_state()
-        before = jax.device_get(start.buffers)
+        initial = jax.device_get(start.buffers)
         state, _ = step.train(start, step.put_batch(foreign_nets.Images().batch(0)))
         rest, ema = jax.device_get((state.buffers, state.ema))
         name = "batch_stats.BatchNorm_0.var"
         np.testing.assert_allclose(rest[name], 0.5 + 0.5 * var, rtol=1e-4, atol=1e-5)
-        np.testing.assert_allclose(
-            rest["batch_stats.BatchNorm_0.mean"], 0.5 * rows.mean(0), rtol=1e-3, atol=1e-5
-        )
-        np.testing.assert_allclose(ema[name], 0.75 * before[name] + 0.25 * rest[name], rtol=1e-6)
-        assert jax.tree.all(
-            jax.tree.map(np.array_equal, jax.device_get(state.evaluated_buffers())[name], ema[name])
-        )
+        mean = rest["batch_stats.BatchNorm_0.mean"]
+        np.testing.assert_allclose(mean, 0.5 * rows.mean(0), rtol=1e-3, atol=1e-5)
+        np.testing.assert_allclose(ema[name], 0.75 * initial[name] + 0.25 * rest[name], rtol=1e-6)
+        buffers = jax.device_get(state.evaluated_buffers())[name]
+        assert jax.tree.all(jax.tree.map(np.array_equal, buffers, ema[name]))
 
 
-def test_what_a_model_sows_is_the_loss_s() -> None:
+def test_loss_can_use_sown_values() -> None:
     step = build("CNN", foreign_nets.Sowing())
     batch = step.put_batch(foreign_nets.Images().batch(0))
     step.compile_eval(batch)
@@ -170,7 +157,7 @@ def test_what_a_model_sows_is_the_loss_s() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "arguments", "says"),
+    ("name", "arguments", "message"),
     [
         ("CNN", {"widht": 3}, r"CNN\(widht\) failed: .*widht"),
         ("mlp", {"width": 3}, "a transformed function of Haiku takes no arguments; leave out"),
@@ -182,6 +169,8 @@ def test_what_a_model_sows_is_the_loss_s() -> None:
         ("Fickle", {}, "batch_stats: a call in training has .*late.*, init had early; make every"),
     ],
 )
-def test_what_does_not_fit_is_said(name: str, arguments: dict[str, Any], says: str) -> None:
-    with pytest.raises(SpecError, match=says):
+def test_unsupported_models_are_rejected(
+    name: str, arguments: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(SpecError, match=message):
         build(name, arguments=arguments)

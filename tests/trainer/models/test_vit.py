@@ -28,44 +28,41 @@ def changed(**keys: Any) -> spec.ViT:
 
 
 @pytest.mark.parametrize("pool", ["cls", "mean"])
-def test_every_patch_reaches_the_logits(pool: str) -> None:
+def test_logits_depend_on_every_patch(pool: str) -> None:
     model = ViT(changed(pool=pool), nnx.Rngs(0))
-    before = np.asarray(model(IMAGES))
+    initial = np.asarray(model(IMAGES))
     for y, x in ((0, 0), (27, 27), (0, 27)):
         image = IMAGES.copy()
         image[0, y, x] += 1.0
         after = np.asarray(model(image))
-        assert (after[0] != before[0]).all()
-        np.testing.assert_array_equal(after[1:], before[1:])
+        assert (after[0] != initial[0]).all()
+        np.testing.assert_array_equal(after[1:], initial[1:])
 
 
-def test_patches_have_positions() -> None:
+def test_logits_depend_on_the_order_of_patches() -> None:
     model = ViT(CONFIG, nnx.Rngs(0))
     swapped = np.concatenate([IMAGES[:, 14:], IMAGES[:, :14]], axis=1)
     assert not np.allclose(model(IMAGES), model(swapped))
 
 
-def test_pooling_by_the_mean_has_no_class_token() -> None:
-    tokens = {
-        pool: ViT(changed(pool=pool), nnx.Rngs(0)).positions.shape[0] for pool in ("cls", "mean")
-    }
+def test_mean_pooling_has_no_class_token() -> None:
+    models = {pool: ViT(changed(pool=pool), nnx.Rngs(0)) for pool in ("cls", "mean")}
+    tokens = {pool: model.positions.shape[0] for pool, model in models.items()}
     assert tokens == {"cls": 17, "mean": 16}
 
 
-def test_a_channel_axis_of_one_may_be_left_out() -> None:
+def test_single_channel_axis_may_be_omitted() -> None:
     model = ViT(CONFIG, nnx.Rngs(0))
     np.testing.assert_array_equal(model(IMAGES), model(IMAGES[..., None]))
 
 
-def test_images_of_another_shape_are_refused() -> None:
+def test_images_of_another_shape_are_rejected() -> None:
     train = spec.TrainSpec(task="tests:Patches", model=changed(image=[32, 32], patch=8))
-    with pytest.raises(
-        SpecError, match=r"image = \[32, 32\] and channels = 1, .* of shape \[28, 28\]"
-    ):
+    with pytest.raises(SpecError, match=r"image = \[32, 32\] and channels = 1, .* of shape \[28"):
         Patches().model(train, nnx.Rngs(0))
 
 
-def test_pixels_are_scaled_as_the_model_says() -> None:
+def test_pixels_are_normalized_by_the_model() -> None:
     pixels = {"pixel_mean": [128.0], "pixel_std": [64.0]}
     losses, _ = run(Patches(), 3, model=changed(**pixels))
     assert np.isfinite(losses).all() and (losses != run(Patches(), 3, model=CONFIG)[0]).any()

@@ -1,8 +1,10 @@
-"""The product of sorted rows with the matrices of their groups, against one by hand, group by group."""
+"""The product of sorted rows with the matrices of their groups, against a NumPy reference."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -35,91 +37,72 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(grouped, "_block_rows", lambda share, room, products: min(16, room))
 
 
-def arrays(room: int, counts: Sequence[int], dtype: str = "float32") -> list[jax.Array]:
+def make_arrays(room: int, counts: Sequence[int], dtype: str = "float32") -> list[jax.Array]:
     """Rows, matrices, a gradient of the result and the rows of each group; NaN where no row is."""
     rng = np.random.default_rng(0)
-    x, w, gradient = (
-        rng.standard_normal(shape)
-        for shape in ((room, INPUTS), (len(counts), INPUTS, OUTPUTS), (room, OUTPUTS))
-    )
+    shapes = ((room, INPUTS), (len(counts), INPUTS, OUTPUTS), (room, OUTPUTS))
+    x, w, gradient = map(rng.standard_normal, shapes)
     x[sum(counts) :] = gradient[sum(counts) :] = np.nan
-    return [
-        *(jnp.asarray(each, dtype) for each in (x, w, gradient)),
-        jnp.asarray(counts, jnp.int32),
-    ]
+    return [*(jnp.asarray(array, dtype) for array in (x, w, gradient)), jnp.int32(counts)]
 
 
-def by_hand(x: jax.Array, w: jax.Array, gradient: jax.Array, counts: jax.Array) -> list[np.ndarray]:
+def reference_products(
+    x: jax.Array, w: jax.Array, gradient: jax.Array, counts: jax.Array
+) -> list[np.ndarray]:
     """The product and the gradients of rows and of matrices, in float64."""
-    x, w, gradient = (np.asarray(each, np.float64) for each in (x, w, gradient))
-    made, of_x, of_w, begin = np.zeros((len(x), OUTPUTS)), np.zeros_like(x), np.zeros_like(w), 0
+    x, w, gradient = (np.asarray(item, np.float64) for item in (x, w, gradient))
+    outputs, of_x, of_w, begin = np.zeros((len(x), OUTPUTS)), np.zeros_like(x), np.zeros_like(w), 0
     for group, count in enumerate(counts.tolist()):
-        own = slice(begin, begin + count)
-        made[own], of_x[own], of_w[group] = (
-            x[own] @ w[group],
-            gradient[own] @ w[group].T,
-            x[own].T @ gradient[own],
-        )
+        rows = slice(begin, begin + count)
+        outputs[rows], of_x[rows] = x[rows] @ w[group], gradient[rows] @ w[group].T
+        of_w[group] = x[rows].T @ gradient[rows]
         begin += count
-    return [made, of_x, of_w]
+    return [outputs, of_x, of_w]
 
 
 @pytest.mark.parametrize(
     ("dtype", "within"), [("float32", 1e-5), ("bfloat16", 2**-7), ("float16", 2**-9)]
 )
 @pytest.mark.parametrize("case", CASES)
-def test_it_and_its_gradients_are_those_by_hand(case: str, dtype: str, within: float) -> None:
-    x, w, gradient, counts = arrays(*CASES[case], dtype)
-    made, back = jax.vjp(lambda x, w: grouped.grouped_product(x, w, counts, rows=len(x)), x, w)
-    for found, expected in zip(
-        (made, *back(gradient)), by_hand(x, w, gradient, counts), strict=True
-    ):
-        assert found.dtype == dtype
-        np.testing.assert_allclose(
-            np.asarray(found, np.float64),
-            expected,
-            rtol=within,
-            atol=within * max(1.0, np.abs(expected).max()),
-        )
+def test_product_and_gradients_equal_a_numpy_reference(
+    case: str, dtype: str, within: float
+) -> None:
+    x, w, gradient, counts = make_arrays(*CASES[case], dtype)
+    outputs, back = jax.vjp(lambda x, w: grouped.grouped_product(x, w, counts, rows=len(x)), x, w)
+    references = reference_products(x, w, gradient, counts)
+    for actual, expected in zip((outputs, *back(gradient)), references, strict=True):
+        assert actual.dtype == dtype
+        actual, atol = np.asarray(actual, np.float64), within * max(1.0, np.abs(expected).max())
+        np.testing.assert_allclose(actual, expected, rtol=within, atol=atol)
 
 
-def test_rows_and_matrices_of_two_dtypes_give_what_ragged_dot_gives() -> None:
-    x, w, gradient, counts = arrays(*CASES["one group"])
+def test_mixed_dtypes_equal_ragged_dot() -> None:
+    x, w, gradient, counts = make_arrays(*CASES["one group"])
     w = w.astype("bfloat16")
     with jax.numpy_dtype_promotion("standard"):
-        (found, back), (expected, as_ragged) = (
-            jax.vjp(of, x, w)
-            for of in (
-                lambda x, w: grouped.grouped_product(x, w, counts, 40),
-                lambda x, w: jax.lax.ragged_dot(x, w, counts),
-            )
-        )
-        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
-        assert [each.dtype for each in back(gradient)] == [
-            each.dtype for each in as_ragged(gradient)
-        ]
+        actual, back = jax.vjp(lambda x, w: grouped.grouped_product(x, w, counts, 40), x, w)
+        expected, ragged_back = jax.vjp(lambda x, w: jax.lax.ragged_dot(x, w, counts), x, w)
+        np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-5)
+        for first, second in zip(back(gradient), ragged_back(gradient), strict=True):
+            assert first.dtype == second.dtype
 
 
-def test_a_layer_computed_again_in_a_loop_has_the_same_gradients() -> None:
-    x, w, _, counts = arrays(*CASES["parts of blocks and room for more"])
+def test_remat_in_a_scan_keeps_the_gradients() -> None:
+    x, w, _, counts = make_arrays(*CASES["parts of blocks and room for more"])
     x, stacked = jnp.nan_to_num(x), jnp.stack([w, -w])
 
     def loss(stacked: jax.Array, is_loop: bool) -> jax.Array:
         def layer(x: jax.Array, w: jax.Array) -> tuple[jax.Array, None]:
-            made = (
-                grouped.grouped_product(x, w, counts, rows=70)
-                if is_loop
-                else jax.lax.ragged_dot(x, w, counts)
-            )
-            return x + jnp.tanh(checkpoint_name(made, "gate"))[:, :INPUTS], None
+            multiply = partial(grouped.grouped_product, rows=70) if is_loop else jax.lax.ragged_dot
+            outputs = multiply(x, w, counts)
+            return x + jnp.tanh(checkpoint_name(outputs, "gate"))[:, :INPUTS], None
 
         policy = jax.checkpoint_policies.save_only_these_names("gate")
         return jax.lax.scan(jax.checkpoint(layer, policy=policy), x, stacked)[0].sum()
 
-    found, expected = (
-        jax.jit(jax.grad(loss), static_argnums=1)(stacked, is_loop) for is_loop in (True, False)
-    )
-    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+    gradient = jax.jit(jax.grad(loss), static_argnums=1)
+    actual, expected = gradient(stacked, True), gradient(stacked, False)
+    np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -133,7 +116,7 @@ def test_a_layer_computed_again_in_a_loop_has_the_same_gradients() -> None:
         (16, 16, (8, 4096, 14336), False),  # as few rows as are generated at once
     ],
 )
-def test_it_is_worth_it_where_it_spares_more_than_its_turns_cost(
+def test_loop_is_faster_if_it_saves_more_than_its_overhead(
     rows: int, room: int, shape: tuple[int, ...], is_loop: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.undo()
@@ -156,29 +139,26 @@ def test_it_is_worth_it_where_it_spares_more_than_its_turns_cost(
         (64, 128, 4096, 14336, 128),
     ],
 )
-def test_blocks_are_larger_where_rows_are_cheap(
+def test_block_size_depends_on_the_cost_of_rows(
     share: int, room: int, inputs: int, outputs: int, block: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.undo()
     assert grouped._block_rows(share, room, inputs * outputs) == block
 
 
-def test_a_compiled_program_says_how_often_its_loops_are_expected_to_run() -> None:
-    """Four groups of 40 rows in the mean, in blocks of 16; and of 32 for the gradient, of which the first is apart."""
-    x, w, gradient, counts = arrays(320, [40, 40, 40, 40])
+def test_compiled_program_has_expected_trip_counts() -> None:
+    """Four groups of 40 rows in the mean, in blocks of 16, and of 32 for the gradient."""
+    x, w, gradient, counts = make_arrays(320, [40, 40, 40, 40])
 
-    def step(
-        x: jax.Array, w: jax.Array, gradient: jax.Array, counts: jax.Array
-    ) -> tuple[jax.Array, ...]:
-        made, back = jax.vjp(lambda x, w: grouped.grouped_product(x, w, counts, rows=160), x, w)
-        return made, *back(gradient)
+    def step(x: Any, w: Any, gradient: Any, counts: Any) -> tuple[jax.Array, ...]:
+        outputs, back = jax.vjp(lambda x, w: grouped.grouped_product(x, w, counts, rows=160), x, w)
+        return outputs, *back(gradient)
 
-    program = Program.from_text(
-        jax.jit(step).lower(x, w, gradient, counts).compile().as_text() or ""
-    )
+    compiled = jax.jit(step).lower(x, w, gradient, counts).compile()
+    program = Program.from_text(compiled.as_text() or "")
     products: dict[float, float] = {}
     for name, times in program.executions.items():
-        for each in program.computations[name]:
-            for _, flops in step_time.matrix_products(program, each, program.computations[name]):
+        for item in program.computations[name]:
+            for _, flops in step_time.matrix_products(program, item, program.computations[name]):
                 products[times] = products.get(times, 0.0) + flops / (2 * INPUTS * OUTPUTS)
     assert products == {4 * (40 / 16 + 0.5): 16 + 16, 4: 32, 4 * (40 / 32 - 0.5): 32}
