@@ -29,12 +29,9 @@ SIZES: dict[str, Any] = {"layers": 2, "width": 64, "heads": 4}
 TOKENS: dict[str, Any] = {**SIZES, "vocab": 97, "length": LENGTH}
 LLAMA: dict[str, Any] = {**TOKENS, "kind": "decoder", "kv_heads": 2, "hidden": 160}
 SCALING = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_length": 32}
-VIT: dict[str, Any] = {
-    **{**SIZES, "kind": "vit", "hidden": 128, "image": [32, 32], "patch": 8},
-    "classes": 10,  # which the fixtures' config.json leaves out
-    "pixel_mean": [0.0] * 3,  # the fixtures' images are what the model reads
-    "pixel_std": [1.0] * 3,
-}
+VIT: dict[str, Any] = {**SIZES, "kind": "vit", "hidden": 128, "image": [32, 32], "patch": 8}
+# The fixtures' config.json leaves out the classes, and their images are what the model reads.
+VIT |= {"classes": 10, "pixel_mean": [0.0] * 3, "pixel_std": [1.0] * 3}
 GPT2: dict[str, Any] = {**TOKENS, "kind": "gpt2", "positions": 64}
 FROM_FOLDER: dict[str, Any] = {"length": LENGTH}  # the folder alone says the rest
 MODELS: dict[str, dict[str, Any]] = {
