@@ -218,8 +218,8 @@ def grain_side(options: Mapping[str, Any]) -> tuple[str, Callable[[str, int], Ba
             classes = sorted(pathlib.Path(options["folder"], "photos").iterdir())
             self._pairs = [
                 (str(path), label)
-                for label, each in enumerate(classes)
-                for path in sorted(each.iterdir())
+                for label, class_name in enumerate(classes)
+                for path in sorted(class_name.iterdir())
             ]
 
         def __len__(self) -> int:

@@ -208,8 +208,8 @@ def run_with_kills(folder: Path, path: Path, kills: int) -> tuple[int, bool]:
         if any(
             (folder / "out").glob("*/index.json")
         ):  # done too soon: all but what was there is begun again
-            for each in (folder / "out").glob("*/*"):
-                each.unlink()
+            for prepared_file in (folder / "out").glob("*/*"):
+                prepared_file.unlink()
     subprocess.run(command, check=True, **run)
     return count, digest_files(folder / "out") == expected
 

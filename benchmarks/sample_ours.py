@@ -51,9 +51,9 @@ def main() -> None:
     )
 
     def step() -> float:
-        found = loaded.generate(options["prompts"], max_tokens=options["tokens"])
+        generated = loaded.generate(options["prompts"], max_tokens=options["tokens"])
         return float(
-            sum((at + 1) * token for (sample,) in found for at, token in enumerate(sample.ids))
+            sum((at + 1) * token for (sample,) in generated for at, token in enumerate(sample.ids))
         )
 
     serve(f"jax {jax.__version__}", step)

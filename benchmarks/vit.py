@@ -164,12 +164,12 @@ def main() -> int:
     parser.add_argument("words", nargs="*", help="only shapes whose names have all of these")
     options = parser.parse_args()
     chosen = [name for name in SHAPES if all(word in name for word in options.words)]
-    sides, found = available_sides(build_environment()), []
+    sides, table_rows = available_sides(build_environment()), []
     for name in chosen:
         log(f"vit: {name}")
         bound, sizes = SHAPES[name]
-        found += ratio_rows(name, bound, measure_sides(sizes, options.pairs, sides))
-    return finish(found)
+        table_rows += ratio_rows(name, bound, measure_sides(sizes, options.pairs, sides))
+    return finish(table_rows)
 
 
 if __name__ == "__main__":

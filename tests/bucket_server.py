@@ -224,8 +224,8 @@ class _Handler(BaseHTTPRequestHandler):
         source, _, target = name.partition(verb)
         to_bucket, _, to_name = target.partition("/o/") if "/b/" in verb else (bucket, "", target)
         old, new = (
-            f"{to}/{urllib.parse.unquote(each)}"
-            for to, each in ((bucket, source), (to_bucket, to_name))
+            f"{to}/{urllib.parse.unquote(bucket_or_name)}"
+            for to, bucket_or_name in ((bucket, source), (to_bucket, to_name))
         )
         if old not in self.store.objects:
             return self._json({"error": {"code": 404, "message": f"No such object: {old}"}}, 404)
@@ -287,10 +287,10 @@ class _Handler(BaseHTTPRequestHandler):
     def _list(self, bucket: str, query: dict[str, str]) -> dict[str, Any]:
         start, end = query.get("startOffset", ""), query.get("endOffset", END)
         names, folders = self._found(bucket, query.get("prefix", ""), query.get("delimiter", ""))
-        found = [name for name in names if start <= name < end]
+        matches = [name for name in names if start <= name < end]
         listed: dict[str, Any] = {
             "kind": "storage#objects",
-            "items": [self._describe(bucket, name) for name in found],
+            "items": [self._describe(bucket, name) for name in matches],
         }
         return listed | ({"prefixes": folders} if folders else {})
 
@@ -302,10 +302,10 @@ class _Handler(BaseHTTPRequestHandler):
         names, folders = [], set()
         for name in every:
             if name.startswith(prefix):
-                head, found, _ = (
+                head, separator, _ = (
                     name[len(prefix) :].partition(delimiter) if delimiter else (name, "", "")
                 )
-                if found:
+                if separator:
                     folders.add(prefix + head + delimiter)
                 else:
                     names.append(name)
@@ -376,9 +376,9 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _amazon_bucket(self, method: str, bucket: str, query: dict[str, str], data: bytes) -> None:
         if "delete" in query:
-            for found in data.decode().split("<Key>")[1:]:
+            for entry in data.decode().split("<Key>")[1:]:
                 self.store.objects.pop(
-                    f"{bucket}/{urllib.parse.unquote(found.split('</Key>')[0])}", None
+                    f"{bucket}/{urllib.parse.unquote(entry.split('</Key>')[0])}", None
                 )
             return self._xml("DeleteResult", "")
         if method != "GET" or "location" in query:
@@ -393,7 +393,8 @@ class _Handler(BaseHTTPRequestHandler):
             if name > after
         )
         items += "".join(
-            f"<CommonPrefixes><Prefix>{escape(each)}</Prefix></CommonPrefixes>" for each in folders
+            f"<CommonPrefixes><Prefix>{escape(folder)}</Prefix></CommonPrefixes>"
+            for folder in folders
         )
         head = f"<Name>{bucket}</Name><IsTruncated>false</IsTruncated><KeyCount>{len(names) + len(folders)}</KeyCount>"
         self._xml("ListBucketResult", head + items)

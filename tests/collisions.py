@@ -181,10 +181,10 @@ def main(names: list[str]) -> int:
             faults = {way: find_fault(way, folder, [name]) for way in MODES}
         row = ["ok" if fault is None else "WRONG" for fault in faults.values()]
         print(f"{name}{'/' if kind == 'package' else '.py'}", *row, sep=" | ", flush=True)
-        for way, said in faults.items():
-            if said:
+        for way, problem in faults.items():
+            if problem:
                 wrong += 1
-                print(f"  {way}: {said}", flush=True)
+                print(f"  {way}: {problem}", flush=True)
     return wrong
 
 

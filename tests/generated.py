@@ -76,13 +76,13 @@ def badges() -> Mapping[str, str]:
     """Return the badges of pyproject.toml's facts by path."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     pythons = [
-        each.rpartition(" ")[2]
-        for each in project["classifiers"]
-        if re.search(r":: Python :: 3\.\d+$", each)
+        classifier.rpartition(" ")[2]
+        for classifier in project["classifiers"]
+        if re.search(r":: Python :: 3\.\d+$", classifier)
     ]
-    found = {"license": project["license"], "Python": " | ".join(pythons)}
+    facts = {"license": project["license"], "Python": " | ".join(pythons)}
     return {
-        f"docs/pictures/{name.lower()}.svg": badge(name, value) for name, value in found.items()
+        f"docs/pictures/{name.lower()}.svg": badge(name, value) for name, value in facts.items()
     }
 
 

@@ -138,9 +138,9 @@ def _keys(line: str) -> Iterator[str]:
 def _changes(old: Lines, new: Lines) -> Iterator[list[tuple[str, int, int, int, int]]]:
     """Yield the groups of adjacent changes, as difflib writes them."""
     run: list[tuple[str, int, int, int, int]] = []
-    for one in difflib.SequenceMatcher(None, old, new, autojunk=False).get_opcodes():
-        if one[0] != "equal" or (run and one[2] - one[1] <= _GAP and one[2] < len(old)):
-            run.append(one)
+    for opcode in difflib.SequenceMatcher(None, old, new, autojunk=False).get_opcodes():
+        if opcode[0] != "equal" or (run and opcode[2] - opcode[1] <= _GAP and opcode[2] < len(old)):
+            run.append(opcode)
         elif run:
             yield run
             run = []
@@ -163,8 +163,8 @@ def _path(lines: Lines, place: int) -> str:
             keys.append(line.removeprefix("kind: "))
         elif _depth(line) < depth:
             depth = _depth(line)
-            if found := re.fullmatch(r" *(?:- name: (\S+)|([^ -][^:]*):.*)", line):
-                keys.append(found[1] or found[2])
+            if match := re.fullmatch(r" *(?:- name: (\S+)|([^ -][^:]*):.*)", line):
+                keys.append(match[1] or match[2])
     path = ".".join(reversed(keys))
     return next(
         (path.replace(long, short, 1) for long, short in _SHORT.items() if path.startswith(long)),

@@ -73,9 +73,9 @@ def helps(command: click.Command, name: str, context: click.Context) -> Iterator
     )
     if isinstance(command, click.Group):
         for each in command.list_commands(context):
-            found = command.get_command(context, each)
-            assert found is not None
-            yield from helps(found, f"{name} {each}", context)
+            subcommand = command.get_command(context, each)
+            assert subcommand is not None
+            yield from helps(subcommand, f"{name} {each}", context)
 
 
 def messages() -> Iterator[tuple[str, str]]:

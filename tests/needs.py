@@ -13,12 +13,12 @@ from tests.cluster.harness import machine
 ROOT = Path(__file__).parents[1]
 
 
-def tool(name: str, *, of: str) -> str:
-    """Return the path of a program; `of` names its package."""
+def tool(name: str, *, package: str) -> str:
+    """Return the path of a program; `package` names its package."""
     path = shutil.which(name)
     if path is not None:
         return path
-    absent(f"{name} is not on PATH (it comes with {of})")
+    absent(f"{name} is not on PATH (it comes with {package})")
 
 
 def a_machine_for_a_cluster() -> None:
@@ -33,8 +33,8 @@ def packages(environment: str) -> Path:
         python = environments.find_python(environment)
     except environments.MissingEnvironmentError as error:
         absent(str(error))
-    (found,) = python.parents[1].glob("lib/python3*/site-packages")
-    return found
+    (folder,) = python.parents[1].glob("lib/python3*/site-packages")
+    return folder
 
 
 def arrays(path: Path) -> Path:

@@ -64,8 +64,16 @@ class OtherUser:
             shutil.copy(shared, home / "lib")
         packages = home / "packages"
         shutil.copytree(ROOT / "jaxlaunch", packages / "jaxlaunch")
-        files = [(one, file.parts[0]) for one in required("jaxlaunch") for file in one.files or ()]
-        for source in {Path(str(one.locate_file(name))) for one, name in files if name != ".."}:
+        files = [
+            (package_file, file.parts[0])
+            for package_file in required("jaxlaunch")
+            for file in package_file.files or ()
+        ]
+        for source in {
+            Path(str(package_file.locate_file(name)))
+            for package_file, name in files
+            if name != ".."
+        }:
             # With its bytecode: without it every command would compile all that it imports.
             if source.is_dir():
                 shutil.copytree(source, packages / source.name)

@@ -94,10 +94,10 @@ def _accelerator_table() -> Iterator[str]:
         memory = " or ".join(f"{size:g}" for size in accelerator.memory_gib) or (
             "its host's" if name == "cpu" else "not known"
         )
-        known = [
+        known_peaks = [
             make.peak_flops / 1e12 for make in accelerator.models if make.peak_flops is not None
         ]
-        peaks = " or ".join(dict.fromkeys(f"{peak:g}" for peak in known)) or "not known"
+        peaks = " or ".join(dict.fromkeys(f"{peak:g}" for peak in known_peaks)) or "not known"
         read = ", ".join(str(numbers[source]) for source in accelerator.sources) or "none"
         yield (
             f"| `{name}` | {accelerator.platform} | {devices} | {memory} | {peaks} | "
@@ -108,7 +108,7 @@ def _accelerator_table() -> Iterator[str]:
 
 
 def _read_for(rows: Iterable[Accelerator]) -> Iterator[Source]:
-    yield from dict.fromkeys(source for one in rows for source in one.sources)
+    yield from dict.fromkeys(source for row in rows for source in row.sources)
 
 
 def _user_table(numbers: Mapping[Source, int]) -> Iterator[str]:

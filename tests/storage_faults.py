@@ -107,10 +107,10 @@ class Disk:
             Path(path).write_text(path)
         self.environ = {"LD_PRELOAD": str(shim), "STORAGE_FAULT": str(self._control)}
 
-    def fail(self, kind: str, where: str) -> None:
-        """Fail everything below `where` from now on."""
+    def fail(self, kind: str, folder: str) -> None:
+        """Fail everything below `folder` from now on."""
         draft = self._control.with_suffix(".draft")
-        draft.write_text(f"{kind.split()[0]} {where}")
+        draft.write_text(f"{kind.split()[0]} {folder}")
         draft.rename(self._control)
 
     def is_hit(self) -> bool:
@@ -141,8 +141,8 @@ class Store:
         )
         self.environ = self._server.environ() | {"XDG_CACHE_HOME": str(folder / "cache")}
 
-    def fail(self, kind: str, where: str) -> None:
-        self._server.fault = kind.split()[0], where.removeprefix(self._team)
+    def fail(self, kind: str, folder: str) -> None:
+        self._server.fault = kind.split()[0], folder.removeprefix(self._team)
 
     def is_hit(self) -> bool:
         return self._server.is_hit.is_set()

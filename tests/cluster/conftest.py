@@ -87,7 +87,7 @@ def cluster(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Access]:
     if kubeconfig := user_kubeconfig():
-        yield Access(kubeconfig, Path(needs.tool("kubectl", of="Kubernetes")), is_ours=False)
+        yield Access(kubeconfig, Path(needs.tool("kubectl", package="Kubernetes")), is_ours=False)
         return
     folder = request.getfixturevalue("programs")
     if hasattr(request.config, "workerinput") and any(map(stops_clusters, request.session.items)):
@@ -161,6 +161,6 @@ def bare_image() -> str:
 def image(cluster: Access) -> str:
     """Return the product's image, built from this checkout. A user's cluster has to load it."""
     if cluster.is_ours:
-        needs.tool("buildah", of="the Debian package buildah")
+        needs.tool("buildah", package="the Debian package buildah")
         product.load_image()
     return product.IMAGE

@@ -53,9 +53,9 @@ class Cost:
         methods = ("POST", "PUT", "PATCH", "DELETE")
         read_only = ("dryRun=All", "accessreviews", "selfsubject")
         return [
-            one
-            for one in self.requests
-            if one.startswith(methods) and not any(ask in one for ask in read_only)
+            request
+            for request in self.requests
+            if request.startswith(methods) and not any(ask in request for ask in read_only)
         ]
 
 

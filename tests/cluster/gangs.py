@@ -103,7 +103,7 @@ class Gang:
         jobset = self.jobset
         sources = [podlogs.log_source(jobset, host) for host in self.hosts if host.has_started]
         # Asked often, by who waits.
-        by_kubelet = [dataclasses.replace(one, agent_port=None) for one in sources]
+        by_kubelet = [dataclasses.replace(source, agent_port=None) for source in sources]
         return list(
             podlogs.read_logs(
                 self.cluster,

@@ -73,7 +73,9 @@ def taint(access: Access, name: str, key: str, pods: Collection[str]) -> Iterato
             yield
         finally:
             remaining_taints = [
-                one for one in get_node(access, name)["spec"].get("taints", []) if one["key"] != key
+                item
+                for item in get_node(access, name)["spec"].get("taints", [])
+                if item["key"] != key
             ]
             access.api.merge(f"/api/v1/nodes/{name}", {"spec": {"taints": remaining_taints}})
 

@@ -69,7 +69,7 @@ class Release:
 
 def list_objects(cluster: Access, namespace: str) -> set[str]:
     """Return the names of all objects of a namespace and of the cluster objects named after it."""
-    found = set()
+    all_names = set()
     kinds = list(list_kinds(cluster.api))
     paths = [
         f"namespaces/{namespace}/{kind['name']}" if kind["namespaced"] else kind["name"]
@@ -78,24 +78,24 @@ def list_objects(cluster: Access, namespace: str) -> set[str]:
     lists = cluster.api.calls(
         [Call("GET", f"{base}/{path}") for (base, _), path in zip(kinds, paths, strict=True)]
     )
-    for (base, each), objects in zip(kinds, lists, strict=True):
+    for (base, kind_row), objects in zip(kinds, lists, strict=True):
         group = base.removeprefix("/apis/").partition("/")[0] if base.startswith("/apis/") else ""
-        kind = each["kind"].lower() + (f".{group}" if group else "")
+        kind = kind_row["kind"].lower() + (f".{group}" if group else "")
         names = [item["metadata"]["name"] for item in objects["items"]]
-        found |= {
+        all_names |= {
             f"{kind}/{name}"
             for name in names
-            if each["namespaced"] or name.startswith(f"{namespace}.")
+            if kind_row["namespaced"] or name.startswith(f"{namespace}.")
         }
-    return found
+    return all_names
 
 
 def list_kinds(api: Api) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield every kind that can be listed and created, in one version each, except events."""
     groups = [group["preferredVersion"]["groupVersion"] for group in api.get("/apis")["groups"]]
     bases = ["/api/v1", *(f"/apis/{group}" for group in groups)]
-    for base, known in zip(bases, api.calls([Call("GET", base) for base in bases]), strict=True):
-        for kind in known["resources"]:
+    for base, listing in zip(bases, api.calls([Call("GET", base) for base in bases]), strict=True):
+        for kind in listing["resources"]:
             if "list" in kind["verbs"] and "create" in kind["verbs"] and kind["kind"] != "Event":
                 yield base, kind
 

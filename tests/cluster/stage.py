@@ -262,7 +262,9 @@ class Stage:
             waiting.wait_until(
                 lambda: self.messages(name, namespace),
                 lambda said: any(
-                    words in find_entry(one) for message in said for one in split_reasons(message)
+                    words in find_entry(reason)
+                    for message in said
+                    for reason in split_reasons(message)
                 ),
                 f"{words} of {name}",
                 SETTLE_S,

@@ -69,12 +69,16 @@ def test_release_installs_upgrades_rolls_back_and_leaves_only_claims(
     changed = list_objects(cluster, namespace)
     assert hard_limits(cluster, namespace) == [{"requests.cpu": "2"}]
     assert "resourcequota/team-quota" in changed
-    assert not {one for one in changed if "networkpolicy" in one or "priorityclass" in one}
+    assert not {
+        object_name
+        for object_name in changed
+        if "networkpolicy" in object_name or "priorityclass" in object_name
+    }
     release.act("rollback", version=1, timeout=600)
     assert without_helm_records(
         list_objects(cluster, namespace) - initial_objects
     ) == without_helm_records(installed)
-    assert [each["revision"] for each in release.act("history")] == [1, 2, 3]
+    assert [revision["revision"] for revision in release.act("history")] == [1, 2, 3]
     release.test()
     release.uninstall()
     remaining = wait_until(
@@ -223,7 +227,7 @@ def test_helm_applies_on_the_server_and_refuses_unknown_fields(
 ) -> None:
     release.install(chart_values(cluster))
     role = f"/apis/rbac.authorization.k8s.io/v1/namespaces/{namespace}/roles/team-viewer"
-    assert {each["operation"] for each in cluster.api.get(role)["metadata"]["managedFields"]} == {
+    assert {field["operation"] for field in cluster.api.get(role)["metadata"]["managedFields"]} == {
         "Apply"
     }
     broken = shutil.copytree(CHART, tmp_path / "launcher")
@@ -279,9 +283,9 @@ def test_server_admits_everything_that_the_chart_can_render(
         installed = list_objects(cluster, namespace) - initial_objects
         hooks = {"Pod", "Namespace"}
         rendered_kinds = {
-            each["kind"].lower()
-            for each in helm.render(values, "team", namespace)
-            if each["kind"] not in hooks
+            manifest["kind"].lower()
+            for manifest in helm.render(values, "team", namespace)
+            if manifest["kind"] not in hooks
         }
         installed_kinds = {name.partition("/")[0].partition(".")[0] for name in installed}
         assert rendered_kinds <= installed_kinds

@@ -145,8 +145,8 @@ def test_only_hosts_of_the_job_and_prometheus_reach_its_pods(
     stranger = start_pod(cluster, namespace, "stranger", base_image, connects, {})
     prometheus = {"app.kubernetes.io/name": "prometheus"}
     scraper, impostor = (
-        start_pod(cluster, where, "scraper", base_image, connects, prometheus)
-        for where in (namespace, other_namespace)
+        start_pod(cluster, pod_namespace, "scraper", base_image, connects, prometheus)
+        for pod_namespace in (namespace, other_namespace)
     )
     by_stranger, by_scraper, by_impostor = (
         reached_ports(cluster, pod) for pod in (stranger, scraper, impostor)
@@ -162,5 +162,5 @@ def test_only_hosts_of_the_job_and_prometheus_reach_its_pods(
 def first_host(cluster: Access, namespace: str) -> str:
     pods: list[dict[str, Any]] = cluster.api.get(f"/api/v1/namespaces/{namespace}/pods")["items"]
     index = "batch.kubernetes.io/job-completion-index"
-    (found,) = [pod for pod in pods if pod["metadata"]["labels"].get(index) == "0"]
-    return str(found["status"]["podIP"])
+    (pod_of_host,) = [pod for pod in pods if pod["metadata"]["labels"].get(index) == "0"]
+    return str(pod_of_host["status"]["podIP"])

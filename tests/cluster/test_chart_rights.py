@@ -157,7 +157,7 @@ def test_bound_user_may_do_only_what_is_listed(
     api = preparations.impersonate(cluster, f"{role}-{namespace}", namespace, folder).api
     listed = {(resource, verb) for resource, verbs in ROLES[role].items() for verb in verbs.split()}
     attempts = list(list_attempts(WITHIN, namespace))
-    assert listed <= {(each.what, each.verb) for each in attempts}
+    assert listed <= {(attempt.what, attempt.verb) for attempt in attempts}
     assert len(attempts) >= 200
     assert allowed_attempts(api, attempts) == listed
     assert allowed_attempts(api, list(list_attempts(WITHIN, "default"))) == set()

@@ -97,7 +97,7 @@ def scrape_config(monitor: Object) -> dict[str, Any]:
 @contextmanager
 def run_prometheus(folder: Path, monitor: Object, rules: Object) -> Iterator[str]:
     """Yield the address of a Prometheus that scrapes and evaluates each second."""
-    program = needs.tool("prometheus", of="the Debian package prometheus")
+    program = needs.tool("prometheus", package="the Debian package prometheus")
     every = {"scrape_interval": "1s", "scrape_timeout": "1s", "evaluation_interval": "1s"}
     config = {
         "global": every,
@@ -164,7 +164,7 @@ def test_prometheus_finds_the_pods_of_a_job_for_the_rules(
         series = wait_until(
             lambda: query_now("jaxlaunch:threshold:restarts"), len, "the rules are evaluated"
         )
-        assert [each["namespace"] for each in series] == [namespace]
+        assert [labels_of_series["namespace"] for labels_of_series in series] == [namespace]
         assert (
             run_launcher(cluster, folder, "delete", "mine", "--yes", "-n", namespace).returncode
             == 0

@@ -191,7 +191,7 @@ def test_later_generation_reports_earlier_attempts(
     (pod,) = list_pods(cluster, namespace)
     log = cluster.kubectl("logs", "-n", namespace, pod["metadata"]["name"])
     parsed_lines = [
-        found for line in log.splitlines() if (found := log_lines.parse_line(line)) is not None
+        parsed for line in log.splitlines() if (parsed := log_lines.parse_line(line)) is not None
     ]
     total, attempt = (line for line in parsed_lines if isinstance(line, PastLine))
     assert (total.ends, total.unknown) == ({"crash": 1}, None)
@@ -216,7 +216,13 @@ def test_image_without_python_is_reported(cluster: Access, namespace: str, tmp_p
     def find_message() -> str:
         states = [container_state(pod) for pod in list_pods(cluster, namespace)]
         return next(
-            (str(found) for one in states for found in one.values() if "message" in found), ""
+            (
+                str(waiting)
+                for state in states
+                for waiting in state.values()
+                if "message" in waiting
+            ),
+            "",
         )
 
     message = wait_until(find_message, bool, "the kubelet's complaint")

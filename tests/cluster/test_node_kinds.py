@@ -87,13 +87,13 @@ class Nodes(NamedTuple):
         """Return the parts of the job's pod that the scheduler reads."""
         platform = PLATFORMS[attempt.where]
         spec = render_pod(platform, attempt.where, attempt.job)
-        kept = {
+        fields = {
             key: spec[key] for key in ("nodeSelector", "affinity", "tolerations") if key in spec
         }
         for key in ("containers", "initContainers"):
-            kept[key] = [essential_fields(container) for container in spec.get(key, [])]
-        kept["tolerations"] = [*kept["tolerations"], {"key": kwok.TAINT, "operator": "Exists"}]
-        selector = {**kept.get("nodeSelector", {}), OWNER: self.namespace}
+            fields[key] = [essential_fields(container) for container in spec.get(key, [])]
+        fields["tolerations"] = [*fields["tolerations"], {"key": kwok.TAINT, "operator": "Exists"}]
+        selector = {**fields.get("nodeSelector", {}), OWNER: self.namespace}
         expression = {"key": KIND, "operator": "NotIn", "values": platform.meant_for(attempt.job)}
         if attempt.kind is not None:
             expression = {"key": KIND, "operator": "In", "values": [attempt.kind]}
@@ -102,10 +102,10 @@ class Nodes(NamedTuple):
             "apiVersion": "v1",
             "kind": "Pod",
             "metadata": {"name": attempt.name, "labels": {TURN: str(turn)}},
-            "spec": kept
+            "spec": fields
             | {
                 "nodeSelector": selector,
-                "affinity": narrow_affinity(kept.get("affinity", {}), [expression, ours]),
+                "affinity": narrow_affinity(fields.get("affinity", {}), [expression, ours]),
             },
         }
 
@@ -183,7 +183,9 @@ def nodes(cluster: Access) -> Iterator[Nodes]:
     ]
     with others.change_nodes():
         try:
-            kwok.send_calls(cluster.api, [Call("POST", "/api/v1/nodes", one) for one in documents])
+            kwok.send_calls(
+                cluster.api, [Call("POST", "/api/v1/nodes", document) for document in documents]
+            )
             selector = f"{OWNER.replace('/', '%2F')}%3D{namespace}"
             wait_until(
                 lambda: unready_nodes(cluster, selector),
@@ -196,7 +198,10 @@ def nodes(cluster: Access) -> Iterator[Nodes]:
             preparations.remove_namespace(cluster, namespace)
             kwok.send_calls(
                 cluster.api,
-                [Call("DELETE", f"/api/v1/nodes/{one['metadata']['name']}") for one in documents],
+                [
+                    Call("DELETE", f"/api/v1/nodes/{document['metadata']['name']}")
+                    for document in documents
+                ],
             )
 
 

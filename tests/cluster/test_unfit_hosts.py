@@ -162,7 +162,7 @@ def test_old_driver_is_reported_before_jax_starts(
     (code / "jax_cuda13_plugin").mkdir(parents=True)
     (code / "jax_cuda13_plugin" / "__init__.py").touch()
     library = [
-        needs.tool("gcc", of="gcc"),
+        needs.tool("gcc", package="gcc"),
         "-shared",
         "-o",
         str(code / "libcuda.so.1"),

@@ -116,12 +116,12 @@ def start_dashboard_pod(cluster: Access, release: Release) -> str:
             {"apiVersion": "v1", "kind": "Pod", "spec": template["spec"], "metadata": metadata},
         )
     selector = "labelSelector=jaxlaunch.io%2Fweb-dashboard%3Dteam"
-    found = wait_until(
+    pod_list = wait_until(
         lambda: cluster.api.get(f"{pods}?{selector}"),
         lambda seen: seen["items"] and has_condition("Ready")(seen["items"][0]),
         "the dashboard is ready",
     )
-    return str(found["items"][0]["metadata"]["name"])
+    return str(pod_list["items"][0]["metadata"]["name"])
 
 
 @contextmanager
@@ -240,9 +240,9 @@ def test_dashboard_shows_what_the_viewer_may_see(
             if word in shown
         ]
 
-        status, _, kept = send_request(port, "/sign-in", {"token": alice})
-        assert status == 303 and alice not in kept
-        page = send_request(port, Cookie=kept, Host="jobs.example.org")
+        status, _, session_cookie = send_request(port, "/sign-in", {"token": alice})
+        assert status == 303 and alice not in session_cookie
+        page = send_request(port, Cookie=session_cookie, Host="jobs.example.org")
         assert job_names(page) == ["ours"] and other_namespace not in page[1]
         assert data_of(page[1])["runs"][0]["where"] == f"namespace {namespace}"
         raised = {
@@ -250,25 +250,25 @@ def test_dashboard_shows_what_the_viewer_may_see(
             "Impersonate_Group": "system:masters",
             "X_Remote_User": "system:admin",
         }
-        assert job_names(send_request(port, Cookie=kept, **raised)) == ["ours"]
+        assert job_names(send_request(port, Cookie=session_cookie, **raised)) == ["ours"]
         with ThreadPoolExecutor(
             4
         ) as pool:  # two viewers at the same time, each over and over again
             requests = [
-                ({"Cookie": kept}, "ours"),
+                ({"Cookie": session_cookie}, "ours"),
                 ({"Authorization": f"Bearer {carol}"}, "theirs"),
             ] * 8
             answers = pool.map(
                 lambda one: (job_names(send_request(port, **one[0])), one[1]), requests
             )
-        assert {(tuple(seen), own) for seen, own in answers} == {
+        assert {(tuple(seen), expected_names) for seen, expected_names in answers} == {
             (("ours",), "ours"),
             (("theirs",), "theirs"),
         }
 
         cluster.api.delete(f"/apis/{WITHIN}/namespaces/{namespace}/rolebindings/team-viewer")
         wait_until(
-            lambda: send_request(port, Cookie=kept),
+            lambda: send_request(port, Cookie=session_cookie),
             lambda seen: seen[0] == 403 and '"ours"' not in seen[1],
             "her right ends",
         )

@@ -147,10 +147,10 @@ class KillFolder:
             lines = [
                 line.split() for line in (self.truth / f"steps-{rank}").read_text().splitlines()
             ]
-            found = [
+            notes = [
                 (int(line[1]), int(line[2]), float(line[3])) for line in lines if line[0] == kind
             ]
-            return [note for note in found if attempt is None or note[0] == attempt]
+            return [note for note in notes if attempt is None or note[0] == attempt]
         return []
 
     def step(self) -> int:
@@ -249,7 +249,10 @@ def carry_out(kill: Kill, folder: Path) -> dict[str, Any]:
         "verdict": {
             key: summary["verdict"][key] for key in ("cause", "code", "rank", "step", "message")
         },
-        "attempts": [(one["cause"], one["rank"], one["last_committed"]) for one in files.records()],
+        "attempts": [
+            (attempt["cause"], attempt["rank"], attempt["last_committed"])
+            for attempt in files.records()
+        ],
     }
     wrong = find_errors(
         files, killed_at, saved_step, result.code, summary, line, result.stdout, first_summary
@@ -279,7 +282,7 @@ def find_errors(
         errors.append(f"the seconds are {line['seconds_off']:.1%} off")
     steps = TRAINER_STEPS if kill.is_trainer else STEPS
     cause, cause_code, rank = kill.cause
-    records = [(one["cause"], one["rank"]) for one in folder.records()]
+    records = [(attempt["cause"], attempt["rank"]) for attempt in folder.records()]
     is_finished = killed_at is None or kill.recovers or kill.target == "all"
     if is_finished:
         expect("cause", verdict["cause"], "done")

@@ -73,6 +73,6 @@ class EachLibrary(Classify):
     def loss(self, model: Any, batch: dict[str, jax.Array], rng: jax.Array) -> Loss:
         names = ("linen", "haiku", "hugging_face")
         losses = {name: Classify.loss(self, getattr(model, name), batch, rng) for name in names}
-        metrics = {name: (each.sum, each.weight) for name, each in losses.items()}
-        metrics |= {f"{name}_accuracy": each.metrics["accuracy"] for name, each in losses.items()}
-        return Loss(sum(each.sum for each in losses.values()), batch["weight"].sum(), metrics)
+        metrics = {name: (loss.sum, loss.weight) for name, loss in losses.items()}
+        metrics |= {f"{name}_accuracy": loss.metrics["accuracy"] for name, loss in losses.items()}
+        return Loss(sum(loss.sum for loss in losses.values()), batch["weight"].sum(), metrics)

@@ -16,9 +16,7 @@ POD = {contract.NODE: "node-7"}
 
 def parse_lines(text: str, kind: type[Line]) -> list[Line]:
     """Return every line of a kind in a log."""
-    return [
-        found for found in map(log_lines.parse_line, text.splitlines()) if isinstance(found, kind)
-    ]
+    return [line for line in map(log_lines.parse_line, text.splitlines()) if isinstance(line, kind)]
 
 
 def read_leader_log(gang: Gang) -> str:
@@ -62,7 +60,7 @@ def test_later_generation_writes_the_attempts_of_earlier_ones(tmp_path: Path) ->
     )
     total, *past_attempts = parse_lines(log := read_leader_log(gang), PastLine)
     assert (total.attempts, total.ends, total.unknown) == (2, {"crash": 2}, None)
-    assert [(one.attempt, one.generation) for one in past_attempts] == [(1, 0), (2, 0)]
+    assert [(attempt.attempt, attempt.generation) for attempt in past_attempts] == [(1, 0), (2, 0)]
     assert past_attempts[1].verdict is not None
     assert past_attempts[1].verdict.message == "rank 1 raised at step 6: ValueError: fault 2"
     tails = parse_lines(log, TailLine)

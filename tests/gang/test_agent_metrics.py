@@ -50,7 +50,7 @@ def sample_values(text: str, name: str) -> dict[str, float]:
 
 
 def test_scrape_of_every_agent_is_complete_and_lint_free(tmp_path: Path) -> None:
-    promtool = needs.tool("promtool", of="prometheus")
+    promtool = needs.tool("promtool", package="prometheus")
     with Gang(
         tmp_path,
         make_job(write_program(tmp_path, SERVE_METRICS + STEP), processes_per_host=2),

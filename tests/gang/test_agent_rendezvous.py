@@ -75,10 +75,10 @@ def test_different_jax_version_is_refused_on_every_host(tmp_path: Path) -> None:
 
 
 def test_different_spec_is_refused_on_every_host(tmp_path: Path) -> None:
-    one = make_job(write_program(tmp_path, ""))
-    with Gang(tmp_path, one, hosts=2) as gang:
+    job = make_job(write_program(tmp_path, ""))
+    with Gang(tmp_path, job, hosts=2) as gang:
         gang.start(0)
-        gang.start(1, env={contract.JOB: dataclasses.replace(one, grace_s=1.0).to_json()})
+        gang.start(1, env={contract.JOB: dataclasses.replace(job, grace_s=1.0).to_json()})
         assert gang.wait() == [64, 64]
     assert "host 1 has a different job: spec " in gang.verdict["message"]
     shows("host 1 has a different job: spec", gang.verdict["message"])

@@ -72,12 +72,12 @@ def test_only_lost_hosts_are_replaced(tmp_path: Path, has_run_folder: bool) -> N
         gang.release("end")
         assert gang.wait() == [0, 0, 0]
     if has_run_folder:
-        assert [(one["cause"], one["rank"]) for one in gang.attempts[:2]] == [
+        assert [(record["cause"], record["rank"]) for record in gang.attempts[:2]] == [
             ("lost", 1),
             ("lost", 0),
         ]
-        assert [one["attempt"] for one in gang.attempts] == [1, 2, 3, 4]
-        assert {one["generation"] for one in gang.attempts} == {0}
+        assert [record["attempt"] for record in gang.attempts] == [1, 2, 3, 4]
+        assert {record["generation"] for record in gang.attempts} == {0}
         assert gang.summary["restarts"] == {"lost": 3}
 
 
@@ -92,7 +92,7 @@ def test_preempted_host_leaves_after_a_save_without_a_charge(tmp_path: Path) -> 
             wait_until_up(gang, attempt)
         gang.release("end")
         assert gang.wait() == [0, 0, 0]
-    assert [one["cause"] for one in gang.attempts] == ["preempted"] * 3 + ["done"]
+    assert [record["cause"] for record in gang.attempts] == ["preempted"] * 3 + ["done"]
     assert gang.attempts[0]["verdict"]["message"] == "stopped from outside: saved at step 1"
 
 
@@ -127,7 +127,7 @@ def test_killed_process_counts_against_the_restarts_in_place(tmp_path: Path) -> 
     ) as gang:
         gang.start()
         assert gang.wait() == [83, 83]
-    assert [one["verdict"]["code"] for one in gang.attempts] == [137, 137]
+    assert [attempt["verdict"]["code"] for attempt in gang.attempts] == [137, 137]
 
 
 def test_repeated_loss_of_host_0_uses_up_the_restarts_in_place(tmp_path: Path) -> None:
@@ -142,7 +142,7 @@ def test_repeated_loss_of_host_0_uses_up_the_restarts_in_place(tmp_path: Path) -
             gang.agents[0].wait()
             gang.start(0)
         assert gang.wait() == [81, 81]
-    assert [one["cause"] for one in gang.attempts] == ["lost"] * 3
+    assert [record["cause"] for record in gang.attempts] == ["lost"] * 3
 
 
 def test_new_pod_replaces_a_frozen_host(tmp_path: Path) -> None:
@@ -203,25 +203,25 @@ def test_spare_takes_the_ranks_of_a_lost_host_and_the_next_pod_becomes_the_spare
         expected_ranks = {0: [0], 1: [1], 2: [2], 3: []}
         gang.wait_until(
             "the spare's row",
-            lambda: {one["host"]: one["ranks"] for one in _read_agents(gang)} == expected_ranks,
+            lambda: {row["host"]: row["ranks"] for row in _read_agents(gang)} == expected_ranks,
         )
         gang.release("end")
         assert gang.wait() == [0, 0, 0, 0]
-    assert [one["cause"] for one in gang.attempts] == ["lost", "lost", "done"]
+    assert [row["cause"] for row in gang.attempts] == ["lost", "lost", "done"]
 
 
 def test_elastic_gang_continues_with_a_size_that_fits(tmp_path: Path) -> None:
     text = (
         SAVES_AND_SHOWS_HOST.replace("say(committed=ATTEMPT)", "say(committed=ATTEMPT * 10)") + ""
     )
-    of = make_job(
+    job = make_job(
         write_program(tmp_path, text),
         in_place_limit=9,
         replaces=True,
         sizes=(2, 4),
         timeouts_s={"replace": 0.5},
     )
-    with Gang(tmp_path, of, hosts=4) as gang:
+    with Gang(tmp_path, job, hosts=4) as gang:
         gang.start()
         gang.wait_for_marks(*(f"up1-{rank}" for rank in range(4)))
         gang.signal(2, signal.SIGKILL)

@@ -234,10 +234,10 @@ def test_eviction_for_excess_storage_is_charged_and_names_the_key(
     (tmp_path / "scratch").mkdir()
     (tmp_path / "scratch" / "block").write_bytes(os.urandom(2**21))
     command = write_program(tmp_path, "say(phase='step', step=4); mark('up'); time.sleep(3600)")
-    of = make_job(
+    job = make_job(
         command, in_place_limit=3, ephemeral_bytes=2**20, scratch={str(tmp_path / "scratch"): None}
     )
-    with Gang(tmp_path, of, hosts=2) as gang:
+    with Gang(tmp_path, job, hosts=2) as gang:
         gang.start().wait_for_marks("up-0", "up-1")
         gang.signal(host)
         assert gang.wait() == [84, 84]

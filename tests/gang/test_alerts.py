@@ -90,7 +90,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Running
 def prometheus(
     runs: dict[str, Running], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Prometheus]:
-    program = needs.tool("prometheus", of="Debian's prometheus")
+    program = needs.tool("prometheus", package="Debian's prometheus")
     with Prometheus(program, tmp_path_factory.mktemp("prometheus") / "it") as watching:
         for name, running in runs.items():
             watching.watch(name, running)
@@ -180,7 +180,7 @@ def test_clean_run_fires_no_alert(prometheus: Prometheus) -> None:
 
 def test_memory_high_of_a_device(tmp_path: Path) -> None:
     """Check rows as the exporter writes them, in real time: no CPU counts a device's memory."""
-    promtool = needs.tool("promtool", of="Debian's prometheus")
+    promtool = needs.tool("promtool", package="Debian's prometheus")
     pod = {"job": "jaxlaunch", "namespace": "team", "run": "r", "pod": "r-w-0-0"}
     rows = [
         ("jaxlaunch_build_info", {}, 1),
@@ -232,7 +232,7 @@ def series_name(name: str, labels: dict[str, str]) -> str:
 
 
 def test_the_rules_pass_promtool() -> None:
-    promtool = needs.tool("promtool", of="Debian's prometheus")
+    promtool = needs.tool("promtool", package="Debian's prometheus")
     for path in RULES:
         checked = subprocess.run(
             [promtool, "check", "rules", "--lint-fatal", path], capture_output=True, text=True

@@ -96,8 +96,8 @@ def kill_tree(pid: int) -> None:
     while queue:
         tree.append(queue.pop())
         queue += child_pids(tree[-1])
-    for each in tree:
-        os.kill(each, signal.SIGKILL)
+    for process in tree:
+        os.kill(process, signal.SIGKILL)
 
 
 @pytest.mark.parametrize("scheme", ["gs", "s3"])
@@ -147,9 +147,9 @@ def test_run_resumes_from_its_bucket_after_the_loss_of_its_node(
         for name, data in new_objects.items()
         if "/.jaxlaunch/" in name
     }
-    found = read_losses(run["metrics.jsonl"])
-    assert found == {step: unbroken_losses[step] for step in found}
-    assert found.keys() >= set(range(11, STEPS + 1))  # it went on from 5 or 10
+    resumed_losses = read_losses(run["metrics.jsonl"])
+    assert resumed_losses == {step: unbroken_losses[step] for step in resumed_losses}
+    assert resumed_losses.keys() >= set(range(11, STEPS + 1))  # it went on from 5 or 10
     summary = json.loads(run["summary.json"])
     assert (summary["status"], summary["step"]) == ("done", STEPS)
     generations = [json.loads(line)["generation"] for line in run["attempts.jsonl"].splitlines()]
@@ -182,4 +182,8 @@ def assert_another_rate_is_refused(
     jobs = [
         json.loads(files[name]) for name in ("starts/1/job.yaml", "starts/2/job.yaml", "job.yaml")
     ]
-    assert [one["train"].get("optimizer") for one in jobs] == [None, {"lr": 0.5}, None]
+    assert [job_of_start["train"].get("optimizer") for job_of_start in jobs] == [
+        None,
+        {"lr": 0.5},
+        None,
+    ]

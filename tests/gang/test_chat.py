@@ -38,7 +38,8 @@ def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tokenizer = chat_corpora.save_chat_tokenizer(path, chat_corpora.CHATML, eos_token="<|begin|>")
     turns = [("user", "{}"), ("assistant", "{0}{0}"), ("user", "again"), ("assistant", "{0}{0}")]
     chats = [
-        [{"role": role, "content": text.format(each)} for role, text in turns] for each in LETTERS
+        [{"role": role, "content": text.format(letter)} for role, text in turns]
+        for letter in LETTERS
     ] * 16
     data = {
         "source": "text",

@@ -92,7 +92,7 @@ def running_job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
 def prometheus(
     running_job: Running, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Prometheus]:
-    program = needs.tool("prometheus", of="Debian's prometheus")
+    program = needs.tool("prometheus", package="Debian's prometheus")
     with Prometheus(program, tmp_path_factory.mktemp("prometheus") / "it") as watching:
         watching.watch("clean", running_job)
         watching.wait_until(

@@ -112,7 +112,7 @@ def test_elastic_gang_has_the_examples_and_losses_of_a_fixed_one(
             ),
         )
         assert set(elastic.wait()) == {0}
-    assert [one["cause"] for one in elastic.attempts] == ["lost", "preempted", "done"]
+    assert [record["cause"] for record in elastic.attempts] == ["lost", "preempted", "done"]
     # It stops right after a regular save, often before another step.
     message = elastic.attempts[1]["verdict"]["message"]
     assert re.search(

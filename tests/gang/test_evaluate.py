@@ -73,7 +73,7 @@ def test_loaded_model_predicts_and_has_the_held_out_data(run_folder: Path) -> No
     assert not np.array_equal(plain.params["head.kernel"], average.params["head.kernel"])
     batches = list(average.held_out())
     images, labels, weights = (
-        np.concatenate([each[key] for each in batches]) for key in ("image", "label", "weight")
+        np.concatenate([batch[key] for batch in batches]) for key in ("image", "label", "weight")
     )
     logits = average.predict(images)
     assert (logits.shape, float(weights.sum())) == ((80, 10), 72)
@@ -119,7 +119,7 @@ def test_eval_command_reports_the_logged_metrics(run_folder: Path, evaluate: Any
     assert len(shown["worst"]) == len(classification["worst"])
     assert (
         sum(map(sum, classification["confusion"]))
-        == sum(each["examples"] for each in classification["per_class"])
+        == sum(row["examples"] for row in classification["per_class"])
         == 72
     )
     assert "has a moving average" in text.err
@@ -145,8 +145,8 @@ def test_evaluation_that_is_not_possible_is_refused(
     )
     result = evaluate(
         *(
-            each.replace("RUN", str(run_folder)).replace("COMMAND", str(tmp_path))
-            for each in arguments
+            argument.replace("RUN", str(run_folder)).replace("COMMAND", str(tmp_path))
+            for argument in arguments
         )
     )
     assert result.code == 2 and message in result.err and "Traceback" not in result.err, result.err

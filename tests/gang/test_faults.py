@@ -93,7 +93,7 @@ def test_rank_that_crashes_once_is_restarted_in_place(tmp_path: Path) -> None:
     parts = {"detect", "decide", "end", "start", "rendezvous", "first_step"}
     assert all(row["after"] and parts <= row["seconds"].keys() for row in restarts), rows
     records = read_json_lines(result.folder / "attempts.jsonl")
-    assert [one["restart"] for one in records] == [row["seconds"] for row in rows]
+    assert [record["restart"] for record in records] == [row["seconds"] for row in rows]
     shown = CliRunner().invoke(status_command, [str(result.folder), "-o", "wide"]).output
     assert " s until its first step: " in shown and "RENDEZVOUS" in shown, shown
     assert len(agents) == 2

@@ -207,8 +207,8 @@ def test_every_mesh_has_the_losses_of_one_device(
 def test_mlp_on_a_full_mesh_has_the_losses_of_one_device(
     losses_of: Callable[[str, str, str], Losses], on_one_device: dict[str, Losses], mesh: str
 ) -> None:
-    found = losses_of("2-processes", "mlp", mesh)
-    assert_equal_losses(found, on_one_device["mlp"], step_count("2-processes", "mlp", mesh))
+    mesh_losses = losses_of("2-processes", "mlp", mesh)
+    assert_equal_losses(mesh_losses, on_one_device["mlp"], step_count("2-processes", "mlp", mesh))
 
 
 @pytest.mark.parametrize(("name", "mesh"), TRANSFORMERS_IN_TWO)

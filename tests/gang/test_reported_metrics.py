@@ -44,7 +44,10 @@ def test_reported_metrics_are_in_the_run_folder_and_on_the_screen(tmp_path: Path
         json.loads(path.read_text()) for path in sorted((gang.run_dir / "reported").iterdir())
     ]
     texts = [
-        (row["step"], each["text"]) for row in reported for each in row["samples"] if "text" in each
+        (row["step"], sample["text"])
+        for row in reported
+        for sample in row["samples"]
+        if "text" in sample
     ]
     assert texts == [(1, "rank 0 attempt 1"), (2, "rank 0 attempt 1")] + [
         (step, "rank 0 attempt 2") for step in (3, 4, 5)

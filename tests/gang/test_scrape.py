@@ -28,7 +28,7 @@ def newest_step(running: Running) -> int:
 
 
 def test_scrape_is_valid_complete_and_up_to_date(tmp_path: Path) -> None:
-    promtool = needs.tool("promtool", of="Debian's prometheus")
+    promtool = needs.tool("promtool", package="Debian's prometheus")
     slow = fault_env(tmp_path / "marks", "slow", "step", seconds=0.05)
     train = digits_block(task="faulty:Faulty", steps=100_000, checkpoint={"every": 10})
     with Running(

@@ -172,6 +172,6 @@ def test_halving_stops_the_worse_half(
         "loss",
     )
     assert result.code == 0, result.err
-    found = run_states(tmp_path / "runs" / "h-sweep")
-    assert found["h-sweep-000"] == "done" and found["h-sweep-001"] in ("cut", "done")
+    end_states = run_states(tmp_path / "runs" / "h-sweep")
+    assert end_states["h-sweep-000"] == "done" and end_states["h-sweep-001"] in ("cut", "done")
     assert "h-sweep-001: cut, loss" in result.err

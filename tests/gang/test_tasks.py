@@ -118,13 +118,13 @@ def test_models_of_other_libraries_agree_on_1_2_and_4_processes_and_resume(tmp_p
     jobs = {1: make_job(train, per_host=1), 2: make_job(train, hosts=2, per_host=1)}
     jobs[4] = make_job(train, hosts=2, per_host=2, processes_per_host=2)
     on_one, on_two, on_four = (
-        assert_success(run_job(tmp_path / str(count), each, env=env))
-        for count, each in jobs.items()
+        assert_success(run_job(tmp_path / str(count), document, env=env))
+        for count, document in jobs.items()
     )
     names = [
-        f"{model}{what}"
+        f"{model}{suffix}"
         for model in ("linen", "haiku", "hugging_face")
-        for what in ("", "_accuracy")
+        for suffix in ("", "_accuracy")
     ]
     for other in (on_two, on_four):
         for mine, theirs in zip(

@@ -82,7 +82,9 @@ def test_clients_without_a_valid_certificate_of_the_job_get_no_answer(
         gang.wait_until("the leader", lambda: is_listening(gang.port))
         assert json.loads(tls_answer(gang.port, own_secret)).keys() == {"type", "nonce"}
         assert tls_answer(gang.port, own_secret, ssl.TLSVersion.TLSv1_2) == b""
-        assert [tls_answer(gang.port, each) for each in (None, expired, other, wrong)] == [b""] * 4
+        assert [
+            tls_answer(gang.port, certificate) for certificate in (None, expired, other, wrong)
+        ] == [b""] * 4
         assert b"nonce" not in plain_answer(gang.port, b'{"type": "hello"}\n')
         gang.start(1, env={contract.GANG_SECRET: str(other / "key")})
         gang.wait_until("the refusal", lambda: "host 0 did not admit this host" in gang.stderr)

@@ -122,7 +122,7 @@ class Prometheus:
         expected = {"alertname": alert, **labels}.items()
         self.wait_until(
             f"{alert} of {run}",
-            lambda: any(expected <= found.items() for found, _ in self.firing(run)),
+            lambda: any(expected <= found_labels.items() for found_labels, _ in self.firing(run)),
         )
 
     def wait_until(self, description: str, condition: Callable[[], Any]) -> Any:

@@ -633,7 +633,7 @@ def test_the_operator_s_rules_are_prometheus_own(helm: Helm, tmp_path: Path) -> 
     spec = spec_of(helm)
     assert rules(spec).keys() == given().keys()
     (tmp_path / "rules.yaml").write_text(yaml.safe_dump(spec))
-    promtool = needs.tool("promtool", of="the Debian package prometheus")
+    promtool = needs.tool("promtool", package="the Debian package prometheus")
     done = subprocess.run(
         [promtool, "check", "rules", "rules.yaml"], cwd=tmp_path, capture_output=True, text=True
     )

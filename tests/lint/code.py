@@ -71,4 +71,4 @@ def find_unused_sources() -> Iterator[str]:
 
 
 def find_accelerators_of_no_platform() -> Iterator[str]:
-    yield from {kind for known in table.NODES.values() for kind in known} ^ set(ACCELERATORS)
+    yield from {kind for kinds in table.NODES.values() for kind in kinds} ^ set(ACCELERATORS)

@@ -177,12 +177,14 @@ def find_sections_that_help_does_not_show() -> Iterator[str]:
 
 def find_wrong_variables() -> Iterator[str]:
     text = (DOCS / "environment.md").read_text()
-    known = {value for value in vars(contract).values() if isinstance(value, str)}
+    defined = {value for value in vars(contract).values() if isinstance(value, str)}
     named = set(re.findall(r"`(JAX(?:LAUNCH)?_[A-Z_]+[A-Z])`", text)) - {
         "JAX_PLATFORMS",
         "JAX_OPTIMIZATION_LEVEL",
     }
-    yield from (f"docs/environment.md names {name}, which does not exist" for name in named - known)
+    yield from (
+        f"docs/environment.md names {name}, which does not exist" for name in named - defined
+    )
     of_platforms = {name for of_platform in TRAINER_VARIABLES.values() for name in of_platform}
     for name in (*of_platforms, *contract.PHASES):
         if f"`{name}`" not in text:

@@ -338,9 +338,13 @@ def read_requirements(name: str) -> list[Requirement]:
 def installed(kind: str, name: str) -> dict[str, Any]:
     """Return an object of k8s/install.yaml."""
     objects = yaml.safe_load_all((ROOT / "k8s" / "install.yaml").read_text())
-    (one,) = [each for each in objects if (each["kind"], each["metadata"]["name"]) == (kind, name)]
-    assert isinstance(one, dict)
-    return one
+    (document,) = [
+        candidate
+        for candidate in objects
+        if (candidate["kind"], candidate["metadata"]["name"]) == (kind, name)
+    ]
+    assert isinstance(document, dict)
+    return document
 
 
 def find_wrong_rights_of_users() -> Iterator[str]:
@@ -363,26 +367,30 @@ def find_wrong_rights_of_users() -> Iterator[str]:
     yield from (
         f"k8s/install.yaml does not give users {right}" for right in used if not is_allowed(right)
     )
-    for one in yaml.safe_load_all((ROOT / "k8s" / "install.yaml").read_text()):
-        for rule in one.get("rules", []):
+    for document in yaml.safe_load_all((ROOT / "k8s" / "install.yaml").read_text()):
+        for rule in document.get("rules", []):
             if {"secrets", "*"} & {*rule["resources"], *rule["verbs"], *rule["apiGroups"]}:
                 yield (
-                    f"k8s/install.yaml: {one['metadata']['name']} reads secrets, or may "
+                    f"k8s/install.yaml: {document['metadata']['name']} reads secrets, or may "
                     "do everything"
                 )
 
 
 def find_other_names_in_k8s() -> Iterator[str]:
-    found = installed("ConfigMap", cluster_defaults.CONFIG_MAP_NAME)
-    is_default = defaults.read_config_map(found, "here").values == defaults.Defaults()
-    if found["metadata"]["namespace"] != cluster_defaults.SYSTEM_NAMESPACE or not is_default:
+    config_map = installed("ConfigMap", cluster_defaults.CONFIG_MAP_NAME)
+    is_default = defaults.read_config_map(config_map, "here").values == defaults.Defaults()
+    if config_map["metadata"]["namespace"] != cluster_defaults.SYSTEM_NAMESPACE or not is_default:
         yield (
             "the cluster defaults of k8s/install.yaml are not where the commands look for them, "
             "or not empty"
         )
     job = yaml.safe_load((ROOT / "k8s" / "examples" / "kind-digits.yaml").read_text())
     team = list(yaml.safe_load_all((ROOT / "k8s" / "kind" / "team.yaml").read_text()))
-    claims = [one["metadata"]["name"] for one in team if one["kind"] == "PersistentVolumeClaim"]
+    claims = [
+        document["metadata"]["name"]
+        for document in team
+        if document["kind"] == "PersistentVolumeClaim"
+    ]
     if claims != [job["volumes"][0]["claim"]]:
         yield "k8s/kind/team.yaml has not the claim that the job of the smoke test mounts"
     for name in ("jobset", "kueue"):

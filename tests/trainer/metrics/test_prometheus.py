@@ -49,7 +49,7 @@ def test_histogram_is_cumulative(tmp_path: pathlib.Path) -> None:
 
 
 def test_promtool_accepts_scrape(tmp_path: pathlib.Path) -> None:
-    promtool = needs.tool("promtool", of="the Debian package prometheus")
+    promtool = needs.tool("promtool", package="the Debian package prometheus")
     exporter = Exporter(str(tmp_path / "s"), 0, nothing_known)
     text = scrape(tmp_path / "s")
     exporter.close()
