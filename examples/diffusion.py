@@ -136,7 +136,9 @@ def judge(run: str, classifier: str, count: int = 400, sure: float = 0.9) -> Non
     model, judging = jaxlaunch.load(run, ema=True).model, jaxlaunch.load(classifier)
     label_B = np.arange(count) % 10
     images = np.asarray(nnx.jit(sample)(model, label_B, jax.random.key(0)))
-    held_out = np.concatenate([images["image"][images["weight"] > 0] for images in judging.held_out()])
+    held_out = np.concatenate(
+        [images["image"][images["weight"] > 0] for images in judging.held_out()]
+    )
     for name, each in (
         ("held out", held_out),
         ("samples", images.reshape(count, *held_out.shape[1:])),
