@@ -1,4 +1,4 @@
-"""Errors made for real are found in docs/troubleshooting.md from their message alone."""
+"""Errors program_errors for real are found in docs/troubleshooting.md from their message alone."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -84,7 +85,7 @@ SIGNALS = ["SIGABRT", "SIGBUS", "SIGKILL", "SIGSEGV", "SIGTERM"]
 
 
 @pytest.fixture(scope="module")
-def made() -> dict[str, str]:
+def program_errors() -> dict[str, str]:
     program = [sys.executable, str(HERE / "make_errors.py")]
     done = subprocess.run(program, capture_output=True, text=True, timeout=600, cwd=ROOT)
     assert done.returncode == 0, done.stderr[-3000:]
@@ -93,23 +94,17 @@ def made() -> dict[str, str]:
 
 
 @pytest.mark.parametrize("name", OF_JAX)
-def test_error_of_a_program_is_documented(name: str, made: dict[str, str]) -> None:
-    shows(OF_JAX[name], made[name])
+def test_error_of_a_program_is_documented(name: str, program_errors: dict[str, str]) -> None:
+    shows(OF_JAX[name], program_errors[name])
 
 
 @pytest.fixture(scope="module")
-def of_peers() -> dict[str, str]:
-    """What rank 0 of two processes prints; its peer kills itself."""
+def peer_errors() -> dict[str, str]:
+    """Return what rank 0 of two processes prints after its peer killed itself."""
     port = choose_free_port()
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, str(HERE / "make_peer_errors.py"), str(port), str(rank)],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(2)
-    ]
+    program = [sys.executable, str(HERE / "make_peer_errors.py"), str(port)]
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    ranks = [subprocess.Popen([*program, str(rank)], **pipes) for rank in range(2)]
     try:
         out, err = ranks[0].communicate(timeout=600)
         ranks[1].communicate(timeout=600)
@@ -123,8 +118,8 @@ def of_peers() -> dict[str, str]:
 
 
 @pytest.mark.parametrize("name", OF_PEERS)
-def test_error_between_processes_is_documented(name: str, of_peers: dict[str, str]) -> None:
-    shows(OF_PEERS[name], of_peers[name])
+def test_error_between_processes_is_documented(name: str, peer_errors: dict[str, str]) -> None:
+    shows(OF_PEERS[name], peer_errors[name])
 
 
 @pytest.mark.parametrize("number", SIGNALS)
@@ -154,10 +149,8 @@ def test_errors_of_commands_are_documented(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
-    shows(
-        "does not exist, and this is not a pod of a cluster",
-        launcher(capsys, monkeypatch, "list").err,
-    )
+    text = launcher(capsys, monkeypatch, "list").err
+    shows("does not exist, and this is not a pod of a cluster", text)
     (tmp_path / "damaged").write_text("a: [")
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "damaged"))
     shows("is not a kubeconfig", launcher(capsys, monkeypatch, "list").err)
@@ -167,11 +160,8 @@ def test_errors_of_commands_are_documented(
 @pytest.mark.parametrize("code", [code for code in contract.OUTCOMES if code != contract.DONE])
 def test_last_line_of_a_run_is_documented(code: int) -> None:
     """Each code is left by a pod in tests/cluster/test_exit_codes.py."""
-    messages = (
-        f"launcher: failed at step 40: rank 1 said something new (exit {code}); see "
-        "runs/lm/summary.json"
-    )
-    assert f"`exit {code}`" in find_entry(messages)
+    line = f"launcher: failed at step 40: rank 1 raised X (exit {code}); see runs/lm/summary.json"
+    assert f"`exit {code}`" in find_entry(line)
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if case not in OF_NO_ROW])
@@ -185,10 +175,10 @@ def test_unknown_message_has_no_entry() -> None:
     assert find_entry("all went well") == ""
 
 
-# --- which have been made -------------------------------------------------------------------------
+# --- entries that a test produces -----------------------------------------------------------------
 
 
-def produced() -> Iterator[str]:
+def list_produced_words() -> Iterator[str]:
     """The words of entries that a test produces."""
     yield from (words for words, _ in shown())
     for table in (OF_JAX, OF_PEERS, ON_CLUSTER):
@@ -198,7 +188,7 @@ def produced() -> Iterator[str]:
     yield from (f"`exit {code}`" for code in contract.OUTCOMES)
 
 
-def entries(words: Sequence[str]) -> set[str]:
+def find_entries(words: Sequence[str]) -> set[str]:
     """The entries that have some of these words; each has one."""
     cells = [row[0] for row in ROWS]
     result = {item: [cell for cell in cells if item in cell] for item in words}
@@ -208,8 +198,8 @@ def entries(words: Sequence[str]) -> set[str]:
 
 def test_every_entry_is_produced_by_a_test() -> None:
     explained = {find_entry(explain_job(job).headline) for job, _ in CASES.values()} - {""}
-    created = entries([*produced()])
-    left = entries([words for them in NOT_HERE.values() for words in them])
+    created = find_entries([*list_produced_words()])
+    left = find_entries([words for them in NOT_HERE.values() for words in them])
     assert len(created) >= 60
     assert sorted({row[0] for row in ROWS} - created - explained - left) == []
     assert sorted(created & left) == []

@@ -22,7 +22,7 @@ DONE = {
 }
 
 
-def agent(number: int, posted: Answer | int, *looks: Answer | None) -> Agent:
+def make_agent(number: int, posted: Answer | int, *looks: Answer | None) -> Agent:
     """One of rank `number`, which answers with these states in turn, and is gone at None."""
     left = iter(looks)
 
@@ -44,12 +44,12 @@ asked: list[tuple[int, str]] = []
 
 
 @pytest.fixture(autouse=True)
-def quickly(monkeypatch: pytest.MonkeyPatch) -> None:
+def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(profile, "_POLL_S", 0.0)
     asked.clear()
 
 
-def states(agents: Iterable[Agent], messages: list[str]) -> dict[int, str]:
+def profile_states(agents: Iterable[Agent], messages: list[str]) -> dict[int, str]:
     answers = profile.profile_agents(list(agents), 3, messages.append)
     return {rank: item["state"] for rank, item in answers.items()}
 
@@ -57,37 +57,41 @@ def states(agents: Iterable[Agent], messages: list[str]) -> dict[int, str]:
 def test_profile_is_requested_from_every_host() -> None:
     messages: list[str] = []
     tracing = {"state": "tracing", "step": 7, "steps": 3}
-    first = agent(1, {"state": "asked"}, {"state": "asked"}, tracing, tracing, DONE)
-    assert states([agent(0, {"state": "asked"}, DONE), first], messages) == {0: "done", 1: "done"}
+    first = make_agent(1, {"state": "asked"}, {"state": "asked"}, tracing, tracing, DONE)
+    assert profile_states([make_agent(0, {"state": "asked"}, DONE), first], messages) == {
+        0: "done",
+        1: "done",
+    }
     assert asked == [(0, "/profile?steps=3"), (1, "/profile?steps=3")]
     assert messages == ["rank 1 traces 3 steps from step 7"]
 
 
 def test_profile_of_a_large_gang_is_requested_from_host_0() -> None:
     messages: list[str] = []
-    gang = [agent(number, {"state": "asked"}, DONE) for number in range(profile.MAX_HOSTS + 1)]
-    assert states(gang, messages) == {0: "done"}
+    gang = [make_agent(number, {"state": "asked"}, DONE) for number in range(profile.MAX_HOSTS + 1)]
+    assert profile_states(gang, messages) == {0: "done"}
     assert messages == ["only host 0 of 9 hosts is profiled"]
 
 
 def test_refusal_of_the_first_host_ends_the_request() -> None:
     messages: list[str] = []
     with pytest.raises(UserError, match="host 0 refused the profile: no"):
-        states([agent(0, 409), agent(1, {"state": "asked"}, DONE)], messages)
+        profile_states([make_agent(0, 409), make_agent(1, {"state": "asked"}, DONE)], messages)
     assert asked == [(0, "/profile?steps=3")]
-    assert states([agent(0, {"state": "asked"}, DONE), agent(1, 409)], messages) == {0: "done"}
+    assert profile_states(
+        [make_agent(0, {"state": "asked"}, DONE), make_agent(1, 409)], messages
+    ) == {0: "done"}
     assert messages == ["host 1 refused the profile: no."]
 
 
 def test_profile_with_another_id_is_ignored() -> None:
-    assert states([agent(0, {"state": "asked"}, DONE | {"id": 2})], []) == {0: "gone"}
+    assert profile_states([make_agent(0, {"state": "asked"}, DONE | {"id": 2})], []) == {0: "gone"}
 
 
 def test_ranks_of_a_lost_agent_are_gone() -> None:
-    assert states([agent(0, {"state": "asked"}, None), agent(1, {"state": "asked"}, DONE)], []) == {
-        0: "gone",
-        1: "done",
-    }
+    assert profile_states(
+        [make_agent(0, {"state": "asked"}, None), make_agent(1, {"state": "asked"}, DONE)], []
+    ) == {0: "gone", 1: "done"}
 
 
 def test_run_folder_of_a_cluster_job_is_not_running_here(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ README = (ROOT / "README.md").read_text()
 QUICKSTART = (ROOT / "docs/quickstart.md").read_text()
 
 
-def commands(block: str) -> list[str]:
+def split_commands(block: str) -> list[str]:
     """The lines of a shell block, comments away."""
     return [line.split("#")[0].strip() for line in block.splitlines() if line.strip()]
 
@@ -42,13 +42,13 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def printed(checkout: Path) -> dict[str, str]:
+def outputs(checkout: Path) -> dict[str, str]:
     """Return what each command prints, run in one shell for README and for quickstart."""
     lines = [
         line
         for page in (README, QUICKSTART)
         for step in tutorials.find_steps(page)
-        for line in commands(step.text)
+        for line in split_commands(step.text)
     ]
     once = list(dict.fromkeys(lines))
     script = "".join(f"echo {MARK} {number}\n{line}\n" for number, line in enumerate(once))
@@ -70,19 +70,19 @@ def printed(checkout: Path) -> dict[str, str]:
 @pytest.mark.extended
 @pytest.mark.parametrize("page", [README, QUICKSTART], ids=["README", "quickstart"])
 def test_documented_commands_print_the_documented_output(
-    page: str, printed: dict[str, str]
+    page: str, outputs: dict[str, str]
 ) -> None:
     shown = [step for step in tutorials.find_steps(page) if step.output]
-    assert [commands(step.text)[0] for step in shown][:1] == ["make run"]
+    assert [split_commands(step.text)[0] for step in shown][:1] == ["make run"]
     for step in shown:
-        output = "".join(printed[line] for line in commands(step.text))
+        output = "".join(outputs[line] for line in split_commands(step.text))
         assert list(tutorials.missing_lines(step.output, output)) == []
 
 
 @pytest.mark.extended
-def test_make_run_reaches_the_documented_accuracy(checkout: Path, printed: dict[str, str]) -> None:
+def test_make_run_reaches_the_documented_accuracy(checkout: Path, outputs: dict[str, str]) -> None:
     messages = re.findall(
-        r"eval .* accuracy (\S+)  examples 360$", printed["make run"], re.MULTILINE
+        r"eval .* accuracy (\S+)  examples 360$", outputs["make run"], re.MULTILINE
     )
     assert messages and float(messages[-1]) >= 0.97  # of every held-out digit, once
     summary = json.loads((checkout / "runs/digits/summary.json").read_text())

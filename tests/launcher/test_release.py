@@ -12,7 +12,7 @@ from tests import needs
 ROOT = Path(__file__).parents[2]
 
 
-def release(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+def run_release(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [ROOT / ".ci/release", *arguments], cwd=folder, capture_output=True, text=True
     )
@@ -23,22 +23,20 @@ def test_release_notes_are_the_section_of_the_release(tmp_path: Path) -> None:
     changes.write_text(
         "# Changelog\n\n## [Unreleased]\n\n## [0.2.0]\n\n- new\n\n## [0.1.0]\n\n- old\n"
     )
-    assert release(tmp_path, "notes", "0.2.0").stdout == "- new\n"
-    assert "has no section [0.3.0]" in release(tmp_path, "notes", "0.3.0").stderr
+    assert run_release(tmp_path, "notes", "0.2.0").stdout == "- new\n"
+    assert "has no section [0.3.0]" in run_release(tmp_path, "notes", "0.3.0").stderr
     changes.write_text("## [Unreleased]\n\n- newer\n\n## [0.1.0]\n\n- old\n")
-    refused = release(tmp_path, "notes", "0.1.0")
-    assert (
-        refused.returncode == 1
-        and "move them to a section [0.1.0]" in refused.stderr
-        and refused.stdout == ""
-    )
+    refused = run_release(tmp_path, "notes", "0.1.0")
+    assert refused.returncode == 1
+    assert "move them to a section [0.1.0]" in refused.stderr
+    assert refused.stdout == ""
 
 
 def test_package_has_absolute_links_and_project_urls(tmp_path: Path) -> None:
     needs.a_clone()
     for name in ("README.md", "pyproject.toml"):
         (tmp_path / name).write_text((ROOT / name).read_text())
-    assert release(tmp_path, "links", "https://git.example/o/r", "v1.0.0").returncode == 0
+    assert run_release(tmp_path, "links", "https://git.example/o/r", "v1.0.0").returncode == 0
     text = (tmp_path / "README.md").read_text()
     pictures = re.findall(r"!\[[^\]]*\]\(([^()\s]+)\)", text)
     assert pictures[0] == "https://git.example/o/r/actions/workflows/ci.yaml/badge.svg"

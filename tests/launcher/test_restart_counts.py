@@ -34,19 +34,8 @@ BY_CAUSE = {"crash": 2, "lost": 1}
 def record(attempt: int, generation: int, code: int) -> AttemptRecord:
     verdict = verdict_for_code(code, "it ended")
     began = made_runs.BEGAN + 10 * attempt
-    return AttemptRecord(
-        "uid",
-        generation,
-        attempt,
-        verdict.cause,
-        0,
-        None,
-        None,
-        {"step": 9.0},
-        verdict,
-        began,
-        began + 9,
-    )
+    place, steps = ("uid", generation, attempt, verdict.cause, 0), (None, None)
+    return AttemptRecord(*place, *steps, {"step": 9.0}, verdict, began, began + 9)
 
 
 RECORDS = [record(1, 0, contract.CRASH), record(2, 0, contract.CRASH), record(3, 0, contract.LOST)]
@@ -64,15 +53,8 @@ def test_all_views_of_a_local_run_show_the_same_restarts(
     run = tmp_path / "runs" / "made"
     run.mkdir(parents=True)
     records = [*RECORDS, LAST] if has_ended else RECORDS
-    progress = AttemptProgress(
-        "uid",
-        1,
-        4,
-        made_runs.BEGAN + 40,
-        at=made_runs.BEGAN + 49,
-        seconds={"step": 9.0},
-        first_step=1,
-    )
+    began, seconds = made_runs.BEGAN + 40, {"step": 9.0}
+    progress = AttemptProgress("uid", 1, 4, began, at=began + 9, seconds=seconds, first_step=1)
     summary = Summary(
         LAST.verdict if has_ended else None,
         step=40,
@@ -88,14 +70,13 @@ def test_all_views_of_a_local_run_show_the_same_restarts(
         assert left.code == 0, left.err
         return left.out
 
+    status = json.loads(show("status", "--local", "made", "-o", "json"))
     shown = {
         "summary": sum(json.loads((run / "summary.json").read_text())["restarts"].values()),
         "list": int(show("list", "--local").splitlines()[1].split()[4]),
         "list -o json": json.loads(show("list", "--local", "-o", "json"))[0]["restarts"]["total"],
         "status": number(show("status", "--local", "made")),
-        "status -o json": json.loads(show("status", "--local", "made", "-o", "json"))["restarts"][
-            "total"
-        ],
+        "status -o json": status["restarts"]["total"],
         "explain": number(show("explain", "--local", "made")),
         "page": RunReader(run).read_report().to_json()["restarts"],
         "dashboard": run_files.read_brief(run).restart_count,
@@ -110,16 +91,14 @@ def test_all_views_of_a_cluster_job_show_the_same_restarts(told_by: str) -> None
     counts = {"restarts": 1, "restartsCountTowardsMax": 1}
     job = jobset(1, status=ended("Failed", **counts) if "failed" in told_by else counts)
     if told_by == "pods":
-        observed = snapshot(
-            job, pod(generation=1), records=(beat(attempt=4, generation=1, restarts=BY_CAUSE),)
-        )
+        line = beat(attempt=4, generation=1, restarts=BY_CAUSE)
+        observed = snapshot(job, pod(generation=1), records=(line,))
     else:
         verdict, ends = None, BY_CAUSE
         if "failed" in told_by:
             verdict, ends = LAST.verdict, {**BY_CAUSE, "crash": 3}
-        expected = ProgressAnnotation(
-            "1234", made_runs.BEGAN, told_by.split(",")[0], 4, 1, restarts=ends, verdict=verdict
-        )
+        place = ("1234", made_runs.BEGAN, told_by.split(",")[0], 4, 1)
+        expected = ProgressAnnotation(*place, restarts=ends, verdict=verdict)
         job["metadata"].setdefault("annotations", {})[contract.ANNOTATION] = expected.to_json()
         observed = snapshot(job)
     status = derive_status(observed)

@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[2]
 RUNS = "import sys; from tests import suite; sys.exit(suite.run_parts({waits!r}, {compute!r}))"
 
 
-def prints(*words: str, code: int = 0) -> list[str]:
+def print_words(*words: str, code: int = 0) -> list[str]:
     text = (
         f"import sys, time\nfor word in {words}: print(word, flush=True); "
         f"time.sleep(0.05)\nsys.exit({code})"
@@ -27,7 +27,7 @@ def prints(*words: str, code: int = 0) -> list[str]:
     return [sys.executable, "-c", text]
 
 
-def started(waits: Sequence[str], compute: Sequence[Sequence[str]]) -> subprocess.Popen[str]:
+def start_suite(waits: Sequence[str], compute: Sequence[Sequence[str]]) -> subprocess.Popen[str]:
     program = RUNS.format(waits=waits, compute=compute)
     pipe = subprocess.PIPE
     env = {
@@ -38,7 +38,7 @@ def started(waits: Sequence[str], compute: Sequence[Sequence[str]]) -> subproces
     )
 
 
-def pytest_of(folder: Path, text: str) -> list[str]:
+def write_test(folder: Path, text: str) -> list[str]:
     """The command that runs this file of tests there."""
     (folder / "test_it.py").write_text(text)
     options = ("-p", "tests.failures", "-p", "no:cacheprovider", "--rootdir", str(folder))
@@ -48,10 +48,10 @@ def pytest_of(folder: Path, text: str) -> list[str]:
 @pytest.mark.parametrize("failing", [None, 0, 1, 2])
 def test_output_of_each_run_is_shown_and_one_failure_fails_all(failing: int | None) -> None:
     waits, first, two = (
-        prints(*(f"{name}-{part}" for part in range(3)), code=int(place == failing))
+        print_words(*(f"{name}-{part}" for part in range(3)), code=int(place == failing))
         for place, name in enumerate(("waits", "one", "two"))
     )
-    with started(waits, [first, two]) as process:
+    with start_suite(waits, [first, two]) as process:
         out, _ = process.communicate()
     words = [line for line in out.splitlines() if re.fullmatch(r"\w+-\d", line)]
     assert words == [f"{name}-{part}" for name in ("one", "two", "waits") for part in range(3)]
@@ -70,7 +70,7 @@ finally:
 """
     up = [tmp_path / name for name in ("waits", "computes")]
     waits, computes = ([sys.executable, "-c", cleans, str(path)] for path in up)
-    with started(waits, [computes, prints("never")]) as process:
+    with start_suite(waits, [computes, print_words("never")]) as process:
         while process.poll() is None and not all(path.exists() for path in up):
             time.sleep(0.02)
         process.send_signal(signal.SIGINT)
@@ -90,8 +90,8 @@ def test_every_test_folder_is_in_one_run_of_each_lane(is_extended: bool) -> None
 
 
 def test_names_of_failed_tests_are_printed_last(tmp_path: Path) -> None:
-    first = pytest_of(tmp_path, "def test_passes(): pass\ndef test_fails(): assert 1 == 2\n")
-    with started(first, [[*first, "-n", "2"]]) as process:
+    first = write_test(tmp_path, "def test_passes(): pass\ndef test_fails(): assert 1 == 2\n")
+    with start_suite(first, [[*first, "-n", "2"]]) as process:
         out, _ = process.communicate()
     *_, one_line, other, last = out.expandtabs(1).splitlines()
     assert one_line == other == "FAILED test_it.py::test_fails (call): assert 1 == 2"
@@ -127,14 +127,14 @@ def test_flaky_tests_are_named_and_fail_nothing(
     named: bool,
     code: int,
 ) -> None:
-    first = pytest_of(tmp_path, FAILS_ONCE.format(count=count, folder=str(tmp_path)))
+    first = write_test(tmp_path, FAILS_ONCE.format(count=count, folder=str(tmp_path)))
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(suite, "PYTEST", first[:-1])
     monkeypatch.setattr(suite, "THOUSAND_TESTS", in_a)
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     monkeypatch.delenv("PYTEST_XDIST_WORKER", raising=False)
     monkeypatch.setenv(failures.FILE_VARIABLE, "")  # run() sets it, and this gives it back
-    assert suite.run_parts(prints("waits"), [first]) == code
+    assert suite.run_parts(print_words("waits"), [first]) == code
     last = capfd.readouterr().out.splitlines()[-1]
     assert (
         "when run again, alone, what failed passed: test_it.py::test_fails[0], " in last

@@ -13,8 +13,5 @@ def test_exit_code_links_to_its_section() -> None:
     )
     assert section_link("failed") == "launcher help troubleshooting#exit-codes"
     assert troubleshooting.command_for_code(134) == "launcher help troubleshooting#exit-codes"
-    assert (
-        troubleshooting.command_for_code(contract.DONE)
-        is troubleshooting.command_for_code(contract.PREEMPTED)
-        is None
-    )
+    for code in (contract.DONE, contract.PREEMPTED):
+        assert troubleshooting.command_for_code(code) is None

@@ -26,7 +26,7 @@ build_meta.build_wheel(folder)
 
 
 @pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def package_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     pytest.importorskip("setuptools")
     source = tmp_path_factory.mktemp("wheel") / "source"
     source.mkdir()
@@ -58,8 +58,8 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return created
 
 
-def test_wheel_installs_one_package_with_every_source(built: Path) -> None:
-    wheel = zipfile.ZipFile(next(built.glob("*.whl")))
+def test_wheel_installs_one_package_with_every_source(package_folder: Path) -> None:
+    wheel = zipfile.ZipFile(next(package_folder.glob("*.whl")))
     names = [
         name for name in wheel.namelist() if ".dist-info/" not in name and ".data/" not in name
     ]
@@ -81,8 +81,8 @@ def test_wheel_installs_one_package_with_every_source(built: Path) -> None:
     )
 
 
-def test_command_of_the_wheel_runs(built: Path, tmp_path: Path) -> None:
-    zipfile.ZipFile(next(built.glob("*.whl"))).extractall(tmp_path)
+def test_command_of_the_wheel_runs(package_folder: Path, tmp_path: Path) -> None:
+    zipfile.ZipFile(next(package_folder.glob("*.whl"))).extractall(tmp_path)
     program = (
         "import jaxlaunch; print(jaxlaunch.__file__); from jaxlaunch.launcher.entry import "
         "main; main()"
@@ -98,15 +98,12 @@ def test_command_of_the_wheel_runs(built: Path, tmp_path: Path) -> None:
     assert done.stdout.splitlines()[1].endswith(metadata.version("jaxlaunch"))
 
 
-def test_source_distribution_has_no_links(built: Path) -> None:
-    with tarfile.open(next(built.glob("*.tar.gz"))) as archive:
+def test_source_distribution_has_no_links(package_folder: Path) -> None:
+    with tarfile.open(next(package_folder.glob("*.tar.gz"))) as archive:
         assert not [member.name for member in archive if member.issym() or member.islnk()]
         names = {member.name.partition("/")[2] for member in archive}
-    assert {
-        "jaxlaunch/launcher/cli/main.py",
-        "jaxlaunch/trainer/train.py",
-        "pyproject.toml",
-    } <= names
+    files = {"jaxlaunch/launcher/cli/main.py", "jaxlaunch/trainer/train.py", "pyproject.toml"}
+    assert files <= names
     there = {
         name.removeprefix("tests/fixtures/") for name in names if name.endswith(".safetensors")
     }

@@ -46,11 +46,11 @@ assert not problems, problems
 """
 
 
-def patch(name: str) -> Path:
+def patch_path(name: str) -> Path:
     return ROOT / "tests" / "where_to_add" / f"{name}.patch"
 
 
-def rows() -> dict[str, list[str]]:
+def read_rows() -> dict[str, list[str]]:
     """Return the files that each row of both pages names, links last."""
     files = {}
     for page in (ROOT / "CONTRIBUTING.md", ROOT / "docs" / "architecture.md"):
@@ -63,9 +63,9 @@ def rows() -> dict[str, list[str]]:
     return files
 
 
-@pytest.mark.parametrize("name", rows())
+@pytest.mark.parametrize("name", read_rows())
 def test_files_of_every_row_exist(name: str) -> None:
-    named = rows()[name]
+    named = read_rows()[name]
     patterns = [re.sub("NAME|BLOCK|SUBJECT", "*", path) for path in named]
     assert named and [path for path in patterns if not any(ROOT.glob(path))] == []
 
@@ -74,16 +74,14 @@ def test_files_of_every_row_exist(name: str) -> None:
 def test_row_names_every_file_of_its_patch(name: str) -> None:
     # A row names files by their short paths, a patch by their real ones.
     paths = [
-        (ROOT / path).resolve().relative_to(ROOT.resolve()).as_posix() for path in rows()[name]
+        (ROOT / path).resolve().relative_to(ROOT.resolve()).as_posix() for path in read_rows()[name]
     ]
     forms = [re.escape(path).replace("NAME", r"\w+") for path in paths]
     touched = re.findall(
-        r"^\+\+\+ b/(.+)$", patch(PATCHES[name]).read_text(encoding="utf-8"), re.MULTILINE
+        r"^\+\+\+ b/(.+)$", patch_path(PATCHES[name]).read_text(encoding="utf-8"), re.MULTILINE
     )
-    assert (
-        touched
-        and [path for path in touched if not any(re.fullmatch(form, path) for form in forms)] == []
-    )
+    assert touched
+    assert [path for path in touched if not any(re.fullmatch(form, path) for form in forms)] == []
 
 
 @pytest.mark.extended
@@ -97,19 +95,19 @@ def test_additions_by_the_rows_are_complete(tmp_path: Path) -> None:
         )
         copied(ROOT / name, tmp_path / name, **options)
     for name in PATCHES.values():
-        run(tmp_path, "git", "apply", "-C1", str(patch(name)))
+        run_command(tmp_path, "git", "apply", "-C1", str(patch_path(name)))
     golden = tmp_path / "tests" / "launcher" / "manifests" / "golden"
     previous = {path: path.read_bytes() for path in golden.rglob("*.*")}
-    run(tmp_path, sys.executable, "-m", "tests.generated")
+    run_command(tmp_path, sys.executable, "-m", "tests.generated")
     assert {path: path.read_bytes() for path in previous} == previous
     assert {path.name.partition("-")[0] for path in set(golden.rglob("*.*")) - previous.keys()} == {
         "aks"
     }
-    run(tmp_path, sys.executable, "-c", LINT)
-    run(tmp_path, sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *CHECKS)
+    run_command(tmp_path, sys.executable, "-c", LINT)
+    run_command(tmp_path, sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *CHECKS)
 
 
-def run(folder: Path, *command: str) -> None:
+def run_command(folder: Path, *command: str) -> None:
     done = subprocess.run(
         command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )

@@ -98,9 +98,8 @@ def _check_certificates(config: Config) -> None:
         tls.load_contexts(config.certificates)
     except (ImportError, OSError) as error:
         hint = "`gang_secret: false` goes without"
-        raise ConfigError(
-            f"cannot use the certificates in {config.certificates}: {error}; {hint}"
-        ) from None
+        fault = f"cannot use the certificates in {config.certificates}: {error}"
+        raise ConfigError(f"{fault}; {hint}") from None
 
 
 def _copy_run_folder(config: Config) -> RemoteFolder | None:
@@ -186,10 +185,8 @@ class Agent:
 
     def _on_copier_end(self, code: int) -> None:
         how = f"signal {-code}" if code < 0 else f"exit code {code}"
-        self.say(
-            f"the process that copies the run folder to its bucket ended with {how}: nothing new "
-            "reaches the bucket"
-        )
+        copier = "the process that copies the run folder to its bucket"
+        self.say(f"{copier} ended with {how}: nothing new reaches the bucket")
 
     def say(self, text: str) -> None:
         """Write a message for people to stderr."""

@@ -58,17 +58,10 @@ def start(monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
         hook, messages = Hook(*answers), list[str]()
         hooks.append(hook)
         threading.Thread(target=hook.serve_forever, daemon=True).start()
-        block = {
-            "url": "HOOK",
-            "format": "json",
-            "events": ["failure", "stall", "done", "best"],
-            "stall_s": 60.0,
-            **requests,
-        }
-        variables = {
-            "HOOK": f"http://127.0.0.1:{hook.server_port}/canary",
-            contract.NOTIFY: json.dumps(block),
-        }
+        events = ["failure", "stall", "done", "best"]
+        block = {"url": "HOOK", "format": "json", "events": events, "stall_s": 60.0, **requests}
+        address = f"http://127.0.0.1:{hook.server_port}/canary"
+        variables = {"HOOK": address, contract.NOTIFY: json.dumps(block)}
         return hook, Notifier("digits", variables, messages.append), messages
 
     yield begin
@@ -78,14 +71,14 @@ def start(monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
         hook.server_close()
 
 
-def until(happened: Callable[[], object]) -> None:
+def wait_until(happened: Callable[[], object]) -> None:
     end = time.monotonic() + 120
     while not happened():
         assert time.monotonic() < end, "it did not happen in two minutes"
         time.sleep(0.01)
 
 
-def view(step: int, metrics: Mapping[str, Any] | None = None) -> GangView:
+def make_view(step: int, metrics: Mapping[str, Any] | None = None) -> GangView:
     return GangView("run", 1, "0", [], [], [], None, None, {}, step=step, metrics=metrics)
 
 
@@ -94,60 +87,55 @@ DONE = verdict_for_code(contract.DONE, "every process finished", step=9)
 
 
 def test_each_requested_event_sends_one_message(start: Start) -> None:
-    hook, reported, messages = start(200)
+    hook, notifier, messages = start(200)
     now = time.monotonic() + 1
-    reported.notify_verdict(CRASH, 1)
+    notifier.notify_verdict(CRASH, 1)
     for at, step, best in ((0, 3, None), (61, 3, None), (122, 3, None), (123, 4, 4), (124, 5, 4)):
         metrics = {"loss": 1.0, "eval_loss": 0.5} | ({} if best is None else {"best_step": best})
-        reported.check_progress(lambda step=step, metrics=metrics: view(step, metrics), now + at)
-    reported.notify_verdict(DONE, 2)
-    until(lambda: len(hook.got) == 4)
-    assert [item["event"] for item in hook.got] == [
-        "failure",
-        "stall",
-        "best",
-        "done",
-    ] and messages == []
-    assert (
-        hook.got[0]["text"]
-        == "digits ended attempt 1 at step 7: rank 3: <ValueError> & more (exit 83)"
-    )
-    assert (hook.got[0]["code"], hook.got[0]["rank"], hook.got[0]["job"]) == (83, 3, "digits")
-    assert "without progress for 61 s" in hook.got[1]["text"] and hook.got[2]["metrics"] == {
-        "eval_loss": 0.5
-    }
-    assert hook.got[3]["text"] == "digits is done at step 9: every process finished (exit 0)"
+        notifier.check_progress(
+            lambda step=step, metrics=metrics: make_view(step, metrics), now + at
+        )
+    notifier.notify_verdict(DONE, 2)
+    wait_until(lambda: len(hook.got) == 4)
+    failure, stall, best_step, done = hook.got
+    assert [item["event"] for item in hook.got] == ["failure", "stall", "best", "done"]
+    assert messages == []
+    text = "digits ended attempt 1 at step 7: rank 3: <ValueError> & more (exit 83)"
+    assert failure["text"] == text
+    assert (failure["code"], failure["rank"], failure["job"]) == (83, 3, "digits")
+    assert "without progress for 61 s" in stall["text"]
+    assert best_step["metrics"] == {"eval_loss": 0.5}
+    assert done["text"] == "digits is done at step 9: every process finished (exit 0)"
 
 
 def test_slack_format_and_unrequested_events(start: Start) -> None:
-    hook, reported, _ = start(200, format="slack", events=["failure"])
-    reported.notify_verdict(DONE, 1)
-    reported.notify_verdict(CRASH, 2)
-    until(lambda: not reported.is_busy(time.monotonic()) and hook.got)
+    hook, notifier, _ = start(200, format="slack", events=["failure"])
+    notifier.notify_verdict(DONE, 1)
+    notifier.notify_verdict(CRASH, 2)
+    wait_until(lambda: not notifier.is_busy(time.monotonic()) and hook.got)
     text = "digits ended attempt 2 at step 7: rank 3: &lt;ValueError&gt; &amp; more (exit 83)"
     assert hook.got == [{"text": text}]
 
 
 def test_failed_message_is_tried_three_times_without_showing_the_address(start: Start) -> None:
-    hook, reported, messages = start(500, 500, 500, 404, 200)
-    reported.notify_verdict(CRASH, 1)
-    reported.notify_verdict(CRASH, 2)
-    until(lambda: len(hook.got) == 5)
+    hook, notifier, messages = start(500, 500, 500, 404, 200)
+    notifier.notify_verdict(CRASH, 1)
+    notifier.notify_verdict(CRASH, 2)
+    wait_until(lambda: len(hook.got) == 5)
     assert [item["attempt"] for item in hook.got] == [1, 1, 1, 2, 2]
     assert messages == ["notify: a message could not be sent: the server answers 500"]
 
 
 def test_silent_webhook_blocks_nothing_and_is_bounded(start: Start) -> None:
-    hook, reported, _ = start(0)
+    hook, notifier, _ = start(0)
     began = time.monotonic()
     for attempt in range(10_000):
-        reported.notify_verdict(CRASH, attempt)
-    assert reported._queue.qsize() <= publishers.MAX_QUEUED_MESSAGES
-    reported.begin_closing()
-    assert reported.is_busy(began) and not reported.is_busy(
-        time.monotonic() + publishers.LAST_MESSAGE_TIMEOUT_S
-    )
-    until(lambda: hook.got)
+        notifier.notify_verdict(CRASH, attempt)
+    assert notifier._queue.qsize() <= publishers.MAX_QUEUED_MESSAGES
+    notifier.begin_closing()
+    assert notifier.is_busy(began)
+    assert not notifier.is_busy(time.monotonic() + publishers.LAST_MESSAGE_TIMEOUT_S)
+    wait_until(lambda: hook.got)
 
 
 @pytest.mark.parametrize(
@@ -159,17 +147,17 @@ def test_invalid_webhook_address_is_reported_without_it(
     monkeypatch.setattr(publishers, "RETRY_INTERVAL_S", 0.0)
     messages = list[str]()
     block = {"url": "HOOK", "format": "json", "events": ["failure"], "stall_s": 60.0}
-    reported = Notifier(
+    notifier = Notifier(
         "digits", {"HOOK": address, contract.NOTIFY: json.dumps(block)}, messages.append
     )
-    reported.notify_verdict(CRASH, 1)
-    until(lambda: messages)
+    notifier.notify_verdict(CRASH, 1)
+    wait_until(lambda: messages)
     assert messages[0].startswith("notify: ") and (not address or address not in messages[0])
 
 
 def test_job_without_notify_starts_no_thread() -> None:
     previous = threading.active_count()
-    reported = Notifier("digits", {}, pytest.fail)
-    reported.notify_verdict(CRASH, 1)
-    reported.check_progress(lambda: pytest.fail("looked"), time.monotonic() + 100)
-    assert threading.active_count() == previous and not reported.is_busy(time.monotonic())
+    notifier = Notifier("digits", {}, pytest.fail)
+    notifier.notify_verdict(CRASH, 1)
+    notifier.check_progress(lambda: pytest.fail("looked"), time.monotonic() + 100)
+    assert threading.active_count() == previous and not notifier.is_busy(time.monotonic())

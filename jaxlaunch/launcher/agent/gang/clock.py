@@ -58,11 +58,8 @@ class RestartClock:
     def seconds_by_cause(self, now: float) -> dict[str, float]:
         """Return the seconds by cause so far, in the order of contract.RESTART."""
         self._add_elapsed(now)
-        return {
-            cause: round(self._seconds[cause], 3)
-            for cause in contract.RESTART
-            if cause in self._seconds
-        }
+        causes = [cause for cause in contract.RESTART if cause in self._seconds]
+        return {cause: round(self._seconds[cause], 3) for cause in causes}
 
     def _add_elapsed(self, now: float) -> None:
         if self._cause:

@@ -179,11 +179,9 @@ class RankProgress:
         for key in ("committed", "found", "restored"):
             if isinstance(step := message.get(key), int):
                 self._update_status(committed=max(step, self.status.committed or 0))
-        if (
-            isinstance(step := message.get("committed"), int)
-            and self.status.first_committed is None
-        ):
-            self._update_status(first_committed=step)
+        if isinstance(step := message.get("committed"), int):
+            first = self.status.first_committed
+            self._update_status(first_committed=step if first is None else first)
         if isinstance(step := message.get("restored"), int):
             self._update_status(first_step=min(step, MAX_NUMBER - 1) + 1)
         if isinstance(message.get("stopped"), Mapping):

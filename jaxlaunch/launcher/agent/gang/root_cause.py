@@ -309,9 +309,7 @@ class Symptoms:
     """Events of an attempt by closeness, so that the nearest is found without a search of all."""
 
     def __init__(self) -> None:
-        self._events: dict[Closeness, list[tuple[float, Event]]] = {
-            close: [] for close in Closeness
-        }
+        self._events = {close: list[tuple[float, Event]]() for close in Closeness}
         # How many events at the front of each list are explained by an exception, or withdrawn.
         self._explained_counts = dict.fromkeys(Closeness, 0)
         self._ranks_with_exception: set[int] = set()
@@ -354,10 +352,9 @@ class Symptoms:
             index = self._explained_counts[level]
             while index < len(events):
                 event = events[index][1]
-                is_exit_after_exception = (
-                    event.kind is EventKind.EXIT and event.rank in self._ranks_with_exception
-                )
-                if not is_exit_after_exception and not is_withdrawn(event):
+                has_exception = event.rank in self._ranks_with_exception
+                is_explained = event.kind is EventKind.EXIT and has_exception
+                if not is_explained and not is_withdrawn(event):
                     break
                 index += 1
             self._explained_counts[level] = index

@@ -154,9 +154,8 @@ class Dialer:
     def _resolve_address(self) -> None:
         host, port = self._address
         try:
-            self._connect_to(
-                socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)
-            )
+            flags = socket.AI_NUMERICHOST
+            self._connect_to(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=flags))
             return
         except socket.gaierror:
             # A name is resolved in a thread, because DNS may take a minute and a SIGTERM must not

@@ -190,9 +190,8 @@ class Member:
         members = members_of(order.members, self._config.job.processes_per_host, self._config.hosts)
         self.processes.flush_logs()
         self._take_ranks(members.ranks_of(self._config.host))
-        self.processes.start_ranks(
-            members, order.attempt, order.coordinator, bind_address, order.start, order.saved
-        )
+        attempt = (order.attempt, order.coordinator, bind_address, order.start, order.saved)
+        self.processes.start_ranks(members, *attempt)
         children = list(self.processes.children.values())
         if not children:
             self._say("holds no rank now: it is a spare, ready to take those of a lost host")
@@ -222,9 +221,8 @@ class Member:
         if self.state.verdict is None:
             statuses = [child.progress.status for child in self.processes.children.values()]
             committed = self.gang.get("of", {}).get("last_committed")
-            verdict = verdict_for_lost_leader(
-                reason, 0, statuses, committed, is_stopping=self.state.is_stopping
-            )
+            facts = (reason, 0, statuses, committed)
+            verdict = verdict_for_lost_leader(*facts, is_stopping=self.state.is_stopping)
             self.state.verdict = verdict
             self._say(verdict.message)
             self._on_orphaned(verdict)

@@ -421,11 +421,10 @@ class Processes:
 
     def _take_report(self, child: Child, message: Mapping[str, Any]) -> None:
         if (refusal := message.get("refusal")) is not None:
-            line = contract.refusal_line(refusal["message"], refusal["code"]).encode(
-                errors="replace"
-            )
+            text = contract.refusal_line(refusal["message"], refusal["code"])
             # `launcher run` shows it at the end, in the verdict.
-            self._write_output(child, line, is_shown=not self._config.is_launched)
+            is_shown = not self._config.is_launched
+            self._write_output(child, text.encode(errors="replace"), is_shown=is_shown)
         if self.children.get(child.rank) is child:
             self._on_report(child, message)
 

@@ -414,10 +414,9 @@ class Profiles:
     def _refusal_reason(self) -> str | None:
         children = list(self._alive_children())
         if not self._is_trainer and not any(child.progress.status.trainer for child in children):
-            programs = (
-                "the built-in trainer can be profiled, and programs that train by jaxlaunch.run"
-            )
-            return f"this job runs its own command; only {programs}"
+            others = "and programs that train by jaxlaunch.run"
+            only = "only the built-in trainer can be profiled"
+            return f"this job runs its own command; {only}, {others}"
         if not children:
             return "no process is running"
         busy = [

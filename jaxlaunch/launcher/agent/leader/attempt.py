@@ -265,9 +265,8 @@ class Attempt:
             stop_facts = dataclasses.replace(stop.cause, outcome=outcome, **facts)
             return Failure(FailureKind.STOPPED, stop=stop_facts, cause=cause)
 
-        reports: list[Mapping[str, Any]] = [
-            status.stopped for status in self.statuses if status.stopped is not None
-        ]
+        stopped = (status.stopped for status in self.statuses)
+        reports = [report for report in stopped if report is not None]
         all_reported = bool(reports) and (all_ended or len(reports) == len(self.statuses))
         lost_events = self._symptoms.events_at(Closeness.HOST) if self._lost_ranks else []
         if any(report.get("saved") for report in reports):

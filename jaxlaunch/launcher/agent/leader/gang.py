@@ -219,9 +219,9 @@ class Gang:
             if reason is not None and self.stage is Stage.RUN:
                 # A spare that does not fit must not end a gang that runs.
                 return dataclasses.replace(reason, ends_gang=False)
-        elif self.stage is not Stage.GATHER and (
-            self.verdict is None if reason is None else reason.ends_gang
-        ):
+        elif self.stage is Stage.GATHER:
+            return reason
+        elif self.verdict is None if reason is None else reason.ends_gang:
             return Refusal(f"{hello.description} tried to join after the start")
         return reason
 
@@ -400,9 +400,8 @@ class Gang:
         full_size = self._config.gang_sizes[-1]
         if self.gathering.may_shrink(now) and 0 < (size := self.members.next_size) < full_size:
             missing = render_numbers(self.members.missing_hosts)
-            self._log_text(
-                f"{missing} did not join in time: continuing with {size} of {full_size} hosts"
-            )
+            sizes = f"{size} of {full_size} hosts"
+            self._log_text(f"{missing} did not join in time: continuing with {sizes}")
             self._start_attempt(now)
             return
         outcome = self.gathering.check_wait(self.members, now)

@@ -138,9 +138,8 @@ class PodLog:
         for record in records[-MAX_PAST_ATTEMPTS:]:
             field_names = ("verdict", "seconds", "first_committed", "last_committed", "ended")
             fields = {name: getattr(record, name) for name in field_names}
-            self._write_line(
-                PastLine(**self._line_fields(record.attempt, record.generation), **fields)
-            )
+            place = self._line_fields(record.attempt, record.generation)
+            self._write_line(PastLine(**place, **fields))
         # The record has members if hosts held other ranks than their indexes imply.
         members = None
         if last_record is not None and last_record.members is not None:
@@ -164,9 +163,8 @@ class PodLog:
         phase = max(phases, key=lambda name: len(phases[name]), default=None)
         if (view.attempt, phase) != self._phase:
             self._phase, self._phase_since = (view.attempt, phase), time.time()
-        if view.committed is not None and view.committed > (
-            -1 if self._committed is None else self._committed
-        ):
+        committed = -1 if self._committed is None else self._committed
+        if view.committed is not None and view.committed > committed:
             self._committed, self._committed_at = view.committed, time.time()
         kind = "loop" if phase in LOOP_PHASES else phase
         state = view.stage, view.attempt, view.members, tuple(view.missing), view.overdue, kind
@@ -214,10 +212,8 @@ def _ranks_by_phase(statuses: Sequence[Status]) -> dict[str, list[int]]:
     for rank, status in enumerate(statuses):
         # The ranks of a host mostly share one status.
         if status is not previous:
-            ranks = phases.setdefault(
-                "ended" if status.exit is not None else status.phase or "unsaid", []
-            )
-            previous = status
+            phase = "ended" if status.exit is not None else status.phase or "unsaid"
+            ranks, previous = phases.setdefault(phase, []), status
         ranks.append(rank)
     return phases
 

@@ -114,9 +114,8 @@ class RunState:
         """Return the state of all hosts, for the metrics of every agent."""
         seconds = self._clock.seconds_by_cause(now)
         last_message_at = self._gang.members.last_message_at
-        oldest = next(
-            (at for host, at in last_message_at.items() if host != self._config.host), now
-        )
+        others = (at for host, at in last_message_at.items() if host != self._config.host)
+        oldest = next(others, now)
         return {
             "attempt": self._gang.attempt_number,
             # The uid is part of the key of the gang and is never sent.

@@ -63,9 +63,8 @@ class InterpreterModules:
     def __exit__(self, *_: object) -> None:
         sys.path[:] = self._path
         if not self._keeps_modules:
-            new_modules = {
-                name: module for name, module in sys.modules.items() if name not in self._modules
-            }
+            names = sys.modules.keys() - self._modules.keys()
+            new_modules = {name: sys.modules[name] for name in names}
             removed = {name for name, module in new_modules.items() if _may_shadow(name, module)}
             for name in new_modules:
                 # A package is removed with all its modules: a module that stayed would be no
@@ -88,9 +87,8 @@ class Reporter:
 
     def hello(self, jax: "str | None" = None) -> None:
         """Report this interpreter, and the version of JAX once it is imported."""
-        self._send(
-            {"hello": "site", "python": sys.version.split()[0], "jax": jax, "pid": self._pid}
-        )
+        python = sys.version.split()[0]
+        self._send({"hello": "site", "python": python, "jax": jax, "pid": self._pid})
 
     def note(self, text: str) -> None:
         """Add a note to the summary of the run."""

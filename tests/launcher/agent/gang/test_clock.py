@@ -66,15 +66,8 @@ def test_restart_clock_assigns_every_second_to_one_cause() -> None:
     assert clock.last_seconds == first
     for cause, at in (("replace", 211.0), ("start", 215.0), ("data", 216.0), ("first_step", 216.5)):
         clock.enter_cause(cause, at)
-    again = {
-        "detect": 10.0,
-        "decide": 0.5,
-        "end": 0.5,
-        "replace": 4.0,
-        "start": 1.0,
-        "data": 0.5,
-        "first_step": 3.5,
-    }
+    again = {"detect": 10.0, "decide": 0.5, "end": 0.5, "replace": 4.0, "start": 1.0}
+    again |= {"data": 0.5, "first_step": 3.5}
     assert clock.seconds_by_cause(220.0) == again and list(clock.seconds_by_cause(220.0)) == list(
         again
     )

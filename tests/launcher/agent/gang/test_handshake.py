@@ -14,9 +14,8 @@ FIELDS = {"host": 1, "hostname": "caf\udce9", "fault": None}
 
 
 def hello(leader: LeaderHandshake, host: HostHandshake) -> dict[str, Any]:
-    return over_the_wire(
-        "hello", host.answer_challenge({"type": "challenge", **leader.challenge_fields()}, FIELDS)
-    )
+    challenge = {"type": "challenge", **leader.challenge_fields()}
+    return over_the_wire("hello", host.answer_challenge(challenge, FIELDS))
 
 
 def over_the_wire(kind: str, fields: dict[str, Any]) -> dict[str, Any]:
@@ -26,11 +25,11 @@ def over_the_wire(kind: str, fields: dict[str, Any]) -> dict[str, Any]:
 
 def test_handshake_never_sends_the_key() -> None:
     leader, host = LeaderHandshake(KEY), HostHandshake(KEY)
-    messages = hello(leader, host)
-    assert leader.open_hello(messages) == FIELDS | {"hostname": "caf\\udce9"}
+    greeting = hello(leader, host)
+    assert leader.open_hello(greeting) == FIELDS | {"hostname": "caf\\udce9"}
     answer = over_the_wire("welcome", leader.seal_answer("welcome", epoch="e"))
     assert host.open_answer(answer) == {"epoch": "e"}
-    assert KEY.decode() not in json.dumps([leader.challenge_fields(), messages, answer])
+    assert KEY.decode() not in json.dumps([leader.challenge_fields(), greeting, answer])
 
 
 @pytest.mark.parametrize(
@@ -67,15 +66,11 @@ def test_handshake_rejects_another_key() -> None:
 
 def test_proof_is_bound_to_direction_and_connection() -> None:
     leader, host = LeaderHandshake(KEY), HostHandshake(KEY)
-    messages = hello(leader, host)
-    leader.open_hello(messages)
+    greeting = hello(leader, host)
+    leader.open_hello(greeting)
     answer = over_the_wire("welcome", leader.seal_answer("welcome", epoch="e"))
-    for message in (
-        messages,
-        messages | {"type": "welcome"},
-        answer | {"type": "refused"},
-        {"type": "start"},
-    ):
+    forged = greeting | {"type": "welcome"}, answer | {"type": "refused"}
+    for message in (greeting, *forged, {"type": "start"}):
         with pytest.raises(HandshakeError):
             host.open_answer(message)
     later = HostHandshake(KEY)
@@ -83,7 +78,7 @@ def test_proof_is_bound_to_direction_and_connection() -> None:
     with pytest.raises(HandshakeError):
         later.open_answer(answer)
     with pytest.raises(HandshakeError):
-        LeaderHandshake(KEY).open_hello(messages)
+        LeaderHandshake(KEY).open_hello(greeting)
 
 
 def test_host_answers_only_one_challenge() -> None:

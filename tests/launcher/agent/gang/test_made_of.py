@@ -11,11 +11,9 @@ def test_code_digest_covers_names_and_contents_of_python_files(tmp_path: Path) -
     (tmp_path / "pkg").mkdir()
     (tmp_path / "pkg" / "a.py").write_text("x = 1")
     first = config.describe_versions({"python": "3.11.2", "jax": None}, environ)
-    assert (
-        first["python"] == "3.11.2"
-        and "jax" not in first
-        and len(first["code"]) == config.DIGEST_DIGITS
-    )
+    assert first["python"] == "3.11.2"
+    assert "jax" not in first
+    assert len(first["code"]) == config.DIGEST_DIGITS
     for other in ("runs", ".git", "__pycache__"):
         (tmp_path / other).mkdir()
         (tmp_path / other / "b.py").write_text("y")

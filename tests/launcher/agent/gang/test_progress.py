@@ -35,9 +35,8 @@ def test_step_timeout_is_learned_and_at_least_a_minute() -> None:
     slow = progress(*((20.0 * step, {"phase": "step", "step": step}) for step in range(10)))
     assert slow.timeout_s(DEFAULTS) == 200.0
     assert slow.timeout_s(DEFAULTS | {"step": 5.0}) == 5.0
-    many_at_once = progress(
-        *((20.0 * number, {"phase": "step", "step": 100 * number}) for number in range(10))
-    )
+    lines = ((20.0 * number, {"phase": "step", "step": 100 * number}) for number in range(10))
+    many_at_once = progress(*lines)
     assert many_at_once.timeout_s(DEFAULTS) == 200.0
 
 
@@ -69,16 +68,14 @@ def test_committed_step_never_decreases() -> None:
 
 
 def waiting_for_data(
-    previous: float, wait: float, step_s: float, count: int
+    now: float, wait: float, step_s: float, count: int
 ) -> list[tuple[float, dict[str, Any]]]:
     """What a trainer reports whose every step waits for its batch."""
     lines: list[tuple[float, dict[str, Any]]] = []
     for step in range(count):
-        lines += [
-            (previous, {"phase": "data", "step": step}),
-            (previous + wait, {"phase": "step", "step": step}),
-        ]
-        previous += wait + step_s
+        lines.append((now, {"phase": "data", "step": step}))
+        lines.append((now + wait, {"phase": "step", "step": step}))
+        now += wait + step_s
     return lines
 
 
@@ -91,9 +88,8 @@ def test_step_timeout_is_learned_with_data_wait_before_every_step() -> None:
 
 def test_data_wait_is_not_part_of_step_time() -> None:
     lines: list[tuple[float, dict[str, Any]]] = []
-    for step in range(
-        6
-    ):  # a program that counts a step when its batch was used, and reports the wait in between
+    # A program that counts a step when its batch was used, and reports the wait in between.
+    for step in range(6):
         at = 100.0 * step
         lines += [(at, {"phase": "step", "step": step}), (at + 20.0, {"phase": "data"})]
         lines += [(at + 90.0, {"phase": "step"})]
@@ -103,10 +99,8 @@ def test_data_wait_is_not_part_of_step_time() -> None:
 def test_step_timeout_is_learned_with_evaluation_or_save_after_every_step() -> None:
     lines: list[tuple[float, dict[str, Any]]] = []
     for step in range(6):
-        lines += [
-            (40.0 * step, {"phase": "step", "step": step}),
-            (40.0 * step + 2.0, {"phase": "save", "step": step + 1}),
-        ]
+        lines.append((40.0 * step, {"phase": "step", "step": step}))
+        lines.append((40.0 * step + 2.0, {"phase": "save", "step": step + 1}))
     lines.append((240.0, {"phase": "step", "step": 6}))
     assert progress(*lines).timeout_s(DEFAULTS) == 60.0
 

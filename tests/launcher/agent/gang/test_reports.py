@@ -18,37 +18,11 @@ from jaxlaunch.launcher.agent.gang.root_cause import (
 )
 from jaxlaunch.records import codec
 
-VALUES: list[Any] = [
-    None,
-    True,
-    0,
-    -1,
-    2**70,
-    1.5,
-    "boom",
-    "\udce9",
-    [],
-    ["x"],
-    {},
-    {"step": "x"},
-    {"type": [{}]},
-]
+SCALARS: list[Any] = [None, True, 0, -1, 2**70, 1.5, "boom", "\udce9"]
+VALUES: list[Any] = [*SCALARS, [], ["x"], {}, {"step": "x"}, {"type": [{}]}]
 KEYS = [
-    *(
-        "hello",
-        "python",
-        "jax",
-        "pid",
-        "phase",
-        "step",
-        "committed",
-        "metrics",
-        "stopped",
-        "profile",
-        "note",
-        "error",
-    ),
-    *("atexit", "waits", progress.UNSTARTABLE),
+    *("hello", "python", "jax", "pid", "phase", "step", "committed", "metrics", "stopped"),
+    *("profile", "note", "error", "atexit", "waits", progress.UNSTARTABLE),
 ]
 
 
@@ -63,12 +37,10 @@ def test_report_value_of_any_form_becomes_event_or_note(key: str, value: Any) ->
         assert key in message or "rank 4 wrote `" in message["note"]
         assert isinstance(message.get("note", ""), str)
         if "error" in message:
-            result = find_root_cause(
-                [Event(EventKind.ERROR, 0, 4, process.status, error=message["error"])]
-            )
-            assert result is not None and verdict_for_event(result[0]).message.startswith(
-                "rank 4 raised"
-            )
+            event = Event(EventKind.ERROR, 0, 4, process.status, error=message["error"])
+            result = find_root_cause([event])
+            assert result is not None
+            assert verdict_for_event(result[0]).message.startswith("rank 4 raised")
         json.dumps(message, ensure_ascii=False, allow_nan=False).encode()
 
 
@@ -93,11 +65,9 @@ def test_lines_of_the_contract_are_read_unchanged() -> None:
     result = progress.read_line(json.dumps(line).encode(), 0)["error"]
     assert result["message"] == "[Errno 2] No such file: 'caf\\udce9'" and result["code"] == 65
     assert "test_reports.py" in result["traceback"]
-    for messages in (
-        {"stopped": {"step": 37, "saved": True, "note": "n"}},
-        {"hello": "site", "jax": None, "pid": 4},
-    ):
-        assert progress.read_line(json.dumps(messages).encode(), 0) == messages
+    stopped = {"stopped": {"step": 37, "saved": True, "note": "n"}}
+    for message in (stopped, {"hello": "site", "jax": None, "pid": 4}):
+        assert progress.read_line(json.dumps(message).encode(), 0) == message
 
 
 def test_exception_with_failing_str_is_reported() -> None:
@@ -105,10 +75,8 @@ def test_exception_with_failing_str_is_reported() -> None:
         def __str__(self) -> str:
             raise KeyError("no text")
 
-    assert (
-        contract.error_line(BrokenError(), None)["error"]["message"]
-        == "<its message cannot be read: KeyError>"
-    )
+    message = contract.error_line(BrokenError(), None)["error"]["message"]
+    assert message == "<its message cannot be read: KeyError>"
 
 
 def test_decoding_tries_few_starts_of_a_torn_line(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -132,11 +100,9 @@ def test_message_after_many_torn_lines_is_read() -> None:
 
 @pytest.mark.parametrize("size", [14, 30, 47, 60])
 def test_message_cut_by_a_full_pipe_causes_no_note(size: int) -> None:
-    line = json.dumps(
-        {"metrics": {"loss": 1.5, "of": ['a "b" {', 3]}, "step": 120, "note": "cut \\"}
-    ).encode()
-    result = progress.read_line(line[:size], 0)
-    assert result == {}
+    metrics = {"loss": 1.5, "of": ['a "b" {', 3]}
+    line = json.dumps({"metrics": metrics, "step": 120, "note": "cut \\"}).encode()
+    assert progress.read_line(line[:size], 0) == {}
     assert "note" in progress.read_line(b'{"note": oops}', 0)
 
 
@@ -144,7 +110,5 @@ def test_oversized_metrics_become_a_note() -> None:
     for text in ("x" * 60_000, "\udce9" * 60_000):
         line = b'{"metrics": {"text": "' + text.encode(errors="surrogateescape") + b'"}}'
         message = progress.read_line(line, 4)
-        assert (
-            list(message) == ["note"]
-            and "must be an object of at most 32768 bytes" in message["note"]
-        )
+        assert list(message) == ["note"]
+        assert "must be an object of at most 32768 bytes" in message["note"]

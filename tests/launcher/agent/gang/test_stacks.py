@@ -20,21 +20,19 @@ Current thread 0x00007f02 (most recent call first):
 
 def test_place_of_a_rank_is_innermost_frame_of_its_main_thread() -> None:
     assert RankStacks({0: Status()}, {0: DUMP}).describe_places(0) == "rank 0 in read (tasks.py:12)"
-    assert (
-        RankStacks({0: Status(), 1: Status()}, {0: ""}).describe_places(0)
-        == "2 ranks without a stack"
-    )
+    stacks = RankStacks({0: Status(), 1: Status()}, {0: ""})
+    assert stacks.describe_places(0) == "2 ranks without a stack"
 
 
 def test_largest_groups_and_group_of_the_suspect_are_listed() -> None:
-    texts = {rank: dump((f"/me/{rank // 2}.py", "f")) for rank in range(41)}
+    texts = {rank: make_dump((f"/me/{rank // 2}.py", "f")) for rank in range(41)}
     result = RankStacks(dict.fromkeys(texts, Status()), texts)
     assert result.find_suspect(first_overdue_rank=0) == 40
     groups = ", ".join(f"2 ranks in f ({place}.py:1)" for place in range(8))
     assert result.describe_places(40) == f"{groups}, rank 40 in f (20.py:1), 24 ranks elsewhere"
 
 
-def dump(*frames: tuple[str, str]) -> str:
+def make_dump(*frames: tuple[str, str]) -> str:
     heads = (
         f'Thread 0x0 (most recent call first):\n  File "{file}", line 1 in {name}\n'
         for file, name in frames
@@ -48,11 +46,25 @@ IN_JAX = ("/lib/jax/_src/array.py", "_value")
 @pytest.mark.parametrize(
     ("texts", "culprit"),
     [
-        ({0: dump(IN_JAX), 1: dump(IN_JAX), 2: dump(("/me/a.py", "f"))}, 2),
-        ({0: dump(IN_JAX), 1: "", 2: dump(("/me/a.py", "f"))}, 1),
-        ({0: dump(("/me/a.py", "f")), 1: dump(("/me/b.py", "g")), 2: dump(("/me/a.py", "f"))}, 1),
-        ({0: dump(IN_JAX), 1: dump(("/me/a.py", "callback"), IN_JAX), 2: dump(IN_JAX)}, 1),
-        ({0: dump(IN_JAX), 1: dump(IN_JAX), 2: dump(IN_JAX)}, 0),
+        ({0: make_dump(IN_JAX), 1: make_dump(IN_JAX), 2: make_dump(("/me/a.py", "f"))}, 2),
+        ({0: make_dump(IN_JAX), 1: "", 2: make_dump(("/me/a.py", "f"))}, 1),
+        (
+            {
+                0: make_dump(("/me/a.py", "f")),
+                1: make_dump(("/me/b.py", "g")),
+                2: make_dump(("/me/a.py", "f")),
+            },
+            1,
+        ),
+        (
+            {
+                0: make_dump(IN_JAX),
+                1: make_dump(("/me/a.py", "callback"), IN_JAX),
+                2: make_dump(IN_JAX),
+            },
+            1,
+        ),
+        ({0: make_dump(IN_JAX), 1: make_dump(IN_JAX), 2: make_dump(IN_JAX)}, 0),
     ],
 )
 def test_suspect_is_the_rank_that_others_wait_for(texts: dict[int, str], culprit: int) -> None:
@@ -66,7 +78,7 @@ MAIN = ("/app/train.py", "<module>")
 ORBAX = "/lib/python3.11/site-packages/orbax/checkpoint/_src"
 
 
-def rank(*threads: tuple[tuple[str, str], ...]) -> str:
+def make_stacks(*threads: tuple[tuple[str, str], ...]) -> str:
     """Return the stacks of a rank: for each thread its frames, the innermost first."""
     return "\n".join(
         "Thread 0x01 (most recent call first):\n"
@@ -75,27 +87,16 @@ def rank(*threads: tuple[tuple[str, str], ...]) -> str:
     )
 
 
-OUR_WAIT = (
-    (f"{PYTHON}/socket.py", "create_connection"),
-    ("/tmp/x/site/jaxhook.py", "until_it_listens"),
-    MAIN,
-)
+HOOK = ("/tmp/x/site/jaxhook.py", "wait_for_listener")
+OUR_WAIT = (f"{PYTHON}/socket.py", "create_connection"), HOOK, MAIN
 JAX_WAIT = (("/v/site-packages/jax/_src/distributed.py", "initialize"), MAIN)
-ANSWER = (
-    ("/a/trainer/start/distributed.py", "of_primary"),
-    ("/a/trainer/start/compile_cache.py", "_names"),
-    MAIN,
-)
+START = "/a/trainer/start"
+ANSWER = (f"{START}/distributed.py", "of_primary"), (f"{START}/compile_cache.py", "_names"), MAIN
 FINDS = (("/a/trainer/start/compile_cache.py", "find"), *ANSWER)
 JOINS = ((f"{PYTHON}/threading.py", "wait"), (f"{ORBAX}/futures/future.py", "result"), MAIN)
-BARRIER = (
-    (f"{ORBAX}/futures/signaling_client.py", "wait_at_barrier"),
-    (f"{ORBAX}/futures/future.py", "run"),
-)
-WRITES = (
-    (f"{ORBAX}/serialization/type_handlers.py", "_write"),
-    (f"{ORBAX}/futures/future.py", "run"),
-)
+FUTURE = (f"{ORBAX}/futures/future.py", "run")
+BARRIER = (f"{ORBAX}/futures/signaling_client.py", "wait_at_barrier"), FUTURE
+WRITES = (f"{ORBAX}/serialization/type_handlers.py", "_write"), FUTURE
 COMPILES = (("/v/site-packages/jax/_src/compiler.py", "backend_compile_and_load"), IN_JAX, MAIN)
 
 
@@ -103,29 +104,35 @@ COMPILES = (("/v/site-packages/jax/_src/compiler.py", "backend_compile_and_load"
 @pytest.mark.parametrize(
     ("phase", "waits", "works"),
     [
-        ("init", rank(OUR_WAIT), rank((("/v/jax/_src/lax.py", "<module>"), IMPORTLIB, MAIN))),
         (
             "init",
-            rank(JAX_WAIT),
-            rank((("/v/jax/_src/api.py", "jit"), ("/v/jax/a.py", "<module>"), IMPORTLIB, MAIN)),
+            make_stacks(OUR_WAIT),
+            make_stacks((("/v/jax/_src/lax.py", "<module>"), IMPORTLIB, MAIN)),
         ),
         (
             "init",
-            rank(JAX_WAIT),
-            rank((("<frozen importlib._bootstrap_external>", "get_data"), IMPORTLIB, MAIN)),
+            make_stacks(JAX_WAIT),
+            make_stacks(
+                (("/v/jax/_src/api.py", "jit"), ("/v/jax/a.py", "<module>"), IMPORTLIB, MAIN)
+            ),
         ),
         (
             "init",
-            rank((*JAX_WAIT, IMPORTLIB, MAIN)),
-            rank((("/v/site-packages/flax/core.py", "<module>"), MAIN)),
+            make_stacks(JAX_WAIT),
+            make_stacks((("<frozen importlib._bootstrap_external>", "get_data"), IMPORTLIB, MAIN)),
         ),
-        ("restore", rank(ANSWER), rank(FINDS)),
-        ("compile", rank((IN_JAX, MAIN)), rank(COMPILES)),
-        ("save", rank(BARRIER, JOINS), rank(WRITES, JOINS)),
+        (
+            "init",
+            make_stacks((*JAX_WAIT, IMPORTLIB, MAIN)),
+            make_stacks((("/v/site-packages/flax/core.py", "<module>"), MAIN)),
+        ),
+        ("restore", make_stacks(ANSWER), make_stacks(FINDS)),
+        ("compile", make_stacks((IN_JAX, MAIN)), make_stacks(COMPILES)),
+        ("save", make_stacks(BARRIER, JOINS), make_stacks(WRITES, JOINS)),
         (
             "eval",
-            rank((IN_JAX, MAIN)),
-            rank(((f"{PYTHON}/queue.py", "get"), ("/app/data.py", "read"), MAIN)),
+            make_stacks((IN_JAX, MAIN)),
+            make_stacks(((f"{PYTHON}/queue.py", "get"), ("/app/data.py", "read"), MAIN)),
         ),
     ],
 )
@@ -141,9 +148,5 @@ def test_suspect_is_the_rank_outside_the_common_wait(
 
 def test_rank_furthest_behind_is_suspected_if_stacks_are_equal() -> None:
     ahead, behind = (Status(phase="step", step=step, stepped=True) for step in (6, 5))
-    assert (
-        RankStacks({0: ahead, 1: behind}, dict.fromkeys((0, 1), dump(IN_JAX))).find_suspect(
-            first_overdue_rank=0
-        )
-        == 1
-    )
+    stacks = RankStacks({0: ahead, 1: behind}, dict.fromkeys((0, 1), make_dump(IN_JAX)))
+    assert stacks.find_suspect(first_overdue_rank=0) == 1

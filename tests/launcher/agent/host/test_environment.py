@@ -27,16 +27,8 @@ def config(**fields: Any) -> Config:
             1,
             {"JAX_NUM_CPU_DEVICES": "4", "JAX_PLATFORMS": "cpu", "JAX_PROCESS_ID": "1"},
         ),
-        (
-            {"platform": "cuda", "devices_per_process": 8},
-            1,
-            {"JAX_LOCAL_DEVICE_IDS": None, "JAX_PLATFORMS": None},
-        ),
-        (
-            {"platform": "rocm", "processes_per_host": 8, "devices_per_process": 1},
-            9,
-            {"JAX_LOCAL_DEVICE_IDS": "1"},
-        ),
+        ({"platform": "cuda"}, 1, {"JAX_LOCAL_DEVICE_IDS": None, "JAX_PLATFORMS": None}),
+        ({"platform": "rocm", "processes_per_host": 8}, 9, {"JAX_LOCAL_DEVICE_IDS": "1"}),
         (
             {"platform": "cuda", "processes_per_host": 4, "devices_per_process": 2},
             7,
@@ -57,7 +49,7 @@ def test_rank_variables_describe_rank_and_devices(
 
 
 @pytest.mark.parametrize(
-    ("own_value", "result"),
+    ("base", "expected"),
     [
         (
             {"LD_LIBRARY_PATH": "/opt/lib", "PATH": "/bin"},
@@ -67,11 +59,11 @@ def test_rank_variables_describe_rank_and_devices(
     ],
 )
 def test_search_path_of_the_driver_comes_first(
-    own_value: dict[str, str], result: tuple[str, str]
+    base: dict[str, str], expected: tuple[str, str]
 ) -> None:
     paths = {"LD_LIBRARY_PATH": "/driver/lib", "PATH": "/driver/bin"}
-    environ = environment.rank_variables(config(search_paths=paths), own_value, 0, "/site")
-    assert (environ["LD_LIBRARY_PATH"], environ["PATH"]) == result
+    environ = environment.rank_variables(config(search_paths=paths), base, 0, "/site")
+    assert (environ["LD_LIBRARY_PATH"], environ["PATH"]) == expected
 
 
 @pytest.mark.parametrize(
@@ -87,12 +79,8 @@ def test_search_path_of_the_driver_comes_first(
 def test_train_block_sets_variables_of_its_platform(
     platform: str, base: dict[str, str], level: str | None
 ) -> None:
-    assert (
-        environment.rank_variables(config(platform=platform), base, 0, "/site").get(
-            "JAX_OPTIMIZATION_LEVEL"
-        )
-        == level
-    )
+    variables = environment.rank_variables(config(platform=platform), base, 0, "/site")
+    assert variables.get("JAX_OPTIMIZATION_LEVEL") == level
 
 
 FAULTS = """
@@ -116,12 +104,10 @@ def test_cpu_variables_keep_memory_between_steps() -> None:
 
 @pytest.mark.parametrize("name", ["XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION"])
 def test_memory_fraction_of_the_job_replaces_the_default(name: str) -> None:
-    result = environment.rank_variables(
-        config(platform="cuda"), {contract.TRAIN_SPEC: "{}", name: "0.5"}, 0, "/site"
-    )
-    assert {key: value for key, value in result.items() if key.endswith("MEM_FRACTION")} == {
-        name: "0.5"
-    }
+    base = {contract.TRAIN_SPEC: "{}", name: "0.5"}
+    result = environment.rank_variables(config(platform="cuda"), base, 0, "/site")
+    shares = {key: value for key, value in result.items() if key.endswith("MEM_FRACTION")}
+    assert shares == {name: "0.5"}
 
 
 @pytest.mark.parametrize(

@@ -16,21 +16,18 @@ from jaxlaunch.records.verdict import render_excess
 MIB = 2**20
 
 
-def fill(folder: Path, size: int) -> None:
+def write_file(folder: Path, size: int) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "block").write_bytes(os.urandom(size))
 
 
 def test_excess_of_all_folders_names_the_pod_limit(tmp_path: Path) -> None:
-    fill(tmp_path / "tmp/deep/down", 2 * MIB)
-    fill(tmp_path / "code", 2 * MIB)
+    write_file(tmp_path / "tmp/deep/down", 2 * MIB)
+    write_file(tmp_path / "code", 2 * MIB)
     scratch = {str(tmp_path / "tmp"): None, str(tmp_path / "code"): None}
     excess = resources.find_excess(AgentJob("t", scratch=scratch, ephemeral_bytes=3 * MIB), 1)
-    assert excess is not None and (excess.host, excess.limit_bytes, excess.folder) == (
-        1,
-        3 * MIB,
-        "",
-    )
+    assert excess is not None
+    assert (excess.host, excess.limit_bytes, excess.folder) == (1, 3 * MIB, "")
     assert render_excess(excess) == (
         "host 1 uses 4 MiB of ephemeral storage, over its limit of 3 MiB (resources.ephemeral), "
         "for which its pod is evicted"
@@ -40,7 +37,7 @@ def test_excess_of_all_folders_names_the_pod_limit(tmp_path: Path) -> None:
 
 
 def test_excess_of_a_volume_names_its_folder(tmp_path: Path) -> None:
-    fill(tmp_path / "tmp", 2 * MIB)
+    write_file(tmp_path / "tmp", 2 * MIB)
     excess = resources.find_excess(AgentJob("t", scratch={str(tmp_path / "tmp"): MIB}), 0)
     assert excess is not None and (excess.limit_bytes, excess.folder) == (MIB, f"{tmp_path}/tmp")
     message = render_excess(excess)
@@ -49,8 +46,8 @@ def test_excess_of_a_volume_names_its_folder(tmp_path: Path) -> None:
 
 
 def test_mounted_and_linked_folders_are_counted_once(tmp_path: Path) -> None:
-    fill(tmp_path / "tmp/scratch", 2 * MIB)
-    fill(tmp_path / "elsewhere", 4 * MIB)
+    write_file(tmp_path / "tmp/scratch", 2 * MIB)
+    write_file(tmp_path / "elsewhere", 4 * MIB)
     (tmp_path / "tmp/link").symlink_to(tmp_path / "elsewhere")
     scratch = {str(tmp_path / "tmp"): None, str(tmp_path / "tmp/scratch"): None}
     assert resources.find_excess(AgentJob("t", scratch=scratch, ephemeral_bytes=3 * MIB), 0) is None
@@ -60,7 +57,7 @@ def test_missing_or_huge_folder_does_not_delay_a_stop(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert resources.find_excess(AgentJob("t", scratch={str(tmp_path / "none"): 1}), 0) is None
-    fill(tmp_path / "tmp", MIB)
+    write_file(tmp_path / "tmp", MIB)
     monkeypatch.setattr(resources, "MEASURE_TIMEOUT_S", -1.0)  # the time is up
     assert resources.find_excess(AgentJob("t", scratch={str(tmp_path / "tmp"): 1}), 0) is None
 
@@ -80,12 +77,12 @@ def test_counting_of_a_large_folder_stops_at_the_deadline(
 
 
 def test_trailing_slash_names_the_same_folder(tmp_path: Path) -> None:
-    fill(tmp_path / "tmp/scratch", 2 * MIB)
+    write_file(tmp_path / "tmp/scratch", 2 * MIB)
     scratch = {f"{tmp_path}/tmp/": None, f"{tmp_path}/tmp/scratch/": None}
     assert resources.find_excess(AgentJob("t", scratch=scratch, ephemeral_bytes=3 * MIB), 0) is None
 
 
 def test_hard_links_are_counted_once(tmp_path: Path) -> None:
-    fill(tmp_path / "tmp", 2 * MIB)
+    write_file(tmp_path / "tmp", 2 * MIB)
     (tmp_path / "tmp/again").hardlink_to(tmp_path / "tmp/block")
     assert resources.find_excess(AgentJob("t", scratch={str(tmp_path / "tmp"): 3 * MIB}), 0) is None

@@ -58,7 +58,7 @@ def test_connection_reset_at_once_is_dialled_again(
     assert loop.call_later.call_args_list[-1].args[1] == agent.leader._dialer._resolve_address
 
 
-def connection() -> tuple[socket.socket, socket.socket]:
+def make_connection() -> tuple[socket.socket, socket.socket]:
     """Both ends of one over TCP."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         ours = socket.create_connection(listener.getsockname())
@@ -72,7 +72,7 @@ def connection() -> tuple[socket.socket, socket.socket]:
 def stranger(member: tuple[Member, MagicMock]) -> Iterator[Callable[..., bytes]]:
     """Sends a message to the member in the leader's place; returns what the member has sent."""
     agent, _ = member
-    ours, theirs = connection()
+    ours, theirs = make_connection()
     theirs.settimeout(0.0)
     agent.leader._on_connected(ours)
 
@@ -130,7 +130,7 @@ def test_host_ignores_a_leader_without_the_key(
 def leader(member: tuple[Member, MagicMock]) -> Iterator[Callable[..., None]]:
     """Sends a message to the member as the leader that has admitted it."""
     agent, _ = member
-    ours, theirs = connection()
+    ours, theirs = make_connection()
     agent.leader._on_connected(ours)
     side = LeaderHandshake(agent._config.handshake_key)
     numbers = itertools.count()
@@ -199,7 +199,7 @@ def test_nonsense_from_a_proven_leader_is_dialled_again(member: tuple[Member, Ma
     agent, loop = member
     refusal = {"message": "x", "code": "64"}
     for kind, fields in (("welcome", {"epoch": 3}), ("welcome", {}), ("refused", refusal)):
-        ours, theirs = connection()
+        ours, theirs = make_connection()
         agent.leader._on_connected(ours)
         side = LeaderHandshake(agent._config.handshake_key)
         challenge = {"type": "challenge", **side.challenge_fields()}
@@ -244,7 +244,7 @@ def test_challenge_may_take_longer_than_later_messages(
 def test_repeated_refusal_is_reported_once(member: tuple[Member, MagicMock]) -> None:
     agent, _ = member
     for _ in range(3):
-        ours, theirs = connection()
+        ours, theirs = make_connection()
         agent.leader._on_connected(ours)
         theirs.close()
         assert agent.leader._link is not None

@@ -34,16 +34,16 @@ ROW = "{0:5d}  {1:8d}         4         8        32        32   {2}\n"
 MEMBER = "  Rank {0} -- GPU {0} managed by process 48307{0} on node 172.16.64.210\n"
 
 
-def answer(*rows: str, errors: str = "", warnings: str = "", seconds: str = "0.00") -> str:
+def make_answer(*rows: str, errors: str = "", warnings: str = "", seconds: str = "0.00") -> str:
     """Return what RAS prints: communicators, silent ranks, and those that differ."""
     table = "".join(ROW.format(number, 1, row) for number, row in enumerate(rows))
     faults = f"Errors\n======\n\n{errors}Warnings\n========\n\n{warnings}"
     return f"{HEAD.format(seconds=seconds)}{table}\n{faults}"
 
 
-HEALTHY = answer("RUNNING      OK")
+HEALTHY = make_answer("RUNNING      OK")
 COUNTS = "  Communicator ranks have different {0} operation counts\n"
-LAGGING_2_24 = answer(
+LAGGING_2_24 = make_answer(
     "RUNNING  MISMATCH",
     warnings="#0-0 (27a079b828ff1a75) MISMATCH\n"
     + COUNTS.format("collective")
@@ -51,7 +51,7 @@ LAGGING_2_24 = answer(
     "operation 6649\n" + "".join(MEMBER.format(rank) for rank in (0, 2, 3, 4, 5, 7)),
 )
 ONE_BEHIND = "  Rank {0} has launched up to operation {1} -- GPU 5 managed by process 7 on node n\n"
-LAGGING_2_26 = answer(
+LAGGING_2_26 = make_answer(
     "RUNNING  MISMATCH",
     warnings="#0-0 (27a079b828ff1a75) MISMATCH\n"
     + COUNTS.format("AllReduce")
@@ -78,23 +78,25 @@ TIMEOUT = "TIMEOUT\n  Encountered 2 communication timeouts while gathering commu
 MISSING_RANK = (
     "process 3487984 on node 172.16.64.213 managing GPU 5 {0}; #0-0: rank 21 gives no answer"
 )
-INCOMPLETE_2_24 = answer(
+INCOMPLETE_2_24 = make_answer(
     "RUNNING  INCOMPLETE",
     errors=MISSING.format(rank="  The missing rank: 21"),
     warnings=TIMEOUT,
     seconds="2.05",
 )
-INCOMPLETE_2_29 = answer(
+INCOMPLETE_2_29 = make_answer(
     "RUNNING  INCOMPLETE",
     errors=MISSING.format(
         rank="  Rank 21 -- GPU 5 managed by process 3487984 on node 172.16.64.213"
     ),
 )
-DEAD = answer("RUNNING  INCOMPLETE", errors=MISSING.format(rank="  The missing rank: 21")).replace(
+DEAD = make_answer(
+    "RUNNING  INCOMPLETE", errors=MISSING.format(rank="  The missing rank: 21")
+).replace(
     "INCOMPLETE\n  Missing communicator data from 1 job process",
     "DEAD\n  1 job process is considered dead (unreachable via the RAS network)",
 )
-STATUS = answer(
+STATUS = make_answer(
     "FINALIZE  MISMATCH",
     "RUNNING      OK",
     warnings="#0-0 (9e17999afaa87dbb) MISMATCH\n  Communicator ranks have different status\n"
@@ -102,7 +104,7 @@ STATUS = answer(
     + "".join(MEMBER.format(rank) for rank in (0, 8))
     + "  Rank 4 has status INIT -- GPU 4 managed by process 507289 on node 172.16.64.210\n",
 )
-SEVERAL = answer(
+SEVERAL = make_answer(
     "RUNNING  INCOMPLETE",
     "RUNNING  ERROR,MISMATCH",
     errors="#0-0 (01) INCOMPLETE\n  Missing communicator data from 2 ranks\n  The missing "
@@ -115,19 +117,19 @@ SEVERAL = answer(
     + "  3 ranks have launched up to operation 9\n"
     "  Rank 1 has not launched any operations -- [process information not found]\n\n",
 )
-MANY = answer(
+MANY = make_answer(
     "RUNNING  INCOMPLETE",
     errors="DEAD\n" + "".join(f"  Process {n} on node n managing GPU 0\n" for n in range(9)),
 )
 
 
-def silent(peer: socket.socket) -> None:
+def stay_silent(peer: socket.socket) -> None:
     """A process that was stopped: the kernel takes the connection, and nobody answers."""
     while peer.recv(1000):
         pass
 
 
-def whole(text: str) -> Callable[[socket.socket], None]:
+def play_all(text: str) -> Callable[[socket.socket], None]:
     return play("SERVER PROTOCOL 2\nOK\n", text)
 
 
@@ -137,57 +139,57 @@ CUT = INCOMPLETE_2_24[: INCOMPLETE_2_24.index("#0-0")]
 NO_ANSWER, IS_DEAD = map(MISSING_RANK.format, ("gives no answer", "is dead"))
 SLOW = "process 3487984 on node 172.16.64.213 managing GPU 5 gives no answer"
 CASES: dict[str, tuple[Callable[[socket.socket], None], str]] = {
-    "healthy": (whole(HEALTHY), ""),
+    "healthy": (play_all(HEALTHY), ""),
     "lagging ranks, 2.24": (
-        whole(LAGGING_2_24),
+        play_all(LAGGING_2_24),
         "#0-0: ranks 0, 2, 3, 4, 5, 7 are behind (6649 of 6650)",
     ),
     "a lagging rank by operation, 2.26": (
-        whole(LAGGING_2_26),
+        play_all(LAGGING_2_26),
         "#0-0: rank 5 is behind in AllReduce (6649 of 6650); #0-0: rank 5 is behind in "
         "AllGather (0 of 8)",
     ),
     "many behind without names": (
-        whole(HALF_BEHIND),
+        play_all(HALF_BEHIND),
         "#0-0: 16 ranks are behind in AllReduce (2 of 6649); #0-0: rank 5 is behind in "
         "AllGather (0 of 8)",
     ),
-    "a missing rank, 2.24": (whole(INCOMPLETE_2_24), NO_ANSWER),
-    "a missing rank, 2.29": (whole(INCOMPLETE_2_29), NO_ANSWER),
-    "a dead process": (whole(DEAD), IS_DEAD),
+    "a missing rank, 2.24": (play_all(INCOMPLETE_2_24), NO_ANSWER),
+    "a missing rank, 2.29": (play_all(INCOMPLETE_2_29), NO_ANSWER),
+    "a dead process": (play_all(DEAD), IS_DEAD),
     "ranks of unlike states": (
-        whole(STATUS),
+        play_all(STATUS),
         "#0-0: ranks 0, 8 have status RUNNING; #0-0: rank 4 has status INIT",
     ),
     "several communicators": (
-        whole(SEVERAL),
+        play_all(SEVERAL),
         "#0-0: ranks 3, 7 give no answer; #1-0: ranks 1, 2 reported REMOTE_ERROR; "
         "#1-0: rank 1 is behind in Broadcast (0 of 9)",
     ),
     "more than a line has room for": (
-        whole(MANY),
+        play_all(MANY),
         "; ".join(f"process {n} on node n managing GPU 0 is dead" for n in range(6)) + "; 3 more",
     ),
-    "no communicators": (whole(f"{HEAD_LINES}No communicator data collected!\n"), ""),
+    "no communicators": (play_all(f"{HEAD_LINES}No communicator data collected!\n"), ""),
     "in small pieces": (play("SERVER PROTOCOL 2\n", *PIECES), NO_ANSWER),
     "without the handshake": (play(INCOMPLETE_2_24), NO_ANSWER),
     "an error for every command": (
         play("ERROR: Unknown command CLIENT PROTOCOL 2\n" * 3, DEAD),
         IS_DEAD,
     ),
-    "cut": (whole(CUT), SLOW),
+    "cut": (play_all(CUT), SLOW),
     "slow": (play(CUT, "#0-0", pause_s=30.0), SLOW),
     "endless": (play(DEAD, "x" * 4096, forever=True), IS_DEAD),
-    "silent": (silent, ""),
+    "silent": (stay_silent, ""),
     "closed at once": (play(), ""),
     "garbage": (play(bytes(range(256)) * 40), ""),
     "another server": (play("HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n"), ""),
     "escapes of a terminal": (
-        whole(DEAD.replace("node 172", "node \x1b[2J172")),
+        play_all(DEAD.replace("node 172", "node \x1b[2J172")),
         IS_DEAD.replace("node ", "node ?[2J"),
     ),
     "numbers without end": (
-        whole(DEAD.replace(": 21", ": " + "9" * 5000)),
+        play_all(DEAD.replace(": 21", ": " + "9" * 5000)),
         IS_DEAD.replace("rank 21 gives", f"ranks {', '.join(['9' * 9] * 10)}, … gives"),
     ),
 }
@@ -208,7 +210,7 @@ def test_answer_of_nccl_is_summarized_and_kept(case: str) -> None:
 
 
 def test_unreachable_ras_gives_an_empty_answer() -> None:
-    with server(whole(DEAD)) as address:
+    with server(play_all(DEAD)) as address:
         environ = {nccl.ADDRESS_VARIABLE: address, nccl.ENABLE_VARIABLE: "0"}
         assert nccl.query_ras(environ, time.monotonic() + 1) == ""
     with socket.create_server(("127.0.0.1", 0)) as listener:
@@ -236,7 +238,7 @@ def test_nccl_query_does_not_block(monkeypatch) -> None:
 
 def test_nccl_query_ends_without_an_answer(monkeypatch) -> None:
     monkeypatch.setattr(nccl, "QUERY_TIMEOUT_S", 0.2)
-    with server(silent) as address:
+    with server(stay_silent) as address:
         question = nccl.NcclQuery({nccl.ADDRESS_VARIABLE: address})
         while question.answer is None:
             time.sleep(0.01)

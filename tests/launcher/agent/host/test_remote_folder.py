@@ -26,12 +26,8 @@ def copier(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         script.write_text(f"#!/bin/sh\necho ready\n{lines}\n")
         script.chmod(0o755)
         monkeypatch.setattr(folders, "sys", SimpleNamespace(executable=str(script)))
-        environ = {
-            contract.LEADER: "127.0.0.1:1",
-            contract.HOSTS: "1",
-            contract.INDEX: "0",
-            contract.UID: "u",
-        }
+        environ = {contract.LEADER: "127.0.0.1:1", contract.HOSTS: "1", contract.INDEX: "0"}
+        environ[contract.UID] = "u"
         place = config.read_config(environ | {contract.JOB: AgentJob("t", ("true",)).to_json()})
         return RemoteFolder("gs://team-b/r", place)
 

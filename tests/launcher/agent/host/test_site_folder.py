@@ -27,7 +27,8 @@ import importlib.abc
 import collections.abc
 import os.path
 import logging.handlers
-print(importlib.machinery.PathFinder, importlib.util.find_spec("json").name, importlib.abc.Loader, os.path.sep)
+print(importlib.machinery.PathFinder, importlib.util.find_spec("json").name)
+print(importlib.abc.Loader, os.path.sep)
 """
 
 

@@ -11,15 +11,15 @@ MACHINE = {"in_use": 600 * 1024.0, "limit": 1000 * 1024.0}
 V1, V2 = "4:memory:/pods/a\n0::/\n", "0::/pods/a\n"
 
 
-def kernel(root: Path, own_value: str, **files: str) -> Path:
-    paths = {"proc/self/cgroup": own_value, "proc/meminfo": MEMINFO, **files}
+def write_files(root: Path, cgroup: str, **files: str) -> Path:
+    paths = {"proc/self/cgroup": cgroup, "proc/meminfo": MEMINFO, **files}
     for path, text in paths.items():
         (root / path).parent.mkdir(parents=True, exist_ok=True)
         (root / path).write_text(text)
     return root
 
 
-def unified(folder: str, limit: str) -> dict[str, str]:
+def cgroup_v2(folder: str, limit: str) -> dict[str, str]:
     return {
         f"{folder}/memory.current": "5000\n",
         f"{folder}/memory.max": f"{limit}\n",
@@ -27,7 +27,7 @@ def unified(folder: str, limit: str) -> dict[str, str]:
     }
 
 
-def legacy(folder: str, limit: str) -> dict[str, str]:
+def cgroup_v1(folder: str, limit: str) -> dict[str, str]:
     return {
         f"{folder}/memory.usage_in_bytes": "5000\n",
         f"{folder}/memory.limit_in_bytes": f"{limit}\n",
@@ -36,35 +36,35 @@ def legacy(folder: str, limit: str) -> dict[str, str]:
 
 
 @pytest.mark.parametrize(
-    ("own_value", "files"),
+    ("cgroup", "files"),
     [
-        (V2, unified("sys/fs/cgroup/pods/a", "8000")),
-        (V2, unified("sys/fs/cgroup", "8000")),  # what a container sees of itself
-        (V1, legacy("sys/fs/cgroup/memory/pods/a", "8000")),
-        (V1, legacy("sys/fs/cgroup/memory", "8000")),
+        (V2, cgroup_v2("sys/fs/cgroup/pods/a", "8000")),
+        (V2, cgroup_v2("sys/fs/cgroup", "8000")),  # what a container sees of itself
+        (V1, cgroup_v1("sys/fs/cgroup/memory/pods/a", "8000")),
+        (V1, cgroup_v1("sys/fs/cgroup/memory", "8000")),
     ],
 )
 def test_page_cache_is_not_memory_in_use(
-    own_value: str, files: dict[str, str], tmp_path: Path
+    cgroup: str, files: dict[str, str], tmp_path: Path
 ) -> None:
-    assert resources.read_memory(kernel(tmp_path, own_value, **files)) == {
+    assert resources.read_memory(write_files(tmp_path, cgroup, **files)) == {
         "in_use": 3000.0,
         "limit": 8000.0,
     }
 
 
 @pytest.mark.parametrize(
-    ("own_value", "files"),
+    ("cgroup", "files"),
     [
-        (V2, unified("sys/fs/cgroup/pods/a", "max")),
-        (V1, legacy("sys/fs/cgroup/memory/pods/a", "9223372036854771712")),
+        (V2, cgroup_v2("sys/fs/cgroup/pods/a", "max")),
+        (V1, cgroup_v1("sys/fs/cgroup/memory/pods/a", "9223372036854771712")),
         (V2, {}),
     ],
 )
 def test_memory_limit_is_the_machine_without_a_cgroup_limit(
-    own_value: str, files: dict[str, str], tmp_path: Path
+    cgroup: str, files: dict[str, str], tmp_path: Path
 ) -> None:
-    assert resources.read_memory(kernel(tmp_path, own_value, **files)) == MACHINE
+    assert resources.read_memory(write_files(tmp_path, cgroup, **files)) == MACHINE
 
 
 def test_memory_is_unknown_without_proc(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ def loop() -> Iterator[Loop]:
 
 def test_stale_event_does_not_reach_a_reused_descriptor(loop: Loop) -> None:
     pairs = [socket.socketpair() for _ in range(2)]
-    fds = [own_value.fileno() for own_value, _ in pairs]
+    fds = [sock.fileno() for sock, _ in pairs]
     idle, other = socket.socketpair()  # with nothing to read
     observed: list[str] = []
 
@@ -39,8 +39,8 @@ def test_stale_event_does_not_reach_a_reused_descriptor(loop: Loop) -> None:
         observed.append("first")
         loop.call_later(0.0, loop.stop)
 
-    for own_value, peer in pairs:
-        loop.watch(own_value.fileno(), READ, partial(first, own_value.fileno()))
+    for sock, peer in pairs:
+        loop.watch(sock.fileno(), READ, partial(first, sock.fileno()))
         peer.send(b"x")
     loop.run()
     assert observed == ["first"]
@@ -52,14 +52,14 @@ def test_stale_event_does_not_reach_a_reused_descriptor(loop: Loop) -> None:
 def test_broken_connection_calls_its_watcher(loop: Loop, watched: int) -> None:
     listener = socket.create_server(("127.0.0.1", 0))
     peer = socket.create_connection(listener.getsockname())
-    own_value, _ = listener.accept()
+    sock, _ = listener.accept()
     reset(peer)
     masks: list[int] = []
-    loop.watch(own_value.fileno(), watched, masks.append)
+    loop.watch(sock.fileno(), watched, masks.append)
     loop.call_later(0.0, loop.stop)
     loop.run()
     assert masks == [watched]
-    own_value.close()
+    sock.close()
     listener.close()
 
 

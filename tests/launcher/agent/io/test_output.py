@@ -70,11 +70,11 @@ def pipe() -> Iterator[Pipe]:
     yield Pipe()
 
 
-def written(number: int) -> bytes:
+def make_line(number: int) -> bytes:
     return b"%d " % number + b"x" * (WIDTH - len(str(number)) - 2)
 
 
-def numbers(lines: list[str]) -> tuple[list[int], int]:
+def read_numbers(lines: list[str]) -> tuple[list[int], int]:
     """The numbers of the lines that came, and how many were said to be dropped."""
     notices = [re.match(r"\((\d+) lines were dropped here", line) for line in lines]
     came = [
@@ -88,10 +88,10 @@ def numbers(lines: list[str]) -> tuple[list[int], int]:
 def test_oldest_lines_are_dropped_and_counted(pipe: Pipe) -> None:
     stream = OutputStream(Idle(), pipe.write_end)
     for number in range(LINES):
-        stream.write_line(written(number))
+        stream.write_line(make_line(number))
     pipe.read()
     stream.flush(60.0)
-    came, dropped = numbers(pipe.close())
+    came, dropped = read_numbers(pipe.close())
     assert came[-1] == LINES - 1 and came == sorted(came)
     assert dropped > 0 and dropped + len(came) == LINES
     assert (LINES - dropped) * WIDTH > MAX_QUEUED_BYTES - 2 * WIDTH
@@ -100,11 +100,11 @@ def test_oldest_lines_are_dropped_and_counted(pipe: Pipe) -> None:
 def test_flush_keeps_last_lines_and_count_for_a_late_reader(pipe: Pipe) -> None:
     stream = OutputStream(Idle(), pipe.write_end)
     for number in range(1000):
-        stream.write_line(written(number))
+        stream.write_line(make_line(number))
     stream.flush(0.0)  # its time is over
     pipe.read()
     stream.flush(60.0)
-    came, dropped = numbers(pipe.close())
+    came, dropped = read_numbers(pipe.close())
     assert came[-1] == 999 and dropped > 0 and dropped + len(came) == 1000
     assert len(came) * WIDTH < 4 * FINAL_BYTES
 
@@ -114,21 +114,21 @@ def test_patient_stream_waits_for_its_reader(pipe: Pipe) -> None:
     stream.on_room = room.set
     lines = iter(range(LINES))
     while not stream.is_behind:
-        stream.write_line(written(next(lines)))
+        stream.write_line(make_line(next(lines)))
     room.clear()
     for number in lines:
-        stream.write_line(written(number))
+        stream.write_line(make_line(number))
     assert not room.is_set()
     pipe.read()
     stream.flush(0.0)
-    assert room.is_set() and numbers(pipe.close()) == (list(range(LINES)), 0)
+    assert room.is_set() and read_numbers(pipe.close()) == (list(range(LINES)), 0)
 
 
 def test_patience_ends_and_returns_with_the_reader(pipe: Pipe) -> None:
     loop, room = Idle(), threading.Event()
     stream, lines = OutputStream(loop, pipe.write_end, patience_s=1.0), iter(range(LINES))
     while not stream.is_behind:
-        stream.write_line(written(next(lines)))
+        stream.write_line(make_line(next(lines)))
     stream.on_room = room.set
     while stream.is_behind:
         time.sleep(0.01)
@@ -136,10 +136,10 @@ def test_patience_ends_and_returns_with_the_reader(pipe: Pipe) -> None:
     loop.due.pop()()
     assert room.is_set()
     for number in lines:
-        stream.write_line(written(number))
+        stream.write_line(make_line(number))
     pipe.read()
     stream.flush(0.0)
-    came, dropped = numbers(pipe.close())
+    came, dropped = read_numbers(pipe.close())
     assert came[-1] == LINES - 1 and dropped > 0 and dropped + len(came) == LINES
 
 
@@ -147,10 +147,10 @@ def test_partially_written_line_is_never_dropped(pipe: Pipe) -> None:
     stream = OutputStream(Idle(), pipe.write_end)
     stream.write_line(b"0 " + b"y" * (1 << 20))  # the pipe takes some of it
     for number in range(1, LINES):
-        stream.write_line(written(number))
+        stream.write_line(make_line(number))
     pipe.read()
     stream.flush(60.0)
-    came, dropped = numbers(pipe.close())
+    came, dropped = read_numbers(pipe.close())
     assert came[0] == 0 and came[-1] == LINES - 1 and dropped + len(came) == LINES
 
 

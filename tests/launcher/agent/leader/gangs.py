@@ -72,18 +72,18 @@ class Gang:
         environ |= {contract.JOB: job.to_json(), contract.UID: UID, **(variables or {})}
         self.place: Config = config.read_config(environ)
         self.loop = Turns()
-        self.said: list[str] = []
-        self.ended: list[Verdict] = []
+        self.messages: list[str] = []
+        self.verdicts: list[Verdict] = []
         self.hello = Hello.from_config(self.place, 9400)
         self.leader = Server(
             self.place,
             self.loop,  # type: ignore[arg-type]
             self.hello,
             Clock(0.0),
-            RunFolder(folder, self.said.append),
+            RunFolder(folder, self.messages.append),
             PodLog(0, None),
-            say=self.said.append,
-            finish=lambda verdict, alone: self.ended.append(verdict),
+            say=self.messages.append,
+            finish=lambda verdict, alone: self.verdicts.append(verdict),
         )
         self.leader.start_waiting()
         (self.listener,) = self.loop.ready
@@ -98,7 +98,7 @@ class Gang:
 
     @property
     def has_started(self) -> bool:
-        return any("starting attempt 1" in text for text in self.said)
+        return any("starting attempt 1" in text for text in self.messages)
 
     def fail(self, host: int, message: str = "boom", **fields: Any) -> int:
         return self.event(host, "error", error={"type": "ValueError", "message": message}, **fields)
@@ -118,12 +118,8 @@ class Gang:
     ) -> bytes:
         """The line of a host's hello."""
         hello = dataclasses.replace(self.hello, host=host, pod=f"pod-{host}").to_wire()
-        return (
-            json.dumps(
-                {"type": "hello", **side.answer_challenge(challenge, hello | changes)}
-            ).encode()
-            + b"\n"
-        )
+        fields = side.answer_challenge(challenge, hello | changes)
+        return json.dumps({"type": "hello", **fields}).encode() + b"\n"
 
     def connect(self, host: int) -> dict[str, Any]:
         """Connects a host; returns the leader's challenge."""
@@ -138,13 +134,8 @@ class Gang:
 
     def send(self, host: int, kind: str, /, **fields: Any) -> int:
         """Sends a message of a host; returns the opcodes that the leader ran for it."""
-        message = {
-            "type": kind,
-            "attempt": 1,
-            **fields,
-            "epoch": self.epoch,
-            "n": self.numbers[host],
-        }
+        stamp = {"epoch": self.epoch, "n": self.numbers[host]}
+        message = {"type": kind, "attempt": 1, **fields, **stamp}
         self.numbers[host] += 1
         return self.raw(host, json.dumps(message).encode() + b"\n")
 

@@ -52,7 +52,7 @@ def read_to_end(sock: socket.socket) -> bytes:
 
 def logged_texts(gang: Gang) -> list[str]:
     """Return what was logged, except for the attempt's start."""
-    return [text for text in gang.said if "starting attempt" not in text]
+    return [text for text in gang.messages if "starting attempt" not in text]
 
 
 @pytest.mark.parametrize("line", STRANGE, ids=lambda line: repr(line[:40]))
@@ -83,7 +83,7 @@ def test_hello_without_the_key_gets_no_answer(gang: Callable[..., Gang], key: by
     assert read_to_end(harness.hosts[2][0]) == b""
     machine = harness.leader._gang
     assert machine.verdict is None and 2 not in machine.gathering.arrived_hosts
-    assert not harness.said
+    assert not harness.messages
     harness.join(2)
     assert harness.has_started
 
@@ -125,7 +125,7 @@ def test_refused_host_does_not_end_a_running_gang(
     assert harness.leader._gang.verdict is None, "its loss is not settled yet"
     harness.join(2, **changes)
     assert harness.leader._gang.verdict is None
-    refusal = next(text for text in harness.said if "refused: host 2" in text)
+    refusal = next(text for text in harness.messages if "refused: host 2" in text)
     assert "tried to join after the start" in refusal
     assert sock.fileno() == -1
 
@@ -181,19 +181,19 @@ def test_simultaneous_hosts_are_accepted_in_one_turn(
     harness.sockets += [socket.create_connection(harness.address) for _ in range(60)]
     harness.read(harness.listener)
     harness.leader._gate.close_late_connections(time.monotonic())
-    assert len(harness.leader._gate._waiting) == accepted and not harness.said
+    assert len(harness.leader._gate._waiting) == accepted and not harness.messages
 
 
 def test_refusals_are_logged_once_and_bounded(gang: Callable[..., Gang]) -> None:
     harness = gang(3, joined=2)
     for _ in range(100):
         harness.join(2, generation=7)
-    (refusal,) = harness.said
+    (refusal,) = harness.messages
     assert "it has generation 7, host 0 has generation 0" in refusal
     for number in range(2 * MAX_REFUSALS):
         harness.join(2, generation=8 + number, hostname="h" * 900)
-    assert len(harness.said) == len(harness.leader._gang.gathering.refusals) == MAX_REFUSALS
-    assert sum(map(len, harness.said)) < 100_000
+    assert len(harness.messages) == len(harness.leader._gang.gathering.refusals) == MAX_REFUSALS
+    assert sum(map(len, harness.messages)) < 100_000
 
 
 def test_malformed_hello_is_logged_with_its_address(gang: Callable[..., Gang]) -> None:
@@ -202,4 +202,4 @@ def test_malformed_hello_is_logged_with_its_address(gang: Callable[..., Gang]) -
     assert read_to_end(harness.hosts[2][0]) == b""
     harness.leader._gate.close_late_connections(time.monotonic())
     fault = "its hello is invalid: spec must be a string, not 3"
-    assert harness.said == [f"closed a connection from 127.0.0.1: {fault}"]
+    assert harness.messages == [f"closed a connection from 127.0.0.1: {fault}"]

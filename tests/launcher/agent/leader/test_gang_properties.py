@@ -90,9 +90,8 @@ class Simulation:
     # --- events -----------------------------------------------------------------------------------
 
     def join(self, host: int, **changes: Any) -> None:
-        hello = dataclasses.replace(
-            HELLO, **{"host": host, "pod": f"pod {host}-{self.pods[host]}", **changes}
-        )
+        changes = {"host": host, "pod": f"pod {host}-{self.pods[host]}", **changes}
+        hello = dataclasses.replace(HELLO, **changes)
         reason = self.gang.check_hello(hello)
         if reason is not None:
             self.gang.on_host_refused(hello, reason, self.now)
@@ -111,9 +110,8 @@ class Simulation:
     def send(self, host: int, kind: str, /, **fields: Any) -> None:
         if host in self.told:
             self.gang.members.record_message(host, self.now)
-            self.gang.take_message(
-                host, {"type": kind, "attempt": self.gang.attempt_number, **fields}, self.now
-            )
+            message = {"type": kind, "attempt": self.gang.attempt_number, **fields}
+            self.gang.take_message(host, message, self.now)
             self.act()
 
     def report_gone(self, host: int) -> None:
@@ -141,31 +139,18 @@ class Simulation:
             # A pod that was lost is followed by another; so is one that is still connected, if it
             # "rejoins".
             self.pods[host] += host not in self.told or (choice == "rejoin" and variant % 2)
-            changes: dict[str, Any] = (
-                {"spec": "another"} if choice == "misfit" and variant % 2 else {}
-            )
-            self.join(
-                host,
-                **changes,
-                **({"generation": 7} if choice == "misfit" and not variant % 2 else {}),
-            )
+            misfit: dict[str, Any] = {"spec": "another"} if variant % 2 else {"generation": 7}
+            self.join(host, **(misfit if choice == "misfit" else {}))
         elif choice == "lose":
             self.lose(host)
         elif choice == "beat":
             self.beat(host, STATUSES[variant % len(STATUSES)])
         elif choice == "event" and ranks:
-            status = STATUSES[variant % 2].to_wire()
-            self.send(
-                host,
-                "event",
-                rank=ranks[variant % RANKS],
-                status=status,
-                **EVENTS[variant % len(EVENTS)],
-            )
+            rank, status = ranks[variant % RANKS], STATUSES[variant % 2].to_wire()
+            self.send(host, "event", rank=rank, status=status, **EVENTS[variant % len(EVENTS)])
         elif choice == "stacks" and ranks:
-            self.send(
-                host, "stacks", rank=ranks[variant % RANKS], status=STATUSES[0].to_wire(), text=""
-            )
+            rank, status = ranks[variant % RANKS], STATUSES[0].to_wire()
+            self.send(host, "stacks", rank=rank, status=status, text="")
         elif choice == "gone":
             self.report_gone(host)
         elif choice == "all gone":
@@ -185,67 +170,55 @@ class Simulation:
         assert set(gang.members.hellos) == set(gang.members.last_message_at)
         while gang.actions:
             action = gang.actions.pop(0)
-            assert self.end is None or isinstance(
-                action, (actions.Say, actions.Send, actions.Disconnect)
-            ), "the gang acts after its end"
+            is_allowed = isinstance(action, (actions.Say, actions.Send, actions.Disconnect))
+            assert self.end is None or is_allowed, "the gang acts after its end"
             self.perform(action)
         assert set(self.told) == set(gang.members.hellos)
         self.covered[gang.stage.name] += 1
 
     def perform(self, action: Action) -> None:
-        gang = self.gang
+        gang, members = self.gang, self.gang.members
+        number, table = gang.attempt_number, members.table
         self.covered[type(action).__name__] += 1
         if isinstance(action, actions.Send):
             for host in action.hosts:
                 self.tell(host, action.kind)
             if action.kind == "verdict" and action.hosts:
-                self.messages.setdefault(action.fields["attempt"], []).append(
-                    action.fields["verdict"]
-                )
+                attempt, verdict = action.fields["attempt"], action.fields["verdict"]
+                self.messages.setdefault(attempt, []).append(verdict)
         elif isinstance(action, actions.SendStart):
-            assert len(set(gang.members.table.hosts)) == len(gang.members.table), (
-                "a host holds two places"
-            )
+            assert len(set(table.hosts)) == len(table), "a host holds two places"
             for host in action.hosts:
                 self.tell(host, "start")
-                self.running |= {host} & set(gang.members.table.hosts)
-            table = self.tables.setdefault(gang.attempt_number, gang.members.table.to_wire())
-            assert table == gang.members.table.to_wire(), (
-                "the hosts of one attempt know different tables"
-            )
+                self.running |= {host} & set(table.hosts)
+            first_table = self.tables.setdefault(number, table.to_wire())
+            assert first_table == table.to_wire(), "hosts of an attempt know different tables"
         elif isinstance(action, actions.Disconnect):
             self.forget(action.host)
         elif isinstance(action, actions.StartAttempt):
-            assert gang.stage is Stage.RUN and gang.members.next_size >= len(gang.members.table)
-            assert set(gang.members.table.hosts) <= set(gang.members.present_hosts), (
-                "an absent host holds ranks"
-            )
-            assert 0 in gang.members.table and len(gang.members.table) in self.place.gang_sizes
-            assert not self.running or self.now > self.judged_at + KILL_TIMEOUT_S, (
-                "processes of two attempts run at once"
-            )
-            assert all(number in self.verdicts for number in self.tables), (
-                "an attempt has no verdict"
-            )
+            assert gang.stage is Stage.RUN and members.next_size >= len(table)
+            present_hosts = set(members.present_hosts)
+            assert set(table.hosts) <= present_hosts, "an absent host holds ranks"
+            assert 0 in table and len(table) in self.place.gang_sizes
+            is_killed = not self.running or self.now > self.judged_at + KILL_TIMEOUT_S
+            assert is_killed, "processes of two attempts run at once"
+            assert self.tables.keys() <= self.verdicts.keys(), "an attempt has no verdict"
             self.running.clear()
         elif isinstance(action, actions.JudgeAttempt):
             self.judged_at = self.now
-            self.verdicts.setdefault(gang.attempt_number, []).append(action.verdict)
-            assert len(self.verdicts[gang.attempt_number]) == 1, "an attempt has two verdicts"
+            self.verdicts.setdefault(number, []).append(action.verdict)
+            assert len(self.verdicts[number]) == 1, "an attempt has two verdicts"
         elif isinstance(action, actions.RecordAttempt):
-            assert [action.verdict] == self.verdicts[gang.attempt_number]
-            assert gang.attempt_number not in [record.attempt for record in gang.records], (
-                "an attempt is recorded twice"
-            )
+            assert [action.verdict] == self.verdicts[number]
+            recorded = [record.attempt for record in gang.records]
+            assert number not in recorded, "an attempt is recorded twice"
             gang.on_attempt_recorded(self.record(action.verdict), self.now)
         elif isinstance(action, actions.WriteEnd):
             gang.on_end_written(self.now)
         elif isinstance(action, actions.Finish):
             self.end = action
-            if not action.is_alone:
-                assert set(self.told.values()) <= {"leave"}, (
-                    "a member does not know that it may leave"
-                )
+            have_left = set(self.told.values()) <= {"leave"}
+            assert action.is_alone or have_left, "a member does not know that it may leave"
 
     def tell(self, host: int, kind: str) -> None:
         assert host in self.told, "a message is sent to an absent host"
@@ -261,18 +234,8 @@ class Simulation:
         gang, ranks = self.gang, self.gang.attempt.ranks
         steps = ranks.first_committed, gang.attempt.last_committed
         seconds = {"step": 1.0} if ranks.by_rank else {"rendezvous": 1.0}
-        return AttemptRecord(
-            "uid",
-            0,
-            gang.attempt_number,
-            verdict.cause,
-            verdict.rank,
-            *steps,
-            seconds,
-            verdict,
-            1.0,
-            self.now,
-        )
+        place = ("uid", 0, gang.attempt_number, verdict.cause, verdict.rank)
+        return AttemptRecord(*place, *steps, seconds, verdict, 1.0, self.now)
 
     def settle(self) -> None:
         """Let all deadlines pass while nobody answers. Nobody may wait for ever then."""
@@ -282,15 +245,13 @@ class Simulation:
             self.tick(15.0)
         gang = self.gang
         if gang.stage is Stage.RUN:
-            assert set(gang.members.present_hosts) <= {
-                host for host, kind in self.told.items() if kind == "start"
-            }
+            started = {host for host, kind in self.told.items() if kind == "start"}
+            assert set(gang.members.present_hosts) <= started
         else:
             assert self.end is not None, f"the gang stays in {gang.stage.name}"
         for number, messages in self.messages.items():
-            assert messages[0] == self.verdicts[number][0].to_json(), (
-                "hosts were told another verdict"
-            )
+            verdict = self.verdicts[number][0].to_json()
+            assert messages[0] == verdict, "hosts were told another verdict"
             assert messages.count(messages[0]) == len(messages), "hosts were told two verdicts"
 
 
@@ -320,10 +281,7 @@ def test_invariants_hold_over_random_event_sequences(place: Config) -> None:
 
     covered: Counter[str] = Counter()
     check()
-    assert (
-        all(covered[stage.name] for stage in Stage)
-        and covered["Finish"]
-        and covered["restarts"] >= (place.job.in_place_limit > 0)
-    ), covered
+    assert all(covered[stage.name] for stage in Stage) and covered["Finish"], covered
+    assert covered["restarts"] >= (place.job.in_place_limit > 0), covered
     if place.job.replaces:
         assert covered["AwaitHosts"] and covered["alone"] and covered["Disconnect"], covered

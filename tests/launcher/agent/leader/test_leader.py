@@ -26,12 +26,7 @@ from jaxlaunch.runs.layout import AGENTS
 from jaxlaunch.runs.run_folder import RunFolder, RunStarts
 from tests.launcher.agent.leader.gangs import STEPPING, UID, Gang, opcodes, reset
 
-ECHO = {
-    "type": "ValueError",
-    "message": "Gloo: Connection closed by peer",
-    "traceback": "T",
-    "code": None,
-}
+ECHO = {"type": "ValueError", "message": "Gloo: Connection closed by peer", "traceback": "T"}
 HANG = {"phase": "step", "limit_s": 5.0, "elapsed_s": 5.0, "first_rank": 4}
 
 
@@ -120,7 +115,7 @@ def test_beat_without_symptoms_needs_no_verdict(
     assert not requests
     harness.event(2, "error", error=ECHO)
     harness.beat(1, step=5)
-    assert len(requests) == 2 and not harness.ended
+    assert len(requests) == 2 and not harness.verdicts
 
 
 def test_many_hosts_get_the_state_every_two_seconds(gang: Callable[..., Gang]) -> None:
@@ -222,7 +217,7 @@ def test_malformed_message_closes_only_its_connection(
     harness.beat(2)
     line = json.dumps({"attempt": 1, **message, "epoch": harness.epoch, "n": 0})
     harness.raw(1, line.encode() + b"\n")
-    assert any("invalid message" in text for text in harness.said), harness.said
+    assert any("invalid message" in text for text in harness.messages), harness.messages
     harness.beat(2)
     harness.fail(2)
     assert_verdict(harness)
@@ -231,7 +226,7 @@ def test_malformed_message_closes_only_its_connection(
 def assert_verdict(harness: Gang) -> None:
     # On a busy machine the lost host is the verdict before the exception arrives.
     texts = ("boom", "host 1 (ranks 2 to 3) was lost")
-    assert any(text in line for text in texts for line in harness.said), harness.said
+    assert any(text in line for text in texts for line in harness.messages), harness.messages
 
 
 @pytest.mark.parametrize(
@@ -272,7 +267,7 @@ def test_host_killed_after_its_hello_has_not_joined(gang: Callable[..., Gang]) -
     sock.sendall(greeting)
     reset(sock)
     harness.read(fd)
-    assert 2 not in harness.leader._peers and not harness.said
+    assert 2 not in harness.leader._peers and not harness.messages
     harness.join(2)
     assert harness.has_started
 
@@ -282,7 +277,7 @@ def test_loss_during_a_refusal_does_not_end_the_leader(gang: Callable[..., Gang]
     for host in (1, 2):
         reset(harness.hosts[host][0])
     harness.join(4, spec="another")
-    assert any("has a different job" in text for text in harness.said), harness.said
+    assert any("has a different job" in text for text in harness.messages), harness.messages
     harness.join(3, pod="another")
 
 
@@ -291,7 +286,7 @@ def test_verdict_is_stored_before_hosts_receive_it(
 ) -> None:
     harness = gang(3)
     harness.fail(2)
-    result = RunFolder(tmp_path / "0", harness.said.append).read_summary(UID)
+    result = RunFolder(tmp_path / "0", harness.messages.append).read_summary(UID)
     assert result is not None and result.of is not None and result.of.judged is not None
     assert "boom" in result.of.judged.message and result.of.attempt == 1
 
@@ -323,12 +318,12 @@ def test_deadline_after_the_end_stops_nothing(gang: Callable[..., Gang]) -> None
     harness = gang(1)
     harness.fail(0)
     harness.send(0, "gone")
-    messages, machine = list(harness.said), harness.leader._gang
+    messages, machine = list(harness.messages), harness.leader._gang
     job = dataclasses.replace(harness.place.job, deadline_s=0.001)
     machine._config = dataclasses.replace(harness.place, job=job)
     machine._deadline_at = 0.001
     machine.on_tick(1e9)
-    assert harness.said == messages
+    assert harness.messages == messages
 
 
 @pytest.mark.parametrize(
@@ -378,10 +373,10 @@ def test_leader_waits_for_the_annotation_within_a_limit(
         (tick,) = harness.loop.ticks
         if wait_s:
             tick()
-            assert not harness.ended
+            assert not harness.verdicts
             keeper.is_busy = False
         tick()
-        assert harness.ended
+        assert harness.verdicts
 
 
 def test_time_to_leave_begins_after_the_end_is_stored(
@@ -429,9 +424,9 @@ def test_gang_with_a_spare_needs_host_0(gang: Callable[..., Gang]) -> None:
     harness = gang(4, joined=0, job=SPARE_JOB)
     for host in (3, 1, 2):
         harness.join(host)
-    assert not [line for line in harness.said if "starting" in line]
+    assert not [line for line in harness.messages if "starting" in line]
     harness.join(0)
-    assert harness.said[-1] == "starting attempt 1: 3 processes on 3 hosts"
+    assert harness.messages[-1] == "starting attempt 1: 3 processes on 3 hosts"
     reported = [json.loads(line) for line in harness.hosts[3][0].recv(65536).splitlines()]
     assert [item["members"] for item in reported if item["type"] == "start"] == ["0-2"]
 
@@ -454,8 +449,8 @@ def test_deleted_pod_does_not_end_other_pods(
     harness.loop.ticks[0]()
     for host in staying:
         harness.send(host, "gone")
-    assert harness.said[-1] == "keeping 2 of 3 hosts, until host 1 is replaced"
-    assert not harness.ended
+    assert harness.messages[-1] == "keeping 2 of 3 hosts, until host 1 is replaced"
+    assert not harness.verdicts
     for host in (0, 2):
         lines = harness.hosts[host][0].recv(65536).splitlines()
         reported = [json.loads(line)["type"] for line in lines]
@@ -467,7 +462,7 @@ def test_restart_shows_the_saved_step_until_it_trains(gang: Callable[..., Gang])
     harness.beat(0, step=25, committed=20, first_committed=10)
     harness.fail(0)
     harness.send(0, "gone")
-    assert harness.said[-1].startswith("starting attempt 2")
+    assert harness.messages[-1].startswith("starting attempt 2")
     harness.send(0, "beat", ranks={"0": {"phase": "init", "step": 0}}, metrics=None, attempt=2)
     assert harness.leader._reporter.state.build_view().step == 20
     harness.send(0, "beat", ranks={"0": {"phase": "step", "step": 21}}, metrics=None, attempt=2)
@@ -478,7 +473,7 @@ def test_spare_with_another_job_is_refused(gang: Callable[..., Gang]) -> None:
     job = dataclasses.replace(SPARE_JOB, sizes=(2,))
     harness = gang(3, joined=2, job=job)
     harness.join(2, spec="another")
-    assert any("has a different job" in text for text in harness.said), harness.said
+    assert any("has a different job" in text for text in harness.messages), harness.messages
     assert harness.leader._gang.verdict is None and harness.leader._gang.stage.name == "RUN"
     reported = [json.loads(line)["type"] for line in harness.hosts[1][0].recv(65536).splitlines()]
     assert "start" in reported and "verdict" not in reported
@@ -490,7 +485,7 @@ def test_report_about_an_unstarted_attempt_is_ignored(gang: Callable[..., Gang])
     assert harness.leader._gang.stage.name == "KILL"
     harness.beat(1)
     harness.fail(1)
-    assert not any("invalid message" in text for text in harness.said), harness.said
+    assert not any("invalid message" in text for text in harness.messages), harness.messages
 
 
 def test_spare_without_ranks_stays_connected(gang: Callable[..., Gang]) -> None:
@@ -498,6 +493,6 @@ def test_spare_without_ranks_stays_connected(gang: Callable[..., Gang]) -> None:
     harness = gang(3, joined=2, job=job)
     harness.join(2)
     harness.send(2, "beat", ranks={}, metrics=None)
-    assert 2 in harness.leader._peers and not any("invalid" in text for text in harness.said), (
-        harness.said
+    assert 2 in harness.leader._peers and not any("invalid" in text for text in harness.messages), (
+        harness.messages
     )

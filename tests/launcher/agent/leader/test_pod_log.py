@@ -28,16 +28,8 @@ class Recorded:
 
     def look(self, at: float, **changes: Any) -> None:
         statuses = [Status(phase=phase) for phase in changes.pop("phases", ["step"])]
-        value = dict(
-            stage="run",
-            attempt=1,
-            members="0",
-            missing=[],
-            refused=[],
-            step=None,
-            committed=None,
-            overdue=None,
-        )
+        value = dict(stage="run", attempt=1, members="0", missing=[], refused=[], overdue=None)
+        value |= {"step": None, "committed": None}
         value |= {
             "seconds": {},
             "restarts": {},

@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import random
+from collections.abc import Mapping
+from typing import Any
 
 import pytest
 
@@ -51,68 +53,72 @@ def test_incremental_counts_equal_a_full_count() -> None:
 
 def test_status_changes_reproduce_the_statuses_of_a_host() -> None:
     chance = random.Random(8)
-    statuses, changes = RankStatuses({0: range(4), 1: range(4, 12)}), StatusChanges()
-    own_value = {rank: Status() for rank in range(4, 12)}
+    received, changes = RankStatuses({0: range(4), 1: range(4, 12)}), StatusChanges()
+    statuses = {rank: Status() for rank in range(4, 12)}
     for turn in range(500):
         if turn % 3:
-            status = some_status(chance, own_value[4])
-            own_value = dict.fromkeys(own_value, status)
+            status = some_status(chance, statuses[4])
+            statuses = dict.fromkeys(statuses, status)
         else:
-            rank = chance.choice(sorted(own_value))
-            own_value[rank] = some_status(chance, own_value[rank])
+            rank = chance.choice(sorted(statuses))
+            statuses[rank] = some_status(chance, statuses[rank])
         if turn % 5 == 0:  # an event carries the whole status of its rank, outside of a beat
-            changes.mark_sent(7, own_value[7])
-            statuses.update({7: own_value[7]})
-        statuses.merge_changes(1, changes.take_changes(own_value))
-        assert {rank: statuses.by_rank[rank] for rank in own_value} == own_value
-        assert changes.take_changes(own_value) == {}
+            changes.mark_sent(7, statuses[7])
+            received.update({7: statuses[7]})
+        received.merge_changes(1, changes.take_changes(statuses))
+        assert {rank: received.by_rank[rank] for rank in statuses} == statuses
+        assert changes.take_changes(statuses) == {}
 
 
-def test_equal_changes_of_many_hosts_share_one_status(monkeypatch: pytest.MonkeyPatch) -> None:
-    hosts = 50
-    statuses = RankStatuses({host: range(4 * host, 4 * host + 4) for host in range(hosts)})
+HOSTS = 50
+
+
+@pytest.fixture
+def created(monkeypatch: pytest.MonkeyPatch) -> list[Status]:
+    """Statuses that were changed, each of which made a new one."""
     created: list[Status] = []
     change = Status.with_changes
-    monkeypatch.setattr(
-        Status, "with_changes", lambda self, fields: created.append(self) or change(self, fields)
-    )
+
+    def record_change(status: Status, fields: Mapping[str, Any]) -> Status:
+        created.append(status)
+        return change(status, fields)
+
+    monkeypatch.setattr(Status, "with_changes", record_change)
+    return created
+
+
+def merge_step(statuses: RankStatuses, host: int, step: int) -> None:
+    ranks = f"{4 * host}-{4 * host + 3}"
+    statuses.merge_changes(host, {ranks: {"phase": "step", "step": step}})
+
+
+def test_equal_changes_of_many_hosts_share_one_status(created: list[Status]) -> None:
+    statuses = RankStatuses({host: range(4 * host, 4 * host + 4) for host in range(HOSTS)})
     for step in range(1, 101):
-        for host in range(hosts):
-            statuses.merge_changes(
-                host, {f"{4 * host}-{4 * host + 3}": {"phase": "step", "step": step}}
-            )
+        for host in range(HOSTS):
+            merge_step(statuses, host, step)
     assert len(created) == 100 and len({id(status) for status in statuses.by_rank}) == 1
     with pytest.raises(ValueError, match="step must be"):
         statuses.merge_changes(0, {"0-3": {"step": "x"}})
     assert {status.step for status in statuses.by_rank} == {100}
 
 
-def test_hosts_at_different_steps_share_statuses(monkeypatch: pytest.MonkeyPatch) -> None:
-    hosts, chance = 50, random.Random(3)
-    statuses = RankStatuses({host: range(4 * host, 4 * host + 4) for host in range(hosts)})
-    created: list[Status] = []
-    change = Status.with_changes
-    monkeypatch.setattr(
-        Status, "with_changes", lambda self, fields: created.append(self) or change(self, fields)
-    )
+def test_hosts_at_different_steps_share_statuses(created: list[Status]) -> None:
+    chance = random.Random(3)
+    statuses = RankStatuses({host: range(4 * host, 4 * host + 4) for host in range(HOSTS)})
     for beat in range(1, 101):
-        for host in chance.sample(range(hosts), hosts):
-            step = 20 * beat + chance.randrange(4)
-            statuses.merge_changes(
-                host, {f"{4 * host}-{4 * host + 3}": {"phase": "step", "step": step}}
-            )
-    assert len({id(status) for status in statuses.by_rank}) == len(
-        {status.step for status in statuses.by_rank}
-    )
+        for host in chance.sample(range(HOSTS), HOSTS):
+            merge_step(statuses, host, 20 * beat + chance.randrange(4))
+    steps = {status.step for status in statuses.by_rank}
+    assert len({id(status) for status in statuses.by_rank}) == len(steps)
     assert len(created) <= 100 * 4 * 4  # from each of four steps to each of four, of 5,000 beats
 
 
 def test_equal_changes_are_one_entry() -> None:
     changes = StatusChanges()
-    own_value = dict.fromkeys(range(8, 16), Status(phase="step", step=1, stepped=True))
-    changes.take_changes(own_value)
-    stepped = {rank: dataclasses.replace(status, step=2) for rank, status in own_value.items()}
+    statuses = dict.fromkeys(range(8, 16), Status(phase="step", step=1, stepped=True))
+    changes.take_changes(statuses)
+    stepped = {rank: dataclasses.replace(status, step=2) for rank, status in statuses.items()}
     assert changes.take_changes(stepped) == {"8-15": {"step": 2}}
-    assert changes.take_changes(stepped | {11: dataclasses.replace(stepped[11], step=3)}) == {
-        "11": {"step": 3}
-    }
+    stepped[11] = dataclasses.replace(stepped[11], step=3)
+    assert changes.take_changes(stepped) == {"11": {"step": 3}}
