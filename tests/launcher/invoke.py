@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import pytest
@@ -17,10 +18,13 @@ class CommandResult:
     err: str
 
 
+Launcher = Callable[..., CommandResult]
+
+
 def launcher(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *arguments: str
 ) -> CommandResult:
-    """Runs `launcher ARGUMENTS` to its end."""
+    """Run `launcher ARGUMENTS` to its end."""
     monkeypatch.setattr(sys, "argv", ["launcher", *arguments])
     with pytest.raises(SystemExit) as exit_info:
         main()

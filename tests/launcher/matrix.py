@@ -83,11 +83,9 @@ class Combination(NamedTuple):
         several = [(key, values[0]) for key, values in labels.items() if len(values) > 1]
         several = [] if ACCELERATORS[self.kind].may_mix_kinds else several
         is_gang = "hosts:" in text or "slices:" in text
-        return (
-            "".join(f"node_selector: {{{key}: {value}}}\n" for key, value in several)
-            if is_gang
-            else ""
-        )
+        if is_gang:
+            return "".join(f"node_selector: {{{key}: {value}}}\n" for key, value in several)
+        return ""
 
     def manifests(self) -> list[dict[str, Any]]:
         spec = self.job()

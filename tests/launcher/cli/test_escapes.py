@@ -12,7 +12,7 @@ from jaxlaunch.launcher.kubernetes.labels import JOB_LABEL
 from jaxlaunch.records import log_lines
 from tests.launcher import apiserver, objects
 from tests.launcher.apiserver import Server
-from tests.launcher.invoke import launcher
+from tests.launcher.invoke import Launcher
 
 EVIL = "\x1b]52;c;aGVsbG8=\x07\x1b[2J\x9b31m\r"
 COMMANDS = {
@@ -32,9 +32,9 @@ COMMANDS = {
 @pytest.mark.parametrize("has_failed", [True, False], ids=["failed", "runs"])
 @pytest.mark.parametrize("command", COMMANDS)
 def test_output_contains_no_terminal_escapes(
+    run_launcher: Launcher,
     server: Server,
     tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
     command: str,
     has_failed: bool,
@@ -62,7 +62,7 @@ def test_output_contains_no_terminal_escapes(
         f"2026-11-21T11:51:00Z {line}\n" if command == "logs" else f"{line}\n" for line in log
     )
     server.put(PODS.path("team", pods[0]["metadata"]["name"], "log"), {"text": text})
-    result = launcher(capsys, monkeypatch, *COMMANDS[command])
+    result = run_launcher(*COMMANDS[command])
     text_out = result.out + result.err
     assert not {"\x1b", "\x07", "\x9b", "\r"}.intersection(text_out), text_out
     if "json" in command:

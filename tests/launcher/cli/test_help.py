@@ -10,28 +10,28 @@ import pytest
 
 from jaxlaunch.launcher.cli import help
 from jaxlaunch.launcher.cli.main import GROUPS
-from tests.launcher.invoke import launcher
+from tests.launcher.invoke import Launcher
 from tests.lint.documents import DOCS, PAGES, ROOT
 
 Capture = pytest.CaptureFixture[str]
 Patch = pytest.MonkeyPatch
 
 
-def test_help_lists_groups_and_documentation(capsys: Capture, monkeypatch: Patch) -> None:
-    text = launcher(capsys, monkeypatch, "--help").out
+def test_help_lists_groups_and_documentation(run_launcher: Launcher) -> None:
+    text = run_launcher("--help").out
     assert all(f"\n{group}:\n" in text for group in GROUPS)
     assert "launcher help lists the pages (docs/index.md)" in text
 
 
-def test_help_without_topic_lists_all_pages(capsys: Capture, monkeypatch: Patch) -> None:
-    text = launcher(capsys, monkeypatch, "help").out
+def test_help_without_topic_lists_all_pages(run_launcher: Launcher) -> None:
+    text = run_launcher("help").out
     assert "  quickstart " in text and "On Kubernetes" in text
     assert all(page.relative_to(DOCS).with_suffix("").as_posix() in text for page in PAGES)
 
 
 @pytest.mark.parametrize("topic", ["quickstart", "quickstart.md", "docs/quickstart.md"])
-def test_help_prints_page(topic: str, capsys: Capture, monkeypatch: Patch) -> None:
-    result = launcher(capsys, monkeypatch, "help", topic)
+def test_help_prints_page(run_launcher: Launcher, topic: str) -> None:
+    result = run_launcher("help", topic)
     assert (result.code, result.out) == (0, (DOCS / "quickstart.md").read_text().rstrip() + "\n")
 
 
@@ -42,15 +42,13 @@ def test_help_prints_page(topic: str, capsys: Capture, monkeypatch: Patch) -> No
         ("job-yaml#train.mesh", "data parallel: the batch is split"),
     ],
 )
-def test_help_prints_section_of_page(
-    topic: str, expected: str, capsys: Capture, monkeypatch: Patch
-) -> None:
-    text = launcher(capsys, monkeypatch, "help", topic).out
+def test_help_prints_section_of_page(run_launcher: Launcher, topic: str, expected: str) -> None:
+    text = run_launcher("help", topic).out
     assert expected in text and len(text.splitlines()) < 80
 
 
-def test_help_prints_usage_of_command(capsys: Capture, monkeypatch: Patch) -> None:
-    assert launcher(capsys, monkeypatch, "help", "submit").out.startswith("Usage: launcher submit ")
+def test_help_prints_usage_of_command(run_launcher: Launcher) -> None:
+    assert run_launcher("help", "submit").out.startswith("Usage: launcher submit ")
 
 
 @pytest.mark.parametrize(
@@ -71,10 +69,8 @@ def test_help_prints_usage_of_command(capsys: Capture, monkeypatch: Patch) -> No
         ),
     ],
 )
-def test_unknown_topic_suggests_nearest(
-    topic: str, message: str, capsys: Capture, monkeypatch: Patch
-) -> None:
-    result = launcher(capsys, monkeypatch, "help", topic)
+def test_unknown_topic_suggests_nearest(run_launcher: Launcher, topic: str, message: str) -> None:
+    result = run_launcher("help", topic)
     assert (result.code, result.out, result.err) == (2, "", message)
 
 
@@ -104,7 +100,9 @@ def test_installed_package_contains_all_pages(monkeypatch: Patch, tmp_path: Path
     assert help.docs_folder() == installed.parent
 
 
-def test_installation_without_pages_names_repository(capsys: Capture, monkeypatch: Patch) -> None:
+def test_installation_without_pages_names_repository(
+    run_launcher: Launcher, monkeypatch: Patch
+) -> None:
     monkeypatch.setattr(help, "docs_folder", lambda: None)
-    result = launcher(capsys, monkeypatch, "help")
+    result = run_launcher("help")
     assert (result.code, "docs/ of the repository" in result.err) == (2, True)

@@ -14,7 +14,7 @@ import yaml
 from jaxlaunch.launcher.cli import main as command_line
 from jaxlaunch.launcher.cli.main import COMMANDS, cli
 from jaxlaunch.launcher.errors import ClusterError
-from tests.launcher.invoke import launcher
+from tests.launcher.invoke import Launcher
 
 ROOT = Path(__file__).parents[3]
 HEAVY = ("pydantic", "yaml", "kubernetes", "jax", "numpy")
@@ -82,19 +82,17 @@ def test_launcher_imports_only_the_schema_of_the_trainer() -> None:
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_every_command_has_its_listed_summary(
-    name: str, capsys: Capture, monkeypatch: Patch
-) -> None:
+def test_every_command_has_its_listed_summary(run_launcher: Launcher, name: str) -> None:
     command = cli.get_command(click.Context(cli), name)
     assert command is not None and command.name == name
     assert (command.help or "").split("\n")[0] == COMMANDS[name]
     assert all(option.help for option in command.params if isinstance(option, click.Option))
-    result = launcher(capsys, monkeypatch, name, "--help")
+    result = run_launcher(name, "--help")
     assert (result.code, result.err) == (0, "")
 
 
-def test_unknown_command_suggests_nearest(capsys: Capture, monkeypatch: Patch) -> None:
-    result = launcher(capsys, monkeypatch, "vaildate", "job.yaml")
+def test_unknown_command_suggests_nearest(run_launcher: Launcher) -> None:
+    result = run_launcher("vaildate", "job.yaml")
     assert result.code == 2
     assert "No such command 'vaildate'. Did you mean 'validate'?" in result.err
 
@@ -111,32 +109,32 @@ def test_unknown_command_suggests_nearest(capsys: Capture, monkeypatch: Patch) -
     ],
 )
 def test_unknown_option_suggests_nearest_or_key_syntax(
-    option: str, message: str, capsys: Capture, monkeypatch: Patch
+    run_launcher: Launcher, option: str, message: str
 ) -> None:
-    result = launcher(capsys, monkeypatch, "run", "job.yaml", option)
+    result = run_launcher("run", "job.yaml", option)
     assert result.code == 2
     assert message in result.err and "--help'?" not in result.err
 
 
-def test_version_is_printed(capsys: Capture, monkeypatch: Patch) -> None:
-    result = launcher(capsys, monkeypatch, "--version")
+def test_version_is_printed(run_launcher: Launcher) -> None:
+    result = run_launcher("--version")
     assert (result.code, result.out.split()[0]) == (0, "launcher,")
 
 
 def test_init_writes_valid_job_and_never_overwrites(
-    tmp_path: Path, capsys: Capture, monkeypatch: Patch
+    run_launcher: Launcher, tmp_path: Path, monkeypatch: Patch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert launcher(capsys, monkeypatch, "init", "first").code == 0
+    assert run_launcher("init", "first").code == 0
     text = Path("first.yaml").read_text()
     assert len(text.splitlines()) == 10
-    result = launcher(capsys, monkeypatch, "validate", "first.yaml", "train.epochs=5")
+    result = run_launcher("validate", "first.yaml", "train.epochs=5")
     assert (result.code, result.err) == (0, "")
     assert result.out == (
         "first.yaml: ok\nfirst: 4 devices (1 host × 4) of type cpu, 1 process of 4 devices\nmesh: "
         "dp 4 × fsdp 1 × mp 1\nbatch: 128 examples a step, 32 per device\n"
     )
-    result = launcher(capsys, monkeypatch, "init", "first")
+    result = run_launcher("init", "first")
     assert (result.code, result.out, result.err) == (
         2,
         "",
@@ -147,26 +145,24 @@ def test_init_writes_valid_job_and_never_overwrites(
 
 @pytest.mark.parametrize("name", ["My_Run", "../up", "no/where", "a" * 300])
 def test_init_refuses_invalid_name(
-    name: str, tmp_path: Path, capsys: Capture, monkeypatch: Patch
+    run_launcher: Launcher, name: str, tmp_path: Path, monkeypatch: Patch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    result = launcher(capsys, monkeypatch, "init", name)
+    result = run_launcher("init", name)
     assert (result.code, result.out) == (2, "")
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(("output", "parse"), [("json", json.loads), ("yaml", yaml.safe_load)])
 def test_validate_prints_data(
-    output: str, parse: object, tmp_path: Path, capsys: Capture, monkeypatch: Patch
+    run_launcher: Launcher, output: str, parse: object, tmp_path: Path
 ) -> None:
     file = tmp_path / "job.yaml"
     file.write_text(
         "name: lm\naccelerator: {type: h100}\nhosts: 4\ntrain: {task: 'a:B', batch: 512, "
         "accumulate: 2}\n"
     )
-    result = launcher(
-        capsys, monkeypatch, "validate", str(file), "train.mesh={dp: 4, fsdp: 8}", "-o", output
-    )
+    result = run_launcher("validate", str(file), "train.mesh={dp: 4, fsdp: 8}", "-o", output)
     assert result.code == 0
     assert parse(result.out) == {  # type: ignore[operator]
         "name": "lm",
@@ -183,13 +179,11 @@ def test_validate_prints_data(
     }
 
 
-def test_validate_of_wrong_job_exits_with_2(
-    tmp_path: Path, capsys: Capture, monkeypatch: Patch
-) -> None:
+def test_validate_of_wrong_job_exits_with_2(run_launcher: Launcher, tmp_path: Path) -> None:
     file = tmp_path / "job.yaml"
     file.write_text("name: lm\n")
     for output in ("text", "json"):
-        result = launcher(capsys, monkeypatch, "validate", str(file), "-o", output)
+        result = run_launcher("validate", str(file), "-o", output)
         assert (result.code, result.out) == (2, "")
         assert f"{file}: accelerator is missing." in result.err
 
@@ -202,9 +196,9 @@ def test_validate_of_wrong_job_exits_with_2(
     ],
 )
 def test_unreadable_job_file_is_refused(
-    name: str, message: str, tmp_path: Path, capsys: Capture, monkeypatch: Patch
+    run_launcher: Launcher, name: str, message: str, tmp_path: Path
 ) -> None:
-    result = launcher(capsys, monkeypatch, "validate", str(tmp_path / name))
+    result = run_launcher("validate", str(tmp_path / name))
     assert (result.code, result.err) == (2, f"{tmp_path / name}: {message}")
 
 
@@ -220,13 +214,13 @@ def test_unreadable_job_file_is_refused(
     ],
 )
 def test_errors_become_exit_codes(
-    error: BaseException, code: int, message: str, capsys: Capture, monkeypatch: Patch
+    run_launcher: Launcher, error: BaseException, code: int, message: str, monkeypatch: Patch
 ) -> None:
     def fail(**_: object) -> None:
         raise error
 
     monkeypatch.setattr(command_line.cli, "callback", fail)
-    result = launcher(capsys, monkeypatch, "schema")
+    result = run_launcher("schema")
     assert (result.code, result.out, result.err.strip()) == (code, "", message.strip())
 
 
@@ -240,13 +234,13 @@ def test_internal_error_keeps_its_traceback(monkeypatch: Patch) -> None:
         command_line.main()
 
 
-def test_return_value_is_the_exit_code(capsys: Capture, monkeypatch: Patch) -> None:
+def test_return_value_is_the_exit_code(run_launcher: Launcher, monkeypatch: Patch) -> None:
     @click.command()
     def run() -> int:
         return 83
 
     monkeypatch.setattr(command_line.Commands, "get_command", lambda *_: run)
-    assert launcher(capsys, monkeypatch, "run").code == 83
+    assert run_launcher("run").code == 83
 
 
 def test_ascii_terminal_is_supported(tmp_path: Path) -> None:

@@ -62,10 +62,8 @@ def test_messages_appear_above_the_status_line(
     output.show_status("")
     output.show_messages("ended")
     erase = "\r\x1b[2K"
-    assert (
-        capsys.readouterr().err
-        == f"{erase}training {erase}launcher: saved\ntraining {erase}launcher: ended\n"
-    )
+    expected = f"{erase}training {erase}launcher: saved\ntraining {erase}launcher: ended\n"
+    assert capsys.readouterr().err == expected
 
 
 def test_wrapped_status_is_erased(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:

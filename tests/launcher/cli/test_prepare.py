@@ -10,7 +10,7 @@ import pytest
 
 from jaxlaunch import contract
 from jaxlaunch.launcher.local import trainer_process
-from tests.launcher.invoke import launcher
+from tests.launcher.invoke import Launcher, launcher
 
 JOB = """name: mine
 accelerator: {type: cpu}
@@ -52,14 +52,14 @@ def test_prepare_maps_volumes_and_run_folder(
 
 
 def test_interrupted_prepare_can_resume(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    run_launcher: Launcher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def interrupted(*_: Any, **__: Any) -> None:
         raise KeyboardInterrupt
 
     (tmp_path / "job.yaml").write_text(JOB)
     monkeypatch.setattr(trainer_process, "run_program", interrupted)
-    result = launcher(capsys, monkeypatch, "prepare", str(tmp_path / "job.yaml"))
+    result = run_launcher("prepare", str(tmp_path / "job.yaml"))
     assert result.code == 130
     assert (
         result.err.strip()
@@ -67,15 +67,11 @@ def test_interrupted_prepare_can_resume(
     )
 
 
-def test_prepare_refuses_mixture_of_images(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_prepare_refuses_mixture_of_images(run_launcher: Launcher, tmp_path: Path) -> None:
     data = "{source: mixture, parts: {a: {source: images, weight: 1, path: a}}}"
     (tmp_path / "job.yaml").write_text(
         f"name: m\naccelerator: {{type: cpu}}\ntrain: {{task: classify, data: {data}}}\n"
     )
-    result = launcher(
-        capsys, monkeypatch, "prepare", str(tmp_path / "job.yaml"), "--to", str(tmp_path / "out")
-    )
+    result = run_launcher("prepare", str(tmp_path / "job.yaml"), "--to", str(tmp_path / "out"))
     assert result.code == 2 and "train.data.source = mixture is not packed as a whole" in result.err
     assert "pack each part as a job with that source" in result.err

@@ -40,10 +40,8 @@ def call(
 def test_ambiguous_name_needs_a_location(call: Call) -> None:
     for verb in ("status", "explain", "logs", "stop"):
         result = call(verb, "lm")
-        assert (
-            result.code == 2
-            and "lm is both a run on this machine and a job in namespace team." in result.err
-        )
+        assert result.code == 2
+        assert "lm is both a run on this machine and a job in namespace team." in result.err
     folder = str(Path("runs/lm").absolute())
     for arguments, folder_of_run in (
         (("lm", "--local"), folder),

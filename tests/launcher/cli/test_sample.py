@@ -12,7 +12,7 @@ import pytest
 from jaxlaunch import programs
 from jaxlaunch.launcher.errors import UserError
 from jaxlaunch.launcher.local import trainer_process
-from tests.launcher.invoke import launcher
+from tests.launcher.invoke import Launcher
 
 ONE = {"text": "x\x1b", "ids": [120, 27], "score": -1.5, "ended": False}
 LAST = {
@@ -37,13 +37,11 @@ class Trainer:
 
 
 def test_single_sample_is_streamed(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    run_launcher: Launcher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trainer = Trainer({"piece": "x"}, {"piece": "\x1b"}, LAST)
     monkeypatch.setattr(trainer_process, "stream_program", trainer)
-    result = launcher(
-        capsys, monkeypatch, "sample", str(tmp_path), "--prompt", "a b", "--top-p", "0.5", "--ema"
-    )
+    result = run_launcher("sample", str(tmp_path), "--prompt", "a b", "--top-p", "0.5", "--ema")
     program = programs.Sample(folder=str(tmp_path), prompt=("a b",), top_p=0.5, ema=True)
     assert trainer.asked == ("jaxlaunch.trainer.generate", *programs.json_arguments(program))
     assert (result.code, result.out) == (0, "x\\x1b\n")
@@ -54,7 +52,7 @@ def test_single_sample_is_streamed(
 
 
 def test_several_samples_are_numbered_or_json(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    run_launcher: Launcher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     samples = [[ONE, {"ids": [1, 2], "score": -2.0, "ended": True}]]
     monkeypatch.setattr(
@@ -62,9 +60,7 @@ def test_several_samples_are_numbered_or_json(
         "stream_program",
         Trainer({**LAST, "samples": samples, "notes": [], "step": None}),
     )
-    result = launcher(
-        capsys,
-        monkeypatch,
+    result = run_launcher(
         "sample",
         str(tmp_path),
         "--ids",
@@ -79,7 +75,7 @@ def test_several_samples_are_numbered_or_json(
         "launcher: prompt 1, sample 1, log-probability -1.5",
         "launcher: prompt 1, sample 2, log-probability -2",
     ]
-    result = launcher(capsys, monkeypatch, "sample", str(tmp_path), "--ids", "1 2", "-o", "json")
+    result = run_launcher("sample", str(tmp_path), "--ids", "1 2", "-o", "json")
     assert json.loads(result.out) == {"step": None, "samples": samples}
 
 
@@ -112,14 +108,14 @@ def test_several_samples_are_numbered_or_json(
     ],
 )
 def test_wrong_options_are_refused(
+    run_launcher: Launcher,
     arguments: tuple[str, ...],
     message: str,
     tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    result = launcher(capsys, monkeypatch, "sample", *arguments)
+    result = run_launcher("sample", *arguments)
     assert result.code == 2 and message in result.err
 
 

@@ -10,7 +10,7 @@ import pytest
 from jaxlaunch.launcher.job import load
 from jaxlaunch.launcher.local import trainer_process
 from tests.launcher.cli.test_sample import Trainer
-from tests.launcher.invoke import launcher
+from tests.launcher.invoke import Launcher
 
 JOB = """
 name: small
@@ -63,13 +63,13 @@ def job(tmp_path: Path) -> Path:
 
 
 def test_tune_writes_best_and_lists_refused(
-    job: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    run_launcher: Launcher, job: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trainer = Trainer(ORIGINAL, FAST, BROKEN, {"left": NOT_COMPILED})
     monkeypatch.setattr(trainer_process, "stream_program", trainer)
     target = job.with_name("faster.yaml")
     arguments = ["tune", str(job), "--most", "3", "--write", str(target)]
-    result = launcher(capsys, monkeypatch, *arguments)
+    result = run_launcher(*arguments)
     assert result.code == 0, result.err
     assert trainer.asked[-5:] == ("mesh", "remat", "accumulate", "--most", "3")
     best, original, waiting = result.out.splitlines()[1:4]
@@ -79,21 +79,20 @@ def test_tune_writes_best_and_lists_refused(
     assert "refused: ep 4, remat none, accumulate 1: it needs 99 of 16 GiB" in result.out
     assert "best: 10 ms, peak 1.0 MiB, 4.00 × as fast" in result.out
     assert load.load_job(target).train.mesh.fsdp == 4
-    second = launcher(capsys, monkeypatch, "tune", str(job), "--write", str(target))
+    second = run_launcher("tune", str(job), "--write", str(target))
     assert second.code == 2 and "exists." in second.err
 
 
 def test_tune_without_improvement_or_compilation(
-    job: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    run_launcher: Launcher, job: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(trainer_process, "stream_program", Trainer(ORIGINAL, {"left": []}))
-    assert "own settings are the best" in launcher(capsys, monkeypatch, "tune", str(job)).out
+    assert "own settings are the best" in run_launcher("tune", str(job)).out
     monkeypatch.setattr(trainer_process, "stream_program", Trainer(BROKEN, {"left": []}))
-    result = launcher(capsys, monkeypatch, "tune", str(job))
-    assert (
-        result.code == 2 and "None of the 1 candidate compiles: the rule does not fit" in result.err
-    )
-    result = launcher(capsys, monkeypatch, "tune", str(job), "--over", "mesh,batch")
+    result = run_launcher("tune", str(job))
+    assert result.code == 2
+    assert "None of the 1 candidate compiles: the rule does not fit" in result.err
+    result = run_launcher("tune", str(job), "--over", "mesh,batch")
     assert result.code == 2 and "'batch' is not one of mesh, remat" in result.err
 
 
@@ -102,10 +101,10 @@ def test_tune_without_improvement_or_compilation(
     [((1, 2, 4, 3), "0.80"), ((4, 3, 2, 1), "-1.00"), ((1, 1, 1, 1), None)],
 )
 def test_measured_candidates_show_rank_correlation(
+    run_launcher: Launcher,
     modelled: tuple[int, ...],
     correlation: str | None,
     job: Path,
-    capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Spearman's coefficient by hand: 1 − 6 Σ d² / (n (n² − 1)) = 1 − 6 · 2 / 60."""
@@ -114,7 +113,7 @@ def test_measured_candidates_show_rank_correlation(
         for at, modelled_s in enumerate(modelled, 1)
     ]
     monkeypatch.setattr(trainer_process, "stream_program", Trainer(*timed, {"left": []}))
-    result = launcher(capsys, monkeypatch, "tune", str(job), "--measure")
+    result = run_launcher("tune", str(job), "--measure")
     head, first = result.out.splitlines()[:2]
     assert head.split()[-3:] == ["step", "modelled", "expected"]
     assert first.split()[-6:-2] == [

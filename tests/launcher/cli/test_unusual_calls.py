@@ -12,7 +12,7 @@ import pytest
 from jaxlaunch.launcher.errors import UserError
 from jaxlaunch.launcher.job import load
 from jaxlaunch.launcher.yaml import reader
-from tests.launcher.invoke import launcher
+from tests.launcher.invoke import Launcher
 
 JOB = "name: c\naccelerator: {type: cpu}\ncommand: [x]\n"
 MAIN = (sys.executable, "-m", "jaxlaunch.launcher.cli.main")
@@ -45,26 +45,24 @@ def test_closed_or_full_stdout_is_reported(job: Path) -> None:
         full_process = subprocess.run(
             (*MAIN, "validate", str(job)), stdout=device, stderr=subprocess.PIPE, text=True
         )
-    assert (
-        full_process.stderr == "The output cannot be written: No space left on device.\n"
-        and full_process.returncode == 2
-    )
+    assert full_process.stderr == "The output cannot be written: No space left on device.\n"
+    assert full_process.returncode == 2
 
 
-def test_empty_run_dir_is_refused(job, capsys, monkeypatch) -> None:
-    result = launcher(capsys, monkeypatch, "run", str(job), "--run-dir", "")
+def test_empty_run_dir_is_refused(run_launcher: Launcher, job) -> None:
+    result = run_launcher("run", str(job), "--run-dir", "")
     assert result.code == 2 and "'--run-dir': it is empty" in result.err
     assert [path.name for path in job.parent.iterdir()] == ["c.yaml"]
 
 
-def test_init_accepts_file_name(job, capsys, monkeypatch) -> None:
-    assert launcher(capsys, monkeypatch, "init", "first.yaml").code == 0
+def test_init_accepts_file_name(run_launcher: Launcher, job) -> None:
+    assert run_launcher("init", "first.yaml").code == 0
     assert Path("first.yaml").read_text().count("name: first\n") == 1
 
 
-def test_tabs_and_undecoded_arguments(job, capsys, monkeypatch) -> None:
+def test_tabs_and_undecoded_arguments(run_launcher: Launcher, job) -> None:
     job.write_text("name: c\n\thosts: 2\n")
-    result = launcher(capsys, monkeypatch, "validate", str(job))
+    result = run_launcher("validate", str(job))
     assert f"{job}:2: is not YAML: a tab in column 1.\n  hint: use spaces instead." in result.err
     for text, line, column in (
         ("a:\n  b: 1\n \tc: 2\n", 3, 2),
@@ -72,7 +70,7 @@ def test_tabs_and_undecoded_arguments(job, capsys, monkeypatch) -> None:
         ("a:\tb: c\n", 1, 3),
     ):
         job.write_text(text)
-        message = launcher(capsys, monkeypatch, "validate", str(job)).err
+        message = run_launcher("validate", str(job)).err
         assert f"{job}:{line}: is not YAML: a tab in column {column}." in message
     override = load.parse_override("name=Übung".encode().decode("ascii", "surrogateescape"))
     assert isinstance(override, load.Override) and override.value == "Übung"

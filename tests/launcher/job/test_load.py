@@ -306,10 +306,8 @@ def test_conflict_with_override_is_attributed_to_it(tmp_path: Path) -> None:
     with pytest.raises(JobFaultsError) as faults:
         jobs.load_job(file, ["accelerator.per_host=3", "train.steps=2"])
     message = "train.mesh.dp = 4 does not divide 6 devices (2 hosts × 3)."
-    assert (
-        str(faults.value).splitlines()[0]
-        == f"accelerator.per_host=3 (override) with {file}:4: {message}"
-    )
+    expected = f"accelerator.per_host=3 (override) with {file}:4: {message}"
+    assert str(faults.value).splitlines()[0] == expected
     with pytest.raises(JobFaultsError) as faults:
         jobs.load_job(file, ["train.mesh={dp: 8}", "hosts=3"])
     (fault,) = faults.value.faults
@@ -391,17 +389,13 @@ def test_allowed_literal_needs_a_reason() -> None:
     )
     text += "command: [a, 'https://me:test@host/x']\n"
     reasons = "env.BROKER: of a test, env.OTHER: of a test, command.1: of a test"
-    assert (
-        jobs.parse_job(text + f"allow_literal: {{{reasons}}}\n").env["BROKER"]
-        == "redis://:test@cache"
-    )
+    expected = "redis://:test@cache"
+    assert jobs.parse_job(text + f"allow_literal: {{{reasons}}}\n").env["BROKER"] == expected
     for allowed in ("{env.BROKER: of a test}", "{env.BROKER: of a test, env.OTHER: ''}"):
         message = parse_faults(text + f"allow_literal: {allowed}\n")
-        assert (
-            "env.BROKER" not in message
-            and "env.OTHER holds a credential" in message
-            and "command.1 holds" in message
-        )
+        assert "env.BROKER" not in message
+        assert "env.OTHER holds a credential" in message
+        assert "command.1 holds" in message
 
 
 def _paths() -> list[str]:

@@ -166,20 +166,8 @@ def test_disjoint_rows_need_not_be_contiguous(kind: str) -> None:
 
 
 NEAR_MISSES = (
-    "0,01",
-    "1,000",
-    "1,000,000",
-    "1e8",
-    "2.0",
-    "012",
-    "1_0",
-    "-3",
-    "Übung_x",
-    "3d",
-    "Москва",
-    "1.5s",
-    "2 weeks",
-    "99999w",
+    *("0,01", "1,000", "1,000,000", "1e8", "2.0", "012", "1_0", "-3", "Übung_x", "3d", "Москва"),
+    *("1.5s", "2 weeks", "99999w"),
 )
 NEAR_MISSES += (
     "9M",
@@ -209,21 +197,13 @@ def test_proposed_name_keeps_all_letters(text: str, names: list[str]) -> None:
 @pytest.mark.parametrize("text", NEAR_MISSES)
 def test_proposed_value_is_accepted(text: str) -> None:
     for key in (
-        "hosts",
-        "name",
-        "grace",
-        "namespace",
-        "priority",
-        "workdir",
-        "network_policy",
-        "restarts: {crash",
-        "x",
+        *("hosts", "name", "grace", "namespace", "priority", "workdir", "network_policy"),
+        *("restarts: {crash", "x"),
     ):
-        block = (
-            f"resources: {{memory: '{text}'}}\n"
-            if key == "x"
-            else f"{key}: '{text}'{'}' * key.count('{')}\n"
-        )
+        if key == "x":
+            block = f"resources: {{memory: '{text}'}}\n"
+        else:
+            block = f"{key}: '{text}'{'}' * key.count('{')}\n"
         head = HEAD.partition("\n")[2] if key == "name" else HEAD
         try:
             jobs.parse_job(head + block)

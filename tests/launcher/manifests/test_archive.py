@@ -25,12 +25,7 @@ RANDOM = "7f3a9c51e0b84d26af19"  # of nothing
 
 def git(folder: Path, *arguments: str) -> None:
     identity = (
-        "-c",
-        "user.name=a",
-        "-c",
-        "user.email=a@b.example",
-        "-c",
-        "protocol.file.allow=always",
+        *("-c", "user.name=a", "-c", "user.email=a@b.example", "-c", "protocol.file.allow=always"),
     )
     subprocess.run(["git", *identity, *arguments], cwd=folder, check=True, capture_output=True)
 
@@ -155,11 +150,7 @@ def add_marking_commands(folder: Path) -> Path:
 
 COMMANDS = (
     *(
-        "core.fsmonitor",
-        "core.sshCommand",
-        "core.gitProxy",
-        "core.pager",
-        "core.editor",
+        *("core.fsmonitor", "core.sshCommand", "core.gitProxy", "core.pager", "core.editor"),
         "core.askPass",
     ),
     *(
@@ -345,9 +336,8 @@ def test_pipes_and_sockets_are_left_out(folder: Path, monkeypatch: pytest.Monkey
     os.mkfifo("fifo")
     with socket.socket(socket.AF_UNIX) as bound:
         bound.bind("socket")
-        assert "train.py" in (
-            packed_names := list_names(archive.pack_folder(folder, LIMIT))
-        ) and not {"fifo", "socket"} & set(packed_names)
+        assert "train.py" in (packed_names := list_names(archive.pack_folder(folder, LIMIT)))
+        assert not {"fifo", "socket"} & set(packed_names)
 
 
 def test_large_folder_is_refused_with_its_largest_files(folder: Path) -> None:
@@ -402,9 +392,8 @@ def test_credentials_are_refused(folder: Path, is_tracked: bool) -> None:
         "  run.sh (line 2: WANDB_API_KEY)",
     ]
     assert RANDOM not in str(error.value)
-    assert "mount a Secret" in str(error.value) and "include: {.env: the reason why}" in str(
-        error.value
-    )
+    assert "mount a Secret" in str(error.value)
+    assert "include: {.env: the reason why}" in str(error.value)
 
 
 def test_included_files_may_look_like_credentials(folder: Path) -> None:
@@ -468,9 +457,8 @@ def test_unpacked_folder_is_equal(folder: Path, tmp_path: Path) -> None:
         if (at := tmp_path / "there" / path).is_file():
             assert at.read_bytes() == (folder / path).read_bytes()
     assert os.readlink(tmp_path / "there/pkg/link.py") == "../train.py"
-    assert os.access(tmp_path / "there/run.sh", os.X_OK) and not os.access(
-        tmp_path / "there/train.py", os.X_OK
-    )
+    assert os.access(tmp_path / "there/run.sh", os.X_OK)
+    assert not os.access(tmp_path / "there/train.py", os.X_OK)
 
 
 @pytest.mark.parametrize(

@@ -53,10 +53,8 @@ def test_pod_claims_adapters_of_network(
 ) -> None:
     manifests = make_manifests(kind, more, cluster)
     claimed = manifests["ResourceClaimTemplate"]
-    assert (
-        claimed["apiVersion"] == "resource.k8s.io/v1"
-        and claimed["metadata"]["name"] == "x-adapters"
-    )
+    assert claimed["apiVersion"] == "resource.k8s.io/v1"
+    assert claimed["metadata"]["name"] == "x-adapters"
     (request,) = claimed["spec"]["spec"]["devices"]["requests"]
     amount = (
         {"allocationMode": "All"}
@@ -65,13 +63,11 @@ def test_pod_claims_adapters_of_network(
     )
     assert request["exactly"] == {"deviceClassName": device_class, **amount}
     pod = pod_template(manifests["JobSet"])["spec"]
-    assert pod["resourceClaims"] == [
-        {"name": "adapters", "resourceClaimTemplateName": "x-adapters"}
-    ]
+    expected = [{"name": "adapters", "resourceClaimTemplateName": "x-adapters"}]
+    assert pod["resourceClaims"] == expected
     resources = pod["containers"][0]["resources"]
-    assert resources["claims"] == [{"name": "adapters"}] and list(resources["limits"]) == [
-        "nvidia.com/gpu"
-    ]
+    assert resources["claims"] == [{"name": "adapters"}]
+    assert list(resources["limits"]) == ["nvidia.com/gpu"]
     assert "networking.gke.io/interfaces" not in str(manifests["JobSet"])
 
 
@@ -80,9 +76,8 @@ def test_compute_domain_joins_hosts() -> None:
         "gb200", "compute_domain: true\nnetwork: gpudirect-rdma-dra\n", "platform: gke"
     )
     domain = manifests["ComputeDomain"]
-    assert (
-        domain["apiVersion"] == "resource.nvidia.com/v1beta1" and domain["metadata"]["name"] == "x"
-    )
+    assert domain["apiVersion"] == "resource.nvidia.com/v1beta1"
+    assert domain["metadata"]["name"] == "x"
     assert domain["spec"] == {
         "numNodes": 2,
         "channel": {"resourceClaimTemplate": {"name": "x-nvlink"}},
@@ -173,6 +168,5 @@ def test_unserved_claim_apis_are_found(
     )
     cluster = SimpleNamespace(served_versions=lambda group: versions.get(group, []))
     findings = list(checks.check_allocation(Target(cast(Cluster, cluster), "team", manifests)))
-    assert [finding.level for finding in findings] == levels and words in " ".join(
-        finding.summary_text for finding in findings
-    )
+    assert [finding.level for finding in findings] == levels
+    assert words in " ".join(finding.summary_text for finding in findings)

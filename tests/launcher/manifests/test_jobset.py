@@ -48,13 +48,8 @@ SMALL = (
 )
 # What any of these grants is beyond the restricted Pod Security Standard.
 PRIVILEGED = {
-    "cpu-hostnetwork",
-    "h100-tcpxo-gke",
-    "h200-gib-gke",
-    "b200-gib-gke",
-    "h200-rdma-dra-gke",
-    "gb200-nvlink-gke",
-    "gb300-rdma-dra-gke",
+    *("cpu-hostnetwork", "h100-tcpxo-gke", "h200-gib-gke", "b200-gib-gke", "h200-rdma-dra-gke"),
+    *("gb200-nvlink-gke", "gb300-rdma-dra-gke"),
 } | {"v5e-root", "v5e-privileged", "h100-rdma-root"}
 
 
@@ -145,9 +140,8 @@ def test_every_golden_file_has_a_job() -> None:
         f"matrix/{combination.name}" for combination in COMBINATIONS
     ]
     names = {path.relative_to(GOLDEN).as_posix() for path in GOLDEN.rglob("*.*")}
-    assert names == {path.name for path in PLAIN_MANIFESTS} | {
-        f"{name}.diff" for name in differences
-    }
+    expected = {path.name for path in PLAIN_MANIFESTS} | {f"{name}.diff" for name in differences}
+    assert names == expected
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
@@ -230,10 +224,8 @@ def test_pods_are_restricted(path: Path) -> None:
     for container in containers(pod):
         security = container["securityContext"]
         assert security["capabilities"] == {"drop": ["ALL"]}
-        assert (
-            security["allowPrivilegeEscalation"] is False
-            and security["readOnlyRootFilesystem"] is True
-        )
+        assert security["allowPrivilegeEscalation"] is False
+        assert security["readOnlyRootFilesystem"] is True
         assert "runAsUser" not in security and "privileged" not in security
 
 
@@ -387,9 +379,8 @@ def test_bucket_stores_the_run_folder() -> None:
     manifest = render_text(
         "name: x\naccelerator: {type: cpu}\ntrain: {task: my.tasks:Mine, steps: 10}\n", cluster
     )
-    assert json.loads(environment(manifest)[contract.TRAIN_SPEC])["checkpoint"] == {
-        "path": "gs://runs/all/x"
-    }
+    expected = {"path": "gs://runs/all/x"}
+    assert json.loads(environment(manifest)[contract.TRAIN_SPEC])["checkpoint"] == expected
     assert contract.RUN_DIR not in environment(manifest)
     assert environment(manifest)[contract.RUN_URL] == "gs://runs/all/x/.jaxlaunch"
 
@@ -424,9 +415,8 @@ def test_compile_cache_of_defaults_is_mounted() -> None:
     )
     text = "name: x\naccelerator: {type: cpu}\ntrain: {task: my.tasks:Mine}\n"
     manifest = render_text(text, cluster)
-    assert (
-        json.loads(environment(manifest)[contract.TRAIN_SPEC])["compile_cache"] == "/compile-cache"
-    )
+    expected = "/compile-cache"
+    assert json.loads(environment(manifest)[contract.TRAIN_SPEC])["compile_cache"] == expected
     assert {"name": "volume-0", "mountPath": "/compile-cache"} in pod_spec(manifest)["containers"][
         0
     ]["volumeMounts"]
@@ -440,12 +430,15 @@ def test_compile_cache_of_defaults_is_mounted() -> None:
     assert [volume["name"] for volume in pod_spec(with_cache)["volumes"]] == ["tmp"]
 
 
-def test_service_account_of_defaults_has_no_token() -> None:
+def test_only_the_service_account_of_the_job_has_a_token() -> None:
     cluster = defaults.parse_defaults("{image: i, service_account: everyone}")
-    pod = pod_spec(render_text(SMALL, cluster))
-    assert (pod["serviceAccountName"], pod["automountServiceAccountToken"]) == ("everyone", False)
-    pod = pod_spec(render_text(SMALL + "service_account: mine\n", cluster))
-    assert (pod["serviceAccountName"], pod["automountServiceAccountToken"]) == ("mine", True)
+    assert pod_spec(render_text(SMALL))["automountServiceAccountToken"] is False
+    for text, name, has_token in (
+        ("", "everyone", False),
+        ("service_account: mine\n", "mine", True),
+    ):
+        pod = pod_spec(render_text(SMALL + text, cluster))
+        assert (pod["serviceAccountName"], pod["automountServiceAccountToken"]) == (name, has_token)
 
 
 def test_network_of_defaults_is_per_accelerator() -> None:
@@ -460,12 +453,6 @@ def test_network_of_defaults_is_per_accelerator() -> None:
         "resources"
     ]["limits"]
     assert limits["rdma/ib"] == "1"
-
-
-def test_token_needs_a_service_account() -> None:
-    assert pod_spec(render_text(SMALL))["automountServiceAccountToken"] is False
-    pod = pod_spec(render_text(SMALL + "service_account: trainer\n"))
-    assert (pod["automountServiceAccountToken"], pod["serviceAccountName"]) == (True, "trainer")
 
 
 def test_job_overrides_default_variables() -> None:
@@ -543,9 +530,8 @@ def test_node_selector_chooses_among_nodes() -> None:
     chosen = render_text(
         text + "node_selector: {cloud.google.com/gke-accelerator: nvidia-a100-80gb}\n"
     )
-    assert pod_spec(chosen)["nodeSelector"] == {
-        "cloud.google.com/gke-accelerator": "nvidia-a100-80gb"
-    }
+    expected = {"cloud.google.com/gke-accelerator": "nvidia-a100-80gb"}
+    assert pod_spec(chosen)["nodeSelector"] == expected
     assert "affinity" not in pod_spec(chosen)
 
 
@@ -574,9 +560,8 @@ def test_network_policy_admits_gang_and_prometheus() -> None:
     gang_rule, scrape = policy["spec"]["ingress"]
     assert policy["spec"]["podSelector"] == gang and gang_rule == {"from": [{"podSelector": gang}]}
     assert scrape["ports"] == [{"protocol": "TCP", "port": network.METRICS_PORT}]
-    assert scrape["from"][0]["namespaceSelector"]["matchLabels"] == {
-        "kubernetes.io/metadata.name": "monitoring"
-    }
+    expected = {"kubernetes.io/metadata.name": "monitoring"}
+    assert scrape["from"][0]["namespaceSelector"]["matchLabels"] == expected
     assert (
         len(render(resolve(load.parse_job(SMALL + "network_policy: false\n"), ClusterDefaults())))
         == 1
@@ -607,10 +592,8 @@ def test_injected_agent_and_code_are_mounted() -> None:
     _, _, shared = render(resolve(spec, ClusterDefaults()), Bundle(b"agent", b"code"))
     main = pod_spec(render_with_bundle(spec, Bundle(b"agent", b"code")))["containers"][0]
     assert main["command"] == ["python3", "-I", "/jaxlaunch/agent.pyz"]
-    assert (
-        shared["binaryData"] == {"agent.pyz": "YWdlbnQ=", "code.tar.gz": "Y29kZQ=="}
-        and shared["immutable"]
-    )
+    assert shared["binaryData"] == {"agent.pyz": "YWdlbnQ=", "code.tar.gz": "Y29kZQ=="}
+    assert shared["immutable"]
     assert (
         json.loads(environment(render_with_bundle(spec, Bundle(b"agent", b"code")))[contract.JOB])[
             "workdir"

@@ -111,10 +111,8 @@ def test_gib_tuner_and_overrides(kind: str, tuner: str) -> None:
 def test_tcpxo_preloads_its_nccl() -> None:
     # LD_LIBRARY_PATH would not do: JAX loads the NCCL of the image by its path.
     variables = network_environment(H100 + "network: gpudirect-tcpxo\n", TCPXO % "")
-    assert (
-        variables["LD_PRELOAD"] == "/usr/local/nvidia/lib64/libnccl.so.2"
-        and variables["NCCL_NVLS_ENABLE"] == "1"
-    )
+    assert variables["LD_PRELOAD"] == "/usr/local/nvidia/lib64/libnccl.so.2"
+    assert variables["NCCL_NVLS_ENABLE"] == "1"
 
 
 def test_secret_overrides_network_variable() -> None:

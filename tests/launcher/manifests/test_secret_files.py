@@ -13,44 +13,20 @@ BEGIN, END = "-----BEGIN {}" + "PRIVATE KEY-----\n", "\n-----END {}PRIVATE KEY--
 
 BY_NAME = (
     *(
-        ".env",
-        ".env.local",
-        ".env.production",
-        "app/.env",
-        ".env.example",
-        ".envrc",
-        ".netrc",
-        "_netrc",
-        ".pypirc",
+        *(".env", ".env.local", ".env.production", "app/.env", ".env.example", ".envrc", ".netrc"),
+        *("_netrc", ".pypirc"),
     ),
     *(
-        ".git-credentials",
-        ".pgpass",
-        ".my.cnf",
-        ".s3cfg",
-        ".boto",
-        ".htpasswd",
-        ".vault-token",
+        *(".git-credentials", ".pgpass", ".my.cnf", ".s3cfg", ".boto", ".htpasswd", ".vault-token"),
         ".databrickscfg",
     ),
     *(
-        "home/.aws/credentials",
-        ".docker/config.json",
-        ".kube/config",
-        "kubeconfig",
-        "prod.kubeconfig",
-        ".dockercfg",
+        *("home/.aws/credentials", ".docker/config.json", ".kube/config", "kubeconfig"),
+        *("prod.kubeconfig", ".dockercfg"),
     ),
     *(
-        "id_rsa",
-        ".ssh/id_ed25519",
-        ".ssh/id_work",
-        "keys/ID_RSA",
-        "a.ppk",
-        "a.p12",
-        "a.pfx",
-        "server.jks",
-        "a.kdbx",
+        *("id_rsa", ".ssh/id_ed25519", ".ssh/id_work", "keys/ID_RSA", "a.ppk", "a.p12", "a.pfx"),
+        *("server.jks", "a.kdbx"),
     ),
     *(
         "terraform.tfstate",
@@ -78,29 +54,16 @@ BY_NAME = (
         ".oci/oci_api_key",
     ),
     *(
-        ".vault_pass",
-        ".vault_pass.txt",
-        "terraform.tfvars",
-        "prod.auto.tfvars",
-        "id_rsa.bak",
-        "id_rsa~",
-        ".netrc.orig",
+        *(".vault_pass", ".vault_pass.txt", "terraform.tfvars", "prod.auto.tfvars", "id_rsa.bak"),
+        *("id_rsa~", ".netrc.orig"),
     ),
     *(
-        "prod.env",
-        "docker.env",
-        "server.key",
-        "AuthKey.p8",
-        "service-account.json",
+        *("prod.env", "docker.env", "server.key", "AuthKey.p8", "service-account.json"),
         "secrets.prod.yaml",
     ),
     *(
-        "credentials.json",
-        "google_credentials.json",
-        "helm-secrets.yml",
-        ".env.sh",
-        ".aws/config.sh",
-        ".modal.toml",
+        *("credentials.json", "google_credentials.json", "helm-secrets.yml", ".env.sh"),
+        *(".aws/config.sh", ".modal.toml"),
     ),
     *("pull/.dockerconfigjson", "release.keystore"),
 )
@@ -253,22 +216,9 @@ def test_harmless_file_is_not_recognized(name: str) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "\n",
-        " ",
-        "a",
-        "password=",
-        "x://",
-        "Bearer 1",
-        "Authorization ",
-        "authorization: basic ",
-        "/+",
-        "-",
-        "api_key=",
-        "-----BEGIN CERTIFICATE-----",
-        "machine ",
-        "kind: Secret\n",
-        "wandb.login(",
-        '"auths":{',
+        *("\n", " ", "a", "password=", "x://", "Bearer 1", "Authorization "),
+        *("authorization: basic ", "/+", "-", "api_key=", "-----BEGIN CERTIFICATE-----"),
+        *("machine ", "kind: Secret\n", "wandb.login(", '"auths":{'),
     ],
 )
 def test_search_takes_linear_time(text: str) -> None:
@@ -278,6 +228,5 @@ def test_search_takes_linear_time(text: str) -> None:
 
 def test_line_of_credential() -> None:
     assert find_sign("a", f"\n\nhf_{TEXT}") == credentials.CredentialSign(3, "a token")
-    assert find_sign("run.sh", f"x\nexport WANDB_API_KEY={HEX}") == credentials.CredentialSign(
-        2, "WANDB_API_KEY"
-    )
+    expected = credentials.CredentialSign(2, "WANDB_API_KEY")
+    assert find_sign("run.sh", f"x\nexport WANDB_API_KEY={HEX}") == expected

@@ -68,6 +68,5 @@ def test_default_folder_is_in_the_run_folder(tmp_path: Path) -> None:
 def test_room_on_volumes(
     tmp_path: Path, path: str, volumes: list[str], size: int | None, text: str
 ) -> None:
-    assert estimate.checkpoint_room(resolve_job(path, *volumes), tmp_path) == estimate.Room(
-        path, size, text
-    )
+    expected = estimate.Room(path, size, text)
+    assert estimate.checkpoint_room(resolve_job(path, *volumes), tmp_path) == expected

@@ -23,7 +23,7 @@ from jaxlaunch.launcher.manifests import jobset
 from jaxlaunch.launcher.manifests.jobset import resolve
 from jaxlaunch.launcher.plan import estimate
 from jaxlaunch.trainer.spec import Mesh, TrainSpec
-from tests.launcher.invoke import launcher
+from tests.launcher.invoke import Launcher
 
 JOB = """
 name: lm
@@ -78,32 +78,17 @@ def make_shapes(state_gib: float, low: float, high: float, full_gib: float = 0.0
     ("state", "low", "high", "full_gib", "fits", "text", "hint"),
     [
         (
-            10,
-            5,
-            5,
-            1,
-            True,
-            "fits into 36.0 GiB (90% of 40 GiB or 80 GiB: JAX's part of a100)",
-            None,
+            *(10, 5, 5, 1, True),
+            *("fits into 36.0 GiB (90% of 40 GiB or 80 GiB: JAX's part of a100)", None),
         ),
         (
-            10,
-            40,
-            40,
-            1,
-            None,
-            "fits the 80 GB A100 only: 72.0 GiB (90% of",
+            *(10, 40, 40, 1, None, "fits the 80 GB A100 only: 72.0 GiB (90% of"),
             "nodes with the 80 GB A100 by node_selector",
         ),
         (10, 20, 65, 1, None, "may not fit into 36.0 GiB", "--compile"),
         (10, 65, 65, 1, False, "does not fit into 72.0 GiB", "train.remat: full needs 11.0 GiB."),
         (
-            75,
-            1,
-            1,
-            1,
-            False,
-            "does not fit into 72.0 GiB",
+            *(75, 1, 1, 1, False, "does not fit into 72.0 GiB"),
             "train.mesh.fsdp splits it, dp copies it",
         ),
         (10, 90, 90, 80, False, "does not fit into 72.0 GiB", "smaller batch"),
@@ -173,9 +158,8 @@ def test_memory_follows_from_node_labels(
     text = f"name: x\nimage: i\ncommand: [a]\nplatform: {platform}\naccelerator: {accelerator}\n"
     job = resolve(jobs.parse_job(text), defaults.parse_defaults(cluster))
     memory = estimate.device_memory(job.spec, job.nodes.labels)
-    assert memory is not None and memory.usable == pytest.approx(
-        [size * 0.9 * GIB for size in usable]
-    )
+    assert memory is not None
+    assert memory.usable == pytest.approx([size * 0.9 * GIB for size in usable])
 
 
 def test_verdict_names_label_of_larger_model() -> None:
@@ -187,10 +171,8 @@ def test_verdict_names_label_of_larger_model() -> None:
         )
     labels = {"cloud.google.com/gke-accelerator": ["nvidia-tesla-a100", "nvidia-a100-80gb"]}
     verdict_of_both = estimate.judge_memory(*with_train(make_job()), fits, labels)
-    assert (
-        verdict_of_both.fits is None
-        and "{cloud.google.com/gke-accelerator: nvidia-a100-80gb}" in str(verdict_of_both.hint)
-    )
+    assert verdict_of_both.fits is None
+    assert "{cloud.google.com/gke-accelerator: nvidia-a100-80gb}" in str(verdict_of_both.hint)
 
 
 def test_memory_share_of_jax_can_be_set() -> None:
@@ -234,9 +216,8 @@ def test_unknown_gpu_memory_is_requested() -> None:
 def test_peak_flops_are_per_device() -> None:
     assert PEAK_FLOPS["TPU7x"] * 2 == 2307e12
     assert {"NVIDIA B300 SXM6 AC", "NVIDIA H200 NVL", "NVIDIA GB300"} < set(PEAK_FLOPS)
-    assert not ACCELERATORS["tpu7"].accepts_topology("8x8x8") and ACCELERATORS[
-        "tpu7x"
-    ].accepts_topology("8x8x8")
+    assert not ACCELERATORS["tpu7"].accepts_topology("8x8x8")
+    assert ACCELERATORS["tpu7x"].accepts_topology("8x8x8")
 
 
 def test_every_accelerator_has_memory() -> None:
@@ -262,10 +243,8 @@ def test_checkpoint_sizes_include_the_one_being_written() -> None:
 def test_security_level_has_reasons() -> None:
     manifest = jobset.render(resolve(make_job("network: hostnetwork"), ClusterDefaults()))[0]
     security = estimate.security_level(manifest)
-    assert (
-        security["level"] == "privileged"
-        and security["because"][0] == "host namespaces (hostNetwork=true)"
-    )
+    assert security["level"] == "privileged"
+    assert security["because"][0] == "host namespaces (hostNetwork=true)"
 
 
 @pytest.mark.parametrize(
@@ -353,9 +332,8 @@ def test_ingress_describes_network_policy(line: str, text: str) -> None:
         manifest for manifest in jobset.render(resolved) if manifest["kind"] == "NetworkPolicy"
     ]
     assert bool(policies) == text.startswith("its own hosts")
-    assert ("no NetworkPolicy protects" in estimate.describe_ingress(resolved)) == (
-        "hostnetwork" in line
-    )
+    expected = "hostnetwork" in line
+    assert ("no NetworkPolicy protects" in estimate.describe_ingress(resolved)) == expected
 
 
 # --- the command ----------------------------------------------------------------------------------
@@ -368,67 +346,54 @@ def file(tmp_path: Path) -> str:
     return str(path)
 
 
-def test_plan_prints_devices_bytes_cluster_and_level(
-    file: str, capsys: Any, monkeypatch: Any
-) -> None:
-    result = launcher(capsys, monkeypatch, "plan", file, "--sharding")
+def test_plan_prints_devices_bytes_cluster_and_level(run_launcher: Launcher, file: str) -> None:
+    result = run_launcher("plan", file, "--sharding")
     assert result.code == 0
     for text in (
         "lm: 8 devices (2 hosts × 4) of type a100, 2 processes of 4 devices",
-        "mesh: dp 4 × fsdp 2 × mp 1",
-        "batch: 64 examples a step, 8 per device",
-        "fits into 36.0 GiB",
-        "with 2 kept and one being written, in /ckpt/lm",
-        "blocks.mlp.gate",
-        "cluster: 2 pods on generic",
-        "pod security: restricted",
+        *("mesh: dp 4 × fsdp 2 × mp 1", "batch: 64 examples a step, 8 per device"),
+        *("fits into 36.0 GiB", "with 2 kept and one being written, in /ckpt/lm"),
+        *("blocks.mlp.gate", "cluster: 2 pods on generic", "pod security: restricted"),
         "ingress: its own hosts, and Prometheus in any namespace",
     ):
         assert text in result.out
 
 
-def test_plan_exits_with_2_if_training_cannot_fit(file: str, capsys: Any, monkeypatch: Any) -> None:
+def test_plan_exits_with_2_if_training_cannot_fit(run_launcher: Launcher, file: str) -> None:
     sets = ["train.model.width=16384", "accelerator.type=l4", "node_selector={}"]
-    result = launcher(capsys, monkeypatch, "plan", file, *sets, "-o", "json")
+    result = run_launcher("plan", file, *sets, "-o", "json")
     plan = json.loads(result.out)
     assert result.code == 2
-    assert plan["memory"]["fits"] is False and plan["memory"]["says"].startswith(
-        "does not fit into 20.2 GiB"
-    )
+    assert plan["memory"]["fits"] is False
+    assert plan["memory"]["says"].startswith("does not fit into 20.2 GiB")
 
 
-def test_plan_warns_of_too_little_room_for_checkpoints(
-    file: str, capsys: Any, monkeypatch: Any
-) -> None:
+def test_plan_warns_of_too_little_room_for_checkpoints(run_launcher: Launcher, file: str) -> None:
     sets = ["volumes=[{ephemeral: 1Mi, path: /ckpt}]", "hosts=1", "train.mesh.dp=2"]
-    result = launcher(capsys, monkeypatch, "plan", file, *sets)
+    result = run_launcher("plan", file, *sets)
     assert result.code == 0
     assert "2 kept and one being written, in /ckpt/lm: 1.0 MiB of the volume's 1Mi\n" in result.out
-    assert (
-        "hint: they do not fit, and a save would fail and end the run: make " in result.out
-        and "train.checkpoint.keep" in result.out
-    )
+    assert "hint: they do not fit, and a save would fail and end the run: make " in result.out
+    assert "train.checkpoint.keep" in result.out
 
 
-def test_plan_with_cluster_option_reports_faults(file: str, capsys: Any, monkeypatch: Any) -> None:
-    result = launcher(capsys, monkeypatch, "plan", file, "placement.preferred=rack", "--cluster")
+def test_plan_with_cluster_option_reports_faults(run_launcher: Launcher, file: str) -> None:
+    result = run_launcher("plan", file, "placement.preferred=rack", "--cluster")
     assert result.code == 2 and "the job has no queue" in result.err and result.out == ""
 
 
-def test_plan_shows_refusal_of_trainer(file: str, capsys: Any, monkeypatch: Any) -> None:
-    result = launcher(capsys, monkeypatch, "plan", file, "train.task=nowhere:Task")
-    assert (
-        result.code == 2
-        and "nowhere:Task: importing nowhere failed" in result.err
-        and "Traceback" not in result.err
-    )
+def test_plan_shows_refusal_of_trainer(run_launcher: Launcher, file: str) -> None:
+    result = run_launcher("plan", file, "train.task=nowhere:Task")
+    assert result.code == 2
+    assert "nowhere:Task: importing nowhere failed" in result.err
+    assert "Traceback" not in result.err
 
 
-def test_command_is_planned_without_bytes(tmp_path: Path, capsys: Any, monkeypatch: Any) -> None:
+def test_command_is_planned_without_bytes(run_launcher: Launcher, tmp_path: Path) -> None:
     (tmp_path / "job.yaml").write_text(
         "name: a\nimage: i:1\naccelerator: {type: cpu}\ncommand: [python, -V]\n"
     )
-    result = launcher(capsys, monkeypatch, "plan", str(tmp_path / "job.yaml"))
+    result = run_launcher("plan", str(tmp_path / "job.yaml"))
     assert result.code == 0 and "bytes" not in result.out and "cluster: 1 pod" in result.out
-    compiled = launcher(capsys, monkeypatch, "plan", str(tmp_path / "job.yaml"), "--compile")
+    compiled = run_launcher("plan", str(tmp_path / "job.yaml"), "--compile")
     assert compiled.code == 2 and "a command's arrays are its own" in compiled.err

@@ -53,9 +53,8 @@ def test_grid_order_and_limit() -> None:
 def test_random_points_are_reproducible_and_distributed() -> None:
     axes = grid.parse_axes(["lr=1e-4..1e-1", "drop=0.0..0.5", "seed=0..9"])
     points = grid.draw_points(axes, 200, seed=3)
-    assert len(set(points)) == 200 and points == grid.draw_points(
-        axes, 200, seed=3
-    ) != grid.draw_points(axes, 200, seed=4)
+    assert len(set(points)) == 200
+    assert points == grid.draw_points(axes, 200, seed=3) != grid.draw_points(axes, 200, seed=4)
     assert grid.draw_points(axes, 50, seed=3) == points[:50]
     rates, drops = ([float(point[at].partition("=")[2]) for point in points] for at in (0, 1))
     assert all(1e-4 <= rate <= 1e-1 for rate in rates) and all(0 <= drop <= 0.5 for drop in drops)
@@ -70,6 +69,5 @@ def test_random_points_are_reproducible_and_distributed() -> None:
     assert (
         70 < sum(rate < math.sqrt(10) for rate in tenfold) < 130
     )  # the least factor that the logarithm is for
-    assert sorted(grid.draw_points(grid.parse_axes(["a=0..2", "b=x,y"]), 100, seed=0)) == sorted(
-        (f"a={a}", f"b={b}") for a in range(3) for b in "xy"
-    )
+    expected = sorted((f"a={a}", f"b={b}") for a in range(3) for b in "xy")
+    assert sorted(grid.draw_points(grid.parse_axes(["a=0..2", "b=x,y"]), 100, seed=0)) == expected

@@ -6,21 +6,8 @@ import yaml
 from jaxlaunch.launcher.yaml import reader, writer
 
 TRICKY = [
-    "no",
-    "y",
-    "12:30",
-    "3e-4",
-    "1_000",
-    "0x1F",
-    "010",
-    ".5",
-    "null",
-    "~",
-    "<<",
-    "=",
-    "true",
-    "2026-01-01",
-    "a: b",
+    *("no", "y", "12:30", "3e-4", "1_000", "0x1F", "010", ".5", "null", "~", "<<", "=", "true"),
+    *("2026-01-01", "a: b"),
 ]
 
 
@@ -55,7 +42,5 @@ def test_ambiguous_text_is_quoted(text: str) -> None:
 
 def test_documents_are_written_as_one_stream() -> None:
     shared = {"a": 1}
-    assert (
-        writer.render_documents([{"b": shared, "c": shared}, {}])
-        == "b:\n  a: 1\nc:\n  a: 1\n---\n{}\n"
-    )
+    expected = "b:\n  a: 1\nc:\n  a: 1\n---\n{}\n"
+    assert writer.render_documents([{"b": shared, "c": shared}, {}]) == expected
