@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import collections
 import copy
+import io
 import itertools
 import json
 import threading
@@ -26,7 +27,7 @@ Fault = Callable[["Handler"], bool]  # True: it has answered; False: go on as us
 
 
 class Server(ThreadingHTTPServer):
-    """Objects by path; `faults` are taken one by one by the requests whose method and path part they name."""
+    """Serves objects by path. Each fault meets one request with its method and part of a path."""
 
     daemon_threads = True
     block_on_close = False
@@ -56,7 +57,7 @@ class Server(ThreadingHTTPServer):
         return str(next(self._versions))
 
     def put(self, path: str, obj: Object, event: str = "") -> Object:
-        """Keeps an object under its path, as if it had always been there or as somebody else's write."""
+        """Store an object under its path, as another client's write, and return it."""
         existing = self.objects.get(path)
         obj = copy.deepcopy(obj)
         obj.setdefault("metadata", {}).setdefault("name", path.rpartition("/")[2])
@@ -88,7 +89,7 @@ class Server(ThreadingHTTPServer):
         return obj
 
     def on(self, method: str, part: str, *faults: Fault) -> None:
-        """The next requests of a method, on paths that hold `part`, meet these faults, one each; DRY: dry runs."""
+        """Let the next requests with this method and part of a path meet these faults."""
         self.faults.setdefault((method, part), collections.deque()).extend(faults)
 
     def count(self, method: str, part: str = "") -> int:
@@ -209,21 +210,23 @@ class Handler(BaseHTTPRequestHandler):
         if self.at.endswith("/selfsubjectaccessreviews"):
             attributes = self.body["spec"]["resourceAttributes"]
             is_allowed = (attributes["verb"], attributes["resource"]) not in self.server.denied
-            return self.answer(201, {"status": {"allowed": is_allowed}})
-        path = f"{self.at}/{self.body['metadata']['name']}"
+            self.answer(201, {"status": {"allowed": is_allowed}})
+            return
+        name = self.body["metadata"]["name"]
+        path = f"{self.at}/{name}"
         if path in self.server.objects:
-            return self.fail(
-                409, "AlreadyExists", f'"{self.body["metadata"]["name"]}" already exists'
-            )
-        self.answer(
-            201, self.body if self.query.get("dryRun") else self.server.put(path, self.body)
-        )
+            self.fail(409, "AlreadyExists", f'"{name}" already exists')
+        elif self.query.get("dryRun"):
+            self.answer(201, self.body)
+        else:
+            self.answer(201, self.server.put(path, self.body))
 
     def _patch(self) -> None:
         existing = self.server.objects.get(self.at)
         if existing is None and self.headers["Content-Type"] != "application/apply-patch+yaml":
-            return self.fail(404, "NotFound", "not found")
-        self.answer(200, self.server.put(self.at, merge_patch(existing or {}, self.body)))
+            self.fail(404, "NotFound", "not found")
+        else:
+            self.answer(200, self.server.put(self.at, merge_patch(existing or {}, self.body)))
 
     def _delete(self) -> None:
         existing = self.server.objects.get(self.at)
@@ -273,7 +276,8 @@ class Handler(BaseHTTPRequestHandler):
 
 
 PLURALS = frozenset(
-    "configmaps events jobs jobsets limitranges localqueues namespaces networkpolicies nodes pods "
+    # A list would take a line for each name.
+    "configmaps events jobs jobsets limitranges localqueues namespaces networkpolicies nodes pods "  # noqa: SIM905
     "priorityclasses workloads workloadpriorityclasses".split()
 )
 
@@ -317,9 +321,8 @@ def drop_connection(handler: Handler) -> bool:
 
 def commit_then_drop(handler: Handler) -> bool:
     """It is done, and the answer never arrives."""
-    wfile, handler.wfile = handler.wfile, open("/dev/null", "wb")
+    wfile, handler.wfile = handler.wfile, io.BytesIO()
     getattr(handler, f"_{handler.command.lower()}")()
-    handler.wfile.close()
     handler.wfile = wfile
     return drop_connection(handler)
 

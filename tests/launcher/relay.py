@@ -1,4 +1,4 @@
-"""A TCP relay before a server, whose port can refuse every connection for a while, as that of a server that is away."""
+"""A TCP relay before a server. It can refuse connections as if the server were away."""
 
 from __future__ import annotations
 

@@ -19,10 +19,22 @@ name: one
 image: registry.example/train:1.4
 hosts: 2
 accelerator: {type: h100, per_host: 8}
-volumes: [{claim: c, path: /c}, {ephemeral: 1Gi, path: /e}, {secret: s, path: /s}, {configmap: m, path: /m}]
+volumes:
+- {claim: c, path: /c}
+- {ephemeral: 1Gi, path: /e}
+- {secret: s, path: /s}
+- {configmap: m, path: /m}
 command: [python, train.py]
 agent: image
 """
+
+EFA = (
+    "network: efa\nresources: {cpu: 8}\n"
+    "node_selector: {node.kubernetes.io/instance-type: p5.48xlarge}"
+)
+WRITABLE_ROOT = (
+    "pod: {spec: {containers: [{name: main, securityContext: {readOnlyRootFilesystem: false}}]}}"
+)
 
 
 def render_template(settings: str = "", cluster: str = "") -> dict[str, Any]:
@@ -38,8 +50,7 @@ def render_template(settings: str = "", cluster: str = "") -> dict[str, Any]:
     [
         ("", "", "restricted", set()),
         ("init: [{name: fetch, command: [true]}]", "", "restricted", set()),
-        ("network: efa\nresources: {cpu: " "8}\nnode_selector: " "{node.kubernetes.io/instance-type: " "p5.48xlarge}",
-         "platform: eks", "restricted", set()),
+        (EFA, "platform: eks", "restricted", set()),
         ("network: hostnetwork", "", "privileged", {"host namespaces", "hostPort"}),
         ("network: {profile: rdma, resource: rdma/ib}", "", "restricted", set()),
         ("network: {profile: rdma, resource: rdma/ib}", "users: {h100: root}", "privileged",
@@ -50,8 +61,7 @@ def render_template(settings: str = "", cluster: str = "") -> dict[str, Any]:
         ("", "users: {h100: 2000, cpu: root}", "restricted", set()),
         ("network: gpudirect-tcpxo", "platform: gke\ntcpxo: {image: daemon:1}", "privileged",
          {"non-default capabilities", "hostPath volumes"}),
-        ("pod: {spec: {containers: " "[{name: main, " "securityContext: " "{readOnlyRootFilesystem: false}}]}}", "",
-         "restricted", set()),
+        (WRITABLE_ROOT, "", "restricted", set()),
         ("pod: {spec: {volumes: [{name: n, nfs: {server: a, path: /b}}]}}", "", "baseline",
          {"restricted volume types"}),
         ("pod: {spec: {securityContext: {runAsNonRoot: false, runAsUser: 0}}}", "", "baseline",
@@ -85,26 +95,38 @@ def make_container(**security: Any) -> dict[str, Any]:
     return {"spec": {"containers": [{"name": "main", "securityContext": security}]}}
 
 
+def make_volume(**source: Any) -> dict[str, Any]:
+    return {"spec": {"volumes": [{"name": "v", **source}]}}
+
+
+def make_port(host_port: int) -> dict[str, Any]:
+    return {"spec": {"containers": [{"name": "main", "ports": [{"hostPort": host_port}]}]}}
+
+
+ADDS_CHOWN = make_container(capabilities={"add": ["CHOWN"]})
+ROOT = make_container(runAsUser=0, runAsNonRoot=False)
+
+
 @pytest.mark.parametrize(
     ("patch", "met", "expected"),
     [
         ({"spec": {"hostPID": True}}, "privileged", "host namespaces (hostPID=true)"),
-        (make_container(privileged=True), "privileged", 'privileged (container "main" is privileged)'),
-        (make_container(capabilities={"add": ["CHOWN"]}), "baseline", 'unrestricted capabilities ' '(container ' '"main" adds CH'),
+        (make_container(privileged=True), "privileged", 'privileged (container "main" is'),
+        (ADDS_CHOWN, "baseline", 'unrestricted capabilities (container "main" adds CH'),
         (make_container(capabilities={"add": ["NET_BIND_SERVICE"]}), "restricted", ""),
-        ({"spec": {"volumes": [{"name": "v", "hostPath": {"path": "/"}}]}}, "privileged", 'volumes (volume "v")'),
-        ({"spec": {"volumes": [{"name": "v"}]}}, "restricted", ""),
-        ({"spec": {"containers": [{"name": "main", "ports": [{"hostPort": 80}]}]}}, "privileged", '"main" uses 80'),
-        ({"spec": {"containers": [{"name": "main", "ports": [{"hostPort": 0}]}]}}, "restricted", ""),
+        (make_volume(hostPath={"path": "/"}), "privileged", 'volumes (volume "v")'),
+        (make_volume(), "restricted", ""),
+        (make_port(80), "privileged", '"main" uses 80'),
+        (make_port(0), "restricted", ""),
         (make_container(seccompProfile={"type": "Unconfined"}), "privileged", "seccompProfile"),
-        (make_container(allowPrivilegeEscalation=True), "baseline", "allowPrivilegeEscalation != false"),
+        (make_container(allowPrivilegeEscalation=True), "baseline", "allowPrivilegeEscalation !="),
         (make_container(capabilities={"drop": ["NET_RAW"]}), "baseline", "must drop ALL"),
         (make_container(runAsUser=0), "baseline", 'runAsUser=0 (container "main" has runAsUser=0)'),
         (make_container(runAsNonRoot=False), "baseline", "runAsNonRoot != true"),
-        ({"spec": {"hostUsers": False, **make_container(runAsUser=0, runAsNonRoot=False)["spec"]}}, "restricted", ""),
+        ({"spec": {"hostUsers": False, **ROOT["spec"]}}, "restricted", ""),
         ({"spec": {"securityContext": {"seccompProfile": None}}}, "baseline", "seccompProfile"),
     ],
-)  # fmt: skip
+)
 def test_each_rule_names_the_violation(
     patch: dict[str, Any], met: pod_rules.Level, expected: str
 ) -> None:

@@ -1,4 +1,4 @@
-"""What a LocalQueue and a ClusterQueue report of themselves, as doctor, submit and explain read it."""
+"""The state and the quotas of LocalQueues and ClusterQueues."""
 
 from __future__ import annotations
 

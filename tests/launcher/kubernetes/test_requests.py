@@ -1,4 +1,4 @@
-"""What the scheduler counts for a pod. Cases after Kubernetes' documentation of sidecars and of pod overhead."""
+"""Requests of pods, after Kubernetes' documentation of sidecars and of pod overhead."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_sidecar_requests_count_for_node_fit() -> None:
 
 
 def test_explain_counts_requests_added_by_admission() -> None:
-    """An injected sidecar, a RuntimeClass's overhead and a LimitRange's defaults are in the pod, not in the JobSet."""
+    """The pod has what admission added: a sidecar, a RuntimeClass's overhead, defaults."""
     spec = {
         "containers": [make_container("6")],
         "initContainers": [make_container("2", sidecar=True)],

@@ -1,4 +1,4 @@
-"""A watch over connections that end as they do in the field; the connections are plain generators."""
+"""Watches over connections that end early. The connections are plain generators."""
 
 from __future__ import annotations
 

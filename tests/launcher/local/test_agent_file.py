@@ -1,4 +1,4 @@
-"""The packed agent in the user's cache: whole, this user's own, and somewhere else where there can be none."""
+"""The packed agent in the user's cache, or in the run folder without a cache."""
 
 from __future__ import annotations
 

@@ -39,7 +39,8 @@ agent, folder, pipe = sys.argv[1:]
 real = subprocess.Popen
 agents.subprocess.Popen = lambda argv, **how: real([sys.executable, "-c", agent, pipe], **how)
 with jaxlaunch.launcher.local.run_folders.hold_lock(Path(folder)) as lock:
-    gang = agents.Gang({}, JobSpec(name="t", command=["true"], accelerator={"type": "cpu"}), 0, lock)
+    job = JobSpec(name="t", command=["true"], accelerator={"type": "cpu"})
+    gang = agents.Gang({}, job, 0, lock)
     print(gang._agents[0].stdout.readline().decode(), flush=True)
     agents.os._exit(9)
 """

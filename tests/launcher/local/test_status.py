@@ -1,4 +1,4 @@
-"""What `launcher status` says of a run on this machine, by its summary and by what its agents say now."""
+"""The status of a run on this machine, from its summary and its agents."""
 
 from __future__ import annotations
 

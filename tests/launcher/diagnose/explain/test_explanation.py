@@ -1,4 +1,4 @@
-"""The first line of an explanation, over what the API server, the scheduler, the kubelet, Kueue and autoscalers say."""
+"""Explanations of jobs, from objects and messages of Kubernetes, Kueue and autoscalers."""
 
 from __future__ import annotations
 
@@ -208,7 +208,7 @@ def silent_node(name: str = "node-1", status: str = "Unknown") -> dict[str, Any]
 
 
 def make_unhealthy_node(taint: str, kind: str, status: str, message: str) -> dict[str, Any]:
-    """A node with the taint that Kubernetes gives it for a condition, among others that are as they should be."""
+    """Return a node with a condition that indicates a problem, and the taint for it."""
     other_conditions = [
         condition(other_kind, "False", message="is as it should be")
         for other_kind in ("PIDPressure", "MemoryPressure")
