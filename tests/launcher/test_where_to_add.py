@@ -26,7 +26,7 @@ PATCHES = {
 TOP = ("docs", "examples", "helm", "jaxlaunch", "k8s", "tests", "pyproject.toml", "README.md")
 CHECKS = (
     "tests/launcher/test_found.py::test_every_entry_is_produced_by_a_test",
-    "tests/launcher/diagnose/explain/test_explanation.py::test_the_first_line_names_the_situation",
+    "tests/launcher/diagnose/explain/test_explanation.py::test_headline_names_the_situation",
     "tests/launcher/diagnose/explain/test_explanation.py::test_every_situation_has_a_meaning_and_is_documented",
     "tests/launcher/manifests/test_jobset.py::test_every_accelerator_and_every_option_is_combined_and_they_are_many",
     "tests/launcher/manifests/test_jobset.py::test_every_accelerator_is_asked_for_or_refused_on_every_platform",
