@@ -38,27 +38,25 @@ def make_gang(tmp_path: Path, text: str, **fields: object) -> Gang:
 
 
 @pytest.mark.parametrize(
-    ("host", "number"), [(0, signal.SIGTERM), (1, signal.SIGTERM), (1, signal.SIGINT)]
+    ("hosts", "number"),
+    [
+        ((0,), signal.SIGTERM),
+        ((1,), signal.SIGTERM),
+        ((1,), signal.SIGINT),
+        ((0, 1), signal.SIGTERM),
+    ],
 )
-def test_sigterm_at_any_agent_stops_every_host_after_a_save(
-    tmp_path: Path, host: int, number: int
+def test_signal_at_any_agent_is_one_stop_of_every_host_after_a_save(
+    tmp_path: Path, hosts: tuple[int, ...], number: int
 ) -> None:
     with make_gang(tmp_path, SAVES) as gang:
         gang.start().wait_for_marks("up-0", "up-1")
-        gang.signal(host, number)
+        for host in hosts:
+            gang.signal(host, number)
         assert gang.wait() == [80, 80]
     assert gang.summary["status"] == "stopped"
     assert gang.verdict["message"] == "stopped from outside: saved at step 37"
     assert (gang.verdict["cause"], gang.attempts[-1]["last_committed"]) == ("preempted", 37)
-
-
-def test_sigterm_at_every_pod_is_one_stop(tmp_path: Path) -> None:
-    with make_gang(tmp_path, SAVES) as gang:
-        gang.start().wait_for_marks("up-0", "up-1")
-        for host in (0, 1):
-            gang.signal(host)
-        assert gang.wait() == [80, 80]
-    assert gang.verdict["message"] == "stopped from outside: saved at step 37"
 
 
 def test_rank_that_delays_the_save_is_named_at_the_deadline(tmp_path: Path) -> None:
