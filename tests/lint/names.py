@@ -31,7 +31,7 @@ def find_filler_names() -> Iterator[str]:
             (f"{path.relative_to(ROOT)}:{node.lineno}: {name}", name.strip("_"))
             for path, tree in _parse(folder)
             for node in ast.walk(tree)
-            if (name := _variable_name(node)) is not None
+            if isinstance(node, ast.arg | ast.Name) and (name := _variable_name(node)) is not None
         ]
         fillers = [place for place, name in variables if name in FILLERS]
         if len(fillers) > MAX_FILLERS * len(variables):
