@@ -162,8 +162,8 @@ Action = (
 )  # fmt: skip
 
 
-class Gang:
-    """State machine of all hosts. Each event appends actions, which the server performs.
+class GangState:
+    """State of the gang, and the actions that it asks for.
 
     Attributes:
         records: Finished attempts of this run, oldest first.
@@ -203,8 +203,6 @@ class Gang:
         if self.verdict is not None:
             self.gathering.shorten_wait(now)
 
-    # --- events -----------------------------------------------------------------------------------
-
     def check_hello(self, hello: Hello) -> Refusal | None:
         """Return why a host may not join now."""
         previous = self.members.hellos.get(hello.host)
@@ -224,6 +222,29 @@ class Gang:
         elif self.verdict is None if reason is None else reason.ends_gang:
             return Refusal(f"{hello.description} tried to join after the start")
         return reason
+
+    def _is_late(self, host: int) -> bool:
+        """Return whether only spares may join now."""
+        is_member = host in self.members.table
+        return self.stage is Stage.KILL or (self.stage is Stage.RUN and is_member) or self._is_alone
+
+    def _dismiss_host(self, host: int, verdict: Verdict, *, is_alone: bool) -> None:
+        """Tell one host to leave before the others, or without them if `is_alone`."""
+        self.members.departing_hosts.add(host)
+        fields = {"verdict": verdict.to_json(), **({"alone": True} if is_alone else {})}
+        self.actions.append(Send([host], "leave", fields))
+
+    def _log_text(self, text: str) -> None:
+        self.actions.append(Say(text))
+
+    def _broadcast(self, kind: str, **fields: Any) -> None:
+        self.actions.append(Send(sorted(self.members.present_hosts), kind, fields))
+
+
+class Gang(GangState):
+    """State machine of all hosts. Each event appends actions, which the server performs."""
+
+    # --- events -----------------------------------------------------------------------------------
 
     def on_host_refused(self, hello: Hello, reason: Refusal, now: float) -> None:
         """Handle a refused host. Some refusals end the gang."""
@@ -464,11 +485,6 @@ class Gang:
 
     # --- a host that is lost, stopped or added ----------------------------------------------------
 
-    def _is_late(self, host: int) -> bool:
-        """Return whether only spares may join now."""
-        is_member = host in self.members.table
-        return self.stage is Stage.KILL or (self.stage is Stage.RUN and is_member) or self._is_alone
-
     @property
     def _may_await_replacement(self) -> bool:
         """Return whether lost hosts are replaced now, once after each attempt."""
@@ -536,18 +552,6 @@ class Gang:
         if self._config.host in leaving_hosts:
             self._end_run(verdict, is_alone=True)
         return leaving_hosts
-
-    def _dismiss_host(self, host: int, verdict: Verdict, *, is_alone: bool) -> None:
-        """Tell one host to leave before the others, or without them if `is_alone`."""
-        self.members.departing_hosts.add(host)
-        fields = {"verdict": verdict.to_json(), **({"alone": True} if is_alone else {})}
-        self.actions.append(Send([host], "leave", fields))
-
-    def _log_text(self, text: str) -> None:
-        self.actions.append(Say(text))
-
-    def _broadcast(self, kind: str, **fields: Any) -> None:
-        self.actions.append(Send(sorted(self.members.present_hosts), kind, fields))
 
 
 def _exhausted_verdict(config: Config, records: Sequence[AttemptRecord]) -> Verdict | None:
