@@ -28,14 +28,14 @@ gc.set_threshold(
 as_for_users = compiler.get_compile_options
 
 
-def cheap(*given: Any, env_options_overrides: dict[str, Any] | None = None, **more: Any) -> Any:
+def cheap(*inputs: Any, env_options_overrides: dict[str, Any] | None = None, **more: Any) -> Any:
     """JAX's options of a compilation, and ours: a sum in a loop may be rounded in another order than outside."""
-    asked = {
+    request = {
         **(env_options_overrides or {}),
         **compiled.QUICK_OPTIONS,
         "xla_backend_optimization_level": 0,
     }
-    return as_for_users(*given, env_options_overrides=asked, **more)
+    return as_for_users(*inputs, env_options_overrides=request, **more)
 
 
 compiler.get_compile_options = cheap

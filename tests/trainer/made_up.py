@@ -34,8 +34,8 @@ class MadeUp:
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
 
-    def __getitem__(self, where: Any) -> np.ndarray[Any, Any]:
-        return np.full(np.broadcast_to(np.int8(0), self.shape)[where].shape, 0.01, self.dtype)
+    def __getitem__(self, place: Any) -> np.ndarray[Any, Any]:
+        return np.full(np.broadcast_to(np.int8(0), self.shape)[place].shape, 0.01, self.dtype)
 
 
 def params(model: Any, dtype: Any = ml_dtypes.bfloat16) -> dict[str, MadeUp]:
@@ -45,15 +45,15 @@ def params(model: Any, dtype: Any = ml_dtypes.bfloat16) -> dict[str, MadeUp]:
     return {name: MadeUp(leaf.shape, np.dtype(dtype)) for name, leaf in shapes.items()}
 
 
-def largest(each: dict[str, MadeUp]) -> int:
+def largest(item: dict[str, MadeUp]) -> int:
     """Bytes of the largest tensor that an export writes: one layer of a stack."""
     of_layer = [
-        leaf.shape[1:] if name.startswith("blocks.") else leaf.shape for name, leaf in each.items()
+        leaf.shape[1:] if name.startswith("blocks.") else leaf.shape for name, leaf in item.items()
     ]
-    return max(int(np.prod(shape)) for shape in of_layer) * next(iter(each.values())).dtype.itemsize
+    return max(int(np.prod(shape)) for shape in of_layer) * next(iter(item.values())).dtype.itemsize
 
 
-def planned(folder: str, devices: int = 8) -> tuple[dict[str, Any], int]:
+def plan_of(folder: str, devices: int = 8) -> tuple[dict[str, Any], int]:
     """The plan of a training that starts from the folder, and the most memory of the process that made it, bytes."""
     train = {"task": "lm", "model": {"init_from": folder, "length": 2048}, "batch": devices}
     train |= {"mesh": {"fsdp": devices}, "precision": "bf16", "remat": "full"}
@@ -68,10 +68,10 @@ def planned(folder: str, devices: int = 8) -> tuple[dict[str, Any], int]:
         stdout=subprocess.PIPE,
     )
     assert child.stdout is not None
-    said = child.stdout.read()
+    message = child.stdout.read()
     _, status, used = os.wait4(child.pid, 0)
     assert status == 0
-    return json.loads(said), 1024 * used.ru_maxrss
+    return json.loads(message), 1024 * used.ru_maxrss
 
 
 def main() -> None:
@@ -82,12 +82,12 @@ def main() -> None:
     from tests.trainer import peaks
 
     model = spec.Decoder(preset=options.preset)
-    each, source, to = params(model), options.folder / "in", options.folder / "out"
-    size = sum(int(np.prod(leaf.shape)) for leaf in each.values())
+    item, source, to = params(model), options.folder / "in", options.folder / "out"
+    size = sum(int(np.prod(leaf.shape)) for leaf in item.values())
     source.mkdir(parents=True)
     (source / "config.json").write_text(json.dumps(config_json.render_config(model)))
-    plan, memory = planned(str(source))
-    print(f"{size:,} parameters; largest tensor {largest(each) / 1e6:.0f} MB", flush=True)
+    plan, memory = plan_of(str(source))
+    print(f"{size:,} parameters; largest tensor {largest(item) / 1e6:.0f} MB", flush=True)
     print(
         f"plan: {plan['parameters']:,} parameters, its process {memory / 1e6:.0f} MB at most",
         flush=True,
@@ -103,7 +103,7 @@ def main() -> None:
         "its start: ",
         end="",
     )
-    print(f"{peak / largest(each):.2f} of the largest tensor")
+    print(f"{peak / largest(item):.2f} of the largest tensor")
     shutil.rmtree(source)
     shutil.rmtree(to)
 

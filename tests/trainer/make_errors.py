@@ -71,13 +71,13 @@ def traced_once() -> Any:
     )(jnp.ones(3))
 
 
-def damaged(what: str, by: Callable[[Path], object]) -> Any:
-    """Restores a checkpoint of whose files those that match `what` were changed."""
+def damaged(subject: str, by: Callable[[Path], object]) -> Any:
+    """Restores a checkpoint of whose files those that match `subject` were changed."""
     with tempfile.TemporaryDirectory() as folder, ocp.StandardCheckpointer() as checkpointer:
         saved = Path(folder, "a")
         checkpointer.save(saved, {"w": jnp.ones(3)})
         checkpointer.wait_until_finished()
-        for path in sorted(saved.rglob(what)):
+        for path in sorted(saved.rglob(subject)):
             by(path)
         return checkpointer.restore(saved, {"w": jnp.ones(3)})
 

@@ -41,20 +41,20 @@ def main(port: int, rank: int) -> None:
         )
 
     join()
-    made = {"twice": message(join)}
+    created = {"twice": message(join)}
     client: Any = distributed.global_state.client
     if rank == 0:
-        made["barrier"] = message(lambda: client.wait_at_barrier("of rank 0 alone", 100))
-        made["key"] = message(lambda: client.blocking_key_value_get("that nobody writes", 100))
+        created["barrier"] = message(lambda: client.wait_at_barrier("of rank 0 alone", 100))
+        created["key"] = message(lambda: client.blocking_key_value_get("that nobody writes", 100))
     rows = NamedSharding(Mesh(np.array(jax.devices()), ("dp",)), PartitionSpec("dp"))
     total = jax.jit(lambda x: x.sum(), out_shardings=NamedSharding(rows.mesh, PartitionSpec()))
     x = jax.make_array_from_process_local_data(rows, np.ones(1, np.float32))
     total(x).block_until_ready()
-    made["other process"] = message(lambda: np.asarray(x))
+    created["other process"] = message(lambda: np.asarray(x))
     if rank == 1:
         os.kill(os.getpid(), signal.SIGKILL)
-    made["sum"] = message(lambda: [total(x).block_until_ready() for _ in range(1000)])
-    print(json.dumps(made), flush=True)
+    created["sum"] = message(lambda: [total(x).block_until_ready() for _ in range(1000)])
+    print(json.dumps(created), flush=True)
     time.sleep(20 * HEARTBEAT_S)
 
 

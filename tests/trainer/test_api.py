@@ -63,11 +63,11 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_docstring_example_runs(name: str, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(home)
-    found: dict[str, object] = {"__name__": "example"}
-    exec(compile(EXAMPLES[name], f"<the example of {name}>", "exec"), found)
+    result: dict[str, object] = {"__name__": "example"}
+    exec(compile(EXAMPLES[name], f"<the example of {name}>", "exec"), result)
     if name in ("Task", "Classify"):
-        made = found["Curve" if name == "Task" else "TwoHeads"]
-        assert task.make_task("example", made)
+        created = result["Curve" if name == "Task" else "TwoHeads"]
+        assert task.make_task("example", created)
 
 
 def test_mesh_and_precision_arguments_are_checked(
@@ -86,10 +86,10 @@ def test_mesh_and_precision_arguments_are_checked(
 
 def test_run_defaults_equal_run_options() -> None:
     defaults = {field.name: field.default for field in dataclasses.fields(RunOptions)}
-    given = {
+    inputs = {
         name: each.default for name, each in inspect.signature(jaxlaunch.run).parameters.items()
     }
-    assert {name: each for name, each in given.items() if name in defaults and name != "steps"} == {
-        name: each for name, each in defaults.items() if name != "steps"
-    }
-    assert set(given) == set(defaults) | {"step", "state", "data"}
+    assert {
+        name: each for name, each in inputs.items() if name in defaults and name != "steps"
+    } == {name: each for name, each in defaults.items() if name != "steps"}
+    assert set(inputs) == set(defaults) | {"step", "state", "data"}

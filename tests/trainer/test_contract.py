@@ -12,7 +12,7 @@ import pytest
 from jaxlaunch import contract
 
 
-def raised(message: str) -> BaseException:
+def raise_error(message: str) -> BaseException:
     try:
         raise ValueError(message)
     except ValueError as error:
@@ -21,7 +21,7 @@ def raised(message: str) -> BaseException:
 
 @pytest.mark.parametrize("code", [None, contract.CRASH])
 def test_error_line_has_exception_traceback_and_code(code: int | None) -> None:
-    error = contract.error_line(raised("a bad batch"), code)["error"]
+    error = contract.error_line(raise_error("a bad batch"), code)["error"]
     assert (error["type"], error["message"], error["code"]) == ("ValueError", "a bad batch", code)
     assert error["traceback"].startswith("Traceback") and error["traceback"].endswith(
         "ValueError: a bad batch\n"
@@ -31,7 +31,7 @@ def test_error_line_has_exception_traceback_and_code(code: int | None) -> None:
 @pytest.mark.parametrize("fill", ["x", "é", "🦊", "\x00"])
 def test_error_line_fits_pipe(fill: str) -> None:
     read, write = os.pipe()
-    line = contract.error_line(raised(fill * 50_000), None)
+    line = contract.error_line(raise_error(fill * 50_000), None)
     assert len(json.dumps(line)) < contract.MAX_LINE
     os.set_blocking(write, False)
     assert contract.send(write, line) or len(json.dumps(line)) > 65_000

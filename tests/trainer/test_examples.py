@@ -138,15 +138,15 @@ def test_task_samples_are_optional() -> None:
 
 def test_every_example_has_introduction() -> None:
     for name in JOBS:
-        said = (
+        message = (
             (EXAMPLES / f"{name}.py")
             if (EXAMPLES / f"{name}.py").exists()
             else EXAMPLES / f"{name}.yaml"
         )
-        text = said.read_text()
+        text = message.read_text()
         why = (
             text.split('"""')[1]
-            if said.suffix == ".py"
+            if message.suffix == ".py"
             else "\n".join(line for line in text.splitlines() if "#" in line)
         )
         assert len(why.split()) >= 100, name
@@ -161,9 +161,9 @@ def test_diffusion_model_draws_requested_classes(
 
     def noise(x: jax.Array, time_B: jax.Array, label_B: jax.Array) -> jax.Array:
         """Of a network that knows that every image is its class."""
-        left = jnp.asarray(diffusion.ALPHA)[time_B][:, None, None, None]
-        wanted = label_B[:, None, None, None] / 5.0 - 1.0
-        return (x - jnp.sqrt(left) * wanted) / jnp.sqrt(1 - left)
+        remaining = jnp.asarray(diffusion.ALPHA)[time_B][:, None, None, None]
+        expected = label_B[:, None, None, None] / 5.0 - 1.0
+        return (x - jnp.sqrt(remaining) * expected) / jnp.sqrt(1 - remaining)
 
     images = jax.jit(lambda key: diffusion.sample(noise, jnp.arange(3), key))(jax.random.key(0))
     assert images.shape == (3, 8, 8) and images.dtype == jnp.uint8
@@ -179,7 +179,7 @@ def test_samples_are_judged_by_another_classifier(
     diffusion = importlib.import_module("diffusion")
     monkeypatch.setattr(diffusion, "T", 4)
     diffusion.judge(str(trained("diffusion")), str(trained("mnist")), 24, sure=0.0)
-    held_out, samples, asked = capsys.readouterr().out.splitlines()[-3:]
+    held_out, samples, options = capsys.readouterr().out.splitlines()[-3:]
     for line, start in (
         (held_out, "held out: 100.0% of 16 are"),
         (samples, "samples: 100.0% of 24 are"),
@@ -187,4 +187,4 @@ def test_samples_are_judged_by_another_classifier(
         assert line.startswith(start)
         counts = re.findall(r"\d+", line.partition("[")[2].partition("]")[0])
         assert len(counts) == 10 and f" {sum(map(int, counts))} are" in line
-    assert re.fullmatch(r"samples: \d+\.\d% are of the class that was asked for", asked)
+    assert re.fullmatch(r"samples: \d+\.\d% are of the class that was asked for", options)

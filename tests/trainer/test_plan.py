@@ -20,7 +20,7 @@ from jaxlaunch.trainer.tasks.lm import NextToken
 from tests.trainer import states, tiny
 
 
-def planned(task: Any, **keys: Any) -> dict[str, Any]:
+def make_plan(task: Any, **keys: Any) -> dict[str, Any]:
     train = tiny.train_spec(task, **keys)
     return Plan(plan.with_synthetic_data(train, task), task).to_dict(sharding=True)
 
@@ -73,23 +73,23 @@ def test_convolutional_network_is_planned_for_data_size() -> None:
 
 
 def test_sampling_bytes_hold_weights_and_cache() -> None:
-    asked = spec.Eval(every=5, samples=spec.Samples(prompts=[[1, 2], [3], "ab"], max_tokens=6))
-    found = planned(tiny.Counting(), precision="bf16", mesh={"dp": 4, "mp": 2}, eval=asked)
+    options = spec.Eval(every=5, samples=spec.Samples(prompts=[[1, 2], [3], "ab"], max_tokens=6))
+    result = make_plan(tiny.Counting(), precision="bf16", mesh={"dp": 4, "mp": 2}, eval=options)
     config = tiny.DECODER
     weights = sum(
         math.prod(jax.tree.leaves(of["shape"])) // math.prod(2 for axes in of["split"] if axes) * 2
-        for of in found["sharding"]
+        for of in result["sharding"]
     )
     cached = (
         2 * (2 + 6) * config.kv_head_count // 2 * config.head_channels * config.layers * 2
     )  # one row a device, bf16
-    assert found["samples"] == weights + cached
-    assert planned(tiny.Counting(), mesh={"dp": -1})["samples"] == 0
+    assert result["samples"] == weights + cached
+    assert make_plan(tiny.Counting(), mesh={"dp": -1})["samples"] == 0
 
 
 def test_absent_kernel_keeps_no_attention_matrix(standard: None) -> None:
     plain, kernel, short, wide = (
-        planned(tiny.Counting(), attention=attention, precision=precision, mesh={"dp": -1})
+        make_plan(tiny.Counting(), attention=attention, precision=precision, mesh={"dp": -1})
         for attention, precision in (
             ("xla", "bf16"),
             ("cudnn", "bf16"),
@@ -105,7 +105,7 @@ def test_absent_kernel_keeps_no_attention_matrix(standard: None) -> None:
     assert pairs * 4 <= spared <= pairs * 16  # scores or shares, in two bytes or four
     assert kernel["flops_per_step"] == plain["flops_per_step"]
     assert short["activations"] == plain["activations"]  # splash wants 128 tokens
-    assert wide["activations"] == planned(tiny.Counting(), mesh={"dp": -1})["activations"]
+    assert wide["activations"] == make_plan(tiny.Counting(), mesh={"dp": -1})["activations"]
 
 
 @pytest.mark.parametrize(("model", "mesh"), list(zip(states.MODELS, states.MESHES, strict=True)))
@@ -118,7 +118,7 @@ def test_planned_bytes_match_device(model: str, mesh: str) -> None:
 def test_micro_batches_count_gradients_twice() -> None:
     task = tiny.Counting()
     once, twice = (
-        planned(task, mesh={"dp": 4, "mp": 2}, accumulate=count)["device"] for count in (1, 2)
+        make_plan(task, mesh={"dp": 4, "mp": 2}, accumulate=count)["device"] for count in (1, 2)
     )
     assert once["gradients"] == once["parameters"] and twice["gradients"] == 2 * once["gradients"]
 
@@ -126,7 +126,7 @@ def test_micro_batches_count_gradients_twice() -> None:
 def test_parameters_are_listed_with_sharding() -> None:
     listed = {
         each["name"]: each
-        for each in planned(tiny.Counting(), mesh={"fsdp": 4, "mp": 2})["sharding"]
+        for each in make_plan(tiny.Counting(), mesh={"fsdp": 4, "mp": 2})["sharding"]
     }
     up = listed["blocks.mlp.up"]
     assert up["axes"] == ["layers", "embed", "hidden"]
@@ -137,7 +137,8 @@ def test_parameters_are_listed_with_sharding() -> None:
 def test_micro_batches_and_remat_lower_activations() -> None:
     task = tiny.Counting()
     whole, micro = (
-        planned(task, mesh={"dp": 4, "mp": 2}, accumulate=count)["activations"] for count in (1, 4)
+        make_plan(task, mesh={"dp": 4, "mp": 2}, accumulate=count)["activations"]
+        for count in (1, 4)
     )
     assert micro["none"][1] < whole["none"][1] / 3
     assert whole["full"][1] < whole["none"][1] and whole["asked"] == whole["none"]
@@ -158,17 +159,17 @@ CHIPS = json.dumps({"type": "cpu", "hosts": 1, "per_host": 8})
 @pytest.mark.extended
 @pytest.mark.parametrize("remat", ["none", "dots"])
 def test_estimate_is_near_compiled_memory(remat: str) -> None:
-    found = json.loads(
+    result = json.loads(
         child({**TRAIN, "mesh": {"fsdp": 4}, "remat": remat}, "--compile", CHIPS, devices=4).stdout
     )
-    estimated = found["device"]["gradients"] + found["activations"]["asked"][1]
-    assert 0.6 < estimated / found["compiled"]["memory"]["train"]["temp"] < 1.5
+    estimated = result["device"]["gradients"] + result["activations"]["asked"][1]
+    assert 0.6 < estimated / result["compiled"]["memory"]["train"]["temp"] < 1.5
 
 
 def test_mp_residuals_are_within_range() -> None:
-    found = json.loads(child({**TRAIN, "mesh": {"dp": 2, "mp": 4}}, "--compile", CHIPS).stdout)
-    low, high = (found["device"]["gradients"] + end for end in found["activations"]["asked"])
-    assert low < found["compiled"]["memory"]["train"]["temp"] < high
+    result = json.loads(child({**TRAIN, "mesh": {"dp": 2, "mp": 4}}, "--compile", CHIPS).stdout)
+    low, high = (result["device"]["gradients"] + end for end in result["activations"]["asked"])
+    assert low < result["compiled"]["memory"]["train"]["temp"] < high
 
 
 def test_wrong_spec_and_missing_data_have_exit_codes() -> None:
@@ -180,7 +181,7 @@ def test_wrong_spec_and_missing_data_have_exit_codes() -> None:
 
 def test_epochs_of_absent_data_are_planned() -> None:
     schedule = {"name": "wsd", "warmup": 100, "decay": 900}
-    asked = child(
+    options = child(
         {
             **TRAIN,
             "epochs": 2,
@@ -188,4 +189,4 @@ def test_epochs_of_absent_data_are_planned() -> None:
             "optimizer": {"name": "adamw", "schedule": schedule},
         }
     )
-    assert asked.returncode == 0 and json.loads(asked.stdout)["parameters"] > 0
+    assert options.returncode == 0 and json.loads(options.stdout)["parameters"] > 0

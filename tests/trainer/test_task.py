@@ -53,12 +53,12 @@ def test_missing_name_is_reported_with_defined_names() -> None:
 
 
 def test_built_in_task_names_are_complete() -> None:
-    found = set()
+    result = set()
     for module in pkgutil.iter_modules(tasks.__path__, "jaxlaunch.trainer.tasks."):
         for name, thing in vars(importlib.import_module(module.name)).items():
             if isinstance(thing, type) and issubclass(thing, Task) and thing is not Task:
-                found.add(f"{thing.__module__}:{name}")
-    assert found == set(TASKS.values())
+                result.add(f"{thing.__module__}:{name}")
+    assert result == set(TASKS.values())
     assert set(TASKS) == set(TASK_DEFAULTS)
 
 
@@ -121,9 +121,9 @@ def test_plain_task_class_has_place() -> None:
         def source(self, spec: Any, split: str) -> None:
             return None
 
-    found = task_class("plain:Plain", Plain)
-    assert issubclass(found, Task) and vars(found)["__firstlineno__"] == 12
-    assert (found.__module__, found.__qualname__) == (__name__, Plain.__qualname__)
+    result = task_class("plain:Plain", Plain)
+    assert issubclass(result, Task) and vars(result)["__firstlineno__"] == 12
+    assert (result.__module__, result.__qualname__) == (__name__, Plain.__qualname__)
 
 
 class ListsDefaults(NoSource):
@@ -227,15 +227,17 @@ def test_record_names_are_reserved(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("made", "says"),
+    ("created", "says"),
     [
         (lambda: Dense(), "model returned the flax.linen module Dense, not a flax.nnx.Module"),
         (lambda: Model, "model returned the class Model, not a flax.nnx.Module"),
         (lambda: None, "model returned None, not a flax.nnx.Module"),
     ],
 )
-def test_invalid_models_are_refused(made: Any, says: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tiny.Digits, "model", lambda task, spec, rngs: made())
+def test_invalid_models_are_refused(
+    created: Any, says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tiny.Digits, "model", lambda task, spec, rngs: created())
     with pytest.raises(SpecError, match=f"tests:Tiny: {says}"):
         tiny.build(tiny.Digits())
 

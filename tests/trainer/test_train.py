@@ -31,7 +31,7 @@ from jaxlaunch.trainer.train import build_loop, resume_conditions
 from tests.trainer import tiny
 
 
-def made(**keys: Any) -> dict[str, Any]:
+def conditions(**keys: Any) -> dict[str, Any]:
     data = {"source": "synthetic", "examples": 8, "shape": [2, 2]} | keys.pop("data", {})
     spec = TrainSpec.model_validate({"task": "classify", "data": data} | keys)
     source = open_source(spec, "train")
@@ -56,25 +56,25 @@ def test_changed_example_order_is_refused(
     change: dict[str, Any], error: type[Exception], words: str
 ) -> None:
     with pytest.raises(error, match=words):
-        preflight.check_resumed(made(), made(**change), "here")
+        preflight.check_resumed(conditions(), conditions(**change), "here")
 
 
 def test_changed_dataset_argument_is_named_without_value() -> None:
-    def kept(token: str) -> str:
+    def remaining(token: str) -> str:
         """The fingerprint of a dataset with this token."""
         args = {"auth": {"token": token, "it's": [1, 2.5, None]}, "folder": "/data"}
         return f"my:Data, 4 examples, {fingerprint_arguments(args)}"
 
-    then, again, now = (kept(token) for token in ("s3cret-a", "s3cret-a", "s3cret-b"))
+    then, repeated, now = (remaining(token) for token in ("s3cret-a", "s3cret-a", "s3cret-b"))
     assert "s3cret" not in then + now
-    preflight.check_resumed({"data": then}, {"data": again}, "here")
+    preflight.check_resumed({"data": then}, {"data": repeated}, "here")
     with pytest.raises(DataError, match=r"changed \(train.data.args.auth.token\)") as raised:
         preflight.check_resumed({"data": then}, {"data": now}, "here")
     assert "s3cret" not in str(raised.value) and "folder)" not in str(raised.value)
 
 
 def test_equal_conditions_are_accepted() -> None:
-    preflight.check_resumed(made(), made(accumulate=2, steps=5), "here")
+    preflight.check_resumed(conditions(), conditions(accumulate=2, steps=5), "here")
 
 
 class Collections(Progress):
@@ -142,11 +142,12 @@ def test_logged_steps_of_dispatch_share_time(tmp_path: Path) -> None:
     build_loop(spec, Classify(), RunContext(str(tmp_path)), Never(), Progress(None)).run()
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines] == [2, 4, 6, 8]
-    for one, other in (lines[:2], lines[2:]):
+    for first, other in (lines[:2], lines[2:]):
         assert (
-            one["data_s"] == pytest.approx(other["data_s"]) and one["wall_s"] < 2 * other["wall_s"]
+            first["data_s"] == pytest.approx(other["data_s"])
+            and first["wall_s"] < 2 * other["wall_s"]
         )
-        assert one["examples_per_s"] == other["examples_per_s"]
+        assert first["examples_per_s"] == other["examples_per_s"]
 
 
 class AtFive:
@@ -180,11 +181,12 @@ def test_deleted_checkpoint_is_saved_again_or_missed(
     with pytest.raises(Stopped, match="saved step 5"):
         stop.run.run()
     assert [path.name for path in (tmp_path / "checkpoints").glob("[0-9]*")] == ["5"]
-    said = capsys.readouterr().out
+    message = capsys.readouterr().out
     assert (
-        "step 4, which this run saved, is gone from" in said and "starts again from step 0" in said
+        "step 4, which this run saved, is gone from" in message
+        and "starts again from step 0" in message
     )
-    assert "step 5 is gone from" in said and "saving it again" in said
+    assert "step 5 is gone from" in message and "saving it again" in message
 
 
 def test_refused_run_keeps_saved_tokenizer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -334,13 +336,13 @@ def test_resumed_run_sees_same_augmentations(
             build_loop(spec, Classify(), RunContext(str(folder)), Never(), Progress(None)).run()
         for name in ("metrics", "eval"):
             lines = map(json.loads, (folder / f"{name}.jsonl").read_text().splitlines())
-            found.setdefault(name, []).append({line["step"]: line["loss"] for line in lines})
-        return found["metrics"][-1]
+            result.setdefault(name, []).append({line["step"]: line["loss"] for line in lines})
+        return result["metrics"][-1]
 
-    found: dict[str, list[dict[int, float]]] = {}
+    result: dict[str, list[dict[int, float]]] = {}
     whole, resumed = losses(tmp_path / "whole", 7), losses(tmp_path / "resumed", 3, 7)
     assert list(whole) == list(range(1, 8)) and resumed == whole
-    assert found["eval"][0][7] == found["eval"][1][7]
+    assert result["eval"][0][7] == result["eval"][1][7]
 
 
 def test_early_stopped_run_resumes_with_more_patience(
@@ -354,15 +356,15 @@ def test_early_stopped_run_resumes_with_more_patience(
         "steps": 9,
         "eval": {"every": 1},
     }
-    seen = []
+    values = []
     for patience in (2, 2, 4):
         early = {"metric": "eval/accuracy", "mode": "max", "patience": patience, "min_delta": 1.0}
         spec = TrainSpec.model_validate({"task": "classify", **keys, "stop_early": early})
         build_loop(spec, Classify(), RunContext(str(tmp_path)), Never(), Progress(None)).run()
         lines = (tmp_path / "eval.jsonl").read_text().splitlines()
-        seen.append([json.loads(line)["step"] for line in lines])
+        values.append([json.loads(line)["step"] for line in lines])
         assert (
             f"stopped early at step {patience + 1} of 9: eval/accuracy was not better than"
             in capsys.readouterr().out
         )
-    assert seen == [[1, 2, 3], [1, 2, 3], [1, 2, 3, 4, 5]]
+    assert values == [[1, 2, 3], [1, 2, 3], [1, 2, 3, 4, 5]]

@@ -28,7 +28,7 @@ pytestmark = pytest.mark.extended
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
-def trained(name: str, folder: Path, *overrides: str) -> list[dict[str, Any]]:
+def train_example(name: str, folder: Path, *overrides: str) -> list[dict[str, Any]]:
     """The evaluations of an example's job, on eight devices."""
     job = load.load_job(EXAMPLES / f"{name}.yaml", [*overrides, "train.mesh={dp: -1}"])
     assert job.train is not None
@@ -39,10 +39,10 @@ def trained(name: str, folder: Path, *overrides: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / "eval.jsonl").read_text().splitlines()]
 
 
-def said(folder: Path, *files: Path) -> list[dict[str, Any]]:
+def printed_text(folder: Path, *files: Path) -> list[dict[str, Any]]:
     """What the trained model predicts."""
-    asked = programs.Predict(folder=str(folder / "checkpoints"), files=tuple(map(str, files)))
-    return list(predict.predict_files(asked)["rows"])
+    options = programs.Predict(folder=str(folder / "checkpoints"), files=tuple(map(str, files)))
+    return list(predict.predict_files(options)["rows"])
 
 
 def test_tumour_table_is_made_learned_and_predicted(tmp_path: Path) -> None:
@@ -52,13 +52,13 @@ def test_tumour_table_is_made_learned_and_predicted(tmp_path: Path) -> None:
     subprocess.run(
         [sys.executable, *shlex.split(command.lstrip("# "))[1:]], cwd=tmp_path, check=True
     )
-    evaluated = trained(
+    evaluated = train_example(
         "table", tmp_path, f"train.data.path={tmp_path}/cancer.npz", "train.batch=32"
     )
     assert evaluated[-1]["examples"] == 114 and evaluated[-1]["accuracy"] >= 0.94
     (tmp_path / "new").mkdir()
     (tmp_path / "cancer.npz").rename(tmp_path / "new" / "cancer.npz")
-    rows = said(tmp_path, tmp_path / "new")
+    rows = printed_text(tmp_path, tmp_path / "new")
     assert [row["row"] for row in rows] == list(range(1, 21)) and {
         row["label"] for row in rows
     } == {"0", "1"}
@@ -76,7 +76,7 @@ def test_cifar_resnet_learns_digits(tmp_path: Path) -> None:
         "train.steps=40",
         smaller,
     ]
-    evaluated = trained(
+    evaluated = train_example(
         "cifar_resnet",
         tmp_path,
         *overrides,
@@ -93,7 +93,7 @@ def test_vit_is_fine_tuned_and_predicts(tmp_path: Path) -> None:
     weights = references.folder("vit_tiny", tmp_path / "weights")
     side = json.loads((weights / "config.json").read_text())["image_size"]
     photos = made_images.write_folders(tmp_path / "photos", 24)
-    evaluated = trained(
+    evaluated = train_example(
         "finetune_vit",
         tmp_path,
         f"train.model.init_from={weights}",
@@ -105,5 +105,5 @@ def test_vit_is_fine_tuned_and_predicts(tmp_path: Path) -> None:
         "train.eval.every=10",
     )
     assert evaluated[-1]["accuracy"] == 1.0, evaluated
-    rows = said(tmp_path, made_images.write_folders(tmp_path / "new", 2))
+    rows = printed_text(tmp_path, made_images.write_folders(tmp_path / "new", 2))
     assert [row["label"] for row in rows] == ["cat", "cat", "dog", "dog"]

@@ -101,12 +101,12 @@ DATASETS = {
 def refusal(tmp_path: Path, **train: Any) -> str:
     """What building a run of this train block says; nothing is compiled for it."""
     block = {"task": f"{HERE}:Task", "mesh": {"dp": -1}, "batch": 8, "steps": 2, **train}
-    with pytest.raises(TrainerError) as told:
+    with pytest.raises(TrainerError) as reports:
         spec, task = read_spec({contract.TRAIN_SPEC: json.dumps(block)})
         build_loop(spec, task, RunContext(run_dir=str(tmp_path)), Stop(), Progress(None))
-    said = str(told.value)
-    assert len(said.splitlines()) == 1 and "JitTracer" not in said
-    return said
+    message = str(reports.value)
+    assert len(message.splitlines()) == 1 and "JitTracer" not in message
+    return message
 
 
 @pytest.fixture(autouse=True)
@@ -123,38 +123,38 @@ def test_wrong_code_has_many_cases() -> None:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_wrong_model_is_reported_with_file(name: str, tmp_path: Path) -> None:
-    said = refusal(tmp_path, model={"kind": f"{HERE}:{name}"})
-    assert re.search(MODELS[name], said) and re.search(FILE, said), said
+    message = refusal(tmp_path, model={"kind": f"{HERE}:{name}"})
+    assert re.search(MODELS[name], message) and re.search(FILE, message), message
 
 
 @pytest.mark.parametrize("name", TASKS)
 def test_wrong_task_is_reported_with_file(name: str, tmp_path: Path) -> None:
-    said = refusal(tmp_path, task=f"{HERE}:{name}")
-    assert re.search(TASKS[name], said) and re.search(FILE, said), said
+    message = refusal(tmp_path, task=f"{HERE}:{name}")
+    assert re.search(TASKS[name], message) and re.search(FILE, message), message
 
 
 @pytest.mark.parametrize("name", DATASETS)
 def test_wrong_dataset_is_reported_with_file(name: str, tmp_path: Path) -> None:
-    said = refusal(tmp_path, data={"source": "torch", "dataset": f"{HERE}:{name}"})
-    assert re.search(DATASETS[name], said) and re.search(FILE, said), said
+    message = refusal(tmp_path, data={"source": "torch", "dataset": f"{HERE}:{name}"})
+    assert re.search(DATASETS[name], message) and re.search(FILE, message), message
 
 
 def test_wrong_default_key_names_task(tmp_path: Path) -> None:
-    said = refusal(tmp_path, task=f"{HERE}:OtherDefaults")
+    message = refusal(tmp_path, task=f"{HERE}:OtherDefaults")
     assert (
-        said
+        message
         == f"train.lr: Extra inputs are not permitted (of the defaults of {HERE}:OtherDefaults)"
     )
 
 
 def test_workers_of_custom_source_are_refused(tmp_path: Path) -> None:
     data = {"source": "torch", "dataset": f"{HERE}:Images", "workers": 4}
-    said = refusal(tmp_path, task=f"{HERE}:OwnSource", data=data)
-    wanted = (
+    message = refusal(tmp_path, task=f"{HERE}:OwnSource", data=data)
+    expected = (
         r"OwnSource: source returned an Images, which the 4 processes of train.data.workers "
         r"do not read; .*Remove"
     )
-    assert re.search(wanted, said) and re.search(FILE, said), said
+    assert re.search(expected, message) and re.search(FILE, message), message
 
 
 def test_valid_code_is_accepted(tmp_path: Path) -> None:

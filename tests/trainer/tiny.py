@@ -107,8 +107,8 @@ class MeanLoss(Digits):
     """A user's task as short as it gets: the loss is a bare mean."""
 
     def loss(self, model: Any, batch: dict[str, Array], rng: Array) -> Array:
-        found = super().loss(model, batch | {"weight": jax.numpy.ones_like(batch["weight"])}, rng)
-        return found.sum / found.weight
+        result = super().loss(model, batch | {"weight": jax.numpy.ones_like(batch["weight"])}, rng)
+        return result.sum / result.weight
 
 
 MODELS: dict[type, tuple[spec.Model, float]] = {
@@ -143,7 +143,7 @@ def build(task: Any, steps: int = 20, **keys: Any) -> Step:
     return Step(task, train, mesh.build_mesh(train.mesh, devices), steps)
 
 
-def compiled(task: Any, steps: int = 20, **keys: Any) -> Step:
+def compiled_step(task: Any, steps: int = 20, **keys: Any) -> Step:
     """A step that can train on the task's batches."""
     step = build(task, steps, **keys)
     step.compile_train(step.put_batch(task.batch(0)))
@@ -152,10 +152,10 @@ def compiled(task: Any, steps: int = 20, **keys: Any) -> Step:
 
 def run(task: Any, steps: int = 20, **keys: Any) -> tuple[np.ndarray, TrainState]:
     """Losses of `steps` steps from the start, and the state after them."""
-    return trained(compiled(task, steps, **keys), task, steps)
+    return train_steps(compiled_step(task, steps, **keys), task, steps)
 
 
-def trained(step: Step, task: Any, steps: int) -> tuple[np.ndarray, TrainState]:
+def train_steps(step: Step, task: Any, steps: int) -> tuple[np.ndarray, TrainState]:
     """The same of a step that is compiled."""
     state, losses = step.init_state(), []
     for number in range(steps):

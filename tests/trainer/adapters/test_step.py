@@ -130,7 +130,7 @@ def test_adapters_start_at_zero_and_have_groups() -> None:
     groups = [{"match": ".*lora_b", "lr": 16}]
     requests = {"lora": {"rank": 2, "targets": ["all-linear"]}, "optimizer": {"groups": groups}}
     plain = tiny.build(tiny.Counting())
-    step = tiny.compiled(tiny.Counting(), model=tiny.WIDE, **requests)
+    step = tiny.compiled_step(tiny.Counting(), model=tiny.WIDE, **requests)
     assert "train.optimizer.groups.0 (.*lora_b): 7 arrays" in step.notes[0]
     state = step.init_state()
     assert all(not leaf.any() for name, leaf in state.params.items() if name.endswith("lora_b"))
@@ -153,7 +153,7 @@ def test_gpt2_adapters_have_its_names() -> None:
 
 def test_experts_have_no_adapters() -> None:
     requests = {"lora": {"rank": 2, "targets": ["q", "gate"], "dropout": 0.1}, "mesh": {"ep": 2}}
-    step = tiny.compiled(tiny.Counting(), model=tiny.EXPERTS, **requests)
+    step = tiny.compiled_step(tiny.Counting(), model=tiny.EXPERTS, **requests)
     state, losses = step.init_state(), []
     for number in range(8):
         state, metrics = step.train(state, step.put_batch(tiny.Counting().batch(number)))

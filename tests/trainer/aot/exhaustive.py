@@ -45,7 +45,7 @@ JOBS: dict[str, tuple[Chips, dict[str, Any], tuple[Choice, ...]]] = {
 def main(target: Path, jobs: Sequence[str]) -> None:
     """Writes the record after each job: what was traced, and seconds and peak of each candidate."""
     jax.config.update("jax_num_cpu_devices", DEVICES)
-    found: dict[str, Any] = json.loads(target.read_text()) if target.exists() else {}
+    result: dict[str, Any] = json.loads(target.read_text()) if target.exists() else {}
     for name in jobs or JOBS:
         chips, keys, over = JOBS[name]
         train = TrainSpec.model_validate(
@@ -64,8 +64,8 @@ def main(target: Path, jobs: Sequence[str]) -> None:
             print(name, tried["changes"], tried.get("seconds", tried.get("refused")), flush=True)
             if "seconds" in tried:
                 points.append(tried["candidate"] | {key: tried[key] for key in ("seconds", "peak")})
-        found[name] = {"traced": dataclasses.asdict(search.traced), "points": points}
-        target.write_text(json.dumps(found, indent=1) + "\n")
+        result[name] = {"traced": dataclasses.asdict(search.traced), "points": points}
+        target.write_text(json.dumps(result, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -38,7 +38,7 @@ def flops() -> float:
             NamedSharding(on, PartitionSpec(axis)) for axis in ("ep", ("dp", "fsdp", "ep"))
         )
         whole = NamedSharding(on, PartitionSpec())
-        given = jax.tree.map(
+        inputs = jax.tree.map(
             lambda like: jax.ShapeDtypeStruct(
                 like.shape, jnp.bfloat16, sharding=by_expert if like.ndim == 3 else whole
             ),
@@ -46,7 +46,7 @@ def flops() -> float:
         )
         x_BLD = jax.ShapeDtypeStruct((2, LENGTH, WIDTH), jnp.bfloat16, sharding=rows)
         real_BL = jax.ShapeDtypeStruct((2, LENGTH), jnp.float32, sharding=rows)
-        compiled = jax.jit(jax.grad(loss, argnums=(0, 1))).lower(given, x_BLD, real_BL).compile()
+        compiled = jax.jit(jax.grad(loss, argnums=(0, 1))).lower(inputs, x_BLD, real_BL).compile()
     program = Program.from_text(compiled.as_text() or "")
     return sum(
         operation_flops(program, each, program.computations[name]) * times

@@ -58,9 +58,9 @@ ENTRY %main (p: f32[8]) -> f32[8] {
 
 
 def test_operations_in_loops_are_multiplied_by_trip_counts() -> None:
-    found = Program.from_text(LOOPS)
-    assert found.executions == {"main": 1, "body": 3, "end": 4, "inner": 15, "inner_end": 18}
-    assert sum(each.cycles * times for each, times in found.scheduled_operations()) == 150
+    result = Program.from_text(LOOPS)
+    assert result.executions == {"main": 1, "body": 3, "end": 4, "inner": 15, "inner_end": 18}
+    assert sum(each.cycles * times for each, times in result.scheduled_operations()) == 150
 
 
 def test_program_without_entry_is_refused() -> None:
@@ -81,7 +81,7 @@ def test_array_bytes_of_shapes(shape: str, sizes: list[int]) -> None:
     assert array_bytes(shape) == sizes
 
 
-def found(
+def collectives_in_loop(
     *lines: str, fused: str = "", across: Mapping[str, int] = MappingProxyType({})
 ) -> list[Collective]:
     """The collectives of a program of these lines on the mesh of 8 devices."""
@@ -117,12 +117,12 @@ def found(
     ],
 )
 def test_replica_groups_are_read_in_every_notation(groups: str, axes: tuple[str, ...]) -> None:
-    (each,) = found(
+    (item,) = collectives_in_loop(
         "%p = f32[8]{0} parameter(0)", f"%r = f32[8]{{0}} all-reduce(%p), {groups}, to_apply=%add"
     )
     members = int(np.prod([size for axis, size in zip(AXES, SHAPE, strict=True) if axis in axes]))
-    assert (each.axes, each.group_size, each.exposed_share) == (axes, members, 1.0)
-    assert each.wire_bytes == pytest.approx(2 * 32 * (members - 1) / members)
+    assert (item.axes, item.group_size, item.exposed_share) == (axes, members, 1.0)
+    assert item.wire_bytes == pytest.approx(2 * 32 * (members - 1) / members)
 
 
 def test_collective_is_hidden_by_work_before_its_end() -> None:
@@ -132,8 +132,11 @@ def test_collective_is_hidden_by_work_before_its_end() -> None:
     )
     done = "%d = f32[8]{0} all-gather-done(%s)"
     work = "%w = f32[4]{0} fusion(%p), kind=kLoop, calls=%nothing"
-    (hidden,), (exposed,) = found(start, work, done), found(start, done, work)
-    (at_once,) = found(
+    (hidden,), (exposed,) = (
+        collectives_in_loop(start, work, done),
+        collectives_in_loop(start, done, work),
+    )
+    (at_once,) = collectives_in_loop(
         f'{start}, backend_config={{"collective_backend_config":{{"is_sync":true}}}}', work, done
     )
     assert (hidden.exposed_share, exposed.exposed_share, at_once.exposed_share) == (0.0, 1.0, 1.0)
@@ -143,14 +146,14 @@ def test_collective_is_hidden_by_work_before_its_end() -> None:
 def test_arrays_of_one_operation_are_summed() -> None:
     groups = "replica_groups=[4,2]<=[8], dimensions={0}"
     pairs = "((f32[4]{0}, f32[16]{0}), (f32[8]{0}, f32[32]{0}))"
-    (gathered,) = found(
+    (gathered,) = collectives_in_loop(
         f"%s = {pairs} all-gather-start(%p, %q), {groups}", "%d = f32[] all-gather-done(%s)"
     )
     pairs = "((f32[8]{0}, f32[32]{0}), (f32[4]{0}, f32[16]{0}))"
-    (scattered,) = found(
+    (scattered,) = collectives_in_loop(
         f"%s = {pairs} reduce-scatter-start(%p, %q), {groups}", "%d = f32[] reduce-scatter-done(%s)"
     )
-    (permuted,) = found(
+    (permuted,) = collectives_in_loop(
         f"%s = (f32[8]{{0}}, f32[8]{{0}}, u32[], u32[]) collective-permute-start(%p), {groups}"
     )
     assert (gathered.size_bytes, scattered.size_bytes, permuted.size_bytes) == (160, 160, 32)
@@ -166,8 +169,8 @@ def test_wrapped_collective_has_name_of_its_start() -> None:
         "%s = ((f32[4]{0}), f32[8]{0}) async-start(%p), calls=%run",
         "%d = f32[8]{0} async-done(%s)",
     )
-    (each,) = found(*lines, fused=fused)
-    assert (each.name, each.kind, each.size_bytes, each.exposed_share) == (
+    (item,) = collectives_in_loop(*lines, fused=fused)
+    assert (item.name, item.kind, item.size_bytes, item.exposed_share) == (
         "s",
         "all-gather",
         32,
@@ -187,7 +190,9 @@ def test_chained_fusions_count_as_one_hidden_collective() -> None:
         f"%{name} = f32[8]{{0}} fusion(%p), kind=kCustom, calls=%{name}"
         for name in ("begin", "rest")
     )
-    assert found(*lines, fused=fused) == [Collective("g", "all-gather", ("mp",), 2, 1.0, 32, 0.0)]
+    assert collectives_in_loop(*lines, fused=fused) == [
+        Collective("g", "all-gather", ("mp",), 2, 1.0, 32, 0.0)
+    ]
 
 
 def test_fused_all_reduce_scatter_is_reduce_scatter() -> None:
@@ -195,10 +200,10 @@ def test_fused_all_reduce_scatter_is_reduce_scatter() -> None:
         "%all-reduce-scatter.1 (q: f32[8]) -> f32[4] {\n  %r = f32[8]{0} all-reduce(%q), "
         "replica_groups=[4,2]<=[8]\n}\n"
     )
-    (each,) = found(
+    (item,) = collectives_in_loop(
         "%f = f32[4]{0} fusion(%p), kind=kCustom, calls=%all-reduce-scatter.1", fused=fused
     )
-    assert (each.kind, each.size_bytes, each.wire_bytes) == ("reduce-scatter", 32, 16)
+    assert (item.kind, item.size_bytes, item.wire_bytes) == ("reduce-scatter", 32, 16)
 
 
 def test_transfers_between_slices_span_slice_axes() -> None:
@@ -213,5 +218,5 @@ def test_transfers_between_slices_span_slice_axes() -> None:
         f"{attributes}"
     )
     done = "%e = (f32[8]{0}, token[]) recv-done(%v), channel_id=1"
-    (each,) = found(send, recv, work, done, across={"dp": 2})
-    assert each == Collective("s", "all-reduce", ("dp",), 2, 1.0, 32, 0.0)
+    (item,) = collectives_in_loop(send, recv, work, done, across={"dp": 2})
+    assert item == Collective("s", "all-reduce", ("dp",), 2, 1.0, 32, 0.0)

@@ -24,34 +24,34 @@ ROOT = os.path.abspath(os.path.join(__file__, *[os.pardir] * 4))
 
 
 @pytest.fixture(scope="module")
-def found() -> dict[str, Any]:
+def compiled_results() -> dict[str, Any]:
     """What the planner says of each case, compiled one after the other in one process."""
     path = os.pathsep.join((ROOT, str(needs.packages("libtpu"))))
     environ = os.environ | {"PYTHONPATH": path, "JAX_PLATFORMS": "cpu"}
-    asked = subprocess.run(
+    options = subprocess.run(
         [sys.executable, "-m", cases.__name__], env=environ, capture_output=True, text=True
     )
-    assert asked.returncode == 0, asked.stderr[-2000:]
-    of: dict[str, Any] = json.loads(asked.stdout)
-    return of | {"one chip": of["too large"]["change"]}
+    assert options.returncode == 0, options.stderr[-2000:]
+    counts: dict[str, Any] = json.loads(options.stdout)
+    return counts | {"one chip": counts["too large"]["change"]}
 
 
 @pytest.mark.slow
-def test_every_case_fits_and_uses_its_kernel(found: dict[str, Any]) -> None:
-    fit = {name: each for name, each in found.items() if name != "too large"}
+def test_every_case_fits_and_uses_its_kernel(compiled_results: dict[str, Any]) -> None:
+    fit = {name: each for name, each in compiled_results.items() if name != "too large"}
     assert all(each["fits"] and each["peak"] > 0 for each in fit.values()), fit
     attention = {name: each["attention"] for name, each in fit.items()}
     assert attention == {name: "xla" if name == "images" else "splash" for name in fit}
-    assert "which do not divide 17" in found["images"]["notes"][0]
-    assert found["one chip"]["kernels"] > 0 and not found["images"]["kernels"]
+    assert "which do not divide 17" in compiled_results["images"]["notes"][0]
+    assert compiled_results["one chip"]["kernels"] > 0 and not compiled_results["images"]["kernels"]
 
 
 @pytest.mark.slow
-def test_collectives_match_recorded_ones(found: dict[str, Any]) -> None:
+def test_collectives_match_recorded_ones(compiled_results: dict[str, Any]) -> None:
     """After a change that is meant, and to record further cases: GOLDEN=write, and read the difference."""
     listed = {
         name: sorted(map(_line, each["collectives"]))
-        for name, each in found.items()
+        for name, each in compiled_results.items()
         if each["fits"]
     }
     if os.environ.get("GOLDEN") == "write":
@@ -68,10 +68,12 @@ def _line(row: dict[str, Any]) -> str:
 
 
 @pytest.mark.slow
-def test_collectives_span_only_mesh_axes(found: dict[str, Any]) -> None:
+def test_collectives_span_only_mesh_axes(compiled_results: dict[str, Any]) -> None:
     def crossed(name: str) -> set[tuple[str, str]]:
         return {
-            (each["kind"], axis) for each in found[name]["collectives"] for axis in each["axes"]
+            (each["kind"], axis)
+            for each in compiled_results[name]["collectives"]
+            for axis in each["axes"]
         }
 
     assert crossed("one chip") == set()
@@ -85,9 +87,11 @@ def test_collectives_span_only_mesh_axes(found: dict[str, Any]) -> None:
 
 
 @pytest.mark.slow
-def test_gradients_cross_slices_once_per_step(found: dict[str, Any]) -> None:
+def test_gradients_cross_slices_once_per_step(compiled_results: dict[str, Any]) -> None:
     """By arithmetic: each device sends its fsdp share of every gradient, in bfloat16 as they are computed."""
-    (between,) = (each for each in found["two slices"]["collectives"] if each["axes"] == ["dp"])
+    (between,) = (
+        each for each in compiled_results["two slices"]["collectives"] if each["axes"] == ["dp"]
+    )
     model = cases.DECODER
     layer = 4 * model["width"] ** 2 + 3 * model["width"] * model["hidden"] + 2 * model["width"]
     parameters = model["layers"] * layer + 2 * model["vocab"] * model["width"] + model["width"]
@@ -97,9 +101,9 @@ def test_gradients_cross_slices_once_per_step(found: dict[str, Any]) -> None:
 
 @pytest.mark.slow
 def test_too_large_program_is_reported_with_fitting_change(
-    found: dict[str, Any],
+    compiled_results: dict[str, Any],
 ) -> None:
-    large = found["too large"]
+    large = compiled_results["too large"]
     assert not large["fits"] and "exceeds available HBM" in large["says"]
     assert large["change"]["set"]["train.remat"] == "full" and large["change"]["fits"]
 
@@ -115,5 +119,5 @@ def test_missing_compiler_error_names_extra() -> None:
     }
     environ = os.environ | {"TRAIN_SPEC": json.dumps(train), "JAX_PLATFORMS": "cpu"}
     command = [sys.executable, "-m", "jaxlaunch.trainer.plan", "--compile", chips]
-    asked = subprocess.run(command, env=environ, capture_output=True, text=True)
-    assert asked.returncode == BAD_SPEC and "[train,plan-tpu]" in asked.stderr
+    options = subprocess.run(command, env=environ, capture_output=True, text=True)
+    assert options.returncode == BAD_SPEC and "[train,plan-tpu]" in options.stderr

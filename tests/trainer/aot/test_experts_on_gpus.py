@@ -25,13 +25,13 @@ def test_expert_rows_are_multiplied_once_in_blocks() -> None:
     """
     path = os.pathsep.join((ROOT, str(needs.packages("cuda12"))))
     environ = os.environ | {"PYTHONPATH": path, "JAX_PLATFORMS": "cpu"}
-    asked = subprocess.run(
+    options = subprocess.run(
         [sys.executable, "-m", layer.__name__], env=environ, capture_output=True, text=True
     )
-    assert asked.returncode == 0, asked.stderr[-2000:]
+    assert options.returncode == 0, options.stderr[-2000:]
     of_a_row = 2 * layer.WIDTH * layer.HIDDEN
     in_blocks = 2 * (6 * 2.5 * 1024 + 3 * 1.5 * 2048) * of_a_row
-    assert float(asked.stdout) == pytest.approx(
+    assert float(options.stdout) == pytest.approx(
         in_blocks, rel=1e-3
     )  # a router's products are the rest
     assert in_blocks < 9 * ROWS * 1.4 * of_a_row

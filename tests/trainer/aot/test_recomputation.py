@@ -13,8 +13,8 @@ from jaxlaunch.trainer.numerics.hlo import Program
 LAYERS, WIDTH = 6, 64
 
 
-@pytest.mark.parametrize(("is_kept", "again"), [(True, 0.0), (False, 1 / 4)])
-def test_rematerialized_layer_is_a_quarter_of_products(is_kept: bool, again: float) -> None:
+@pytest.mark.parametrize(("is_kept", "repeated"), [(True, 0.0), (False, 1 / 4)])
+def test_rematerialized_layer_is_a_quarter_of_products(is_kept: bool, repeated: float) -> None:
     """Forward one product, backward two, and one again."""
 
     def loss(weights: Array, x: Array) -> Array:
@@ -29,7 +29,7 @@ def test_rematerialized_layer_is_a_quarter_of_products(is_kept: bool, again: flo
     )
     text = jax.jit(jax.grad(loss, argnums=(0, 1))).lower(*shapes).compile().as_text()
     assert step_time.recomputed_share(Program.from_text(text or "")) == pytest.approx(
-        again, abs=0.01
+        repeated, abs=0.01
     )
 
 

@@ -88,9 +88,9 @@ def test_cudnn_attention_flops_halve_under_causal_mask(backward: str, count: int
         "  %q = bf16[2,16,4,8]{3,2,1,0} parameter(0)\n  %k = bf16[2,32,4,8]{3,2,1,0} parameter(1)\n"
     )
     program = Program.from_text(f"ENTRY %main (q: bf16[]) -> bf16[] {{\n{arrays}{lines}}}\n")
-    of = program.computations["main"]
+    counts = program.computations["main"]
     product = 2 * 2 * 16 * 32 * 4 * 8
-    assert [step_time.operation_flops(program, each, of) for each in of] == [
+    assert [step_time.operation_flops(program, each, counts) for each in counts] == [
         0,
         0,
         count * product / 2,
@@ -120,20 +120,20 @@ def test_collective_between_hosts_uses_all_gpu_ports(
 ) -> None:
     machine = ACCELERATORS["h100"].machine
     assert machine is not None
-    each = Collective("g", "all-gather", ("fsdp",), group, 1.0, 16 * 10**9, 1.0)
+    item = Collective("g", "all-gather", ("fsdp",), group, 1.0, 16 * 10**9, 1.0)
     program = Program.from_text(
         "ENTRY %main (p: s8[4]) -> s8[4] {\n  %g = s8[4]{0} all-gather(%p)\n}\n"
     )
     model = step_time.StepTimeModel(Chips("h100", 2, 8), between)
-    found = model.estimate_step(program, [each], step_time.ComputeCost(None, 0.0, 0.0))
-    assert found is not None
+    result = model.estimate_step(program, [item], step_time.ComputeCost(None, 0.0, 0.0))
+    assert result is not None
     bandwidth = (
         machine.links_bytes_per_s
         if ports is None
         else min(machine.links_bytes_per_s, ports * machine.network_bytes_per_s)
     )
-    assert found["exposed"][0] == pytest.approx(15e9 / bandwidth)
-    assert found["seconds"] == found["exposed"]
+    assert result["exposed"][0] == pytest.approx(15e9 / bandwidth)
+    assert result["seconds"] == result["exposed"]
 
 
 def test_unknown_devices_use_measured_rates() -> None:
@@ -152,11 +152,11 @@ def test_unknown_devices_use_measured_rates() -> None:
     model = step_time.StepTimeModel(chips, {}, Rates(4.0, 2.0, start_s=10.0, meeting_s=100.0))
     program = Program.from_text(text)
     assert step_time.StepTimeModel(chips, {}).estimate_step(program, [gather], few) is None
-    found = model.estimate_step(program, [gather], few)
-    assert found is not None and found["exposed"] == [100 + 2 * 6 / 2] * 2
-    assert found["seconds"] == [10 + 8 / 2 + 100 + 2 * 6 / 2 + 10 + 16 / 2] * 2
-    found = model.estimate_step(program, [gather], many)
-    assert found is not None and found["seconds"] == [400 / 4 + 100 + 2 * 6 / 2] * 2, (
+    result = model.estimate_step(program, [gather], few)
+    assert result is not None and result["exposed"] == [100 + 2 * 6 / 2] * 2
+    assert result["seconds"] == [10 + 8 / 2 + 100 + 2 * 6 / 2 + 10 + 16 / 2] * 2
+    result = model.estimate_step(program, [gather], many)
+    assert result is not None and result["seconds"] == [400 / 4 + 100 + 2 * 6 / 2] * 2, (
         "convolutions are in these FLOPs alone"
     )
 
@@ -171,12 +171,12 @@ def test_measured_rates_are_per_device(
         return 0.5
 
     monkeypatch.setattr(step_time, "_median_s", half_a_second)
-    found = step_time.measure_rates(jax.devices(), jnp.dtype("bfloat16"))
+    result = step_time.measure_rates(jax.devices(), jnp.dtype("bfloat16"))
     assert sorted(shapes) == [(8,), (8,), (8 * 512, 512), (8 * 2**21,)]
     products, passes = (
         2 * 512**3,
         (4 + 4) * 2**21,
     )  # FLOPs, and bytes of float32 that are read and written
-    assert found == Rates(
+    assert result == Rates(
         products / (0.5 / 8), passes / (0.5 / 2), start_s=0.5 / 256, meeting_s=0.5 / 32
     )

@@ -37,38 +37,45 @@ def job(**keys: Any) -> TrainSpec:
 @pytest.mark.parametrize("experts", [None, 4])
 def test_candidates_divide_devices_batch_heads_and_experts(experts: int | None) -> None:
     model = DECODER | ({} if experts is None else {"experts": experts, "experts_per_token": 2})
-    found = list(
+    result = list(
         enumerate_candidates(
             job(model=model, mesh={"fsdp": -1}), 8, ("mesh", "remat", "accumulate")
         )
     )
-    assert len(found) == len(set(found)) and Candidate.from_spec(job(mesh={"fsdp": -1}), 8) in found
-    for each in found:
-        dp, fsdp, ep, mp = each.mesh
-        assert math.prod(each.mesh) == 8 and 16 % (dp * fsdp * ep * each.accumulate) == 0
+    assert (
+        len(result) == len(set(result)) and Candidate.from_spec(job(mesh={"fsdp": -1}), 8) in result
+    )
+    for item in result:
+        dp, fsdp, ep, mp = item.mesh
+        assert math.prod(item.mesh) == 8 and 16 % (dp * fsdp * ep * item.accumulate) == 0
         assert 4 % mp == 0 and (experts or 1) % ep == 0
-    assert {each.mesh[2] for each in found} == ({1} if experts is None else {1, 2, 4})
-    assert {each.remat for each in found} == {"none", "full"}
+    assert {each.mesh[2] for each in result} == ({1} if experts is None else {1, 2, 4})
+    assert {each.remat for each in result} == {"none", "full"}
 
 
 def test_mp_divides_key_heads() -> None:
-    found = enumerate_candidates(job(model=DECODER | {"kv_heads": 2}), 8, ("mesh",))
-    assert {each.mesh[3] for each in found} == {1, 2}
+    result = enumerate_candidates(job(model=DECODER | {"kv_heads": 2}), 8, ("mesh",))
+    assert {each.mesh[3] for each in result} == {1, 2}
 
 
 def test_unselected_choices_keep_job_values() -> None:
-    own = job(
+    job_value = job(
         mesh={"dp": 2, "mp": 4}, remat=["mixed"], accumulate=2, precision={"compute": "bfloat16"}
     )
-    (only,) = enumerate_candidates(own, 8, ())
-    assert only.changed_keys(own, 8) == {} and only.apply_to(own).precision == own.precision
-    (kept,) = [
-        each for each in enumerate_candidates(own, 8, ("remat",)) if each.remat == ("mixed",)
+    (only,) = enumerate_candidates(job_value, 8, ())
+    assert (
+        only.changed_keys(job_value, 8) == {}
+        and only.apply_to(job_value).precision == job_value.precision
+    )
+    (remaining,) = [
+        each for each in enumerate_candidates(job_value, 8, ("remat",)) if each.remat == ("mixed",)
     ]
-    assert kept.apply_to(own).remat == ["mixed"]
-    others = [each.changed_keys(own, 8) for each in enumerate_candidates(own, 8, ("mesh",))]
-    assert {"train.mesh": {"dp": 8}} in others and all(
-        change.keys() <= {"train.mesh"} for change in others
+    assert remaining.apply_to(job_value).remat == ["mixed"]
+    other_items = [
+        each.changed_keys(job_value, 8) for each in enumerate_candidates(job_value, 8, ("mesh",))
+    ]
+    assert {"train.mesh": {"dp": 8}} in other_items and all(
+        change.keys() <= {"train.mesh"} for change in other_items
     )
 
 
@@ -87,17 +94,17 @@ def test_forecast_learns_from_similar_candidates() -> None:
     forecast = Forecast(traced)
     near = Candidate((8, 1, 1, 1), "none", 1, "auto", "bf16")
     other = Candidate((8, 1, 1, 1), "full", 1, "auto", "bf16")
-    before = {each: forecast.predict_seconds(each) for each in (near, other)}
-    assert forecast.predict_seconds(other, 1.0) < before[other], (
+    previous = {each: forecast.predict_seconds(each) for each in (near, other)}
+    assert forecast.predict_seconds(other, 1.0) < previous[other], (
         "what was not tried gets the benefit of the doubt"
     )
-    forecast.add_observation(near, 3 * before[near])
-    assert forecast.predict_seconds(near) == pytest.approx(3 * before[near], rel=0.05)
-    assert 2 * before[other] < forecast.predict_seconds(other) < 3 * before[other]
-    forecast.add_observation(other, before[other])
+    forecast.add_observation(near, 3 * previous[near])
+    assert forecast.predict_seconds(near) == pytest.approx(3 * previous[near], rel=0.05)
+    assert 2 * previous[other] < forecast.predict_seconds(other) < 3 * previous[other]
+    forecast.add_observation(other, previous[other])
     assert (
         forecast.predict_seconds(near)
-        > 2 * forecast.predict_seconds(other) * before[near] / before[other]
+        > 2 * forecast.predict_seconds(other) * previous[near] / previous[other]
     )
 
 
@@ -108,12 +115,12 @@ def test_search_finds_near_best_with_few_compilations() -> None:
         residuals = {key: tuple(both) for key, both in parts.pop("residuals").items()}
         forecast, took = Forecast(TracedModel(**parts, residuals=residuals)), {}
         points = {_candidate(each): each["seconds"] for each in recorded["points"]}
-        own = next(iter(points))
+        job_value = next(iter(points))
         for _ in range(len(points) // 3):
             chosen = min(
                 points.keys() - took.keys(),
                 key=lambda each: (
-                    each != own,
+                    each != job_value,
                     forecast.predict_seconds(each, tune.OPTIMISM_DEVIATIONS),
                 ),
             )
@@ -152,8 +159,8 @@ def test_measured_candidate_has_modelled_seconds() -> None:
         ("accumulate",),
         is_measured=True,
     )
-    found = [search.compile_next(), search.compile_next()]
-    modelled = [each["compiled"]["modelled"]["seconds"] for each in found if each is not None]
+    result = [search.compile_next(), search.compile_next()]
+    modelled = [each["compiled"]["modelled"]["seconds"] for each in result if each is not None]
     assert [len(set(seconds)) for seconds in modelled] == [1, 1], "one number and no range"
     assert 0 < modelled[0][0] < modelled[1][0], "two micro-batches read the weights twice"
 

@@ -239,7 +239,7 @@ def test_flops_of_auto_equal_those_of_the_kernel(
 
 
 def test_step_notes_the_fallback(standard: None) -> None:
-    step = tiny.compiled(tiny.Counting(), attention="cudnn", precision="bf16")
+    step = tiny.compiled_step(tiny.Counting(), attention="cudnn", precision="bf16")
     assert step.notes == [
         "train.attention = cudnn is unavailable here: there is no CUDA device, the devices are "
         "cpu. Using xla"

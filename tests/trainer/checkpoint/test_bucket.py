@@ -100,9 +100,9 @@ def test_reader_without_claim_reads_arrays(objects, folder) -> None:
     with contextlib.closing(Store(folder, keep=2, uid="run-a")) as store:
         store.claim()
         store.save(1, {"params": {"a.kernel": np.arange(6, dtype=np.float32)}}, {"model": 1})
-    found = reader.find_step(folder)
-    assert (found.step, found.meta) == (1, {"model": 1})
-    np.testing.assert_array_equal(found.part_arrays("params")["a.kernel"][2:4], [2.0, 3.0])
+    result = reader.find_step(folder)
+    assert (result.step, result.meta) == (1, {"model": 1})
+    np.testing.assert_array_equal(result.part_arrays("params")["a.kernel"][2:4], [2.0, 3.0])
 
 
 # What another put there.
@@ -119,7 +119,7 @@ def contents(objects: dict[str, bytes]) -> dict[str, bytes]:
 
 
 def test_foreign_numbered_folders_are_named_and_unchanged(objects, notes, folder):
-    before = put(
+    previous = put(
         objects,
         "1/weights",
         "2/state/w",
@@ -130,19 +130,19 @@ def test_foreign_numbered_folders_are_named_and_unchanged(objects, notes, folder
     )
     with contextlib.closing(Store(folder, keep=1, uid="run-a", note=notes.append)) as store:
         store.claim()
-        assert contents(objects) == before
+        assert contents(objects) == previous
         assert "they are ignored: 1/, 2/, 3/ and 2 more" in notes[0]
         assert store.restore(abstract(mesh())) is None
         for step in (8, 9):
             store.save(step, state(step, mesh()), {})
         store.wait()
     after = contents(objects)
-    assert {name: after.get(name) for name in before} == before
-    assert {name.split("/")[4] for name in after.keys() - before.keys()} == {"9"}
+    assert {name: after.get(name) for name in previous} == previous
+    assert {name.split("/")[4] for name in after.keys() - previous.keys()} == {"9"}
 
 
 def test_foreign_objects_in_step_place_are_refused_early(objects, notes, folder):
-    before = put(objects, "20/weights")
+    previous = put(objects, "20/weights")
     with contextlib.closing(Store(folder, keep=1, uid="run-a", note=notes.append)) as store:
         store.claim()
         store.check_free(lambda step: step % 15 == 0)
@@ -150,11 +150,11 @@ def test_foreign_objects_in_step_place_are_refused_early(objects, notes, folder)
             store.check_free(lambda step: step % 10 == 0)
         with pytest.raises(CheckpointError, match="holds 20, which no run saved"):
             store.save(20, state(20, mesh()), {})
-    assert contents(objects) == before
+    assert contents(objects) == previous
 
 
 def test_foreign_objects_in_step_folder_survive_rotation(store, objects, notes, folder):
-    before = put(objects, "1/notes.txt", "1/state/notes.txt", "2/notes.txt")
+    previous = put(objects, "1/notes.txt", "1/state/notes.txt", "2/notes.txt")
     store.save(3, state(3, mesh()), {})
     store.wait()
     del objects[f"bucket/runs/lm/checkpoints/2/{MANIFEST_FILE}"]
@@ -168,7 +168,7 @@ def test_foreign_objects_in_step_folder_survive_rotation(store, objects, notes, 
         "2/notes.txt",
     ]
     after = contents(objects)
-    assert all(after[name] == before[name] for name in before if name.endswith("notes.txt"))
+    assert all(after[name] == previous[name] for name in previous if name.endswith("notes.txt"))
     assert (
         "step 1 was removed, except for files that no save wrote: notes.txt, state/notes.txt"
         in notes
@@ -178,9 +178,9 @@ def test_foreign_objects_in_step_folder_survive_rotation(store, objects, notes, 
 
 def test_damaged_foreign_step_is_skipped_in_place(store, objects, notes):
     put(objects, "3/commit_success.txt", "3/items/w")
-    before = {name: data for name, data in contents(objects).items() if "checkpoints/3" in name}
+    previous = {name: data for name, data in contents(objects).items() if "checkpoints/3" in name}
     assert store.restore(abstract(mesh()))[0] == 2
     assert {
         name: data for name, data in contents(objects).items() if "checkpoints/3" in name
-    } == before
+    } == previous
     assert "using step 2 (3 is left: no run saved it)" in notes[0]

@@ -161,7 +161,7 @@ def test_resigned_manifest_never_names_outside_files(
                 {"manifest": value, "sha256": hashlib.sha256(written).hexdigest()}
             )
         try:
-            found = Manifest.from_bytes(forged)
+            result = Manifest.from_bytes(forged)
         except DamagedManifestError:
             continue
-        assert all(isinstance(each, str) for each in manifest.find_damage(folder, found))
+        assert all(isinstance(each, str) for each in manifest.find_damage(folder, result))

@@ -51,15 +51,15 @@ def other(folder):
 @pytest.fixture
 def claimant(folder) -> Iterator[Callable[..., Owner]]:
     """Makes owners of the folder, whose renewals end with the test."""
-    made: list[Owner] = []
+    created: list[Owner] = []
 
     def make(uid: str, **how: Any) -> Owner:
-        made.append(Owner(folder, uid, **how))
-        return made[-1]
+        created.append(Owner(folder, uid, **how))
+        return created[-1]
 
     yield make
-    for each in made:
-        each.release()
+    for item in created:
+        item.release()
 
 
 def rewrite(folder: epath.Path, **fields) -> None:
@@ -187,7 +187,7 @@ def test_special_owner_file_is_refused_unread(folder, claimant, make):
 
 def test_renewal_calls_callback(folder, claimant):
     called = threading.Event()
-    own = claimant("run-a", renew_s=0.01, on_renewed=called.set)
-    own.claim()
+    job_value = claimant("run-a", renew_s=0.01, on_renewed=called.set)
+    job_value.claim()
     assert called.wait(60)
-    own.release()
+    job_value.release()

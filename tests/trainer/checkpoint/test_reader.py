@@ -27,16 +27,16 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_newest_step_and_its_arrays_are_read(folder: Path) -> None:
-    found = reader.find_step(str(folder))
-    assert (found.step, found.meta) == (2, {"model": 2})
-    params = found.part_arrays("params")
+    result = reader.find_step(str(folder))
+    assert (result.step, result.meta) == (2, {"model": 2})
+    params = result.part_arrays("params")
     assert {name: (each.shape, each.dtype) for name, each in params.items()} == {
         "a.kernel": ((3, 4), np.float32),
         "b": ((2,), np.float32),
     }
     np.testing.assert_array_equal(params["a.kernel"][1:, :2], 2 * FLAT["a.kernel"][1:, :2])
     np.testing.assert_array_equal(params["b"][:], [2.0, 2.0])
-    assert found.part_arrays("ema") == {}
+    assert result.part_arrays("ema") == {}
     assert reader.find_step(str(folder), 1).step == 1
 
 
@@ -57,17 +57,17 @@ def test_sliced_array_is_read_once(folder: Path, monkeypatch: pytest.MonkeyPatch
 def test_damaged_step_is_skipped_with_note(folder: Path) -> None:
     file = next(path for path in (folder / "2" / "meta").iterdir() if path.is_file())
     file.write_bytes(file.read_bytes() + b" ")
-    before = sorted(path.name for path in folder.iterdir())
-    said: list[str] = []
-    assert reader.find_step(str(folder), note=said.append).step == 1
+    previous = sorted(path.name for path in folder.iterdir())
+    message: list[str] = []
+    assert reader.find_step(str(folder), note=message.append).step == 1
     assert (
-        len(said) == 1
-        and said[0].startswith("step 2: file meta/")
-        and said[0].endswith("; using step 1")
+        len(message) == 1
+        and message[0].startswith("step 2: file meta/")
+        and message[0].endswith("; using step 1")
     )
     with pytest.raises(CheckpointError, match="no valid checkpoint in .*: step 2: file meta/"):
         reader.find_step(str(folder), 2)
-    assert sorted(path.name for path in folder.iterdir()) == before
+    assert sorted(path.name for path in folder.iterdir()) == previous
 
 
 def test_missing_step_is_refused(folder: Path, tmp_path: Path) -> None:
@@ -80,10 +80,10 @@ def test_missing_step_is_refused(folder: Path, tmp_path: Path) -> None:
 
 
 def test_step_deleted_while_read_is_storage_error(folder: Path) -> None:
-    found = reader.find_step(str(folder), 1)
+    result = reader.find_step(str(folder), 1)
     (folder / "1" / arrays.STATE).rename(folder / "gone")
     with pytest.raises(StorageError, match="reading b of .* failed"):
-        found.part_arrays("params")["b"][:]
+        result.part_arrays("params")["b"][:]
 
 
 @pytest.mark.parametrize("number", [errno.EIO, errno.EACCES, errno.ESTALE])

@@ -9,19 +9,19 @@ from jaxlaunch.trainer.checkpoint import reader
 from jaxlaunch.trainer.checkpoint.reader import average_parameters
 from jaxlaunch.trainer.checkpoint.store import Store
 from jaxlaunch.trainer.errors import CheckpointError
-from tests.trainer.tiny import Digits, compiled
+from tests.trainer.tiny import Digits, compiled_step
 
 
 def test_average_and_best_step_are_read(tmp_path: Path) -> None:
     task, groups = Digits(), [{"match": "head.*", "lr": 0.5}, {"match": ".*bias", "freeze": True}]
-    step = compiled(task, optimizer={"name": "schedule-free", "groups": groups})
+    step = compiled_step(task, optimizer={"name": "schedule-free", "groups": groups})
     state, store = step.init_state(), Store(str(tmp_path), keep=1, uid="a")
     store.claim()
-    wanted, seen = {}, []
+    expected, values = {}, []
     for number, value in ((1, 3.0), (2, 1.0), (3, 2.0), (4, 2.5)):
         state, _ = step.train(state, step.put_batch(task.batch(number)))
-        seen.append((number, value))
-        best = [list(each) for each in sorted(seen, key=lambda each: each[1])][:2]
+        values.append((number, value))
+        best = [list(each) for each in sorted(values, key=lambda each: each[1])][:2]
         store.save(
             number,
             step.builder.to_tree(state),
@@ -29,20 +29,20 @@ def test_average_and_best_step_are_read(tmp_path: Path) -> None:
             [each[0] for each in best],
         )
         store.wait()
-        wanted[number] = {name: np.array(leaf) for name, leaf in state.evaluated_params().items()}
+        expected[number] = {name: np.array(leaf) for name, leaf in state.evaluated_params().items()}
     store.close()
     assert reader.manifest.committed_steps(store._folder.path) == [2, 3, 4]  # type: ignore[attr-defined]
     for named, number in ((None, 4), ("best", 2)):
-        found = reader.find_step(str(tmp_path), named)
-        assert found.step == number
-        read = average_parameters(found.part_arrays("params"), found.part_arrays("opt"))
-        for name, leaf in wanted[number].items():
+        result = reader.find_step(str(tmp_path), named)
+        assert result.step == number
+        read = average_parameters(result.part_arrays("params"), result.part_arrays("opt"))
+        for name, leaf in expected[number].items():
             np.testing.assert_allclose(read[name][...], leaf, rtol=1e-6, atol=1e-7, err_msg=name)
         assert not np.array_equal(
-            read["layers.0.kernel"][...], found.part_arrays("params")["layers.0.kernel"][...]
+            read["layers.0.kernel"][...], result.part_arrays("params")["layers.0.kernel"][...]
         )
         np.testing.assert_array_equal(
-            read["layers.0.bias"][...], found.part_arrays("params")["layers.0.bias"][...]
+            read["layers.0.bias"][...], result.part_arrays("params")["layers.0.bias"][...]
         )
 
 

@@ -147,10 +147,10 @@ def test_random_keys_small_dtypes_and_odd_names_round_trip(tmp_path):
     with Opened(tmp_path) as store:
         store.save(0, tree, {"none": None, "list": [1, "a"], "float": 1.5})
         store.wait()
-        step, found, meta = store.restore(like)
+        step, result, meta = store.restore(like)
     assert (step, meta) == (0, {"none": None, "list": [1, "a"], "float": 1.5})
     assert jax.tree.all(
-        jax.tree.map(lambda a, b: a.dtype == b.dtype and (a == b).all(), tree, found)
+        jax.tree.map(lambda a, b: a.dtype == b.dtype and (a == b).all(), tree, result)
     )
 
 
@@ -163,9 +163,9 @@ def test_committed_step_has_manifest_and_is_not_saved_again(tmp_path):
         hold.set()
         store.wait()
         assert store.newest_committed_step() == 1 and store.committed_steps() == [1]
-        before = contents(tmp_path)
+        previous = contents(tmp_path)
         save(store, 1)
-        assert contents(tmp_path) == before
+        assert contents(tmp_path) == previous
 
 
 def test_rotation_keeps_newest_steps(tmp_path):
@@ -202,19 +202,19 @@ def test_hundred_flipped_bytes_are_found(folder):
 
 
 @pytest.mark.parametrize(
-    "which", ["biggest", "_METADATA", "_CHECKPOINT_METADATA", "metadata", manifest.MANIFEST_FILE]
+    "choice", ["biggest", "_METADATA", "_CHECKPOINT_METADATA", "metadata", manifest.MANIFEST_FILE]
 )
-def test_flipped_byte_is_never_restored(folder, which):
+def test_flipped_byte_is_never_restored(folder, choice):
     path = (
         biggest(folder / "40")
-        if which == "biggest"
-        else next(p for p in files(folder / "40") if p.name == which)
+        if choice == "biggest"
+        else next(p for p in files(folder / "40") if p.name == choice)
     )
     flip(path, random.Random(1))
     with Opened(folder) as store:
-        step, said = store.found()
+        step, message = store.found()
     assert step == 30
-    assert "step 40: " in said and path.name in said and "using step 30" in said
+    assert "step 40: " in message and path.name in message and "using step 30" in message
 
 
 def test_truncated_file_is_named_and_older_step_is_used(folder):
@@ -233,19 +233,19 @@ def test_truncated_file_is_named_and_older_step_is_used(folder):
 def test_first_three_missing_files_are_named(folder):
     shutil.rmtree(folder / "40" / "state")
     with Opened(folder) as store:
-        step, said = store.found()
+        step, message = store.found()
     assert step == 30
-    assert said.count("is missing") == 3 and " more; using step 30" in said
+    assert message.count("is missing") == 3 and " more; using step 30" in message
 
 
 def test_empty_folder_and_file_named_like_step_are_skipped(folder):
     (folder / "50").mkdir()
     (folder / "60").write_text("not a checkpoint")
     with Opened(folder) as store:
-        step, said = store.found()
+        step, message = store.found()
     assert step == 40
-    assert "step 60: is a file, not a folder; using step 40" in said
-    assert "step 50: the folder is empty; using step 40" in said
+    assert "step 60: is a file, not a folder; using step 40" in message
+    assert "step 50: the folder is empty; using step 40" in message
 
 
 def test_step_copied_to_another_number_is_refused(folder):
@@ -261,9 +261,9 @@ def test_foreign_files_are_named_and_kept(folder):
     (folder / ".jaxlaunch").mkdir()
     (folder / "40" / "state" / "extra").write_text("?")
     with Opened(folder) as store:
-        step, said = store.found()
+        step, message = store.found()
     assert step == 40
-    assert said == (
+    assert message == (
         f"{folder} holds files that are not checkpoints; they are ignored: 040/, notes.txt\n"
         "step 40 holds files that its manifest does not list; they are ignored: state/extra"
     )
@@ -275,7 +275,7 @@ def test_error_names_every_unusable_step_and_changes_nothing(folder):
     (folder / "30" / "meta" / "metadata").unlink()
     shutil.rmtree(folder / "40")
     (folder / "40").mkdir()
-    before = contents(folder)
+    previous = contents(folder)
     with Opened(folder) as store, pytest.raises(CheckpointError) as caught:
         store.restore(abstract(mesh()))
     assert caught.value.code == 78
@@ -287,7 +287,7 @@ def test_error_names_every_unusable_step_and_changes_nothing(folder):
         "Restore one of these",
     ):
         assert text in str(caught.value)
-    assert contents(folder) == before and (folder / "40").is_dir()
+    assert contents(folder) == previous and (folder / "40").is_dir()
 
 
 def test_bad_step_is_renamed_and_its_number_is_reused(folder):
@@ -313,11 +313,11 @@ def test_verified_step_wins_over_step_without_manifest(folder, is_half_written):
             b'{"files": {'
         )
     with Opened(folder, uid="run-b") as store:
-        step, said = store.found()
+        step, message = store.found()
         assert (
             step == 30
-            and "step 40: no manifest" in said
-            and "using step 30 (40 was removed)" in said
+            and "step 40: no manifest" in message
+            and "using step 30 (40 was removed)" in message
         )
         assert not (folder / "40").exists() and store.committed_steps()[-1] == 30
         save(store, 40)
@@ -333,8 +333,8 @@ def without_manifests(folder):
 def test_newest_unverified_step_is_adopted_with_note(folder):
     without_manifests(folder)
     with Opened(folder, uid="run-b") as store:
-        step, said = store.found()
-        assert step == 40 and "its files could not be verified" in said
+        step, message = store.found()
+        assert step == 40 and "its files could not be verified" in message
         assert store.committed_steps() == [40]
     with Opened(folder) as store:
         assert store.found() == (40, "")
@@ -344,9 +344,9 @@ def test_unrestorable_step_without_manifest_is_skipped(folder):
     without_manifests(folder)
     shutil.rmtree(folder / "40" / "state" / "d")
     with Opened(folder) as store:
-        step, said = store.found()
+        step, message = store.found()
     assert step == 30
-    assert "step 40: no manifest, and it cannot be restored: " in said
+    assert "step 40: no manifest, and it cannot be restored: " in message
 
 
 def test_step_without_manifest_is_used_if_others_are_damaged(folder):
@@ -354,8 +354,8 @@ def test_step_without_manifest_is_used_if_others_are_damaged(folder):
     for step in (20, 40):
         flip(biggest(folder / str(step)), random.Random(step))
     with Opened(folder) as store:
-        step, said = store.found()
-    assert step == 30 and "using step 30 (40 is kept as 40.bad-1)" in said
+        step, message = store.found()
+    assert step == 30 and "using step 30 (40 is kept as 40.bad-1)" in message
     assert (folder / "20").is_dir()
 
 
@@ -383,8 +383,8 @@ def test_transient_storage_failure_is_retried(folder, monkeypatch, reader, call)
     assert not faults
 
 
-@pytest.mark.parametrize("what", ["", "2"])
-def test_deleted_step_is_reported_once_and_saved_again(tmp_path, what):
+@pytest.mark.parametrize("subject", ["", "2"])
+def test_deleted_step_is_reported_once_and_saved_again(tmp_path, subject):
     with Opened(tmp_path / "checkpoints", keep=2) as store:
         save(store, 1, 2)
         store._owner._on_renewed()
@@ -393,7 +393,7 @@ def test_deleted_step_is_reported_once_and_saved_again(tmp_path, what):
             and not store.forget_if_deleted(2)
             and store.notes == []
         )
-        shutil.rmtree(tmp_path / "checkpoints" / what)
+        shutil.rmtree(tmp_path / "checkpoints" / subject)
         for _ in range(2):
             store._owner._on_renewed()
             store.newest_committed_step()
@@ -413,7 +413,7 @@ def test_deleted_step_is_reported_once_and_saved_again(tmp_path, what):
 def test_state_of_another_optimizer_is_described_by_job_keys(folder):
     """The meta says what was asked for; the names of optax's arrays tell nobody anything."""
     now = {**abstract(mesh()), "opt": {"1.count": jax.ShapeDtypeStruct((), jnp.int32)}}
-    before = {path: path.stat().st_mtime_ns for path in folder.rglob("[0-9]*/**/*")}
+    previous = {path: path.stat().st_mtime_ns for path in folder.rglob("[0-9]*/**/*")}
     with Opened(folder) as store, pytest.raises(CheckpointError) as raised:
         store.restore(
             now, lambda meta: f"was trained with adamw on {meta['data']}, the job says sgd"
@@ -423,18 +423,18 @@ def test_state_of_another_optimizer_is_described_by_job_keys(folder):
         raised.value
     )
     assert "absent" not in str(raised.value)
-    assert {path: path.stat().st_mtime_ns for path in folder.rglob("[0-9]*/**/*")} == before
+    assert {path: path.stat().st_mtime_ns for path in folder.rglob("[0-9]*/**/*")} == previous
 
 
 def test_model_of_another_shape_is_refused_by_first_leaf(folder):
-    before = contents(folder)
+    previous = contents(folder)
     with Opened(folder) as store, pytest.raises(CheckpointError) as caught:
         store.restore(abstract(mesh(), width=16))
     assert (
         "params/dense/kernel is float32[8,64] in the checkpoint and float32[8,16] in this model"
         in str(caught.value)
     )
-    assert contents(folder) == before
+    assert contents(folder) == previous
 
 
 def test_missing_leaves_are_named():
@@ -467,10 +467,10 @@ def test_replaced_owner_writes_nothing_more(tmp_path):
     hold.set()
     with pytest.raises(CheckpointError, match="no longer belongs to run"):
         first.wait()
-    before = contents(tmp_path)
+    previous = contents(tmp_path)
     with pytest.raises(CheckpointError, match="no longer belongs to run"):
         save(first, 3)
-    assert contents(tmp_path) == before
+    assert contents(tmp_path) == previous
     assert first.committed_steps() == [1]
     first.close()
     second.close()
@@ -527,7 +527,7 @@ def test_foreign_numbered_folders_are_named_and_unchanged(tmp_path):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(f"mine: {name}")
     (tmp_path / "8").write_text("a file")
-    before = contents(tmp_path)
+    previous = contents(tmp_path)
     with Opened(tmp_path, keep=1) as store:
         assert "they are ignored: 1/, 2/, 7.orbax-checkpoint-tmp/" in store.notes[0]
         store.check_free(lambda step: step > 8)
@@ -540,7 +540,7 @@ def test_foreign_numbered_folders_are_named_and_unchanged(tmp_path):
         (tmp_path / "10" / "notes.txt").write_text("mine")
         save(store, 11)
     after = contents(tmp_path)
-    assert {name: after.get(name) for name in before} == before
+    assert {name: after.get(name) for name in previous} == previous
     assert store.notes[-1] == "step 10 was removed, except for files that no save wrote: notes.txt"
     assert [path.name for path in files(tmp_path / "10")] == ["notes.txt"]
 
@@ -548,11 +548,11 @@ def test_foreign_numbered_folders_are_named_and_unchanged(tmp_path):
 def test_unrestorable_foreign_step_is_not_renamed(folder):
     (folder / "50" / "items").mkdir(parents=True)
     (folder / "50" / "commit_success.txt").write_text("another's")
-    before = contents(folder / "50")
+    previous = contents(folder / "50")
     with Opened(folder) as store:
-        step, said = store.found()
-    assert step == 40 and "using step 40 (50 is left: no run saved it)" in said
-    assert contents(folder / "50") == before
+        step, message = store.found()
+    assert step == 40 and "using step 40 (50 is left: no run saved it)" in message
+    assert contents(folder / "50") == previous
 
 
 def test_unfinished_save_of_older_version_is_reported_early(tmp_path):
@@ -622,7 +622,7 @@ def test_system_message_of_disk_comes_first(tmp_path, monkeypatch, call, words):
     assert str(caught.value).startswith(f"{words}: saving step 1 in {tmp_path} failed")
 
 
-def away(*_, **__):
+def unreachable(*_, **__):
     raise type("EndpointConnectionError", (Exception,), {"__module__": "botocore.exceptions"})(
         "no such endpoint"
     )
@@ -635,27 +635,27 @@ def test_unreachable_bucket_is_storage_error_in_every_call(tmp_path, monkeypatch
         store.claim()
     with monkeypatch.context() as patch, pytest.raises(StorageError, match="no such endpoint"):
         for name in ("iterdir", "write_bytes", "exists"):
-            patch.setattr(type(epath.Path(tmp_path)), name, away)
+            patch.setattr(type(epath.Path(tmp_path)), name, unreachable)
         for module in (manifest, owner):
-            patch.setattr(module, "read_small_file", away)
+            patch.setattr(module, "read_small_file", unreachable)
         calls = {"restore": ({},), "check_free": (lambda step: True,), "save": (1, {}, {})}
         getattr(store, act)(*calls.get(act, ()))
     store.close()
 
 
 def test_claim_renewal_survives_unreachable_bucket(tmp_path, monkeypatch):
-    own = Owner(epath.Path(tmp_path), "run-a")
-    own.claim()
+    job_value = Owner(epath.Path(tmp_path), "run-a")
+    job_value.claim()
     with monkeypatch.context() as patch:
-        patch.setattr(owner, "read_small_file", away)
-        assert own._renew_once()
-    assert own._renew_once()
-    own.release()
+        patch.setattr(owner, "read_small_file", unreachable)
+        assert job_value._renew_once()
+    assert job_value._renew_once()
+    job_value.release()
 
 
 def test_unreachable_store_keeps_original_error():
     loop = Loop.__new__(Loop)
-    loop.store, loop.done_step = SimpleNamespace(close=away, wait=away), 0
+    loop.store, loop.done_step = SimpleNamespace(close=unreachable, wait=unreachable), 0
     loop.report = Progress(None)
     for loop.has_stepped in (False, True):
         loop.end_saves()

@@ -63,12 +63,12 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def lines(home: Path, name: str) -> list[dict[str, Any]]:
-    (found,) = home.glob(f"runs/*/{name}.jsonl")
-    return [json.loads(line) for line in found.read_text().splitlines()]
+    (result,) = home.glob(f"runs/*/{name}.jsonl")
+    return [json.loads(line) for line in result.read_text().splitlines()]
 
 
 def test_resumed_run_equals_uninterrupted_run(home: Path) -> None:
-    before = signal.getsignal(signal.SIGTERM)
+    previous = signal.getsignal(signal.SIGTERM)
     how: dict[str, Any] = {
         "batch": 8,
         "every": 2,
@@ -83,13 +83,13 @@ def test_resumed_run_equals_uninterrupted_run(home: Path) -> None:
     jaxlaunch.run(step, mine, Numbers(), steps=3, **how)  # the program's own arrays are still there
     parts = jaxlaunch.run(step, given, Numbers(), steps=6, **how)
     assert isinstance(parts, Line) and int(parts.count) == 6 and float(parts.w) > 0
-    for one, other in zip(jax.tree.leaves(whole), jax.tree.leaves(parts), strict=True):
-        assert jnp.array_equal(one, other)
+    for first, other in zip(jax.tree.leaves(whole), jax.tree.leaves(parts), strict=True):
+        assert jnp.array_equal(first, other)
     assert [line["step"] for line in lines(home, "metrics")] == [1, 2, 3, 4, 5, 6]
     assert lines(home, "eval")[-1]["w"] == pytest.approx(float(whole.w))
-    again = jaxlaunch.run(step, given, Numbers(), steps=6, **how)
-    assert jnp.array_equal(again.w, parts.w)
-    assert signal.getsignal(signal.SIGTERM) == before
+    repeated = jaxlaunch.run(step, given, Numbers(), steps=6, **how)
+    assert jnp.array_equal(repeated.w, parts.w)
+    assert signal.getsignal(signal.SIGTERM) == previous
     with pytest.raises(
         SpecError,
         match=r"run\(steps=5\): step 6 is already saved in .* raise steps, or give folder=",

@@ -186,10 +186,12 @@ def test_wrong_call_is_one_sentence_before_compilation(
 
     monkeypatch.setattr(steps, "Executable", compiles)
     monkeypatch.chdir(tmp_path)
-    changed, said = CALLS[name]
+    changed, message = CALLS[name]
     with pytest.raises((SpecError, DataError)) as raised:
         jaxlaunch.run(**RUN | changed)
-    assert said in str(raised.value) and len(str(raised.value).splitlines()) == 1, str(raised.value)
+    assert message in str(raised.value) and len(str(raised.value).splitlines()) == 1, str(
+        raised.value
+    )
     if callable(changed.get("step")):
         assert str(raised.value).startswith(f"{HERE}:"), str(raised.value)
     assert list(tmp_path.iterdir()) == []

@@ -70,7 +70,7 @@ def events(folder: pathlib.Path) -> list[Any]:
     from tensorboardX.proto.event_pb2 import Event
     from tensorboardX.record_writer import masked_crc32c
 
-    found = []
+    result = []
     for path in sorted(folder.iterdir()):
         data = path.read_bytes()
         while data:
@@ -78,9 +78,9 @@ def events(folder: pathlib.Path) -> list[Any]:
             assert check == masked_crc32c(data[:8])
             body, (check,) = data[12 : 12 + size], struct.unpack("<I", data[12 + size : 16 + size])
             assert check == masked_crc32c(body)
-            found.append(Event.FromString(body))
+            result.append(Event.FromString(body))
             data = data[16 + size :]
-    return found
+    return result
 
 
 def test_tensorboard_event_is_flushed_without_unknown_values(

@@ -5,15 +5,15 @@ from jaxlaunch.trainer.metrics.means import BestSteps, Patience, watched_value
 from jaxlaunch.trainer.spec import Best, StopEarly
 
 
-def seen(best: BestSteps, *values: float) -> list[int]:
+def best_after(best: BestSteps, *values: float) -> list[int]:
     for at, value in enumerate(values):
         best.add_value(10 * (at + 1), value)
     return best.steps
 
 
 def test_best_steps_are_sorted_and_older_wins_ties() -> None:
-    assert seen(BestSteps(Best(keep=2)), 3.0, 1.0, 2.0, 1.0, math.nan, -math.inf) == [20, 40]
-    assert seen(BestSteps(Best(mode="max")), 3.0, 3.0, 1.0) == [10]
+    assert best_after(BestSteps(Best(keep=2)), 3.0, 1.0, 2.0, 1.0, math.nan, -math.inf) == [20, 40]
+    assert best_after(BestSteps(Best(mode="max")), 3.0, 3.0, 1.0) == [10]
 
 
 def test_resumed_patience_decides_like_uninterrupted() -> None:
@@ -38,16 +38,16 @@ def test_another_metric_starts_fresh() -> None:
     best.add_value(5, 1.0)
     other.resume(best.to_meta(), [5])
     assert other.steps == []
-    again = BestSteps(Best())
-    again.resume(best.to_meta(), [5])
-    assert again.steps == [5]
-    again.resume(None, [5])
+    repeated = BestSteps(Best())
+    repeated.resume(best.to_meta(), [5])
+    assert repeated.steps == [5]
+    repeated.resume(None, [5])
     assert watched_value(Best(metric="eval/accuracy", mode="max"), {"accuracy": 0.5}) == 0.5
 
 
 def test_deleted_best_step_makes_room() -> None:
-    best, again = BestSteps(Best()), BestSteps(Best())
+    best, repeated = BestSteps(Best()), BestSteps(Best())
     best.add_value(5, 1.0)
-    again.resume(best.to_meta(), [10])
-    again.add_value(15, 2.0)
-    assert again.steps == [15]
+    repeated.resume(best.to_meta(), [10])
+    repeated.add_value(15, 2.0)
+    assert repeated.steps == [15]

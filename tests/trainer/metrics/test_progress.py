@@ -21,14 +21,14 @@ class Pipe:
         self.lines = (json.loads(line) for line in self.reader if line.strip())
         self.progress = Progress(self.fd)
 
-    def until(self, wanted: dict[str, object]) -> list[dict[str, object]]:
-        """Lines up to and including `wanted`."""
+    def until(self, expected: dict[str, object]) -> list[dict[str, object]]:
+        """Lines up to and including `expected`."""
         read = []
         for line in self.lines:
             read.append(line)
-            if line == wanted:
+            if line == expected:
                 return read
-        raise AssertionError(f"{wanted} never came: {read}")
+        raise AssertionError(f"{expected} never came: {read}")
 
 
 @pytest.fixture

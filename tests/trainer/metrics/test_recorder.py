@@ -134,8 +134,8 @@ def test_interval_reaches_scrape_folder_pipe_and_output(
         contract.Key.LOSS_SCALE,
     }  # of float16 alone
     assert keys <= first.keys()
-    told = loop.told()[-1]["metrics"]
-    assert (told["step"], told["loss"], told["epoch"]) == (20, 0.05, 1.6)
+    reports = loop.told()[-1]["metrics"]
+    assert (reports["step"], reports["loss"], reports["epoch"]) == (20, 0.05, 1.6)
     assert (
         "step 20/60  loss 0.0500  grad 1.23  lr 3.0e-04  accuracy 0.5  " in capsys.readouterr().out
     )
@@ -218,12 +218,12 @@ def test_full_disk_is_noted_once(
     pytest.importorskip("tensorboardX")
     loop = Loop(tmp_path)
     loop.metrics.start(0)
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (0, before[1]))  # no file may grow any more
+    previous = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, previous[1]))  # no file may grow any more
     try:
         loop.steps(1, 20)
     finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        resource.setrlimit(resource.RLIMIT_FSIZE, previous)
     notes = [str(line["note"]) for line in loop.told() if "note" in line]
     assert [note.partition(":")[0] for note in notes] == [
         "no more metrics.jsonl",

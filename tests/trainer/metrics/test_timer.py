@@ -82,11 +82,11 @@ def test_time_before_start_is_excluded() -> None:
 
 def test_current_wait_counts_and_parts_never_fall() -> None:
     timer = StepTimer()
-    seen = [timer.part_seconds()]
+    values = [timer.part_seconds()]
     with timer.get_part("data"):
         until = perf_counter() + 0.01
         while perf_counter() < until:
-            seen.append(timer.part_seconds())
-    seen.append(timer.part_seconds())
-    assert 0 < seen[-2]["data"] <= seen[-1]["data"]
-    assert all(before[part] <= after[part] for before, after in pairwise(seen) for part in before)
+            values.append(timer.part_seconds())
+    values.append(timer.part_seconds())
+    assert 0 < values[-2]["data"] <= values[-1]["data"]
+    assert all(before[part] <= after[part] for before, after in pairwise(values) for part in before)

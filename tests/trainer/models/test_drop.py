@@ -8,7 +8,7 @@ from flax import nnx
 
 from jaxlaunch.trainer import spec
 from jaxlaunch.trainer.models.layers import Drop
-from tests.trainer.tiny import Counting, Digits, build, compiled, run, trained
+from tests.trainer.tiny import Counting, Digits, build, compiled_step, run, train_steps
 
 GPT = spec.GPT2(layers=2, width=32, heads=4, vocab=32, length=16, dropout=0.1)
 
@@ -41,15 +41,15 @@ def alone() -> np.ndarray:
 )
 def test_equal_seeds_give_equal_dropout(axes: dict[str, int], remat: str) -> None:
     options = {"model": GPT, "mesh": axes, "remat": remat}
-    step = compiled(Counting(), 4, **options)
-    first, repeated = (trained(step, Counting(), 4)[0] for _ in range(2))
+    step = compiled_step(Counting(), 4, **options)
+    first, repeated = (train_steps(step, Counting(), 4)[0] for _ in range(2))
     np.testing.assert_array_equal(first, repeated)
     np.testing.assert_allclose(first, alone(), rtol=1e-5)
     assert not np.allclose(first, run(Counting(), 4, **options, seed=1)[0])
 
 
 def test_dropout_differs_between_layers_and_steps() -> None:
-    step = compiled(Counting(), model=GPT, optimizer={"lr": 1e-30})
+    step = compiled_step(Counting(), model=GPT, optimizer={"lr": 1e-30})
     state, losses = step.init_state(), []
     for _ in range(3):
         state, metrics = step.train(state, step.put_batch(Counting().batch(0)))

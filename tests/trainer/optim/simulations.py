@@ -263,7 +263,7 @@ COVERING = [
 ]
 
 
-def drawn(optimizer: Optimizer) -> tuple[dict[str, Array], list[dict[str, Array]]]:
+def draw_setting(optimizer: Optimizer) -> tuple[dict[str, Array], list[dict[str, Array]]]:
     """Parameters, and a gradient of each for every step, of very different sizes; all float32."""
     random = np.random.default_rng(7)
     shapes = {name: shape for name, (shape, _) in PARAMETERS.items()}
@@ -277,9 +277,9 @@ def drawn(optimizer: Optimizer) -> tuple[dict[str, Array], list[dict[str, Array]
     return params, [{name: gradient(leaf) for name, leaf in params.items()} for _ in range(STEPS)]
 
 
-def simulated(variant: str, setting: Setting) -> tuple[list[dict[str, Array]], dict[str, State]]:
+def run_formula(variant: str, setting: Setting) -> tuple[list[dict[str, Array]], dict[str, State]]:
     """The parameters after each update, and the states of the rule at the end."""
-    start, grads = drawn(setting.optimizer(variant))
+    start, grads = draw_setting(setting.optimizer(variant))
     owner = {
         name: next((g for g in GROUPS if re.fullmatch(g["match"], name)), {}) for name in start
     }
@@ -314,10 +314,10 @@ def simulated(variant: str, setting: Setting) -> tuple[list[dict[str, Array]], d
     return points, states
 
 
-def trained(variant: str, setting: Setting) -> tuple[list[dict[str, Array]], Any]:
+def run_optimizer(variant: str, setting: Setting) -> tuple[list[dict[str, Array]], Any]:
     """The product's: parameters after each update, and its state. A run that resumes builds its optimizer anew."""
     optimizer = setting.optimizer(variant)
-    start, grads = drawn(optimizer)
+    start, grads = draw_setting(optimizer)
     axes = {name: axes for name, (_, axes) in PARAMETERS.items()}
     frozen = optimizers.find_frozen(optimizer, start)
     params = {name: jnp.asarray(leaf) for name, leaf in start.items() if name not in frozen}
@@ -338,25 +338,28 @@ def trained(variant: str, setting: Setting) -> tuple[list[dict[str, Array]], Any
     return points, state
 
 
-def apart(variant: str, setting: Setting) -> dict[str, float]:
+def largest_distance(variant: str, setting: Setting) -> dict[str, float]:
     """The largest distance of each parameter over all steps, relative to 1 + |p|; under `x of` what is evaluated."""
-    (wanted, states), (found, state) = simulated(variant, setting), trained(variant, setting)
+    (expected, states), (result, state) = (
+        run_formula(variant, setting),
+        run_optimizer(variant, setting),
+    )
     far = {
         name: max(
-            relative(each[name], other[name]) for each, other in zip(found, wanted, strict=True)
+            relative(each[name], other[name]) for each, other in zip(result, expected, strict=True)
         )
-        for name in wanted[0]
+        for name in expected[0]
     }
     averaged = transforms.averaged_params(
-        state, {name: jnp.asarray(leaf) for name, leaf in found[-1].items()}
+        state, {name: jnp.asarray(leaf) for name, leaf in result[-1].items()}
     )
     return far | {
         f"x of {name}": relative(leaf, states[name]["x"]) for name, leaf in (averaged or {}).items()
     }
 
 
-def relative(found: Array, wanted: Array) -> float:
-    return float((np.abs(np.asarray(found, np.float64) - wanted) / (1 + np.abs(wanted))).max())
+def relative(result: Array, expected: Array) -> float:
+    return float((np.abs(np.asarray(result, np.float64) - expected) / (1 + np.abs(expected))).max())
 
 
 def campaign() -> Iterator[tuple[str, int, float, str]]:
@@ -365,7 +368,7 @@ def campaign() -> Iterator[tuple[str, int, float, str]]:
         worst = max(
             (far, f"{name}, {setting}")
             for setting in ALL
-            for name, far in apart(variant, setting).items()
+            for name, far in largest_distance(variant, setting).items()
         )
         yield variant, len(ALL), *worst
 

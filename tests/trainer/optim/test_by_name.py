@@ -24,7 +24,7 @@ DOCS = Path(__file__).parents[3] / "docs" / "optimizers.md"
 STEPS = 8
 
 
-def drawn(seed: int) -> dict[str, jax.Array]:
+def draw_params(seed: int) -> dict[str, jax.Array]:
     random = np.random.default_rng(seed)
     return {
         "w": jnp.asarray(random.normal(size=(4, 3)), jnp.float32),
@@ -32,12 +32,12 @@ def drawn(seed: int) -> dict[str, jax.Array]:
     }
 
 
-def after(transformation: optax.GradientTransformation) -> tuple[dict[str, jax.Array], Any]:
+def updates_after(transformation: optax.GradientTransformation) -> tuple[dict[str, jax.Array], Any]:
     """The parameters after STEPS updates, and the state."""
-    params = drawn(0)
+    params = draw_params(0)
     state, update = transformation.init(params), jax.jit(transformation.update)
     for step in range(STEPS):
-        updates, state = update(drawn(step + 1), state, params)
+        updates, state = update(draw_params(step + 1), state, params)
         params = optax.apply_updates(params, updates)
     return params, state
 
@@ -46,22 +46,25 @@ def by_formula(
     rule: Any, decays: dict[str, float] | None = None, rate: Any = None, **options: Any
 ) -> dict[str, Any]:
     """The parameters and states of a rule of the simulations after STEPS updates at a rate of 0.01."""
-    found = {}
-    for name, leaf in drawn(0).items():
+    result = {}
+    for name, leaf in draw_params(0).items():
         x, state = np.asarray(leaf, np.float64), {}
         for step in range(STEPS):
-            g, now = np.asarray(drawn(step + 1)[name], np.float64), rate(step) if rate else 0.01
+            g, now = (
+                np.asarray(draw_params(step + 1)[name], np.float64),
+                rate(step) if rate else 0.01,
+            )
             x = rule(x, g, state, step + 1, now, (decays or {}).get(name, 0.0), **options)
-        found[name] = (x, state)
-    return found
+        result[name] = (x, state)
+    return result
 
 
-def assert_equal(found: dict[str, jax.Array], wanted: dict[str, Any]) -> None:
-    for name, (x, _) in wanted.items():
-        np.testing.assert_allclose(found[name], x, rtol=0, atol=5e-6, err_msg=name)
+def assert_equal(result: dict[str, jax.Array], expected: dict[str, Any]) -> None:
+    for name, (x, _) in expected.items():
+        np.testing.assert_allclose(result[name], x, rtol=0, atol=5e-6, err_msg=name)
 
 
-def built(**keys: Any) -> optax.GradientTransformation:
+def build_transformation(**keys: Any) -> optax.GradientTransformation:
     return optimizers.build_optimizer(
         Optimizer(**{"lr": 0.01, "clip": None, "schedule": Schedule(name="constant"), **keys}),
         STEPS,
@@ -71,10 +74,13 @@ def built(**keys: Any) -> optax.GradientTransformation:
 def test_chain_applies_links_in_order() -> None:
     chain = [{"name": "optax:clip", "args": {"max_delta": 0.5}}, {"name": "adam", "b1": 0.8}]
 
-    def rule(x: Any, g: Any, *rest: Any, **options: Any) -> Any:
-        return simulations.adam(x, np.clip(g, -0.5, 0.5), *rest, **options)
+    def rule(x: Any, g: Any, *remainder: Any, **options: Any) -> Any:
+        return simulations.adam(x, np.clip(g, -0.5, 0.5), *remainder, **options)
 
-    assert_equal(after(built(chain=chain))[0], by_formula(rule, b1=0.8, b2=0.999, eps=1e-8))
+    assert_equal(
+        updates_after(build_transformation(chain=chain))[0],
+        by_formula(rule, b1=0.8, b2=0.999, eps=1e-8),
+    )
 
 
 def test_optax_name_is_refused_with_hint() -> None:
@@ -97,14 +103,17 @@ def test_documented_chain_equals_torch_rmsprop() -> None:
     )
     assert shown is not None
     decaying = {"schedule": Schedule(name="linear"), "lr": 0.01}
-    wanted = by_formula(rmsprop, rate=lambda step: 0.01 * (1 - step / STEPS))
-    assert_equal(after(built(**yaml.safe_load(shown[1])["optimizer"] | decaying))[0], wanted)
+    expected = by_formula(rmsprop, rate=lambda step: 0.01 * (1 - step / STEPS))
+    assert_equal(
+        updates_after(build_transformation(**yaml.safe_load(shown[1])["optimizer"] | decaying))[0],
+        expected,
+    )
     args = {"decay": 0.99, "momentum": 0.9, "eps_in_sqrt": False}
     assert_equal(
-        after(built(name="optax:rmsprop", args=args))[0], by_formula(rmsprop)
+        updates_after(build_transformation(name="optax:rmsprop", args=args))[0], by_formula(rmsprop)
     )  # at one rate it is torch's
-    found = after(built(name="optax:rmsprop", args=args, **decaying))[0]
-    assert min(np.abs(found[name] - x).max() for name, (x, _) in wanted.items()) > 1e-3
+    result = updates_after(build_transformation(name="optax:rmsprop", args=args, **decaying))[0]
+    assert min(np.abs(result[name] - x).max() for name, (x, _) in expected.items()) > 1e-3
 
 
 def adan(
@@ -123,10 +132,12 @@ def adan(
 
 
 def test_optax_adan_differs_as_documented() -> None:
-    found = after(built(name="optax:adan"))[0]
-    assert_equal(found, by_formula(adan, weight=1 - 0.92, eps_root=1e-8))
+    result = updates_after(build_transformation(name="optax:adan"))[0]
+    assert_equal(result, by_formula(adan, weight=1 - 0.92, eps_root=1e-8))
     assert (
-        min(np.abs(found[name] - x).max() for name, (x, _) in by_formula(adan, weight=0.92).items())
+        min(
+            np.abs(result[name] - x).max() for name, (x, _) in by_formula(adan, weight=0.92).items()
+        )
         > 1e-2
     )
 
@@ -135,10 +146,12 @@ ADAMW = {"b1": 0.8, "b2": 0.999, "eps": 1e-8}
 
 
 def test_factory_gets_arguments_of_its_signature() -> None:
-    found = after(
-        built(name="optax:adamw", args={"b1": 0.8}, weight_decay=0.1, decay_on="matrices")
+    result = updates_after(
+        build_transformation(
+            name="optax:adamw", args={"b1": 0.8}, weight_decay=0.1, decay_on="matrices"
+        )
     )[0]
-    assert_equal(found, by_formula(simulations.adamw, {"w": 0.1}, **ADAMW))
+    assert_equal(result, by_formula(simulations.adamw, {"w": 0.1}, **ADAMW))
 
 
 @pytest.mark.parametrize(
@@ -151,7 +164,10 @@ def test_factory_gets_arguments_of_its_signature() -> None:
 )
 def test_factory_gets_explicit_zero_decay(keys: dict[str, Any], decays: dict[str, float]) -> None:
     # Without a gradient the decay is all that moves a parameter.
-    transformation, params = built(name="optax:adamw", lr=1.0, **keys), drawn(0)
+    transformation, params = (
+        build_transformation(name="optax:adamw", lr=1.0, **keys),
+        draw_params(0),
+    )
     updates, _ = transformation.update(
         jax.tree.map(jnp.zeros_like, params), transformation.init(params), params
     )
@@ -160,13 +176,13 @@ def test_factory_gets_explicit_zero_decay(keys: dict[str, Any], decays: dict[str
 
 
 def test_optax_schedule_free_evaluates_average() -> None:
-    params, state = after(built(name="optax:contrib.schedule_free_adamw"))
-    wanted = by_formula(simulations.free, b1=0.9, b2=0.999, eps=1e-8)
+    params, state = updates_after(build_transformation(name="optax:contrib.schedule_free_adamw"))
+    expected = by_formula(simulations.free, b1=0.9, b2=0.999, eps=1e-8)
     assert_equal(
         transforms.averaged_params(state, params),
-        {name: (s["x"], s) for name, (_, s) in wanted.items()},
+        {name: (s["x"], s) for name, (_, s) in expected.items()},
     )
-    assert transforms.averaged_params(after(built())[1], params) is None
+    assert transforms.averaged_params(updates_after(build_transformation())[1], params) is None
 
 
 # Arrays as large as the parameters that each holds, one where it is not named; less than a
@@ -184,20 +200,20 @@ def test_planned_optimizer_bytes_are_of_trained_parameters(name: str) -> None:
         [trained[key] for key in trained if key != "layers.1.kernel"]
     ) / (memory.bytes_per_device(trained))
     holds = of_muon if name == "muon" else HOLDS.get(name, 1)
-    found = memory.bytes_per_device(step.abstract.opt) / memory.bytes_per_device(trained)
-    assert holds <= found <= holds + 0.02
+    result = memory.bytes_per_device(step.abstract.opt) / memory.bytes_per_device(trained)
+    assert holds <= result <= holds + 0.02
 
 
 def test_muon_separates_layer_matrices() -> None:
     step = build(Counting())
     leaves, axes = step.abstract.params, step.builder.axes
-    found = {name: muon_axes(name, leaf, axes) for name, leaf in leaves.items()}
-    assert {name for name, at in found.items() if at is None} == {
+    result = {name: muon_axes(name, leaf, axes) for name, leaf in leaves.items()}
+    assert {name for name, at in result.items() if at is None} == {
         "embedding", "head", "norm.scale", "blocks.attention_norm.scale", "blocks.mlp_norm.scale",
     }  # fmt: skip
-    assert found["blocks.attention.query"] == ((1,), (2, 3))
-    assert found["blocks.attention.out"] == ((1, 2), (3,))
-    assert found["blocks.mlp.down"] == ((1,), (2,))
+    assert result["blocks.attention.query"] == ((1,), (2, 3))
+    assert result["blocks.attention.out"] == ((1, 2), (3,))
+    assert result["blocks.mlp.down"] == ((1,), (2,))
     qkv = jax.ShapeDtypeStruct((2, 32, 3, 4, 8), jnp.float32)
     assert muon_axes("qkv", qkv, {"qkv": ("embed", None, "heads", "head")}) == ((1,), (3, 4))
     assert muon_axes("qkv_bias", qkv, {"qkv_bias": (None, "heads", "head")}) is None
@@ -245,19 +261,19 @@ def test_user_schedule_is_function_of_step() -> None:
 )
 def test_invalid_factory_results_are_refused(keys: dict[str, Any], message: str) -> None:
     with pytest.raises(SpecError, match=message):
-        built(**keys)
+        build_transformation(**keys)
 
 
 def test_update_of_wrong_shape_is_refused() -> None:
-    params = jax.eval_shape(lambda: drawn(0))
+    params = jax.eval_shape(lambda: draw_params(0))
     for name, message in (
         ("summed", "arrays of other shapes"),
         ("forgetful", "a state of other"),
         ("raising", "KeyError"),
     ):
         with pytest.raises(SpecError, match=f"train.optimizer: the update .*{message}"):
-            schedules.check_transformation(built(name=f"{MINE}:{name}"), params)
-    schedules.check_transformation(built(name=f"{MINE}:momentum"), params)
+            schedules.check_transformation(build_transformation(name=f"{MINE}:{name}"), params)
+    schedules.check_transformation(build_transformation(name=f"{MINE}:momentum"), params)
 
 
 def test_unused_learning_rate_is_noted() -> None:

@@ -11,7 +11,7 @@ import pytest
 from jaxlaunch.trainer.errors import SpecError
 from jaxlaunch.trainer.optim import optimizers, transforms
 from jaxlaunch.trainer.spec import Optimizer, Schedule
-from tests.trainer.tiny import Digits, build, compiled
+from tests.trainer.tiny import Digits, build, compiled_step
 
 CONSTANT = Schedule(name="constant")
 STEPS = 20
@@ -22,7 +22,7 @@ AXES: dict[str, Any] = {
 }
 
 
-def drawn(seed: int) -> dict[str, jax.Array]:
+def draw_params(seed: int) -> dict[str, jax.Array]:
     random = np.random.default_rng(seed)
     shapes = {
         "stack.up": (2, 4, 3),
@@ -41,10 +41,10 @@ def trajectory(
 ) -> tuple[dict[str, jax.Array], Any]:
     """The parameters `names` and the optimizer's state after STEPS updates."""
     built = optimizers.build_optimizer(optimizer, STEPS, AXES)
-    params = {name: drawn(0)[name] for name in names}
+    params = {name: draw_params(0)[name] for name in names}
     state, update = built.init(params), jax.jit(built.update)
     for step in range(STEPS):
-        grads = {name: drawn(step + 1)[name] * (0.0 if zero else 1.0) for name in names}
+        grads = {name: draw_params(step + 1)[name] * (0.0 if zero else 1.0) for name in names}
         updates, state = update(grads, state, params)
         params = optax.apply_updates(params, updates)
     return params, state
@@ -53,11 +53,11 @@ def trajectory(
 def test_each_group_has_own_optimizer() -> None:
     """With a rate and a decay; the first group that matches a parameter has it."""
     keys: dict[str, Any] = {"clip": None, "schedule": CONSTANT, "lr": 0.1, "weight_decay": 0.1}
-    asked = [
+    options = [
         {"match": ".*bias", "lr": 0.5, "weight_decay": 0.0},
         {"match": r"stack\..*", "lr": 0.25},
     ]
-    params, state = trajectory(Optimizer(groups=asked, **keys), list(drawn(0)))
+    params, state = trajectory(Optimizer(groups=options, **keys), list(draw_params(0)))
     parts = {
         ("bias", "stack.qkv_bias"): {"lr": 0.05, "weight_decay": 0.0},
         ("stack.up", "stack.scale"): {"lr": 0.025},
@@ -79,8 +79,8 @@ def test_decay_on_matrices_excludes_vectors(name: str) -> None:
     optimizer = Optimizer(
         name=name, lr=0.1, weight_decay=0.1, decay_on="matrices", clip=None, schedule=CONSTANT
     )
-    params, _ = trajectory(optimizer, list(drawn(0)), zero=True)
-    for key, start in drawn(0).items():
+    params, _ = trajectory(optimizer, list(draw_params(0)), zero=True)
+    for key, start in draw_params(0).items():
         is_matrix = key in ("stack.up", "head")
         assert (np.abs(params[key]) < np.abs(start)).all() == is_matrix, key
         assert np.array_equal(params[key], start) != is_matrix, key
@@ -95,7 +95,7 @@ def test_scale_of_heads_is_no_matrix() -> None:
 
 
 @pytest.mark.parametrize(
-    ("keys", "said"),
+    ("keys", "message"),
     [
         ({"weight_decay": 0.1}, ["weight decay on matrices alone: 2 of 3 arrays"]),
         ({"weight_decay": 0.1, "name": "muon"}, ["weight decay on matrices alone: 1 of 3 arrays"]),
@@ -104,30 +104,31 @@ def test_scale_of_heads_is_no_matrix() -> None:
         ({}, []),
     ],
 )
-def test_notes_count_decayed_arrays(keys: dict[str, Any], said: list[str]) -> None:
+def test_notes_count_decayed_arrays(keys: dict[str, Any], message: list[str]) -> None:
     axes = {"embedding": ("vocab", "embed"), "up": ("embed", "hidden"), "scale": ("embed",)}
     params = {name: jax.ShapeDtypeStruct((4,) * len(of), jnp.float32) for name, of in axes.items()}
     assert (
-        optimizers.describe_optimizer(Optimizer(decay_on="matrices", **keys), params, axes) == said
+        optimizers.describe_optimizer(Optimizer(decay_on="matrices", **keys), params, axes)
+        == message
     )
 
 
 def test_frozen_parameters_keep_values_without_state() -> None:
     task = Digits()
-    asked = [{"match": r"head\..*", "lr": 0.5}, {"match": r"layers\.0\..*", "freeze": True}]
-    step = compiled(
-        task, optimizer={"groups": asked, "weight_decay": 0.1, "ema": 0.9}, mesh={"fsdp": 2}
+    options = [{"match": r"head\..*", "lr": 0.5}, {"match": r"layers\.0\..*", "freeze": True}]
+    step = compiled_step(
+        task, optimizer={"groups": options, "weight_decay": 0.1, "ema": 0.9}, mesh={"fsdp": 2}
     )
     step.compile_eval(step.put_batch(task.batch(0)))
     state, losses = step.init_state(), []
-    before = {name: np.array(leaf) for name, leaf in state.params.items()}
+    previous = {name: np.array(leaf) for name, leaf in state.params.items()}
     for number in range(STEPS):
         state, metrics = step.train(state, step.put_batch(task.batch(number)))
         losses.append(float(metrics["loss"]))
     frozen = {"layers.0.kernel", "layers.0.bias"}
     assert step.builder.frozen == frozen and losses[-1] < losses[0]
     assert {
-        name for name, leaf in state.params.items() if np.array_equal(leaf, before[name])
+        name for name, leaf in state.params.items() if np.array_equal(leaf, previous[name])
     } == frozen
     tree = step.builder.to_tree(state)
     assert not [name for part in ("opt", "ema") for name in tree[part] if "layers.0." in name]
@@ -139,7 +140,7 @@ def test_frozen_parameters_keep_values_without_state() -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "message"),
+    ("options", "message"),
     [
         (
             [{"match": r"blocks\..*", "freeze": True}],
@@ -152,17 +153,19 @@ def test_frozen_parameters_keep_values_without_state() -> None:
         ([{"match": ".*", "freeze": True}], "freeze every parameter"),
     ],
 )
-def test_empty_group_is_refused(asked: list[dict[str, Any]], message: str) -> None:
+def test_empty_group_is_refused(options: list[dict[str, Any]], message: str) -> None:
     with pytest.raises(SpecError, match=message):
-        optimizers.find_frozen(Optimizer(groups=asked), ["a", "b"])
+        optimizers.find_frozen(Optimizer(groups=options), ["a", "b"])
 
 
 def test_notes_describe_groups() -> None:
-    asked = [
+    options = [
         {"match": r"layers\..*bias", "weight_decay": 0.0},
         {"match": r"head\..*", "freeze": True},
     ]
-    step = build(Digits(), optimizer={"groups": asked, "decay_on": "matrices", "weight_decay": 0.1})
+    step = build(
+        Digits(), optimizer={"groups": options, "decay_on": "matrices", "weight_decay": 0.1}
+    )
     assert step.notes == [
         r"train.optimizer.groups.0 (layers\..*bias): 2 arrays, 64 numbers, lr × 1, weight decay 0",
         r"train.optimizer.groups.1 (head\..*): 2 arrays, 330 numbers, frozen",

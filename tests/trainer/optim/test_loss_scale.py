@@ -15,7 +15,7 @@ from jaxlaunch.trainer.optim.loss_scale import (
     LossScale,
 )
 from jaxlaunch.trainer.task import Loss
-from tests.trainer.tiny import Counting, Digits, compiled, run
+from tests.trainer.tiny import Counting, Digits, compiled_step, run
 
 
 def scale(value: float, sound: int = 0) -> LossScale:
@@ -23,7 +23,7 @@ def scale(value: float, sound: int = 0) -> LossScale:
 
 
 @pytest.mark.parametrize(
-    ("before", "finite", "value", "sound"),
+    ("previous", "finite", "value", "sound"),
     [
         (scale(INITIAL_SCALE), True, INITIAL_SCALE, 1),
         (scale(INITIAL_SCALE, 7), False, INITIAL_SCALE / 2, 0),
@@ -33,9 +33,9 @@ def scale(value: float, sound: int = 0) -> LossScale:
     ],
 )
 def test_scale_halves_on_overflow_and_doubles_later(
-    before: LossScale, finite: bool, value: float, sound: int
+    previous: LossScale, finite: bool, value: float, sound: int
 ) -> None:
-    assert loss_scale.update_loss_scale(before, jnp.bool(finite)) == (value, sound)
+    assert loss_scale.update_loss_scale(previous, jnp.bool(finite)) == (value, sound)
 
 
 class Overflowing(Digits):
@@ -43,15 +43,15 @@ class Overflowing(Digits):
 
     def loss(self, model: Any, batch: dict[str, Array], rng: Array) -> Loss:
         push = jnp.where(batch["weight"][0] == 2.0, 1e6, 1.0).astype(jnp.float32)
-        found = super().loss(model, batch, rng)
-        return found._replace(sum=found.sum * push)
+        result = super().loss(model, batch, rng)
+        return result._replace(sum=result.sum * push)
 
 
 def test_overflow_skips_step_and_halves_scale() -> None:
     task = Overflowing()
-    step = compiled(task, precision="fp16")
+    step = compiled_step(task, precision="fp16")
     state, _ = step.train(step.init_state(), step.put_batch(task.batch(0)))
-    before = jax.tree.map(np.array, state)
+    previous = jax.tree.map(np.array, state)
     batch = task.batch(1)
     state, metrics = step.train(
         state,
@@ -60,12 +60,12 @@ def test_overflow_skips_step_and_halves_scale() -> None:
     assert metrics["skipped"] and metrics["finite"]
     assert state.scale == (INITIAL_SCALE / 2, 0)
     assert state.step == 2
-    before = before._replace(opt=optimizers.with_schedule_counts(before.opt, state.opt))
+    previous = previous._replace(opt=optimizers.with_schedule_counts(previous.opt, state.opt))
     for name in ("params", "opt", "buffers"):
-        jax.tree.map(np.testing.assert_array_equal, getattr(state, name), getattr(before, name))
+        jax.tree.map(np.testing.assert_array_equal, getattr(state, name), getattr(previous, name))
     state, metrics = step.train(state, step.put_batch(batch))
     assert not metrics["skipped"] and metrics["loss_scale"] == INITIAL_SCALE / 2
-    assert not np.array_equal(state.params["layers.0.kernel"], before.params["layers.0.kernel"])
+    assert not np.array_equal(state.params["layers.0.kernel"], previous.params["layers.0.kernel"])
 
 
 @pytest.mark.parametrize("name", ["adamw", "lion", "sgd", "adafactor"])
@@ -78,21 +78,21 @@ def test_schedule_counts_skipped_steps(name: str) -> None:
         "schedule": {"name": "linear", "warmup": 4},
     }
     task = Overflowing()
-    step = compiled(task, precision="fp16", optimizer=optimizer)
+    step = compiled_step(task, precision="fp16", optimizer=optimizer)
     state, batch = step.init_state(), task.batch(0)
     overflow = step.put_batch(
         batch | {"weight": np.r_[2.0, batch["weight"][1:]].astype(np.float32)}
     )
     state, metrics = step.train(state, overflow)  # the next one's rate would still be 0
     assert metrics["skipped"] and metrics["learning_rate"] == 0
-    before = np.array(state.params["layers.0.kernel"])
+    previous = np.array(state.params["layers.0.kernel"])
     state, metrics = step.train(state, step.put_batch(batch))
     assert metrics["learning_rate"] == 0.25
-    assert not np.array_equal(state.params["layers.0.kernel"], before)
+    assert not np.array_equal(state.params["layers.0.kernel"], previous)
 
 
 def test_unscaled_overflow_is_not_finite() -> None:
-    step = compiled(Overflowing(), precision="fp16")
+    step = compiled_step(Overflowing(), precision="fp16")
     state, batch = step.init_state(), Overflowing().batch(0)
     state = state._replace(
         scale=jax.device_put(scale(MIN_SCALE), jax.tree.map(lambda x: x.sharding, state.scale))
@@ -121,9 +121,9 @@ def test_float16_learns(task: Any, options: dict[str, Any]) -> None:
 
 
 def test_scale_is_saved() -> None:
-    step = compiled(Digits(), precision="fp16")
+    step = compiled_step(Digits(), precision="fp16")
     state = step.init_state()
     tree = step.builder.to_tree(state)
     assert set(tree["scale"]) == {"value", "sound"}
     assert jax.tree.structure(step.builder.from_tree(tree)) == jax.tree.structure(state)
-    assert "scale" not in step.builder.to_tree(compiled(Digits()).init_state())
+    assert "scale" not in step.builder.to_tree(compiled_step(Digits()).init_state())

@@ -41,8 +41,8 @@ def fixture(case: str) -> Tree:
     return {key: TRAJECTORIES[f"{case}.{key}"] for key in "wb"}
 
 
-def distance(found: Tree, wanted: Tree) -> dict[str, float]:
-    return {key: float(np.abs(found[key] - wanted[key]).max()) for key in wanted}
+def distance(result: Tree, expected: Tree) -> dict[str, float]:
+    return {key: float(np.abs(result[key] - expected[key]).max()) for key in expected}
 
 
 # --- torch ----------------------------------------------------------------------------------------
@@ -65,16 +65,16 @@ def distance(found: Tree, wanted: Tree) -> dict[str, float]:
     ],
 )
 def test_trajectory_equals_torch(case: str, optimizer: Optimizer) -> None:
-    found = trajectory(
+    result = trajectory(
         optimizers.build_optimizer(optimizer, STEPS), fixture("init"), fixture("grads")
     )
-    for key, wanted in fixture(case).items():
-        np.testing.assert_allclose(found[key], wanted, rtol=5e-6, atol=5e-6)
+    for key, expected in fixture(case).items():
+        np.testing.assert_allclose(result[key], expected, rtol=5e-6, atol=5e-6)
 
 
 @pytest.mark.parametrize("case", range(8))
 def test_clipping_equals_torch(case: int) -> None:
-    grads, wanted = (
+    grads, expected = (
         {key: CLIPPED[f"{case}.{side}.{key}"] for key in "abc"} for side in ("in", "out")
     )
     # SGD at rate 1 moves by the clipped gradient, downwards.
@@ -82,7 +82,7 @@ def test_clipping_equals_torch(case: int) -> None:
         Optimizer(name="sgd", lr=1.0, clip=1.0, schedule=CONSTANT), STEPS
     )
     updates, _ = jax.jit(sgd.update)(grads, sgd.init(grads), grads)
-    for key, tensor in wanted.items():
+    for key, tensor in expected.items():
         np.testing.assert_allclose(-updates[key], tensor, rtol=0, atol=2e-6 * np.abs(tensor).max())
 
 
@@ -121,12 +121,12 @@ def test_distances_from_hugging_face_match_docs(case: str) -> None:
     table = documented(case)
     assert table.keys() == variants.keys()
     for variant, transformation in variants.items():
-        found = distance(
+        result = distance(
             trajectory(transformation, fixture("init"), fixture("grads")), fixture(case)
         )
         # Below 1e-6 lies rounding, whose size is the machine's.
         np.testing.assert_allclose(
-            list(found.values()), table[variant], rtol=0.02, atol=1e-6, err_msg=variant
+            list(result.values()), table[variant], rtol=0.02, atol=1e-6, err_msg=variant
         )
 
 

@@ -56,29 +56,29 @@ def test_every_reference_schedule_is_compared() -> None:
 
 
 def test_exponential_decay_is_geometric() -> None:
-    found = rates(Schedule(name="exponential", warmup=10, final=0.02), total_steps=90, lr=3.0)
+    result = rates(Schedule(name="exponential", warmup=10, final=0.02), total_steps=90, lr=3.0)
     decay = 3.0 * 0.02 ** (
         np.minimum(STEPS - 10, 80) / 80
     )  # float64; optax's decay_rate is `final`, over 80 steps
-    np.testing.assert_allclose(found, np.where(STEPS < 10, 0.3 * STEPS, decay), rtol=2e-6)
+    np.testing.assert_allclose(result, np.where(STEPS < 10, 0.3 * STEPS, decay), rtol=2e-6)
 
 
 @pytest.mark.parametrize("name", SHAPES[1:])
 def test_rate_stays_at_final_share(name: str) -> None:
-    found = rates(Schedule(name=name, warmup=5, final=0.25), total_steps=80, lr=2.0)
-    np.testing.assert_allclose(found[80:], 0.5, rtol=1e-6)
-    assert found.max() == found[5] == 2.0
+    result = rates(Schedule(name=name, warmup=5, final=0.25), total_steps=80, lr=2.0)
+    np.testing.assert_allclose(result[80:], 0.5, rtol=1e-6)
+    assert result.max() == result[5] == 2.0
 
 
 def test_wsd_decays_over_last_tenth_by_default() -> None:
-    found = rates(Schedule(name="wsd"), total_steps=80, lr=1.0)
-    assert (found[:73] == 1.0).all() and found[73] < 1.0
+    result = rates(Schedule(name="wsd"), total_steps=80, lr=1.0)
+    assert (result[:73] == 1.0).all() and result[73] < 1.0
 
 
 @pytest.mark.parametrize("name", SHAPES)
 def test_short_run_sees_start_of_warmup(name: str) -> None:
-    found = rates(Schedule(name=name, warmup=200, final=FINAL.get(name)), total_steps=100, lr=1.0)
-    np.testing.assert_allclose(found, STEPS / 200, rtol=1e-6)
+    result = rates(Schedule(name=name, warmup=200, final=FINAL.get(name)), total_steps=100, lr=1.0)
+    np.testing.assert_allclose(result, STEPS / 200, rtol=1e-6)
 
 
 def test_rate_is_float32_scalar() -> None:
@@ -102,5 +102,5 @@ def test_schedule_matches_documented_table(name: str) -> None:
     schedule = Schedule(
         name=name, warmup=10, decay=20 if name == "wsd" else None, final=FINAL.get(name)
     )
-    found = rates(schedule, total_steps=100, lr=1.0)
-    np.testing.assert_allclose(found[np.int32(steps)], documented, rtol=0, atol=6e-5)
+    result = rates(schedule, total_steps=100, lr=1.0)
+    np.testing.assert_allclose(result[np.int32(steps)], documented, rtol=0, atol=6e-5)

@@ -3,7 +3,7 @@
 import pytest
 
 from jaxlaunch.trainer.spec import OPTIMIZERS
-from tests.trainer.optim.simulations import COVERING, RULES, VARIANTS, Setting, apart
+from tests.trainer.optim.simulations import COVERING, RULES, VARIANTS, Setting, largest_distance
 
 CASES = [
     (variant, COVERING[(at + more) % 6]) for at, variant in enumerate(VARIANTS) for more in (0, 3)
@@ -17,5 +17,5 @@ def test_every_optimizer_has_formula() -> None:
 
 @pytest.mark.parametrize(("variant", "setting"), CASES, ids=str)
 def test_optimizer_follows_formula(variant: str, setting: Setting) -> None:
-    far = apart(variant, setting)
+    far = largest_distance(variant, setting)
     assert max(far.values()) <= 5e-6, far

@@ -26,23 +26,23 @@ class Collective(NamedTuple):
     is_of_neighbours: bool  # each device with the next: the groups of a last mesh axis of 2
 
 
-def of(step: Step) -> list[Collective]:
+def count_collectives(step: Step) -> list[Collective]:
     """Every collective of the compiled train step."""
     return list(_read(step._train[1]._compiled.as_text()))
 
 
 def _read(text: str) -> Iterator[Collective]:
     for line in text.splitlines():
-        found = _LINE.search(line)
-        if found is None:
+        result = _LINE.search(line)
+        if result is None:
             continue
         name = re.search(r'op_name="([^"]*)"', line)
-        where = name[1] if name else ""
+        place = name[1] if name else ""
         # The one loop of a step with a single micro-batch is over layers. What travels in one has
         # all names, by colons.
-        in_layer, is_backward = "while/body" in where, "transpose(" in where
+        in_layer, is_backward = "while/body" in place, "transpose(" in place
         near = _NEIGHBOURS.search(line) is not None
-        for shape in _SHAPE.findall(re.sub(r"\{[^}]*\}", "", found[1])):
+        for shape in _SHAPE.findall(re.sub(r"\{[^}]*\}", "", result[1])):
             yield Collective(
-                found[2], tuple(int(n) for n in shape.split(",") if n), in_layer, is_backward, near
+                result[2], tuple(int(n) for n in shape.split(",") if n), in_layer, is_backward, near
             )

@@ -12,7 +12,7 @@ import pytest
 from jaxlaunch.trainer import spec
 from tests.trainer.parallel import collectives
 from tests.trainer.parallel.collectives import Collective
-from tests.trainer.tiny import DECODER, EXPERTS, GPT2, VIT, Counting, Pictures, compiled
+from tests.trainer.tiny import DECODER, EXPERTS, GPT2, VIT, Counting, Pictures, compiled_step
 
 pytestmark = pytest.mark.usefixtures("named")
 
@@ -46,17 +46,17 @@ MESHES: dict[str, dict[str, int]] = {
 
 
 @functools.cache
-def found(
+def step_collectives(
     name: str, mesh: str, *, scan: bool = True, chunks: Any = "auto"
 ) -> tuple[list[Collective], dict[str, Any]]:
     """The collectives of a step, and the parameters it trains; a written-out layer's are among those outside layers."""
     task, model, _ = TASKS[name]
     model, loss = model.model_copy(update={"scan": scan}), spec.Loss(chunks=chunks)
-    step = compiled(task, mesh=MESHES[mesh], model=model, loss=loss)
-    return list(collectives.of(step)), step.abstract.params
+    step = compiled_step(task, mesh=MESHES[mesh], model=model, loss=loss)
+    return list(collectives.count_collectives(step)), step.abstract.params
 
 
-def streams(name: str, mesh: str, of: list[Collective]) -> Counter[str]:
+def streams(name: str, mesh: str, counts: list[Collective]) -> Counter[str]:
     """How often this device's share of the residual stream is sent, by kind."""
     rows = BATCH // math.prod(MESHES[mesh].get(axis, 1) for axis in ("dp", "fsdp"))
     length = TASKS[name][2]
@@ -65,13 +65,13 @@ def streams(name: str, mesh: str, of: list[Collective]) -> Counter[str]:
         (rows * length, WIDTH),
     )  # a product has one axis of both; weights may look so
     return Counter(
-        c.kind for c in of if c.shape == share or (c.shape == flat and c.is_of_neighbours)
+        c.kind for c in counts if c.shape == share or (c.shape == flat and c.is_of_neighbours)
     )
 
 
-def weights(name: str, mesh: str, of: list[Collective]) -> Counter[tuple[int, ...]]:
+def weights(name: str, mesh: str, counts: list[Collective]) -> Counter[tuple[int, ...]]:
     """The shapes of what is gathered that is no share of the stream."""
-    gathers = [c for c in of if c.kind == "all-gather"]
+    gathers = [c for c in counts if c.kind == "all-gather"]
     return Counter(
         c.shape for c in gathers if not streams(name, mesh, [c._replace(is_of_neighbours=False)])
     )
@@ -100,27 +100,27 @@ def _layers_of(
             )
 
 
-def passing(of: list[Collective], *, backward: bool) -> list[Collective]:
-    return [c for c in of if c.is_backward == backward]
+def passing(counts: list[Collective], *, backward: bool) -> list[Collective]:
+    return [c for c in counts if c.is_backward == backward]
 
 
-def in_layers(of: list[Collective]) -> list[Collective]:
-    return [c for c in of if c.in_layer]
+def in_layers(counts: list[Collective]) -> list[Collective]:
+    return [c for c in counts if c.in_layer]
 
 
 @pytest.mark.parametrize("name", TASKS)
 @pytest.mark.parametrize("mesh", MESHES)
 def test_layer_gathers_stream_twice_each_way_under_mp(name: str, mesh: str) -> None:
-    of = in_layers(found(name, mesh)[0])
+    counts = in_layers(step_collectives(name, mesh)[0])
     # Where a device can, the sum and the cut that follows it become one reduce-scatter; XLA's CPU
     # cannot.
-    wanted = {"all-gather": 2, "all-reduce": 2} if "mp" in MESHES[mesh] else {}
-    assert streams(name, mesh, passing(of, backward=False)) == wanted
+    expected = {"all-gather": 2, "all-reduce": 2} if "mp" in MESHES[mesh] else {}
+    assert streams(name, mesh, passing(counts, backward=False)) == expected
     if (
         "mp" in MESHES[mesh]
     ):  # one for each product that read the stream: a decoder's query, key and value, gate and up
-        wanted["all-reduce"] = 5 if name == "decoder" else 2
-    assert streams(name, mesh, passing(of, backward=True)) == wanted
+        expected["all-reduce"] = 5 if name == "decoder" else 2
+    assert streams(name, mesh, passing(counts, backward=True)) == expected
 
 
 @pytest.mark.parametrize("name", TASKS)
@@ -129,10 +129,10 @@ def test_layer_gathers_stream_twice_each_way_under_mp(name: str, mesh: str) -> N
 def test_layer_gathers_weights_once_per_pass_under_fsdp(
     name: str, mesh: str, backward: bool
 ) -> None:
-    of, params = found(name, mesh)
+    counts, params = step_collectives(name, mesh)
     # Let go after the forward pass, or all layers' would be held at once, and so gathered again. A
     # bias is only added: the backward pass does not read it.
-    gathered = weights(name, mesh, passing(in_layers(of), backward=backward))
+    gathered = weights(name, mesh, passing(in_layers(counts), backward=backward))
     assert gathered == one_layers(params, mesh, backward=backward)
     assert bool(gathered) == ("fsdp" in MESHES[mesh])
 
@@ -141,9 +141,11 @@ def test_layer_gathers_weights_once_per_pass_under_fsdp(
     ("name", "chunks"), [*((name, "auto") for name in TASKS), ("decoder", 4), ("gpt2", 4)]
 )
 def test_outer_matrix_is_gathered_once_per_step(name: str, chunks: Any) -> None:
-    of, params = found(name, "fsdp8", chunks=chunks)
+    counts, params = step_collectives(name, "fsdp8", chunks=chunks)
     outside = weights(
-        name, "fsdp8", [c for c in of if not c.in_layer and len(c.shape) > 1 and min(c.shape) > 1]
+        name,
+        "fsdp8",
+        [c for c in counts if not c.in_layer and len(c.shape) > 1 and min(c.shape) > 1],
     )
     matrices = [
         p.shape for key, p in params.items() if not key.startswith("blocks.") and len(p.shape) > 1
@@ -153,21 +155,24 @@ def test_outer_matrix_is_gathered_once_per_step(name: str, chunks: Any) -> None:
         matrices.remove(params["embedding"].shape)
     # The backward pass keeps what was gathered, as it begins there; a tied head is the table that
     # was looked up in.
-    wanted = [
+    expected = [
         (math.prod(shape[:-1]), shape[-1]) for shape in matrices
     ]  # as the product with patches reads them
-    assert sorted(map(sorted, outside.elements())) == sorted(map(sorted, wanted))
+    assert sorted(map(sorted, outside.elements())) == sorted(map(sorted, expected))
     once = sum(
         (one_layers(params, "fsdp8", backward=backward) for backward in (False, True)), Counter()
     )
     assert (
-        weights(name, "fsdp8", in_layers(of)) == once
+        weights(name, "fsdp8", in_layers(counts)) == once
     )  # nor does the loop over a loss's chunks gather anything
 
 
 @pytest.mark.parametrize(("name", "mesh"), [("decoder", "dp2-fsdp2-mp2"), ("vit-cls", "fsdp8")])
 def test_unrolled_layers_communicate_like_scan(name: str, mesh: str) -> None:
-    (written, _), (scanned, _) = found(name, mesh, scan=False), found(name, mesh)
+    (written, _), (scanned, _) = (
+        step_collectives(name, mesh, scan=False),
+        step_collectives(name, mesh),
+    )
     scanned = scanned + in_layers(scanned) * (LAYERS - 1)
     assert not in_layers(written)
     for backward in (False, True):
@@ -182,8 +187,8 @@ def test_unrolled_layers_communicate_like_scan(name: str, mesh: str) -> None:
 @pytest.mark.parametrize("name", TASKS)
 @pytest.mark.parametrize("mesh", MESHES)
 def test_no_full_parameter_or_batch_is_gathered(name: str, mesh: str) -> None:
-    of, params = found(name, mesh)
-    gathered = {c.shape for c in of if c.kind in ("all-gather", "all-to-all")}
+    counts, params = step_collectives(name, mesh)
+    gathered = {c.shape for c in counts if c.kind in ("all-gather", "all-to-all")}
     assert not gathered & {
         param.shape for key, param in params.items() if key.startswith("blocks.")
     }
@@ -206,11 +211,11 @@ def test_no_full_parameter_or_batch_is_gathered(name: str, mesh: str) -> None:
 def test_activations_keep_their_split_axis(name: str, mesh: str) -> None:
     """But for the rows of a table that has more of them than a device has tokens, and for their gradient."""
     each_way = [
-        [c for c in passing(found(name, mesh)[0], backward=b) if c.kind == "all-to-all"]
+        [c for c in passing(step_collectives(name, mesh)[0], backward=b) if c.kind == "all-to-all"]
         for b in (False, True)
     ]
-    wanted = {"decoder": [True, True], "gpt2": [False, True]} if mesh == "fsdp8" else {}
-    assert [bool(found) for found in each_way] == wanted.get(name, [False, False])
+    expected = {"decoder": [True, True], "gpt2": [False, True]} if mesh == "fsdp8" else {}
+    assert [bool(found) for found in each_way] == expected.get(name, [False, False])
     assert not in_layers(sum(each_way, []))
 
 
@@ -219,11 +224,13 @@ def test_experts_exchange_tokens_twice_each_way_under_ep(
     axes: dict[str, int],
 ) -> None:
     model = EXPERTS.model_copy(update={"layers": 2, "dense_layers": [], **VOCAB})
-    step = compiled(Counting(), mesh=axes, model=model)
-    of = in_layers(list(collectives.of(step)))
-    kinds = [Counter(c.kind for c in passing(of, backward=backward)) for backward in (False, True)]
+    step = compiled_step(Counting(), mesh=axes, model=model)
+    sizes = in_layers(list(collectives.count_collectives(step)))
+    kinds = [
+        Counter(c.kind for c in passing(sizes, backward=backward)) for backward in (False, True)
+    ]
     # Which experts the rows that come are of: a few integers, which have no gradient.
-    counts = [c.shape for c in passing(of, backward=False) if c.kind == "all-gather"]
+    counts = [c.shape for c in passing(sizes, backward=False) if c.kind == "all-gather"]
     assert counts == ([(4, 4, 1)] if "ep" in axes else [])
     del kinds[0]["all-gather"], kinds[1]["all-reduce"]  # the gradients
     # On a CPU what goes to each device is an array of its own.
@@ -232,8 +239,8 @@ def test_experts_exchange_tokens_twice_each_way_under_ep(
 
 @pytest.mark.parametrize("name", TASKS)
 def test_data_parallel_devices_exchange_only_gradients(name: str) -> None:
-    of, params = found(name, "dp8")
-    assert {c.kind for c in of} == {"all-reduce"}
-    exchanged = sum(math.prod(c.shape) * (LAYERS if c.in_layer else 1) for c in of)
+    counts, params = step_collectives(name, "dp8")
+    assert {c.kind for c in counts} == {"all-reduce"}
+    exchanged = sum(math.prod(c.shape) * (LAYERS if c.in_layer else 1) for c in counts)
     parameters = sum(math.prod(param.shape) for param in params.values())
     assert parameters <= exchanged <= 1.05 * parameters

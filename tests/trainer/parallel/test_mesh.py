@@ -108,9 +108,9 @@ def pod(sides: tuple[int, int, int], slices: int = 1, kind: str = "TPU v4") -> l
 def hops(grid: jax.sharding.Mesh, axis: int, sides: tuple[int, int, int]) -> int:
     """The most links between two devices that are neighbours along an axis of the mesh, which closes to a ring."""
     worst = 0
-    for one, other in zip(grid.devices.flat, np.roll(grid.devices, -1, axis).flat, strict=True):
-        if one.slice_index == other.slice_index:
-            apart = (abs(a - b) for a, b in zip(one.coords, other.coords, strict=True))
+    for first, other in zip(grid.devices.flat, np.roll(grid.devices, -1, axis).flat, strict=True):
+        if first.slice_index == other.slice_index:
+            apart = (abs(a - b) for a, b in zip(first.coords, other.coords, strict=True))
             worst = max(
                 worst, sum(min(far, side - far) for far, side in zip(apart, sides, strict=True))
             )
@@ -129,16 +129,16 @@ def test_innermost_axis_follows_torus_links(axes: dict[str, int]) -> None:
     assert np.array_equal(grid.devices, mesh_utils.create_device_mesh(sizes, pod(CUBE)))
     if axes["mp"] == 4:
         by_process = np.array(pod(CUBE)).reshape(sizes)
-        before = jax.sharding.Mesh(by_process, MESH_AXES)
-        assert hops(grid, 3, CUBE) == 1 < hops(before, 3, CUBE)
+        previous = jax.sharding.Mesh(by_process, MESH_AXES)
+        assert hops(grid, 3, CUBE) == 1 < hops(previous, 3, CUBE)
 
 
 def test_torus_side_is_split_if_needed() -> None:
     flat, notes = (4, 4, 1), []
     chips = pod(flat, kind="TPU v5 lite")
     grid = mesh.build_mesh(spec.Mesh(dp=2, fsdp=4, mp=2), chips, notes.append)
-    wanted = mesh_utils.create_device_mesh((2, 4, 1, 2), chips, allow_split_physical_axes=True)
-    assert np.array_equal(grid.devices, wanted) and notes == []
+    expected = mesh_utils.create_device_mesh((2, 4, 1, 2), chips, allow_split_physical_axes=True)
+    assert np.array_equal(grid.devices, expected) and notes == []
     assert hops(grid, 3, flat) == 1
 
 
@@ -151,10 +151,10 @@ def test_slices_make_hybrid_mesh(axes: dict[str, int], dcn: dict[str, int]) -> N
     grid = mesh.build_mesh(spec.Mesh(**axes, dcn=dcn), chips[::-1])
     across = [2 if axis in (dcn or {"dp": 2}) else 1 for axis in MESH_AXES]
     inside = [axes.get(axis, 1) // count for axis, count in zip(MESH_AXES, across, strict=True)]
-    wanted = mesh_utils.create_hybrid_device_mesh(
+    expected = mesh_utils.create_hybrid_device_mesh(
         inside, across, chips[::-1], allow_split_physical_axes=bool(dcn)
     )
-    assert np.array_equal(grid.devices, wanted)
+    assert np.array_equal(grid.devices, expected)
     spanning = across.index(2)
     halves = np.split(grid.devices, 2, axis=spanning)
     assert [{chip.slice_index for chip in half.flat} for half in halves] == [{0}, {1}]
@@ -203,10 +203,10 @@ def test_processes_are_granules_without_slices() -> None:
         for chip in pod((2, 2, 1), 2)
     ]
     grid = mesh.build_mesh(spec.Mesh(fsdp=8, dcn={"fsdp": 2}), chips)
-    wanted = mesh_utils.create_hybrid_device_mesh(
+    expected = mesh_utils.create_hybrid_device_mesh(
         (1, 4, 1, 1), (1, 2, 1, 1), chips, process_is_granule=True
     )
-    assert np.array_equal(grid.devices, wanted)
+    assert np.array_equal(grid.devices, expected)
 
 
 def test_devices_without_torus_are_ordered_with_note() -> None:
@@ -227,10 +227,10 @@ def test_other_devices_are_ordered_like_hybrid_mesh(platform: str) -> None:
         grid.devices, mesh_utils.create_hybrid_device_mesh((2, 4, 1, 1), (2, 1, 1, 1), chips)
     )
     grid = mesh.build_mesh(spec.Mesh(dp=4, fsdp=4, dcn={"dp": 4}), chips[::-1])
-    wanted = mesh_utils.create_hybrid_device_mesh(
+    expected = mesh_utils.create_hybrid_device_mesh(
         (1, 4, 1, 1), (4, 1, 1, 1), chips, process_is_granule=True
     )
-    assert np.array_equal(grid.devices, wanted)
+    assert np.array_equal(grid.devices, expected)
 
 
 @pytest.mark.parametrize(
@@ -254,20 +254,20 @@ def test_every_row_is_read_by_its_holders(
     )
     shards = mesh.count_shards(grid)
     parts = grid.devices.reshape(shards, -1)
-    held: dict[int, set[int]] = {}
+    stored: dict[int, set[int]] = {}
     for part, chips in enumerate(parts):
         for chip in chips:
-            held.setdefault(chip.process_index, set()).add(part)
-    read = {process: mesh.process_rows(grid, 2 * shards, process) for process in held}
+            stored.setdefault(chip.process_index, set()).add(part)
+    read = {process: mesh.process_rows(grid, 2 * shards, process) for process in stored}
     assert {process: len(rows) for process, rows in read.items()} == {
-        p: 2 * len(own) for p, own in held.items()
+        p: 2 * len(own) for p, own in stored.items()
     }
     assert set().union(*read.values()) == set(range(2 * shards))
-    for one, other in itertools.combinations(
-        held, 2
+    for first, other in itertools.combinations(
+        stored, 2
     ):  # the same rows where they hold the same parts, else none in common
-        assert (read[one] == read[other]) is (held[one] == held[other])
-        assert read[one] == read[other] or not set(read[one]) & set(read[other])
+        assert (read[first] == read[other]) is (stored[first] == stored[other])
+        assert read[first] == read[other] or not set(read[first]) & set(read[other])
 
 
 def test_overlapping_batch_parts_are_refused() -> None:

@@ -72,9 +72,9 @@ def test_unfitting_axes_are_refused(
 
 
 def test_first_matching_path_rule_wins() -> None:
-    own = {"a.kernel": None, "b.kernel": ("embed",), "b.bias": ("embed",)}
+    job_value = {"a.kernel": None, "b.kernel": ("embed",), "b.bias": ("embed",)}
     rules = {r"a\..*": ("hidden",), r".*\.kernel": (None, "mp")}
-    assert axes_by_path(rules, own) == {
+    assert axes_by_path(rules, job_value) == {
         "a.kernel": ("hidden",),
         "b.kernel": (None, "mp"),
         "b.bias": ("embed",),
@@ -93,8 +93,8 @@ def test_activations_are_constrained_only_on_mesh(
 ) -> None:
     assert constrain(jnp.ones((8, 4)), "batch", "embed").shape == (8, 4)
     with jax.set_mesh(grid):
-        held = jax.jit(lambda x: constrain(x, "batch", "hidden"))(jnp.ones((8, 4)))
-    assert held.sharding.spec == P("fsdp", "mp")
+        stored = jax.jit(lambda x: constrain(x, "batch", "hidden"))(jnp.ones((8, 4)))
+    assert stored.sharding.spec == P("fsdp", "mp")
 
 
 def test_gradient_of_gathered_weight_is_split(grid: jax.sharding.Mesh) -> None:

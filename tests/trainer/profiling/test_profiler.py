@@ -52,14 +52,14 @@ ENTRY %main (x: f32[8,8]) -> f32[8,8] {
 
 
 def test_operation_kind_comes_from_content_and_scope() -> None:
-    found = breakdown.program_kinds([PROGRAM])
-    assert {name: found[name] for name in ("fusion.1", "cublas", "dot.1")} == dict.fromkeys(
+    result = breakdown.program_kinds([PROGRAM])
+    assert {name: result[name] for name in ("fusion.1", "cublas", "dot.1")} == dict.fromkeys(
         ("fusion.1", "cublas", "dot.1"), "matmul"
     )
-    assert {found[name] for name in ("fusion.2", "fusion.3", "fmha", "dot.2")} == {"attention"}
-    assert {found[name] for name in ("fusion.4", "sort", "copy.1", "sum")} == {"elementwise"}
-    assert {found[name] for name in ("ag", "ag.done", "ar")} == {"collectives"}
-    assert {found[name] for name in ("while.1", "x")} == {None}
+    assert {result[name] for name in ("fusion.2", "fusion.3", "fmha", "dot.2")} == {"attention"}
+    assert {result[name] for name in ("fusion.4", "sort", "copy.1", "sum")} == {"elementwise"}
+    assert {result[name] for name in ("ag", "ag.done", "ar")} == {"collectives"}
+    assert {result[name] for name in ("while.1", "x")} == {None}
 
 
 def test_same_operation_name_of_two_programs_has_two_kinds() -> None:
@@ -67,12 +67,12 @@ def test_same_operation_name_of_two_programs_has_two_kinds() -> None:
         "HloModule jit__updates\n\nENTRY %main (x: f32[8]) -> f32[8] {\n  %fusion.1 = f32[8] "
         "copy(%x)\n}\n"
     )
-    found = breakdown.program_kinds([PROGRAM, other])
-    assert (found["jit__update/fusion.1"], found["jit__updates/fusion.1"]) == (
+    result = breakdown.program_kinds([PROGRAM, other])
+    assert (result["jit__update/fusion.1"], result["jit__updates/fusion.1"]) == (
         "matmul",
         "elementwise",
     )
-    assert found["fusion.1"] == "matmul"
+    assert result["fusion.1"] == "matmul"
 
 
 @pytest.mark.parametrize(
@@ -95,10 +95,10 @@ def test_unknown_kernel_is_classified_by_name(kernel: str, kind: str | None) -> 
     assert breakdown.kernel_kind(kernel) == kind
 
 
-def ops(*given: tuple[str, float, float], device: str = "0") -> list[Op]:
+def ops(*inputs: tuple[str, float, float], device: str = "0") -> list[Op]:
     return [
         Op(f"{kind}.{place}", kind, device, (start, end))
-        for place, (kind, start, end) in enumerate(given)
+        for place, (kind, start, end) in enumerate(inputs)
     ]
 
 
@@ -110,31 +110,31 @@ def test_every_moment_counts_once() -> None:
         ("attention", 8, 9),
         ("matmul", 9.5, 30),
     )
-    found = breakdown.break_down(ran, (0, 10), [], steps=2)
-    assert found.seconds == {
+    result = breakdown.break_down(ran, (0, 10), [], steps=2)
+    assert result.seconds == {
         "matmul": 2.25,
         "attention": 0.5,
         "elementwise": 0.5,
         "collectives": 1,
         "host": 0.75,
     }
-    assert found.step_s == sum(found.seconds.values()) == 5
-    assert found.hidden_s == 1.5
-    assert found.top[0] == ("matmul.4", "matmul", 10.25)
+    assert result.step_s == sum(result.seconds.values()) == 5
+    assert result.hidden_s == 1.5
+    assert result.top[0] == ("matmul.4", "matmul", 10.25)
 
 
 def test_seconds_are_mean_over_devices() -> None:
-    found = breakdown.break_down(
+    result = breakdown.break_down(
         ops(("matmul", 0, 4)) + ops(("matmul", 0, 2), device="1"), (0, 4), [], steps=1
     )
-    assert (found.devices, found.seconds["matmul"], found.seconds["host"]) == (2, 3, 1)
+    assert (result.devices, result.seconds["matmul"], result.seconds["host"]) == (2, 3, 1)
 
 
 def test_evaluation_belongs_to_no_step() -> None:
     ran = ops(("matmul", 0, 2), ("elementwise", 2.5, 5.5), ("matmul", 6, 8))
-    found = breakdown.break_down(ran, (0, 8), [(2, 6)], steps=2)
-    assert (found.step_s, found.seconds["matmul"], found.seconds["elementwise"]) == (2, 2, 0)
-    assert {name for name, *_ in found.top} == {"matmul.0", "matmul.2"}
+    result = breakdown.break_down(ran, (0, 8), [(2, 6)], steps=2)
+    assert (result.step_s, result.seconds["matmul"], result.seconds["elementwise"]) == (2, 2, 0)
+    assert {name for name, *_ in result.top} == {"matmul.0", "matmul.2"}
 
 
 def test_idle_trace_has_no_breakdown() -> None:
@@ -143,14 +143,14 @@ def test_idle_trace_has_no_breakdown() -> None:
 
 
 def test_breakdown_line_and_table() -> None:
-    found = breakdown.break_down(ops(("matmul", 0, 4), ("collectives", 3, 6)), (0, 8), [], steps=1)
-    assert found.to_line() == (
+    result = breakdown.break_down(ops(("matmul", 0, 4), ("collectives", 3, 6)), (0, 8), [], steps=1)
+    assert result.to_line() == (
         "8000.000 ms a step: matmul 50 %, attention 0 %, elementwise 0 %, collectives 25 "
         "%, host 25 %"
     )
     assert (
         "  collectives   2000.000 ms   25 %  and 1000.000 ms while the device computed"
-        in found.to_table()
+        in result.to_table()
     )
 
 
@@ -194,8 +194,8 @@ def read(*planes: Plane) -> breakdown.Trace:
 
 
 def test_cpu_operations_are_read_from_host_threads() -> None:
-    found = read(HOST)
-    assert found == ([Op("fusion.1", "matmul", "cpu:3", (0, 5e-7))], [(0, 1e-5)], [(4e-6, 5e-6)])
+    result = read(HOST)
+    assert result == ([Op("fusion.1", "matmul", "cpu:3", (0, 5e-7))], [(0, 1e-5)], [(4e-6, 5e-6)])
 
 
 def test_gpu_operations_are_read_from_streams() -> None:
@@ -203,13 +203,13 @@ def test_gpu_operations_are_read_from_streams() -> None:
         Event("nvjet_tst_128x256", 0, 100, [("hlo_op", "fusion.2"), ("hlo_module", "jit__update")]),
         Event("nvjet_tst_128x256", 200, 100, [("correlation_id", "7")]),
     ]
-    found = read(
+    result = read(
         HOST,
         Plane(
             "/device:GPU:0", [Line("Stream #15(Compute)", kernels), Line("XLA Modules", kernels)]
         ),
     )
-    assert [(op.name, op.kind, op.device) for op in found.ops] == [
+    assert [(op.name, op.kind, op.device) for op in result.ops] == [
         ("fusion.2", "attention", "/device:GPU:0"),
         ("nvjet_tst_128x256", "matmul", "/device:GPU:0"),
     ]
@@ -225,8 +225,8 @@ def test_tpu_operations_are_read_from_text_line() -> None:
         "/device:TPU:0",
         [Line("XLA Ops", texts), Line("Steps", texts), Line("Async XLA Ops", texts)],
     )
-    found = read(HOST, ours, Plane("/device:TPU:0 SparseCore 1", [Line("XLA Ops", texts)]))
-    assert [(op.name, op.kind) for op in found.ops] == [
+    result = read(HOST, ours, Plane("/device:TPU:0 SparseCore 1", [Line("XLA Ops", texts)]))
+    assert [(op.name, op.kind) for op in result.ops] == [
         ("ag.done", "collectives"),
         ("fusion.1", "matmul"),
     ]
@@ -262,7 +262,7 @@ def small() -> tuple[Work, list[str]]:
 def decoder() -> tuple[Work, list[str]]:
     """Real steps, on two devices."""
     task = tiny.Counting()
-    step = tiny.compiled(task, mesh={"fsdp": 2})
+    step = tiny.compiled_step(task, mesh={"fsdp": 2})
     state = step.init_state()
 
     def work(done: int) -> jax.Array:
@@ -284,10 +284,10 @@ class Loop:
         steps: int = 2,
         request: Path | None = None,
         start: int = 0,
-        of: Callable[[], tuple[Work, list[str]]] = small,
+        counts: Callable[[], tuple[Work, list[str]]] = small,
     ) -> None:
         self.told, self.losses = Told(), []
-        self._work, programs = of()
+        self._work, programs = counts()
         self._start = start
         self._pending: list[jax.Array] = []
         self.profiler = Profiler(
@@ -318,22 +318,23 @@ class Loop:
 
 
 def summary(folder: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((folder / "summary.json").read_text())
-    return found
+    result: dict[str, Any] = json.loads((folder / "summary.json").read_text())
+    return result
 
 
 @pytest.mark.usefixtures("standard", "named")
 def test_steps_of_job_are_traced(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    loop = Loop(tmp_path, at=2, steps=3, of=decoder)
+    loop = Loop(tmp_path, at=2, steps=3, counts=decoder)
     loop.run(8)
     folder = tmp_path / "profiles" / "step-2" / "rank-0"
-    found = summary(folder)
+    result = summary(folder)
     assert list(folder.rglob("*.xplane.pb"))
-    assert (found["first_step"], found["steps"], found["devices"]) == (2, 3, 2)
+    assert (result["first_step"], result["steps"], result["devices"]) == (2, 3, 2)
     assert all(
-        found["seconds"][kind] > 0 for kind in ("matmul", "attention", "elementwise", "collectives")
+        result["seconds"][kind] > 0
+        for kind in ("matmul", "attention", "elementwise", "collectives")
     )
-    assert sum(found["seconds"].values()) == pytest.approx(found["step_s"], rel=1e-6)
+    assert sum(result["seconds"].values()) == pytest.approx(result["step_s"], rel=1e-6)
     assert [note.partition(":")[0] for note in loop.told.notes] == ["profile of steps 2-4"]
     assert "profile of steps 2-4 on 2 devices of rank 0, in " in capsys.readouterr().out
     assert len(loop.losses) == 8
@@ -441,6 +442,6 @@ def test_oldest_traces_are_removed(tmp_path: Path) -> None:
         (tmp_path / "profiles" / f"step-9{number}" / "rank-0").mkdir(parents=True)
     (tmp_path / "profiles" / "step-90" / "rank-1").mkdir()
     Loop(tmp_path, at=1, steps=1).run(3)
-    kept = {folder.parent.name for folder in (tmp_path / "profiles").glob("step-*/rank-0")}
-    assert len(kept) == KEPT_TRACES and "step-1" in kept
+    remaining = {folder.parent.name for folder in (tmp_path / "profiles").glob("step-*/rank-0")}
+    assert len(remaining) == KEPT_TRACES and "step-1" in remaining
     assert (tmp_path / "profiles" / "step-90" / "rank-1").exists()

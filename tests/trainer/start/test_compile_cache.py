@@ -21,9 +21,9 @@ KEY, VALUE = "jit_step-0123", b"machine code" * 100
 @pytest.fixture(autouse=True)
 def settings() -> Iterator[None]:
     """JAX's own settings, which a test may change."""
-    before = {key: getattr(jax.config, key) for key in (DIR, CACHES)}
+    previous = {key: getattr(jax.config, key) for key in (DIR, CACHES)}
     yield
-    for key, value in before.items():
+    for key, value in previous.items():
         jax.config.update(key, value)
 
 
@@ -44,9 +44,9 @@ def test_xla_gets_no_url_for_its_files(
     compile_cache.configure_cache(named)
     assert getattr(jax.config, DIR) == (from_environment or named)
     options = compiler.get_compile_options(1, 1)
-    told = options.executable_build_options.debug_options
-    assert told.xla_gpu_per_fusion_autotune_cache_dir == folder
-    assert told.xla_gpu_kernel_cache_file == ""
+    reports = options.executable_build_options.debug_options
+    assert reports.xla_gpu_per_fusion_autotune_cache_dir == folder
+    assert reports.xla_gpu_kernel_cache_file == ""
 
 
 def test_configured_folder_stays(tmp_path: Path) -> None:
@@ -56,17 +56,17 @@ def test_configured_folder_stays(tmp_path: Path) -> None:
     assert not (tmp_path / "run").exists()
 
 
-def kept(here: Path, beside: Path) -> None:
+def make_cache(local: Path, beside: Path) -> None:
     """Has a process keep one program in both folders."""
-    ProgramCache(here, epath.Path(beside), set()).put(KEY, VALUE)
+    ProgramCache(local, epath.Path(beside), set()).put(KEY, VALUE)
     compile_cache._background.submit(lambda: None).result()  # it is there, too
 
 
 def test_later_host_copies_entries_of_run(
     tmp_path: Path,
 ) -> None:
-    here, beside, other = (tmp_path / name for name in ("here", "beside", "other"))
-    kept(here, beside)
+    local, beside, other = (tmp_path / name for name in ("here", "beside", "other"))
+    make_cache(local, beside)
     (name,) = (file.name for file in beside.iterdir())
     assert ProgramCache(other, epath.Path(beside), set()).get(KEY) is None, "it was not agreed on"
     assert ProgramCache(other, epath.Path(beside), {name}).get(KEY) == VALUE
@@ -77,12 +77,12 @@ def test_later_host_copies_entries_of_run(
     "damage", [lambda raw: raw[:-1], lambda raw: b"", lambda raw: raw[:60] + b"?" + raw[61:]]
 )
 def test_damaged_entry_is_compiled_again(damage, tmp_path: Path) -> None:
-    here, beside = tmp_path / "here", tmp_path / "beside"
-    kept(here, beside)
-    (name,) = (file.name for file in here.iterdir())
-    for folder in (here, beside):
+    local, beside = tmp_path / "here", tmp_path / "beside"
+    make_cache(local, beside)
+    (name,) = (file.name for file in local.iterdir())
+    for folder in (local, beside):
         (folder / name).write_bytes(damage((folder / name).read_bytes()))
-    programs = ProgramCache(here, epath.Path(beside), {name})
+    programs = ProgramCache(local, epath.Path(beside), {name})
     assert programs.get(KEY) is None
     programs.put(KEY, VALUE)
     assert programs.get(KEY) == VALUE

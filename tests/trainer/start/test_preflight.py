@@ -186,7 +186,7 @@ CLOSED_MODULE = (
 
 
 @pytest.mark.parametrize(
-    ("module", "supported", "installed", "said"),
+    ("module", "supported", "installed", "message"),
     [
         (
             OPEN_MODULE,
@@ -216,7 +216,7 @@ def test_driver_too_old_for_cuda_is_refused(
     module: str,
     supported: int,
     installed: list[int],
-    said: str | None,
+    message: str | None,
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
 ) -> None:
@@ -224,9 +224,9 @@ def test_driver_too_old_for_cuda_is_refused(
     monkeypatch.setattr(preflight, "DRIVER_VERSION_FILE", tmp_path / "version")
     monkeypatch.setattr(preflight, "_installed_cuda", lambda: installed)
     monkeypatch.setattr(preflight, "_load_libcuda", lambda: Libcuda(supported, gpus=8))
-    if said is None:
+    if message is None:
         return preflight.check_driver(environ("cuda", 8))
-    with pytest.raises(SpecError, match=said):
+    with pytest.raises(SpecError, match=message):
         preflight.check_driver(environ("cuda", 8))
     preflight.check_driver(environ("cpu", 8))
 
@@ -327,10 +327,12 @@ def test_run_shorter_than_checkpoint_is_refused(length: dict[str, int], says: st
 
 def test_hosts_with_different_data_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     consensus.check_same_data({"train": "text a"})  # alone
-    told: list[list[str]] = []
-    monkeypatch.setattr(consensus, "gather_values", lambda mine: told.append(mine) or [mine, mine])
+    reports: list[list[str]] = []
+    monkeypatch.setattr(
+        consensus, "gather_values", lambda mine: reports.append(mine) or [mine, mine]
+    )
     consensus.check_same_data({"train": "text a"})
-    monkeypatch.setattr(consensus, "gather_values", lambda mine: [told[0], mine])
+    monkeypatch.setattr(consensus, "gather_values", lambda mine: [reports[0], mine])
     consensus.check_same_data({"train": "text a"})
     with pytest.raises(
         DataError, match=r"process 1 on \S+ would read .*text b.*, not .*text a.*the same files"

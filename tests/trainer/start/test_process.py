@@ -22,8 +22,8 @@ def test_sys_exit_in_user_code_is_located(
         sys.exit(0)
 
     assert process.print_result(find) == contract.STARTUP
-    told = capsys.readouterr()
-    assert not told.out and "sys.exit(0)" in told.err
+    reports = capsys.readouterr()
+    assert not reports.out and "sys.exit(0)" in reports.err
     with pytest.raises(SystemExit) as raised:
         find()
     assert process.describe_exit(raised.value).startswith(f"sys.exit(0) ({__file__}:")
@@ -48,22 +48,22 @@ print(json.dumps([read(each) for each in json.loads(sys.argv[1])]))
 
 def test_standby_process_imports_no_user_code(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text("raise SystemExit('imported')")
-    own = {"task": "mine:Task", "data": {"source": "torch", "dataset": "mine:Rows"}}
+    job_value = {"task": "mine:Task", "data": {"source": "torch", "dataset": "mine:Rows"}}
     ours = {
         "task": "classify",
         "model": {"kind": "mine:Net"},
         "data": {"source": "tfds", "name": "digits"},
     }
     wrong = {"task": "classify", "steps": -1}
-    jobs = [None, "no JSON", *map(json.dumps, (own, wrong, ours))]
-    found = subprocess.run(
+    jobs = [None, "no JSON", *map(json.dumps, (job_value, wrong, ours))]
+    result = subprocess.run(
         [sys.executable, "-c", STANDBY, json.dumps(jobs)],
         env={**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])},
         capture_output=True,
         text=True,
     )
-    assert found.returncode == 0, found.stderr
-    *nothing, imported = json.loads(found.stdout)
+    assert result.returncode == 0, result.stderr
+    *nothing, imported = json.loads(result.stdout)
     source = "jaxlaunch.trainer.sources.tfds"
     assert {source, "tensorflow_datasets"} <= set(imported) and "mine" not in imported
     assert not any(source in each or "mine" in each for each in nothing)

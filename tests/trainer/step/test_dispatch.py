@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from jaxlaunch.trainer.loop.training import cut_spans
-from tests.trainer.tiny import Counting, Digits, Pictures, compiled
+from tests.trainer.tiny import Counting, Digits, Pictures, compiled_step
 
 
 @pytest.mark.parametrize(
@@ -28,9 +28,9 @@ from tests.trainer.tiny import Counting, Digits, Pictures, compiled
 def test_spans_end_at_pauses(
     start: int, total: int, size: int, every: list[int | None], lengths: list[int]
 ) -> None:
-    found = cut_spans(start, total, size, every)
-    assert [len(span) for span in found] == lengths and len(found) == len(lengths)
-    assert [step for span in found for step in span] == list(range(start, total))
+    result = cut_spans(start, total, size, every)
+    assert [len(span) for span in result] == lengths and len(result) == len(lengths)
+    assert [step for span in result for step in span] == list(range(start, total))
 
 
 def test_spans_of_endless_run_are_lazy() -> None:
@@ -46,14 +46,16 @@ def test_spans_accept_negative_indexes() -> None:
 @pytest.mark.parametrize("task", [Digits(), Counting(), Pictures()], ids=["mlp", "decoder", "vit"])
 def test_steps_of_one_dispatch_equal_single_steps(task: Any, to_the_bit: None) -> None:
     batches = [task.batch(number) for number in range(4)]
-    single = compiled(task)
-    state, told = single.init_state(), []
+    single = compiled_step(task)
+    state, reports = single.init_state(), []
     for batch in batches:
         state, metrics = single.train(state, single.put_batch(batch))
-        told.append(jax.device_get(metrics))
+        reports.append(jax.device_get(metrics))
     together = {key: np.stack([batch[key] for batch in batches], axis=1) for key in batches[0]}
     single.compile_train(single.put_batch(together), 4)
-    again, metrics = single.train(single.init_state(), single.put_batch(together), 4)
+    repeated, metrics = single.train(single.init_state(), single.put_batch(together), 4)
     for key, value_K in jax.device_get(metrics).items():
-        assert np.array_equal(value_K, [each[key] for each in told]), key
-    assert jax.tree.all(jax.tree.map(np.array_equal, jax.device_get(state), jax.device_get(again)))
+        assert np.array_equal(value_K, [each[key] for each in reports]), key
+    assert jax.tree.all(
+        jax.tree.map(np.array_equal, jax.device_get(state), jax.device_get(repeated))
+    )

@@ -14,17 +14,17 @@ from jaxlaunch.trainer.models.classifiers import ResNet
 from jaxlaunch.trainer.models.layers import ModelOptions
 from jaxlaunch.trainer.step.train_step import scan_parts
 from tests.trainer.states import RESNET
-from tests.trainer.tiny import Pictures, compiled
+from tests.trainer.tiny import Pictures, compiled_step
 
 
 @pytest.mark.parametrize("turns", [1, 3])
 def test_single_part_scan_equals_loop(turns: int) -> None:
     parts = {"a": jnp.arange(2.0 * turns).reshape(turns, 2), "b": jnp.ones((turns, 1))}
-    end, made = scan_parts(
+    end, created = scan_parts(
         lambda sum_, part: (sum_ + part["a"], part["a"] * part["b"]), jnp.zeros(2), parts
     )
     assert end.tolist() == np.asarray(parts["a"]).sum(0).tolist()
-    assert made.tolist() == np.asarray(parts["a"]).tolist()
+    assert created.tolist() == np.asarray(parts["a"]).tolist()
 
 
 class Convolved(Pictures):
@@ -36,7 +36,9 @@ class Convolved(Pictures):
 
 def test_convolutions_use_fast_cpu_form() -> None:
     text = (
-        compiled(Convolved(), model=RESNET.model_copy(update={"channels": 1}))._train[1].hlo_text()
+        compiled_step(Convolved(), model=RESNET.model_copy(update={"channels": 1}))
+        ._train[1]
+        .hlo_text()
     )
     forms = re.findall(r" convolution\(.*dim_labels=(\S+?)[,\s]", text)
     assert len(forms) > 10

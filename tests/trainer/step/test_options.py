@@ -25,7 +25,7 @@ ARGUMENT = (jax.ShapeDtypeStruct((2,), jnp.float32),)
 )
 def test_setup_programs_are_optimized_less(is_quick: bool, options: dict[str, int] | None) -> None:
     name = "jax_disable_most_optimizations"
-    before = jax.config.read(name)
+    previous = jax.config.read(name)
     jax.config.update(name, is_quick)
     try:
         assert (
@@ -40,16 +40,16 @@ def test_setup_programs_are_optimized_less(is_quick: bool, options: dict[str, in
             == options
         )
     finally:
-        jax.config.update(name, before)
+        jax.config.update(name, previous)
 
 
 def of_tpu(kind: str) -> dict[str, str]:
     mesh: Any = types.SimpleNamespace(
         devices=np.array([types.SimpleNamespace(platform="tpu", device_kind=kind)])
     )
-    found = step_compiler_options(mesh)
-    assert found is not None
-    return found
+    result = step_compiler_options(mesh)
+    assert result is not None
+    return result
 
 
 def test_libtpu_flags_of_job_have_precedence(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -59,10 +59,10 @@ def test_libtpu_flags_of_job_have_precedence(monkeypatch: pytest.MonkeyPatch) ->
         "LIBTPU_INIT_ARGS",
         "--xla_tpu_enable_async_collective_fusion=false --xla_tpu_other_kib=98304",
     )
-    left = of_tpu("TPU v5")
+    remaining = of_tpu("TPU v5")
     assert (
-        ours.items() - left.items() == {("xla_tpu_enable_async_collective_fusion", "true")}
-        and left.items() <= ours.items()
+        ours.items() - remaining.items() == {("xla_tpu_enable_async_collective_fusion", "true")}
+        and remaining.items() <= ours.items()
     )
 
 
@@ -80,12 +80,12 @@ def test_tpu_with_sparse_cores_keeps_collectives(
 def test_unknown_compiler_option_is_dropped_and_named(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    known = {"xla_backend_optimization_level": 1}
+    expected_names = {"xla_backend_optimization_level": 1}
     program = Executable(
         "train",
         lambda x: 2 * x,
         ARGUMENT,
-        options={"xla_tpu_gone": "true", **known, "xla_old": "1"},
+        options={"xla_tpu_gone": "true", **expected_names, "xla_old": "1"},
     )
     assert program(jnp.ones(2)).tolist() == [2, 2]
     assert capsys.readouterr().err.splitlines() == [
@@ -98,10 +98,10 @@ def test_failing_compiler_options_are_dropped(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.delenv("LIBTPU_INIT_ARGS", raising=False)
-    given: list[dict[str, str]] = []
+    inputs: list[dict[str, str]] = []
 
     def compile_as_libtpu(compiler_options: dict[str, str]) -> str:
-        given.append(compiler_options)
+        inputs.append(compiler_options)
         if "xla_tpu_enable_async_collective_fusion" in compiler_options:
             raise jax.errors.JaxRuntimeError(
                 "INTERNAL: RET_CHECK failure (llo_program_shared_registry.cc:156)"
@@ -111,7 +111,7 @@ def test_failing_compiler_options_are_dropped(
     lowered: Any = types.SimpleNamespace(compile=compile_as_libtpu)
     ours = of_tpu("TPU v5")
     assert compile_lowered(lowered, ours) == "compiled"
-    assert given == [ours, of_tpu("TPU7x")]
+    assert inputs == [ours, of_tpu("TPU7x")]
     assert (
         capsys.readouterr().err
         == "the compiler fails with the options that hide collectives: left out\n"

@@ -72,15 +72,15 @@ def trace(task: Any, model: Any, batch: dict[str, Any], **keys: Any) -> None:
 @pytest.fixture
 def promotions(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """How ranks are promoted wherever a loss is traced."""
-    found: list[str] = []
+    result: list[str] = []
     real = losses.cross_entropy
 
     def noted(*args: Any, **keys: Any) -> losses.Sums:
-        found.append(jax.config.jax_numpy_rank_promotion)  # type: ignore[attr-defined]
+        result.append(jax.config.jax_numpy_rank_promotion)  # type: ignore[attr-defined]
         return real(*args, **keys)
 
     monkeypatch.setattr(losses, "cross_entropy", noted)
-    return found
+    return result
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])

@@ -31,7 +31,7 @@ def train_spec(**keys: Any) -> TrainSpec:
     )
 
 
-def recorded(attention: str = "xla", /, **keys: Any) -> dict[str, Any]:
+def record_training(attention: str = "xla", /, **keys: Any) -> dict[str, Any]:
     spec = train_spec(**keys)
     return resume.training_record(spec, attention, spec.total_steps(64), open_source(spec, "eval"))
 
@@ -41,9 +41,12 @@ def test_equal_trainings_have_no_changes(
 ) -> None:
     jax.clear_caches()
     with jax.log_compiles(), caplog.at_level(logging.WARNING):
-        assert resume.describe_changes(recorded(), recorded(), 5) is None
+        assert resume.describe_changes(record_training(), record_training(), 5) is None
         assert "compilation" not in caplog.text
-        assert resume.describe_changes(recorded(), recorded(optimizer={"lr": 0.5}), 5) is not None
+        assert (
+            resume.describe_changes(record_training(), record_training(optimizer={"lr": 0.5}), 5)
+            is not None
+        )
     assert "compilation" in caplog.text  # the rate is a schedule of JAX's
 
 
@@ -72,7 +75,7 @@ def test_changed_keys_are_described_with_values(keys: dict[str, Any], says: str)
     attention = keys.get(
         "attention", "xla"
     )  # as it is in use: auto may be another on other devices
-    changed = resume.describe_changes(recorded(), recorded(attention, **keys), 5)
+    changed = resume.describe_changes(record_training(), record_training(attention, **keys), 5)
     assert str(changed).startswith(f"changed since step 5 was saved: {says}")
 
 
@@ -87,13 +90,15 @@ def test_changed_keys_are_described_with_values(keys: dict[str, Any], says: str)
     ],
 )
 def test_irrelevant_keys_are_not_described(keys: dict[str, Any]) -> None:
-    assert resume.describe_changes(recorded(), recorded(**keys), 5) is None
+    assert resume.describe_changes(record_training(), record_training(**keys), 5) is None
 
 
 def test_changed_learning_rate_is_described() -> None:
     """A cosine of two epochs has nearly ended at step 15 of 16; of four it is half way."""
     lr = {"optimizer": {"lr": 3e-3}}
-    changed = resume.describe_changes(recorded(epochs=2, **lr), recorded(epochs=4, **lr), 15)
+    changed = resume.describe_changes(
+        record_training(epochs=2, **lr), record_training(epochs=4, **lr), 15
+    )
     assert changed == (
         "changed since step 15 was saved: train.epochs 2 → 4, the steps of the run 16 → 32, "
         "the learning rate at step 15 2.88e-05 → 0.00165"
@@ -101,15 +106,15 @@ def test_changed_learning_rate_is_described() -> None:
 
 
 def test_checkpoint_without_record_has_no_changes() -> None:
-    assert resume.describe_changes({"train.batch": 8}, recorded(), 5) is None
+    assert resume.describe_changes({"train.batch": 8}, record_training(), 5) is None
 
 
 def test_record_of_another_version_is_compared() -> None:
-    then = recorded()
+    then = record_training()
     then["train"]["optimizer"]["momenta"] = (
         3  # a key that there is no more: the rate of then is not known
     )
-    assert resume.describe_changes(then, recorded(), 5) == (
+    assert resume.describe_changes(then, record_training(), 5) == (
         "changed since step 5 was saved: train.optimizer.momenta 3 → null"
     )
 
@@ -183,8 +188,10 @@ def test_resumed_run_notes_changes_once(tmp_path: Path, capsys: pytest.CaptureFi
         "resumed at step 2 of 4\nchanged since step 2 was saved: train.optimizer.lr 0.0003 → 0.01, "
         "the steps of the run 2 → 4, the learning rate at step 2 0 → 0.005\n"
     ) == 1  # fmt: skip
-    again = run(steps=4, optimizer={"lr": 1e-2}, remat="full", eval={"batches": 1})
-    assert "nothing to do: the run finished at step 4" in again
-    said = "finished at step 4 with train.optimizer.lr = 0.01; this job says 0.02: use another name"
-    with pytest.raises(SpecError, match=said):
+    repeated = run(steps=4, optimizer={"lr": 1e-2}, remat="full", eval={"batches": 1})
+    assert "nothing to do: the run finished at step 4" in repeated
+    message = (
+        "finished at step 4 with train.optimizer.lr = 0.01; this job says 0.02: use another name"
+    )
+    with pytest.raises(SpecError, match=message):
         run(steps=4, optimizer={"lr": 2e-2})

@@ -11,7 +11,7 @@ from jaxlaunch.trainer.errors import SpecError
 from jaxlaunch.trainer.step.executable import setup_compiler_options
 from jaxlaunch.trainer.step.state import TrainState
 from jaxlaunch.trainer.task import Loss
-from tests.trainer.tiny import GPT2, Counting, Digits, MeanLoss, Pictures, build, compiled, run
+from tests.trainer.tiny import GPT2, Counting, Digits, MeanLoss, Pictures, build, compiled_step, run
 
 TASKS: dict[str, Any] = {"mlp": Digits(), "decoder": Counting()}
 MODELS: dict[str, dict[str, Any]] = {"gpt2": {"model": GPT2}, "vit": {}}
@@ -22,7 +22,7 @@ MESHES: list[dict[str, Any]] = [{"dp": 8}, {"fsdp": 8}, {"dp": 4, "mp": 2}, HYBR
 
 
 @functools.cache
-def alone(name: str) -> np.ndarray:
+def losses_on_one_device(name: str) -> np.ndarray:
     """Losses of 20 steps on one device."""
     return run(TASKS[name])[0]
 
@@ -30,22 +30,24 @@ def alone(name: str) -> np.ndarray:
 def share(state: TrainState, name: str | None = None) -> float:
     """The share of the state's bytes, or of one parameter's, that the fullest device holds."""
     leaves = jax.tree.leaves(state) if name is None else [state.params[name]]
-    held = {
+    stored = {
         device: sum(
             s.data.nbytes for leaf in leaves for s in leaf.addressable_shards if s.device == device
         )
         for device in leaves[0].sharding.device_set
     }
-    return max(held.values()) / sum(leaf.nbytes for leaf in leaves)
+    return max(stored.values()) / sum(leaf.nbytes for leaf in leaves)
 
 
-def equal(one: TrainState, other: TrainState) -> bool:
+def equal(first: TrainState, other: TrainState) -> bool:
     return all(
-        jax.tree.leaves(jax.tree.map(lambda a, b: np.array_equal(a, b, equal_nan=True), one, other))
+        jax.tree.leaves(
+            jax.tree.map(lambda a, b: np.array_equal(a, b, equal_nan=True), first, other)
+        )
     )
 
 
-def copied(state: TrainState) -> TrainState:
+def copy_state(state: TrainState) -> TrainState:
     return jax.tree.map(lambda leaf: np.array(leaf), state)
 
 
@@ -53,7 +55,7 @@ def copied(state: TrainState) -> TrainState:
 @pytest.mark.parametrize("axes", MESHES, ids=str)
 def test_losses_are_equal_on_every_mesh(name: str, axes: dict[str, Any]) -> None:
     losses, state = run(TASKS[name], mesh=axes)
-    np.testing.assert_allclose(losses, alone(name), rtol=1e-5)
+    np.testing.assert_allclose(losses, losses_on_one_device(name), rtol=1e-5)
     assert losses[-1] < 0.8 * losses[0]
     assert share(state) <= 1.01 / (axes.get("fsdp", 1) * axes.get("mp", 1)) + 0.01
 
@@ -135,14 +137,14 @@ def test_micro_batches_need_no_communication() -> None:
 
 
 def test_step_donates_state() -> None:
-    step = compiled(TASKS["mlp"])
+    step = compiled_step(TASKS["mlp"])
     state = step.init_state()
     step.train(state, step.put_batch(TASKS["mlp"].batch(0)))
     assert all(leaf.is_deleted() for leaf in jax.tree.leaves(state))
 
 
 def test_changed_batch_shape_is_named() -> None:
-    step, batch = compiled(TASKS["decoder"]), TASKS["decoder"].batch(0)
+    step, batch = compiled_step(TASKS["decoder"]), TASKS["decoder"].batch(0)
     longer = step.put_batch(batch | {"tokens": np.zeros((16, 19), np.int32)})
     with pytest.raises(
         TypeError, match=r"tokens: compiled for int32\[16, 17\], got int32\[16, 19\]"
@@ -155,13 +157,13 @@ def test_changed_batch_shape_is_named() -> None:
 
 def test_step_that_is_not_finite_keeps_state() -> None:
     task = TASKS["mlp"]
-    step = compiled(task, mesh={"fsdp": 2}, optimizer={"ema": 0.5})
+    step = compiled_step(task, mesh={"fsdp": 2}, optimizer={"ema": 0.5})
     state, _ = step.train(step.init_state(), step.put_batch(task.batch(0)))
-    before = copied(state)
+    previous = copy_state(state)
     bad = task.batch(1)
     bad["label"][3] = 10  # outside the classes
     state, metrics = step.train(state, step.put_batch(bad))
-    assert not metrics["finite"] and equal(before, copied(state)) and int(state.step) == 1
+    assert not metrics["finite"] and equal(previous, copy_state(state)) and int(state.step) == 1
     state, metrics = step.train(state, step.put_batch(task.batch(1)))
     assert metrics["finite"] and int(state.step) == 2
 
@@ -170,18 +172,18 @@ def test_step_that_is_not_finite_keeps_state() -> None:
 def test_batch_without_target_only_counts(precision: str, standard: None) -> None:
     task = TASKS["mlp"]
     schedule = {"name": "linear", "warmup": 4}
-    step = compiled(
+    step = compiled_step(
         task,
         precision=precision,
         accumulate=2,
         optimizer={"ema": 0.5, "weight_decay": 0.1, "schedule": schedule},
     )
     state, _ = step.train(step.init_state(), step.put_batch(task.batch(0)))
-    before = copied(state)
+    previous = copy_state(state)
     state, metrics = step.train(
         state, step.put_batch(task.batch(1) | {"weight": np.zeros(16, np.float32)})
     )
-    after = copied(state)
+    after = copy_state(state)
     assert (
         metrics["finite"]
         and metrics["weight"] == 0
@@ -189,9 +191,9 @@ def test_batch_without_target_only_counts(precision: str, standard: None) -> Non
         and not metrics.get("skipped")
     )
     assert int(after.step) == 2 and equal(
-        before._replace(step=0, opt=0), after._replace(step=0, opt=0)
+        previous._replace(step=0, opt=0), after._replace(step=0, opt=0)
     )
-    old, new = (step.builder.to_tree(state)["opt"] for state in (before, after))
+    old, new = (step.builder.to_tree(state)["opt"] for state in (previous, after))
     counts = {name for name in old if not np.array_equal(old[name], new[name])}
     assert {(int(old[name]), int(new[name])) for name in counts} == {(1, 2)}, (
         "the schedule alone goes on"
@@ -200,17 +202,17 @@ def test_batch_without_target_only_counts(precision: str, standard: None) -> Non
         ".mu." not in name and ".nu." not in name and old[name].shape == () for name in counts
     )
     state, metrics = step.train(state, step.put_batch(task.batch(1)))
-    assert metrics["finite"] and int(state.step) == 3 and not equal(before, copied(state))
+    assert metrics["finite"] and int(state.step) == 3 and not equal(previous, copy_state(state))
     np.testing.assert_allclose(metrics["learning_rate"], 0.5e-3)
 
 
 def test_non_finite_batch_without_target_is_found() -> None:
     class Broken(Digits):
         def loss(self, model: Any, batch: dict[str, jax.Array], rng: jax.Array) -> Loss:
-            found = super().loss(model, batch, rng)
-            return found._replace(sum=found.sum + jnp.nan)
+            result = super().loss(model, batch, rng)
+            return result._replace(sum=result.sum + jnp.nan)
 
-    step = compiled(Broken())
+    step = compiled_step(Broken())
     _, metrics = step.train(
         step.init_state(), step.put_batch(Broken().batch(1) | {"weight": np.zeros(16, np.float32)})
     )
@@ -218,7 +220,7 @@ def test_non_finite_batch_without_target_is_found() -> None:
 
 
 def test_metrics_are_named_means() -> None:
-    step = compiled(TASKS["decoder"], optimizer={"schedule": {"name": "linear", "warmup": 10}})
+    step = compiled_step(TASKS["decoder"], optimizer={"schedule": {"name": "linear", "warmup": 10}})
     _, metrics = step.train(step.init_state(), step.put_batch(TASKS["decoder"].batch(0)))
     assert set(metrics) == {
         "loss",
@@ -239,17 +241,17 @@ def test_padded_rows_do_not_count_in_evaluation(task: Any) -> None:
     batch["weight"][11:] = 0
     step.compile_eval(step.put_batch(batch))
     state = step.init_state()
-    found = step.evaluate(state, step.put_batch(batch))[0]
+    result = step.evaluate(state, step.put_batch(batch))[0]
     batch["image"][11:] = 7
     batch["label"][11:] = -1
-    again = step.evaluate(state, step.put_batch(batch))[0]
-    assert found["examples"][0] == 11 and found["loss"][1] == 11
-    assert jax.tree.all(jax.tree.map(np.array_equal, found, again))
+    repeated = step.evaluate(state, step.put_batch(batch))[0]
+    assert result["examples"][0] == 11 and result["loss"][1] == 11
+    assert jax.tree.all(jax.tree.map(np.array_equal, result, repeated))
 
 
 def test_evaluation_uses_averaged_weights() -> None:
     task = TASKS["mlp"]
-    step = compiled(task, optimizer={"ema": 0.999})
+    step = compiled_step(task, optimizer={"ema": 0.999})
     batch = step.put_batch(task.batch(0))
     step.compile_eval(batch)
     state = step.init_state()
@@ -269,11 +271,11 @@ def test_bf16_computes_in_bfloat16_with_float32_state(standard: None) -> None:
         np.dtype("float32"),
         np.dtype("int32"),
     }
-    assert not np.allclose(losses, alone("decoder"), rtol=1e-5)
+    assert not np.allclose(losses, losses_on_one_device("decoder"), rtol=1e-5)
 
 
 def test_state_round_trips_through_tree() -> None:
-    step = compiled(TASKS["decoder"], optimizer={"ema": 0.9})
+    step = compiled_step(TASKS["decoder"], optimizer={"ema": 0.9})
     state = step.init_state()
     tree = step.builder.to_tree(state)
     assert tree["params"].keys() == tree["ema"].keys() == state.params.keys()
@@ -312,7 +314,7 @@ def test_unnamed_model_is_split_by_path_rules(standard: None) -> None:
 
 
 def test_noise_depends_on_seed_and_step(standard: None) -> None:
-    step = compiled(WithState(), mesh={"dp": 2})
+    step = compiled_step(WithState(), mesh={"dp": 2})
     first, second = ([step.put_batch(WithState().batch(0))] * 2 for _ in range(2))
     runs = []
     for batches in (first, second):
@@ -320,7 +322,7 @@ def test_noise_depends_on_seed_and_step(standard: None) -> None:
         for batch in batches:
             state, metrics = step.train(state, batch)
             losses.append(float(metrics["loss"]))
-        runs.append((losses, copied(state)))
+        runs.append((losses, copy_state(state)))
     assert runs[0][0] == runs[1][0] and equal(runs[0][1], runs[1][1])
     assert np.abs(runs[0][1].buffers["norm.mean"]).max() > 0
     batch = second[0]
@@ -342,10 +344,10 @@ def test_flops_are_three_times_forward_flops() -> None:
 
 
 def test_initial_values_are_equal_on_every_mesh() -> None:
-    one, eight = (
+    first, eight = (
         build(TASKS["decoder"], mesh=axes).init_state() for axes in ({}, {"fsdp": 4, "mp": 2})
     )
-    assert equal(copied(one), copied(eight))
+    assert equal(copy_state(first), copy_state(eight))
 
 
 def test_initial_state_is_equal_without_optimizations(
@@ -357,13 +359,13 @@ def test_initial_state_is_equal_without_optimizations(
         "xla_llvm_disable_expensive_passes": False,
     }  # XLA's defaults
     with step.builder.trace_context():
-        wanted = jax.jit(
+        expected = jax.jit(
             step.builder._initial_state,
             out_shardings=jax.tree.map(lambda leaf: leaf.sharding, step.abstract),
             compiler_options=whole,
         )({})
     assert setup_compiler_options(step.mesh) == {"xla_backend_optimization_level": 1}
-    assert equal(step.init_state(), wanted)
+    assert equal(step.init_state(), expected)
 
 
 def test_all_64_bits_of_seed_count() -> None:

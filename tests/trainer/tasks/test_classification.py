@@ -16,16 +16,16 @@ from jaxlaunch.trainer.tasks.classification import Classification, score_example
 RNG = np.random.default_rng(0)
 
 
-def told(logits: np.ndarray, labels: np.ndarray, batch: int = 7) -> dict[str, Any]:
+def classification_record(logits: np.ndarray, labels: np.ndarray, batch: int = 7) -> dict[str, Any]:
     """The record of all rows in batches, the last of which is filled up with the first rows at weight 0."""
-    found = Classification(logits.shape[1])
+    result = Classification(logits.shape[1])
     for start in range(0, len(labels), batch):
         at = np.arange(start, start + batch)
         index, weight = at % len(labels), (at < len(labels)).astype(np.float32)
-        found.add_batch(
+        result.add_batch(
             score_examples(jnp.asarray(logits[index]), jnp.asarray(labels[index])), weight, index
         )
-    record = found.to_record([f"c{number}" for number in range(3)], "file {}".format)
+    record = result.to_record([f"c{number}" for number in range(3)], "file {}".format)
     return dict(json.loads(json.dumps(record, allow_nan=False)))
 
 
@@ -39,52 +39,52 @@ def rows() -> tuple[np.ndarray, np.ndarray]:
 
 def test_rates_and_confusion_match_counting(rows: tuple[np.ndarray, np.ndarray]) -> None:
     logits, labels = rows
-    chosen, found = logits.argmax(-1), told(logits, labels)
+    chosen, result = logits.argmax(-1), classification_record(logits, labels)
     square = [[int(((labels == a) & (chosen == b)).sum()) for b in range(8)] for a in range(8)]
-    assert found["confusion"] == square and found["examples"] == 101
-    for number, rate in enumerate(found["per_class"]):
-        both = int(((labels == number) & (chosen == number)).sum())
-        called, there = int((chosen == number).sum()), int((labels == number).sum())
+    assert result["confusion"] == square and result["examples"] == 101
+    for number, rate in enumerate(result["per_class"]):
+        pair = int(((labels == number) & (chosen == number)).sum())
+        called, present = int((chosen == number).sum()), int((labels == number).sum())
         assert (
             rate["label"] == (f"c{number}" if number < 3 else str(number))
-            and rate["examples"] == there
+            and rate["examples"] == present
         )
-        assert rate["precision"] == (both / called if called else None)
-        assert rate["recall"] == (both / there if there else None)
-        assert rate["f1"] == (2 * both / (called + there) if called + there else None)
+        assert rate["precision"] == (pair / called if called else None)
+        assert rate["recall"] == (pair / present if present else None)
+        assert rate["f1"] == (2 * pair / (called + present) if called + present else None)
     ranks = [
         np.argsort(-row, kind="stable").tolist().index(label)
         for row, label in zip(logits, labels, strict=True)
     ]
-    assert found["top1"] == np.mean([rank < 1 for rank in ranks])
-    assert found["top5"] == pytest.approx(np.mean([rank < 5 for rank in ranks]))
+    assert result["top1"] == np.mean([rank < 1 for rank in ranks])
+    assert result["top5"] == pytest.approx(np.mean([rank < 5 for rank in ranks]))
     metrics = pytest.importorskip("sklearn.metrics")
     scores = metrics.precision_recall_fscore_support(
         labels, chosen, labels=range(7), average="macro", zero_division=0
     )
-    assert list(found["macro"].values()) == pytest.approx(scores[:3])
+    assert list(result["macro"].values()) == pytest.approx(scores[:3])
 
 
 def test_calibration_and_worst_examples_are_recorded(
     rows: tuple[np.ndarray, np.ndarray],
 ) -> None:
     logits, labels = rows
-    found = told(logits, labels)
+    result = classification_record(logits, labels)
     exact = logits.astype(np.float64)
     chances = np.exp(exact) / np.exp(exact).sum(-1, keepdims=True)
     confidence, is_right = chances.max(-1), logits.argmax(-1) == labels
     error = 0.0
     for number in range(15):
         inside = (confidence > number / 15) & (confidence <= (number + 1) / 15)
-        assert found["calibration"]["bins"][number]["examples"] == inside.sum()
+        assert result["calibration"]["bins"][number]["examples"] == inside.sum()
         if inside.any():
             error += inside.mean() * abs(is_right[inside].mean() - confidence[inside].mean())
-    assert found["calibration"]["ece"] == pytest.approx(error, rel=1e-5)
+    assert result["calibration"]["ece"] == pytest.approx(error, rel=1e-5)
     nats = -np.log(chances[np.arange(101), labels])
     worst = np.argsort(-nats, kind="stable")[: classification.WORST_EXAMPLES]
-    assert [each["example"] for each in found["worst"]] == worst.tolist()
-    assert [each["where"] for each in found["worst"]] == [f"file {number}" for number in worst]
-    assert [each["loss"] for each in found["worst"]] == pytest.approx(
+    assert [each["example"] for each in result["worst"]] == worst.tolist()
+    assert [each["where"] for each in result["worst"]] == [f"file {number}" for number in worst]
+    assert [each["loss"] for each in result["worst"]] == pytest.approx(
         nats[worst].tolist(), rel=1e-4
     )
 
@@ -93,13 +93,13 @@ def test_record_of_many_classes_is_bounded() -> None:
     labels = np.arange(3000) % 2000
     logits = RNG.normal(0, 1, (3000, 2000)).astype(np.float32)
     logits[5] = math.nan
-    found = told(logits, labels, 1000)
+    result = classification_record(logits, labels, 1000)
     assert (
-        len(found["per_class"]) == 1000
-        and "confusion" not in found
-        and len(found["confused"]) == 100
+        len(result["per_class"]) == 1000
+        and "confusion" not in result
+        and len(result["confused"]) == 100
     )
-    assert found["worst"][0] | {"predicted": None} == {
+    assert result["worst"][0] | {"predicted": None} == {
         "example": 5,
         "where": "file 5",
         "label": "5",
@@ -107,4 +107,4 @@ def test_record_of_many_classes_is_bounded() -> None:
         "confidence": 0.0,
         "loss": None,
     }
-    assert len(json.dumps(found)) < 200_000
+    assert len(json.dumps(result)) < 200_000

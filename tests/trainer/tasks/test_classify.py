@@ -95,8 +95,8 @@ def batch(labels: list[Any], task: Any = None, model: Any = None) -> dict[str, A
     "label", [3, 3.0, [3], [[3]], np.array([3], np.int64), np.uint8(3), np.array([3.0], np.float16)]
 )
 def test_label_is_one_integer_of_any_shape(label: Any) -> None:
-    found = batch([label, label])["label"]
-    assert found.tolist() == [3, 3] and found.dtype == np.int32
+    result = batch([label, label])["label"]
+    assert result.tolist() == [3, 3] and result.dtype == np.int32
 
 
 @pytest.mark.parametrize(

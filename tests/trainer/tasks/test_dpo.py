@@ -60,14 +60,14 @@ def log_probability(table_VV: Any, tokens_T: Any, mask_L: Any) -> tuple[float, n
     """Of the tokens that count, each after the one before; and its gradient by the table."""
     shares_VV = table_VV - np.log(np.exp(table_VV).sum(1, keepdims=True))
     total, grad_VV = 0.0, np.zeros_like(table_VV)
-    for before, after, counts in zip(tokens_T, tokens_T[1:], mask_L, strict=False):
-        total += counts * shares_VV[before, after]
-        grad_VV[before] += counts * (np.eye(VOCAB)[after] - np.exp(shares_VV[before]))
+    for previous, after, counts in zip(tokens_T, tokens_T[1:], mask_L, strict=False):
+        total += counts * shares_VV[previous, after]
+        grad_VV[previous] += counts * (np.eye(VOCAB)[after] - np.exp(shares_VV[previous]))
     return total, grad_VV
 
 
 def by_the_paper(
-    of: specs.Dpo, ours_VV: Any, theirs_VV: Any, batch: dict[str, np.ndarray]
+    counts: specs.Dpo, ours_VV: Any, theirs_VV: Any, batch: dict[str, np.ndarray]
 ) -> tuple[float, np.ndarray]:
     """The mean loss and its gradient: Rafailov et al. 2023, equation 7 and its gradient in section 4, in float64;
     Azar et al. 2023, equation 17."""
@@ -80,43 +80,45 @@ def by_the_paper(
             log_probability(theirs_VV, *each)[0] for each in zip(tokens, mask, strict=True)
         )
         h = (win - ref_win) - (lose - ref_lose)
-        if of.kind == "ipo":
-            each, slope = (h - 1 / (2 * of.beta)) ** 2, 2 * (h - 1 / (2 * of.beta))
+        if counts.kind == "ipo":
+            item, slope = (h - 1 / (2 * counts.beta)) ** 2, 2 * (h - 1 / (2 * counts.beta))
         else:
-            right, wrong = 1 / (1 + math.exp(-of.beta * h)), 1 / (1 + math.exp(of.beta * h))
-            each = -(1 - of.label_smoothing) * math.log(right) - of.label_smoothing * math.log(
-                wrong
+            right, wrong = 1 / (1 + math.exp(-counts.beta * h)), 1 / (1 + math.exp(counts.beta * h))
+            item = -(1 - counts.label_smoothing) * math.log(
+                right
+            ) - counts.label_smoothing * math.log(wrong)
+            slope = counts.beta * (
+                -(1 - counts.label_smoothing) * wrong + counts.label_smoothing * right
             )
-            slope = of.beta * (-(1 - of.label_smoothing) * wrong + of.label_smoothing * right)
-        loss, grad_VV = loss + each / count, grad_VV + slope * (d_win - d_lose) / count
+        loss, grad_VV = loss + item / count, grad_VV + slope * (d_win - d_lose) / count
     return loss, grad_VV
 
 
 @pytest.mark.parametrize(
-    "of",
+    "counts",
     [specs.Dpo(), specs.Dpo(beta=0.5, label_smoothing=0.2), specs.Dpo(kind="ipo", beta=1.0)],
     ids=["sigmoid", "smoothed", "ipo"],
 )
-def test_loss_and_gradients_match_paper(of: specs.Dpo) -> None:
+def test_loss_and_gradients_match_paper(counts: specs.Dpo) -> None:
     draw = np.random.default_rng(1)
     ours_VV, theirs_VV = draw.normal(size=(2, VOCAB, VOCAB)).astype(np.float32)
     batch, task = some_pairs(draw), Preference()
-    task._config = of
+    task._config = counts
 
     @jax.jit
     def loss(table_VV: Any) -> Any:
         model = Bigram(table_VV)
         attach_reference(model, Bigram(theirs_VV))
-        found = task.loss(model, batch, jax.random.key(0))
-        return found.sum / found.weight, {
-            name: total / weight for name, (total, weight) in found.metrics.items()
+        result = task.loss(model, batch, jax.random.key(0))
+        return result.sum / result.weight, {
+            name: total / weight for name, (total, weight) in result.metrics.items()
         }
 
-    (found, metrics), grad_VV = jax.value_and_grad(loss, has_aux=True)(jnp.asarray(ours_VV))
-    wanted, wanted_VV = by_the_paper(
-        of, ours_VV.astype(np.float64), theirs_VV.astype(np.float64), batch
+    (result, metrics), grad_VV = jax.value_and_grad(loss, has_aux=True)(jnp.asarray(ours_VV))
+    expected, wanted_VV = by_the_paper(
+        counts, ours_VV.astype(np.float64), theirs_VV.astype(np.float64), batch
     )
-    np.testing.assert_allclose(found, wanted, rtol=1e-6, atol=1e-6)
+    np.testing.assert_allclose(result, expected, rtol=1e-6, atol=1e-6)
     np.testing.assert_allclose(grad_VV, wanted_VV, rtol=1e-6, atol=1e-6)
     assert np.abs(wanted_VV).max() > 0.01
     rewards = [float(metrics[f"rewards/{of}"]) for of in ("chosen", "rejected")]
@@ -129,40 +131,40 @@ class UpOrDown(Preference):
 
     def batch(self, step: int) -> dict[str, np.ndarray]:
         start = np.random.default_rng(step).integers(0, 32, (8, 1))
-        both = [(start + sign * np.arange(17)[None]) % 32 for sign in (1, -1)]
+        pair = [(start + sign * np.arange(17)[None]) % 32 for sign in (1, -1)]
         mask = np.ones((8, 2, 16), np.float32)
         mask[..., :3] = 0
         length = np.full((8, 2), 17, np.int32)
         length[::2, 1], mask[::2, 1, 11:] = 12, 0
-        rows = {"tokens": np.stack(both, 1).astype(np.int32), "mask": mask, "length": length}
+        rows = {"tokens": np.stack(pair, 1).astype(np.int32), "mask": mask, "length": length}
         return rows | {"weight": np.ones(8, np.float32)}
 
 
 def build(devices: int = 1, **keys: Any) -> Step:
-    given = {
+    inputs = {
         "task": "tests:Pairs",
         "model": tiny.DECODER,
         "batch": 8,
         "optimizer": specs.Optimizer(lr=1e-2),
     }
-    train = TrainSpec.model_validate({**given, "mesh": {"dp": 1}, **keys})
+    train = TrainSpec.model_validate({**inputs, "mesh": {"dp": 1}, **keys})
     return Step(UpOrDown(), train, mesh.build_mesh(train.mesh, jax.devices()[:devices]), 20)
 
 
 def run(step: Step, state: Any, first: int, last: int) -> tuple[Any, list[dict[str, float]]]:
-    task, said = UpOrDown(), []
+    task, message = UpOrDown(), []
     step.compile_train(step.put_batch(task.batch(0)))
     for number in range(first, last):
         state, metrics = step.train(state, step.put_batch(task.batch(number)))
-        said.append({name: float(value) for name, value in metrics.items()})
-    return state, said
+        message.append({name: float(value) for name, value in metrics.items()})
+    return state, message
 
 
-def assert_no_preference(said: dict[str, float]) -> None:
+def assert_no_preference(message: dict[str, float]) -> None:
     """A model that equals its reference prefers neither, but for the rounding of two passes of one program."""
-    assert said["loss"] == pytest.approx(math.log(2), abs=1e-6) and said["margin"] == pytest.approx(
-        0, abs=1e-6
-    )
+    assert message["loss"] == pytest.approx(math.log(2), abs=1e-6) and message[
+        "margin"
+    ] == pytest.approx(0, abs=1e-6)
 
 
 def test_reference_copy_is_not_in_checkpoints() -> None:
@@ -171,39 +173,39 @@ def test_reference_copy_is_not_in_checkpoints() -> None:
     for name, leaf in step.builder.saved_params(began.params).items():
         assert np.array_equal(leaf, began.params[f"reference.{name}"]), name
     assert "the reference is a frozen copy of the model, " in step.notes[-1]
-    halfway, said = run(step, began, 0, 4)
-    assert_no_preference(said[0])
-    kept = jax.tree.map(np.asarray, step.builder.to_tree(halfway))
-    assert not any(name.startswith("reference") for name in kept["params"]) and len(
+    halfway, message = run(step, began, 0, 4)
+    assert_no_preference(message[0])
+    remaining = jax.tree.map(np.asarray, step.builder.to_tree(halfway))
+    assert not any(name.startswith("reference") for name in remaining["params"]) and len(
         step.builder.frozen
-    ) == len(kept["params"])
+    ) == len(remaining["params"])
     _, on = run(step, halfway, 4, 8)
     assert on[-1]["margin"] > 0.1 and on[-1]["accuracy"] == 1.0 and on[-1]["rewards/chosen"] > 0
     # After a resume the reference is drawn again: the same numbers to the bit.
-    where = step.builder.to_tree(step.abstract)
-    tree = jax.tree.map(lambda array, like: jax.device_put(array, like.sharding), kept, where)
+    place = step.builder.to_tree(step.abstract)
+    tree = jax.tree.map(lambda array, like: jax.device_put(array, like.sharding), remaining, place)
     assert run(step, step.builder.from_tree(tree), 4, 8)[1] == on
     # On a mesh, with the logits in parts, and with nothing shared but the seed.
     parts = build(4, mesh={"dp": 2, "fsdp": 1, "mp": 2}, loss={"chunks": 4})
     _, other = run(parts, parts.init_state(), 0, 4)
     np.testing.assert_allclose(
-        [each["loss"] for each in other], [each["loss"] for each in said], rtol=0, atol=2e-5
+        [each["loss"] for each in other], [each["loss"] for each in message], rtol=0, atol=2e-5
     )
 
 
 def test_reference_of_adapters_is_base_model() -> None:
     step = build(2, mesh={"fsdp": 2}, lora={"rank": 4, "targets": ["all-linear"], "dropout": 0.1})
     assert not any(name.startswith("reference") for name in step.abstract.params)
-    state, said = run(step, step.init_state(), 0, 10)
-    assert_no_preference(said[0])
-    assert said[-1]["loss"] < 0.6 and said[-1]["margin"] > 0.1
+    state, message = run(step, step.init_state(), 0, 10)
+    assert_no_preference(message[0])
+    assert message[-1]["loss"] < 0.6 and message[-1]["margin"] > 0.1
 
 
 def test_reference_is_read_from_folder_and_checked(tmp_path: Path) -> None:
-    given = references.train_spec(
+    inputs = references.train_spec(
         "qwen2_tiny", references.folder("qwen2_tiny", tmp_path / "hf"), precision="bf16"
     )
-    step = Step(UpOrDown(), given, mesh.build_mesh(given.mesh, jax.devices()[:1]), 20)
+    step = Step(UpOrDown(), inputs, mesh.build_mesh(inputs.mesh, jax.devices()[:1]), 20)
     state = step.init_state()
     for name, leaf in step.builder.saved_params(state.params).items():
         copy = state.params[f"reference.{name}"]
@@ -242,15 +244,15 @@ class Never:
 
 
 def lines(folder: Path, name: str) -> dict[int, dict[str, Any]]:
-    found = map(json.loads, (folder / f"{name}.jsonl").read_text().splitlines())
-    return {each["step"]: each for each in found}
+    result = map(json.loads, (folder / f"{name}.jsonl").read_text().splitlines())
+    return {each["step"]: each for each in result}
 
 
 @pytest.mark.extended
 def test_example_prefers_chosen_text_and_resumes(tmp_path: Path) -> None:
-    given = yaml.safe_load((EXAMPLES / "dpo.yaml").read_text())["train"]
-    given["data"]["path"] = str(EXAMPLES / given["data"]["path"])
-    given["optimizer"]["lr"] = 1e-3  # YAML 1.1 reads it as text; the launcher does not
+    inputs = yaml.safe_load((EXAMPLES / "dpo.yaml").read_text())["train"]
+    inputs["data"]["path"] = str(EXAMPLES / inputs["data"]["path"])
+    inputs["optimizer"]["lr"] = 1e-3  # YAML 1.1 reads it as text; the launcher does not
     less = {
         "steps": 16,
         "log_every": 4,
@@ -258,7 +260,7 @@ def test_example_prefers_chosen_text_and_resumes(tmp_path: Path) -> None:
         "eval": {"every": 8},
         "checkpoint": {"every": 8},
     }
-    train = TrainSpec.model_validate(given | less)
+    train = TrainSpec.model_validate(inputs | less)
     build_loop(train, Preference(), RunContext(str(tmp_path)), Never(), Progress(None)).run()
     whole, held_out = lines(tmp_path, "metrics"), lines(tmp_path, "eval")
     assert held_out[16]["examples"] == 6 and held_out[16]["accuracy"] == 1.0
@@ -270,10 +272,11 @@ def test_example_prefers_chosen_text_and_resumes(tmp_path: Path) -> None:
     assert whole[16]["targets_per_s"] is None  # a loss of pairs counts no targets
     shutil.rmtree(tmp_path / "checkpoints" / "16")
     build_loop(train, Preference(), RunContext(str(tmp_path)), Never(), Progress(None)).run()
-    for step, again in lines(tmp_path, "metrics").items():
-        assert (again["loss"], again["margin"]) == (whole[step]["loss"], whole[step]["margin"]), (
-            step
-        )
+    for step, repeated in lines(tmp_path, "metrics").items():
+        assert (repeated["loss"], repeated["margin"]) == (
+            whole[step]["loss"],
+            whole[step]["margin"],
+        ), step
     exported = export(str(tmp_path / "checkpoints"), str(tmp_path / "out"))
     assert exported["architecture"] == "LlamaForCausalLM"
 

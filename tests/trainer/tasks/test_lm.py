@@ -22,7 +22,7 @@ def uniform(tokens_BL: jax.Array) -> jax.Array:
     return jnp.zeros((*tokens_BL.shape, 256))
 
 
-def opened(**data: Any) -> NextToken:
+def open_text(**data: Any) -> NextToken:
     """The task after it opened its data, which the trainer does first of all."""
     task = NextToken()
     task.source(TrainSpec(task=NAME, model={"kind": "decoder", "length": 8}, data=data), "train")
@@ -35,7 +35,7 @@ def test_uniform_guess_costs_eight_bits_per_byte() -> None:
     batch = {name: np.stack([row[name] for row in rows]) for name in rows[0]} | {
         "weight": np.ones(2, np.float32)
     }
-    loss = opened(source="text", path=__file__, eval_split=0.0).loss(
+    loss = open_text(source="text", path=__file__, eval_split=0.0).loss(
         uniform, batch, jax.random.key(0)
     )
     assert loss.weight == 5 + 8
@@ -53,7 +53,7 @@ def test_other_tokens_have_no_bits_per_byte() -> None:
         "mask": np.ones((1, 8), np.float32),
         "weight": np.ones(1, np.float32),
     }
-    for task in (NextToken(), opened(source="synthetic")):
+    for task in (NextToken(), open_text(source="synthetic")):
         assert set(task.loss(uniform, batch, jax.random.key(0)).metrics) == {"accuracy"}
 
 
@@ -69,7 +69,7 @@ SHORT, LONG = (
 )  # two examples that fill a row of 17 tokens
 
 
-def summed(config: Any, row: dict[str, Any]) -> tuple[Loss, Any]:
+def loss_sums(config: Any, row: dict[str, Any]) -> tuple[Loss, Any]:
     """The loss of one example, and its gradient by the model's parameters."""
     task = NextToken()
     batch = {name: jnp.asarray(value)[None] for name, value in task.example(row).items()} | {
@@ -78,36 +78,36 @@ def summed(config: Any, row: dict[str, Any]) -> tuple[Loss, Any]:
     graph, params = nnx.split(task.model(TrainSpec(task=NAME, model=config), nnx.Rngs(0)))
 
     def loss(params: Any) -> tuple[jax.Array, Loss]:
-        found = task.loss(nnx.merge(graph, params), batch, jax.random.key(0))
-        return found.sum, found
+        result = task.loss(nnx.merge(graph, params), batch, jax.random.key(0))
+        return result.sum, result
 
-    grads, found = jax.jit(jax.grad(loss, has_aux=True))(params)
-    return found, grads
+    grads, result = jax.jit(jax.grad(loss, has_aux=True))(params)
+    return result, grads
 
 
-def equal(one: tuple[Loss, Any], others: list[tuple[Loss, Any]]) -> None:
+def equal(first: tuple[Loss, Any], other_items: list[tuple[Loss, Any]]) -> None:
     """A row's loss and gradient are the sums of others'."""
-    whole = jax.tree.map(lambda *parts: sum(parts), *others)
-    for found, wanted in zip(jax.tree.leaves(one), jax.tree.leaves(whole), strict=True):
-        np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5)
+    whole = jax.tree.map(lambda *parts: sum(parts), *other_items)
+    for result, expected in zip(jax.tree.leaves(first), jax.tree.leaves(whole), strict=True):
+        np.testing.assert_allclose(result, expected, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda config: config.kind)
 def test_packed_examples_are_independent(config: Any) -> None:
-    found = summed(
+    result = loss_sums(
         config, {"tokens": np.concatenate([SHORT, LONG]), "segments": np.repeat([7, 2], [5, 12])}
     )
-    assert found[0].weight == 4 + 11
-    equal(found, [summed(config, {"tokens": tokens}) for tokens in (SHORT, LONG)])
+    assert result[0].weight == 4 + 11
+    equal(result, [loss_sums(config, {"tokens": tokens}) for tokens in (SHORT, LONG)])
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda config: config.kind)
 def test_padding_is_neither_seen_nor_predicted(config: Any) -> None:
     filled = {"tokens": np.concatenate([LONG, np.full(5, 9)]), "length": 12}
-    found = summed(config, filled)
-    assert found[0].weight == 11
-    equal(found, [summed(config, {"tokens": LONG})])
-    nothing = summed(config, filled | {"length": 0})
+    result = loss_sums(config, filled)
+    assert result[0].weight == 11
+    equal(result, [loss_sums(config, {"tokens": LONG})])
+    nothing = loss_sums(config, filled | {"length": 0})
     assert nothing[0].weight == 0 and all(
         np.isfinite(leaf).all() for leaf in jax.tree.leaves(nothing)
     )
@@ -202,9 +202,9 @@ def test_unknown_tokens_are_named_with_place(config: Any, raw: dict[str, Any], w
 def test_unused_token_may_be_any_number(
     raw: dict[str, Any],
 ) -> None:
-    kept = np.array(raw["tokens"])
-    kept[(kept < 0) | (kept >= 32)] = 0
-    assert read([raw])["tokens"].tolist() == [kept.tolist()]
+    remaining = np.array(raw["tokens"])
+    remaining[(remaining < 0) | (remaining >= 32)] = 0
+    assert read([raw])["tokens"].tolist() == [remaining.tolist()]
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda config: config.kind)
@@ -249,16 +249,16 @@ def test_vocabulary_of_custom_task_is_known() -> None:
 
 
 def test_custom_model_gets_only_attention_mask() -> None:
-    task, told = NextToken(), []
+    task, reports = NextToken(), []
 
     def listening(tokens_BL: jax.Array, mask_BL: jax.Array) -> jax.Array:
-        told.append(mask_BL.shape)
+        reports.append(mask_BL.shape)
         return uniform(tokens_BL)
 
     row = task.example({"tokens": np.arange(9), "attention_mask": np.ones(9)})
     batch = {name: value[None] for name, value in row.items()} | {"weight": np.ones(1, np.float32)}
     task.loss(listening, batch, jax.random.key(0))
-    assert told == [(1, 8)]
+    assert reports == [(1, 8)]
     with pytest.raises(SpecError, match="segments or a length, which a custom model does not get"):
         task.loss(listening, batch | {"length": np.full(1, 5)}, jax.random.key(0))
 

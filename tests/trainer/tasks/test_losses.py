@@ -19,17 +19,17 @@ WEIGHT = np.array([[1, 1, 1], [1, 0, 0], [0, 0, 0], [0.5, 2, 1]], np.float32)
 
 
 def test_cross_entropy_matches_definition() -> None:
-    found = cross_entropy(jnp.array(LOGITS), jnp.array(LABELS), jnp.array(WEIGHT))
+    result = cross_entropy(jnp.array(LOGITS), jnp.array(LABELS), jnp.array(WEIGHT))
     wide = LOGITS.astype(np.float64)
     nats = np.log(np.exp(wide).sum(-1)) - np.take_along_axis(wide, LABELS[..., None], -1)[..., 0]
-    np.testing.assert_allclose(found.nats, (nats * WEIGHT).sum(), rtol=1e-6)
-    np.testing.assert_allclose(found.correct, ((LOGITS.argmax(-1) == LABELS) * WEIGHT).sum())
-    assert found.weight == WEIGHT.sum()
+    np.testing.assert_allclose(result.nats, (nats * WEIGHT).sum(), rtol=1e-6)
+    np.testing.assert_allclose(result.correct, ((LOGITS.argmax(-1) == LABELS) * WEIGHT).sum())
+    assert result.weight == WEIGHT.sum()
 
 
 def test_bfloat16_logits_are_summed_in_float32() -> None:
-    found = cross_entropy(jnp.array(LOGITS, jnp.bfloat16), jnp.array(LABELS), jnp.array(WEIGHT))
-    assert {leaf.dtype for leaf in found} == {np.dtype("float32")}
+    result = cross_entropy(jnp.array(LOGITS, jnp.bfloat16), jnp.array(LABELS), jnp.array(WEIGHT))
+    assert {leaf.dtype for leaf in result} == {np.dtype("float32")}
 
 
 def test_zero_weight_adds_nothing() -> None:
@@ -73,19 +73,21 @@ def test_byte_labels_do_not_wrap() -> None:
 
 
 def test_small_loss_keeps_digits() -> None:
-    found = cross_entropy(jnp.array([[1e3, 1e3 - 12.0]]), jnp.array([0]), jnp.ones(1))
-    np.testing.assert_allclose(found.nats, np.log1p(np.exp(-12.0)), rtol=2e-2)
+    result = cross_entropy(jnp.array([[1e3, 1e3 - 12.0]]), jnp.array([0]), jnp.ones(1))
+    np.testing.assert_allclose(result.nats, np.log1p(np.exp(-12.0)), rtol=2e-2)
 
 
 def test_smoothing_spreads_label_over_classes() -> None:
-    found = cross_entropy(
+    result = cross_entropy(
         jnp.array(LOGITS), jnp.array(LABELS), jnp.array(WEIGHT), Terms(smoothing=0.1)
     )
     wide = LOGITS.astype(np.float64)
     log_p = wide - np.log(np.exp(wide).sum(-1, keepdims=True))
     target = np.full(LOGITS.shape, 0.1 / 7) + 0.9 * np.eye(7)[LABELS]
-    np.testing.assert_allclose(found.total, (-(target * log_p).sum(-1) * WEIGHT).sum(), rtol=1e-6)
-    assert found.nats == cross_entropy(jnp.array(LOGITS), jnp.array(LABELS), jnp.array(WEIGHT)).nats
+    np.testing.assert_allclose(result.total, (-(target * log_p).sum(-1) * WEIGHT).sum(), rtol=1e-6)
+    assert (
+        result.nats == cross_entropy(jnp.array(LOGITS), jnp.array(LABELS), jnp.array(WEIGHT)).nats
+    )
 
 
 def test_z_loss_matches_definition() -> None:
@@ -141,10 +143,10 @@ def test_chunked_loss_and_gradients_are_equal(count: int, options: Terms, at_onc
             / weight.sum()
         )
 
-    (one, of_one), (other, of_other) = (
+    (first, of_one), (other, of_other) = (
         jax.jit(jax.value_and_grad(f, (0, 1)))(x, head) for f in (whole, parts)
     )
-    np.testing.assert_allclose(other, one, rtol=1e-6)
+    np.testing.assert_allclose(other, first, rtol=1e-6)
     for a, b in zip(of_other, of_one, strict=True):
         np.testing.assert_allclose(a, b, atol=1e-6 * float(jnp.abs(b).max()))
 
@@ -156,11 +158,11 @@ def test_head_gradient_is_summed_in_float32(at_once: bool) -> None:
     def loss(head: jax.Array, count: int) -> jax.Array:
         return sum_in_chunks(project, head, x, labels, weight, count, cross_entropy, at_once).total
 
-    one, many = (
+    first, many = (
         jax.jit(jax.grad(loss), static_argnums=1)(head, count).astype(jnp.float32)
         for count in (1, 48)
     )
-    np.testing.assert_allclose(many, one, atol=0.01 * float(jnp.abs(one).max()))
+    np.testing.assert_allclose(many, first, atol=0.01 * float(jnp.abs(first).max()))
 
 
 WIDE = spec.Decoder(
@@ -169,7 +171,7 @@ WIDE = spec.Decoder(
 SGD = {"name": "sgd", "lr": 1.0, "momentum": 0.9, "clip": None, "schedule": {"name": "constant"}}
 
 
-def stepped(chunks: int) -> tuple[float, float, dict[str, jax.Array]]:
+def run_step(chunks: int) -> tuple[float, float, dict[str, jax.Array]]:
     """The temp bytes of a train step over a large vocabulary, its loss, and the momentum after it: the gradients."""
     step = build(Counting(), 1, model=WIDE, batch=B, optimizer=SGD, loss={"chunks": chunks})
     tokens = np.random.default_rng(3).integers(0, WIDE.vocab, (B, WIDE.length + 1), np.int32)
@@ -191,7 +193,7 @@ def stepped(chunks: int) -> tuple[float, float, dict[str, jax.Array]]:
 
 
 def test_chunked_step_is_equal_with_less_memory() -> None:
-    (most, loss, gradients), (temp, other, of_other) = stepped(1), stepped(16)
+    (most, loss, gradients), (temp, other, of_other) = run_step(1), run_step(16)
     assert most > 2 * 4 * B * WIDE.length * WIDE.vocab, "the logits are there, and their gradient"
     assert temp <= most / 4, (temp, most)  # 0.15 of it where this was written
     np.testing.assert_allclose(other, loss, rtol=1e-6)

@@ -21,7 +21,7 @@ BY_CLASS = np.array([1.0, 2.0, 0.5, 3.0])
 FLAGS = RNG.integers(0, 2, (6, 4)).astype(np.float32)
 
 
-def of(label: np.ndarray, logits: np.ndarray = LOGITS, **keys: Any) -> Any:
+def target_sums(label: np.ndarray, logits: np.ndarray = LOGITS, **keys: Any) -> Any:
     arrays = (jnp.asarray(each, jnp.float32) for each in (logits, WEIGHT))
     rows, weight = arrays
     return losses.target_loss(rows, jnp.asarray(label), weight, Loss(**keys))
@@ -34,20 +34,20 @@ def log_softmax(logits: np.ndarray) -> np.ndarray:
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 def test_class_weights_match_pytorch(smoothing: float) -> None:
     nats = -log_softmax(LOGITS)
-    own = BY_CLASS[LABEL] * WEIGHT
-    each = (1 - smoothing) * own * nats[np.arange(6), LABEL] + smoothing * WEIGHT * (
+    job_value = BY_CLASS[LABEL] * WEIGHT
+    item = (1 - smoothing) * job_value * nats[np.arange(6), LABEL] + smoothing * WEIGHT * (
         nats * BY_CLASS
     ).sum(-1) / 4
-    found = of(LABEL, class_weights=BY_CLASS.tolist(), smoothing=smoothing)
-    np.testing.assert_allclose(found.sum / found.weight, each.sum() / own.sum(), rtol=1e-5)
-    hits, count = found.metrics["accuracy"]
+    result = target_sums(LABEL, class_weights=BY_CLASS.tolist(), smoothing=smoothing)
+    np.testing.assert_allclose(result.sum / result.weight, item.sum() / job_value.sum(), rtol=1e-5)
+    hits, count = result.metrics["accuracy"]
     assert (hits, count) == ((LOGITS.argmax(-1) == LABEL) @ WEIGHT, 5.0)
 
 
 def test_focal_loss_reduces_sure_examples() -> None:
     p = np.exp(log_softmax(LOGITS))[np.arange(6), LABEL]
-    found = of(LABEL, focal=2.0)
-    np.testing.assert_allclose(found.sum, ((1 - p) ** 2 * -np.log(p)) @ WEIGHT, rtol=1e-5)
+    result = target_sums(LABEL, focal=2.0)
+    np.testing.assert_allclose(result.sum, ((1 - p) ** 2 * -np.log(p)) @ WEIGHT, rtol=1e-5)
     sure = jax.grad(
         lambda rows: losses.target_loss(rows, jnp.zeros(1, int), jnp.ones(1), Loss(focal=2.0)).sum
     )
@@ -59,36 +59,36 @@ def test_focal_loss_reduces_sure_examples() -> None:
 )
 def test_multi_label_loss_is_binary_cross_entropy(keys: dict[str, Any]) -> None:
     p, smoothing = 1 / (1 + np.exp(-LOGITS)), keys.get("smoothing", 0.0)
-    wanted = FLAGS * (1 - smoothing) + smoothing / 2
-    each = -np.array(keys.get("class_weights", [1.0] * 4)) * wanted * np.log(p) - (
-        1 - wanted
+    expected = FLAGS * (1 - smoothing) + smoothing / 2
+    item = -np.array(keys.get("class_weights", [1.0] * 4)) * expected * np.log(p) - (
+        1 - expected
     ) * np.log(1 - p)
     if "focal" in keys:
-        each = each * np.where(FLAGS > 0, 1 - p, p) ** 2
-    found = of(FLAGS, target="multi_label", **keys)
-    np.testing.assert_allclose(found.sum / found.weight, each.mean(-1) @ WEIGHT / 5, rtol=1e-5)
-    said = LOGITS > 0
-    right, count = found.metrics["accuracy"]
-    np.testing.assert_allclose(right / count, (said == FLAGS)[:5].mean(), rtol=1e-6)
-    both, either = found.metrics["f1"]
-    true = (said * FLAGS)[:5].sum()
+        item = item * np.where(FLAGS > 0, 1 - p, p) ** 2
+    result = target_sums(FLAGS, target="multi_label", **keys)
+    np.testing.assert_allclose(result.sum / result.weight, item.mean(-1) @ WEIGHT / 5, rtol=1e-5)
+    message = LOGITS > 0
+    right, count = result.metrics["accuracy"]
+    np.testing.assert_allclose(right / count, (message == FLAGS)[:5].mean(), rtol=1e-6)
+    pair, either = result.metrics["f1"]
+    true = (message * FLAGS)[:5].sum()
     np.testing.assert_allclose(
-        both / either, 2 * true / (said[:5].sum() + FLAGS[:5].sum()), rtol=1e-6
+        pair / either, 2 * true / (message[:5].sum() + FLAGS[:5].sum()), rtol=1e-6
     )
 
 
 def test_regression_uses_squared_error() -> None:
-    wanted = RNG.normal(size=(6, 4)).astype(np.float32)
-    wanted[5] = np.nan
-    found = of(wanted, target="regression")
-    error = (LOGITS - wanted)[:5]
-    np.testing.assert_allclose(found.sum / found.weight, (error**2).mean(), rtol=1e-5)
-    np.testing.assert_allclose(found.metrics["mae"][0] / 5, np.abs(error).mean(), rtol=1e-5)
+    expected = RNG.normal(size=(6, 4)).astype(np.float32)
+    expected[5] = np.nan
+    result = target_sums(expected, target="regression")
+    error = (LOGITS - expected)[:5]
+    np.testing.assert_allclose(result.sum / result.weight, (error**2).mean(), rtol=1e-5)
+    np.testing.assert_allclose(result.metrics["mae"][0] / 5, np.abs(error).mean(), rtol=1e-5)
     with pytest.raises(
         SpecError,
         match=r"numbers of shape \[6, 4\], and the labels are \[6, 1\]: set model.classes",
     ):
-        of(wanted[:, 0], target="regression")
+        target_sums(expected[:, 0], target="regression")
 
 
 def test_top5_is_counted() -> None:
@@ -98,9 +98,9 @@ def test_top5_is_counted() -> None:
         np.argsort(-row, kind="stable").tolist().index(at)
         for row, at in zip(logits, label, strict=True)
     ]
-    found = of(label, logits)
-    assert found.metrics["top5"][0] == sum(rank < 5 for rank in ranks[:5])
-    assert "top5" not in of(LABEL).metrics
+    result = target_sums(label, logits)
+    assert result.metrics["top5"][0] == sum(rank < 5 for rank in ranks[:5])
+    assert "top5" not in target_sums(LABEL).metrics
 
 
 def test_mixup_and_cutmix_blend_reversed_batch() -> None:
