@@ -1,4 +1,4 @@
-"""JAX as the trainer's tests want it: 8 CPU devices, no silent broadcasting, no silent promotion, cheap compilation."""
+"""JAX for the trainer's tests: 8 CPU devices, no silent promotion, cheap compilation."""
 
 import gc
 import os
@@ -29,7 +29,7 @@ as_for_users = compiler.get_compile_options
 
 
 def cheap(*inputs: Any, env_options_overrides: dict[str, Any] | None = None, **more: Any) -> Any:
-    """JAX's options of a compilation, and ours: a sum in a loop may be rounded in another order than outside."""
+    """Compile cheaply: a sum in a loop may be rounded in another order than outside."""
     request = {
         **(env_options_overrides or {}),
         **compiled.QUICK_OPTIONS,
@@ -49,7 +49,7 @@ def to_the_bit(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def optimized(to_the_bit: None) -> Iterator[None]:
-    """And LLVM's optimizations, which may round a sum in a loop in another order than the same sum outside."""
+    """Compile with LLVM's optimizations, which may round a sum in a loop in another order."""
     is_quick = jax.config.read("jax_disable_most_optimizations")
     jax.config.update("jax_disable_most_optimizations", False)
     yield
@@ -58,7 +58,7 @@ def optimized(to_the_bit: None) -> Iterator[None]:
 
 @pytest.fixture
 def named() -> Iterator[None]:
-    """Programs with the names of their own operations, not those of an equal program that an earlier run compiled."""
+    """Compile programs with the names of their own operations, not those of an equal program."""
     jax.config.update("jax_compilation_cache_include_metadata_in_key", True)
     yield
     jax.config.update("jax_compilation_cache_include_metadata_in_key", False)
@@ -66,6 +66,6 @@ def named() -> Iterator[None]:
 
 @pytest.fixture
 def standard() -> Iterator[None]:
-    """JAX's own ways: flax's layers broadcast, and jax.nn's attention promotes bfloat16 in its backward pass."""
+    """Allow JAX's own promotion, which flax's layers and jax.nn's attention need."""
     with jax.numpy_rank_promotion("allow"), jax.numpy_dtype_promotion("standard"):
         yield

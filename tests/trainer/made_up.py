@@ -54,7 +54,7 @@ def largest(item: dict[str, MadeUp]) -> int:
 
 
 def plan_of(folder: str, devices: int = 8) -> tuple[dict[str, Any], int]:
-    """The plan of a training that starts from the folder, and the most memory of the process that made it, bytes."""
+    """Return the plan of a training from the folder, and the peak memory of its process."""
     train = {"task": "lm", "model": {"init_from": folder, "length": 2048}, "batch": devices}
     train |= {"mesh": {"fsdp": devices}, "precision": "bf16", "remat": "full"}
     environ = {

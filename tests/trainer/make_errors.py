@@ -1,4 +1,4 @@
-"""Makes errors of Python, JAX, XLA and Orbax, as programs of users do, and prints them: a JSON object by name.
+"""Make errors of Python, JAX, XLA and Orbax like users' programs; print a JSON object.
 
 One process with eight CPU devices makes all, because starting one takes longer than any of them.
 """
@@ -112,7 +112,7 @@ ERRORS: dict[str, Callable[[], Any]] = {
     ),
     "no arrays": lambda: damaged("*.ocdbt", Path.unlink),
     "full": full,
-    "data file": lambda: open("/data/train.csv"),
+    "data file": lambda: open("/data/train.csv"),  # noqa: SIM115
 }
 
 

@@ -1,4 +1,4 @@
-"""Makes errors between two processes of JAX: `python make_peer_errors.py PORT RANK`, once for each rank.
+"""Make errors between two processes of JAX: `python make_peer_errors.py PORT RANK`.
 
 Rank 0 prints a JSON object of messages by name. Rank 1 kills itself in the middle of a sum; of that
 rank 0 gets an error, and half a minute later JAX's coordination service ends it, with messages of

@@ -42,7 +42,7 @@ def large() -> dict[str, np.ndarray]:
 
 
 def growth(prepare: str, measured: str, *arguments: str) -> int:
-    """Bytes by which a process of its own grows at most in `measured`; both are Python, `arguments` its sys.argv."""
+    """Return the bytes by which a process of its own grows at most in `measured`."""
     command = [sys.executable, "-c", PROGRAM.format(prepare=prepare, measured=measured), *arguments]
     environ = os.environ | {"JAX_PLATFORMS": "cpu"}
     root = Path(__file__).parents[2]  # the measured programs import `tests`

@@ -28,7 +28,7 @@ EXAMPLES = dict(api.find_examples())
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the runs that the examples load: `runs/lm`, and `runs/digits` after two steps."""
+    """Return a folder with the runs of the examples: `runs/lm`, and `runs/digits`."""
     home = tmp_path_factory.mktemp("home")
     model = bytes_model()
     store = Store(str(home / "runs" / "lm"), keep=1, uid="mine")

@@ -1,4 +1,4 @@
-"""The examples' own models and tasks train, evaluate and do what their comments say, at a small size."""
+"""The examples' models and tasks train and evaluate at a small size."""
 
 from __future__ import annotations
 

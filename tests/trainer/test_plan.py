@@ -1,4 +1,4 @@
-"""What a plan says of a training, beside what others publish, what is then allocated, and what XLA says."""
+"""Plans of trainings beside published numbers, allocated memory, and XLA's numbers."""
 
 from __future__ import annotations
 

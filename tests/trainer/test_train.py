@@ -1,4 +1,4 @@
-"""What a resumed run must have in common with the one it goes on from, and when the loop collects garbage."""
+"""Conditions of a resumed run, and what the loop of the built-in training does."""
 
 from __future__ import annotations
 
@@ -39,14 +39,32 @@ def conditions(**keys: Any) -> dict[str, Any]:
     return resume_conditions(spec, source)
 
 
+def small_spec(**keys: Any) -> TrainSpec:
+    """Return the training of a small MLP on synthetic images."""
+    data = keys.pop("data", {})
+    if "source" not in data:
+        images = {"source": "synthetic", "examples": 64, "eval_examples": 0, "shape": [4, 4]}
+        data = images | data
+    model = {"kind": "mlp", "layers": 1, "width": 8}
+    block = {"task": "classify", "model": model, "data": data, "batch": 8, "steps": 8}
+    return TrainSpec.model_validate(block | keys)
+
+
+def build_run(
+    spec: TrainSpec, folder: Path, stop: Any = None, report: Progress | None = None, saved: int = 0
+) -> Loop[Any]:
+    """Return the loop of a run in a folder, which is stopped by `stop`."""
+    context = RunContext(str(folder), saved_step=saved)
+    loop = build_loop(spec, Classify(), context, stop or Never(), report or Progress(None))
+    if stop is not None:
+        stop.run = loop
+    return loop
+
+
 @pytest.mark.parametrize(
     ("change", "error", "words"),
     [
-        (
-            {"batch": 64},
-            CheckpointError,
-            "train.batch is 64, but the checkpoints in here were made with 128",
-        ),
+        ({"batch": 64}, CheckpointError, "train.batch is 64, but the checkpoints in here were"),
         ({"seed": 1}, CheckpointError, "train.seed is 1"),
         ({"data": {"shuffle": False}}, CheckpointError, "train.data.shuffle is false"),
         ({"data": {"examples": 9}}, DataError, "the training data changed"),
@@ -60,12 +78,11 @@ def test_changed_example_order_is_refused(
 
 
 def test_changed_dataset_argument_is_named_without_value() -> None:
-    def remaining(token: str) -> str:
-        """The fingerprint of a dataset with this token."""
+    def fingerprint(token: str) -> str:
         args = {"auth": {"token": token, "it's": [1, 2.5, None]}, "folder": "/data"}
         return f"my:Data, 4 examples, {fingerprint_arguments(args)}"
 
-    then, repeated, now = (remaining(token) for token in ("s3cret-a", "s3cret-a", "s3cret-b"))
+    then, repeated, now = (fingerprint(token) for token in ("s3cret-a", "s3cret-a", "s3cret-b"))
     assert "s3cret" not in then + now
     preflight.check_resumed({"data": then}, {"data": repeated}, "here")
     with pytest.raises(DataError, match=r"changed \(train.data.args.auth.token\)") as raised:
@@ -78,7 +95,7 @@ def test_equal_conditions_are_accepted() -> None:
 
 
 class Collections(Progress):
-    """Where the loop is whenever Python collects garbage, which it would at every turn of it if it were left to."""
+    """Records where the loop is whenever Python collects garbage."""
 
     def __init__(self) -> None:
         super().__init__(None)
@@ -98,7 +115,7 @@ class Collections(Progress):
 
 @pytest.fixture
 def collections() -> Iterator[Collections]:
-    """Python collects as before at the end, whatever the loop made of it."""
+    """Restore Python's collection at the end, whatever the loop made of it."""
     thresholds, watch = gc.get_threshold(), Collections()
     gc.callbacks.append(watch)
     yield watch
@@ -119,34 +136,21 @@ def test_garbage_is_collected_outside_steps(
     collections: Collections, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(driver, "COLLECTION_INTERVAL_STEPS", 5)
-    data = {"source": "synthetic", "examples": 64, "eval_examples": 8, "shape": [4, 4]}
     often = {"eval": {"every": 2}, "checkpoint": {"every": 3}}
-    keys = {
-        "model": {"kind": "mlp", "layers": 1, "width": 8},
-        "data": data,
-        "batch": 8,
-        "steps": 6,
-        **often,
-    }
-    spec = TrainSpec.model_validate({"task": "classify", **keys})
-    build_loop(spec, Classify(), RunContext(str(tmp_path)), Never(), collections).run()
+    spec = small_spec(data={"eval_examples": 8}, steps=6, **often)
+    build_run(spec, tmp_path, report=collections).run()
     steps = [("eval", 2), ("save", 3), ("eval", 4), ("step", 5), ("eval", 6), ("save", 6)]
-    assert collections.seen == [(*each, 2) for each in steps]
+    assert collections.seen == [(*step, 2) for step in steps]
 
 
 def test_logged_steps_of_dispatch_share_time(tmp_path: Path) -> None:
-    data = {"source": "synthetic", "examples": 64, "eval_examples": 0, "shape": [4, 4]}
-    keys = {"model": {"kind": "mlp", "layers": 1, "width": 8}, "data": data, "batch": 8, "steps": 8}
-    often = {"steps_per_dispatch": 4, "log_every": 2, "checkpoint": {"every": None}}
-    spec = TrainSpec.model_validate({"task": "classify", **keys, **often})
-    build_loop(spec, Classify(), RunContext(str(tmp_path)), Never(), Progress(None)).run()
+    spec = small_spec(steps_per_dispatch=4, log_every=2, checkpoint={"every": None})
+    build_run(spec, tmp_path).run()
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines] == [2, 4, 6, 8]
     for first, other in (lines[:2], lines[2:]):
-        assert (
-            first["data_s"] == pytest.approx(other["data_s"])
-            and first["wall_s"] < 2 * other["wall_s"]
-        )
+        assert first["data_s"] == pytest.approx(other["data_s"])
+        assert first["wall_s"] < 2 * other["wall_s"]
         assert first["examples_per_s"] == other["examples_per_s"]
 
 
@@ -163,10 +167,6 @@ class AtFive:
 def test_deleted_checkpoint_is_saved_again_or_missed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    data = {"source": "synthetic", "examples": 64, "eval_examples": 0, "shape": [4, 4]}
-    keys = {"model": {"kind": "mlp", "layers": 1, "width": 8}, "data": data, "batch": 8, "steps": 8}
-    spec = TrainSpec.model_validate({"task": "classify", **keys, "checkpoint": {"every": 5}})
-
     class Deletes(AtFive):
         def poll(self) -> bool:
             if (is_at_five := super().poll()) and self.run is not None:
@@ -174,28 +174,21 @@ def test_deleted_checkpoint_is_saved_again_or_missed(
                 shutil.rmtree(tmp_path / "checkpoints")
             return is_at_five
 
-    stop = Deletes()
-    stop.run = build_loop(
-        spec, Classify(), RunContext(str(tmp_path), saved_step=4), stop, Progress(None)
-    )  # type: ignore[arg-type]
+    run = build_run(small_spec(checkpoint={"every": 5}), tmp_path, Deletes(), saved=4)
     with pytest.raises(Stopped, match="saved step 5"):
-        stop.run.run()
+        run.run()
     assert [path.name for path in (tmp_path / "checkpoints").glob("[0-9]*")] == ["5"]
     message = capsys.readouterr().out
-    assert (
-        "step 4, which this run saved, is gone from" in message
-        and "starts again from step 0" in message
-    )
+    assert "step 4, which this run saved, is gone from" in message
+    assert "starts again from step 0" in message
     assert "step 5 is gone from" in message and "saving it again" in message
 
 
 def test_refused_run_keeps_saved_tokenizer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    data = {"source": "synthetic", "examples": 64, "eval_examples": 0, "shape": [4, 4]}
-    keys = {"model": {"kind": "mlp", "layers": 1, "width": 8}, "data": data, "batch": 8, "steps": 8}
-    spec = TrainSpec.model_validate({"task": "classify", **keys})
+    folder = str(tmp_path / "checkpoints")
     monkeypatch.setattr(train, "tokenizer_files", lambda data: {"tokenizer.json": b"another"})
-    saved_files.save_tokenizer(str(tmp_path / "checkpoints"), {"tokenizer.json": b"its own"})
-    run = build_loop(spec, Classify(), RunContext(str(tmp_path)), Never(), Progress(None))
+    saved_files.save_tokenizer(folder, {"tokenizer.json": b"its own"})
+    run = build_run(small_spec(), tmp_path)
     monkeypatch.setattr(run.store, "restore", lambda *_: (4, {}, {"conditions": {}}))
 
     def refused(*_: object) -> None:
@@ -204,65 +197,46 @@ def test_refused_run_keeps_saved_tokenizer(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(preflight, "check_resumed", refused)
     with pytest.raises(CheckpointError, match="another batch"):
         tiny.run_to_an_error(run)
-    assert saved_files.read_saved_tokenizer(str(tmp_path / "checkpoints")) == {
-        "tokenizer.json": b"its own"
-    }
+    assert saved_files.read_saved_tokenizer(folder) == {"tokenizer.json": b"its own"}
 
 
 def test_stop_with_occupied_step_place_is_clean(tmp_path: Path) -> None:
-    data = {"source": "synthetic", "examples": 64, "eval_examples": 0, "shape": [4, 4]}
-    keys = {"model": {"kind": "mlp", "layers": 1, "width": 8}, "data": data, "batch": 8, "steps": 8}
-    spec = TrainSpec.model_validate(
-        {"task": "classify", **keys, "checkpoint": {"every": 4}, "log_every": 1}
-    )
+    spec = small_spec(checkpoint={"every": 4}, log_every=1)
     (tmp_path / "checkpoints" / "5").mkdir(parents=True)
     (tmp_path / "checkpoints" / "5" / "theirs").touch()
-    stop = AtFive()
-    stop.run = build_loop(spec, Classify(), RunContext(str(tmp_path)), stop, Progress(None))
+    run = build_run(spec, tmp_path, AtFive())
     with pytest.raises(Stopped, match="nothing new saved after step 4: 5 in .* is another's"):
-        stop.run.run()
+        run.run()
     assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["4", "5"]
 
 
 def last_line(folder: Path) -> dict[str, Any]:
     line: dict[str, Any] = json.loads((folder / "metrics.jsonl").read_text().splitlines()[-1])
-    return {
-        key: value for key, value in line.items() if "loss" in key or key in ("step", "grad_norm")
-    }
+    return {key: line[key] for key in line if "loss" in key or key in ("step", "grad_norm")}
 
 
-def test_restart_compiles_while_restoring(
-    tmp_path: Path,
-) -> None:
-    data = {"source": "synthetic", "examples": 64, "eval_examples": 12, "shape": [4, 4]}
-    keys = {"model": {"kind": "mlp", "layers": 1, "width": 8}, "data": data, "batch": 8, "steps": 9}
+def test_restart_compiles_while_restoring(tmp_path: Path) -> None:
     often = {"steps_per_dispatch": 2, "log_every": 1, "eval": {"every": 9}}
-    spec = TrainSpec.model_validate(
-        {"task": "classify", **keys, **often, "checkpoint": {"every": 5}}
-    )
+    spec = small_spec(data={"eval_examples": 12}, steps=9, checkpoint={"every": 5}, **often)
     traced: dict[str, set[str]] = {}  # functions, by thread
 
     def note(event: str, seconds: float, **about: Any) -> None:
         if event.endswith("jaxpr_trace_duration"):
-            traced.setdefault(threading.current_thread().name.partition("_")[0], set()).add(
-                str(about.get("fun_name"))
-            )
+            thread = threading.current_thread().name.partition("_")[0]
+            traced.setdefault(thread, set()).add(str(about.get("fun_name")))
 
     whole, broken = (tmp_path / name for name in ("whole", "broken"))
-    build_loop(spec, Classify(), RunContext(str(whole)), Never(), Progress(None)).run()
-    stop = AtFive()
-    stop.run = build_loop(spec, Classify(), RunContext(str(broken)), stop, Progress(None))
+    build_run(spec, whole).run()
+    run = build_run(spec, broken, AtFive())
     with pytest.raises(Stopped, match="step 5"):
-        stop.run.run()
+        run.run()
     jax.monitoring.register_event_duration_secs_listener(note)
     try:
-        build_loop(
-            spec, Classify(), RunContext(str(broken), saved_step=5), Never(), Progress(None)
-        ).run()
+        build_run(spec, broken, saved=5).run()
     finally:
         jax.monitoring.unregister_event_duration_listener(note)
-    assert {"_update", "_updates", "sums_of_state"} <= traced["compile"]
-    assert not {"_update", "_updates", "sums_of_state"} & traced["MainThread"]
+    steps = {"_update", "_updates", "sums_of_state"}
+    assert steps <= traced["compile"] and not steps & traced["MainThread"]
     assert last_line(broken) == last_line(whole)
 
 
@@ -282,11 +256,7 @@ class Labelled:
 @pytest.mark.parametrize(
     ("train", "held_out", "words"),
     [
-        (
-            [10] + 7 * [1],
-            [0],
-            "Labelled: example 0 has label 10, outside 0 to 9, the model's classes",
-        ),
+        ([10] + 7 * [1], [0], "Labelled: example 0 has label 10, outside 0 to 9, the model's"),
         ([*15 * [1], -1], [0], "Labelled: example 15 has label -1, outside 0 to 9"),
         (8 * [1], [0, 99], "Labelled: example 1 has label 99, outside 0 to 9"),
     ],
@@ -296,12 +266,9 @@ def test_label_out_of_range_exits_with_65(
 ) -> None:
     data = {"source": "torch", "dataset": f"{__name__}:Labelled", "shuffle": False}
     data |= {"args": {"labels": train}, "eval_args": {"labels": held_out}}
-    keys = {"model": {"kind": "mlp", "layers": 1, "width": 4}, "data": data, "batch": 8, "steps": 3}
-    spec = TrainSpec.model_validate({"task": "classify", **keys})
+    spec = small_spec(data=data, steps=3)
     with pytest.raises(DataError, match=words) as caught:
-        tiny.run_to_an_error(
-            build_loop(spec, Classify(), RunContext(str(tmp_path)), Never(), Progress(None))
-        )
+        tiny.run_to_an_error(build_run(spec, tmp_path))
     assert caught.value.code == 65
 
 
@@ -318,22 +285,15 @@ class Augmented:
         return image.astype(np.uint8), index % 4
 
 
-def test_resumed_run_sees_same_augmentations(
-    tmp_path: Path,
-) -> None:
+def test_resumed_run_sees_same_augmentations(tmp_path: Path) -> None:
+    data = {"source": "torch", "dataset": f"{__name__}:Augmented", "eval_args": {}}
+    constant = {"schedule": {"name": "constant"}}
+
     def losses(folder: Path, *attempts: int) -> dict[int, float]:
         for steps in attempts:
             random.seed(steps), np.random.seed(steps)  # of a process of its own
-            keys = {
-                "model": {"kind": "mlp", "layers": 1, "width": 8},
-                "batch": 8,
-                "steps": steps,
-                "log_every": 1,
-            }
-            data = {"source": "torch", "dataset": f"{__name__}:Augmented", "eval_args": {}}
-            keys |= {"optimizer": {"schedule": {"name": "constant"}}, "data": data}
-            spec = TrainSpec.model_validate({"task": "classify", **keys})
-            build_loop(spec, Classify(), RunContext(str(folder)), Never(), Progress(None)).run()
+            spec = small_spec(data=data, steps=steps, log_every=1, optimizer=constant)
+            build_run(spec, folder).run()
         for name in ("metrics", "eval"):
             lines = map(json.loads, (folder / f"{name}.jsonl").read_text().splitlines())
             result.setdefault(name, []).append({line["step"]: line["loss"] for line in lines})
@@ -348,23 +308,14 @@ def test_resumed_run_sees_same_augmentations(
 def test_early_stopped_run_resumes_with_more_patience(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    data = {"source": "synthetic", "examples": 64, "eval_examples": 8, "shape": [4, 4]}
-    keys = {
-        "model": {"kind": "mlp", "layers": 1, "width": 8},
-        "data": data,
-        "batch": 8,
-        "steps": 9,
-        "eval": {"every": 1},
-    }
     values = []
     for patience in (2, 2, 4):
         early = {"metric": "eval/accuracy", "mode": "max", "patience": patience, "min_delta": 1.0}
-        spec = TrainSpec.model_validate({"task": "classify", **keys, "stop_early": early})
-        build_loop(spec, Classify(), RunContext(str(tmp_path)), Never(), Progress(None)).run()
+        data = {"eval_examples": 8}
+        spec = small_spec(data=data, steps=9, eval={"every": 1}, stop_early=early)
+        build_run(spec, tmp_path).run()
         lines = (tmp_path / "eval.jsonl").read_text().splitlines()
         values.append([json.loads(line)["step"] for line in lines])
-        assert (
-            f"stopped early at step {patience + 1} of 9: eval/accuracy was not better than"
-            in capsys.readouterr().out
-        )
+        reason = f"stopped early at step {patience + 1} of 9: eval/accuracy was not better than"
+        assert reason in capsys.readouterr().out
     assert values == [[1, 2, 3], [1, 2, 3], [1, 2, 3, 4, 5]]

@@ -1,4 +1,4 @@
-"""The examples of images and tables train at a small size on what is bundled or made up, and predict."""
+"""The examples of images and tables train at a small size and predict."""
 
 from __future__ import annotations
 

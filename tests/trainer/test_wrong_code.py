@@ -1,5 +1,4 @@
-"""What is wrong with a user's task, model or dataset is said before the first compile: what it gave, what to return and
-the file."""
+"""Faults of a user's task, model or dataset are reported before the first compilation."""
 
 from __future__ import annotations
 

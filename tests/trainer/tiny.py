@@ -165,7 +165,7 @@ def train_steps(step: Step, task: Any, steps: int) -> tuple[np.ndarray, TrainSta
 
 
 def run_to_an_error(loop: Loop[Any]) -> None:
-    """Runs a loop that raises, and gives up its folder, whose claim a thread would renew beside the tests to come."""
+    """Run a loop that raises, and release its folder, whose claim a thread would renew."""
     try:
         loop.run()
     finally:

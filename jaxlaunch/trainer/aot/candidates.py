@@ -156,8 +156,8 @@ class TracedModel:
     def device_bytes(self, candidate: Candidate) -> int:
         """Return a lower bound for the bytes on a device during a step."""
         dp, fsdp, ep, mp = candidate.mesh
-        sizes = [size // candidate.accumulate for size in self.residuals[candidate.remat]]
-        residuals = memory.residuals_per_device(*sizes, dp * fsdp * ep, fsdp, mp).low
+        batch, double = (size // candidate.accumulate for size in self.residuals[candidate.remat])
+        residuals = memory.residuals_per_device(batch, double, dp * fsdp * ep, fsdp, mp).low
         gradients = self.parameters * (4 if candidate.accumulate == 1 else 6)
         return (self.state + gradients) // (fsdp * ep * mp) + residuals
 

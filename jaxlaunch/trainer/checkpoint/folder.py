@@ -159,10 +159,8 @@ class CheckpointFolder:
     def set_aside(self, step: int) -> str:
         """Rename a damaged step; return its new name."""
         folder = self.step_folder(step)
-        names = (f"{step}.bad-{n}" for n in range(1, 1000))
-        new_folder: epath.Path = self.path / next(
-            name for name in names if not (self.path / name).exists()
-        )
+        folders = (self.path / f"{step}.bad-{n}" for n in range(1, 1000))
+        new_folder: epath.Path = next(path for path in folders if not path.exists())
         if is_remote(folder):
             # An object store has no rename, and s3fs and gcsfs differ in theirs.
             names = manifest.list_files(folder, include_manifest=True)

@@ -460,8 +460,8 @@ def _batch_function(data: Any) -> tuple[Callable[[int], Tree], str, bool]:
     if inspect.isroutine(data) or (is_plain and callable(data)):
         _check_signature(data, "with the step, data(step)", 1)
         return data, user_code.describe_function(data), True
-    is_list = isinstance(data, Sized) and not isinstance(data, Mapping | str | bytes)
-    if is_list and isinstance(data, _Indexable):
+    is_list = isinstance(data, Sized) and isinstance(data, _Indexable)
+    if is_list and not isinstance(data, Mapping | str | bytes):
         if not len(data):
             raise DataError(f"jaxlaunch.run(data=…) is {kind} without an item")
         return lambda step: data[step % len(data)], f"{type(data).__name__}[step]", False

@@ -89,9 +89,9 @@ def describe_optimizer(
     if optimizer.decay_on == "matrices" and decayed:
         notes.append(f"weight decay on matrices alone: {len(decayed)} of {len(trained)} arrays")
     if not any(_takes_any(link, schedules.RATE_PARAMETERS) for link in links):
-        names = ", ".join(link.name for link in links)
+        link_names = ", ".join(link.name for link in links)
         notes.append(
-            f"train.optimizer.lr and schedule have no effect: {names} takes no learning_rate"
+            f"train.optimizer.lr and schedule have no effect: {link_names} takes no learning_rate"
         )
     return notes
 

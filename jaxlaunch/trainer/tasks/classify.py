@@ -208,8 +208,9 @@ class Classify(Task):
         is_image = form.dtype == np.uint8 and len(form.shape) in (2, 3)
         if not isinstance(spec.data, ImageData) or not is_image:
             return None
-        is_folder = isinstance(source, ImageSource)
-        classes = list(source.index.classes) if is_folder else packed.get("classes", [])
+        classes = packed.get("classes", [])
+        if isinstance(source, ImageSource):
+            classes = list(source.index.classes)
         share = 1.0 if spec.data.augment is None else spec.data.augment.eval_crop
         return {"kind": "images", **about, "eval_crop": share, "classes": classes}
 

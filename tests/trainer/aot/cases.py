@@ -1,4 +1,4 @@
-"""Compiles small trainings for TPUs that are not here, in one process: prints what each gives, as one JSON object."""
+"""Compile small trainings for absent TPUs in one process; print results as one JSON object."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Compiles every candidate of three small jobs, and writes what `test_tune` reads: `python -m … FILE [JOB…]`.
+"""Compile every candidate of small jobs, for `test_tune`: `python -m … FILE [JOB…]`.
 
 Needs libtpu on PYTHONPATH and, for the last, JAX's CUDA plugin; an hour on two cores. FILE keeps
 what it has of jobs that are not named.

@@ -1,4 +1,4 @@
-"""Compiles a layer of experts and its gradients for GPUs that are not here: prints the FLOPs of a device's products.
+"""Compile a layer of experts and its gradients for absent GPUs; print its products' FLOPs.
 
 B batch, L length, D model.
 """

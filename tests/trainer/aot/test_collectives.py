@@ -1,4 +1,6 @@
-"""What is read of a compiled program's text: loops, groups of devices in three forms, what the schedule hides."""
+"""Reading of a compiled program's text: loops, groups of devices, and hidden collectives."""
+
+# ruff: noqa: E501  # the text of programs
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ def test_every_case_fits_and_uses_its_kernel(compiled_results: dict[str, Any]) -
 
 @pytest.mark.slow
 def test_collectives_match_recorded_ones(compiled_results: dict[str, Any]) -> None:
-    """After a change that is meant, and to record further cases: GOLDEN=write, and read the difference."""
+    """Compare with the recorded results; GOLDEN=write records them anew."""
     listed = {
         name: sorted(map(_line, each["collectives"]))
         for name, each in compiled_results.items()
@@ -88,7 +88,7 @@ def test_collectives_span_only_mesh_axes(compiled_results: dict[str, Any]) -> No
 
 @pytest.mark.slow
 def test_gradients_cross_slices_once_per_step(compiled_results: dict[str, Any]) -> None:
-    """By arithmetic: each device sends its fsdp share of every gradient, in bfloat16 as they are computed."""
+    """Each device sends its fsdp share of every gradient, in bfloat16."""
     (between,) = (
         each for each in compiled_results["two slices"]["collectives"] if each["axes"] == ["dp"]
     )

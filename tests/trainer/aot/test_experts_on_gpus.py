@@ -19,10 +19,9 @@ ROWS = 2 * layer.LENGTH  # that a device's experts get in the mean: each token g
 
 @pytest.mark.slow
 def test_expert_rows_are_multiplied_once_in_blocks() -> None:
-    """By arithmetic, of two experts with 2,048 rows each: for gate, up and down and for the gradients of their rows 2.5
-    blocks of 1,024, for those of the matrices 1.5 of 2,048. All rows with both matrices would be
-    thrice as much.
-    """
+    # By arithmetic, of two experts with 2,048 rows each: for gate, up and down and for the
+    # gradients of their rows 2.5 blocks of 1,024, for those of the matrices 1.5 of 2,048. All
+    # rows with both matrices would be thrice as much.
     path = os.pathsep.join((ROOT, str(needs.packages("cuda12"))))
     environ = os.environ | {"PYTHONPATH": path, "JAX_PLATFORMS": "cpu"}
     options = subprocess.run(

@@ -1,5 +1,7 @@
 """The share of a step that is computed again, of programs whose products can be counted by hand."""
 
+# ruff: noqa: E501  # the text of programs
+
 from __future__ import annotations
 
 import jax
@@ -55,7 +57,7 @@ ENTRY %main (p: f32[8]) -> f32[8] {
 
 
 def test_recomputed_loop_includes_its_body() -> None:
-    """JAX traces what both passes call once, so that the second has the names of the first: here those of `inner`."""
+    """JAX traces what both passes call once, here `inner`, with the names of the first."""
     text = """HloModule step, is_scheduled=true
 
 %inner (a: (s32[], f32[8])) -> (s32[], f32[8]) {

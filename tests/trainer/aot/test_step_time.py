@@ -1,4 +1,6 @@
-"""A step's seconds where the compiler estimates no cycles, of programs whose work can be counted by hand."""
+"""Seconds of a step without the compiler's cycles, for programs that are counted by hand."""
+
+# ruff: noqa: E501  # the text of programs
 
 from __future__ import annotations
 
@@ -38,7 +40,7 @@ ENTRY %main (p: s8[4]) -> s8[8] {{
 
 
 def test_collectives_overlap_until_their_done_operation() -> None:
-    """At one byte a second: 8 s of work while a gather of 10 s runs, 16 s, and three turns of 5 and 8 s."""
+    """At one byte a second: 8 s of work beside a gather of 10 s, 16 s, and 3 × (5 + 8) s."""
     timeline = Timeline(Program.from_text(LOOP), Rates(1.0, 1.0), {"s": 10.0, "t": 5.0})
     assert dict(timeline.wait_seconds) == {"s": 2.0, "t": 15.0}
     assert timeline.seconds == 8 + 2 + 16 + 3 * (5 + 8)
@@ -137,8 +139,8 @@ def test_collective_between_hosts_uses_all_gpu_ports(
 
 
 def test_unknown_devices_use_measured_rates() -> None:
-    """At 4 FLOP/s and 2 bytes a second, 10 s to start an operation and 100 s to meet: two operations on 8 and 16 bytes,
-    and a gather that sends 6; or the model's FLOPs."""
+    # At 4 FLOP/s and 2 bytes a second, 10 s to start an operation and 100 s to meet: two operations
+    # on 8 and 16 bytes, and a gather that sends 6; or the model's FLOPs.
     text = f"""ENTRY %main (p: s8[4]) -> s8[8] {{
   %p = s8[4]{{0}} parameter(0)
   %w = s8[4]{{0}} negate(%p)

@@ -109,7 +109,7 @@ def test_forecast_learns_from_similar_candidates() -> None:
 
 
 def test_search_finds_near_best_with_few_compilations() -> None:
-    """Against what each compiler said of every candidate: `python -m tests.trainer.aot.exhaustive`."""
+    """Compare with the compiled results of every candidate, from tests.trainer.aot.exhaustive."""
     for name, recorded in json.loads((FIXTURES / "tune.json").read_text()).items():
         parts = recorded["traced"]
         residuals = {key: tuple(both) for key, both in parts.pop("residuals").items()}

@@ -1,4 +1,4 @@
-"""Saves steps 1, 2 and 3; for the second no file may grow beyond 400 bytes: python saves_to_full_storage.py FOLDER.
+"""Save steps 1 to 3; for the second no file may grow beyond 400 bytes.
 
 A process of its own: an Orbax save that fails leaves callbacks to a closed event loop behind, and
 each would be a warning in some later test.

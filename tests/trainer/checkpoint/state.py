@@ -28,7 +28,7 @@ def values(step: int) -> dict[str, Any]:
 
 
 def abstract(mesh: Mesh, width: int = LENGTH // 8) -> dict[str, Any]:
-    """Shapes and shardings: the kernel and bias split over every device, the rest on each of them."""
+    """Return the abstract state: kernel and bias split over all devices, the rest replicated."""
     split, whole = (NamedSharding(mesh, PartitionSpec(*axes)) for axes in (("fsdp",), ()))
     count = jax.ShapeDtypeStruct((), jnp.int32, sharding=whole)
     return {

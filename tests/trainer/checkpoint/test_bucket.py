@@ -1,4 +1,4 @@
-"""The same promises on an object store, where there are no folders and no rename: gs:// and s3://, served here."""
+"""Checkpoints on object stores without folders and renames: gs:// and s3://, served here."""
 
 import contextlib
 from collections.abc import Iterator
@@ -119,15 +119,8 @@ def contents(objects: dict[str, bytes]) -> dict[str, bytes]:
 
 
 def test_foreign_numbered_folders_are_named_and_unchanged(objects, notes, folder):
-    previous = put(
-        objects,
-        "1/weights",
-        "2/state/w",
-        "3/4/weights",
-        "5.orbax-checkpoint-tmp/w",
-        "6.bad-1/w",
-        "7/_METADATA",
-    )
+    foreign = "1/weights", "2/state/w", "3/4/weights", "5.orbax-checkpoint-tmp/w", "6.bad-1/w"
+    previous = put(objects, *foreign, "7/_METADATA")
     with contextlib.closing(Store(folder, keep=1, uid="run-a", note=notes.append)) as store:
         store.claim()
         assert contents(objects) == previous
@@ -146,9 +139,10 @@ def test_foreign_objects_in_step_place_are_refused_early(objects, notes, folder)
     with contextlib.closing(Store(folder, keep=1, uid="run-a", note=notes.append)) as store:
         store.claim()
         store.check_free(lambda step: step % 15 == 0)
-        with pytest.raises(CheckpointError, match="holds 20, which no run saved"):
+        words = "holds 20, which no run saved"
+        with pytest.raises(CheckpointError, match=words):
             store.check_free(lambda step: step % 10 == 0)
-        with pytest.raises(CheckpointError, match="holds 20, which no run saved"):
+        with pytest.raises(CheckpointError, match=words):
             store.save(20, state(20, mesh()), {})
     assert contents(objects) == previous
 
@@ -162,25 +156,17 @@ def test_foreign_objects_in_step_folder_survive_rotation(store, objects, notes, 
     store.close()
     with contextlib.closing(Store(folder, keep=2, uid="run-b", note=notes.append)) as second:
         second.claim()
-    assert [name for name in names(objects) if name[0] in "12"] == [
-        "1/notes.txt",
-        "1/state/notes.txt",
-        "2/notes.txt",
-    ]
+    remaining = [name for name in names(objects) if name[0] in "12"]
+    assert remaining == ["1/notes.txt", "1/state/notes.txt", "2/notes.txt"]
     after = contents(objects)
     assert all(after[name] == previous[name] for name in previous if name.endswith("notes.txt"))
-    assert (
-        "step 1 was removed, except for files that no save wrote: notes.txt, state/notes.txt"
-        in notes
-    )
-    assert "they are ignored: 1/, 2/notes.txt" in notes[-1]
+    removed = "step 1 was removed, except for files that no save wrote: notes.txt, state/notes.txt"
+    assert removed in notes and "they are ignored: 1/, 2/notes.txt" in notes[-1]
 
 
 def test_damaged_foreign_step_is_skipped_in_place(store, objects, notes):
     put(objects, "3/commit_success.txt", "3/items/w")
-    previous = {name: data for name, data in contents(objects).items() if "checkpoints/3" in name}
+    previous = contents(objects)
     assert store.restore(abstract(mesh()))[0] == 2
-    assert {
-        name: data for name, data in contents(objects).items() if "checkpoints/3" in name
-    } == previous
+    assert contents(objects) == previous
     assert "using step 2 (3 is left: no run saved it)" in notes[0]

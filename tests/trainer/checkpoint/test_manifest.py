@@ -22,9 +22,8 @@ def folder(tmp_path) -> epath.Path:
     (step / "state" / "d" / "weights").write_bytes(bytes(range(200)))
     (step / "state" / "_METADATA").write_text("{}")
     (step / "commit_success.txt").write_text("")
-    manifest.write_manifest(
-        step, Manifest(40, "run-a", manifest.digest_files(step, manifest.list_files(step)))
-    )
+    entries = manifest.digest_files(step, manifest.list_files(step))
+    manifest.write_manifest(step, Manifest(40, "run-a", entries))
     return step
 
 
@@ -61,32 +60,40 @@ def test_truncated_manifest_is_damaged(folder, size):
         Manifest.from_bytes((folder / manifest.MANIFEST_FILE).read_bytes()[:size])
 
 
-def test_truncated_file_is_named_with_sizes(folder):
-    (folder / "state" / "d" / "weights").write_bytes(bytes(range(12)))
-    assert faults(folder) == ["file state/d/weights cut short (12 of 200 bytes)"]
+def grow_file(step):
+    with (step / "commit_success.txt").open("wb") as file:
+        file.truncate(1 << 40)
 
 
-def test_grown_file_is_named_with_sizes(folder):
-    (folder / "commit_success.txt").write_text("yes")
-    assert faults(folder) == ["file commit_success.txt grew (3 bytes, 0 were written)"]
+def replace_by_folder(step):
+    (step / "state" / "_METADATA").unlink()
+    (step / "state" / "_METADATA").mkdir()
 
 
-def test_missing_file_is_named(folder):
-    (folder / "state" / "_METADATA").unlink()
-    assert faults(folder) == ["file state/_METADATA is missing"]
-
-
-def test_file_replaced_by_folder_is_named(folder):
-    (folder / "state" / "_METADATA").unlink()
-    (folder / "state" / "_METADATA").mkdir()
-    assert faults(folder) == ["file state/_METADATA is a folder"]
-
-
-def test_changed_bytes_of_same_size_are_damage(folder):
-    (folder / "state" / "_METADATA").write_text("[]")
-    assert faults(folder) == [
-        "file state/_METADATA has changed since it was written (SHA-256 differs)"
-    ]
+@pytest.mark.parametrize(
+    ("change", "damage"),
+    [
+        (
+            lambda step: (step / "state/d/weights").write_bytes(bytes(12)),
+            "file state/d/weights cut short (12 of 200 bytes)",
+        ),
+        (
+            lambda step: (step / "commit_success.txt").write_text("yes"),
+            "file commit_success.txt grew (3 bytes, 0 were written)",
+        ),
+        # It is not read.
+        (grow_file, f"file commit_success.txt grew ({1 << 40} bytes, 0 were written)"),
+        (lambda step: (step / "state/_METADATA").unlink(), "file state/_METADATA is missing"),
+        (replace_by_folder, "file state/_METADATA is a folder"),
+        (
+            lambda step: (step / "state/_METADATA").write_text("[]"),
+            "file state/_METADATA has changed since it was written (SHA-256 differs)",
+        ),
+    ],
+)
+def test_damaged_file_is_named(folder, change, damage):
+    change(folder)
+    assert faults(folder) == [damage]
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 7])
@@ -137,15 +144,7 @@ def test_special_file_is_no_manifest_or_mark(folder, make):
     assert not _has_mark(folder)
 
 
-def test_huge_sparse_file_is_not_read(folder):
-    with (folder / "commit_success.txt").open("wb") as file:
-        file.truncate(1 << 40)
-    assert faults(folder) == [f"file commit_success.txt grew ({1 << 40} bytes, 0 were written)"]
-
-
-def test_resigned_manifest_never_names_outside_files(
-    folder,
-):
+def test_resigned_manifest_never_names_outside_files(folder):
     data, chance = (folder / manifest.MANIFEST_FILE).read_bytes(), random.Random(19)
     body = json.dumps(json.loads(data)["manifest"]).encode()
     for number in range(20_000):
@@ -157,11 +156,10 @@ def test_resigned_manifest_never_names_outside_files(
             except (ValueError, RecursionError):
                 continue
             written = json.dumps(value, sort_keys=True, indent=1).encode() + b"\n"
-            forged = manifest._to_json(
-                {"manifest": value, "sha256": hashlib.sha256(written).hexdigest()}
-            )
+            digest = hashlib.sha256(written).hexdigest()
+            forged = manifest._to_json({"manifest": value, "sha256": digest})
         try:
             result = Manifest.from_bytes(forged)
         except DamagedManifestError:
             continue
-        assert all(isinstance(each, str) for each in manifest.find_damage(folder, result))
+        assert all(isinstance(damage, str) for damage in manifest.find_damage(folder, result))

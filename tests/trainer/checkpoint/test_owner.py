@@ -37,12 +37,9 @@ def folder(tmp_path) -> epath.Path:
 @pytest.fixture
 def other(folder):
     """Another live process that holds the folder for run-other."""
-    with subprocess.Popen(
-        [sys.executable, "-c", HOLD, str(folder)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    ) as process:
+    command = [sys.executable, "-c", HOLD, str(folder)]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen(command, text=True, **pipes) as process:
         assert process.stdout is not None and process.stdout.readline() == "claimed\n"
         yield process
         process.kill()
@@ -74,18 +71,16 @@ def test_new_folder_is_claimed_silently(folder, claimant):
 
 
 def test_folder_of_live_run_is_refused_by_name(folder, claimant, other):
-    with pytest.raises(
-        CheckpointError, match=rf"run run-other \(process {other.pid} on .*--take-over"
-    ) as raised:
+    words = rf"run run-other \(process {other.pid} on .*--take-over"
+    with pytest.raises(CheckpointError, match=words) as raised:
         claimant("run-a").claim()
     shows("belongs to run …, which renewed its claim", str(raised.value))
 
 
 def test_killed_or_zombie_owner_is_replaced(folder, claimant, other):
     other.send_signal(signal.SIGKILL)
-    os.waitid(
-        os.P_PID, other.pid, os.WEXITED | os.WNOWAIT
-    )  # it has ended, and nobody has reaped it
+    # It has ended, and nobody has reaped it.
+    os.waitid(os.P_PID, other.pid, os.WEXITED | os.WNOWAIT)
     assert claimant("run-a").claim().endswith("that process has ended")
 
 
@@ -120,9 +115,8 @@ def test_take_over_stops_former_owner_before_writing(folder, claimant):
     former.claim()
     former.check_ownership()
     rewrite(folder, uid="run-b", host="pod-7")
-    with pytest.raises(
-        CheckpointError, match="taken over by run run-b, process .* on pod-7"
-    ) as raised:
+    words = "taken over by run run-b, process .* on pod-7"
+    with pytest.raises(CheckpointError, match=words) as raised:
         former.check_ownership()
     shows("no longer belongs to run", str(raised.value))
     assert claimant("run-c").claim(take_over=True).endswith("--take-over was given")
@@ -187,7 +181,5 @@ def test_special_owner_file_is_refused_unread(folder, claimant, make):
 
 def test_renewal_calls_callback(folder, claimant):
     called = threading.Event()
-    job_value = claimant("run-a", renew_s=0.01, on_renewed=called.set)
-    job_value.claim()
+    claimant("run-a", renew_s=0.01, on_renewed=called.set).claim()
     assert called.wait(60)
-    job_value.release()

@@ -1,4 +1,4 @@
-"""Checkpoints are whole or not there: what is damaged is found and said, and what was saved comes back equal."""
+"""Checkpoints are whole or not there: damage is found, and a saved state is restored equal."""
 
 import errno
 import os
@@ -52,7 +52,7 @@ class Opened(Store):
         self.close()
 
     def found(self) -> tuple[int, str]:
-        """The step that is restored, proven equal to what was saved, and all that was said."""
+        """Return the step that is restored, proven equal to what was saved, and all notes."""
         restored = self.restore(abstract(mesh()))
         assert restored is not None
         step, tree, meta = restored
@@ -68,7 +68,7 @@ def save(store: Store, *steps: int) -> None:
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory) -> Path:
-    """A folder with steps 20, 30 and 40. Copied by who would change it."""
+    """Return a folder with steps 20, 30 and 40, which tests copy."""
     folder = tmp_path_factory.mktemp("saved") / "checkpoints"
     with Opened(folder) as store:
         save(store, 20, 30, 40)
@@ -95,11 +95,8 @@ def flip(path: Path, chance: random.Random) -> None:
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    return {
-        str(path.relative_to(folder)): path.read_bytes()
-        for path in files(folder)
-        if path.name != OWNER
-    }
+    paths = (path for path in files(folder) if path.name != OWNER)
+    return {str(path.relative_to(folder)): path.read_bytes() for path in paths}
 
 
 # What was saved comes back.
@@ -138,9 +135,8 @@ def test_arrays_donated_after_save_are_saved_unchanged(tmp_path):
 
 
 def test_random_keys_small_dtypes_and_odd_names_round_trip(tmp_path):
-    tree = {
-        "rest": {"layers.0/key['a']": jax.random.key(3), "half": jnp.arange(3, dtype=jnp.bfloat16)}
-    }
+    leaves = {"layers.0/key['a']": jax.random.key(3), "half": jnp.arange(3, dtype=jnp.bfloat16)}
+    tree = {"rest": leaves}
     like = jax.tree.map(
         lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding), tree
     )
@@ -149,9 +145,8 @@ def test_random_keys_small_dtypes_and_odd_names_round_trip(tmp_path):
         store.wait()
         step, result, meta = store.restore(like)
     assert (step, meta) == (0, {"none": None, "list": [1, "a"], "float": 1.5})
-    assert jax.tree.all(
-        jax.tree.map(lambda a, b: a.dtype == b.dtype and (a == b).all(), tree, result)
-    )
+    equal = jax.tree.map(lambda a, b: a.dtype == b.dtype and (a == b).all(), tree, result)
+    assert jax.tree.all(equal)
 
 
 def test_committed_step_has_manifest_and_is_not_saved_again(tmp_path):
@@ -184,75 +179,74 @@ def test_rotation_keeps_newest_steps(tmp_path):
 def test_hundred_flipped_bytes_are_found(folder):
     step, chance = epath.Path(folder / "40"), random.Random(3)
     sizes = {path: path.stat().st_size for path in files(folder / "40") if path.stat().st_size}
-    every = list(sizes)
-    for n in range(100):
-        path = (
-            every[n] if n < len(every) else chance.choices(every, list(sizes.values()))[0]
-        )  # each file, then by size
+    # Each file once, then files by their size.
+    paths = [*sizes, *chance.choices(list(sizes), list(sizes.values()), k=100 - len(sizes))]
+    for path in paths:
         whole = path.read_bytes()
         flip(path, chance)
         try:
-            assert manifest.find_damage(step, manifest.read_manifest(step)), (
-                f"{path} was changed and nobody noticed"
-            )
+            assert manifest.find_damage(step, manifest.read_manifest(step)), path
         except manifest.DamagedManifestError:
             assert path.name == manifest.MANIFEST_FILE
         path.write_bytes(whole)
     assert manifest.find_damage(step, manifest.read_manifest(step)) == []
 
 
-@pytest.mark.parametrize(
-    "choice", ["biggest", "_METADATA", "_CHECKPOINT_METADATA", "metadata", manifest.MANIFEST_FILE]
-)
-def test_flipped_byte_is_never_restored(folder, choice):
-    path = (
-        biggest(folder / "40")
-        if choice == "biggest"
-        else next(p for p in files(folder / "40") if p.name == choice)
-    )
-    flip(path, random.Random(1))
-    with Opened(folder) as store:
-        step, message = store.found()
-    assert step == 30
-    assert "step 40: " in message and path.name in message and "using step 30" in message
+def flip_byte(name):
+    def damage(folder):
+        step = folder / "40"
+        path = biggest(step) if name == "biggest" else next(step.rglob(name))
+        flip(path, random.Random(1))
+
+    return damage
 
 
-def test_truncated_file_is_named_and_older_step_is_used(folder):
-    path = biggest(folder / "40")
-    size = path.stat().st_size
-    os.truncate(path, 12)
-    with Opened(folder) as store:
-        assert store.found() == (
-            30,
-            f"step 40: file {path.relative_to(folder / '40')} cut short (12 of {size} bytes); "
-            "using step 30 (40 is kept as 40.bad-1)",
-        )
-        assert store.newest_committed_step() == 30
+def truncate_file(folder):
+    os.truncate(biggest(folder / "40"), 12)
 
 
-def test_first_three_missing_files_are_named(folder):
+def lose_arrays(folder):
     shutil.rmtree(folder / "40" / "state")
-    with Opened(folder) as store:
-        step, message = store.found()
-    assert step == 30
-    assert message.count("is missing") == 3 and " more; using step 30" in message
 
 
-def test_empty_folder_and_file_named_like_step_are_skipped(folder):
+def put_foreign_names(folder):
     (folder / "50").mkdir()
     (folder / "60").write_text("not a checkpoint")
+
+
+def copy_step(folder):
+    shutil.copytree(folder / "20", folder / "50")
+
+
+def lose_manifests_and_arrays(folder):
+    without_manifests(folder)
+    shutil.rmtree(folder / "40" / "state" / "d")
+
+
+@pytest.mark.parametrize(
+    ("damage", "restored", "words"),
+    [
+        (flip_byte("biggest"), 30, "SHA-256 differs|using step 30"),
+        (flip_byte("_METADATA"), 30, "state/_METADATA has changed|using step 30"),
+        (flip_byte("_CHECKPOINT_METADATA"), 30, "_CHECKPOINT_METADATA has changed|using step 30"),
+        (flip_byte("metadata"), 30, "meta/metadata has changed|using step 30"),
+        (flip_byte(manifest.MANIFEST_FILE), 30, f"{manifest.MANIFEST_FILE} |using step 30"),
+        (truncate_file, 30, "step 40: file state/|(12 of |using step 30 (40 is kept as 40.bad-1)"),
+        (lose_arrays, 30, "is missing| more; using step 30"),
+        (put_foreign_names, 40, "step 60: is a file, not a folder; using step 40"),
+        (put_foreign_names, 40, "step 50: the folder is empty; using step 40"),
+        (copy_step, 40, "step 50: its manifest is that of step 20"),
+        (lose_manifests_and_arrays, 30, "step 40: no manifest, and it cannot be restored: "),
+    ],
+)
+def test_damaged_step_is_skipped_with_note(folder, damage, restored, words):
+    damage(folder)
     with Opened(folder) as store:
         step, message = store.found()
-    assert step == 40
-    assert "step 60: is a file, not a folder; using step 40" in message
-    assert "step 50: the folder is empty; using step 40" in message
-
-
-def test_step_copied_to_another_number_is_refused(folder):
-    shutil.copytree(folder / "20", folder / "50")
-    with Opened(folder) as store:
-        assert store.found()[0] == 40
-        assert "step 50: its manifest is that of step 20" in store.notes[0]
+        assert store.newest_committed_step() == step == restored
+    for text in words.split("|"):
+        assert text in message
+    assert message.count("is missing") in (0, 3)
 
 
 def test_foreign_files_are_named_and_kept(folder):
@@ -280,13 +274,9 @@ def test_error_names_every_unusable_step_and_changes_nothing(folder):
         store.restore(abstract(mesh()))
     assert caught.value.code == 78
     shows("no valid checkpoint in", str(caught.value))
-    for text in (
-        "step 40: the folder is empty",
-        "step 30: file meta/metadata is missing",
-        "step 20: ",
-        "Restore one of these",
-    ):
+    for text in ("step 40: the folder is empty", "step 30: file meta/metadata is missing"):
         assert text in str(caught.value)
+    assert "step 20: " in str(caught.value) and "Restore one of these" in str(caught.value)
     assert contents(folder) == previous and (folder / "40").is_dir()
 
 
@@ -306,19 +296,15 @@ def test_bad_step_is_renamed_and_its_number_is_reused(folder):
 
 @pytest.mark.parametrize("is_half_written", [False, True])
 def test_verified_step_wins_over_step_without_manifest(folder, is_half_written):
-    """It may be damaged, and nothing would tell."""
     (folder / "40" / manifest.MANIFEST_FILE).unlink()
-    if is_half_written:  # as a process leaves it that is killed in the middle
-        (folder / "40" / (f"{manifest.MANIFEST_FILE}.0123456789abcdef.tmp")).write_bytes(
-            b'{"files": {'
-        )
+    if is_half_written:
+        # A process that is killed in the middle leaves this.
+        draft = folder / "40" / f"{manifest.MANIFEST_FILE}.0123456789abcdef.tmp"
+        draft.write_bytes(b'{"files": {')
     with Opened(folder, uid="run-b") as store:
         step, message = store.found()
-        assert (
-            step == 30
-            and "step 40: no manifest" in message
-            and "using step 30 (40 was removed)" in message
-        )
+        assert step == 30 and "step 40: no manifest" in message
+        assert "using step 30 (40 was removed)" in message
         assert not (folder / "40").exists() and store.committed_steps()[-1] == 30
         save(store, 40)
     with Opened(folder) as store:
@@ -340,15 +326,6 @@ def test_newest_unverified_step_is_adopted_with_note(folder):
         assert store.found() == (40, "")
 
 
-def test_unrestorable_step_without_manifest_is_skipped(folder):
-    without_manifests(folder)
-    shutil.rmtree(folder / "40" / "state" / "d")
-    with Opened(folder) as store:
-        step, message = store.found()
-    assert step == 30
-    assert "step 40: no manifest, and it cannot be restored: " in message
-
-
 def test_step_without_manifest_is_used_if_others_are_damaged(folder):
     (folder / "30" / manifest.MANIFEST_FILE).unlink()
     for step in (20, 40):
@@ -363,8 +340,8 @@ def test_step_without_manifest_is_used_if_others_are_damaged(folder):
     ("reader", "call"),
     [
         (CheckpointFolder, "list_steps"),
-        (Restore, "_inspect_step"),
         (CheckpointFolder, "clear_unfinished"),
+        (Restore, "_inspect_step"),
     ],
 )
 def test_transient_storage_failure_is_retried(folder, monkeypatch, reader, call):
@@ -388,11 +365,8 @@ def test_deleted_step_is_reported_once_and_saved_again(tmp_path, subject):
     with Opened(tmp_path / "checkpoints", keep=2) as store:
         save(store, 1, 2)
         store._owner._on_renewed()
-        assert (
-            store.newest_committed_step() == 2
-            and not store.forget_if_deleted(2)
-            and store.notes == []
-        )
+        assert store.newest_committed_step() == 2 and not store.forget_if_deleted(2)
+        assert store.notes == []
         shutil.rmtree(tmp_path / "checkpoints" / subject)
         for _ in range(2):
             store._owner._on_renewed()
@@ -411,18 +385,15 @@ def test_deleted_step_is_reported_once_and_saved_again(tmp_path, subject):
 
 
 def test_state_of_another_optimizer_is_described_by_job_keys(folder):
-    """The meta says what was asked for; the names of optax's arrays tell nobody anything."""
     now = {**abstract(mesh()), "opt": {"1.count": jax.ShapeDtypeStruct((), jnp.int32)}}
     previous = {path: path.stat().st_mtime_ns for path in folder.rglob("[0-9]*/**/*")}
     with Opened(folder) as store, pytest.raises(CheckpointError) as raised:
         store.restore(
             now, lambda meta: f"was trained with adamw on {meta['data']}, the job says sgd"
         )
-    assert "step 40 of" in str(raised.value)
-    assert "was trained with adamw on abc, the job says sgd; change it back, or set" in str(
-        raised.value
-    )
-    assert "absent" not in str(raised.value)
+    message = str(raised.value)
+    assert "step 40 of" in message and "absent" not in message
+    assert "was trained with adamw on abc, the job says sgd; change it back, or set" in message
     assert {path: path.stat().st_mtime_ns for path in folder.rglob("[0-9]*/**/*")} == previous
 
 
@@ -430,36 +401,32 @@ def test_model_of_another_shape_is_refused_by_first_leaf(folder):
     previous = contents(folder)
     with Opened(folder) as store, pytest.raises(CheckpointError) as caught:
         store.restore(abstract(mesh(), width=16))
-    assert (
-        "params/dense/kernel is float32[8,64] in the checkpoint and float32[8,16] in this model"
-        in str(caught.value)
+    assert "params/dense/kernel is float32[8,64] in the checkpoint and float32[8,16] in this" in (
+        str(caught.value)
     )
     assert contents(folder) == previous
 
 
-def test_missing_leaves_are_named():
-    kernel = ((8,), "float32")
-    assert describe_first_difference({"a": kernel}, {"a": kernel}) is None
-    assert (
-        describe_first_difference({}, {"a": kernel})
-        == "a is absent in the checkpoint and float32[8] in this model"
-    )
-    assert (
-        describe_first_difference({"a": kernel}, {})
-        == "a is float32[8] in the checkpoint and absent in this model"
-    )
-    assert describe_first_difference({"a": ((8,), "bfloat16")}, {"a": kernel}) == (
-        "a is bfloat16[8] in the checkpoint and float32[8] in this model"
-    )
+@pytest.mark.parametrize(
+    ("saved", "model", "difference"),
+    [
+        ("float32", "float32", None),
+        (None, "float32", "a is absent in the checkpoint and float32[8] in this model"),
+        ("float32", None, "a is float32[8] in the checkpoint and absent in this model"),
+        ("bfloat16", "float32", "a is bfloat16[8] in the checkpoint and float32[8] in this model"),
+    ],
+)
+def test_missing_leaves_are_named(saved, model, difference):
+    trees = [{} if dtype is None else {"a": ((8,), dtype)} for dtype in (saved, model)]
+    assert describe_first_difference(*trees) == difference
 
 
 def test_replaced_owner_writes_nothing_more(tmp_path):
     first = Opened(tmp_path)
     save(first, 1)
     hold = threading.Event()
-    first._background.submit(
-        hold.wait
-    )  # its next save is cut off between Orbax's part and the manifest
+    # The next save is cut off between Orbax's part and the manifest.
+    first._background.submit(hold.wait)
     first.save(2, state(2, mesh()), {})
     first._checkpointer.wait()
     second = Opened(tmp_path, uid="run-b", take_over=True)
@@ -487,9 +454,7 @@ def test_second_live_run_is_refused_before_any_change(tmp_path):
 # Storage fails, processes are killed.
 
 
-def test_background_storage_failure_is_raised_at_next_call(
-    tmp_path,
-):
+def test_background_storage_failure_is_raised_at_next_call(tmp_path):
     done = subprocess.run(
         [sys.executable, HERE / "saves_to_full_storage.py", tmp_path],
         capture_output=True,
@@ -506,11 +471,8 @@ def test_background_storage_failure_is_raised_at_next_call(
 
 
 def test_only_files_of_killed_saves_are_cleared(tmp_path):
-    for name in (
-        "7.orbax-checkpoint-tmp",
-        "8.orbax-checkpoint-tmp-17",
-        "model.orbax-checkpoint-tmp",
-    ):
+    unfinished = "7.orbax-checkpoint-tmp", "8.orbax-checkpoint-tmp-17", "model.orbax-checkpoint-tmp"
+    for name in unfinished:
         (tmp_path / name / "state").mkdir(parents=True)
     with Opened(tmp_path) as store:
         assert store.restore(abstract(mesh())) is None
@@ -518,12 +480,13 @@ def test_only_files_of_killed_saves_are_cleared(tmp_path):
 
 
 def test_foreign_numbered_folders_are_named_and_unchanged(tmp_path):
-    for name in (
+    foreign = (
         "1/weights",
         "2/state/w",
         "7.orbax-checkpoint-tmp/state/w",
         "jaxlaunch.digests/notes.txt",
-    ):
+    )
+    for name in foreign:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(f"mine: {name}")
     (tmp_path / "8").write_text("a file")
@@ -561,16 +524,14 @@ def test_unfinished_save_of_older_version_is_reported_early(tmp_path):
         (tmp_path / name / "w").touch()
     with Opened(tmp_path) as store:
         store.check_free(lambda step: step != 8)
-        with pytest.raises(
-            CheckpointError, match=r"holds 8\.orbax-checkpoint-tmp, which no run saved"
-        ):
+        with pytest.raises(CheckpointError, match=r"holds 8\.orbax-checkpoint-tmp, which no run"):
             store.check_free(lambda step: step % 4 == 0)
         assert [store.blocking_names(step) for step in (8, 9)] == ["8.orbax-checkpoint-tmp", ""]
 
 
 @pytest.mark.extended
 def test_latest_good_step_survives_random_kills(tmp_path):
-    """Four kills; each next process checks what it restores before it goes on, and takes over at once."""
+    """Four kills: each next process checks what it restores, and takes over at once."""
     chance, committed = random.Random(time.time_ns()), -1
     for kill in range(4):
         with subprocess.Popen(
@@ -582,20 +543,13 @@ def test_latest_good_step_survives_random_kills(tmp_path):
             lines = []
             for line in process.stdout:
                 lines.append(line)
-                if (
-                    line.startswith("saved")
-                    and len([line for line in lines if line.startswith("saved")]) == 3
-                ):
+                if sum(line.startswith("saved") for line in lines) == 3:
                     break
             time.sleep(chance.random() * 0.2)  # a random moment, not a wait for something
             process.kill()
             assert "ready\n" in lines, lines
-            reported = [
-                int(line.split()[1])
-                for line in lines
-                if line.startswith("saved ") and "None" not in line
-            ]
-            committed = max([committed, *reported])
+            reported = [line.split()[1] for line in lines if line.startswith("saved ")]
+            committed = max([committed, *(int(step) for step in reported if step != "None")])
     with Opened(tmp_path, uid="last") as store:
         step, tree, _ = store.restore(abstract(mesh()))
         assert same(tree, step) and step >= committed
@@ -623,9 +577,8 @@ def test_system_message_of_disk_comes_first(tmp_path, monkeypatch, call, words):
 
 
 def unreachable(*_, **__):
-    raise type("EndpointConnectionError", (Exception,), {"__module__": "botocore.exceptions"})(
-        "no such endpoint"
-    )
+    error = type("EndpointConnectionError", (Exception,), {"__module__": "botocore.exceptions"})
+    raise error("no such endpoint")
 
 
 @pytest.mark.parametrize("act", ["claim", "restore", "check_free", "save", "close"])
@@ -644,13 +597,13 @@ def test_unreachable_bucket_is_storage_error_in_every_call(tmp_path, monkeypatch
 
 
 def test_claim_renewal_survives_unreachable_bucket(tmp_path, monkeypatch):
-    job_value = Owner(epath.Path(tmp_path), "run-a")
-    job_value.claim()
+    claim = Owner(epath.Path(tmp_path), "run-a")
+    claim.claim()
     with monkeypatch.context() as patch:
         patch.setattr(owner, "read_small_file", unreachable)
-        assert job_value._renew_once()
-    assert job_value._renew_once()
-    job_value.release()
+        assert claim._renew_once()
+    assert claim._renew_once()
+    claim.release()
 
 
 def test_unreachable_store_keeps_original_error():

@@ -1,4 +1,4 @@
-"""The loop with a training that counts: what it asks of one, in which order, and where it heeds a stop."""
+"""The loop with a training that counts: its calls, their order, and where a run stops."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Written(Metrics):
 
 
 class Counting(Training[jax.Array]):
-    """A state that is the number of its steps, and two batches of each evaluation. Writes down what it is asked."""
+    """A state that counts its steps, with two batches of each evaluation; records its calls."""
 
     has_evaluation = True
 

@@ -1,4 +1,4 @@
-"""`jaxlaunch.run` in one process of eight devices: what it returns, keeps, resumes from and refuses on the way."""
+"""`jaxlaunch.run` in one process of eight devices: results, resuming and errors."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Numbers:
         return {"x": np.float32(index), "y": np.float32(2 * index)}
 
 
-def given() -> Line:
+def first_line() -> Line:
     w = np.zeros((), np.float32)
     return Line(w, OPTIMIZER.init(jnp.asarray(w)), jax.random.key(5), 0)
 
@@ -69,39 +69,30 @@ def lines(home: Path, name: str) -> list[dict[str, Any]]:
 
 def test_resumed_run_equals_uninterrupted_run(home: Path) -> None:
     previous = signal.getsignal(signal.SIGTERM)
-    how: dict[str, Any] = {
-        "batch": 8,
-        "every": 2,
-        "log_every": 1,
-        "evaluate": lambda state: {"w": state.w},
-    }
-    mine = given()
+    how: dict[str, Any] = {"batch": 8, "every": 2, "log_every": 1}
+    how["evaluate"] = lambda state: {"w": state.w}
+    mine = first_line()
     whole = jaxlaunch.run(step, mine, Numbers(), steps=6, folder=str(home / "whole"), **how)
-    assert sum(line["seen"] for line in lines(home, "metrics")[:3]) == sum(
-        range(24)
-    )  # each once an epoch
+    # Each example is seen once in an epoch.
+    assert sum(line["seen"] for line in lines(home, "metrics")[:3]) == sum(range(24))
     jaxlaunch.run(step, mine, Numbers(), steps=3, **how)  # the program's own arrays are still there
-    parts = jaxlaunch.run(step, given, Numbers(), steps=6, **how)
+    parts = jaxlaunch.run(step, first_line, Numbers(), steps=6, **how)
     assert isinstance(parts, Line) and int(parts.count) == 6 and float(parts.w) > 0
     for first, other in zip(jax.tree.leaves(whole), jax.tree.leaves(parts), strict=True):
         assert jnp.array_equal(first, other)
     assert [line["step"] for line in lines(home, "metrics")] == [1, 2, 3, 4, 5, 6]
     assert lines(home, "eval")[-1]["w"] == pytest.approx(float(whole.w))
-    repeated = jaxlaunch.run(step, given, Numbers(), steps=6, **how)
+    repeated = jaxlaunch.run(step, first_line, Numbers(), steps=6, **how)
     assert jnp.array_equal(repeated.w, parts.w)
     assert signal.getsignal(signal.SIGTERM) == previous
-    with pytest.raises(
-        SpecError,
-        match=r"run\(steps=5\): step 6 is already saved in .* raise steps, or give folder=",
-    ):
-        jaxlaunch.run(step, given, Numbers(), steps=5, **how)
-    with pytest.raises(
-        CheckpointError, match="seed is 1, and the checkpoints in .* were made with 0"
-    ):
-        jaxlaunch.run(step, given, Numbers(), steps=8, seed=1, **how)
-    with pytest.raises(
-        CheckpointError, match="state/w is float32.. in the checkpoint and float32.3. in this model"
-    ):
+    words = r"run\(steps=5\): step 6 is already saved in .* raise steps, or give folder="
+    with pytest.raises(SpecError, match=words):
+        jaxlaunch.run(step, first_line, Numbers(), steps=5, **how)
+    words = "seed is 1, and the checkpoints in .* were made with 0"
+    with pytest.raises(CheckpointError, match=words):
+        jaxlaunch.run(step, first_line, Numbers(), steps=8, seed=1, **how)
+    words = "state/w is float32.. in the checkpoint and float32.3. in this model"
+    with pytest.raises(CheckpointError, match=words):
         jaxlaunch.run(lambda s: (s, {}), {"w": np.zeros(3, np.float32)}, steps=8)
 
 
@@ -110,24 +101,20 @@ def test_errors_during_run_are_named_and_saves_stay(home: Path) -> None:
         x = np.ones(8 if number < 5 else 16, np.float32)
         return {"x": x, "y": np.full_like(x, np.nan if number == 3 else 1.0)}
 
-    with pytest.raises(
-        NotFiniteError,
-        match=r"step 4: loss nan of test_run.py:\d+ step; nothing after step 2 is saved. Its "
-        r"batch is not: "
-        r"test_run.py:\d+ data: the batch of step 3 has y nan in row 0",
-    ):
-        jaxlaunch.run(step, given, data, steps=6, every=2)
-    with pytest.raises(
-        DataError,
-        match=r"<lambda>: the batch of step 5 has x as float32\[16\], not float32\[8\], as that",
-    ):
-        jaxlaunch.run(
-            step, given, lambda number: data(max(number, 4)), steps=7, folder=str(home / "other")
-        )
+    place = r"test_run.py:\d+"
+    words = (
+        rf"step 4: loss nan of {place} step; nothing after step 2 is saved. Its batch is not: "
+        rf"{place} data: the batch of step 3 has y nan in row 0"
+    )
+    with pytest.raises(NotFiniteError, match=words):
+        jaxlaunch.run(step, first_line, data, steps=6, every=2)
+    words = r"<lambda>: the batch of step 5 has x as float32\[16\], not float32\[8\], as that"
+    other = str(home / "other")
+    with pytest.raises(DataError, match=words):
+        jaxlaunch.run(step, first_line, lambda number: data(max(number, 4)), steps=7, folder=other)
     assert sorted(path.name for path in home.glob("runs/*/checkpoints/[0-9]*")) == ["2"]
-    assert not list(
-        home.rglob("jaxlaunch.owner.json")
-    )  # this process lives on, and another run may use the folders
+    # This process lives on, and another run may use the folders.
+    assert not list(home.rglob("jaxlaunch.owner.json"))
 
 
 class Net(nnx.Module):
@@ -142,11 +129,8 @@ def test_module_with_random_streams_is_sharded_by_rules(home: Path) -> None:
     def learn(net: Net) -> Any:
         return net, {"drawn": net(jnp.ones((8, 4))).sum()}
 
-    how: dict[str, Any] = {
-        "mesh": {"dp": 4, "mp": 2},
-        "sharding": {r"one\.kernel": (None, "mp")},
-        "log_every": 1,
-    }
+    how: dict[str, Any] = {"mesh": {"dp": 4, "mp": 2}, "log_every": 1}
+    how["sharding"] = {r"one\.kernel": (None, "mp")}
     net = jaxlaunch.run(learn, lambda: Net(nnx.Rngs(0)), steps=2, **how)
     assert net.one.kernel[...].sharding.shard_shape((4, 8)) == (4, 4)
     first, second = (line["drawn"] for line in lines(home, "metrics"))

@@ -1,4 +1,4 @@
-"""Wrong calls of `jaxlaunch.run`: each one sentence, which names what was given, before any compile."""
+"""Wrong calls of `jaxlaunch.run`: one sentence for each, before any compilation."""
 
 from __future__ import annotations
 
@@ -90,110 +90,60 @@ def drawn(number: int) -> dict[str, np.ndarray]:
 
 
 RUN: dict[str, Any] = {"step": step, "state": make, "data": data, "steps": 3}
-CALLS: dict[str, tuple[dict[str, Any], str]] = {
-    "a step that is no function": ({"step": 3}, "jaxlaunch.run(step=…) is an int, not a function"),
-    "no steps": ({"steps": 0}, "jaxlaunch.run(steps=0): a whole number from 1 on"),
-    "steps as words": ({"steps": "many"}, "jaxlaunch.run(steps='many'): a whole number from 1 on"),
-    "an axis that does not exist": (
-        {"mesh": {"tp": 2}},
-        "give devices per axis, such as {'dp': 4, 'mp': 2}",
-    ),
-    "a mesh of other devices": ({"mesh": {"dp": 3}}, "asks for 3 devices, there are 8"),
-    "an evaluation that is a number": (
-        {"evaluate": 3},
-        "not a function of the state that returns a dict of numbers",
-    ),
-    "a state with a text": (
-        {"state": {"w": np.zeros(4), "name": "net"}},
-        "name is a str, not an array; a state is a",
-    ),
-    "a state of nothing": (
-        {"state": {}},
-        "gives a dict without an array; a state is a pytree of arrays",
-    ),
-    "a state made of a text": (
-        {"state": lambda: {"n": "x"}},
-        " <lambda>: n is a str, not an array",
-    ),
-    "a rule for no array": (
-        {"sharding": {r"v\..*": ("mp",)}},
-        "matches no parameter. There are: n, w",
-    ),
-    "one value": ({"step": one_value}, "one_value: it returned a dict; return (state, metrics)"),
-    "a state without a part": (
-        {"step": a_name_less},
-        "has no n (int32[]); return the arrays that it was given",
-    ),
-    "a state of another shape": ({"step": another_shape}, "has w as float32[2], not float32[4]"),
-    "a bare loss": ({"step": a_bare_loss}, "its metrics are"),
-    "a metric of rows": (
-        {"step": a_row_of_losses},
-        "metric 'loss' is float32[8], not a real scalar; return its mean",
-    ),
-    "a name of ours": (
-        {"step": a_taken_name},
-        "a metric cannot be named 'step_s'; the records of a run use",
-    ),
-    "a step without a batch": (
-        {"step": without_batch},
-        "is called step(state, batch), and that fails: too many",
-    ),
-    "a step without data": (
-        {"data": None},
-        "is called step(state), and that fails: missing a required argument",
-    ),
-    "an iterator": (
-        {"data": examples()},
+STATE = {"w": np.zeros(4), "name": "net"}
+CALLS: list[tuple[str, Any, str]] = [
+    ("step", 3, "jaxlaunch.run(step=…) is an int, not a function"),
+    ("steps", 0, "jaxlaunch.run(steps=0): a whole number from 1 on"),
+    ("steps", "many", "jaxlaunch.run(steps='many'): a whole number from 1 on"),
+    ("mesh", {"tp": 2}, "give devices per axis, such as {'dp': 4, 'mp': 2}"),
+    ("mesh", {"dp": 3}, "asks for 3 devices, there are 8"),
+    ("evaluate", 3, "not a function of the state that returns a dict of numbers"),
+    ("state", STATE, "name is a str, not an array; a state is a"),
+    ("state", {}, "gives a dict without an array; a state is a pytree of arrays"),
+    ("state", lambda: {"n": "x"}, " <lambda>: n is a str, not an array"),
+    ("sharding", {r"v\..*": ("mp",)}, "matches no parameter. There are: n, w"),
+    ("step", one_value, "one_value: it returned a dict; return (state, metrics)"),
+    ("step", a_name_less, "has no n (int32[]); return the arrays that it was given"),
+    ("step", another_shape, "has w as float32[2], not float32[4]"),
+    ("step", a_bare_loss, "its metrics are"),
+    ("step", a_row_of_losses, "metric 'loss' is float32[8], not a real scalar; return its mean"),
+    ("step", a_taken_name, "a metric cannot be named 'step_s'; the records of a run use"),
+    ("step", without_batch, "is called step(state, batch), and that fails: too many"),
+    ("data", None, "is called step(state), and that fails: missing a required argument"),
+    (
+        "data",
+        examples(),
         "is a generator, which cannot go back to the batch of a step when the run",
     ),
-    "an object": (
-        {"data": object()},
-        "jaxlaunch.run(data=…) is an object; give a function of the step",
-    ),
-    "data of no position": (
-        {"data": nothing},
-        "nothing is called with the step, data(step), and that fails",
-    ),
-    "a function with batch=": (
-        {"batch": 8},
-        "takes examples of a dataset, and data is a function without __len__",
-    ),
-    "rows that do not divide": (
-        {"data": seven},
-        "seven: a batch of 7 rows cannot be split evenly over dp × fsdp = 8 devices",
-    ),
-    "unequal rows": (
-        {"data": unequal},
+    ("data", object(), "jaxlaunch.run(data=…) is an object; give a function of the step"),
+    ("data", nothing, "nothing is called with the step, data(step), and that fails"),
+    ("batch", 8, "takes examples of a dataset, and data is a function without __len__"),
+    ("data", seven, "seven: a batch of 7 rows cannot be split evenly over dp × fsdp = 8 devices"),
+    (
+        "data",
+        unequal,
         "have one number of rows, their first dimension, and here they have: x 8, y 4",
     ),
-    "rows of text": (
-        {"data": words_of},
-        "in the batch of step 0 x is <U1[8]; a batch is a pytree of arrays",
-    ),
-    "data that is drawn": (
-        {"data": drawn},
-        "asked twice for step 0 it gave two batches that differ in x",
-    ),
-}
+    ("data", words_of, "in the batch of step 0 x is <U1[8]; a batch is a pytree of arrays"),
+    ("data", drawn, "asked twice for step 0 it gave two batches that differ in x"),
+]
 
 
-@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize(("option", "value", "message"), CALLS, ids=[row[2] for row in CALLS])
 def test_wrong_call_is_one_sentence_before_compilation(
-    name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    option: str, value: Any, message: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     def compiles(*_: object, **__: object) -> None:
         raise AssertionError("it was not refused")
 
     monkeypatch.setattr(steps, "Executable", compiles)
     monkeypatch.chdir(tmp_path)
-    changed, message = CALLS[name]
     with pytest.raises((SpecError, DataError)) as raised:
-        jaxlaunch.run(**RUN | changed)
-    assert message in str(raised.value) and len(str(raised.value).splitlines()) == 1, str(
-        raised.value
-    )
-    if callable(changed.get("step")):
-        assert str(raised.value).startswith(f"{HERE}:"), str(raised.value)
+        jaxlaunch.run(**RUN | {option: value})
+    text = str(raised.value)
+    assert message in text and len(text.splitlines()) == 1
+    if option == "step" and callable(value):
+        assert text.startswith(f"{HERE}:")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -203,7 +153,6 @@ def test_unknown_option_is_named() -> None:
 
 
 def test_functions_are_described_by_user_line() -> None:
-    assert describe_function(
-        step
-    ) == f"{HERE}:{step.__code__.co_firstlineno} step" and not is_library(__file__)
+    place = f"{HERE}:{step.__code__.co_firstlineno}"
+    assert describe_function(step) == f"{place} step" and not is_library(__file__)
     assert all(map(is_library, (np.__file__, steps.__file__, json.__file__)))

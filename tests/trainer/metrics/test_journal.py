@@ -66,7 +66,7 @@ def test_value_that_is_not_finite_is_null(tmp_path: pathlib.Path) -> None:
 
 
 def events(folder: pathlib.Path) -> list[Any]:
-    """Every event of a TensorBoard folder, read as TensorBoard reads: record by record, checksums held."""
+    """Return every event of a TensorBoard folder, with checked checksums."""
     from tensorboardX.proto.event_pb2 import Event
     from tensorboardX.record_writer import masked_crc32c
 

@@ -18,13 +18,13 @@ from jaxlaunch.trainer.metrics.recorder import Metrics, format_interval, format_
 
 
 class Loop:
-    """What a training loop does with its metrics, over real files, a real pipe and a real socket."""
+    """The metrics of a training loop, over real files, a real pipe and a real socket."""
 
     def __init__(self, folder: pathlib.Path, *, rank: int = 0, has_tokens: bool = False) -> None:
         self.folder = folder
         end, self.fd = os.pipe()
         os.set_blocking(self.fd, False)
-        self.pipe = open(end)
+        self.pipe = open(end)  # noqa: SIM115
         self.report = Progress(self.fd)
         self.metrics = Metrics(
             Workload(60, 8, has_tokens, dataset_examples=100),
@@ -40,14 +40,8 @@ class Loop:
                 pass
             self.metrics.timer.end_step()
             if step % 10 == 0:
-                values = {
-                    "accuracy": 0.5,
-                    "finite": True,
-                    "grad_norm": 1.234,
-                    "learning_rate": 3e-4,
-                    "loss": 1 / step,
-                }
-                self.metrics.record_interval(step, values)
+                means = {"accuracy": 0.5, "finite": True, "grad_norm": 1.234, "learning_rate": 3e-4}
+                self.metrics.record_interval(step, means | {"loss": 1 / step})
 
     def scrape(self) -> str:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
@@ -55,15 +49,18 @@ class Loop:
             return b"".join(iter(lambda: client.recv(65536), b"")).decode()
 
     def lines(self, name: str = "metrics") -> list[dict[str, float]]:
-        return [
-            json.loads(line)
-            for line in (self.folder / "run" / f"{name}.jsonl").read_text().splitlines()
-        ]
+        path = self.folder / "run" / f"{name}.jsonl"
+        return [json.loads(line) for line in path.read_text().splitlines()]
 
-    def told(self) -> list[dict[str, object]]:
-        """Ends the loop and returns all that the agent read."""
+    def reports(self) -> list[dict[str, object]]:
+        """End the loop and return all that the agent read."""
         self.close()
-        return [json.loads(line) for line in self.pipe]
+        with self.pipe:
+            return [json.loads(line) for line in self.pipe]
+
+    def notes(self) -> list[str]:
+        """End the loop and return its notes."""
+        return [str(line["note"]) for line in self.reports() if "note" in line]
 
     def close(self) -> None:
         if self.fd >= 0:
@@ -82,23 +79,18 @@ def loop(tmp_path: pathlib.Path) -> Iterator[Loop]:
 
 
 def test_scrape_before_first_step_has_every_name(loop: Loop) -> None:
-    text = loop.scrape()
+    lines = loop.scrape().splitlines()
     for row in METRIC_ROWS:
-        samples = (row.name, f"{row.name}_bucket")
-        assert any(
-            line.startswith(tuple(f"{name}{{" for name in samples)) for line in text.splitlines()
-        ), row.name
+        assert any(line.startswith((f"{row.name}{{", f"{row.name}_bucket{{")) for line in lines)
 
 
 def test_step_is_exported_between_intervals(loop: Loop) -> None:
     loop.metrics.start(20)
     loop.steps(21, 27)
     text = loop.scrape()
-    assert 'jaxlaunch_step{rank="0"} 27.0' in text and 'jaxlaunch_steps_total{rank="0"} 7.0' in text
-    assert (
-        'jaxlaunch_examples_total{rank="0"} 56.0' in text
-        and 'jaxlaunch_epoch{rank="0"} 2.16' in text
-    )
+    for sample in ("step", "steps_total", "examples_total", "epoch"):
+        value = {"step": 27.0, "steps_total": 7.0, "examples_total": 56.0, "epoch": 2.16}[sample]
+        assert f'jaxlaunch_{sample}{{rank="0"}} {value}' in text
 
 
 def test_interval_reaches_scrape_folder_pipe_and_output(
@@ -115,30 +107,22 @@ def test_interval_reaches_scrape_folder_pipe_and_output(
         assert f"jaxlaunch_{sample}" in text
     assert 'jaxlaunch_task_metric{metric="accuracy",rank="0",split="train"} 0.5' in text
     first, second = loop.lines()
-    assert (first["step"], second["step"], second["loss"], second["accuracy"]) == (
-        10,
-        20,
-        0.05,
-        0.5,
-    )
-    assert (
-        first["examples_per_s"] > 0
-        and first["mfu"] > 0
-        and first["tokens_per_s"] is None
-        and "finite" not in first
-    )
+    assert (first["step"], second["step"]) == (10, 20)
+    assert (second["loss"], second["accuracy"]) == (0.05, 0.5)
+    assert first["examples_per_s"] > 0 and first["mfu"] > 0
+    assert first["tokens_per_s"] is None and "finite" not in first
     parts = sum(second[f"{part}_s"] for part in ("data", "host", "device", "save", "eval"))
     assert parts == pytest.approx(second["wall_s"])
+    # A loss scale is of float16 alone.
     keys = {row.key for row in METRIC_ROWS if row.key} - {
         contract.Key.PART_S,
         contract.Key.LOSS_SCALE,
-    }  # of float16 alone
+    }
     assert keys <= first.keys()
-    reports = loop.told()[-1]["metrics"]
+    reports = loop.reports()[-1]["metrics"]
     assert (reports["step"], reports["loss"], reports["epoch"]) == (20, 0.05, 1.6)
-    assert (
-        "step 20/60  loss 0.0500  grad 1.23  lr 3.0e-04  accuracy 0.5  " in capsys.readouterr().out
-    )
+    line = "step 20/60  loss 0.0500  grad 1.23  lr 3.0e-04  accuracy 0.5  "
+    assert line in capsys.readouterr().out
 
 
 def test_evaluation_has_own_file_and_stays_in_report(
@@ -154,15 +138,13 @@ def test_evaluation_has_own_file_and_stays_in_report(
     assert 'jaxlaunch_task_metric{metric="loss",rank="0",split="eval"} 0.25' in loop.scrape()
     loop.metrics.record_evaluated(20, {"accuracy": 0.975, "examples": 360.0, "loss": 0.25})
     loop.metrics.record_best(20)
-    last = loop.told()[-1]["metrics"]
+    last = loop.reports()[-1]["metrics"]
     assert last["examples_per_s"] > 0
     assert (last["step"], last["loss"], last["eval_accuracy"]) == (20, 0.05, 0.975)
-    assert (last["best_step"], last["eval_loss"]) == (20, 0.25) and "best_step" not in loop.lines(
-        "eval"
-    )[-1]
-    assert (
-        "step 10/60  eval  loss 0.2500  accuracy 0.975  examples 360\n" in capsys.readouterr().out
-    )
+    assert (last["best_step"], last["eval_loss"]) == (20, 0.25)
+    assert "best_step" not in loop.lines("eval")[-1]
+    line = "step 10/60  eval  loss 0.2500  accuracy 0.975  examples 360\n"
+    assert line in capsys.readouterr().out
 
 
 def test_saves_and_commits_are_counted(loop: Loop) -> None:
@@ -184,39 +166,31 @@ def test_other_ranks_only_export(
     loop.metrics.start(0)
     loop.steps(1, 10)
     assert 'jaxlaunch_loss{rank="2"} 0.1' in loop.scrape()
-    assert loop.told() == [] and not (tmp_path / "run").exists() and capsys.readouterr().out == ""
-    loop.pipe.close()
+    assert loop.reports() == [] and not (tmp_path / "run").exists()
+    assert capsys.readouterr().out == ""
+
+    @pytest.mark.parametrize(
+        ("name", "note"),
+        [("run", "no metrics in the run folder: "), ("socket", "no metrics for Prometheus: ")],
+    )
+    def test_unusable_run_folder_or_socket_is_noted(
+        tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str], name: str, note: str
+    ) -> None:
+        if name == "run":
+            (tmp_path / "run").write_text("a file where the folder should be")
+        else:
+            (tmp_path / "socket").mkdir()
+        loop = Loop(tmp_path)
+        loop.metrics.start(0)
+        loop.steps(1, 10)
+        assert name == "run" or len(loop.lines()) == 1
+        notes = loop.notes()
+        assert len(notes) == 1 and notes[0].startswith(note)
+        assert note in capsys.readouterr().err
 
 
-def test_unwritable_run_folder_is_noted(
-    tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "run").write_text("a file where the folder should be")
-    loop = Loop(tmp_path)
-    loop.metrics.start(0)
-    loop.steps(1, 10)
-    notes = [line["note"] for line in loop.told() if "note" in line]
-    assert len(notes) == 1 and notes[0].startswith("no metrics in the run folder: ")  # type: ignore[attr-defined]
-    assert "no metrics in the run folder" in capsys.readouterr().err
-    loop.pipe.close()
-
-
-def test_unbindable_socket_is_noted(tmp_path: pathlib.Path) -> None:
-    (tmp_path / "socket").mkdir()
-    loop = Loop(tmp_path)
-    loop.metrics.start(0)
-    loop.steps(1, 10)
-    assert len(loop.lines()) == 1
-    notes = [line["note"] for line in loop.told() if "note" in line]
-    assert len(notes) == 1 and notes[0].startswith("no metrics for Prometheus: ")  # type: ignore[attr-defined]
-    loop.pipe.close()
-
-
-def test_full_disk_is_noted_once(
-    tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_full_disk_is_noted_once(loop: Loop, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("tensorboardX")
-    loop = Loop(tmp_path)
     loop.metrics.start(0)
     previous = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, previous[1]))  # no file may grow any more
@@ -224,13 +198,9 @@ def test_full_disk_is_noted_once(
         loop.steps(1, 20)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, previous)
-    notes = [str(line["note"]) for line in loop.told() if "note" in line]
-    assert [note.partition(":")[0] for note in notes] == [
-        "no more metrics.jsonl",
-        "no more TensorBoard events",
-    ]
+    notes = [note.partition(":")[0] for note in loop.notes()]
+    assert notes == ["no more metrics.jsonl", "no more TensorBoard events"]
     assert "step 20/60" in capsys.readouterr().out
-    loop.pipe.close()
 
 
 def test_resumed_files_hold_each_step_once(tmp_path: pathlib.Path) -> None:
@@ -238,24 +208,8 @@ def test_resumed_files_hold_each_step_once(tmp_path: pathlib.Path) -> None:
         loop = Loop(tmp_path)
         loop.metrics.start(first)
         loop.steps(first + 1, last)
-        loop.told()
-        loop.pipe.close()
+        loop.reports()
     assert [line["step"] for line in loop.lines()] == [10, 20, 30, 40, 50, 60]
-
-
-def test_speed_of_token_task_is_in_tokens(
-    tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    loop = Loop(tmp_path, has_tokens=True)
-    loop.metrics.start(0)
-    for step in range(1, 11):
-        loop.metrics.record_trained(step, 0.5, 512.0)
-        loop.steps(step, step)
-    assert 'jaxlaunch_tokens_total{rank="0"} 5120.0' in loop.scrape()
-    assert loop.lines()[0]["tokens_per_s"] == pytest.approx(loop.lines()[0]["examples_per_s"] * 64)
-    assert " tokens/s  " in capsys.readouterr().out
-    loop.told()
-    loop.pipe.close()
 
 
 def test_line_shows_tokens_and_targets(
@@ -267,18 +221,14 @@ def test_line_shows_tokens_and_targets(
         loop.metrics.record_trained(step, 32.0 if step <= 10 else 64.0, 512.0)
         loop.steps(step, step)
     for line, share in zip(loop.lines(), (32, 64), strict=True):
-        assert (
-            line["targets_per_s"] == pytest.approx(line["tokens_per_s"] * share / 512)
-            and "weight" not in line
-        )
+        assert line["tokens_per_s"] == pytest.approx(line["examples_per_s"] * 64)
+        assert line["targets_per_s"] == pytest.approx(line["tokens_per_s"] * share / 512)
+        assert "weight" not in line
     text = loop.scrape()
-    assert (
-        'jaxlaunch_targets_total{rank="0"} 960.0' in text
-        and 'jaxlaunch_tokens_total{rank="0"} 10240.0' in text
-    )
+    assert 'jaxlaunch_targets_total{rank="0"} 960.0' in text
+    assert 'jaxlaunch_tokens_total{rank="0"} 10240.0' in text
     assert re.search(r" tokens/s  [\d.]+[kM]? targets/s  data ", capsys.readouterr().out)
-    loop.told()
-    loop.pipe.close()
+    loop.reports()
 
 
 def test_step_without_target_is_counted_and_printed(
@@ -289,18 +239,13 @@ def test_step_without_target_is_counted_and_printed(
         loop.metrics.record_trained(step, weight)
     loop.metrics.record_interval(3, {"loss": math.nan, "weight": 8.0})
     assert 'jaxlaunch_empty_steps_total{rank="0"} 1.0' in loop.scrape()
-    assert (
-        "step 2/60  empty: its batch has no target, nothing is changed\n" in capsys.readouterr().out
-    )
-    assert loop.lines()[-1]["loss"] is None
+    line = "step 2/60  empty: its batch has no target, nothing is changed\n"
+    assert line in capsys.readouterr().out and loop.lines()[-1]["loss"] is None
 
 
 def test_compile_cache_events_are_counted(loop: Loop) -> None:
-    import jax.monitoring
-
-    jax.monitoring.record_event("/jax/compilation_cache/cache_hits")
-    jax.monitoring.record_event("/jax/compilation_cache/cache_misses")
-    jax.monitoring.record_event("/jax/compilation_cache/cache_hits")
+    for event in ("hits", "misses", "hits"):
+        jax.monitoring.record_event(f"/jax/compilation_cache/cache_{event}")
     text = loop.scrape()
     assert 'cache_hits_total{rank="0"} 2.0' in text and 'cache_misses_total{rank="0"} 1.0' in text
 
@@ -321,32 +266,23 @@ def test_numbers_have_short_format(number: float, text: str) -> None:
     assert format_short(number) == text
 
 
-def test_metrics_close_after_folder_is_deleted(
-    tmp_path: pathlib.Path,
-) -> None:
-    loop = Loop(tmp_path)
+def test_metrics_close_after_folder_is_deleted(loop: Loop, tmp_path: pathlib.Path) -> None:
     loop.metrics.start(0)
     loop.steps(1, 10)
     (tmp_path / "socket").unlink()
     shutil.rmtree(tmp_path / "run")
-    assert not [line for line in loop.told() if "note" in line]
-    loop.pipe.close()
+    assert not loop.notes()
 
 
-def test_metrics_close_with_note_after_failures(
-    tmp_path: pathlib.Path,
-) -> None:
-    loop = Loop(tmp_path)
+def test_metrics_close_with_note_after_failures(loop: Loop) -> None:
     loop.metrics.start(0)
     loop.steps(1, 10)
     journal = loop.metrics._files._journals["metrics"]
     journal.close()
-    journal._file = open("/dev/full", "a")
+    journal._file = open("/dev/full", "a")  # noqa: SIM115
     journal._file.write("waits in the buffer")
-    jax.monitoring.unregister_event_listener(
-        loop.metrics._counters.count_cache_event
-    )  # as a program does that clears all of them
-    notes = [str(line["note"]) for line in loop.told() if "note" in line]
+    # A program may clear all listeners.
+    jax.monitoring.unregister_event_listener(loop.metrics._counters.count_cache_event)
+    notes = loop.notes()
     assert all(note.startswith("the metrics could not be closed: ") for note in notes)
     assert any("No space left on device" in note for note in notes)
-    loop.pipe.close()

@@ -1,4 +1,4 @@
-"""Every optimizer by name as its paper or torch states it, in float64 NumPy without optax, and beside it the product's.
+"""Every optimizer as its paper or torch states it, in float64 NumPy, beside the product's.
 
     python -m tests.trainer.optim.simulations
 
@@ -76,7 +76,7 @@ def sgd(
 def adam_step(
     g: Array, s: State, t: int, b1: float, b2: float, eps: float, nesterov: bool = False
 ) -> Array:
-    """Kingma and Ba 2015, algorithm 1; with nesterov Dozat 2016, algorithm 2, with one b1 for all steps."""
+    """Kingma and Ba 2015, algorithm 1; with nesterov Dozat 2016, algorithm 2, with one b1."""
     s["m"] = b1 * s.get("m", 0.0) + (1 - b1) * g
     s["v"] = b2 * s.get("v", 0.0) + (1 - b2) * g**2
     mean = s["m"] / (1 - b1**t)
@@ -105,7 +105,7 @@ def lion(
 
 
 def lamb(x: Array, g: Array, s: State, t: int, rate: float, decay: float, **options: Any) -> Array:
-    """You et al. 2020, algorithm 2, with the identity for its scaling function; a ratio without a size is 1."""
+    """You et al. 2020, algorithm 2, with the identity for scaling; a ratio without size is 1."""
     u = adam_step(g, s, t, **options) + decay * x
     sizes = np.linalg.norm(x), np.linalg.norm(u)
     return x - rate * (sizes[0] / sizes[1] if all(sizes) else 1.0) * u
@@ -146,7 +146,7 @@ def muon(
     sizes: tuple[int, int] | None,
     **options: Any,
 ) -> Array:
-    """Jordan 2024 (github.com/KellerJordan/Muon, `SingleDeviceMuonWithAuxAdam`); consistent_rms is Liu et al. 2025."""
+    """Jordan 2024 (`SingleDeviceMuonWithAuxAdam`); consistent_rms is Liu et al. 2025."""
     of_adam = {key: options.pop(key) for key in ("b1", "b2")}
     if sizes is None:
         return adamw(x, g, s, t, rate, decay, eps=options["eps"], **of_adam)
@@ -315,7 +315,7 @@ def run_formula(variant: str, setting: Setting) -> tuple[list[dict[str, Array]],
 
 
 def run_optimizer(variant: str, setting: Setting) -> tuple[list[dict[str, Array]], Any]:
-    """The product's: parameters after each update, and its state. A run that resumes builds its optimizer anew."""
+    """Return the product's parameters after each update, and its state, also after a resume."""
     optimizer = setting.optimizer(variant)
     start, grads = draw_setting(optimizer)
     axes = {name: axes for name, (_, axes) in PARAMETERS.items()}
@@ -339,7 +339,7 @@ def run_optimizer(variant: str, setting: Setting) -> tuple[list[dict[str, Array]
 
 
 def largest_distance(variant: str, setting: Setting) -> dict[str, float]:
-    """The largest distance of each parameter over all steps, relative to 1 + |p|; under `x of` what is evaluated."""
+    """Return the largest distance of each parameter over all steps, relative to 1 + |p|."""
     (expected, states), (result, state) = (
         run_formula(variant, setting),
         run_optimizer(variant, setting),

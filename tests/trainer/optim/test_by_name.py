@@ -1,4 +1,4 @@
-"""What an optimizer by name holds of each parameter; optimizers of optax's and of users', and chains."""
+"""Optimizers of optax and of users, and chains; the bytes of an optimizer's state."""
 
 import re
 from pathlib import Path
@@ -33,7 +33,7 @@ def draw_params(seed: int) -> dict[str, jax.Array]:
 
 
 def updates_after(transformation: optax.GradientTransformation) -> tuple[dict[str, jax.Array], Any]:
-    """The parameters after STEPS updates, and the state."""
+    """Return the parameters after STEPS updates, and the state."""
     params = draw_params(0)
     state, update = transformation.init(params), jax.jit(transformation.update)
     for step in range(STEPS):
@@ -45,15 +45,13 @@ def updates_after(transformation: optax.GradientTransformation) -> tuple[dict[st
 def by_formula(
     rule: Any, decays: dict[str, float] | None = None, rate: Any = None, **options: Any
 ) -> dict[str, Any]:
-    """The parameters and states of a rule of the simulations after STEPS updates at a rate of 0.01."""
+    """Return the parameters and states of a rule of the simulations after STEPS updates."""
     result = {}
     for name, leaf in draw_params(0).items():
         x, state = np.asarray(leaf, np.float64), {}
         for step in range(STEPS):
-            g, now = (
-                np.asarray(draw_params(step + 1)[name], np.float64),
-                rate(step) if rate else 0.01,
-            )
+            g = np.asarray(draw_params(step + 1)[name], np.float64)
+            now = rate(step) if rate else 0.01
             x = rule(x, g, state, step + 1, now, (decays or {}).get(name, 0.0), **options)
         result[name] = (x, state)
     return result
@@ -65,10 +63,8 @@ def assert_equal(result: dict[str, jax.Array], expected: dict[str, Any]) -> None
 
 
 def build_transformation(**keys: Any) -> optax.GradientTransformation:
-    return optimizers.build_optimizer(
-        Optimizer(**{"lr": 0.01, "clip": None, "schedule": Schedule(name="constant"), **keys}),
-        STEPS,
-    )
+    defaults: dict[str, Any] = {"lr": 0.01, "clip": None, "schedule": Schedule(name="constant")}
+    return optimizers.build_optimizer(Optimizer(**defaults | keys), STEPS)
 
 
 def test_chain_applies_links_in_order() -> None:
@@ -77,10 +73,8 @@ def test_chain_applies_links_in_order() -> None:
     def rule(x: Any, g: Any, *remainder: Any, **options: Any) -> Any:
         return simulations.adam(x, np.clip(g, -0.5, 0.5), *remainder, **options)
 
-    assert_equal(
-        updates_after(build_transformation(chain=chain))[0],
-        by_formula(rule, b1=0.8, b2=0.999, eps=1e-8),
-    )
+    result = updates_after(build_transformation(chain=chain))[0]
+    assert_equal(result, by_formula(rule, b1=0.8, b2=0.999, eps=1e-8))
 
 
 def test_optax_name_is_refused_with_hint() -> None:
@@ -96,22 +90,17 @@ def rmsprop(x: Any, g: Any, s: Any, t: int, rate: float, decay: float) -> Any:
 
 
 def test_documented_chain_equals_torch_rmsprop() -> None:
-    shown = re.search(
-        r"```yaml\n(optimizer:\n  chain:\n    - {name: \"optax:scale_by_rms.*?)```",
-        DOCS.read_text(),
-        re.DOTALL,
-    )
+    pattern = r"```yaml\n(optimizer:\n  chain:\n    - {name: \"optax:scale_by_rms.*?)```"
+    shown = re.search(pattern, DOCS.read_text(), re.DOTALL)
     assert shown is not None
     decaying = {"schedule": Schedule(name="linear"), "lr": 0.01}
     expected = by_formula(rmsprop, rate=lambda step: 0.01 * (1 - step / STEPS))
-    assert_equal(
-        updates_after(build_transformation(**yaml.safe_load(shown[1])["optimizer"] | decaying))[0],
-        expected,
-    )
+    chain = build_transformation(**yaml.safe_load(shown[1])["optimizer"] | decaying)
+    assert_equal(updates_after(chain)[0], expected)
     args = {"decay": 0.99, "momentum": 0.9, "eps_in_sqrt": False}
-    assert_equal(
-        updates_after(build_transformation(name="optax:rmsprop", args=args))[0], by_formula(rmsprop)
-    )  # at one rate it is torch's
+    optax_rmsprop = build_transformation(name="optax:rmsprop", args=args)
+    # At one rate it is torch's.
+    assert_equal(updates_after(optax_rmsprop)[0], by_formula(rmsprop))
     result = updates_after(build_transformation(name="optax:rmsprop", args=args, **decaying))[0]
     assert min(np.abs(result[name] - x).max() for name, (x, _) in expected.items()) > 1e-3
 
@@ -119,13 +108,10 @@ def test_documented_chain_equals_torch_rmsprop() -> None:
 def adan(
     x: Any, g: Any, s: Any, t: int, rate: float, decay: float, weight: float, eps_root: float = 0.0
 ) -> Any:
-    """Xie et al. 2022, algorithm 1, whose betas are 1 minus these; the paper weighs the gradient's change by b2."""
+    """Xie et al. 2022, algorithm 1, whose betas are 1 minus these; `weight` is b2 there."""
     change, s["g"] = g - s.get("g", g), g
-    for key, b, value in (
-        ("m", 0.98, g),
-        ("v", 0.92, change),
-        ("n", 0.99, (g + weight * change) ** 2),
-    ):
+    values = ("m", 0.98, g), ("v", 0.92, change), ("n", 0.99, (g + weight * change) ** 2)
+    for key, b, value in values:
         s[key] = b * s.get(key, 0.0) + (1 - b) * value
     m, v, n = s["m"] / (1 - 0.98**t), s["v"] / (1 - 0.92**t), s["n"] / (1 - 0.99**t)
     return x - rate * (m + weight * v) / (np.sqrt(n + eps_root) + 1e-8)
@@ -134,23 +120,16 @@ def adan(
 def test_optax_adan_differs_as_documented() -> None:
     result = updates_after(build_transformation(name="optax:adan"))[0]
     assert_equal(result, by_formula(adan, weight=1 - 0.92, eps_root=1e-8))
-    assert (
-        min(
-            np.abs(result[name] - x).max() for name, (x, _) in by_formula(adan, weight=0.92).items()
-        )
-        > 1e-2
-    )
+    documented = by_formula(adan, weight=0.92).items()
+    assert min(np.abs(result[name] - x).max() for name, (x, _) in documented) > 1e-2
 
 
 ADAMW = {"b1": 0.8, "b2": 0.999, "eps": 1e-8}
 
 
 def test_factory_gets_arguments_of_its_signature() -> None:
-    result = updates_after(
-        build_transformation(
-            name="optax:adamw", args={"b1": 0.8}, weight_decay=0.1, decay_on="matrices"
-        )
-    )[0]
+    keys = {"name": "optax:adamw", "args": {"b1": 0.8}, "weight_decay": 0.1, "decay_on": "matrices"}
+    result = updates_after(build_transformation(**keys))[0]
     assert_equal(result, by_formula(simulations.adamw, {"w": 0.1}, **ADAMW))
 
 
@@ -164,13 +143,10 @@ def test_factory_gets_arguments_of_its_signature() -> None:
 )
 def test_factory_gets_explicit_zero_decay(keys: dict[str, Any], decays: dict[str, float]) -> None:
     # Without a gradient the decay is all that moves a parameter.
-    transformation, params = (
-        build_transformation(name="optax:adamw", lr=1.0, **keys),
-        draw_params(0),
-    )
-    updates, _ = transformation.update(
-        jax.tree.map(jnp.zeros_like, params), transformation.init(params), params
-    )
+    transformation = build_transformation(name="optax:adamw", lr=1.0, **keys)
+    params = draw_params(0)
+    zeros = jax.tree.map(jnp.zeros_like, params)
+    updates, _ = transformation.update(zeros, transformation.init(params), params)
     for name, decay in decays.items():
         np.testing.assert_allclose(updates[name], -decay * params[name], rtol=1e-6, atol=0)
 
@@ -178,10 +154,8 @@ def test_factory_gets_explicit_zero_decay(keys: dict[str, Any], decays: dict[str
 def test_optax_schedule_free_evaluates_average() -> None:
     params, state = updates_after(build_transformation(name="optax:contrib.schedule_free_adamw"))
     expected = by_formula(simulations.free, b1=0.9, b2=0.999, eps=1e-8)
-    assert_equal(
-        transforms.averaged_params(state, params),
-        {name: (s["x"], s) for name, (_, s) in expected.items()},
-    )
+    average = transforms.averaged_params(state, params)
+    assert_equal(average, {name: (s["x"], s) for name, (_, s) in expected.items()})
     assert transforms.averaged_params(updates_after(build_transformation())[1], params) is None
 
 
@@ -196,9 +170,8 @@ def test_planned_optimizer_bytes_are_of_trained_parameters(name: str) -> None:
     step = build(Digits(), optimizer={"name": name, "groups": groups})
     trained = step.builder.trained_params(step.abstract.params)
     assert trained.keys() == {"head.bias", "head.kernel", "layers.1.bias", "layers.1.kernel"}
-    of_muon = 1 + memory.bytes_per_device(
-        [trained[key] for key in trained if key != "layers.1.kernel"]
-    ) / (memory.bytes_per_device(trained))
+    others = [trained[key] for key in trained if key != "layers.1.kernel"]
+    of_muon = 1 + memory.bytes_per_device(others) / memory.bytes_per_device(trained)
     holds = of_muon if name == "muon" else HOLDS.get(name, 1)
     result = memory.bytes_per_device(step.abstract.opt) / memory.bytes_per_device(trained)
     assert holds <= result <= holds + 0.02
@@ -227,50 +200,47 @@ def test_user_schedule_is_function_of_step() -> None:
 
 
 @pytest.mark.parametrize(
-    ("keys", "message"),
+    ("name", "keys", "message"),
     [
-        ({"name": f"{MINE}:Net"}, r"Net\(\) failed: TypeError"),
-        ({"name": f"{MINE}:nowhere"}, "has no 'nowhere'"),
-        ({"name": f"{MINE}:a_list"}, "makes a list, not an optax.GradientTransformation"),
+        ("Net", {}, r"Net\(\) failed: TypeError"),
+        ("nowhere", {}, "has no 'nowhere'"),
+        ("a_list", {}, "makes a list, not an optax.GradientTransformation"),
+        ("momentum", {"args": {"decoy": 1}}, r"momentum\(learning_rate, decoy\) failed: TypeError"),
+        ("momentum", {"args": {"learning_rate": 1}}, "gets learning_rate of train.optimizer.lr"),
+        ("momentum", {"weight_decay": 0.1}, "takes no weight_decay; leave it out, or add"),
         (
-            {"name": f"{MINE}:momentum", "args": {"decoy": 1}},
-            r"momentum\(learning_rate, decoy\) failed: TypeError",
-        ),
-        (
-            {"name": f"{MINE}:momentum", "args": {"learning_rate": 1}},
-            "gets learning_rate of train.optimizer.lr",
-        ),
-        (
-            {"name": f"{MINE}:momentum", "weight_decay": 0.1},
-            "takes no weight_decay; leave it out, or add",
-        ),
-        (
-            {
-                "name": f"{MINE}:momentum",
-                "groups": [{"match": "b"}, {"match": "w", "weight_decay": 0.1}],
-            },
+            "momentum",
+            {"groups": [{"match": "b"}, {"match": "w", "weight_decay": 0.1}]},
             "train.optimizer.groups.1.weight_decay = 0.1, but",
         ),
-        (
-            {"schedule": f"{MINE}:a_list"},
-            "makes a list, not a schedule: a function step -> learning rate",
-        ),
-        ({"schedule": f"{MINE}:pairs"}, r"gives an array of shape \[2\] for a step, not a number"),
-        ({"schedule": {"name": f"{MINE}:halving"}}, r"halving\(lr\) failed: TypeError"),
     ],
 )
-def test_invalid_factory_results_are_refused(keys: dict[str, Any], message: str) -> None:
+def test_invalid_factory_results_are_refused(name: str, keys: dict[str, Any], message: str) -> None:
     with pytest.raises(SpecError, match=message):
-        build_transformation(**keys)
+        build_transformation(name=f"{MINE}:{name}", **keys)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("a_list", "makes a list, not a schedule: a function step -> learning rate"),
+        ("pairs", r"gives an array of shape \[2\] for a step, not a number"),
+        ("halving", r"halving\(lr\) failed: TypeError"),
+    ],
+)
+def test_invalid_schedules_are_refused(name: str, message: str) -> None:
+    with pytest.raises(SpecError, match=message):
+        build_transformation(schedule=f"{MINE}:{name}")
 
 
 def test_update_of_wrong_shape_is_refused() -> None:
     params = jax.eval_shape(lambda: draw_params(0))
-    for name, message in (
-        ("summed", "arrays of other shapes"),
-        ("forgetful", "a state of other"),
-        ("raising", "KeyError"),
-    ):
+    faults = {
+        "summed": "arrays of other shapes",
+        "forgetful": "a state of other",
+        "raising": "KeyError",
+    }
+    for name, message in faults.items():
         with pytest.raises(SpecError, match=f"train.optimizer: the update .*{message}"):
             schedules.check_transformation(build_transformation(name=f"{MINE}:{name}"), params)
     schedules.check_transformation(build_transformation(name=f"{MINE}:momentum"), params)

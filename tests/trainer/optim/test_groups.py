@@ -1,4 +1,4 @@
-"""Groups of parameters: frozen, with rates and decays of their own, and which of them decay at all."""
+"""Groups of parameters: frozen, with rates and decays of their own."""
 
 from typing import Any
 
@@ -20,26 +20,24 @@ AXES: dict[str, Any] = {
     "stack.qkv_bias": (None, "heads"),
     "stack.up": ("embed", "hidden"),
 }
+SHAPES = {
+    "stack.up": (2, 4, 3),
+    "stack.scale": (2, 4),
+    "stack.qkv_bias": (2, 3, 2),
+    "head": (4, 3),
+    "bias": (3,),
+}
 
 
 def draw_params(seed: int) -> dict[str, jax.Array]:
     random = np.random.default_rng(seed)
-    shapes = {
-        "stack.up": (2, 4, 3),
-        "stack.scale": (2, 4),
-        "stack.qkv_bias": (2, 3, 2),
-        "head": (4, 3),
-        "bias": (3,),
-    }
-    return {
-        name: jnp.asarray(random.normal(size=shape), jnp.float32) for name, shape in shapes.items()
-    }
+    return {name: jnp.asarray(random.normal(size=SHAPES[name]), jnp.float32) for name in SHAPES}
 
 
 def trajectory(
     optimizer: Optimizer, names: list[str], zero: bool = False
 ) -> tuple[dict[str, jax.Array], Any]:
-    """The parameters `names` and the optimizer's state after STEPS updates."""
+    """Return the parameters `names` and the optimizer's state after STEPS updates."""
     built = optimizers.build_optimizer(optimizer, STEPS, AXES)
     params = {name: draw_params(0)[name] for name in names}
     state, update = built.init(params), jax.jit(built.update)
@@ -51,7 +49,7 @@ def trajectory(
 
 
 def test_each_group_has_own_optimizer() -> None:
-    """With a rate and a decay; the first group that matches a parameter has it."""
+    # The first group that matches a parameter has it.
     keys: dict[str, Any] = {"clip": None, "schedule": CONSTANT, "lr": 0.1, "weight_decay": 0.1}
     options = [
         {"match": ".*bias", "lr": 0.5, "weight_decay": 0.0},
@@ -66,12 +64,10 @@ def test_each_group_has_own_optimizer() -> None:
     for names, changed in parts.items():
         alone, _ = trajectory(Optimizer(**keys | changed), list(names))
         for name in names:
-            np.testing.assert_allclose(
-                params[name], alone[name], rtol=1e-6, atol=1e-7, err_msg=name
-            )
-    assert {label: set(part[0].mu) for label, part in state[1].items()} == {
-        "group0": {"bias", "stack.qkv_bias"}, "group1": {"stack.up", "stack.scale"}, "rest": {"head"},
-    }  # fmt: skip
+            np.testing.assert_allclose(params[name], alone[name], 1e-6, 1e-7, err_msg=name)
+    groups = {label: set(part[0].mu) for label, part in state[1].items()}
+    assert groups.pop("group0") == {"bias", "stack.qkv_bias"}
+    assert groups == {"group1": {"stack.up", "stack.scale"}, "rest": {"head"}}
 
 
 @pytest.mark.parametrize("name", ["sgd", "adamw", "lamb"])
@@ -87,38 +83,37 @@ def test_decay_on_matrices_excludes_vectors(name: str) -> None:
 
 
 def test_scale_of_heads_is_no_matrix() -> None:
-    """OLMo 2's norms of whole queries and keys have two named axes."""
-    axes = {"blocks.attention.query_norm.scale": ("heads", "head")}
-    leaf = jax.ShapeDtypeStruct((2, 4, 8), jnp.float32)
-    assert not transforms.is_matrix("blocks.attention.query_norm.scale", leaf, axes)
-    assert transforms.muon_axes("blocks.attention.query_norm.scale", leaf, axes) is None
+    # OLMo 2's norms of whole queries and keys have two named axes.
+    name, leaf = "blocks.attention.query_norm.scale", jax.ShapeDtypeStruct((2, 4, 8), jnp.float32)
+    axes = {name: ("heads", "head")}
+    assert not transforms.is_matrix(name, leaf, axes)
+    assert transforms.muon_axes(name, leaf, axes) is None
 
 
 @pytest.mark.parametrize(
-    ("keys", "message"),
+    ("keys", "count"),
     [
-        ({"weight_decay": 0.1}, ["weight decay on matrices alone: 2 of 3 arrays"]),
-        ({"weight_decay": 0.1, "name": "muon"}, ["weight decay on matrices alone: 1 of 3 arrays"]),
-        ({"name": "optax:adamw"}, ["weight decay on matrices alone: 2 of 3 arrays"]),
-        ({"name": "optax:adamw", "weight_decay": 0.0}, []),
-        ({}, []),
+        ({"weight_decay": 0.1}, 2),
+        ({"weight_decay": 0.1, "name": "muon"}, 1),
+        ({"name": "optax:adamw"}, 2),
+        ({"name": "optax:adamw", "weight_decay": 0.0}, 0),
+        ({}, 0),
     ],
 )
-def test_notes_count_decayed_arrays(keys: dict[str, Any], message: list[str]) -> None:
+def test_notes_count_decayed_arrays(keys: dict[str, Any], count: int) -> None:
     axes = {"embedding": ("vocab", "embed"), "up": ("embed", "hidden"), "scale": ("embed",)}
-    params = {name: jax.ShapeDtypeStruct((4,) * len(of), jnp.float32) for name, of in axes.items()}
-    assert (
-        optimizers.describe_optimizer(Optimizer(decay_on="matrices", **keys), params, axes)
-        == message
-    )
+    params = {
+        name: jax.ShapeDtypeStruct((4,) * len(names), jnp.float32) for name, names in axes.items()
+    }
+    notes = optimizers.describe_optimizer(Optimizer(decay_on="matrices", **keys), params, axes)
+    assert notes == [f"weight decay on matrices alone: {count} of 3 arrays"] * bool(count)
 
 
 def test_frozen_parameters_keep_values_without_state() -> None:
     task = Digits()
     options = [{"match": r"head\..*", "lr": 0.5}, {"match": r"layers\.0\..*", "freeze": True}]
-    step = compiled_step(
-        task, optimizer={"groups": options, "weight_decay": 0.1, "ema": 0.9}, mesh={"fsdp": 2}
-    )
+    optimizer = {"groups": options, "weight_decay": 0.1, "ema": 0.9}
+    step = compiled_step(task, optimizer=optimizer, mesh={"fsdp": 2})
     step.compile_eval(step.put_batch(task.batch(0)))
     state, losses = step.init_state(), []
     previous = {name: np.array(leaf) for name, leaf in state.params.items()}
@@ -127,9 +122,8 @@ def test_frozen_parameters_keep_values_without_state() -> None:
         losses.append(float(metrics["loss"]))
     frozen = {"layers.0.kernel", "layers.0.bias"}
     assert step.builder.frozen == frozen and losses[-1] < losses[0]
-    assert {
-        name for name, leaf in state.params.items() if np.array_equal(leaf, previous[name])
-    } == frozen
+    unchanged = {name for name in previous if np.array_equal(state.params[name], previous[name])}
+    assert unchanged == frozen
     tree = step.builder.to_tree(state)
     assert not [name for part in ("opt", "ema") for name in tree[part] if "layers.0." in name]
     assert {name for name in tree["opt"] if ".mu." in name} == {
@@ -163,9 +157,8 @@ def test_notes_describe_groups() -> None:
         {"match": r"layers\..*bias", "weight_decay": 0.0},
         {"match": r"head\..*", "freeze": True},
     ]
-    step = build(
-        Digits(), optimizer={"groups": options, "decay_on": "matrices", "weight_decay": 0.1}
-    )
+    optimizer = {"groups": options, "decay_on": "matrices", "weight_decay": 0.1}
+    step = build(Digits(), optimizer=optimizer)
     assert step.notes == [
         r"train.optimizer.groups.0 (layers\..*bias): 2 arrays, 64 numbers, lr × 1, weight decay 0",
         r"train.optimizer.groups.1 (head\..*): 2 arrays, 330 numbers, frozen",

@@ -46,6 +46,10 @@ class Overflowing(Digits):
         result = super().loss(model, batch, rng)
         return result._replace(sum=result.sum * push)
 
+    def overflow(self, number: int) -> dict[str, Any]:
+        batch = self.batch(number)
+        return batch | {"weight": np.r_[2.0, batch["weight"][1:]].astype(np.float32)}
+
 
 def test_overflow_skips_step_and_halves_scale() -> None:
     task = Overflowing()
@@ -53,13 +57,9 @@ def test_overflow_skips_step_and_halves_scale() -> None:
     state, _ = step.train(step.init_state(), step.put_batch(task.batch(0)))
     previous = jax.tree.map(np.array, state)
     batch = task.batch(1)
-    state, metrics = step.train(
-        state,
-        step.put_batch(batch | {"weight": np.r_[2.0, batch["weight"][1:]].astype(np.float32)}),
-    )
+    state, metrics = step.train(state, step.put_batch(task.overflow(1)))
     assert metrics["skipped"] and metrics["finite"]
-    assert state.scale == (INITIAL_SCALE / 2, 0)
-    assert state.step == 2
+    assert state.scale == (INITIAL_SCALE / 2, 0) and state.step == 2
     previous = previous._replace(opt=optimizers.with_schedule_counts(previous.opt, state.opt))
     for name in ("params", "opt", "buffers"):
         jax.tree.map(np.testing.assert_array_equal, getattr(state, name), getattr(previous, name))
@@ -70,20 +70,13 @@ def test_overflow_skips_step_and_halves_scale() -> None:
 
 @pytest.mark.parametrize("name", ["adamw", "lion", "sgd", "adafactor"])
 def test_schedule_counts_skipped_steps(name: str) -> None:
-    optimizer = {
-        "name": name,
-        "lr": 1.0,
-        "clip": None,
-        "weight_decay": 0.1,
-        "schedule": {"name": "linear", "warmup": 4},
-    }
+    schedule = {"name": "linear", "warmup": 4}
+    optimizer = {"name": name, "lr": 1.0, "clip": None, "weight_decay": 0.1, "schedule": schedule}
     task = Overflowing()
     step = compiled_step(task, precision="fp16", optimizer=optimizer)
     state, batch = step.init_state(), task.batch(0)
-    overflow = step.put_batch(
-        batch | {"weight": np.r_[2.0, batch["weight"][1:]].astype(np.float32)}
-    )
-    state, metrics = step.train(state, overflow)  # the next one's rate would still be 0
+    # The next step's rate would still be 0.
+    state, metrics = step.train(state, step.put_batch(task.overflow(0)))
     assert metrics["skipped"] and metrics["learning_rate"] == 0
     previous = np.array(state.params["layers.0.kernel"])
     state, metrics = step.train(state, step.put_batch(batch))
@@ -94,12 +87,10 @@ def test_schedule_counts_skipped_steps(name: str) -> None:
 def test_unscaled_overflow_is_not_finite() -> None:
     step = compiled_step(Overflowing(), precision="fp16")
     state, batch = step.init_state(), Overflowing().batch(0)
-    state = state._replace(
-        scale=jax.device_put(scale(MIN_SCALE), jax.tree.map(lambda x: x.sharding, state.scale))
-    )
-    _, metrics = step.train(
-        state, step.put_batch(batch | {"weight": np.full(16, np.inf, np.float32)})
-    )
+    place = jax.tree.map(lambda x: x.sharding, state.scale)
+    state = state._replace(scale=jax.device_put(scale(MIN_SCALE), place))
+    infinite = step.put_batch(batch | {"weight": np.full(16, np.inf, np.float32)})
+    _, metrics = step.train(state, infinite)
     assert metrics["skipped"] and not metrics["finite"]
 
 
@@ -113,9 +104,8 @@ def test_unscaled_overflow_is_not_finite() -> None:
     ids=["mlp", "decoder, accumulate", "decoder, mesh"],
 )
 def test_float16_learns(task: Any, options: dict[str, Any]) -> None:
-    losses, state = run(
-        task, precision="fp16", **options
-    )  # one or two of the first steps may overflow
+    # One or two of the first steps may overflow.
+    losses, state = run(task, precision="fp16", **options)
     assert losses[-5:].mean() < 0.65 * losses[0]
     assert state.scale is not None and state.scale.value > MIN_SCALE
 

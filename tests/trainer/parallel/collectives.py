@@ -1,5 +1,7 @@
 """What a compiled step says to other devices, read from its text."""
 
+# ruff: noqa: E501  # the text of programs
+
 from __future__ import annotations
 
 import re

@@ -49,7 +49,7 @@ MESHES: dict[str, dict[str, int]] = {
 def step_collectives(
     name: str, mesh: str, *, scan: bool = True, chunks: Any = "auto"
 ) -> tuple[list[Collective], dict[str, Any]]:
-    """The collectives of a step, and the parameters it trains; a written-out layer's are among those outside layers."""
+    """Return the collectives of a step, and the parameters that it trains."""
     task, model, _ = TASKS[name]
     model, loss = model.model_copy(update={"scan": scan}), spec.Loss(chunks=chunks)
     step = compiled_step(task, mesh=MESHES[mesh], model=model, loss=loss)
@@ -209,7 +209,7 @@ def test_no_full_parameter_or_batch_is_gathered(name: str, mesh: str) -> None:
 @pytest.mark.parametrize("name", TASKS)
 @pytest.mark.parametrize("mesh", MESHES)
 def test_activations_keep_their_split_axis(name: str, mesh: str) -> None:
-    """But for the rows of a table that has more of them than a device has tokens, and for their gradient."""
+    """Rows of a table with more of them than a device has tokens, and their gradient, are apart."""
     each_way = [
         [c for c in passing(step_collectives(name, mesh)[0], backward=b) if c.kind == "all-to-all"]
         for b in (False, True)

@@ -36,18 +36,12 @@ def test_mesh_axes_are_automatic() -> None:
 
 def test_devices_of_process_are_adjacent() -> None:
     chips = [Chip(id=number, process_index=number % 2) for number in range(8)]
-    assert ids(mesh.build_mesh(spec.Mesh(dp=4, mp=2), chips)) == [
-        [[[0, 2]]],
-        [[[4, 6]]],
-        [[[1, 3]]],
-        [[[5, 7]]],
-    ]
+    grid = mesh.build_mesh(spec.Mesh(dp=4, mp=2), chips)
+    assert ids(grid) == [[[[0, 2]]], [[[4, 6]]], [[[1, 3]]], [[[5, 7]]]]
 
 
 def test_dcn_axes_are_outermost() -> None:
-    chips = [
-        Chip(id=number, process_index=number // 2, slice_index=number // 4) for number in range(8)
-    ]
+    chips = [Chip(number, number // 2, number // 4) for number in range(8)]
     grid = mesh.build_mesh(spec.Mesh(dp=2, fsdp=4, dcn={"fsdp": 2}), chips)
     assert ids(grid) == [[[[0]], [[1]], [[4]], [[5]]], [[[2]], [[3]], [[6]], [[7]]]]
 
@@ -55,9 +49,8 @@ def test_dcn_axes_are_outermost() -> None:
 def test_two_slices_are_laid_out_like_one() -> None:
     chips = [Chip(id=number, process_index=0) for number in range(8)]
     axes = {"dp": 2, "ep": 2, "mp": 2}
-    assert ids(mesh.build_mesh(spec.Mesh(**axes, dcn={"dp": 2}), chips)) == ids(
-        mesh.build_mesh(spec.Mesh(**axes), chips)
-    )
+    slices = mesh.build_mesh(spec.Mesh(**axes, dcn={"dp": 2}), chips)
+    assert ids(slices) == ids(mesh.build_mesh(spec.Mesh(**axes), chips))
 
 
 def test_mesh_of_wrong_size_is_refused() -> None:
@@ -92,13 +85,12 @@ class Tpu:
 
 
 def pod(sides: tuple[int, int, int], slices: int = 1, kind: str = "TPU v4") -> list[Any]:
-    """The devices of slices of a shape; a host has 2 × 2 chips, and its devices' ids come one after the other."""
+    """Return the devices of slices; a host has 2 × 2 chips with consecutive ids."""
     chips: list[Any] = []
     hosts = math.prod(sides) // 4
+    places = list(itertools.product(*map(range, (sides[2], sides[1] // 2, sides[0] // 2))))
     for number in range(slices):
-        for host, (z, y, x) in enumerate(
-            itertools.product(*(range(side) for side in (sides[2], sides[1] // 2, sides[0] // 2)))
-        ):
+        for host, (z, y, x) in enumerate(places):
             for dy, dx in itertools.product(range(2), range(2)):
                 place = (2 * x + dx, 2 * y + dy, z)
                 chips.append(Tpu(len(chips), number * hosts + host, place, number, kind))
@@ -106,14 +98,13 @@ def pod(sides: tuple[int, int, int], slices: int = 1, kind: str = "TPU v4") -> l
 
 
 def hops(grid: jax.sharding.Mesh, axis: int, sides: tuple[int, int, int]) -> int:
-    """The most links between two devices that are neighbours along an axis of the mesh, which closes to a ring."""
+    """Return the most links between neighbours along an axis of the mesh, which is a ring."""
     worst = 0
     for first, other in zip(grid.devices.flat, np.roll(grid.devices, -1, axis).flat, strict=True):
         if first.slice_index == other.slice_index:
-            apart = (abs(a - b) for a, b in zip(first.coords, other.coords, strict=True))
-            worst = max(
-                worst, sum(min(far, side - far) for far, side in zip(apart, sides, strict=True))
-            )
+            steps = zip(first.coords, other.coords, sides, strict=True)
+            links = (min(abs(a - b), side - abs(a - b)) for a, b, side in steps)
+            worst = max(worst, sum(links))
     return worst
 
 
@@ -178,18 +169,14 @@ def test_axes_are_divided_over_slices_with_note(
     notes: list[str] = []
     chips = pod((4, 4, 1), slices, kind="TPU v5 lite")
     grid = mesh.build_mesh(spec.Mesh(**axes), chips[::-1], notes.append)
-    assert np.array_equal(
-        grid.devices, mesh.build_mesh(spec.Mesh(**axes, dcn=dcn), chips[::-1]).devices
-    )
+    same = mesh.build_mesh(spec.Mesh(**axes, dcn=dcn), chips[::-1])
+    assert np.array_equal(grid.devices, same.devices)
     parts = ", ".join(f"{axis}: {count}" for axis, count in dcn.items())
-    assert notes == [
-        f"train.mesh has no dcn: its axes are divided over the {slices} slices as dcn: "
-        f"{{{parts}}} says"
-    ]
+    (note,) = notes
+    assert f"divided over the {slices} slices as dcn: {{{parts}}} says" in note
 
 
 def test_innermost_axis_follows_torus_in_each_slice() -> None:
-
     notes: list[str] = []
     chips = pod(CUBE, 2)
     grid = mesh.build_mesh(spec.Mesh(dp=2, fsdp=16, mp=4), chips, notes.append)
@@ -203,9 +190,8 @@ def test_processes_are_granules_without_slices() -> None:
         for chip in pod((2, 2, 1), 2)
     ]
     grid = mesh.build_mesh(spec.Mesh(fsdp=8, dcn={"fsdp": 2}), chips)
-    expected = mesh_utils.create_hybrid_device_mesh(
-        (1, 4, 1, 1), (1, 2, 1, 1), chips, process_is_granule=True
-    )
+    shape = (1, 4, 1, 1), (1, 2, 1, 1)
+    expected = mesh_utils.create_hybrid_device_mesh(*shape, chips, process_is_granule=True)
     assert np.array_equal(grid.devices, expected)
 
 
@@ -219,18 +205,15 @@ def test_devices_without_torus_are_ordered_with_note() -> None:
 
 @pytest.mark.parametrize("platform", ["gpu", "cpu"])
 def test_other_devices_are_ordered_like_hybrid_mesh(platform: str) -> None:
-    chips: list[Any] = [
-        Tpu(n, n // 4, (0, 0, 0), n // 8, "NVIDIA H100 80GB HBM3", platform) for n in range(16)
-    ]
-    grid = mesh.build_mesh(spec.Mesh(dp=4, fsdp=4, dcn={"dp": 2}), chips[::-1])
-    assert np.array_equal(
-        grid.devices, mesh_utils.create_hybrid_device_mesh((2, 4, 1, 1), (2, 1, 1, 1), chips)
-    )
-    grid = mesh.build_mesh(spec.Mesh(dp=4, fsdp=4, dcn={"dp": 4}), chips[::-1])
-    expected = mesh_utils.create_hybrid_device_mesh(
-        (1, 4, 1, 1), (4, 1, 1, 1), chips, process_is_granule=True
-    )
-    assert np.array_equal(grid.devices, expected)
+    kind = "NVIDIA H100 80GB HBM3"
+    chips: list[Any] = [Tpu(n, n // 4, (0, 0, 0), n // 8, kind, platform) for n in range(16)]
+    shapes = {2: ((2, 4, 1, 1), (2, 1, 1, 1)), 4: ((1, 4, 1, 1), (4, 1, 1, 1))}
+    for count, shape in shapes.items():
+        grid = mesh.build_mesh(spec.Mesh(dp=4, fsdp=4, dcn={"dp": count}), chips[::-1])
+        expected = mesh_utils.create_hybrid_device_mesh(
+            *shape, chips, process_is_granule=count == 4
+        )
+        assert np.array_equal(grid.devices, expected)
 
 
 @pytest.mark.parametrize(
@@ -249,41 +232,30 @@ def test_every_row_is_read_by_its_holders(
     sides: tuple[int, int, int], axes: dict[str, int], dcn: dict[str, int]
 ) -> None:
     slices = math.prod(axes.values()) // math.prod(sides)
-    grid = mesh.build_mesh(
-        spec.Mesh(**axes, dcn=dcn), pod(sides, slices, "TPU v5 lite" if sides[2] == 1 else "TPU v4")
-    )
+    kind = "TPU v5 lite" if sides[2] == 1 else "TPU v4"
+    grid = mesh.build_mesh(spec.Mesh(**axes, dcn=dcn), pod(sides, slices, kind))
     shards = mesh.count_shards(grid)
-    parts = grid.devices.reshape(shards, -1)
     stored: dict[int, set[int]] = {}
-    for part, chips in enumerate(parts):
+    for part, chips in enumerate(grid.devices.reshape(shards, -1)):
         for chip in chips:
             stored.setdefault(chip.process_index, set()).add(part)
     read = {process: mesh.process_rows(grid, 2 * shards, process) for process in stored}
-    assert {process: len(rows) for process, rows in read.items()} == {
-        p: 2 * len(own) for p, own in stored.items()
-    }
+    for process, parts in stored.items():
+        assert len(read[process]) == 2 * len(parts)
     assert set().union(*read.values()) == set(range(2 * shards))
-    for first, other in itertools.combinations(
-        stored, 2
-    ):  # the same rows where they hold the same parts, else none in common
+    # Processes read the same rows where they hold the same parts, else none in common.
+    for first, other in itertools.combinations(stored, 2):
         assert (read[first] == read[other]) is (stored[first] == stored[other])
         assert read[first] == read[other] or not set(read[first]) & set(read[other])
 
 
 def test_overlapping_batch_parts_are_refused() -> None:
-    chips = [
-        Chip(id=number, process_index=process)
-        for number, process in enumerate((0, 1, 0, 1, 0, 1, 1, 1))
-    ]
-    grid = jax.sharding.Mesh(
-        np.array(chips)[[0, 1, 2, 3, 4, 5, 6, 7]].reshape(1, 4, 1, 2), MESH_AXES
-    )
+    processes = 0, 1, 0, 1, 0, 1, 1, 1
+    chips = np.array([Chip(number, process) for number, process in enumerate(processes)])
+    grid = jax.sharding.Mesh(chips.reshape(1, 4, 1, 2), MESH_AXES)
     assert mesh.process_rows(grid, 8, 0) == range(6) and mesh.process_rows(grid, 8, 1) == range(8)
-    gap = jax.sharding.Mesh(
-        np.array(chips)[[0, 1, 6, 7, 2, 3, 4, 5]].reshape(1, 4, 1, 2), MESH_AXES
-    )
-    with pytest.raises(
-        SpecError,
-        match="process 0 holds the parts 0, 2, 3 of the batch, which overlap with others'",
-    ):
+    order = [0, 1, 6, 7, 2, 3, 4, 5]
+    gap = jax.sharding.Mesh(chips[order].reshape(1, 4, 1, 2), MESH_AXES)
+    words = "process 0 holds the parts 0, 2, 3 of the batch, which overlap with others'"
+    with pytest.raises(SpecError, match=words):
         mesh.process_rows(gap, 8, 0)

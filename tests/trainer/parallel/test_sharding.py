@@ -31,11 +31,8 @@ def grid() -> jax.sharding.Mesh:
         ((8, 6), None, P("fsdp", None)),  # nothing named: the largest dimension that divides
         ((6, 8), None, P(None, "fsdp")),
         ((6, 10), None, P(None, None)),  # none divides
-        (
-            (6, 16),
-            ("embed", "hidden"),
-            P(None, ("mp", "fsdp")),
-        ),  # embed does not divide: on top of mp
+        # embed does not divide, so fsdp comes on top of mp.
+        ((6, 16), ("embed", "hidden"), P(None, ("mp", "fsdp"))),
         ((4, 6), ("layers", "embed"), P(None, None)),  # never along the layers
         ((16, 64), ("fsdp", "mp"), P("fsdp", "mp")),  # mesh axes by their own names
         ((16, 10), ("hidden", "classes"), P(("mp", "fsdp"), None)),
@@ -72,25 +69,18 @@ def test_unfitting_axes_are_refused(
 
 
 def test_first_matching_path_rule_wins() -> None:
-    job_value = {"a.kernel": None, "b.kernel": ("embed",), "b.bias": ("embed",)}
+    model_axes = {"a.kernel": None, "b.kernel": ("embed",), "b.bias": ("embed",)}
     rules = {r"a\..*": ("hidden",), r".*\.kernel": (None, "mp")}
-    assert axes_by_path(rules, job_value) == {
-        "a.kernel": ("hidden",),
-        "b.kernel": (None, "mp"),
-        "b.bias": ("embed",),
-    }
+    named = {"a.kernel": ("hidden",), "b.kernel": (None, "mp")}
+    assert axes_by_path(rules, model_axes) == model_axes | named
+
+    def test_rule_without_match_is_refused() -> None:
+        words = "rule 'kernel' matches no parameter. There are: a.bias, a.kernel"
+        with pytest.raises(SpecError, match=words):
+            axes_by_path({"kernel": ("embed",)}, {"a.kernel": None, "a.bias": None})
 
 
-def test_rule_without_match_is_refused() -> None:
-    with pytest.raises(
-        SpecError, match="rule 'kernel' matches no parameter. There are: a.bias, a.kernel"
-    ):
-        axes_by_path({"kernel": ("embed",)}, {"a.kernel": None, "a.bias": None})
-
-
-def test_activations_are_constrained_only_on_mesh(
-    grid: jax.sharding.Mesh,
-) -> None:
+def test_activations_are_constrained_only_on_mesh(grid: jax.sharding.Mesh) -> None:
     assert constrain(jnp.ones((8, 4)), "batch", "embed").shape == (8, 4)
     with jax.set_mesh(grid):
         stored = jax.jit(lambda x: constrain(x, "batch", "hidden"))(jnp.ones((8, 4)))
@@ -99,21 +89,21 @@ def test_activations_are_constrained_only_on_mesh(
 
 def test_gradient_of_gathered_weight_is_split(grid: jax.sharding.Mesh) -> None:
     weight, x = jnp.ones((8, 4)), jnp.ones((16, 8))
+
+    def gather(weight: jax.Array) -> jax.Array:
+        return gather_weight(weight, "embed", "hidden")
+
     with jax.set_mesh(grid):
-        loss = jax.jit(
-            jax.value_and_grad(lambda w: (x @ gather_weight(w, "embed", "hidden")).sum())
-        )
+        loss = jax.jit(jax.value_and_grad(lambda weight: (x @ gather(weight)).sum()))
         total, gradient = loss(weight)
         assert (total, gradient.sharding.spec) == (8 * 16 * 4, P("fsdp", "mp"))
         assert (gradient == 16.0).all()
-        assert jax.jit(lambda w: gather_weight(w, "embed", "hidden"))(weight).sharding.spec == P(
-            None, "mp"
-        )
+        assert jax.jit(gather)(weight).sharding.spec == P(None, "mp")
 
 
 @pytest.mark.parametrize("is_held", [True, False])
 def test_weight_is_gathered_after_cast(is_held: bool, grid: jax.sharding.Mesh) -> None:
-    """XLA moves a held sharding through a cast to its operand, here the parameter, in twice the bytes."""
+    """XLA moves a sharding through a cast to its operand, here the parameter."""
 
     def loss(weight: jax.Array, x: jax.Array) -> jax.Array:
         cast = weight.astype(jnp.bfloat16)

@@ -1,4 +1,6 @@
-"""What a step spends: kinds from the program's text, seconds from what ran when, and the loop's part in it."""
+"""Time of a step: kinds from the program's text, seconds from the trace, and the profiler."""
+
+# ruff: noqa: E501  # the text of programs
 
 from __future__ import annotations
 
@@ -53,26 +55,22 @@ ENTRY %main (x: f32[8,8]) -> f32[8,8] {
 
 def test_operation_kind_comes_from_content_and_scope() -> None:
     result = breakdown.program_kinds([PROGRAM])
-    assert {name: result[name] for name in ("fusion.1", "cublas", "dot.1")} == dict.fromkeys(
-        ("fusion.1", "cublas", "dot.1"), "matmul"
-    )
-    assert {result[name] for name in ("fusion.2", "fusion.3", "fmha", "dot.2")} == {"attention"}
-    assert {result[name] for name in ("fusion.4", "sort", "copy.1", "sum")} == {"elementwise"}
-    assert {result[name] for name in ("ag", "ag.done", "ar")} == {"collectives"}
-    assert {result[name] for name in ("while.1", "x")} == {None}
+    names = {
+        "matmul": ("fusion.1", "cublas", "dot.1"),
+        "attention": ("fusion.2", "fusion.3", "fmha", "dot.2"),
+        "elementwise": ("fusion.4", "sort", "copy.1", "sum"),
+        "collectives": ("ag", "ag.done", "ar"),
+        None: ("while.1", "x"),
+    }
+    for kind, operations in names.items():
+        assert {result[name] for name in operations} == {kind}
 
 
 def test_same_operation_name_of_two_programs_has_two_kinds() -> None:
-    other = (
-        "HloModule jit__updates\n\nENTRY %main (x: f32[8]) -> f32[8] {\n  %fusion.1 = f32[8] "
-        "copy(%x)\n}\n"
-    )
-    result = breakdown.program_kinds([PROGRAM, other])
-    assert (result["jit__update/fusion.1"], result["jit__updates/fusion.1"]) == (
-        "matmul",
-        "elementwise",
-    )
-    assert result["fusion.1"] == "matmul"
+    text = "ENTRY %main (x: f32[8]) -> f32[8] {\n  %fusion.1 = f32[8] copy(%x)\n}\n"
+    result = breakdown.program_kinds([PROGRAM, f"HloModule jit__updates\n\n{text}"])
+    assert result["jit__updates/fusion.1"] == "elementwise"
+    assert result["jit__update/fusion.1"] == result["fusion.1"] == "matmul"
 
 
 @pytest.mark.parametrize(
@@ -104,29 +102,18 @@ def ops(*inputs: tuple[str, float, float], device: str = "0") -> list[Op]:
 
 def test_every_moment_counts_once() -> None:
     ran = ops(
-        ("matmul", 0, 4),
-        ("elementwise", 3, 5),
-        ("collectives", 2, 7),
-        ("attention", 8, 9),
-        ("matmul", 9.5, 30),
+        *(("matmul", 0, 4), ("elementwise", 3, 5), ("collectives", 2, 7)),
+        *(("attention", 8, 9), ("matmul", 9.5, 30)),
     )
     result = breakdown.break_down(ran, (0, 10), [], steps=2)
-    assert result.seconds == {
-        "matmul": 2.25,
-        "attention": 0.5,
-        "elementwise": 0.5,
-        "collectives": 1,
-        "host": 0.75,
-    }
-    assert result.step_s == sum(result.seconds.values()) == 5
-    assert result.hidden_s == 1.5
-    assert result.top[0] == ("matmul.4", "matmul", 10.25)
+    seconds = {"matmul": 2.25, "attention": 0.5, "elementwise": 0.5, "collectives": 1, "host": 0.75}
+    assert result.seconds == seconds and result.step_s == sum(seconds.values()) == 5
+    assert result.hidden_s == 1.5 and result.top[0] == ("matmul.4", "matmul", 10.25)
 
 
 def test_seconds_are_mean_over_devices() -> None:
-    result = breakdown.break_down(
-        ops(("matmul", 0, 4)) + ops(("matmul", 0, 2), device="1"), (0, 4), [], steps=1
-    )
+    ran = ops(("matmul", 0, 4)) + ops(("matmul", 0, 2), device="1")
+    result = breakdown.break_down(ran, (0, 4), [], steps=1)
     assert (result.devices, result.seconds["matmul"], result.seconds["host"]) == (2, 3, 1)
 
 
@@ -144,14 +131,10 @@ def test_idle_trace_has_no_breakdown() -> None:
 
 def test_breakdown_line_and_table() -> None:
     result = breakdown.break_down(ops(("matmul", 0, 4), ("collectives", 3, 6)), (0, 8), [], steps=1)
-    assert result.to_line() == (
-        "8000.000 ms a step: matmul 50 %, attention 0 %, elementwise 0 %, collectives 25 "
-        "%, host 25 %"
-    )
-    assert (
-        "  collectives   2000.000 ms   25 %  and 1000.000 ms while the device computed"
-        in result.to_table()
-    )
+    shares = "matmul 50 %, attention 0 %, elementwise 0 %, collectives 25 %, host 25 %"
+    assert result.to_line() == f"8000.000 ms a step: {shares}"
+    row = "  collectives   2000.000 ms   25 %  and 1000.000 ms while the device computed"
+    assert row in result.to_table()
 
 
 # --- what JAX writes ------------------------------------------------------------------------------
@@ -174,19 +157,9 @@ class Plane(NamedTuple):
     lines: list[Line]
 
 
-HOST = Plane(
-    "/host:CPU",
-    [
-        Line(
-            "python",
-            [Event("train", 0, 10_000, [("step_num", "0")]), Event("jaxlaunch pause", 4000, 1000)],
-        ),
-        Line(
-            "tf_XLAEigen/1",
-            [Event("fusion.1", 0, 500, [("hlo_op", "fusion.1"), ("device_ordinal", "3")])],
-        ),
-    ],
-)
+STEP = [Event("train", 0, 10_000, [("step_num", "0")]), Event("jaxlaunch pause", 4000, 1000)]
+THREAD = [Event("fusion.1", 0, 500, [("hlo_op", "fusion.1"), ("device_ordinal", "3")])]
+HOST = Plane("/host:CPU", [Line("python", STEP), Line("tf_XLAEigen/1", THREAD)])
 
 
 def read(*planes: Plane) -> breakdown.Trace:
@@ -203,12 +176,8 @@ def test_gpu_operations_are_read_from_streams() -> None:
         Event("nvjet_tst_128x256", 0, 100, [("hlo_op", "fusion.2"), ("hlo_module", "jit__update")]),
         Event("nvjet_tst_128x256", 200, 100, [("correlation_id", "7")]),
     ]
-    result = read(
-        HOST,
-        Plane(
-            "/device:GPU:0", [Line("Stream #15(Compute)", kernels), Line("XLA Modules", kernels)]
-        ),
-    )
+    lines = [Line("Stream #15(Compute)", kernels), Line("XLA Modules", kernels)]
+    result = read(HOST, Plane("/device:GPU:0", lines))
     assert [(op.name, op.kind, op.device) for op in result.ops] == [
         ("fusion.2", "attention", "/device:GPU:0"),
         ("nvjet_tst_128x256", "matmul", "/device:GPU:0"),
@@ -221,22 +190,18 @@ def test_tpu_operations_are_read_from_text_line() -> None:
         Event("%ag.done = f32[8,8]{1,0} all-gather-done(%ag)", 10, 20),
         Event("fusion.1", 40, 20),
     ]
-    ours = Plane(
-        "/device:TPU:0",
-        [Line("XLA Ops", texts), Line("Steps", texts), Line("Async XLA Ops", texts)],
-    )
-    result = read(HOST, ours, Plane("/device:TPU:0 SparseCore 1", [Line("XLA Ops", texts)]))
-    assert [(op.name, op.kind) for op in result.ops] == [
-        ("ag.done", "collectives"),
-        ("fusion.1", "matmul"),
-    ]
+    lines = [Line(name, texts) for name in ("XLA Ops", "Steps", "Async XLA Ops")]
+    sparse_core = Plane("/device:TPU:0 SparseCore 1", [Line("XLA Ops", texts)])
+    result = read(HOST, Plane("/device:TPU:0", lines), sparse_core)
+    kinds = [(op.name, op.kind) for op in result.ops]
+    assert kinds == [("ag.done", "collectives"), ("fusion.1", "matmul")]
 
 
 # --- the loop's part ------------------------------------------------------------------------------
 
 
-class Told(Progress):
-    """Keeps what an agent would be told."""
+class Reports(Progress):
+    """Keeps the reports to an agent."""
 
     def __init__(self) -> None:
         super().__init__(None)
@@ -244,7 +209,7 @@ class Told(Progress):
         self.profiles: list[dict[str, Any]] = []
 
     def report_note(self, text: str) -> None:
-        self.notes.append(text)
+        self.notes.append(text.partition(":")[0])
 
     def report_profile(self, values: Any) -> None:
         self.profiles.append(dict(values))
@@ -274,7 +239,7 @@ def decoder() -> tuple[Work, list[str]]:
 
 
 class Loop:
-    """Steps with a profiler between them, as the real loop has it."""
+    """Steps with a profiler between them, as in the real loop."""
 
     def __init__(
         self,
@@ -286,7 +251,7 @@ class Loop:
         start: int = 0,
         counts: Callable[[], tuple[Work, list[str]]] = small,
     ) -> None:
-        self.told, self.losses = Told(), []
+        self.told, self.losses = Reports(), []
         self._work, programs = counts()
         self._start = start
         self._pending: list[jax.Array] = []
@@ -317,9 +282,8 @@ class Loop:
         self.profiler.finish_trace(steps)
 
 
-def summary(folder: Path) -> dict[str, Any]:
-    result: dict[str, Any] = json.loads((folder / "summary.json").read_text())
-    return result
+def summary(folder: Path) -> Any:
+    return json.loads((folder / "summary.json").read_text())
 
 
 @pytest.mark.usefixtures("standard", "named")
@@ -330,12 +294,10 @@ def test_steps_of_job_are_traced(tmp_path: Path, capsys: pytest.CaptureFixture[s
     result = summary(folder)
     assert list(folder.rglob("*.xplane.pb"))
     assert (result["first_step"], result["steps"], result["devices"]) == (2, 3, 2)
-    assert all(
-        result["seconds"][kind] > 0
-        for kind in ("matmul", "attention", "elementwise", "collectives")
-    )
+    kinds = "matmul", "attention", "elementwise", "collectives"
+    assert all(result["seconds"][kind] > 0 for kind in kinds)
     assert sum(result["seconds"].values()) == pytest.approx(result["step_s"], rel=1e-6)
-    assert [note.partition(":")[0] for note in loop.told.notes] == ["profile of steps 2-4"]
+    assert loop.told.notes == ["profile of steps 2-4"]
     assert "profile of steps 2-4 on 2 devices of rank 0, in " in capsys.readouterr().out
     assert len(loop.losses) == 8
 
@@ -352,9 +314,7 @@ def test_request_of_agent_is_answered_and_removed(tmp_path: Path) -> None:
     assert not request.exists()
 
 
-def test_profile_at_end_of_run_holds_remaining_steps(
-    tmp_path: Path,
-) -> None:
+def test_profile_at_end_of_run_holds_remaining_steps(tmp_path: Path) -> None:
     Loop(tmp_path, at=3, steps=9).run(5)
     assert summary(tmp_path / "profiles" / "step-3" / "rank-0")["steps"] == 2
 
@@ -384,19 +344,15 @@ def test_unwritable_folder_fails_only_profile(tmp_path: Path) -> None:
     loop = Loop(tmp_path, at=1, request=request)
     loop.run(4)
     assert len(loop.losses) == 4
-    assert [note.partition(":")[0] for note in loop.told.notes] == [
-        "no profile at step 0 of rank 0",
-        "no profile at step 1 of rank 0",
-    ]
-    assert [one["state"] for one in loop.told.profiles] == ["failed"]
+    assert loop.told.notes == [f"no profile at step {step} of rank 0" for step in (0, 1)]
+    assert [profile["state"] for profile in loop.told.profiles] == ["failed"]
 
 
 def test_unwritable_trace_fails_only_profile(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        jax._src.profiler._profile_state, "profile_session", None
-    )  # what the fault leaves behind goes
+    # What the failure leaves behind is removed.
+    monkeypatch.setattr(jax._src.profiler._profile_state, "profile_session", None)
     loop = Loop(tmp_path, at=1, steps=2)
     loop.profiler.before_step(1)
     folder = tmp_path / "profiles" / "step-1" / "rank-0"
@@ -404,9 +360,7 @@ def test_unwritable_trace_fails_only_profile(
     folder.write_text("a file where a folder should be")
     loop.profiler.before_step(3)
     loop.profiler.finish_trace(3)
-    assert [note.partition(":")[0] for note in loop.told.notes] == [
-        "no profile at step 1 of rank 0"
-    ]
+    assert loop.told.notes == ["no profile at step 1 of rank 0"]
 
 
 def test_unreadable_request_is_noted_once(tmp_path: Path) -> None:
@@ -415,9 +369,7 @@ def test_unreadable_request_is_noted_once(tmp_path: Path) -> None:
     loop = Loop(tmp_path, request=request)
     loop.run(4)
     assert len(loop.losses) == 4
-    assert [note.partition(":")[0] for note in loop.told.notes] == [
-        "rank 0 can no longer be profiled"
-    ]
+    assert loop.told.notes == ["rank 0 can no longer be profiled"]
 
 
 def test_large_trace_leaves_summary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -426,7 +378,7 @@ def test_large_trace_leaves_summary(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     loop.run(3)
     folder = tmp_path / "profiles" / "step-1" / "rank-0"
     assert [file.name for file in folder.iterdir()] == ["summary.json"]
-    assert "too large to keep" in loop.told.notes[0]
+    assert loop.told.notes[0] == "the trace of rank 0 at step 1 was too large to keep"
 
 
 def test_trace_without_run_folder_is_temporary(

@@ -1,9 +1,10 @@
-"""What is checked before the first compile, and how it is said, and whose fault it is."""
+"""Checks before the first compilation, their messages, and their exit codes."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import os
 import socket
 import time
@@ -21,15 +22,15 @@ from jaxlaunch.trainer.spec import LM, TrainSpec
 from jaxlaunch.trainer.start import preflight
 from jaxlaunch.trainer.start.process import exit_code
 
+DISK_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ESTALE)
+PATH_ERRNOS = (errno.EACCES, errno.EROFS, errno.ENOTDIR)
+
 
 @pytest.mark.parametrize(
     ("number", "code"),
     [
-        *(
-            (number, contract.STORAGE)
-            for number in (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ESTALE, errno.ETIMEDOUT)
-        ),
-        *((number, contract.BAD_SPEC) for number in (errno.EACCES, errno.EROFS, errno.ENOTDIR)),
+        *((number, contract.STORAGE) for number in (*DISK_ERRNOS, errno.ETIMEDOUT)),
+        *((number, contract.BAD_SPEC) for number in PATH_ERRNOS),
     ],
 )
 @pytest.mark.parametrize("call", ["mkdir", "write_text", "unlink"])
@@ -84,12 +85,11 @@ def test_file_in_place_of_folder_is_spec_error(tmp_path: Path, path: str) -> Non
         storage.check_writable(str(tmp_path / path))
 
 
-@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ESTALE])
+@pytest.mark.parametrize("number", DISK_ERRNOS)
 @pytest.mark.parametrize("has_stepped", [False, True])
 def test_disk_failure_is_storage_error(number: int, has_stepped: bool) -> None:
-    assert (
-        exit_code(OSError(number, os.strerror(number)), has_stepped=has_stepped) == contract.STORAGE
-    )
+    error = OSError(number, os.strerror(number))
+    assert exit_code(error, has_stepped=has_stepped) == contract.STORAGE
 
 
 def test_program_error_is_no_storage_error() -> None:
@@ -97,13 +97,13 @@ def test_program_error_is_no_storage_error() -> None:
 
 
 def meta(**train: Any) -> dict[str, Any]:
-    """What a checkpoint of such a train block says of it."""
+    """Return the record of such a train block in a checkpoint."""
     spec = TrainSpec(task=LM, **train)
     return spec.model_dump(mode="json", include={"model", "optimizer", "precision"})
 
 
 def environ(platform: str, devices: int, processes: int = 1, **more: str) -> dict[str, str]:
-    """The environment of one process of such a job."""
+    """Return the environment of one process of such a job."""
     job = AgentJob(
         "t", platform=platform, devices_per_process=devices, processes_per_host=processes
     )
@@ -112,35 +112,24 @@ def environ(platform: str, devices: int, processes: int = 1, **more: str) -> dic
 
 @pytest.mark.parametrize("platform", ["cuda", "tpu"])
 def test_job_of_accelerators_is_refused_on_cpu(platform: str) -> None:
-    with pytest.raises(
-        SpecError, match=r"asks for 8 .*, this machine \(.*\) has 8 CPU devices: .*--simulate"
-    ) as raised:
+    words = r"asks for 8 .*, this machine \(.*\) has 8 CPU devices: .*--simulate"
+    with pytest.raises(SpecError, match=words) as raised:
         preflight.check_devices(environ(platform, 8))
     assert {"cuda": "the extra cuda13 of", "tpu": "the extra tpu of"}[platform] in str(raised.value)
 
 
 def test_device_count_is_checked_per_process() -> None:
     preflight.check_devices(environ("cpu", 8))
-    with pytest.raises(
-        SpecError,
-        match=r"asks for 4 CPU devices in each process, this process \(.*\) has 8 CPU dev",
-    ):
+    words = r"asks for 4 CPU devices in each process, this process \(.*\) has 8 CPU dev"
+    with pytest.raises(SpecError, match=words):
         preflight.check_devices(environ("cpu", 4, processes=2))
 
 
 @pytest.mark.parametrize(
     ("name", "fault"),
     [
-        (
-            "nowhere.invalid",
-            r"nowhere\.invalid, does not resolve \(.*\), and JAX connects CPU devices at "
-            r"its address",
-        ),
-        (
-            "192.0.2.1",
-            r"192\.0\.2\.1, resolves to 192\.0\.2\.1, which is not an address of this "
-            r"host, and JAX",
-        ),
+        ("nowhere.invalid", r"nowhere\.invalid, does not resolve \(.*\), and JAX connects CPU"),
+        ("192.0.2.1", r"192\.0\.2\.1, resolves to 192\.0\.2\.1, which is not an address of this"),
         ("localhost", None),
     ],
 )
@@ -169,10 +158,12 @@ def test_driver_with_too_few_gpus_is_refused(
 ) -> None:
     monkeypatch.setattr(preflight, "_count_gpus", lambda: driver)
     split = {contract.LOCAL_DEVICE_IDS: "0,1,2,3,4,5,6,7"} if processes > 1 else {}
+    check = functools.partial(preflight.check_driver, environ("cuda", 8, processes, **split))
     if fits:
-        return preflight.check_driver(environ("cuda", 8, processes, **split))
-    with pytest.raises(SpecError, match=f"asks for 8 GPUs.* has {driver} GPU"):
-        preflight.check_driver(environ("cuda", 8, processes, **split))
+        check()
+    else:
+        with pytest.raises(SpecError, match=f"asks for 8 GPUs.* has {driver} GPU"):
+            check()
     preflight.check_driver(environ("cpu", 8, processes))
 
 
@@ -192,8 +183,7 @@ CLOSED_MODULE = (
             OPEN_MODULE,
             12040,
             [13],
-            r"driver 550\.54\.15 .*too old for CUDA 13.* CUDA 12\.4 .* 580 .*cuda12 of "
-            r"jaxlaunch, or update",
+            r"driver 550\.54\.15 .*too old for CUDA 13.* CUDA 12\.4 .* 580 .*cuda12 of jaxlaunch",
         ),
         (
             CLOSED_MODULE,
@@ -202,12 +192,8 @@ CLOSED_MODULE = (
             r"driver 470\.82\.01 .*too old for CUDA 12.* CUDA 11\.4 .* 525 or newer; update",
         ),
         ("", 12040, [13], "the driver on this machine"),
-        (
-            OPEN_MODULE,
-            13000,
-            [13],
-            None,
-        ),  # CUDA's forward compatibility package lies before the node's own library
+        # CUDA's forward compatibility package lies before the node's own library.
+        (OPEN_MODULE, 13000, [13], None),
         (OPEN_MODULE, 12040, [12, 13], None),
         (OPEN_MODULE, 12040, [], None),
     ],
@@ -224,9 +210,7 @@ def test_driver_too_old_for_cuda_is_refused(
     monkeypatch.setattr(preflight, "DRIVER_VERSION_FILE", tmp_path / "version")
     monkeypatch.setattr(preflight, "_installed_cuda", lambda: installed)
     monkeypatch.setattr(preflight, "_load_libcuda", lambda: Libcuda(supported, gpus=8))
-    if message is None:
-        return preflight.check_driver(environ("cuda", 8))
-    with pytest.raises(SpecError, match=message):
+    with pytest.raises(SpecError, match=message) if message else contextlib.nullcontext():
         preflight.check_driver(environ("cuda", 8))
     preflight.check_driver(environ("cpu", 8))
 
@@ -235,29 +219,25 @@ class Libcuda:
     """The driver's library, as the preflight calls it."""
 
     def __init__(self, version: int, gpus: int) -> None:
-        self.version, self.gpus = version, gpus
+        self.cuInit = lambda flags: 0
+        self.cuDriverGetVersion = functools.partial(self.set_number, version)
+        self.cuDeviceGetCount = functools.partial(self.set_number, gpus)
 
-    def cuInit(self, flags: int) -> int:
-        return 0
-
-    def cuDriverGetVersion(self, number: Any) -> int:
-        number._obj.value = self.version
-        return 0
-
-    def cuDeviceGetCount(self, number: Any) -> int:
-        number._obj.value = self.gpus
+    def set_number(self, value: int, number: Any) -> int:
+        number._obj.value = value
         return 0
 
 
-def test_mesh_for_other_devices_is_refused() -> None:
-    with pytest.raises(
-        SpecError, match="train.mesh: dp 3 × fsdp 1 × mp 1 asks for 3 devices, there are 8"
-    ):
-        preflight.check_mesh(TrainSpec(task=LM, mesh={"dp": 3}))
-    with pytest.raises(
-        SpecError, match="dp -1 × fsdp 1 × mp 3 asks for a multiple of 3 devices, there are 8"
-    ):
-        preflight.check_mesh(TrainSpec(task=LM, mesh={"dp": -1, "mp": 3}))
+@pytest.mark.parametrize(
+    ("mesh", "words"),
+    [
+        ({"dp": 3}, "train.mesh: dp 3 × fsdp 1 × mp 1 asks for 3 devices, there are 8"),
+        ({"dp": -1, "mp": 3}, "fsdp 1 × mp 3 asks for a multiple of 3 devices, there are 8"),
+    ],
+)
+def test_mesh_for_other_devices_is_refused(mesh: dict[str, int], words: str) -> None:
+    with pytest.raises(SpecError, match=words):
+        preflight.check_mesh(TrainSpec(task=LM, mesh=mesh))
 
 
 ADAMW, SGD = {"name": "adamw"}, {"name": "sgd", "momentum": 0.9}
@@ -265,39 +245,27 @@ SMALL = {"kind": "decoder", "layers": 2, "width": 64}
 
 
 @pytest.mark.parametrize(
-    ("then", "now", "says"),
+    ("then", "now", "changes"),
     [
         ({"optimizer": ADAMW}, {"optimizer": SGD}, "was trained with adamw, the job says sgd"),
-        (
-            {"optimizer": SGD},
-            {"optimizer": {"name": "sgd"}},
-            "train.optimizer.momentum was 0.9, the job says null",
-        ),
-        ({}, {"optimizer": {"ema": 0.9}}, "train.optimizer.ema was null, the job says 0.9"),
+        ({"optimizer": SGD}, {"optimizer": {"name": "sgd"}}, "optimizer.momentum: 0.9, null"),
+        ({}, {"optimizer": {"ema": 0.9}}, "optimizer.ema: null, 0.9"),
         ({"optimizer": {"lr": 1.0}}, {"optimizer": {"lr": 2.0}}, ""),
-        (
-            {"model": SMALL},
-            {"model": SMALL | {"layers": 3}},
-            "train.model.layers was 2, the job says 3",
-        ),
-        (
-            {"model": SMALL},
-            {"model": SMALL | {"tied": True}},
-            "train.model.tied was false, the job says true",
-        ),
-        (
-            {"model": SMALL},
-            {"model": {"kind": "gpt2"}},
-            "train.model.kind was decoder, the job says gpt2",
-        ),
+        ({"model": SMALL}, {"model": SMALL | {"layers": 3}}, "model.layers: 2, 3"),
+        ({"model": SMALL}, {"model": SMALL | {"tied": True}}, "model.tied: false, true"),
+        ({"model": SMALL}, {"model": {"kind": "gpt2"}}, "model.kind: decoder, gpt2"),
         ({"model": SMALL}, {"model": SMALL | {"init_from": "/hf"}}, ""),
-        ({}, {"precision": "fp16"}, "train.precision was fp32, the job says fp16"),
+        ({}, {"precision": "fp16"}, "precision: fp32, fp16"),
     ],
 )
 def test_changed_state_is_described_by_keys(
-    then: dict[str, Any], now: dict[str, Any], says: str
+    then: dict[str, Any], now: dict[str, Any], changes: str
 ) -> None:
-    assert preflight.describe_changes(meta(**then), meta(**now)) == says
+    key, is_key, values = changes.partition(": ")
+    if is_key:
+        old, new = values.split(", ")
+        changes = f"train.{key} was {old}, the job says {new}"
+    assert preflight.describe_changes(meta(**then), meta(**now)) == changes
 
 
 def test_unrecorded_keys_are_not_compared() -> None:
@@ -305,36 +273,30 @@ def test_unrecorded_keys_are_not_compared() -> None:
 
 
 @pytest.mark.parametrize(
-    ("length", "says"),
+    ("length", "words"),
     [
         (
             {"epochs": 2},
-            "train.epochs = 2 is 23 steps; step 57 is already saved in /ckpt. Raise "
-            "train.epochs, or",
+            "epochs = 2 is 23 steps; step 57 is already saved in /ckpt. Raise train.ep",
         ),
-        (
-            {"steps": 23},
-            "train.steps = 23; step 57 is already saved in /ckpt. Raise train.steps, or",
-        ),
+        ({"steps": 23}, "steps = 23; step 57 is already saved in /ckpt. Raise train.steps, or"),
     ],
 )
-def test_run_shorter_than_checkpoint_is_refused(length: dict[str, int], says: str) -> None:
+def test_run_shorter_than_checkpoint_is_refused(length: dict[str, int], words: str) -> None:
     with pytest.raises(SpecError) as raised:
         preflight.check_length(TrainSpec(task=LM, **length), 23, 57, "/ckpt")
-    assert says in str(raised.value)
+    assert words in str(raised.value)
     preflight.check_length(TrainSpec(task=LM, **length), 57, 57, "/ckpt")
 
 
 def test_hosts_with_different_data_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     consensus.check_same_data({"train": "text a"})  # alone
     reports: list[list[str]] = []
-    monkeypatch.setattr(
-        consensus, "gather_values", lambda mine: reports.append(mine) or [mine, mine]
-    )
+    gather = lambda mine: reports.append(mine) or [mine, mine]  # noqa: E731
+    monkeypatch.setattr(consensus, "gather_values", gather)
     consensus.check_same_data({"train": "text a"})
     monkeypatch.setattr(consensus, "gather_values", lambda mine: [reports[0], mine])
     consensus.check_same_data({"train": "text a"})
-    with pytest.raises(
-        DataError, match=r"process 1 on \S+ would read .*text b.*, not .*text a.*the same files"
-    ):
+    words = r"process 1 on \S+ would read .*text b.*, not .*text a.*the same files"
+    with pytest.raises(DataError, match=words):
         consensus.check_same_data({"train": "text b"})

@@ -1,4 +1,4 @@
-"""What is ours never broadcasts by rank: a label of shape [1] would be compared with every example of the batch."""
+"""Our code never broadcasts by rank: a label [1] would be compared with every example."""
 
 from typing import Any
 

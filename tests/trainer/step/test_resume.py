@@ -1,4 +1,4 @@
-"""What a resumed run says of the keys that changed since its checkpoint, and of the learning rate there."""
+"""Changes that a resumed run describes: keys and the learning rate."""
 
 from __future__ import annotations
 

@@ -40,10 +40,8 @@ def share(state: TrainState, name: str | None = None) -> float:
 
 
 def equal(first: TrainState, other: TrainState) -> bool:
-    return all(
-        jax.tree.leaves(
-            jax.tree.map(lambda a, b: np.array_equal(a, b, equal_nan=True), first, other)
-        )
+    return jax.tree.all(
+        jax.tree.map(lambda a, b: np.array_equal(a, b, equal_nan=True), first, other)
     )
 
 
@@ -96,9 +94,8 @@ def test_mp_halves_named_weights() -> None:
 @pytest.mark.parametrize("name", ["adafactor", "muon"])
 def test_optimizer_state_has_parameter_shardings(name: str) -> None:
     losses, state = run(TASKS["decoder"], 3, mesh={"fsdp": 8}, optimizer={"name": name})
-    np.testing.assert_allclose(
-        losses, run(TASKS["decoder"], 3, optimizer={"name": name})[0], rtol=1e-5
-    )
+    alone = run(TASKS["decoder"], 3, optimizer={"name": name})[0]
+    np.testing.assert_allclose(losses, alone, rtol=1e-5)
     assert share(state) <= 1 / 8 * 1.06  # vectors are whole
 
 
@@ -113,11 +110,8 @@ def test_micro_batches_equal_one_batch(task: Any, accumulate: int) -> None:
     whole, state = run(task, 3, **options)
     parts, state_of_parts = run(task, 3, accumulate=accumulate, **options)
     np.testing.assert_allclose(parts, whole, rtol=1e-6)
-    jax.tree.map(
-        lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6),
-        state_of_parts.params,
-        state.params,
-    )
+    assert_close = functools.partial(np.testing.assert_allclose, atol=1e-6)
+    jax.tree.map(assert_close, state_of_parts.params, state.params)
 
 
 def test_micro_batches_need_no_communication() -> None:
@@ -128,12 +122,10 @@ def test_micro_batches_need_no_communication() -> None:
     )
     rows = jax.ShapeDtypeStruct((16, 28), jnp.float32)
     text = split.lower(rows).compile().as_text()
-    assert not any(
-        word in text for word in ("all-to-all", "all-gather", "collective-permute", "all-reduce")
-    )
-    np.testing.assert_array_equal(
-        split(jnp.arange(16.0)[:, None])[1, :, 0], np.arange(1.0, 16.0, 2.0)
-    )
+    collectives = "all-to-all", "all-gather", "collective-permute", "all-reduce"
+    assert not any(word in text for word in collectives)
+    second = split(jnp.arange(16.0)[:, None])[1, :, 0]
+    np.testing.assert_array_equal(second, np.arange(1.0, 16.0, 2.0))
 
 
 def test_step_donates_state() -> None:
@@ -146,9 +138,8 @@ def test_step_donates_state() -> None:
 def test_changed_batch_shape_is_named() -> None:
     step, batch = compiled_step(TASKS["decoder"]), TASKS["decoder"].batch(0)
     longer = step.put_batch(batch | {"tokens": np.zeros((16, 19), np.int32)})
-    with pytest.raises(
-        TypeError, match=r"tokens: compiled for int32\[16, 17\], got int32\[16, 19\]"
-    ):
+    words = r"tokens: compiled for int32\[16, 17\], got int32\[16, 19\]"
+    with pytest.raises(TypeError, match=words):
         step.train(step.init_state(), longer)
     with pytest.raises(TypeError, match="tokens"):
         step.compile_train(longer)
@@ -171,36 +162,26 @@ def test_step_that_is_not_finite_keeps_state() -> None:
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])
 def test_batch_without_target_only_counts(precision: str, standard: None) -> None:
     task = TASKS["mlp"]
-    schedule = {"name": "linear", "warmup": 4}
-    step = compiled_step(
-        task,
-        precision=precision,
-        accumulate=2,
-        optimizer={"ema": 0.5, "weight_decay": 0.1, "schedule": schedule},
-    )
+    optimizer = {
+        "ema": 0.5,
+        "weight_decay": 0.1,
+        "schedule": {"name": "linear", "warmup": 4},
+    }
+    step = compiled_step(task, precision=precision, accumulate=2, optimizer=optimizer)
     state, _ = step.train(step.init_state(), step.put_batch(task.batch(0)))
     previous = copy_state(state)
-    state, metrics = step.train(
-        state, step.put_batch(task.batch(1) | {"weight": np.zeros(16, np.float32)})
-    )
+    empty = step.put_batch(task.batch(1) | {"weight": np.zeros(16, np.float32)})
+    state, metrics = step.train(state, empty)
     after = copy_state(state)
-    assert (
-        metrics["finite"]
-        and metrics["weight"] == 0
-        and np.isnan(metrics["loss"])
-        and not metrics.get("skipped")
-    )
-    assert int(after.step) == 2 and equal(
-        previous._replace(step=0, opt=0), after._replace(step=0, opt=0)
-    )
+    assert metrics["finite"] and not metrics.get("skipped")
+    assert metrics["weight"] == 0 and np.isnan(metrics["loss"])
+    assert int(after.step) == 2
+    assert equal(previous._replace(step=0, opt=0), after._replace(step=0, opt=0))
     old, new = (step.builder.to_tree(state)["opt"] for state in (previous, after))
     counts = {name for name in old if not np.array_equal(old[name], new[name])}
-    assert {(int(old[name]), int(new[name])) for name in counts} == {(1, 2)}, (
-        "the schedule alone goes on"
-    )
-    assert all(
-        ".mu." not in name and ".nu." not in name and old[name].shape == () for name in counts
-    )
+    # Only the schedule goes on.
+    assert {(int(old[name]), int(new[name])) for name in counts} == {(1, 2)}
+    assert all(".mu." not in name and ".nu." not in name for name in counts)
     state, metrics = step.train(state, step.put_batch(task.batch(1)))
     assert metrics["finite"] and int(state.step) == 3 and not equal(previous, copy_state(state))
     np.testing.assert_allclose(metrics["learning_rate"], 0.5e-3)
@@ -213,24 +194,15 @@ def test_non_finite_batch_without_target_is_found() -> None:
             return result._replace(sum=result.sum + jnp.nan)
 
     step = compiled_step(Broken())
-    _, metrics = step.train(
-        step.init_state(), step.put_batch(Broken().batch(1) | {"weight": np.zeros(16, np.float32)})
-    )
-    assert not metrics["finite"]
+    empty = step.put_batch(Broken().batch(1) | {"weight": np.zeros(16, np.float32)})
+    assert not step.train(step.init_state(), empty)[1]["finite"]
 
 
 def test_metrics_are_named_means() -> None:
     step = compiled_step(TASKS["decoder"], optimizer={"schedule": {"name": "linear", "warmup": 10}})
     _, metrics = step.train(step.init_state(), step.put_batch(TASKS["decoder"].batch(0)))
-    assert set(metrics) == {
-        "loss",
-        "grad_norm",
-        "learning_rate",
-        "finite",
-        "weight",
-        "real_tokens",
-        "accuracy",
-    }
+    names = {"loss", "grad_norm", "learning_rate", "finite", "weight", "real_tokens", "accuracy"}
+    assert set(metrics) == names
     assert metrics["weight"] == TASKS["decoder"].batch(0)["mask"].sum()
     assert metrics["learning_rate"] == 0 and metrics["grad_norm"] > 0
 
@@ -263,14 +235,11 @@ def test_evaluation_uses_averaged_weights() -> None:
 
 
 def test_bf16_computes_in_bfloat16_with_float32_state(standard: None) -> None:
-    losses, state = run(
-        TASKS["decoder"], precision="bf16", remat="full", mesh={"dp": 2, "fsdp": 2, "mp": 2}
-    )
+    mesh = {"dp": 2, "fsdp": 2, "mp": 2}
+    losses, state = run(TASKS["decoder"], precision="bf16", remat="full", mesh=mesh)
     assert losses[-1] < 0.8 * losses[0]
-    assert {leaf.dtype for leaf in jax.tree.leaves((state.params, state.opt))} == {
-        np.dtype("float32"),
-        np.dtype("int32"),
-    }
+    dtypes = {leaf.dtype.name for leaf in jax.tree.leaves((state.params, state.opt))}
+    assert dtypes == {"float32", "int32"}
     assert not np.allclose(losses, losses_on_one_device("decoder"), rtol=1e-5)
 
 
@@ -338,26 +307,20 @@ def test_indivisible_batch_is_refused() -> None:
 
 def test_flops_are_three_times_forward_flops() -> None:
     step = build(TASKS["mlp"], accumulate=2)
-    assert step.count_flops(step.put_batch(TASKS["mlp"].batch(0))) == 3 * 2 * 16 * (
-        784 * 32 + 32 * 32 + 32 * 10
-    )
+    flops = 3 * 2 * 16 * (784 * 32 + 32 * 32 + 32 * 10)
+    assert step.count_flops(step.put_batch(TASKS["mlp"].batch(0))) == flops
 
 
 def test_initial_values_are_equal_on_every_mesh() -> None:
-    first, eight = (
-        build(TASKS["decoder"], mesh=axes).init_state() for axes in ({}, {"fsdp": 4, "mp": 2})
-    )
-    assert equal(copy_state(first), copy_state(eight))
+    meshes: list[dict[str, int]] = [{}, {"fsdp": 4, "mp": 2}]
+    states = [copy_state(build(TASKS["decoder"], mesh=axes).init_state()) for axes in meshes]
+    assert equal(*states)
 
 
-def test_initial_state_is_equal_without_optimizations(
-    optimized: None,
-) -> None:
+def test_initial_state_is_equal_without_optimizations(optimized: None) -> None:
     step = build(Digits(), mesh={"fsdp": 2, "mp": 2})
-    whole = {
-        "xla_backend_optimization_level": 3,
-        "xla_llvm_disable_expensive_passes": False,
-    }  # XLA's defaults
+    # These are XLA's defaults.
+    whole = {"xla_backend_optimization_level": 3, "xla_llvm_disable_expensive_passes": False}
     with step.builder.trace_context():
         expected = jax.jit(
             step.builder._initial_state,
@@ -369,8 +332,7 @@ def test_initial_state_is_equal_without_optimizations(
 
 
 def test_all_64_bits_of_seed_count() -> None:
-    """And a seed that 32 bits hold has the keys that it always had."""
-
+    # A seed that 32 bits hold has the keys that it always had.
     def keys(seed: int) -> bytes:
         return jax.random.key_data(build(TASKS["mlp"], seed=seed).builder.random_keys()).tobytes()
 

@@ -1,4 +1,4 @@
-"""What an evaluation tells of a classification, against formulas of its own; scikit-learn agrees where it has them."""
+"""The record of a classification against formulas, and scikit-learn where it has them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ RNG = np.random.default_rng(0)
 
 
 def classification_record(logits: np.ndarray, labels: np.ndarray, batch: int = 7) -> dict[str, Any]:
-    """The record of all rows in batches, the last of which is filled up with the first rows at weight 0."""
+    """Return the record of all rows in batches, the last filled up with rows of weight 0."""
     result = Classification(logits.shape[1])
     for start in range(0, len(labels), batch):
         at = np.arange(start, start + batch)

@@ -1,4 +1,4 @@
-"""Preferences are learned as the papers say, against the model that the training began from."""
+"""Preferences are learned as in the papers, against the model before the training."""
 
 from __future__ import annotations
 
@@ -45,19 +45,16 @@ class Bigram(nnx.Module):
 
 
 def some_pairs(draw: np.random.Generator, count: int = 5) -> dict[str, np.ndarray]:
-    mask = (draw.random((count, 2, 7)) < 0.6).astype(np.float32)
-    weight = np.append(np.ones(count - 1), 0).astype(np.float32)
-    length = np.full((count, 2), 8, np.int32)
-    return {
+    arrays = {
         "tokens": draw.integers(0, VOCAB, (count, 2, 8), np.int32),
-        "mask": mask,
-        "weight": weight,
-        "length": length,
+        "length": np.full((count, 2), 8, np.int32),
     }
+    mask = (draw.random((count, 2, 7)) < 0.6).astype(np.float32)
+    return arrays | {"mask": mask, "weight": np.append(np.ones(count - 1), 0).astype(np.float32)}
 
 
 def log_probability(table_VV: Any, tokens_T: Any, mask_L: Any) -> tuple[float, np.ndarray]:
-    """Of the tokens that count, each after the one before; and its gradient by the table."""
+    """Return that of the tokens that count, each after the one before, and its gradient."""
     shares_VV = table_VV - np.log(np.exp(table_VV).sum(1, keepdims=True))
     total, grad_VV = 0.0, np.zeros_like(table_VV)
     for previous, after, counts in zip(tokens_T, tokens_T[1:], mask_L, strict=False):
@@ -67,61 +64,55 @@ def log_probability(table_VV: Any, tokens_T: Any, mask_L: Any) -> tuple[float, n
 
 
 def by_the_paper(
-    counts: specs.Dpo, ours_VV: Any, theirs_VV: Any, batch: dict[str, np.ndarray]
+    config: specs.Dpo, ours_VV: Any, theirs_VV: Any, batch: dict[str, np.ndarray]
 ) -> tuple[float, np.ndarray]:
-    """The mean loss and its gradient: Rafailov et al. 2023, equation 7 and its gradient in section 4, in float64;
-    Azar et al. 2023, equation 17."""
-    loss, grad_VV, count = 0.0, np.zeros_like(ours_VV), batch["weight"].sum()
-    for tokens, mask in list(zip(batch["tokens"], batch["mask"], strict=True))[: int(count)]:
-        (win, d_win), (lose, d_lose) = (
-            log_probability(ours_VV, *each) for each in zip(tokens, mask, strict=True)
-        )
-        ref_win, ref_lose = (
-            log_probability(theirs_VV, *each)[0] for each in zip(tokens, mask, strict=True)
-        )
+    """Return the mean loss and its gradient, in float64.
+
+    Rafailov et al. 2023, equation 7 and section 4; Azar et al. 2023, equation 17.
+    """
+    loss, grad_VV, count = 0.0, np.zeros_like(ours_VV), int(batch["weight"].sum())
+    beta, smoothing = config.beta, config.label_smoothing
+    for pair in list(zip(batch["tokens"], batch["mask"], strict=True))[:count]:
+        rows = list(zip(*pair, strict=True))
+        (win, d_win), (lose, d_lose) = (log_probability(ours_VV, *row) for row in rows)
+        ref_win, ref_lose = (log_probability(theirs_VV, *row)[0] for row in rows)
         h = (win - ref_win) - (lose - ref_lose)
-        if counts.kind == "ipo":
-            item, slope = (h - 1 / (2 * counts.beta)) ** 2, 2 * (h - 1 / (2 * counts.beta))
+        if config.kind == "ipo":
+            pair_loss, slope = (h - 1 / (2 * beta)) ** 2, 2 * (h - 1 / (2 * beta))
         else:
-            right, wrong = 1 / (1 + math.exp(-counts.beta * h)), 1 / (1 + math.exp(counts.beta * h))
-            item = -(1 - counts.label_smoothing) * math.log(
-                right
-            ) - counts.label_smoothing * math.log(wrong)
-            slope = counts.beta * (
-                -(1 - counts.label_smoothing) * wrong + counts.label_smoothing * right
-            )
-        loss, grad_VV = loss + item / count, grad_VV + slope * (d_win - d_lose) / count
+            right, wrong = 1 / (1 + math.exp(-beta * h)), 1 / (1 + math.exp(beta * h))
+            pair_loss = -(1 - smoothing) * math.log(right) - smoothing * math.log(wrong)
+            slope = beta * (smoothing * right - (1 - smoothing) * wrong)
+        loss, grad_VV = loss + pair_loss / count, grad_VV + slope * (d_win - d_lose) / count
     return loss, grad_VV
 
 
 @pytest.mark.parametrize(
-    "counts",
+    "config",
     [specs.Dpo(), specs.Dpo(beta=0.5, label_smoothing=0.2), specs.Dpo(kind="ipo", beta=1.0)],
     ids=["sigmoid", "smoothed", "ipo"],
 )
-def test_loss_and_gradients_match_paper(counts: specs.Dpo) -> None:
+def test_loss_and_gradients_match_paper(config: specs.Dpo) -> None:
     draw = np.random.default_rng(1)
     ours_VV, theirs_VV = draw.normal(size=(2, VOCAB, VOCAB)).astype(np.float32)
     batch, task = some_pairs(draw), Preference()
-    task._config = counts
+    task._config = config
 
     @jax.jit
     def loss(table_VV: Any) -> Any:
         model = Bigram(table_VV)
         attach_reference(model, Bigram(theirs_VV))
         result = task.loss(model, batch, jax.random.key(0))
-        return result.sum / result.weight, {
-            name: total / weight for name, (total, weight) in result.metrics.items()
-        }
+        means = {name: total / weight for name, (total, weight) in result.metrics.items()}
+        return result.sum / result.weight, means
 
     (result, metrics), grad_VV = jax.value_and_grad(loss, has_aux=True)(jnp.asarray(ours_VV))
-    expected, wanted_VV = by_the_paper(
-        counts, ours_VV.astype(np.float64), theirs_VV.astype(np.float64), batch
-    )
+    tables = ours_VV.astype(np.float64), theirs_VV.astype(np.float64)
+    expected, wanted_VV = by_the_paper(config, *tables, batch)
     np.testing.assert_allclose(result, expected, rtol=1e-6, atol=1e-6)
     np.testing.assert_allclose(grad_VV, wanted_VV, rtol=1e-6, atol=1e-6)
     assert np.abs(wanted_VV).max() > 0.01
-    rewards = [float(metrics[f"rewards/{of}"]) for of in ("chosen", "rejected")]
+    rewards = [float(metrics[f"rewards/{text}"]) for text in ("chosen", "rejected")]
     assert float(metrics["margin"]) == pytest.approx(rewards[0] - rewards[1], abs=1e-6)
     assert float(metrics["accuracy"]) in (0, 0.25, 0.5, 0.75, 1)  # of four pairs that count
 
@@ -141,13 +132,9 @@ class UpOrDown(Preference):
 
 
 def build(devices: int = 1, **keys: Any) -> Step:
-    inputs = {
-        "task": "tests:Pairs",
-        "model": tiny.DECODER,
-        "batch": 8,
-        "optimizer": specs.Optimizer(lr=1e-2),
-    }
-    train = TrainSpec.model_validate({**inputs, "mesh": {"dp": 1}, **keys})
+    defaults = {"task": "tests:Pairs", "model": tiny.DECODER, "batch": 8, "mesh": {"dp": 1}}
+    defaults["optimizer"] = specs.Optimizer(lr=1e-2)
+    train = TrainSpec.model_validate(defaults | keys)
     return Step(UpOrDown(), train, mesh.build_mesh(train.mesh, jax.devices()[:devices]), 20)
 
 
@@ -161,10 +148,9 @@ def run(step: Step, state: Any, first: int, last: int) -> tuple[Any, list[dict[s
 
 
 def assert_no_preference(message: dict[str, float]) -> None:
-    """A model that equals its reference prefers neither, but for the rounding of two passes of one program."""
-    assert message["loss"] == pytest.approx(math.log(2), abs=1e-6) and message[
-        "margin"
-    ] == pytest.approx(0, abs=1e-6)
+    """A model that equals its reference prefers neither, except for rounding."""
+    assert message["loss"] == pytest.approx(math.log(2), abs=1e-6)
+    assert message["margin"] == pytest.approx(0, abs=1e-6)
 
 
 def test_reference_copy_is_not_in_checkpoints() -> None:
@@ -176,9 +162,8 @@ def test_reference_copy_is_not_in_checkpoints() -> None:
     halfway, message = run(step, began, 0, 4)
     assert_no_preference(message[0])
     remaining = jax.tree.map(np.asarray, step.builder.to_tree(halfway))
-    assert not any(name.startswith("reference") for name in remaining["params"]) and len(
-        step.builder.frozen
-    ) == len(remaining["params"])
+    assert not any(name.startswith("reference") for name in remaining["params"])
+    assert len(step.builder.frozen) == len(remaining["params"])
     _, on = run(step, halfway, 4, 8)
     assert on[-1]["margin"] > 0.1 and on[-1]["accuracy"] == 1.0 and on[-1]["rewards/chosen"] > 0
     # After a resume the reference is drawn again: the same numbers to the bit.
@@ -188,9 +173,8 @@ def test_reference_copy_is_not_in_checkpoints() -> None:
     # On a mesh, with the logits in parts, and with nothing shared but the seed.
     parts = build(4, mesh={"dp": 2, "fsdp": 1, "mp": 2}, loss={"chunks": 4})
     _, other = run(parts, parts.init_state(), 0, 4)
-    np.testing.assert_allclose(
-        [each["loss"] for each in other], [each["loss"] for each in message], rtol=0, atol=2e-5
-    )
+    losses = [[line["loss"] for line in lines] for lines in (other, message)]
+    np.testing.assert_allclose(*losses, rtol=0, atol=2e-5)
 
 
 def test_reference_of_adapters_is_base_model() -> None:
@@ -202,38 +186,30 @@ def test_reference_of_adapters_is_base_model() -> None:
 
 
 def test_reference_is_read_from_folder_and_checked(tmp_path: Path) -> None:
-    inputs = references.train_spec(
-        "qwen2_tiny", references.folder("qwen2_tiny", tmp_path / "hf"), precision="bf16"
-    )
+    folder = references.folder("qwen2_tiny", tmp_path / "hf")
+    inputs = references.train_spec("qwen2_tiny", folder, precision="bf16")
     step = Step(UpOrDown(), inputs, mesh.build_mesh(inputs.mesh, jax.devices()[:1]), 20)
     state = step.init_state()
     for name, leaf in step.builder.saved_params(state.params).items():
         copy = state.params[f"reference.{name}"]
         assert copy.dtype == jnp.bfloat16 and np.array_equal(copy, leaf.astype(jnp.bfloat16)), name
-    assert step.builder.base is not None and step.builder.base["init_from"] == str(tmp_path / "hf")
-    with pytest.raises(
-        CheckpointError,
-        match="step 3 holds a model compared with the weights of .* with digest abc",
-    ):
+    base = step.builder.base
+    assert base is not None and base["init_from"] == str(tmp_path / "hf")
+    words = "step 3 holds a model compared with the weights of .* with digest abc"
+    with pytest.raises(CheckpointError, match=words):
         frozen_base.check_digest(
-            {**step.builder.base, "digest": "abc"},
-            step.builder.base,
-            "step 3",
-            holds=frozen_base.REFERENCE_OF,
+            {**base, "digest": "abc"}, base, "step 3", holds=frozen_base.REFERENCE_OF
         )
 
 
 def test_initial_adapters_are_refused() -> None:
-    train = TrainSpec.model_validate(
-        {"task": DPO, "model": tiny.DECODER, "lora": {"rank": 2, "targets": ["q"]}}
-    )
+    lora = {"rank": 2, "targets": ["q"]}
+    train = TrainSpec.model_validate({"task": DPO, "model": tiny.DECODER, "lora": lora})
     assert train.lora is not None
-    lora = train.lora.model_copy(update={"init_from": "sft"})
-    with pytest.raises(
-        SpecError,
-        match="train.lora.init_from = sft: the reference would be the model without these",
-    ):
-        Preference().model(train.model_copy(update={"lora": lora}), nnx.Rngs(0))
+    begun = train.lora.model_copy(update={"init_from": "sft"})
+    words = "train.lora.init_from = sft: the reference would be the model without these"
+    with pytest.raises(SpecError, match=words):
+        Preference().model(train.model_copy(update={"lora": begun}), nnx.Rngs(0))
 
 
 class Never:
@@ -245,7 +221,7 @@ class Never:
 
 def lines(folder: Path, name: str) -> dict[int, dict[str, Any]]:
     result = map(json.loads, (folder / f"{name}.jsonl").read_text().splitlines())
-    return {each["step"]: each for each in result}
+    return {line["step"]: line for line in result}
 
 
 @pytest.mark.extended
@@ -253,30 +229,22 @@ def test_example_prefers_chosen_text_and_resumes(tmp_path: Path) -> None:
     inputs = yaml.safe_load((EXAMPLES / "dpo.yaml").read_text())["train"]
     inputs["data"]["path"] = str(EXAMPLES / inputs["data"]["path"])
     inputs["optimizer"]["lr"] = 1e-3  # YAML 1.1 reads it as text; the launcher does not
-    less = {
-        "steps": 16,
-        "log_every": 4,
-        "mesh": {"dp": 8},
-        "eval": {"every": 8},
-        "checkpoint": {"every": 8},
-    }
+    every = {"eval": {"every": 8}, "checkpoint": {"every": 8}}
+    less = {"steps": 16, "log_every": 4, "mesh": {"dp": 8}, **every}
     train = TrainSpec.model_validate(inputs | less)
     build_loop(train, Preference(), RunContext(str(tmp_path)), Never(), Progress(None)).run()
     whole, held_out = lines(tmp_path, "metrics"), lines(tmp_path, "eval")
     assert held_out[16]["examples"] == 6 and held_out[16]["accuracy"] == 1.0
     assert held_out[16]["loss"] < held_out[8]["loss"] < math.log(2)
     assert {"rewards/chosen", "rewards/rejected", "margin"} <= set(whole[16]) & set(held_out[16])
-    assert (
-        0 < whole[16]["tokens_per_s"] < 2 * 63 * whole[16]["examples_per_s"]
-    )  # of both texts, without padding
+    # The tokens of both texts, without padding.
+    assert 0 < whole[16]["tokens_per_s"] < 2 * 63 * whole[16]["examples_per_s"]
     assert whole[16]["targets_per_s"] is None  # a loss of pairs counts no targets
     shutil.rmtree(tmp_path / "checkpoints" / "16")
     build_loop(train, Preference(), RunContext(str(tmp_path)), Never(), Progress(None)).run()
     for step, repeated in lines(tmp_path, "metrics").items():
-        assert (repeated["loss"], repeated["margin"]) == (
-            whole[step]["loss"],
-            whole[step]["margin"],
-        ), step
+        for key in ("loss", "margin"):
+            assert repeated[key] == whole[step][key], step
     exported = export(str(tmp_path / "checkpoints"), str(tmp_path / "out"))
     assert exported["architecture"] == "LlamaForCausalLM"
 
@@ -288,18 +256,15 @@ def test_synthetic_rows_are_pairs() -> None:
     assert Preference().example(raw[0])["tokens"].shape == (2, 17)
 
 
+ROWS = np.ones((2, 5))
+
+
 @pytest.mark.parametrize(
     ("raw", "words"),
     [
         ({"tokens": [1, 2, 3]}, r"tokens of shape \[3\], but a pair is two rows of at least 2"),
-        (
-            {"tokens": np.ones((2, 5)), "mask": np.ones((2, 5))},
-            r"mask of shape \[2, 5\], but a pair of 5 tokens has",
-        ),
-        (
-            {"tokens": np.ones((2, 5)), "length": 3},
-            r"length of shape \[\], but a pair of 5 tokens has \[2\]",
-        ),
+        ({"tokens": ROWS, "mask": ROWS}, r"mask of shape \[2, 5\], but a pair of 5 tokens has"),
+        ({"tokens": ROWS, "length": 3}, r"length of shape \[\], but a pair of 5 tokens has \[2\]"),
     ],
 )
 def test_wrong_example_shapes_are_named(raw: dict[str, Any], words: str) -> None:
@@ -312,33 +277,20 @@ def test_unknown_token_is_named() -> None:
     batch = UpOrDown().batch(0)
     assert Preference().check_batch(train, batch) is None
     batch["tokens"][3, 1, 4] = 32
-    assert Preference().check_batch(train, batch) == (
-        3,
-        "token 32 at place 1, outside 0 to 31, the vocabulary",
-    )
-    long = {
-        key: np.pad(each, ((0, 0), (0, 0), (0, 1))) for key, each in batch.items() if each.ndim == 3
-    }
-    assert Preference().check_batch(train, long) == (
-        0,
-        "18 tokens, and train.model.length = 16 is of 17",
-    )
+    words = "token 32 at place 1, outside 0 to 31, the vocabulary"
+    assert Preference().check_batch(train, batch) == (3, words)
+    wide = ((0, 0), (0, 0), (0, 1))
+    long = {key: np.pad(array, wide) for key, array in batch.items() if array.ndim == 3}
+    words = "18 tokens, and train.model.length = 16 is of 17"
+    assert Preference().check_batch(train, long) == (0, words)
 
 
 @pytest.mark.parametrize(
     ("task", "loss", "words"),
     [
-        (
-            DPO,
-            {"z": 1e-4},
-            "z and smoothing apply to a cross-entropy; preferences have dpo.label_smoothing",
-        ),
+        (DPO, {"z": 1e-4}, "z and smoothing apply to a cross-entropy; preferences have dpo.label"),
         (DPO, {"dpo": {"beta": 0}}, "greater than 0"),
-        (
-            DPO,
-            {"dpo": {"kind": "ipo", "label_smoothing": 0.1}},
-            "label_smoothing applies only to kind sigmoid",
-        ),
+        (DPO, {"dpo": {"kind": "ipo", "label_smoothing": 0.1}}, "applies only to kind sigmoid"),
         (specs.LM, {"dpo": {"beta": 0.2}}, "dpo applies to preferences, which the task dpo"),
     ],
 )

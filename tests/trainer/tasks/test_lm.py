@@ -23,7 +23,7 @@ def uniform(tokens_BL: jax.Array) -> jax.Array:
 
 
 def open_text(**data: Any) -> NextToken:
-    """The task after it opened its data, which the trainer does first of all."""
+    """Return the task after it opened its data, which the trainer does first of all."""
     task = NextToken()
     task.source(TrainSpec(task=NAME, model={"kind": "decoder", "length": 8}, data=data), "train")
     return task
@@ -32,27 +32,20 @@ def open_text(**data: Any) -> NextToken:
 def test_uniform_guess_costs_eight_bits_per_byte() -> None:
     raw = {"tokens": np.arange(9), "mask": np.array([1, 1, 1, 1, 1, 0, 0, 0])}
     rows = [NextToken().example(raw), NextToken().example({"tokens": np.arange(9)})]
-    batch = {name: np.stack([row[name] for row in rows]) for name in rows[0]} | {
-        "weight": np.ones(2, np.float32)
-    }
-    loss = open_text(source="text", path=__file__, eval_split=0.0).loss(
-        uniform, batch, jax.random.key(0)
-    )
+    batch = {name: np.stack([row[name] for row in rows]) for name in rows[0]}
+    batch |= {"weight": np.ones(2, np.float32)}
+    task = open_text(source="text", path=__file__, eval_split=0.0)
+    loss = task.loss(uniform, batch, jax.random.key(0))
     assert loss.weight == 5 + 8
     total, weight = loss.metrics["bits_per_byte"]
     np.testing.assert_allclose(total / weight, 8.0, rtol=1e-6)
-    padded = NextToken().loss(
-        uniform, batch | {"weight": np.array([1, 0], np.float32)}, jax.random.key(0)
-    )
-    assert padded.weight == 5
+    first_row = batch | {"weight": np.array([1, 0], np.float32)}
+    assert NextToken().loss(uniform, first_row, jax.random.key(0)).weight == 5
 
 
 def test_other_tokens_have_no_bits_per_byte() -> None:
-    batch = {
-        "tokens": np.arange(9)[None],
-        "mask": np.ones((1, 8), np.float32),
-        "weight": np.ones(1, np.float32),
-    }
+    batch = {"tokens": np.arange(9)[None], "mask": np.ones((1, 8), np.float32)}
+    batch |= {"weight": np.ones(1, np.float32)}
     for task in (NextToken(), open_text(source="synthetic")):
         assert set(task.loss(uniform, batch, jax.random.key(0)).metrics) == {"accuracy"}
 
@@ -63,18 +56,15 @@ CONFIGS = [
     specs.Decoder(kind="decoder", layers=1, width=32, heads=4, kv_heads=2, vocab=32, length=16),
     specs.GPT2(kind="gpt2", layers=1, width=32, heads=4, vocab=32, length=16),
 ]
-SHORT, LONG = (
-    np.arange(5) % 32,
-    np.arange(12)[::-1] * 3 % 32,
-)  # two examples that fill a row of 17 tokens
+# Two examples that fill a row of 17 tokens.
+SHORT, LONG = np.arange(5) % 32, np.arange(12)[::-1] * 3 % 32
 
 
 def loss_sums(config: Any, row: dict[str, Any]) -> tuple[Loss, Any]:
-    """The loss of one example, and its gradient by the model's parameters."""
+    """Return the loss of one example, and its gradient by the model's parameters."""
     task = NextToken()
-    batch = {name: jnp.asarray(value)[None] for name, value in task.example(row).items()} | {
-        "weight": jnp.ones(1)
-    }
+    batch = {name: jnp.asarray(value)[None] for name, value in task.example(row).items()}
+    batch |= {"weight": jnp.ones(1)}
     graph, params = nnx.split(task.model(TrainSpec(task=NAME, model=config), nnx.Rngs(0)))
 
     def loss(params: Any) -> tuple[jax.Array, Loss]:
@@ -86,7 +76,7 @@ def loss_sums(config: Any, row: dict[str, Any]) -> tuple[Loss, Any]:
 
 
 def equal(first: tuple[Loss, Any], other_items: list[tuple[Loss, Any]]) -> None:
-    """A row's loss and gradient are the sums of others'."""
+    """Check that a row's loss and gradient are the sums of others'."""
     whole = jax.tree.map(lambda *parts: sum(parts), *other_items)
     for result, expected in zip(jax.tree.leaves(first), jax.tree.leaves(whole), strict=True):
         np.testing.assert_allclose(result, expected, rtol=1e-4, atol=1e-5)
@@ -94,9 +84,8 @@ def equal(first: tuple[Loss, Any], other_items: list[tuple[Loss, Any]]) -> None:
 
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda config: config.kind)
 def test_packed_examples_are_independent(config: Any) -> None:
-    result = loss_sums(
-        config, {"tokens": np.concatenate([SHORT, LONG]), "segments": np.repeat([7, 2], [5, 12])}
-    )
+    tokens, segments = np.concatenate([SHORT, LONG]), np.repeat([7, 2], [5, 12])
+    result = loss_sums(config, {"tokens": tokens, "segments": segments})
     assert result[0].weight == 4 + 11
     equal(result, [loss_sums(config, {"tokens": tokens}) for tokens in (SHORT, LONG)])
 
@@ -108,9 +97,8 @@ def test_padding_is_neither_seen_nor_predicted(config: Any) -> None:
     assert result[0].weight == 11
     equal(result, [loss_sums(config, {"tokens": LONG})])
     nothing = loss_sums(config, filled | {"length": 0})
-    assert nothing[0].weight == 0 and all(
-        np.isfinite(leaf).all() for leaf in jax.tree.leaves(nothing)
-    )
+    assert nothing[0].weight == 0
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(nothing))
 
 
 # --- what is no example of the model --------------------------------------------------------------
@@ -135,7 +123,7 @@ class Listed:
 
 
 def read(items: list[dict[str, Any]], model: Any = CONFIGS[0], task: Any = None) -> dict[str, Any]:
-    """The first batch of these examples, as a run of a model with 32 tokens and rows of 17 would read it."""
+    """Return the first batch of these examples for a model with rows of 17 of 32 tokens."""
     task = task or NextToken()
     how = {"rows": range(len(items)), "seed": 0, "shuffle": False, "prefetch": 0, "threads": 1}
     check = partial(task.check_batch, TrainSpec(task=NAME, model=model))
@@ -143,6 +131,7 @@ def read(items: list[dict[str, Any]], model: Any = CONFIGS[0], task: Any = None)
 
 
 FINE = {"tokens": [1, 2, 3, 4, 5, 6]}
+HALVES = {"segments": [0, 0, 0, 1, 1, 1]}
 
 
 @pytest.mark.parametrize(
@@ -158,19 +147,12 @@ FINE = {"tokens": [1, 2, 3, 4, 5, 6]}
         ({**FINE, "mask": np.ones(6)}, r"mask of shape \[6\], but its 6 tokens go with \[5\]"),
         (
             {**FINE, "attention_mask": np.ones(5)},
-            r"attention_mask of shape \[5\], but its 6 tokens go with \[6\]",
+            r"attention_mask of shape \[5\], but its 6 tokens go",
         ),
         ({**FINE, "length": [6]}, r"length of shape \[1\], but its 6 tokens go with \[\]"),
         # A target that does not count is still read by those after it, which count.
         ({"tokens": [1, -100, 3, 4, 5, 6], "mask": [0, 1, 1, 1, 1]}, "token -100 at place 1"),
-        (
-            {
-                "tokens": [1, 2, 3, -100, 5, 6],
-                "segments": [0, 0, 0, 1, 1, 1],
-                "mask": [1, 1, 1, 1, 0],
-            },
-            "token -100",
-        ),
+        ({"tokens": [1, 2, 3, -100, 5, 6], "mask": [1, 1, 1, 1, 0], **HALVES}, "token -100"),
     ],
 )
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda config: config.kind)
@@ -199,9 +181,7 @@ def test_unknown_tokens_are_named_with_place(config: Any, raw: dict[str, Any], w
         },
     ],
 )
-def test_unused_token_may_be_any_number(
-    raw: dict[str, Any],
-) -> None:
+def test_unused_token_may_be_any_number(raw: dict[str, Any]) -> None:
     remaining = np.array(raw["tokens"])
     remaining[(remaining < 0) | (remaining >= 32)] = 0
     assert read([raw])["tokens"].tolist() == [remaining.tolist()]
@@ -210,23 +190,23 @@ def test_unused_token_may_be_any_number(
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda config: config.kind)
 def test_too_long_row_is_refused_with_lengths(config: Any) -> None:
     assert read([{"tokens": np.arange(17)}], config)["tokens"].shape == (1, 17)
-    with pytest.raises(
-        DataError,
-        match="example 0 has 18 tokens, and train.model.length = 16 is of 17: make the length",
-    ):
+    words = "example 0 has 18 tokens, and train.model.length = 16 is of 17: make the length"
+    with pytest.raises(DataError, match=words):
         read([{"tokens": np.arange(18)}], config)
+
+
+def trace_loss(task: Any, model: Any, length: int) -> None:
+    """Trace the loss of `model`, so that the task knows its vocabulary."""
+    tokens, mask = jnp.zeros((1, length + 1), jnp.int32), jnp.ones((1, length))
+    batch = {"tokens": tokens, "mask": mask, "weight": jnp.ones(1)}
+    nnx.eval_shape(lambda: task.loss(model(), batch, jax.random.key(0)).sum)
 
 
 def test_only_targets_of_custom_model_are_checked() -> None:
     task, custom = NextToken(), {"kind": "mine:Net"}
     row = {"tokens": [300, 2, 999], "mask": [1, 0]}
     assert read([row], custom, task)["tokens"].tolist() == [[300, 2, 999]]
-    batch = {
-        "tokens": jnp.zeros((1, 3), jnp.int32),
-        "mask": jnp.ones((1, 2)),
-        "weight": jnp.ones(1),
-    }
-    jax.eval_shape(lambda: task.loss(uniform, batch, jax.random.key(0)).sum)
+    trace_loss(task, lambda: uniform, 2)
     assert read([row], custom, task)["tokens"].tolist() == [[300, 2, 999]]
     with pytest.raises(DataError, match="example 0 has token 999 at place 2, outside 0 to 255"):
         read([row | {"mask": [1, 1]}], custom, task)
@@ -238,12 +218,7 @@ def test_vocabulary_of_custom_task_is_known() -> None:
             return super().model(TrainSpec(task=NAME, model=CONFIGS[0]), rngs)
 
     task, custom = Own(), {"kind": "mine:Net"}
-    batch = {
-        "tokens": jnp.zeros((1, 9), jnp.int32),
-        "mask": jnp.ones((1, 8)),
-        "weight": jnp.ones(1),
-    }
-    nnx.eval_shape(lambda: task.loss(task.model(None, nnx.Rngs(0)), batch, jax.random.key(0)).sum)
+    trace_loss(task, lambda: task.model(None, nnx.Rngs(0)), 8)
     with pytest.raises(DataError, match="example 0 has token 32 at place 1, outside 0 to 31"):
         read([{"tokens": [1, 32, 3]}], custom, task)
 
@@ -282,8 +257,6 @@ def test_model_of_another_kind_is_refused() -> None:
     ],
 )
 def test_large_logits_are_chunked(batch: int, width: int, size: int, count: int) -> None:
-    assert (
-        lm._choose_chunks("auto", (batch, 512), jnp.zeros((width, 131_072), jnp.int8), size)
-        == count
-    )
+    head = jnp.zeros((width, 131_072), jnp.int8)
+    assert lm._choose_chunks("auto", (batch, 512), head, size) == count
     assert lm._choose_chunks(3, (batch, 512), jnp.zeros((width, 1)), size) == 3

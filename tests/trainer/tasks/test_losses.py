@@ -59,11 +59,9 @@ def test_label_outside_vocabulary_is_not_finite() -> None:
     ],
 )
 def test_broadcasting_shapes_are_refused(labels: Any, weight: Any, words: str) -> None:
-    with jax.numpy_rank_promotion("allow"):
-        with pytest.raises(
-            SpecError, match=rf"logits of shape \[4, 7\] go with {words} of shape \[4\], not \["
-        ):
-            cross_entropy(jnp.zeros((4, 7)), jnp.zeros(labels, jnp.int32), jnp.ones(weight))
+    match = rf"logits of shape \[4, 7\] go with {words} of shape \[4\], not \["
+    with jax.numpy_rank_promotion("allow"), pytest.raises(SpecError, match=match):
+        cross_entropy(jnp.zeros((4, 7)), jnp.zeros(labels, jnp.int32), jnp.ones(weight))
 
 
 def test_byte_labels_do_not_wrap() -> None:
@@ -78,24 +76,18 @@ def test_small_loss_keeps_digits() -> None:
 
 
 def test_smoothing_spreads_label_over_classes() -> None:
-    result = cross_entropy(
-        jnp.array(LOGITS), jnp.array(LABELS), jnp.array(WEIGHT), Terms(smoothing=0.1)
-    )
+    arrays = jnp.array(LOGITS), jnp.array(LABELS), jnp.array(WEIGHT)
+    result = cross_entropy(*arrays, Terms(smoothing=0.1))
     wide = LOGITS.astype(np.float64)
     log_p = wide - np.log(np.exp(wide).sum(-1, keepdims=True))
     target = np.full(LOGITS.shape, 0.1 / 7) + 0.9 * np.eye(7)[LABELS]
     np.testing.assert_allclose(result.total, (-(target * log_p).sum(-1) * WEIGHT).sum(), rtol=1e-6)
-    assert (
-        result.nats == cross_entropy(jnp.array(LOGITS), jnp.array(LABELS), jnp.array(WEIGHT)).nats
-    )
+    assert result.nats == cross_entropy(*arrays).nats
 
 
 def test_z_loss_matches_definition() -> None:
-    logits = jnp.array(LOGITS + 3.0)
-    plain, pulled = (
-        cross_entropy(logits, jnp.array(LABELS), jnp.array(WEIGHT), Terms(z=z)).total
-        for z in (0.0, 1e-2)
-    )
+    arrays = jnp.array(LOGITS + 3.0), jnp.array(LABELS), jnp.array(WEIGHT)
+    plain, pulled = (cross_entropy(*arrays, Terms(z=z)).total for z in (0.0, 1e-2))
     log_z = np.log(np.exp(LOGITS.astype(np.float64) + 3.0).sum(-1))
     np.testing.assert_allclose(pulled - plain, (1e-2 * log_z**2 * WEIGHT).sum(), rtol=1e-4)
 
@@ -111,12 +103,8 @@ def inputs(dtype: str) -> tuple[jax.Array, ...]:
     random = np.random.default_rng(2)
     x, head = random.normal(size=(B, L, D)), random.normal(size=(D, V))
     labels, weight = random.integers(0, V, (B, L)), random.integers(0, 3, (B, L))
-    return (
-        jnp.array(x, dtype),
-        jnp.array(head, dtype),
-        jnp.array(labels),
-        jnp.array(weight, jnp.float32),
-    )
+    arrays = jnp.array(x, dtype), jnp.array(head, dtype)
+    return *arrays, jnp.array(labels), jnp.array(weight, jnp.float32)
 
 
 @pytest.mark.parametrize("count", [2, 6, 48])
@@ -129,23 +117,12 @@ def test_chunked_loss_and_gradients_are_equal(count: int, options: Terms, at_onc
         return cross_entropy(project(x, head), labels, weight, options).total / weight.sum()
 
     def parts(x: jax.Array, head: jax.Array) -> jax.Array:
-        return (
-            sum_in_chunks(
-                project,
-                head,
-                x,
-                labels,
-                weight,
-                count,
-                partial(cross_entropy, terms=options),
-                at_once,
-            ).total
-            / weight.sum()
-        )
+        score = partial(cross_entropy, terms=options)
+        sums = sum_in_chunks(project, head, x, labels, weight, count, score, at_once)
+        return sums.total / weight.sum()
 
-    (first, of_one), (other, of_other) = (
-        jax.jit(jax.value_and_grad(f, (0, 1)))(x, head) for f in (whole, parts)
-    )
+    gradients = [jax.jit(jax.value_and_grad(f, (0, 1)))(x, head) for f in (whole, parts)]
+    (first, of_one), (other, of_other) = gradients
     np.testing.assert_allclose(other, first, rtol=1e-6)
     for a, b in zip(of_other, of_one, strict=True):
         np.testing.assert_allclose(a, b, atol=1e-6 * float(jnp.abs(b).max()))
@@ -158,38 +135,28 @@ def test_head_gradient_is_summed_in_float32(at_once: bool) -> None:
     def loss(head: jax.Array, count: int) -> jax.Array:
         return sum_in_chunks(project, head, x, labels, weight, count, cross_entropy, at_once).total
 
-    first, many = (
-        jax.jit(jax.grad(loss), static_argnums=1)(head, count).astype(jnp.float32)
-        for count in (1, 48)
-    )
+    gradient = jax.jit(jax.grad(loss), static_argnums=1)
+    first, many = (gradient(head, count).astype(jnp.float32) for count in (1, 48))
     np.testing.assert_allclose(many, first, atol=0.01 * float(jnp.abs(first).max()))
 
 
-WIDE = spec.Decoder(
-    layers=1, width=8, heads=2, hidden=32, vocab=128 * 1024, length=32
-)  # its logits outweigh the rest
+# Its logits outweigh the rest.
+WIDE = spec.Decoder(layers=1, width=8, heads=2, hidden=32, vocab=128 * 1024, length=32)
 SGD = {"name": "sgd", "lr": 1.0, "momentum": 0.9, "clip": None, "schedule": {"name": "constant"}}
 
 
 def run_step(chunks: int) -> tuple[float, float, dict[str, jax.Array]]:
-    """The temp bytes of a train step over a large vocabulary, its loss, and the momentum after it: the gradients."""
+    """Return temp bytes, loss and momentum (the gradients) of a step over a large vocabulary."""
     step = build(Counting(), 1, model=WIDE, batch=B, optimizer=SGD, loss={"chunks": chunks})
     tokens = np.random.default_rng(3).integers(0, WIDE.vocab, (B, WIDE.length + 1), np.int32)
-    rows = {
-        "tokens": tokens,
-        "mask": np.ones((B, WIDE.length), np.float32),
-        "weight": np.ones(B, np.float32),
-    }
+    rows = {"tokens": tokens, "mask": np.ones((B, WIDE.length), np.float32)}
+    rows |= {"weight": np.ones(B, np.float32)}
     step.compile_train(step.put_batch(rows))
     state, metrics = step.train(step.init_state(), step.put_batch(rows))
-    momentum = {
-        name: leaf for name, leaf in step.builder.to_tree(state)["opt"].items() if ".trace." in name
-    }
-    return (
-        step.compiled_steps["train"].memory_analysis().temp_size_in_bytes,
-        float(metrics["loss"]),
-        momentum,
-    )
+    opt = step.builder.to_tree(state)["opt"]
+    momentum = {name: leaf for name, leaf in opt.items() if ".trace." in name}
+    temp_bytes = step.compiled_steps["train"].memory_analysis().temp_size_in_bytes
+    return temp_bytes, float(metrics["loss"]), momentum
 
 
 def test_chunked_step_is_equal_with_less_memory() -> None:

@@ -1,4 +1,4 @@
-"""Losses of classes, of yes and no for each class, and of numbers, against their formulas in float64."""
+"""Losses of classes, of flags for each class, and of numbers, against formulas in float64."""
 
 from typing import Any
 
@@ -22,8 +22,7 @@ FLAGS = RNG.integers(0, 2, (6, 4)).astype(np.float32)
 
 
 def target_sums(label: np.ndarray, logits: np.ndarray = LOGITS, **keys: Any) -> Any:
-    arrays = (jnp.asarray(each, jnp.float32) for each in (logits, WEIGHT))
-    rows, weight = arrays
+    rows, weight = (jnp.asarray(array, jnp.float32) for array in (logits, WEIGHT))
     return losses.target_loss(rows, jnp.asarray(label), weight, Loss(**keys))
 
 
@@ -33,13 +32,11 @@ def log_softmax(logits: np.ndarray) -> np.ndarray:
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 def test_class_weights_match_pytorch(smoothing: float) -> None:
-    nats = -log_softmax(LOGITS)
-    job_value = BY_CLASS[LABEL] * WEIGHT
-    item = (1 - smoothing) * job_value * nats[np.arange(6), LABEL] + smoothing * WEIGHT * (
-        nats * BY_CLASS
-    ).sum(-1) / 4
+    nats, weights = -log_softmax(LOGITS), BY_CLASS[LABEL] * WEIGHT
+    spread = WEIGHT * (nats * BY_CLASS).sum(-1) / 4
+    total = (1 - smoothing) * weights * nats[np.arange(6), LABEL] + smoothing * spread
     result = target_sums(LABEL, class_weights=BY_CLASS.tolist(), smoothing=smoothing)
-    np.testing.assert_allclose(result.sum / result.weight, item.sum() / job_value.sum(), rtol=1e-5)
+    np.testing.assert_allclose(result.sum / result.weight, total.sum() / weights.sum(), rtol=1e-5)
     hits, count = result.metrics["accuracy"]
     assert (hits, count) == ((LOGITS.argmax(-1) == LABEL) @ WEIGHT, 5.0)
 
@@ -48,8 +45,9 @@ def test_focal_loss_reduces_sure_examples() -> None:
     p = np.exp(log_softmax(LOGITS))[np.arange(6), LABEL]
     result = target_sums(LABEL, focal=2.0)
     np.testing.assert_allclose(result.sum, ((1 - p) ** 2 * -np.log(p)) @ WEIGHT, rtol=1e-5)
+    terms = Loss(focal=2.0)
     sure = jax.grad(
-        lambda rows: losses.target_loss(rows, jnp.zeros(1, int), jnp.ones(1), Loss(focal=2.0)).sum
+        lambda rows: losses.target_loss(rows, jnp.zeros(1, int), jnp.ones(1), terms).sum
     )
     assert np.isfinite(sure(jnp.array([[90.0, 0.0]]))).all()
 
@@ -60,21 +58,18 @@ def test_focal_loss_reduces_sure_examples() -> None:
 def test_multi_label_loss_is_binary_cross_entropy(keys: dict[str, Any]) -> None:
     p, smoothing = 1 / (1 + np.exp(-LOGITS)), keys.get("smoothing", 0.0)
     expected = FLAGS * (1 - smoothing) + smoothing / 2
-    item = -np.array(keys.get("class_weights", [1.0] * 4)) * expected * np.log(p) - (
-        1 - expected
-    ) * np.log(1 - p)
+    class_weights = np.array(keys.get("class_weights", [1.0] * 4))
+    nats = -class_weights * expected * np.log(p) - (1 - expected) * np.log(1 - p)
     if "focal" in keys:
-        item = item * np.where(FLAGS > 0, 1 - p, p) ** 2
+        nats = nats * np.where(FLAGS > 0, 1 - p, p) ** 2
     result = target_sums(FLAGS, target="multi_label", **keys)
-    np.testing.assert_allclose(result.sum / result.weight, item.mean(-1) @ WEIGHT / 5, rtol=1e-5)
-    message = LOGITS > 0
+    np.testing.assert_allclose(result.sum / result.weight, nats.mean(-1) @ WEIGHT / 5, rtol=1e-5)
+    predicted, flags = (LOGITS > 0)[:5], FLAGS[:5]
     right, count = result.metrics["accuracy"]
-    np.testing.assert_allclose(right / count, (message == FLAGS)[:5].mean(), rtol=1e-6)
-    pair, either = result.metrics["f1"]
-    true = (message * FLAGS)[:5].sum()
-    np.testing.assert_allclose(
-        pair / either, 2 * true / (message[:5].sum() + FLAGS[:5].sum()), rtol=1e-6
-    )
+    np.testing.assert_allclose(right / count, (predicted == flags).mean(), rtol=1e-6)
+    overlap, sizes = result.metrics["f1"]
+    f1 = 2 * (predicted * flags).sum() / (predicted.sum() + flags.sum())
+    np.testing.assert_allclose(overlap / sizes, f1, rtol=1e-6)
 
 
 def test_regression_uses_squared_error() -> None:
@@ -84,20 +79,16 @@ def test_regression_uses_squared_error() -> None:
     error = (LOGITS - expected)[:5]
     np.testing.assert_allclose(result.sum / result.weight, (error**2).mean(), rtol=1e-5)
     np.testing.assert_allclose(result.metrics["mae"][0] / 5, np.abs(error).mean(), rtol=1e-5)
-    with pytest.raises(
-        SpecError,
-        match=r"numbers of shape \[6, 4\], and the labels are \[6, 1\]: set model.classes",
-    ):
+    words = r"numbers of shape \[6, 4\], and the labels are \[6, 1\]: set model.classes"
+    with pytest.raises(SpecError, match=words):
         target_sums(expected[:, 0], target="regression")
 
 
 def test_top5_is_counted() -> None:
     logits, label = RNG.normal(size=(6, 100)), np.arange(6)
     logits[:, 50:] = 0.0  # ties: the first are larger
-    ranks = [
-        np.argsort(-row, kind="stable").tolist().index(at)
-        for row, at in zip(logits, label, strict=True)
-    ]
+    orders = np.argsort(-logits, axis=1, kind="stable").tolist()
+    ranks = [order.index(at) for order, at in zip(orders, label, strict=True)]
     result = target_sums(label, logits)
     assert result.metrics["top5"][0] == sum(rank < 5 for rank in ranks[:5])
     assert "top5" not in target_sums(LABEL).metrics
@@ -123,33 +114,26 @@ def test_model_learns_from_blended_images(loss: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("keys", "says"),
+    ("loss", "words"),
     [
-        (
-            {"loss": {"focal": 2.0, "smoothing": 0.1}},
-            "focal = 2 and smoothing = 0.1 are both given",
-        ),
-        (
-            {"loss": {"target": "regression", "mixup": 0.2}},
-            "mixup applies to classes, and target is regression",
-        ),
-        ({"loss": {"target": "multi_label", "z": 0.1}}, "z applies to a softmax"),
-        (
-            {"loss": {"class_weights": [1.0, 2.0]}},
-            "class_weights has 2 numbers for model.classes = 10",
-        ),
-        ({"task": "lm", "loss": {"focal": 2.0}}, "focal applies to images and tables"),
+        ({"focal": 2.0, "smoothing": 0.1}, "focal = 2 and smoothing = 0.1 are both given"),
+        ({"target": "regression", "mixup": 0.2}, "mixup applies to classes, and target is regres"),
+        ({"target": "multi_label", "z": 0.1}, "z applies to a softmax"),
+        ({"class_weights": [1.0, 2.0]}, "class_weights has 2 numbers for model.classes = 10"),
     ],
 )
-def test_wrong_loss_blocks_are_refused(keys: dict[str, Any], says: str) -> None:
-    with pytest.raises(pydantic.ValidationError, match=says):
-        TrainSpec.model_validate({"task": CLASSIFY, **keys})
+def test_wrong_loss_blocks_are_refused(loss: dict[str, Any], words: str) -> None:
+    with pytest.raises(pydantic.ValidationError, match=words):
+        TrainSpec.model_validate({"task": CLASSIFY, "loss": loss})
+
+
+def test_focal_loss_of_language_model_is_refused() -> None:
+    with pytest.raises(pydantic.ValidationError, match="focal applies to images and tables"):
+        TrainSpec.model_validate({"task": "lm", "loss": {"focal": 2.0}})
 
 
 def test_labels_of_another_target_are_refused() -> None:
-    with pytest.raises(
-        UnusableExampleError, match=r"target = multi_label a label is 0 or 1 for each class"
-    ):
+    with pytest.raises(UnusableExampleError, match="multi_label a label is 0 or 1 for each class"):
         ranges.read_flags([0, 2, 1])
     with pytest.raises(UnusableExampleError, match="not finite numbers"):
         ranges.read_numbers(["a"])
