@@ -187,8 +187,8 @@ class ClusterDefaults:
 def load_defaults(path: Path | None) -> ClusterDefaults:
     """Read the cluster defaults from a file, plain or as the only entry of a ConfigMap.
 
-    Without a path, return the built-in defaults. Raises JobFaultsError with all faults, and UserError if
-    the file cannot be read.
+    Without a path, return the built-in defaults. Raises JobFaultsError with all faults, and
+    UserError if the file cannot be read.
     """
     if path is None:
         return ClusterDefaults()

@@ -131,8 +131,8 @@ class PreparedJob(NamedTuple):
 def prepare(file: JobFile, defaults: ClusterDefaults, namespace: str | None = None) -> PreparedJob:
     """Return the job and its manifests for a cluster with these defaults.
 
-    `namespace` applies if the job names none. Raises JobFaultsError with all faults, and UserError for
-    code that cannot be packed.
+    `namespace` applies if the job names none. Raises JobFaultsError with all faults, and
+    UserError for code that cannot be packed.
     """
     job = resolve(file.spec, defaults)
     if faults := list(job.find_faults()):
