@@ -23,7 +23,7 @@ from tests.cluster.harness.api import RefusedError
 from tests.cluster.releases import Release, chart_values
 from tests.cluster.waiting import has_condition, wait_until
 from tests.helm.charts import Helm
-from tests.launcher.report.test_page import data_of
+from tests.launcher.report.test_page import page_data
 
 pytestmark = pytest.mark.extended
 
@@ -166,7 +166,7 @@ def send_request(
 
 def job_names(shown: tuple[int, str, str]) -> list[str]:
     assert shown[0] == 200, shown
-    return [run["name"] for run in data_of(shown[1])["runs"]]
+    return [run["name"] for run in page_data(shown[1])["runs"]]
 
 
 def assert_administrator_sees_both(
@@ -244,7 +244,7 @@ def test_dashboard_shows_what_the_viewer_may_see(
         assert status == 303 and alice not in session_cookie
         page = send_request(port, Cookie=session_cookie, Host="jobs.example.org")
         assert job_names(page) == ["ours"] and other_namespace not in page[1]
-        assert data_of(page[1])["runs"][0]["where"] == f"namespace {namespace}"
+        assert page_data(page[1])["runs"][0]["where"] == f"namespace {namespace}"
         raised = {
             "Impersonate_User": "admin",
             "Impersonate_Group": "system:masters",

@@ -61,14 +61,14 @@ def step(state: State, batch: Batch) -> tuple[State, Mapping[str, Any]]:
     return state, {"loss": batch["x"].mean()}
 
 
-def trained() -> State:
-    made: State = jaxlaunch.run(
+def train_model() -> State:
+    trained_model: State = jaxlaunch.run(
         step, State, Squares(), steps=10, batch=2, mesh={"fsdp": -1}, every=None
     )
-    return jaxlaunch.run(step, made, lambda number: {"x": jnp.ones(number)}, steps=20)
+    return jaxlaunch.run(step, trained_model, lambda number: {"x": jnp.ones(number)}, steps=20)
 
 
-def asked(run: str) -> str | None:
+def ask_model(run: str) -> str | None:
     jaxlaunch.report(step=1, phase="eval", committed=None, loss=0.5)
     try:
         loaded = jaxlaunch.load(run, step="best", ema=True, mesh={"dp": 1}, note=lambda text: None)
@@ -79,21 +79,21 @@ def asked(run: str) -> str | None:
             f"{loaded.step}: {loaded.evaluate()['loss']:.2f}, "
             f"{loaded.predict(np.zeros((1, 8, 8))).shape}"
         )
-    return text(loaded)
+    return generate_text(loaded)
 
 
-def text(model: jaxlaunch.TextModel) -> str | None:
+def generate_text(model: jaxlaunch.TextModel) -> str | None:
     jaxlaunch.lm_eval_model(model, batch=2)
     first: Sample = model.generate(["def "], stop=["\n"], max_tokens=4, top_p=0.9)[0][0]
     return model.text(first)
 
 
-def written() -> int:
+def write_files() -> int:
     return jaxlaunch.write_records("train.array_record", ({"x": np.ones(3)} for _ in range(4)))
 
 
 jaxlaunch.load(3)  # type: ignore[arg-type]
-text(jaxlaunch.load("lm"))  # type: ignore[arg-type]
+generate_text(jaxlaunch.load("lm"))  # type: ignore[arg-type]
 jaxlaunch.report(step="one")  # type: ignore[arg-type]
 jaxlaunch.run(step, State, epochs=10)  # type: ignore[call-arg]
 missing = jaxlaunch.nothing  # type: ignore[attr-defined]

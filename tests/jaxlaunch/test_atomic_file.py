@@ -17,7 +17,7 @@ from jaxlaunch.trainer.data import files
 from jaxlaunch.trainer.tracking import __main__ as tracking
 
 
-def test_writers_with_equal_process_ids_never_lose_or_mix_their_content(tmp_path: Path) -> None:
+def test_writers_with_equal_pids_keep_content_whole(tmp_path: Path) -> None:
     """Two threads stand for the agents of two pods: they share the storage, and their process ids are equal."""
     failures: list[str] = []
 
@@ -47,7 +47,7 @@ def test_writers_with_equal_process_ids_never_lose_or_mix_their_content(tmp_path
 
 
 @pytest.mark.parametrize("failing_call", ["write", "fsync", "replace"])
-def test_a_failed_write_leaves_the_old_file_and_no_draft(
+def test_failed_write_keeps_old_file_and_no_draft(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing_call: str
 ) -> None:
     file = tmp_path / "summary.json"
@@ -70,7 +70,7 @@ def test_a_failed_write_leaves_the_old_file_and_no_draft(
     ] and file.read_bytes() == b"old"
 
 
-def test_the_data_is_synced_before_the_rename_and_the_folder_after_it(
+def test_data_is_synced_before_rename_and_folder_after(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls: list[str] = []
@@ -95,7 +95,7 @@ def test_the_data_is_synced_before_the_rename_and_the_folder_after_it(
     assert calls == ["sync of all of it", "rename", "sync of the folder"]
 
 
-def test_storage_that_cannot_sync_a_folder_is_no_failure(
+def test_storage_without_folder_sync_is_accepted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fsync = os.fsync
@@ -112,21 +112,19 @@ def test_storage_that_cannot_sync_a_folder_is_no_failure(
     assert (tmp_path / "summary.json").read_bytes() == b"new"
 
 
-def test_what_is_written_for_every_line_and_block_is_not_synced_each_time(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_frequent_writes_are_not_synced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A sync takes milliseconds to seconds: a tracker would be late, and training would wait for its data."""
     synced: list[int] = []
     monkeypatch.setattr(os, "fsync", synced.append)
     state = tracking._TrackerState(str(tmp_path), "wandb", "uid")
-    before = len(synced)
+    sync_count = len(synced)
     for step in range(100):
         state.record_step("metrics", step)
     assert json.loads((tmp_path / tracking.STATE_FILE).read_text())["sent"] == {"metrics": 99}
     for block in range(100):
         assert files._write_copy(tmp_path / "blocks" / str(block), [b"data"])
-    assert len(synced) == before
+    assert len(synced) == sync_count
 
     state.sync_file()
     state.sync_file()
-    assert len(synced) == before + 2  # the file and its folder, once
+    assert len(synced) == sync_count + 2  # the file and its folder, once

@@ -21,30 +21,30 @@ SOURCE = ROOT / "jaxlaunch" / "__init__.py"
 CONSUMER = Path(__file__).with_name("consumer.py")
 
 
-def seen_by_a_type_checker() -> dict[str, str]:
+def list_type_checked_names() -> dict[str, str]:
     """Where the names of `__all__` are imported from for it, as `module:name`."""
     imports = [
         node for node in ast.walk(ast.parse(SOURCE.read_text())) if isinstance(node, ast.ImportFrom)
     ]
     named = [
-        (each.asname or each.name, f"{node.module}:{each.name}")
+        (name.asname or name.name, f"{node.module}:{name.name}")
         for node in imports
-        for each in node.names
+        for name in node.names
     ]
     return {name: home for name, home in named if name in jaxlaunch.__all__}
 
 
-def test_exported_members_are_what_all_lists() -> None:
+def test_exported_members_equal_all() -> None:
     assert jaxlaunch.__all__ == sorted(set(jaxlaunch.__all__)) == dir(jaxlaunch)
     of_its_own = {"load", "report", "run"}
     assert set(jaxlaunch._HOMES) | of_its_own == set(jaxlaunch.__all__)
-    assert seen_by_a_type_checker() == jaxlaunch._HOMES | {"report": "jaxlaunch.reporting:report"}
+    assert list_type_checked_names() == jaxlaunch._HOMES | {"report": "jaxlaunch.reporting:report"}
     assert all(getattr(jaxlaunch, name) is not None for name in jaxlaunch.__all__)
     with pytest.raises(AttributeError, match="module 'jaxlaunch' has no attribute 'nothing'"):
         _ = jaxlaunch.nothing  # type: ignore[attr-defined]
 
 
-def test_where_the_trainer_is_missing_a_name_says_what_to_install(tmp_path: Path) -> None:
+def test_missing_trainer_names_package_to_install(tmp_path: Path) -> None:
     """As in an image into which the agent has brought a few files."""
     (tmp_path / "jaxlaunch").mkdir()
     for name in FALLBACK_FILES:
@@ -61,9 +61,11 @@ for use in (lambda: jaxlaunch.Loss, lambda: jaxlaunch.load("lm"), lambda: jaxlau
         print(error)
 """
     command = [sys.executable, "-I", "-S", "-c", program, str(tmp_path)]
-    said = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+    message = subprocess.run(
+        command, capture_output=True, text=True, check=True
+    ).stdout.splitlines()
     install = "which is not installed here: install jaxlaunch in this image with the extra train"
-    assert said == [
+    assert message == [
         f"jaxlaunch.Loss needs jaxlaunch.trainer, {install}",
         f"jaxlaunch.load needs jaxlaunch.launcher, {install}",
         f"jaxlaunch.run needs jaxlaunch.trainer, {install}",
@@ -71,10 +73,10 @@ for use in (lambda: jaxlaunch.Loss, lambda: jaxlaunch.load("lm"), lambda: jaxlau
 
 
 @pytest.mark.extended
-def test_a_user_s_typed_code_needs_every_name_and_passes_mypy_strict(tmp_path: Path) -> None:
+def test_typed_user_code_passes_strict_mypy(tmp_path: Path) -> None:
     nodes = list(ast.walk(ast.parse(CONSUMER.read_text())))
     used = {node.attr for node in nodes if isinstance(node, ast.Attribute)}
-    used |= {each.name for node in nodes if isinstance(node, ast.ImportFrom) for each in node.names}
+    used |= {name.name for node in nodes if isinstance(node, ast.ImportFrom) for name in node.names}
     assert set(jaxlaunch.__all__) <= used
     home = tmp_path / "environment"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", home], check=True)

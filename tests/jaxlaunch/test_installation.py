@@ -85,7 +85,7 @@ COMMIT = {"url": "https://git.example/jaxlaunch", "vcs_info": {"vcs": "git", "co
         ),
     ],
 )
-def test_the_command_is_that_of_this_installation(
+def test_command_belongs_to_this_installation(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     origin: Any,
@@ -97,16 +97,14 @@ def test_the_command_is_that_of_this_installation(
     assert command.format(bin=tmp_path / "env/bin") in installation.install_hint("train")
 
 
-def test_what_uvx_started_is_started_with_the_extra(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_uvx_command_has_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _installed(monkeypatch, tmp_path / "archive-v0" / "qRSLExHFlggD5CFb", None, pip=False)
     assert (
         installation.install_hint("train") == "start it with uvx --from 'jaxlaunch[train]' launcher"
     )
 
 
-def test_a_pip_of_another_environment_is_not_named(
+def test_pip_of_another_environment_is_not_suggested(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _installed(monkeypatch, tmp_path / "env", None)
@@ -127,27 +125,25 @@ def test_a_pip_of_another_environment_is_not_named(
         ("of_mine", None),
     ],
 )
-def test_an_import_that_an_extra_would_have_made_work_names_it(
-    package: str, extra: str | None
-) -> None:
+def test_failed_import_names_its_extra(package: str, extra: str | None) -> None:
     why = installation.missing_extra_message(ModuleNotFoundError(name=package))
     assert why is None if extra is None else (why is not None and extra in why.rpartition(":")[2])
     assert installation.missing_extra_message(ImportError(name=package)) is None
 
 
-def test_to_look_for_pip_leaves_an_imported_distutils_alone(
+def test_search_for_pip_keeps_imported_distutils(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """setuptools' finder replaces it for pip, with a warning."""
-    own = types.ModuleType("distutils")
-    monkeypatch.setitem(sys.modules, "distutils", own)
+    distutils = types.ModuleType("distutils")
+    monkeypatch.setitem(sys.modules, "distutils", distutils)
     assert "install it with" in (
         installation.missing_extra_message(ModuleNotFoundError(name="haiku")) or ""
     )
-    assert sys.modules["distutils"] is own
+    assert sys.modules["distutils"] is distutils
 
 
-def test_what_needs_the_trainer_is_refused_in_a_sentence_where_it_is_not(
+def test_command_without_trainer_is_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(trainer_process, "is_installed", lambda: False)

@@ -22,29 +22,29 @@ NOISE = np.random.default_rng(0)
 
 
 @pytest.fixture(autouse=True)
-def waits_for_the_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+def wait_for_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a busy machine the thread may get no turn within the moment that a process waits at its end."""
     monkeypatch.setattr(samples, "EXIT_WAIT_S", 60.0)
 
 
-def kept(folder: Path, step: int) -> dict[tuple[str, str], Any]:
+def read_samples(folder: Path, step: int) -> dict[tuple[str, str], Any]:
     """What is kept of a step, pictures as Pillow reads them."""
     row = json.loads((folder / f"{step}.json").read_text())
     assert row["step"] == step
-    found = {}
-    for each in row["samples"]:
-        kind = "image" if "image" in each else "text"
-        value = each[kind]
+    steps = {}
+    for sample in row["samples"]:
+        kind = "image" if "image" in sample else "text"
+        value = sample[kind]
         if kind == "image":
             value = np.asarray(
                 Image.open(io.BytesIO(base64.b64decode(value.partition("base64,")[2])))
             )
-        found[kind, each["name"]] = value
-    return found
+        steps[kind, sample["name"]] = value
+    return steps
 
 
 @pytest.mark.parametrize(
-    ("given", "wanted"),
+    ("picture", "wanted"),
     [
         (np.arange(12, dtype=np.uint8).reshape(3, 4), np.arange(12).reshape(3, 4)),
         ([[0.0, 0.5], [1.0, 2.0]], [[0, 128], [255, 255]]),
@@ -60,21 +60,21 @@ def kept(folder: Path, step: int) -> dict[tuple[str, str], Any]:
         (np.arange(8, dtype=np.uint8).reshape(2, 4).T, np.arange(8).reshape(2, 4).T),
     ],
 )
-def test_a_picture_is_read_back_as_it_was_given(tmp_path: Path, given: Any, wanted: Any) -> None:
+def test_picture_round_trip(tmp_path: Path, picture: Any, wanted: Any) -> None:
     kept_by = samples.SampleWriter(str(tmp_path / "reported"), print)
     kept_by.add_items(
         5,
         samples.check_items(
-            {"it": given() if callable(given) else given}, "<b>ü</b>", is_kept=True
+            {"it": picture() if callable(picture) else picture}, "<b>ü</b>", is_kept=True
         ),
     )
     kept_by.flush()
-    found = kept(tmp_path / "reported", 5)
-    assert found["image", "it"].tolist() == np.asarray(wanted).tolist()
-    assert found["text", ""] == "<b>ü</b>"
+    steps = read_samples(tmp_path / "reported", 5)
+    assert steps["image", "it"].tolist() == np.asarray(wanted).tolist()
+    assert steps["text", ""] == "<b>ü</b>"
 
 
-def test_a_picture_is_never_larger_than_its_bound_and_the_newest_steps_are_kept(
+def test_pictures_are_bounded_and_newest_steps_remain(
     tmp_path: Path,
 ) -> None:
     large = NOISE.integers(0, 256, (1500, 900, 3), np.uint8)
@@ -82,7 +82,7 @@ def test_a_picture_is_never_larger_than_its_bound_and_the_newest_steps_are_kept(
     kept_by.add_items(1, samples.check_items(large, "x" * 99_999, is_kept=True))
     kept_by.flush()
     assert (tmp_path / "1.json").stat().st_size < 4 * samples.MAX_PNG_BYTES / 3 + 20_000
-    assert kept(tmp_path, 1)["image", ""].shape == (
+    assert read_samples(tmp_path, 1)["image", ""].shape == (
         375,
         225,
         3,
@@ -93,24 +93,24 @@ def test_a_picture_is_never_larger_than_its_bound_and_the_newest_steps_are_kept(
     assert samples.list_steps(tmp_path) == list(range(120, 20, -1))
 
 
-def test_a_run_that_goes_back_makes_its_steps_again_and_none_twice(tmp_path: Path) -> None:
+def test_resumed_run_replaces_later_samples(tmp_path: Path) -> None:
     first = samples.SampleWriter(str(tmp_path), print)
     for step in (10, 20, 30):
         first.add_items(step, [("text", "a", "first")])
         first.flush()
     (tmp_path / "note.txt").write_text("not ours")
-    again = samples.SampleWriter(str(tmp_path), print)  # resumed from step 15
-    again.add_items(20, [("text", "a", "again")])
-    again.flush()
-    again.add_items(20, [("text", "b", "too"), ("text", "a", "newer")])
-    again.flush()
+    resumed = samples.SampleWriter(str(tmp_path), print)  # resumed from step 15
+    resumed.add_items(20, [("text", "a", "again")])
+    resumed.flush()
+    resumed.add_items(20, [("text", "b", "too"), ("text", "a", "newer")])
+    resumed.flush()
     assert samples.list_steps(tmp_path) == [20, 10]
-    assert kept(tmp_path, 10) == {("text", "a"): "first"}
-    assert kept(tmp_path, 20) == {("text", "a"): "newer", ("text", "b"): "too"}
+    assert read_samples(tmp_path, 10) == {("text", "a"): "first"}
+    assert read_samples(tmp_path, 20) == {("text", "a"): "newer", ("text", "b"): "too"}
     assert sorted(os.listdir(tmp_path)) == ["10.json", "20.json", "note.txt"]
 
 
-def test_storage_that_fails_or_stalls_is_said_once_and_holds_nobody_up(tmp_path: Path) -> None:
+def test_faulty_storage_is_noted_once_without_delay(tmp_path: Path) -> None:
     (tmp_path / "full").write_text("a file where the folder belongs")
     notes: list[str] = []
     full = samples.SampleWriter(str(tmp_path / "full"), notes.append)
@@ -131,7 +131,7 @@ def test_storage_that_fails_or_stalls_is_said_once_and_holds_nobody_up(tmp_path:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         ({"image": np.zeros((2, 2, 2))}, "report(image=…): an array [H, W] or [H, W, C]"),
         ({"image": np.zeros(4)}, "this one is [4]"),
@@ -146,9 +146,7 @@ def test_storage_that_fails_or_stalls_is_said_once_and_holds_nobody_up(tmp_path:
         ({"text": b"bytes"}, "report(text=…): a text, not bytes"),
     ],
 )
-def test_what_is_no_picture_is_refused_outside_a_job_too(
-    arguments: dict[str, Any], said: str
-) -> None:
+def test_invalid_samples_are_refused_outside_jobs(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises((TypeError, ValueError)) as caught:
         jaxlaunch.report(**arguments)
-    assert said in str(caught.value)
+    assert message in str(caught.value)

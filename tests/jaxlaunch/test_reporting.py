@@ -33,13 +33,13 @@ class Pipe:
 
 @pytest.fixture
 def pipe(monkeypatch: pytest.MonkeyPatch) -> Pipe:
-    made = Pipe()
-    reports = reporting.Reports(made.send)
+    pipe_end = Pipe()
+    reports = reporting.Reports(pipe_end.send)
     monkeypatch.setattr(reporting, "_process_reports", lambda: reports)
-    return made
+    return pipe_end
 
 
-def test_the_first_is_sent_at_once_and_of_many_the_newest(pipe: Pipe) -> None:
+def test_first_report_is_immediate_and_later_ones_are_merged(pipe: Pipe) -> None:
     jaxlaunch.report(step=1, loss=np.float32(0.5))
     assert pipe.lines == [{"phase": "step", "step": 1}, {"metrics": {"loss": 0.5}}]
     pipe.taken.clear()
@@ -51,7 +51,7 @@ def test_the_first_is_sent_at_once_and_of_many_the_newest(pipe: Pipe) -> None:
     assert len(pipe.lines) < 100
 
 
-def test_what_a_full_pipe_refuses_is_sent_later(pipe: Pipe) -> None:
+def test_full_pipe_delays_reports(pipe: Pipe) -> None:
     pipe.is_full = True
     jaxlaunch.report(phase="save", committed=7)
     pipe.is_full = False
@@ -61,7 +61,7 @@ def test_what_a_full_pipe_refuses_is_sent_later(pipe: Pipe) -> None:
     assert pipe.lines == [{"phase": "save"}, {"committed": 7}]
 
 
-def test_what_waits_is_added_to_and_nothing_of_it_is_lost(
+def test_pending_reports_are_merged_without_loss(
     pipe: Pipe, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
@@ -79,7 +79,7 @@ def test_what_waits_is_added_to_and_nothing_of_it_is_lost(
     ]
 
 
-def test_a_signal_s_handler_may_report_while_a_report_is_sent() -> None:
+def test_signal_handler_may_report() -> None:
     sent: list[Mapping[str, Any]] = []
 
     def send(line: Mapping[str, Any]) -> bool:
@@ -97,13 +97,13 @@ def test_a_signal_s_handler_may_report_while_a_report_is_sent() -> None:
     assert {"phase": "save"} in sent and {"phase": "step", "step": 1} in sent
 
 
-def test_numbers_that_json_has_not_become_null(pipe: Pipe) -> None:
+def test_non_finite_metrics_become_null(pipe: Pipe) -> None:
     jaxlaunch.report(step=1, loss=math.nan, norm=math.inf, rate=np.ones((1,)), none=None)
     assert pipe.lines[-1] == {"metrics": {"loss": None, "norm": None, "rate": 1.0, "none": None}}
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         ({"step": 1.5}, "report(step=1.5): a whole number, not float"),
         ({"step": -1}, "report(step=-1): a number of steps, at least 0"),
@@ -117,15 +117,13 @@ def test_numbers_that_json_has_not_become_null(pipe: Pipe) -> None:
         ({"loss": [1.0, 2.0]}, "report(loss=…): a number, not list"),
     ],
 )
-def test_what_is_no_report_is_refused_outside_a_job_too(
-    arguments: dict[str, Any], said: str
-) -> None:
+def test_invalid_reports_are_refused_outside_jobs(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises((TypeError, ValueError)) as caught:
         jaxlaunch.report(**arguments)
-    assert str(caught.value) == said
+    assert str(caught.value) == message
 
 
-def test_outside_a_job_it_does_nothing_and_needs_the_standard_library_alone() -> None:
+def test_report_outside_jobs_needs_only_standard_library() -> None:
     program = (
         "import sys, jaxlaunch; jaxlaunch.report(step=1, loss=2.0); print(*sorted(sys.modules))"
     )
@@ -136,11 +134,11 @@ def test_outside_a_job_it_does_nothing_and_needs_the_standard_library_alone() ->
     assert not tops & {"jax", "numpy", "launcher", "trainer"}
 
 
-def test_its_phases_are_those_of_the_contract() -> None:
+def test_phases_match_contract() -> None:
     assert contract.PHASES == ("prepare", "init", *reporting.PHASES)
 
 
-def test_metrics_that_are_of_an_earlier_step_say_which(pipe: Pipe) -> None:
+def test_metrics_of_earlier_steps_name_their_step(pipe: Pipe) -> None:
     jaxlaunch.report(step=1, loss=1.0)
     jaxlaunch.report(step=2, loss=0.5)
     jaxlaunch.report(step=3)

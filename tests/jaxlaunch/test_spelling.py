@@ -19,14 +19,12 @@ from jaxlaunch import spelling
         ("rnu", ["run", "render"], ["run"]),
     ],
 )
-def test_a_mistyped_word_is_near_by_its_letters(
-    word: str, options: list[str], meant: list[str]
-) -> None:
+def test_mistyped_word_is_suggested(word: str, options: list[str], meant: list[str]) -> None:
     assert spelling.find_nearest(word, options, 3)[: len(meant)] == meant
     assert bool(spelling.find_nearest(word, options)) == bool(meant)
 
 
-def test_a_short_form_is_written_in_full() -> None:
+def test_short_form_is_expanded() -> None:
     assert spelling.find_completions("bf16", ["float32", "bfloat16"]) == ["bfloat16"]
     assert spelling.find_completions("cos", ["constant", "cosine"]) == ["cosine"]
     assert spelling.find_completions("lr", ["log_every"]) == []

@@ -25,7 +25,7 @@ from jaxlaunch.records.codec import MAX_DEPTH, parse_json
     ]
     + [b"[" * (MAX_DEPTH + 2) + b"]" * (MAX_DEPTH + 2)],
 )
-def test_what_is_no_line_of_json_is_a_value_error_and_nothing_else(line: bytes) -> None:
+def test_invalid_json_raises_only_value_error(line: bytes) -> None:
     with pytest.raises(ValueError):
         parse_json(line)
 
@@ -42,12 +42,12 @@ def test_what_is_no_line_of_json_is_a_value_error_and_nothing_else(line: bytes) 
         (b" [1] ", [1]),
     ],
 )
-def test_what_was_read_can_be_written_anywhere(line: bytes, value: Any) -> None:
+def test_parsed_value_can_be_encoded(line: bytes, value: Any) -> None:
     assert parse_json(line) == value
     json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
 
 
-def test_a_line_that_nests_too_deep_is_refused_before_it_is_parsed(
+def test_deep_nesting_is_refused_before_parsing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(codec, "_STRICT", None)
@@ -57,6 +57,6 @@ def test_a_line_that_nests_too_deep_is_refused_before_it_is_parsed(
             parse_json(line)
 
 
-def test_brackets_in_strings_and_beside_each_other_are_not_depth() -> None:
+def test_brackets_in_strings_do_not_count_as_depth() -> None:
     for value in (["[" * 100, '\\"{' * 50], [[1]] * 100, {str(key): {} for key in range(100)}):
         assert parse_json(json.dumps(value).encode()) == value

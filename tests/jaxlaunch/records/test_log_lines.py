@@ -13,7 +13,7 @@ from jaxlaunch.records.log_lines import BeatLine, TailLine, TerminationMessage, 
 from jaxlaunch.records.verdict import verdict_for_code
 
 
-def test_a_line_is_read_as_it_was_written() -> None:
+def test_line_round_trip() -> None:
     beat = BeatLine(
         at=1.5, attempt=2, step=3, phase="data", phases={"data": [0, 1]}, metrics={"loss": 1.5}
     )
@@ -34,17 +34,17 @@ def test_a_line_is_read_as_it_was_written() -> None:
         "[0] x",
     ],
 )
-def test_any_other_line_is_none(line: str) -> None:
+def test_other_lines_are_ignored(line: str) -> None:
     assert log_lines.parse_line(line) is None
 
 
-def test_a_program_cannot_pass_for_the_agent() -> None:
+def test_program_output_is_no_agent_line() -> None:
     assert not log_lines.is_for_programs(
         "[0] " + log_lines.format_line(VerdictLine(verdict=verdict_for_code(83, "x")))
     )
 
 
-def test_a_line_that_was_truncated_is_still_not_for_people() -> None:
+def test_truncated_agent_line_is_for_programs() -> None:
     assert log_lines.is_for_programs(
         log_lines.format_line(TailLine(generation=0, rank=0, lines=["a" * 50]))[:40]
     )
@@ -52,7 +52,7 @@ def test_a_line_that_was_truncated_is_still_not_for_people() -> None:
 
 @pytest.mark.parametrize("fill", ["x", "\n", "\x00", "é", "🦊"])
 @pytest.mark.parametrize("length", [0, 100, 3_000, 50_000])
-def test_a_termination_message_fits_whatever_the_program_printed(fill: str, length: int) -> None:
+def test_termination_message_is_bounded(fill: str, length: int) -> None:
     verdict = verdict_for_code(
         83,
         "rank 1 raised: " + fill * length,
@@ -63,10 +63,10 @@ def test_a_termination_message_fits_whatever_the_program_printed(fill: str, leng
         TerminationMessage(verdict, host=1, generation=2, attempt=3)
     )
     assert len(text.encode()) <= log_lines.MAX_MESSAGE_BYTES
-    read = log_lines.parse_termination_message(text)
-    assert read is not None and (read.host, read.generation, read.attempt) == (1, 2, 3)
-    assert read.verdict.code == 83 and read.verdict.message.startswith("rank 1 raised: ")
-    assert read.verdict.traceback is not None and read.verdict.traceback.endswith(
+    parsed = log_lines.parse_termination_message(text)
+    assert parsed is not None and (parsed.host, parsed.generation, parsed.attempt) == (1, 2, 3)
+    assert parsed.verdict.code == 83 and parsed.verdict.message.startswith("rank 1 raised: ")
+    assert parsed.verdict.traceback is not None and parsed.verdict.traceback.endswith(
         "ValueError: last"
     )
 
@@ -74,25 +74,25 @@ def test_a_termination_message_fits_whatever_the_program_printed(fill: str, leng
 @pytest.mark.parametrize(
     "message", [None, "", "Killed", "[1, 2]", '{"verdict": {}}', '{"jaxlaunch": 1}']
 )
-def test_anothers_termination_message_is_none(message: str | None) -> None:
+def test_other_termination_message_is_ignored(message: str | None) -> None:
     assert log_lines.parse_termination_message(message) is None
 
 
-def test_a_verdict_is_the_same_after_a_termination_message() -> None:
+def test_verdict_survives_termination_message() -> None:
     verdict = verdict_for_code(
         83, "rank 1 raised", rank=1, host=0, step=3, traceback="Traceback\nValueError"
     )
-    read = log_lines.parse_termination_message(
+    parsed = log_lines.parse_termination_message(
         log_lines.format_termination_message(TerminationMessage(verdict, 0, 0, 1))
     )
-    assert read is not None and read.verdict == verdict
+    assert parsed is not None and parsed.verdict == verdict
 
 
-def test_what_a_program_wrote_in_its_place_is_no_part_of_the_termination_message(
+def test_termination_message_excludes_program_output(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(log_lines, "TERMINATION_LOG", str(tmp_path / "log"))
     (tmp_path / "log").write_text("x" * 100_000)
     write_termination_message(verdict_for_code(83, "rank 1 raised", rank=1), 0, 0, 1)
-    read = log_lines.parse_termination_message((tmp_path / "log").read_text())
-    assert read is not None and read.verdict.message == "rank 1 raised"
+    parsed = log_lines.parse_termination_message((tmp_path / "log").read_text())
+    assert parsed is not None and parsed.verdict.message == "rank 1 raised"

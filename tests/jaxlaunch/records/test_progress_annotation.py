@@ -27,14 +27,14 @@ FULL = ProgressAnnotation(
 
 
 @pytest.mark.parametrize(
-    "known", [FULL, ProgressAnnotation("1234", 1.0, "running", 0, 0)], ids=["all", "nothing"]
+    "annotation", [FULL, ProgressAnnotation("1234", 1.0, "running", 0, 0)], ids=["all", "nothing"]
 )
-def test_what_is_written_is_read_again(known: ProgressAnnotation) -> None:
-    assert ProgressAnnotation.from_json(known.to_json(), "1234") == known
+def test_annotation_round_trip(annotation: ProgressAnnotation) -> None:
+    assert ProgressAnnotation.from_json(annotation.to_json(), "1234") == annotation
 
 
 @pytest.mark.parametrize("letter", ["x", "ü", "😀", '"', "\x1b"])
-def test_it_is_bounded_however_long_the_message_is(letter: str) -> None:
+def test_annotation_is_bounded(letter: str) -> None:
     ends = {
         f"cause_{'x' * 20}_{number}".translate(str.maketrans("0123456789", "abcdefghij")): 2**50
         for number in range(20)
@@ -45,8 +45,8 @@ def test_it_is_bounded_however_long_the_message_is(letter: str) -> None:
         "1234", 1.0, "ended", 3, 1, verdict, restarts=ends, metrics=metrics
     ).to_json()
     assert len(text) <= MAX_ANNOTATION_BYTES
-    found = ProgressAnnotation.from_json(text, "1234")
-    assert found is not None and found.restarts == ends and "\x1b" not in found.verdict.message  # type: ignore[union-attr]
+    parsed = ProgressAnnotation.from_json(text, "1234")
+    assert parsed is not None and parsed.restarts == ends and "\x1b" not in parsed.verdict.message  # type: ignore[union-attr]
 
 
 WRONG: dict[str, Any] = {
@@ -77,7 +77,7 @@ WRONG: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("case", WRONG)
-def test_one_field_that_is_wrong_makes_all_of_it_unknown(case: str) -> None:
+def test_one_invalid_field_invalidates_annotation(case: str) -> None:
     changed = json.loads(FULL.to_json()) | WRONG[case]
     text = (
         json.dumps(changed)
@@ -90,11 +90,11 @@ def test_one_field_that_is_wrong_makes_all_of_it_unknown(case: str) -> None:
 @pytest.mark.parametrize(
     "text", ["", "null", "[]", "{", "[" * 1_999, '"x"', "{}" + " " * 3_000, "\ud800"]
 )
-def test_what_is_no_such_object_is_unknown(text: str) -> None:
+def test_other_text_is_no_annotation(text: str) -> None:
     assert ProgressAnnotation.from_json(text, "1234") is None
 
 
-def test_no_change_of_it_is_more_than_unknown_or_well_formed() -> None:
+def test_corrupted_annotation_is_invalid_or_well_formed() -> None:
     generator, text = random.Random(13), FULL.to_json()
     for _ in range(3_000):
         letters = list(text)
@@ -102,5 +102,5 @@ def test_no_change_of_it_is_more_than_unknown_or_well_formed() -> None:
             letters[generator.randrange(len(letters))] = generator.choice(
                 '0123456789eE+-.,:{}[]"\\ntfu \x00\ud800'
             )
-        found = ProgressAnnotation.from_json("".join(letters), "1234")
-        assert found is None or ProgressAnnotation.from_json(found.to_json(), "1234") is not None
+        parsed = ProgressAnnotation.from_json("".join(letters), "1234")
+        assert parsed is None or ProgressAnnotation.from_json(parsed.to_json(), "1234") is not None

@@ -10,32 +10,32 @@ from jaxlaunch.records import rank_history
 from jaxlaunch.records.rank_history import LETTERS, MAX_COLUMNS, RankHistory
 
 
-def test_every_phase_has_a_letter_of_its_own() -> None:
+def test_phases_have_distinct_letters() -> None:
     assert set(LETTERS) == {None, *contract.PHASES}
     assert len({*LETTERS.values(), rank_history.ENDED}) == len(LETTERS) + 1
 
 
-def test_a_look_is_read_back_as_it_was_kept() -> None:
+def test_history_round_trip() -> None:
     history = RankHistory()
     history.add_column(1000.04, "sssdx-", [20, 20, 19, 12, 20, None])
     assert not history.is_due(1001.9) and history.is_due(1002.1) and history.is_due(900.0)
-    read = RankHistory.from_json(json.loads(history.to_json_bytes()))
-    assert read.columns == [(1000.0, "s3dx-", "0x2,1,8,0x2,")]
-    assert rank_history.decode_letters(read.columns[0]) == list("sssdx-")
-    assert rank_history.decode_lags(read.columns[0]) == [0, 0, 1, 8, 0, 0]
+    history_value = RankHistory.from_json(json.loads(history.to_json_bytes()))
+    assert history_value.columns == [(1000.0, "s3dx-", "0x2,1,8,0x2,")]
+    assert rank_history.decode_letters(history_value.columns[0]) == list("sssdx-")
+    assert rank_history.decode_lags(history_value.columns[0]) == [0, 0, 1, 8, 0, 0]
 
 
 @pytest.mark.extended
-def test_ranks_that_never_agree_for_a_month_are_a_file_of_a_few_hundred_kilobytes() -> None:
-    drawn, history, now = random.Random(0), RankHistory(), 0.0
+def test_month_of_distinct_ranks_has_bounded_size() -> None:
+    drawn, history, time_s = random.Random(0), RankHistory(), 0.0
     worst = 123_456
     for look in range(3000):
-        now += history.period_s
+        time_s += history.period_s
         steps = [500_000 - drawn.randrange(1000) for _ in range(250)]
         steps[7] -= worst if look == 1500 else 0
-        history.add_column(now, drawn.choices("sdev", k=250), steps)
+        history.add_column(time_s, drawn.choices("sdev", k=250), steps)
     assert MAX_COLUMNS / 2 <= len(history.columns) <= MAX_COLUMNS
-    assert now > 30 * 86400 and len(history.to_json_bytes()) < 500_000
+    assert time_s > 30 * 86400 and len(history.to_json_bytes()) < 500_000
     assert (
         max(rank_history.decode_lags(column)[7] for column in history.columns) > worst
     )  # a spike is never thinned out
@@ -43,7 +43,7 @@ def test_ranks_that_never_agree_for_a_month_are_a_file_of_a_few_hundred_kilobyte
 
 
 @pytest.mark.parametrize(
-    "found",
+    "content",
     [
         None,
         [],
@@ -61,8 +61,8 @@ def test_ranks_that_never_agree_for_a_month_are_a_file_of_a_few_hundred_kilobyte
         {"columns": [[float("nan"), "s", "0,"], [2.0, "s" * 100_000, "0,"]], "period_s": -1},
     ],
 )
-def test_what_others_wrote_is_read_within_bounds(found: object) -> None:
-    history = RankHistory.from_json(found)
+def test_invalid_columns_are_left_out(content: object) -> None:
+    history = RankHistory.from_json(content)
     assert history.period_s == rank_history.PERIOD_S and len(history.columns) <= 1
     assert all(
         len(rank_history.decode_letters(column)) <= rank_history.MAX_RANKS

@@ -67,7 +67,7 @@ FULL = ExceptionFacts(
 EXCESS = DiskExcess(1, 4 * 2**20, 3 * 2**20)
 
 
-def stopped(
+def stop_failure(
     outcome: StopOutcome | None, reason: StopReason = StopReason.OUTSIDE, **facts: Any
 ) -> Failure:
     cause = facts.pop("cause", None)
@@ -212,17 +212,19 @@ CASES: list[tuple[int, Failure, str]] = [
         "launcher and agents were killed together, or the machine was restarted, before they could "
         "write how it ended",
     ),
-    (80, stopped(StopOutcome.NOT_JOINED), "stopped from outside before every host had joined"),
-    (80, stopped(StopOutcome.NO_RANK), "stopped from outside: it held no rank"),
+    (80, stop_failure(StopOutcome.NOT_JOINED), "stopped from outside before every host had joined"),
+    (80, stop_failure(StopOutcome.NO_RANK), "stopped from outside: it held no rank"),
     (
         77,
-        stopped(StopOutcome.BETWEEN_ATTEMPTS, StopReason.DEADLINE, deadline_s=90.0, cause=RAISED),
+        stop_failure(
+            StopOutcome.BETWEEN_ATTEMPTS, StopReason.DEADLINE, deadline_s=90.0, cause=RAISED
+        ),
         "the job's deadline of 90 s passed, after: rank 1 raised in data at step 20: "
         "ValueError: boom",
     ),
     (
         80,
-        stopped(
+        stop_failure(
             StopOutcome.SAVED,
             saved_step=7,
             late={"data": Numbers((1,), 1)},
@@ -230,48 +232,48 @@ CASES: list[tuple[int, Failure, str]] = [
         ),
         "stopped from outside: saved at step 7; host 0 was lost: reset; rank 1 in data did not end",
     ),
-    (80, stopped(StopOutcome.NOT_SAVED), "stopped from outside: not saved"),
+    (80, stop_failure(StopOutcome.NOT_SAVED), "stopped from outside: not saved"),
     (
         80,
-        stopped(StopOutcome.NOT_SAVED, detail="the step is saved already"),
+        stop_failure(StopOutcome.NOT_SAVED, detail="the step is saved already"),
         "stopped from outside: the step is saved already",
     ),
     (
         80,
-        stopped(StopOutcome.NOT_REPORTED),
+        stop_failure(StopOutcome.NOT_REPORTED),
         "stopped from outside: the program did not report whether it saved",
     ),
     (
         80,
-        stopped(StopOutcome.NOT_SAVED, late={"": Numbers((0, 1), 2)}, was_killed=True),
+        stop_failure(StopOutcome.NOT_SAVED, late={"": Numbers((0, 1), 2)}, was_killed=True),
         "stopped from outside: not saved: ranks 0, 1 in its program, killed",
     ),
     (
         80,
-        stopped(StopOutcome.NOT_SAVED, cause=RAISED, committed_step=7),
+        stop_failure(StopOutcome.NOT_SAVED, cause=RAISED, committed_step=7),
         "stopped from outside: not saved: rank 1 raised in data at step 20: ValueError: boom; "
         "step 7 is saved",
     ),
     (
         80,
-        stopped(StopOutcome.NOT_SAVED, cause=RAISED, deleted_step=7),
+        stop_failure(StopOutcome.NOT_SAVED, cause=RAISED, deleted_step=7),
         "stopped from outside: not saved: rank 1 raised in data at step 20: ValueError: boom; "
         "step 7 was saved, and somebody deleted it",
     ),
     (
         80,
-        stopped(None, StopReason.USER, committed_step=5, deleted_step=7),
+        stop_failure(None, StopReason.USER, committed_step=5, deleted_step=7),
         "stopped by you; step 5 is saved; step 7 was, and somebody deleted it",
     ),
-    (80, stopped(None, StopReason.USER), "stopped by you; nothing is saved"),
+    (80, stop_failure(None, StopReason.USER), "stopped by you; nothing is saved"),
     (
         80,
-        stopped(StopOutcome.NOT_SAVED, StopReason.GROWTH, hosts=4, hosts_before=2),
+        stop_failure(StopOutcome.NOT_SAVED, StopReason.GROWTH, hosts=4, hosts_before=2),
         "stopped to continue with 4 hosts instead of 2: not saved",
     ),
     (
         84,
-        stopped(StopOutcome.NOT_JOINED, StopReason.DISK_EXCEEDED, excess=EXCESS),
+        stop_failure(StopOutcome.NOT_JOINED, StopReason.DISK_EXCEEDED, excess=EXCESS),
         "host 1 uses 4 MiB of ephemeral storage, over its limit of 3 MiB (resources.ephemeral), "
         "for which its pod is "
         "evicted before every host had joined",
@@ -331,7 +333,7 @@ EVENTS = [
 ]
 
 
-def replace_all_words(monkeypatch: pytest.MonkeyPatch) -> None:
+def replace_catalog(monkeypatch: pytest.MonkeyPatch) -> None:
     """Put nonsense in the place of every word of the catalog."""
     for name, template in CATALOG.items():
         parts = re.split(r"(\{[^}]*\})", template)
@@ -341,15 +343,17 @@ def replace_all_words(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(CATALOG, name, "".join(replaced))
 
 
-def record(attempt: int, verdict: Verdict) -> AttemptRecord:
+def attempt_record(attempt: int, verdict: Verdict) -> AttemptRecord:
     return AttemptRecord(
         "u", attempt, attempt, verdict.cause, verdict.rank, None, None, {}, verdict, 1.0, 2.0
     )
 
 
-def decisions(verdict: Verdict) -> Any:
+def list_decisions(verdict: Verdict) -> Any:
     """Return what follows from a verdict after one attempt, after two alike, and in pods that do not start."""
-    histories = [[record(number, verdict) for number in range(1, count + 1)] for count in (1, 2, 3)]
+    histories = [
+        [attempt_record(number, verdict) for number in range(1, count + 1)] for count in (1, 2, 3)
+    ]
     moves = [history.decide_next(records, 2, all_hosts_alive=True) for records in histories]
     given_up = history.give_up_verdict(histories[2], 4, 3)
     return (
@@ -371,15 +375,15 @@ def decisions(verdict: Verdict) -> Any:
     )
 
 
-def all_verdicts() -> list[Verdict]:
+def list_verdicts() -> list[Verdict]:
     """Return verdicts of every kind, those that events lead to, and those of hosts that lost their leader."""
     verdicts = [verdict_for_code(code, failure, rank=1) for code, failure, _ in CASES]
     verdicts += [verdict_for_event(event) for event in EVENTS]
     for first in EVENTS:
         for second in EVENTS:
-            found = find_root_cause([first, second])
-            assert found is not None
-            verdicts.append(verdict_for_event(found[0]))
+            verdicts_value = find_root_cause([first, second])
+            assert verdicts_value is not None
+            verdicts.append(verdict_for_event(verdicts_value[0]))
     statuses = [
         dataclasses.replace(STEPPING, committed=10, stopped={"saved": saved})
         for saved in (True, False)
@@ -391,47 +395,47 @@ def all_verdicts() -> list[Verdict]:
     ]
 
 
-def test_every_kind_has_a_case_and_a_sentence() -> None:
+def test_every_kind_has_case_and_sentence() -> None:
     assert {failure.kind for _, failure, _ in CASES} == set(FailureKind)
     for _, failure, sentence in CASES:
         assert render_failure(failure) == sentence
 
 
-def test_no_decision_depends_on_a_word_of_the_catalog(monkeypatch: pytest.MonkeyPatch) -> None:
-    before = all_verdicts()
-    expected = [decisions(verdict) for verdict in before]
-    replace_all_words(monkeypatch)
-    after = all_verdicts()
-    assert [decisions(verdict) for verdict in after] == expected
-    for old, new in zip(before, after, strict=True):
+def test_decisions_do_not_depend_on_catalog(monkeypatch: pytest.MonkeyPatch) -> None:
+    expected_value = list_verdicts()
+    expected = [list_decisions(verdict) for verdict in expected_value]
+    replace_catalog(monkeypatch)
+    after = list_verdicts()
+    assert [list_decisions(verdict) for verdict in after] == expected
+    for old, new in zip(expected_value, after, strict=True):
         if old.failure.kind not in FREE_TEXT:
             assert "zq" in new.message and new.message != old.message
 
 
-def test_facts_survive_json_and_a_newer_kind_is_other() -> None:
-    for verdict in all_verdicts():
+def test_facts_round_trip_and_newer_kind_is_other() -> None:
+    for verdict in list_verdicts():
         text = json.dumps(verdict.to_json())
         assert codec.read_record(Verdict, codec.parse_record(text)) == verdict
     fields = verdict_for_code(83, RAISED).to_json()
     fields["failure"]["kind"] = "of_next_year"
-    read = codec.read_record(Verdict, fields)
-    assert read.failure.kind is FailureKind.OTHER and read.facts.detail == read.message
+    parsed = codec.read_record(Verdict, fields)
+    assert parsed.failure.kind is FailureKind.OTHER and parsed.facts.detail == parsed.message
 
 
-def test_a_sentence_without_facts_is_the_cause_of_the_next_one() -> None:
+def test_sentence_without_facts_becomes_cause() -> None:
     verdict = verdict_for_code(contract.CRASH, "it broke")
     assert render_failure(Failure(FailureKind.NO_PROGRESS, count=3, cause=verdict.facts)).endswith(
         ": it broke"
     )
 
 
-def test_names_cuts_a_long_list() -> None:
+def test_long_list_of_numbers_is_cut() -> None:
     assert render_numbers(list(range(30)), "rank").endswith("18, 19 and 10 more")
     assert Numbers.from_sequence(range(30)).count == 30
 
 
 @pytest.mark.parametrize("letter", ["x", "é", "\N{PILE OF POO}"])
-def test_a_verdict_with_long_facts_fits_where_space_is_scarce_and_keeps_its_kind(
+def test_long_verdict_is_cut_and_keeps_kind(
     letter: str,
 ) -> None:
     exception = ExceptionFacts("ValueError", 2000 * letter, errno=28)
@@ -449,18 +453,18 @@ def test_a_verdict_with_long_facts_fits_where_space_is_scarce_and_keeps_its_kind
         and recorded is not None
         and recorded.verdict is not None
     )
-    for read in (end.verdict, recorded.verdict):
-        assert (read.failure.kind, read.failure.errno) == (FailureKind.NO_PROGRESS, 28)
-        assert verdict.message.startswith(read.message) and len(read.message) > 100
+    for parsed in (end.verdict, recorded.verdict):
+        assert (parsed.failure.kind, parsed.failure.errno) == (FailureKind.NO_PROGRESS, 28)
+        assert verdict.message.startswith(parsed.message) and len(parsed.message) > 100
 
 
-def test_facts_are_read_back_without_a_way_through_json() -> None:
+def test_facts_are_read_without_json() -> None:
     """Host 1 reads host 0's last report so, when host 0 was lost after its verdict."""
-    for verdict in all_verdicts():
+    for verdict in list_verdicts():
         assert codec.read_record(Verdict, verdict.to_json()) == verdict
 
 
-def test_refusals_of_many_hosts_leave_space_for_the_message() -> None:
+def test_many_refusals_leave_space_for_message() -> None:
     refused = tuple(
         f"host {host} (llama-{host} on node-{host}, pod llama-{host}-x7c5f) belongs to another "
         "set of pods: "

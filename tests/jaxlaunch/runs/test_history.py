@@ -23,7 +23,7 @@ from jaxlaunch.runs.history import (
 )
 
 
-def record(
+def attempt_record(
     attempt: int, code: int = contract.CRASH, committed: int | None = None, generation: int = 0
 ) -> AttemptRecord:
     verdict = verdict_for_code(code, f"error {attempt}", rank=1)
@@ -43,50 +43,86 @@ def record(
 
 
 @pytest.mark.parametrize(
-    ("records", "limit", "again", "code", "message"),
+    ("records", "limit", "should_restart", "code", "message"),
     [
-        ([record(1)], 3, True, 83, "error 1"),
-        ([record(1)], 0, False, 83, "error 1"),
-        ([record(1), record(2), record(3)], 3, True, 83, "error 3"),
-        ([record(1), record(2), record(3), record(4)], 3, False, 83, "error 1"),
+        ([attempt_record(1)], 3, True, 83, "error 1"),
+        ([attempt_record(1)], 0, False, 83, "error 1"),
+        ([attempt_record(1), attempt_record(2), attempt_record(3)], 3, True, 83, "error 3"),
         (
-            [record(1), record(2), record(3, committed=10), record(4), record(5)],
+            [attempt_record(1), attempt_record(2), attempt_record(3), attempt_record(4)],
+            3,
+            False,
+            83,
+            "error 1",
+        ),
+        (
+            [
+                attempt_record(1),
+                attempt_record(2),
+                attempt_record(3, committed=10),
+                attempt_record(4),
+                attempt_record(5),
+            ],
             3,
             True,
             83,
             "error 5",
         ),
-        ([record(1, committed=10), record(2, committed=10), record(3)], 2, False, 83, "error 1"),
-        ([record(1, contract.HANG), record(2)], 1, False, 82, "error 1"),
-        ([record(1, contract.NOT_FINITE)], 3, False, 76, "error 1"),
-        ([record(1, contract.PREEMPTED)], 3, False, 80, "error 1"),
-        ([record(1, contract.DONE)], 3, False, 0, "error 1"),
-        ([record(1, 137)], 3, True, 137, "error 1"),
-        ([record(1), record(2, generation=1)], 1, True, 83, "error 2"),
-        ([record(1), record(2, generation=1), record(3, generation=1)], 1, False, 83, "error 1"),
         (
-            [record(1), record(2, generation=1), record(3, generation=2)],
+            [attempt_record(1, committed=10), attempt_record(2, committed=10), attempt_record(3)],
+            2,
+            False,
+            83,
+            "error 1",
+        ),
+        ([attempt_record(1, contract.HANG), attempt_record(2)], 1, False, 82, "error 1"),
+        ([attempt_record(1, contract.NOT_FINITE)], 3, False, 76, "error 1"),
+        ([attempt_record(1, contract.PREEMPTED)], 3, False, 80, "error 1"),
+        ([attempt_record(1, contract.DONE)], 3, False, 0, "error 1"),
+        ([attempt_record(1, 137)], 3, True, 137, "error 1"),
+        ([attempt_record(1), attempt_record(2, generation=1)], 1, True, 83, "error 2"),
+        (
+            [attempt_record(1), attempt_record(2, generation=1), attempt_record(3, generation=1)],
+            1,
+            False,
+            83,
+            "error 1",
+        ),
+        (
+            [attempt_record(1), attempt_record(2, generation=1), attempt_record(3, generation=2)],
             0,
             False,
             79,
             "the first error was: error 1",
         ),
         (
-            [record(1, committed=5), record(2, generation=1), record(3, generation=2)],
+            [
+                attempt_record(1, committed=5),
+                attempt_record(2, generation=1),
+                attempt_record(3, generation=2),
+            ],
             0,
             False,
             83,
             "error 1",
         ),
         (
-            [record(1), record(2, generation=1), record(3, 5, 7, generation=2)],
+            [
+                attempt_record(1),
+                attempt_record(2, generation=1),
+                attempt_record(3, 5, 7, generation=2),
+            ],
             0,
             False,
             5,
             "error 3",
         ),
         (
-            [record(1), record(2, contract.PREEMPTED, generation=1), record(3, generation=2)],
+            [
+                attempt_record(1),
+                attempt_record(2, contract.PREEMPTED, generation=1),
+                attempt_record(3, generation=2),
+            ],
             0,
             False,
             83,
@@ -94,38 +130,42 @@ def record(
         ),
     ],
 )
-def test_what_follows_an_attempt(
-    records: list[AttemptRecord], limit: int, again: bool, code: int, message: str
+def test_decision_after_attempt(
+    records: list[AttemptRecord], limit: int, should_restart: bool, code: int, message: str
 ) -> None:
     move = decide_next(records, limit, all_hosts_alive=True)
-    assert (move.should_restart, move.verdict.code) == (again, code)
+    assert (move.should_restart, move.verdict.code) == (should_restart, code)
     assert message in move.verdict.message
 
 
-def test_a_step_that_was_only_restored_is_no_progress() -> None:
-    restored = [dataclasses.replace(record(n, generation=n), last_committed=40) for n in range(3)]
+def test_restored_step_is_no_progress() -> None:
+    restored = [
+        dataclasses.replace(attempt_record(n, generation=n), last_committed=40) for n in range(3)
+    ]
     assert made_progress(restored) == [False] * 3
     assert decide_next(restored, 0, all_hosts_alive=True).verdict.code == contract.NO_PROGRESS
-    assert made_progress([*restored, record(4, committed=60)])[-1]
+    assert made_progress([*restored, attempt_record(4, committed=60)])[-1]
 
 
-def test_without_every_agent_nothing_starts_in_place() -> None:
-    assert not decide_next([record(1, contract.LOST)], 3, all_hosts_alive=False).should_restart
+def test_lost_agent_prevents_restart_in_place() -> None:
+    assert not decide_next(
+        [attempt_record(1, contract.LOST)], 3, all_hosts_alive=False
+    ).should_restart
 
 
-def test_generations_that_were_stopped_do_not_count_as_without_progress() -> None:
-    stopped = [record(index, contract.PREEMPTED, generation=index) for index in range(9)]
+def test_stopped_generations_are_not_fruitless() -> None:
+    stopped = [attempt_record(index, contract.PREEMPTED, generation=index) for index in range(9)]
     assert generations_without_progress(stopped) == 0
 
 
-def preempted(attempt: int, committed: int | None = None, generation: int = 0) -> AttemptRecord:
-    return record(attempt, contract.PREEMPTED, committed, generation)
+def preempted_record(
+    attempt: int, committed: int | None = None, generation: int = 0
+) -> AttemptRecord:
+    return attempt_record(attempt, contract.PREEMPTED, committed, generation)
 
 
-def test_preemptions_in_a_row_without_a_newly_committed_step_end_as_no_progress_unless_unlimited() -> (
-    None
-):
-    past = [preempted(index, generation=index) for index in range(3)]
+def test_preemption_limit_ends_as_no_progress() -> None:
+    past = [preempted_record(index, generation=index) for index in range(3)]
     verdict = give_up_verdict(past, 3, 3)
     assert verdict is not None and verdict.code == contract.NO_PROGRESS
     assert (
@@ -133,13 +173,13 @@ def test_preemptions_in_a_row_without_a_newly_committed_step_end_as_no_progress_
         in verdict.message
     )
     assert give_up_verdict(past, 3, None) is None and give_up_verdict(past, 3, 4) is None
-    again = give_up_verdict(
-        [preempted(index) for index in range(3)], 0, 3
+    should_restart = give_up_verdict(
+        [preempted_record(index) for index in range(3)], 0, 3
     )  # Kueue's: pods of the same generation
-    assert again is not None and again.code == contract.NO_PROGRESS
+    assert should_restart is not None and should_restart.code == contract.NO_PROGRESS
 
 
-def test_a_trainer_without_checkpoints_is_given_up_after_as_many_free_restarts() -> None:
+def test_limit_applies_without_checkpoints() -> None:
     assert give_up_verdict_unrecorded(generation=24, crash_limit=5, preempted_limit=20) is None
     assert give_up_verdict_unrecorded(generation=99, crash_limit=5, preempted_limit=None) is None
     verdict = give_up_verdict_unrecorded(generation=25, crash_limit=5, preempted_limit=20)
@@ -150,17 +190,21 @@ def test_a_trainer_without_checkpoints_is_given_up_after_as_many_free_restarts()
     )
 
 
-def test_a_newly_committed_step_ends_a_row_of_preemptions_and_a_crash_does_not() -> None:
-    past = [preempted(1), preempted(2, committed=10), preempted(3), record(4), preempted(5)]
+def test_only_new_commit_resets_preemptions() -> None:
+    past = [
+        preempted_record(1),
+        preempted_record(2, committed=10),
+        preempted_record(3),
+        attempt_record(4),
+        preempted_record(5),
+    ]
     assert preemptions_without_progress(past) == 2
-    assert preemptions_without_progress([*past, preempted(6, committed=20)]) == 0
+    assert preemptions_without_progress([*past, preempted_record(6, committed=20)]) == 0
     assert preemptions_without_progress([]) == 0
 
 
-def test_a_program_that_reports_no_step_and_ran_for_long_before_its_preemption_was_not_fruitless() -> (
-    None
-):
-    long = dataclasses.replace(preempted(1), ended=1 + SILENT_PROGRESS_S + 1)
+def test_long_silent_attempt_counts_as_progress() -> None:
+    long = dataclasses.replace(preempted_record(1), ended=1 + SILENT_PROGRESS_S + 1)
     assert preemptions_without_progress([long]) == 0
     stepped = dataclasses.replace(
         long, verdict=verdict_for_code(contract.PREEMPTED, "stopped", step=5)
@@ -168,8 +212,8 @@ def test_a_program_that_reports_no_step_and_ran_for_long_before_its_preemption_w
     assert preemptions_without_progress([stepped]) == 1
 
 
-def test_an_attempt_that_was_preempted_while_it_waited_long_for_hosts_was_fruitless() -> None:
-    long = dataclasses.replace(preempted(1), ended=1 + SILENT_PROGRESS_S + 1)
+def test_long_wait_for_hosts_is_no_progress() -> None:
+    long = dataclasses.replace(preempted_record(1), ended=1 + SILENT_PROGRESS_S + 1)
     waited = dict.fromkeys(contract.CLOCK, 0.0) | {"rendezvous": SILENT_PROGRESS_S, "down": 1.0}
     assert preemptions_without_progress([dataclasses.replace(long, seconds=waited)]) == 1
     assert (
@@ -178,12 +222,14 @@ def test_an_attempt_that_was_preempted_while_it_waited_long_for_hosts_was_fruitl
     )
 
 
-def test_every_end_but_the_last_was_a_restart() -> None:
-    assert restarts_by_cause([record(1), record(2), record(3, 137), record(4, 0)]) == {
+def test_all_ends_but_last_are_restarts() -> None:
+    assert restarts_by_cause(
+        [attempt_record(1), attempt_record(2), attempt_record(3, 137), attempt_record(4, 0)]
+    ) == {
         "crash": 2,
         "killed": 1,
     }
-    assert restarts_by_cause([record(1), record(2)], attempt=3) == {"crash": 2}
+    assert restarts_by_cause([attempt_record(1), attempt_record(2)], attempt=3) == {"crash": 2}
     assert restarts_by_cause([]) == {} and restarts_by_cause([], attempt=1) == {}
 
 
@@ -193,25 +239,25 @@ TRACE = (
 )
 
 
-def raised(name: str, message: str, code: int | None = None) -> Failure:
+def exception_record(name: str, message: str, code: int | None = None) -> Failure:
     """Return what a host reports of an exception."""
     return failure_for_event(
         Event(EventKind.ERROR, 0, 0, error={"type": name, "message": message, "code": code})
     )
 
 
-def exited(code: int) -> Failure:
+def exit_record(code: int) -> Failure:
     return Failure(FailureKind.EXIT_CODE, exit_code=code)
 
 
-NO_LAYER = raised("ValueError", "no such layer")
-KEY = raised("KeyError", "3")
+NO_LAYER = exception_record("ValueError", "no such layer")
+KEY = exception_record("KeyError", "3")
 SIGKILL = Failure(FailureKind.SIGNAL, signal=9)
 
 
-def failed(
+def failure_record(
     attempt: int,
-    what: Failure = NO_LAYER,
+    failure: Failure = NO_LAYER,
     trace: str = TRACE.format(line=3),
     *,
     rank: int = 0,
@@ -221,7 +267,7 @@ def failed(
     code: int = contract.CRASH,
 ) -> AttemptRecord:
     """An attempt that crashed, `took_s` seconds after its start."""
-    facts = dataclasses.replace(what, rank=rank)
+    facts = dataclasses.replace(failure, rank=rank)
     verdict = verdict_for_code(code, facts, rank=rank, step=step, traceback=trace)
     return AttemptRecord(
         "u",
@@ -241,22 +287,22 @@ def failed(
 @pytest.mark.parametrize(
     "records",
     [
-        [failed(1), failed(2)],
-        [failed(1), failed(2, rank=3)],
-        [failed(1), failed(2, KEY), failed(3, KEY)],
+        [failure_record(1), failure_record(2)],
+        [failure_record(1), failure_record(2, rank=3)],
+        [failure_record(1), failure_record(2, KEY), failure_record(3, KEY)],
         [
-            failed(1, raised("ValueError", "at 0x7f01, pid 17")),
-            failed(2, raised("ValueError", "at 0x7f99, pid 18")),
+            failure_record(1, exception_record("ValueError", "at 0x7f01, pid 17")),
+            failure_record(2, exception_record("ValueError", "at 0x7f99, pid 18")),
         ],
         [
-            failed(1, raised("ValueError", "option reduce='nccl'")),
-            failed(2, raised("ValueError", "option reduce='nccl'")),
+            failure_record(1, exception_record("ValueError", "option reduce='nccl'")),
+            failure_record(2, exception_record("ValueError", "option reduce='nccl'")),
         ],
-        [failed(n, exited(2), "python: can't open file 'x.py'") for n in (1, 2)],
-        [failed(n, exited(1), "") for n in (1, 2)],
+        [failure_record(n, exit_record(2), "python: can't open file 'x.py'") for n in (1, 2)],
+        [failure_record(n, exit_record(1), "") for n in (1, 2)],
     ],
 )
-def test_what_fails_twice_alike_before_any_progress_is_not_tried_a_third_time(
+def test_repeated_early_failure_ends_run(
     records: list[AttemptRecord],
 ) -> None:
     move = decide_next(records, 3, True)
@@ -268,43 +314,53 @@ def test_what_fails_twice_alike_before_any_progress_is_not_tried_a_third_time(
 @pytest.mark.parametrize(
     "records",
     [
-        [failed(1)],
-        [failed(1), failed(2, trace=TRACE.format(line=4))],
-        [failed(1), failed(2, KEY)],
-        [failed(1), failed(2, raised("ValueError", "another word"))],
-        [failed(1, step=7), failed(2, step=7)],
-        [failed(1, committed=7), failed(2)],
-        [failed(1, took_s=4000.0), failed(2)],
+        [failure_record(1)],
+        [failure_record(1), failure_record(2, trace=TRACE.format(line=4))],
+        [failure_record(1), failure_record(2, KEY)],
+        [failure_record(1), failure_record(2, exception_record("ValueError", "another word"))],
+        [failure_record(1, step=7), failure_record(2, step=7)],
+        [failure_record(1, committed=7), failure_record(2)],
+        [failure_record(1, took_s=4000.0), failure_record(2)],
         [
-            failed(n, raised("ConnectionRefusedError", "[Errno 111] Connection refused"))
+            failure_record(
+                n, exception_record("ConnectionRefusedError", "[Errno 111] Connection refused")
+            )
             for n in (1, 2)
         ],
         [
-            failed(n, raised("JaxRuntimeError", "UNAVAILABLE: failed to connect to all addresses"))
+            failure_record(
+                n,
+                exception_record(
+                    "JaxRuntimeError", "UNAVAILABLE: failed to connect to all addresses"
+                ),
+            )
             for n in (1, 2)
         ],
         [
-            failed(n, raised("ValueError", "Gloo all-reduce failed: Connection closed by peer"))
+            failure_record(
+                n,
+                exception_record("ValueError", "Gloo all-reduce failed: Connection closed by peer"),
+            )
             for n in (1, 2)
         ],
-        [failed(n, Failure(FailureKind.LEFT_EARLY), "") for n in (1, 2)],
-        [failed(n, SIGKILL, "", code=137) for n in (1, 2)],
-        [failed(1, exited(2), "x"), failed(2, exited(3), "x")],
+        [failure_record(n, Failure(FailureKind.LEFT_EARLY), "") for n in (1, 2)],
+        [failure_record(n, SIGKILL, "", code=137) for n in (1, 2)],
+        [failure_record(1, exit_record(2), "x"), failure_record(2, exit_record(3), "x")],
     ],
 )
-def test_what_may_pass_or_made_progress_is_tried_again(records: list[AttemptRecord]) -> None:
+def test_transient_failure_or_progress_restarts(records: list[AttemptRecord]) -> None:
     assert decide_next(records, 3, True).should_restart
 
 
 @pytest.mark.parametrize(
     "words", ["No space left on device", "Disk quota exceeded", "RESOURCE: [ENOSPC] write"]
 )
-def test_a_full_disk_is_not_tried_again_on_the_same_hosts(words: str) -> None:
+def test_full_disk_prevents_restart_in_place(words: str) -> None:
     errors = [
-        raised("StorageError", f"saving failed: {text}", contract.STORAGE)
+        exception_record("StorageError", f"saving failed: {text}", contract.STORAGE)
         for text in (words, "stale handle")
     ]
-    full, broken = (failed(1, error, step=5, code=contract.STORAGE) for error in errors)
+    full, broken = (failure_record(1, error, step=5, code=contract.STORAGE) for error in errors)
     move = decide_next([full], 3, True)
     assert (move.should_restart, move.verdict.code) == (
         False,
@@ -313,14 +369,14 @@ def test_a_full_disk_is_not_tried_again_on_the_same_hosts(words: str) -> None:
     assert decide_next([broken], 3, True).should_restart
 
 
-def test_a_full_disk_keeps_its_verdict_whatever_failed_before_it() -> None:
-    full = failed(
+def test_full_disk_verdict_outranks_earlier_failures() -> None:
+    full = failure_record(
         2,
-        raised("StorageError", "saving failed: No space left on device"),
+        exception_record("StorageError", "saving failed: No space left on device"),
         step=5,
         code=contract.STORAGE,
     )
-    for earlier in (failed(1, step=5), failed(1, SIGKILL, code=137, step=5)):
+    for earlier in (failure_record(1, step=5), failure_record(1, SIGKILL, code=137, step=5)):
         move = decide_next([earlier, full], 3, True)
         assert (move.should_restart, move.verdict.code) == (False, contract.STORAGE)
         assert "No space left on device" in move.verdict.message
@@ -330,14 +386,25 @@ def test_a_full_disk_keeps_its_verdict_whatever_failed_before_it() -> None:
     ("records", "step"),
     [
         ([], None),
-        ([record(1)], None),
-        ([record(1), dataclasses.replace(record(2), seconds={"restore": 3.0, "step": 0.2})], 0),
-        ([record(1), dataclasses.replace(record(2), seconds={"lost_work": 0.2}), record(3)], 0),
-        ([record(1, committed=10), record(2, committed=30), record(3)], 30),
+        ([attempt_record(1)], None),
+        (
+            [
+                attempt_record(1),
+                dataclasses.replace(attempt_record(2), seconds={"restore": 3.0, "step": 0.2}),
+            ],
+            0,
+        ),
+        (
+            [
+                attempt_record(1),
+                dataclasses.replace(attempt_record(2), seconds={"lost_work": 0.2}),
+                attempt_record(3),
+            ],
+            0,
+        ),
+        ([attempt_record(1, committed=10), attempt_record(2, committed=30), attempt_record(3)], 30),
     ],
 )
-def test_an_attempt_is_told_how_far_the_run_has_got(
-    records: list[AttemptRecord], step: int | None
-) -> None:
+def test_newest_saved_step(records: list[AttemptRecord], step: int | None) -> None:
     assert newest_saved_step(records) == step
     assert newest_saved_step(records, generation=1) == (step if records else 0)

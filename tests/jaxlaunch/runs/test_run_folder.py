@@ -26,7 +26,7 @@ from jaxlaunch.runs.run_folder import (
 from tests import mutate
 
 
-def test_tails_of_many_ranks_stay_bounded(tmp_path: Path) -> None:
+def test_log_tails_are_bounded(tmp_path: Path) -> None:
     for rank in range(100):
         path = log_path(start_folder(tmp_path, 3), rank)
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -41,21 +41,21 @@ def test_tails_of_many_ranks_stay_bounded(tmp_path: Path) -> None:
     )
 
 
-def record(attempt: int) -> AttemptRecord:
+def attempt_record(attempt: int) -> AttemptRecord:
     verdict = Verdict("crash", 83, "rank 1 raised")
     return AttemptRecord(
         "uid", 0, attempt, "crash", None, None, None, {"step": 1.5}, verdict, 1.0, 2.0
     )
 
 
-def test_a_torn_line_does_not_swallow_the_next_record(tmp_path: Path) -> None:
+def test_torn_line_keeps_next_record(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path, print)
-    folder.append_record(record(1))
+    folder.append_record(attempt_record(1))
     with (tmp_path / ATTEMPTS).open("ab") as file:
         file.write(b'{"uid": "uid", "gener\xc3')
-    folder.append_record(record(2))
-    folder.append_record(record(3))
-    assert [each.attempt for each in folder.read_records("uid")] == [1, 2, 3]
+    folder.append_record(attempt_record(2))
+    folder.append_record(attempt_record(3))
+    assert [entry.attempt for entry in folder.read_records("uid")] == [1, 2, 3]
     assert (tmp_path / ATTEMPTS).read_bytes().count(b"\n") == 4
 
 
@@ -73,47 +73,45 @@ def test_a_torn_line_does_not_swallow_the_next_record(tmp_path: Path) -> None:
     ],
     ids=str,
 )
-def test_a_record_with_a_field_of_another_form_is_left_out(
-    tmp_path: Path, change: dict[str, Any]
-) -> None:
+def test_record_with_invalid_field_is_left_out(tmp_path: Path, change: dict[str, Any]) -> None:
     folder = RunFolder(tmp_path, print)
-    folder.append_record(record(1))
+    folder.append_record(attempt_record(1))
     with (tmp_path / ATTEMPTS).open("a") as file:
-        file.write(json.dumps({**record(2).to_json(), **change}) + "\n")
-    folder.append_record(record(3))
-    assert [each.attempt for each in folder.read_records("uid")] == [1, 3]
+        file.write(json.dumps({**attempt_record(2).to_json(), **change}) + "\n")
+    folder.append_record(attempt_record(3))
+    assert [entry.attempt for entry in folder.read_records("uid")] == [1, 3]
 
 
 @pytest.mark.parametrize("name", [ATTEMPTS, SUMMARY])
-def test_what_is_no_regular_file_is_read_as_none_and_said(tmp_path: Path, name: str) -> None:
+def test_irregular_file_is_ignored_and_noted(tmp_path: Path, name: str) -> None:
     for make in (os.mkfifo, lambda path: os.symlink("/dev/zero", path), os.mkdir):
-        said: list[str] = []
-        folder = RunFolder(tmp_path, said.append)
+        messages: list[str] = []
+        folder = RunFolder(tmp_path, messages.append)
         make(tmp_path / name)  # type: ignore[operator]
         assert folder.read_records("uid") == [] and folder.read_json(SUMMARY) == {}
-        assert len(said) == (name == ATTEMPTS), said
+        assert len(messages) == (name == ATTEMPTS), messages
         (tmp_path / name).rmdir() if (tmp_path / name).is_dir() else (tmp_path / name).unlink()
 
 
 @pytest.mark.parametrize(
     "text", ["[" * 9_000, "{}", "[1]", '[{"host": 0}]', '[{"host": 0, "address": 1, "pid": 1}]']
 )
-def test_a_list_of_agents_of_another_form_names_none(tmp_path: Path, text: str) -> None:
+def test_invalid_agents_file_lists_none(tmp_path: Path, text: str) -> None:
     (tmp_path / AGENTS).write_text(text)
     assert read_agents(tmp_path) == []
 
 
-def test_of_a_file_that_others_filled_the_end_is_read(tmp_path: Path) -> None:
+def test_end_of_large_attempts_file_is_read(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path, print)
-    folder.append_record(record(1))
+    folder.append_record(attempt_record(1))
     with (tmp_path / ATTEMPTS).open("ab") as file:
         file.write(b"[" * MAX_ATTEMPTS_BYTES + b"\n")
         file.truncate(1 << 40)  # a terabyte of zeros, without a block of it
-    folder.append_record(record(2))
-    assert [each.attempt for each in folder.read_records("uid")] == [2]
+    folder.append_record(attempt_record(2))
+    assert [entry.attempt for entry in folder.read_records("uid")] == [2]
 
 
-def test_a_file_of_more_values_than_ours_get_takes_no_memory_of_its_agent(tmp_path: Path) -> None:
+def test_file_with_too_many_values_is_ignored(tmp_path: Path) -> None:
     for data in (
         b"[" * MAX_JSON_BYTES,
         b"[" + b"[]," * (MAX_JSON_BYTES // 3 - 9) + b"0]",
@@ -126,20 +124,22 @@ def test_a_file_of_more_values_than_ours_get_takes_no_memory_of_its_agent(tmp_pa
         tracemalloc.stop()
 
 
-def test_the_summary_of_a_large_gang_that_hung_is_read(tmp_path: Path) -> None:
-    of = AttemptProgress("uid", 0, 1, 1.0, 2.0)
+def test_summary_with_many_stacks_is_read(tmp_path: Path) -> None:
+    progress = AttemptProgress("uid", 0, 1, 1.0, 2.0)
     stacks = {rank: '  File "train.py", line 3, in f\n' * 60 for rank in range(4_000)}
-    summary = Summary(None, step=1, seconds={"step": 1.0}, restarts={}, stacks=stacks, of=of)
+    summary = Summary(None, step=1, seconds={"step": 1.0}, restarts={}, stacks=stacks, of=progress)
     RunStarts(folder := RunFolder(tmp_path, print), "uid").write_summary(summary)
-    found = folder.read_summary("uid")
-    assert found is not None and found.stacks == stacks
+    summary_read = folder.read_summary("uid")
+    assert summary_read is not None and summary_read.stacks == stacks
 
 
-def test_records_and_summaries_that_were_changed_anywhere_are_read_or_left_out(
+def test_corrupted_records_and_summaries_never_raise(
     tmp_path: Path,
 ) -> None:
     folder, chance = RunFolder(tmp_path, print), random.Random(19)
-    of = AttemptProgress("uid", 1, 4, 1.0, 2.0, {"step": 1.0}, 3, 5, 0.5, record(4).verdict)
+    progress = AttemptProgress(
+        "uid", 1, 4, 1.0, 2.0, {"step": 1.0}, 3, 5, 0.5, attempt_record(4).verdict
+    )
     summary = Summary(
         None,
         step=5,
@@ -149,9 +149,9 @@ def test_records_and_summaries_that_were_changed_anywhere_are_read_or_left_out(
         metrics={"loss": 1.0},
         notes=["a note"],
         stacks={0: "a stack"},
-        of=of,
+        of=progress,
     ).to_json()
-    seeds = [json.dumps(record(number).to_json()).encode() for number in (1, 2, 3)]
+    seeds = [json.dumps(attempt_record(number).to_json()).encode() for number in (1, 2, 3)]
     whole = json.dumps(summary).encode()
     for _ in range(200):
         (tmp_path / ATTEMPTS).write_bytes(b"\n".join(mutate.mutated_lines(seeds, 100, chance)))
@@ -163,5 +163,5 @@ def test_records_and_summaries_that_were_changed_anywhere_are_read_or_left_out(
                 allow_nan=False,
             )
             assert sum(history.restarts_by_cause(records, 10**9).values()) == len(records)
-        found = folder.read_summary()
-        assert found is None or found.to_json()["of"] is None or found.of
+        summary_read = folder.read_summary()
+        assert summary_read is None or summary_read.to_json()["of"] is None or summary_read.of

@@ -18,7 +18,7 @@ from jaxlaunch.records.verdict import verdict_for_code
 from jaxlaunch.runs.run_folder import RunFolder, RunStarts
 
 
-def start(
+def write_start(
     folder: Path, uid: str, train: dict[str, Any], *, first: int | None = 1, hosts: int = 4
 ) -> RunStarts:
     """A start that trained from step `first` on, and ended."""
@@ -36,26 +36,28 @@ def start(
     }
     starts = RunStarts(RunFolder(folder, pytest.fail), uid)
     starts.keep_job(job_fields(config.read_config(environ), environ))
-    of = AttemptProgress(uid, 0, 1, 1.0, 2.0, first_step=first)
-    starts.write_summary(Summary(None, step=None, seconds={}, restarts={}, of=of))
-    assert read(folder, "summary.json")["starts"][-1]["ended"] is None
+    progress = AttemptProgress(uid, 0, 1, 1.0, 2.0, first_step=first)
+    starts.write_summary(Summary(None, step=None, seconds={}, restarts={}, of=progress))
+    assert read_file(folder, "summary.json")["starts"][-1]["ended"] is None
     code = contract.BAD_SPEC if first is None else contract.DONE
     starts.write_summary(
-        Summary(verdict_for_code(code, "it ended"), step=first, seconds={}, restarts={}, of=of)
+        Summary(
+            verdict_for_code(code, "it ended"), step=first, seconds={}, restarts={}, of=progress
+        )
     )
     return starts
 
 
-def read(folder: Path, name: str) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((folder / name).read_text())
-    return found
+def read_file(folder: Path, name: str) -> dict[str, Any]:
+    content: dict[str, Any] = json.loads((folder / name).read_text())
+    return content
 
 
-def test_each_start_keeps_the_job_that_its_pods_got_and_says_what_changed(tmp_path: Path) -> None:
+def test_starts_record_job_and_changes(tmp_path: Path) -> None:
     data = {"source": "torch", "dataset": "a:B", "args": {"token": "hf_secret"}}
     train = {"task": "classify", "batch": 24, "data": data}
-    start(tmp_path, "a", {**train, "optimizer": {"lr": 0.1}})
-    first = read(tmp_path, "starts/1/job.yaml")
+    write_start(tmp_path, "a", {**train, "optimizer": {"lr": 0.1}})
+    first = read_file(tmp_path, "starts/1/job.yaml")
     assert first["train"]["data"] == {**data, "args": {"token": "…"}}
     assert (first["name"], first["hosts"], first["timeouts"]) == (
         "t",
@@ -65,26 +67,26 @@ def test_each_start_keeps_the_job_that_its_pods_got_and_says_what_changed(tmp_pa
     assert (
         jobs.parse_job(json.dumps(first)).train is not None
     )  # the commands that read a run's job read this
-    start(tmp_path, "b", {**train, "optimizer": {"lr": 0.2}}, first=None)  # it was refused
-    start(tmp_path, "a-later", {**train, "optimizer": {"lr": 0.1}, "seed": 8}, first=5)
-    start(
+    write_start(tmp_path, "b", {**train, "optimizer": {"lr": 0.2}}, first=None)  # it was refused
+    write_start(tmp_path, "a-later", {**train, "optimizer": {"lr": 0.1}, "seed": 8}, first=5)
+    write_start(
         tmp_path, "a-later", {"optimizer": {"lr": 0.3}}, first=5
     )  # the next pods of the same JobSet
-    rows = read(tmp_path, "summary.json")["starts"]
+    rows = read_file(tmp_path, "summary.json")["starts"]
     assert [row["changed"] for row in rows] == [
         {},
         {"train.optimizer.lr": [0.1, 0.2]},
         {"train.seed": [None, 8]},
     ]
-    assert read(tmp_path, "starts/1/job.yaml") == first
-    assert read(tmp_path, "job.yaml") == read(tmp_path, "starts/3/job.yaml") != first
+    assert read_file(tmp_path, "starts/1/job.yaml") == first
+    assert read_file(tmp_path, "job.yaml") == read_file(tmp_path, "starts/3/job.yaml") != first
 
 
-def test_a_start_after_one_of_this_machine_says_of_no_key_that_it_changed(tmp_path: Path) -> None:
-    start(tmp_path, "a", {"batch": 8})
+def test_start_after_local_start_records_no_change(tmp_path: Path) -> None:
+    write_start(tmp_path, "a", {"batch": 8})
     (tmp_path / "starts" / "1" / "job.yaml").write_text("name: t\ntrain: {batch: 4}\n")
-    start(tmp_path, "b", {"batch": 8})
-    assert read(tmp_path, "summary.json")["starts"][1]["changed"] == {}
+    write_start(tmp_path, "b", {"batch": 8})
+    assert read_file(tmp_path, "summary.json")["starts"][1]["changed"] == {}
     environ = {
         contract.LEADER: "h:1",
         contract.INDEX: "0",

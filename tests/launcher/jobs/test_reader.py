@@ -33,7 +33,7 @@ AT = JOBSETS.path("team", "lm")
 Call = Callable[..., CommandResult]
 
 
-def jobset(defaults: Defaults = SAVED, **keys: Any) -> dict[str, Any]:
+def make_jobset(defaults: Defaults = SAVED, **keys: Any) -> dict[str, Any]:
     """A stopped job of two hosts, without pods."""
     document = {
         "name": "lm",
@@ -43,9 +43,9 @@ def jobset(defaults: Defaults = SAVED, **keys: Any) -> dict[str, Any]:
         "accelerator": {"type": "cpu"},
     }
     spec = JobSpec.model_validate({**document, "command": ["a"], **keys})
-    made = render(resolve(spec, ClusterDefaults(defaults)))[0]
-    made["spec"]["suspend"] = True
-    return made
+    manifest = render(resolve(spec, ClusterDefaults(defaults)))[0]
+    manifest["spec"]["suspend"] = True
+    return manifest
 
 
 @pytest.fixture
@@ -57,7 +57,7 @@ def call(
 ) -> Call:
     monkeypatch.setenv("KUBECONFIG", str(apiserver.write_kubeconfig(tmp_path, server.url, "team")))
     monkeypatch.setattr(jobs_volume, "START_TIMEOUT_S", 1.0)
-    server.put(AT, jobset())
+    server.put(AT, make_jobset())
     return lambda verb, *options: launcher(
         capsys, monkeypatch, verb, "lm", "--from-volume", *options
     )
@@ -66,7 +66,7 @@ def call(
 @pytest.fixture
 def folder(server: Server, tmp_path: Path) -> Path:
     """What the job's run folder holds, which a kubelet of sorts reads for each new JobSet."""
-    found = tmp_path / "run"
+    folder_path = tmp_path / "run"
 
     def runs(handler: Handler) -> bool:
         """The program in the manifest, with the folder as it is here."""
@@ -74,8 +74,8 @@ def folder(server: Server, tmp_path: Path) -> Path:
         (container,) = sent["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"][
             "containers"
         ]
-        asked = json.loads(container["command"][-1]) | {"folder": str(found)}
-        argv = [sys.executable, *container["command"][1:-1], json.dumps(asked)]
+        request = json.loads(container["command"][-1]) | {"folder": str(folder_path)}
+        argv = [sys.executable, *container["command"][1:-1], json.dumps(request)]
         text = subprocess.run(argv, capture_output=True, text=True, check=True).stdout
         pod = PODS.path("team", "reader")
         state = {"name": "main", "state": {"terminated": {"exitCode": 0}}}
@@ -85,14 +85,14 @@ def folder(server: Server, tmp_path: Path) -> Path:
         return False
 
     server.on("POST", "jobsets", runs)
-    return found
+    return folder_path
 
 
-def fill(folder: Path, uid: str) -> None:
+def fill_folder(folder: Path, uid: str) -> None:
     keeper = RunFolder(folder, pytest.fail)
     verdict = verdict_for_code(83, "rank 1 raised: X", rank=1)
     keeper.append_record(AttemptRecord(uid, 0, 1, "crash", 1, 10, 20, {}, verdict, 1.0, 2.0))
-    of = AttemptProgress(uid, 1, 2, started=3.0, at=1_795_000_000.0)
+    progress = AttemptProgress(uid, 1, 2, started=3.0, at=1_795_000_000.0)
     seconds = {"step": 3.0, "init": 1.0}
     RunStarts(keeper, uid).write_summary(
         Summary(
@@ -101,7 +101,7 @@ def fill(folder: Path, uid: str) -> None:
             seconds=seconds,
             restarts={"crash": 1},
             committed=40,
-            of=of,
+            of=progress,
         )
     )
     for rank in range(2):
@@ -112,55 +112,52 @@ def fill(folder: Path, uid: str) -> None:
         log._file.close()
 
 
-def test_the_status_of_a_job_without_pods_is_read_from_its_volume(
-    server: Server, call: Call, folder: Path
-) -> None:
-    fill(folder, server.objects[AT]["metadata"]["uid"])
-    left = call("status")
-    assert left.code == 0, left.err
-    assert left.out.splitlines()[:2] == [
+def test_status_is_read_from_volume(server: Server, call: Call, folder: Path) -> None:
+    fill_folder(folder, server.objects[AT]["metadata"]["uid"])
+    result = call("status")
+    assert result.code == 0, result.err
+    assert result.out.splitlines()[:2] == [
         "preempted (80): saved at step 40",
         "lm: Stopped (generation 0, attempt 2)",
     ]
     assert (
-        "step 40" in left.out and "75.0%" in left.out and "by the files on its volume" in left.out
+        "step 40" in result.out
+        and "75.0%" in result.out
+        and "by the files on its volume" in result.out
     )
     assert server.stored("jobsets") == [AT]
 
 
-def test_the_logs_of_a_job_without_pods_are_read_from_its_volume(
-    server: Server, call: Call, folder: Path
-) -> None:
-    fill(folder, server.objects[AT]["metadata"]["uid"])
-    left = call("logs", "--previous")
-    assert left.out.splitlines() == [
+def test_logs_are_read_from_volume(server: Server, call: Call, folder: Path) -> None:
+    fill_folder(folder, server.objects[AT]["metadata"]["uid"])
+    result = call("logs", "--previous")
+    assert result.out.splitlines() == [
         f"[{rank}] line {number}" for rank in range(2) for number in range(3)
     ]
     assert (
-        "launcher: attempt 1 of generation 0: crash (83): rank 1 raised: X" in left.err.splitlines()
+        "launcher: attempt 1 of generation 0: crash (83): rank 1 raised: X"
+        in result.err.splitlines()
     )
     assert server.stored("jobsets") == [AT]
 
 
-def test_lines_on_the_volume_are_chosen_by_rank_text_and_number(
-    server: Server, call: Call, folder: Path
-) -> None:
-    fill(folder, server.objects[AT]["metadata"]["uid"])
+def test_volume_lines_are_selected(server: Server, call: Call, folder: Path) -> None:
+    fill_folder(folder, server.objects[AT]["metadata"]["uid"])
     assert call("logs", "--rank", "1", "--grep", "[01]$", "--tail", "1").out == "line 1\n"
 
 
-def test_files_of_an_earlier_job_of_that_name_are_not_its_own(call: Call, folder: Path) -> None:
-    fill(folder, "5678")
-    left = call("status")
-    assert "its run folder has no summary of this job" in left.err
-    assert "step 40" not in left.out
+def test_files_of_earlier_job_are_ignored(call: Call, folder: Path) -> None:
+    fill_folder(folder, "5678")
+    result = call("status")
+    assert "its run folder has no summary of this job" in result.err
+    assert "step 40" not in result.out
 
 
-def test_what_reads_the_volume_is_gone_however_it_ended(
+def test_reader_is_always_deleted(
     server: Server, call: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    left = call("status")  # nobody starts its pod
-    assert left.code == 3 and "has not started after 1 s: read-lm-" in left.err
+    result = call("status")  # nobody starts its pod
+    assert result.code == 3 and "has not started after 1 s: read-lm-" in result.err
     assert server.stored("jobsets") == [AT]
 
     def pressed(*_: Any) -> str:
@@ -171,50 +168,48 @@ def test_what_reads_the_volume_is_gone_however_it_ended(
     assert server.stored("jobsets") == [AT] and server.count("DELETE", "jobsets") == 2
 
 
-def test_a_user_who_may_not_create_jobsets_is_told_what_reading_takes(
-    server: Server, call: Call
-) -> None:
+def test_missing_right_names_needed_rights(server: Server, call: Call) -> None:
     server.on("POST", "jobsets", refuse_with(403))
-    left = call("status")
-    assert left.code == 3 and "reading a volume takes the right to create jobsets" in left.err
+    result = call("status")
+    assert result.code == 3 and "reading a volume takes the right to create jobsets" in result.err
 
 
-def test_what_kueue_reads_of_a_gang_s_pods_is_not_asked_for_the_one_pod() -> None:
-    made = jobset(
+def test_reader_drops_gang_annotations() -> None:
+    manifest = make_jobset(
         slices=2,
         queue="q",
         placement={"required": "rack"},
         pod={"metadata": {"annotations": {"a.b/c": "d"}}},
     )
-    made["metadata"]["uid"] = "1234"
-    own = made["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["metadata"][
+    manifest["metadata"]["uid"] = "1234"
+    original = manifest["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["metadata"][
         "annotations"
     ]
-    assert "kueue.x-k8s.io/podset-slice-size" in own
-    found = jobs_volume.reader_manifest(made, {"ranks": None})["spec"]["replicatedJobs"][0][
-        "template"
-    ]["spec"]["template"]
-    assert found["metadata"]["annotations"] == {"a.b/c": "d"}
+    assert "kueue.x-k8s.io/podset-slice-size" in original
+    folder_path = jobs_volume.reader_manifest(manifest, {"ranks": None})["spec"]["replicatedJobs"][
+        0
+    ]["template"]["spec"]["template"]
+    assert folder_path["metadata"]["annotations"] == {"a.b/c": "d"}
 
 
-def test_the_pod_has_the_job_s_image_user_and_one_volume_read_only_and_nothing_more() -> None:
+def test_reader_pod_has_minimal_spec() -> None:
     keys = {
         "service_account": "trainer",
         "env": {"WORD": "x"},
         "volumes": [{"secret": "s", "path": "/secret"}],
     }
-    made = jobset(**keys, node_selector={"kubernetes.io/arch": "arm64", "pool": "gpu"})
-    made["metadata"]["uid"] = "1234"
-    found = jobs_volume.reader_manifest(made, {"ranks": None})
-    job = found["spec"]["replicatedJobs"][0]["template"]["spec"]
+    manifest = make_jobset(**keys, node_selector={"kubernetes.io/arch": "arm64", "pool": "gpu"})
+    manifest["metadata"]["uid"] = "1234"
+    folder_path = jobs_volume.reader_manifest(manifest, {"ranks": None})
+    job = folder_path["spec"]["replicatedJobs"][0]["template"]["spec"]
     spec = job["template"]["spec"]
-    own = made["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]
+    original = manifest["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]
     (container,), (volume,) = spec["containers"], spec["volumes"]
     assert (
-        spec["securityContext"] == own["securityContext"]
+        spec["securityContext"] == original["securityContext"]
         and spec["automountServiceAccountToken"] is False
     )
-    assert container["securityContext"] == own["containers"][0]["securityContext"]
+    assert container["securityContext"] == original["containers"][0]["securityContext"]
     assert container["image"] == "i" and "env" not in container
     assert volume["persistentVolumeClaim"] == {"claimName": "checkpoints"}
     assert container["volumeMounts"] == [
@@ -222,17 +217,17 @@ def test_the_pod_has_the_job_s_image_user_and_one_volume_read_only_and_nothing_m
     ]
     assert spec["nodeSelector"] == {"kubernetes.io/arch": "arm64"}
     assert (
-        found["metadata"]["ownerReferences"][0]["uid"] == "1234"
-        and found["spec"]["ttlSecondsAfterFinished"]
+        folder_path["metadata"]["ownerReferences"][0]["uid"] == "1234"
+        and folder_path["spec"]["ttlSecondsAfterFinished"]
     )
-    assert "jaxlaunch.io/job" not in found["metadata"]["labels"], "it is no job of its own"
+    assert "jaxlaunch.io/job" not in folder_path["metadata"]["labels"], "it is no job of its own"
 
 
 @pytest.mark.parametrize("chosen", ["root", "privileged"])
-def test_the_pod_of_a_job_that_is_root_is_not(chosen: User) -> None:
-    made = jobset(SAVED.model_copy(update={"users": {"cpu": chosen}}))
-    made["metadata"]["uid"] = "1234"
-    pod = jobs_volume.reader_manifest(made, {"ranks": None})["spec"]["replicatedJobs"][0][
+def test_reader_of_root_job_is_not_root(chosen: User) -> None:
+    manifest = make_jobset(SAVED.model_copy(update={"users": {"cpu": chosen}}))
+    manifest["metadata"]["uid"] = "1234"
+    pod = jobs_volume.reader_manifest(manifest, {"ranks": None})["spec"]["replicatedJobs"][0][
         "template"
     ]["spec"]["template"]
     assert (
@@ -251,16 +246,12 @@ def test_the_pod_of_a_job_that_is_root_is_not(chosen: User) -> None:
     ],
     ids=["none", "bucket"],
 )
-def test_a_job_without_a_run_folder_on_a_volume_is_refused_before_anything_is_created(
-    defaults: Defaults, message: str
-) -> None:
+def test_job_without_volume_is_refused(defaults: Defaults, message: str) -> None:
     with pytest.raises(UserError, match=message):
-        jobs_volume.reader_manifest(jobset(defaults), {})
+        jobs_volume.reader_manifest(make_jobset(defaults), {})
 
 
 @pytest.mark.parametrize("options", [("-f",), ("--since", "5m")])
-def test_options_that_the_volume_cannot_serve_are_refused(
-    call: Call, options: tuple[str, ...]
-) -> None:
-    left = call("logs", *options)
-    assert left.code == 2 and "cannot be combined" in left.err
+def test_unsupported_options_are_refused(call: Call, options: tuple[str, ...]) -> None:
+    result = call("logs", *options)
+    assert result.code == 2 and "cannot be combined" in result.err

@@ -13,26 +13,26 @@ from tests.launcher.objects import beat, farewell, jobset, over, past, pod, snap
 LAST = beat(attempt=2, generation=1, step=40, committed=37, restarts={"crash": 1})
 
 
-def later(seen: Snapshot, when: str, **now: object) -> Snapshot:
+def snapshot_without_pods(observed: Snapshot, when: str, **changes: object) -> Snapshot:
     """The job without pods, as it is read once that was written."""
-    found = lifecycle.progress_record(seen, when)
-    assert found is not None
-    made = jobset(1, **now)  # type: ignore[arg-type]
-    made["metadata"]["annotations"][ANNOTATION] = found.to_json()
-    return snapshot(made)
+    record = lifecycle.progress_record(observed, when)
+    assert record is not None
+    job = jobset(1, **changes)  # type: ignore[arg-type]
+    job["metadata"]["annotations"][ANNOTATION] = record.to_json()
+    return snapshot(job)
 
 
-def test_a_stopped_job_keeps_its_step_its_checkpoint_its_goodput_its_restarts_and_its_verdict() -> (
-    None
-):
+def test_stopped_job_keeps_numbers_and_verdict() -> None:
     ended = over(
         0,
         80,
         message=farewell(80, "saved at step 41", attempt=2, generation=1, step=41),
         generation=1,
     )
-    seen = snapshot(jobset(1, suspend=True), ended, records=(past(83), LAST))
-    status = derive_status(later(seen, "stopped", suspend=True, status={"restarts": 1}))
+    observed = snapshot(jobset(1, suspend=True), ended, records=(past(83), LAST))
+    status = derive_status(
+        snapshot_without_pods(observed, "stopped", suspend=True, status={"restarts": 1})
+    )
     assert (status.state, status.step, status.committed, status.goodput) == (
         State.STOPPED,
         41,
@@ -46,50 +46,57 @@ def test_a_stopped_job_keeps_its_step_its_checkpoint_its_goodput_its_restarts_an
     assert row.split()[:4] == ["lm", "Stopped", "1", "41"]
 
 
-def test_a_job_that_failed_keeps_its_exit_code_although_its_pods_are_gone() -> None:
+def test_failed_job_keeps_exit_code() -> None:
     failed = objects.ended("Failed")
-    seen = snapshot(jobset(1, status=failed), over(0, 83, message=farewell(83, "rank 0 raised: X")))
-    assert derive_status(later(seen, "ended", status=failed)).code == 83
+    observed = snapshot(
+        jobset(1, status=failed), over(0, 83, message=farewell(83, "rank 0 raised: X"))
+    )
+    assert derive_status(snapshot_without_pods(observed, "ended", status=failed)).code == 83
 
 
-def test_the_verdict_of_an_attempt_before_is_not_that_of_the_end() -> None:
+def test_earlier_verdict_is_not_final() -> None:
     """Its last pods were killed, and said nothing."""
     failed = objects.ended("Failed", restarts=1)
-    seen = snapshot(
+    observed = snapshot(
         jobset(1, status=failed), over(0, 137, generation=1), records=(past(80), beat(generation=1))
     )
-    assert derive_status(later(seen, "ended", status=failed)).verdict is None
+    assert derive_status(snapshot_without_pods(observed, "ended", status=failed)).verdict is None
 
 
-def test_a_job_that_its_queue_took_from_its_nodes_keeps_how_far_it_was() -> None:
-    held = {"queue": "research", "suspend": True}
-    seen = snapshot(jobset(1, **held), pod(0, generation=1), records=(LAST,), workload=workload())  # type: ignore[arg-type]
-    status = derive_status(later(seen, "queued", **held))
+def test_evicted_job_keeps_step() -> None:
+    queue_settings = {"queue": "research", "suspend": True}
+    observed = snapshot(
+        jobset(1, **queue_settings), pod(0, generation=1), records=(LAST,), workload=workload()
+    )  # type: ignore[arg-type]
+    status = derive_status(snapshot_without_pods(observed, "queued", **queue_settings))
     assert (status.state, status.step) == (State.QUEUED, 40)
 
 
-def test_newer_words_of_the_pods_count_before_what_was_written() -> None:
-    old = later(snapshot(jobset(1), pod(0), records=(beat(step=40),)), "stopped").jobset
+def test_pods_override_annotation() -> None:
+    old = snapshot_without_pods(
+        snapshot(jobset(1), pod(0), records=(beat(step=40),)), "stopped"
+    ).jobset
     status = derive_status(snapshot(dict(old), pod(0), records=(beat(step=55),)))
     assert (status.step, status.as_of) == (55, None)
 
 
-def test_what_the_pods_no_longer_say_is_kept_from_what_was_written() -> None:
-    known = later(
+def test_annotation_fills_missing_numbers() -> None:
+    recorded_job = snapshot_without_pods(
         snapshot(jobset(1), pod(0), records=(beat(step=40, committed=37),)), "queued"
     ).jobset
-    found = lifecycle.progress_record(
-        snapshot(dict(known), over(0, 80, message=farewell(80, "saved", step=41))), "stopped"
+    record = lifecycle.progress_record(
+        snapshot(dict(recorded_job), over(0, 80, message=farewell(80, "saved", step=41))), "stopped"
     )
-    assert found is not None
-    assert (found.step, found.committed, found.goodput) == (41, 37, 0.9)
+    assert record is not None
+    assert (record.step, record.committed, record.goodput) == (41, 37, 0.9)
 
 
-def test_nothing_is_written_of_a_job_whose_pods_said_nothing() -> None:
+def test_silent_pods_write_no_annotation() -> None:
     assert lifecycle.progress_record(snapshot(jobset(1)), "stopped") is None
     assert (
         lifecycle.progress_record(
-            later(snapshot(jobset(1), pod(0), records=(beat(),)), "stopped"), "ended"
+            snapshot_without_pods(snapshot(jobset(1), pod(0), records=(beat(),)), "stopped"),
+            "ended",
         )
         is None
     )

@@ -56,21 +56,21 @@ class Clock:
 
 
 @pytest.fixture
-def relay(server: Server) -> Iterator[Relay]:
+def start_relay(server: Server) -> Iterator[Relay]:
     relay = Relay("127.0.0.1", server.server_port)
     yield relay
     relay.refuse()
 
 
 @pytest.fixture
-def submit(
-    relay: Relay,
+def submit_job(
+    start_relay: Relay,
     server: Server,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> Submit:
-    config = apiserver.write_kubeconfig(tmp_path, f"http://127.0.0.1:{relay.port}", "team")
+    config = apiserver.write_kubeconfig(tmp_path, f"http://127.0.0.1:{start_relay.port}", "team")
     monkeypatch.setenv("KUBECONFIG", str(config))
     (tmp_path / "job.yaml").write_text(JOB)
     server.put(NAMESPACES.path(None, "team"), {})
@@ -87,7 +87,7 @@ def submit(
     )
 
 
-def away(server: Server, fault: Fault, seconds: float, status: dict[str, Any]) -> None:
+def server_away(server: Server, fault: Fault, seconds: float, status: dict[str, Any]) -> None:
     """Once all is written, the server fails so long, by Clock, and when it is back the job is over with code 83."""
     back_at = math.inf
 
@@ -115,22 +115,22 @@ def away(server: Server, fault: Fault, seconds: float, status: dict[str, Any]) -
     ids=["refused", "503", "429"],
 )
 @pytest.mark.parametrize("options", [("--wait",), ("--follow",)])
-def test_a_server_that_is_away_for_minutes_is_waited_for_and_the_exit_code_is_the_verdict_s(
-    server: Server, submit: Submit, fault: Fault, options: tuple[str, ...]
+def test_wait_survives_silent_server(
+    server: Server, submit_job: Submit, fault: Fault, options: tuple[str, ...]
 ) -> None:
-    away(server, fault, 100.0, {"terminalState": "Failed"})
-    left = submit(*options)
-    assert left.code == 83, left.err
+    server_away(server, fault, 100.0, {"terminalState": "Failed"})
+    result = submit_job(*options)
+    assert result.code == 83, result.err
     assert re.search(
-        r"^launcher: the server has not answered for \d+ s; trying again$", left.err, re.MULTILINE
+        r"^launcher: the server has not answered for \d+ s; trying again$", result.err, re.MULTILINE
     )
-    assert "VPN" not in left.err
-    known = json.loads(server.objects[AT]["metadata"]["annotations"]["jaxlaunch.io/progress"])
-    assert (known["when"], known["verdict"]["code"]) == ("ended", 83)
+    assert "VPN" not in result.err
+    recorded = json.loads(server.objects[AT]["metadata"]["annotations"]["jaxlaunch.io/progress"])
+    assert (recorded["when"], recorded["verdict"]["code"]) == ("ended", 83)
 
 
-def test_a_server_that_refuses_connections_for_5_minutes_is_waited_for_and_the_exit_code_is_the_verdict_s(
-    server: Server, relay: Relay, submit: Submit
+def test_wait_survives_refused_connections(
+    server: Server, start_relay: Relay, submit_job: Submit
 ) -> None:
     """It goes while the log is followed, and the job ends meanwhile."""
     pod = objects.pod(0)
@@ -141,7 +141,7 @@ def test_a_server_that_refuses_connections_for_5_minutes_is_waited_for_and_the_e
         return False
 
     def outage() -> None:
-        relay.refuse()
+        start_relay.refuse()
         over = objects.over(0, 83, message=objects.farewell(83, "rank 0 raised"))
         server.put(f"{at}/log", {"text": f"{FIRST}{LAST}"})
         server.put(at, over)
@@ -149,7 +149,7 @@ def test_a_server_that_refuses_connections_for_5_minutes_is_waited_for_and_the_e
             AT, apiserver.merge_patch(server.objects[AT], {"status": {"terminalState": "Failed"}})
         )
         Clock.sleep(300)
-        relay.accept()
+        start_relay.accept()
 
     def followed(handler: Handler) -> bool:
         handler.begin_stream()
@@ -160,35 +160,33 @@ def test_a_server_that_refuses_connections_for_5_minutes_is_waited_for_and_the_e
 
     server.on("POST", "configmaps", begins)
     server.on("GET", "/log", followed)
-    left = submit("--follow", "--wait")
-    assert left.code == 83, left.err
-    assert left.out.endswith("[0] before\n[0] meanwhile\n")
+    result = submit_job("--follow", "--wait")
+    assert result.code == 83, result.err
+    assert result.out.endswith("[0] before\n[0] meanwhile\n")
     assert re.search(
-        r"^launcher: the server has not answered for \d+ s; trying again$", left.err, re.MULTILINE
+        r"^launcher: the server has not answered for \d+ s; trying again$", result.err, re.MULTILINE
     )
-    assert "launcher: the server answers again\n" in left.err
-    assert "VPN" not in left.err
+    assert "launcher: the server answers again\n" in result.err
+    assert "VPN" not in result.err
 
 
-def test_a_limit_that_passes_while_the_server_is_away_is_124(
-    server: Server, submit: Submit
-) -> None:
-    away(server, drop_connection, math.inf, {})
-    left = submit("--wait", "--timeout", "1s")
-    assert left.code == 124
-    assert "lm has not ended and keeps running" in left.err
+def test_time_limit_during_outage_exits_124(server: Server, submit_job: Submit) -> None:
+    server_away(server, drop_connection, math.inf, {})
+    result = submit_job("--wait", "--timeout", "1s")
+    assert result.code == 124
+    assert "lm has not ended and keeps running" in result.err
 
 
-def test_a_server_that_stays_away_is_given_up_without_advice_about_the_network(
-    server: Server, submit: Submit, monkeypatch: pytest.MonkeyPatch
+def test_lost_server_ends_wait_without_network_advice(
+    server: Server, submit_job: Submit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("jaxlaunch.launcher.kubernetes.watch.ERROR_TIMEOUT_S", 60.0)
-    away(server, drop_connection, math.inf, {})
-    left = submit("--wait")
-    assert left.code == 3
+    server_away(server, drop_connection, math.inf, {})
+    result = submit_job("--wait")
+    assert result.code == 3
     assert (
-        "lm keeps running. `launcher logs -n team -f lm` shows its lines again" in left.err
-        and "VPN" not in left.err
+        "lm keeps running. `launcher logs -n team -f lm` shows its lines again" in result.err
+        and "VPN" not in result.err
     )
 
 
@@ -206,8 +204,8 @@ def chatty(handler: Handler) -> bool:
     return True
 
 
-def test_a_job_that_prints_all_the_time_is_followed_no_longer_than_was_said(
-    server: Server, submit: Submit, monkeypatch: pytest.MonkeyPatch
+def test_follow_obeys_limit_with_constant_output(
+    server: Server, submit_job: Submit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
         "jaxlaunch.launcher.jobs.logs.follow.DRAIN_TIMEOUT_S", DRAIN_TIMEOUT_S * SCALE
@@ -220,23 +218,24 @@ def test_a_job_that_prints_all_the_time_is_followed_no_longer_than_was_said(
 
     server.on("POST", "configmaps", begins)
     server.on("GET", "/log", *[chatty] * 9)
-    left = submit("--wait", "--follow", "--timeout", "100s")
-    assert left.code == 124
-    assert "line 0" in left.out and "the last line" not in left.out
+    result = submit_job("--wait", "--follow", "--timeout", "100s")
+    assert result.code == 124
+    assert "line 0" in result.out and "the last line" not in result.out
     assert (
-        "lm has not ended and keeps running" in left.err and "not read to the end" not in left.err
+        "lm has not ended and keeps running" in result.err
+        and "not read to the end" not in result.err
     )
 
 
-def test_how_far_a_job_was_is_written_down_when_its_queue_takes_its_place(
+def test_eviction_records_progress(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("KUBECONFIG", str(apiserver.write_kubeconfig(tmp_path, server.url, "team")))
     monkeypatch.setattr("jaxlaunch.launcher.jobs.lifecycle._SETTLE_PAUSE_S", 0.1)
     monkeypatch.setattr("jaxlaunch.launcher.jobs.lifecycle._WATCH_PERIOD_S", 1.0)
-    made = server.put(AT, objects.jobset(1, queue="research", suspend=True))
+    job = server.put(AT, objects.jobset(1, queue="research", suspend=True))
     workload = objects.workload()
-    workload["metadata"]["labels"][JOB_UID] = made["metadata"]["uid"]
+    workload["metadata"]["labels"][JOB_UID] = job["metadata"]["uid"]
     server.put(WORKLOADS.path("team", "jobset-lm"), workload)
     name = objects.pod(0)["metadata"]["name"]
     server.put(PODS.path("team", name), objects.pod(0))
@@ -253,19 +252,19 @@ def test_how_far_a_job_was_is_written_down_when_its_queue_takes_its_place(
         return False
 
     server.on("PATCH", "jobsets", admitted)
-    assert wait_for_end(Cluster.connect(), made, 60.0).state is State.DONE
+    assert wait_for_end(Cluster.connect(), job, 60.0).state is State.DONE
     first = next(body for body in server.bodies if body and ANNOTATION in str(body))
-    known = ProgressAnnotation.from_json(
-        first["metadata"]["annotations"][ANNOTATION], made["metadata"]["uid"]
+    recorded = ProgressAnnotation.from_json(
+        first["metadata"]["annotations"][ANNOTATION], job["metadata"]["uid"]
     )
-    assert known is not None and (known.when, known.step) == ("queued", 40)
+    assert recorded is not None and (recorded.when, recorded.step) == ("queued", 40)
 
 
-def test_how_far_a_job_is_is_written_down_when_nobody_waits_any_longer(
+def test_end_of_wait_records_progress(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("KUBECONFIG", str(apiserver.write_kubeconfig(tmp_path, server.url, "team")))
-    made = server.put(AT, objects.jobset(1))
+    job = server.put(AT, objects.jobset(1))
     name = objects.pod(0)["metadata"]["name"]
     server.put(PODS.path("team", name), objects.pod(0))
     server.put(
@@ -273,6 +272,6 @@ def test_how_far_a_job_is_is_written_down_when_nobody_waits_any_longer(
         {"text": f"{log_lines.format_line(objects.beat(step=40))}\n"},
     )
     with pytest.raises(WaitTimeoutError):
-        wait_for_end(Cluster.connect(), made, 0.5)
-    known = json.loads(server.objects[AT]["metadata"]["annotations"][ANNOTATION])
-    assert (known["when"], known["step"]) == ("running", 40)
+        wait_for_end(Cluster.connect(), job, 0.5)
+    recorded = json.loads(server.objects[AT]["metadata"]["annotations"][ANNOTATION])
+    assert (recorded["when"], recorded["step"]) == ("running", 40)

@@ -37,10 +37,10 @@ class Page:
         """What the browser answers."""
         self._sent += 1
         self._socket.send(json.dumps({"id": self._sent, "method": method, "params": parameters}))
-        while (found := json.loads(self._socket.recv())).get("id") != self._sent:
-            self._note(found)
-        assert "error" not in found, found
-        return found["result"]
+        while (reply := json.loads(self._socket.recv())).get("id") != self._sent:
+            self._note(reply)
+        assert "error" not in reply, reply
+        return reply["result"]
 
     def close(self) -> None:
         """Leaves the browser."""
@@ -64,18 +64,18 @@ class Page:
         self._load("Runtime.evaluate", expression=expression)
 
     def _load(self, method: str, **parameters: Any) -> None:
-        before = self._loaded
+        frame = self._loaded
         self.call(method, **parameters)
-        while self._loaded == before:
+        while self._loaded == frame:
             self._note(json.loads(self._socket.recv()))
 
     def value(self, expression: str) -> Any:
         """What an expression of JavaScript is, awaited."""
-        found = self.call(
+        reply = self.call(
             "Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True
         )
-        assert "exceptionDetails" not in found, found["exceptionDetails"]
-        return found["result"].get("value")
+        assert "exceptionDetails" not in reply, reply["exceptionDetails"]
+        return reply["result"].get("value")
 
     def until(self, expression: str) -> Any:
         """The value of an expression once it is true."""
@@ -124,13 +124,13 @@ def page() -> Iterator[Page]:
         browser = subprocess.Popen(
             [*CHROMIUM, *options], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
         )
-        told = Path(profile) / "DevToolsActivePort"
+        errors = Path(profile) / "DevToolsActivePort"
         try:
-            while browser.poll() is None and not (told.exists() and "\n" in told.read_text()):
+            while browser.poll() is None and not (errors.exists() and "\n" in errors.read_text()):
                 time.sleep(0.05)
-            port = told.read_text().split()[0]
+            port = errors.read_text().split()[0]
             with urllib.request.urlopen(f"http://127.0.0.1:{port}/json") as answer:
-                first = next(each for each in json.load(answer) if each["type"] == "page")
+                first = next(entry for entry in json.load(answer) if entry["type"] == "page")
             opened = Page(first["webSocketDebuggerUrl"])
             yield opened
             opened.close()

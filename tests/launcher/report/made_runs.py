@@ -83,18 +83,18 @@ def run(
         for cause, spent in records[-1].seconds.items():
             seconds[cause] += spent
     seconds["down"] += gap_s * (len(codes) - 1)
-    of = AttemptProgress("uid", 0, len(codes), records[-1].started, BEGAN + at, first_step=1)
+    progress = AttemptProgress("uid", 0, len(codes), records[-1].started, BEGAN + at, first_step=1)
     start = StartRecord(1, "uid", BEGAN, BEGAN + at, records[-1].verdict.code, 1, 1000)
-    found = Summary(
+    summary = Summary(
         records[-1].verdict,
         step=1000,
         seconds=seconds,
         restarts={},
         committed=1000,
-        of=of,
+        of=progress,
         starts=[start],
     )
-    write(folder, found, records, job)
+    write(folder, summary, records, job)
     rows(folder, points, at)
     return seconds
 
@@ -103,7 +103,7 @@ def write(folder: Path, summary: Summary, records: Sequence[AttemptRecord], job:
     """The files that the leader writes."""
     (folder / "summary.json").write_text(json.dumps(summary.to_json()))
     (folder / "attempts.jsonl").write_text(
-        "".join(json.dumps(one.to_json()) + "\n" for one in records)
+        "".join(json.dumps(row.to_json()) + "\n" for row in records)
     )
     (folder / "job.yaml").write_text(job)
     (folder / ".lock").touch()
@@ -138,9 +138,9 @@ def rows(folder: Path, points: int, wall_s: float) -> None:
 def failed(folder: Path, verdict: Verdict) -> None:
     """Makes a run that failed at once, with this verdict."""
     run(folder, codes=(contract.CRASH,))
-    found = json.loads((folder / "summary.json").read_text())
-    found["verdict"] = dataclasses.asdict(verdict)
-    (folder / "summary.json").write_text(json.dumps(found))
+    summary = json.loads((folder / "summary.json").read_text())
+    summary["verdict"] = dataclasses.asdict(verdict)
+    (folder / "summary.json").write_text(json.dumps(summary))
 
 
 def ranks(folder: Path, count: int, wall_s: float, slow: int) -> None:
@@ -164,7 +164,7 @@ def classification(folder: Path, names: Sequence[str]) -> dict[str, Any]:
     ]
     pair = {"label": names[0], "predicted": names[1]}
     worst = {"example": 3, "where": None, **pair, "confidence": 0.75, "loss": None}
-    found = {
+    summary = {
         "step": 1000,
         "ema": False,
         "examples": 9 * count,
@@ -180,5 +180,5 @@ def classification(folder: Path, names: Sequence[str]) -> dict[str, Any]:
         },
         "worst": [worst, {**worst, "where": f"images/{names[0]}.png", "loss": 3.5}],
     }
-    (folder / "classification.json").write_text(json.dumps(found))
-    return found
+    (folder / "classification.json").write_text(json.dumps(summary))
+    return summary

@@ -29,9 +29,7 @@ def chromium() -> Iterator[browser.Page]:
         yield opened
 
 
-def test_a_report_draws_everything_asks_for_nothing_and_complains_of_nothing(
-    chromium: browser.Page, tmp_path: Path
-) -> None:
+def test_report_draws_without_requests_or_errors(chromium: browser.Page, tmp_path: Path) -> None:
     folder = tmp_path / "<b>odd"
     made_runs.run(folder, (137, 83, 0), points=300)
     made_runs.run(tmp_path / "empty", (83,), points=0)
@@ -47,10 +45,10 @@ def test_a_report_draws_everything_asks_for_nothing_and_complains_of_nothing(
 
         chromium.open((tmp_path / "run.html").as_uri(), width, is_dark)
 
-        shown = chromium.value(
+        visible = chromium.value(
             "[...document.querySelectorAll('h2')].map((each) => each.textContent)"
         )
-        assert {"Where the time went", "Attempts", "Curves", "Commands", "Job"} <= set(shown)
+        assert {"Where the time went", "Attempts", "Curves", "Commands", "Job"} <= set(visible)
         assert (
             chromium.value("document.querySelectorAll('#strip canvas, #loss canvas').length") == 2
         )
@@ -68,9 +66,7 @@ def test_a_report_draws_everything_asks_for_nothing_and_complains_of_nothing(
     assert chromium.errors == []
 
 
-def test_a_chart_is_moved_by_keys_and_the_strip_follows_the_loss(
-    chromium: browser.Page, tmp_path: Path
-) -> None:
+def test_keys_move_chart_and_strip(chromium: browser.Page, tmp_path: Path) -> None:
     made_runs.run(tmp_path / "run", (137, 0))
     (tmp_path / "run.html").write_text(
         page.render_page("run", "run", RunReader(tmp_path / "run").read_report().to_json())
@@ -89,9 +85,7 @@ def test_a_chart_is_moved_by_keys_and_the_strip_follows_the_loss(
     assert chromium.errors == []
 
 
-def test_the_ranks_are_walked_by_keys_told_in_words_and_lead_to_their_logs(
-    chromium: browser.Page, tmp_path: Path
-) -> None:
+def test_keys_select_ranks_and_open_logs(chromium: browser.Page, tmp_path: Path) -> None:
     wall_s = sum(made_runs.run(tmp_path / "run", (0,)).values())
     made_runs.ranks(tmp_path / "run", 1000, wall_s, slow=2)
     logs = tmp_path / "run" / "starts" / "1" / "logs"
@@ -110,8 +104,10 @@ def test_the_ranks_are_walked_by_keys_told_in_words_and_lead_to_their_logs(
         )
         for key in ("ArrowDown", "ArrowDown", "ArrowLeft"):
             chromium.value(press % key)
-        told = chromium.value("document.getElementById('heat-readout').textContent")
-        assert told.startswith("Rank 2 at ") and told.endswith("waiting for data, 238 steps behind")
+        label = chromium.value("document.getElementById('heat-readout').textContent")
+        assert label.startswith("Rank 2 at ") and label.endswith(
+            "waiting for data, 238 steps behind"
+        )
         chromium.value(press % "Enter")
         assert (
             chromium.value(
@@ -121,17 +117,15 @@ def test_the_ranks_are_walked_by_keys_told_in_words_and_lead_to_their_logs(
         )
         chromium.value("document.querySelector('input[name=heat][value=lag]').click()")
         chromium.value("openRank(999)")
-        shown = chromium.value("document.getElementById('heat-readout').textContent")
-        assert shown.endswith("--rank 999 --tail 100")
+        visible = chromium.value("document.getElementById('heat-readout').textContent")
+        assert visible.endswith("--rank 999 --tail 100")
         table = "document.querySelector('#the-ranks tbody').innerText"
         assert chromium.value(table).split()[:3] == ["2", "239", "17"]
         assert chromium.value("document.documentElement.scrollWidth <= innerWidth")
     assert chromium.errors == []
 
 
-def test_the_classes_of_an_evaluation_are_tables_with_their_numbers(
-    chromium: browser.Page, tmp_path: Path
-) -> None:
+def test_classes_are_shown_as_tables(chromium: browser.Page, tmp_path: Path) -> None:
     made_runs.run(tmp_path / "run", (0,))
     for count, (width, is_dark) in {3: (1180, False), 50: (400, True), 60: (400, False)}.items():
         made_runs.classification(
@@ -163,7 +157,7 @@ def test_the_classes_of_an_evaluation_are_tables_with_their_numbers(
     assert chromium.errors == []
 
 
-def test_the_dashboard_sorts_filters_compares_and_shows_what_is_new(
+def test_dashboard_sorts_filters_compares_and_updates(
     chromium: browser.Page, tmp_path: Path
 ) -> None:
     made_runs.run(tmp_path / "first", points=40)
@@ -211,7 +205,7 @@ def test_the_dashboard_sorts_filters_compares_and_shows_what_is_new(
     assert chromium.errors == []
 
 
-def test_a_viewer_signs_in_to_the_dashboard_of_a_cluster_and_out_again(
+def test_viewer_signs_in_and_out(
     chromium: browser.Page,
 ) -> None:
     axe = (needs.packages("axe") / "axe_playwright_python" / "axe.min.js").read_text()
@@ -224,8 +218,8 @@ def test_a_viewer_signs_in_to_the_dashboard_of_a_cluster_and_out_again(
 
         def has_no_faults() -> None:
             chromium.call("Runtime.evaluate", expression=axe)
-            told = "found.violations.map((each) => [each.impact, each.id, each.nodes[0].html])"
-            assert chromium.value(f"axe.run().then((found) => {told})") == []
+            label = "found.violations.map((each) => [each.impact, each.id, each.nodes[0].html])"
+            assert chromium.value(f"axe.run().then((found) => {label})") == []
             assert chromium.value("document.documentElement.scrollWidth <= innerWidth")
 
         chromium.open(f"http://127.0.0.1:{server.server_address[1]}/", 400, is_dark=True)
@@ -247,30 +241,28 @@ def test_a_viewer_signs_in_to_the_dashboard_of_a_cluster_and_out_again(
         assert chromium.value(alert) == "You have signed out."
         chromium.open(f"http://127.0.0.1:{server.server_address[1]}/")
         assert chromium.value(alert) == "Sign in to see your jobs."
-        told = "Failed to load resource: the server responded with a status of "
+        label = "Failed to load resource: the server responded with a status of "
         refused = {"401", "403"}
         assert {
-            text.removeprefix(told).split()[0] for text in chromium.errors
+            text.removeprefix(label).split()[0] for text in chromium.errors
         } == refused  # which a console repeats
         chromium.errors.clear()
 
 
-def test_everyone_can_use_the_pages_as_far_as_a_program_can_tell(
-    chromium: browser.Page, tmp_path: Path
-) -> None:
+def test_pages_pass_accessibility_audit(chromium: browser.Page, tmp_path: Path) -> None:
     axe = (needs.packages("axe") / "axe_playwright_python" / "axe.min.js").read_text()
     wall_s = sum(made_runs.run(tmp_path / "first", (137, 83, 0), points=300).values())
     made_runs.ranks(tmp_path / "first", 12, wall_s, slow=2)
     made_runs.classification(tmp_path / "first", [f"class {at}" for at in range(12)])
     made_runs.failed(tmp_path / "second", verdict_for_code(83, "rank 0 raised ValueError", rank=0))
-    seen = [RunReader(tmp_path / name).read_report() for name in ("first", "second")]
+    violations = [RunReader(tmp_path / name).read_report() for name in ("first", "second")]
     rows = RunCatalog(tmp_path, None).read_table()
     rows["runs"] = [{**row, "page": row["name"]} for row in rows["runs"]]
-    both = compare.compare_runs(seen, (), "step")
+    themes = compare.compare_runs(violations, (), "step")
     for kind, data in {
-        "run": seen[0].to_json(),
+        "run": violations[0].to_json(),
         "runs": {**rows, "compare": "compare"},
-        "compare": both,
+        "compare": themes,
     }.items():
         (tmp_path / f"{kind}.html").write_text(page.render_page(kind, kind, data))
         for width, is_dark in ((1180, False), (400, True)):
@@ -279,17 +271,15 @@ def test_everyone_can_use_the_pages_as_far_as_a_program_can_tell(
                 "document.querySelectorAll('details').forEach((each) => { each.open = true; })"
             )
             chromium.call("Runtime.evaluate", expression=axe)
-            told = "found.violations.map((each) => [each.impact, each.id, each.nodes[0].html])"
-            assert chromium.value(f"axe.run().then((found) => {told})") == [], (
+            label = "found.violations.map((each) => [each.impact, each.id, each.nodes[0].html])"
+            assert chromium.value(f"axe.run().then((found) => {label})") == [], (
                 kind,
                 width,
                 is_dark,
             )
 
 
-def test_a_comparison_of_runs_without_a_common_curve_is_a_page_too(
-    chromium: browser.Page, tmp_path: Path
-) -> None:
+def test_comparison_without_common_curve(chromium: browser.Page, tmp_path: Path) -> None:
     for name in ("one", "two"):
         made_runs.run(tmp_path / name, (83,), points=0)
     data = compare.compare_runs(

@@ -13,39 +13,39 @@ from jaxlaunch.launcher.report.run import RunReader
 from jaxlaunch.records.summary import Summary
 from tests.launcher import invoke
 from tests.launcher.report import made_runs
-from tests.launcher.report.test_page import data_of
+from tests.launcher.report.test_page import page_data
 
 
-def test_a_table_has_each_run_and_another_the_keys_that_differ(
+def test_tables_of_runs_and_differences(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    one, two = tmp_path / "one", tmp_path / "two"
-    made_runs.run(one)
+    row, two = tmp_path / "one", tmp_path / "two"
+    made_runs.run(row)
     made_runs.run(two, codes=(0,), job=made_runs.JOB.replace("steps: 1000", "steps: 500"))
-    for run, python in ((one, "3.11.2"), (two, "3.12.1")):
-        kept = Summary.from_json(json.loads((run / "summary.json").read_text()))
-        of = dataclasses.replace(
-            kept.of, made_of={"python": python, "jax": "0.10.2", "code": "abc"}
+    for run, python in ((row, "3.11.2"), (two, "3.12.1")):
+        kept_run = Summary.from_json(json.loads((run / "summary.json").read_text()))
+        progress = dataclasses.replace(
+            kept_run.of, made_of={"python": python, "jax": "0.10.2", "code": "abc"}
         )
-        step = None if run == two else kept.step
+        step = None if run == two else kept_run.step
         (run / "summary.json").write_text(
-            json.dumps(dataclasses.replace(kept, of=of, step=step).to_json())
+            json.dumps(dataclasses.replace(kept_run, of=progress, step=step).to_json())
         )
-    left = invoke.launcher(capsys, monkeypatch, "compare", str(one), str(two))
+    result = invoke.launcher(capsys, monkeypatch, "compare", str(row), str(two))
     heads, first, second, blank, keys, differs, versions = (
-        line.split() for line in left.out.splitlines()[:7]
+        line.split() for line in result.out.splitlines()[:7]
     )
     assert heads == ["RUN", "STATE", "STEP", "LOSS", "EVAL/LOSS", "GOODPUT", "TIME"]
     assert (first[:3], second[:3]) == (["one", "done", "1000"], ["two", "done", "-"])
     assert first[3:5] == second[3:5] and float(first[3]) < float(first[4])
     assert (blank, keys, differs) == ([], ["KEY", "one", "two"], ["train.steps", "1000", "500"])
     assert versions == ["version", "of", "python", "3.11.2", "3.12.1"]
-    alone = invoke.launcher(capsys, monkeypatch, "compare", str(one))
+    alone = invoke.launcher(capsys, monkeypatch, "compare", str(row))
     assert alone.code == 2 and "two runs or more" in alone.err
 
 
 @pytest.fixture
-def timed(tmp_path: Path) -> tuple[Path, Path]:
+def timed_run(tmp_path: Path) -> tuple[Path, Path]:
     """Two runs with three steps each. The first has batches of 8; the second of 32, and two starts a day apart."""
     for name, batch, times in (("one", 8, (9.0, 18.0, 27.0)), ("two", 32, (9.0, 18.0, 90_018.0))):
         job = made_runs.JOB.replace("  steps: 1000", f"  steps: 30\n  batch: {batch}")
@@ -63,16 +63,16 @@ def timed(tmp_path: Path) -> tuple[Path, Path]:
             "".join(json.dumps(row) + "\n" for row in rows)
         )
     path = tmp_path / "two" / "summary.json"
-    found = json.loads(path.read_text())
+    table_rows = json.loads(path.read_text())
     later = {
-        **found["starts"][0],
+        **table_rows["starts"][0],
         "start": 2,
         "uid": "second",
         "started": made_runs.BEGAN + 90_000.0,
     }
-    found["starts"].append({**later, "ended": made_runs.BEGAN + 90_035.0})
-    found["of"]["uid"] = "second"
-    path.write_text(json.dumps(found))
+    table_rows["starts"].append({**later, "ended": made_runs.BEGAN + 90_035.0})
+    table_rows["of"]["uid"] = "second"
+    path.write_text(json.dumps(table_rows))
     return tmp_path / "one", tmp_path / "two"
 
 
@@ -85,28 +85,28 @@ X_OF = {
 
 
 @pytest.mark.parametrize("at", X_OF)
-def test_curves_are_over_steps_hours_of_running_or_examples(
-    timed: tuple[Path, Path],
+def test_axes_of_curves(
+    timed_run: tuple[Path, Path],
     at: str,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    lines = compare.curve_lines([RunReader(run).read_report() for run in timed], "top", at)
+    lines = compare.curve_lines([RunReader(run).read_report() for run in timed_run], "top", at)
 
     assert [(name, y) for name, _, y in lines] == [("one", [10, 20, 30]), ("two", [10, 20, 30])]
     for (_, x, _), expected in zip(lines, X_OF[at], strict=True):
         assert x == pytest.approx(expected, abs=1e-6)
-    page = timed[0].parent / "both.html"
+    page = timed_run[0].parent / "both.html"
     options = ("--metric", "top", "--metric", "loss", "--at", at, "-o", str(page))
-    left = invoke.launcher(capsys, monkeypatch, "compare", *map(str, timed), *options)
-    assert left.code == 0
-    heads, first, second = (line.split() for line in left.out.splitlines()[:3])
+    result = invoke.launcher(capsys, monkeypatch, "compare", *map(str, timed_run), *options)
+    assert result.code == 0
+    heads, first, second = (line.split() for line in result.out.splitlines()[:3])
     assert heads[3:5] == ["TOP", "LOSS"] and first[3:5] == second[3:5] == ["30", "0"]
-    ends = [line.split() for line in left.out.splitlines() if line.endswith(f" {at}")]
+    ends = [line.split() for line in result.out.splitlines() if line.endswith(f" {at}")]
     least, most = min(min(X_OF[at][0]), min(X_OF[at][1])), max(max(X_OF[at][0]), max(X_OF[at][1]))
     assert len(ends) == 2 and ends[0] == ends[1]  # a plot of each metric
     assert [float(end) for end in ends[0][:2]] == pytest.approx([least, most], rel=0.02)
-    data = data_of(page.read_text())
+    data = page_data(page.read_text())
     assert (data["at"], data["metric"], [run["batch"] for run in data["runs"]]) == (
         at,
         ["top", "loss"],
@@ -114,13 +114,15 @@ def test_curves_are_over_steps_hours_of_running_or_examples(
     )
 
 
-def test_a_metric_that_no_run_has_and_examples_that_a_run_does_not_tell_are_one_sentence(
-    timed: tuple[Path, Path], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+def test_unknown_metric_or_batch_is_reported(
+    timed_run: tuple[Path, Path],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    runs = list(map(str, timed))
-    left = invoke.launcher(capsys, monkeypatch, "compare", *runs, "--metric", "lost")
-    assert left.code == 2 and "they have loss, top." in left.err
-    job = timed[1] / "job.yaml"
+    runs = list(map(str, timed_run))
+    result = invoke.launcher(capsys, monkeypatch, "compare", *runs, "--metric", "lost")
+    assert result.code == 2 and "they have loss, top." in result.err
+    job = timed_run[1] / "job.yaml"
     job.write_text(job.read_text().replace("batch: 32", "batch: auto"))
-    left = invoke.launcher(capsys, monkeypatch, "compare", *runs, "--at", "examples")
-    assert left.code == 2 and "Run two does not say how many examples a step has" in left.err
+    result = invoke.launcher(capsys, monkeypatch, "compare", *runs, "--at", "examples")
+    assert result.code == 2 and "Run two does not say how many examples a step has" in result.err

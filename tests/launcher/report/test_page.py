@@ -23,41 +23,37 @@ NASTY = (
 )
 
 
-def data_of(text: str) -> dict:
-    found = re.search(r'<script type="application/json" id="data">(.*?)</script>', text, re.DOTALL)
-    return json.loads(found[1])
+def page_data(text: str) -> dict:
+    record = re.search(r'<script type="application/json" id="data">(.*?)</script>', text, re.DOTALL)
+    return json.loads(record[1])
 
 
-def test_a_report_is_one_file_that_names_nothing_elsewhere(
-    tmp_path: Path, capsys, monkeypatch
-) -> None:
+def test_report_is_one_self_contained_file(tmp_path: Path, capsys, monkeypatch) -> None:
     made_runs.run(tmp_path / "runs" / "digits")
     monkeypatch.chdir(tmp_path)
 
-    left = launcher(capsys, monkeypatch, "report", "digits", "-o", "page.html")
+    result = launcher(capsys, monkeypatch, "report", "digits", "-o", "page.html")
 
-    assert left.code == 0
+    assert result.code == 0
     text = (tmp_path / "page.html").read_text()
     assert "default-src 'none'" in text and len(text) < 500_000
     assert not re.search(r"""(?:src|href)=["'](?!data:)""", text)
     assert (
-        data_of(text)["sentence"]["text"]
+        page_data(text)["sentence"]["text"]
         == "Run digits is done at step 1000: every process finished"
     )
     assert "not-to-be-shown" not in text  # of the job's environment
 
 
-def test_the_pictures_of_a_report_are_svg_and_png_files(
-    tmp_path: Path, capsys, monkeypatch
-) -> None:
+def test_pictures_are_svg_and_png(tmp_path: Path, capsys, monkeypatch) -> None:
     made_runs.run(tmp_path / "runs" / "digits")
     monkeypatch.chdir(tmp_path)
 
-    left = launcher(capsys, monkeypatch, "report", "digits", "--pictures", "drawn")
+    result = launcher(capsys, monkeypatch, "report", "digits", "--pictures", "drawn")
 
     files = {path.name for path in (tmp_path / "drawn").iterdir()}
-    assert left.code == 0 and {"time.svg", "time.png", "loss.svg", "loss.png"} <= files
-    assert all(f"drawn/{name}" in left.out for name in files)
+    assert result.code == 0 and {"time.svg", "time.png", "loss.svg", "loss.png"} <= files
+    assert all(f"drawn/{name}" in result.out for name in files)
     assert "polyline" in (tmp_path / "drawn" / "loss.svg").read_text()
     assert (tmp_path / "drawn" / "loss.png").read_bytes().startswith(b"\x89PNG")
     (tmp_path / "file").write_text("")
@@ -65,7 +61,7 @@ def test_the_pictures_of_a_report_are_svg_and_png_files(
     assert refused.code == 2 and "file/below cannot be written" in refused.err
 
 
-def test_what_others_wrote_is_data_and_never_html(tmp_path: Path) -> None:
+def test_untrusted_text_is_never_html(tmp_path: Path) -> None:
     folder = tmp_path / "<img src=x onerror=alert(1)>"
     made_runs.failed(folder, verdict_for_code(83, NASTY, rank=0))
     with open(folder / "metrics.jsonl", "a") as file:
@@ -84,8 +80,8 @@ def test_what_others_wrote_is_data_and_never_html(tmp_path: Path) -> None:
     assert text.count("<script") == 2 and text.count("</script>") == 2
     assert "<img" not in text
     assert not re.search("[\x00-\x08\x1b\u202e\u2028]", text)
-    assert "alert(1)" in data_of(text)["sentence"]["text"]
-    assert [row["step"] for row in data_of(text)["samples"]] == [1, 7]
+    assert "alert(1)" in page_data(text)["sentence"]["text"]
+    assert [row["step"] for row in page_data(text)["samples"]] == [1, 7]
 
 
 @pytest.mark.parametrize(
@@ -111,7 +107,7 @@ def test_what_others_wrote_is_data_and_never_html(tmp_path: Path) -> None:
     "name",
     ["metrics.jsonl", "eval.jsonl", "attempts.jsonl", "summary.json", "samples.jsonl", "job.yaml"],
 )
-def test_no_line_of_a_file_ends_the_page(tmp_path: Path, name: str, line: str) -> None:
+def test_invalid_lines_are_skipped(tmp_path: Path, name: str, line: str) -> None:
     made_runs.run(tmp_path / "run", codes=(0,), points=5)
     with open(
         tmp_path / "run" / name, "a" if name.endswith("jsonl") else "w", encoding="latin-1"
@@ -124,62 +120,66 @@ def test_no_line_of_a_file_ends_the_page(tmp_path: Path, name: str, line: str) -
 
 
 @pytest.mark.parametrize("count", [3, 50, 1000])
-def test_what_eval_found_of_the_classes_is_on_the_page(tmp_path: Path, count: int) -> None:
+def test_classification_is_on_page(tmp_path: Path, count: int) -> None:
     made_runs.run(tmp_path / "run", codes=(0,), points=5)
-    made = made_runs.classification(tmp_path / "run", [NASTY[:100], *map(str, range(1, count))])
+    content = made_runs.classification(tmp_path / "run", [NASTY[:100], *map(str, range(1, count))])
 
     text = page.render_page("run", "run", RunReader(tmp_path / "run").read_report().to_json())
 
-    shown = data_of(text)["classes"]
+    classes = page_data(text)["classes"]
     assert text.count("<script") == 2 and len(text) < 1_000_000
-    assert shown["per_class"][1] == {
+    assert classes["per_class"][1] == {
         "label": "1",
         "examples": 9,
         "precision": 0.8889,
         "recall": 0.8889,
         "f1": 0.8889,
     }
-    assert shown["confusion"] == made.get("confusion")
-    assert [one["predicted"] for one in shown["confused"]] == ([] if count <= 50 else ["1"])
-    assert [one["loss"] for one in shown["worst"]] == [None, 3.5] and shown["worst"][0][
+    assert classes["confusion"] == content.get("confusion")
+    assert [row["predicted"] for row in classes["confused"]] == ([] if count <= 50 else ["1"])
+    assert [row["loss"] for row in classes["worst"]] == [None, 3.5] and classes["worst"][0][
         "where"
     ] == "example 3"
 
 
-def _spoiled(found: Any) -> Iterator[Any]:
+def changed_record(record: Any) -> Iterator[Any]:
     """What was found, each time with another value of it replaced by each of another kind, or left out."""
     for key in (
-        found if isinstance(found, dict) else range(len(found)) if isinstance(found, list) else ()
+        record
+        if isinstance(record, dict)
+        else range(len(record))
+        if isinstance(record, list)
+        else ()
     ):
         for other in (None, -1, 1e999, math.nan, "x", [[]], {"a": 1}, True):
-            yield _with(found, key, other)
-        for inner in _spoiled(found[key]):
-            yield _with(found, key, inner)
+            yield with_value(record, key, other)
+        for inner in changed_record(record[key]):
+            yield with_value(record, key, inner)
 
 
-def _with(found: Any, key: Any, value: Any) -> Any:
-    made = copy.copy(found)
-    made[key] = value
-    return made
+def with_value(record: Any, key: Any, value: Any) -> Any:
+    content = copy.copy(record)
+    content[key] = value
+    return content
 
 
-def test_a_wrong_or_huge_file_of_classes_is_left_out_and_ends_no_page(tmp_path: Path) -> None:
+def test_invalid_classification_is_left_out(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     path = tmp_path / "run" / contract.CLASSIFICATION
-    found = made_runs.classification(tmp_path / "run", ["a", "b"])
-    kept = 0
+    record = made_runs.classification(tmp_path / "run", ["a", "b"])
+    unchanged = 0
     for spoiled in [
-        *_spoiled(found),
-        {**found, "per_class": found["per_class"] * 2000},
-        [found],
+        *changed_record(record),
+        {**record, "per_class": record["per_class"] * 2000},
+        [record],
         None,
     ]:
         path.write_text(json.dumps(spoiled))
-        shown = run_files.read_classification(tmp_path / "run")
-        page.to_json(shown)
-        kept += shown is not None
-    assert kept < 80  # what may be absent, and what the page does not read
-    whole = json.dumps(found)
+        classes = run_files.read_classification(tmp_path / "run")
+        page.to_json(classes)
+        unchanged += classes is not None
+    assert unchanged < 80  # what may be absent, and what the page does not read
+    whole = json.dumps(record)
     for text in (
         "[" * 100_000,
         whole[:-1],
@@ -193,7 +193,7 @@ def test_a_wrong_or_huge_file_of_classes_is_left_out_and_ends_no_page(tmp_path: 
     assert run_files.read_classification(tmp_path / "run") is None
 
 
-def test_curves_of_a_hundred_thousand_points_keep_their_spikes(tmp_path: Path) -> None:
+def test_long_curves_keep_spikes(tmp_path: Path) -> None:
     curve = run_files.Curve()
     for at in range(100_000):
         curve.add_point((at, at, 100.0 if at == 33_333 else -100.0 if at == 77_777 else 1.0))
@@ -205,17 +205,17 @@ def test_curves_of_a_hundred_thousand_points_keep_their_spikes(tmp_path: Path) -
     assert (curve.points[0][0], curve.points[-1][0]) == (0, 99_999)
 
 
-def test_a_file_that_grows_is_read_on_and_one_begun_anew_from_its_start(tmp_path: Path) -> None:
+def test_growing_and_replaced_files_are_read(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     path.write_text('{"step": 1, "loss": 1.0}\n{"step": 2, "loss": 2.0}\n{"step": 3, "lo')
-    read = run_files.CurveFile(path)
-    read.read_new_rows()
+    curves = run_files.CurveFile(path)
+    curves.read_new_rows()
     with open(path, "a") as file:
         file.write('ss": 3.0}\n')
-    read.read_new_rows()
-    assert [point[2] for point in read.curves["loss"].points] == [1.0, 2.0, 3.0]
+    curves.read_new_rows()
+    assert [point[2] for point in curves.curves["loss"].points] == [1.0, 2.0, 3.0]
 
     (tmp_path / "new").write_text('{"step": 1, "loss": 1.0}\n{"step": 2, "loss": 9.0}\n')
     (tmp_path / "new").replace(path)
-    assert read.read_new_rows()
-    assert [point[2] for point in read.curves["loss"].points] == [1.0, 9.0]
+    assert curves.read_new_rows()
+    assert [point[2] for point in curves.curves["loss"].points] == [1.0, 9.0]

@@ -14,7 +14,7 @@ from jaxlaunch import contract
 from jaxlaunch.launcher.report.server import RunCatalog, Server
 from tests.launcher.report import made_runs
 from tests.launcher.report.serving import serving
-from tests.launcher.report.test_page import NASTY, data_of
+from tests.launcher.report.test_page import NASTY, page_data
 
 SECRET = "nobody else's business"
 
@@ -46,8 +46,8 @@ def server(tmp_path: Path) -> Iterator[Server]:
     (tmp_path / "secret").write_text(SECRET)
     (tmp_path / "runs" / "link").symlink_to(tmp_path)
     (tmp_path / "runs" / "no-run").mkdir()
-    with serving(Server(RunCatalog(tmp_path / "runs", _jobs))) as made:
-        yield made
+    with serving(Server(RunCatalog(tmp_path / "runs", _jobs))) as server_made:
+        yield server_made
 
 
 def get(server: Server, path: str, **headers: str) -> tuple[int, str]:
@@ -64,10 +64,10 @@ def get(server: Server, path: str, **headers: str) -> tuple[int, str]:
 
 
 def rows_of(server: Server) -> dict[str, dict]:
-    return {run["name"]: run for run in data_of(get(server, f"/{server.token}/")[1])["runs"]}
+    return {run["name"]: run for run in page_data(get(server, f"/{server.token}/")[1])["runs"]}
 
 
-def test_the_table_has_every_run_of_the_folder_and_job_of_the_cluster_and_leads_to_their_pages(
+def test_table_lists_runs_and_jobs(
     server: Server,
 ) -> None:
     runs = rows_of(server)
@@ -76,36 +76,37 @@ def test_the_table_has_every_run_of_the_folder_and_job_of_the_cluster_and_leads_
     assert (runs["first"]["state"], runs["first"]["step"], runs["lm"]["page"]) == ("done", 1000, "")
     status, text = get(server, runs["<script>alert(1)<"]["page"])
     assert status == 200 and text.count("<script") == 2
-    both = "&".join(f"run={runs[name]['id']}" for name in ("first", "second"))
+    tables = "&".join(f"run={runs[name]['id']}" for name in ("first", "second"))
     assert [
-        run["name"] for run in data_of(get(server, f"/{server.token}/compare?{both}")[1])["runs"]
+        run["name"]
+        for run in page_data(get(server, f"/{server.token}/compare?{tables}")[1])["runs"]
     ] == [
         "first",
         "second",
     ]
 
 
-def test_who_has_not_the_token_or_comes_from_another_site_sees_nothing(server: Server) -> None:
-    ours = f"/{server.token}/"
+def test_requests_without_token_or_from_other_sites_are_refused(server: Server) -> None:
+    own_headers = f"/{server.token}/"
     port = server.server_address[1]
-    assert get(server, ours)[0] == 200
-    assert get(server, ours, Origin=f"http://127.0.0.1:{port}")[0] == 200
+    assert get(server, own_headers)[0] == 200
+    assert get(server, own_headers, Origin=f"http://127.0.0.1:{port}")[0] == 200
     refused = [
         get(server, "/"),
         get(server, "/wrong/"),
         get(server, f"/{server.token[:-1]}/"),
-        get(server, ours, Host="evil.example"),
-        get(server, ours, Host=f"evil.example:{port}"),
-        get(server, ours, Origin="http://evil.example"),
-        get(server, ours, Origin="null"),
-        get(server, ours, Sec_Fetch_Site="cross-site"),
+        get(server, own_headers, Host="evil.example"),
+        get(server, own_headers, Host=f"evil.example:{port}"),
+        get(server, own_headers, Origin="http://evil.example"),
+        get(server, own_headers, Origin="null"),
+        get(server, own_headers, Sec_Fetch_Site="cross-site"),
         get(server, f"/{server.token}/events", Origin="http://evil.example"),
     ]
     assert {status for status, _ in refused} == {403}
     assert not any("first" in text for _, text in refused)
 
 
-def test_no_path_leads_out_of_the_folder(server: Server) -> None:
+def test_paths_outside_folder_are_refused(server: Server) -> None:
     odd = [
         "..",
         "../secret",
@@ -133,10 +134,10 @@ def test_no_path_leads_out_of_the_folder(server: Server) -> None:
         ):
             status, text = get(server, path)
             assert status in (200, 404), path
-            assert SECRET not in text and (status == 404 or data_of(text)["kind"] == "runs"), path
+            assert SECRET not in text and (status == 404 or page_data(text)["kind"] == "runs"), path
 
 
-def test_no_link_in_a_run_leads_its_page_out_of_it(server: Server, tmp_path: Path) -> None:
+def test_links_in_run_are_not_followed(server: Server, tmp_path: Path) -> None:
     (tmp_path / "words").mkdir()
     (tmp_path / "words" / "7.json").write_text(json.dumps({"samples": [{"text": SECRET}]}))
     (tmp_path / "rows").write_text(
@@ -163,16 +164,16 @@ def test_no_link_in_a_run_leads_its_page_out_of_it(server: Server, tmp_path: Pat
 
     status, text = get(server, rows_of(server)["second"]["page"])
 
-    assert status == 200 and SECRET not in text and data_of(text)["sentence"]["state"] == "done"
-    assert data_of(text)["checkpoints"] == []
+    assert status == 200 and SECRET not in text and page_data(text)["sentence"]["state"] == "done"
+    assert page_data(text)["checkpoints"] == []
     (run / "checkpoints").unlink()
     (run / "checkpoints").mkdir()
     (run / "checkpoints" / "7").symlink_to(tmp_path / "steps" / "7")
-    (step,) = data_of(get(server, rows_of(server)["second"]["page"])[1])["checkpoints"]
+    (step,) = page_data(get(server, rows_of(server)["second"]["page"])[1])["checkpoints"]
     assert step["bytes"] is None
 
 
-def test_a_page_that_is_open_gets_what_is_new(server: Server, tmp_path: Path) -> None:
+def test_open_page_receives_updates(server: Server, tmp_path: Path) -> None:
     runs = rows_of(server)
     client = http.client.HTTPConnection("127.0.0.1", server.server_address[1], timeout=30)
     client.request("GET", f"{runs['first']['page']}/events")
@@ -188,13 +189,13 @@ def test_a_page_that_is_open_gets_what_is_new(server: Server, tmp_path: Path) ->
         file.write(json.dumps({"step": 1001, "loss": 0.125, "time": made_runs.BEGAN + 60}) + "\n")
 
     assert answer.readline() == b"event: run\n"
-    found = json.loads(re.sub("^data: ", "", answer.readline().decode()))
-    assert [axis[-1] for axis in found["curves"]["loss"]][::2] == [1001, 0.125]
+    rows = json.loads(re.sub("^data: ", "", answer.readline().decode()))
+    assert [axis[-1] for axis in rows["curves"]["loss"]][::2] == [1001, 0.125]
     answer.close()
     client.close()
 
 
-def test_a_fault_of_ours_is_printed_and_a_client_that_leaves_is_not(
+def test_only_own_faults_are_printed(
     server: Server, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with socket.create_connection(server.server_address[:2], timeout=30) as client:

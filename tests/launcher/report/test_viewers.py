@@ -19,7 +19,7 @@ from jaxlaunch.launcher.report import server as page_server
 from jaxlaunch.launcher.report import viewers
 from tests.launcher.invoke import launcher
 from tests.launcher.report.serving import serving
-from tests.launcher.report.test_page import data_of
+from tests.launcher.report.test_page import page_data
 
 ALICE, BOB, EVE, NOBODY = (
     f"eyJhbGciOi.{name}-_." + "x" * 900 for name in ("alice", "bob", "eve", "nobody")
@@ -76,15 +76,15 @@ def api() -> Api:
 
 @pytest.fixture
 def server(api: Api) -> Iterator[viewers.Server]:
-    yield from served(api)
+    yield from served_api(api)
 
 
-def served(api: Api) -> Iterator[viewers.Server]:
-    with serving(viewers.Server(api, ["team-a", "team-b"], ["Jobs.example.org"])) as made:
-        yield made
+def served_api(api: Api) -> Iterator[viewers.Server]:
+    with serving(viewers.Server(api, ["team-a", "team-b"], ["Jobs.example.org"])) as server_made:
+        yield server_made
 
 
-def ask(
+def send_request(
     server: viewers.Server, path: str = "/", body: bytes | None = None, **headers: str
 ) -> Answer:
     """The answer to a GET, or to a POST of a body, of a stream its first line; `headers` may have `_` for `-`."""
@@ -105,116 +105,124 @@ def ask(
         client.close()
 
 
-def signed_in(server: viewers.Server, token: str, **headers: str) -> Answer:
-    return ask(server, "/sign-in", urllib.parse.urlencode({"token": token}).encode(), **headers)
+def sign_in(server: viewers.Server, token: str, **headers: str) -> Answer:
+    return send_request(
+        server, "/sign-in", urllib.parse.urlencode({"token": token}).encode(), **headers
+    )
 
 
-def cookie_of(answer: Answer) -> str:
+def read_cookie(answer: Answer) -> str:
     return str(answer.headers["Set-Cookie"]).partition(";")[0]
 
 
-def names(answer: Answer) -> list[str]:
+def job_names(answer: Answer) -> list[str]:
     assert answer.status == 200
-    return [run["name"] for run in data_of(answer.text)["runs"]]
+    return [run["name"] for run in page_data(answer.text)["runs"]]
 
 
-def test_a_viewer_signs_in_and_sees_what_the_token_may_see_beside_another_who_sees_more(
-    server: viewers.Server, api: Api
-) -> None:
-    first = ask(server)
+def test_viewers_see_what_their_tokens_may(server: viewers.Server, api: Api) -> None:
+    first = send_request(server)
     assert (first.status, first.headers["WWW-Authenticate"]) == (401, "Bearer")
     assert (
         "Sign in to see your jobs." in first.text
         and '<input type="password" name="token"' in first.text
     )
 
-    alice, bob = signed_in(server, f"\n{ALICE} \r\n"), signed_in(server, BOB)
+    alice, bob = sign_in(server, f"\n{ALICE} \r\n"), sign_in(server, BOB)
 
     assert (alice.status, alice.headers["Location"]) == (303, "/")
     attributes = str(alice.headers["Set-Cookie"]).split("; ")[1:]
     assert attributes == ["Path=/", "HttpOnly", "SameSite=Strict"]
-    assert "eyJ" not in str(alice.headers["Set-Cookie"]) and ALICE not in cookie_of(alice)
-    shown = ask(server, Cookie=cookie_of(alice))
-    assert names(shown) == ["job-of-team-a"]
-    (left_out,) = data_of(shown.text)["unread"]
+    assert "eyJ" not in str(alice.headers["Set-Cookie"]) and ALICE not in read_cookie(alice)
+    jobs = send_request(server, Cookie=read_cookie(alice))
+    assert job_names(jobs) == ["job-of-team-a"]
+    (left_out,) = page_data(jobs.text)["unread"]
     assert (
         left_out == "1 of 2 namespaces are left out: you may not list jobs there."
-        and "team-b" not in shown.text
+        and "team-b" not in jobs.text
     )
-    assert names(ask(server, Cookie=f"a=b; {cookie_of(bob)}")) == ["job-of-team-a", "job-of-team-b"]
-    assert names(ask(server, Authorization=f"bearer {BOB}", Cookie=cookie_of(alice))) == [
+    assert job_names(send_request(server, Cookie=f"a=b; {read_cookie(bob)}")) == [
         "job-of-team-a",
         "job-of-team-b",
     ]
-    assert names(ask(server, Cookie=cookie_of(alice))) == ["job-of-team-a"]
+    assert job_names(
+        send_request(server, Authorization=f"bearer {BOB}", Cookie=read_cookie(alice))
+    ) == [
+        "job-of-team-a",
+        "job-of-team-b",
+    ]
+    assert job_names(send_request(server, Cookie=read_cookie(alice))) == ["job-of-team-a"]
     assert api.asked == {ALICE, BOB}
 
 
-def test_a_token_that_is_missing_wrong_or_without_rights_gets_a_sentence_and_nothing_of_a_job(
-    server: viewers.Server, api: Api
-) -> None:
-    eve, nobody, none = signed_in(server, EVE), signed_in(server, NOBODY), signed_in(server, "  ")
+def test_invalid_token_sees_no_jobs(server: viewers.Server, api: Api) -> None:
+    eve, nobody, none = sign_in(server, EVE), sign_in(server, NOBODY), sign_in(server, "  ")
     assert [eve.status, nobody.status, none.status] == [403, 401, 401]
     assert viewers.NO_RIGHTS in eve.text and viewers.NOT_ACCEPTED in nobody.text
     sent = [
-        ask(server, path, Authorization=f"Bearer {token}")
+        send_request(server, path, Authorization=f"Bearer {token}")
         for path in ("/", "/events")
         for token in (EVE, NOBODY)
     ]
-    assert [each.status for each in sent] == [403, 401, 403, 401]
+    assert [entry.status for entry in sent] == [403, 401, 403, 401]
     answers = [
         eve,
         nobody,
         none,
         *sent,
-        ask(server, "/events"),
-        ask(server, "/runs"),
-        ask(server, "/?token=" + BOB),
+        send_request(server, "/events"),
+        send_request(server, "/runs"),
+        send_request(server, "/?token=" + BOB),
     ]
-    for each in answers:
-        assert each.status in (401, 403, 404)
-        assert "job-of" not in each.text and "team-" not in each.text and "eyJ" not in each.text
+    for status in answers:
+        assert status.status in (401, 403, 404)
+        assert (
+            "job-of" not in status.text and "team-" not in status.text and "eyJ" not in status.text
+        )
     assert (
         "Set-Cookie" not in eve.headers and "<form" not in sent[0].text
     )  # a form does not change a proxy's token
 
-    kept = cookie_of(signed_in(server, BOB))
+    cookie = read_cookie(sign_in(server, BOB))
     api.ended.add(BOB)
-    over = ask(server, Cookie=kept)
+    over = send_request(server, Cookie=cookie)
     assert over.status == 401 and "job-of" not in over.text
     assert [text.rpartition("; ")[2] for text in over.headers.get_all("Set-Cookie", [])] == [
         "Max-Age=0"
     ] * 2
     api.is_silent = True
-    assert ask(server, Cookie=kept).status == 503
+    assert send_request(server, Cookie=cookie).status == 503
 
 
-def test_a_sign_in_is_secure_over_https_and_of_no_use_elsewhere_or_afterwards(
-    server: viewers.Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for seen in (
+def test_sign_in_cookie_is_secure(server: viewers.Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    for header in (
         {"X_Forwarded_Proto": "https"},
         {"Origin": "https://jobs.example.org", "Host": "jobs.example.org"},
     ):
-        kept = str(signed_in(server, ALICE, **seen).headers["Set-Cookie"])
-        assert kept.startswith("__Host-jaxlaunch=") and kept.endswith(
+        cookie = str(sign_in(server, ALICE, **header).headers["Set-Cookie"])
+        assert cookie.startswith("__Host-jaxlaunch=") and cookie.endswith(
             "; Path=/; HttpOnly; SameSite=Strict; Secure"
         )
-    kept = kept.partition(";")[0]
-    assert names(ask(server, Cookie=kept)) == ["job-of-team-a"]
+    cookie = cookie.partition(";")[0]
+    assert job_names(send_request(server, Cookie=cookie)) == ["job-of-team-a"]
 
-    for other in (f"jaxlaunch={ALICE}", f"{kept[:-9]}AAAAAAAAA", "jaxlaunch=\u00fc", "jaxlaunch="):
-        assert ask(server, Cookie=other).status == 401
-    ended = ask(server, "/sign-out", Cookie=kept)
+    for other in (
+        f"jaxlaunch={ALICE}",
+        f"{cookie[:-9]}AAAAAAAAA",
+        "jaxlaunch=\u00fc",
+        "jaxlaunch=",
+    ):
+        assert send_request(server, Cookie=other).status == 401
+    ended = send_request(server, "/sign-out", Cookie=cookie)
     assert ended.status == 200 and len(ended.headers.get_all("Set-Cookie", [])) == 2
     monkeypatch.setattr(viewers, "SESSION_S", -1)
-    assert "You are no longer signed in" in ask(server, Cookie=kept).text
+    assert "You are no longer signed in" in send_request(server, Cookie=cookie).text
 
 
-def test_only_our_own_pages_under_a_configured_name_are_answered(
+def test_only_own_pages_under_configured_names_are_answered(
     server: viewers.Server, api: Api
 ) -> None:
-    kept, port = cookie_of(signed_in(server, ALICE)), server.server_address[1]
+    cookie, port = read_cookie(sign_in(server, ALICE)), server.server_address[1]
     led = {
         "Sec_Fetch_Site": "cross-site",
         "Sec_Fetch_Mode": "navigate",
@@ -227,15 +235,17 @@ def test_only_our_own_pages_under_a_configured_name_are_answered(
         "jobs.example.org",
         "JOBS.example.org.:8443",
     ):
-        assert names(ask(server, Host=right, Origin=f"http://{right}", Cookie=kept)) == [
-            "job-of-team-a"
-        ]
-    linked = ask(server, **led)
+        assert job_names(
+            send_request(server, Host=right, Origin=f"http://{right}", Cookie=cookie)
+        ) == ["job-of-team-a"]
+    linked = send_request(server, **led)
     assert linked.status == 401 and "if you have signed in already" in linked.text
     assert (
         "Set-Cookie" not in linked.headers
     )  # which would end a sign-in that the browser did not send along
-    assert names(ask(server, Authorization=f"Bearer {ALICE}", **led)) == ["job-of-team-a"]
+    assert job_names(send_request(server, Authorization=f"Bearer {ALICE}", **led)) == [
+        "job-of-team-a"
+    ]
     hosts = (
         "evil.example",
         "localhost.evil.example",
@@ -246,7 +256,7 @@ def test_only_our_own_pages_under_a_configured_name_are_answered(
         "10.0.0.7:8080",
     )
     wrong: list[dict[str, str]] = [
-        *({"Host": each} for each in hosts),
+        *({"Host": entry} for entry in hosts),
         {"Origin": "http://evil.example"},
         {"Origin": "null"},
         {"Origin": f"http://localhost:{port + 1}"},
@@ -254,15 +264,17 @@ def test_only_our_own_pages_under_a_configured_name_are_answered(
         {"Sec_Fetch_Site": "same-site"},
         led | {"Sec_Fetch_Dest": "iframe"},
     ]
-    before = set(api.asked)
+    response = set(api.asked)
     api.asked.clear()
-    refused = [ask(server, Cookie=kept, **each) for each in wrong]
-    refused += [ask(server, "/events", Cookie=kept, **each) for each in [*wrong, led]]
-    refused += [signed_in(server, BOB, **each) for each in [*wrong, led]]
-    refused.append(ask(server, "/sign-out", **led))
-    assert {each.status for each in refused} == {403} and not api.asked and before == {ALICE}
-    assert not [each for each in refused if "job-of" in each.text or "Set-Cookie" in each.headers]
-    assert ask(server, "/healthz", Host="10.0.0.7:8080")[:2] == (200, "ok\n")
+    refused = [send_request(server, Cookie=cookie, **entry) for entry in wrong]
+    refused += [send_request(server, "/events", Cookie=cookie, **entry) for entry in [*wrong, led]]
+    refused += [sign_in(server, BOB, **entry) for entry in [*wrong, led]]
+    refused.append(send_request(server, "/sign-out", **led))
+    assert {entry.status for entry in refused} == {403} and not api.asked and response == {ALICE}
+    assert not [
+        entry for entry in refused if "job-of" in entry.text or "Set-Cookie" in entry.headers
+    ]
+    assert send_request(server, "/healthz", Host="10.0.0.7:8080")[:2] == (200, "ok\n")
 
 
 @pytest.mark.parametrize(
@@ -282,24 +294,24 @@ def test_only_our_own_pages_under_a_configured_name_are_answered(
     ],
     ids=lambda end: repr(end)[:16],
 )
-def test_an_odd_token_is_refused_and_never_sent_on(
-    server: viewers.Server, api: Api, end: str | bytes
-) -> None:
+def test_invalid_token_is_not_forwarded(server: viewers.Server, api: Api, end: str | bytes) -> None:
     token = b"eyJ" + (end.encode() if isinstance(end, str) else end)
-    in_form = ask(server, "/sign-in", urllib.parse.urlencode({"token": token}).encode())
+    in_form = send_request(server, "/sign-in", urllib.parse.urlencode({"token": token}).encode())
     assert (
         in_form.status == 401
         and 'role="alert"' in in_form.text
         and "eyJ" not in in_form.text
         and not api.asked
     )
-    in_header = raw(server, b"GET / HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer " + token)
+    in_header = send_raw(
+        server, b"GET / HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer " + token
+    )
     assert in_header.startswith(b"HTTP/1.1 401") and b"eyJ" not in in_header
     if token[3:] != b"x" * 3000:  # which is too long for a cookie, and not for a header
         assert api.asked <= {
             "eyJ"
         }  # what follows the end of a line is another header, which is not sent on
-    assert names(ask(server, Authorization=f"Bearer {ALICE}")) == ["job-of-team-a"]
+    assert job_names(send_request(server, Authorization=f"Bearer {ALICE}")) == ["job-of-team-a"]
 
 
 @pytest.mark.parametrize(
@@ -344,47 +356,45 @@ def test_an_odd_token_is_refused_and_never_sent_on(
         (b"GET / HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer " + b"x" * 1_000_000, b"431"),
         (b"DELETE / HTTP/1.1\r\nHost: localhost", b"501"),
     ],
-    ids=lambda each: each.decode()[:60] if len(each) > 3 else each.decode(),
+    ids=lambda entry: entry.decode()[:60] if len(entry) > 3 else entry.decode(),
 )
-def test_an_odd_request_is_answered(
+def test_malformed_request_is_answered(
     server: viewers.Server, api: Api, request_: bytes, status: bytes
 ) -> None:
-    assert raw(server, request_).split()[:2] == [b"HTTP/1.1", status]
+    assert send_raw(server, request_).split()[:2] == [b"HTTP/1.1", status]
     assert not api.asked
 
 
-def test_a_connection_has_one_request_and_says_so(server: viewers.Server) -> None:
+def test_connection_has_one_request(server: viewers.Server) -> None:
     """A proxy may use a connection for several viewers, and a browser asks again on one that it thinks is open."""
     second = f"GET / HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {BOB}\r\n\r\n".encode()
     for first in (b"GET /healthz", b"GET /", b"POST /sign-in"):
         length = f"\r\nContent-Length: {0 if b'POST' in first else len(second)}\r\n\r\n".encode()
-        answer = raw(server, first + b" HTTP/1.1\r\nHost: localhost" + length + second)
+        answer = send_raw(server, first + b" HTTP/1.1\r\nHost: localhost" + length + second)
         assert (
             answer.count(b"HTTP/1.1 ") == answer.count(b"Connection: close\r\n") == 1
             and b"job-of" not in answer
         )
-    assert signed_in(server, BOB).headers["Connection"] == "close"
+    assert sign_in(server, BOB).headers["Connection"] == "close"
 
 
-def test_connections_beyond_the_most_are_closed_and_make_room_when_they_end(
-    api: Api, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_excess_connections_are_closed(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(viewers, "MAX_CONNECTIONS", 2)
-    for server in served(api):
+    for server in served_api(api):
         idle = [
             socket.create_connection(("127.0.0.1", server.server_address[1]), timeout=30)
             for _ in range(3)
         ]
         assert idle[2].recv(1) == b""  # the third is closed
-        for each in idle:
-            each.close()
+        for status in idle:
+            status.close()
         while (
-            raw(server, b"GET /healthz HTTP/1.1\r\nHost: localhost") == b""
+            send_raw(server, b"GET /healthz HTTP/1.1\r\nHost: localhost") == b""
         ):  # the threads of the others end
             pass
 
 
-def raw(server: viewers.Server, request_: bytes) -> bytes:
+def send_raw(server: viewers.Server, request_: bytes) -> bytes:
     """What is answered to bytes that are sent as they are; the connection may end before all of them are read."""
     answer = b""
     with socket.create_connection(("127.0.0.1", server.server_address[1]), timeout=30) as client:
@@ -397,7 +407,7 @@ def raw(server: viewers.Server, request_: bytes) -> bytes:
     return answer
 
 
-def test_an_open_page_gets_what_its_own_viewer_may_see_until_the_token_ends(
+def test_open_page_follows_rights_of_token(
     server: viewers.Server, api: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(viewers, "LIST_PERIOD_S", 0.02)
@@ -413,16 +423,14 @@ def test_an_open_page_gets_what_its_own_viewer_may_see_until_the_token_ends(
     rest = [answer.readline() for _ in range(1000)]
     assert rest[-1] == b"" and b"job-of" not in b"".join(rest)  # it ends
     client.close()
-    assert ask(server, "/events", Authorization=f"Bearer {ALICE}").status == 401
+    assert send_request(server, "/events", Authorization=f"Bearer {ALICE}").status == 401
     monkeypatch.setattr(viewers, "MAX_STREAM_S", 0.0)
     assert (
-        ask(server, "/events", Authorization=f"Bearer {BOB}").text == ""
+        send_request(server, "/events", Authorization=f"Bearer {BOB}").text == ""
     )  # the browser asks again
 
 
-def test_the_api_server_of_a_pod_is_addressed_over_ipv6_too(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_api_server_address_may_be_ipv6(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(kubeconfig, "CA_FILE", tmp_path / "ca.crt")
     monkeypatch.setenv("KUBERNETES_SERVICE_PORT", "443")
     (tmp_path / "ca.crt").write_text("")
@@ -434,11 +442,11 @@ def test_the_api_server_of_a_pod_is_addressed_over_ipv6_too(
         assert kubeconfig.pod_server_url() == server
 
 
-def test_the_command_says_what_the_dashboard_of_a_cluster_needs(
+def test_command_names_missing_settings(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
-    for arguments, said in {
+    for arguments, message in {
         "--in-cluster": "--in-cluster names no namespace.",
         "runs --in-cluster -n a": "--in-cluster and the folder runs are both given.",
         "--in-cluster --context c -n a": "--in-cluster and --context c are both given.",
@@ -446,9 +454,9 @@ def test_the_command_says_what_the_dashboard_of_a_cluster_needs(
         "KUBERNETES_SERVICE_PORT",
         "--accept-host a": "--accept-host is only for --in-cluster.",
     }.items():
-        left = launcher(capsys, monkeypatch, "dashboard", *arguments.split())
+        result = launcher(capsys, monkeypatch, "dashboard", *arguments.split())
         assert (
-            left.err.startswith(said)
-            and "hint: " in left.err
-            and left.code == (3 if "pod" in said else 2)
+            result.err.startswith(message)
+            and "hint: " in result.err
+            and result.code == (3 if "pod" in message else 2)
         )

@@ -29,7 +29,7 @@ from jaxlaunch.records.verdict import verdict_for_code
 from tests.launcher import objects
 
 
-def test_a_ranked_line_is_a_process_s_and_every_other_the_agent_s() -> None:
+def test_line_with_rank_is_of_process() -> None:
     assert parse_line(1, "[3] step 2") == Line(1, 3, "step 2")
     assert parse_line(1, "[3]") == Line(1, 3, "")
     assert parse_line(1, "agent 1: waiting for host 2") == Line(
@@ -38,21 +38,21 @@ def test_a_ranked_line_is_a_process_s_and_every_other_the_agent_s() -> None:
     assert parse_line(1, "[x] y").rank is None
 
 
-def test_a_prefix_survives_the_way_there_and_back() -> None:
+def test_rank_prefix_round_trip() -> None:
     assert parse_line(0, Line(0, 12, "[not a rank] text").text_with_rank()) == Line(
         0, 12, "[not a rank] text"
     )
 
 
-def test_lines_are_whole_however_the_bytes_come() -> None:
+def test_split_bytes_give_whole_lines() -> None:
     lines = LineSplitter()
     text = "one\ntwo ünd\n\nlast".encode()
-    found = [line for byte in text for line in lines.feed(bytes([byte]))] + lines.finish()
-    assert [line.decode() for line in found] == ["one", "two ünd", "", "last"]
+    lines_value = [line for byte in text for line in lines.feed(bytes([byte]))] + lines.finish()
+    assert [line.decode() for line in lines_value] == ["one", "two ünd", "", "last"]
     assert lines.finish() == []
 
 
-def test_a_line_that_is_too_long_comes_in_marked_pieces_that_cut_no_character() -> None:
+def test_long_line_is_split_between_characters() -> None:
     text = ("ab" + "é" * 14 + "\nshort\n" + "x" * 10 + "\n").encode()
     for size in (1, 3, len(text)):
         lines = LineSplitter(limit=10)
@@ -66,17 +66,17 @@ def test_a_line_that_is_too_long_comes_in_marked_pieces_that_cut_no_character() 
         ]
 
 
-def test_a_line_that_never_ends_takes_bounded_memory() -> None:
+def test_endless_line_takes_bounded_memory() -> None:
     lines = LineSplitter(limit=10)
     assert lines.feed(b"\x80" * 25) == [b"\x80" * 10, CONTINUATION_MARK.encode() + b"\x80" * 10]
     assert lines.finish() == [CONTINUATION_MARK.encode() + b"\x80" * 5]
 
 
-def at(second: int, text: str) -> str:
+def timestamp(second: int, text: str) -> str:
     return f"2026-01-02T03:04:{second:02d}.000000000Z {text}"
 
 
-def jobset(hosts_per_slice: int = 2, slices: int = 2, **job: int) -> dict:
+def make_jobset(hosts_per_slice: int = 2, slices: int = 2, **job: int) -> dict:
     """A JobSet as the API gives it."""
     variables = [
         {
@@ -86,13 +86,13 @@ def jobset(hosts_per_slice: int = 2, slices: int = 2, **job: int) -> dict:
         {"name": "JAXLAUNCH_POD_UID", "valueFrom": {"fieldRef": {"fieldPath": "metadata.uid"}}},
     ]
     template = {"spec": {"containers": [{"name": "main", "env": variables}]}}
-    one = {"parallelism": hosts_per_slice, "template": template}
+    line = {"parallelism": hosts_per_slice, "template": template}
     return {
-        "spec": {"replicatedJobs": [{"name": "w", "replicas": slices, "template": {"spec": one}}]}
+        "spec": {"replicatedJobs": [{"name": "w", "replicas": slices, "template": {"spec": line}}]}
     }
 
 
-def host(number: int = 0, generation: int = 0, state: dict | None = None) -> Host:
+def make_host(number: int = 0, generation: int = 0, state: dict | None = None) -> Host:
     """One of its hosts, by the pod that the API gives."""
     labels = {
         "jobset.sigs.k8s.io/replicatedjob-name": "w",
@@ -106,35 +106,35 @@ def host(number: int = 0, generation: int = 0, state: dict | None = None) -> Hos
         "spec": {},
         "status": {"phase": "Pending", "containerStatuses": statuses},
     }
-    (found,) = newest_hosts(jobset(), [pod])
-    return found
+    (lines_value,) = newest_hosts(make_jobset(), [pod])
+    return lines_value
 
 
-def ended(text: str, code: int = 83, rank: int = 0, host: int = 0, generation: int = 0) -> dict:
+def ended_pod(text: str, code: int = 83, rank: int = 0, host: int = 0, generation: int = 0) -> dict:
     """The state of a container whose agent left a verdict."""
     verdict = verdict_for_code(code, text, rank=rank, host=rank)
     message = log_lines.format_termination_message(TerminationMessage(verdict, host, generation, 1))
     return {"terminated": {"exitCode": code, "message": message}}
 
 
-def test_the_kubelet_s_timestamp_comes_before_the_rank() -> None:
-    assert parse_stamped_line(1, 2, at(5, "[3] step 2")) == Line(
+def test_timestamp_precedes_rank() -> None:
+    assert parse_stamped_line(1, 2, timestamp(5, "[3] step 2")) == Line(
         1, 3, "step 2", "2026-01-02T03:04:05.000000000Z", 2
     )
-    assert parse_stamped_line(0, 0, at(5, "")).text == ""
+    assert parse_stamped_line(0, 0, timestamp(5, "")).text == ""
     assert parse_stamped_line(0, 0, "no time") == Line(0, None, "no time")
 
 
-def test_a_further_piece_of_a_line_has_the_time_and_the_rank_of_the_first() -> None:
-    first = parse_stamped_line(0, 1, at(5, "[3] begin"))
+def test_continuation_has_time_and_rank() -> None:
+    first = parse_stamped_line(0, 1, timestamp(5, "[3] begin"))
     assert parse_stamped_line(0, 1, "… 2026-01-02Tthe rest", first) == Line(
         0, 3, "… 2026-01-02Tthe rest", first.at, 1
     )
 
 
-def test_what_the_kubelet_says_after_a_line_is_not_that_line_s() -> None:
-    before = parse_stamped_line(0, 1, at(5, "[3] begin"))
-    assert parse_stamped_line(0, 1, "failed to watch file: no such file", before) == Line(
+def test_kubelet_message_is_no_continuation() -> None:
+    first = parse_stamped_line(0, 1, timestamp(5, "[3] begin"))
+    assert parse_stamped_line(0, 1, "failed to watch file: no such file", first) == Line(
         0, None, "failed to watch file: no such file", "", 1
     )
 
@@ -142,31 +142,31 @@ def test_what_the_kubelet_says_after_a_line_is_not_that_line_s() -> None:
 @pytest.mark.parametrize(
     "words", ["unable to retrieve container logs", "2026-13-41T99:99:99Z odd", "2026-01-02Tx"]
 )
-def test_what_the_kubelet_says_without_a_time_comes_first(words: str) -> None:
+def test_kubelet_message_without_time_comes_first(words: str) -> None:
     """It answers so, with 200, when a container's log is gone."""
-    streams = [[parse_stamped_line(0, 0, at(1, "[0] a"))], [parse_stamped_line(1, 0, words)]]
+    streams = [[parse_stamped_line(0, 0, timestamp(1, "[0] a"))], [parse_stamped_line(1, 0, words)]]
     assert list(merge_lines(map(iter, streams)))[0].host == 1
 
 
-def test_a_stream_that_is_taken_up_again_shows_each_line_once() -> None:
-    shown = ShownLines()
+def test_reopened_stream_shows_lines_once() -> None:
+    lines_shown = ShownLines()
     first = [
-        parse_stamped_line(0, 0, at(second, text))
+        parse_stamped_line(0, 0, timestamp(second, text))
         for second, text in ((1, "a"), (3, "b"), (2, "late"), (3, "c"))
     ]
-    assert all(map(shown.is_new, first))
-    shown.restart_stream()
-    again = [
-        parse_stamped_line(0, 0, at(second, text))
+    assert all(map(lines_shown.is_new, first))
+    lines_shown.restart_stream()
+    repeated = [
+        parse_stamped_line(0, 0, timestamp(second, text))
         for second, text in ((2, "late"), (3, "b"), (3, "c"), (3, "d"), (4, "e"))
     ]
-    assert [line.text for line in again if shown.is_new(line)] == ["d", "e"]
+    assert [line.text for line in repeated if lines_shown.is_new(line)] == ["d", "e"]
 
 
-def test_lines_of_many_pods_come_in_order_of_time() -> None:
+def test_lines_of_pods_are_merged_by_time() -> None:
     streams = [
         [
-            parse_stamped_line(host, 0, at(second, f"[{host}] {second}"))
+            parse_stamped_line(host, 0, timestamp(second, f"[{host}] {second}"))
             for second in (host, host + 4)
         ]
         for host in range(4)
@@ -176,7 +176,7 @@ def test_lines_of_many_pods_come_in_order_of_time() -> None:
     ]
 
 
-def test_times_of_nodes_in_other_zones_are_compared_as_times() -> None:
+def test_times_of_other_zones_are_compared() -> None:
     early, late = (
         parse_stamped_line(0, 0, f"2026-01-02T{time} x")
         for time in ("09:00:00.5+02:00", "08:00:00.1Z")
@@ -188,19 +188,19 @@ def test_times_of_nodes_in_other_zones_are_compared_as_times() -> None:
     ("text", "expected"),
     [(None, {0, 1, 2, 3}), ("all", {0, 1, 2, 3}), ("2", {2}), ("0,2-3", {0, 2, 3}), ("7", set())],
 )
-def test_ranks_are_selected_one_by_one_or_in_ranges(text: str | None, expected: set[int]) -> None:
+def test_rank_selection(text: str | None, expected: set[int]) -> None:
     chosen = parse_selection(text, None)
     assert {
         rank for rank in range(4) if chosen.matches(Line(rank, rank, "x"), range(rank, rank + 1))
     } == expected
 
 
-def test_an_agent_s_own_line_comes_with_any_of_its_ranks() -> None:
+def test_agent_line_belongs_to_all_ranks() -> None:
     assert parse_selection("5", None).matches(Line(1, None, "agent 1: talk"), range(4, 8))
     assert not parse_selection("5", None).matches(Line(0, None, "agent 0: talk"), range(4))
 
 
-def test_a_pattern_is_searched_for_in_the_text() -> None:
+def test_pattern_is_searched_in_text() -> None:
     assert parse_selection(None, r"loss [0-9.]+").matches(Line(0, 0, "step 2 loss 0.5"), range(1))
     assert not parse_selection(None, "^2").matches(Line(2, 2, "step 2"), range(2, 3))
 
@@ -208,70 +208,71 @@ def test_a_pattern_is_searched_for_in_the_text() -> None:
 @pytest.mark.parametrize(
     ("rank", "pattern", "expected"), [("1-", None, "--rank 1-"), (None, "(", "--grep (")]
 )
-def test_what_cannot_be_read_is_refused_with_its_option(
-    rank: str | None, pattern: str | None, expected: str
-) -> None:
+def test_invalid_option_is_named(rank: str | None, pattern: str | None, expected: str) -> None:
     with pytest.raises(UserError, match=re.escape(expected)):
         parse_selection(rank, pattern)
 
 
-def test_a_source_knows_the_ranks_of_its_host() -> None:
-    found = log_source(jobset(processes_per_host=4), host(3, generation=2))
-    assert (found.pod, found.host, found.ranks, found.generation) == ("t-w-3", 3, range(12, 16), 2)
-    assert log_source(objects.foreign(), host(3)).ranks == range(3, 4)
+def test_source_has_ranks_of_host() -> None:
+    lines_value = log_source(make_jobset(processes_per_host=4), make_host(3, generation=2))
+    assert (lines_value.pod, lines_value.host, lines_value.ranks, lines_value.generation) == (
+        "t-w-3",
+        3,
+        range(12, 16),
+        2,
+    )
+    assert log_source(objects.foreign(), make_host(3)).ranks == range(3, 4)
 
 
-def test_the_ends_of_earlier_logs_are_what_the_leader_says_at_its_start() -> None:
+def test_previous_lines_come_from_leader() -> None:
     ends = {3: ["ValueError: x", "[0] odd"], 0: ["step 7"]}
     tails = [
         TailLine(at=1.0, attempt=1, generation=0, rank=rank, lines=lines)
         for rank, lines in ends.items()
     ]
-    found = list(lines.previous_lines([*tails, PastLine(attempt=1)], Members(range(2), 2)))
-    assert [line.text_with_rank() for line in found] == [
+    lines_value = list(lines.previous_lines([*tails, PastLine(attempt=1)], Members(range(2), 2)))
+    assert [line.text_with_rank() for line in lines_value] == [
         "[3] ValueError: x",
         "[3] [0] odd",
         "[0] step 7",
     ]
-    assert [(line.host, line.generation) for line in found] == [(1, 0), (1, 0), (0, 0)]
+    assert [(line.host, line.generation) for line in lines_value] == [(1, 0), (1, 0), (0, 0)]
 
 
-def test_the_end_of_a_log_is_of_the_host_that_held_the_rank_then() -> None:
+def test_previous_line_has_host_of_that_time() -> None:
     """Host 3 holds the rank now, whose last attempt was on host 1."""
     tails = [TailLine(attempt=1, generation=0, rank=1, lines=["step 7"], host=1)]
     (line,) = lines.previous_lines(tails, Members([0, 3], 1))
     assert line.host == 1
 
 
-def test_each_generation_s_begin_and_end_is_shown_once() -> None:
+def test_generation_notices_are_shown_once() -> None:
     notices = Notices()
-    found = [
-        host(0, 0, {"running": {}}),
-        host(1, 0, ended("rank 1 raised", rank=1)),
-        host(0, 0, ended("rank 1 raised", rank=1)),
-        host(0, 1),
-        host(1, 1, {"running": {}}),
+    lines_value = [
+        make_host(0, 0, {"running": {}}),
+        make_host(1, 0, ended_pod("rank 1 raised", rank=1)),
+        make_host(0, 0, ended_pod("rank 1 raised", rank=1)),
+        make_host(0, 1),
+        make_host(1, 1, {"running": {}}),
     ]
-    assert [text for one in found for text in notices.host_notices(one)] == [
+    assert [text for line in lines_value for text in notices.host_notices(line)] == [
         "generation 0 ended: rank 1 raised",
         "generation 1 begins",
     ]
 
 
-def test_a_suspension_is_shown_when_it_begins() -> None:
+def test_suspension_is_shown_at_begin() -> None:
     notices = Notices()
-    shown = [
+    lines_shown = [
         list(notices.jobset_notices({"spec": {"suspend": value}}))
         for value in (False, True, True, False, True)
     ]
-    assert [len(texts) for texts in shown] == [0, 1, 0, 0, 1]
+    assert [len(texts) for texts in lines_shown] == [0, 1, 0, 0, 1]
 
 
-@pytest.mark.parametrize(("processes", "known"), [(1, "the only rank is 0"), (2, "ranks are 0–1")])
-def test_a_rank_that_no_process_has_is_refused_with_those_that_exist(
-    processes: int, known: str
-) -> None:
+@pytest.mark.parametrize(("processes", "hint"), [(1, "the only rank is 0"), (2, "ranks are 0–1")])
+def test_missing_rank_is_refused_with_existing_ranks(processes: int, hint: str) -> None:
     check_ranks_exist(parse_selection("0", None), processes)
     check_ranks_exist(parse_selection(None, None), processes)
-    with pytest.raises(UserError, match=f"--rank 7 does not exist: {known}"):
+    with pytest.raises(UserError, match=f"--rank 7 does not exist: {hint}"):
         check_ranks_exist(parse_selection("0,7-9", None), processes)

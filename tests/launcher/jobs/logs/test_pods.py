@@ -24,7 +24,7 @@ LONG = 3_000_000  # characters, of a line that the kubelet gives whole
 
 
 @pytest.fixture
-def logs(
+def show_logs(
     server: Server,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
@@ -39,7 +39,7 @@ def logs(
     return lambda *arguments: launcher(capsys, monkeypatch, "logs", "lm", *arguments)
 
 
-def write(server: Server, host: int, *lines: str) -> None:
+def write_log(server: Server, host: int, *lines: str) -> None:
     """The log of a host: one line each second; one that begins with - has no timestamp."""
     stamped = [
         line[1:] if line.startswith("-") else f"2026-11-21T11:51:{second:02d}.000000000Z {line}"
@@ -50,14 +50,12 @@ def write(server: Server, host: int, *lines: str) -> None:
 
 
 @pytest.mark.parametrize("length", [130_000, 300_000, LONG])
-def test_a_long_line_of_one_of_two_hosts_is_shown_to_its_end(
-    server: Server, logs: Logs, length: int
-) -> None:
-    write(server, 0, "[0] a", f"[0] {'x' * length}", "[0] b")
-    write(server, 1, "[1] c", "[1] d", "[1] e")
-    left = logs()
-    assert left.code == 0 and left.err == ""
-    lines = left.out.splitlines()
+def test_long_line_is_shown_completely(server: Server, show_logs: Logs, length: int) -> None:
+    write_log(server, 0, "[0] a", f"[0] {'x' * length}", "[0] b")
+    write_log(server, 1, "[1] c", "[1] d", "[1] e")
+    result = show_logs()
+    assert result.code == 0 and result.err == ""
+    lines = result.out.splitlines()
     assert [line for line in lines if len(line) < 10] == [
         "[0] a",
         "[1] c",
@@ -70,59 +68,51 @@ def test_a_long_line_of_one_of_two_hosts_is_shown_to_its_end(
     assert sum(line.count("x") for line in long) == length
 
 
-def test_the_pieces_of_a_long_line_have_its_time_and_rank_as_json(
-    server: Server, logs: Logs
-) -> None:
-    write(server, 0, f"[0] {'x' * LONG}")
-    write(server, 1, "[1] a")
-    found = [json.loads(line) for line in logs("-o", "json").out.splitlines()]
-    assert len(found) > 3
-    assert {(one["time"], one["rank"]) for one in found if one["host"] == 0} == {
+def test_pieces_of_long_line_as_json(server: Server, show_logs: Logs) -> None:
+    write_log(server, 0, f"[0] {'x' * LONG}")
+    write_log(server, 1, "[1] a")
+    objects_value = [json.loads(line) for line in show_logs("-o", "json").out.splitlines()]
+    assert len(objects_value) > 3
+    assert {(line["time"], line["rank"]) for line in objects_value if line["host"] == 0} == {
         ("2026-11-21T11:51:00.000000000Z", 0)
     }
 
 
-def test_what_an_agent_records_for_programs_is_left_out_and_a_program_that_prints_the_same_is_not(
-    server: Server, logs: Logs
-) -> None:
+def test_only_agent_records_are_left_out(server: Server, show_logs: Logs) -> None:
     record = f'{log_lines.PREFIX}{next(iter(log_lines.KINDS))} {{"step": 1}}'
-    write(server, 0, "[0] a", record, f"[0] {record}")
-    write(server, 1, record, "agent 1: hello")
-    left = logs()
-    assert (left.out.splitlines(), left.err) == (["[0] a", f"[0] {record}"], "agent 1: hello\n")
+    write_log(server, 0, "[0] a", record, f"[0] {record}")
+    write_log(server, 1, record, "agent 1: hello")
+    result = show_logs()
+    assert (result.out.splitlines(), result.err) == (["[0] a", f"[0] {record}"], "agent 1: hello\n")
 
 
-def test_what_the_kubelet_says_in_place_of_a_log_is_shown_beside_the_others(
-    server: Server, logs: Logs
-) -> None:
-    write(server, 0, "[0] a")
-    write(server, 1, "-unable to retrieve container logs for containerd://4f2a")
-    left = logs()
-    assert (left.code, left.out, left.err) == (
+def test_kubelet_message_is_shown(server: Server, show_logs: Logs) -> None:
+    write_log(server, 0, "[0] a")
+    write_log(server, 1, "-unable to retrieve container logs for containerd://4f2a")
+    result = show_logs()
+    assert (result.code, result.out, result.err) == (
         0,
         "[0] a\n",
         "unable to retrieve container logs for containerd://4f2a\n",
     )
 
 
-def test_a_log_whose_lines_the_kubelet_no_longer_has_says_where_they_are(
-    server: Server, logs: Logs
-) -> None:
+def test_rotated_log_names_volume(server: Server, show_logs: Logs) -> None:
     for host in range(2):
-        write(server, host)
-    left = logs()
-    assert (left.code, left.out) == (0, "")
-    assert "that its kubelet still has; job lm has no run folder on a volume\n" in left.err
-    assert logs("--grep", "x").err == ""
+        write_log(server, host)
+    result = show_logs()
+    assert (result.code, result.out) == (0, "")
+    assert "that its kubelet still has; job lm has no run folder on a volume\n" in result.err
+    assert show_logs("--grep", "x").err == ""
     job = objects.jobset()
     main_container(pod_template(job)["spec"])["env"].append(
         {"name": contract.RUN_DIR, "value": "/checkpoints/lm"}
     )
     server.put(JOBSETS.path("team", "lm"), job)
-    assert "`launcher logs -n team lm --from-volume` reads older ones" in logs().err
+    assert "`launcher logs -n team lm --from-volume` reads older ones" in show_logs().err
 
 
-def by_agent(by_rank: Mapping[str, Sequence[str]]) -> Fault:
+def answer_as_agent(by_rank: Mapping[str, Sequence[str]]) -> Fault:
     """A port-forward to the agent of a pod, which has these lines."""
 
     def fault(handler: Handler) -> bool:
@@ -143,64 +133,60 @@ def by_agent(by_rank: Mapping[str, Sequence[str]]) -> Fault:
     return fault
 
 
-def test_the_last_lines_that_a_kubelet_has_rotated_away_come_from_the_agent(
-    server: Server, logs: Logs
-) -> None:
+def test_rotated_lines_come_from_agent(server: Server, show_logs: Logs) -> None:
     record = f'{log_lines.PREFIX}{next(iter(log_lines.KINDS))} {{"step": 1}}'
-    write(server, 0, record, "agent 0: two", record)
-    write(server, 1, "[1] d")
-    with_two = [by_agent({"0": ["x", "a", "b"]}), by_agent({"1": ["c", "d"]})]
+    write_log(server, 0, record, "agent 0: two", record)
+    write_log(server, 1, "[1] d")
+    with_two = [answer_as_agent({"0": ["x", "a", "b"]}), answer_as_agent({"1": ["c", "d"]})]
     server.on("GET", "lm-w-0-0-abcd0/portforward", *with_two[:1] * 3)
     server.on("GET", "lm-w-0-1-abcd1/portforward", *with_two[1:] * 3)
-    left = logs("--tail", "2")
-    assert (left.code, left.out.splitlines()) == (0, ["[0] a", "[0] b", "[1] c", "[1] d"])
+    result = show_logs("--tail", "2")
+    assert (result.code, result.out.splitlines()) == (0, ["[0] a", "[0] b", "[1] c", "[1] d"])
     assert (
-        left.err.count(
+        result.err.count(
             "has rotated its log: the last lines are shown as its agent has them, without times"
         )
         == 2
     )
-    assert "agent 0: two" in left.err
-    assert logs("--tail", "1").out.splitlines() == ["[0] b", "[1] d"]
+    assert "agent 0: two" in result.err
+    assert show_logs("--tail", "1").out.splitlines() == ["[0] b", "[1] d"]
     assert server.count("GET", "lm-w-0-1-abcd1/portforward") == 1, (
         "the kubelet has one line of rank 1"
     )
-    assert logs().out.splitlines() == ["[0] x", "[0] a", "[0] b", "[1] d"]
-    assert logs("--rank", "0").out == "", "its agent is gone"
-    assert logs("--since", "1h").out == "[1] d\n"
+    assert show_logs().out.splitlines() == ["[0] x", "[0] a", "[0] b", "[1] d"]
+    assert show_logs("--rank", "0").out == "", "its agent is gone"
+    assert show_logs("--since", "1h").out == "[1] d\n"
 
 
-def test_where_no_pod_has_a_log_the_exit_code_says_so(server: Server, logs: Logs) -> None:
+def test_missing_logs_set_exit_code(server: Server, show_logs: Logs) -> None:
     for host in range(2):
         path = PODS.path("team", objects.pod(host)["metadata"]["name"])
         server.put(path, objects.waiting(host, "ContainerCreating"))
-    left = logs()
-    assert left.code == 3 and "2 of 2 hosts have no log yet" in left.err
-    assert logs("-n", "team", "--tail", "3").code == 3
+    result = show_logs()
+    assert result.code == 3 and "2 of 2 hosts have no log yet" in result.err
+    assert show_logs("-n", "team", "--tail", "3").code == 3
 
 
-def test_a_rank_that_the_job_does_not_have_is_an_error(logs: Logs) -> None:
-    left = logs("--rank", "7")
-    assert left.code == 2 and "--rank 7 does not exist: ranks are 0–1." in left.err
+def test_unknown_rank_is_refused(show_logs: Logs) -> None:
+    result = show_logs("--rank", "7")
+    assert result.code == 2 and "--rank 7 does not exist: ranks are 0–1." in result.err
 
 
-def test_the_lines_of_a_rank_that_moved_come_from_the_hosts_that_held_it(
-    server: Server, logs: Logs, tmp_path: Path
-) -> None:
+def test_moved_rank_has_lines_of_all_hosts(server: Server, show_logs: Logs, tmp_path: Path) -> None:
     server.put(JOBSETS.path("team", "lm"), objects.jobset(spares=1))
     spare = objects.pod(2)
     server.put(PODS.path("team", spare["metadata"]["name"]), spare)
     beat = f"-{log_lines.format_line(objects.beat(attempt=2, members='0,2'))}"
-    write(server, 0, "agent 0: leads", "[0] a", beat)
-    write(server, 1, "agent 1: was lost for a while", "[1] old")
-    write(server, 2, "agent 2: was a spare", "[1] new")
-    left = logs("--rank", "1")
-    assert left.out.splitlines() == ["old", "new"]
-    assert left.err.splitlines() == ["agent 2: was a spare"], (
+    write_log(server, 0, "agent 0: leads", "[0] a", beat)
+    write_log(server, 1, "agent 1: was lost for a while", "[1] old")
+    write_log(server, 2, "agent 2: was a spare", "[1] new")
+    result = show_logs("--rank", "1")
+    assert result.out.splitlines() == ["old", "new"]
+    assert result.err.splitlines() == ["agent 2: was a spare"], (
         "an agent's line belongs to the ranks that it has now"
     )
     assert [
-        json.loads(line)["host"] for line in logs("--rank", "1", "-o", "json").out.splitlines()
+        json.loads(line)["host"] for line in show_logs("--rank", "1", "-o", "json").out.splitlines()
     ] == [2, 1, 2]
-    refused = logs("--rank", "2")
+    refused = show_logs("--rank", "2")
     assert refused.code == 2 and "--rank 2 does not exist: ranks are 0–1" in refused.err

@@ -36,13 +36,13 @@ TAIL = log_lines.TailLine(at=1.0, attempt=1, generation=0, rank=1, lines=["a", "
     ],
     ids=range(7),
 )
-def test_a_termination_message_of_another_form_is_no_agent_s(text: str) -> None:
+def test_invalid_termination_message_is_ignored(text: str) -> None:
     assert log_lines.parse_termination_message(text) is None
-    seen = snapshot(jobset(1, status=objects.ended("Failed")), over(0, 83, message=text))
-    assert explain_job(seen).headline.startswith("lm failed: host 0")
+    observed = snapshot(jobset(1, status=objects.ended("Failed")), over(0, 83, message=text))
+    assert explain_job(observed).headline.startswith("lm failed: host 0")
 
 
-def test_messages_and_lines_that_were_changed_anywhere_keep_no_reader_from_its_answer() -> None:
+def test_corrupted_messages_never_raise() -> None:
     chance = random.Random(1913)
     messages = [
         farewell(
@@ -57,31 +57,31 @@ def test_messages_and_lines_that_were_changed_anywhere_keep_no_reader_from_its_a
     )
     seeds = [line.split(" ", 2)[1:] for line in map(log_lines.format_line, records)]
     for _ in range(200):
-        written = [
-            each.decode(errors="replace") for each in mutate.mutated_lines(messages, 50, chance)
+        message = [
+            entry.decode(errors="replace") for entry in mutate.mutated_lines(messages, 50, chance)
         ]
-        written.sort(key=lambda text: log_lines.parse_termination_message(text) is None)
+        message.sort(key=lambda text: log_lines.parse_termination_message(text) is None)
         texts = []
         for _ in range(50):
             kind, fields = chance.choice(seeds)
             texts.append(
                 f"jaxlaunch: {kind} {mutate.mutate_message(fields.encode(), chance).decode(errors='replace')}"
             )
-        found = [record for record in map(log_lines.parse_line, texts) if record is not None]
-        pods = [over(number, 83, message=text) for number, text in enumerate(written[:5])]
+        status = [record for record in map(log_lines.parse_line, texts) if record is not None]
+        pods = [over(number, 83, message=text) for number, text in enumerate(message[:5])]
         first = over(0, 64, message=farewell(64, "the cause", attempt=2**63 - 1))
-        for seen in (
-            snapshot(jobset(5), *pods, records=found),
-            snapshot(jobset(5), first, *pods[1:], records=found),
+        for observed in (
+            snapshot(jobset(5), *pods, records=status),
+            snapshot(jobset(5), first, *pods[1:], records=status),
         ):
-            told = [
-                derive_status(seen),
-                explain_job(seen),
-                *lines.previous_lines(found, seen.members),
+            report = [
+                derive_status(observed),
+                explain_job(observed),
+                *lines.previous_lines(status, observed.members),
             ]
-            json.dumps([dataclasses.asdict(one) for one in told], default=str)
-            list(screens.describe_job(ClusterView(seen)))
+            json.dumps([dataclasses.asdict(entry) for entry in report], default=str)
+            list(screens.describe_job(ClusterView(observed)))
         assert (
-            seen.report.attempt_end is not None
-            and seen.report.attempt_end.verdict.message == "the cause"
+            observed.report.attempt_end is not None
+            and observed.report.attempt_end.verdict.message == "the cause"
         )

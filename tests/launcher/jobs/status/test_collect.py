@@ -30,9 +30,9 @@ def cluster(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     return Cluster.connect()
 
 
-def put(server: Server, kind: Kind, *found: objects.Object) -> None:
-    for one in found:
-        server.put(kind.path("team", one["metadata"]["name"]), one)
+def put_objects(server: Server, kind: Kind, *snapshot_read: objects.Object) -> None:
+    for job in snapshot_read:
+        server.put(kind.path("team", job["metadata"]["name"]), job)
 
 
 def write_log(server: Server, host: objects.Object, *records: log_lines.Line) -> None:
@@ -43,26 +43,22 @@ def write_log(server: Server, host: objects.Object, *records: log_lines.Line) ->
     )
 
 
-def calls(server: Server) -> int:
+def count_calls(server: Server) -> int:
     return len([query for _, _, query in server.requests if "continue" not in query])
 
 
-def test_a_job_that_runs_is_read_with_the_records_of_its_leader(
-    server: Server, cluster: Cluster
-) -> None:
-    put(server, JOBSETS, jobset(1))
-    put(server, PODS, host := pod(0))
+def test_running_job_has_records_of_leader(server: Server, cluster: Cluster) -> None:
+    put_objects(server, JOBSETS, jobset(1))
+    put_objects(server, PODS, host := pod(0))
     write_log(server, host, objects.past(83, "rank 0 raised: X"), objects.beat(attempt=2))
     job = collect.read_snapshot(cluster, "team", "lm")
     assert (derive_status(job).step, job.report.earlier_ends[0].verdict.code) == (40, 83)
-    assert calls(server) == 5
+    assert count_calls(server) == 5
 
 
-def test_the_start_of_a_long_log_is_read_for_what_was_before(
-    server: Server, cluster: Cluster
-) -> None:
-    put(server, JOBSETS, jobset(1))
-    put(server, PODS, host := pod(0))
+def test_start_of_long_log_is_read(server: Server, cluster: Cluster) -> None:
+    put_objects(server, JOBSETS, jobset(1))
+    put_objects(server, PODS, host := pod(0))
     write_log(server, host, objects.beat())
     collect.read_snapshot(cluster, "team", "lm")
     queries = [query for _, at, query in server.requests if at.endswith("/log")]
@@ -70,107 +66,95 @@ def test_the_start_of_a_long_log_is_read_for_what_was_before(
     assert "limitBytes" in queries[1]
 
 
-def test_of_a_program_that_floods_the_log_its_end_is_read_until_it_has_a_record(
-    server: Server, cluster: Cluster
-) -> None:
-    put(server, JOBSETS, jobset(1))
-    put(server, PODS, host := pod(0))
+def test_flooded_log_is_read_until_record(server: Server, cluster: Cluster) -> None:
+    put_objects(server, JOBSETS, jobset(1))
+    put_objects(server, PODS, host := pod(0))
     server.put(PODS.path("team", host["metadata"]["name"], "log"), {"text": "[0] x\n" * 5_000})
     collect.read_snapshot(cluster, "team", "lm")
     queries = [query for _, at, query in server.requests if at.endswith("/log")]
     assert [query.get("tailLines") for query in queries] == ["4000", "32000", None]
 
 
-def test_queues_are_read_only_while_they_hold_the_job_back(
-    server: Server, cluster: Cluster
-) -> None:
-    made = server.put(JOBSETS.path("team", "lm"), jobset(1, queue="research", suspend=True))
-    held = workload(objects.condition("QuotaReserved", "False", "Pending", "later"))
-    held["metadata"]["labels"] = {labels.JOB_UID: made["metadata"]["uid"]}
-    put(server, kinds.WORKLOADS, held)
-    put(server, kinds.LOCAL_QUEUES, local_queue())
+def test_queues_are_read_only_for_held_jobs(server: Server, cluster: Cluster) -> None:
+    job_manifest = server.put(JOBSETS.path("team", "lm"), jobset(1, queue="research", suspend=True))
+    held_job = workload(objects.condition("QuotaReserved", "False", "Pending", "later"))
+    held_job["metadata"]["labels"] = {labels.JOB_UID: job_manifest["metadata"]["uid"]}
+    put_objects(server, kinds.WORKLOADS, held_job)
+    put_objects(server, kinds.LOCAL_QUEUES, local_queue())
     server.put(kinds.CLUSTER_QUEUES.path(None, "shared"), cluster_queue())
     job = collect.read_snapshot(cluster, "team", "lm")
     assert job.cluster_queue is not None and job.nodes is None
     assert explain_job(job).headline == "lm waits: queue research (ClusterQueue shared): later"
-    assert calls(server) <= 8
+    assert count_calls(server) <= 8
 
 
-def test_the_job_that_took_its_place_is_found_by_the_uid_that_kueue_names(
-    server: Server, cluster: Cluster
-) -> None:
-    made = server.put(JOBSETS.path("team", "lm"), jobset(1, queue="research", suspend=True))
-    put(server, JOBSETS, jobset(1, name="urgent") | {"metadata": {"name": "urgent"}})
+def test_preemptor_is_found_by_uid(server: Server, cluster: Cluster) -> None:
+    job_manifest = server.put(JOBSETS.path("team", "lm"), jobset(1, queue="research", suspend=True))
+    put_objects(server, JOBSETS, jobset(1, name="urgent") | {"metadata": {"name": "urgent"}})
     server.objects[JOBSETS.path("team", "urgent")]["metadata"]["uid"] = "5c0f1a2b-0000"
     message = (
         "Preempted to accommodate a workload (UID: 1, JobUID: 5c0f1a2b-0000) due to prioritization"
     )
-    held = workload(objects.condition("Evicted", reason="Preempted", message=message))
-    held["metadata"]["labels"] = {labels.JOB_UID: made["metadata"]["uid"]}
-    put(server, kinds.WORKLOADS, held)
+    held_job = workload(objects.condition("Evicted", reason="Preempted", message=message))
+    held_job["metadata"]["labels"] = {labels.JOB_UID: job_manifest["metadata"]["uid"]}
+    put_objects(server, kinds.WORKLOADS, held_job)
     job = collect.read_snapshot(cluster, "team", "lm")
     assert explain_job(job).headline.startswith("lm was preempted by job urgent and waits")
-    assert calls(server) <= 8
+    assert count_calls(server) <= 8
 
 
-def test_the_namespace_is_read_only_where_the_job_is_deleted_or_refused(
-    server: Server, cluster: Cluster
-) -> None:
+def test_namespace_is_read_only_if_terminating(server: Server, cluster: Cluster) -> None:
     ending = {"metadata": {"name": "team", "deletionTimestamp": objects.ago(minutes=1)}}
     server.put(kinds.NAMESPACES.path(None, "team"), ending)
-    put(server, JOBSETS, jobset(1))
+    put_objects(server, JOBSETS, jobset(1))
     assert collect.read_snapshot(cluster, "team", "lm").ending_namespace is None
     leaving = {"metadata": {"deletionTimestamp": objects.ago(minutes=1)}}
-    put(server, JOBSETS, apiserver.merge_patch(jobset(1), leaving))
+    put_objects(server, JOBSETS, apiserver.merge_patch(jobset(1), leaving))
     assert explain_job(collect.read_snapshot(cluster, "team", "lm")).headline.startswith(
         "lm is being deleted with its namespace"
     )
-    server.on("GET", "/namespaces/team", *[lambda handler: refuse_namespace(handler)] * 20)
+    server.on("GET", "/namespaces/team", *[lambda handler: forbid_namespace(handler)] * 20)
     assert (
         explain_job(collect.read_snapshot(cluster, "team", "lm")).headline
         == "lm is being deleted: its pods have ended"
     )
 
 
-def refuse_namespace(handler: Handler) -> bool:
+def forbid_namespace(handler: Handler) -> bool:
     """As for a user who may read what is in the namespace, and not the namespace."""
     if is_it := handler.at.endswith("/namespaces/team"):
         handler.fail(403, "Forbidden", "namespaces is forbidden")
     return is_it
 
 
-def test_nodes_are_read_only_while_pods_have_none_and_in_pages(
-    server: Server, cluster: Cluster
-) -> None:
-    put(server, JOBSETS, jobset(1))
-    put(server, PODS, pending(0, "0/600 nodes are available"))
+def test_nodes_are_read_in_pages_for_pending_pods(server: Server, cluster: Cluster) -> None:
+    put_objects(server, JOBSETS, jobset(1))
+    put_objects(server, PODS, pending(0, "0/600 nodes are available"))
     for number in range(600):
         server.put(kinds.NODES.path(None, f"node-{number}"), node(f"node-{number}"))
     job = collect.read_snapshot(cluster, "team", "lm")
     assert job.nodes is not None and len(job.nodes) == 600
-    assert calls(server) <= 8
+    assert count_calls(server) <= 8
 
 
 @pytest.mark.parametrize("part", ["/events", "/nodes", "/apis/batch/"])
-def test_what_may_not_be_read_is_named_and_the_rest_is_used(
-    server: Server, cluster: Cluster, part: str
-) -> None:
-    put(server, JOBSETS, jobset(1))
-    put(server, PODS, pending(0, "0/3 nodes are available: 3 Insufficient cpu."))
+def test_forbidden_objects_are_named(server: Server, cluster: Cluster, part: str) -> None:
+    put_objects(server, JOBSETS, jobset(1))
+    put_objects(server, PODS, pending(0, "0/3 nodes are available: 3 Insufficient cpu."))
     server.on("GET", part, refuse_with(403))
-    found = explain_job(collect.read_snapshot(cluster, "team", "lm"))
-    assert found.headline.startswith("lm waits: its host is unschedulable: ")
-    assert "could not be read: a fault of the test: 403" in found.facts[0]
+    snapshot_read = explain_job(collect.read_snapshot(cluster, "team", "lm"))
+    assert snapshot_read.headline.startswith("lm waits: its host is unschedulable: ")
+    assert "could not be read: a fault of the test: 403" in snapshot_read.facts[0]
 
 
-def test_a_node_that_fails_to_give_a_log_is_called_once(server: Server, cluster: Cluster) -> None:
-    put(server, JOBSETS, jobset(1))
-    put(server, PODS, pod(0))
+def test_failing_node_is_called_once(server: Server, cluster: Cluster) -> None:
+    put_objects(server, JOBSETS, jobset(1))
+    put_objects(server, PODS, pod(0))
     ready = {"status": {"conditions": [objects.condition("Ready")]}}
     server.put(kinds.NODES.path(None, "node-1"), node("node-1") | ready)
     server.on("GET", "/log", *[refuse_with(500)] * 5)
-    found = explain_job(collect.read_snapshot(cluster, "team", "lm"))
-    assert found.headline.startswith(
+    snapshot_read = explain_job(collect.read_snapshot(cluster, "team", "lm"))
+    assert snapshot_read.headline.startswith(
         "lm runs: 1 of 1 host ready; what they do is unknown: the log of lm-w-0-0-"
     )
     assert sum(at.endswith("/log") for _, at, _ in server.requests) == 1
@@ -212,18 +196,14 @@ HUNG = (
         (ApiError("pods is forbidden", None, 403), "pods is forbidden"),
     ],
 )
-def test_a_log_that_a_kubelet_does_not_give_is_no_fault_of_the_api_server(
-    error: ClusterError, why: str
-) -> None:
+def test_unavailable_log_names_kubelet(error: ClusterError, why: str) -> None:
     assert collect.explain_unread(error, "n-1").startswith(why)
 
 
-def test_the_node_of_a_host_that_may_be_lost_is_read_and_named(
-    server: Server, cluster: Cluster
-) -> None:
+def test_node_of_suspect_host_is_read(server: Server, cluster: Cluster) -> None:
     ready = objects.condition("Ready", "Unknown", message="Kubelet stopped posting node status.")
-    put(server, JOBSETS, jobset(1))
-    put(server, PODS, pod(0))
+    put_objects(server, JOBSETS, jobset(1))
+    put_objects(server, PODS, pod(0))
     server.put(
         kinds.NODES.path(None, "node-1"), node("node-1") | {"status": {"conditions": [ready]}}
     )
@@ -234,46 +214,47 @@ def test_the_node_of_a_host_that_may_be_lost_is_read_and_named(
         "host is on it"
     )
     assert isinstance(job, Snapshot) and derive_status(job).ready == 0
-    assert calls(server) <= 8
+    assert count_calls(server) <= 8
 
 
 @pytest.mark.parametrize(
     "which", ["the leader's", "another's", "another's, of which nobody may read events"]
 )
-def test_a_node_that_is_deleted_is_named_while_its_pods_read_as_running(
-    server: Server, cluster: Cluster, which: str
-) -> None:
+def test_deleted_node_is_named(server: Server, cluster: Cluster, which: str) -> None:
     """The API server's own words; the pod garbage collector has not come yet."""
-    put(server, JOBSETS, jobset(2))
-    put(server, PODS, leader := pod(0), pod(1, node="node-2"))
+    put_objects(server, JOBSETS, jobset(2))
+    put_objects(server, PODS, leader := pod(0), pod(1, node="node-2"))
     server.put(kinds.NODES.path(None, "node-1"), node("node-1"))
-    gone, number = ("node-1", 0) if which == "the leader's" else ("node-2", 1)
+    missing_job, number = ("node-1", 0) if which == "the leader's" else ("node-2", 1)
     if number:
         write_log(server, leader, objects.beat(stage="gather", missing=[1], missing_count=1))
     else:
         server.drop(kinds.NODES.path(None, "node-1"))
-        server.on("GET", "/log", no_node(gone))
+        server.on("GET", "/log", missing_node(missing_job))
     removed = objects.event(
-        "Node", gone, "RemovingNode", f"Node {gone} event: Removing Node {gone} from Controller"
+        "Node",
+        missing_job,
+        "RemovingNode",
+        f"Node {missing_job} event: Removing Node {missing_job} from Controller",
     )
     server.put(kinds.EVENTS.path("default", "removed"), removed)
     if "events" in which:
         server.on("GET", "/namespaces/default/events", refuse_with(403))
     job = collect.read_snapshot(cluster, "team", "lm")
     assert isinstance(job, Snapshot)
-    found = explain_job(dataclasses.replace(job, now=objects.NOW))
+    snapshot_read = explain_job(dataclasses.replace(job, now=objects.NOW))
     when = "" if "events" in which else " at 11:59:30 UTC (30s ago)"
-    assert found.headline == (
-        f"lm waits: node {gone} no longer exists: its object was deleted{when}; host "
+    assert snapshot_read.headline == (
+        f"lm waits: node {missing_job} no longer exists: its object was deleted{when}; host "
         f"{number} is on it"
     )
-    assert found.next_move is not None and found.next_move.endswith(
+    assert snapshot_read.next_move is not None and snapshot_read.next_move.endswith(
         f"delete pod lm-w-0-{number}-abcd{number} --force"
     )
     assert (derive_status(job).ready, derive_status(job).phase) == (1, None)
 
 
-def no_node(name: str) -> Fault:
+def missing_node(name: str) -> Fault:
     """What the API server says of the log of a pod on a node that is deleted."""
 
     def fault(handler: Handler) -> bool:
@@ -283,30 +264,28 @@ def no_node(name: str) -> Fault:
     return fault
 
 
-def test_a_job_whose_label_was_taken_away_is_still_listed(server: Server, cluster: Cluster) -> None:
+def test_job_without_label_is_listed(server: Server, cluster: Cluster) -> None:
     disowned = jobset(1)
     del disowned["metadata"]["labels"][JOB_LABEL]
-    put(server, JOBSETS, disowned, objects.foreign("theirs"))
-    assert [(one.name, one.is_ours) for one in collect.read_snapshots(cluster, "team")] == [
+    put_objects(server, JOBSETS, disowned, objects.foreign("theirs"))
+    assert [(job.name, job.is_ours) for job in collect.read_snapshots(cluster, "team")] == [
         ("lm", True)
     ]
 
 
-def test_a_server_without_jobset_differs_from_a_job_that_does_not_exist(
-    server: Server, cluster: Cluster
-) -> None:
-    put(server, JOBSETS, jobset(1))
-    found = collect.read_snapshot(cluster, "team", "ml")
-    assert isinstance(found, NoSuchJob) and found.other_jobs == ("lm",)
-    gone = unknown_path()
-    server.on("GET", "/jobsets", *[gone] * 3)
+def test_missing_jobset_api_is_no_missing_job(server: Server, cluster: Cluster) -> None:
+    put_objects(server, JOBSETS, jobset(1))
+    snapshot_read = collect.read_snapshot(cluster, "team", "ml")
+    assert isinstance(snapshot_read, NoSuchJob) and snapshot_read.other_jobs == ("lm",)
+    missing_job = missing_path()
+    server.on("GET", "/jobsets", *[missing_job] * 3)
     with pytest.raises(ClusterError, match="JobSet .* is not installed"):
         collect.read_snapshot(cluster, "team", "ml")
     with pytest.raises(ClusterError, match="JobSet .* is not installed"):
         collect.read_snapshots(cluster, "team")
 
 
-def unknown_path() -> Fault:
+def missing_path() -> Fault:
     def fault(handler: Handler) -> bool:
         handler.fail(404, "NotFound", "the server could not find the requested resource")
         return True
@@ -314,37 +293,35 @@ def unknown_path() -> Fault:
     return fault
 
 
-def test_no_right_to_jobsets_is_an_error_and_not_an_absent_job(
-    server: Server, cluster: Cluster
-) -> None:
+def test_missing_right_is_no_missing_job(server: Server, cluster: Cluster) -> None:
     server.on("GET", "/jobsets", refuse_with(403))
     with pytest.raises(ApiError):
         collect.read_snapshot(cluster, "team", "lm")
 
 
-def test_a_list_tells_jobs_of_several_namespaces_apart(server: Server, cluster: Cluster) -> None:
+def test_list_separates_namespaces(server: Server, cluster: Cluster) -> None:
     for namespace in ("other", "team"):
-        made = jobset(1)
-        made["metadata"] |= {"namespace": namespace, "uid": namespace}
+        job = jobset(1)
+        job["metadata"] |= {"namespace": namespace, "uid": namespace}
         host = pod(0) if namespace == "team" else pending(0)
         host["metadata"] |= {
             "namespace": namespace,
             "labels": {**host["metadata"]["labels"], JOB_LABEL: "lm"},
         }
-        server.put(JOBSETS.path(namespace, "lm"), made)
+        server.put(JOBSETS.path(namespace, "lm"), job)
         server.put(PODS.path(namespace, host["metadata"]["name"]), host)
-    assert [derive_status(one).state for one in collect.read_snapshots(cluster, "team")] == [
+    assert [derive_status(job).state for job in collect.read_snapshots(cluster, "team")] == [
         State.RUNNING
     ]
-    assert [derive_status(one).state for one in collect.read_snapshots(cluster, "other")] == [
+    assert [derive_status(job).state for job in collect.read_snapshots(cluster, "other")] == [
         State.PENDING
     ]
 
 
-def test_a_list_reads_the_logs_of_the_first_jobs_only(server: Server, cluster: Cluster) -> None:
+def test_list_reads_first_logs_only(server: Server, cluster: Cluster) -> None:
     for number in range(20):
-        made = jobset(1, name=f"lm-{number}")
-        made["metadata"]["uid"] = str(number)
+        job = jobset(1, name=f"lm-{number}")
+        job["metadata"]["uid"] = str(number)
         host = pod(0)
         labels = {
             **host["metadata"]["labels"],
@@ -352,8 +329,8 @@ def test_a_list_reads_the_logs_of_the_first_jobs_only(server: Server, cluster: C
             "jobset.sigs.k8s.io/jobset-name": f"lm-{number}",
         }
         host["metadata"] |= {"name": f"lm-{number}-w-0-0-abcde", "labels": labels}
-        put(server, JOBSETS, made)
-        put(server, PODS, host)
+        put_objects(server, JOBSETS, job)
+        put_objects(server, PODS, host)
         write_log(server, host, objects.beat())
-    found = [derive_status(one).step for one in collect.read_snapshots(cluster, "team")]
-    assert found == [40] * collect.MAX_LOGS + [None] * (20 - collect.MAX_LOGS)
+    snapshot_read = [derive_status(job).step for job in collect.read_snapshots(cluster, "team")]
+    assert snapshot_read == [40] * collect.MAX_LOGS + [None] * (20 - collect.MAX_LOGS)

@@ -151,12 +151,12 @@ STATES: dict[str, tuple[Snapshot, State]] = {
 
 
 @pytest.mark.parametrize("case", STATES)
-def test_a_job_is_in_one_state(case: str) -> None:
+def test_state(case: str) -> None:
     job, state = STATES[case]
     assert derive_status(job).state is state
 
 
-def everything() -> Snapshot:
+def complete_snapshot() -> Snapshot:
     """A job that has been through a lot."""
     return snapshot(
         jobset(2, status={"restarts": 2, "restartsCountTowardsMax": 1}, queue="research"),
@@ -179,8 +179,8 @@ def everything() -> Snapshot:
     )
 
 
-def test_the_status_holds_everything_that_is_known() -> None:
-    status = derive_status(everything())
+def test_status_has_all_numbers() -> None:
+    status = derive_status(complete_snapshot())
     assert (status.hosts, status.ready, status.generation, status.attempt) == (2, 2, 2, 3)
     assert (status.phase, status.step, status.committed, status.committed_age_s) == (
         "step",
@@ -199,8 +199,8 @@ def test_the_status_holds_everything_that_is_known() -> None:
     assert (status.queue, status.nodes, status.age_s) == ("research", ("node-1", "node-2"), 600.0)
 
 
-def test_the_screen_begins_with_the_verdict() -> None:
-    assert list(describe_job(ClusterView(everything()))) == [
+def test_screen_begins_with_verdict() -> None:
+    assert list(describe_job(ClusterView(complete_snapshot()))) == [
         "hang (82): rank 1 in data",
         "lm: Running (generation 2, attempt 3)",
         "  hosts      2 of 2 ready, queue research",
@@ -215,7 +215,7 @@ def test_the_screen_begins_with_the_verdict() -> None:
     ]
 
 
-def test_a_job_that_waits_says_on_its_screen_what_for() -> None:
+def test_screen_names_reason_of_wait() -> None:
     job = snapshot(jobset(1), waiting(0, "InvalidImageName"))
     assert (
         "  why        waits: its host cannot pull image registry.example/train:1: that is not a "
@@ -223,9 +223,7 @@ def test_a_job_that_waits_says_on_its_screen_what_for() -> None:
     )
 
 
-def test_a_container_that_was_killed_for_memory_is_named_where_its_peer_only_says_that_it_is_gone() -> (
-    None
-):
+def test_oom_killed_container_is_named() -> None:
     job = snapshot(
         jobset(2, status=objects.ended("Failed")),
         over(0, 81, message=farewell(81, "host 1 is gone")),
@@ -236,9 +234,9 @@ def test_a_container_that_was_killed_for_memory_is_named_where_its_peer_only_say
     assert why.startswith("  why        failed: host 1 was OOMKilled")
 
 
-def test_the_table_is_laid_out_as_kubectl_does() -> None:
+def test_table_layout() -> None:
     jobs = [
-        derive_status(everything()),
+        derive_status(complete_snapshot()),
         derive_status(
             snapshot(
                 jobset(
@@ -271,7 +269,7 @@ def test_the_table_is_laid_out_as_kubectl_does() -> None:
     ]
 
 
-def test_the_last_step_of_the_run_is_what_its_train_block_says() -> None:
+def test_total_steps_come_from_train_block() -> None:
     train = {"task": "classify", "steps": 9, "checkpoint": {"path": "/ckpt/lm"}}
     job = snapshot(
         jobset(1, train=train, command=None, volumes=[{"claim": "c", "path": "/ckpt"}]),
@@ -313,24 +311,24 @@ LOSSES: dict[str, Snapshot] = {
 
 
 @pytest.mark.parametrize("loss", LOSSES)
-def test_a_stale_phase_is_never_shown_beside_a_fresh_loss(loss: str) -> None:
-    seen = LOSSES[loss]
-    status = derive_status(seen)
+def test_stale_phase_is_not_shown(loss: str) -> None:
+    job = LOSSES[loss]
+    status = derive_status(job)
     assert (status.phase, status.phase_s) == (None, None)
-    assert not any("compile" in line for line in describe_job(ClusterView(seen)))
+    assert not any("compile" in line for line in describe_job(ClusterView(job)))
 
 
-def test_the_phase_of_the_attempt_after_a_loss_is_shown() -> None:
+def test_phase_of_next_attempt_is_shown() -> None:
     records = judged(81, "host 1 was lost"), beat(attempt=2, phase="compile")
     assert derive_status(snapshot(jobset(1), pod(0), records=records)).phase == "compile"
     gathering = past(81, "host 1 was lost"), beat(attempt=1, generation=0, stage="gather")
     assert derive_status(snapshot(jobset(1), pod(0), records=gathering)).phase == "rendezvous"
 
 
-def test_json_has_every_field_and_no_object_of_ours() -> None:
-    found = json.loads(json.dumps(derive_status(everything()).to_json()))
-    assert found["state"] == "Running"
-    assert found["restarts"] == {
+def test_json_has_plain_fields() -> None:
+    fields = json.loads(json.dumps(derive_status(complete_snapshot()).to_json()))
+    assert fields["state"] == "Running"
+    assert fields["restarts"] == {
         "total": 2,
         "charged": 1,
         "limit": 5,
@@ -361,18 +359,16 @@ def test_json_has_every_field_and_no_object_of_ours() -> None:
         ),
     ],
 )
-def test_a_failed_job_has_the_code_of_its_verdict_or_of_its_container(
-    pods: tuple[Any, ...], code: int
-) -> None:
+def test_exit_code_of_failed_job(pods: tuple[Any, ...], code: int) -> None:
     assert derive_status(snapshot(jobset(2, status=objects.ended("Failed")), *pods)).code == code
 
 
-def test_a_job_that_is_done_has_code_0_and_one_that_runs_none() -> None:
+def test_exit_code_of_done_and_running_job() -> None:
     assert derive_status(snapshot(jobset(1, status=objects.ended("Completed")))).code == 0
     assert derive_status(snapshot(jobset(1), pod(0))).code is None
 
 
-def test_what_a_verdict_says_of_the_last_commit_is_newer_than_the_beat_before_it() -> None:
+def test_verdict_updates_committed_step() -> None:
     end = dataclasses.replace(judged(80, "stopped", step=130), committed=130)
     job = snapshot(
         jobset(1, suspend=True),
@@ -382,19 +378,19 @@ def test_what_a_verdict_says_of_the_last_commit_is_newer_than_the_beat_before_it
     assert derive_status(job).committed == 130
 
 
-def test_restarts_of_unknown_cause_are_counted() -> None:
+def test_restarts_of_unknown_cause_count() -> None:
     status = derive_status(snapshot(jobset(1, status={"restarts": 2}), pod(0, generation=2)))
     assert (status.restart_counts.total, status.restarts) == (2, None)
 
 
-def test_hosts_are_numbered_over_slices() -> None:
-    made = jobset(2, slices=3)
+def test_hosts_are_numbered_across_slices() -> None:
+    job = jobset(2, slices=3)
     pods = [pod(host, slice=part) for part in range(3) for host in range(2)]
-    assert hosts.count_hosts(made) == 6
-    assert [host.number for host in hosts.newest_hosts(made, pods)] == [0, 1, 2, 3, 4, 5]
+    assert hosts.count_hosts(job) == 6
+    assert [host.number for host in hosts.newest_hosts(job, pods)] == [0, 1, 2, 3, 4, 5]
 
 
-def test_of_a_host_that_was_replaced_the_newer_pod_counts() -> None:
+def test_newer_pod_of_host_counts() -> None:
     old, new = pod(0), pod(0)
     new["metadata"] |= {"name": "lm-w-0-0-newer", "creationTimestamp": objects.ago(seconds=1)}
     assert [host.pod for host in hosts.newest_hosts(jobset(1), [new, old])] == ["lm-w-0-0-newer"]
@@ -404,26 +400,26 @@ def test_of_a_host_that_was_replaced_the_newer_pod_counts() -> None:
     "text",
     ["[1]", "[" * 9_000, '{"steps": "x"}', '{"steps": -1}', '{"processes_per_host": []}', "x"],
 )
-def test_variables_of_a_jobset_that_another_made_are_no_job_s(text: str) -> None:
-    made = jobset(1)
-    env = made["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]["containers"][
+def test_foreign_jobset_has_default_settings(text: str) -> None:
+    job = jobset(1)
+    env = job["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]["containers"][
         0
     ].setdefault("env", [])
     env[:] = [{"name": name, "value": text} for name in (contract.TRAIN_SPEC, contract.JOB)]
-    assert derive_status(snapshot(made)).steps is None
-    assert hosts.initial_members(made).ranks_per_host == 1
+    assert derive_status(snapshot(job)).steps is None
+    assert hosts.initial_members(job).ranks_per_host == 1
 
 
 @pytest.mark.parametrize("label", ["restart-attempt", "job-index"])
-def test_a_pod_that_a_stranger_gave_the_job_s_label_is_none_of_its_hosts(label: str) -> None:
+def test_pod_with_forged_label_is_no_host(label: str) -> None:
     stranger = pod(1)
     stranger["metadata"]["labels"][f"jobset.sigs.k8s.io/{label}"] = "x"
-    seen = snapshot(jobset(1), pod(0), stranger)
-    assert [host.number for host in seen.hosts] == [0]
-    assert derive_status(seen).ready == 1
+    job = snapshot(jobset(1), pod(0), stranger)
+    assert [host.number for host in job.hosts] == [0]
+    assert derive_status(job).ready == 1
 
 
-def test_an_init_container_that_has_not_ended_holds_the_host_up() -> None:
+def test_running_init_container_delays_host() -> None:
     init = [{"name": "fetch", "ready": False, "state": {"running": {}}}]
     (host,) = hosts.newest_hosts(
         jobset(1),
@@ -446,11 +442,11 @@ def test_an_init_container_that_has_not_ended_holds_the_host_up() -> None:
         (200_000, "2d"),
     ],
 )
-def test_ages_are_written_as_kubectl_does(seconds: float, text: str) -> None:
+def test_age_format(seconds: float, text: str) -> None:
     assert format_age(seconds) == text
 
 
-def test_nodes_are_checked_for_labels_then_taints_then_size() -> None:
+def test_node_check_order() -> None:
     spec = {
         "nodeSelector": {"pool": "a"},
         "tolerations": [
@@ -463,7 +459,7 @@ def test_nodes_are_checked_for_labels_then_taints_then_size() -> None:
         "initContainers": [{"resources": {"requests": {"cpu": "6"}}}],
     }
     labels = {"pool": "a"}
-    found = fit_nodes(
+    fields = fit_nodes(
         spec,
         [
             node("other", labels={"pool": "b"}),
@@ -480,15 +476,15 @@ def test_nodes_are_checked_for_labels_then_taints_then_size() -> None:
             ),
         ],
     )
-    assert (found.total, found.selected, found.tolerated, found.large) == (4, 3, 2, 1)
-    assert found.untolerated_taints == {"team=you:NoSchedule": 1}
+    assert (fields.total, fields.selected, fields.tolerated, fields.large) == (4, 3, 2, 1)
+    assert fields.untolerated_taints == {"team=you:NoSchedule": 1}
 
 
-def test_a_condition_that_was_never_set_is_empty() -> None:
+def test_missing_condition_is_empty() -> None:
     assert read_condition({"status": {"conditions": [condition("Ready")]}}, "Done") == {}
 
 
-def test_the_verdict_is_read_from_the_main_container_whatever_a_sidecar_does() -> None:
+def test_verdict_comes_from_main_container() -> None:
     sidecar = [{"name": "proxy", "ready": False, "state": {"running": {}}}]
     (host,) = hosts.newest_hosts(
         jobset(1), [over(0, 83, message=farewell(83, "it ended"), initContainerStatuses=sidecar)]
@@ -497,20 +493,20 @@ def test_the_verdict_is_read_from_the_main_container_whatever_a_sidecar_does() -
 
 
 @pytest.mark.parametrize("state", [{"running": {}}, {"terminated": {"exitCode": 137}}])
-def test_a_sidecar_does_not_hide_how_the_main_container_ended(state: dict[str, Any]) -> None:
+def test_sidecar_does_not_hide_end(state: dict[str, Any]) -> None:
     sidecar = [{"name": "proxy", "ready": False, "state": state}]
     (host,) = hosts.newest_hosts(jobset(1), [over(0, 83, initContainerStatuses=sidecar)])
     assert not host.is_init and host.has_started and host.terminated["exitCode"] == 83
 
 
 @pytest.mark.parametrize(("end", "expected"), [("Completed", "2, done"), ("Failed", "2, failed")])
-def test_a_job_that_is_over_does_not_read_as_one_that_is_not_ready(end: str, expected: str) -> None:
-    seen = objects.snapshot(objects.jobset(2, status=objects.ended(end)))
-    assert f"  hosts      {expected}" in describe_job(ClusterView(seen))
+def test_finished_job_is_not_unready(end: str, expected: str) -> None:
+    job = objects.snapshot(objects.jobset(2, status=objects.ended(end)))
+    assert f"  hosts      {expected}" in describe_job(ClusterView(job))
 
 
 @pytest.mark.parametrize("status", ["Completed", "Failed"])
-def test_a_list_names_no_host_of_a_job_that_is_over_as_missing(status: str) -> None:
+def test_finished_job_has_no_missing_hosts(status: str) -> None:
     job = derive_status(snapshot(jobset(2, status=objects.ended(status))))
     _, row = format_table([(job.name, [job])], False, False)
     assert row.split()[2] == "2"

@@ -68,11 +68,11 @@ HELD = (CLUSTER_QUEUES, objects.cluster_queue(active=False, stopPolicy="Hold"))
 Things = list[tuple[kinds.Kind, objects.Object]]
 
 
-def running(*hosts: int, **parts: Any) -> Things:
+def running_pod(*hosts: int, **parts: Any) -> Things:
     return [(PODS, pod(host, **parts)) for host in hosts]
 
 
-def old(**keys: Any) -> tuple[kinds.Kind, objects.Object]:
+def old_pod(**keys: Any) -> tuple[kinds.Kind, objects.Object]:
     return JOBSETS, apiserver.merge_patch(jobset(**keys), OLD)
 
 
@@ -80,7 +80,7 @@ def event(kind: str, name: str, reason: str, message: str) -> tuple[kinds.Kind, 
     return EVENTS, objects.event(kind, name, reason, message, last="2099-01-01T00:00:00Z")
 
 
-def leader(**fields: Any) -> tuple[kinds.Kind, objects.Object]:
+def leader_log(**fields: Any) -> tuple[kinds.Kind, objects.Object]:
     """What host 0's log says, in place of training at step 40."""
     return LOG, {"text": log_lines.format_line(objects.beat(**fields))}
 
@@ -89,32 +89,37 @@ def leader(**fields: Any) -> tuple[kinds.Kind, objects.Object]:
 # ClusterQueue shared.
 SITUATIONS: dict[str, Things] = {
     "not there": [],
-    "runs": [(JOBSETS, jobset()), JOB, *running(0, 1)],
+    "runs": [(JOBSETS, jobset()), JOB, *running_pod(0, 1)],
     "gathers": [
         (JOBSETS, jobset()),
         JOB,
-        *running(0, 1),
-        leader(stage="gather", missing=[1], missing_count=1),
+        *running_pod(0, 1),
+        leader_log(stage="gather", missing=[1], missing_count=1),
     ],
-    "hangs": [(JOBSETS, jobset()), JOB, *running(0, 1), leader(overdue="rank 1 is in step for 9m")],
+    "hangs": [
+        (JOBSETS, jobset()),
+        JOB,
+        *running_pod(0, 1),
+        leader_log(overdue="rank 1 is in step for 9m"),
+    ],
     "again": [
         (JOBSETS, jobset(status=GENERATION)),
         JOB,
-        *running(0, 1, generation=3),
-        leader(generation=3),
+        *running_pod(0, 1, generation=3),
+        leader_log(generation=3),
     ],
-    "one pod": [old(), JOB, *running(0)],
-    "no pod": [old(), JOB],
+    "one pod": [old_pod(), JOB, *running_pod(0)],
+    "no pod": [old_pod(), JOB],
     "rejected": [
-        old(),
+        old_pod(),
         JOB,
         event(
             "Job", "lm-w-0", "FailedCreate", "exceeded quota: q, requested: a, used: b, limited: c"
         ),
     ],
-    "no job": [old()],
+    "no job": [old_pod()],
     "no service": [
-        old(),
+        old_pod(),
         event("JobSet", "lm", "HeadlessServiceCreationFailed", "services is full"),
     ],
     "pending": [(JOBSETS, jobset(1)), JOB, (PODS, pending(0, "0/3 nodes are available"))],
@@ -134,17 +139,17 @@ SITUATIONS: dict[str, Things] = {
         JOB,
         (PODS, objects.waiting(0, "ErrImagePull", "not found")),
     ],
-    "starts": [old(), JOB, *((PODS, one) for one in CREATING)],
+    "starts": [old_pod(), JOB, *((PODS, name) for name in CREATING)],
     "mounts": [
-        old(),
+        old_pod(),
         JOB,
-        *((PODS, one) for one in CREATING),
+        *((PODS, name) for name in CREATING),
         event("Pod", ON, "FailedMount", "no such volume"),
     ],
     "node lost": [
         (JOBSETS, jobset()),
         JOB,
-        *running(0, 1, conditions=[objects.condition("Ready", "False")]),
+        *running_pod(0, 1, conditions=[objects.condition("Ready", "False")]),
         event("Pod", ON, "NodeNotReady", "Node is not ready"),
     ],
     "drained": [
@@ -153,11 +158,11 @@ SITUATIONS: dict[str, Things] = {
         *((PODS, objects.over(host, 143, conditions=[DRAINED])) for host in (0, 1)),
     ],
     "restarts": [(JOBSETS, jobset(status={"restarts": 1})), JOB],
-    "queued": [old(queue="research", suspend=True), (WORKLOADS, QUEUED), QUEUES, SHARED],
-    "queue stopped": [old(queue="research", suspend=True), (WORKLOADS, QUEUED), QUEUES, HELD],
-    "no queue": [old(queue="research", suspend=True), (WORKLOADS, QUEUED)],
+    "queued": [old_pod(queue="research", suspend=True), (WORKLOADS, QUEUED), QUEUES, SHARED],
+    "queue stopped": [old_pod(queue="research", suspend=True), (WORKLOADS, QUEUED), QUEUES, HELD],
+    "no queue": [old_pod(queue="research", suspend=True), (WORKLOADS, QUEUED)],
     "preempted": [
-        old(queue="research", suspend=True),
+        old_pod(queue="research", suspend=True),
         (WORKLOADS, EVICTED),
         QUEUES,
         SHARED,
@@ -167,23 +172,23 @@ SITUATIONS: dict[str, Things] = {
         ),
     ],
     "evicting": [
-        old(queue="research", suspend=True),
+        old_pod(queue="research", suspend=True),
         (WORKLOADS, EVICTED),
         QUEUES,
         SHARED,
-        *running(0, 1),
+        *running_pod(0, 1),
     ],
-    "unseen by Kueue": [old(queue="research", suspend=True)],
+    "unseen by Kueue": [old_pod(queue="research", suspend=True)],
     "stopped in its queue": [
-        old(queue="research", suspend=True),
+        old_pod(queue="research", suspend=True),
         (WORKLOADS, workload(active=False)),
     ],
     "stopped": [(JOBSETS, jobset(suspend=True))],
-    "stopping": [(JOBSETS, jobset(suspend=True)), SAVING, *running(0, 1)],
+    "stopping": [(JOBSETS, jobset(suspend=True)), SAVING, *running_pod(0, 1)],
     "deleting": [
         (JOBSETS, apiserver.merge_patch(jobset(), {"metadata": {"deletionTimestamp": BEGUN}})),
         JOB,
-        *running(0, is_leaving=True),
+        *running_pod(0, is_leaving=True),
     ],
     "done": [
         (JOBSETS, jobset(status=ended("Completed"))),
@@ -193,12 +198,12 @@ SITUATIONS: dict[str, Things] = {
     "failed": [
         (JOBSETS, jobset(status=ended("Failed", "FailJobSet", "a job failed"))),
         JOB,
-        *((PODS, one) for one in FAILED),
+        *((PODS, name) for name in FAILED),
     ],
     "oom": [
         (JOBSETS, jobset(status=ended("Failed", "FailJobSet", "a job failed"))),
         JOB,
-        *((PODS, one) for one in OOM),
+        *((PODS, name) for name in OOM),
     ],
     "late": [(JOBSETS, jobset(status=ended("Failed", "FailedJobs", "a job failed"))), (JOBS, LATE)],
 }
@@ -265,43 +270,44 @@ def call(
     )
 
 
-def put(server: Server, situation: str) -> None:
+def put_objects(server: Server, situation: str) -> None:
     """What there is of the job, and the log of its leader where it runs."""
     things = SITUATIONS[situation]
     records = next(
-        (one["text"] for kind, one in things if kind is LOG), log_lines.format_line(objects.beat())
+        (name["text"] for kind, name in things if kind is LOG),
+        log_lines.format_line(objects.beat()),
     )
-    for kind, one in things:
+    for kind, name in things:
         if kind is LOG:
             continue
-        obj = apiserver.merge_patch(one, {"metadata": {"namespace": "team"}})
+        obj = apiserver.merge_patch(name, {"metadata": {"namespace": "team"}})
         if kind not in (LOCAL_QUEUES, CLUSTER_QUEUES):
             obj = apiserver.merge_patch(obj, {"metadata": {"labels": {JOB_LABEL: "lm"}}})
         if kind is JOBS:
             obj["metadata"]["labels"]["jobset.sigs.k8s.io/jobset-name"] = "lm"
         place = "team" if kind.namespaced else None
-        made = server.put(kind.path(place, one["metadata"]["name"]), obj)
+        objects_value = server.put(kind.path(place, name["metadata"]["name"]), obj)
         if kind is JOBSETS:
-            made["metadata"]["uid"] = one["metadata"]["uid"]
-        if kind is PODS and "nodeName" in one["spec"]:
-            server.put(PODS.path("team", one["metadata"]["name"], "log"), {"text": f"{records}\n"})
+            objects_value["metadata"]["uid"] = name["metadata"]["uid"]
+        if kind is PODS and "nodeName" in name["spec"]:
+            server.put(PODS.path("team", name["metadata"]["name"], "log"), {"text": f"{records}\n"})
 
 
-def forbid(server: Server, right: str) -> None:
+def forbid_requests(server: Server, right: str) -> None:
     """Refuses every request that needs the right, as an API server does a user who does not have it."""
     verb, kind = right.split()
 
     def fault(handler: Handler) -> bool:
-        if needs(right, handler.at, handler.query):
+        if needed_rights(right, handler.at, handler.query):
             handler.fail(
                 403, "Forbidden", f'{kind} is forbidden: User "me" cannot {verb} resource "{kind}"'
             )
-        return needs(right, handler.at, handler.query)
+        return needed_rights(right, handler.at, handler.query)
 
     server.on("GET", "", *[fault] * 50)
 
 
-def needs(right: str, path: str, query: Mapping[str, str]) -> bool:
+def needed_rights(right: str, path: str, query: Mapping[str, str]) -> bool:
     """Whether a user needs this right for a request."""
     verb, kind = right.split()
     if path.endswith("/log"):
@@ -310,99 +316,105 @@ def needs(right: str, path: str, query: Mapping[str, str]) -> bool:
     return (last if verb == "list" else above) == kind
 
 
-def plain(said: str) -> str:
+def plain_text(text: str) -> str:
     """Without the ages, which grow from call to call."""
-    return re.sub(r"\d+", "#", said)
+    return re.sub(r"\d+", "#", text)
 
 
-def first_line(verb: str, left: CommandResult) -> str:
+def first_line_without(verb: str, without: CommandResult) -> str:
     """What is read first, without the job's name and without waiting; of a table what is said above it."""
-    told = plain(left.out if verb in ("explain", "status") and left.out else left.err).splitlines()
+    lines_value = plain_text(
+        without.out if verb in ("explain", "status") and without.out else without.err
+    ).splitlines()
     lines = [
-        line for line in told if "waiting for an answer" not in line
+        line for line in lines_value if "waiting for an answer" not in line
     ]  # on a machine that is busy
     return lines[0].removeprefix("lm").removeprefix(": ").strip() if lines else ""
 
 
-def state(left: CommandResult) -> str:
+def state_without(without: CommandResult) -> str:
     """The state in the line of the job, `status` may have its result before that."""
-    line = next((line for line in left.out.splitlines() if line.startswith("lm")), "")
+    line = next((line for line in without.out.splitlines() if line.startswith("lm")), "")
     return (line.split() + ["", ""])[1]
 
 
 FULL: dict[tuple[str, str], tuple[CommandResult, list[tuple[str, str, dict[str, str]]]]] = {}
 
 
-def with_all_rights(server: Server, call: Call, verb: str, situation: str) -> CommandResult:
+def results_with_all_rights(server: Server, call: Call, verb: str, situation: str) -> CommandResult:
     """What the verb says of the situation, and, kept beside it, the requests that it took."""
     if (verb, situation) not in FULL:
         server.requests.clear()
-        left = call(verb)
-        FULL[verb, situation] = left, list(server.requests)
+        without = call(verb)
+        FULL[verb, situation] = without, list(server.requests)
     return FULL[verb, situation][0]
 
 
 @pytest.mark.parametrize("right", RIGHTS)
 @pytest.mark.parametrize("verb", VERBS)
-def test_the_first_line_without_a_right_is_true_or_says_what_may_not_be_read(
+def test_first_line_without_right_is_honest(
     server: Server, call: Call, verb: str, right: str
 ) -> None:
     for situation in SITUATIONS:
         server.objects.clear()
         server.faults.clear()
-        put(server, situation)
-        full = with_all_rights(server, call, verb, situation)
-        if not any(needs(right, path, query) for _, path, query in FULL[verb, situation][1]):
+        put_objects(server, situation)
+        full = results_with_all_rights(server, call, verb, situation)
+        if not any(
+            needed_rights(right, path, query) for _, path, query in FULL[verb, situation][1]
+        ):
             continue
-        forbid(server, right)
-        left = call(verb)
-        said, usual = first_line(verb, left), first_line(verb, full)
-        is_said = f"{right.split()[1]} is forbidden" in said
-        if verb in ("status", "list") and left.out:
-            known = state(left)
-            assert known in (state(full), *NOT_KNOWN) or (right, situation) in HIDDEN, (
+        forbid_requests(server, right)
+        without = call(verb)
+        text, usual = first_line_without(verb, without), first_line_without(verb, full)
+        is_said = f"{right.split()[1]} is forbidden" in text
+        if verb in ("status", "list") and without.out:
+            expected = state_without(without)
+            assert expected in (state_without(full), *NOT_KNOWN) or (right, situation) in HIDDEN, (
                 situation,
-                said,
+                text,
                 usual,
             )
         if verb == "explain":
             true = LESS.get((right, situation))
-            assert said == usual or is_said or (true and re.match(true, said)), (
+            assert text == usual or is_said or (true and re.match(true, text)), (
                 situation,
-                said,
+                text,
                 usual,
             )
         elif verb == "logs":
-            assert said == usual or is_said, (situation, said, usual)
+            assert text == usual or is_said, (situation, text, usual)
         elif verb == "list":
-            assert plain(left.out + left.err) == plain(full.out + full.err) or is_said, (
+            assert (
+                plain_text(without.out + without.err) == plain_text(full.out + full.err) or is_said
+            ), (
                 situation,
-                said,
+                text,
                 usual,
             )
 
 
-def test_logs_that_cannot_be_read_are_an_error(server: Server, call: Call) -> None:
-    put(server, "runs")
-    forbid(server, "get pods/log")
-    left = call("logs")
-    assert left.code == 3 and "the log of pod lm-w-0-0-abcd0 cannot be read" in left.err
+def test_unreadable_logs_are_an_error(server: Server, call: Call) -> None:
+    put_objects(server, "runs")
+    forbid_requests(server, "get pods/log")
+    without = call("logs")
+    assert without.code == 3 and "the log of pod lm-w-0-0-abcd0 cannot be read" in without.err
 
 
-def test_a_list_without_the_right_to_pods_still_lists(server: Server, call: Call) -> None:
-    put(server, "runs")
-    forbid(server, "list pods")
-    left = call("list")
-    assert left.out.splitlines()[1].split()[:3] == ["lm", "Unknown", "?/2"]
-    assert left.err.startswith("launcher: pods could not be read: ")
-    shows("`pods could not be read: …`", left.err)
+def test_list_without_right_to_pods(server: Server, call: Call) -> None:
+    put_objects(server, "runs")
+    forbid_requests(server, "list pods")
+    without = call("list")
+    assert without.out.splitlines()[1].split()[:3] == ["lm", "Unknown", "?/2"]
+    assert without.err.startswith("launcher: pods could not be read: ")
+    shows("`pods could not be read: …`", without.err)
 
 
-def test_a_list_of_jobs_whose_logs_may_not_be_read_says_so_once(server: Server, call: Call) -> None:
-    put(server, "runs")
+def test_list_reports_unreadable_logs_once(server: Server, call: Call) -> None:
+    put_objects(server, "runs")
     for kind, path in ((JOBSETS, "lm"), (PODS, "lm-w-0-0-abcd0")):
-        one = json.loads(json.dumps(server.objects[kind.path("team", path)]).replace("lm", "zz"))
-        server.put(kind.path("team", path.replace("lm", "zz")), one)
+        name = json.loads(json.dumps(server.objects[kind.path("team", path)]).replace("lm", "zz"))
+        server.put(kind.path("team", path.replace("lm", "zz")), name)
 
     def fault(handler: Handler) -> bool:
         if is_log := handler.at.endswith("/log"):
@@ -415,15 +427,15 @@ def test_a_list_of_jobs_whose_logs_may_not_be_read_says_so_once(server: Server, 
         return is_log
 
     server.on("GET", "", *[fault] * 50)
-    left = call("list")
-    assert len(left.out.splitlines()) == 3
-    assert server.count("GET", "/log") == 2 and left.err.count("could not be read") == 1
+    without = call("list")
+    assert len(without.out.splitlines()) == 3
+    assert server.count("GET", "/log") == 2 and without.err.count("could not be read") == 1
 
 
-def test_a_log_is_followed_although_the_server_fails_once(
+def test_follow_survives_server_fault(
     server: Server, call: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    put(server, "runs")
+    put_objects(server, "runs")
     followed: list[str] = []
     monkeypatch.setattr("jaxlaunch.launcher.kubernetes.transport.MAX_TRIES", 1)
     monkeypatch.setattr(
@@ -447,7 +459,7 @@ def test_a_log_is_followed_although_the_server_fails_once(
     assert (call("logs", "-f").code, followed) == (3, ["lm"])
 
 
-def test_the_exit_code_of_a_job_whose_pods_may_not_be_read_is_that_of_its_condition() -> None:
+def test_exit_code_comes_from_condition_without_pods() -> None:
     message = (
         "Container main for pod team/lm-w-0-0-x failed with exit code 65 matching FailJob "
         "rule at index 1"
