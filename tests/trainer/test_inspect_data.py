@@ -51,12 +51,8 @@ def test_images_are_counted_and_faults_reported(photo_folder: Path) -> None:
     assert "train/dog/x.png is not an image" in result["broken"]["first"][0]
     twice = result["duplicates"]
     assert twice["count"] == 2 and twice["first"][1].endswith("train/dog/1.png")  # of another split
-    assert result["data"] == {
-        "source": "images",
-        "path": str(photo_folder),
-        "size": 224,
-        "on_broken": "skip",
-    }
+    expected = {"source": "images", "path": str(photo_folder), "size": 224, "on_broken": "skip"}
+    assert result["data"] == expected
     assert can_open(result) == 8
     with Image.open(sheet) as picture:
         pixels = np.asarray(picture)

@@ -34,7 +34,9 @@ CLIENT_PACKAGES = (
     *("httpcore", "httpx", "huggingface_hub", "requests", "s3fs", "s3transfer", "urllib3"),
 )
 TRANSIENT_NAMES = re.compile(
-    "Timeout|TimedOut|Connect|Disconnect|Network|Transport|Protocol|Unavailable|Payload|Incomplete|ChunkedEncoding|Deadline|TooMany|SlowDown|Throttl|Retr(?:y|ies)|InternalServer|BadGateway|Transient"
+    "Timeout|TimedOut|Connect|Disconnect|Network|Transport|Protocol|Unavailable|Payload|Incomplete|"
+    "ChunkedEncoding|Deadline|TooMany|SlowDown|Throttl|Retr(?:y|ies)|InternalServer|BadGateway|"
+    "Transient"
 )
 # HTTP statuses below 500 that may not occur again.
 RETRYABLE_STATUSES = (408, 425, 429)

@@ -98,8 +98,9 @@ def tokenizer_files(data: Data) -> Mapping[str, bytes]:
     """Return the tokenizer files of checkpoints by name, none for bytes and for other data."""
     from jaxlaunch.trainer.text import tokenizer
 
-    has_text = isinstance(data, Text | Mixture)
-    return tokenizer.load_tokenizer(data.tokenizer).files if has_text else {}
+    if isinstance(data, Text | Mixture):
+        return tokenizer.load_tokenizer(data.tokenizer).files
+    return {}
 
 
 def open_mixture(block: str, split: Split) -> DataSource:

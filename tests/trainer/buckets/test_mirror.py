@@ -56,9 +56,8 @@ def test_pull_fetches_files_and_push_skips_unchanged_ones(bucket, tmp_path) -> N
     put_files(bucket, **remaining)
     mirror = Mirror(URL, tmp_path)
     mirror.pull(range(1), True)
-    assert read_files(tmp_path) == {
-        name: text for name, text in remaining.items() if "90" not in name
-    }
+    actual = read_files(tmp_path)
+    assert actual == {name: text for name, text in remaining.items() if "90" not in name}
     bucket.requests.clear()
     mirror.push(at_once=True)
     assert bucket.requests == []
@@ -131,10 +130,8 @@ def test_drafts_are_skipped_and_large_files_are_put_less_often(bucket, tmp_path)
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_bytes(b"x" * size)
     mirror.push()
-    assert {name.removeprefix(f"{HOME}/") for name in bucket.objects} == {
-        "logs/rank-0.log",
-        "trace",
-    }
+    actual = {name.removeprefix(f"{HOME}/") for name in bucket.objects}
+    assert actual == {"logs/rank-0.log", "trace"}
     for name in ("trace", "summary.json"):
         with (tmp_path / name).open("ab") as file:
             file.write(b"more")

@@ -29,15 +29,8 @@ class Numbers:
 def make_pipeline(
     length: int, *, batch: int, rows: range | None = None, seed: int = 0, shuffle: bool = True
 ) -> Pipeline:
-    return Pipeline(
-        Numbers(length),
-        lambda raw: raw,
-        batch=batch,
-        rows=rows or range(batch),
-        seed=seed,
-        shuffle=shuffle,
-        **SETTINGS,
-    )
+    settings = SETTINGS | {"seed": seed, "shuffle": shuffle}
+    return Pipeline(Numbers(length), dict, batch=batch, rows=rows or range(batch), **settings)
 
 
 def parts(batch: int, processes: int) -> list[range]:
@@ -90,9 +83,8 @@ def test_several_steps_make_one_batch() -> None:
     first, second, single, last = batches
     assert first["x"].shape == first["weight"].shape == (3, 3)
     assert single["x"].shape == last["x"].shape == (3,)
-    assert [first["x"][:, step].tolist() for step in range(3)] == [
-        data.read_batch(step)["x"].tolist() for step in range(3)
-    ]
+    actual = [first["x"][:, step].tolist() for step in range(3)]
+    assert actual == [data.read_batch(step)["x"].tolist() for step in range(3)]
     assert second["x"][:, 1].tolist() == data.example_ids(4)
     assert last["x"].tolist() == data.example_ids(7)
     assert data.read_batch(3, 3)["x"].tolist() == second["x"].tolist()
@@ -107,9 +99,8 @@ def test_growing_source_keeps_its_order() -> None:
     )
     earlier = [pipeline.example_ids(step) for pipeline in (user, torch) for step in range(9)]
     growing.length = 11
-    assert [
-        pipeline.example_ids(step) for pipeline in (user, torch) for step in range(9)
-    ] == earlier
+    actual = [pipeline.example_ids(step) for pipeline in (user, torch) for step in range(9)]
+    assert actual == earlier
 
 
 def test_examples_are_in_order_without_shuffle() -> None:
@@ -146,17 +137,8 @@ def test_first_non_finite_example_is_described(rows: range) -> None:
     def example(raw: dict[str, Any]) -> dict[str, Any]:
         return {"x": np.full((2, 2), [1.0, np.inf if raw["x"] == 4 else 2.0]), "label": raw["x"]}
 
-    result = Pipeline(
-        Numbers(7),
-        example,
-        batch=4,
-        rows=rows,
-        seed=0,
-        shuffle=False,
-        prefetch=1,
-        threads=1,
-        deterministic=True,
-    )
+    settings: dict[str, Any] = {"shuffle": False, "prefetch": 1, "threads": 1, "seed": 0}
+    result = Pipeline(Numbers(7), example, batch=4, rows=rows, deterministic=True, **settings)
     assert result.describe_not_finite(0) is None
     place = r"\(.*test_pipeline.py:\d+\)"
     assert re.fullmatch(

@@ -25,13 +25,10 @@ def test_batch_has_its_rows_in_order(threads: int) -> None:
 
 
 def test_put_receives_whole_batches() -> None:
-    batches = pipeline.iterate_batches(
-        rows_of,
-        range(2),
-        range(4),
-        threads=2,
-        put=lambda batch: (threading.get_ident(), len(batch["x"])),
-    )
+    def put(batch: Batch) -> tuple[int, int]:
+        return threading.get_ident(), len(batch["x"])
+
+    batches = pipeline.iterate_batches(rows_of, range(2), range(4), threads=2, put=put)
     assert list(batches) == [(threading.get_ident(), 4)] * 2
 
 

@@ -52,11 +52,8 @@ def test_record_is_a_valid_tf_example() -> None:
     features = tf_example_pb2.Example.FromString(record).features.feature
     assert features["image"].bytes_list.value == [bytes(range(6))]
     (arrays,) = features["jaxlaunch/arrays"].bytes_list.value
-    assert json.loads(arrays) == {
-        "image": ["|u1", [2, 3]],
-        "label": ["<i8", []],
-        "text": ["<U4", []],
-    }
+    actual = json.loads(arrays)
+    assert actual == {"image": ["|u1", [2, 3]], "label": ["<i8", []], "text": ["<U4", []]}
     assert features["label"].int64_list.value == [7]
     assert features["text"].bytes_list.value == ["grün".encode()]
 

@@ -84,14 +84,8 @@ def test_killed_packing_resumes_with_the_same_bytes(tmp_path: Path) -> None:
         most = random.Random(tmp_path.name).randint(
             1, 40
         )  # examples until it is killed; what is complete is kept
-        command = [
-            sys.executable,
-            "-c",
-            KILLED,
-            spec.model_dump_json(),
-            str(tmp_path / "killed"),
-            str(most),
-        ]
+        arguments = [spec.model_dump_json(), str(tmp_path / "killed"), str(most)]
+        command = [sys.executable, "-c", KILLED, *arguments]
         assert subprocess.run(command, check=False).returncode == -signal.SIGKILL
     began = read_folder(tmp_path / "killed")
     assert pack.IN_PROGRESS_FILE in began and NOTES_FILE not in began

@@ -101,9 +101,8 @@ def test_damaged_record_does_not_break_later_reads(tmp_path: Path) -> None:
     words = "example 1, record 1 of .*some.array_record, cannot be read: Corrupted"
     with pytest.raises(DataError, match=words):
         source[1]
-    assert [source[index]["x"].tolist() for index in (0, 2, 3)] == [
-        sound[index] for index in (0, 2, 3)
-    ]
+    actual = [source[index]["x"].tolist() for index in (0, 2, 3)]
+    assert actual == [sound[index] for index in (0, 2, 3)]
 
 
 def test_storage_failure_of_a_record_is_temporary(folder: Path) -> None:

@@ -133,9 +133,8 @@ def test_documents_of_a_row_do_not_attend_to_each_other(corpus: Path) -> None:
 
 
 def test_perplexity_follows_from_the_loss() -> None:
-    assert NextToken().derived({"loss": 2.0, "accuracy": 0.5}) == {
-        "perplexity": pytest.approx(math.exp(2.0))
-    }
+    actual = NextToken().derived({"loss": 2.0, "accuracy": 0.5})
+    assert actual == {"perplexity": pytest.approx(math.exp(2.0))}
     assert NextToken().derived({"loss": 1e9})["perplexity"] < math.inf
 
 

@@ -1,5 +1,6 @@
 """Chats in training: only the tokens of the assistant are targets."""
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -44,16 +45,10 @@ def decode_targets(examples: list[dict[str, Any]]) -> list[int]:
 def test_only_assistant_tokens_are_targets_once(tmp_path: Path, packing: str) -> None:
     result = read_rows(tmp_path / "a", CHATS, packing=packing)
     pairs = chat_corpora.encode_chat(f"{tmp_path}/a/tokenizer", CHATS)
-    assert decode_targets(result) == sorted(
-        np.concatenate([ids[mask] for ids, mask in pairs]).tolist()
-    )
-    words = [
-        answer
-        for chat in CHATS
-        for turn in chat
-        if turn["role"] == "assistant"
-        for answer in [turn["content"]]
-    ]
+    actual = decode_targets(result)
+    assert actual == sorted(np.concatenate([ids[mask] for ids, mask in pairs]).tolist())
+    turns = itertools.chain.from_iterable(CHATS)
+    words = [turn["content"] for turn in turns if turn["role"] == "assistant"]
     counted = sum(float(row["text_bytes"]) for row in result)
     assert counted == pytest.approx(sum(len(answer.encode()) for answer in words), rel=1e-5)
     (index,) = (tmp_path / "a" / "out").glob("*/index.json")
@@ -69,9 +64,8 @@ def test_user_tokens_do_not_affect_the_update(tmp_path: Path) -> None:
         ]
         for chat in CHATS
     ]
-    assert decode_targets(read_rows(tmp_path / "a", CHATS)) == decode_targets(
-        read_rows(tmp_path / "b", second)
-    )
+    actual = decode_targets(read_rows(tmp_path / "a", CHATS))
+    assert actual == decode_targets(read_rows(tmp_path / "b", second))
     same = [
         [{"role": "user", "content": answer}, {"role": "assistant", "content": "b"}]
         for answer in ("a", "z")

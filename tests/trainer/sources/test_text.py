@@ -36,9 +36,8 @@ def folder(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("length", [1, 4, 7, 8, 1000])
 def test_each_byte_is_a_target_once(folder: Path, length: int) -> None:
     source = open_split("train", f"{folder}/*.txt", length, eval_split=0.0)
-    assert read_targets(source) == b"".join(
-        (folder / f"{number}.txt").read_bytes() for number in range(10)
-    )
+    actual = read_targets(source)
+    assert actual == b"".join((folder / f"{number}.txt").read_bytes() for number in range(10))
 
 
 def test_windows_have_one_shape_and_overlap(folder: Path) -> None:
@@ -67,9 +66,8 @@ def test_share_of_the_files_is_held_out(folder: Path) -> None:
         read_targets(open_split(split, f"{folder}/*.txt", eval_split=0.2))
         for split in ("train", "eval")
     )
-    assert Counter(train) + Counter(held_out) == Counter(
-        b"".join(path.read_bytes() for path in folder.iterdir())
-    )
+    expected = Counter(b"".join(path.read_bytes() for path in folder.iterdir()))
+    assert Counter(train) + Counter(held_out) == expected
     assert set(train).isdisjoint(held_out) and len(set(held_out)) == 2
 
 
@@ -93,9 +91,8 @@ def test_too_small_share_of_one_file_is_refused(tmp_path: Path) -> None:
 def test_end_of_a_single_file_is_held_out(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_bytes(bytes(range(100)))
     assert read_targets(open_split("train", tmp_path / "a.txt", eval_split=0.1)) == bytes(range(90))
-    assert read_targets(open_split("eval", tmp_path / "a.txt", eval_split=0.1)) == bytes(
-        range(90, 100)
-    )
+    actual = read_targets(open_split("eval", tmp_path / "a.txt", eval_split=0.1))
+    assert actual == bytes(range(90, 100))
 
 
 def test_nothing_is_held_out_without_eval_split(folder: Path) -> None:

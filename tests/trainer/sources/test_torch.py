@@ -70,9 +70,8 @@ def test_fingerprint_has_digests_of_the_arguments(dataset: str) -> None:
     message = open_source(dataset, {"items": ["s3cret", "word"]}, shuffle=True).fingerprint()
     assert message.startswith(f'{dataset}, 2 examples, args sha256 {{"items": "')
     assert "s3cret" not in message
-    assert (
-        message == open_source(dataset, {"items": ["s3cret", "word"]}, shuffle=True).fingerprint()
-    )
+    expected = open_source(dataset, {"items": ["s3cret", "word"]}, shuffle=True).fingerprint()
+    assert message == expected
     assert message != open_source(dataset, {"items": ["other", "word"]}, shuffle=True).fingerprint()
 
 
@@ -174,23 +173,14 @@ def test_custom_loader_behavior_is_refused(
 def test_iterable_dataset_resumes_by_skipping(dataset: str) -> None:
     def batches(start: int, rows: range = range(4)) -> list[list[int]]:
         stream = open_source("their_datasets:Stream", {}, shuffle=False)
-        pipeline = Pipeline(
-            stream,
-            lambda raw: raw,
-            batch=4,
-            rows=rows,
-            seed=0,
-            shuffle=False,
-            prefetch=0,
-            threads=4,
-        )
+        settings: dict[str, Any] = {"seed": 0, "shuffle": False, "prefetch": 0, "threads": 4}
+        pipeline = Pipeline(stream, lambda raw: raw, batch=4, rows=rows, **settings)
         values = pipeline.iterate([range(step, step + 1) for step in range(start, 6)])
         return [batch["x"].tolist() for batch in values]
 
     whole = batches(0)
-    assert [number for batch in whole for number in batch] == [
-        position % 10 for position in range(24)
-    ]
+    actual = [number for batch in whole for number in batch]
+    assert actual == [position % 10 for position in range(24)]
     assert batches(3) == whole[3:]
     assert [batch[2:] for batch in whole] == batches(0, range(2, 4))
     with pytest.raises(IndexError, match="it ended after 10 examples, and its __len__ is 11"):

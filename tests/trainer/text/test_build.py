@@ -134,9 +134,8 @@ def test_address_depends_on_the_recipe(corpus: Path, tmp_path: Path) -> None:
         {"tokenizer": "bytes", "packing": "concat"},
     ]
     result = {recipe.make_recipe(make_text(corpus, tmp_path, **item), 32).address for item in keys}
-    assert (
-        len(result | {recipe.make_recipe(make_text(corpus, tmp_path), 33).address}) == len(keys) + 1
-    )
+    actual = len(result | {recipe.make_recipe(make_text(corpus, tmp_path), 33).address})
+    assert actual == len(keys) + 1
     moved = tmp_path / "moved"
     moved.mkdir()
     for path in corpus.glob("*.jsonl"):
@@ -218,9 +217,8 @@ def test_document_without_tokens_is_empty(tmp_path: Path, packing: str) -> None:
     folder = build_corpus(data, 64)
     assert (build.read_index(folder)["documents"], build.read_index(folder)["empty"]) == (2, 3)
     actual = tokenizer.load_tokenizer(named)
-    assert Counter(read_segments(folder, "train")) == Counter(
-        map(tuple, actual.encode_batch(["quick fox", "lazy dog"]))
-    )
+    result = Counter(read_segments(folder, "train"))
+    assert result == Counter(map(tuple, actual.encode_batch(["quick fox", "lazy dog"])))
 
 
 @pytest.mark.parametrize(
@@ -242,9 +240,8 @@ def test_truncated_part_is_built_again(
         path.unlink()
     else:
         path.write_bytes(path.read_bytes()[:remaining])
-    assert read_folder(build_corpus(make_text(corpus, tmp_path / "cut"))) == read_folder(
-        build_corpus(make_text(corpus, tmp_path / "whole"))
-    )
+    actual = read_folder(build_corpus(make_text(corpus, tmp_path / "cut")))
+    assert actual == read_folder(build_corpus(make_text(corpus, tmp_path / "whole")))
 
 
 def test_files_are_synced_before_they_are_renamed(
@@ -339,13 +336,8 @@ def test_memory_is_bounded_by_a_bucket(
 )  # of 512 bytes: a part's file, a shard's, which another library writes
 def test_full_disk_is_reported(corpus: Path, tmp_path: Path, blocks: int) -> None:
     built = recipe.make_recipe(make_text(corpus, tmp_path), 32)
-    command = [
-        sys.executable,
-        "-m",
-        "jaxlaunch.trainer.text.build",
-        str(tmp_path / built.address),
-        str(os.getpid()),
-    ]
+    program = [sys.executable, "-m", "jaxlaunch.trainer.text.build"]
+    command = [*program, str(tmp_path / built.address), str(os.getpid())]
     limited = ["sh", "-c", f'ulimit -f {blocks}; exec "$@"', "sh", *command]
     # A bytecode file would be cut at the limit, and break every import after it.
     env = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}
@@ -365,12 +357,8 @@ def test_killed_worker_leaves_fewer_processes(
     tasks = [(os.getpid(), tmp_path / str(number)) for number in range(3)]
     build._run_tasks("packed", "shards", dying.in_a_worker, tasks, 2, 3)
     assert len(list(tmp_path.iterdir())) == 3
-    assert (
-        capsys.readouterr().err.count(
-            "a process was killed, as the system does where memory is short; 1 continue"
-        )
-        == 1
-    )
+    message = "a process was killed, as the system does where memory is short; 1 continue"
+    assert capsys.readouterr().err.count(message) == 1
 
 
 def test_killed_or_stopped_build_is_reported(
@@ -403,9 +391,8 @@ def test_signal_ends_the_build_with_a_message(corpus: Path, tmp_path: Path, numb
         "what is complete is kept, and the next start resumes"
         in json.loads(ended.stdout)["message"]
     )
-    assert read_folder(build_corpus(make_text(corpus, tmp_path))) == read_folder(
-        build_corpus(make_text(corpus, tmp_path / "whole"))
-    )
+    actual = read_folder(build_corpus(make_text(corpus, tmp_path)))
+    assert actual == read_folder(build_corpus(make_text(corpus, tmp_path / "whole")))
 
 
 def test_leftovers_of_a_killed_process_are_removed(corpus: Path, tmp_path: Path) -> None:
@@ -414,12 +401,8 @@ def test_leftovers_of_a_killed_process_are_removed(corpus: Path, tmp_path: Path)
     (folder / "parts").mkdir()
     (folder / "parts" / "part-000000.index").touch()
     (folder / "index.json.0123.tmp").touch()
-    assert (
-        sources.prepare_rows(
-            make_text(corpus, tmp_path), recipe.make_recipe(make_text(corpus, tmp_path), 32)
-        )
-        == folder
-    )
+    data = make_text(corpus, tmp_path)
+    assert sources.prepare_rows(data, recipe.make_recipe(data, 32)) == folder
     assert read_folder(folder) == whole
 
 

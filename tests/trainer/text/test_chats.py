@@ -105,10 +105,8 @@ def test_ids_and_targets_equal_transformers(tmp_path: Path) -> None:
             saved_files.save_tokenizer(
                 str(tmp_path / "run"), tokenizer.load_tokenizer(folders["calls"]).files
             )
-            assert set(saved_files.read_saved_tokenizer(str(tmp_path / "run"))) == {
-                "tokenizer.json",
-                "tokenizer_config.json",
-            }
+            expected = {"tokenizer.json", "tokenizer_config.json"}
+            assert set(saved_files.read_saved_tokenizer(str(tmp_path / "run"))) == expected
 
 
 def _begins_with_a_letter(message: dict[str, Any]) -> bool:
@@ -139,20 +137,10 @@ def test_token_with_an_assistant_character_is_a_target(tmp_path: Path) -> None:
     # Tokens of `abc`, a space that was trimmed to nothing, a character of two tokens, and what is
     # behind.
     offsets = [(0, 3), (4, 4), (4, 5), (4, 5), (5, 6)]
-    assert tokenizer._tokens_in_spans(offsets, [(3, 5)]).tolist() == [
-        False,
-        True,
-        True,
-        True,
-        False,
-    ]
-    assert tokenizer._tokens_in_spans(offsets, [(1, 4)]).tolist() == [
-        True,
-        True,
-        False,
-        False,
-        False,
-    ]
+    is_inside_T = tokenizer._tokens_in_spans(offsets, [(3, 5)])
+    assert is_inside_T.tolist() == [False, True, True, True, False]
+    is_inside_T = tokenizer._tokens_in_spans(offsets, [(1, 4)])
+    assert is_inside_T.tolist() == [True, True, False, False, False]
     assert tokenizer._tokens_in_spans([], [(0, 1)]).tolist() == []
     template = (
         "{% for m in messages %}{% generation %}{{ m.content }}{% endgeneration %}|{% endfor %}"
@@ -199,9 +187,8 @@ def test_table_rows_may_be_chats(tmp_path: Path) -> None:
     built = partial(chats.load_chats(folder).row_document, "turns")
     for name in ("a.parquet", "a.arrow", "a.jsonl"):
         ((part,),) = documents.split_units([str(tmp_path / name)])
-        assert list(documents.read_documents(part, "turns", built, chats.OPTIONAL_FIELDS)) == [
-            built({"turns": chat}) for chat in result
-        ]
+        actual = list(documents.read_documents(part, "turns", built, chats.OPTIONAL_FIELDS))
+        assert actual == [built({"turns": chat}) for chat in result]
 
 
 @pytest.mark.parametrize(

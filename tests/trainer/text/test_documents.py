@@ -160,15 +160,8 @@ def test_text_file_is_cut_at_lines_if_long(tmp_path: Path, monkeypatch: pytest.M
     (tmp_path / "b.txt").write_text("one line\nanother line\na third\n")
     (tmp_path / "c.txt").write_text("é" * 25)
     (tmp_path / "d.txt").touch()
-    assert read_texts(tmp_path / "*.txt") == [
-        "short",
-        "one line\n",
-        "another line\n",
-        "a third\n",
-        "é" * 10,
-        "é" * 10,
-        "é" * 5,
-    ]
+    expected = ["short", "one line\n", "another line\n", "a third\n", "é" * 10, "é" * 10, "é" * 5]
+    assert read_texts(tmp_path / "*.txt") == expected
 
 
 @pytest.mark.parametrize("unit", [1, 9, 40, 4096])
@@ -215,17 +208,13 @@ def test_number_of_units_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 def test_invalid_utf8_is_replaced_and_counted(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_bytes(b"caf\xe9 " + "\ufffd".encode() + b" \xff.")
-    assert (read_texts(tmp_path / "a.txt"), count_replaced(tmp_path / "a.txt")) == (
-        ["caf\ufffd \ufffd \ufffd."],
-        2,
-    )
+    expected = (["caf\ufffd \ufffd \ufffd."], 2)
+    assert (read_texts(tmp_path / "a.txt"), count_replaced(tmp_path / "a.txt")) == expected
     (tmp_path / "a.jsonl").write_bytes(
         b'{"text": "a\xff"}\n{"text": "b\\ud800c"}\n{"text": "\\ud83d\\udc4d"}\n'
     )
-    assert (read_texts(tmp_path / "a.jsonl"), count_replaced(tmp_path / "a.jsonl")) == (
-        ["a\ufffd", "b\ufffdc", "👍"],
-        2,
-    )
+    expected = (["a\ufffd", "b\ufffdc", "👍"], 2)
+    assert (read_texts(tmp_path / "a.jsonl"), count_replaced(tmp_path / "a.jsonl")) == expected
 
 
 @pytest.mark.parametrize("name", ["a.parquet", "a.arrow"])

@@ -23,9 +23,8 @@ def test_each_token_is_a_target_once(name: str, length: int) -> None:
     for row in pack(name, lengths, length):
         assert 0 < row.lengths.sum() <= length + 1
         for start, count in zip(row.starts.tolist(), row.lengths.tolist(), strict=True):
-            assert np.searchsorted(ends, start, side="right") == np.searchsorted(
-                ends, start + count - 1, side="right"
-            )
+            actual = np.searchsorted(ends, start, side="right")
+            assert actual == np.searchsorted(ends, start + count - 1, side="right")
             targets.update(range(start + 1, start + count))
             observed.update(range(start, start + count))
     assert targets == Counter(set(range(sum(lengths))) - set(ends - lengths))

@@ -60,10 +60,8 @@ def decode_text(row: dict[str, Any], index: int) -> list[int]:
 )
 def test_prompt_is_not_predicted(tmp_path: Path, row: dict[str, Any]) -> None:
     (built,) = read_rows(make_data(tmp_path, [row]))
-    assert [bytes(decode_text(built, at)).decode() for at in (0, 1)] == [
-        "Is it? Yes é.",
-        "Is it? No!",
-    ]
+    actual = [bytes(decode_text(built, at)).decode() for at in (0, 1)]
+    assert actual == ["Is it? Yes é.", "Is it? No!"]
     assert [bytes(decode_targets(built, at)).decode() for at in (0, 1)] == ["Yes é.", "No!"]
     assert built["length"].tolist() == [14, 10] and not built["mask"][1, 9:].any()
 
@@ -104,9 +102,8 @@ def test_only_the_last_turn_of_messages_is_predicted(
     for at, last in enumerate((YES, NO)):
         ((ids, mask),) = chat_corpora.encode_chat(place, [options + last])
         assert decode_text(built, at) == ids.tolist()
-        assert (
-            tokenizer.load_tokenizer(place).decode(decode_targets(built, at)) == last[0]["content"]
-        )
+        actual = tokenizer.load_tokenizer(place).decode(decode_targets(built, at))
+        assert actual == last[0]["content"]
         assert decode_targets(built, at) == ids[mask].tolist()[-len(decode_targets(built, at)) :]
 
 
@@ -124,10 +121,8 @@ def test_table_pairs_are_held_out(tmp_path: Path) -> None:
             assert all(np.array_equal(mine[key], yours[key]) for key in mine)
             result.append(bytes(decode_text(mine, 0)).decode())
     assert sorted(result) == [f"{at}: a" for at in range(10)] and len(result) == 10
-    assert (
-        preferences.open_source(lines.model_copy(update={"eval_split": 0.0}), LENGTH, "eval")
-        is None
-    )
+    actual = preferences.open_source(lines.model_copy(update={"eval_split": 0.0}), LENGTH, "eval")
+    assert actual is None
     apart = lines.model_copy(update={"eval_path": f"{tmp_path}/a.parquet"})
     assert [len(open_pairs(apart, split)) for split in ("train", "eval")] == [10, 10]
 
@@ -209,11 +204,8 @@ def test_task_reads_the_pairs_of_a_job(tmp_path: Path) -> None:
         source = task.source(spec, split)
         assert source is not None and len(source) == 1
         example = task.example(source[0])
-        assert {key: value.shape for key, value in example.items()} == {
-            "tokens": (2, 16),
-            "mask": (2, 15),
-            "length": (2,),
-        }
+        actual = {key: value.shape for key, value in example.items()}
+        assert actual == {"tokens": (2, 16), "mask": (2, 15), "length": (2,)}
     few = spec.model_copy(update={"model": specs.Decoder(length=15, vocab=200)})
     words = "vocab = 200 is less than the 256 of data.tokenizer = bytes"
     with pytest.raises(SpecError, match=words):

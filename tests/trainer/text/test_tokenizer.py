@@ -1,4 +1,5 @@
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tokenizers import Tokenizer
@@ -55,9 +56,8 @@ def test_character_tokens_have_the_bytes_of_their_piece() -> None:
         ("##ing", "##", "", 3),
         ("é</w>", "", "</w>", 3),
     ]
-    assert [
-        tokenizer._count_bytes(token, prefix, suffix) for token, prefix, suffix, _ in cases
-    ] == [item[3] for item in cases]
+    actual = [tokenizer._count_bytes(token, prefix, suffix) for token, prefix, suffix, _ in cases]
+    assert actual == [item[3] for item in cases]
 
 
 def test_byte_tokenizer_uses_bytes_as_ids() -> None:
@@ -74,27 +74,16 @@ def test_byte_tokenizer_uses_bytes_as_ids() -> None:
 
 
 def test_bos_follows_the_configuration_or_post_processor(tmp_path: Path) -> None:
+    def read_bos(name: str, kind: str = "bpe", **config: Any) -> int | None:
+        folder = corpora.save_tokenizer(tmp_path / name, kind, **config)
+        return tokenizer.load_tokenizer(folder).bos
+
     named = {"bos_token": {"content": BEGIN}}
-    assert tokenizer.load_tokenizer(corpora.save_tokenizer(tmp_path / "a")).bos is None
-    assert tokenizer.load_tokenizer(corpora.save_tokenizer(tmp_path / "b", **named)).bos == 1
-    assert (
-        tokenizer.load_tokenizer(
-            corpora.save_tokenizer(tmp_path / "c", **named, add_bos_token=False)
-        ).bos
-        is None
-    )
-    assert (
-        tokenizer.load_tokenizer(
-            corpora.save_tokenizer(tmp_path / "d", "unigram", bos_token=END)
-        ).bos
-        is None
-    )
-    assert (
-        tokenizer.load_tokenizer(
-            corpora.save_tokenizer(tmp_path / "e", "unigram", bos_token=END, add_bos_token=True)
-        ).bos
-        == 1
-    )
+    assert read_bos("a") is None
+    assert read_bos("b", **named) == 1
+    assert read_bos("c", **named, add_bos_token=False) is None
+    assert read_bos("d", "unigram", bos_token=END) is None
+    assert read_bos("e", "unigram", bos_token=END, add_bos_token=True) == 1
 
 
 def test_digest_depends_on_what_makes_ids(tmp_path: Path) -> None:

@@ -15,8 +15,8 @@ from typing import Any, Literal, NamedTuple
 
 from jaxlaunch.trainer.buckets import remote
 from jaxlaunch.trainer.data import files
+from jaxlaunch.trainer.data.files import printable_path
 from jaxlaunch.trainer.errors import DataError
-from jaxlaunch.trainer.sources.images.index import printable_path
 from jaxlaunch.trainer.sources.images.picture import ENDINGS
 
 Split = Literal["train", "eval"]

@@ -31,14 +31,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def make_spec(folder: Path, workers: int = 0, **keys: object) -> TrainSpec:
-    data = {
-        "source": "images",
-        "path": str(folder),
-        "size": 16,
-        "augment": "imagenet-vit",
-        "workers": workers,
-        **keys,
-    }
+    data = {"source": "images", "path": str(folder), "size": 16, "augment": "imagenet-vit"}
+    data |= {"workers": workers, **keys}
     model = {"kind": "resnet", "stem": "small", "depths": [1], "widths": [8], "classes": 2}
     return TrainSpec.model_validate(
         {"task": "classify", "model": model, "data": data, "batch": BATCH}

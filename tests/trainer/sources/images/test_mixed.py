@@ -166,10 +166,8 @@ def test_parts_are_evaluated_separately_and_weight_zero_as_a_whole(root: Path) -
         "hub": PARTS["hub"],
     }
     held_out = open_mixture(root, "eval", parts=parts, augment="imagenet-resnet")
-    assert {name: len(numbers) for name, numbers in held_out.evaluated_parts.items()} == {
-        "folder": 3,
-        "held": 4,
-    }
+    actual = {name: len(numbers) for name, numbers in held_out.evaluated_parts.items()}
+    assert actual == {"folder": 3, "held": 4}
     built = Evaluation(held_out, Classify().example, batch=2, rows=range(2), threads=1)
     observed = [
         (part, batch["label"][batch["weight"] > 0].tolist())
@@ -180,13 +178,8 @@ def test_parts_are_evaluated_separately_and_weight_zero_as_a_whole(root: Path) -
     assert set(train.evaluated_parts) == {"folder", "hub"}
     result = looked(make_spec(root, parts))
     assert result["splits"] == {"train": 17, "eval": 7}
-    assert result["parts"]["held"] == {
-        "source": "images",
-        "train": 0,
-        "eval": 4,
-        "share": 0.0,
-        "epochs": 0.0,
-    }
+    actual = result["parts"]["held"]
+    assert actual == {"source": "images", "train": 0, "eval": 4, "share": 0.0, "epochs": 0.0}
     assert result["parts"]["folder"]["share"] == 4 / 7
     assert result["parts"]["folder"]["epochs"] == 10 / 9
 
@@ -275,10 +268,6 @@ def test_documented_job_opens(root: Path, tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     result = looked(TrainSpec.model_validate(yaml.safe_load(block)["train"]))
-    assert {name: part["share"] for name, part in result["parts"].items()} == {
-        "photos": 0.6,
-        "drawings": 0.2,
-        "records": 0.2,
-        "sketches": 0.0,
-    }
+    actual = {name: part["share"] for name, part in result["parts"].items()}
+    assert actual == {"photos": 0.6, "drawings": 0.2, "records": 0.2, "sketches": 0.0}
     assert result["splits"] == {"train": 7 + 8 + 8, "eval": 1 + 8}

@@ -47,18 +47,8 @@ def make_bomb(width: int, height: int) -> bytes:
 
 def make_grey_tiff(bits: int, meaning: int, data: bytes) -> bytes:
     """A TIFF of 7 by 5 grey pixels, which Pillow reads and does not write."""
-    tags = {
-        256: 7,
-        257: 5,
-        258: bits,
-        259: 1,
-        262: meaning,
-        273: 134,
-        277: 1,
-        278: 5,
-        279: len(data),
-        284: 1,
-    }
+    tags = {256: 7, 257: 5, 258: bits, 259: 1, 262: meaning, 273: 134, 277: 1, 278: 5}
+    tags |= {279: len(data), 284: 1}
     entries = b"".join(struct.pack("<HHII", tag, 4, 1, value) for tag, value in tags.items())
     return struct.pack("<2sHIH", b"II", 42, 8, len(tags)) + entries + bytes(4) + data
 

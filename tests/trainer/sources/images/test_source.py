@@ -168,10 +168,8 @@ def test_workers_decode_the_same_pixels(tmp_path) -> None:
     finally:
         workers.shared_workers(1).close()
         workers.shared_workers.cache_clear()
-    assert [item.value["image"].tobytes() for item in items] == [
-        result[5]["image"].tobytes(),
-        result[2]["image"].tobytes(),
-    ]
+    actual = [item.value["image"].tobytes() for item in items]
+    assert actual == [result[5]["image"].tobytes(), result[2]["image"].tobytes()]
 
 
 def test_large_jpeg_is_decoded_at_reduced_scale(tmp_path) -> None:

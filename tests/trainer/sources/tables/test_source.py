@@ -27,13 +27,8 @@ ROWS = [
 ]
 
 
-SETTINGS: dict[str, Any] = {
-    "seed": 3,
-    "shuffle": True,
-    "prefetch": 1,
-    "threads": 2,
-    "deterministic": True,
-}
+SETTINGS: dict[str, Any] = {"seed": 3, "shuffle": True, "prefetch": 1, "threads": 2}
+SETTINGS["deterministic"] = True
 
 
 def open_rows(
