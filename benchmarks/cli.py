@@ -8,7 +8,7 @@ import sys
 import tempfile
 import time
 
-from benchmarks.table import Row, emit, format_ms, log, median
+from benchmarks.table import Row, emit_rows, format_ms, log_progress, median
 
 ROUNDS = 15
 JOB = """name: bench
@@ -29,7 +29,7 @@ def measure_seconds(command: list[str]) -> float:
 
 
 def main() -> None:
-    log("cli: --help, validate and render")
+    log_progress("cli: --help, validate and render")
     launcher = str(pathlib.Path(sys.executable).with_name("launcher"))
     with tempfile.TemporaryDirectory() as folder:
         job = pathlib.Path(folder, "job.yaml")
@@ -48,7 +48,7 @@ def main() -> None:
     taken = {name: [times_of_round[name] for times_of_round in rounds[1:]] for name in commands}
     baseline = median(taken.pop("python -I -c pass"))
     bounds = {"launcher --help": 12.0, "launcher validate": 25.0, "launcher render": 35.0}
-    emit(
+    emit_rows(
         [
             Row(
                 f"{name} over python -I -c pass",

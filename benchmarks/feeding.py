@@ -30,7 +30,7 @@ import numpy as np
 from PIL import Image
 
 from benchmarks.feeding_side import Cost, Reader
-from benchmarks.table import Row, finish, log, paired_row
+from benchmarks.table import Row, finish_benchmark, log_progress, paired_row
 from tests import environments
 
 HIGH, WIDE, SIZE, BATCH = 375, 500, 224, 64  # about the mean of ImageNet's images
@@ -111,7 +111,9 @@ def compare_sides(folder: Path, workers: int, rounds: int, only: Sequence[str]) 
         "grain's DataLoader": Reader(ours, "grain", options, {}),
     }
     mine = Reader(ours, "ours", options, {})
-    log(f"feeding: {mine.versions}; " + "; ".join(side.versions for side in other_sides.values()))
+    log_progress(
+        f"feeding: {mine.versions}; " + "; ".join(side.versions for side in other_sides.values())
+    )
     costs: dict[tuple[str, str], list[tuple[Cost, Cost]]] = {}
     for seed in range(1 + rounds):
         for name, other in other_sides.items():
@@ -159,7 +161,7 @@ def index_rows(folder: Path, count: int) -> list[Row]:
             path.write_bytes(make_jpeg(number, 48, 64))
         else:  # a thousand images, under many names
             path.hardlink_to(folder / "photos" / path.parent.name / f"{number % 1000:07}.jpg")
-    log(f"feeding: {count:,} files are made in {time.perf_counter() - started_at:.0f} s")
+    log_progress(f"feeding: {count:,} files are made in {time.perf_counter() - started_at:.0f} s")
     options = {
         "folder": str(folder),
         "size": 32,
@@ -214,12 +216,12 @@ def main() -> int:
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         if arguments.index:
-            return finish(index_rows(Path(name), arguments.index))
-        log(f"feeding: writing {arguments.images} images and {arguments.rows:,} rows")
+            return finish_benchmark(index_rows(Path(name), arguments.index))
+        log_progress(f"feeding: writing {arguments.images} images and {arguments.rows:,} rows")
         write_files(Path(name), arguments.images, arguments.rows)
         if "packed" in arguments.only:
             pack_images(Path(name))
-        return finish(
+        return finish_benchmark(
             compare_sides(Path(name), arguments.workers, arguments.rounds, arguments.only)
         )
 

@@ -81,7 +81,7 @@ def resident_bytes() -> int:
     return int(pathlib.Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
-def serve(versions: str, read: Callable[[str, int], Batches]) -> None:
+def serve_reads(versions: str, read: Callable[[str, int], Batches]) -> None:
     """Read what each line on stdin requests."""
     answers, sys.stdout = sys.stdout, sys.stderr
     print(json.dumps(versions), file=answers, flush=True)
@@ -126,7 +126,7 @@ def jaxlaunch_side(options: Mapping[str, Any]) -> tuple[str, Callable[[str, int]
     }
     shares = {"first": 0.0, "some": 0.01, "more": 0.1}
 
-    def read(dataset: str, seed: int) -> Batches:
+    def read_batches(dataset: str, seed: int) -> Batches:
         task = Classify()
         source_name = "images" if dataset in shares else dataset
         spec = TrainSpec.model_validate(
@@ -150,7 +150,7 @@ def jaxlaunch_side(options: Mapping[str, Any]) -> tuple[str, Callable[[str, int]
         for made in pipeline.iterate([range(step, step + 1) for step in range(steps)]):
             yield len(made["label"])
 
-    return f"jaxlaunch {version('jaxlaunch')}", read
+    return f"jaxlaunch {version('jaxlaunch')}", read_batches
 
 
 def torch_side(options: Mapping[str, Any]) -> tuple[str, Callable[[str, int], Batches]]:
@@ -169,7 +169,7 @@ def torch_side(options: Mapping[str, Any]) -> tuple[str, Callable[[str, int], Ba
         )
     images = torchvision.datasets.ImageFolder(f"{options['folder']}/photos", change)
 
-    def loader(dataset: Any, batch: int) -> Any:
+    def make_loader(dataset: Any, batch: int) -> Any:
         workers = options["workers"]
         draws = torch.Generator().manual_seed(0)
         return torch.utils.data.DataLoader(
@@ -185,18 +185,18 @@ def torch_side(options: Mapping[str, Any]) -> tuple[str, Callable[[str, int], Ba
     order = torch.utils.data.RandomSampler(rows, generator=torch.Generator().manual_seed(0))
     batches = torch.utils.data.BatchSampler(order, options["table_batch"], drop_last=True)
     loaders = {
-        "images": loader(images, options["batch"]),
-        "rows": loader(rows, options["table_batch"]),
+        "images": make_loader(images, options["batch"]),
+        "rows": make_loader(rows, options["table_batch"]),
         "sampled": torch.utils.data.DataLoader(
             rows, batch_size=None, sampler=batches, num_workers=options["workers"]
         ),
     }
 
-    def read(dataset: str, seed: int) -> Batches:
+    def read_batches(dataset: str, seed: int) -> Batches:
         for _, label in loaders[dataset]:
             yield len(label)
 
-    return f"torch {torch.__version__}, torchvision {torchvision.__version__}", read
+    return f"torch {torch.__version__}, torchvision {torchvision.__version__}", read_batches
 
 
 def grain_side(options: Mapping[str, Any]) -> tuple[str, Callable[[str, int], Batches]]:
@@ -258,7 +258,7 @@ def grain_side(options: Mapping[str, Any]) -> tuple[str, Callable[[str, int], Ba
         def __getitem__(self, number: int) -> dict[str, Any]:
             return {"image": self._x[number], "label": self._y[number]}
 
-    def read(dataset: str, seed: int) -> Batches:
+    def read_batches(dataset: str, seed: int) -> Batches:
         source: Any = Files() if dataset == "images" else Rows()
         batch = options["batch" if dataset == "images" else "table_batch"]
         steps = [Cut()] if dataset == "images" else []
@@ -275,11 +275,11 @@ def grain_side(options: Mapping[str, Any]) -> tuple[str, Callable[[str, int], Ba
         for made in loader:
             yield len(made["label"])
 
-    return f"grain {grain.__version__}", read
+    return f"grain {grain.__version__}", read_batches
 
 
 SIDES = {"ours": jaxlaunch_side, "torch": torch_side, "grain": grain_side}
 
 
 if __name__ == "__main__":
-    serve(*SIDES[sys.argv[1]](json.loads(sys.argv[2])))
+    serve_reads(*SIDES[sys.argv[1]](json.loads(sys.argv[2])))

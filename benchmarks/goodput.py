@@ -17,7 +17,7 @@ import tempfile
 import time
 from typing import Any
 
-from benchmarks.table import Row, finish, log
+from benchmarks.table import Row, finish_benchmark, log_progress
 from jaxlaunch import contract
 from tests.gang.runs import USUAL_COMPILES, Running, make_job, read_environ, user_cache_env
 
@@ -56,7 +56,7 @@ def choose_victim(running: Running, choices: random.Random) -> tuple[str, int] |
     return f"{kind} {number}", candidates[number]
 
 
-def measure(
+def measure_goodput(
     folder: pathlib.Path, compile_cache: str | None, options: argparse.Namespace
 ) -> dict[str, Any]:
     """Return the summary of one run. Three sets of pods without a saved step end it early."""
@@ -69,7 +69,7 @@ def measure(
             if current_time >= due and (chosen := choose_victim(running, choices)):
                 os.kill(chosen[1], signal.SIGKILL)
                 kills, due = kills + 1, due + options.every
-                log(f"goodput: kill {kills}, {chosen[0]}")
+                log_progress(f"goodput: kill {kills}, {chosen[0]}")
             time.sleep(0.2)
         if running.process.poll() is None:
             running.signal(signal.SIGTERM)
@@ -102,11 +102,13 @@ def main() -> None:
         ("goodput, killed", "auto"),
         ("goodput, killed, without a compilation cache", None),
     ):
-        log(f"goodput: {options.minutes:g} minutes, compile_cache {compile_cache}")
+        log_progress(f"goodput: {options.minutes:g} minutes, compile_cache {compile_cache}")
         with tempfile.TemporaryDirectory() as folder:
-            rows.append(goodput_row(label, measure(pathlib.Path(folder), compile_cache, options)))
-        log(f"goodput: {rows[-1]}")
-    finish(rows)
+            rows.append(
+                goodput_row(label, measure_goodput(pathlib.Path(folder), compile_cache, options))
+            )
+        log_progress(f"goodput: {rows[-1]}")
+    finish_benchmark(rows)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from benchmarks import side
-from benchmarks.table import Row, finish, format_ms, log
+from benchmarks.table import Row, finish_benchmark, format_ms, log_progress
 from jaxlaunch.launcher.agent.host.environment import TRAINER_VARIABLES
 
 OPTIMIZER = {"lr": 3e-4, "clip": 1.0}
@@ -136,8 +136,8 @@ def main() -> int:
     parser.add_argument("--small", action="store_true", help="sizes for a CPU")
     options = parser.parse_args()
     if options.beside is None:
-        log(f"no --beside: {', '.join(OTHERS)} are left out")
-    return finish(
+        log_progress(f"no --beside: {', '.join(OTHERS)} are left out")
+    return finish_benchmark(
         [
             row
             for kind in MODELS

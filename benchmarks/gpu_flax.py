@@ -37,12 +37,12 @@ def main() -> None:
         "labels": jax.random.randint(labels_key, sizes["batch"], 0, sizes["classes"]),
     }
 
-    def launch() -> jax.Array:
+    def launch_step() -> jax.Array:
         nonlocal state
         state, loss = train_step(state, batch)
         return loss
 
-    print(json.dumps(side.median_step_s(launch, jax.block_until_ready)))
+    print(json.dumps(side.median_step_s(launch_step, jax.block_until_ready)))
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from typing import Any
 import jax
 
 from benchmarks import side
-from benchmarks.table import log
+from benchmarks.table import log_progress
 from jaxlaunch.trainer.attention.availability import resolve_attention
 from jaxlaunch.trainer.data import records
 from jaxlaunch.trainer.data.pipeline import Pipeline
@@ -56,7 +56,7 @@ class Speed:
         )
         spec, note = resolve_attention(spec, jax.devices()[0])
         if note:
-            log(note)
+            log_progress(note)
         task = load_object(TASKS.get(spec.task, spec.task))()
         source = task.source(spec, "train")
         assert source is not None, "synthetic data has training examples"

@@ -59,7 +59,7 @@ def main() -> None:
     )
     forward, batch = torch.compile(model) if sizes["compile"] else model, batch_of(sizes, device)
 
-    def launch() -> torch.Tensor:
+    def launch_step() -> torch.Tensor:
         optimizer.zero_grad()
         with torch.autocast(device, torch.bfloat16):
             loss = forward(**batch).loss
@@ -68,7 +68,7 @@ def main() -> None:
         optimizer.step()
         return loss.detach()
 
-    print(json.dumps(side.median_step_s(launch, torch.Tensor.item)))
+    print(json.dumps(side.median_step_s(launch_step, torch.Tensor.item)))
 
 
 if __name__ == "__main__":

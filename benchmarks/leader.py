@@ -25,7 +25,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from benchmarks.table import Row, finish, log
+from benchmarks.table import Row, finish_benchmark, log_progress
 from jaxlaunch import contract
 from jaxlaunch.contract import AgentJob
 from jaxlaunch.launcher.agent.gang import config
@@ -290,7 +290,7 @@ class Measured:
         ]
 
 
-def measure(hosts: int, ranks: int, seconds: float, folder: pathlib.Path) -> Measured:
+def measure_gang(hosts: int, ranks: int, seconds: float, folder: pathlib.Path) -> Measured:
     """Run one gang and watch its beats for `seconds`; its logs are in `folder`."""
     job = AgentJob("leader", ("sleep", "86400"), processes_per_host=ranks, in_place_limit=0)
     environ = os.environ | {
@@ -412,10 +412,10 @@ def main() -> int:
     sizes = [tuple(map(int, size.split("x"))) for size in arguments.sizes] or SIZES
     rows = []
     for hosts, ranks in sizes:
-        log(f"leader: {hosts:,} hosts × {ranks}")
+        log_progress(f"leader: {hosts:,} hosts × {ranks}")
         with tempfile.TemporaryDirectory() as folder:
-            rows += measure(hosts, ranks, arguments.seconds, pathlib.Path(folder)).rows()
-    return finish(rows)
+            rows += measure_gang(hosts, ranks, arguments.seconds, pathlib.Path(folder)).rows()
+    return finish_benchmark(rows)
 
 
 if __name__ == "__main__":

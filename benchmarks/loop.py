@@ -23,7 +23,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from benchmarks.table import Row, emit, format_ms, log, median
+from benchmarks.table import Row, emit_rows, format_ms, log_progress, median
 from jaxlaunch.trainer.loop.driver import Loop
 from jaxlaunch.trainer.loop.training import RunContext, Training
 from jaxlaunch.trainer.metrics.progress import Progress
@@ -229,21 +229,21 @@ def reserve_core() -> bool:
 def main() -> None:
     jax.config.update("jax_num_cpu_devices", 1)
     if "--shared" in sys.argv[1:] or not reserve_core():
-        log("loop: steps of about 2 ms, cores shared")
-        return emit(
+        log_progress("loop: steps of about 2 ms, cores shared")
+        return emit_rows(
             [
                 overhead_row(
                     "steps of about 2 ms, cores shared", 8, width_for(8, 0.002), 40, 50, bound=None
                 )
             ]
         )
-    log("loop: steps of about 2 ms")
+    log_progress("loop: steps of about 2 ms")
     short = overhead_row("steps of about 2 ms", 8, width_for(8, 0.002), 40, 50, bound=1.05)
-    log("loop: steps of about 50 ms")
+    log_progress("loop: steps of about 50 ms")
     wide = width_for(256, 0.05)
     long = overhead_row("steps of about 50 ms", 256, wide, 80, 5, bound=1.01)
-    log("loop: saves")
-    emit([short, long, *saving_row(256, wide)])
+    log_progress("loop: saves")
+    emit_rows([short, long, *saving_row(256, wide)])
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from benchmarks.table import log, median
+from benchmarks.table import log_progress, median
 from tests.cluster import nodes, preparations, processes
 from tests.cluster.access import Access
 from tests.cluster.gangs import PATIENCE_S, Gang, Workspace, make_workspace
@@ -212,7 +212,7 @@ def choose_gangs(only: str) -> Gangs:
     return gangs
 
 
-def measure(
+def measure_losses(
     workspace: Workspace, rounds: int, keys: Mapping[str, Any], gangs: Gangs
 ) -> dict[str, list[float]]:
     """Return the seconds of every loss, by what was lost and how it was replaced."""
@@ -231,7 +231,7 @@ def measure(
             )
             for loss, strike in strikes.items():
                 seconds.setdefault(f"{loss}, {name}", []).append(run.struck(strike))
-                log(
+                log_progress(
                     f"{loss}, {name}: {seconds[f'{loss}, {name}'][-1]:.1f} s; restarts "
                     f"{run.gang.counters}"
                 )
@@ -270,7 +270,9 @@ def main() -> int:
                 workspace.access, workspace.namespace, {"cpu": "1", "memory": "8Gi"}
             )
             keys = {"queue": "queue"}
-        seconds_by_loss = measure(workspace, arguments.rounds, keys, choose_gangs(arguments.only))
+        seconds_by_loss = measure_losses(
+            workspace, arguments.rounds, keys, choose_gangs(arguments.only)
+        )
     print("| lost, and replaced | seconds until the next step | all |\n|---|---|---|")
     for name, seconds in seconds_by_loss.items():
         print(

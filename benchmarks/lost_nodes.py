@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.lost_hosts import ALONE, SPARE, WHOLE, Run, open_workspace, pod_index
-from benchmarks.table import log
+from benchmarks.table import log_progress
 from tests.cluster import preparations, processes
 from tests.cluster.gangs import Workspace
 from tests.cluster.harness import build, image, images, second_node
@@ -74,7 +74,7 @@ class Watch:
         for name, at in observations.items():
             if at is not None and name not in self.seen:
                 self.seen[name] = round(at, 1)
-                log(f"{self.run.gang.name}: {name} after {at:.1f} s")
+                log_progress(f"{self.run.gang.name}: {name} after {at:.1f} s")
         return self.seen
 
 
@@ -156,12 +156,12 @@ def measure_loss(
             if (pod := find_victim(run, spares=JOBS[job].get("spares", 0))) is not None:
                 break
             workspace.launcher("delete", run.gang.name, "--yes")  # another try
-        log(f"{run.gang.name}: host {pod_index(pod)} is on {second_node.NODE}")
+        log_progress(f"{run.gang.name}: host {pod_index(pod)} is on {second_node.NODE}")
         run.steps_on()
         observations = LOSSES[loss](workspace, run, pod, home)
         run.release()
         assert run.gang.wait_for_end() == "Completed", run.gang.read_lines()
-        log(f"{run.gang.name}: restarts {run.gang.counters}")
+        log_progress(f"{run.gang.name}: restarts {run.gang.counters}")
         assert read_losses(volume, run.folder.name) == undisturbed, (
             f"{run.folder.name} has other losses"
         )

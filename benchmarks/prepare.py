@@ -26,7 +26,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.table import Row, emit, log
+from benchmarks.table import Row, emit_rows, log_progress
 
 VOCAB, WORDS, LENGTH = 8192, 50_000, 1024
 FILE_BYTES = 128 << 20
@@ -164,7 +164,7 @@ def measure_encode_batch(folder: Path, tokenizer: Path) -> tuple[float, int]:
     made = Tokenizer.from_file(str(tokenizer / "tokenizer.json"))
     seconds, tokens, batch = 0.0, 0, []
 
-    def encode() -> None:
+    def encode_batch() -> None:
         nonlocal seconds, tokens
         started_at = time.perf_counter()
         encodings = made.encode_batch(batch, add_special_tokens=False)
@@ -176,8 +176,8 @@ def measure_encode_batch(folder: Path, tokenizer: Path) -> tuple[float, int]:
         for line in path.open():
             batch.append(json.loads(line)["text"])
             if len(batch) == BATCH:
-                encode()
-    encode()
+                encode_batch()
+    encode_batch()
     return seconds, tokens
 
 
@@ -222,18 +222,20 @@ def main() -> None:
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=arguments.folder) as name:
         root = Path(name)
-        log(f"prepare: writing {arguments.mb} MB")
+        log_progress(f"prepare: writing {arguments.mb} MB")
         train_tokenizer(root / "tokenizer")
         for folder, size in (("whole", arguments.mb), ("killed", max(arguments.mb // 20, 1))):
             (root / folder).mkdir()
             write_corpus(root / folder, size * 1_000_000)
-        log("prepare: launcher prepare")
+        log_progress("prepare: launcher prepare")
         seconds, tokens, peak = measure_prepare(
             write_job(root / "whole", "whole", root / "tokenizer")
         )
-        log(f"prepare: {tokens} tokens in {seconds:.1f} s, {peak / 1e6:.0f} MB; encode_batch")
+        log_progress(
+            f"prepare: {tokens} tokens in {seconds:.1f} s, {peak / 1e6:.0f} MB; encode_batch"
+        )
         their_s, their_tokens = measure_encode_batch(root / "whole", root / "tokenizer")
-        log(f"prepare: {their_tokens} tokens in {their_s:.1f} s; {arguments.kills} kills")
+        log_progress(f"prepare: {their_tokens} tokens in {their_s:.1f} s; {arguments.kills} kills")
         count, is_equal = run_with_kills(
             root / "killed",
             write_job(root / "killed", "killed", root / "tokenizer"),
@@ -242,7 +244,7 @@ def main() -> None:
     cores = len(os.sched_getaffinity(0))
     # Documents end with a token of their own here.
     rate, their_rate = tokens / seconds, their_tokens / their_s
-    emit(
+    emit_rows(
         [
             Row(
                 f"encode_batch over launcher prepare, tokens per second, {arguments.mb} MB, "

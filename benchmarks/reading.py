@@ -26,7 +26,7 @@ import grain
 from absl import flags
 
 from benchmarks import prepare
-from benchmarks.table import Row, finish, log, paired_row
+from benchmarks.table import Row, finish_benchmark, log_progress, paired_row
 from jaxlaunch.contract import Key
 from jaxlaunch.trainer import spec as specs
 from jaxlaunch.trainer.data import records
@@ -204,7 +204,7 @@ def main() -> int:
     arguments = parser.parse_args()
     flags.FLAGS(["reading"])  # grain's DataLoader reads them
     with tempfile.TemporaryDirectory() as name:
-        return finish(
+        return finish_benchmark(
             measure_rows(
                 Path(name), Sizes(), arguments.mb * 1_000_000, arguments.pairs, arguments.steps
             )
@@ -213,15 +213,15 @@ def main() -> int:
 
 def measure_rows(folder: Path, sizes: Sizes, size: int, pairs: int, steps: int) -> list[Row]:
     """Return all rows of the table, for a corpus of `size` bytes in `folder`."""
-    log(f"reading: preparing {size / 1e6:g} MB")
+    log_progress(f"reading: preparing {size / 1e6:g} MB")
     prepare.train_tokenizer(folder / "tokenizer")
     prepare.write_corpus(folder, size)
     job = make_document(folder, folder / "tokenizer", sizes, steps)
     run_launcher("prepare", folder, job)
     prepared = next((folder / "out").glob("*/index.json")).parent
-    log(f"reading: {pairs} pairs")
+    log_progress(f"reading: {pairs} pairs")
     rows = compare_readers(prepared, TrainSpec.model_validate(job["train"]), pairs)
-    log(f"reading: {steps} steps of a run")
+    log_progress(f"reading: {steps} steps of a run")
     run_launcher("run", folder, job)
     return [*rows, waiting_row(folder / "run" / "metrics.jsonl", sizes.batch * sizes.length)]
 

@@ -24,7 +24,7 @@ import numpy as np
 from PIL import Image, ImageDraw
 from sklearn import datasets
 
-from benchmarks.table import Row, finish, log
+from benchmarks.table import Row, finish_benchmark, log_progress
 from jaxlaunch import contract
 from jaxlaunch.trainer import export
 from jaxlaunch.trainer.loop.training import RunContext
@@ -127,7 +127,7 @@ def train_accuracy(
         "checkpoint": {"every": None},
     }
     accuracy = float(run_training(folder, train)["accuracy"])
-    log(f"recipes: {folder.parent.name}, {folder.name}: {accuracy:.4f}")
+    log_progress(f"recipes: {folder.parent.name}, {folder.name}: {accuracy:.4f}")
     return accuracy
 
 
@@ -157,7 +157,7 @@ def augmentation_rows(home: Path, name: str, epochs: int, seeds: int) -> list[Ro
     errors = f"{name}: errors of a small ResNet with the recipe over 0.02"
     fewer = f"{name}, {FEW} images a class: errors with augmentation over those without"
     return [
-        Row(errors, (1 - mean(best)) / 0.02, 1.0, f"{format_accuracies(best)} right"),
+        Row(errors, (1 - mean_accuracy(best)) / 0.02, 1.0, f"{format_accuracies(best)} right"),
         compare_errors(fewer, with_it, without),
     ]
 
@@ -202,20 +202,20 @@ def compare_errors(label: str, accuracies: list[float], other: list[float]) -> R
     """Return the errors of one over those of the other, each the mean over the seeds."""
     return Row(
         label,
-        (1 - mean(accuracies)) / max(1 - mean(other), 1e-9),
+        (1 - mean_accuracy(accuracies)) / max(1 - mean_accuracy(other), 1e-9),
         1.0,
         f"{format_accuracies(accuracies)} right over {format_accuracies(other)}",
     )
 
 
-def mean(accuracies: list[float]) -> float:
+def mean_accuracy(accuracies: list[float]) -> float:
     """Return the mean over all seeds."""
     return float(np.mean(accuracies))
 
 
 def format_accuracies(accuracies: list[float]) -> str:
     """Return mean, deviation and number of seeds."""
-    return f"{mean(accuracies):.4f} ± {np.std(accuracies):.4f} ({len(accuracies)} seeds)"
+    return f"{mean_accuracy(accuracies):.4f} ± {np.std(accuracies):.4f} ({len(accuracies)} seeds)"
 
 
 def main() -> int:
@@ -231,7 +231,7 @@ def main() -> int:
                 rows += augmentation_rows(Path(name), dataset, arguments.epochs, arguments.seeds)
         if arguments.only in (None, "finetune"):
             rows.append(finetuning_rows(Path(name), arguments.epochs, arguments.seeds))
-    return finish(rows)
+    return finish_benchmark(rows)
 
 
 if __name__ == "__main__":

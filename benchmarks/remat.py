@@ -14,7 +14,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from benchmarks.table import Row, emit, log
+from benchmarks.table import Row, emit_rows, log_progress
 from jaxlaunch.trainer.parallel import mesh
 from jaxlaunch.trainer.spec import LM, TrainSpec
 from jaxlaunch.trainer.step.train_step import Step
@@ -73,9 +73,9 @@ def policy_rows(**sizes: int) -> list[Row]:
 
 
 def main() -> None:
-    log("remat: temporary bytes of a decoder's step")
+    log_progress("remat: temporary bytes of a decoder's step")
     os.environ["JAX_PLATFORMS"] = "cpu"
-    emit(policy_rows())
+    emit_rows(policy_rows())
 
 
 if __name__ == "__main__":

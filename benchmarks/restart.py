@@ -9,7 +9,7 @@ import signal
 import tempfile
 import time
 
-from benchmarks.table import Row, emit, log, median
+from benchmarks.table import Row, emit_rows, log_progress, median
 from jaxlaunch import contract
 from tests.gang.run_files import read_json_lines
 from tests.gang.runs import (
@@ -43,7 +43,7 @@ def find_trainer(running: Running, rank: int) -> int:
     )
 
 
-def measure(folder: pathlib.Path) -> tuple[float, float]:
+def measure_restart(folder: pathlib.Path) -> tuple[float, float]:
     """Return the seconds of a cold start and of an in-place restart to the first new step.
 
     It runs 2 processes × 4 devices. Nothing is compiled at the start: the run has a cache of its
@@ -72,15 +72,17 @@ def measure(folder: pathlib.Path) -> tuple[float, float]:
 def main() -> None:
     colds, restarts = [], []
     for turn in range(ROUNDS):
-        log(f"restart: {turn + 1} of {ROUNDS}")
+        log_progress(f"restart: {turn + 1} of {ROUNDS}")
         with tempfile.TemporaryDirectory() as folder:
-            cold, restart = measure(pathlib.Path(folder))
+            cold, restart = measure_restart(pathlib.Path(folder))
         colds.append(cold)
         restarts.append(restart)
     detail = (
         f"{median(restarts):.2f} s after a SIGKILL, {median(colds):.2f} s cold; medians of {ROUNDS}"
     )
-    emit([Row("in-place restart over a cold run", median(restarts) / median(colds), 0.8, detail)])
+    emit_rows(
+        [Row("in-place restart over a cold run", median(restarts) / median(colds), 0.8, detail)]
+    )
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from benchmarks.side import Side
-from benchmarks.table import Row, finish, log, median
+from benchmarks.table import Row, finish_benchmark, log_progress, median
 from jaxlaunch.launcher.agent.host.environment import TRAINER_VARIABLES
 from tests import environments
 
@@ -47,7 +47,7 @@ def measure_sampling(sizes: Mapping[str, Any], pairs: int) -> Row:
             sys.executable, "benchmarks.sample_ours", [folder], core, TRAINER_VARIABLES["cpu"]
         )
         theirs = Side(python, "benchmarks.sample_torch", [folder], core, environments.LAZY)
-        log(f"  {ours.versions}; {theirs.versions}")
+        log_progress(f"  {ours.versions}; {theirs.versions}")
         rounds = [(ours.step(), theirs.step()) for _ in range(1 + pairs)][1:]
         ours.close(), theirs.close()
     if any(cost.loss != other.loss for cost, other in rounds):
@@ -70,7 +70,7 @@ def main() -> int:
     rows = []
     for name, sizes in SHAPES.items():
         if all(word in name for word in sys.argv[1:]):
-            log(f"sample: {name}")
+            log_progress(f"sample: {name}")
             row = measure_sampling(sizes, PAIRS)
             rows.append(
                 Row(
@@ -80,7 +80,7 @@ def main() -> int:
                     row.detail,
                 )
             )
-    return finish(rows)
+    return finish_benchmark(rows)
 
 
 if __name__ == "__main__":

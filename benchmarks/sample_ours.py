@@ -11,7 +11,7 @@ import jax
 import numpy as np
 import pydantic
 
-from benchmarks.side import serve
+from benchmarks.side import serve_steps
 from jaxlaunch.trainer import spec
 from jaxlaunch.trainer.generate.network import Network
 from jaxlaunch.trainer.generate.text_model import load_text_model
@@ -50,13 +50,13 @@ def main() -> None:
         load_text_model(str(folder / WEIGHTS)),
     )
 
-    def step() -> float:
+    def run_step() -> float:
         generated = loaded.generate(options["prompts"], max_tokens=options["tokens"])
         return float(
             sum((at + 1) * token for (sample,) in generated for at, token in enumerate(sample.ids))
         )
 
-    serve(f"jax {jax.__version__}", step)
+    serve_steps(f"jax {jax.__version__}", run_step)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ import sys
 import torch
 import transformers
 
-from benchmarks.side import serve
+from benchmarks.side import serve_steps
 
 
 def main() -> None:
@@ -19,7 +19,7 @@ def main() -> None:
     model = transformers.AutoModelForCausalLM.from_pretrained(folder / "weights").eval()
     rows = torch.tensor(options["prompts"])
 
-    def step() -> float:
+    def run_step() -> float:
         with torch.no_grad():
             tokens = model.generate(
                 rows,
@@ -31,7 +31,7 @@ def main() -> None:
         new = tokens[:, rows.shape[1] :].tolist()
         return float(sum((at + 1) * token for ids in new for at, token in enumerate(ids)))
 
-    serve(f"torch {torch.__version__}, transformers {transformers.__version__}", step)
+    serve_steps(f"torch {torch.__version__}, transformers {transformers.__version__}", run_step)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ import pathlib
 import tempfile
 from collections.abc import Callable, Mapping
 
-from benchmarks.table import Row, emit, log, median
+from benchmarks.table import Row, emit_rows, log_progress, median
 from tests.cluster import fleet
 from tests.cluster.access import Access
 from tests.cluster.fleet import Cost, Fleet
@@ -33,13 +33,13 @@ def measure_rows(access: Access, folder: pathlib.Path) -> list[Row]:
         rows = [
             compare_sizes(
                 "render",
-                repeat(
+                repeat_measurement(
                     texts, lambda fleet_of_size: fleet_of_size.measure("render", fleet_of_size.file)
                 ),
             ),
             compare_sizes(
                 "submit --dry-run=server",
-                repeat(
+                repeat_measurement(
                     texts,
                     lambda fleet_of_size: fleet_of_size.measure(
                         "submit", fleet_of_size.file, DRY_RUN
@@ -59,19 +59,25 @@ def measure_rows(access: Access, folder: pathlib.Path) -> list[Row]:
         rows.append(
             compare_sizes(
                 "status",
-                repeat(sizes, lambda fleet_of_size: fleet_of_size.measure_command("status")),
+                repeat_measurement(
+                    sizes, lambda fleet_of_size: fleet_of_size.measure_command("status")
+                ),
             )
         )
         return [
             *rows,
             compare_sizes(
                 "explain",
-                repeat(sizes, lambda fleet_of_size: fleet_of_size.measure_command("explain")),
+                repeat_measurement(
+                    sizes, lambda fleet_of_size: fleet_of_size.measure_command("explain")
+                ),
             ),
         ]
 
 
-def repeat(sizes: Mapping[int, Fleet], once: Callable[[Fleet], Cost]) -> dict[int, list[Cost]]:
+def repeat_measurement(
+    sizes: Mapping[int, Fleet], once: Callable[[Fleet], Cost]
+) -> dict[int, list[Cost]]:
     """Return the costs of `once` on each size, ROUNDS times, interleaved."""
     rounds = [
         {hosts: once(fleet_of_size) for hosts, fleet_of_size in sizes.items()}
@@ -100,15 +106,15 @@ def compare_sizes(command: str, costs: Mapping[int, list[Cost]]) -> Row:
 
 def main() -> None:
     if machine.find_missing() or not build.is_built():
-        log(
+        log_progress(
             "scale: left out: "
             f"{'; '.join(machine.find_missing()) or 'the programs of tests/cluster are not built'}"
         )
-        return emit([])
-    log("scale: a hundred and a thousand hosts")
+        return emit_rows([])
+    log_progress("scale: a hundred and a thousand hosts")
     with cluster.use_cluster(), tempfile.TemporaryDirectory() as folder:
         access = Access(places.ADMIN, build.programs_folder() / "kubectl", is_ours=True)
-        emit(measure_rows(access, pathlib.Path(folder)))
+        emit_rows(measure_rows(access, pathlib.Path(folder)))
 
 
 if __name__ == "__main__":

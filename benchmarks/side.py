@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple, TypeVar
 
-from benchmarks.table import log, median
+from benchmarks.table import log_progress, median
 
 T = TypeVar("T")
 WARM, STEPS = 5, 20  # of `paced`
@@ -101,7 +101,7 @@ class Side(Process):
         return Cost(*self.ask("step"))
 
 
-def serve(versions: str, step: Callable[[], float]) -> None:
+def serve_steps(versions: str, step: Callable[[], float]) -> None:
     """Run `step`, which waits for its result and returns the loss, for each line on stdin."""
     answers, sys.stdout = sys.stdout, sys.stderr  # what libraries print is not an answer
     print(json.dumps(versions), file=answers, flush=True)
@@ -135,6 +135,6 @@ def run_alone(
         command, env={**os.environ, **path, **environ}, stdout=subprocess.PIPE, text=True
     )
     if done.returncode:
-        log(f"left out: {module} ended with exit code {done.returncode}")
+        log_progress(f"left out: {module} ended with exit code {done.returncode}")
         return None
     return json.loads(done.stdout.strip().splitlines()[-1])

@@ -50,15 +50,15 @@ def paired_row(
     )
 
 
-def emit(rows: Sequence[Row]) -> None:
+def emit_rows(rows: Sequence[Row]) -> None:
     """Print the rows as one line of JSON for the process that started the benchmark."""
     print(json.dumps([dataclasses.asdict(row) for row in rows]), flush=True)
 
 
-def finish(rows: Sequence[Row]) -> int:
+def finish_benchmark(rows: Sequence[Row]) -> int:
     """Print the rows, also as a table on stderr, and return the exit code."""
-    log(format_table(rows))
-    emit(rows)
+    log_progress(format_table(rows))
+    emit_rows(rows)
     return exit_code(rows)
 
 
@@ -100,6 +100,6 @@ def median(values: Sequence[float]) -> float:
     return statistics.median(values)
 
 
-def log(text: str) -> None:
+def log_progress(text: str) -> None:
     """Print progress on stderr: stdout is for the rows."""
     print(text, file=sys.stderr, flush=True)

@@ -20,7 +20,7 @@ import numpy as np
 from sklearn import datasets, neural_network
 
 from benchmarks.recipes import run_training
-from benchmarks.table import Row, finish, log
+from benchmarks.table import Row, finish_benchmark, log_progress
 
 HELD_OUT_EVERY = 5  # every fifth row, as eval_split 0.2 takes them
 RECIPES: dict[str, dict[str, Any]] = {
@@ -101,7 +101,7 @@ def measure_scores(name: str, splits: int, seeds: int, compiled: str) -> Row:
             f"{np.mean(scores_of_side[-seeds:]):.4f} ± {np.std(scores_of_side[-seeds:]):.4f}"
             for scores_of_side in scores
         ]
-        log(
+        log_progress(
             f"tabular: {name}, split {split}: ours {formatted_last[0]}, scikit-learn {formatted_last[1]}"
         )
     mine, other = (float(np.mean(scores_of_side)) for scores_of_side in scores)
@@ -123,7 +123,7 @@ def main() -> int:
     arguments = parser.parse_args()
     names = [name for name in SETS if arguments.only in (None, name)]
     with tempfile.TemporaryDirectory() as folder:
-        return finish(
+        return finish_benchmark(
             [measure_scores(name, arguments.splits, arguments.seeds, folder) for name in names]
         )
 

@@ -27,7 +27,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from benchmarks.side import Cost, Side
-from benchmarks.table import Row, finish, format_ms, log, median
+from benchmarks.table import Row, finish_benchmark, format_ms, log_progress, median
 from jaxlaunch.launcher.agent.host.environment import TRAINER_VARIABLES
 
 PAIRS = 7
@@ -85,7 +85,7 @@ def build_environment() -> str:
     folder = pathlib.Path(cache, "jaxlaunch", "benchmarks", key)
     ready, python = folder / "ready", str(folder / "bin" / "python")
     if not ready.exists():
-        log(f"building {folder}: {', '.join(packages)}")
+        log_progress(f"building {folder}: {', '.join(packages)}")
         subprocess.run([sys.executable, "-m", "venv", "--clear", str(folder)], check=True)
         subprocess.run(
             [python, "-m", "pip", "install", "--quiet", *packages], check=True, stdout=sys.stderr
@@ -98,7 +98,7 @@ def available_sides(python: str) -> tuple[str, ...]:
     """Return the other sides that the environment has."""
     if subprocess.run([python, "-c", "import torch_xla"], capture_output=True).returncode == 0:
         return tuple(OTHERS)
-    log(f"{XLA} is not installed in {python}: left out")
+    log_progress(f"{XLA} is not installed in {python}: left out")
     return tuple(name for name in OTHERS if name != XLA)
 
 
@@ -116,7 +116,7 @@ def measure_sides(
             module, arguments, environ = OTHERS[name]
             running[name] = Side(python, module, [folder, *arguments], core, environ)
         for name, side in running.items():
-            log(f"  {name}: {side.versions}")
+            log_progress(f"  {name}: {side.versions}")
         rounds = [{name: side.step() for name, side in running.items()} for _ in range(2 + pairs)]
         for side in running.values():
             side.close()
@@ -166,10 +166,10 @@ def main() -> int:
     chosen = [name for name in SHAPES if all(word in name for word in options.words)]
     sides, table_rows = available_sides(build_environment()), []
     for name in chosen:
-        log(f"vit: {name}")
+        log_progress(f"vit: {name}")
         bound, sizes = SHAPES[name]
         table_rows += ratio_rows(name, bound, measure_sides(sizes, options.pairs, sides))
-    return finish(table_rows)
+    return finish_benchmark(table_rows)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ import optax
 import transformers
 from flax.training.train_state import TrainState
 
-from benchmarks.side import serve
+from benchmarks.side import serve_steps
 
 
 @jax.jit
@@ -50,15 +50,15 @@ def main() -> None:
         "labels": jnp.asarray(read["labels"]),
     }
 
-    def step() -> float:
+    def run_step() -> float:
         nonlocal state
         state, loss = train_step(state, batch)
         jax.block_until_ready(state)
         return float(loss)
 
-    serve(
+    serve_steps(
         f"transformers {transformers.__version__}, flax {flax.__version__}, jax {jax.__version__}",
-        step,
+        run_step,
     )
 
 

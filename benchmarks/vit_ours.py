@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from benchmarks.side import serve
+from benchmarks.side import serve_steps
 from jaxlaunch.trainer.huggingface import save
 from jaxlaunch.trainer.parallel import mesh
 from jaxlaunch.trainer.spec import CLASSIFY, TrainSpec, ViT
@@ -76,13 +76,13 @@ def main() -> None:
     made.compile_train(batch)
     state = made.init_state()
 
-    def step() -> float:
+    def run_step() -> float:
         nonlocal state
         state, metrics = made.train(state, batch)
         jax.block_until_ready(state)
         return float(metrics["loss"])
 
-    serve(f"jax {jax.__version__}, {sizes['precision']}", step)
+    serve_steps(f"jax {jax.__version__}, {sizes['precision']}", run_step)
 
 
 if __name__ == "__main__":

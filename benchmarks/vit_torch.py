@@ -15,7 +15,7 @@ import numpy as np
 import torch
 import transformers
 
-from benchmarks.side import serve
+from benchmarks.side import serve_steps
 
 
 def main() -> None:
@@ -39,7 +39,7 @@ def main() -> None:
     pixels, labels = pixels.to(device), torch.from_numpy(read["labels"]).long().to(device)
     is_bf16 = sizes["precision"] == "bf16"
 
-    def step() -> float:
+    def run_step() -> float:
         optimizer.zero_grad()
         with (
             torch.autocast(pixels.device.type, torch.bfloat16)
@@ -53,7 +53,9 @@ def main() -> None:
             xla.sync()
         return float(loss.detach())
 
-    serve(f"torch {torch.__version__} {mode}, {model.config._attn_implementation} attention", step)
+    serve_steps(
+        f"torch {torch.__version__} {mode}, {model.config._attn_implementation} attention", run_step
+    )
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ SLACK = 3  # an issue's bounds, times this
 
 
 def test_verdict_reaches_two_hundred_hosts_quickly(tmp_path: Path) -> None:
-    result = leader.measure(HOSTS, RANKS, 3.0, tmp_path)
+    result = leader.measure_gang(HOSTS, RANKS, 3.0, tmp_path)
     assert 0.5 * HOSTS / HEARTBEAT_S < result.beats_per_s < 1.5 * HOSTS / HEARTBEAT_S
     assert result.share < SLACK * leader.MOST_SHARE and result.peak_mb < leader.MOST_MB
     assert result.verdict_s < SLACK * leader.MOST_S
