@@ -112,9 +112,11 @@ def test_closed_port_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         pod.say(1, b"connection refused")
         pod.close()
 
-    with send_request(tmp_path, monkeypatch, answers) as (cluster, _):
-        with pytest.raises(UnreachableError, match="The pod did not answer: connection refused"):
-            cluster.port_forward("team-a", "lm-w-0-0", 9400, b"hello")
+    with (
+        send_request(tmp_path, monkeypatch, answers) as (cluster, _),
+        pytest.raises(UnreachableError, match="The pod did not answer: connection refused"),
+    ):
+        cluster.port_forward("team-a", "lm-w-0-0", 9400, b"hello")
 
 
 def test_refusal_keeps_server_message_and_names_missing_right(
@@ -126,14 +128,18 @@ def test_refusal_keeps_server_message_and_names_missing_right(
             b"HTTP/1.1 403 Forbidden\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body)
         )
 
-    with send_request(tmp_path, monkeypatch, answers) as (cluster, _):
-        with pytest.raises(ApiError, match="pods is forbidden") as refused:
-            cluster.port_forward("team-a", "lm-w-0-0", 9400, b"hello")
+    with (
+        send_request(tmp_path, monkeypatch, answers) as (cluster, _),
+        pytest.raises(ApiError, match="pods is forbidden") as refused,
+    ):
+        cluster.port_forward("team-a", "lm-w-0-0", 9400, b"hello")
     assert refused.value.status == 403
     assert "pods/portforward" in (refused.value.hint or "")
 
 
 def test_broken_connection_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with send_request(tmp_path, monkeypatch, lambda pod: None) as (cluster, _):
-        with pytest.raises(UnreachableError, match="did not open a port-forward to the pod"):
-            cluster.port_forward("team-a", "lm-w-0-0", 9400, b"hello")
+    with (
+        send_request(tmp_path, monkeypatch, lambda pod: None) as (cluster, _),
+        pytest.raises(UnreachableError, match="did not open a port-forward to the pod"),
+    ):
+        cluster.port_forward("team-a", "lm-w-0-0", 9400, b"hello")

@@ -18,9 +18,9 @@ def test_locked_folder_is_rejected_with_holder_pid(tmp_path: Path) -> None:
     with (
         hold_lock(tmp_path),
         pytest.raises(UserError, match=f"is in use by the run with pid {os.getpid()}"),
+        hold_lock(tmp_path),
     ):
-        with hold_lock(tmp_path):
-            pass
+        pass
     with hold_lock(tmp_path) as lock:
         assert not lock.is_gone
         (tmp_path / ".lock").unlink()
@@ -56,9 +56,11 @@ def test_folder_stays_locked_until_agents_of_killed_launcher_end(
     argv = [sys.executable, "-c", LAUNCHER, AGENT, str(folder), str(pipe)]
     launcher = subprocess.run(argv, env=environ, stdout=subprocess.PIPE, text=True)
     assert (launcher.returncode, launcher.stdout.strip()) == (9, "up")
-    with pytest.raises(UserError, match="was killed, and its agents are still ending") as refused:
-        with hold_lock(folder):
-            pass
+    with (
+        pytest.raises(UserError, match="was killed, and its agents are still ending") as refused,
+        hold_lock(folder),
+    ):
+        pass
     assert "--run-dir" in str(refused.value.hint)
     pipe.write_text("end")
     with (folder / ".lock").open() as file:
