@@ -295,8 +295,9 @@ def render_agent_metrics(
     """
     values = _gang_values(generation, gang, silence_s)
     values |= _rank_values(ranks, gang.get("foremost"), timeouts_s, now)
-    memory_values = {(kind,): _float_or_nan(size) for kind, size in memory.items()}
-    values["jaxlaunch_host_memory_bytes"] = memory_values
+    values["jaxlaunch_host_memory_bytes"] = {
+        (kind,): _float_or_nan(size) for kind, size in memory.items()
+    }
     lines: list[str] = []
     for row in contract.PROMETHEUS:
         if row.exporter == "agent":

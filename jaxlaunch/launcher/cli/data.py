@@ -198,9 +198,9 @@ def prepare_command(
         raise
     if to is None:
         corpora = result.get("prepared", ())
-        lines = (line for corpus in corpora for line in _describe_corpus(corpus))
+        lines = [line for corpus in corpora for line in _describe_corpus(corpus)]
     else:
-        lines = _describe_records(to, result)
+        lines = list(_describe_records(to, result))
     output.show_result(result, form, lines)
 
 

@@ -111,7 +111,7 @@ def describe_findings(findings: Sequence[Finding]) -> Iterator[str]:
         check = finding.check if finding.check != previous_check else ""
         yield f"{finding.level:<8} {check:<{_TEXT_COLUMN - 10}} {finding.summary_text}"
         previous_check = finding.check
-        texts = {"why": finding.reason_text, "fix": finding.remedy_text}
+        texts: dict[str, str | None] = {"why": finding.reason_text, "fix": finding.remedy_text}
         if finding.level == "fail":
             texts["see"] = checks.section_link(finding.check)
         for name, text in texts.items():

@@ -55,8 +55,8 @@ def eval_command(
     if best and step not in (None, programs.BEST):
         raise UserError(f"--best and --step {step} name two steps.", "give one of them.")
     training = trainer_process.open_training(run, [f"train.data.{key}" for key in keys])
-    folder, step = trainer_process.find_checkpoints(run), programs.BEST if best else step
-    program = programs.Evaluate(folder=folder, step=step, ema=ema)
+    folder = trainer_process.find_checkpoints(run)
+    program = programs.Evaluate(folder=folder, step="best" if best else step, ema=ema)
     result = _run_program("evaluation", program, training.device_environ())
     classes = result.get("classification")
     # The page of the run reads this file.

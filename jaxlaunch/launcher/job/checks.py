@@ -598,7 +598,8 @@ def row_faults(job: JobSpec) -> Iterator[Fault]:
         return
     if job.devices > _MAX_SIMULATED_DEVICES or job.devices % job.processes:
         return
-    sizes, dcn = job.train.mesh.resolve(job.devices), job.train.mesh.dcn
+    sizes = job.train.mesh.resolve(job.devices)
+    dcn = {str(axis): parts for axis, parts in job.train.mesh.dcn.items()}
     slice_sizes = [dcn.get(axis, 1) for axis in MESH_AXES]
     pairs = list(zip(sizes, slice_sizes, strict=True))
     if math.prod(slice_sizes) != job.slices or any(size % times for size, times in pairs):

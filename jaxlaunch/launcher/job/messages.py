@@ -75,9 +75,9 @@ def translate_errors(
     ]
     details.sort(key=lambda pair: document.locate(Fault(pair[0].path, "")).line)
     labels: dict[KeyPath, set[str]] = {}
-    for spot, _ in details:
-        if spot.union is not None:
-            labels.setdefault(spot.union, set()).add(str(spot.label))
+    for original_spot, _ in details:
+        if original_spot.union is not None:
+            labels.setdefault(original_spot.union, set()).add(str(original_spot.label))
     reported: set[tuple[KeyPath, bool]] = set()
     for original_spot, detail in details:
         spot: Spot | None = original_spot

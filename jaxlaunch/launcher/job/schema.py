@@ -295,6 +295,7 @@ class Timeouts(Block, validate_default=True):
     timeouts:
       compile: 1h     # a large model
       step: 5m        # fixed; auto follows the median
+      pending: 2h     # give up when no node is free by then
     ```
     """
 
@@ -312,10 +313,14 @@ class Timeouts(Block, validate_default=True):
     data: Duration | None = _timeout("data", "waiting for one batch")
     eval: Duration | None = _timeout("eval", "one evaluation")
     save: Duration | None = _timeout("save", "one save, until it is committed")
+    pending: Duration | None = Field(
+        None, description="waiting in a queue and for nodes; default no limit"
+    )
 
     def to_seconds(self) -> dict[str, float | None]:
-        """Return the timeouts in seconds by phase; None if one is learned or not set."""
-        return {name: None if value == "auto" else value for name, value in self}
+        """Return the timeouts that an agent enforces, in seconds; None if learned or not set."""
+        timeouts = {name: value for name, value in self if name != "pending"}
+        return {name: None if value == "auto" else value for name, value in timeouts.items()}
 
 
 class Logs(Block):
@@ -413,7 +418,9 @@ class Notify(Block, validate_default=True):
         description="events that are reported: an attempt that failed or was stopped, no progress "
         "for `stall`, a job that is done, an evaluation that is the best by train.checkpoint.best",
     )
-    stall: Duration = Field("15m", description="time in one step or phase that counts as a stall")
+    stall: Duration = Field(
+        "15m", validate_default=True, description="time in one step or phase that counts as a stall"
+    )
 
 
 def _default_hosts(values: dict[str, Any]) -> int:
@@ -505,7 +512,9 @@ class JobSpec(Block, validate_default=True):
     resources: Resources = Field(Resources(), description="what the pod of each host requests")
     restarts: Restarts = Field(Restarts(), description="how often the job may restart")
     grace: Duration = Field(
-        "60s", description="time between SIGTERM and SIGKILL, in which the job saves"
+        "60s",
+        validate_default=True,
+        description="time between SIGTERM and SIGKILL, in which the job saves",
     )
     deadline: Duration | None = Field(
         None,
@@ -513,7 +522,9 @@ class JobSpec(Block, validate_default=True):
         "null: no limit",
     )
     ttl: Duration | None = Field(
-        "3d", description="how long a finished job is kept; null: without limit"
+        "3d",
+        validate_default=True,
+        description="how long a finished job is kept; null: without limit",
     )
     timeouts: Timeouts = Field(Timeouts(), description="timeout of each phase")
     logs: Logs = Field(

@@ -52,7 +52,7 @@ def describe_creator(obj: Mapping[str, Any]) -> str:
     fields = metadata.get("managedFields") or ()
     fields = [entry for entry in fields if not entry.get("subresource")]
     user_fields = [entry for entry in fields if entry.get("manager") not in _CONTROLLERS] or fields
-    first = min(user_fields, key=lambda entry: str(entry.get("time", "")), default={})
+    first: Obj = min(user_fields, key=lambda entry: str(entry.get("time", "")), default={})
     manager = first.get("manager") or "an unknown client"
     return f": created by {manager} at {metadata.get('creationTimestamp', 'an unknown time')}"
 

@@ -167,7 +167,7 @@ def reader_manifest(jobset: Obj, request: dict[str, Any]) -> dict[str, Any]:
     labels = {**MANAGED_LABELS, READER_LABEL: metadata["name"]}
     # The volume's driver may need an annotation, for example one that injects a bucket's sidecar.
     annotations = pod_template(jobset).get("metadata", {}).get("annotations") or {}
-    pod_metadata: Obj = {"labels": labels}
+    pod_metadata: dict[str, Any] = {"labels": labels}
     for key, value in annotations.items():
         if key.partition("/")[0] not in _GANG_ANNOTATION_DOMAINS:
             pod_metadata.setdefault("annotations", {})[key] = value

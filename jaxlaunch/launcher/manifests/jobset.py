@@ -338,8 +338,12 @@ def pod_template(
         **security.pod_spec(job.security),
         "containers": [main],
     }
-    defaults = {"securityContext": security.RESTRICTED, "volumeMounts": mounts}
-    defaults = {"name": "", "image": job.code.image, **defaults}
+    defaults: dict[str, Any] = {
+        "name": "",
+        "image": job.code.image,
+        "securityContext": security.RESTRICTED,
+        "volumeMounts": mounts,
+    }
     init = [{**defaults, **container} for container in job.spec.init]
     keys = [key for key in ("labels", "annotations") if key in metadata]
     template = {"metadata": {key: dict(metadata[key]) for key in keys}, "spec": spec}

@@ -76,6 +76,7 @@ def resolve(job: JobSpec, defaults: Defaults, platform: PlatformName, network: N
     selector = defaults.node_selector | job.node_selector
     facts = table.PLATFORMS[platform]
     paths = facts.search_paths.get(job.accelerator.platform)
+    slice_label = defaults.slice_label or (facts.slice_label.value if facts.slice_label else None)
     node_kinds = [nodes for nodes in (accelerator, capacity) if nodes is not None]
     is_usual = accelerator is not None and bool(accelerator.source)
     return JobNodes(
@@ -92,7 +93,7 @@ def resolve(job: JobSpec, defaults: Defaults, platform: PlatformName, network: N
             *_dump_tolerations([*defaults.tolerations, *job.tolerations]),
         ),
         efa_interfaces=_efa_interfaces(accelerator, selector, job.host_count),
-        slice_label=defaults.slice_label or (facts.slice_label and facts.slice_label.value),
+        slice_label=slice_label,
         search_paths={} if paths is None else paths.value,
     )
 

@@ -284,7 +284,7 @@ def test_remat_can_keep_the_output_of_splash() -> None:
     attend, kernels = causal_attention("splash"), []
     for names in ((), (implementations.ATTENTION_OUTPUT,)):
         saved = jax.checkpoint_policies.save_only_these_names(*names)
-        apply = jax.checkpoint(lambda *inputs: attend(*inputs, None).sum(), policy=saved)
+        apply = jax.checkpoint(lambda q, k, v: attend(q, k, v, None).sum(), policy=saved)
         step = jax.jit(jax.value_and_grad(apply, (0, 1, 2)))
         lowered = step.trace(*operands(splash.LANES)).lower(lowering_platforms=("tpu",)).as_text()
         kernels.append(lowered.count("tpu_custom_call"))

@@ -159,8 +159,8 @@ class Member:
             self._finish(verdict, self._config.job.replaces and excess is None)
             return
         if request is StopRequest.STOP:
-            reason = "" if excess is None else f": {render_excess(excess)}"
-            self._say(f"received a signal to stop{reason}")
+            detail = "" if excess is None else f": {render_excess(excess)}"
+            self._say(f"received a signal to stop{detail}")
             self.leader.send("stop", excess=codec.to_json(excess))
             return
         self._say("received a second signal to stop: killing the processes")

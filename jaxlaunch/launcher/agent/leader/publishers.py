@@ -390,7 +390,7 @@ class Notifier:
         self._best_step: Any = None
         if options and not self._url.startswith(_SCHEMES):
             self._events = frozenset()
-            name = options.get("url")
+            name = options.get("url", "")
             say(f"notify: {name} holds no http:// or https:// address; nobody is told")
 
     def check_progress(self, read_view: Callable[[], GangView], now: float) -> None:
