@@ -74,7 +74,8 @@ class HostRange(Block):
     """The number of hosts of a job that can continue with fewer.
 
     ```yaml
-    hosts: {min: 2, max: 4}  # two or three if a lost one is not replaced within timeouts.replace
+    # four; with two or three, when a lost one is not replaced within timeouts.replace
+    hosts: {min: 2, max: 4}
     train:
       {task: classify, mesh: {dp: -1}, batch: 96, steps: 1000, model: {kind: mlp},
        data: {source: synthetic}}
@@ -171,7 +172,8 @@ class Placement(Block):
     ```yaml
     accelerator: {type: h200}
     queue: research  # placement is Kueue's: it needs a queue
-    placement: {preferred: cloud.google.com/gce-topology-block}  # required: waits for room
+    # required: waits until there is room
+    placement: {preferred: cloud.google.com/gce-topology-block}
     ```
     """
 
@@ -383,7 +385,8 @@ class Code(Block):
     """The user's code, as a block.
 
     ```yaml
-    code: {folder: ., include: {tests/server.key: signs for localhost alone}}  # or only code: .
+    # or the folder alone: code: .
+    code: {folder: ., include: {tests/server.key: signs for localhost alone}}
     ```
     """
 
@@ -405,7 +408,8 @@ class Notify(Block, validate_default=True):
 
     ```yaml
     secrets: {SLACK_URL: {name: slack, key: url}}
-    notify: {url: SLACK_URL, format: slack, events: [failure, stall, done]}  # one message each
+    # a message for each of these
+    notify: {url: SLACK_URL, format: slack, events: [failure, stall, done]}
     ```
     """
 

@@ -49,7 +49,7 @@ def ignore_forbidden() -> Iterator[None]:
 class Cluster:
     """One context of a kubeconfig.
 
-    Calls raise ApiError if the server rejects a request, and UnreachableError if it does not answer.
+    Calls raise ApiError if the server rejects a request, UnreachableError if it does not answer.
     """
 
     def __init__(self, transport: Transport, namespace: str) -> None:

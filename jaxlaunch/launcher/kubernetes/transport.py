@@ -130,7 +130,9 @@ class Transport:
     def stream(
         self, path: str, query: Mapping[str, str], silence_s: float, total_s: float | None = None
     ) -> Iterator[bytes]:
-        """Yield the bytes of a streamed answer. Raises UnreachableError after `silence_s` without any.
+        """Yield the bytes of a streamed answer.
+
+        Raises UnreachableError after `silence_s` without any bytes.
 
         With `total_s` the answer must begin within that time, and an error is not retried.
         """

@@ -44,8 +44,12 @@ class Jitter(Block):
     """
 
     brightness: Weight = Field(0.0, description="change of brightness, of all channels")
-    contrast: Weight = Field(0.0, description="change of contrast, relative to its mean grey")
-    saturation: Weight = Field(0.0, description="change of saturation, relative to its grey")
+    contrast: Weight = Field(
+        0.0, description="change of contrast, relative to the image's mean grey"
+    )
+    saturation: Weight = Field(
+        0.0, description="change of saturation, relative to the image in grey"
+    )
     hue: Annotated[float, Field(ge=0.0, le=0.5)] = Field(
         0.0, description="change of hue, in turns of the colour circle in either direction"
     )
@@ -69,7 +73,9 @@ class RandAugment(Block):
     count: Annotated[int, Field(ge=1, le=14)] = Field(
         2, description="number of operations, applied one after the other"
     )
-    magnitude: Annotated[int, Field(ge=0, le=30)] = Field(9, description="their strength, up to 30")
+    magnitude: Annotated[int, Field(ge=0, le=30)] = Field(
+        9, description="strength of the operations, up to 30"
+    )
 
 
 class AugMix(Block):
@@ -95,7 +101,9 @@ class AugMix(Block):
         None, description="operations per chain; null: 1 to 3"
     )
     alpha: Rate = Field(
-        1.0, description="parameter of the shares' Dirichlet and Beta distributions"
+        1.0,
+        description="parameter of the Dirichlet and Beta distributions that the shares "
+        "are drawn from",
     )
 
 
@@ -112,8 +120,8 @@ class Augment(Block):
         source: images
         path: photos
         size: 224
-        augment: {preset: imagenet-resnet, jitter: {brightness: 0.4}}  # or its name alone: augment:
-            imagenet-resnet
+        # or its name alone: augment: imagenet-resnet
+        augment: {preset: imagenet-resnet, jitter: {brightness: 0.4}}
     ```
     """
 
@@ -121,24 +129,32 @@ class Augment(Block):
         None, description="a recipe by name; keys given here override it; default none"
     )
     crop: Annotated[list[Share], Field(min_length=2, max_length=2)] | None = Field(
-        None, description="random-resized crop: least and largest share of the area; null: none"
+        None,
+        description="random-resized crop: smallest and largest share of the area; null: the middle "
+        "of the image",
     )
     ratio: Annotated[list[Rate], Field(min_length=2, max_length=2)] = Field(
         [3 / 4, 4 / 3], description="smallest and largest width / height of a crop"
     )
-    shift: Natural = Field(0, description="largest shift in pixels; the free area is black")
+    shift: Natural = Field(
+        0, description="largest shift of the image in pixels; the free area is black"
+    )
     flip: Probability = Field(0.0, description="probability of mirroring left and right")
     flip_vertical: Probability = Field(0.0, description="probability of mirroring top and bottom")
-    jitter: Jitter | None = Field(None, description="random changes of the colours; null: none")
+    jitter: Jitter | None = Field(
+        None, description="random changes of the colours; default unchanged"
+    )
     randaugment: RandAugment | None = Field(
-        None, description="equally strong operations; null: none"
+        None, description="random operations of equal strength; default none"
     )
     augmix: AugMix | None = Field(None, description="blended chains of operations; default none")
     erase: Probability = Field(
         0.0, description="probability that a rectangle is filled with the image's mean colour"
     )
     eval_crop: Share = Field(
-        1.0, description="evaluation: used share of each side, from the middle; 0.875: 224 of 256"
+        1.0,
+        description="in an evaluation: the share of each side that is used, from the middle; "
+        "0.875: 224 of 256",
     )
 
     @model_validator(mode="before")

@@ -45,7 +45,9 @@ class Source(Block):
 
     shuffle: bool = Field(True, description="a new order every epoch, drawn from the seed")
     trace: bool = Field(False, description="write the example ids of every step to the run folder")
-    prefetch: Annotated[int, Field(ge=0), at_most(2**10)] = Field(2, description="batches ahead")
+    prefetch: Annotated[int, Field(ge=0), at_most(2**10)] = Field(
+        2, description="batches read ahead"
+    )
     threads: Few = Field(4, description="threads per process that read examples")
     deterministic: bool | None = Field(
         None,
@@ -195,18 +197,20 @@ class Text(Source):
         path: corpus/*.jsonl.zst           # rows of {"text": …}
         field: text
         tokenizer: tokenizers/llama        # a folder with tokenizer.json
-        packing: first-fit                 # whole documents, several in a row, which never see each
-            other
+        # whole documents, several in a row, which never see each other
+        packing: first-fit
     ```
     """
 
     source: Literal["text"] = Field(description="this source")
     path: _Readable = Field(
-        description="files or globs, here or in gs:// or s3://; stdlib://*.py: the standard library"
+        description="files or globs, here or in gs:// or s3://; stdlib://*.py names the "
+        "interpreter's own library"
     )
     tokenizer: Annotated[str, AfterValidator(_check_tokenizer)] = Field(
         "bytes",
-        description="bytes (vocab 256), or folder or tokenizer.json of a Hugging Face tokenizer",
+        description="bytes: a token is a byte, vocab 256; else a folder or tokenizer.json of a "
+        "Hugging Face tokenizer",
     )
     format: Literal["text", "chat", "preference"] = Field(
         "text",
@@ -325,8 +329,8 @@ class Images(ImageData):
       model: {preset: vit-s16, classes: 2}
       data:
         source: images
-        path: photos          # photos/cat/1.jpg, photos/dog/2.png …; or photos/train/cat/1.jpg and
-            photos/val/…
+        # photos/cat/1.jpg, photos/dog/2.png …; or photos/train/cat/1.jpg and photos/val/…
+        path: photos
         size: 224
         eval_split: 0.1
     ```
@@ -351,7 +355,9 @@ class Images(ImageData):
         "once, and broken ones are left out",
     )
     workers: _Workers = Field(
-        0, description="processes that decode images, per process of the run; 0: data.threads"
+        0,
+        description="processes that decode images, per process of the run; 0: the threads of "
+        "data.threads decode",
     )
 
     @model_validator(mode="after")
@@ -377,11 +383,15 @@ class Table(Source):
 
     source: Literal["table"] = Field(description="this source")
     path: _Readable = Field(
-        description="folder, files or globs, or URL: .csv .tsv .jsonl .parquet .arrow .npy .npz"
+        description="a folder, files or globs, here or in gs:// or s3://: .csv, .tsv, .jsonl, "
+        ".parquet, .arrow, .npy, .npz"
     )
     eval_path: _EvalPath = None
     eval_split: _HeldOutRows = None
-    label: _Labels = Field(None, description="column or columns; default label, class, target or y")
+    label: _Labels = Field(
+        None,
+        description="column of the label, or several; default one named label, class, target or y",
+    )
     columns: _Names | None = Field(
         None, description="columns that are read as features; default all but the label"
     )
@@ -535,10 +545,13 @@ class Mixture(ImageData):
 
     source: Literal["mixture"] = Field(description="this source")
     parts: dict[str, Annotated[_Parts, Field(discriminator="source")]] = Field(
-        description="by name; all are text (default) or tables, or images, array_record and tfds"
+        description="by name; all are text (the default), or all tables, or each is images, "
+        "array_record or tfds"
     )
     tokenizer: Annotated[str, AfterValidator(_check_tokenizer)] = Field(
-        "bytes", description="text: bytes, or folder or tokenizer.json of a Hugging Face tokenizer"
+        "bytes",
+        description="text: tokenizer of all parts, bytes, or the folder or tokenizer.json of a "
+        "Hugging Face tokenizer",
     )
     packing: Literal["concat", "first-fit", "none"] = Field(
         "concat", description="text: how documents are packed into rows, as for source: text"
@@ -549,7 +562,9 @@ class Mixture(ImageData):
     )
     channels: Literal[1, 3] = Field(3, description="images: 3 is RGB, 1 is grey")
     workers: _Workers = Field(
-        0, description="images: processes that decode, per process of the run; 0: data.threads"
+        0,
+        description="images: processes that decode, per process of the run; 0: the threads of "
+        "data.threads decode",
     )
     classes: _Classes = Field(
         None,
@@ -557,7 +572,9 @@ class Mixture(ImageData):
         "default those of the parts, which then must be the same",
     )
     label: _Labels = Field(
-        None, description="tables: column or columns; default label, class, target or y"
+        None,
+        description="tables: column of the label, or several; default one named label, class, "
+        "target or y",
     )
     columns: _Names | None = Field(
         None, description="tables: columns that are read as features; default all but the label"
@@ -687,12 +704,13 @@ class Torch(Source):
     eval_dataset: str | None = Field(
         None,
         pattern=USER_OBJECT,
-        description="another dataset for evaluation; default the training dataset with eval_args",
+        description="the dataset for evaluation, if it is another one; default the training "
+        "dataset with eval_args",
     )
     workers: _Workers | None = Field(
         None,
-        description="processes that read, per process of the run; default: num_workers of a "
-        "DataLoader, else 0, and data.threads read",
+        description="worker processes that read examples, per process of the run; default: "
+        "num_workers of a DataLoader, else 0, and data.threads read",
     )
 
 

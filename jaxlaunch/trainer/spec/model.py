@@ -63,14 +63,17 @@ class RopeScaling(Block):
 
     kind: Literal["llama3", "linear", "yarn"] = Field(
         "llama3",
-        description="which frequencies are scaled: llama3, yarn: the low ones; linear: all",
+        description="how frequencies are scaled: llama3 and yarn only the low ones, linear all",
     )
     factor: Rate = Field(description="frequencies are divided by it")
     original_length: Tokens | None = Field(
-        None, description="context length before scaling; only linear has none; default none"
+        None,
+        description="context length before scaling, in tokens; default none: linear has none, the "
+        "others need it",
     )
     low_freq_factor: Rate = Field(
-        1.0, description="llama3: frequencies with fewer rotations in original_length are divided"
+        1.0,
+        description="llama3: frequencies with fewer rotations within original_length are divided",
     )
     high_freq_factor: Rate = Field(
         4.0, description="llama3: those with more rotations are unchanged; interpolated in between"
@@ -80,9 +83,12 @@ class RopeScaling(Block):
         1.0, description="yarn: those with fewer rotations are divided; interpolated in between"
     )
     attention_factor: Rate | None = Field(
-        None, description="yarn: scale of rotated queries and keys; default 0.1 × log(factor) + 1"
+        None,
+        description="yarn: scale of the rotated queries and keys; default 0.1 × log(factor) + 1",
     )
-    truncate: bool = Field(True, description="yarn: round the ends to whole channels")
+    truncate: bool = Field(
+        True, description="yarn: round the ends of the interpolation to whole channels"
+    )
 
     @model_validator(mode="after")
     def _check_keys(self) -> RopeScaling:
@@ -115,7 +121,7 @@ _EXPERT_KEYS |= {"balance", "router_z", "capacity"}
 AttentionSpan = Literal["window", "full"]
 _DenseFamily = Literal["llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3_text", "olmo2"]
 DecoderFamily = Literal[_DenseFamily, "mixtral", "qwen3_moe"]
-_STOCHASTIC_DEPTH = "stochastic depth: probability of skipping the last block; lower for others"
+_STOCHASTIC_DEPTH = "stochastic depth: probability of skipping the last block; lower for earlier blocks"
 DropPath = Annotated[Fraction, Field(description=_STOCHASTIC_DEPTH)]
 
 
@@ -134,17 +140,25 @@ class Decoder(LayeredModel):
     kind: Literal["decoder"] = Field("decoder", description="this model")
     preset: DecoderPreset = None
     family: DecoderFamily | None = Field(
-        None, description="family that an export is written as; default the first that fits"
+        None,
+        description="model family that an export is written as; default the first that "
+        "supports these keys",
     )
     layers: Many = Field(4, description="transformer blocks")
     width: Wide = Field(256, description="size of the residual stream")
     heads: Many = Field(4, description="query heads; must divide width, unless head_size is given")
-    kv_heads: Many | None = Field(None, description="KV heads; default heads; must divide heads")
-    hidden: Wide | None = Field(None, description="units of the MLP; default 8/3 × width, rounded")
+    kv_heads: Many | None = Field(
+        None, description="key and value heads; default heads; must divide heads"
+    )
+    hidden: Wide | None = Field(
+        None, description="units of the MLP; default 8/3 of width, rounded up to 64"
+    )
     vocab: Ids = Field(256, description="token ids are 0 to vocab - 1; 256 for bytes")
     length: Tokens = Field(256, description="tokens of an example")
     positions: Tokens | None = Field(
-        None, description="longest sequence that an export states, in tokens; default length"
+        None,
+        description="longest sequence that an export states for the model, in tokens; "
+        "default length",
     )
     rope_theta: Rate = Field(10000.0, description="base of the rotary position angles")
     rope_scaling: RopeScaling | None = Field(
@@ -154,19 +168,28 @@ class Decoder(LayeredModel):
     tied: bool = Field(False, description="the output matrix is the embedding")
     head_size: Many | None = Field(None, description="channels of a head; default width / heads")
     biases: list[Literal["qkv", "out", "mlp"]] = Field(
-        [], description="layers with a bias: queries, keys and values; attention's output; the MLP"
+        [],
+        description="linear layers with a bias: queries, keys and values; attention's "
+        "output; the MLP",
     )
     qk_norm: Literal["head", "whole"] | None = Field(
-        None, description="RMSNorm of queries and keys before RoPE, per head or whole; null: none"
+        None,
+        description="RMSNorm of queries and keys before RoPE: per head, or over all "
+        "heads; null: none",
     )
     norms: Literal["before", "after", "both"] = Field(
-        "before", description="RMSNorm of the inputs of attention and MLP, their outputs, or both"
+        "before",
+        description="RMSNorm of the inputs of attention and MLP, of their outputs, or of both",
     )
-    norm_from_one: bool = Field(False, description="norms multiply by 1 + weight, initially 0")
+    norm_from_one: bool = Field(
+        False, description="norms multiply by 1 + weight, with weights initialized to 0"
+    )
     activation: Literal["silu", "gelu", "gelu_tanh"] = Field(
-        "silu", description="activation of the MLP"
+        "silu", description="activation function of the MLP"
     )
-    embedding_scale: bool = Field(False, description="multiply embeddings by the root of width")
+    embedding_scale: bool = Field(
+        False, description="multiply embeddings by the square root of width"
+    )
     query_scalar: Rate | None = Field(
         None, description="attention scores are divided by its square root; default head_size"
     )
@@ -175,25 +198,37 @@ class Decoder(LayeredModel):
     )
     logit_cap: Rate | None = Field(None, description="the same for the logits; null: none")
     window: Tokens | None = Field(
-        None, description="sliding window: tokens that a position sees, with itself; null: none"
+        None,
+        description="sliding window: tokens that a position attends to, including itself; "
+        "null: no window",
     )
     pattern: Annotated[list[AttentionSpan], Field(min_length=1)] | None = Field(
-        None, description="layers with and without window, repeated: [window, full]; default all"
+        None,
+        description="layers with and without the window, repeated: [window, full]; default: "
+        "all have it",
     )
     rope_local_theta: Rate | None = Field(
-        None, description="rope_theta of the layers with a window, without scaling; null: as all"
+        None,
+        description="rope_theta of the layers with a window, which then have no rope_scaling; "
+        "null: that of all layers",
     )
     experts: Annotated[int, Field(ge=2), at_most(2**16)] | None = Field(
-        None, description="experts of a layer; a router picks some for each token; null: one MLP"
+        None,
+        description="experts (MLPs) of a layer, of which a router picks some for each token; "
+        "null: one MLP",
     )
     experts_per_token: Many = Field(2, description="how many experts a token goes to (top-k)")
     expert_hidden: Wide | None = Field(None, description="units of an expert; default hidden")
     experts_normalized: bool = Field(
         True, description="normalize a token's top-k router probabilities to sum to 1"
     )
-    dense_layers: list[Natural] = Field([], description="layers, from 0, with an MLP, not experts")
+    dense_layers: list[Natural] = Field(
+        [], description="layers, from 0, with one dense MLP instead of experts"
+    )
     balance: Weight = Field(
-        0.0, description="weight of the load-balancing loss, such as 0.01; default the folder's"
+        0.0,
+        description="weight of the load-balancing loss, such as 0.01; default from the folder, if "
+        "it sets one",
     )
     router_z: Weight = Field(0.0, description="weight of the router's z-loss, such as 1e-3")
     capacity: Rate | None = Field(
@@ -333,16 +368,24 @@ class GPT2(LayeredModel):
 class ImageModel(PublishedModel):
     """Keys that the published models of images have in common."""
 
-    channels: Many = Field(3, description="channels, the last axis, which may be absent for 1")
+    channels: Many = Field(
+        3, description="channels of an image, its last axis; with 1 the axis may be absent"
+    )
     classes: Ids = Field(10, description="labels are 0 to classes - 1")
     new_head: bool = Field(
-        False, description="with init_from: a random last layer, for your classes"
+        False,
+        description="with init_from: initialize the last layer at random, for your own classes, "
+        "and read the other layers",
     )
     pixel_mean: list[float] | None = Field(
-        None, description="mean of each channel, to subtract; null: each image by its own"
+        None,
+        description="mean of each channel, subtracted from the pixels; null: each image is "
+        "standardized by itself",
     )
     pixel_std: list[Rate] | None = Field(
-        None, description="deviation of each channel, to divide by; needs pixel_mean; default none"
+        None,
+        description="standard deviation of each channel, to divide by; goes with pixel_mean; "
+        "default none",
     )
 
     @model_validator(mode="after")
@@ -441,8 +484,8 @@ class ResNet(Staged):
     ```yaml
     train:
       task: classify
-      model: {kind: resnet, stem: small, depths: [2, 2], widths: [32, 64], classes: 10}  # or
-          preset: resnet-50
+      # or preset: resnet-50
+      model: {kind: resnet, stem: small, depths: [2, 2], widths: [32, 64], classes: 10}
       batch_norm: global  # statistics of the whole batch; device: of each device's part
     ```
     """
@@ -450,7 +493,9 @@ class ResNet(Staged):
     kind: Literal["resnet"] = Field("resnet", description="this model")
     preset: ResNetPreset = None
     block: Literal["basic", "bottleneck"] = Field(
-        "basic", description="two 3 × 3 convolutions, or one between 1 × 1 with fewer channels"
+        "basic",
+        description="two convolutions of 3 × 3, or one between two of 1 × 1 with a quarter of "
+        "the channels",
     )
     stem: Literal["imagenet", "small"] = Field(
         "imagenet",
@@ -459,7 +504,9 @@ class ResNet(Staged):
     )
     stem_width: Many = Field(64, description="channels before the stages")
     norm_eps: Rate = Field(1e-5, description="added to the variance in batch normalization")
-    momentum: Fraction = Field(0.1, description="share of running statistics that a batch replaces")
+    momentum: Fraction = Field(
+        0.1, description="share of the running statistics that a batch replaces"
+    )
     running_variance: Literal["unbiased", "biased"] = Field(
         "unbiased",
         description="running variance. unbiased: the variance of a batch × n / (n - 1), as in "
@@ -489,7 +536,10 @@ class ConvNeXt(Staged):
     preset: ConvNeXtPreset = None
     depths: Stages = Field([3, 3, 9, 3], description="blocks of each stage")
     widths: Stages = Field([96, 192, 384, 768], description="channels of each stage")
-    patch: Many = Field(4, description="height and width of a patch, at first made one pixel")
+    patch: Many = Field(
+        4,
+        description="height and width of a patch, which the first convolution turns into one pixel",
+    )
     layer_scale: Annotated[float, Field(gt=0.0)] = Field(
         1e-6, description="initial factors of each block's output, one per channel"
     )
@@ -543,7 +593,17 @@ Model = Annotated[
 
 
 class Sizes(NamedTuple):
-    """Sizes of a model that other blocks and estimates depend on."""
+    """Sizes of a model that other blocks and estimates depend on.
+
+    Attributes:
+        layers: Equal layers, 1 for a model that has none.
+        width: Size of the residual stream, or of a hidden layer; 0 if there is none.
+        length: Tokens of an example.
+        heads: Heads of keys and values, which mp divides.
+        experts: Experts of a layer.
+        classes: Labels are 0 to classes - 1.
+        vocab: Tokens are 0 to vocab - 1.
+    """
 
     layers: int = 1  # equal layers
     width: int = 0  # of the residual stream, or of a hidden layer

@@ -114,8 +114,8 @@ class Schedule(Block):
     train:
       task: lm
       steps: 10000
-      optimizer: {lr: 3e-4, schedule: {name: wsd, warmup: 200, decay: 2000}}  # constant from 200 to
-          8000
+      # constant from 200 to 8000
+      optimizer: {lr: 3e-4, schedule: {name: wsd, warmup: 200, decay: 2000}}
     ```
     """
 
@@ -131,7 +131,7 @@ class Schedule(Block):
     )
     start: Share = Field(0.0, description="fraction of lr at step 0 of the warmup")
     decay: Positive | None = Field(
-        None, description="wsd only: steps of the decay; default a tenth"
+        None, description="wsd only: steps of the decay; default a tenth of all"
     )
     shape: Literal["cosine", "linear"] | None = Field(
         None, description="wsd only: shape of the decay; default cosine"
@@ -142,7 +142,9 @@ class Schedule(Block):
         description="fraction of lr at the end of the run; default 0; not with constant; required "
         "with exponential",
     )
-    args: Arguments = Field({}, description="module:Name only: arguments, besides lr and steps")
+    args: Arguments = Field(
+        {}, description="module:Name only: its arguments, in addition to lr and total_steps"
+    )
 
     @field_validator("start")
     @classmethod
@@ -203,7 +205,9 @@ class Link(Block):
     name: Annotated[str, AfterValidator(_check_link_name)] = Field(
         description=f"{', '.join(OPTIMIZERS)}; or module:Name of an optax transformation"
     )
-    args: Arguments = Field({}, description="module:Name only: arguments besides learning_rate")
+    args: Arguments = Field(
+        {}, description="module:Name only: its arguments, in addition to learning_rate"
+    )
     b1: Fraction | None = Field(
         None,
         description=f"decay of the first moment; default {_describe_defaults('b1')}; muon's "
@@ -285,7 +289,9 @@ class Group(Block):
     weight_decay: Weight | None = Field(
         None, description="weight decay of these parameters; default the optimizer's"
     )
-    freeze: bool = Field(False, description="the parameters do not change and have no state")
+    freeze: bool = Field(
+        False, description="the parameters do not change: they have no gradient and no state"
+    )
 
     @field_validator("freeze")
     @classmethod
@@ -332,13 +338,20 @@ class Optimizer(Link):
         [], validate_default=True, description="transformations applied in order, instead of name"
     )
     lr: Rate = Field(3e-4, description="largest learning rate")
-    weight_decay: Weight = Field(0.0, description="weight decay of every parameter, times lr")
-    decay_on: Literal["all", "matrices"] = Field(
-        "all", description="parameters with weight_decay; matrices: of two axes or more, no biases"
+    weight_decay: Weight = Field(
+        0.0, description="weight decay of every parameter, multiplied by lr"
     )
-    clip: Rate | None = Field(1.0, description="clip gradients to this global norm; null: none")
+    decay_on: Literal["all", "matrices"] = Field(
+        "all",
+        description="parameters that weight_decay applies to; matrices: those of two axes or more, "
+        "no bias or scale",
+    )
+    clip: Rate | None = Field(
+        1.0, description="clip gradients to this global norm; null: no clipping"
+    )
     ema: Annotated[float, Field(gt=0.0, lt=1.0)] | None = Field(
-        None, description="decay of a moving average of the weights, which eval uses; null: none"
+        None,
+        description="decay of a moving average of the weights, which eval then uses; null: none",
     )
     schedule: Annotated[Schedule, BeforeValidator(_expand_name)] = Field(
         Schedule(),
@@ -346,7 +359,9 @@ class Optimizer(Link):
         json_schema_extra=allow_text,
     )
     groups: list[Group] = Field(
-        [], description="groups of parameters, by path, with their own rate or decay, or frozen"
+        [],
+        description="groups of parameters, by path, that have their own rate or decay, "
+        "or are frozen",
     )
 
     @model_validator(mode="before")

@@ -210,4 +210,8 @@ class PublishedModel(Block):
 class LayeredModel(PublishedModel):
     """A published model of equal layers."""
 
-    scan: bool = Field(True, description="run layers in a scan: compiles fast; false: runs faster")
+    scan: bool = Field(
+        True,
+        description="run the layers as one loop (scan): compiles fast; false: unrolled, "
+        "runs faster",
+    )

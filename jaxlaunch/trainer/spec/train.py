@@ -110,15 +110,15 @@ def _is_same_kind(block: Mapping[str, Any], default: Any) -> bool:
 
 
 class Mesh(Block):
-    """Devices per axis. The default of an axis is 1; one axis may be -1, the rest.
+    """Devices per axis, 1 if it is left out. One axis may be -1 and takes the remaining devices.
 
     ```yaml
     slices: 2
     accelerator: {type: v5e, topology: 4x4}
     train:
       task: lm
-      mesh: {dp: 2, fsdp: -1, mp: 4, dcn: {dp: 2}}  # -1 is 32 / (2 × 4) = 4; dp spans the two
-          slices
+      # -1 is 32 / (2 × 4) = 4; dp spans the two slices
+      mesh: {dp: 2, fsdp: -1, mp: 4, dcn: {dp: 2}}
     ```
     """
 
@@ -127,7 +127,9 @@ class Mesh(Block):
     ep: int = Field(1, description="the batch and the experts of a mixture are split")
     mp: int = Field(1, description="model parallel: weights and activations are split")
     dcn: dict[Literal["dp", "fsdp", "ep", "mp"], Positive] = Field(
-        {}, description="factor of an axis that spans slices; default the outermost that divide"
+        {},
+        description="the factor of an axis that spans slices; left out: the outermost axes, as far "
+        "as they divide",
     )
 
     @model_validator(mode="after")
@@ -169,11 +171,15 @@ class Policy(Block):
     ```
     """
 
-    params: Literal["float32", "bfloat16"] = Field("float32", description="dtype of the parameters")
+    params: Literal["float32", "bfloat16"] = Field(
+        "float32", description="dtype the parameters are kept in"
+    )
     compute: Literal["float32", "bfloat16", "float16"] = Field(
         "float32", description="dtype of layers and activations"
     )
-    output: Literal["float32", "bfloat16"] = Field("float32", description="dtype of the outputs")
+    output: Literal["float32", "bfloat16"] = Field(
+        "float32", description="dtype of what the model returns"
+    )
     matmul: Literal["default", "tensorfloat32", "highest"] = Field(
         "default", description="XLA's matmul precision"
     )
@@ -197,8 +203,8 @@ class Samples(Block):
       task: lm
       eval:
         every: 500
-        samples: {prompts: ["def ", "import "], max_tokens: 32, temperature: 0.8}  # 0: the
-            likeliest token
+        # 0: the likeliest token
+        samples: {prompts: ["def ", "import "], max_tokens: 32, temperature: 0.8}
     ```
     """
 
@@ -219,12 +225,15 @@ class Eval(Block):
     ```
     """
 
-    every: Positive | None = Field(500, description="steps between evaluations; null: at the end")
+    every: Positive | None = Field(
+        500, description="steps between evaluations; null: only at the end"
+    )
     batches: Positive | None = Field(
         None, description="batches per evaluation, at least one per part of a mixture; null: all"
     )
     samples: Samples | None = Field(
-        None, description="prompts to generate from, into samples.jsonl of the run; null: none"
+        None,
+        description="prompts to generate from, into samples.jsonl of the run folder; null: none",
     )
 
 
@@ -260,8 +269,8 @@ class StopEarly(WatchedMetric):
     train:
       task: lm
       eval: {every: 100}
-      stop_early: {metric: eval/loss, patience: 5, min_delta: 0.001}  # five in a row without a
-          better one
+      # five in a row without a better one
+      stop_early: {metric: eval/loss, patience: 5, min_delta: 0.001}
     ```
     """
 
@@ -289,13 +298,15 @@ class Checkpoint(Block):
     ```yaml
     train:
       task: lm
-      checkpoint: {path: gs://team-runs/lm, every: 500, keep: 3}  # without path: the run folder, or
-          the claim
+      # without path: the run folder, or the claim
+      checkpoint: {path: gs://team-runs/lm, every: 500, keep: 3}
     ```
     """
 
     path: Place | None = Field(
-        None, description="folder or gs://, s3:// URL; default the run folder or default volume"
+        None,
+        description="a folder or gs://, s3:// URL; default the run folder, or the volume of the "
+        "cluster defaults",
     )
     every: Positive | None = Field(500, description="steps between saves; null: only at the end")
     keep: Positive = Field(3, description="number of newest verified steps that are kept")
@@ -315,24 +326,32 @@ class Lora(Block):
     train:
       task: lm
       model: {init_from: weights/qwen3-8b, length: 2048}
-      lora: {rank: 16, alpha: 32, targets: [q, v], base: int8}  # the model itself is frozen, in
-          int8
+      # the model itself is frozen, in int8
+      lora: {rank: 16, alpha: 32, targets: [q, v], base: int8}
     ```
     """
 
     init_from: Place | None = Field(
         None,
-        description="peft folder or URL, which sets rank, alpha, targets, rslora; default none",
+        description="a peft folder or URL to start from: it sets rank, alpha, targets and rslora; "
+        "default new adapters",
     )
     rank: Many = Field(16, description="columns of an adapter's first matrix, rows of its second")
     alpha: Rate = Field(32.0, description="the adapter's output is multiplied by alpha / rank")
     targets: Annotated[list[str], Field(min_length=1)] = Field(
-        ["q", "v"], description="layers: q, k, v, o, gate, up, down, all-linear, or peft's names"
+        ["q", "v"],
+        description="linear layers with an adapter: q, k, v, o, gate, up, down, peft's names "
+        "(q_proj), or all-linear",
     )
     dropout: Fraction = Field(0.0, description="dropout probability on an adapter's input")
-    rslora: bool = Field(False, description="multiply by alpha / √rank. Kalajdzievski 2023")
+    rslora: bool = Field(
+        False,
+        description="multiply by alpha / √rank instead (rank-stabilized LoRA). Kalajdzievski 2023",
+    )
     base: Literal["bf16", "int8"] | None = Field(
-        None, description="precision of the frozen model; int8: its matrices; null: as trained"
+        None,
+        description="precision of the frozen model: bf16, or int8 matrices; null: that of "
+        "train.precision",
     )
 
     @property
@@ -353,7 +372,9 @@ class Dpo(Block):
     ```
     """
 
-    kind: Literal["sigmoid", "ipo"] = Field("sigmoid", description="loss of a pair: DPO's or IPO's")
+    kind: Literal["sigmoid", "ipo"] = Field(
+        "sigmoid", description="loss of a pair: DPO's (sigmoid) or IPO's"
+    )
     beta: Annotated[float, Field(gt=0)] = Field(
         0.1, description="strength of the penalty for diverging from the reference model"
     )
@@ -382,7 +403,8 @@ class Loss(Block):
         "auto", description="tokens: sequence chunks for chunked cross-entropy; must divide length"
     )
     z: Weight = Field(
-        0.0, description="weight of the z-loss (squared log of softmax's normalizer), such as 1e-4"
+        0.0,
+        description="weight of the z-loss (squared log of the softmax normalizer), such as 1e-4",
     )
     smoothing: Fraction = Field(
         0.0, description="label smoothing: share of a label's weight spread over all classes"
@@ -394,10 +416,16 @@ class Loss(Block):
         "sigmoids; regression: numbers, by squared error",
     )
     class_weights: Annotated[list[Rate], Field(min_length=2)] | None = Field(
-        None, description="images, tables: weight of each class, or of its positives; default 1"
+        None,
+        description="images and tables: weight of each class; multi_label: of its positive rows; "
+        "default 1 for each",
     )
-    focal: Weight = Field(0.0, description="images, tables: gamma of the focal loss; 0: none")
-    mixup: Weight = Field(0.0, description="images: alpha of the Beta that blends pairs; 0: none")
+    focal: Weight = Field(
+        0.0, description="images and tables: gamma of the focal loss, such as 2; 0: none"
+    )
+    mixup: Weight = Field(
+        0.0, description="images: alpha of the Beta distribution that blends pairs; 0: none"
+    )
     cutmix: Weight = Field(
         0.0,
         description="images: alpha of the Beta distribution of the area that is pasted from "
@@ -437,8 +465,12 @@ class Profile(Block):
     ```
     """
 
-    at: Natural | None = Field(None, description="complete steps when it begins; null: on demand")
-    steps: Annotated[int, Field(ge=1, le=PROFILE_STEPS)] = Field(5, description="number of steps")
+    at: Natural | None = Field(
+        None, description="steps that are complete when it begins; null: on demand alone"
+    )
+    steps: Annotated[int, Field(ge=1, le=PROFILE_STEPS)] = Field(
+        5, description="how many are traced"
+    )
 
 
 class OnNonfinite(Block):
@@ -489,23 +521,34 @@ class TrainSpec(Block):
         "micro-batch; device: of each device's part, with running statistics averaged over "
         "devices; frozen: the running statistics, which do not change",
     )
-    remat: Remat = Field("none", description="activation checkpointing; a list names what to save")
-    batch: Ids = Field(128, description="global batch: examples of a step, over all devices")
+    remat: Remat = Field(
+        "none", description="activation checkpointing; a list names the activations to save"
+    )
+    batch: Ids = Field(
+        128, description="global batch: examples per step, over all devices and micro-batches"
+    )
     accumulate: Wide = Field(1, description="gradient accumulation: micro-batches per step")
     steps: Steps | None = Field(
         None, description=f"optimizer steps; alternatively epochs; default {DEFAULT_STEPS} steps"
     )
     epochs: Positive | None = Field(
-        None, description="passes over the training set, instead of steps; null: steps count"
+        None,
+        description="passes over the training set, instead of steps; default none: steps count",
     )
     seed: Seed = Field(
-        0, description="seed of weights, the order of examples and a task's random numbers"
+        0,
+        description="seed of the initial weights, the order of examples and a task's "
+        "random numbers",
     )
-    optimizer: Optimizer = Field(Optimizer(), description="the optimizer, and its schedule")
+    optimizer: Optimizer = Field(
+        Optimizer(), description="the optimizer, by name, and its schedule"
+    )
     lora: Lora | None = Field(
-        None, description="adapters to train instead of the model; null: none"
+        None, description="adapters that are trained instead of the model; null: none"
     )
-    loss: Loss = Field(Loss(), description="terms of the loss in training, and label smoothing")
+    loss: Loss = Field(
+        Loss(), description="terms added to the loss in training, and label smoothing"
+    )
     eval: Eval = Field(Eval(), description="evaluation on the held-out set")
     checkpoint: Checkpoint = Field(Checkpoint(), description="where and how often to save")
     stop_early: StopEarly | None = Field(
@@ -517,12 +560,16 @@ class TrainSpec(Block):
         "else xla; the log says which",
     )
     compile_cache: Place | None = Field(
-        AUTO, description="XLA's compilation cache: folder or URL; auto: host and run folder"
+        AUTO,
+        description="XLA's compilation cache: folder or URL; auto: on the host, seeded from the "
+        "run folder; null: none",
     )
     on_nonfinite: OnNonfinite = Field(
         OnNonfinite(), description="what to do when the loss or the gradients are not finite"
     )
-    steps_per_dispatch: Many = Field(1, description="steps per dispatch; more for tiny models")
+    steps_per_dispatch: Many = Field(
+        1, description="steps per dispatch to the device; more for tiny models"
+    )
     profile: Profile = Field(Profile(), description="which steps are traced")
     log_every: Positive = Field(10, description="steps between two lines of metrics")
 
