@@ -18,19 +18,105 @@ import yaml
 
 from tests.compiled import QUICK_COMPILES
 
-MODULES = """
-    trainer launcher jaxlaunch agent contract isolated task plugin
-    random queue types logging typing io json signal platform select socket subprocess threading inspect functools re
-    enum dataclasses collections contextlib traceback copy tokenize os sys time math site code string struct tempfile
-    pathlib abc warnings ast linecache runpy importlib zipfile hashlib uuid email http asyncio concurrent
-    sitecustomize usercustomize
-    numpy jax jaxlib flax optax grain yaml click pydantic kubernetes etils absl safetensors
-    """.split()
-PACKAGES = (
-    "trainer launcher jaxlaunch jax flax optax grain pydantic numpy tests utils models data".split()
-)
+MODULES = [
+    "trainer",
+    "launcher",
+    "jaxlaunch",
+    "agent",
+    "contract",
+    "isolated",
+    "task",
+    "plugin",
+    "random",
+    "queue",
+    "types",
+    "logging",
+    "typing",
+    "io",
+    "json",
+    "signal",
+    "platform",
+    "select",
+    "socket",
+    "subprocess",
+    "threading",
+    "inspect",
+    "functools",
+    "re",
+    "enum",
+    "dataclasses",
+    "collections",
+    "contextlib",
+    "traceback",
+    "copy",
+    "tokenize",
+    "os",
+    "sys",
+    "time",
+    "math",
+    "site",
+    "code",
+    "string",
+    "struct",
+    "tempfile",
+    "pathlib",
+    "abc",
+    "warnings",
+    "ast",
+    "linecache",
+    "runpy",
+    "importlib",
+    "zipfile",
+    "hashlib",
+    "uuid",
+    "email",
+    "http",
+    "asyncio",
+    "concurrent",
+    "sitecustomize",
+    "usercustomize",
+    "numpy",
+    "jax",
+    "jaxlib",
+    "flax",
+    "optax",
+    "grain",
+    "yaml",
+    "click",
+    "pydantic",
+    "kubernetes",
+    "etils",
+    "absl",
+    "safetensors",
+]
+PACKAGES = [
+    "trainer",
+    "launcher",
+    "jaxlaunch",
+    "jax",
+    "flax",
+    "optax",
+    "grain",
+    "pydantic",
+    "numpy",
+    "tests",
+    "utils",
+    "models",
+    "data",
+]
 # Names that no installed package has: a task of the user's imports their files.
-USERS_OWN = "agent contract data isolated launcher models plugin task trainer utils".split()
+USERS_OWN = [
+    "agent",
+    "contract",
+    "data",
+    "isolated",
+    "launcher",
+    "models",
+    "plugin",
+    "task",
+    "trainer",
+    "utils",
+]
 STEPS = 3
 BUILT_IN = {
     "task": "classify",

@@ -1,0 +1,1 @@
+"""The trainer: what each process of a job runs."""

@@ -6,7 +6,6 @@ import json
 import re
 import subprocess
 import time
-import urllib.error
 import urllib.request
 from pathlib import Path
 from typing import Any

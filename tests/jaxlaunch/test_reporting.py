@@ -135,7 +135,7 @@ def test_report_outside_jobs_needs_only_standard_library() -> None:
 
 
 def test_phases_match_contract() -> None:
-    assert contract.PHASES == ("prepare", "init", *reporting.PHASES)
+    assert ("prepare", "init", *reporting.PHASES) == contract.PHASES
 
 
 def test_metrics_of_earlier_steps_name_their_step(pipe: Pipe) -> None:

@@ -41,8 +41,21 @@ SEARCHED = (
 )
 # Situations of a job that needs nobody's help.
 WELL = frozenset(
-    """creating queued gathering running restarted restarting stopping stopped done deleting starting
-    scaling-up init-runs""".split()
+    [
+        "creating",
+        "queued",
+        "gathering",
+        "running",
+        "restarted",
+        "restarting",
+        "stopping",
+        "stopped",
+        "done",
+        "deleting",
+        "starting",
+        "scaling-up",
+        "init-runs",
+    ]
 )
 
 

@@ -1,0 +1,1 @@
+"""Say why a job does not run: `explain` and `doctor`."""

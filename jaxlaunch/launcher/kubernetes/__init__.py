@@ -1,0 +1,1 @@
+"""Send requests to the API server, and read Kubernetes' objects."""

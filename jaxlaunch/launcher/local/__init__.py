@@ -1,0 +1,1 @@
+"""Run jobs on this machine, and find the runs on it."""

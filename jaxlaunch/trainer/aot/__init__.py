@@ -1,0 +1,1 @@
+"""Compile for chips that are not on this machine."""

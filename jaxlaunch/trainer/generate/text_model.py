@@ -72,7 +72,7 @@ class TextModel:
 
     @property
     def model(self) -> LanguageModel:
-        """A flax.nnx module with a copy of the parameters: tokens `[B, L]`, logits `[B, L, V]`."""
+        """A flax.nnx module with a copy of the parameters, from tokens to logits `[B, L, V]`."""
         return self._generator.network.build_model(self.params)
 
     def generate(
@@ -141,9 +141,9 @@ class TextModel:
             yield samples[0]
 
     def logprobs(self, rows: Prompt | Sequence[Prompt]) -> list[np.ndarray]:
-        """For each row, a text or token ids, the log-probability of every token, in nats.
+        """Return the log-probability of every token of each row, given the tokens before it.
 
-        It is given those before it, and a float32 array `[L - 1]`.
+        A row is a text or token ids. The arrays are float32 `[L - 1]`, in nats.
         """
         return [logprob_L for logprob_L, _ in self.scored(rows)]
 

@@ -1,0 +1,1 @@
+"""Report metrics to Prometheus, metrics.jsonl and the screen."""

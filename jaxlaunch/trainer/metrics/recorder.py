@@ -17,7 +17,6 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-import jax
 import jax.monitoring
 
 from jaxlaunch.contract import Key

@@ -1,0 +1,1 @@
+"""Build Optax optimizers and schedules by name."""

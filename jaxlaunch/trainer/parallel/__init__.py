@@ -1,0 +1,1 @@
+"""The mesh, and the axes of arrays on it."""

@@ -1,0 +1,1 @@
+"""Trace steps and split their time."""

@@ -121,7 +121,11 @@ _EXPERT_KEYS |= {"balance", "router_z", "capacity"}
 AttentionSpan = Literal["window", "full"]
 _DenseFamily = Literal["llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3_text", "olmo2"]
 DecoderFamily = Literal[_DenseFamily, "mixtral", "qwen3_moe"]
-_STOCHASTIC_DEPTH = "stochastic depth: probability of skipping the last block; lower for earlier blocks"
+_STOCHASTIC_DEPTH = (
+    "stochastic depth: probability of skipping the last block; lower for earlier blocks"
+)
+    "stochastic depth: probability of skipping the last block; lower for earlier blocks"
+)
 DropPath = Annotated[Fraction, Field(description=_STOCHASTIC_DEPTH)]
 
 

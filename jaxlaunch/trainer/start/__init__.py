@@ -1,0 +1,1 @@
+"""Start a process: devices, jax.distributed and exit codes."""

@@ -1,0 +1,1 @@
+"""The tasks `classify`, `lm` and `dpo`."""

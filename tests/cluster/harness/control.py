@@ -25,11 +25,18 @@ from tests.cluster.harness.places import (
 GRACE_S = 600
 # Endpoints: all of a service's addresses in one object, written anew for each pod that changes, and
 # nothing here reads it. The others hear of every pod or node too, and have no objects here.
-UNUSED = (
-    "endpoints endpointslice-mirroring daemonset deployment replicaset replicationcontroller "
-    "statefulset cronjob "
-    "horizontal-pod-autoscaler ttl"
-).split()
+UNUSED = [
+    "endpoints",
+    "endpointslice-mirroring",
+    "daemonset",
+    "deployment",
+    "replicaset",
+    "replicationcontroller",
+    "statefulset",
+    "cronjob",
+    "horizontal-pod-autoscaler",
+    "ttl",
+]
 
 
 def start(home: Path) -> None:

@@ -12,19 +12,69 @@ import sys
 import sysconfig
 from pathlib import Path
 
-TOOLS = (
-    "sh bash env cat ls cp mv rm mkdir rmdir ln chmod chown touch find grep sed tar gzip head tail "
-    "sort cut tr wc du "
-    "df id kill ps hostname date sleep true false timeout getent readlink dirname basename uname "
-    "sha256sum xargs test ["
-).split()
+TOOLS = [
+    "sh",
+    "bash",
+    "env",
+    "cat",
+    "ls",
+    "cp",
+    "mv",
+    "rm",
+    "mkdir",
+    "rmdir",
+    "ln",
+    "chmod",
+    "chown",
+    "touch",
+    "find",
+    "grep",
+    "sed",
+    "tar",
+    "gzip",
+    "head",
+    "tail",
+    "sort",
+    "cut",
+    "tr",
+    "wc",
+    "du",
+    "df",
+    "id",
+    "kill",
+    "ps",
+    "hostname",
+    "date",
+    "sleep",
+    "true",
+    "false",
+    "timeout",
+    "getent",
+    "readlink",
+    "dirname",
+    "basename",
+    "uname",
+    "sha256sum",
+    "xargs",
+    "test",
+    "[",
+]
 # Loaded by name at run time, or by libraries that are added later (jaxlib): no ldd of ours finds
 # them.
-LIBRARIES = (
-    "librt.so.1 libpthread.so.0 libdl.so.2 libutil.so.1 libm.so.6 libresolv.so.2 libnss_files.so.2 "
-    "libnss_dns.so.2 "
-    "libstdc++.so.6 libgcc_s.so.1 libgomp.so.1 libz.so.1"
-).split()
+LIBRARIES = [
+    "librt.so.1",
+    "libpthread.so.0",
+    "libdl.so.2",
+    "libutil.so.1",
+    "libm.so.6",
+    "libresolv.so.2",
+    "libnss_files.so.2",
+    "libnss_dns.so.2",
+    "libstdc++.so.6",
+    "libgcc_s.so.1",
+    "libgomp.so.1",
+    "libz.so.1",
+]
 LIBRARY_FOLDERS = [
     Path("/lib/x86_64-linux-gnu"),
     Path("/usr/lib/x86_64-linux-gnu"),

@@ -165,7 +165,7 @@ def test_server_dry_run_writes_nothing(server: Server, run: Run) -> None:
     assert all(
         query["dryRun"] == "All"
         for method, path, query in server.requests
-        if ("POST", "sets") == (method, path[-4:])
+        if (method, path[-4:]) == ("POST", "sets")
     )
     assert not server.stored("jobsets")
 

@@ -1,0 +1,1 @@
+"""Check a cluster for what would keep a job from running."""
