@@ -124,8 +124,6 @@ DecoderFamily = Literal[_DenseFamily, "mixtral", "qwen3_moe"]
 _STOCHASTIC_DEPTH = (
     "stochastic depth: probability of skipping the last block; lower for earlier blocks"
 )
-    "stochastic depth: probability of skipping the last block; lower for earlier blocks"
-)
 DropPath = Annotated[Fraction, Field(description=_STOCHASTIC_DEPTH)]
 
 
