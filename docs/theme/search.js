@@ -1,4 +1,4 @@
-// The site's search and its moved anchors. The index is a script (search-data.js, written by tests/website/site.py), since
+// The site's search and its moved anchors. The index is a script (search-data.js, written by tests/pages.py), since
 // a page that was opened as a file may not fetch. Words are compared as wholes; of the last one,
 // which may be half typed, three letters are enough, and count less.
 "use strict";

@@ -51,7 +51,7 @@ def find_unexplained_keys() -> Iterator[str]:
 def find_wrong_examples_of_blocks() -> Iterator[str]:
     for title, section in sections().items():
         texts = re.findall(r"^```yaml\n(.*?)^```$", section, re.MULTILINE | re.DOTALL)
-        if len(texts) != 1 or " # " not in texts[0] or len(texts[0].splitlines()) > 14:
+        if len(texts) != 1 or "# " not in texts[0] or len(texts[0].splitlines()) > 14:
             yield (
                 f"{title}: give its docstring one annotated example of at most 14 lines, in a "
                 "fence of yaml"
