@@ -88,8 +88,8 @@ def _holds_images(place: str) -> bool:
             is_table = all(map(of_tables.is_table, names))
         if not is_table:
             raise DataError(
-                f"{place} holds neither images ({', '.join(picture.ENDINGS)}, .tar) nor a table "
-                f"({', '.join(of_tables.ENDINGS)}); text is source: text, and a class of yours "
+                f"{place} holds neither images ({', '.join(picture.IMAGE_SUFFIXES)}, .tar) nor a "
+                f"table ({', '.join(of_tables.ENDINGS)}); text is source: text, and a class of yours "
                 "source: torch"
             ) from None
         return False
@@ -99,7 +99,7 @@ def _holds_images(place: str) -> bool:
     if image_listing.kind == "list":
         row = next((row for _, row in build.read_rows(first)), {})
         names = [value.lower() for value in row.values() if isinstance(value, str)]
-        return any(name.endswith(picture.ENDINGS) for name in names)
+        return any(name.endswith(picture.IMAGE_SUFFIXES) for name in names)
     return _has_bytes(first)
 
 

@@ -113,7 +113,7 @@ def test_task_samples_are_checked_before_first_step(tmp_path: Path) -> None:
     cases: list[tuple[Callable[[Any], Any], str]] = [
         (
             lambda ids: {"ids": ids},
-            r"what it shows after an evaluation cannot be: report\(image=\{'ids'",
+            r"its samples cannot be shown: report\(image=\{'ids'",
         ),
         (lambda ids: [ids], "shown returned .*list.*, not a dict of pictures by name"),
     ]

@@ -28,7 +28,7 @@ from jaxlaunch.trainer.spec import Lora, PublishedModel, TrainSpec
 
 # Folded into the key of the initial weights, so that the model's own weights do not change with
 # adapters.
-STREAM = 0x10A
+RNG_STREAM = 0x10A
 # Attribute of FrozenKernel for the model's parameter, which keeps its name.
 KERNEL_ATTRIBUTE = "frozen_kernel"
 
@@ -47,7 +47,7 @@ class Adapters:
 
     def attach_to_model(self, model: Any, key: Array) -> None:
         """Add adapters drawn from `key` to a new `model`, and quantize its kernels for int8."""
-        rngs = nnx.Rngs(jax.random.fold_in(key, STREAM))
+        rngs = nnx.Rngs(jax.random.fold_in(key, RNG_STREAM))
         adapted = {kernel.name for kernel in self._adapted}
         for kernel in self._kernels:
             *path, attribute = kernel.name.split(".")
@@ -84,11 +84,11 @@ class Adapters:
         """Describe the trained parameters, and the bytes of optimizer and checkpoint."""
         sizes = {name: leaf.size for name, leaf in params.items()}
         trained = sum(size for name, size in sizes.items() if peft.is_adapter(name))
-        whole = sum(size for name, size in sizes.items() if not name.endswith(peft.SCALE_SUFFIX))
+        total = sum(size for name, size in sizes.items() if not name.endswith(peft.SCALE_SUFFIX))
         modules = ", ".join(peft.module_names(self._model, self._adapted))
         return (
-            f"train.lora: rank {self._lora.rank} at {modules}; {trained:,} of {whole:,} parameters "
-            f"are trained ({trained / whole:.2%}), optimizer {memory.total_bytes(opt):,} bytes, "
+            f"train.lora: rank {self._lora.rank} at {modules}; {trained:,} of {total:,} parameters "
+            f"are trained ({trained / total:.2%}), optimizer {memory.total_bytes(opt):,} bytes, "
             f"checkpoint {memory.total_bytes(saved):,} bytes"
         )
 
@@ -105,14 +105,14 @@ class FrozenKernel(nnx.Module):
         *,
         is_int8: bool,
     ) -> None:
-        axes, whole = tuple(kernel.get_metadata()["axes"]), kernel[...]
-        assert whole.ndim == 1 + len(axes), "a kernel is stacked over the layers"
-        frozen, scale = quantize_kernel(whole, inputs) if is_int8 else (whole, None)
+        axes, stacked = tuple(kernel.get_metadata()["axes"]), kernel[...]
+        assert stacked.ndim == 1 + len(axes), "a kernel is stacked over the layers"
+        frozen, scale = quantize_kernel(stacked, inputs) if is_int8 else (stacked, None)
         self.frozen_kernel = nnx.Param(frozen, axes=axes)
         self.int8_scale = None if scale is None else nnx.Param(scale, axes=axes[inputs:])
         a = b = None
         if lora is not None:
-            a, b = _initial_matrices(whole.shape, inputs, lora.rank, rngs)
+            a, b = _initial_matrices(stacked.shape, inputs, lora.rank, rngs)
         self.lora_a = None if a is None else nnx.Param(a, axes=(*axes[:inputs], "rank"))
         self.lora_b = None if b is None else nnx.Param(b, axes=("rank", *axes[inputs:]))
         self.scaling = 1.0 if lora is None else lora.scaling
@@ -120,8 +120,8 @@ class FrozenKernel(nnx.Module):
         self.is_adapted = lora is not None
         rate = 0.0 if lora is None else lora.dropout
         # Each layer draws its own dropout.
-        layered: Any = nnx.vmap(lambda rngs: Drop(rate, False, rngs))
-        self.drop: Drop | None = layered(rngs.split(whole.shape[0])) if rate else None
+        make_drops: Any = nnx.vmap(lambda rngs: Drop(rate, False, rngs))
+        self.drop: Drop | None = make_drops(rngs.split(stacked.shape[0])) if rate else None
 
     def __getitem__(self, key: Any) -> FrozenKernel:
         """Return self, because a model indexes a parameter before it multiplies with it."""
@@ -153,8 +153,8 @@ def _initial_matrices(
 def quantize_kernel(kernel: Array, inputs: int) -> tuple[Array, Array]:
     """Quantize a kernel [layers, I, O] to int8, with float32 factors by column [layers, O]."""
     wide, axes = kernel.astype(jnp.float32), tuple(range(1, 1 + inputs))
-    largest = jnp.abs(wide).max(axes, keepdims=True)
-    scale = jnp.where(largest == 0, 1.0, largest / 127)
+    max_abs = jnp.abs(wide).max(axes, keepdims=True)
+    scale = jnp.where(max_abs == 0, 1.0, max_abs / 127)
     return jnp.round(wide / scale).astype(jnp.int8), scale.squeeze(axes)
 
 
@@ -172,8 +172,8 @@ def frozen_product(x: Array, kernel: Array, scale: Array | None, axes: int) -> A
     """
     dtype = x.dtype
     # Sums of int8 values are up to 127 times larger than the result, which overflows float16.
-    wide = jnp.float32 if dtype == jnp.float16 and scale is not None else dtype
-    output = jnp.tensordot(x, kernel.astype(dtype), axes, preferred_element_type=wide)
+    output_dtype = jnp.float32 if dtype == jnp.float16 and scale is not None else dtype
+    output = jnp.tensordot(x, kernel.astype(dtype), axes, preferred_element_type=output_dtype)
     return _scale_outputs(output, scale).astype(dtype)
 
 
@@ -188,8 +188,8 @@ def _frozen_product_backward(
 ) -> tuple[Array, None, None]:
     kernel, scale = residuals
     scaled = _scale_outputs(gradient, scale)
-    outputs = tuple(range(2, scaled.ndim)), tuple(range(axes, kernel.ndim))
-    return jnp.tensordot(scaled, kernel.astype(scaled.dtype), outputs), None, None
+    contracted_axes = tuple(range(2, scaled.ndim)), tuple(range(axes, kernel.ndim))
+    return jnp.tensordot(scaled, kernel.astype(scaled.dtype), contracted_axes), None, None
 
 
 frozen_product.defvjp(_frozen_product_forward, _frozen_product_backward)
@@ -201,7 +201,7 @@ def _scale_outputs(outputs: Array, scale: Array | None) -> Array:
     return (outputs.astype(jnp.float32) * scale[None, None]).astype(outputs.dtype)
 
 
-# --- the reference of preferences -----------------------------------------------------------------
+# --- the reference model of preferences -----------------------------------------------------------
 
 # Attribute of the model that holds the frozen copy, and the prefix of the names of its parameters.
 REFERENCE = "reference"

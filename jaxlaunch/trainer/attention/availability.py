@@ -77,7 +77,7 @@ def resolve_attention(spec: TrainSpec, device: jax.Device) -> tuple[TrainSpec, s
     if kernel is None or attention_shape(spec.model) is None:
         return spec, None
     kernel_spec = _with_attention(spec, kernel)
-    reason = _auto_fault(kernel_spec) or unavailable_reason(kernel_spec, device, is_masked=True)
+    reason = _auto_reason(kernel_spec) or unavailable_reason(kernel_spec, device, is_masked=True)
     if reason is None:
         return kernel_spec, f"{note}: using {kernel}"
     note = f"{note}: using xla; {kernel} is unavailable here: {reason}"
@@ -94,7 +94,7 @@ def resolve_for_plan(spec: TrainSpec, accelerator: Accelerator | None = None) ->
     if is_auto and accelerator is not None:
         name = KERNELS.get(accelerator.platform, "xla")
     kernel_spec, shape = _with_attention(spec, name), attention_shape(spec.model)
-    if shape is None or name in PORTABLE or (is_auto and _auto_fault(kernel_spec) is not None):
+    if shape is None or name in PORTABLE or (is_auto and _auto_reason(kernel_spec) is not None):
         return _with_attention(spec, "xla")
     has_kernel = _has_kernel(kernel_spec, shape, accelerator)
     return _with_attention(spec, implementations.FUSED if has_kernel else "xla")
@@ -105,11 +105,11 @@ def _has_kernel(spec: TrainSpec, shape: Shape, accelerator: Accelerator | None) 
     if accelerator is not None and KERNELS.get(accelerator.platform) != spec.attention:
         return False
     if spec.attention == "splash":
-        return _kernel_refusal("splash", shape, _compute_dtype(spec)) is None
+        return _kernel_reason("splash", shape, _compute_dtype(spec)) is None
     capability = None if accelerator is None else accelerator.capability
-    largest = 256 if capability is None or capability >= HOPPER else 128
-    has_size = shape.size % 8 == 0 and shape.size <= largest
-    return has_size and shape.cap is None and _cudnn_fault(spec, capability) is None
+    max_size = 256 if capability is None or capability >= HOPPER else 128
+    is_supported_size = shape.size % 8 == 0 and shape.size <= max_size
+    return is_supported_size and shape.cap is None and _cudnn_reason(spec, capability) is None
 
 
 def _compute_dtype(spec: TrainSpec) -> jnp.dtype:
@@ -132,18 +132,18 @@ def unavailable_reason(
     accelerator = Accelerator.from_device(device)
     if name == "cudnn" and accelerator.platform != "cuda":
         return f"there is no CUDA device, the devices are {accelerator.platform}"
-    if name == "cudnn" and (fault := _cudnn_fault(spec, accelerator.capability)):
-        return fault
+    if name == "cudnn" and (cudnn_reason := _cudnn_reason(spec, accelerator.capability)):
+        return cudnn_reason
     if name == "splash" and accelerator.platform != "tpu":
         return f"it is a kernel for TPU, the devices are {device.platform}"
     dtype = _compute_dtype(spec)
-    refusal = _kernel_refusal(name, shape, dtype)
-    if refusal is None and is_masked:
-        return _kernel_refusal(name, shape, dtype, is_masked=True)
-    return refusal
+    kernel_reason = _kernel_reason(name, shape, dtype)
+    if kernel_reason is None and is_masked:
+        return _kernel_reason(name, shape, dtype, is_masked=True)
+    return kernel_reason
 
 
-def _cudnn_fault(spec: TrainSpec, capability: tuple[int, int] | None) -> str | None:
+def _cudnn_reason(spec: TrainSpec, capability: tuple[int, int] | None) -> str | None:
     """Return why cuDNN cannot run the spec at this compute capability, if known."""
     if _compute_dtype(spec) == jnp.float32:
         return "cuDNN's kernel reads float16 and bfloat16, and train.precision computes in float32"
@@ -153,7 +153,7 @@ def _cudnn_fault(spec: TrainSpec, capability: tuple[int, int] | None) -> str | N
     return None
 
 
-def _auto_fault(spec: TrainSpec) -> str | None:
+def _auto_reason(spec: TrainSpec) -> str | None:
     """Return why auto does not select a kernel that a job may name.
 
     On a TPU, float32 products are left to the compiler. cuDNN's windows are untested on a GPU.
@@ -186,7 +186,7 @@ def attention_shape(model: Model) -> Shape | None:
     return None
 
 
-def _kernel_refusal(
+def _kernel_reason(
     name: str, shape: Shape, dtype: jnp.dtype, *, is_masked: bool = False
 ) -> str | None:
     """Return why JAX refuses to train with this kernel, or None."""

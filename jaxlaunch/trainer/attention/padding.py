@@ -1,7 +1,7 @@
 """Masks of the tokens that are text and not padding.
 
-The keys of an example that trainer/tasks/lm lists decide. The functions accept arrays of numpy or
-JAX.
+They follow from the keys of an example that trainer/tasks/lm describes. The functions accept
+arrays of numpy or JAX.
 
 B batch, L length, T = L + 1 tokens.
 """
@@ -30,19 +30,19 @@ def real_tokens(batch: Arrays) -> Any:
     """
     shape, xp = batch["tokens"].shape, np if isinstance(batch["tokens"], np.ndarray) else jnp
     index_T, real_BT = np.arange(shape[1], dtype=np.int32), xp.ones(shape, bool)
-    if (seen_BT := batch.get("attention_mask")) is not None:
-        real_BT = real_BT & (seen_BT != 0)
+    if (visible_BT := batch.get("attention_mask")) is not None:
+        real_BT = real_BT & (visible_BT != 0)
     if (length_B := batch.get("length")) is not None:
         real_BT = real_BT & (index_T[None, :] < length_B[:, None])
     mask_BL, segments_BT = batch.get("mask"), batch.get("segments")
     if segments_BT is not None:
-        for fills_BT in (segments_BT == 0, segments_BT < 0):
-            is_text_B1 = fills_BT[:, :1]
+        for filler_BT in (segments_BT == 0, segments_BT < 0):
+            is_text_B1 = filler_BT[:, :1]
             if mask_BL is not None:
-                is_predicted_BL = fills_BT[:, 1:] & fills_BT[:, :-1] & (mask_BL != 0)
+                is_predicted_BL = filler_BT[:, 1:] & filler_BT[:, :-1] & (mask_BL != 0)
                 is_text_B1 = is_predicted_BL.any(1)[:, None]
-            real_BT = real_BT & (~fills_BT | is_text_B1)
-    elif mask_BL is not None and seen_BT is None and length_B is None:
+            real_BT = real_BT & (~filler_BT | is_text_B1)
+    elif mask_BL is not None and visible_BT is None and length_B is None:
         last_B1 = _last_index(mask_BL != 0, index_T[1:])
         real_BT = real_BT & (index_T[None, :] <= last_B1) & (last_B1 > 0)
     if (weight_B := batch.get("weight")) is not None:
@@ -94,11 +94,11 @@ def split_rows(batch: Arrays) -> dict[str, Any]:
 
 def count_input_tokens(batch: Arrays) -> jax.Array:
     """Count the tokens in `input_mask`, an int32 scalar. Ignores keys of unexpected shapes."""
-    split = split_rows(batch)
-    size, length = split["tokens"].shape
+    rows = split_rows(batch)
+    size, length = rows["tokens"].shape
     shapes: dict[str, tuple[int, ...]] = dict.fromkeys(
         ("tokens", "attention_mask", "segments"), (size, length)
     )
     shapes |= {"mask": (size, length - 1), "length": (size,), "weight": (size,)}
-    valid = {key: array for key, array in split.items() if array.shape == shapes.get(key)}
+    valid = {key: array for key, array in rows.items() if array.shape == shapes.get(key)}
     return jnp.asarray(input_mask(valid)).sum(dtype=jnp.int32)

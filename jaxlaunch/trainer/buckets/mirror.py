@@ -1,12 +1,12 @@
 """Copies a run folder to a bucket: `python -m jaxlaunch.trainer.buckets.mirror URL FOLDER ...`.
 
-The agent starts it, because it is the standard library alone and runs in any image; what can reach
-a bucket is the trainer's. Before it says `ready` on stdout, the folder holds what earlier attempts
-left. After it a file that changes is put whole, seconds later, the large ones less often: an object
-has no append. A line `ranks 8 16` on stdin tells which ranks the host has from now on: their logs
-are fetched, so that what another host wrote stays before what this one adds, and the line is
-repeated. The end of stdin ends it, after all is put and `done` said. Errors are JSON on stdout
-before `ready`, and lines on stderr after it.
+The agent starts it as a process, because the agent uses only the standard library, and only the
+trainer's packages can access a bucket. First it fetches the files of earlier attempts, and prints
+`ready`. Then it uploads each changed file within seconds, large files less often. Files are
+uploaded whole, because objects cannot be appended to. A line `ranks 8 16` on stdin announces the
+ranks that the host has from now on: their logs are fetched, so that this host's lines follow those
+of other hosts, and the line is echoed on stdout. At the end of stdin it uploads all changes, prints
+`done` and exits. Errors are JSON on stdout before `ready`, and lines on stderr after it.
 """
 
 from __future__ import annotations
@@ -58,10 +58,10 @@ class Mirror:
             contextlib.suppress(FileNotFoundError),
         ):
             names = remote.list_names(self._url)
-            logs = filter(None, map(layout.LOG_NAME.fullmatch, names))
-            newest = max((int(log[1] or 0) for log in logs), default=0)
+            matches = filter(None, map(layout.LOG_NAME.fullmatch, names))
+            newest_start = max((int(match[1] or 0) for match in matches), default=0)
             for name in names:
-                if not name.startswith(".") and _is_wanted(name, newest, ranks, is_whole):
+                if not name.startswith(".") and _is_wanted(name, newest_start, ranks, is_whole):
                     path = self._folder / name
                     path.parent.mkdir(parents=True, exist_ok=True)
                     path.write_bytes(self._filesystem().cat_file(f"{self._url}/{name}"))
@@ -71,8 +71,8 @@ class Mirror:
         """Upload the logs that other hosts continue, and fetch those of the host's new `ranks`."""
         self.push(at_once=True)
         for name in list(self._put_states):
-            log = layout.LOG_NAME.fullmatch(name)
-            if log and int(log[2]) in old_ranks and int(log[2]) not in ranks:
+            match = layout.LOG_NAME.fullmatch(name)
+            if match and int(match[2]) in old_ranks and int(match[2]) not in ranks:
                 del self._put_states[name]
                 (self._folder / name).unlink(missing_ok=True)
         for rank in ranks:
@@ -84,8 +84,9 @@ class Mirror:
         now = time.monotonic()
         for name, state in self._file_states().items():
             put_state, put_at = self._put_states.get(name, ((0, -1), 0.0))
-            pause_s = max(PUT_INTERVALS_S.get(name, DEFAULT_PUT_INTERVAL_S), state[1] / BYTES_PER_S)
-            if state == put_state or not (at_once or now - put_at >= pause_s):
+            interval_s = PUT_INTERVALS_S.get(name, DEFAULT_PUT_INTERVAL_S)
+            interval_s = max(interval_s, state[1] / BYTES_PER_S)
+            if state == put_state or not (at_once or now - put_at >= interval_s):
                 continue
             with (
                 remote.convert_errors(f"writing {self._url}/{name}", SpecError),
@@ -105,8 +106,8 @@ class Mirror:
         with contextlib.suppress(FileNotFoundError):
             theirs = self._filesystem().cat_file(f"{self._url}/{MERGED_FILE}")
         our_lines = set(ours.splitlines())
-        added = (line + b"\n" for line in theirs.splitlines() if line not in our_lines)
-        return b"".join(added) + ours
+        foreign_lines = (line + b"\n" for line in theirs.splitlines() if line not in our_lines)
+        return b"".join(foreign_lines) + ours
 
     def _file_states(self) -> dict[str, State]:
         states = {}
@@ -128,11 +129,11 @@ def _file_state(path: Path) -> State:
     return status.st_mtime_ns, status.st_size
 
 
-def _is_wanted(name: str, newest: int, ranks: range, is_whole: bool) -> bool:
+def _is_wanted(name: str, newest_start: int, ranks: range, is_whole: bool) -> bool:
     """Return whether a host needs a file; of the newest logs, its own and the first ranks'."""
-    if log := layout.LOG_NAME.fullmatch(name):
-        start, rank = int(log[1] or 0), int(log[2])
-        return start == newest and (rank in ranks or (is_whole and rank < SHOWN_RANKS))
+    if match := layout.LOG_NAME.fullmatch(name):
+        start, rank = int(match[1] or 0), int(match[2])
+        return start == newest_start and (rank in ranks or (is_whole and rank < SHOWN_RANKS))
     return is_whole
 
 
@@ -143,12 +144,12 @@ def main() -> int:
     parser.add_argument("url")
     parser.add_argument("folder", type=Path)
     parser.add_argument("--ranks", type=int, nargs=2, required=True, metavar=("FIRST", "END"))
-    whole_help = "fetch all files, not the logs of these ranks alone"
+    whole_help = "fetch all files, not only the logs of these ranks"
     parser.add_argument("--whole", action="store_true", help=whole_help)
     options = parser.parse_args()
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for signal_number in (signal.SIGTERM, signal.SIGINT):
         # Output that the processes write while they stop must be uploaded too.
-        signal.signal(number, signal.SIG_IGN)
+        signal.signal(signal_number, signal.SIG_IGN)
     mirror = Mirror(options.url, options.folder)
     try:
         remote.check_url("the run folder", options.url)

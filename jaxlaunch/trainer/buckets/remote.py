@@ -19,7 +19,7 @@ from jaxlaunch.trainer.buckets import faults
 from jaxlaunch.trainer.errors import DataError, SpecError, StorageError, TrainerError, first_line
 from jaxlaunch.trainer.spec import block
 
-# scheme -> (fsspec's name, package). The extra of jaxlaunch is called like fsspec's name.
+# scheme -> (fsspec's name, package). The extra of jaxlaunch has fsspec's name.
 SCHEMES = {"gs": ("gcs", "gcsfs"), "s3": ("s3", "s3fs")}
 
 for _protocol, _ in SCHEMES.values():
@@ -56,9 +56,9 @@ def open_filesystem(url: str) -> Any:
 
 def list_names(url: str) -> list[str]:
     """Return the sorted names of all objects below `url`, relative to it."""
-    system = open_filesystem(url)
-    root = str(system._strip_protocol(url)).rstrip("/")
-    objects = (name for name in system.find(url) if not name.endswith("/"))
+    filesystem = open_filesystem(url)
+    root = str(filesystem._strip_protocol(url)).rstrip("/")
+    objects = (name for name in filesystem.find(url) if not name.endswith("/"))
     return sorted(name.removeprefix(root).strip("/") for name in objects)
 
 
@@ -67,7 +67,7 @@ def match_urls(pattern: str) -> list[str]:
     scheme = pattern.partition("://")[0]
     with convert_errors(f"listing {pattern}"):
         objects = open_filesystem(pattern).glob(pattern, detail=True)
-    return [f"{scheme}://{name}" for name, about in objects.items() if about["type"] == "file"]
+    return [f"{scheme}://{name}" for name, info in objects.items() if info["type"] == "file"]
 
 
 def list_entries(folder: str) -> list[str]:
@@ -81,13 +81,13 @@ def list_entries(folder: str) -> list[str]:
 
 
 @contextlib.contextmanager
-def convert_errors(action: str, refusal: type[TrainerError] = DataError) -> Iterator[None]:
-    """Convert a store's errors to StorageError, or to `refusal` if they would recur."""
+def convert_errors(action: str, permanent_error: type[TrainerError] = DataError) -> Iterator[None]:
+    """Convert a store's errors to StorageError, or to `permanent_error` if they would recur."""
     try:
         yield
     except (FileNotFoundError, TrainerError):
         raise
     except Exception as error:
         # Stores raise errors of different libraries: aiohttp, botocore, Google's clients.
-        kind = refusal if faults.is_refusal(error) else StorageError
-        raise kind(f"{action} failed: {first_line(error)}") from error
+        error_type = permanent_error if faults.is_refusal(error) else StorageError
+        raise error_type(f"{action} failed: {first_line(error)}") from error

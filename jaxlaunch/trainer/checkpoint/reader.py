@@ -34,9 +34,7 @@ def find_step(
     with _storage_errors(path):
         steps = manifest.committed_steps(folder)
     if not steps:
-        raise CheckpointError(
-            f"{path} holds no checkpoint: there is no folder here with finished steps in it"
-        )
+        raise CheckpointError(f"{path} holds no checkpoint: it is not a folder with finished steps")
     if step == BEST:
         step = _best_step(folder, steps, path)
     if step is not None and step not in steps:
@@ -53,7 +51,7 @@ def find_step(
             note(f"step {damaged_step}: {reason}; using step {candidate}")
         with _storage_errors(f"step {candidate} of {path}"):
             return StoredStep(step_folder, candidate)
-    listed = "; ".join(f"step {number}: {reason}" for number, reason in damages.items())
+    listed = "; ".join(f"step {damaged_step}: {reason}" for damaged_step, reason in damages.items())
     raise CheckpointError(f"no valid checkpoint in {path}: {listed}")
 
 
@@ -63,7 +61,7 @@ def _best_step(folder: epath.Path, steps: list[int], path: str) -> int:
         try:
             meta = arrays.read_meta(folder / str(step))
         except Exception:
-            # Orbax has no exception type for unreadable data. `find` verifies the recorded step.
+            # Orbax has no exception type for unreadable data. `find_step` verifies the step.
             continue
         recorded = [int(best) for best, _ in (meta.get(BEST) or {}).get("steps", [])]
         if present := [best for best in recorded if best in steps]:
@@ -116,8 +114,8 @@ class StoredStep:
         """Return the arrays of a part of the state, such as `params`, read when sliced."""
         shapes = self._shapes.get(name) or {}
         return {
-            key: StoredArray(self, (name, key), tuple(at.shape), np.dtype(at.dtype))
-            for key, at in shapes.items()
+            key: StoredArray(self, (name, key), tuple(info.shape), np.dtype(info.dtype))
+            for key, info in shapes.items()
         }
 
     def read_array(self, key: tuple[str, str]) -> np.ndarray[Any, Any]:

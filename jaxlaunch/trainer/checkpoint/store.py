@@ -70,7 +70,10 @@ class Store:
         self._known_deleted_step: int | None = None
 
     def claim(self) -> None:
-        """Claim the folder and remove unfinished saves. Raises CheckpointError of another owner."""
+        """Claim the folder and remove unfinished saves.
+
+        Raises CheckpointError if another run owns the folder.
+        """
 
         def claim_folder() -> tuple[str, str, list[str]]:
             self._folder.path.mkdir(parents=True, exist_ok=True)
@@ -90,9 +93,11 @@ class Store:
 
     def check_free(self, is_due: Callable[[int], bool]) -> None:
         """Raise CheckpointError if a foreign file has the name of a step that `is_due`."""
-        foreign = run_on_primary(lambda: self._folder.read_with_retries(self._folder.foreign_steps))
-        if due := [name for step, name in foreign if is_due(step)]:
-            raise self._folder.blocking_error(due)
+        foreign_steps = run_on_primary(
+            lambda: self._folder.read_with_retries(self._folder.foreign_steps)
+        )
+        if due_names := [name for step, name in foreign_steps if is_due(step)]:
+            raise self._folder.blocking_error(due_names)
 
     def blocking_names(self, step: int) -> str:
         """Return the names of foreign files in the place of a step; "" if it can be saved."""
@@ -159,7 +164,7 @@ class Store:
         deleted_step, self._deleted_step = self._deleted_step, None
         if deleted_step is not None:
             self._note(
-                f"step {deleted_step} is gone from {self._folder}, which somebody else deleted; "
+                f"step {deleted_step} is gone from {self._folder}; somebody else deleted it; "
                 "training continues, and saves again when a save is due"
             )
         return self._committed_step
@@ -167,11 +172,10 @@ class Store:
     def forget_if_deleted(self, step: int) -> bool:
         """Return whether the saved `step` was deleted, so that it can be saved again."""
         self.wait()
-        is_lost = step == self._committed_step
-        is_lost = is_lost and run_on_primary(lambda: self._folder.is_gone(step))
-        if is_lost:
-            self._committed_step = None
-        return is_lost
+        if step != self._committed_step or not run_on_primary(lambda: self._folder.is_gone(step)):
+            return False
+        self._committed_step = None
+        return True
 
     def close(self) -> None:
         """Wait for the last save, then release the folder. Raises the error of the save."""
@@ -181,7 +185,7 @@ class Store:
             self._background.shutdown()
             self._checkpointer.close()
             if jax.process_index() == 0:
-                with storage_errors(f"giving {self._folder} up", OSError):
+                with storage_errors(f"releasing {self._folder}", OSError):
                     self._owner.release()
 
     def _check_newest_exists(self) -> None:
@@ -285,18 +289,18 @@ class Restore:
         or if the state is that of another model; StorageError if storage fails.
         """
         list_steps = self._folder.list_steps
-        steps, foreign = run_on_primary(lambda: self._folder.read_with_retries(list_steps))
-        if foreign:
+        steps, foreign_names = run_on_primary(lambda: self._folder.read_with_retries(list_steps))
+        if foreign_names:
             self._note(
                 f"{self._folder} holds files that are not checkpoints; they are ignored: "
-                f"{', '.join(foreign)}"
+                f"{', '.join(foreign_names)}"
             )
         faults: dict[int, str] = {}
         unverified: list[int] = []
         newest_first = sorted(steps, reverse=True)
         # Steps without a manifest are adopted after all others have been tried.
-        tries = (self._load_verified, newest_first), (self._adopt_step, unverified)
-        for load_step, candidates in tries:
+        passes = (self._load_verified, newest_first), (self._adopt_step, unverified)
+        for load_step, candidates in passes:
             for step in candidates:
                 outcome = load_step(step)
                 if outcome is None:
@@ -305,7 +309,7 @@ class Restore:
                     faults[step] = outcome
                 else:
                     unused = {**dict.fromkeys(unverified, UNVERIFIED), **faults}
-                    newer = {number: fault for number, fault in unused.items() if number > step}
+                    newer = {other: fault for other, fault in unused.items() if other > step}
                     run_on_primary(functools.partial(self._set_aside_steps, newer, step))
                     return step, *outcome
         if faults:
@@ -329,11 +333,9 @@ class Restore:
         step_manifest = Manifest.from_bytes(text.encode())
 
         def find_damage() -> list[str]:
-            folder, share = (
-                self._folder.step_folder(step),
-                (jax.process_index(), jax.process_count()),
-            )
-            return manifest.find_damage(folder, step_manifest, *share)
+            folder = self._folder.step_folder(step)
+            process, processes = jax.process_index(), jax.process_count()
+            return manifest.find_damage(folder, step_manifest, process, processes)
 
         faults = self._folder.read_with_retries(find_damage, step)
         if faults := sum(gather_values(faults), []):
@@ -347,7 +349,7 @@ class Restore:
         return self._folder.read_with_retries(lambda: self._load_step(step), step)
 
     def _inspect_step(self, step: int) -> tuple[str | None, str, list[str]]:
-        """Return the text of the manifest, a fault found in no array, and unlisted files."""
+        """Return the text of the manifest, a fault of folder or manifest, and unlisted files."""
         folder = self._folder.step_folder(step)
         if not folder.is_dir():
             return None, "is a file, not a folder", []
@@ -376,20 +378,20 @@ class Restore:
     def _adopt_step(self, step: int) -> LoadedStep | str | None:
         """Load a step without a manifest and write one, or describe why it cannot be restored."""
         folder = self._folder.step_folder(step)
-        error, loaded = "", None
+        failure, loaded = "", None
         try:
             self._checkpointer.probe(folder, jax.process_index(), jax.process_count())
             loaded = self._load_step(step)
         except CheckpointError:
             raise
-        except Exception as raised:
+        except Exception as error:
             # Orbax has no exception type for unreadable data.
-            if system_message(raised):
-                raise storage_error(f"reading step {step} of {self._folder}", raised) from raised
-            error = f"no manifest, and it cannot be restored: {first_line(raised)}"
-        errors = [error for error in gather_values(error) if error]
-        if errors or loaded is None:
-            return errors[0]
+            if system_message(error):
+                raise storage_error(f"reading step {step} of {self._folder}", error) from error
+            failure = f"no manifest, and it cannot be restored: {first_line(error)}"
+        failures = [text for text in gather_values(failure) if text]
+        if failures or loaded is None:
+            return failures[0]
         with storage_errors(f"digesting step {step} of {self._folder}"):
             names = run_on_primary(lambda: manifest.list_files(folder))
             own_names = names[jax.process_index() :: jax.process_count()]
@@ -405,8 +407,8 @@ class Restore:
         run_on_primary(write_step_manifest)
         self._note(
             f"step {step} has no manifest (killed while saving?), so its files could not be "
-            f"verified, and no step of {self._folder} can be; it can be restored and is used, and "
-            "a manifest of it as it is was written"
+            f"verified, and {self._folder} has no step that can be; it is restored, and a manifest "
+            "of its present files was written"
         )
         return loaded
 

@@ -24,8 +24,8 @@ from jaxlaunch.trainer.spec.augment import Augment, AugMix, Jitter, RandAugment
 Pixels = npt.NDArray[np.uint8]
 Size = tuple[int, int]  # height and width
 Box = tuple[float, float, float, float]  # top, left, height and width
-Picture = Image.Image
-Operation = Callable[[Picture, float], Picture]
+PilImage = Image.Image
+Operation = Callable[[PilImage, float], PilImage]
 
 NO_AUGMENT = Augment()
 # Number of times that a rectangle is drawn before the fallback is taken.
@@ -72,7 +72,7 @@ class Transform:
         if augment.flip_vertical and rng.random() < augment.flip_vertical:
             image = image[::-1]
         if augment.randaugment or augment.augmix or augment.jitter:
-            recolored = to_picture(image)
+            recolored = to_pil_image(image)
             if augment.randaugment is not None:
                 recolored = apply_randaugment(recolored, augment.randaugment, rng)
             if augment.augmix is not None:
@@ -107,7 +107,7 @@ def _read_center(picture: ReadableImage, size: Size, share: float = 1.0) -> Pixe
     return picture.read_pixels(center_box(picture.size, size, share), size)
 
 
-def to_picture(image: Pixels) -> Picture:
+def to_pil_image(image: Pixels) -> PilImage:
     """Convert an array to an image of Pillow, whose operations support RGB and grey images."""
     return Image.fromarray(image[..., 0] if image.shape[-1] == 1 else image)
 
@@ -133,7 +133,7 @@ class ArrayImage:
         top, left, height, width = (0, 0, *self.size) if box is None else box
         if size is None or (top, left, height, width) == (0, 0, *size):
             return mirror_image(self._image) if mirrored else self._image
-        picture = to_picture(self._image)
+        picture = to_pil_image(self._image)
         edges = (left, top, left + width, top + height)
         resized = picture.resize((size[1], size[0]), Image.Resampling.BILINEAR, box=edges)
         if mirrored:
@@ -153,8 +153,7 @@ class AugmentedSource(DerivedSource):
         raw = self._source[index]
         if "image" not in raw:
             raise UnusableExampleError(
-                "no image, which data.augment and data.size are of; it has "
-                f"{', '.join(sorted(raw))}"
+                f"no image, which data.augment and data.size need; it has {', '.join(sorted(raw))}"
             )
         image = self._transform(ArrayImage(raw["image"]), rng)
         return {**raw, "image": image if np.ndim(raw["image"]) == 3 else image[..., 0]}
@@ -174,9 +173,9 @@ def random_box(
     image_height, image_width = image_size
     if box := _draw_box(image_size, (image_height + 1, image_width + 1), area, ratio, rng):
         return box
-    shape = min(max(image_width / image_height, ratio[0]), ratio[1])
-    height = min(image_height, max(1, round(image_width / shape)))
-    width = min(image_width, max(1, round(image_height * shape)))
+    aspect = min(max(image_width / image_height, ratio[0]), ratio[1])
+    height = min(image_height, max(1, round(image_width / aspect)))
+    width = min(image_width, max(1, round(image_height * aspect)))
     return (image_height - height) // 2, (image_width - width) // 2, height, width
 
 
@@ -204,8 +203,8 @@ def _draw_box(
     """Draw top, left, height and width of a box smaller than `limit`, None if none fits."""
     for _ in range(MAX_TRIES):
         pixels = image_size[0] * image_size[1] * rng.uniform(area[0], area[1])
-        shape = math.exp(rng.uniform(math.log(ratio[0]), math.log(ratio[1])))
-        height, width = round(math.sqrt(pixels / shape)), round(math.sqrt(pixels * shape))
+        aspect = math.exp(rng.uniform(math.log(ratio[0]), math.log(ratio[1])))
+        height, width = round(math.sqrt(pixels / aspect)), round(math.sqrt(pixels * aspect))
         if min_side <= height < limit[0] and min_side <= width < limit[1]:
             top = int(rng.integers(image_size[0] - height + 1))
             return top, int(rng.integers(image_size[1] - width + 1)), height, width
@@ -225,42 +224,42 @@ def shift_image(image: Pixels, down: int, right: int) -> Pixels:
     This is a crop from an image that was padded with zeros.
     """
     height, width = image.shape[:2]
-    moved = np.zeros_like(image)
+    shifted = np.zeros_like(image)
     rows = slice(max(down, 0), height + min(down, 0))
     columns = slice(max(right, 0), width + min(right, 0))
-    moved[rows, columns] = image[
+    shifted[rows, columns] = image[
         max(-down, 0) : height - max(down, 0), max(-right, 0) : width - max(right, 0)
     ]
-    return moved
+    return shifted
 
 
 def mirror_image(image: Pixels) -> Pixels:
     """Return a mirrored copy of an image [H, W, C]."""
     # NumPy is fastest if it copies one channel at a time.
-    swapped = np.empty_like(image)
+    mirrored = np.empty_like(image)
     for channel in range(image.shape[-1]):
-        swapped[..., channel] = image[:, ::-1, channel]
-    return swapped
+        mirrored[..., channel] = image[:, ::-1, channel]
+    return mirrored
 
 
 # --- operations on pixels -------------------------------------------------------------------------
 
 
-def shift_hue(image: Picture, turn: float) -> Picture:
+def shift_hue(image: PilImage, turn: float) -> PilImage:
     """Rotate the hue by a share of the color circle; grey images are unchanged."""
     if image.mode == "L":
         return image
     hue_channel, *other_channels = image.convert("HSV").split()
-    turned = Image.fromarray(np.asarray(hue_channel) + np.uint8(int(turn * 255) % 256))
-    return Image.merge("HSV", (turned, *other_channels)).convert("RGB")
+    rotated_hue = Image.fromarray(np.asarray(hue_channel) + np.uint8(int(turn * 255) % 256))
+    return Image.merge("HSV", (rotated_hue, *other_channels)).convert("RGB")
 
 
-def transform_affine(image: Picture, *matrix: float) -> Picture:
+def transform_affine(image: PilImage, *matrix: float) -> PilImage:
     """Map output pixel (x, y) to input pixel (ax + by + c, dx + ey + f), black outside."""
     return image.transform(image.size, Image.Transform.AFFINE, matrix, Image.Resampling.NEAREST)
 
 
-# Operations by name. The strength is a slope, pixels, degrees, a factor less 1, bits or a
+# Operations by name. The strength is a slope, pixels, degrees, a factor minus 1, bits or a
 # threshold.
 OPERATIONS: Mapping[str, Operation] = {
     "identity": lambda image, _: image,
@@ -269,10 +268,10 @@ OPERATIONS: Mapping[str, Operation] = {
     "translate_x": lambda image, pixels: transform_affine(image, 1, 0, -int(pixels), 0, 1, 0),
     "translate_y": lambda image, pixels: transform_affine(image, 1, 0, 0, 0, 1, -int(pixels)),
     "rotate": lambda image, degrees: image.rotate(degrees),
-    "brightness": lambda image, more: ImageEnhance.Brightness(image).enhance(1.0 + more),
-    "saturation": lambda image, more: ImageEnhance.Color(image).enhance(1.0 + more),
-    "contrast": lambda image, more: ImageEnhance.Contrast(image).enhance(1.0 + more),
-    "sharpness": lambda image, more: ImageEnhance.Sharpness(image).enhance(1.0 + more),
+    "brightness": lambda image, change: ImageEnhance.Brightness(image).enhance(1.0 + change),
+    "saturation": lambda image, change: ImageEnhance.Color(image).enhance(1.0 + change),
+    "contrast": lambda image, change: ImageEnhance.Contrast(image).enhance(1.0 + change),
+    "sharpness": lambda image, change: ImageEnhance.Sharpness(image).enhance(1.0 + change),
     "posterize": lambda image, bits: ImageOps.posterize(image, int(bits)),
     "solarize": lambda image, threshold: ImageOps.solarize(image, threshold),  # type: ignore[arg-type]
     "autocontrast": lambda image, _: ImageOps.autocontrast(image),
@@ -283,10 +282,10 @@ ENHANCERS = {
     "contrast": ImageEnhance.Contrast,
     "saturation": ImageEnhance.Color,
 }
-UNSIGNED = ("identity", "posterize", "solarize", "autocontrast", "equalize")
+UNSIGNED_OPERATIONS = ("identity", "posterize", "solarize", "autocontrast", "equalize")
 
 
-def apply_jitter(image: Picture, jitter: Jitter, rng: np.random.Generator) -> Picture:
+def apply_jitter(image: PilImage, jitter: Jitter, rng: np.random.Generator) -> PilImage:
     """Apply the configured operations in a random order, each with a random factor."""
     draws = [
         (name, rng.uniform(max(0.0, 1.0 - strength), 1.0 + strength))
@@ -295,8 +294,8 @@ def apply_jitter(image: Picture, jitter: Jitter, rng: np.random.Generator) -> Pi
     ]
     if jitter.hue:
         draws.append(("hue", rng.uniform(-jitter.hue, jitter.hue)))
-    for number in rng.permutation(len(draws)):
-        name, factor = draws[number]
+    for index in rng.permutation(len(draws)):
+        name, factor = draws[index]
         if name == "hue":
             image = shift_hue(image, factor)
         else:
@@ -331,23 +330,23 @@ def operation_strength(
 
 
 def _apply_operation(
-    image: Picture, name: str, strength: float, rng: np.random.Generator
-) -> Picture:
-    is_negative = name not in UNSIGNED and rng.random() >= 0.5
+    image: PilImage, name: str, strength: float, rng: np.random.Generator
+) -> PilImage:
+    is_negative = name not in UNSIGNED_OPERATIONS and rng.random() >= 0.5
     return OPERATIONS[name](image, -strength if is_negative else strength)
 
 
-def apply_randaugment(image: Picture, options: RandAugment, rng: np.random.Generator) -> Picture:
+def apply_randaugment(image: PilImage, options: RandAugment, rng: np.random.Generator) -> PilImage:
     """Apply `count` operations, drawn with replacement, with random signs of their strengths."""
     max_translation = 150.0 / 331.0 * image.width, 150.0 / 331.0 * image.height
-    for number in rng.integers(len(OPERATIONS), size=options.count):
-        name, step = list(OPERATIONS)[number], options.magnitude
+    for index in rng.integers(len(OPERATIONS), size=options.count):
+        name, step = list(OPERATIONS)[index], options.magnitude
         strength = operation_strength(name, step, RANDAUGMENT_BINS, max_translation, 8)
         image = _apply_operation(image, name, strength, rng)
     return image
 
 
-def apply_augmix(image: Picture, options: AugMix, rng: np.random.Generator) -> Picture:
+def apply_augmix(image: PilImage, options: AugMix, rng: np.random.Generator) -> PilImage:
     """Return a weighted sum of the image and `width` chains of operations on it."""
     names = [name for name in OPERATIONS if name != "identity"]
     max_translation = image.width / 3.0, image.height / 3.0

@@ -40,7 +40,7 @@ WILDCARD = re.compile(r"[*?\[]")
 DIGEST_SAMPLES = 64
 SAMPLE_BYTES = 4096
 
-# A request of an object store takes as long as the transfer of a few blocks.
+# A request to an object store takes as long as the transfer of a few blocks.
 BLOCK_BYTES = 1 << 20
 CHUNK_BYTES = 16 * BLOCK_BYTES
 # Share of the disk that the copies leave free.
@@ -73,7 +73,7 @@ def match_files(patterns: str | Sequence[str], key: str = "path") -> list[str]:
 
 
 def as_list(patterns: str | Sequence[str]) -> list[str]:
-    """Return patterns, of which one may stand alone, as a list."""
+    """Return the patterns as a list; a single pattern may be given as a string."""
     return [patterns] if isinstance(patterns, str) else list(patterns)
 
 
@@ -151,8 +151,8 @@ def relative_names(paths: Sequence[str]) -> list[str]:
     if len(paths) == 1:
         root = os.path.dirname(paths[0])
     else:
-        kinds = {path.partition("://")[0] if remote.is_remote(path) else "" for path in paths}
-        root = os.path.commonpath(paths) if len(kinds) == 1 else os.sep
+        schemes = {path.partition("://")[0] if remote.is_remote(path) else "" for path in paths}
+        root = os.path.commonpath(paths) if len(schemes) == 1 else os.sep
     return [os.path.relpath(path, root) for path in paths]
 
 
@@ -166,8 +166,9 @@ def report_damage(path: str, problem: str = "is truncated or damaged") -> Iterat
     except Exception as error:
         # pyarrow raises OSError without an errno, ValueError and its own exceptions.
         pyarrow = sys.modules.get("pyarrow")
-        kinds = (*DAMAGE_ERRORS, *([] if pyarrow is None else [pyarrow.ArrowException]))
-        if not isinstance(error, kinds) or isinstance(error, OSError) and error.errno is not None:
+        damage_types = (*DAMAGE_ERRORS, *([] if pyarrow is None else [pyarrow.ArrowException]))
+        is_system_error = isinstance(error, OSError) and error.errno is not None
+        if is_system_error or not isinstance(error, damage_types):
             raise
         raise DataError(f"{printable_path(path)} {problem}: {error}") from None
 
@@ -183,7 +184,7 @@ def printable_path(path: str) -> str:
 
 
 def arrow_batches(memory_map: Any) -> tuple[Any, Iterator[Any]]:
-    """Return schema and batches of a file in Arrow's file format or `datasets`' streaming format.
+    """Return the schema and batches of a file in Arrow's file or `datasets`' streaming format.
 
     `memory_map` is a memory map of pyarrow, so that skipped batches are not read. Raises the errors
     of pyarrow, OSError and ValueError.
@@ -191,9 +192,9 @@ def arrow_batches(memory_map: Any) -> tuple[Any, Iterator[Any]]:
     import pyarrow.ipc
 
     memory_map.seek(0)
-    is_file = memory_map.read(6) == b"ARROW1"
+    is_file_format = memory_map.read(6) == b"ARROW1"
     memory_map.seek(0)
-    if is_file:
+    if is_file_format:
         table = pyarrow.ipc.open_file(memory_map)
         return table.schema, (table.get_batch(number) for number in range(table.num_record_batches))
     stream = pyarrow.ipc.open_stream(memory_map)
@@ -269,7 +270,7 @@ def _read_block(url: str, start: int) -> bytes:
 def copy_object(url: str) -> str:
     """Copy an object to the local disk and return the path. Raises StorageError."""
     copy_path, size = _copy_folder(url) / "whole", stat_object(url).size
-    hint = "set XDG_CACHE_HOME to a folder to write in"
+    hint = "set XDG_CACHE_HOME to a writable folder"
     fault = f"{url} cannot be copied to {cache_folder()}; {hint}"
     try:
         copy_path.parent.mkdir(parents=True, exist_ok=True)
@@ -283,10 +284,13 @@ def copy_object(url: str) -> str:
             if not _has_room(size):
                 hint = "set XDG_CACHE_HOME to a larger disk"
                 raise StorageError(
-                    f"{url} has {size} bytes, for which {cache_folder()} has no room; {hint}"
+                    f"{cache_folder()} has no room for the {size} bytes of {url}; {hint}"
                 )
             starts = range(0, size, CHUNK_BYTES)
-            chunks = (_fetch_range(url, at, min(at + CHUNK_BYTES, size)) for at in starts)
+            ends = (min(start + CHUNK_BYTES, size) for start in starts)
+            chunks = (
+                _fetch_range(url, start, end) for start, end in zip(starts, ends, strict=True)
+            )
             if not _write_copy(copy_path, chunks):
                 raise StorageError(fault)
     return str(copy_path)
@@ -300,8 +304,8 @@ def _fetch_range(url: str, start: int, end: int) -> bytes:
         raise DataError(f"{url} existed when the run began, and no longer exists") from None
     if len(data) != end - start:
         raise DataError(
-            f"{url} has changed: bytes {start} to {end} are {len(data)}; at the start it had "
-            f"{stat_object(url).size}"
+            f"{url} has changed since the run began, when it had {stat_object(url).size} bytes: "
+            f"reading bytes {start} to {end} returned {len(data)}"
         )
     return data
 

@@ -141,7 +141,7 @@ class DataSource(Source):
 
 
 class DerivedSource(DataSource):
-    """A source that makes its examples of those of another; how is not part of the fingerprint."""
+    """A source whose examples are derived from another; its fingerprint is that of the other."""
 
     def __init__(self, source: Source) -> None:
         self._source, self.name = as_data_source(source), source_name(source)
@@ -212,7 +212,7 @@ def source_name(source: Source) -> str:
 
 
 def describe_definition(source: DataSource) -> str:
-    """Return the place of a user's dataset as a suffix of a message, empty for our sources."""
+    """Return the place of a user's dataset as a message's suffix, empty for built-in sources."""
     return f" ({source.place})" if source.place else ""
 
 
@@ -221,12 +221,13 @@ def unreadable_example_error(
 ) -> DataError | StorageError:
     """Return the error of a run in which example `index` raised `error`, with the user's line.
 
-    `place` is used if the traceback contains none of them; it defaults to that of the dataset.
+    `place` is used if the traceback contains no line of the user; it defaults to the place of the
+    dataset.
     """
     location = user_code.raised_at(error)
     suffix = f" ({location})" if location else place or describe_definition(source)
-    fault = faults.read_error(f"{source_name(source)}: example {index} cannot be read", error)
-    return type(fault)(f"{fault}{suffix}")
+    read_error = faults.read_error(f"{source_name(source)}: example {index} cannot be read", error)
+    return type(read_error)(f"{read_error}{suffix}")
 
 
 # --- arguments of a user's dataset ----------------------------------------------------------------

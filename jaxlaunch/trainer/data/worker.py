@@ -48,10 +48,10 @@ def main() -> NoReturn:
                 items = [] if isinstance(answer, TrainerError) else answer
                 indexed_items = zip(request.index_B, items, strict=False)
                 indexes = [index for index, item in indexed_items if not _is_picklable(item)]
-                description = f"example {indexes[0]}" if indexes else "what reading raised"
-                problem = f"{description} cannot leave its process: {error}"
-                fault = f"train.data.workers: {problem}; return arrays and numbers"
-                workers.send_message(channel, DataError(fault))
+                description = f"example {indexes[0]}" if indexes else "the error of reading"
+                problem = f"{description} cannot be sent to the trainer: {error}"
+                message = f"train.data.workers: {problem}; return arrays and numbers"
+                workers.send_message(channel, DataError(message))
     except (EOFError, ConnectionError):
         os._exit(0)
 

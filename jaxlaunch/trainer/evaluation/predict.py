@@ -117,7 +117,7 @@ def _list_files(names: Sequence[str], is_table: bool, skip: Skip) -> list[str]:
                 readable = [member for member in members if tables.is_table(member)]
             else:
                 # Images, or containers of images if there are none.
-                endings = (*picture.ENDINGS, ".tar", *listing.TABLES)
+                endings = (*picture.IMAGE_SUFFIXES, ".tar", *listing.TABLE_SUFFIXES)
                 kinds = {member: listing.file_kind(member) for member in members}
                 readable = [member for member in members if kinds[member] == "files"]
                 readable = readable or [name for name in members if kinds[name] in ("tar", "table")]
@@ -256,7 +256,7 @@ def _tar_items(path: str) -> Iterator[Item]:
     with build.open_tar(path) as tar:
         for member in tar:
             name, place = os.path.basename(member.name), printable_path(member.name)
-            is_image = name.lower().endswith(picture.ENDINGS) and not name.startswith(".")
+            is_image = name.lower().endswith(picture.IMAGE_SUFFIXES) and not name.startswith(".")
             if not (member.isreg() and is_image):
                 continue
             if member.offset_data + member.size > size_bytes:

@@ -71,30 +71,31 @@ def iterate_parameters(
     targets = {name: like for name, like in targets.items() if name not in new_names}
     stored = dict(targets)
     if isinstance(model, ViT) and isinstance(folder_model, ViT) and "positions" in targets:
-        like = targets["positions"]
-        count = like.shape[0] - model.patch_count + folder_model.patch_count
-        stored["positions"] = jax.ShapeDtypeStruct((count, *like.shape[1:]), like.dtype)
+        target = targets["positions"]
+        count = target.shape[0] - model.patch_count + folder_model.patch_count
+        stored["positions"] = jax.ShapeDtypeStruct((count, *target.shape[1:]), target.dtype)
     check_tensors(path, "train.model", leaves, stored, files, names.unread_suffixes(model))
-    for name, like in targets.items():
-        leaf, shape, dtype = leaves[name], stored[name].shape, like.dtype
+    for name, target in targets.items():
+        leaf, shape, dtype = leaves[name], stored[name].shape, target.dtype
         if not is_cast:
-            tensors = leaf.tensor_shapes(like.shape)
+            tensors = leaf.tensor_shapes(target.shape)
             dtype = jnp.result_type(*{files.tensor_dtype(tensor) for tensor, _ in tensors})
-        cast = jax.ShapeDtypeStruct(like.shape, dtype, sharding=like.sharding)
-        if like.shape == shape:
-            yield name, read_parameter(leaf, cast, files)
+        cast_target = jax.ShapeDtypeStruct(target.shape, dtype, sharding=target.sharding)
+        if target.shape == shape:
+            yield name, read_parameter(leaf, cast_target, files)
             continue
         # The grid of patches differs from the folder's: each process reads all positions and
         # interpolates them.
         assert isinstance(model, ViT) and isinstance(folder_model, ViT), "no other model has a grid"
-        assert cast.sharding is not None, "the train step gives every parameter a sharding"
+        assert cast_target.sharding is not None, "the train step gives every parameter a sharding"
         spans = tuple(slice(0, size) for size in shape)
         stored_ND = read_part(leaf, spans, jax.ShapeDtypeStruct(shape, jnp.float32), files)
         files.close()
         grids = folder_model.patch_grid, model.patch_grid
         positions_ND = interpolate_positions(stored_ND, *grids).astype(dtype)
-        read = positions_ND.__getitem__
-        yield name, jax.make_array_from_callback(cast.shape, cast.sharding, read)
+        read_slice = positions_ND.__getitem__
+        placement = cast_target.shape, cast_target.sharding
+        yield name, jax.make_array_from_callback(*placement, read_slice)
 
 
 def folder_leaves(model: PublishedModel, files: TensorFiles) -> dict[str, Leaf]:
@@ -123,8 +124,8 @@ def check_tensors(
     if unknown := [name for name in targets if name not in leaves]:
         raise SpecError(f"{key}.init_from: Hugging Face has no counterpart of {', '.join(unknown)}")
     shapes: dict[str, tuple[int, ...]] = {}
-    for ours, like in targets.items():
-        shapes.update(leaves[ours].tensor_shapes(like.shape))
+    for parameter, target in targets.items():
+        shapes.update(leaves[parameter].tensor_shapes(target.shape))
     faults = [f"{name} is missing" for name in shapes if name not in files]
     for name, shape in shapes.items():
         if name in files and tuple(files[name].get_shape()) != shape:
@@ -139,41 +140,42 @@ def check_tensors(
         raise SpecError(f"{path} does not match {key}: {'; '.join(faults[:5])}{more}")
 
 
-def read_parameter(leaf: Leaf, like: jax.ShapeDtypeStruct, files: TensorFiles) -> Array:
+def read_parameter(leaf: Leaf, target: jax.ShapeDtypeStruct, files: TensorFiles) -> Array:
     """Read a parameter, one part for each device; replicas are read once."""
     parts: dict[str, np.ndarray[Any, Any]] = {}
 
     def read_shard(index: Slices | None) -> np.ndarray[Any, Any]:
         assert index is not None, "every local device holds a part"
-        cuts = zip(index, like.shape, strict=True)
+        cuts = zip(index, target.shape, strict=True)
         spans = tuple(slice(*cut.indices(size)[:2]) for cut, size in cuts)
         if str(spans) not in parts:
-            parts[str(spans)] = read_part(leaf, spans, like, files)
+            parts[str(spans)] = read_part(leaf, spans, target, files)
         return parts[str(spans)]
 
-    assert like.sharding is not None, "the train step gives every parameter a sharding"
-    array = jax.make_array_from_callback(like.shape, like.sharding, read_shard)
+    assert target.sharding is not None, "the train step gives every parameter a sharding"
+    array = jax.make_array_from_callback(target.shape, target.sharding, read_shard)
     files.close()
     return array
 
 
 def read_part(
-    leaf: Leaf, spans: Slices, like: jax.ShapeDtypeStruct, files: TensorFiles
+    leaf: Leaf, spans: Slices, target: jax.ShapeDtypeStruct, files: TensorFiles
 ) -> np.ndarray[Any, Any]:
     """Read `parameter[spans]`, assembled tensor by tensor in the dtype it will have."""
-    sizes = dict(zip(leaf.ours, like.shape, strict=True))
-    span = dict(zip(leaf.ours, spans, strict=True))
-    cuts = [_cut_axis(group.strip("1"), sizes, span) for group in leaf.theirs.split()]
+    sizes = dict(zip(leaf.ours, target.shape, strict=True))
+    span_by_axis = dict(zip(leaf.ours, spans, strict=True))
+    cuts = [_cut_axis(group.strip("1"), sizes, span_by_axis) for group in leaf.theirs.split()]
     shape = [size for cut in cuts for size in cut.shape]
-    inside = tuple(inner for cut in cuts for inner in cut.inside)
-    sides = [extent.stop - extent.start for extent in spans]
-    part: np.ndarray[Any, Any] = np.empty(sides, like.dtype)
-    for places in leaf.stacked_indexes(span):
+    inner_slices = tuple(inner for cut in cuts for inner in cut.inside)
+    part_shape = [extent.stop - extent.start for extent in spans]
+    part: np.ndarray[Any, Any] = np.empty(part_shape, target.dtype)
+    for places in leaf.stacked_indexes(span_by_axis):
         tensor = files[leaf.tensor_name(places)][tuple(cut.read for cut in cuts)]
         destination = tuple(
-            places[axis] - span[axis].start if axis in places else slice(None) for axis in leaf.ours
+            places[axis] - span_by_axis[axis].start if axis in places else slice(None)
+            for axis in leaf.ours
         )
-        part[destination] = tensor.reshape(shape)[inside].transpose(leaf.axis_order)
+        part[destination] = tensor.reshape(shape)[inner_slices].transpose(leaf.axis_order)
     return part
 
 
@@ -203,31 +205,31 @@ def interpolate_positions(
 ) -> NDArray[np.float32]:
     """Interpolate the positions of patches bicubically, keeping the class token's."""
     patches_YXD = positions_ND[1:].reshape(*old_grid, -1).astype(np.float64)
-    rows, columns = (_bicubic_weights(*sizes) for sizes in zip(old_grid, new_grid, strict=True))
-    patches_YXD = np.einsum("ry,cx,yxd->rcd", rows, columns, patches_YXD, optimize=True)
+    weights = [_bicubic_weights(*sizes) for sizes in zip(old_grid, new_grid, strict=True)]
+    patches_YXD = np.einsum("ry,cx,yxd->rcd", *weights, patches_YXD, optimize=True)
     patches_ND = patches_YXD.reshape(new_grid[0] * new_grid[1], -1)
     return np.concatenate([positions_ND[:1], patches_ND]).astype(np.float32)
 
 
 def _bicubic_weights(old_size: int, new_size: int) -> NDArray[np.float64]:
     """Return the weights [new, old] of bicubic interpolation, with edge padding."""
-    matrix = np.zeros((new_size, old_size))
-    places = (np.arange(new_size) + 0.5) * old_size / new_size - 0.5
+    weights = np.zeros((new_size, old_size))
+    centers = (np.arange(new_size) + 0.5) * old_size / new_size - 0.5
     for offset in range(-1, 3):
-        neighbors = np.floor(places) + offset
-        distance = np.abs(places - neighbors)
+        neighbors = np.floor(centers) + offset
+        distance = np.abs(centers - neighbors)
         near = ((CUBIC_COEFFICIENT + 2) * distance - (CUBIC_COEFFICIENT + 3)) * distance**2 + 1
         far = CUBIC_COEFFICIENT * (((distance - 5) * distance + 8) * distance - 4)
         columns = np.clip(neighbors, 0, old_size - 1).astype(int)
-        np.add.at(matrix, (np.arange(new_size), columns), np.where(distance <= 1, near, far))
-    return matrix
+        np.add.at(weights, (np.arange(new_size), columns), np.where(distance <= 1, near, far))
+    return weights
 
 
 # --- tensors by name ------------------------------------------------------------------------------
 
 
 class TensorFiles:
-    """The tensors of a folder by name. Raises SpecError for none, or an unreadable file."""
+    """The tensors of a folder by name. Raises SpecError without any, or for an unreadable file."""
 
     def __init__(self, folder: str, key: str = DEFAULT_KEY) -> None:
         self._key = key
@@ -257,10 +259,12 @@ class TensorFiles:
 
     def tensor_dtype(self, name: str) -> np.dtype[Any]:
         """Return the stored dtype of a tensor. Raises SpecError if it is not floating-point."""
-        stored = self[name].get_dtype()
-        if stored not in DTYPES:
-            raise SpecError(f"{self._key}: {name} is {stored}; {', '.join(DTYPES)} are supported")
-        dtype: np.dtype[Any] = np.dtype(DTYPES[stored])
+        stored_dtype = self[name].get_dtype()
+        if stored_dtype not in DTYPES:
+            raise SpecError(
+                f"{self._key}: {name} is {stored_dtype}; {', '.join(DTYPES)} are supported"
+            )
+        dtype: np.dtype[Any] = np.dtype(DTYPES[stored_dtype])
         return dtype
 
     def close(self) -> None:
@@ -286,7 +290,7 @@ def _tensor_paths(folder: str, key: str) -> dict[str, str]:
     except (OSError, ValueError, KeyError, SafetensorError) as error:
         raise SpecError(f"{key} = {folder} cannot be read: {error}") from None
     if not paths:
-        raise SpecError(f"{key} = {folder}: there is no folder here with safetensors files in it")
+        raise SpecError(f"{key} = {folder} is not a folder with safetensors files")
     return paths
 
 
@@ -306,8 +310,8 @@ class RemoteFile:
         try:
             is_complete = LENGTH_BYTES < self._start <= size
             header = json.loads(self.read_range(LENGTH_BYTES, self._start)) if is_complete else {}
-            self._header = {name: about for name, about in header.items() if name != "__metadata__"}
-            end = self._start + max(about["data_offsets"][1] for about in self._header.values())
+            self._header = {name: entry for name, entry in header.items() if name != "__metadata__"}
+            end = self._start + max(entry["data_offsets"][1] for entry in self._header.values())
         except (ValueError, TypeError, LookupError, AttributeError):
             raise SpecError(
                 f"{key}: {url} is not a safetensors file: its {size} bytes do not begin "
@@ -325,12 +329,12 @@ class RemoteFile:
         if name not in self._header:
             place = f"{self._url}, where {INDEX_FILE} says it is"
             raise SpecError(f"{self._key}: {name} is not in {place}")
-        about = self._header[name]
-        dtype, start = about["dtype"], self._start + about["data_offsets"][0]
+        entry = self._header[name]
+        dtype, start = entry["dtype"], self._start + entry["data_offsets"][0]
         if dtype not in DTYPES:
             supported = f"{', '.join(DTYPES)} are supported"
             raise SpecError(f"{self._key}: {name} in {self._url} is {dtype}; {supported}")
-        return RemoteTensor(self, about["shape"], dtype, start)
+        return RemoteTensor(self, entry["shape"], dtype, start)
 
     def read_range(self, start: int, end: int) -> bytes:
         """Read the bytes from `start` to `end`. Raises SpecError, StorageError."""

@@ -348,7 +348,7 @@ class Loop(Generic[S]):
         if step != self.saved_step or not self.store.forget_if_deleted(step):
             return False
         self.training.note(
-            f"step {step} is gone from {self.training.folder}, which somebody else deleted: "
+            f"step {step} is gone from {self.training.folder}; somebody else deleted it; "
             "saving it again"
         )
         self.saved_step = -1

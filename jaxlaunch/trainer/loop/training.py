@@ -245,7 +245,7 @@ def cut_spans(start: int, total: int, size: int = 1, intervals: Iterable[int | N
         return Spans(range(start, total + 1))
     edges, periods = [start], [period for period in intervals if period is not None]
     while (step := edges[-1]) < total:
-        pause = min([total, *(step - step % period + period for period in periods)])
-        whole_end = step + (pause - step) // size * size
-        edges += [*range(step + size, whole_end + 1, size), *range(whole_end + 1, pause + 1)]
+        next_pause = min([total, *(step - step % period + period for period in periods)])
+        whole_end = step + (next_pause - step) // size * size
+        edges += [*range(step + size, whole_end + 1, size), *range(whole_end + 1, next_pause + 1)]
     return Spans(edges)

@@ -86,26 +86,29 @@ class Metrics:
         Called once per log interval on every process. A dispatch may contain several intervals,
         which share its time.
         """
-        counters, work = self._counters, self._workload
+        counters, workload = self._counters, self._workload
         means = {name: float(value) for name, value in values.items() if name not in LOOP_KEYS}
         counters.train_means = means
-        took = self.timer.end_interval(share)
-        counters.throughput.end_interval(took.steps_per_s)
+        interval = self.timer.end_interval(share)
+        counters.throughput.end_interval(interval.steps_per_s)
         counters.device_bytes = read_device_bytes()
         if not self._is_first:
             return
         speeds = counters.throughput.speeds
-        overall = {Key.EPOCH: work.epoch_at(step), Key.STEP_S: self.timer.median_s()}
-        parts = {} if work.epochs is None else work.epochs(step * work.examples_per_step)
+        overall = {Key.EPOCH: workload.epoch_at(step), Key.STEP_S: self.timer.median_s()}
+        examples = step * workload.examples_per_step
+        parts = {} if workload.epochs is None else workload.epochs(examples)
         self._numbers = {**means, **speeds, **overall}
         self._numbers |= {f"{Key.EPOCH}/{name}": passes for name, passes in parts.items()}
-        split = {Key.PART_S.format(part=part): seconds for part, seconds in took.parts.items()}
-        row = {**self._numbers, **split, "wall_s": took.seconds, "time": time.time()}
+        part_seconds = {
+            Key.PART_S.format(part=part): seconds for part, seconds in interval.parts.items()
+        }
+        row = {**self._numbers, **part_seconds, "wall_s": interval.seconds, "time": time.time()}
         self._write_row("metrics", step, row)
         shares = {}
-        if took.seconds:
-            shares = {part: took.parts[part] / took.seconds for part in ("data", "save")}
-        print(format_interval(step, work.total_steps, means, speeds, shares), flush=True)
+        if interval.seconds:
+            shares = {part: interval.parts[part] / interval.seconds for part in ("data", "save")}
+        print(format_interval(step, workload.total_steps, means, speeds, shares), flush=True)
 
     def record_trained(self, step: int, weight: float, tokens: float = 0.0) -> None:
         """Count the tokens and targets of `step`, and print a line if it has no target."""
@@ -120,8 +123,8 @@ class Metrics:
         `wrong` names the part of its batch that was not finite, if any.
         """
         self._counters.skipped_steps += 1
-        why = "float16 overflowed" if wrong is None else f"its batch is not finite: {wrong}"
-        self._print_line(step, f"skipped: {why}; loss scale {scale:g} is halved")
+        reason = "float16 overflowed" if wrong is None else f"its batch is not finite: {wrong}"
+        self._print_line(step, f"skipped: {reason}; loss scale {scale:g} is halved")
 
     def record_evaluated(self, step: int, values: Mapping[str, float]) -> None:
         """Record the means over the held-out set after `step` steps, on every process."""
@@ -169,9 +172,9 @@ class Metrics:
         """Wait until the tracker has every line, only briefly if the run `stops`."""
         if self._feed is None:
             return
-        lost = self._feed.close_at_stop() if stops else self._feed.close()
-        if lost is not None:
-            _print_note(self._report, lost)
+        note = self._feed.close_at_stop() if stops else self._feed.close()
+        if note is not None:
+            _print_note(self._report, note)
 
     def _write_row(self, name: str, step: int, values: Mapping[str, float | None]) -> None:
         if self._files is not None:
@@ -179,8 +182,8 @@ class Metrics:
         self._report_numbers(step)
 
     def _report_numbers(self, step: int) -> None:
-        held_out = {f"eval_{name}": value for name, value in self._counters.eval_means.items()}
-        numbers = {Key.STEP: step, **self._numbers, **held_out, **self._best_step}
+        eval_values = {f"eval_{name}": value for name, value in self._counters.eval_means.items()}
+        numbers = {Key.STEP: step, **self._numbers, **eval_values, **self._best_step}
         self._report.report_metrics(numbers)
 
     def _print_line(self, step: int, text: str) -> None:
@@ -243,12 +246,14 @@ class MetricsFiles:
 
 
 @contextlib.contextmanager
-def _note_failure(report: Progress, lost: str, kind: type[Exception] = OSError) -> Iterator[None]:
+def _note_failure(
+    report: Progress, problem: str, kind: type[Exception] = OSError
+) -> Iterator[None]:
     """Note an exception of `kind`, such as an OSError for a full disk, and let the run continue."""
     try:
         yield
     except kind as error:
-        _print_note(report, f"{lost}: {error}")
+        _print_note(report, f"{problem}: {error}")
 
 
 def _print_note(report: Progress, text: str) -> None:
@@ -259,27 +264,27 @@ def _print_note(report: Progress, text: str) -> None:
 def format_interval(
     step: int,
     total: int,
-    trained: Mapping[str, float],
+    means: Mapping[str, float],
     speeds: Mapping[str, float | None],
-    busy: Mapping[str, float],
+    shares: Mapping[str, float],
 ) -> str:
     """Return `step 120/600  loss 0.4321  grad 1.23  lr 3.0e-04  12.3k examples/s  data 1 %`.
 
     For tokens the speeds are `29.1k tokens/s  1.8k targets/s`: tokens that are read, and predicted
     tokens that count.
     """
-    words = [f"step {step}/{total}", _format_values(trained)]
+    fields = [f"step {step}/{total}", _format_values(means)]
     keys = Key.TOKENS_PER_S, Key.EXAMPLES_PER_S, Key.MFU
     tokens, examples, mfu = map(speeds.get, keys)
     speed, unit = (examples, "examples") if tokens is None else (tokens, "tokens")
     if speed is not None:
-        words.append(f"{format_short(speed)} {unit}/s")
+        fields.append(f"{format_short(speed)} {unit}/s")
     if (targets := speeds.get(Key.TARGETS_PER_S)) is not None:
-        words.append(f"{format_short(targets)} targets/s")
+        fields.append(f"{format_short(targets)} targets/s")
     if mfu is not None:
-        words.append(f"mfu {100 * mfu:.1f} %")
-    words += [f"{part} {100 * share:.0f} %" for part, share in busy.items()]
-    return "  ".join(words)
+        fields.append(f"mfu {100 * mfu:.1f} %")
+    fields += [f"{part} {100 * share:.0f} %" for part, share in shares.items()]
+    return "  ".join(fields)
 
 
 def _format_values(values: Mapping[str, float]) -> str:

@@ -123,22 +123,22 @@ def convolve(
     x_BYXI: Array, kernel_YXIO: Array, stride: int, padding: int, groups: int = 1
 ) -> Array:
     """Convolve x with the kernel, in `groups` of channels, with `padding` zeros on each side."""
-    layout, strides, zeros = ("NHWC", "HWIO", "NHWC"), (stride, stride), [(padding, padding)] * 2
+    layout, strides, pads = ("NHWC", "HWIO", "NHWC"), (stride, stride), [(padding, padding)] * 2
     return jax.lax.conv_general_dilated(
-        x_BYXI, kernel_YXIO, strides, zeros, dimension_numbers=layout, feature_group_count=groups
+        x_BYXI, kernel_YXIO, strides, pads, dimension_numbers=layout, feature_group_count=groups
     )
 
 
-def by_channel(vector: nnx.Variable[Array] | Array) -> Array:
+def broadcast_channels(vector: nnx.Variable[Array] | Array) -> Array:
     """Return a vector [C], to add to an image [B, Y, X, C] or to multiply it with."""
     return vector[...][None, None, None, :]
 
 
 class BatchNorm(nnx.Module):
-    """x less the batch's mean, over its deviation, by channel, scaled and shifted; float32 inside.
+    """Batch normalization by channel, computed in float32, with scale and bias.
 
-    Evaluation, and training with `use_running_average`, take the running statistics, of which
-    training replaces the share `momentum` with a batch's. Ioffe and Szegedy 2015.
+    Evaluation, and training with `use_running_average`, use the running statistics. Training
+    updates them: running = (1 - momentum) × running + momentum × batch. Ioffe and Szegedy 2015.
     """
 
     def __init__(self, config: spec.ResNet, channels: int) -> None:
@@ -157,11 +157,11 @@ class BatchNorm(nnx.Module):
             mean_C, variance_C = self.mean[...], self.variance[...]
         else:
             mean_C = wide_BYXC.mean((0, 1, 2))
-            variance_C = jnp.square(wide_BYXC - by_channel(mean_C)).mean((0, 1, 2))
+            variance_C = jnp.square(wide_BYXC - broadcast_channels(mean_C)).mean((0, 1, 2))
             self._update_statistics(mean_C, variance_C, x_BYXC.size // x_BYXC.shape[-1])
         scale_C = self.scale[...].astype(jnp.float32) * jax.lax.rsqrt(variance_C + self.eps)
-        scaled_BYXC = (wide_BYXC - by_channel(mean_C)) * by_channel(scale_C)
-        shifted_BYXC = scaled_BYXC + by_channel(self.bias).astype(jnp.float32)
+        scaled_BYXC = (wide_BYXC - broadcast_channels(mean_C)) * broadcast_channels(scale_C)
+        shifted_BYXC = scaled_BYXC + broadcast_channels(self.bias).astype(jnp.float32)
         return shifted_BYXC.astype(x_BYXC.dtype)
 
     def _update_statistics(self, mean_C: Array, variance_C: Array, count: int) -> None:
@@ -169,8 +169,8 @@ class BatchNorm(nnx.Module):
         if self.is_unbiased and count > 1:
             variance_C = variance_C * (count / (count - 1))
         for running, batch_C in ((self.mean, mean_C), (self.variance, variance_C)):
-            new_C = self.momentum * jax.lax.stop_gradient(batch_C)
-            running[...] = (1.0 - self.momentum) * running[...] + new_C
+            weighted_C = self.momentum * jax.lax.stop_gradient(batch_C)
+            running[...] = (1.0 - self.momentum) * running[...] + weighted_C
 
 
 class Convolution(nnx.Module):
@@ -187,7 +187,7 @@ class Convolution(nnx.Module):
         return convolve(x_BYXI.astype(kernel_YXIO.dtype), kernel_YXIO, self.stride, self.size // 2)
 
 
-class Normalized(nnx.Module):
+class ConvNorm(nnx.Module):
     """A convolution and its batch normalization."""
 
     def __init__(
@@ -207,7 +207,7 @@ class ResidualBlock(nnx.Module):
     def __init__(
         self, config: spec.ResNet, inputs: int, outputs: int, stride: int, rngs: nnx.Rngs
     ) -> None:
-        layer, inner = partial(Normalized, config, rngs=rngs), outputs // 4
+        layer, inner = partial(ConvNorm, config, rngs=rngs), outputs // 4
         if config.block == "basic":
             branch = [layer(inputs, outputs, 3, stride), layer(outputs, outputs, 3, 1)]
         else:
@@ -234,7 +234,7 @@ class ResNet(ImageClassifier):
         super().__init__(options, config)
         self.is_pooled = config.stem != "small"
         size, stride = (7, 2) if self.is_pooled else (3, 1)
-        self.stem = Normalized(config, config.channels, config.stem_width, size, stride, rngs)
+        self.stem = ConvNorm(config, config.channels, config.stem_width, size, stride, rngs)
         stages, inputs = [], config.stem_width
         for stage, (depth, width) in enumerate(zip(config.depths, config.widths, strict=True)):
             blocks = [ResidualBlock(config, inputs, width, 2 if stage else 1, rngs)]
@@ -262,7 +262,7 @@ class ResNet(ImageClassifier):
 
 
 class Patches(nnx.Module):
-    """Squares of `size` pixels, each made one pixel by one matrix."""
+    """A patch embedding: a convolution with a stride of the kernel's `size`."""
 
     def __init__(self, inputs: int, outputs: int, size: int, rngs: nnx.Rngs) -> None:
         self.kernel = init_weight(rngs, (size, size, inputs, outputs), KERNEL_AXES, INIT_STD)
@@ -272,7 +272,8 @@ class Patches(nnx.Module):
     def __call__(self, x_BYXC: Array) -> Array:
         """Return an image of the patches."""
         kernel = self.kernel[...]
-        return convolve(x_BYXC.astype(kernel.dtype), kernel, self.size, 0) + by_channel(self.bias)
+        patches_BYXC = convolve(x_BYXC.astype(kernel.dtype), kernel, self.size, 0)
+        return patches_BYXC + broadcast_channels(self.bias)
 
 
 class ConvNeXtBlock(nnx.Module):
@@ -290,15 +291,16 @@ class ConvNeXtBlock(nnx.Module):
         self.layer_scale = nnx.Param(layer_scale, axes=("embed",))
         self.drop = Drop(0.0, config.drop_path > 0.0, rngs)
 
-    def __call__(self, x_BYXC: Array, path: Array | None) -> Array:
-        """Apply the block to all but the share `path` of the examples, which skip it."""
-        alone_BYXC = convolve(x_BYXC, self.kernel[...], 1, 3, groups=x_BYXC.shape[-1])
-        alone_BYXC = self.norm(alone_BYXC + by_channel(self.bias))
-        up_BYXF = checkpoint_name(alone_BYXC @ self.up[...] + by_channel(self.up_bias), "up")
+    def __call__(self, x_BYXC: Array, drop_rate: Array | None) -> Array:
+        """Apply the block to all but the share `drop_rate` of the examples, which skip it."""
+        spatial_BYXC = convolve(x_BYXC, self.kernel[...], 1, 3, groups=x_BYXC.shape[-1])
+        spatial_BYXC = self.norm(spatial_BYXC + broadcast_channels(self.bias))
+        up_BYXF = spatial_BYXC @ self.up[...] + broadcast_channels(self.up_bias)
+        up_BYXF = checkpoint_name(up_BYXF, "up")
         hidden_BYXF = constrain(gelu(up_BYXF), "batch", None, None, "hidden")
-        down_BYXC = hidden_BYXF @ self.down[...] + by_channel(self.down_bias)
-        scaled_BYXC = down_BYXC * by_channel(self.layer_scale)
-        return constrain(x_BYXC + self.drop(scaled_BYXC, path), "batch", None, None, "embed")
+        down_BYXC = hidden_BYXF @ self.down[...] + broadcast_channels(self.down_bias)
+        scaled_BYXC = down_BYXC * broadcast_channels(self.layer_scale)
+        return constrain(x_BYXC + self.drop(scaled_BYXC, drop_rate), "batch", None, None, "embed")
 
 
 class Stage(nnx.Module):
@@ -336,13 +338,14 @@ class ConvNeXt(ImageClassifier):
     def pool(self, images_BYXC: Array) -> Array:
         """Return the normalized means over the places of the last stage."""
         x_BYXC = self.patches_norm(self.patches(images_BYXC))
-        paths = iter(self.paths)
+        rates = iter(self.paths)
         for stage in self.stages:
             if stage.norm is not None and stage.half is not None:
                 x_BYXC = stage.half(stage.norm(x_BYXC))
             for block in stage.blocks:
-                path = next(paths)
-                x_BYXC = self.apply(block, x_BYXC, jnp.asarray(path, jnp.float32) if path else None)
+                rate = next(rates)
+                drop_rate = jnp.asarray(rate, jnp.float32) if rate else None
+                x_BYXC = self.apply(block, x_BYXC, drop_rate)
         return self.norm(constrain(x_BYXC.mean((1, 2)), "batch", "embed"))
 
 

@@ -1,4 +1,4 @@
-"""GPT-2, and the block of it and of ViT: attention, then an MLP, norm first.
+"""GPT-2, and the block that it shares with ViT: attention, then an MLP, norm first.
 
 B batch, L length, D model, H heads, K head size, F hidden, V vocabulary.
 Vaswani et al. 2017; Radford et al. 2019; Xiong et al. 2020 (norm first).
@@ -95,12 +95,12 @@ class Block(nnx.Module):
         self.mlp = MLP(config, rngs)
         self.drop = Drop(config.dropout, config.drop_path > 0.0, rngs)
 
-    def __call__(self, x_BLD: Array, keys: Keys, path: Array | None) -> Array:
-        """Apply the layer. The share `path` of the examples skips a branch of it."""
+    def __call__(self, x_BLD: Array, keys: Keys, drop_rate: Array | None) -> Array:
+        """Apply the layer. The share `drop_rate` of the examples skips a branch of it."""
         mixed_BLD = self.attention(gather_sequence(self.attention_norm(x_BLD)), keys)
-        x_BLD = x_BLD + self.drop(split_sequence(mixed_BLD), path)
+        x_BLD = x_BLD + self.drop(split_sequence(mixed_BLD), drop_rate)
         mlp_BLD = self.mlp(gather_sequence(self.mlp_norm(x_BLD)))
-        return split_sequence(x_BLD + self.drop(split_sequence(mlp_BLD), path))
+        return split_sequence(x_BLD + self.drop(split_sequence(mlp_BLD), drop_rate))
 
 
 class BlockStack:
@@ -119,7 +119,7 @@ class BlockStack:
 
     def run_blocks(self, x_BLD: Array, keys: Keys = None) -> Array:
         """Apply the blocks; examples skip more branches in later ones. Huang et al. 2016."""
-        # An array from outside of the trace would be an argument that a compiled step lacks.
+        # Created inside the trace: the compiled step has no argument for an array from outside.
         rates = jnp.linspace(0.0, self.drop_path, self.depth, dtype=jnp.float32)
         per_layer = (rates if self.drop_path else None,)
         return run_stack(
@@ -137,8 +137,8 @@ class GPT2(BlockStack, LanguageModel):
         width, attend = config.width, implementations.causal_attention(options.attention)
         self.embedding = init_weight(rngs, (config.vocab, width), ("vocab", "embed"), INIT_STD)
         self.head = None
-        positions = (config.position_rows, width)
-        self.positions = init_weight(rngs, positions, (None, "embed"), INIT_STD / 2)
+        positions_shape = (config.position_rows, width)
+        self.positions = init_weight(rngs, positions_shape, (None, "embed"), INIT_STD / 2)
         self.add_blocks(config, attend, rngs, options)
         self.norm = LayerNorm(width, config.norm_eps)
         self.drop = Drop(config.dropout, False, rngs)
@@ -154,7 +154,8 @@ class GPT2(BlockStack, LanguageModel):
         """Return the stream before the first layer, with the positions added."""
         positions_ND = constrain(self.positions[...], None, "embed")
         if places_BL is None:
-            at_BLD = positions_ND[None, : tokens_BL.shape[1]]
+            position_BLD = positions_ND[None, : tokens_BL.shape[1]]
         else:
-            at_BLD = jnp.take(positions_ND, places_BL, axis=0)
-        return self.drop(split_sequence(gather_sequence(self.embed_tokens(tokens_BL) + at_BLD)))
+            position_BLD = jnp.take(positions_ND, places_BL, axis=0)
+        x_BLD = self.embed_tokens(tokens_BL) + position_BLD
+        return self.drop(split_sequence(gather_sequence(x_BLD)))

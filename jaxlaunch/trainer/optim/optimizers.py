@@ -22,7 +22,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jaxlaunch.trainer import spec
 from jaxlaunch.trainer.errors import SpecError, list_first
 from jaxlaunch.trainer.optim import schedules, transforms
-from jaxlaunch.trainer.optim.transforms import Axes, Mask, Named, PyTree
+from jaxlaunch.trainer.optim.transforms import Axes, Mask, NamedArrays, PyTree
 from jaxlaunch.trainer.spec.optimizer import SCHEDULE_FREE, Group, Link, is_user_path
 
 Options = dict[str, Any]
@@ -139,21 +139,23 @@ def split_groups(
     transformations = {f"group{number}": part for number, part in parts.items()}
     transformations[DEFAULT_LABEL] = default
 
-    def by_label(tree: Named) -> dict[str, Named]:
-        labelled: dict[str, Named] = {}
+    def by_label(tree: NamedArrays) -> dict[str, NamedArrays]:
+        labelled: dict[str, NamedArrays] = {}
         for name, leaf in tree.items():
             group = f"group{find_group(name, groups)}"
             label = group if group in transformations else DEFAULT_LABEL
             labelled.setdefault(label, {})[name] = leaf
         return labelled
 
-    def init(params: Named) -> Named:
+    def init(params: NamedArrays) -> NamedArrays:
         parts = by_label(params)
         return {label: transformations[label].init(part) for label, part in parts.items()}
 
-    def update(grads: Named, state: Named, params: Named | None = None) -> tuple[Named, Named]:
-        updates: Named = {}
-        after: Named = {}
+    def update(
+        grads: NamedArrays, state: NamedArrays, params: NamedArrays | None = None
+    ) -> tuple[NamedArrays, NamedArrays]:
+        updates: NamedArrays = {}
+        after: NamedArrays = {}
         labelled = by_label(params or {})
         for label, part in by_label(grads).items():
             update = transformations[label].update
@@ -188,7 +190,7 @@ def _is_decayed(optimizer: spec.Optimizer, name: str, leaf: Any, axes: Axes) -> 
     return transforms.is_matrix(name, leaf, axes)
 
 
-def _mask_matrices(params: Named, axes: Axes) -> dict[str, bool]:
+def _mask_matrices(params: NamedArrays, axes: Axes) -> dict[str, bool]:
     return {name: transforms.is_matrix(name, leaf, axes) for name, leaf in params.items()}
 
 

@@ -12,9 +12,9 @@ import optax
 from optax.contrib import MuonState, ScheduleFreeState
 
 PyTree = Any
-Named = dict[str, Any]  # parameter name -> array
+NamedArrays = dict[str, Any]  # parameter name -> array
 Axes = Mapping[str, tuple[str | None, ...] | None]  # parameter name -> its named axes, or None
-Mask = Callable[[Named], dict[str, bool]] | None
+Mask = Callable[[NamedArrays], dict[str, bool]] | None
 Matrix = tuple[tuple[int, ...], tuple[int, ...]]  # (input axes, output axes)
 # Jordan's coefficients of the iteration a X + b (X Xᵀ) X + c (X Xᵀ)² X.
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
@@ -37,7 +37,7 @@ def make_muon(
     step.
     """
 
-    def label_parameters(params: Named) -> dict[str, str]:
+    def label_parameters(params: NamedArrays) -> dict[str, str]:
         matrices = {name: muon_axes(name, leaf, axes) for name, leaf in params.items()}
         return {name: "adam" if matrices[name] is None else "muon" for name in params}
 
@@ -58,25 +58,25 @@ def muon_axes(name: str, leaf: Any, axes: Axes) -> Matrix | None:
     separately. As Jordan advises, Adam optimizes embeddings, positions and heads (axes `vocab`,
     `classes`).
     """
-    own_axes = axes.get(name)
+    param_axes = axes.get(name)
     if isinstance(leaf, optax.MaskedNode) or not is_matrix(name, leaf, axes):
         return None
-    if own_axes is None:
+    if param_axes is None:
         return ((0,), (1,)) if leaf.ndim == 2 else None
-    first = leaf.ndim - len(own_axes)
-    if {"vocab", "classes"}.intersection(own_axes) or own_axes == (None, "embed"):
+    layer_axes = leaf.ndim - len(param_axes)
+    if {"vocab", "classes"}.intersection(param_axes) or param_axes == (None, "embed"):
         return None
-    if len(own_axes) == 2:
-        return ((first,), (first + 1,))
-    used = [
-        at
-        for at, axis in enumerate(own_axes, first)
+    if len(param_axes) == 2:
+        return ((layer_axes,), (layer_axes + 1,))
+    matrix_axes = [
+        index
+        for index, axis in enumerate(param_axes, layer_axes)
         if axis is not None and not axis.startswith("expert")
     ]
-    if len(used) < 2:
+    if len(matrix_axes) < 2:
         return None
-    cut = 1 if own_axes[used[0] - first] in ("embed", "rank") else -1
-    return tuple(used[:cut]), tuple(used[cut:])
+    split = 1 if param_axes[matrix_axes[0] - layer_axes] in ("embed", "rank") else -1
+    return tuple(matrix_axes[:split]), tuple(matrix_axes[split:])
 
 
 def _orthogonalize_updates(axes: Axes, options: Mapping[str, Any]) -> optax.GradientTransformation:
@@ -84,15 +84,17 @@ def _orthogonalize_updates(axes: Axes, options: Mapping[str, Any]) -> optax.Grad
     beta, steps, eps = options["beta"], options["ns_steps"], options["eps"]
 
     def update(
-        grads: Named, state: MuonState, params: Named | None = None
-    ) -> tuple[Named, MuonState]:
+        grads: NamedArrays, state: MuonState, params: NamedArrays | None = None
+    ) -> tuple[NamedArrays, MuonState]:
         momentum = optax.tree.update_moment(grads, state.mu, beta, 1)
-        moves = optax.tree.update_moment(grads, momentum, beta, 1)
-        for name, leaf in moves.items():
+        updates = optax.tree.update_moment(grads, momentum, beta, 1)
+        for name, leaf in updates.items():
             if not isinstance(leaf, optax.MaskedNode):
                 matrix = muon_axes(name, leaf, axes)
-                moves[name] = _orthogonal_step(leaf, matrix, steps, eps, options["consistent_rms"])
-        return moves, state._replace(count=optax.safe_increment(state.count), mu=momentum)
+                updates[name] = _orthogonal_step(
+                    leaf, matrix, steps, eps, options["consistent_rms"]
+                )
+        return updates, state._replace(count=optax.safe_increment(state.count), mu=momentum)
 
     return optax.GradientTransformation(optax.contrib.scale_by_muon(COEFFICIENTS).init, update)
 
@@ -103,12 +105,14 @@ def _orthogonal_step(
     """Return the orthogonal step of a parameter, computed for each of its matrices."""
     assert matrix is not None, "labels give Muon only matrices"
     inputs, outputs = matrix
-    others = tuple(axis for axis in range(leaf.ndim) if axis not in inputs + outputs)
-    order = others + inputs + outputs
-    turned = leaf.transpose(order)
+    stack_axes = tuple(axis for axis in range(leaf.ndim) if axis not in inputs + outputs)
+    order = stack_axes + inputs + outputs
+    transposed = leaf.transpose(order)
     fan_in, fan_out = (math.prod(leaf.shape[axis] for axis in side) for side in (inputs, outputs))
-    stack = _newton_schulz(turned.reshape(-1, fan_in, fan_out), steps, eps)
-    orthogonal = stack.reshape(turned.shape).transpose(tuple(map(order.index, range(leaf.ndim))))
+    stack = _newton_schulz(transposed.reshape(-1, fan_in, fan_out), steps, eps)
+    orthogonal = stack.reshape(transposed.shape).transpose(
+        tuple(map(order.index, range(leaf.ndim)))
+    )
     if consistent_rms is not None:
         return math.sqrt(max(fan_in, fan_out)) * consistent_rms * orthogonal
     return math.sqrt(max(1.0, fan_out / fan_in)) * orthogonal
@@ -148,15 +152,15 @@ def make_schedule_free(
     )
 
     def update(
-        grads: Named, state: ScheduleFreeState, params: Named | None = None
-    ) -> tuple[Named, ScheduleFreeState]:
+        grads: NamedArrays, state: ScheduleFreeState, params: NamedArrays | None = None
+    ) -> tuple[NamedArrays, ScheduleFreeState]:
         assert params is not None, "the optimizer is always given its parameters"
-        moves, after = adam.update(grads, state.base_optimizer_state, params)
-        z = {name: leaf + moves[name] for name, leaf in state.z.items()}
+        adam_updates, adam_state = adam.update(grads, state.base_optimizer_state, params)
+        z = {name: leaf + adam_updates[name] for name, leaf in state.z.items()}
         # The rate and the weight share one count. Steps that fp16 skips only count in the schedule.
-        largest = jnp.maximum(state.max_lr, rate(state.base_optimizer_state[-1].count))
-        total = state.weight_sum + largest**2
-        share = jnp.where(total > 0, largest**2 / jnp.where(total > 0, total, 1.0), 0.0)
+        max_lr = jnp.maximum(state.max_lr, rate(state.base_optimizer_state[-1].count))
+        total = state.weight_sum + max_lr**2
+        share = jnp.where(total > 0, max_lr**2 / jnp.where(total > 0, total, 1.0), 0.0)
         averages, x = _average_params(state, params), {}
         for name, leaf in averages.items():
             x[name] = leaf + share * (z[name] - leaf)
@@ -164,18 +168,18 @@ def make_schedule_free(
             name: b1 * leaf + (1.0 - b1) * z[name] - params[name] for name, leaf in x.items()
         }
         step = optax.safe_increment(state.step_count)
-        return updates, ScheduleFreeState(jnp.float32(b1), total, step, largest, after, z)
+        return updates, ScheduleFreeState(jnp.float32(b1), total, step, max_lr, adam_state, z)
 
     return optax.GradientTransformation(optax.contrib.schedule_free(adam, rate, b1).init, update)
 
 
-def averaged_params(opt: PyTree, params: Named) -> Named | None:
+def averaged_params(opt: PyTree, params: NamedArrays) -> NamedArrays | None:
     """Return the parameters with schedule-free averages; None if `opt` has no such state."""
 
-    def is_free(state: Any) -> bool:
+    def is_schedule_free(state: Any) -> bool:
         return isinstance(state, ScheduleFreeState)
 
-    states = list(filter(is_free, jax.tree.leaves(opt, is_leaf=is_free)))
+    states = list(filter(is_schedule_free, jax.tree.leaves(opt, is_leaf=is_schedule_free)))
     if not states:
         return None
     averaged = dict(params)
@@ -184,6 +188,6 @@ def averaged_params(opt: PyTree, params: Named) -> Named | None:
     return averaged
 
 
-def _average_params(state: ScheduleFreeState, params: Named) -> Named:
+def _average_params(state: ScheduleFreeState, params: NamedArrays) -> NamedArrays:
     """Return the averages x = (y - (1 - b1) z) / b1 for parameters y."""
     return {name: (params[name] - (1.0 - state.b1) * z) / state.b1 for name, z in state.z.items()}

@@ -93,7 +93,8 @@ class Breakdown(NamedTuple):
 def break_down(ops: Sequence[Op], window: Span, pauses: Sequence[Span], steps: int) -> Breakdown:
     """Return the mean breakdown of `steps` within `window`, without evaluations and saves.
 
-    `pauses` are the times of those. Raises ValueError if no device ran an operation in the window.
+    `pauses` are the spans of evaluations and saves. Raises ValueError if no device ran an operation
+    in the window.
     """
     paused = _merge_spans(_clip_spans(pauses, window))
     by_device: dict[str, dict[str, list[Span]]] = {}
@@ -104,17 +105,17 @@ def break_down(ops: Sequence[Op], window: Span, pauses: Sequence[Span], steps: i
             spans = by_device.setdefault(op.device, {kind: [] for kind in ORDER})
             spans[op.kind].append(op.span)
             top[op.name, op.kind] += op.span[1] - op.span[0]
-    devices = [_split_device(spans, window, paused) for spans in by_device.values()]
+    device_splits = [_split_device(spans, window, paused) for spans in by_device.values()]
     step_s = (window[1] - window[0] - _total_s(paused)) / steps
-    if not any(sum(seconds.values()) for seconds, _ in devices) or step_s <= 0:
+    if not any(sum(seconds.values()) for seconds, _ in device_splits) or step_s <= 0:
         raise ValueError("the trace holds no operation that a device ran within the steps")
-    share = 1 / (steps * len(devices))
-    means = {kind: share * sum(seconds[kind] for seconds, _ in devices) for kind in ORDER}
+    factor = 1 / (steps * len(device_splits))
+    means = {kind: factor * sum(seconds[kind] for seconds, _ in device_splits) for kind in ORDER}
     means[HOST] = step_s - sum(means.values())
-    hidden_s = share * sum(hidden for _, hidden in devices)
+    hidden_s = factor * sum(hidden for _, hidden in device_splits)
     longest = sorted(top.items(), key=lambda item: -item[1])[:TOP_OPERATIONS]
-    rows = [(name, kind, share * seconds) for (name, kind), seconds in longest]
-    return Breakdown(steps, len(devices), step_s, means, hidden_s, rows)
+    rows = [(name, kind, factor * seconds) for (name, kind), seconds in longest]
+    return Breakdown(steps, len(device_splits), step_s, means, hidden_s, rows)
 
 
 def _split_device(
@@ -123,9 +124,9 @@ def _split_device(
     """Return the seconds by kind on one device, and the seconds of hidden collectives."""
     covered, seconds = paused, {}
     for kind in ORDER:
-        before_s = _total_s(covered)
+        previous_s = _total_s(covered)
         covered = _merge_spans([*covered, *_clip_spans(spans[kind], window)])
-        seconds[kind] = _total_s(covered) - before_s
+        seconds[kind] = _total_s(covered) - previous_s
     collectives = _merge_spans([*paused, *_clip_spans(spans[COLLECTIVES], window)])
     return seconds, _total_s(collectives) - _total_s(paused) - seconds[COLLECTIVES]
 
@@ -166,7 +167,7 @@ _COLLECTIVES = frozenset(
         *("collective-permute", "collective-broadcast", "send", "recv"),
     }
 )
-_HOLDER = re.compile(r"(?:while|conditional|call)(?:\.\d+)?$")
+_CONTAINER_NAME = re.compile(r"(?:while|conditional|call)(?:\.\d+)?$")
 _MATMULS = frozenset(("dot", "convolution", "ragged-dot", "scaled-dot"))
 # A jax.named_scope, as differentiation changes it.
 _SCOPE = re.compile(r"(?:^|[/(;])attention(?:$|[/);])")
@@ -201,7 +202,7 @@ def program_kinds(texts: Iterable[str]) -> dict[str, str | None]:
 
 def kernel_kind(name: str) -> str | None:
     """Return the kind of a kernel, or of an operation of an unknown program, by its name."""
-    if _HOLDER.match(name):
+    if _CONTAINER_NAME.match(name):
         return None
     if _COLLECTIVE.search(name):
         return COLLECTIVES

@@ -48,21 +48,21 @@ class Records(DataSource):
     def __init__(self, paths: list[str]) -> None:
         more = f" and {len(paths) - 1} more" if len(paths) > 1 else ""
         self.name, self._paths = f"array_record {paths[0]}{more}", paths
-        idle = max(1, MAX_OPEN_FILES // len(paths))
-        self._files = [RecordFile(path, idle) for path in paths]
+        max_idle = max(1, MAX_OPEN_FILES // len(paths))
+        self._files = [RecordFile(path, max_idle) for path in paths]
         self._ends = list(itertools.accumulate(file.count for file in self._files))
 
     def __len__(self) -> int:
         return self._ends[-1]
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        number = bisect.bisect_right(self._ends, index)
-        record = index - (self._ends[number - 1] if number else 0)
+        file_index = bisect.bisect_right(self._ends, index)
+        record_index = index - (self._ends[file_index - 1] if file_index else 0)
         try:
-            return records.decode_record(self._files[number].read_record(record))
+            return records.decode_record(self._files[file_index].read_record(record_index))
         except Exception as error:
             # array_record raises the exceptions of its C++ code, RuntimeError or IndexError.
-            place = f"example {index}, record {record} of {self._paths[number]}"
+            place = f"example {index}, record {record_index} of {self._paths[file_index]}"
             raise faults.error_kind(error)(f"{place}, cannot be read: {error}") from error
 
     @property
@@ -113,21 +113,21 @@ def read_notes(paths: tuple[str, ...]) -> dict[str, Any]:
 class RecordFile:
     """One file with up to `idle` open readers. Raises DataError if it is no array_record file."""
 
-    def __init__(self, path: str, idle: int) -> None:
+    def __init__(self, path: str, max_idle: int) -> None:
         self._path = files.local_path(path)
         try:
             self.count = len(ArrayRecordDataSource(self._path))
         except Exception as error:
-            # C++ raises a RuntimeError, also for a truncated file.
-            # array_record only reports the size if a file is too small, which is no useful detail.
-            why = str(error).partition(";")[0]
-            detail = "" if "64KB" in why else f" ({why})"
+            # C++ raises a RuntimeError, also for a truncated file. For a file that is too small it
+            # only reports the size, which is no useful detail.
+            reason = str(error).partition(";")[0]
+            detail = "" if "64KB" in reason else f" ({reason})"
             raise DataError(
                 f"{path} is not an array_record file, or is truncated{detail}; data.source = "
-                "array_record reads no other"
+                "array_record reads only such files"
             ) from error
         # Readers that no thread uses. Each has its own position and an open file.
-        self._idle: deque[Any] = deque(maxlen=idle)
+        self._idle: deque[Any] = deque(maxlen=max_idle)
 
     def read_record(self, number: int) -> bytes:
         """Read a record. Raises RuntimeError or IndexError from array_record."""

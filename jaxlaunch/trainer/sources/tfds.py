@@ -32,7 +32,7 @@ from tensorflow_datasets.core.download import extractor
 from jaxlaunch import installation, user_cache
 from jaxlaunch.spelling import find_nearest
 from jaxlaunch.trainer.buckets import faults
-from jaxlaunch.trainer.data.augment import to_picture
+from jaxlaunch.trainer.data.augment import to_pil_image
 from jaxlaunch.trainer.data.source import DataSource
 from jaxlaunch.trainer.errors import DataError
 from jaxlaunch.trainer.spec import Tfds
@@ -234,6 +234,6 @@ def _encode_images(
         for name in images & set(example):
             if isinstance(image_HWC := example[name], np.ndarray):
                 file = io.BytesIO()
-                to_picture(image_HWC).save(file, "png")
+                to_pil_image(image_HWC).save(file, "png")
                 encoded[name] = io.BytesIO(file.getvalue())
         yield key, encoded

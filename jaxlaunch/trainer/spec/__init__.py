@@ -1,6 +1,6 @@
 """The train block of job.yaml: its keys, their types and defaults. Never imports jax."""
 
-# ruff: noqa: F401  # what others use of its modules
+# ruff: noqa: F401  # re-exports
 
 from jaxlaunch.trainer.spec.block import (
     Block,

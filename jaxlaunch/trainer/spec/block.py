@@ -42,7 +42,7 @@ Steps = Annotated[int, Field(gt=0, le=MAX_INT32)]  # a device counts them in 32 
 Seed = Annotated[int, Field(ge=0, le=2**64 - 1)]  # a key of JAX holds 64 bits
 
 
-USER_OBJECT = r"^[\w.]+:[\w.]+$"  # module:Name of something of the user's
+USER_OBJECT = r"^[\w.]+:[\w.]+$"  # module:Name of a user's object
 
 
 class Block(BaseModel):
@@ -71,8 +71,8 @@ def check_bucket_url(path: str) -> str:
 
 
 def _check_place(path: str) -> str:
-    scheme, is_url, location = path.partition("://")
-    if not path.strip() or (is_url and (scheme.lower() not in STORES or not location)):
+    scheme, separator, location = path.partition("://")
+    if not path.strip() or (separator and (scheme.lower() not in STORES or not location)):
         raise ValueError("is not a folder or a gs:// or s3:// URL")
     return check_bucket_url(path)
 
@@ -86,7 +86,7 @@ _CHARACTER_RULES = {
     "s3": (r"[^a-z0-9.-]", "lower-case letters, digits, dashes and dots"),
 }
 _SHORTEST, _LONGEST = 3, 63  # characters
-# On Google's, each part between dots has the other limit.
+# In a name with dots on gs://, each part between dots has the limit _LONGEST.
 _LONGEST_WITH_DOTS = {"gs": 222, "s3": _LONGEST}
 _IP_ADDRESS = re.compile(r"\d+\.\d+\.\d+\.\d+")
 # gs:/bucket and gs//bucket would be names of folders.
@@ -98,10 +98,10 @@ def bucket_fault(path: str) -> str | None:
 
     None for a folder, a valid URL, and one with another scheme.
     """
-    scheme, is_url, location = path.partition("://")
-    if not is_url and (match := _ALMOST_URL.match(path)) is not None:
+    scheme, separator, location = path.partition("://")
+    if not separator and (match := _ALMOST_URL.match(path)) is not None:
         return f"is not a URL: one begins with {match[1].lower()}://"
-    if not is_url or scheme.lower() not in STORES:
+    if not separator or scheme.lower() not in STORES:
         return None
     if scheme not in STORES:
         return f"is not a URL of a bucket: write {scheme.lower()}:// in lower case"

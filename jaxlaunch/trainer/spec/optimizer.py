@@ -60,22 +60,24 @@ OPTAX_NAMES = (
     *("nadam", "novograd", "radam", "rmsprop", "yogi"),
 )
 OPTIONS = tuple(dict.fromkeys(key for takes in OPTIMIZERS.values() for key in takes))
-SHAPES = ("constant", "linear", "cosine", "exponential", "wsd")
+SCHEDULE_NAMES = ("constant", "linear", "cosine", "exponential", "wsd")
 
 
 def _describe_defaults(key: str) -> str:
     """Return the optimizers that take a key with their defaults: "lion 0.99, adam, adamw 0.999"."""
-    takers: dict[Any, list[str]] = {}
-    for name, takes in OPTIMIZERS.items():
-        if key in takes:
-            takers.setdefault(takes[key], []).append(name)
+    names_by_default: dict[Any, list[str]] = {}
+    for name, defaults in OPTIMIZERS.items():
+        if key in defaults:
+            names_by_default.setdefault(defaults[key], []).append(name)
 
     def format_value(value: float | bool | None) -> str:
         if value is None or isinstance(value, bool):
             return "none" if value is None else str(value).lower()
         return f"{value:g}".replace("e-0", "e-")
 
-    return ", ".join(f"{', '.join(names)} {format_value(value)}" for value, names in takers.items())
+    return ", ".join(
+        f"{', '.join(names)} {format_value(value)}" for value, names in names_by_default.items()
+    )
 
 
 def is_user_path(name: str) -> bool:
@@ -119,12 +121,12 @@ class Schedule(Block):
     ```
     """
 
-    name: Annotated[str, AfterValidator(lambda name: _check_known(name, SHAPES, "schedule"))] = (
-        Field(
-            "cosine",
-            description="constant, linear, cosine, exponential, wsd (constant, then a short "
-            "decay), after the warmup; or module:Name",
-        )
+    name: Annotated[
+        str, AfterValidator(lambda name: _check_known(name, SCHEDULE_NAMES, "schedule"))
+    ] = Field(
+        "cosine",
+        description="constant, linear, cosine, exponential, wsd (constant, then a short "
+        "decay), after the warmup; or module:Name",
     )
     warmup: Natural = Field(
         0, description="steps of linear warmup to lr; if longer than the run, lr is never reached"
@@ -160,7 +162,8 @@ class Schedule(Block):
         if not value or name is None:
             return value
         if is_user_path(name) != (info.field_name == "args"):
-            raise ValueError(f"does not apply to {name}" + "; give it in args" * is_user_path(name))
+            hint = "; give it in args" if is_user_path(name) else ""
+            raise ValueError(f"does not apply to {name}{hint}")
         is_final = info.field_name == "final" and name != "constant"
         if info.field_name in ("warmup", "args") or name == "wsd" or is_final:
             return value
@@ -264,9 +267,9 @@ class Link(Block):
 
     def options(self) -> dict[str, Any]:
         """Return the options, given or by default; empty if it is not built in."""
-        takes = OPTIMIZERS.get(self.name, {})
-        values = {key: getattr(self, key) for key in takes}
-        return {**takes, **{key: value for key, value in values.items() if value is not None}}
+        defaults = OPTIMIZERS.get(self.name, {})
+        values = {key: getattr(self, key) for key in defaults}
+        return {**defaults, **{key: value for key, value in values.items() if value is not None}}
 
 
 class Group(Block):
@@ -404,7 +407,7 @@ class Optimizer(Link):
     @classmethod
     def _check_schedule(cls, schedule: Schedule, info: ValidationInfo) -> Schedule:
         name = schedule.name
-        if name in SHAPES and name != "constant" and _is_schedule_free(info):
+        if name in SCHEDULE_NAMES and name != "constant" and _is_schedule_free(info):
             hint = "write constant, or leave it out"
             raise ValueError(f"{name} decays, and schedule-free needs no decay; {hint}")
         return schedule

@@ -168,12 +168,12 @@ def _processor_features() -> str:
 
 
 def _make_private(folder: Path) -> Path:
-    """Create a folder for this user only: who writes to it can run code. Raises OSError."""
+    """Create a folder for this user only, because its files are run as code. Raises OSError."""
     folder.mkdir(0o700, parents=True, exist_ok=True)
-    for place in (folder.parent, folder):
-        status = place.stat()
+    for path in (folder.parent, folder):
+        status = path.stat()
         if status.st_uid != os.geteuid() or status.st_mode & 0o022:
-            raise PermissionError(f"{place} can be written by other users")
+            raise PermissionError(f"{path} can be written by other users")
     return folder
 
 
@@ -213,9 +213,9 @@ def _write_entry(path: epath.Path, value: bytes) -> None:
             file.write_bytes(raw)
 
 
-def sweep_folders(home: Path, run_cache: epath.Path | None) -> None:
+def sweep_folders(host_caches: Path, run_cache: epath.Path | None) -> None:
     """Remove the least recently used entries of folders that exceed their limits."""
-    folders = [epath.Path(home)]
+    folders = [epath.Path(host_caches)]
     if run_cache is not None and jax.process_index() == 0:
         folders.append(run_cache)
     for folder in folders:
@@ -224,7 +224,7 @@ def sweep_folders(home: Path, run_cache: epath.Path | None) -> None:
             files = [(file.stat(), file) for file in folder.glob("*/*")]
             files.sort(key=lambda item: item[0].mtime, reverse=True)
             total = 0
-            for number, (about, file) in enumerate(files):
-                total += about.length
+            for number, (status, file) in enumerate(files):
+                total += status.length
                 if total > MAX_BYTES or number >= MAX_ENTRIES:
                     file.unlink(missing_ok=True)

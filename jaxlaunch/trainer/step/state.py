@@ -117,18 +117,20 @@ class Placement:
         frozen: Collection[str],
     ) -> TrainState:
         """Return the shapes and dtypes of a state, with the shardings of its named axes."""
-        by_name = {
+        sharding_by_name = {
             name: sharding.state_sharding(name, leaf.shape, axes[name], self.mesh)
             for name, leaf in (shapes.params | shapes.buffers).items()
         }
         trained = {name: leaf for name, leaf in shapes.params.items() if name not in frozen}
-        trained_shardings = {name: by_name[name] for name in trained}
+        trained_shardings = {name: sharding_by_name[name] for name in trained}
         shardings = TrainState(
             step=self.replicated,
-            params={name: by_name[name] for name in shapes.params},
+            params={name: sharding_by_name[name] for name in shapes.params},
             opt=optimizers.state_shardings(optimizer, trained, trained_shardings),
-            ema=None if shapes.ema is None else {name: by_name[name] for name in shapes.ema},
-            buffers={name: by_name[name] for name in shapes.buffers},
+            ema=None
+            if shapes.ema is None
+            else {name: sharding_by_name[name] for name in shapes.ema},
+            buffers={name: sharding_by_name[name] for name in shapes.buffers},
             scale=jax.tree.map(lambda leaf: self.replicated, shapes.scale),
         )
         result: TrainState = jax.tree.map(_with_sharding, shapes, shardings)
@@ -218,8 +220,8 @@ def _name_arrays(state: Any) -> NamedArrays:
 
 def _array_name(path: Iterable[str]) -> str:
     """Return the dotted name of an array. A parameter that adapters wrap keeps its name."""
-    *front, last = path
-    return ".".join(front if last == KERNEL_ATTRIBUTE else [*front, last])
+    *parents, last = path
+    return ".".join(parents if last == KERNEL_ATTRIBUTE else [*parents, last])
 
 
 def float_buffers(buffers: NamedArrays) -> NamedArrays:
@@ -277,11 +279,11 @@ class StateBuilder:
         Built-in tasks and models never broadcast by rank, which would hide a wrong shape. User code
         may.
         """
-        matmul, without = self.precision.matmul, contextlib.nullcontext()
-        ranks = jax.numpy_rank_promotion("raise") if self.is_builtin else without
-        products = jax.default_matmul_precision(matmul) if matmul else without
-        flax = nnx.use_eager_sharding(False)  # type: ignore[no-untyped-call]
-        with ranks, jax.set_mesh(self._placement.mesh), flax, products:
+        matmul, no_context = self.precision.matmul, contextlib.nullcontext()
+        rank_promotion = jax.numpy_rank_promotion("raise") if self.is_builtin else no_context
+        matmul_precision = jax.default_matmul_precision(matmul) if matmul else no_context
+        eager_sharding = nnx.use_eager_sharding(False)  # type: ignore[no-untyped-call]
+        with rank_promotion, jax.set_mesh(self._placement.mesh), eager_sharding, matmul_precision:
             yield
 
     def random_keys(self) -> Array:
@@ -303,7 +305,7 @@ class StateBuilder:
             notes.append(f"the reference is a frozen copy of the model, {size:,} bytes")
         return notes
 
-    # --- which parameters -------------------------------------------------------------------------
+    # --- selection of parameters ---------------------------------------------------------------------
 
     def trained_params(self, params: NamedArrays) -> NamedArrays:
         """Select the parameters that are not frozen."""
@@ -377,10 +379,10 @@ class StateBuilder:
 
     def _cast_stored(self, name: str, param: Any) -> Array:
         """Cast a parameter to the dtype in which the state stores it."""
-        is_of_base = name in self._base_names
-        if self.adapters is not None and is_of_base:
+        is_base = name in self._base_names
+        if self.adapters is not None and is_base:
             return self.adapters.cast_frozen(name, param)
-        return cast_floats(param, self.precision.compute if is_of_base else self.precision.params)
+        return cast_floats(param, self.precision.compute if is_base else self.precision.params)
 
     def _read_base(self) -> NamedArrays:
         """Return the base as the state stores it, read from its folder or drawn from the seed."""

@@ -226,7 +226,7 @@ class Step:
 
     @property
     def trained_arrays(self) -> int | None:
-        """How many leading arguments of `forward_jaxpr` are trained; None if nothing is frozen."""
+        """Number of leading arguments of `forward_jaxpr` to train; None if none is frozen."""
         if not self.builder.frozen:
             return None
         return len(self.builder.trained_params(self.abstract.params))
@@ -236,8 +236,8 @@ class Step:
         step = self
         if self._spec.attention not in availability.PORTABLE:
             # The FLOPs of a kernel are not in its jaxpr.
-            plain = self._spec.model_copy(update={"attention": "xla"})
-            step = Step(self._task, plain, self.mesh, self._total_steps)
+            plain_spec = self._spec.model_copy(update={"attention": "xla"})
+            step = Step(self._task, plain_spec, self.mesh, self._total_steps)
         with step.builder.trace_context():
             arguments = step._loss_arguments(batch)
             result: Jaxpr = jax.make_jaxpr(step.loss.training_loss)(*arguments).jaxpr
@@ -334,8 +334,8 @@ class StepLoss:
         with sharding.map_by_device():
             losses, buffers = jax.vmap(rows_loss, spmd_axis_name=BATCH_AXES)(parts, keys)
         means = {name: part.mean(0) for name, part in float_buffers(buffers).items()}
-        firsts = {name: part[0] for name, part in buffers.items()}
-        return jax.tree.map(lambda per_device: per_device.sum(0), losses), firsts | means
+        first_values = {name: part[0] for name, part in buffers.items()}
+        return jax.tree.map(lambda per_device: per_device.sum(0), losses), first_values | means
 
     def evaluation_sums(
         self, params: NamedArrays, buffers: NamedArrays, batch: dict[str, Array]
@@ -354,8 +354,8 @@ class StepLoss:
             # row.
             if isinstance(self._spec.model, Decoder) and self._spec.model.experts is not None:
                 raise SpecError(
-                    f"{self._spec.task}: the loss is a bare mean, which a model with experts is "
-                    "not evaluated by; return jaxlaunch.trainer.task.Loss(sum, weight)"
+                    f"{self._spec.task}: the loss is a bare mean, by which a model with experts "
+                    "cannot be evaluated; return jaxlaunch.trainer.task.Loss(sum, weight)"
                 )
             mean_B = jax.vmap(lambda row: compute_loss(jax.tree.map(lambda x: x[None], row)))(batch)
             sums = Loss(jnp.where(weight_B != 0, mean_B * weight_B, 0.0).sum(), examples)
@@ -394,10 +394,10 @@ class StepLoss:
         late_names: frozenset[str] = frozenset() if adapters is None else adapters.late_cast_names
 
         def cast_param(name: str, param: Array) -> Array:
-            narrow = param if name in late_names else cast_floats(param, dtype)
-            if narrow.dtype == param.dtype:
-                return narrow
-            return sharding.constrain_value(narrow, self._builder.abstract.params[name].sharding)
+            cast = param if name in late_names else cast_floats(param, dtype)
+            if cast.dtype == param.dtype:
+                return cast
+            return sharding.constrain_value(cast, self._builder.abstract.params[name].sharding)
 
         return {name: cast_param(name, param) for name, param in params.items()}
 
@@ -611,7 +611,5 @@ class TaskSamples:
         try:
             check_items(images, texts, is_kept=False)
         except (TypeError, ValueError) as error:
-            raise SpecError(
-                f"{self._name}: what it shows after an evaluation cannot be: {error}"
-            ) from None
+            raise SpecError(f"{self._name}: its samples cannot be shown: {error}") from None
         return images, texts

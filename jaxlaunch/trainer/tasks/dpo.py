@@ -111,7 +111,7 @@ class Preference(Task):
             return None
         length = tokens_B2T.shape[-1] - 1
         if length > config.length:
-            limit = f"train.model.length = {config.length} is of {config.length + 1}"
+            limit = f"train.model.length = {config.length} allows {config.length + 1}"
             return 0, f"{length + 1} tokens, and {limit}"
         return ranges.find_outside("token", tokens_B2T, config.vocab, "the vocabulary")
 

@@ -1,14 +1,14 @@
 """Next-token prediction: examples of `tokens` [L + 1] and a `mask` [L] of what to predict.
 
-An example may have more about its tokens, [L + 1] but for the last:
+An example may also have these keys, of shape [L + 1] except for `length`:
 
 | key | meaning |
 |---|---|
 | `attention_mask` | a token where it is 0 is neither seen nor predicted |
-| `segments` | the example of a token in its row, from 1, 0 of padding; no position sees another's |
-| `length` | how many tokens there are: the rest is padding, neither seen nor predicted |
+| `segments` | number of the token's example in its row, from 1; 0 is padding; others are not seen |
+| `length` | number of tokens; the rest is padding, neither seen nor predicted |
 
-A mask can express the others, and costs a fused kernel most of its gain.
+A mask can express the other two, but then a fused kernel loses most of its speedup.
 
 B batch, L length, V vocabulary.
 """
@@ -44,7 +44,7 @@ from jaxlaunch.trainer.tasks import losses, ranges
 
 # Keys of an example about its tokens.
 TOKEN_KEYS = ("attention_mask", "segments", "length")
-# exp of this is still a finite number of 64 bits.
+# The exponential of this is still finite in 64 bits.
 MAX_EXPONENT = 700.0
 # The key of the number of bytes of text behind the targets of an example.
 TEXT_BYTES = "text_bytes"
@@ -173,7 +173,7 @@ class NextToken(Task):
             is_ours, length, vocab = True, tokens_BT.shape[1] - 1, config.vocab
             if length > config.length:
                 return 0, (
-                    f"{length + 1} tokens, and train.model.length = {config.length} is of "
+                    f"{length + 1} tokens, and train.model.length = {config.length} allows "
                     f"{config.length + 1}: make the length {length}, or cut the examples"
                 )
         if vocab is None or (tokens_BT.min() >= 0 and tokens_BT.max() < vocab):
@@ -189,7 +189,7 @@ class NextToken(Task):
 
 
 def _visible_keys(model: Any, batch: dict[str, Array]) -> tuple[Array | Visible, ...]:
-    """Return the arguments of a model after the tokens, which say what keys its queries may see."""
+    """Return a model's arguments after the tokens, which limit the keys that its queries see."""
     arrays = {key: batch[key] for key in TOKEN_KEYS if key in batch}
     if not arrays:
         return ()
@@ -244,8 +244,8 @@ def score_logits(
     count = _choose_chunks(model.loss.chunks, labels_BL.shape, model.head_DV, size)
     head_DV = model.head_DV
     if count == 1:
-        score_once: Any = jax.checkpoint(score, prevent_cse=False)
-        result: losses.Summed = score_once(project(x_BLD, head_DV), labels_BL, weight_BL)
+        checkpointed_score: Any = jax.checkpoint(score, prevent_cse=False)
+        result: losses.Summed = checkpointed_score(project(x_BLD, head_DV), labels_BL, weight_BL)
         return result
     return losses.sum_in_chunks(
         project, head_DV, x_BLD, labels_BL, weight_BL, count, score, at_once

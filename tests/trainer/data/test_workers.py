@@ -226,7 +226,7 @@ def test_evaluation_and_cache_equal_the_dataset(datasets: Path) -> None:
         (
             11,
             DataError,
-            r"example 11 cannot leave its process: .*lambda.*; return arrays and numbers",
+            r"example 11 cannot be sent to the trainer: .*lambda.*; return arrays and numbers",
         ),
     ],
 )

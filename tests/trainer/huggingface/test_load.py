@@ -202,7 +202,7 @@ def test_missing_folder_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match="config.json cannot be read"):
         step("llama_tiny", tmp_path / "nowhere").init_state()
     (tmp_path / "config.json").write_text(json.dumps(references.config("llama_tiny")))
-    with pytest.raises(SpecError, match="no folder here with safetensors files"):
+    with pytest.raises(SpecError, match="is not a folder with safetensors files"):
         step("llama_tiny", tmp_path).init_state()
     (tmp_path / "model.safetensors").write_bytes(b"no tensors")
     with pytest.raises(SpecError, match="cannot be read"):

@@ -11,7 +11,7 @@ from safetensors.numpy import load_file
 from jaxlaunch.trainer.errors import SpecError
 from jaxlaunch.trainer.optim import schedules
 from jaxlaunch.trainer.spec import Optimizer, Schedule
-from jaxlaunch.trainer.spec.optimizer import SHAPES
+from jaxlaunch.trainer.spec.optimizer import SCHEDULE_NAMES
 
 FIXTURES = Path(__file__).parents[2] / "fixtures" / "schedules"
 DOCS = Path(__file__).parents[3] / "docs" / "optimizers.md"
@@ -63,7 +63,7 @@ def test_exponential_decay_is_geometric() -> None:
     np.testing.assert_allclose(result, np.where(STEPS < 10, 0.3 * STEPS, decay), rtol=2e-6)
 
 
-@pytest.mark.parametrize("name", SHAPES[1:])
+@pytest.mark.parametrize("name", SCHEDULE_NAMES[1:])
 def test_rate_stays_at_final_share(name: str) -> None:
     result = rates(Schedule(name=name, warmup=5, final=0.25), total_steps=80, lr=2.0)
     np.testing.assert_allclose(result[80:], 0.5, rtol=1e-6)
@@ -75,7 +75,7 @@ def test_wsd_decays_over_last_tenth_by_default() -> None:
     assert (result[:73] == 1.0).all() and result[73] < 1.0
 
 
-@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize("name", SCHEDULE_NAMES)
 def test_short_run_sees_start_of_warmup(name: str) -> None:
     result = rates(Schedule(name=name, warmup=200, final=FINAL.get(name)), total_steps=100, lr=1.0)
     np.testing.assert_allclose(result, STEPS / 200, rtol=1e-6)
@@ -93,7 +93,7 @@ def test_too_long_decay_is_refused_with_numbers() -> None:
         schedules.build_schedule(Optimizer(schedule=schedule), 100)
 
 
-@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize("name", SCHEDULE_NAMES)
 def test_schedule_matches_documented_table(name: str) -> None:
     rows = re.findall(rf"^\| (step|{name}) \|((?: [\d.]+ \|)+)$", DOCS.read_text(), re.MULTILINE)
     (_, steps), (_, documented) = (

@@ -281,7 +281,7 @@ def test_unknown_token_is_named() -> None:
     assert Preference().check_batch(train, batch) == (3, words)
     wide = ((0, 0), (0, 0), (0, 1))
     long = {key: np.pad(array, wide) for key, array in batch.items() if array.ndim == 3}
-    words = "18 tokens, and train.model.length = 16 is of 17"
+    words = "18 tokens, and train.model.length = 16 allows 17"
     assert Preference().check_batch(train, long) == (0, words)
 
 

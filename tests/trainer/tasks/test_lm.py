@@ -190,7 +190,7 @@ def test_unused_token_may_be_any_number(raw: dict[str, Any]) -> None:
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda config: config.kind)
 def test_too_long_row_is_refused_with_lengths(config: Any) -> None:
     assert read([{"tokens": np.arange(17)}], config)["tokens"].shape == (1, 17)
-    words = "example 0 has 18 tokens, and train.model.length = 16 is of 17: make the length"
+    words = "example 0 has 18 tokens, and train.model.length = 16 allows 17: make the length"
     with pytest.raises(DataError, match=words):
         read([{"tokens": np.arange(18)}], config)
 

@@ -36,7 +36,7 @@ from jaxlaunch.trainer.sources.images.index import (
     parse_label,
 )
 from jaxlaunch.trainer.sources.images.listing import FileListing
-from jaxlaunch.trainer.sources.images.picture import ENDINGS
+from jaxlaunch.trainer.sources.images.picture import IMAGE_SUFFIXES
 from jaxlaunch.trainer.spec import Images
 
 IMAGE_NAMES = ("image", "file_name", "filename", "file", "path", "image_path", "img", "image_id")
@@ -81,8 +81,8 @@ def _index_folders(listing: FileListing, classes: Classes) -> Index:
         parts = name.split("/")
         if len(parts) <= depth + 1:
             raise DataError(
-                f"{printable_path(join_path(listing.root, name))} is in no folder of a class; the "
-                "images of a class are in a folder of its name, or a .csv has paths and labels"
+                f"{printable_path(join_path(listing.root, name))} is not in a class folder; put "
+                "the images of a class into a folder of its name, or list paths and labels in .csv"
             )
         labels.append(parts[depth] if listing.kind == "folder" else parts[-2])
     if listing.kind == "folder" and not remote.is_remote(listing.root):
@@ -90,7 +90,7 @@ def _index_folders(listing: FileListing, classes: Classes) -> Index:
         folders = {path.name for path in Path(root).iterdir() if path.is_dir()}
         empty = sorted(name for name in folders - set(labels) if not name.startswith("."))
         if empty:
-            problem = f"the folder {empty[0]!r} has no image ({', '.join(ENDINGS)})"
+            problem = f"the folder {empty[0]!r} has no image ({', '.join(IMAGE_SUFFIXES)})"
             raise DataError(f"{printable_path(root)}: {problem}; fill or remove it")
     location = printable_path(listing.root or os.path.dirname(listing.names[0]))
     label_N, class_names = number_labels(labels, classes, location)
@@ -154,9 +154,9 @@ def read_rows(path: str) -> Iterator[tuple[int, Row]]:
     """Yield the rows of a .csv, .tsv or .jsonl with their numbers from 1. Raises DataError."""
     data = files.read_bytes(path, 0, files.file_size(path))
     text = io.TextIOWrapper(io.BytesIO(data), "utf-8-sig", newline="")
-    read = _read_json if path.lower().endswith((".jsonl", ".ndjson")) else _read_csv
+    parse = _read_json if path.lower().endswith((".jsonl", ".ndjson")) else _read_csv
     try:
-        yield from read(path, text)
+        yield from parse(path, text)
     except UnicodeDecodeError as error:
         fault = f"{printable_path(path)} is not UTF-8: {error.reason}; save it as UTF-8"
         raise DataError(fault) from None
@@ -204,11 +204,11 @@ def _index_containers(data: Images, listing: FileListing, classes: Any, folder: 
     members: list[Member] = []
     counts: list[int] = []
     names: list[str] | None = None
-    for number, path in enumerate(paths):
+    for file_index, path in enumerate(paths):
         if listing.kind == "tar":
             source, file_members = path, list(_tar_members(path, data.label))
         else:
-            copy_path = folder / f"{number}.images"
+            copy_path = folder / f"{file_index}.images"
             source, file_members, file_classes = column_members(data, path, copy_path)
             names = file_classes if names is None else names
             if file_classes != names:
@@ -221,9 +221,10 @@ def _index_containers(data: Images, listing: FileListing, classes: Any, folder: 
         counts.append(len(file_members))
     file_N = np.repeat(np.arange(len(counts), dtype=np.int32), counts)
     labels: list[Label] = []
-    for number, member in enumerate(members):
+    for member_index, member in enumerate(members):
         if member.label is None:
-            path, row = paths[file_N[number]], number - sum(counts[: file_N[number]]) + 1
+            file_index = file_N[member_index]
+            path, row = paths[file_index], member_index - sum(counts[:file_index]) + 1
             hint = _HINTS[listing.kind]
             raise DataError(f"{printable_path(path)}, image {row} has no label; {hint}")
         labels.append(member.label)
@@ -297,7 +298,7 @@ def _tar_members(path: str, field: str | None) -> Iterator[Member]:
                 if image is not None:
                     yield image._replace(label=image.label if label is None else label)
                 key, image, label = f"{folder}/{stem}", None, None
-            if ending.endswith(ENDINGS):
+            if ending.endswith(IMAGE_SUFFIXES):
                 if image is not None:
                     problem = f"{printable_path(key)} has two images; give each a name of its own"
                     raise DataError(f"{printable_path(path)}: {problem}")
@@ -361,30 +362,32 @@ def _choose_columns(
     data: Images, path: str, schema: Any
 ) -> tuple[tuple[str, str], list[str] | None]:
     features, image = files.arrow_features(schema), image_column(data.image, path, schema)
-    usual = [name for name in LABEL_COLUMNS if name in schema.names]
-    label = _check_column(path, schema, "label", data.label, "ClassLabel", usual)
+    candidates = [name for name in LABEL_COLUMNS if name in schema.names]
+    label = _check_column(path, schema, "label", data.label, "ClassLabel", candidates)
     names = features.get(label, {}).get("names")
     return (image, label), [str(name) for name in names] if isinstance(names, list) else None
 
 
 def image_column(requested: str | None, path: str, schema: Any) -> str:
     """Return the image column: the requested one, `datasets`' own, or the first of bytes."""
-    usual = [field.name for field in schema if holds_bytes(field.type)]
-    image = _check_column(path, schema, "image", requested, "Image", usual)
-    kind = schema.field(image).type
-    if not holds_bytes(kind):
-        problem = f"its column {image!r} is of {kind}, not bytes of images"
+    candidates = [field.name for field in schema if holds_bytes(field.type)]
+    image = _check_column(path, schema, "image", requested, "Image", candidates)
+    column_type = schema.field(image).type
+    if not holds_bytes(column_type):
+        problem = f"its column {image!r} is of {column_type}, not bytes of images"
         raise DataError(f"{printable_path(path)}: {problem}")
     return image
 
 
 def _check_column(
-    path: str, schema: Any, key: str, name: str | None, feature: str, usual: list[str]
+    path: str, schema: Any, key: str, name: str | None, feature: str, candidates: list[str]
 ) -> str:
     """Return the column `name`, or else that of a feature of `datasets`, or the first usual one."""
     features = files.arrow_features(schema)
-    typed = [column for column in schema.names if features.get(column, {}).get("_type") == feature]
-    name = name or next(iter([*typed, *usual]), None)
+    by_feature = [
+        column for column in schema.names if features.get(column, {}).get("_type") == feature
+    ]
+    name = name or next(iter([*by_feature, *candidates]), None)
     if name is not None and schema.names.count(name) == 1:
         return name
     problem = f"no column that is known for the {key}; set data.{key}"
@@ -393,13 +396,16 @@ def _check_column(
     raise DataError(f"{printable_path(path)} has {problem}; it has {', '.join(schema.names)}")
 
 
-def holds_bytes(kind: Any) -> bool:
+def holds_bytes(arrow_type: Any) -> bool:
     """Return whether a pyarrow type is bytes, or a struct with bytes."""
     from pyarrow import types
 
-    if types.is_struct(kind):
-        return any(kind.field(at).name == "bytes" for at in range(kind.num_fields))
-    return bool(types.is_binary(kind) or types.is_large_binary(kind) or types.is_binary_view(kind))
+    if types.is_struct(arrow_type):
+        return any(
+            arrow_type.field(index).name == "bytes" for index in range(arrow_type.num_fields)
+        )
+    binary_checks = (types.is_binary, types.is_large_binary, types.is_binary_view)
+    return any(is_type(arrow_type) for is_type in binary_checks)
 
 
 def _read_batch(
@@ -408,22 +414,22 @@ def _read_batch(
     """Return the validated images and the labels of a batch. Raises DataError for empty rows."""
     import pyarrow.compute
 
-    image, label = (batch.column(name) for name in columns)
-    if pyarrow.types.is_struct(image.type):
-        image = pyarrow.compute.struct_field(image, "bytes")
-    image.validate(full=True)
-    if pyarrow.types.is_binary_view(image.type):
-        image = image.cast(pyarrow.large_binary())
-    if image.null_count:
-        row = first + image.is_null().to_pylist().index(True) + 1
+    images, label_column = (batch.column(name) for name in columns)
+    if pyarrow.types.is_struct(images.type):
+        images = pyarrow.compute.struct_field(images, "bytes")
+    images.validate(full=True)
+    if pyarrow.types.is_binary_view(images.type):
+        images = images.cast(pyarrow.large_binary())
+    if images.null_count:
+        row = first + images.is_null().to_pylist().index(True) + 1
         raise DataError(f"{printable_path(path)}, row {row}: its {columns[0]!r} has no bytes")
-    values = label.to_pylist()
+    values = label_column.to_pylist()
     for row, value in enumerate(values, first + 1):
         if not isinstance(value, str | int) or value == "":
             problem = f"its {columns[1]!r} is not a label, but {value!r}"
             raise DataError(f"{printable_path(path)}, row {row}: {problem}")
-    numbers = (int(value) if isinstance(value, bool) else value for value in values)
-    return image, [parse_label(value) for value in numbers]
+    plain_values = (int(value) if isinstance(value, bool) else value for value in values)
+    return images, [parse_label(value) for value in plain_values]
 
 
 def _members_in_place(
@@ -436,16 +442,16 @@ def _members_in_place(
     base, end = np.frombuffer(buffer, np.uint8).ctypes.data, memory_map.size()
     members: list[Member] = []
     for batch in batches:
-        image, labels = _read_batch(path, len(members), batch, columns)
-        if not len(image):
+        images, labels = _read_batch(path, len(members), batch, columns)
+        if not len(images):
             continue
-        start = image.buffers()[2].address - base
-        if not 0 <= start <= end - image.buffers()[2].size:
+        start = images.buffers()[2].address - base
+        if not 0 <= start <= end - images.buffers()[2].size:
             return None
         # Start of each value in the buffer, and the end of the last one.
-        dtype = np.int64 if types.is_large_binary(image.type) else np.int32
-        offsets = np.frombuffer(image.buffers()[1], dtype)
-        bounds_N = offsets[image.offset : image.offset + len(image) + 1].astype(np.int64) + start
+        dtype = np.int64 if types.is_large_binary(images.type) else np.int32
+        offsets = np.frombuffer(images.buffers()[1], dtype)
+        bounds_N = offsets[images.offset : images.offset + len(images) + 1].astype(np.int64) + start
         members += map(Member, bounds_N.tolist(), np.diff(bounds_N).tolist(), labels)
     return members
 
@@ -458,8 +464,8 @@ def _copy_members(
     try:
         with atomic_file.open_draft(copy_path) as draft, draft.open("wb") as file:
             for batch in batches:
-                image, labels = _read_batch(path, len(members), batch, columns)
-                for value, label in zip(image, labels, strict=True):
+                images, labels = _read_batch(path, len(members), batch, columns)
+                for value, label in zip(images, labels, strict=True):
                     size = file.write(value.as_buffer())
                     members.append(Member(offset, size, label))
                     offset += size

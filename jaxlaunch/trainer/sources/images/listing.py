@@ -17,23 +17,23 @@ from jaxlaunch.trainer.buckets import remote
 from jaxlaunch.trainer.data import files
 from jaxlaunch.trainer.data.files import printable_path
 from jaxlaunch.trainer.errors import DataError
-from jaxlaunch.trainer.sources.images.picture import ENDINGS
+from jaxlaunch.trainer.sources.images.picture import IMAGE_SUFFIXES
 
 Split = Literal["train", "eval"]
-TRAIN = ("train", "training")
+TRAIN_NAMES = ("train", "training")
 # The first of these names that exists is evaluated.
-EVAL = ("validation", "valid", "val", "dev", "test", "testing", "eval")
-TABLES = (".parquet", ".arrow")
-LISTS = (".csv", ".tsv", ".jsonl", ".ndjson")
-KINDS = {"files": ENDINGS, "tar": (".tar",), "table": TABLES, "list": LISTS}
+EVAL_NAMES = ("validation", "valid", "val", "dev", "test", "testing", "eval")
+TABLE_SUFFIXES = (".parquet", ".arrow")
+LIST_SUFFIXES = (".csv", ".tsv", ".jsonl", ".ndjson")
+KINDS = {"files": IMAGE_SUFFIXES, "tar": (".tar",), "table": TABLE_SUFFIXES, "list": LIST_SUFFIXES}
 # Hugging Face's image folders have these files next to the images.
-METADATA_FILES = tuple(f"metadata{ending}" for ending in LISTS)
+METADATA_FILES = tuple(f"metadata{ending}" for ending in LIST_SUFFIXES)
 COMPRESSED_SUFFIXES = (".tar.gz", ".tgz", ".tar.zst", ".tar.bz2", ".tar.xz", ".zip")
 READABLE_HINT = (
     "a folder, image files, .tar, .parquet, .arrow, or a .csv, .tsv or .jsonl of paths "
     "and labels can be read"
 )
-_SPLIT_NAME = re.compile(rf"({'|'.join((*TRAIN, *EVAL))})(?![a-z0-9])", re.IGNORECASE)
+_SPLIT_NAME = re.compile(rf"({'|'.join((*TRAIN_NAMES, *EVAL_NAMES))})(?![a-z0-9])", re.IGNORECASE)
 
 
 class FileListing(NamedTuple):
@@ -97,8 +97,8 @@ def is_folder(path: str) -> bool:
     if not remote.is_remote(path):
         return os.path.isdir(path)
     remote.check_url("train.data.path", path)
-    is_single = files.WILDCARD.search(path) or file_kind(path) != "other"
-    return not is_single and bool(remote.list_entries(path))
+    is_file_or_glob = files.WILDCARD.search(path) or file_kind(path) != "other"
+    return not is_file_or_glob and bool(remote.list_entries(path))
 
 
 def select_split(names: list[str], split: Split) -> tuple[list[str], bool]:
@@ -108,9 +108,10 @@ def select_split(names: list[str], split: Split) -> tuple[list[str], bool]:
     them.
     """
     words = [_split_word(name) for name in names]
-    if not any(word in TRAIN for word in words):
+    if not any(word in TRAIN_NAMES for word in words):
         return names, False
-    chosen = next((word for word in (TRAIN if split == "train" else EVAL) if word in words), "")
+    split_names = TRAIN_NAMES if split == "train" else EVAL_NAMES
+    chosen = next((word for word in split_names if word in words), "")
     return [name for name, word in zip(names, words, strict=True) if word == chosen], True
 
 
@@ -151,7 +152,7 @@ def _visible_entries(folder: str) -> list[os.DirEntry[str]]:
     return sorted(visible, key=lambda entry: entry.name)
 
 
-def mark_files(patterns: Sequence[str], key: str) -> Any:
+def fingerprint_files(patterns: Sequence[str], key: str) -> Any:
     """Return marks that change when the files of the patterns change.
 
     For a local folder these are the modification times of all folders, and size and time of the
@@ -160,7 +161,7 @@ def mark_files(patterns: Sequence[str], key: str) -> Any:
     """
     first, *others = patterns
     if not others and is_folder(first):
-        return list(walk_files(first)) if remote.is_remote(first) else _mark_folder(first)
+        return list(walk_files(first)) if remote.is_remote(first) else _fingerprint_folder(first)
     marks: list[list[Any]] = []
     for path in files.match_files(patterns, key):
         if file_kind(path) == "files":
@@ -173,7 +174,7 @@ def mark_files(patterns: Sequence[str], key: str) -> Any:
     return marks
 
 
-def _mark_folder(path: str) -> list[tuple[str, int, int]]:
+def _fingerprint_folder(path: str) -> list[tuple[str, int, int]]:
     remaining, marks, visited = [path], [], set()
     while remaining:
         folder = remaining.pop()

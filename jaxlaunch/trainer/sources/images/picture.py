@@ -17,7 +17,10 @@ from PIL.TiffImagePlugin import TiffImageFile
 
 # Formats that Pillow may open. Some of the others run programs (EPS) or read fonts and movies.
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
-ENDINGS = (".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff")
+IMAGE_SUFFIXES = (
+    *(".jpg", ".jpeg", ".jpe", ".jfif", ".png"),
+    *(".webp", ".gif", ".bmp", ".tif", ".tiff"),
+)
 # Pillow's own threshold for a decompression bomb: 256 MiB of RGB.
 MAX_PIXELS = 89_478_485
 # Maximum size of an image file.
@@ -27,8 +30,8 @@ MAX_REDUCTION = 8
 # EXIF tag of the orientation.
 ORIENTATION = 0x0112
 # Tags of TIFF. A photometric interpretation of 0 means that white is 0.
-_WIDTH, _HEIGHT, _BITS, _MEANING = 256, 257, 258, 262
-_UPRIGHT = {
+_WIDTH, _HEIGHT, _BITS, _PHOTOMETRIC = 256, 257, 258, 262
+_TRANSPOSITIONS = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
     4: Image.Transpose.FLIP_TOP_BOTTOM,
@@ -103,10 +106,10 @@ class Picture:
         try:
             if size is not None and self._image.format in ("JPEG", "MPO"):
                 factor_y, factor_x = box_height / size[0], box_width / size[1]
-                bottom, reach = top + box_height, max(1.0, factor_y)
-                self._decode_reduced(min(factor_y, factor_x), bottom, reach)
+                bottom, margin = top + box_height, max(1.0, factor_y)
+                self._decode_reduced(min(factor_y, factor_x), bottom, margin)
             image = _convert_mode(self._image, self._mode)
-            if (transposition := _UPRIGHT.get(self._orientation)) is not None:
+            if (transposition := _TRANSPOSITIONS.get(self._orientation)) is not None:
                 image = image.transpose(transposition)
             # Both are 1 unless the image was decoded at a reduced scale.
             scale_y, scale_x = image.height / height, image.width / width
@@ -128,17 +131,17 @@ class Picture:
             raise BrokenImageError(f"is truncated or damaged: {problem}") from None
         return pixels[..., None] if pixels.ndim == 2 else pixels
 
-    def _decode_reduced(self, factor: float, bottom: float, reach: float) -> None:
+    def _decode_reduced(self, factor: float, bottom: float, margin: float) -> None:
         """Decode a JPEG at a reduced scale and, if stored upright, only the rows to resize.
 
-        Those are the rows to `bottom`, and `reach` more for the support of the filter.
+        Those are the rows to `bottom`, and `margin` more for the support of the filter.
         """
         self._set_scale(factor)
         # The data are in memory, so Pillow can decode them in one piece.
         self._image.decodermaxblock = len(self._data)
         scale = self._image.height / self.size[0]
-        stop = math.ceil((bottom + reach + 1) * scale) + 1
-        if self._orientation not in _UPRIGHT and not self._is_decoded(stop):
+        stop = math.ceil((bottom + margin + 1) * scale) + 1
+        if self._orientation not in _TRANSPOSITIONS and not self._is_decoded(stop):
             self._image = Image.open(io.BytesIO(self._data), formats=FORMATS)
             self._set_scale(factor)
 
@@ -189,10 +192,10 @@ def _convert_mode(image: Image.Image, mode: str) -> Image.Image:
         tags = getattr(image, "tag_v2", {})
         bits = min(16, int(tags.get(_BITS, (16,))[0]))
         grey = (values >> (bits - 8)).astype(np.uint8)
-        image = Image.fromarray(255 - grey if tags.get(_MEANING) == 0 else grey)
+        image = Image.fromarray(255 - grey if tags.get(_PHOTOMETRIC) == 0 else grey)
     if image.mode == "F":
         hint = "save it with 8 or 16 bits"
-        raise BrokenImageError(f"has floating-point pixels, of which no range is known; {hint}")
+        raise BrokenImageError(f"has floating-point pixels, whose range is unknown; {hint}")
     if image.mode in ("P", "PA"):
         image = image.convert("RGBA")
     return image if image.mode == mode else image.convert(mode)

@@ -77,7 +77,9 @@ def index_images(
         is_strict = data.on_broken == "stop"
         return full_index if is_strict else _drop_broken(full_index, data.channels, key)
 
-    return index.cached_index(cache_key, lambda: listing.mark_files(absolute, key), build_now)
+    return index.cached_index(
+        cache_key, lambda: listing.fingerprint_files(absolute, key), build_now
+    )
 
 
 def _check_disjoint(train_index: Index, eval_index: Index) -> None:

@@ -98,7 +98,7 @@ def test_augmix_is_a_weighted_sum_of_chains() -> None:
     for share in draw.dirichlet([1.0, 1.0]) * changed:
         name = names[draw.integers(len(names))]
         by = augment.operation_strength(name, int(draw.integers(3)), 10, (28 / 3, 20 / 3), 4)
-        by = by if name in augment.UNSIGNED or draw.random() < 0.5 else -by
+        by = by if name in augment.UNSIGNED_OPERATIONS or draw.random() < 0.5 else -by
         expected = expected + share * np.asarray(
             augment.OPERATIONS[name](Image.fromarray(IMAGE), by), float
         )

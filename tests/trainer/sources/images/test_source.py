@@ -235,7 +235,7 @@ def write_rows(rows: str):
     [
         (lambda root: (root / "cow").mkdir(), "the folder 'cow' has no image"),
         (lambda root: os.rename(root / "cat", root / "Dog"), "'Dog' and 'dog' differ only in case"),
-        (lambda root: (root / "a.png").write_bytes(b"x"), "a.png is in no folder of a class"),
+        (lambda root: (root / "a.png").write_bytes(b"x"), "a.png is not in a class folder"),
         (write_rows("cat/0.png,0\ndog/0.png,2"), "up to 2, without 1"),
         (write_rows("cat/0.png,-1\ndog/0.png,1"), "the label -1 is not the number of a class"),
         (write_rows("cat/0.png,cat\ncat/9.png,cat"), r"row 2: the file .*cat/9\.png is not there"),
