@@ -41,14 +41,18 @@ def help_command(context: click.Context, topic: str | None) -> None:
         output.show_lines(_read_page(pages[name], name, section).rstrip())
     elif name in COMMANDS:
         group = context.parent
-        assert group is not None and isinstance(group.command, click.Group), "it is in a group"
+        assert group is not None and isinstance(group.command, click.Group), (
+            "help is a command of a group"
+        )
         command = group.command.get_command(group, name)
         assert command is not None
         output.show_lines(command.get_help(click.Context(command, info_name=name, parent=group)))
     else:
         topics = {*pages, *COMMANDS}
-        near = find_nearest(name, topics) or find_completions(name, sorted(topics))
-        hint = f"did you mean {near[0]}?" if near else "`launcher help` lists the pages."
+        suggestions = find_nearest(name, topics) or find_completions(name, sorted(topics))
+        hint = "`launcher help` lists the pages."
+        if suggestions:
+            hint = f"did you mean {suggestions[0]}?"
         raise UserError(f"No page or command is called {name}.", hint)
 
 
@@ -58,9 +62,9 @@ def _read_page(path: Path, name: str, section: str) -> str:
         return page
     text = find_section(page, make_anchor(section))
     if text is None:
-        near = find_nearest(section, list_anchors(page))
-        if near:
-            hint = f"did you mean {name}#{near[0]}?"
+        suggestions = find_nearest(section, list_anchors(page))
+        if suggestions:
+            hint = f"did you mean {name}#{suggestions[0]}?"
         else:
             hint = f"`launcher help {name}` shows the whole page."
         raise UserError(f"The page {name} has no section {section}.", hint)
@@ -69,9 +73,9 @@ def _read_page(path: Path, name: str, section: str) -> str:
 
 def docs_folder() -> Path | None:
     """Return the folder of the pages: the clone's, else the installed one, else None."""
-    cloned = Path(__file__).resolve().parents[3] / "docs"
-    if (cloned / "index.md").is_file():
-        return cloned
+    clone_docs = Path(__file__).resolve().parents[3] / "docs"
+    if (clone_docs / "index.md").is_file():
+        return clone_docs
     for file in metadata.files("jaxlaunch") or ():
         if file.parts[-3:] == ("jaxlaunch", "docs", "index.md"):
             return Path(str(file.locate())).resolve().parent
@@ -101,12 +105,12 @@ def list_anchors(page: str) -> list[str]:
 
 
 def find_section(page: str, anchor: str) -> str | None:
-    """Return the section of a page below the heading of that anchor, or None."""
+    """Return the section of a page under the heading with this anchor, or None."""
     lines, headings = page.splitlines(), list(list_headings(page))
-    for at, (number, level, heading) in enumerate(headings):
+    for index, (start, level, heading) in enumerate(headings):
         if make_anchor(heading) == anchor:
-            ends = (end for end, deeper, _ in headings[at + 1 :] if deeper <= level)
-            return "\n".join(lines[number : next(ends, len(lines))])
+            ends = (end for end, next_level, _ in headings[index + 1 :] if next_level <= level)
+            return "\n".join(lines[start : next(ends, len(lines))])
     return None
 
 

@@ -27,7 +27,7 @@ from jaxlaunch.runs.run_folder import RunFolder
 
 PERIOD_S = 1.0
 _TIMEOUT_S = 1.0
-_WIDTH, _SPARKS = 40, "▁▂▃▄▅▆▇█"
+_WIDTH, _SPARK_CHARS = 40, "▁▂▃▄▅▆▇█"
 _SAMPLE = re.compile(
     r"^jaxlaunch_(step|target_step|goodput_ratio|rank_step)(?:\{([^}]*)\})? (\S+)$", re.MULTILINE
 )
@@ -43,20 +43,20 @@ _PHASE_WORDS: Mapping[str | None, str] = {
     "save": "saving",
     "done": "done",
 }
-_LETTERS = {letter: _PHASE_WORDS[phase] for phase, letter in rank_history.LETTERS.items()} | {
-    rank_history.ENDED: "ended"
-}
+_PHASE_BY_LETTER = {
+    letter: _PHASE_WORDS[phase] for phase, letter in rank_history.LETTERS.items()
+} | {rank_history.ENDED: "ended"}
 
 
 class LiveBlock:
-    """Shows how far the run of `folder` is while it is entered."""
+    """Context that shows the progress of the run in `folder` on the terminal."""
 
     def __init__(self, folder: Path) -> None:
         self._folder, self._files = folder, RunFolder(folder)
         self._rows = CurveFile(folder / layout.METRICS)
         self._done = threading.Event()
         # The first step that was read, and its time.
-        self._first: tuple[float, float] | None = None
+        self._first_reading: tuple[float, float] | None = None
         self._thread = threading.Thread(target=self._update_until_done, name="block", daemon=True)
 
     def __enter__(self) -> LiveBlock:
@@ -81,7 +81,7 @@ class LiveBlock:
                 output.show_status(*lines)
 
     def _read_values(self) -> dict[str, float]:
-        """Return samples of host 0; none while no agent answers."""
+        """Return the samples of host 0, or none while no agent answers."""
         try:
             address = run_folder.read_agents(self._folder)[0].address
             with urllib.request.urlopen(f"http://{address}/metrics", timeout=_TIMEOUT_S) as answer:
@@ -116,7 +116,7 @@ class LiveBlock:
 
     def _describe_progress(self, step: float, total: float | None, now: float) -> str:
         """Return `training ━━━━╌╌╌╌ 120/200, 47m left`, by the speed since the first step read."""
-        first, first_at = self._first = self._first or (step, now)
+        first, first_at = self._first_reading = self._first_reading or (step, now)
         if not total:
             return f"training, step {step:.0f}"
         filled = round(_WIDTH * min(1.0, step / total))
@@ -133,24 +133,24 @@ def _describe_ranks(history: RankHistory) -> str:
         return ""
     letters = rank_history.decode_letters(history.columns[-1])
     lags = rank_history.decode_lags(history.columns[-1])
-    phases = Counter(_LETTERS[letter] for letter in letters)
+    phases = Counter(_PHASE_BY_LETTER[letter] for letter in letters)
     if len(letters) == 1:
         return f"1 rank: {next(iter(phases))}"
-    phases_text = ", ".join(f"{number} {phase}" for phase, number in phases.most_common())
+    phases_text = ", ".join(f"{count} {phase}" for phase, count in phases.most_common())
     slowest = max(range(len(lags)), key=lags.__getitem__, default=0)
-    behind = ""
+    lag_text = ""
     if lags and lags[slowest] > 1:
-        behind = f"; rank {slowest} is {format_count(lags[slowest], 'step')} behind"
-    return f"{len(letters)} ranks: {phases_text}{behind}"
+        lag_text = f"; rank {slowest} is {format_count(lags[slowest], 'step')} behind"
+    return f"{len(letters)} ranks: {phases_text}{lag_text}"
 
 
 def _draw_sparkline(curve: Curve) -> str:
-    """Return a curve in at most _WIDTH characters, each the mean of as many neighbours."""
+    """Return a curve in at most _WIDTH characters, each the mean of a group of values."""
     values = [value for _, _, value in curve.points]
-    size = -(-len(values) // _WIDTH)
-    groups = [values[at : at + size] for at in range(0, len(values), size)]
+    group_size = -(-len(values) // _WIDTH)
+    groups = [values[start : start + group_size] for start in range(0, len(values), group_size)]
     # The sum of large values may overflow, so each value is divided first.
     means = [sum(value / len(group) for value in group) for group in groups]
     low, high = min(means), max(means)
-    scale = (len(_SPARKS) - 1) / (high - low) if high > low else 0.0
-    return "".join(_SPARKS[round((mean - low) * scale)] for mean in means)
+    scale = (len(_SPARK_CHARS) - 1) / (high - low) if high > low else 0.0
+    return "".join(_SPARK_CHARS[round((mean - low) * scale)] for mean in means)

@@ -1,7 +1,7 @@
 """`launcher logs`: the lines of all processes of a job, as one stream.
 
-They are those of a run on this machine, those that the pods of a job have, or with --from-volume
-the files of a job whose pods may be gone.
+They come from a run on this machine, from the pods of a job, or with --from-volume from the files of
+a job whose pods may be gone.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from jaxlaunch.launcher.local.status import run_verdict
 from jaxlaunch.records import log_lines
 from jaxlaunch.runs import layout
 
-# Bytes of host 0's log. Its first lines tell how the generation before ended.
+# Bytes of host 0's log. Its first lines tell how the previous generation ended.
 HEAD_BYTES = 256 * 1024
 
 
@@ -100,8 +100,8 @@ def logs_command(
         reason = "lines on the volume have no timestamps."
         raise UserError(f"--from-volume and --since cannot be combined: {reason}")
     has_ranks, as_json = rank is not None, output == "json"
-    place = location or ("cluster" if is_from_volume else None)
-    if (run := job_view.find_local_run(name, namespace, context, place)) is not None:
+    chosen_location = location or ("cluster" if is_from_volume else None)
+    if (run := job_view.find_local_run(name, namespace, context, chosen_location)) is not None:
         if since is not None:
             reason = "whose lines have no timestamps: --since needs them."
             raise UserError(f"{name} is a run on this machine, {reason}")
@@ -110,25 +110,25 @@ def logs_command(
     snapshot = _read_job(cluster, namespace or cluster.namespace, name)
     is_growing = is_following and terminal_state(snapshot.jobset) is None
     # Following reads the pods again when the server is well.
-    unread = snapshot.forbidden if is_growing else snapshot.unread_reasons
-    if not is_from_volume and "pods" in unread:
+    unread_reasons = snapshot.forbidden if is_growing else snapshot.unread_reasons
+    if not is_from_volume and "pods" in unread_reasons:
         raise ClusterError(f"It is not known which logs exist: {'; '.join(snapshot.unread)}")
     last_end = snapshot.report.last_end
     failed_rank = None if last_end is None else last_end.verdict.rank
     processes = hosts.initial_members(snapshot.jobset).process_count
-    chosen = _choose_ranks(selection, has_ranks, processes, failed_rank)
-    printer = Printer(chosen, as_json=as_json)
+    selection = _choose_ranks(selection, has_ranks, processes, failed_rank)
+    printer = Printer(selection, as_json=as_json)
     if is_from_volume:
-        return _show_volume(cluster, snapshot, chosen, tail, printer, previous=previous)
+        return _show_volume(cluster, snapshot, selection, tail, printer, previous=previous)
     if previous:
-        return _show_previous(cluster, snapshot, chosen, tail, printer)
+        return _show_previous(cluster, snapshot, selection, tail, printer)
     if snapshot.report.attempt_end is not None:
         show_messages(snapshot.report.attempt_end.description)
     if not is_growing:
-        return _show_pods(cluster, snapshot, chosen, window, printer)
+        return _show_pods(cluster, snapshot, selection, window, printer)
     show, say = printer.show_line, show_messages
     follow.follow_logs(
-        cluster, snapshot.namespace, name, select=chosen, show=show, say=say, window=window
+        cluster, snapshot.namespace, name, select=selection, show=show, say=say, window=window
     )
     return 0
 
@@ -144,7 +144,7 @@ def _read_job(cluster: Cluster, namespace: str, name: str) -> Snapshot:
 def _choose_ranks(
     selection: Selection, has_ranks: bool, processes: int, failed_rank: int | None
 ) -> Selection:
-    """Return the selection, with the default ranks if nobody names any."""
+    """Return the selection, with the default ranks unless --rank was given."""
     logs.check_ranks_exist(selection, processes)
     if has_ranks:
         return selection
@@ -176,8 +176,8 @@ def _show_run(
     printer = Printer(selection, as_json=as_json)
     if previous:
         for record in run.attempt_records:
-            ids = (record.attempt, record.generation, record.ended)
-            show_messages(AttemptEnd(record.verdict, *ids).description)
+            end = AttemptEnd(record.verdict, record.attempt, record.generation, record.ended)
+            show_messages(end.description)
         start = 0 if run.newest_start is None else run.newest_start.start - 1
         folder = layout.start_folder(run.folder, start)
         if run.newest_start is None or not folder.is_dir():
@@ -195,31 +195,31 @@ def _show_run(
         return 0
     has_logs = bool(local_logs.list_ranks(folder, Selection()))
     subject = "these ranks have" if has_logs else "no rank has"
-    show_messages(f"{subject} written nothing, or it is gone: {folder}")
+    show_messages(f"{subject} written nothing, or the logs are gone: {folder}")
     return 0 if has_logs or run.holder is not None else ClusterError.exit_code
 
 
 def _show_files(
     run: Run,
     folder: Path,
-    chosen: Selection,
+    selection: Selection,
     tail: int | None,
     processes_per_host: int,
     printer: Printer,
 ) -> bool:
     """Show the lines of each rank, and what was dropped; return False if there is no rank."""
     has_ranks = False
-    logs_of_ranks = local_logs.read_logs(run, folder, chosen, tail, processes_per_host)
-    for rank, left_out, lines in logs_of_ranks:
+    logs_of_ranks = local_logs.read_logs(run, folder, selection, tail, processes_per_host)
+    for rank, left_out_bytes, lines in logs_of_ranks:
         has_ranks = True
         if tail is None:
-            _note_left_out(rank, left_out, "the job keeps no more (logs.kept)")
+            _report_left_out_bytes(rank, left_out_bytes, "the job keeps no more (logs.kept)")
         for line in lines:
             printer.show_line(line)
     return has_ranks
 
 
-def _note_left_out(rank: int, size_bytes: int, reason: str) -> None:
+def _report_left_out_bytes(rank: int, size_bytes: int, reason: str) -> None:
     if size_bytes:
         fact = f"{size_bytes} bytes of rank {rank} before these lines are left out"
         show_messages(f"{fact}: {reason}")
@@ -229,35 +229,35 @@ def _note_left_out(rank: int, size_bytes: int, reason: str) -> None:
 
 
 def read_volume_summary(cluster: Cluster, snapshot: Snapshot) -> Snapshot:
-    """Return the job, with what its summary on the volume says."""
+    """Return the job with the progress in its summary on the volume."""
     return _add_record(snapshot, _read_volume(cluster, snapshot))
 
 
 def _show_volume(
     cluster: Cluster,
     snapshot: Snapshot,
-    chosen: Selection,
+    selection: Selection,
     tail: int | None,
     printer: Printer,
     *,
     previous: bool,
 ) -> int:
-    """Show the logs of the chosen ranks, with `previous` first how the attempts ended."""
-    ranks = None if chosen.ranks is None else sorted(chosen.ranks)
-    pattern = None if chosen.pattern is None else chosen.pattern.pattern
+    """Show the logs of the selected ranks. With `previous`, first show how the attempts ended."""
+    ranks = None if selection.ranks is None else sorted(selection.ranks)
+    pattern = None if selection.pattern is None else selection.pattern.pattern
     files = _read_volume(cluster, snapshot, ranks, pattern, tail)
-    last = _add_record(snapshot, files).report.attempt_end
-    for end in files.attempts if previous else () if last is None else (last,):
+    last_end = _add_record(snapshot, files).report.attempt_end
+    for end in files.attempts if previous else () if last_end is None else (last_end,):
         show_messages(end.description)
     limit = f"or it is beyond {MAX_LOG_BYTES >> 20} MiB of all ranks shown"
     for log in files.logs:
         if tail is None:
             reason = f"the job keeps no more (logs.kept), {limit}"
-            _note_left_out(log.rank, log.left_out, reason)
+            _report_left_out_bytes(log.rank, log.left_out, reason)
         for text in log.lines:
             printer.show_line(Line(snapshot.members.host_of(log.rank), log.rank, text))
     if not files.logs:
-        show_messages("its run folder has no log of these ranks")
+        show_messages("the run folder has no log of these ranks")
     return 0
 
 
@@ -285,7 +285,7 @@ def _read_volume(
 
 def _add_record(snapshot: Snapshot, files: RunFiles) -> Snapshot:
     if files.recorded is None:
-        show_messages("its run folder has no summary of this job")
+        show_messages("the run folder has no summary of this job")
     return dataclasses.replace(snapshot, volume_progress=files.recorded)
 
 
@@ -293,10 +293,10 @@ def _add_record(snapshot: Snapshot, files: RunFiles) -> Snapshot:
 
 
 def _show_pods(
-    cluster: Cluster, snapshot: Snapshot, chosen: Selection, window: LogWindow, printer: Printer
+    cluster: Cluster, snapshot: Snapshot, selection: Selection, window: LogWindow, printer: Printer
 ) -> int:
     """Show what the pods have written so far; return the exit code."""
-    namespace, sources, unread = snapshot.namespace, _list_sources(snapshot, chosen), list[str]()
+    namespace, sources, unread = snapshot.namespace, _list_sources(snapshot, selection), list[str]()
 
     def note_unread(message: str) -> None:
         unread.append(message)
@@ -304,32 +304,32 @@ def _show_pods(
 
     say, is_empty = show_messages, True
     for line in logs.read_logs(
-        cluster, namespace, sources, chosen, window, report_unread=note_unread, say=say
+        cluster, namespace, sources, selection, window, report_unread=note_unread, say=say
     ):
         printer.show_line(line)
         is_empty = False
-    if is_empty and sources and not unread and chosen.pattern is None and window.seconds is None:
+    if is_empty and sources and not unread and selection.pattern is None and window.seconds is None:
         try:
             volume.find_run_folder(snapshot.jobset)
             command = f"launcher logs -n {namespace} {snapshot.name} --from-volume"
-            older = f"`{command}` reads older ones from its run folder"
+            advice = f"`{command}` reads older ones from its run folder"
         except UserError as error:
-            older = error.message[0].lower() + error.message[1:].rstrip(".")
+            advice = error.message[0].lower() + error.message[1:].rstrip(".")
         fact = "no process has a line in the part of its log that its kubelet still has"
-        show_messages(f"{fact}; {older}")
+        show_messages(f"{fact}; {advice}")
     return ClusterError.exit_code if len(unread) >= len(sources) else 0
 
 
-def _list_sources(snapshot: Snapshot, chosen: Selection) -> list[LogSource]:
+def _list_sources(snapshot: Snapshot, selection: Selection) -> list[LogSource]:
     """Return the existing logs of the selected hosts, and print which hosts have none yet."""
     pairs = (
         (host, logs.log_source(snapshot.jobset, host, snapshot.members)) for host in snapshot.hosts
     )
-    selected = [(host, source) for host, source in pairs if source.may_match(chosen)]
+    selected = [(host, source) for host, source in pairs if source.may_match(selection)]
     not_started = [host for host, _ in selected if not host.has_started]
     if not_started:
-        count = f"{len(not_started)} of {len(selected)} hosts have no log yet"
-        show_messages(f"{count}, the first is {not_started[0].name}")
+        summary = f"{len(not_started)} of {len(selected)} hosts have no log yet"
+        show_messages(f"{summary}, the first is {not_started[0].name}")
     elif not selected:
         command = f"launcher explain -n {snapshot.namespace} {snapshot.name}"
         advice = f"see `{command}`, or read the volume: --from-volume"
@@ -338,17 +338,17 @@ def _list_sources(snapshot: Snapshot, chosen: Selection) -> list[LogSource]:
 
 
 def _show_previous(
-    cluster: Cluster, snapshot: Snapshot, chosen: Selection, tail: int | None, printer: Printer
+    cluster: Cluster, snapshot: Snapshot, selection: Selection, tail: int | None, printer: Printer
 ) -> int:
     """Show how earlier attempts ended, and the last lines of the previous generation."""
     report = snapshot.report
     for end in report.earlier_ends:
         show_messages(end.description)
-    unknown = "earlier attempts are not known"
+    unknown_message = "earlier attempts are not known"
     if report.unknown_reason is not None:
-        show_messages(f"{unknown}: {report.unknown_reason}")
+        show_messages(f"{unknown_message}: {report.unknown_reason}")
     elif not report.earlier_ends and (snapshot.restarts or snapshot.unread):
-        show_messages("; ".join([unknown, *snapshot.unread]))
+        show_messages("; ".join([unknown_message, *snapshot.unread]))
     elif not report.earlier_ends:
         show_messages("there is no earlier attempt")
     leader = next((host for host in snapshot.hosts if host.number == 0 and host.has_started), None)
@@ -357,7 +357,7 @@ def _show_previous(
         show_messages(f"{reason}; --from-volume reads them from its run folder")
         return 0
     try:
-        for line in _read_previous_lines(cluster, snapshot, leader, chosen, tail):
+        for line in _read_previous_lines(cluster, snapshot, leader, selection, tail):
             printer.show_line(line)
     except ApiError as error:
         show_messages(logs.describe_unreadable(leader.pod, error, leader.node))
@@ -366,12 +366,12 @@ def _show_previous(
 
 
 def _read_previous_lines(
-    cluster: Cluster, snapshot: Snapshot, leader: Host, chosen: Selection, tail: int | None
+    cluster: Cluster, snapshot: Snapshot, leader: Host, selection: Selection, tail: int | None
 ) -> Iterator[Line]:
     texts = cluster.log(
         snapshot.namespace, leader.pod, container=leader.container, limit_bytes=HEAD_BYTES
     )
     lines = logs.previous_lines(filter(None, map(log_lines.parse_line, texts)), snapshot.members)
     for _, rank_lines in itertools.groupby(lines, key=lambda line: line.rank):
-        selected = [line for line in rank_lines if chosen.matches(line, range(0))]
+        selected = [line for line in rank_lines if selection.matches(line, range(0))]
         yield from collections.deque(selected, maxlen=tail)

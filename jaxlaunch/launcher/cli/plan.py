@@ -103,7 +103,7 @@ def plan_command(
 def _plan_cluster(
     job: ResolvedJob, file: JobFile, cluster_defaults: ClusterDefaults, is_required: bool
 ) -> dict[str, Any]:
-    """Return what the job asks of a cluster, or notes of what it lacks for one."""
+    """Return the job's requests to a cluster, or notes on what it lacks for one."""
     try:
         jobset = prepare(file, cluster_defaults).manifests[0]
     except UserError as error:
@@ -121,7 +121,7 @@ def _plan_cluster(
 
 
 def _trace_shapes(
-    job: JobSpec, base: Path, *, sharding: bool, is_compiled: bool
+    job: JobSpec, job_folder: Path, *, sharding: bool, is_compiled: bool
 ) -> dict[str, Any] | None:
     """Return the trainer's shapes; None for a command, or without an installed trainer."""
     if job.train is None or not trainer_process.is_installed():
@@ -136,13 +136,15 @@ def _trace_shapes(
         devices = format_count(job.devices, "device")
         show(f"compiling for {devices} of {job.accelerator.type}")
     return estimate.trace_shapes(
-        job, job.train, base, sharding=sharding, compiled=is_compiled, show=show
+        job, job.train, job_folder, sharding=sharding, compiled=is_compiled, show=show
     )
 
 
-def _plan_memory(job: ResolvedJob, train: TrainSpec, shapes: Data, base: Path) -> dict[str, Any]:
+def _plan_memory(
+    job: ResolvedJob, train: TrainSpec, shapes: Data, job_folder: Path
+) -> dict[str, Any]:
     verdict = estimate.judge_memory(job.spec, train, shapes, job.nodes.labels)
-    room = estimate.checkpoint_room(job, base)
+    room = estimate.checkpoint_room(job, job_folder)
     checkpoints = estimate.checkpoint_sizes(train, room.folder, shapes)
     return {
         **shapes,
@@ -168,8 +170,8 @@ def _describe_plan(job: JobSpec, plan: Data) -> Iterator[str]:
             amounts = ", ".join(f"{name} {amount}" for name, amount in cluster[key].items())
             yield f"  {label}{amounts or 'nothing in particular'}"
         security = plan["pod_security"]
-        because = f", for {'; '.join(security['because'])}" if security["because"] else ""
-        yield f"pod security: {security['level']}{because}"
+        reasons = f", for {'; '.join(security['because'])}" if security["because"] else ""
+        yield f"pod security: {security['level']}{reasons}"
         yield f"ingress: {plan['ingress']}"
     yield from (f"note: {note}" for note in plan["notes"])
 
@@ -197,13 +199,14 @@ def _describe_memory(job: JobSpec, train: TrainSpec, memory: Data) -> Iterator[s
     if memory["hint"]:
         yield f"  hint: {memory['hint']}"
     checkpoints = memory["checkpoints"]
-    most, room = checkpoints["most"], checkpoints["room"]
-    kept_text = f"{format_size(most)} with {checkpoints['kept']} kept and one being written"
-    free_text = "" if room is None else f"{format_size(room)} "
+    max_bytes, free_bytes = checkpoints["most"], checkpoints["room"]
+    kept_text = f"{format_size(max_bytes)} with {checkpoints['kept']} kept and one being written"
+    free_text = "" if free_bytes is None else f"{format_size(free_bytes)} "
     folder = f"{checkpoints['folder']}: {free_text}{checkpoints['room_says']}"
     yield f"checkpoints: {format_size(checkpoints['bytes'])} each, {kept_text}, in {folder}"
-    if room is not None and room < most:
-        advice = f"make {format_size(most - room)} more room, or set a lower train.checkpoint.keep"
+    if free_bytes is not None and free_bytes < max_bytes:
+        missing_text = format_size(max_bytes - free_bytes)
+        advice = f"make {missing_text} more room, or set a lower train.checkpoint.keep"
         yield f"  hint: they do not fit, and a save would fail and end the run: {advice}."
     if "sharding" in memory:
         yield "sharding:"
@@ -216,7 +219,7 @@ def _describe_sharding(arrays: Sequence[Data]) -> list[str]:
     rows = [("parameter", "shape", "type", "axes", "split over", "each device")]
     for array in arrays:
         axes = " ".join(axis or "-" for axis in array["axes"])
-        split = " ".join("+".join(axes) or "-" for axes in array["split"])
+        split = " ".join("+".join(names) or "-" for names in array["split"])
         shape = "×".join(map(str, array["shape"])) or "scalar"
         size = format_size(array["bytes"])
         rows.append((array["name"], shape, array["dtype"], axes, split, size))
@@ -247,13 +250,13 @@ def _add_rates(
         modelled["tokens_per_second"] = [tokens / high, tokens / low]
     peak = ACCELERATORS[job.accelerator.type].peak_flops
     if peak is not None and compiled["model_flops"]:
-        rate = compiled["model_flops"] / job.devices / peak
-        modelled["mfu"] = [rate / high, rate / low]
+        ideal_s = compiled["model_flops"] / job.devices / peak
+        modelled["mfu"] = [ideal_s / high, ideal_s / low]
     if train.epochs is None:
         times_s = modelled["seconds_to_end"] = [low * train.steps, high * train.steps]
         if price is not None:
-            hourly = price * job.host_count * job.accelerator.per_host
-            modelled["price"] = [time_s / HOUR_S * hourly for time_s in times_s]
+            hourly_price = price * job.host_count * job.accelerator.per_host
+            modelled["price"] = [time_s / HOUR_S * hourly_price for time_s in times_s]
 
 
 def _describe_compiled(compiled: Data) -> Iterator[str]:
@@ -272,7 +275,7 @@ def _describe_compiled(compiled: Data) -> Iterator[str]:
     memory = compiled["memory"]
     rows = [("", *memory)]
     for key, name in (("peak", "peak"), ("argument", "arguments"), ("temp", "temporaries")):
-        rows.append((name, *(format_size(program[key]) for program in memory.values())))
+        rows.append((name, *(format_size(sizes[key]) for sizes in memory.values())))
     rows.append(("attention", compiled["attention"], ""))
     yield from output.format_columns([row[:3] for row in rows], gap=2, indent="  ")
     yield from (f"  {note}" for note in compiled["notes"])
@@ -386,68 +389,74 @@ def tune_command(
         raise UserError(f"{target} exists.", "name a new file for --write.")
     # No model predicts the time of a CPU.
     is_measured = measure or ACCELERATORS[job.accelerator.type].platform == "cpu"
-    base = job_file.absolute().parent
-    tried, not_compiled = _search_candidates(job, base, over, most, is_measured=is_measured)
-    best = next(iter(_sort_compiled(tried)), None)
+    job_folder = job_file.absolute().parent
+    tried_candidates, not_compiled = _search_candidates(
+        job, job_folder, over, most, is_measured=is_measured
+    )
+    best = next(iter(_sort_compiled(tried_candidates)), None)
     if best is None:
-        reasons = "; ".join(dict.fromkeys(candidate["refused"] for candidate in tried))
-        raise UserError(f"None of the {format_count(len(tried), 'candidate')} compiles: {reasons}")
+        reasons = "; ".join(dict.fromkeys(candidate["refused"] for candidate in tried_candidates))
+        raise UserError(
+            f"None of the {format_count(len(tried_candidates), 'candidate')} compiles: {reasons}"
+        )
     changes = [override_argument(key, value) for key, value in best["changes"].items()]
     if target is not None:
         target.write_text(jobs.dump_job(jobs.load_job(job_file, (*overrides, *changes))))
-    lines = list(_describe_candidates(tried, not_compiled, is_measured=is_measured))
+    lines = list(_describe_candidates(tried_candidates, not_compiled, is_measured=is_measured))
     if changes:
-        gain, original = "", tried[0]
-        if "seconds" in original:
-            gain = f", {original['seconds'] / best['seconds']:.2f} × as fast as the job as it is"
+        gain, own_settings = "", tried_candidates[0]
+        if "seconds" in own_settings:
+            gain = (
+                f", {own_settings['seconds'] / best['seconds']:.2f} × as fast as the job as it is"
+            )
         command = f"launcher run {job_file} {shlex.join(changes)}"
         lines.append(f"best: {_describe_outcome(best)}{gain}")
         lines.append(f"  {command if target is None else f'written to {target}'}")
     else:
-        lines.append("The job's own settings are the best of them.")
-    data = {"best": best, "overrides": changes, "tried": tried, "left": not_compiled}
+        lines.append("The job's own settings are the best.")
+    data = {"best": best, "overrides": changes, "tried": tried_candidates, "left": not_compiled}
     output.show_result(data, form, lines)
 
 
 def _search_candidates(
-    job: JobSpec, base: Path, over: Sequence[str], most: int, *, is_measured: bool
+    job: JobSpec, job_folder: Path, over: Sequence[str], most: int, *, is_measured: bool
 ) -> tuple[list[Data], list[Data]]:
     """Return the candidates that were compiled, in their order, and those that were not."""
     assert job.train is not None
     arguments = ["--chips", estimate.describe_chips(job), "--over", *over, "--most", str(most)]
-    environ = estimate.traced_environ(job, job.train, base)
+    environ = estimate.traced_environ(job, job.train, job_folder)
     if is_measured:
         arguments.append("--measure")
         environ["JAX_PLATFORMS"] = ACCELERATORS[job.accelerator.type].platform
-    tried: list[Data] = []
+    tried_candidates: list[Data] = []
     module = "jaxlaunch.trainer.tune"
     for candidate in trainer_process.stream_program(module, *arguments, environ=environ):
         if "left" in candidate:
-            return tried, candidate["left"]
-        tried.append(candidate)
+            return tried_candidates, candidate["left"]
+        tried_candidates.append(candidate)
         outcome = f"{_describe_settings(candidate['keys'])}: {_describe_outcome(candidate)}"
-        output.show_messages(f"compiled {len(tried)} of at most {most}: {outcome}")
+        output.show_messages(f"compiled {len(tried_candidates)} of at most {most}: {outcome}")
     raise UserError("the search ended without a result.")
 
 
-def _sort_compiled(tried: Sequence[Data]) -> list[Data]:
+def _sort_compiled(tried_candidates: Sequence[Data]) -> list[Data]:
     """Return the candidates that compiled, the fastest first."""
-    compiled = [candidate for candidate in tried if "seconds" in candidate]
+    compiled = [candidate for candidate in tried_candidates if "seconds" in candidate]
     return sorted(compiled, key=lambda candidate: float(candidate["seconds"]))
 
 
 def _describe_candidates(
-    tried: Sequence[Data], not_compiled: Sequence[Data], *, is_measured: bool
+    tried_candidates: Sequence[Data], not_compiled: Sequence[Data], *, is_measured: bool
 ) -> Iterator[str]:
     """Yield the compiled candidates, the fastest first; a * marks the best trade-offs."""
-    compiled = _sort_compiled(tried)
-    heads = ["", "mesh", "remat", "accumulate", "attention", "precision", "peak", "step"]
-    rows = [[*heads, "modelled", "expected"]]
+    compiled = _sort_compiled(tried_candidates)
+    header = ["", "mesh", "remat", "accumulate", "attention", "precision", "peak", "step"]
+    rows = [[*header, "modelled", "expected"]]
     lowest_peak = float("inf")
     for candidate in compiled:
         peak = candidate["peak"]
         # Times of a step: the one that candidates are compared by, the compiled program's, and the
-        # estimate before.
+        # estimate before compilation.
         times = [_format_time(candidate[key]) for key in ("seconds", "modelled", "expected")]
         mark = "*" if peak < lowest_peak else ""
         rows.append([mark, *_candidate_columns(candidate), format_size(peak), *times])
@@ -462,7 +471,7 @@ def _describe_candidates(
         rows = [[*row[:-2], row[-1]] for row in rows]
         step_source = "modelled from what the compiler says (docs/plan.md)"
     yield from output.format_columns(rows, gap=2)
-    fact = f"Steps are {step_source}; expected: by arithmetic before."
+    fact = f"Steps are {step_source}; expected: estimated before compilation."
     yield f"* no other has both a shorter step and a smaller peak. {fact}"
     if is_measured and (correlation := _rank_correlation(compiled)) is not None:
         fact = f"have a rank correlation of {correlation:.2f}"
@@ -471,20 +480,24 @@ def _describe_candidates(
         more = format_count(len(unrefused) - MAX_NOT_COMPILED, "more candidate")
         yield f"{more} not compiled: --most compiles more."
     refused: dict[str, list[str]] = {}
-    for candidate in (*tried, *not_compiled):
+    for candidate in (*tried_candidates, *not_compiled):
         if "refused" in candidate:
             settings = _describe_settings(candidate["keys"])
             refused.setdefault(str(candidate["refused"]), []).append(settings)
-    for reason, alike in refused.items():
-        more = f" and {len(alike) - 1} more" if len(alike) > 1 else ""
-        yield f"refused: {alike[0]}{more}: {reason}"
+    for reason, settings_list in refused.items():
+        more = f" and {len(settings_list) - 1} more" if len(settings_list) > 1 else ""
+        yield f"refused: {settings_list[0]}{more}: {reason}"
 
 
-def _rank_correlation(done: Sequence[Data]) -> float | None:
-    """Return Spearman's correlation of measured and modelled times; None for less than three."""
-    both = [candidate for candidate in done if candidate["modelled"] is not None]
-    columns = [[candidate[key] for candidate in both] for key in ("seconds", "modelled")]
-    if len(both) < 3 or any(len(set(values)) == 1 for values in columns):
+def _rank_correlation(candidates: Sequence[Data]) -> float | None:
+    """Return Spearman's correlation of measured and modelled times; None for fewer than three."""
+    modelled_candidates = [
+        candidate for candidate in candidates if candidate["modelled"] is not None
+    ]
+    columns = [
+        [candidate[key] for candidate in modelled_candidates] for key in ("seconds", "modelled")
+    ]
+    if len(modelled_candidates) < 3 or any(len(set(values)) == 1 for values in columns):
         return None
     ranks = [[sorted(values).index(value) for value in values] for values in columns]
     return statistics.correlation(*ranks)

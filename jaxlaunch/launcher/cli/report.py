@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 # Timeout of one call for a viewer, who waits for the page.
 VIEWER_TIMEOUT_S = 10.0
 
-JobRows = tuple[list[dict[str, Any]], list[str]]  # of jobs, and what could not be read
+# Rows of jobs, and the reasons why others could not be read.
+JobRows = tuple[list[dict[str, Any]], list[str]]
 
 
 @click.command("report")
@@ -100,7 +101,7 @@ def compare_command(
         else:
             folders.append(run_folders.resolve_folder(run))
     if len(folders) < 2:
-        raise UserError("compare needs two runs or more.", "name another run behind the first.")
+        raise UserError("compare needs two runs or more.", "name another run after the first.")
     reports = [RunReader(folder).read_report() for folder in folders]
     data = compare.compare_runs(reports, metrics, axis)
     output.show_lines(*output.format_columns(compare.summary_table(data)))
@@ -167,7 +168,7 @@ def dashboard_command(
     else:
         if hosts:
             message = "--accept-host is only for --in-cluster."
-            raise UserError(message, "leave it out: the server answers 127.0.0.1 alone.")
+            raise UserError(message, "leave it out: the server answers only on 127.0.0.1.")
         server = _make_runs_server(folder, namespaces, context, port)
     try:
         server.serve_forever()
@@ -183,14 +184,16 @@ def _make_runs_server(
     """Return the server of the runs here and the jobs of namespaces, and print its address."""
     from jaxlaunch.launcher.report.server import RunCatalog, Server
 
-    home: Path | None = folder or run_folders.RUNS_FOLDER
+    runs_folder: Path | None = folder or run_folders.RUNS_FOLDER
     is_cluster = bool(namespaces) or context is not None
-    if home is not None and not home.is_dir():
+    if runs_folder is not None and not runs_folder.is_dir():
         if folder is not None or not is_cluster:
-            raise UserError(f"{home} is not a folder.", "name the folder that holds your runs.")
-        home = None
+            raise UserError(
+                f"{runs_folder} is not a folder.", "name the folder that holds your runs."
+            )
+        runs_folder = None
     jobs = _make_jobs_reader(namespaces, context) if is_cluster else None
-    server = Server(RunCatalog(None if home is None else home.absolute(), jobs), port)
+    server = Server(RunCatalog(None if runs_folder is None else runs_folder.absolute(), jobs), port)
     output.show_lines(server.page_url)
     return server
 
@@ -210,9 +213,9 @@ def _make_viewers_server(
     if folder is not None or context is not None:
         conflict = f"the folder {folder}" if folder is not None else f"--context {context}"
         message = f"--in-cluster and {conflict} are both given."
-        raise UserError(message, "it shows jobs of its own cluster alone.")
+        raise UserError(message, "it shows only the jobs of its own cluster.")
     if not namespaces:
-        message = "--in-cluster names no namespace."
+        message = "--in-cluster needs a namespace."
         raise UserError(message, "name those whose jobs it shows, each with -n NAMESPACE.")
     kubeconfig.pod_server_url()
     # Process 1 of a pod would otherwise ignore the signal.
@@ -224,8 +227,8 @@ def _make_viewers_server(
         return _read_job_rows(cluster, namespace)
 
     server = Server(read_jobs, list(dict.fromkeys(namespaces)), hosts, port)
-    place = f"on port {server.server_address[1]} to viewers who sign in"
-    output.show_messages(f"serving the jobs of {', '.join(namespaces)} {place}")
+    audience = f"on port {server.server_address[1]} to viewers who sign in"
+    output.show_messages(f"serving the jobs of {', '.join(namespaces)} {audience}")
     return server
 
 

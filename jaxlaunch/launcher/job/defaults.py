@@ -15,7 +15,7 @@ from pydantic import AfterValidator, Field, Tag, ValidationError
 from jaxlaunch.launcher.errors import Fault, JobFaultsError, UserError
 from jaxlaunch.launcher.job import messages
 from jaxlaunch.launcher.job.introspection import Words, discriminate_by_key
-from jaxlaunch.launcher.job.schema import Kind, Network, Toleration
+from jaxlaunch.launcher.job.schema import AcceleratorType, Network, Toleration
 from jaxlaunch.launcher.job.types import (
     AbsolutePath,
     Label,
@@ -141,12 +141,12 @@ class Defaults(Block):
     user: Positive = Field(
         DEFAULT_USER, description="numeric user and group of the pods; never root, except on TPUs"
     )
-    users: dict[Kind, User] = Field(
+    users: dict[AcceleratorType, User] = Field(
         {},
         description="by accelerator type, instead of user: a number, root, or privileged (root, "
         "every device)",
     )
-    nodes: dict[Kind, Nodes] = Field(
+    nodes: dict[AcceleratorType, Nodes] = Field(
         {}, description="by accelerator type: nodes with other labels than usual"
     )
     capacity: dict[Literal["spot", "flex-start"], Nodes] = Field(
@@ -157,7 +157,7 @@ class Defaults(Block):
         description="eks, managed node groups: the label that names their reservation; null: "
         "capacity-reservation-id",
     )
-    network: dict[Kind, Network] = Field(
+    network: dict[AcceleratorType, Network] = Field(
         {}, description="by accelerator type: the network of jobs without one"
     )
     slice_label: LabelKey | None = Field(

@@ -126,7 +126,7 @@ class Spot:
         kind: Type that the schema expects there; None for an unknown key.
         block: Block that contains the key.
         union: Path of the last union on the way.
-        label: What the error calls the alternative of that union.
+        label: Name of the union's alternative in the error.
         is_key: Whether the key is wrong, not the value.
         root: Schema in which the path begins.
     """
@@ -156,8 +156,8 @@ def find_spot(model: type[BaseModel], location: tuple[str | int, ...]) -> Spot:
             continue
         if kind.model is not None:
             field = block_fields(kind.model).get(str(element))
-            below = None if field is None else Type.from_field(field)
-            spot = dataclasses.replace(spot, kind=below, block=kind.model)
+            field_type = None if field is None else Type.from_field(field)
+            spot = dataclasses.replace(spot, kind=field_type, block=kind.model)
         else:
             key_type = kind.keys
             spot = dataclasses.replace(spot, kind=kind.items or kind.values)
@@ -265,9 +265,9 @@ def discriminator_key(kind: Type) -> str | None:
 def describe_choices(kind: Type) -> str:
     """Describe the values of the discriminator of a union of blocks."""
     key = discriminator_key(kind) or ""
-    kinds = [Type.from_field(model.model_fields[key]) for model in kind.models]
-    literals = [str(literal) for kind in kinds for literal in kind.literals]
-    other_phrases = [describe_type(key_type) for key_type in kinds if not key_type.literals]
+    key_types = [Type.from_field(model.model_fields[key]) for model in kind.models]
+    literals = [str(literal) for key_type in key_types for literal in key_type.literals]
+    other_phrases = [describe_type(key_type) for key_type in key_types if not key_type.literals]
     return f"one of {', '.join(literals)}" + "".join(f", or {phrase}" for phrase in other_phrases)
 
 

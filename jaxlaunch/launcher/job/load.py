@@ -19,7 +19,7 @@ from pydantic import ValidationError
 from jaxlaunch import regular_files
 from jaxlaunch.launcher.errors import MAX_SHOWN_FAULTS, Fault, JobFaultsError, KeyPath
 from jaxlaunch.launcher.job import checks, credentials, introspection, messages
-from jaxlaunch.launcher.job.schema import AS_WRITTEN_KEYS, JobSpec
+from jaxlaunch.launcher.job.schema import VERBATIM_KEYS, JobSpec
 from jaxlaunch.launcher.wording import format_key_path, shorten_text
 from jaxlaunch.launcher.yaml import reader, writer
 from jaxlaunch.launcher.yaml.reader import LINE_AFTER_FILE, Document
@@ -108,7 +108,7 @@ def _apply_overrides(source: Document, overrides: Sequence[str]) -> None:
 
 def _build_job(source: Document, overrides: Sequence[str] = ()) -> JobSpec:
     _apply_overrides(source, overrides)
-    faults = [messages.with_expected_number(fault) for fault in source.faults]
+    faults = [messages.add_expected_number(fault) for fault in source.faults]
     spec = None
     if isinstance(source.data, dict):
         spec = _validate_data(source, faults)
@@ -157,7 +157,7 @@ def _validate_data(source: Document, faults: list[Fault]) -> JobSpec | None:
 def _texts_as_written(source: Document) -> Any:
     """Return the data with scalars as written where text is expected, such as `--lr 3e-4`."""
     data = copy.deepcopy(source.data)
-    for block in AS_WRITTEN_KEYS:
+    for block in VERBATIM_KEYS:
         items = data.get(block)
         keys = range(len(items)) if isinstance(items, list) else items
         for key in keys if isinstance(items, dict | list) else ():
@@ -208,7 +208,7 @@ def _credential_faults(data: Any) -> Iterator[Fault]:
 def _ambiguous_number_faults(source: Document) -> Iterator[Fault]:
     """Yield faults for numbers such as 010 that YAML 1.1 and 1.2 read differently."""
     for path, text in source.texts.items():
-        if path[:1] and path[0] not in AS_WRITTEN_KEYS and reader.has_two_readings(text):
+        if path[:1] and path[0] not in VERBATIM_KEYS and reader.has_two_readings(text):
             setting, decimal = messages.describe_setting(source, path), int(text)
             older = "text" if set(text) & set("89") else int(text, 8)
             readings = f"{decimal} in YAML 1.2, {older} in YAML 1.1."

@@ -23,10 +23,11 @@ from jaxlaunch.launcher.yaml import reader
 from jaxlaunch.launcher.yaml.reader import Document
 from jaxlaunch.spelling import find_completions, find_nearest
 
-_MAX_SEARCHED_LENGTH = 1000
+# Credentials are searched in this many characters of a value.
+_MAX_SEARCHED_CHARS = 1000
 # The error type of a default that depends on another key that is wrong.
 _DEFAULT_NOT_CALLED = "default_factory_not_called"
-# Errors of one file that are translated.
+# At most this many errors of one file are translated.
 _MAX_TRANSLATED_ERRORS = 1000
 _EXAMPLES: Mapping[KeyPath, str] = {
     ("name",): "for example name: my-run",
@@ -53,7 +54,7 @@ def shown_value(document: Document, path: KeyPath) -> str | None:
     if credentials.is_private_path(path) or isinstance(value, dict | list):
         return None
     text = document.texts.get(path) or json.dumps(value, ensure_ascii=False)
-    is_hidden = credentials.has_credential(text[:_MAX_SEARCHED_LENGTH])
+    is_hidden = credentials.has_credential(text[:_MAX_SEARCHED_CHARS])
     return None if is_hidden else shorten_text(text)
 
 
@@ -82,7 +83,7 @@ def translate_errors(
     for original_spot, detail in details:
         spot: Spot | None = original_spot
         if original_spot.union is not None and len(labels[original_spot.union]) > 1:
-            spot = _settle_alternative(original_spot, original_spot.union, document)
+            spot = _resolve_alternative(original_spot, original_spot.union, document)
         if spot is None or len(reported) > 2 * MAX_SHOWN_FAULTS:
             continue
         if (spot.path, spot.is_key) not in reported:
@@ -90,7 +91,7 @@ def translate_errors(
             yield _translate_error(spot, detail, document)
 
 
-def _settle_alternative(spot: Spot, union: KeyPath, document: Document) -> Spot | None:
+def _resolve_alternative(spot: Spot, union: KeyPath, document: Document) -> Spot | None:
     """Return the spot if its alternative fits the value, the union if none does, else None."""
     value, kind = value_at(document.data, union), introspection.types_at(spot.root, union)[0]
     candidates = [
@@ -121,8 +122,8 @@ def _translate_error(spot: Spot, detail: ErrorDetails, document: Document) -> Fa
     if spot.is_key:
         expected = introspection.describe_type(spot.kind) if spot.kind else "one of its keys"
         name = json.dumps(shorten_text(str(path[-1])), ensure_ascii=False)
-        above = format_key_path(path[:-1])
-        return Fault(path, f"{above} has the key {name}, which is not {expected}.")
+        parent = format_key_path(path[:-1])
+        return Fault(path, f"{parent} has the key {name}, which is not {expected}.")
     # The value is not a block, so all alternatives are named.
     if path == spot.union and spot.kind is not None:
         spot = Spot(path, introspection.types_at(spot.root, path)[0], spot.block, root=spot.root)
@@ -135,7 +136,7 @@ def _translate_error(spot: Spot, detail: ErrorDetails, document: Document) -> Fa
     return Fault(path, f"{setting}: {error}.")
 
 
-def with_expected_number(fault: Fault) -> Fault:
+def add_expected_number(fault: Fault) -> Fault:
     """Add the expected number to a fault about .nan or .inf; return other faults unchanged."""
     if fault.not_finite is None or not fault.path:
         return fault
@@ -156,17 +157,17 @@ def _find_words(kind: Type) -> Words | None:
 
 def _unknown_key_fault(spot: Spot) -> Fault:
     key = str(spot.path[-1])
-    above = format_key_path(spot.path[:-1]) or spot.root.__name__.removesuffix("Spec").lower()
+    parent = format_key_path(spot.path[:-1]) or spot.root.__name__.removesuffix("Spec").lower()
     name = "…" if credentials.has_credential(key) else shorten_text(key)
-    message = f'unknown key "{name}" in {above}.'
+    message = f'unknown key "{name}" in {parent}.'
     keys = list(introspection.block_fields(spot.block)) if spot.block is not None else []
-    if spot.union is not None and (sibling := _alternative_hint(key, spot)):
-        return Fault(spot.path, message, sibling)
-    key_start = key[:MAX_SHOWN_CHARS]
+    if spot.union is not None and (sibling_hint := _alternative_hint(key, spot)):
+        return Fault(spot.path, message, sibling_hint)
+    key_prefix = key[:MAX_SHOWN_CHARS]
     suggestions = (
-        [f'"{near}"' for near in find_nearest(key_start, keys)]
+        [f'"{match}"' for match in find_nearest(key_prefix, keys)]
         or _find_elsewhere(key, spot)
-        or [f'"{near}"' for near in find_completions(key_start, keys)]
+        or [f'"{match}"' for match in find_completions(key_prefix, keys)]
     )
     if suggestions:
         return Fault(spot.path, f"{message} Did you mean {join_choices(suggestions)}?")
@@ -190,14 +191,14 @@ def _alternative_hint(key: str, spot: Spot) -> str | None:
     """Return a hint for a key that belongs to another alternative of the union."""
     kind = introspection.types_at(spot.root, spot.union or ())[0]
     models = [block for block in kind.models if key in introspection.block_fields(block)]
-    chooser = introspection.discriminator_key(kind)
+    discriminator = introspection.discriminator_key(kind)
     if not models:
         return None
-    if chooser is None:
+    if discriminator is None:
         return f"keep {introspection.describe_type(kind).removeprefix('a block with ')}."
-    choices = (Type.from_field(model.model_fields[chooser]).literals for model in models)
+    choices = (Type.from_field(model.model_fields[discriminator]).literals for model in models)
     names = [str(name) for literals in choices for name in literals]
-    return f"it goes with {chooser}: {join_choices(names)}." if names else None
+    return f"it goes with {discriminator}: {join_choices(names)}." if names else None
 
 
 def _unknown_block_fault(spot: Spot, document: Document) -> Fault:
@@ -214,7 +215,7 @@ def _unknown_block_fault(spot: Spot, document: Document) -> Fault:
     expected = introspection.describe_choices(kind)
     if key not in value:
         return Fault(path, f"{format_key_path(path)} is missing.", f"it is {expected}.")
-    suggestion = _did_you_mean(value[key], re.findall(r"[\w-]+", expected))
+    suggestion = _format_suggestion(value[key], re.findall(r"[\w-]+", expected))
     return Fault(path, _mismatch_message(document, path, expected) + suggestion)
 
 
@@ -238,7 +239,9 @@ def _wrong_value_fault(spot: Spot, document: Document) -> Fault:
         advice = f"write {name}: {{name: my-secret, key: token}}"
         return Fault(path, message, f"{advice}; the value itself stays in the Secret.")
     members = () if _find_words(kind) else kind.members or (kind,)
-    message += _did_you_mean(value, [str(item) for member in members for item in member.literals])
+    message += _format_suggestion(
+        value, [str(item) for member in members for item in member.literals]
+    )
     return Fault(path, message, _suggest_value(kind, value, document.texts.get(path)))
 
 
@@ -265,8 +268,8 @@ def _suggest_for_text(kind: Type, text: str) -> str | None:
     if kind.bare in (int, float):
         number = _parse_number(text.strip(), kind)
         has_comma = kind.bare is float and _COMMA.fullmatch(text)
-        how = "with a decimal point" if has_comma else "without quotes or separators"
-        return None if number is None else f"write {number}, {how}."
+        form = "with a decimal point" if has_comma else "without quotes or separators"
+        return None if number is None else f"write {number}, {form}."
     if "module:Name" in introspection.describe_type(kind) and re.fullmatch(r"\w+(\.\w+)+", text):
         return f"write {':'.join(text.rsplit('.', 1))}."
     return None
@@ -274,7 +277,7 @@ def _suggest_for_text(kind: Type, text: str) -> str | None:
 
 # Before three digits, a comma separates thousands in some countries and a fraction in others.
 _GROUPED = re.compile(
-    r"[-+]?[1-9][0-9]{0,2}(?:(?P<by>[_, ])[0-9]{3})(?:(?P=by)[0-9]{3})*(?P<rest>\.[0-9]+)?"
+    r"[-+]?[1-9][0-9]{0,2}(?:(?P<separator>[_, ])[0-9]{3})(?:(?P=separator)[0-9]{3})*(?:\.[0-9]+)?"
 )
 _UNDERSCORES = re.compile(r"[-+]?[0-9]+(?:_[0-9]+)+")
 _COMMA = re.compile(r"[-+]?[0-9]+,[0-9]+")
@@ -307,8 +310,8 @@ def _is_legal(kind: Type, value: Any) -> bool:
     return True
 
 
-def _did_you_mean(value: Any, options: list[str]) -> str:
+def _format_suggestion(value: Any, options: list[str]) -> str:
     if not isinstance(value, str):
         return ""
-    near = find_nearest(value, options) or find_completions(value, options)
-    return f' Did you mean "{near[0]}"?' if near else ""
+    matches = find_nearest(value, options) or find_completions(value, options)
+    return f' Did you mean "{matches[0]}"?' if matches else ""

@@ -56,16 +56,16 @@ def _suggest_accelerator(written: str) -> str:
 
 
 if TYPE_CHECKING:
-    Kind = str
+    AcceleratorType = str
 else:
     # The names are the rows of jaxlaunch/accelerators.py.
-    Kind = Annotated[
+    AcceleratorType = Annotated[
         Literal[tuple(ACCELERATORS)],
         Words("the name of an accelerator that jaxlaunch knows", _suggest_accelerator),
     ]
 # Kubernetes' validation limits an indexed Job by maxParallelismForIndexedJob.
 MAX_PODS = 100_000
-Pods = Annotated[
+PodCount = Annotated[
     int, Field(gt=0), at_most(MAX_PODS, "the most pods that an indexed Job of Kubernetes has")
 ]
 
@@ -82,10 +82,10 @@ class HostRange(Block):
     ```
     """
 
-    min: Pods = Field(
+    min: PodCount = Field(
         description="the smallest number of hosts that may train; host 0 is one of them"
     )
-    max: Pods = Field(description="the number of hosts that train when all are available")
+    max: PodCount = Field(description="the number of hosts that train when all are available")
 
 
 Tracker = Annotated[
@@ -93,13 +93,17 @@ Tracker = Annotated[
     Field(pattern=r"^(wandb|mlflow|trackio|tensorboard|[A-Za-z_][\w.]*:[A-Za-z_][\w.]*)$"),
     Words("wandb, mlflow, trackio, tensorboard, or module:Name of a class of your own"),
 ]
-AS_WRITTEN_KEYS = ("command", "env", "labels", "annotations", "node_selector")
+VERBATIM_KEYS = ("command", "env", "labels", "annotations", "node_selector")
 
 
 def _default_per_host(values: dict[str, Any]) -> int:
-    kind, topology = ACCELERATORS[values["type"]], values["topology"]
-    is_slice = kind.platform == "tpu" and topology is not None
-    return accelerators.chips_per_host(values["type"], topology)[0] if is_slice else kind.per_host
+    accelerator, topology = ACCELERATORS[values["type"]], values["topology"]
+    is_slice = accelerator.platform == "tpu" and topology is not None
+    return (
+        accelerators.chips_per_host(values["type"], topology)[0]
+        if is_slice
+        else accelerator.per_host
+    )
 
 
 class Accelerator(Block):
@@ -110,7 +114,7 @@ class Accelerator(Block):
     ```
     """
 
-    type: Kind = Field(
+    type: AcceleratorType = Field(
         description=f"cpu; gpu, which is any NVIDIA GPU; or {', '.join([*ACCELERATORS][2:])}"
     )
     topology: str | None = Field(
@@ -284,8 +288,8 @@ class Restarts(Block):
     )
 
 
-def _timeout(phase: str, description: str) -> Any:
-    """Return the field of a phase with the default that the agent has too."""
+def _timeout_field(phase: str, description: str) -> Any:
+    """Return the field of a phase, with the default of the agent."""
     default = format_duration(contract.TIMEOUTS_S[phase] or 0.0)
     return Field(default, description=description)
 
@@ -301,20 +305,20 @@ class Timeouts(Block, validate_default=True):
     ```
     """
 
-    rendezvous: Duration | None = _timeout("rendezvous", "until every host has connected")
-    replace: Duration | None = _timeout(
+    rendezvous: Duration | None = _timeout_field("rendezvous", "until every host has connected")
+    replace: Duration | None = _timeout_field(
         "replace", "until a lost host is replaced, while the others keep their pods"
     )
-    prepare: Duration | None = _timeout("prepare", "tokenizing and packing text, once")
-    init: Duration | None = _timeout("init", "jax.distributed and the devices")
-    restore: Duration | None = _timeout("restore", "reading the checkpoint")
-    compile: Duration | None = _timeout("compile", "one compilation")
+    prepare: Duration | None = _timeout_field("prepare", "tokenizing and packing text, once")
+    init: Duration | None = _timeout_field("init", "jax.distributed and the devices")
+    restore: Duration | None = _timeout_field("restore", "reading the checkpoint")
+    compile: Duration | None = _timeout_field("compile", "one compilation")
     step: Duration | Literal["auto"] = Field(
         "auto", description="one step; auto: the larger of 60s and 10 × the median"
     )
-    data: Duration | None = _timeout("data", "waiting for one batch")
-    eval: Duration | None = _timeout("eval", "one evaluation")
-    save: Duration | None = _timeout("save", "one save, until it is committed")
+    data: Duration | None = _timeout_field("data", "waiting for one batch")
+    eval: Duration | None = _timeout_field("eval", "one evaluation")
+    save: Duration | None = _timeout_field("save", "one save, until it is committed")
     pending: Duration | None = Field(
         None, description="waiting in a queue and for nodes; default no limit"
     )
@@ -459,7 +463,7 @@ class JobSpec(Block, validate_default=True):
         None, description="the container image, for submit; default from the cluster defaults"
     )
     accelerator: Accelerator = Field(description="the devices of a host")
-    hosts_given: Pods | HostRange = Field(
+    hosts_given: PodCount | HostRange = Field(
         default_factory=_default_hosts,
         alias="hosts",
         description="pods per slice; default 1, for a TPU by the topology; {min, max}: the job may "
@@ -468,7 +472,7 @@ class JobSpec(Block, validate_default=True):
     spares: Natural = Field(
         0, description="additional pods, started and idle, which replace lost hosts at once"
     )
-    slices: Pods = Field(
+    slices: PodCount = Field(
         1, description="groups of hosts that share a fast network; each is one child Job"
     )
     processes_per_host: Few | Literal["all"] = Field(
@@ -608,7 +612,7 @@ class JobSpec(Block, validate_default=True):
 
     @property
     def code_folder(self) -> str | None:
-        """The folder to ship, relative to the job's file; None: none."""
+        """The folder to ship, relative to the job's file, or None."""
         return self.code.folder if isinstance(self.code, Code) else self.code
 
     @property

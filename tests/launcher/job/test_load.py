@@ -11,7 +11,7 @@ from jaxlaunch.launcher.errors import JobFaultsError
 from jaxlaunch.launcher.job import checks, introspection
 from jaxlaunch.launcher.job import load as jobs
 from jaxlaunch.launcher.job.load import JobSpec
-from jaxlaunch.launcher.job.schema import AS_WRITTEN_KEYS
+from jaxlaunch.launcher.job.schema import VERBATIM_KEYS
 from jaxlaunch.trainer import spec
 
 LM = "lm"
@@ -426,4 +426,4 @@ def test_any_value_at_any_key_is_accepted_or_refused(value: str, tmp_path: Path)
 
 
 def test_as_written_keys_are_in_the_schema() -> None:
-    assert set(AS_WRITTEN_KEYS) <= set(introspection.block_fields(JobSpec))
+    assert set(VERBATIM_KEYS) <= set(introspection.block_fields(JobSpec))

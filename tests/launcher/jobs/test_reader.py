@@ -149,7 +149,7 @@ def test_volume_lines_are_selected(server: Server, call: Call, folder: Path) -> 
 def test_files_of_earlier_job_are_ignored(call: Call, folder: Path) -> None:
     fill_folder(folder, "5678")
     result = call("status")
-    assert "its run folder has no summary of this job" in result.err
+    assert "the run folder has no summary of this job" in result.err
     assert "step 40" not in result.out
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from jaxlaunch.launcher.job import load
 from jaxlaunch.launcher.job.defaults import ClusterDefaults, Defaults, User
-from jaxlaunch.launcher.job.schema import Kind
+from jaxlaunch.launcher.job.schema import AcceleratorType
 from jaxlaunch.launcher.manifests.jobset import resolve
 from jaxlaunch.launcher.plan.notes import list_notes
 
@@ -115,12 +115,12 @@ def test_notes_on_costly_choices(text: str, expected: list[str]) -> None:
     ],
 )
 def test_notes_on_the_user_of_the_pods(
-    text: str, users: dict[Kind, User], expected: list[str]
+    text: str, users: dict[AcceleratorType, User], expected: list[str]
 ) -> None:
     check_notes(text, expected, users)
 
 
-def check_notes(text: str, expected: list[str], users: dict[Kind, User]) -> None:
+def check_notes(text: str, expected: list[str], users: dict[AcceleratorType, User]) -> None:
     notes = list(list_notes(resolve(load.parse_job(text), ClusterDefaults(Defaults(users=users)))))
     assert len(notes) == len(expected)
     for note, start in zip(notes, expected, strict=True):

@@ -447,7 +447,7 @@ def test_command_names_missing_settings(
 ) -> None:
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
     for arguments, message in {
-        "--in-cluster": "--in-cluster names no namespace.",
+        "--in-cluster": "--in-cluster needs a namespace.",
         "runs --in-cluster -n a": "--in-cluster and the folder runs are both given.",
         "--in-cluster --context c -n a": "--in-cluster and --context c are both given.",
         "--in-cluster -n a": "This is not a pod of a cluster: KUBERNETES_SERVICE_HOST or "

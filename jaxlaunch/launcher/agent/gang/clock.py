@@ -28,6 +28,7 @@ class RestartClock:
         # Seconds of the attempt that ended last.
         self.last_seconds: Mapping[str, float] = {}
         self._seconds: dict[str, float] = {}
+        # None before the first attempt, and empty after the first step of an attempt.
         self._cause: str | None = None
         self._since = 0.0
 
@@ -51,7 +52,7 @@ class RestartClock:
             self._cause = cause
 
     def complete_first_step(self, now: float) -> None:
-        """End the restart: the first step is complete."""
+        """End the restart, because the first step is complete."""
         self._add_elapsed(now)
         self._cause = None if self._cause is None else ""
 
@@ -102,7 +103,7 @@ class Clock:
         self._uncommitted_steps.append((step, self._seconds["step"]))
 
     def record_commit(self, step: int) -> None:
-        """Record that `step` is on storage: the seconds until it can no longer be lost."""
+        """Record that `step` is on storage, so that the seconds of steps until it are committed."""
         while self._uncommitted_steps and self._uncommitted_steps[0][0] <= step:
             self._committed_s = self._uncommitted_steps.popleft()[1]
 

@@ -84,15 +84,15 @@ class Status:
             MalformedError: A field has the wrong form.
         """
         changes = codec.read_partial(Status, fields)
-        # dataclasses.replace takes five times as long, and a leader does this for every beat.
+        # dataclasses.replace takes five times as long, and a leader does this for every heartbeat.
         changed_status = object.__new__(Status)
         vars(changed_status).update(vars(self), **changes)
         return changed_status
 
     def changes_to(self, other: Status) -> dict[str, Any]:
         """Return the fields that `with_changes` needs to turn this status into another."""
-        present_fields = vars(self)
-        return {name: value for name, value in vars(other).items() if value != present_fields[name]}
+        current_fields = vars(self)
+        return {name: value for name, value in vars(other).items() if value != current_fields[name]}
 
     @property
     def has_ended_cleanly(self) -> bool:
@@ -117,17 +117,17 @@ class StatusChanges:
 
     def take_changes(self, statuses: Mapping[int, Status]) -> dict[str, dict[str, Any]]:
         """Return the fields that changed, such as {"0-7": {"step": 12}} for eight equal changes."""
-        runs: list[tuple[int, int, dict[str, Any]]] = []
+        rank_ranges: list[tuple[int, int, dict[str, Any]]] = []
         for rank in sorted(statuses):
             fields = self._sent_statuses.get(rank, _DEFAULT_STATUS).changes_to(statuses[rank])
             if not fields:
                 continue
-            if runs and runs[-1][1] == rank - 1 and runs[-1][2] == fields:
-                runs[-1] = runs[-1][0], rank, fields
+            if rank_ranges and rank_ranges[-1][1] == rank - 1 and rank_ranges[-1][2] == fields:
+                rank_ranges[-1] = rank_ranges[-1][0], rank, fields
             else:
-                runs.append((rank, rank, fields))
+                rank_ranges.append((rank, rank, fields))
         self._sent_statuses.update(statuses)
-        return {format_rank_range(first, last): fields for first, last, fields in runs}
+        return {format_rank_range(first, last): fields for first, last, fields in rank_ranges}
 
 
 def format_rank_range(first: int, last: int) -> str:
@@ -144,15 +144,15 @@ def parse_rank_range(key: str, host_ranks: range) -> range:
     first, _, last = key.partition("-")
     ranks = range(int(first), int(last or first) + 1)
     if not ranks or ranks[0] not in host_ranks or ranks[-1] not in host_ranks:
-        raise ValueError(f"{key} is not of ranks {host_ranks.start} to {host_ranks.stop - 1}")
+        raise ValueError(f"{key} is not within ranks {host_ranks.start} to {host_ranks.stop - 1}")
     return ranks
 
 
 class RankProgress:
     """Follows the reports of one process. The caller passes the time in monotonic seconds.
 
-    A process that has a `phase` from the start is the built-in trainer, and so are its exit codes
-    if it ends without a report.
+    A process that has a `phase` from the start is the built-in trainer. Its exit codes are those of
+    the contract, even if it ends without a report.
     """
 
     def __init__(self, now: float, phase: str | None = None) -> None:
@@ -171,17 +171,21 @@ class RankProgress:
                 self._reset_interpreter(now)
             self.has_hello = True
             is_trainer = self.status.trainer or message["hello"] == "trainer"
-            first = 1 if is_trainer and self.status.first_step is None else self.status.first_step
+            first_step = self.status.first_step
+            if is_trainer and first_step is None:
+                first_step = 1
             jax = message.get("jax") or self.status.jax
-            self._update_status(trainer=is_trainer, jax=jax, first_step=first)
+            self._update_status(trainer=is_trainer, jax=jax, first_step=first_step)
         if isinstance(message.get("phase"), str):
             self._enter_phase(message["phase"], message.get("step"), now)
         for key in ("committed", "found", "restored"):
             if isinstance(step := message.get(key), int):
                 self._update_status(committed=max(step, self.status.committed or 0))
         if isinstance(step := message.get("committed"), int):
-            first = self.status.first_committed
-            self._update_status(first_committed=step if first is None else first)
+            first_committed = self.status.first_committed
+            if first_committed is None:
+                first_committed = step
+            self._update_status(first_committed=first_committed)
         if isinstance(step := message.get("restored"), int):
             self._update_status(first_step=min(step, MAX_NUMBER - 1) + 1)
         if isinstance(message.get("stopped"), Mapping):
@@ -194,14 +198,13 @@ class RankProgress:
         self._update_status(exit=code)
 
     def timeout_s(self, timeouts_s: Mapping[str, float | None]) -> float | None:
-        """Return the timeout of the present phase, or None without one."""
+        """Return the timeout of the current phase, or None without one."""
         phase = self.status.phase
         if phase is None or self.status.left or self.status.exit is not None:
             return None
         has_default = timeouts_s.get("done") == contract.TIMEOUTS_S["done"]
         if phase == "done" and self._first_phase is None and has_default:
-            # After its last step, a program of the user has no timeout but the one that the job
-            # sets.
+            # After its last step, a program of the user has only the timeout that the job sets.
             return None
         if phase != "step" or timeouts_s.get("step") is not None:
             return timeouts_s.get(phase)
@@ -215,12 +218,12 @@ class RankProgress:
         return now - self._phase_since
 
     def is_overdue(self, timeouts_s: Mapping[str, float | None], now: float) -> bool:
-        """Return whether the present phase has lasted longer than its timeout."""
+        """Return whether the current phase has lasted longer than its timeout."""
         limit_s = self.timeout_s(timeouts_s)
         return limit_s is not None and self.phase_age_s(now) > limit_s
 
     def _reset_interpreter(self, now: float) -> None:
-        """Begin with another interpreter of the same process."""
+        """Reset the progress for a new interpreter in the same process."""
         self._phase_since, self._stepping_s = now, 0.0
         self._steps_s.clear()
         fields = {"phase": self._first_phase, "trainer": self._first_phase is not None}
@@ -233,9 +236,11 @@ class RankProgress:
         self._record_step_time(step, now)
         self._phase_since = now
         stepped = self.status.stepped or phase == "step"
-        first = step if stepped and self.status.first_step is None else self.status.first_step
+        first_step = step if stepped and self.status.first_step is None else self.status.first_step
         done = self.status.done or phase == "done"
-        self._update_status(phase=phase, step=step, stepped=stepped, first_step=first, done=done)
+        self._update_status(
+            phase=phase, step=step, stepped=stepped, first_step=first_step, done=done
+        )
 
     def _record_step_time(self, step: int | None, now: float) -> None:
         """Record the time of a step, without the waits between two steps."""
@@ -259,12 +264,12 @@ _MESSAGE_START = re.compile(
     rb'\{"(?:hello|phase|committed|found|restored|joined|metrics|stopped|profile|note|error|refusal|atexit|'
     rb'unstartable)": ?'
 )
-# Characters of a phase or a version, which are in every beat.
+# Characters of a phase or a version, which are in every heartbeat.
 MAX_LABEL_CHARS = 100
-# Places in one line where a message may begin, from the end of the line. Decoding each may cost the
-# whole line.
+# Places in one line where a message may begin, from the end of the line. Decoding each may read
+# the whole line.
 MAX_MESSAGE_STARTS = 8
-# Bytes as JSON: a beat with metrics must fit a message between agents.
+# Bytes as JSON: a heartbeat with metrics must fit a message between agents.
 MAX_METRICS_BYTES = 32 * 1024
 
 
@@ -274,7 +279,7 @@ def read_line(line: bytes, rank: int) -> dict[str, Any]:
         decoded = _decode_line_end(line)
     except ValueError:
         if _MESSAGE_START.match(line) and codec.is_truncated(line):
-            # A full pipe cut one of our own lines, which is no fault of the program.
+            # A full pipe cut one of our own lines, which is not the program's fault.
             return {}
         return {"note": f"rank {rank} wrote a line to the progress pipe that is not JSON"}
     if not isinstance(decoded, dict):
@@ -297,7 +302,7 @@ def read_line(line: bytes, rank: int) -> dict[str, Any]:
 
 
 def _decode_line_end(line: bytes) -> Any:
-    """Decode a line, or its end after half a line of a process that has ended.
+    """Decode a line, or the message that follows half a line of a process that has ended.
 
     Raises:
         ValueError: There is no value in it.

@@ -6,13 +6,13 @@ A host and its leader prove to each other that they have the key of the run, whi
     host    hello {nonce, fields, proof}
     leader  welcome or refused {fields, proof}
 
-A proof is HMAC-SHA256 over the message's type, both nonces and the fields, so that none fits
-another connection, direction or content. The fields are JSON within a text, so both ends have the
-same bytes. The handshake protects against strangers that connect, but not against those that can
+A proof is HMAC-SHA256 over the message's type, both nonces and the fields, so that it is
+valid only for its own connection, direction and content. The fields are sent as JSON text, so that
+both ends compute the proof of the same bytes. The handshake protects against strangers that connect, but not against those that can
 change data in transit.
 
-A host may run a damaged or an older agent, so both sides check every message strictly: one of the
-wrong form ends the connection, but no agent. The reports about ranks are in gang/root_cause
+A host may run a damaged or an older agent, so both sides check every message strictly: a
+malformed message ends the connection, but not the agent. The reports about ranks are in gang/root_cause
 (events) and gang/progress (statuses).
 """
 
@@ -52,7 +52,7 @@ class Hello:
     """First message of an agent to the leader.
 
     Attributes:
-        attempt: Last attempt that the host took part in. A leader that took another's place may not
+        attempt: Last attempt that the host took part in. A leader that replaced another may not
             know it.
         saved: Newest step on storage that the host knows of.
     """
@@ -107,10 +107,10 @@ class Refusal:
     """Reason why an agent may not join.
 
     Attributes:
-        message: Reason for people.
-        ends_gang: Whether the gang cannot start like this, and every host ends with BAD_SPEC.
-        may_retry: Whether another try may help: the name may still resolve to the leader of another
-            generation.
+        message: Reason as a sentence.
+        ends_gang: Whether the whole gang cannot start, so that every host exits with BAD_SPEC.
+        may_retry: Whether the host may try again: the leader's name may still resolve to a pod of
+            another generation.
     """
 
     message: str
@@ -124,7 +124,12 @@ class Refusal:
 
 
 def find_refusal(
-    hello: Hello, leader: Hello, joined: Mapping[int, Hello], hosts: int, *, replaces: bool = False
+    hello: Hello,
+    leader: Hello,
+    joined: Mapping[int, Hello],
+    host_count: int,
+    *,
+    replaces: bool = False,
 ) -> Refusal | None:
     """Return why a host may not join, with both values that differ, or None if it may.
 
@@ -132,7 +137,7 @@ def find_refusal(
         hello: Hello of the host.
         leader: Hello of host 0 itself.
         joined: Hellos of the hosts that have joined.
-        hosts: Number of hosts.
+        host_count: Number of hosts.
         replaces: Whether lost hosts are replaced. The loss of the previous pod may then not be
             known yet.
     """
@@ -141,8 +146,8 @@ def find_refusal(
         theirs, ours = (f"generation {side.generation}" for side in (hello, leader))
         message = f"{name} belongs to another set of pods: it has {theirs}, host 0 has {ours}"
         return Refusal(message, may_retry=True)
-    if not 0 <= hello.host < hosts:
-        return Refusal(f"{name} has an index that is not below the number of hosts, {hosts}")
+    if not 0 <= hello.host < host_count:
+        return Refusal(f"{name} has an index that is not below the number of hosts, {host_count}")
     other = joined.get(hello.host)
     if other is not None and other.pod != hello.pod:
         message = f"{name} has the same index as {other.description}, which has already joined"
@@ -188,7 +193,7 @@ class Start:
         attempt: Number of the attempt.
         coordinator: Address of JAX's coordinator.
         start: Number of this start of the run.
-        members: Which hosts hold which ranks.
+        members: Assignment of ranks to hosts.
         saved: Newest step that earlier attempts saved, 0 if they only trained, or None if none did.
     """
 
@@ -200,7 +205,7 @@ class Start:
 
 
 @dataclasses.dataclass(frozen=True)
-class Judged:
+class AttemptVerdict:
     """Message of host 0 that ends an attempt: a host kills its processes."""
 
     attempt: NonNegativeInt
@@ -217,7 +222,19 @@ class Leave:
 
 @dataclasses.dataclass(frozen=True)
 class State:
-    """State of all hosts, for their metrics and for the record of host 1."""
+    """State of all hosts, for their metrics and for the record of host 1.
+
+    Attributes:
+        attempt: Number of the attempt.
+        of: Progress of the attempt.
+        seconds: Seconds of the run by cause.
+        unsafe_s: Seconds of steps since the last commit.
+        foremost: Newest step of any rank.
+        silence_s: Seconds since the last message of the host that has been silent for longest.
+        ended: Attempts that ended, by cause.
+        left: Restarts that are left, by limit.
+        code: Exit code of the last attempt.
+    """
 
     attempt: NonNegativeInt
     of: AttemptProgress
@@ -239,12 +256,17 @@ class Ping:
 
 @dataclasses.dataclass(frozen=True)
 class Stop:
-    """Message of a host that was told to stop, or that exceeds its disk space."""
+    """Message of a host that was told to stop, or that exceeds its disk limit."""
 
     excess: DiskExcess | None = None
 
 
-FROM_LEADER: Mapping[str, Any] = {"ping": Ping, "start": Start, "verdict": Judged, "leave": Leave}
+FROM_LEADER: Mapping[str, Any] = {
+    "ping": Ping,
+    "start": Start,
+    "verdict": AttemptVerdict,
+    "leave": Leave,
+}
 
 
 NONCE_BYTES = 16
@@ -289,8 +311,8 @@ class HostHandshake(_Handshake):
         if challenge.get("type") != "challenge" or self._peer_nonce:
             raise HandshakeError("its first message is not a challenge")
         self._peer_nonce = _read_nonce(challenge)
-        nonces = self._peer_nonce, self._own_nonce
-        return {"nonce": nonces[1], **_seal_fields(self._key, "hello", *nonces, fields)}
+        sealed = _seal_fields(self._key, "hello", self._peer_nonce, self._own_nonce, fields)
+        return {"nonce": self._own_nonce, **sealed}
 
     def open_answer(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return the fields of the leader's answer. Raises HandshakeError if it lacks the key."""

@@ -40,13 +40,13 @@ SITE_FOLDER = "site"
 UNLOCKED_MAX_AGE_S = 7 * 24 * 3600
 
 
-def make_folder(infix: str = "", folder: str | None = None) -> tuple[str, int]:
+def make_folder(infix: str = "", parent: str | None = None) -> tuple[str, int]:
     """Create a folder, by default in the temporary directory.
 
     Returns:
         Its path, and the descriptor that holds its lock.
     """
-    path = tempfile.mkdtemp(prefix=FOLDER_PREFIX + infix, dir=folder)
+    path = tempfile.mkdtemp(prefix=FOLDER_PREFIX + infix, dir=parent)
     draft = os.path.join(path, f"{LOCK_FILE}.draft")
     lock = os.open(draft, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     fcntl.flock(lock, fcntl.LOCK_EX)
@@ -63,10 +63,10 @@ def sweep_folders() -> None:
         except OSError:
             continue
         for name in names:
-            _remove_unused(os.path.join(parent, name))
+            _remove_unused_folder(os.path.join(parent, name))
 
 
-def _remove_unused(folder: str) -> None:
+def _remove_unused_folder(folder: str) -> None:
     """Remove a folder of this user if its lock can be taken."""
     try:
         status = os.lstat(folder)
@@ -96,7 +96,7 @@ def _remove_unused(folder: str) -> None:
 
 
 def _is_agent_folder(folder: str) -> bool:
-    """Return whether an agent created the folder, rather than a user with a similar name for it."""
+    """Return whether an agent created the folder, and not a user who chose a similar name."""
     try:
         names = os.listdir(folder)
     except OSError:
@@ -134,7 +134,7 @@ class SiteFolder:
     def __init__(self) -> None:
         is_long = len(tempfile.gettempdir()) > MAX_SOCKET_PATH - 40
         sweep_folders()
-        self._folder, self._lock = make_folder(folder="/tmp" if is_long else None)
+        self._folder, self._lock = make_folder(parent="/tmp" if is_long else None)
         self._numbers = itertools.count()
         self.site = os.path.join(self._folder, "site")
         os.mkdir(self.site)
@@ -238,15 +238,15 @@ class RemoteFolder:
             return
         assert self._process.stdin is not None and self._process.stdout is not None
         self._ranks = ranks
-        order = f"ranks {ranks.start} {ranks.stop}"
+        command = f"ranks {ranks.start} {ranks.stop}"
         deadline = time.monotonic() + MOVE_TIMEOUT_S
         try:
-            self._process.stdin.write(order.encode() + b"\n")
+            self._process.stdin.write(command.encode() + b"\n")
             self._process.stdin.flush()
         except OSError:
             # The process has ended, which the agent logs.
             return
-        self._wait_for_line(order, deadline)
+        self._wait_for_line(command, deadline)
 
     def close(self) -> bool:
         """Wait until all files are uploaded, for CLOSE_TIMEOUT_S at most, and remove the folder.
@@ -259,19 +259,21 @@ class RemoteFolder:
         """
         assert self._process.stdin is not None and self._process.stdout is not None
         self._process.stdin.close()
-        is_whole = self._wait_for_line(DONE, time.monotonic() + CLOSE_TIMEOUT_S)
-        if not is_whole:
+        is_uploaded = self._wait_for_line(DONE, time.monotonic() + CLOSE_TIMEOUT_S)
+        if not is_uploaded:
             self._process.kill()
         self._process.wait()
         self._process.stdout.close()
         self._remove_folder()
-        return is_whole
+        return is_uploaded
 
     def _wait_for_line(self, expected: str, deadline: float) -> bool:
         """Return whether the process writes this line before the deadline."""
         assert self._process.stdout is not None
         fd = self._process.stdout.fileno()
-        while (left_s := deadline - time.monotonic()) > 0 and wait_until_ready(fd, READ, left_s):
+        while (remaining_s := deadline - time.monotonic()) > 0 and wait_until_ready(
+            fd, READ, remaining_s
+        ):
             line = self._process.stdout.readline().decode(errors="replace")
             if not line or line.strip() == expected:
                 return bool(line)

@@ -17,7 +17,14 @@ from typing import Any
 
 from jaxlaunch.launcher.agent.gang.clock import Clock
 from jaxlaunch.launcher.agent.gang.config import Config
-from jaxlaunch.launcher.agent.gang.protocol import Hello, Judged, Leave, Ping, Refused, Start
+from jaxlaunch.launcher.agent.gang.protocol import (
+    AttemptVerdict,
+    Hello,
+    Leave,
+    Ping,
+    Refused,
+    Start,
+)
 from jaxlaunch.launcher.agent.gang.root_cause import verdict_for_lost_leader
 from jaxlaunch.launcher.agent.host.folders import SiteFolder
 from jaxlaunch.launcher.agent.host.leader_connection import (
@@ -202,7 +209,7 @@ class Member:
         self.state.is_stopping = True
         self.processes.stop_all()
 
-    def _take_verdict(self, order: Judged) -> None:
+    def _take_verdict(self, order: AttemptVerdict) -> None:
         self.state.end_attempt(order.attempt, order.verdict)
         self.processes.kill_all()
         self._continue_if_idle()

@@ -24,11 +24,11 @@ from pathlib import Path
 SHELLS = frozenset({"ash", "bash", "busybox", "dash", "ksh", "mksh", "sh", "zsh"})
 
 
-def send_signal(pid: int, number: int) -> None:
+def send_signal(pid: int, signal_number: int) -> None:
     """Send a signal to one process, if it still exists."""
     # The process has ended, or runs as another user.
     with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.kill(pid, number)
+        os.kill(pid, signal_number)
 
 
 def process_exists(pid: int) -> bool:
@@ -44,12 +44,12 @@ def session_id(pid: int) -> int | None:
         return None
 
 
-def has_handler(pid: int, number: int) -> bool:
+def has_handler(pid: int, signal_number: int) -> bool:
     """Return whether a process has a handler for a signal. Without /proc the answer is True."""
     mask = _read_signal_mask(pid, "SigCgt")
     if mask is None:
         return not os.path.exists("/proc/self/status")
-    return bool(mask >> (number - 1) & 1)
+    return bool(mask >> (signal_number - 1) & 1)
 
 
 def is_shell(pid: int) -> bool:
@@ -60,7 +60,7 @@ def is_shell(pid: int) -> bool:
         return False
 
 
-def find_targets_below(pid: int, number: int, *, is_wrapper: bool = False) -> Iterator[int]:
+def find_targets_below(pid: int, signal_number: int, *, is_wrapper: bool = False) -> Iterator[int]:
     """Yield the processes that must receive a signal for `pid`.
 
     A shell without a trap would die of the signal, and the command that it runs would be killed
@@ -69,25 +69,25 @@ def find_targets_below(pid: int, number: int, *, is_wrapper: bool = False) -> It
 
     Args:
         pid: The started process, or a descendant.
-        number: Number of the signal.
+        signal_number: Number of the signal.
         is_wrapper: Whether the process is known not to be the program.
     """
-    has_jobs = is_shell(pid)
-    if not (has_jobs or is_wrapper):
+    is_shell_process = is_shell(pid)
+    if not (is_shell_process or is_wrapper):
         yield pid
         return
-    has_trap = has_handler(pid, number)
-    child_pids = find_children(pid) if has_jobs or not has_trap else []
+    has_trap = has_handler(pid, signal_number)
+    child_pids = find_children(pid) if is_shell_process or not has_trap else []
     if has_trap:
         child_pids = [child for child in child_pids if not _is_in_background(child, pid)]
     if has_trap or not child_pids:
         yield pid
     for child in child_pids:
-        yield from find_targets_below(child, number)
+        yield from find_targets_below(child, signal_number)
 
 
-def find_targets_to(program: int, pid: int, number: int) -> Iterator[int]:
-    """Yield the known program below `pid`, and before it the shells above it that have a trap.
+def find_targets_to(program: int, pid: int, signal_number: int) -> Iterator[int]:
+    """Yield the shells with a trap between `pid` and a known program, and then the program.
 
     The other commands of a pipeline end with the program. Signalling the background commands of a
     shell with a trap is up to the trap.
@@ -96,7 +96,7 @@ def find_targets_to(program: int, pid: int, number: int) -> Iterator[int]:
     while chain[-1] != pid and (parent := _parent_pid(chain[-1])):
         chain.append(parent)
     for shell, child in itertools.pairwise(reversed(chain if chain[-1] == pid else [program])):
-        if is_shell(shell) and has_handler(shell, number):
+        if is_shell(shell) and has_handler(shell, signal_number):
             yield shell
             if _is_in_background(child, shell):
                 return
@@ -104,7 +104,7 @@ def find_targets_to(program: int, pid: int, number: int) -> Iterator[int]:
 
 
 def has_exit_trap(pid: int) -> bool:
-    """Return whether a process is bash with a trap for EXIT, which handles other signals.
+    """Return whether a process is bash with an EXIT trap, which makes it handle other signals.
 
     Without a trap for the signal itself, bash would run the EXIT trap while the command that it
     waits for continues.
@@ -120,13 +120,13 @@ def reads_from_pipe(pid: int) -> bool:
         return False
 
 
-def find_session_processes(leader: int) -> list[int]:
-    """Return the processes in the session of `leader`, empty without /proc."""
+def find_session_processes(session_leader: int) -> list[int]:
+    """Return the processes in the session of `session_leader`, empty without /proc."""
     try:
         pids = [int(name) for name in os.listdir("/proc") if name.isdecimal()]
     except OSError:
         return []
-    return [pid for pid in pids if session_id(pid) == leader and not _is_zombie(pid)]
+    return [pid for pid in pids if session_id(pid) == session_leader and not _is_zombie(pid)]
 
 
 def find_orphans(pids: Collection[int]) -> list[int]:
@@ -221,7 +221,8 @@ class ProcessTree:
         # The pid of the Python process that reports, 0 before the first report. In another PID
         # namespace, no process with this pid exists here.
         self._reporter = 0
-        self._has_met_reporter = False
+        # Whether the reporter existed here when it reported.
+        self._has_seen_reporter = False
         # Processes that were sent SIGTERM, and the last time at which one of them existed.
         self._signalled: set[int] = set()
         self._signalled_alive_at = -math.inf
@@ -240,11 +241,13 @@ class ProcessTree:
     @property
     def has_lost_reporter(self) -> bool:
         """Return whether a wrapper outlived the Python process that reported."""
-        return not self.is_program and self._has_met_reporter and not process_exists(self._reporter)
+        return (
+            not self.is_program and self._has_seen_reporter and not process_exists(self._reporter)
+        )
 
     def set_reporter(self, pid: int) -> None:
         """Record which process reports from now on."""
-        self._reporter, self._has_met_reporter = pid, process_exists(pid)
+        self._reporter, self._has_seen_reporter = pid, process_exists(pid)
 
     def mark_reaped(self) -> None:
         """Record that the pid is free, so that the kernel may give it to another process."""
@@ -257,12 +260,12 @@ class ProcessTree:
         program, which receives the signal once it has a handler.
         """
         self._is_wrapper = self._is_wrapper or not self.is_program or is_shell(self.pid)
-        is_first = not self._signalled
-        signalled = {pid for pid in self._signalled if session_id(pid) is not None}
-        if signalled:
+        is_first_stop = not self._signalled
+        alive_pids = {pid for pid in self._signalled if session_id(pid) is not None}
+        if alive_pids:
             self._signalled_alive_at = time.monotonic()
-        targets = [pid for pid in self._stop_targets() if pid not in signalled]
-        if is_first:
+        targets = [pid for pid in self._stop_targets() if pid not in alive_pids]
+        if is_first_stop:
             preferred = [
                 pid
                 for pid in targets
@@ -278,7 +281,7 @@ class ProcessTree:
             self._terminate(pid)
 
     def _stop_targets(self) -> Iterator[int]:
-        """Yield the processes to stop: the one that reports, else commands of a wrapper."""
+        """Yield the processes to stop: the one that reports, else the commands of a wrapper."""
         if not self.is_program and session_id(self._reporter) == self.pid:
             return find_targets_to(self._reporter, self.pid, signal.SIGTERM)
         return find_targets_below(self.pid, signal.SIGTERM, is_wrapper=self.has_lost_reporter)

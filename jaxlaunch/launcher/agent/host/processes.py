@@ -63,7 +63,7 @@ class Child:
         environ: Mapping[str, str],
         *,
         cwd: str | None,
-        control: int | None = None,
+        control_fd: int | None = None,
         phase: str | None = None,
         on_output: OnOutput,
         on_report: OnReport,
@@ -76,7 +76,7 @@ class Child:
             argv: Command.
             environ: All environment variables of the process.
             cwd: Working directory, or None for that of the agent.
-            control: Descriptor that the process inherits.
+            control_fd: Descriptor that the process inherits.
             phase: Phase until the process reports one. None for a program that may never report.
             on_output: Called with each line of output.
             on_report: Called with each progress message.
@@ -86,7 +86,7 @@ class Child:
         self.profile_path = environ[contract.PROFILE]
         self.progress = RankProgress(time.monotonic(), phase)
         self.tail: deque[bytes] = deque(maxlen=TAIL_LINES)
-        # The exception of a Python process whose wrapper continued.
+        # The exception of a Python process whose wrapper continues.
         self.handled_error: Mapping[str, Any] | None = None
         # Notes that were sent to the leader.
         self.notes: set[str] = set()
@@ -99,7 +99,7 @@ class Child:
         agent_pid = os.getpid()
         pid = os.fork()
         if pid == 0:
-            inherited_fds = [report_fd] if control is None else [report_fd, control]
+            inherited_fds = [report_fd] if control_fd is None else [report_fd, control_fd]
             _exec_child(argv, environ, cwd, self._output.write_end, inherited_fds, agent_pid)
         self.tree = ProcessTree(pid)
         self._output.close_write_end()
@@ -151,7 +151,7 @@ class Child:
                 os.unlink(path)
 
     def _take_output(self, line: bytes) -> None:
-        # Of a progress bar, only what a terminal would show is kept.
+        # Keep only the part of a progress bar that a terminal would show.
         text = line.rstrip(b"\r").rpartition(b"\r")[2]
         if _GLOO_BANNER.fullmatch(text):
             return
@@ -173,11 +173,11 @@ class Child:
         self._on_report(self, message)
 
 
-def die_with_parent(number: int, parent: int) -> bool:
+def die_with_parent(signal_number: int, parent_pid: int) -> bool:
     """Ask the kernel to send a signal when the parent dies. Return False if it is already dead."""
     if _prctl is not None:
-        _prctl(PR_SET_PDEATHSIG, number, 0, 0, 0)
-    return os.getppid() == parent
+        _prctl(PR_SET_PDEATHSIG, signal_number, 0, 0, 0)
+    return os.getppid() == parent_pid
 
 
 def _exec_child(
@@ -219,16 +219,15 @@ def _exec_child(
 TRAINER_MODULE = "jaxlaunch.trainer"
 # Programs whose wrapper has ended are polled with this period.
 LEFTOVER_POLL_S = 0.1
-# After this many killed standby processes, no other is started, because something would kill it
-# too.
+# After this many killed standby processes, no new one is started, because it would be killed too.
 MAX_KILLED_STANDBYS = 3
 
 
 class Standby:
     """A process that has imported the trainer and waits for the environment of an attempt."""
 
-    def __init__(self, child: Child, control: int) -> None:
-        self.child, self._control = child, control
+    def __init__(self, child: Child, control_fd: int) -> None:
+        self.child, self._control = child, control_fd
 
     def activate(self, rank: int, environ: Mapping[str, str]) -> Child:
         """Send the environment of a rank, and return the process, which becomes that rank."""
@@ -268,8 +267,7 @@ class Processes:
         self._config, self._loop = config, loop
         self._site_folder, self._stdout = site_folder, stdout
         self._say, self._on_report, self._on_end = say, on_report, on_end
-        # Standby processes by place on this host, since the rank is not known before the next
-        # attempt.
+        # Standby processes by local rank, since the rank is not known before the next attempt.
         self._standbys: dict[int, Standby] = {}
         self._killed_standbys = 0
         self._has_failed_standby = False
@@ -314,14 +312,20 @@ class Processes:
             rank: self._logs.get(rank) or RankLog(folder, rank, log_bytes, on_error)
             for rank in ranks
         }
-        shared = environment.attempt_variables(attempt, coordinator, bind_address, saved_step)
+        attempt_variables = environment.attempt_variables(
+            attempt, coordinator, bind_address, saved_step
+        )
         self.children = {}
-        for place, rank in enumerate(ranks):
-            own = environment.member_variables(self._config, rank, members.process_count)
-            if (standby := self._standbys.pop(place, None)) is not None:
-                self.children[rank] = standby.activate(rank, shared | own)
+        for local_rank, rank in enumerate(ranks):
+            member_variables = environment.member_variables(
+                self._config, rank, members.process_count
+            )
+            if (standby := self._standbys.pop(local_rank, None)) is not None:
+                self.children[rank] = standby.activate(rank, attempt_variables | member_variables)
             else:
-                self.children[rank] = self._start_child(rank, self._argv, shared | own)
+                self.children[rank] = self._start_child(
+                    rank, self._argv, attempt_variables | member_variables
+                )
 
     def alive_children(self) -> list[Child]:
         """Return the processes of this attempt that have not ended."""
@@ -333,7 +337,7 @@ class Processes:
         return all(child.progress.status.stepped for child in self.alive_children())
 
     def stop_all(self) -> None:
-        """Ask every program to end, in a repeated call those that started since."""
+        """Ask every program to end. A repeated call asks those that started since."""
         for child in self.alive_children():
             child.tree.stop()
 
@@ -367,34 +371,40 @@ class Processes:
         job = self._config.job
         if job.command is not None or job.in_place_limit == 0 or self._has_failed_standby:
             return
-        for place in range(self._config.job.processes_per_host):
-            if place not in self._standbys:
-                control_read, control = os.pipe()
+        for local_rank in range(self._config.job.processes_per_host):
+            if local_rank not in self._standbys:
+                control_read, control_write = os.pipe()
                 argv = self._site_folder.standby_command(TRAINER_MODULE, control_read)
-                count = len(self.children)
-                rank = next((rank for rank in self.children if rank % count == place), place)
-                child = self._start_child(rank, argv, {}, control=control_read)
-                self._standbys[place] = Standby(child, control)
+                rank_count = len(self.children)
+                rank = next(
+                    (rank for rank in self.children if rank % rank_count == local_rank), local_rank
+                )
+                child = self._start_child(rank, argv, {}, control_fd=control_read)
+                self._standbys[local_rank] = Standby(child, control_write)
                 os.close(control_read)
 
     # --- one process ------------------------------------------------------------------------------
 
     def _start_child(
-        self, rank: int, argv: Sequence[str], extra: Mapping[str, str], control: int | None = None
+        self,
+        rank: int,
+        argv: Sequence[str],
+        extra_variables: Mapping[str, str],
+        control_fd: int | None = None,
     ) -> Child:
         environ = environment.rank_variables(self._config, os.environ, rank, self._site_folder.site)
-        variables = contract.METRICS, contract.STACKS, contract.PROFILE
+        path_variables = contract.METRICS, contract.STACKS, contract.PROFILE
         paths = {
             variable: self._site_folder.new_path(kind)
-            for variable, kind in zip(variables, ("metrics", "stacks", "profile"), strict=True)
+            for variable, kind in zip(path_variables, ("metrics", "stacks", "profile"), strict=True)
         }
         return Child(
             self._loop,
             rank,
             argv,
-            {**environ, **paths, **extra},
+            {**environ, **paths, **extra_variables},
             cwd=self._config.job.workdir,
-            control=control,
+            control_fd=control_fd,
             phase="init" if self._config.job.command is None else None,
             on_output=self._write_output,
             on_report=self._take_report,
@@ -440,11 +450,11 @@ class Processes:
                 child.tree.mark_reaped()
                 self._finish_child(child, code)
                 return
-        for place, standby in list(self._standbys.items()):
+        for local_rank, standby in list(self._standbys.items()):
             if standby.child.tree.pid == pid:
                 standby.close()
                 standby.child.close()
-                del self._standbys[place]
+                del self._standbys[local_rank]
                 self._on_standby_end(standby.child.rank, code)
                 return
 

@@ -20,7 +20,7 @@ READ, WRITE = select.EPOLLIN, select.EPOLLOUT
 # The longest wait if no timer is set.
 IDLE_S = 60.0
 
-# Takes the mask of what is ready.
+# Called with the mask of the ready events.
 ReadyCallback = Callable[[int], None]
 
 
@@ -92,7 +92,7 @@ class Loop:
         return timer
 
     def call_every(self, seconds: float, callback: Callable[[], None]) -> None:
-        """Call back `seconds` after each return of the callback, without end."""
+        """Call back `seconds` after each return of the callback, indefinitely."""
 
         def run_and_reschedule() -> None:
             callback()
@@ -100,17 +100,17 @@ class Loop:
 
         self.call_later(seconds, run_and_reschedule)
 
-    def on_signal(self, number: int, callback: Callable[[], None]) -> None:
+    def on_signal(self, signal_number: int, callback: Callable[[], None]) -> None:
         """Call back for a signal, from the loop."""
-        self._signals[number] = callback
-        signal.signal(number, lambda *_: None)
+        self._signals[signal_number] = callback
+        signal.signal(signal_number, lambda *_: None)
 
     def on_child_exit(
         self, on_ending: Callable[[int], None], on_reaped: Callable[[int, int], None]
     ) -> None:
         """Call back for every child that ends, adopted orphans included.
 
-        Other waits for a process, such as Popen.wait, learn no exit code while the loop runs. Use
+        Other waits for a process, such as Popen.wait, get no exit code while the loop runs. Use
         `on_exit_of` there.
 
         Args:
@@ -148,7 +148,7 @@ class Loop:
         self._pause_s = seconds
 
     def stop(self) -> None:
-        """Make `run` return after the present callback."""
+        """Make `run` return after the current callback."""
         self._is_running = False
 
     def run(self) -> None:
@@ -172,10 +172,10 @@ class Loop:
 
     def _drain_signals(self) -> None:
         try:
-            numbers = self._wake_read.recv(4096)
+            signal_numbers = self._wake_read.recv(4096)
         except BlockingIOError:
             return
         # The position of SIGCHLD does not matter, because its callback reaps all ended children.
-        for number in dict.fromkeys(numbers):
-            if number in self._signals:
-                self._signals[number]()
+        for signal_number in dict.fromkeys(signal_numbers):
+            if signal_number in self._signals:
+                self._signals[signal_number]()

@@ -32,9 +32,9 @@ class Membership:
     """The hosts of the gang.
 
     Attributes:
-        table: Which hosts hold which ranks, in the newest attempt.
+        table: Assignment of ranks to hosts in the newest attempt.
         hellos: Hello of each connected host.
-        last_message_at: When each connected host sent its last message, the longest silent first.
+        last_message_at: Time of the last message of each connected host, the oldest first.
         stopping_hosts: Hosts whose pod was told to stop.
         departing_hosts: Connected hosts that were told to leave, although the gang may continue.
         hosts_with_processes: Hosts that may still have processes of this attempt.
@@ -74,10 +74,10 @@ class Membership:
         address.
         """
         present_hosts = self.present_hosts
-        reached_sizes = 0
+        reached_size_count = 0
         if self._leader in present_hosts:
-            reached_sizes = bisect.bisect_right(self._sizes, len(present_hosts))
-        return self._sizes[reached_sizes - 1] if reached_sizes else 0
+            reached_size_count = bisect.bisect_right(self._sizes, len(present_hosts))
+        return self._sizes[reached_size_count - 1] if reached_size_count else 0
 
     @property
     def can_start(self) -> bool:
@@ -120,7 +120,7 @@ class Gathering:
         self._hosts, self._timeouts_s = config.hosts, config.job.phase_timeouts_s
         # Hosts that ever connected, including refused ones.
         self.arrived_hosts: set[int] = set()
-        # The newest is last.
+        # The messages of refusals as an ordered set, the newest last.
         self.refusals: dict[str, None] = {}
         self.begin_wait("rendezvous", now)
 
@@ -176,9 +176,9 @@ class Growth:
     """Plan to restart with more hosts.
 
     Attributes:
-        after_step: Grow once a newer step than this is on storage. None if no host came that the
-            gang may grow by.
-        is_stopping: Whether the ranks save to restart with these hosts.
+        after_step: Grow once a newer step than this is on storage. None if no additional
+            host has joined.
+        is_stopping: Whether the ranks are saving, to restart with the additional hosts.
     """
 
     after_step: int | None = None
@@ -193,12 +193,12 @@ class Growth:
 
     def begin_growth(self, members: Membership, committed_step: int | None) -> bool:
         """Begin to grow if the ranks have saved since the plan. Return whether they stop now."""
-        hosts = len(members.table)
+        host_count = len(members.table)
         if committed_step is None or self.after_step is None or committed_step <= self.after_step:
             return False
-        if self.is_stopping or members.next_size <= hosts:
+        if self.is_stopping or members.next_size <= host_count:
             return False
-        self.is_stopping, members.min_hosts = True, hosts
+        self.is_stopping, members.min_hosts = True, host_count
         return True
 
 

@@ -55,7 +55,7 @@ from jaxlaunch.runs.run_folder import (
 # Seconds between two writes of the summary, on this machine and on shared storage, which may be
 # slow.
 LOCAL_WRITE_INTERVAL_S, SHARED_WRITE_INTERVAL_S = 1.0, 10.0
-# Seconds between two writes on the JobSet, and how long the end waits for the last of them.
+# Seconds between two writes of the JobSet's annotation, and the longest wait for the last of them.
 ANNOTATE_INTERVAL_S, ANNOTATE_WAIT_S = 60.0, 10.0
 MAX_NOTES, MAX_NOTE_CHARS = 50, 2_000
 
@@ -82,7 +82,7 @@ class RunState:
 
     @property
     def newest_attempt(self) -> int:
-        """Number of the attempt that runs, or in GATHER of the next one."""
+        """Number of the running attempt, or of the next one during GATHER."""
         return self._gang.attempt_number + (self._gang.stage is Stage.GATHER)
 
     @property
@@ -106,16 +106,16 @@ class RunState:
     def attempt_seconds(self, seconds: Mapping[str, float]) -> dict[str, float]:
         """Return the seconds of this attempt, given those of the run."""
         return {
-            cause: round(spent - self.seconds_before.get(cause, 0.0), 3)
-            for cause, spent in seconds.items()
+            cause: round(spent_s - self.seconds_before.get(cause, 0.0), 3)
+            for cause, spent_s in seconds.items()
         }
 
     def gang_state(self, now: float) -> dict[str, Any]:
         """Return the state of all hosts, for the metrics of every agent."""
         seconds = self._clock.seconds_by_cause(now)
         last_message_at = self._gang.members.last_message_at
-        others = (at for host, at in last_message_at.items() if host != self._config.host)
-        oldest = next(others, now)
+        message_times = (at for host, at in last_message_at.items() if host != self._config.host)
+        oldest_message_at = next(message_times, now)
         return {
             "attempt": self._gang.attempt_number,
             # The uid is part of the key of the gang and is never sent.
@@ -123,14 +123,14 @@ class RunState:
             "seconds": seconds,
             "unsafe_s": self._clock.uncommitted_s(now),
             "foremost": self._gang.attempt.ranks.last_step,
-            "silence_s": now - oldest,
+            "silence_s": now - oldest_message_at,
             **history.metric_counters(
                 self._gang.records, self._config.generation, self._config.job
             ),
         }
 
     def numbers(self, now: float) -> dict[str, Any]:
-        """Return the numbers of the run and its seconds, by the names of TimedNumbers."""
+        """Return the numbers of the run and its seconds, by the fields of TimedNumbers."""
         ranks = self._gang.attempt.ranks
         return {
             # Until the attempt has completed a step, it is at the saved one.
@@ -178,16 +178,16 @@ class RunState:
             **numbers,
         )
 
-    def build_annotation(self, when: str, verdict: Verdict | None) -> ProgressAnnotation:
+    def build_annotation(self, event: str, verdict: Verdict | None) -> ProgressAnnotation:
         """Return the annotation of the JobSet."""
         numbers = TimedNumbers(**self.numbers(time.monotonic())).run_numbers()
         # Pods that left are replaced by others, which start the next attempt.
         numbers["restarts"] = history.restarts_by_cause(
-            self._gang.records, self.newest_attempt + (when == "left")
+            self._gang.records, self.newest_attempt + (event == "left")
         )
         config, attempt = self._config, self._gang.attempt_number
         return ProgressAnnotation(
-            config.uid, time.time(), when, attempt, config.generation, verdict, **numbers
+            config.uid, time.time(), event, attempt, config.generation, verdict, **numbers
         )
 
     def _attempt_progress(self, seconds: Mapping[str, float], now: float) -> AttemptProgress:
@@ -288,7 +288,7 @@ class Reporter:
         self._write_summary(now, is_urgent=True)
 
     def record_attempt(self, verdict: Verdict, now: float) -> AttemptRecord:
-        """Record the attempt. Return host 1's record if that has recorded it."""
+        """Record the attempt. Return host 1's record if host 1 has recorded it."""
         if verdict.code == contract.DONE:
             self._clock.end_finished_attempt(now)
         else:
@@ -323,7 +323,7 @@ class Reporter:
         self._write_summary(now)
 
     def write_end(self, verdict: Verdict, *, is_alone: bool) -> None:
-        """Write the last summary, for the run or only for this host 0."""
+        """Write the last summary, of the run or with `is_alone` only of this host 0."""
         if not is_alone:
             self._notifier.begin_closing()
         self._summary_writer.finish()
@@ -332,7 +332,7 @@ class Reporter:
             self._pod_log.write_beat(self.state.build_view, time.monotonic(), is_news=True)
 
     def publish_end(self, verdict: Verdict, *, is_alone: bool) -> None:
-        """Write the end on the JobSet."""
+        """Write the end to the annotation of the JobSet."""
         is_final = not contract.outcome_for_code(verdict.code).restarts
         self._queue_annotation("ended" if is_final and not is_alone else "left", verdict)
 
@@ -344,12 +344,12 @@ class Reporter:
     def save_state(self, now: float) -> None:
         """Write the summary, the samples and the annotation, if there is news or it is time."""
         stage = self._gang.stage
-        every_s = LOCAL_WRITE_INTERVAL_S if self._config.is_local else SHARED_WRITE_INTERVAL_S
+        interval_s = LOCAL_WRITE_INTERVAL_S if self._config.is_local else SHARED_WRITE_INTERVAL_S
         has_news = (self._gang.attempt.ranks.committed, stage) != self._written
-        if stage is not Stage.LEAVE and (has_news or now - self._summary_at >= every_s):
+        if stage is not Stage.LEAVE and (has_news or now - self._summary_at >= interval_s):
             self._write_summary(now, has_news=has_news)
         if stage is Stage.RUN:
-            self._sampler.sample_ranks(self._gang.attempt.statuses, every_s)
+            self._sampler.sample_ranks(self._gang.attempt.statuses, interval_s)
             if now - self._annotated_at >= ANNOTATE_INTERVAL_S:
                 self._queue_annotation("running", None)
 
@@ -382,14 +382,14 @@ class Reporter:
         wait_s = LOCAL_WRITE_INTERVAL_S if must_wait else 0.0
         self._summary_writer.keep(self.state.build_summary(None), wait_s=wait_s)
 
-    def _queue_annotation(self, when: str, verdict: Verdict | None) -> None:
+    def _queue_annotation(self, event: str, verdict: Verdict | None) -> None:
         self._annotated_at = time.monotonic()
         if self._annotator is not None:
-            self._annotator.keep(self.state.build_annotation(when, verdict))
+            self._annotator.keep(self.state.build_annotation(event, verdict))
 
 
 def job_fields(config: Config, environ: Mapping[str, str]) -> dict[str, Any]:
-    """Return the job as its pods received it, under those keys of job.yaml that pods read."""
+    """Return the job as its pods received it, under the keys of job.yaml that pods read."""
     job, slices = config.job, int(environ.get(contract.SLICES, "1"))
     accelerator: dict[str, Any] = {"type": job.accelerator}
     if job.platform != "tpu":
@@ -469,13 +469,13 @@ def record_end_without_leader(
     has_joined = report.attempt > 0 or report.progress is not None
     is_fresh = False
     if summary is not None and summary.verdict is None and summary.of is not None:
-        # The host 0 that wrote it is alive.
+        # The host 0 that wrote a fresh summary is alive.
         is_fresh = abs(time.time() - summary.of.at) < SUMMARY_FRESHNESS_S
     if not has_joined and summary is not None and summary.of is not None:
         if is_fresh and summary.of.generation == config.generation:
             return
         if summary.of.generation != config.generation:
-            # Host 0 would have settled them.
+            # Host 0 would have settled the records of the earlier generation.
             settle_records(folder, config.uid)
     records = folder.read_records(config.uid)
     if has_joined and records and records[-1].attempt >= report.attempt > 0:
@@ -496,8 +496,8 @@ def record_end_without_leader(
             progress.last_committed, *(status.committed for status in committed_statuses)
         ),
     )
-    own_step = _min_step(*(status.step for status in statuses))
-    step = summary.step if own_step is None else own_step
+    local_step = _min_step(*(status.step for status in statuses))
+    step = summary.step if local_step is None else local_step
     record = close_unfinished(progress, dataclasses.replace(verdict, step=step))
     folder.append_record(record)
     previous_attempt = records[-1].attempt if records else 0
@@ -509,8 +509,8 @@ def record_end_without_leader(
         # Begin with host 0's last report, and add the lost work of the attempt that it was in.
         seconds = dict(report.run_seconds)
         if report.progress.attempt == record.attempt:
-            for cause, spent in record.seconds.items():
-                added_s = spent - report.progress.seconds.get(cause, 0.0)
+            for cause, spent_s in record.seconds.items():
+                added_s = spent_s - report.progress.seconds.get(cause, 0.0)
                 seconds[cause] = seconds.get(cause, 0.0) + added_s
     end_summary = dataclasses.replace(
         summary,
@@ -535,14 +535,18 @@ def _last_known_attempt(
         0 if last_progress is None else last_progress.attempt,
         records[-1].attempt + 1 if records else 1,
     )
-    place = (config.generation, number)
+    attempt_key = (config.generation, number)
     summary, progress = find_unfinished_attempt(folder, config.uid, records) or (None, None)
-    if summary is None or progress is None or (progress.generation, progress.attempt) != place:
+    if (
+        summary is None
+        or progress is None
+        or (progress.generation, progress.attempt) != attempt_key
+    ):
         now = time.time()
         started_at = report.agent_started_at
         # A host without any report has only waited.
         seconds = {"rendezvous": max(0.0, now - started_at)} if last_progress is None else {}
-        progress = AttemptProgress(config.uid, *place, started_at, at=now, seconds=seconds)
+        progress = AttemptProgress(config.uid, *attempt_key, started_at, at=now, seconds=seconds)
         summary = Summary(None, restarts={})
     if last_progress is not None and last_progress.attempt == number:
         progress = dataclasses.replace(

@@ -1,4 +1,4 @@
-"""The site hook of every Python below the agent: reports, and hooks the import of JAX.
+"""Site hook of every Python process below the agent: it reports, and hooks the import of JAX.
 
 The hook never imports JAX and never raises into the program. It then runs the next sitecustomize on
 the path as if that were the only one. The hook imports only modules of the standard library, even
@@ -42,41 +42,43 @@ def _may_shadow(name: str, module: "Any") -> bool:
 class InterpreterModules:
     """Context in which imports find only the standard library, and leave no trace.
 
-    With `keeps`, neither the path nor `sys.modules` is changed.
+    With `keeps_modules`, neither the path nor `sys.modules` is changed.
     """
 
-    def __init__(self, keeps: bool) -> None:
-        self._keeps_modules = keeps
+    def __init__(self, keeps_modules: bool) -> None:
+        self._keeps_modules = keeps_modules
 
     def __enter__(self) -> None:
         self._path, self._modules = sys.path[:], dict(sys.modules)
         if (folders := _interpreter_path()) and not self._keeps_modules:
             sys.path[:] = folders
             prefixes = tuple(folder + os.sep for folder in folders)
-            names = getattr(sys, "stdlib_module_names", ())
+            stdlib_names = getattr(sys, "stdlib_module_names", ())
             for name, module in self._modules.items():
                 file = getattr(module, "__file__", None)
                 is_elsewhere = isinstance(file, str) and not file.startswith(prefixes)
-                if is_elsewhere and name.partition(".")[0] in names:
+                if is_elsewhere and name.partition(".")[0] in stdlib_names:
                     del sys.modules[name]
 
     def __exit__(self, *_: object) -> None:
         sys.path[:] = self._path
         if not self._keeps_modules:
-            names = sys.modules.keys() - self._modules.keys()
-            new_modules = {name: sys.modules[name] for name in names}
-            removed = {name for name, module in new_modules.items() if _may_shadow(name, module)}
+            new_names = sys.modules.keys() - self._modules.keys()
+            new_modules = {name: sys.modules[name] for name in new_names}
+            removed_names = {
+                name for name, module in new_modules.items() if _may_shadow(name, module)
+            }
             for name in new_modules:
-                # A package is removed with all its modules: a module that stayed would be no
-                # attribute of the package that the program imports. An example is importlib, a
-                # file, with importlib.machinery, which is frozen.
-                if name in removed or name.partition(".")[0] in removed:
+                # A package is removed with all its modules, because a module that stayed would not
+                # be an attribute of the package that the program imports. An example is
+                # importlib, which is a file, with importlib.machinery, which is frozen.
+                if name in removed_names or name.partition(".")[0] in removed_names:
                     del sys.modules[name]
             sys.modules.update(self._modules)
 
 
 class Reporter:
-    """Reports for the program on the progress pipe, in the process that the agent started."""
+    """Writer of progress messages, in the process that the agent started."""
 
     def __init__(self, fd: int) -> None:
         self._fd, self._pid = fd, os.getpid()
@@ -95,10 +97,13 @@ class Reporter:
         self._send({"note": text})
 
     def excepthook(
-        self, kind: "type[BaseException]", error: BaseException, trace: "types.TracebackType | None"
+        self,
+        error_type: "type[BaseException]",
+        error: BaseException,
+        traceback: "types.TracebackType | None",
     ) -> None:
         """Report the traceback, and exit without JAX's barrier, which waits for the peers."""
-        self._excepthook(kind, error, trace)
+        self._excepthook(error_type, error, traceback)
         if os.getpid() == self._pid:
             self._report_error(error)
 
@@ -214,7 +219,7 @@ with InterpreterModules(KEEPS_MODULES):
         reporter.hello()
         if contract.TRAIN_SPEC in os.environ:
             # Our trainer enables it again after its imports: imported modules are never garbage,
-            # and looking for it takes a quarter of the processor time of the imports.
+            # and collection takes a quarter of the processor time of the imports.
             gc.disable()
     _load_file("_jaxlaunch_jaxhook", os.path.join(HERE, "jaxhook.py")).install(contract, reporter)
 _run_next_sitecustomize()

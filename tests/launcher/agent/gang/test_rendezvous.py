@@ -36,7 +36,7 @@ def test_refusal_names_host_and_differing_values(
     guest: Hello, words: str, ends_gang: bool, may_retry: bool
 ) -> None:
     present = {2: dataclasses.replace(hello(2), pod="pod-old", hostname="old")}
-    refusal = find_refusal(guest, LEADER, present, hosts=4)
+    refusal = find_refusal(guest, LEADER, present, host_count=4)
     assert (
         refusal is not None and words in refusal.message and f"host {guest.host}" in refusal.message
     )
@@ -45,7 +45,7 @@ def test_refusal_names_host_and_differing_values(
 
 
 def test_same_pod_may_rejoin() -> None:
-    assert find_refusal(hello(2), LEADER, {2: hello(2)}, hosts=4) is None
+    assert find_refusal(hello(2), LEADER, {2: hello(2)}, host_count=4) is None
 
 
 def test_list_of_missing_hosts_is_cut() -> None:
