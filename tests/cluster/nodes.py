@@ -54,18 +54,13 @@ def taint(access: Access, name: str, key: str, pods: Collection[str]) -> Iterato
     """Evict these pods from the node and keep new ones away; all others tolerate the taint."""
     with cordon(access, name):
         for pod in access.api.get(f"/api/v1/pods?fieldSelector=spec.nodeName%3D{name}")["items"]:
-            if pod["metadata"]["name"] not in pods:
-                tolerations = pod["spec"].get("tolerations", [])
-                path = f"/api/v1/namespaces/{pod['metadata']['namespace']}/pods/{pod['metadata']['name']}"
+            namespace, pod_name = pod["metadata"]["namespace"], pod["metadata"]["name"]
+            if pod_name not in pods:
+                tolerations = [*pod["spec"].get("tolerations", [])]
+                tolerations.append({"key": key, "operator": "Exists"})
+                path = f"/api/v1/namespaces/{namespace}/pods/{pod_name}"
                 with suppress(RefusedError):  # it is gone meanwhile
-                    access.api.merge(
-                        path,
-                        {
-                            "spec": {
-                                "tolerations": [*tolerations, {"key": key, "operator": "Exists"}]
-                            }
-                        },
-                    )
+                    access.api.merge(path, {"spec": {"tolerations": tolerations}})
         other_taints = get_node(access, name)["spec"].get("taints", [])
         taint = {"key": key, "effect": "NoExecute"}
         access.api.merge(f"/api/v1/nodes/{name}", {"spec": {"taints": [*other_taints, taint]}})

@@ -66,7 +66,8 @@ class Forwarding(Handler):
 
     def _stream(self, answer: http.client.HTTPResponse) -> None:
         if answer.status != 200:
-            return self._pass_on(answer)
+            self._pass_on(answer)
+            return
         self.begin_stream()
         while data := answer.read1(65536):
             self.raw_chunk(data)

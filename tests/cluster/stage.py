@@ -122,7 +122,8 @@ class Registry(BaseHTTPRequestHandler):
 
     def do_HEAD(self) -> None:
         if "/foreign/" in self.path:
-            return self._answer(200, FOREIGN_IMAGE, "application/vnd.oci.image.index.v1+json")
+            self._answer(200, FOREIGN_IMAGE, "application/vnd.oci.image.index.v1+json")
+            return
         is_locked = "/locked/" in self.path
         errors = {"errors": [{"code": "UNAUTHORIZED" if is_locked else "MANIFEST_UNKNOWN"}]}
         self._answer(401 if is_locked else 404, errors, "application/json")
@@ -261,9 +262,9 @@ class Stage:
         if words := ON_CLUSTER.get(name, ""):
             waiting.wait_until(
                 lambda: self.messages(name, namespace),
-                lambda said: any(
+                lambda messages: any(
                     words in find_entry(reason)
-                    for message in said
+                    for message in messages
                     for reason in split_reasons(message)
                 ),
                 f"{words} of {name}",

@@ -32,7 +32,7 @@ from tests.launcher.manifests import rejected_jobs, test_jobset
 
 Object = dict[str, Any]
 GOOD = {path.stem: test_jobset.render_file(path) for path in test_jobset.FILES} | {
-    one.name: one.manifests() for one in test_jobset.COMBINATIONS
+    case.name: case.manifests() for case in test_jobset.COMBINATIONS
 }
 # The form of NVIDIA's API, resource.nvidia.com/v1beta1, as its DRA driver installs it.
 _CHANNEL = {

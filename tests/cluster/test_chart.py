@@ -347,7 +347,9 @@ def test_releases_in_one_and_in_two_namespaces_do_not_collide(
         } == initial_objects
         for release_namespace, name in ((namespace, "team"), (other, "team")):
             wait_until(
-                lambda where=release_namespace, name=name: is_queue_active(cluster, where, name),
+                lambda namespace=release_namespace, name=name: is_queue_active(
+                    cluster, namespace, name
+                ),
                 bool,
                 f"queue of {release_namespace}",
             )

@@ -393,35 +393,60 @@ TOKEN: Object = {
 # What is written, and the words of the refusal.
 FORBIDDEN: list[tuple[Object, str]] = [
     *(
-        (made(**{field: True}), f"{place}: {field}: " "true is not " "allowed in " "namespace NS. Leave " f"it out{more}.")
-        for made, place in ((make_jobset, "JobSet evil, " "replicatedJob x"), (make_job, "Job evil"), (make_pod, "Pod evil"))
+        (
+            made(**{field: True}),
+            f"{place}: {field}: true is not allowed in namespace NS. Leave it out{more}.",
+        )
+        for made, place in (
+            (make_jobset, "JobSet evil, replicatedJob x"),
+            (make_job, "Job evil"),
+            (make_pod, "Pod evil"),
+        )
         for field, more in (
             ("hostPID", ""),
             ("hostIPC", ""),
-            ("hostNetwork", ", use another `network:`, " "or ASK set " "admissionPolicy.hostNetwork=true"),
+            (
+                "hostNetwork",
+                ", use another `network:`, or ASK set admissionPolicy.hostNetwork=true",
+            ),
         )
     ),
     *(
         (
             made(**HOST_PATH),
-            f"{made()['kind']} " "evil: hostPath " "/var/run is " "not allowed " "in namespace " "NS. Mount a " "PersistentVolumeClaim, "
-            "or ASK add the path to admissionPolicy.hostPaths.",
+            f"{made()['kind']} evil: hostPath /var/run is not allowed in namespace NS. "
+            "Mount a PersistentVolumeClaim, or ASK add the path to admissionPolicy.hostPaths.",
         )
         for made in (make_jobset, make_job, make_pod)
     ),
     *(
         (
             make_jobset(**{containers: [PRIVILEGED]}),
-            "JobSet evil: privileged: " "true is not " "allowed in " "namespace NS. " "Leave it out, " "or ASK set "
-            "admissionPolicy.privileged=true.",
+            "JobSet evil: privileged: true is not allowed in namespace NS. Leave it out, "
+            "or ASK set admissionPolicy.privileged=true.",
         )
         for containers in ("containers", "initContainers")
     ),
-    *((made(securityContext=own), f"{place}: {ROOT}") for own in ({}, {"runAsUser": 0}, {"runAsNonRoot": False})
-      for made, place in ((make_jobset, "JobSet evil, " "replicatedJob x"), (make_job, "Job evil"), (make_pod, "Pod evil"))),
+    *(
+        (made(securityContext=context), f"{place}: {ROOT}")
+        for context in ({}, {"runAsUser": 0}, {"runAsNonRoot": False})
+        for made, place in (
+            (make_jobset, "JobSet evil, replicatedJob x"),
+            (make_job, "Job evil"),
+            (make_pod, "Pod evil"),
+        )
+    ),
     (make_pod(containers=[secured_container(runAsUser=0)]), f"Pod evil: {ROOT}"),
-    (make_pod(initContainers=[secured_container(runAsNonRoot=False) | {"name": "first"}]), f"Pod evil: {ROOT}"),
-    (make_pod(containers=[secured_container(capabilities={"add": ["SYS_ADMIN", "CHOWN", "IPC_LOCK"]})]), f"Pod evil: {ADDED}"),
+    (
+        make_pod(initContainers=[secured_container(runAsNonRoot=False) | {"name": "first"}]),
+        f"Pod evil: {ROOT}",
+    ),
+    (
+        make_pod(
+            containers=[secured_container(capabilities={"add": ["SYS_ADMIN", "CHOWN", "IPC_LOCK"]})]
+        ),
+        f"Pod evil: {ADDED}",
+    ),
     (make_jobset(serviceAccountName="admin"), f"JobSet evil: {ACCOUNT}"),
     # The name of old, which the Job passes on.
     (make_jobset(serviceAccount="admin"), f"JobSet evil: {ACCOUNT}"),
@@ -432,19 +457,33 @@ FORBIDDEN: list[tuple[Object, str]] = [
         "Secret evil: a token of a ServiceAccount may not be made in namespace NS. Leave out type: "
         "kubernetes.io/service-account-token.",
     ),
-    *((made, f"Secret {made['metadata']['name']}: {ONLY_GANGS}") for made in (
-        make_manifest("Secret"), make_manifest("Secret", labels=OURS), make_manifest("Secret", name="evil-gang"),
-        make_manifest("Secret", labels=OURS, name="evil-gang") | {"type": "helm.sh/release.v1"},
-        with_metadata(make_manifest("Secret", labels=OURS, name="evil-gang"), annotations={"a": "b"}))),
     *(
-        (make_manifest("ConfigMap", labels=labels, name=name), f"ConfigMap {name}: " f"{ONLY_OURS['ConfigMap']}")
+        (made, f"Secret {made['metadata']['name']}: {ONLY_GANGS}")
+        for made in (
+            make_manifest("Secret"),
+            make_manifest("Secret", labels=OURS),
+            make_manifest("Secret", name="evil-gang"),
+            make_manifest("Secret", labels=OURS, name="evil-gang") | {"type": "helm.sh/release.v1"},
+            with_metadata(
+                make_manifest("Secret", labels=OURS, name="evil-gang"), annotations={"a": "b"}
+            ),
+        )
+    ),
+    *(
+        (
+            make_manifest("ConfigMap", labels=labels, name=name),
+            f"ConfigMap {name}: {ONLY_OURS['ConfigMap']}",
+        )
         for name, labels in (("evil", {}), ("jaxlaunch-evil", {}), ("evil", OURS))
     ),
-    (make_network_policy({}, {"matchLabels": {JOBSET: "evil"}}), "NetworkPolicy evil: " f"{ONLY_OURS['NetworkPolicy']}"),
+    (
+        make_network_policy({}, {"matchLabels": {JOBSET: "evil"}}),
+        f"NetworkPolicy evil: {ONLY_OURS['NetworkPolicy']}",
+    ),
     (make_network_policy(OURS, {}), ONE_JOB),
     (make_network_policy(OURS, {"matchLabels": {JOBSET: "other"}}), ONE_JOB),
     (make_network_policy(OURS, {"matchLabels": {JOBSET: "evil"}}, egress=[{}]), ONE_JOB),
-]  # fmt: skip
+]
 MANY = {
     "name": "main",
     "image": "i",

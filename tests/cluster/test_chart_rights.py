@@ -81,7 +81,9 @@ VIEWER = {
 # names.
 GOTTEN = {"namespaces", "runtimeclasses"}
 NAMED = {
-    "customresourcedefinitions": "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/jobsets.jobset.x-k8s.io",
+    "customresourcedefinitions": (
+        "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/jobsets.jobset.x-k8s.io"
+    ),
     "deployments": "/apis/apps/v1/namespaces/jobset-system/deployments/jobset-controller-manager",
 }
 ROLES: Mapping[str, Mapping[str, str]] = {"submitters": SUBMITTER, "viewers": VIEWER}
@@ -90,7 +92,7 @@ ROLES: Mapping[str, Mapping[str, str]] = {"submitters": SUBMITTER, "viewers": VI
 class Attempt(NamedTuple):
     """One verb on one kind for an object that does not exist, in a dry run if it would write."""
 
-    what: str
+    resource: str
     verb: str
     call: Call
 
@@ -132,7 +134,7 @@ def allowed_attempts(api: Api, tried: list[Attempt]) -> set[tuple[str, str]]:
         except RefusedError as error:
             if error.status == 403:
                 continue
-        allowed.add((attempt.what, attempt.verb))
+        allowed.add((attempt.resource, attempt.verb))
     return allowed
 
 
@@ -157,7 +159,7 @@ def test_bound_user_may_do_only_what_is_listed(
     api = preparations.impersonate(cluster, f"{role}-{namespace}", namespace, folder).api
     listed = {(resource, verb) for resource, verbs in ROLES[role].items() for verb in verbs.split()}
     attempts = list(list_attempts(WITHIN, namespace))
-    assert listed <= {(attempt.what, attempt.verb) for attempt in attempts}
+    assert listed <= {(attempt.resource, attempt.verb) for attempt in attempts}
     assert len(attempts) >= 200
     assert allowed_attempts(api, attempts) == listed
     assert allowed_attempts(api, list(list_attempts(WITHIN, "default"))) == set()

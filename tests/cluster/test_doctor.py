@@ -178,7 +178,7 @@ def test_missing_objects_of_a_job_are_failures(
     assert result.code == 2, result.text
 
 
-# --- what the cluster's owner must mend -----------------------------------------------------------
+# --- what the cluster's owner must fix ------------------------------------------------------------
 
 
 def test_missing_rights_are_named_and_other_checks_unknown(

@@ -27,7 +27,11 @@ print(json.dumps({
     "tools": [name for name in ("gcc", "cc", "make", "git", "pip") if shutil.which(name)],
     "modules": [name for name in ("pip", "setuptools", "wheel") if (site / name).exists()],
     "writable": [path for path in ("/", sys.prefix, str(site), "/tmp") if writes(path)],
-    "uncompiled": [str(path) for path in ours if not pathlib.Path(importlib.util.cache_from_source(path)).exists()],
+    "uncompiled": [
+        str(path)
+        for path in ours
+        if not pathlib.Path(importlib.util.cache_from_source(path)).exists()
+    ],
 }))
 """
 

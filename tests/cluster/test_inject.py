@@ -21,13 +21,17 @@ jax.distributed.initialize()
 mesh = jax.make_mesh((jax.device_count(),), ("host",))
 ranks = np.full(jax.local_device_count(), jax.process_index() + 1, np.float32)
 ranks = jax.make_array_from_process_local_data(NamedSharding(mesh, P("host")), ranks)
-psum = jax.shard_map(lambda x: jax.lax.psum(x, "host"), mesh=mesh, in_specs=P("host"), out_specs=P())
-print("psum over", jax.process_count(), "processes:", float(jax.jit(psum)(ranks).addressable_data(0)[0]))
+psum = jax.shard_map(
+    lambda x: jax.lax.psum(x, "host"), mesh=mesh, in_specs=P("host"), out_specs=P()
+)
+result = jax.jit(psum)(ranks).addressable_data(0)[0]
+print("psum over", jax.process_count(), "processes:", float(result))
 """
 
 MANNERS = """
 import getpass, json, os, subprocess, time
-orphan = subprocess.run(["sh", "-c", "sleep 0.2 & echo $!"], capture_output=True, text=True).stdout.strip()
+started = subprocess.run(["sh", "-c", "sleep 0.2 & echo $!"], capture_output=True, text=True)
+orphan = started.stdout.strip()
 end = time.monotonic() + 60
 while os.path.exists(f"/proc/{orphan}") and time.monotonic() < end:
     time.sleep(0.05)
@@ -38,7 +42,8 @@ def can_write(path):
         return False
     return True
 print("found", json.dumps({
-    "parent": os.getppid(), "user": getpass.getuser(), "uid": os.getuid(), "orphan": os.path.exists(f"/proc/{orphan}"),
+    "parent": os.getppid(), "user": getpass.getuser(), "uid": os.getuid(),
+    "orphan": os.path.exists(f"/proc/{orphan}"),
     "home": can_write(os.path.expanduser("~/x")), "root": can_write("/x"),
     "token": os.path.exists("/var/run/secrets/kubernetes.io"),
 }))

@@ -1,8 +1,8 @@
-"""The scheduler puts the pods of each job on the kinds of node that are meant for them only.
+"""The scheduler puts the pods of each job only on the kinds of node for that job.
 
 Every kind of tests/cluster/node_kinds is a node here that exists in name only. For each job one pod
-may go anywhere but to the kinds that are meant for it, and must stay without a node; one more for
-each kind that is meant may go only there, and must get it. The latter take turns, for a node has
+may go anywhere but to the kinds for this job, and must stay without a node. One more pod for each
+of these kinds may go only there, and must get a node. The latter take turns, for a node has
 room for one at a time.
 """
 
@@ -39,13 +39,13 @@ PATIENCE_S = 300.0
 class Attempt(NamedTuple):
     """A pod of a job that may go to one kind of node, or to any other than the job's kinds."""
 
-    where: str
+    platform: str
     job: str
     kind: str | None
 
     @property
     def name(self) -> str:
-        return "-".join(f"{self.where} {self.job} {self.kind or 'elsewhere'}".lower().split())
+        return "-".join(f"{self.platform} {self.job} {self.kind or 'elsewhere'}".lower().split())
 
 
 class Nodes(NamedTuple):
@@ -85,8 +85,8 @@ class Nodes(NamedTuple):
 
     def pod(self, attempt: Attempt, turn: int) -> Object:
         """Return the parts of the job's pod that the scheduler reads."""
-        platform = PLATFORMS[attempt.where]
-        spec = render_pod(platform, attempt.where, attempt.job)
+        platform = PLATFORMS[attempt.platform]
+        spec = render_pod(platform, attempt.platform, attempt.job)
         fields = {
             key: spec[key] for key in ("nodeSelector", "affinity", "tolerations") if key in spec
         }
@@ -97,7 +97,11 @@ class Nodes(NamedTuple):
         expression = {"key": KIND, "operator": "NotIn", "values": platform.meant_for(attempt.job)}
         if attempt.kind is not None:
             expression = {"key": KIND, "operator": "In", "values": [attempt.kind]}
-        ours = {"key": f"{OWNER}-of", "operator": "In", "values": [attempt.where.replace(" ", "-")]}
+        ours = {
+            "key": f"{OWNER}-of",
+            "operator": "In",
+            "values": [attempt.platform.replace(" ", "-")],
+        }
         return {
             "apiVersion": "v1",
             "kind": "Pod",
@@ -250,7 +254,7 @@ def test_pods_go_to_the_intended_kinds_of_node_only(nodes: Nodes) -> None:
 def find_refused(nodes: Nodes, tries: list[Attempt], turn: int) -> Mapping[str, str]:
     """Return the attempts without a place on their kind of node, and why.
 
-    What has none is tried once more: the scheduler may learn late that a node is ready.
+    A pod without a place is tried again: the scheduler may learn late that a node is ready.
     """
     reasons: dict[str, str] = {attempt.name: "" for attempt in tries}
     for _ in range(2):

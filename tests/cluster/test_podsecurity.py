@@ -29,14 +29,20 @@ ESCALATION = {"allowPrivilegeEscalation": True}
 # What our job files cannot ask for, merged into the template of one that asks for nothing.
 BY_HAND: dict[str, Any] = {
     "pid": {"hostPID": True, "hostIPC": True},
-    "privileged": {"containers": [{"name": "main", "securityContext": {"privileged": True, **ESCALATION}}]},
+    "privileged": {
+        "containers": [{"name": "main", "securityContext": {"privileged": True, **ESCALATION}}]
+    },
     "seccomp": {"securityContext": {"seccompProfile": {"type": "Unconfined"}}},
     "no seccomp": {"securityContext": {"seccompProfile": None}},
     "root": {"securityContext": {"runAsUser": 0, "runAsNonRoot": False}},
     "nfs": {"volumes": [{"name": "n", "nfs": {"server": "a", "path": "/"}}]},
     "host path": {"volumes": [{"name": "h", "hostPath": {"path": "/"}}]},
-    "sidecar": {"containers": [{"name": "side", "image": "i", "ports": [{"containerPort": 80, "hostPort": 80}]}]},
-}  # fmt: skip
+    "sidecar": {
+        "containers": [
+            {"name": "side", "image": "i", "ports": [{"containerPort": 80, "hostPort": 80}]}
+        ]
+    },
+}
 RENDERED = {
     "plain": ("", ""),
     "init": ("init: [{name: first, command: ['true']}]", ""),

@@ -119,8 +119,8 @@ class Observation(NamedTuple):
     """What was observed after a run recovered from a loss."""
 
     counters: tuple[int, int]
-    before: set[str]  # uids of its pods
-    now: set[str]
+    uids_before_loss: set[str]  # of its pods
+    uids: set[str]
     previous: subprocess.CompletedProcess[str]  # logs --previous
     explained: str
 
@@ -236,12 +236,12 @@ def test_run_has_the_losses_of_an_undisturbed_one(
 @pytest.mark.parametrize("name", ["agent", "pod", "leader", "drained"])
 def test_only_the_lost_pod_is_replaced(gangs: Any, name: str) -> None:
     observation = gangs["in-place"][name]
-    assert len(observation.now) == 2 and len(observation.before & observation.now) == 1
+    assert len(observation.uids) == 2 and len(observation.uids_before_loss & observation.uids) == 1
 
 
 def test_process_restarts_in_the_same_pods(gangs: Any) -> None:
     observation = gangs["in-place"]["child"]
-    assert observation.before == observation.now and len(observation.now) == 2
+    assert observation.uids_before_loss == observation.uids and len(observation.uids) == 2
 
 
 @pytest.mark.parametrize("name", HURT)

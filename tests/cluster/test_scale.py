@@ -36,8 +36,8 @@ def test_thousand_hosts_need_few_calls(fleet_namespace: FleetNamespace, tmp_path
     # The dearest question: every pod, every node, and an event of each pod.
     thousand.wait_for_pods("active", PATIENCE_S)
     line = (
-        f"all 1000 hosts are unschedulable: untolerated taint {fleet.CLOSED_TAINT}=true:NoSchedule on "
-        "1000 of 1000 nodes"
+        "all 1000 hosts are unschedulable: "
+        f"untolerated taint {fleet.CLOSED_TAINT}=true:NoSchedule on 1000 of 1000 nodes"
     )
     wait_until(
         lambda: thousand.measure_command("explain").out,

@@ -20,8 +20,13 @@ from tests.cluster.waiting import wait_until
 # Says that it has the secret without saying it, and what of the cluster it can reach.
 PROGRAM = """
 import hashlib, json, os, sys
-found = [os.path.join(folder, name) for folder, _, names in os.walk("/var/run/secrets") for name in names]
-print(json.dumps({"token": hashlib.sha256(os.environ["TOKEN"].encode()).hexdigest(), "found": found}))
+paths = [
+    os.path.join(folder, name)
+    for folder, _, names in os.walk("/var/run/secrets")
+    for name in names
+]
+token = hashlib.sha256(os.environ["TOKEN"].encode()).hexdigest()
+print(json.dumps({"token": token, "found": paths}))
 sys.exit(int(sys.argv[1]))
 """
 CANARY = "canary-7Hq2-in-the-secret"
@@ -29,7 +34,10 @@ OURS = "canary-9Zk4-in-the-environment"
 KEY = "canary-3Rt8-of-the-user"
 # Whose agents know each other by a Secret that `submit` makes.
 GANG = ("gang_secret=true", "hosts=2")
-KINDS = "jobsets,jobs,pods,configmaps,networkpolicies,services,events,roles,rolebindings,serviceaccounts"
+KINDS = (
+    "jobsets,jobs,pods,configmaps,networkpolicies,services,events,"
+    "roles,rolebindings,serviceaccounts"
+)
 
 
 @pytest.fixture

@@ -371,10 +371,8 @@ def test_ctrl_c_ends_the_wait_but_not_the_job(job_folder: JobFolder) -> None:
     waiting.send_signal(signal.SIGINT)
     _, err = waiting.communicate(timeout=PATIENCE_S)
     assert waiting.returncode == 130
-    assert (
-        f"mine keeps running. `launcher logs -n {job_folder.namespace} -f mine` shows its lines again"
-        in err
-    )
+    command = f"launcher logs -n {job_folder.namespace} -f mine"
+    assert f"mine keeps running. `{command}` shows its lines again" in err
     assert "Traceback" not in err
     assert job_folder.gang.status.get("terminalState") is None
 

@@ -172,9 +172,16 @@ def test_old_driver_is_reported_before_jax_starts(
     data = {"source": "tfds", "name": "digits"}
     train = {"task": "classify", "data": data, "checkpoint": {"path": "/tmp/x"}}
     gang = workspace.start(
-        "old", Defaults(), run_anywhere, image=image, code=str(code), env={"LD_LIBRARY_PATH": "/code"},
-        accelerator={"type": "l4"}, train=train, grace="2s",
-    )  # fmt: skip
+        "old",
+        Defaults(),
+        run_anywhere,
+        image=image,
+        code=str(code),
+        env={"LD_LIBRARY_PATH": "/code"},
+        accelerator={"type": "l4"},
+        train=train,
+        grace="2s",
+    )
     message = wait_for_refusal(gang)
     assert "is too old for CUDA 13: it runs CUDA 12.4 at most" in message
     assert (

@@ -259,7 +259,7 @@ def test_dashboard_shows_what_the_viewer_may_see(
                 ({"Authorization": f"Bearer {carol}"}, "theirs"),
             ] * 8
             answers = pool.map(
-                lambda one: (job_names(send_request(port, **one[0])), one[1]), requests
+                lambda request: (job_names(send_request(port, **request[0])), request[1]), requests
             )
         assert {(tuple(seen), expected_names) for seen, expected_names in answers} == {
             (("ours",), "ours"),

@@ -23,7 +23,7 @@ def wait_until(
         if accept(result):
             return result
         assert time.monotonic() < deadline, (
-            f"{description}: not after {timeout_s:.0f} s. The last that was seen:\n{format_result(result)}"
+            f"{description}: not after {timeout_s:.0f} s. The last result:\n{format_result(result)}"
         )
         time.sleep(pause_s)
         pause_s = min(pause_s * 1.5, MAX_PAUSE_S)

@@ -25,7 +25,8 @@ PATIENCE_S = 600  # the machine is shared: long enough never to be the reason
 # What a plain program needs to report on the progress pipe; prepended to every `program`.
 PRELUDE = """
 import json, os, signal, sys, time
-RANK, SIZE, ATTEMPT = (int(os.environ[f"JAX{name}"]) for name in ("_PROCESS_ID", "_NUM_PROCESSES", "LAUNCH_ATTEMPT"))
+RANK, SIZE = int(os.environ["JAX_PROCESS_ID"]), int(os.environ["JAX_NUM_PROCESSES"])
+ATTEMPT = int(os.environ["JAXLAUNCH_ATTEMPT"])
 def say(**message):
     os.write(int(os.environ["JAXLAUNCH_PROGRESS_FD"]), json.dumps(message).encode() + b"\\n")
 def mark(name):

@@ -27,7 +27,7 @@ for size in (
     2 * BLOCK_BYTES - HEADER_BYTES - 1,
 ):  # in JSON, 2 bytes more
     assert gather_values(f"{rank}" * size * (rank + 1)) == [
-        f"{each}" * size * (each + 1) for each in range(count)
+        f"{other}" * size * (other + 1) for other in range(count)
     ]
 result: dict[str, object] = {"notes": (notes := []), "restored": None}
 store = Store(folder, keep=3, uid=uid, note=notes.append)

@@ -159,14 +159,15 @@ class Running:
         return Result(self.process.returncode, *self.read_output(), self.folder)
 
     def wait_until(self, description: str, condition: Callable[[], Any]) -> Any:
-        """Wait until `happened()` is true and return it. Fail if the run ends first."""
+        """Wait until `condition()` is true and return it. Fail if the run ends first."""
         end = time.monotonic() + PATIENCE_S
         while time.monotonic() < end:
             if (result := condition()) or self.process.poll() is not None:
                 break
             time.sleep(0.02)
         assert result, (
-            f"{description} never happened; exit {self.process.poll()}\n{''.join(self.read_output())[-4000:]}"
+            f"{description} never happened; exit {self.process.poll()}\n"
+            f"{''.join(self.read_output())[-4000:]}"
         )
         return result
 

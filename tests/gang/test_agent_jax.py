@@ -161,9 +161,9 @@ def test_initialize_keeps_the_timeouts_of_the_program_and_may_be_called_again(
     text = """
     import jax
     import jax._src.distributed as private
-    private.global_state.initialize = lambda *args, **given: print(
-        "got", args[5], given["heartbeat_timeout_seconds"], given["shutdown_timeout_seconds"], args[6]
-    )
+    def print_timeouts(*args, heartbeat_timeout_seconds, shutdown_timeout_seconds, **_):
+        print("got", args[5], heartbeat_timeout_seconds, shutdown_timeout_seconds, args[6])
+    private.global_state.initialize = print_timeouts
     jax.distributed.initialize(heartbeat_timeout_seconds=7)
     jax.distributed.initialize("mine:1234", 1, 0)
     joined = private.global_state
@@ -302,7 +302,8 @@ def test_cluster_of_jaxlaunch_is_first_except_on_tpu(
 def test_python_started_by_the_program_does_not_report_for_it(tmp_path: Path) -> None:
     text = """
     import subprocess, sys
-    child = subprocess.run([sys.executable, "-c", "raise SystemError('of the grandchild')"], close_fds=False)
+    program = "raise SystemError('of the grandchild')"
+    child = subprocess.run([sys.executable, "-c", program], close_fds=False)
     print("grandchild", child.returncode)
     """
     gang, codes = run_script(tmp_path, text)

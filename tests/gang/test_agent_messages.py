@@ -59,7 +59,10 @@ def test_malformed_progress_lines_do_not_end_an_agent(tmp_path: Path) -> None:
         tmp_path,
         """
         fd = int(os.environ["JAXLAUNCH_PROGRESS_FD"])
-        keys = ("error", "hello", "jax", "pid", "phase", "step", "committed", "metrics", "stopped", "profile", "note")
+        keys = (
+            "error", "hello", "jax", "pid", "phase", "step", "committed", "metrics", "stopped",
+            "profile", "note",
+        )
         for key in keys:
             for value in (None, "boom", -1, 2**70, 1e999, [], [{}], {"step": "x"}):
                 say(**{key: value}) if (key, type(value)) != ("error", dict) else None
@@ -134,7 +137,8 @@ def test_seconds_of_a_run_outlive_its_leader(tmp_path: Path, is_shared: bool) ->
             say(phase="step", step=step)
             if step == 20:
                 say(committed=20)
-            if step == 80:  # 3 s later: the leader's next beat, and its summary, were after the commit
+            # 3 s later: the leader's next beat, and its summary, were after the commit.
+            if step == 80:
                 mark("later")
             time.sleep(0.05)
         """,

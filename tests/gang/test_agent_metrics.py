@@ -30,7 +30,10 @@ def serve(text):
 say(phase="step", step=40 + RANK)
 """
 STEP = r"""
-serve(f'# HELP jaxlaunch_step Steps.\n# TYPE jaxlaunch_step gauge\njaxlaunch_step{{rank="{RANK}"}} {40 + RANK}\n')
+serve(
+    '# HELP jaxlaunch_step Steps.\n# TYPE jaxlaunch_step gauge\n'
+    f'jaxlaunch_step{{rank="{RANK}"}} {40 + RANK}\n'
+)
 """
 
 

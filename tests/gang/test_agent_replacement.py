@@ -179,13 +179,13 @@ def _read_agents(gang: Gang) -> list[dict[str, Any]]:
 def test_spare_takes_the_ranks_of_a_lost_host_and_the_next_pod_becomes_the_spare(
     tmp_path: Path,
 ) -> None:
-    of = make_job(
+    job = make_job(
         write_program(tmp_path, SAVES_AND_SHOWS_HOST),
         in_place_limit=1,
         replaces=True,
         sizes=(HOSTS,),
     )
-    with Gang(tmp_path, of, hosts=HOSTS + 1) as gang:
+    with Gang(tmp_path, job, hosts=HOSTS + 1) as gang:
         gang.start(0, 1, 2).wait_for_marks(*(f"up1-{rank}" for rank in range(HOSTS)))
         gang.start(3)
         gang.wait_until("a spare", lambda: "holds no rank" in gang.stderr)
@@ -197,7 +197,8 @@ def test_spare_takes_the_ranks_of_a_lost_host_and_the_next_pod_becomes_the_spare
             )
             gang.start(lost)
             gang.wait_until(
-                "another spare", lambda job=attempt: gang.stderr.count("holds no rank") == job
+                "another spare",
+                lambda attempt=attempt: gang.stderr.count("holds no rank") == attempt,
             )
         # The spare's row comes with the next turn of the leader.
         expected_ranks = {0: [0], 1: [1], 2: [2], 3: []}

@@ -164,7 +164,8 @@ def main():
         while not os.path.exists(f"{os.environ['MARKS']}/{name}"): time.sleep(0.01)
     say(hello="trainer")
     say(phase="step", step=attempt)
-    print("attempt", attempt, "at", os.environ["JAX_COORDINATOR_ADDRESS"], *sys.argv[1:], flush=True)
+    address = os.environ["JAX_COORDINATOR_ADDRESS"]
+    print("attempt", attempt, "at", address, *sys.argv[1:], flush=True)
     if attempt == 1:
         wait_for("go")
         os._exit(83)

@@ -129,7 +129,10 @@ def test_failure_that_the_shell_handles_is_ignored(tmp_path: Path, fails: str) -
 
 
 def test_truncated_line_does_not_damage_the_first_line_of_the_next_program(tmp_path: Path) -> None:
-    half = """os.write(int(os.environ["JAXLAUNCH_PROGRESS_FD"]), b'{"error": {"type": "Val'); os._exit(1)"""
+    half = (
+        """os.write(int(os.environ["JAXLAUNCH_PROGRESS_FD"]), b'{"error": {"type": "Val'); """
+        "os._exit(1)"
+    )
     command = shell_command(
         tmp_path, "$first; $second", first=half, second="raise KeyError('the second is heard')"
     )

@@ -149,7 +149,7 @@ def test_run_resumes_from_its_bucket_after_the_loss_of_its_node(
     }
     resumed_losses = read_losses(run["metrics.jsonl"])
     assert resumed_losses == {step: unbroken_losses[step] for step in resumed_losses}
-    assert resumed_losses.keys() >= set(range(11, STEPS + 1))  # it went on from 5 or 10
+    assert resumed_losses.keys() >= set(range(11, STEPS + 1))  # it resumed from 5 or 10
     summary = json.loads(run["summary.json"])
     assert (summary["status"], summary["step"]) == ("done", STEPS)
     generations = [json.loads(line)["generation"] for line in run["attempts.jsonl"].splitlines()]

@@ -116,7 +116,8 @@ def test_elastic_gang_has_the_examples_and_losses_of_a_fixed_one(
     # It stops right after a regular save, often before another step.
     message = elastic.attempts[1]["verdict"]["message"]
     assert re.search(
-        rf"{more_hosts} hosts instead of {fewer_hosts}: (saved at|nothing new to save after) step \d+",
+        rf"{more_hosts} hosts instead of {fewer_hosts}: "
+        r"(saved at|nothing new to save after) step \d+",
         message,
     ), message
     assert len(json.loads((elastic.run_dir / "agents.json").read_text())) == more_hosts

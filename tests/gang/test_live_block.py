@@ -86,9 +86,14 @@ class Terminal:
         }
         self.process = subprocess.Popen(
             [*LAUNCHER, "run", "job.yaml", *args],
-            stdin=theirs, stdout=theirs, stderr=theirs, cwd=folder, env=environ, start_new_session=True,
+            stdin=theirs,
+            stdout=theirs,
+            stderr=theirs,
+            cwd=folder,
+            env=environ,
+            start_new_session=True,
             preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
-        )  # fmt: skip
+        )
         os.close(theirs)
         self.descriptor, self.text, self.screens = ours, "", list[list[str]]()
 

@@ -38,7 +38,8 @@ def data(step):
         raise KeyError("no shard 7")
     return {"x": np.full((4, 2), step, np.float32)}
 
-jaxlaunch.run(step, lambda: {"n": 0}, data, steps=int(os.environ.get("STEPS", "10")), every=None, log_every=1)
+steps = int(os.environ.get("STEPS", "10"))
+jaxlaunch.run(step, lambda: {"n": 0}, data, steps=steps, every=None, log_every=1)
 """
 
 

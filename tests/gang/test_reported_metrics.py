@@ -16,7 +16,8 @@ import jaxlaunch
 attempt = int(os.environ["JAXLAUNCH_ATTEMPT"])
 for step in range(1, 4) if attempt == 1 else range(3, 6):
     jaxlaunch.report(step=step, loss=attempt + 1 / step, bad=float("nan"))
-    jaxlaunch.report(image=[[0.0, 1.0]], text={"of": f"rank {os.environ['JAX_PROCESS_ID']} attempt {attempt}"})
+    text = f"rank {os.environ['JAX_PROCESS_ID']} attempt {attempt}"
+    jaxlaunch.report(image=[[0.0, 1.0]], text={"of": text})
     time.sleep(0.15)
 jaxlaunch.report(phase="eval", accuracy=0.5)
 time.sleep(0.15)

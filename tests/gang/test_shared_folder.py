@@ -24,4 +24,4 @@ def test_folder_of_a_live_run_is_refused_and_of_a_killed_one_taken_over(tmp_path
         make_job(digits_block(steps=1_000, checkpoint={"path": path}, log_every=1)),
     )
     assert third.code == 0, third.stderr[-3000:]
-    assert min(third.losses) > 5  # it went on from a step that the first one saved
+    assert min(third.losses) > 5  # it resumed from a step that the first one saved

@@ -26,8 +26,8 @@ from tests.gang.runs import (
 from tests.launcher.invoke import CommandResult
 from tests.launcher.invoke import launcher as invoke
 
-# Learns to `target`, a step a file: step N + 1 waits until `go-N` is there. Goes on from the steps
-# it has written.
+# Learns to `target`, a step a file: step N + 1 waits until `go-N` is there. Continues after the
+# steps it has written.
 PROGRAM = """
 import json, os, signal, sys, time
 folder, target = os.environ["JAXLAUNCH_RUN_DIR"], float(sys.argv[1])

@@ -48,7 +48,7 @@ def test_decoder_trains_on_custom_text(tmp_path: Path) -> None:
     )
     assert result.summary["notes"] == [note]
     assert result.stdout.count(note) == 1  # of two ranks
-    assert list(result.losses) == [40]  # the last step is said, however seldom the others are
+    assert list(result.losses) == [40]  # the last step is always logged
     assert [path.name for path in (result.folder / "checkpoints").glob("[0-9]*")] == ["40"]
 
 

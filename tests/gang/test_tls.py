@@ -38,9 +38,11 @@ def tls_answer(
     if certificate is not None:
         context.load_cert_chain(certificate / CERTIFICATE, certificate / CERTIFICATE_KEY)
     try:
-        with socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_S) as sock:
-            with context.wrap_socket(sock) as tls:
-                return tls.recv(65536)
+        with (
+            socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_S) as sock,
+            context.wrap_socket(sock) as tls,
+        ):
+            return tls.recv(65536)
     except (ssl.SSLError, ConnectionResetError):
         return b""
 

@@ -23,7 +23,8 @@ class Slow:
             while not os.path.exists(run.folder + "/opens"):
                 time.sleep(0.05)
         else:
-            while f'"step": {os.environ["LAST"]},' not in open(run.folder + "/metrics.jsonl").read():
+            last_step = f'"step": {os.environ["LAST"]},'
+            while last_step not in open(run.folder + "/metrics.jsonl").read():
                 time.sleep(0.05)
             time.sleep(12)
         self.file = open(run.folder + "/kept", "a")
@@ -44,7 +45,7 @@ def test_slow_tracker_gets_each_line_once_and_does_not_delay_the_end(tmp_path: P
         stopped = first.wait()
         assert stopped.code == 80 and "saved at step" in stopped.verdict["message"], stopped.verdict
         assert any("was still busy 5 s after the stop" in note for note in stopped.summary["notes"])
-        # For the program beside the training, which is alone by now.
+        # For the tracker's process, which has outlived the training.
         (first.folder / "opens").touch()
     last = stopped.verdict["step"] // 50 * 50 + 100
     with Running(tmp_path, document, f"train.steps={last}", env={"LAST": str(last)}) as second:

@@ -27,8 +27,8 @@ from tests.launcher.invoke import CommandResult, launcher
 
 FileTree = dict[str, tuple[str, int]]
 
-# Arguments behind `launcher run job.yaml --run-dir RUN`, and what is said of them; HERE in it is
-# the folder of the job.
+# Arguments behind `launcher run job.yaml --run-dir RUN`, and a part of the message. HERE stands for
+# the job's folder.
 LAUNCHER_REFUSALS: dict[str, tuple[list[str], str]] = {
     "an argument that is no key": (["job2.yaml"], "is not of the form key=value"),
     "a key without a name": (["=3"], "is not of the form key=value"),
@@ -43,7 +43,10 @@ LAUNCHER_REFUSALS: dict[str, tuple[list[str], str]] = {
     "a mistyped key": (["train.optimzer.lr=1"], 'Did you mean "optimizer"?'),
     "an entry of no list": (["volumes.0.path=/x"], "volumes has no entry 0."),
     "an entry of a text": (["name.first=x"], "name has no entry first."),
-    "not a number": (["train.optimizer.lr=.nan"], "train.optimizer.lr = .nan is " "not a finite " "number above 0."),
+    "not a number": (
+        ["train.optimizer.lr=.nan"],
+        "train.optimizer.lr = .nan is not a finite number above 0.",
+    ),
     "words for a number": (
         ["hosts=two"],
         "hosts = two is not a whole number above 0, or a block with the keys min, max.",
@@ -57,44 +60,107 @@ LAUNCHER_REFUSALS: dict[str, tuple[list[str], str]] = {
     "a mesh of other devices": (["train.mesh.dp=3"], "train.mesh.dp = 3 does not divide 2 devices"),
     "a negative axis": (["train.mesh.mp=-2"], "an axis is a positive number of devices"),
     "a batch that does not divide": (["train.batch=7"], "train.batch = 7 is not divisible by dp 2"),
-    "processes that " "do not divide": (["processes_per_host=3"], "does not divide " "accelerator.per_host = 2"),
+    "processes that do not divide": (
+        ["processes_per_host=3"],
+        "does not divide accelerator.per_host = 2",
+    ),
     "a topology of a CPU": (["accelerator.topology=2x2"], "does not apply to cpu"),
     "hosts of GPUs": (["accelerator={type: h100}", "hosts=2"], "this machine is one host"),
     "a task without a colon": (["train.task=mine.tasks.Mine"], "write mine.tasks:Mine."),
-    "a preset that " "does not exist": (["train.model={kind: decoder, " "preset: lama-8b}"], 'Did you mean "llama-8b"?'),
-    "a source that " "does not exist": (["train.data={source: csv}"], "train.data.source = csv " "is not one of"),
+    "a preset that does not exist": (
+        ["train.model={kind: decoder, preset: lama-8b}"],
+        'Did you mean "llama-8b"?',
+    ),
+    "a source that does not exist": (
+        ["train.data={source: csv}"],
+        "train.data.source = csv is not one of",
+    ),
     "a source without its data": (["train.data={source: torch}"], "train.data.dataset is missing."),
     "an optimizer's key of another": (["train.optimizer.momentum=0.9"], "does not apply to adamw"),
     "an optimizer that does not exist": (["train.optimizer.name=adamx"], 'did you mean "adam"?'),
-    "a schedule that " "does not exist": (["train.optimizer.schedule=cosin"], 'did you mean "cosine"?'),
-    "a group without a pattern": (["train.optimizer.groups=[{freeze: true}]"], "groups.0.match is missing."),
-    "a metric of training": (["train.checkpoint.best={metric: loss}"], "is not a metric of " "an evaluation"),
-    "a metric of either way": (["train.stop_early={metric: " "eval/accuracy, " "patience: 2}"], "needs mode for metric ="),
-    "a precision that " "does not exist": (["train.precision=half"], "train.precision = half " "is not one of"),
-    "checkpoints over http": (["train.checkpoint.path=http://host/x"], "is not a folder or a gs:// " "or s3:// URL."),
-    "checkpoints nowhere": (['train.checkpoint.path=""'], "is not a folder or a gs:// " "or s3:// URL."),
-    "weights over http": (["train.model={kind: gpt2, " "init_from: " "'http://host/x'}"], "is not a folder or a " "gs:// or s3://"),
+    "a schedule that does not exist": (
+        ["train.optimizer.schedule=cosin"],
+        'did you mean "cosine"?',
+    ),
+    "a group without a pattern": (
+        ["train.optimizer.groups=[{freeze: true}]"],
+        "groups.0.match is missing.",
+    ),
+    "a metric of training": (
+        ["train.checkpoint.best={metric: loss}"],
+        "is not a metric of an evaluation",
+    ),
+    "a metric of either way": (
+        ["train.stop_early={metric: eval/accuracy, patience: 2}"],
+        "needs mode for metric =",
+    ),
+    "a precision that does not exist": (
+        ["train.precision=half"],
+        "train.precision = half is not one of",
+    ),
+    "checkpoints over http": (
+        ["train.checkpoint.path=http://host/x"],
+        "is not a folder or a gs:// or s3:// URL.",
+    ),
+    "checkpoints nowhere": (
+        ['train.checkpoint.path=""'],
+        "is not a folder or a gs:// or s3:// URL.",
+    ),
+    "weights over http": (
+        ["train.model={kind: gpt2, init_from: 'http://host/x'}"],
+        "is not a folder or a gs:// or s3://",
+    ),
     "a profile behind the end": (["train.profile.at=6"], "at = 6 is not below the 6 steps"),
-    "no restarts as a word": (["restarts.crash=none"], "restarts.crash = " "none is not a " "whole number"),
+    "no restarts as a word": (
+        ["restarts.crash=none"],
+        "restarts.crash = none is not a whole number",
+    ),
     "a deadline that is no time": (["deadline=soon"], "deadline = soon is not a duration"),
     "a variable of ours": (["env.JAX_PROCESS_ID=1"], "env.JAX_PROCESS_ID is set by the launcher"),
-    "a secret that is not set": (["secrets={WRONG: {name: " "s, key: k}}"], "not set in the " "environment: WRONG"),
+    "a secret that is not set": (
+        ["secrets={WRONG: {name: s, key: k}}"],
+        "not set in the environment: WRONG",
+    ),
     "code that is not there": (["code=nowhere"], "code: HERE/nowhere does not exist."),
-    "a working folder that " "is not there": (["workdir=nowhere"], "workdir: HERE/nowhere " "does not exist."),
+    "a working folder that is not there": (
+        ["workdir=nowhere"],
+        "workdir: HERE/nowhere does not exist.",
+    ),
     "a volume that is none": (["--volume", "data"], "--volume data is not NAME=DIR."),
-    "a volume that the " "job has not": (["--volume", "data=x"], "the job has no volume " "of that name."),
-    "a volume that is a file": (["volumes=[{claim: " "c, path: /c}]", "--volume", "c=HERE/job.yaml"], "is a file, not a"),
+    "a volume that the job has not": (
+        ["--volume", "data=x"],
+        "the job has no volume of that name.",
+    ),
+    "a volume that is a file": (
+        ["volumes=[{claim: c, path: /c}]", "--volume", "c=HERE/job.yaml"],
+        "is a file, not a",
+    ),
     "a run folder that is a file": (["--run-dir", "HERE/job.yaml"], "it is a file, not a folder"),
-    "a run folder below a file": (["--run-dir", "HERE/job.yaml/run"], "HERE/job.yaml is a file, " "not a folder"),
-    "a run folder of " "the kernel's": (["--run-dir", "/proc/run"], "The run folder /proc/run " "cannot be used: "),
+    "a run folder below a file": (
+        ["--run-dir", "HERE/job.yaml/run"],
+        "HERE/job.yaml is a file, not a folder",
+    ),
+    "a run folder of the kernel's": (
+        ["--run-dir", "/proc/run"],
+        "The run folder /proc/run cannot be used: ",
+    ),
     "a run folder over the job": (["--run-dir", "HERE"], "the run would overwrite job.yaml"),
     "the folder of another job": (["name=other"], "/run is that of job t, this job is other."),
-    "the folder of a training " "for a program": (["train=", "command=[ls]"], "with train:, this job " "has command:."),
+    "the folder of a training for a program": (
+        ["train=", "command=[ls]"],
+        "with train:, this job has command:.",
+    ),
     "a rank that is none": (["--rank", "first"], "--rank first is not a list of ranks."),
-    "a rank that the job has not": (["--rank", "7"], "--rank 7 does not " "exist: the " "only rank is 0."),
-    "one of two ranks that the " "job has not": (["--rank", "0,7"], "--rank 7 does not " "exist: the " "only rank is 0."),
+    "a rank that the job has not": (
+        ["--rank", "7"],
+        "--rank 7 does not exist: the only rank is 0.",
+    ),
+    "one of two ranks that the job has not": (
+        ["--rank", "0,7"],
+        "--rank 7 does not exist: the only rank is 0.",
+    ),
     "ranks from right to left": (["--rank", "3-1"], "--rank 3-1 is not a list of ranks."),
-}  # fmt: skip
+}
 
 # Files in place of the job's.
 FILE_REFUSALS: dict[str, tuple[bytes | None, str]] = {
@@ -272,7 +338,7 @@ def refusals(finished_job: Path) -> dict[str, dict[str, Any]]:
     ]
     assert len(answers) == len(TRAINER_REFUSALS), result.stderr[-2000:]
     assert read_tree(finished_job) == initial_tree
-    return {one["name"]: one for one in answers}
+    return {answer["name"]: answer for answer in answers}
 
 
 @pytest.mark.parametrize("name", TRAINER_REFUSALS)

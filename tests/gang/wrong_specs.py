@@ -72,7 +72,7 @@ def optimizer_groups(*entries: dict[str, Any]) -> dict[str, Any]:
     return {"optimizer": {"groups": list(entries)}}
 
 
-# Beside the finished run, in its folder: another job.
+# Another job in the folder of the finished run.
 RESUMED: dict[str, dict[str, Any]] = {
     "another width": {"model": {"kind": "mlp", "layers": 1, "width": 9}},
     "more layers": {"model": {"kind": "mlp", "layers": 2, "width": 32}},

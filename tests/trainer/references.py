@@ -138,5 +138,5 @@ def logits(case: str, params: dict[str, Any], model: dict[str, Any] | None = Non
 
 
 def limit(case: str) -> float:
-    """How far logits may lie from the reference's."""
+    """Return how far logits may be from the reference's."""
     return 5e-6 if case.startswith("vit") else 1e-5

@@ -34,7 +34,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     store = Store(str(home / "runs" / "lm"), keep=1, uid="mine")
     store.claim()
     params = {
-        name: np.asarray(each) for name, each in model.network.stack_params(model.weights).items()
+        name: np.asarray(leaf) for name, leaf in model.network.stack_params(model.weights).items()
     }
     recorded = {"data": {"source": "text", "tokenizer": "bytes"}}
     store.save(
@@ -87,9 +87,10 @@ def test_mesh_and_precision_arguments_are_checked(
 def test_run_defaults_equal_run_options() -> None:
     defaults = {field.name: field.default for field in dataclasses.fields(RunOptions)}
     inputs = {
-        name: each.default for name, each in inspect.signature(jaxlaunch.run).parameters.items()
+        name: parameter.default
+        for name, parameter in inspect.signature(jaxlaunch.run).parameters.items()
     }
     assert {
-        name: each for name, each in inputs.items() if name in defaults and name != "steps"
-    } == {name: each for name, each in defaults.items() if name != "steps"}
+        name: value for name, value in inputs.items() if name in defaults and name != "steps"
+    } == {name: value for name, value in defaults.items() if name != "steps"}
     assert set(inputs) == set(defaults) | {"step", "state", "data"}

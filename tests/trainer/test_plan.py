@@ -1,4 +1,4 @@
-"""Plans of trainings beside published numbers, allocated memory, and XLA's numbers."""
+"""Plans of trainings against published numbers, allocated memory, and XLA's numbers."""
 
 from __future__ import annotations
 
@@ -77,8 +77,10 @@ def test_sampling_bytes_hold_weights_and_cache() -> None:
     result = make_plan(tiny.Counting(), precision="bf16", mesh={"dp": 4, "mp": 2}, eval=options)
     config = tiny.DECODER
     weights = sum(
-        math.prod(jax.tree.leaves(of["shape"])) // math.prod(2 for axes in of["split"] if axes) * 2
-        for of in result["sharding"]
+        math.prod(jax.tree.leaves(row["shape"]))
+        // math.prod(2 for axes in row["split"] if axes)
+        * 2
+        for row in result["sharding"]
     )
     cached = (
         2 * (2 + 6) * config.kv_head_count // 2 * config.head_channels * config.layers * 2
@@ -125,8 +127,8 @@ def test_micro_batches_count_gradients_twice() -> None:
 
 def test_parameters_are_listed_with_sharding() -> None:
     listed = {
-        each["name"]: each
-        for each in make_plan(tiny.Counting(), mesh={"fsdp": 4, "mp": 2})["sharding"]
+        row["name"]: row
+        for row in make_plan(tiny.Counting(), mesh={"fsdp": 4, "mp": 2})["sharding"]
     }
     up = listed["blocks.mlp.up"]
     assert up["axes"] == ["layers", "embed", "hidden"]

@@ -1,4 +1,4 @@
-"""Invalid models and folders are refused in one sentence, with exit code 64, before compilation.
+"""Invalid models and folders are refused with exit code 64 before compilation.
 
 Each as `launcher run` starts it, in this process: one or two of each kind. Every single key is in
 tests/trainer/huggingface, tests/trainer/adapters/test_wrong.py and tests/trainer/optim; jobs of
@@ -31,10 +31,10 @@ from tests.trainer.adapters import folders
 
 
 class InvalidJob(NamedTuple):
-    """A job, and what is said of it."""
+    """A job, and a part of its error."""
 
     says: str
-    model: dict[str, Any]  # beside init_from
+    model: dict[str, Any]  # in addition to init_from
     case: str = "qwen2_tiny"  # of tests/fixtures: the folder
     keys: dict[str, Any] = {}  # of the train block
     spoil: Callable[[Path], object] = lambda folder: None  # makes the folder wrong

@@ -22,7 +22,7 @@ from jaxlaunch.trainer.tasks.lm import NextToken
 
 SIZES: dict[str, Any] = {"width": 32, "heads": 4, "kv_heads": 2, "vocab": 32, "length": 16}
 DECODER = spec.Decoder(layers=2, **SIZES)
-# Every option of a decoder at once; its layers are no multiple of its pattern.
+# Every option of a decoder at once; the number of layers is not a multiple of its pattern.
 WIDE = spec.Decoder(
     layers=3,
     **SIZES,
@@ -120,7 +120,7 @@ MODELS: dict[type, tuple[spec.Model, float]] = {
 
 def train_spec(task: Any, **keys: Any) -> spec.TrainSpec:
     """A spec whose mesh is given by `mesh={"dp": 2}`; `optimizer` as keys too."""
-    model, lr = next(of for kind, of in MODELS.items() if isinstance(task, kind))
+    model, lr = next(defaults for kind, defaults in MODELS.items() if isinstance(task, kind))
     optimizer = spec.Optimizer(**{"lr": lr, **keys.pop("optimizer", {})})
     axes = spec.Mesh(**keys.pop("mesh", {}))
     return spec.TrainSpec(

@@ -174,41 +174,41 @@ class WeightOfRows(Task):
 
 
 class Metrics(Task):
-    """Its metrics are `found`."""
+    """Its metrics are `values`."""
 
-    found: Any = {}
+    values: Any = {}
 
     def loss(self, model: Any, batch: dict[str, jax.Array], rng: jax.Array) -> Any:
         loss: Loss = super().loss(model, batch, rng)
-        return loss._replace(metrics=type(self).found)
+        return loss._replace(metrics=type(self).values)
 
 
 class MetricsInAList(Metrics):
-    found = [("hits", 1.0)]
+    values = [("hits", 1.0)]
 
 
 class MetricAlone(Metrics):
-    found = {"hits": jnp.float32(0.5)}
+    values = {"hits": jnp.float32(0.5)}
 
 
 class MetricOfRows(Metrics):
-    found = {"hits": (jnp.ones(8), 8.0)}
+    values = {"hits": (jnp.ones(8), 8.0)}
 
 
 class MetricNamedLoss(Metrics):
-    found = {"loss": (1.0, 1.0)}
+    values = {"loss": (1.0, 1.0)}
 
 
 class MetricNamedByANumber(Metrics):
-    found = {5: (1.0, 1.0)}
+    values = {5: (1.0, 1.0)}
 
 
 class MetricWithoutAName(Metrics):
-    found = {" ": (1.0, 1.0)}
+    values = {" ": (1.0, 1.0)}
 
 
 class MetricOfTwoLines(Metrics):
-    found = {"hits\nmisses": (1.0, 1.0)}
+    values = {"hits\nmisses": (1.0, 1.0)}
 
 
 class MissingKey(Task):

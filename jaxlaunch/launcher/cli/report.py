@@ -207,7 +207,7 @@ def _make_viewers_server(
 ) -> PageServer:
     """Return the server of --in-cluster. Raises UserError, and ClusterError outside of a pod."""
     from jaxlaunch.launcher.kubernetes import kubeconfig
-    from jaxlaunch.launcher.kubernetes.client import Cluster
+    from jaxlaunch.launcher.kubernetes.client import connect_as_viewer
     from jaxlaunch.launcher.report.viewers import Server
 
     if folder is not None or context is not None:
@@ -222,7 +222,7 @@ def _make_viewers_server(
     signal.signal(signal.SIGTERM, signal.default_int_handler)
 
     def read_jobs(token: str, namespace: str) -> JobRows:
-        cluster = Cluster.from_viewer_token(token, namespace)
+        cluster = connect_as_viewer(token, namespace)
         cluster.limit_call_time(VIEWER_TIMEOUT_S)
         return _read_job_rows(cluster, namespace)
 

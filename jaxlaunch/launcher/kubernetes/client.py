@@ -22,7 +22,7 @@ from jaxlaunch.records.log_lines import LineSplitter
 if TYPE_CHECKING:
     from jaxlaunch.launcher.kubernetes.transport import Transport
 
-__all__ = ["ApiError", "Cluster", "UnreachableError", "ignore_forbidden"]
+__all__ = ["ApiError", "Cluster", "UnreachableError", "connect_as_viewer", "ignore_forbidden"]
 
 # Field manager of the fields that jaxlaunch sets.
 FIELD_MANAGER = "jaxlaunch"
@@ -77,13 +77,6 @@ class Cluster:
 
         name, namespace = kubeconfig.read_context(context)
         return cls(Transport(lambda: kubeconfig.open_access(context), name, say), namespace)
-
-    @classmethod
-    def from_viewer_token(cls, token: str, namespace: str) -> Cluster:
-        """Return this pod's cluster with a viewer's token. Raises ClusterError outside a pod."""
-        from jaxlaunch.launcher.kubernetes.transport import Transport
-
-        return cls(Transport(lambda: kubeconfig.open_viewer_access(token), "in-cluster"), namespace)
 
     @property
     def silent_s(self) -> float:
@@ -326,6 +319,14 @@ class Cluster:
             f"{self.server}{path}: the answer is not from a Kubernetes API server.",
             "check the server's address in the kubeconfig.",
         )
+
+
+def connect_as_viewer(token: str, namespace: str) -> Cluster:
+    """Return this pod's cluster with a viewer's token. Raises ClusterError outside a pod."""
+    from jaxlaunch.launcher.kubernetes.transport import Transport
+
+    transport = Transport(lambda: kubeconfig.open_viewer_access(token), "in-cluster")
+    return Cluster(transport, namespace)
 
 
 def _write_query(manager: str = FIELD_MANAGER) -> dict[str, str]:

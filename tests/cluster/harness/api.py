@@ -60,7 +60,7 @@ class Api:
         return self.call("POST", path, body)
 
     def delete(self, *paths: str) -> None:
-        """Delete objects; a missing one is no error."""
+        """Delete objects; missing ones are ignored."""
         with closing(self.connect()) as connection:
             for path in paths:
                 try:

@@ -11,7 +11,7 @@ from tests.cluster.harness.places import CGROUP
 
 ROOT = Path("/sys/fs/cgroup")
 # By default all pods together weigh as much as one single process of the host. Four times that:
-# they get on, and so do the tests beside them.
+# they make progress, and so do the tests that run at the same time.
 SHARES = 4096
 WEIGHT = 400  # the same, in cgroup v2's measure
 CONTROLLERS = {"cpu", "cpuset", "io", "memory", "pids"}  # of cgroup v2, which the kubelet uses

@@ -23,8 +23,8 @@ from tests.cluster.harness.places import (
 # A fake node's lease comes late when there are a thousand of them and the machine is busy: with a
 # short grace, nodes go NotReady and the controller marks their pods unready, for good.
 GRACE_S = 600
-# Endpoints: all of a service's addresses in one object, written anew for each pod that changes, and
-# nothing here reads it. The others hear of every pod or node too, and have no objects here.
+# Endpoints: all of a service's addresses in one object, written again for each pod that changes,
+# and nothing here reads it. The others hear of every pod or node too, and have no objects here.
 UNUSED = [
     "endpoints",
     "endpointslice-mirroring",
@@ -99,7 +99,7 @@ def apiserver_flags() -> list[str]:
         f"--kubelet-client-key={PKI}/apiserver-kubelet-client.key",
         f"--kubelet-certificate-authority={PKI}/ca.crt",
         "--kubelet-preferred-address-types=InternalIP",
-        # Fair queues cost each request a goroutine; whoever asks here may have all.
+        # Fair queues cost each request a goroutine; here every client may use all of them.
         "--enable-priority-and-fairness=false",
         "--max-requests-inflight=2000",
         "--max-mutating-requests-inflight=1000",

@@ -6,7 +6,7 @@ from tests.cluster.harness import process
 from tests.cluster.harness.control import is_healthy
 from tests.cluster.harness.places import DOMAIN, HEALTH, IP, KUBECONFIGS, RUN
 
-# No cache: it would go on saying that a pod has no name after the name was published.
+# No cache: it would keep answering that a pod has no name after the name was published.
 CONFIG = f"""
 .:53 {{
   bind {IP}

@@ -8,12 +8,16 @@ from pathlib import Path
 from tests.cluster.harness.places import IP, NODE, SERVER
 
 DAYS = "3650"
-API_NAMES = "IP:127.0.0.1,DNS:localhost,DNS:kubernetes,DNS:kubernetes.default.svc,DNS:kubernetes.default.svc.cluster.local"
+API_NAMES = (
+    "IP:127.0.0.1,DNS:localhost,DNS:kubernetes,DNS:kubernetes.default.svc,"
+    "DNS:kubernetes.default.svc.cluster.local"
+)
 SERVERS = {
     "apiserver": f"IP:{IP},IP:10.78.0.1,{API_NAMES}",
     "kubelet-server": f"IP:{IP},DNS:{NODE}",
     "jobset-webhook": "DNS:jobset-webhook-service.jobset-system.svc",
 }
+SERVICE_ACCOUNT = "/O=system:serviceaccounts/CN=system:serviceaccount"
 # Clients by the file of their kubeconfig. JobSet and Kueue go by the names of their own service
 # accounts, so that the rights which their manifests give are the rights they have.
 CLIENTS = {
@@ -21,8 +25,8 @@ CLIENTS = {
     "kcm": "/CN=system:kube-controller-manager",
     "scheduler": "/CN=system:kube-scheduler",
     "kubelet": f"/O=system:nodes/CN=system:node:{NODE}",
-    "jobset": "/O=system:serviceaccounts/CN=system:serviceaccount:jobset-system:jobset-controller-manager",
-    "kueue": "/O=system:serviceaccounts/CN=system:serviceaccount:kueue-system:kueue-controller-manager",
+    "jobset": f"{SERVICE_ACCOUNT}:jobset-system:jobset-controller-manager",
+    "kueue": f"{SERVICE_ACCOUNT}:kueue-system:kueue-controller-manager",
     "kwok": "/O=system:masters/CN=kwok",
     "coredns": "/CN=coredns",
     "apiserver-kubelet-client": "/O=system:masters/CN=apiserver-kubelet-client",

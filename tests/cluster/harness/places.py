@@ -13,7 +13,7 @@ CACHE = cache_folder()
 RUN = CACHE / "run"  # all state of the cluster that is up; gone after `down`
 STORE = CACHE / "containerd"  # containerd's root: images stay unpacked from one cluster to the next
 IMAGES = CACHE / "images"  # image archives
-LOCK = CACHE / ".lock"  # held by whoever starts or stops the cluster
+LOCK = CACHE / ".lock"  # held by the process that starts or stops the cluster
 USERS = CACHE / ".users"  # held shared by every test session that uses it
 NODES = CACHE / ".nodes"  # held by tests that change the nodes, shared by those that judge them
 

@@ -1,7 +1,7 @@
 """The daemons of a cluster: started, found again and stopped.
 
 Each carries a mark in its environment, so that reading /proc finds it, even if its starter was
-killed before it could record it. A record that is no file cannot be stale.
+killed before it could record it. The mark is not a file, so it cannot be stale.
 """
 
 import os
@@ -16,8 +16,8 @@ from typing import NamedTuple
 from tests.cluster.harness.places import LOGS, RUN
 
 MARK = "JAXLAUNCH_TEST_CLUSTER"
-# Nine times the weight of a test's own process, twice that of all pods: beside pods that compute, a
-# server that has to wait its turn makes every test wait, and webhooks miss their deadlines.
+# Nine times the weight of a test's own process, twice that of all pods: while pods compute,
+# a server that has to wait its turn makes every test wait, and webhooks miss their deadlines.
 NICENESS = -10
 # Percent that a Go program's memory grows by before it collects garbage. At Go's own 100 that is
 # more than a third of the API server's time.

@@ -94,7 +94,11 @@ UNUSED = {
 }
 VERSION = f"python{sys.version_info.major}.{sys.version_info.minor}"
 FILES = {
-    "etc/passwd": "root:x:0:0:root:/root:/bin/sh\napp:x:1000:1000::/tmp:/bin/sh\nnobody:x:65534:65534::/:/bin/sh\n",
+    "etc/passwd": (
+        "root:x:0:0:root:/root:/bin/sh\n"
+        "app:x:1000:1000::/tmp:/bin/sh\n"
+        "nobody:x:65534:65534::/:/bin/sh\n"
+    ),
     "etc/group": "root:x:0:\napp:x:1000:\nnogroup:x:65534:\n",
     "etc/nsswitch.conf": "passwd: files\ngroup: files\nhosts: files dns\n",
 }

@@ -160,7 +160,8 @@ def mark_unknown() -> None:
             condition | {"status": "False"} if condition["type"] == "Ready" else condition
             for condition in conditions
         ]
-        path = f"/api/v1/namespaces/{pod['metadata']['namespace']}/pods/{pod['metadata']['name']}/status"
+        namespace, name = pod["metadata"]["namespace"], pod["metadata"]["name"]
+        path = f"/api/v1/namespaces/{namespace}/pods/{name}/status"
         with suppress(RefusedError):  # it is gone meanwhile
             api.merge(path, {"status": {"conditions": changed}})
 

@@ -1,7 +1,8 @@
 """Nodes of EKS, with the labels and resources of Karpenter's reference by instance type.
 
-Who made a node determines its capacity. EKS itself taints no node. A pool of GPUs that Karpenter makes has the taint that AWS's examples
-give it (POOLS), one of a managed group has none: what asks for no GPU may land there.
+Who made a node determines its capacity. EKS itself taints no node. A pool of GPUs that Karpenter
+makes has the taint that AWS's examples give it (POOLS). A managed group has none, so pods without a
+GPU may be scheduled there.
 """
 
 from __future__ import annotations

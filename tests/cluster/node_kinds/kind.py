@@ -14,7 +14,7 @@ EFFECT = "NoSchedule"  # of every taint here
 
 @dataclasses.dataclass(frozen=True)
 class Kind:
-    """A kind of node, and the jobs whose pods it is meant for."""
+    """A kind of node, and the jobs whose pods may run on it."""
 
     name: str
     source: str  # where its labels, taints and sizes were read
@@ -33,7 +33,7 @@ class Platform:
     defaults: str = ""
 
     def meant_for(self, job: str) -> list[str]:
-        """Return the kinds that are meant for a job."""
+        """Return the kinds on which a job may run."""
         return [kind.name for kind in self.kinds if job in kind.takes]
 
 

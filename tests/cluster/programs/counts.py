@@ -13,7 +13,7 @@ from pathlib import Path
 
 PERIOD_S = 0.25
 SAVE_EVERY = 2  # steps, when it is stubborn
-MORE = 5  # steps after it went on
+MORE = 5  # steps after it resumed
 
 rank = os.environ["JAX_PROCESS_ID"]
 saved, is_stubborn = Path(sys.argv[1]) / f"count-{rank}", sys.argv[2:] == ["stubborn"]

@@ -1,8 +1,8 @@
 """End in each way the contract knows: `ends.py CODE [GENERATIONS]`, where CODE is the gang's.
 
-After so many generations it ends once more and then runs on: a program that crashes forever may use
-up its restarts before a test looks, and the leader's log reports the end of an attempt only while
-the pod exists.
+After so many restarts of the JobSet it ends one last time and then keeps running: a program that
+crashes forever may use up its restarts before a test looks, and the leader's log reports the end of
+an attempt only while the pod exists.
 """
 
 import json

@@ -81,6 +81,6 @@ def train(
 
 
 def checkpoint_meta(compiled: Step, train: TrainSpec) -> dict[str, Any]:
-    """What a checkpoint says beside the arrays."""
+    """Return the metadata of a checkpoint."""
     meta = train.model_dump(mode="json", include={"model", "lora"})
     return meta | {"base": compiled.builder.base}

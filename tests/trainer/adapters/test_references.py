@@ -37,7 +37,7 @@ class Trained(NamedTuple):
     spec: TrainSpec
     step: Step
     first: TrainState  # after one step
-    said: dict[str, np.ndarray]
+    metrics: dict[str, np.ndarray]
     state: TrainState
     checkpoints: str
 
@@ -72,8 +72,8 @@ def to_peft_names(
 
 def test_curve_and_final_adapters_equal_peft(trained: Trained, tmp_path: Path) -> None:
     curve = references.tensors(trained.case, "curve")
-    np.testing.assert_allclose(trained.said["loss"], curve["loss"], rtol=0, atol=2e-5)
-    np.testing.assert_allclose(trained.said["grad_norm"], curve["grad_norm"], rtol=2e-5)
+    np.testing.assert_allclose(trained.metrics["loss"], curve["loss"], rtol=0, atol=2e-5)
+    np.testing.assert_allclose(trained.metrics["grad_norm"], curve["grad_norm"], rtol=2e-5)
     export(trained.checkpoints, str(tmp_path / "out"))
     final = load_file(tmp_path / "out" / "adapter_model.safetensors")
     expected = references.tensors(trained.case, "final")
@@ -101,7 +101,7 @@ def is_rounding(case: str, name: str) -> np.ndarray:
 
 def test_first_gradients_equal_peft(trained: Trained, tmp_path: Path) -> None:
     """Adam's first moment after one step is a tenth of the clipped gradient."""
-    norm, clip = trained.said["grad_norm"][0], folders.config(trained.case)["clip"]
+    norm, clip = trained.metrics["grad_norm"][0], folders.config(trained.case)["clip"]
     factor = 0.1 * min(1.0, (clip or np.inf) / norm)
     opt = trained.step.builder.to_tree(trained.first)["opt"]
     moments = {

@@ -49,9 +49,9 @@ def flops() -> float:
         compiled = jax.jit(jax.grad(loss, argnums=(0, 1))).lower(inputs, x_BLD, real_BL).compile()
     program = Program.from_text(compiled.as_text() or "")
     return sum(
-        operation_flops(program, each, program.computations[name]) * times
+        operation_flops(program, operation, program.computations[name]) * times
         for name, times in program.executions.items()
-        for each in program.computations[name]
+        for operation in program.computations[name]
     )
 
 

@@ -62,7 +62,9 @@ ENTRY %main (p: f32[8]) -> f32[8] {
 def test_operations_in_loops_are_multiplied_by_trip_counts() -> None:
     result = Program.from_text(LOOPS)
     assert result.executions == {"main": 1, "body": 3, "end": 4, "inner": 15, "inner_end": 18}
-    assert sum(each.cycles * times for each, times in result.scheduled_operations()) == 150
+    assert (
+        sum(operation.cycles * times for operation, times in result.scheduled_operations()) == 150
+    )
 
 
 def test_program_without_entry_is_refused() -> None:

@@ -38,9 +38,9 @@ def compiled_results() -> dict[str, Any]:
 
 @pytest.mark.slow
 def test_every_case_fits_and_uses_its_kernel(compiled_results: dict[str, Any]) -> None:
-    fit = {name: each for name, each in compiled_results.items() if name != "too large"}
-    assert all(each["fits"] and each["peak"] > 0 for each in fit.values()), fit
-    attention = {name: each["attention"] for name, each in fit.items()}
+    fit = {name: result for name, result in compiled_results.items() if name != "too large"}
+    assert all(result["fits"] and result["peak"] > 0 for result in fit.values()), fit
+    attention = {name: result["attention"] for name, result in fit.items()}
     assert attention == {name: "xla" if name == "images" else "splash" for name in fit}
     assert "which do not divide 17" in compiled_results["images"]["notes"][0]
     assert compiled_results["one chip"]["kernels"] > 0 and not compiled_results["images"]["kernels"]
@@ -48,11 +48,11 @@ def test_every_case_fits_and_uses_its_kernel(compiled_results: dict[str, Any]) -
 
 @pytest.mark.slow
 def test_collectives_match_recorded_ones(compiled_results: dict[str, Any]) -> None:
-    """Compare with the recorded results; GOLDEN=write records them anew."""
+    """Compare with the recorded results; GOLDEN=write records them again."""
     listed = {
-        name: sorted(map(_line, each["collectives"]))
-        for name, each in compiled_results.items()
-        if each["fits"]
+        name: sorted(map(_line, result["collectives"]))
+        for name, result in compiled_results.items()
+        if result["fits"]
     }
     if os.environ.get("GOLDEN") == "write":
         RECORDED.write_text(json.dumps(listed, indent=1) + "\n")
@@ -71,9 +71,9 @@ def _line(row: dict[str, Any]) -> str:
 def test_collectives_span_only_mesh_axes(compiled_results: dict[str, Any]) -> None:
     def crossed(name: str) -> set[tuple[str, str]]:
         return {
-            (each["kind"], axis)
-            for each in compiled_results[name]["collectives"]
-            for axis in each["axes"]
+            (row["kind"], axis)
+            for row in compiled_results[name]["collectives"]
+            for axis in row["axes"]
         }
 
     assert crossed("one chip") == set()
@@ -90,7 +90,7 @@ def test_collectives_span_only_mesh_axes(compiled_results: dict[str, Any]) -> No
 def test_gradients_cross_slices_once_per_step(compiled_results: dict[str, Any]) -> None:
     """Each device sends its fsdp share of every gradient, in bfloat16."""
     (between,) = (
-        each for each in compiled_results["two slices"]["collectives"] if each["axes"] == ["dp"]
+        row for row in compiled_results["two slices"]["collectives"] if row["axes"] == ["dp"]
     )
     model = cases.DECODER
     layer = 4 * model["width"] ** 2 + 3 * model["width"] * model["hidden"] + 2 * model["width"]

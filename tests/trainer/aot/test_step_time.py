@@ -40,7 +40,7 @@ ENTRY %main (p: s8[4]) -> s8[8] {{
 
 
 def test_collectives_overlap_until_their_done_operation() -> None:
-    """At one byte a second: 8 s of work beside a gather of 10 s, 16 s, and 3 × (5 + 8) s."""
+    """At one byte a second: 8 s of work during a gather of 10 s, 16 s, and 3 × (5 + 8) s."""
     timeline = Timeline(Program.from_text(LOOP), Rates(1.0, 1.0), {"s": 10.0, "t": 5.0})
     assert dict(timeline.wait_seconds) == {"s": 2.0, "t": 15.0}
     assert timeline.seconds == 8 + 2 + 16 + 3 * (5 + 8)
@@ -71,7 +71,7 @@ ENTRY %main (p: f32[9,8], k: s32[]) -> f32[9,8] {
 }
 """
     program, row, index = Program.from_text(text), 32, 4
-    named = {each.name: each for each in program.computations["main"]}
+    named = {operation.name: operation for operation in program.computations["main"]}
     assert step_time.touched_bytes(program, named["read"], named) == row + index + row
     assert step_time.touched_bytes(program, named["wrote"], named) == row + row + index
 
@@ -92,7 +92,7 @@ def test_cudnn_attention_flops_halve_under_causal_mask(backward: str, count: int
     program = Program.from_text(f"ENTRY %main (q: bf16[]) -> bf16[] {{\n{arrays}{lines}}}\n")
     counts = program.computations["main"]
     product = 2 * 2 * 16 * 32 * 4 * 8
-    assert [step_time.operation_flops(program, each, counts) for each in counts] == [
+    assert [step_time.operation_flops(program, operation, counts) for operation in counts] == [
         0,
         0,
         count * product / 2,
@@ -106,9 +106,9 @@ def test_products_inside_fusions_count() -> None:
         jax.jit(lambda x, w: jax.nn.relu(x @ w)).lower(*like).compile().as_text() or ""
     )
     counted = [
-        step_time.operation_flops(program, each, of)
-        for of in program.computations.values()
-        for each in of
+        step_time.operation_flops(program, operation, operations)
+        for operations in program.computations.values()
+        for operation in operations
     ]
     assert 2 * 16 * 32 * 8 in counted
 

@@ -49,13 +49,13 @@ def test_candidates_divide_devices_batch_heads_and_experts(experts: int | None) 
         dp, fsdp, ep, mp = item.mesh
         assert math.prod(item.mesh) == 8 and 16 % (dp * fsdp * ep * item.accumulate) == 0
         assert 4 % mp == 0 and (experts or 1) % ep == 0
-    assert {each.mesh[2] for each in result} == ({1} if experts is None else {1, 2, 4})
-    assert {each.remat for each in result} == {"none", "full"}
+    assert {candidate.mesh[2] for candidate in result} == ({1} if experts is None else {1, 2, 4})
+    assert {candidate.remat for candidate in result} == {"none", "full"}
 
 
 def test_mp_divides_key_heads() -> None:
     result = enumerate_candidates(job(model=DECODER | {"kv_heads": 2}), 8, ("mesh",))
-    assert {each.mesh[3] for each in result} == {1, 2}
+    assert {candidate.mesh[3] for candidate in result} == {1, 2}
 
 
 def test_unselected_choices_keep_job_values() -> None:
@@ -68,11 +68,14 @@ def test_unselected_choices_keep_job_values() -> None:
         and only.apply_to(job_value).precision == job_value.precision
     )
     (remaining,) = [
-        each for each in enumerate_candidates(job_value, 8, ("remat",)) if each.remat == ("mixed",)
+        candidate
+        for candidate in enumerate_candidates(job_value, 8, ("remat",))
+        if candidate.remat == ("mixed",)
     ]
     assert remaining.apply_to(job_value).remat == ["mixed"]
     other_items = [
-        each.changed_keys(job_value, 8) for each in enumerate_candidates(job_value, 8, ("mesh",))
+        candidate.changed_keys(job_value, 8)
+        for candidate in enumerate_candidates(job_value, 8, ("mesh",))
     ]
     assert {"train.mesh": {"dp": 8}} in other_items and all(
         change.keys() <= {"train.mesh"} for change in other_items
@@ -94,7 +97,7 @@ def test_forecast_learns_from_similar_candidates() -> None:
     forecast = Forecast(traced)
     near = Candidate((8, 1, 1, 1), "none", 1, "auto", "bf16")
     other = Candidate((8, 1, 1, 1), "full", 1, "auto", "bf16")
-    previous = {each: forecast.predict_seconds(each) for each in (near, other)}
+    previous = {candidate: forecast.predict_seconds(candidate) for candidate in (near, other)}
     assert forecast.predict_seconds(other, 1.0) < previous[other], (
         "what was not tried gets the benefit of the doubt"
     )
@@ -112,16 +115,16 @@ def test_search_finds_near_best_with_few_compilations() -> None:
     """Compare with the compiled results of every candidate, from tests.trainer.aot.exhaustive."""
     for name, recorded in json.loads((FIXTURES / "tune.json").read_text()).items():
         parts = recorded["traced"]
-        residuals = {key: tuple(both) for key, both in parts.pop("residuals").items()}
+        residuals = {key: tuple(sizes) for key, sizes in parts.pop("residuals").items()}
         forecast, took = Forecast(TracedModel(**parts, residuals=residuals)), {}
-        points = {_candidate(each): each["seconds"] for each in recorded["points"]}
+        points = {_candidate(point): point["seconds"] for point in recorded["points"]}
         job_value = next(iter(points))
         for _ in range(len(points) // 3):
             chosen = min(
                 points.keys() - took.keys(),
-                key=lambda each: (
-                    each != job_value,
-                    forecast.predict_seconds(each, tune.OPTIMISM_DEVIATIONS),
+                key=lambda candidate: (
+                    candidate != job_value,
+                    forecast.predict_seconds(candidate, tune.OPTIMISM_DEVIATIONS),
                 ),
             )
             took[chosen] = points[chosen]
@@ -141,9 +144,8 @@ def test_compiler_failure_of_candidate_is_listed(
     train = with_synthetic_data(job(), task)
     search = tune.Search(train, task, Chips("cpu", 1, 8), ("remat",), is_measured=True)
     monkeypatch.setattr(jax.stages.Lowered, "compile", fails)
-    with pytest.raises(
-        jax.errors.JaxRuntimeError
-    ):  # of the job itself it is no candidate's refusal
+    # A failure of the job itself is not the refusal of a candidate.
+    with pytest.raises(jax.errors.JaxRuntimeError):
         search.compile_next()
     tried = search.compile_next()
     assert tried is not None
@@ -160,7 +162,9 @@ def test_measured_candidate_has_modelled_seconds() -> None:
         is_measured=True,
     )
     result = [search.compile_next(), search.compile_next()]
-    modelled = [each["compiled"]["modelled"]["seconds"] for each in result if each is not None]
+    modelled = [
+        report["compiled"]["modelled"]["seconds"] for report in result if report is not None
+    ]
     assert [len(set(seconds)) for seconds in modelled] == [1, 1], "one number and no range"
     assert 0 < modelled[0][0] < modelled[1][0], "two micro-batches read the weights twice"
 

@@ -1,4 +1,4 @@
-"""What can be had of the attention that is asked for, and what is said where it cannot."""
+"""Which requested attention is available, and the message if it is not."""
 
 from __future__ import annotations
 

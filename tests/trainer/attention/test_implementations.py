@@ -62,7 +62,7 @@ def operands(length: int, batch: int = 2) -> tuple[Array, Array, Array]:
 
 
 def is_real(seen: Visible, length: int) -> Array:
-    """Queries whose answer matters, [B, L, 1, 1]: they see a key, and are no filling."""
+    """Return which queries matter, [B, L, 1, 1]: they see a key, and are not padding."""
     is_real_BL = jnp.ones((2, length), bool)
     if seen.lengths_B is not None:
         is_real_BL &= jnp.arange(length)[None, :] < seen.lengths_B[:, None]

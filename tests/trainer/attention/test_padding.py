@@ -99,7 +99,7 @@ def read_first_batch(source: Any, example: Any = NEXT_TOKEN.example) -> Rows:
 
 
 def make_rows(**keys: Any) -> Rows:
-    """Rows of a program of one's own: of 5 to 25 tokens."""
+    """Return rows as a user's program makes them: of 5 to 25 tokens."""
     draw = np.random.default_rng(5)
     lengths, rows = draw.integers(5, LENGTH + 2, ROWS), []
     for length in lengths:

@@ -13,11 +13,11 @@ from tests.trainer.checkpoint.state import abstract, mesh, same, state  # noqa: 
 
 store = Store(sys.argv[1], keep=2, uid=sys.argv[2], note=print)
 store.claim()
-found = store.restore(abstract(mesh()))
-if found is not None:
-    step, tree, meta = found
+restored = store.restore(abstract(mesh()))
+if restored is not None:
+    step, tree, meta = restored
     assert same(tree, step) and meta == {"step": step}, f"step {step} came back with other values"
 print("ready", flush=True)
-for step in itertools.count(0 if found is None else found[0] + 1):
+for step in itertools.count(0 if restored is None else restored[0] + 1):
     store.save(step, state(step, mesh()), {"step": step})
     print(f"saved {store.newest_committed_step()}", flush=True)

@@ -30,7 +30,7 @@ def test_newest_step_and_its_arrays_are_read(folder: Path) -> None:
     result = reader.find_step(str(folder))
     assert (result.step, result.meta) == (2, {"model": 2})
     params = result.part_arrays("params")
-    assert {name: (each.shape, each.dtype) for name, each in params.items()} == {
+    assert {name: (array.shape, array.dtype) for name, array in params.items()} == {
         "a.kernel": ((3, 4), np.float32),
         "b": ((2,), np.float32),
     }

@@ -21,12 +21,12 @@ def test_average_and_best_step_are_read(tmp_path: Path) -> None:
     for number, value in ((1, 3.0), (2, 1.0), (3, 2.0), (4, 2.5)):
         state, _ = step.train(state, step.put_batch(task.batch(number)))
         values.append((number, value))
-        best = [list(each) for each in sorted(values, key=lambda each: each[1])][:2]
+        best = [list(pair) for pair in sorted(values, key=lambda pair: pair[1])][:2]
         store.save(
             number,
             step.builder.to_tree(state),
             {"best": {"steps": best}},
-            [each[0] for each in best],
+            [pair[0] for pair in best],
         )
         store.wait()
         expected[number] = {name: np.array(leaf) for name, leaf in state.evaluated_params().items()}

@@ -135,6 +135,18 @@ def test_regression_predicts_in_the_unit_of_the_label(tmp_path: Path) -> None:
     assert column(rows, "weight") == pytest.approx(expected, rel=1e-4)
 
 
+def check_image_export(model: Path) -> None:
+    """Check the labels and the preprocessing in the files of an exported model of images."""
+    config = json.loads((model / "config.json").read_text())
+    assert config["id2label"] == {"0": "cat", "1": "dog"}
+    keys = json.loads((model / "preprocessor_config.json").read_text())
+    assert keys["image_mean"] == pytest.approx([0.48, 0.46, 0.4])
+    assert keys["image_std"] == pytest.approx([0.2, 0.3, 0.1])
+    assert keys["size"] == {"shortest_edge": 11}
+    assert keys["crop_size"] == {"height": 8, "width": 8}
+    assert (keys["resample"], keys["rescale_factor"] * 255) == (2, pytest.approx(1.0))
+
+
 def test_images_are_transformed_as_in_evaluation(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -181,14 +193,7 @@ def test_images_are_transformed_as_in_evaluation(
 
     model, out = tmp_path / "model", tmp_path / "labels.jsonl"
     export.export(folder, str(model))
-    config = json.loads((model / "config.json").read_text())
-    assert config["id2label"] == {"0": "cat", "1": "dog"}
-    keys = json.loads((model / "preprocessor_config.json").read_text())
-    assert keys["image_mean"] == pytest.approx([0.48, 0.46, 0.4])
-    assert keys["image_std"] == pytest.approx([0.2, 0.3, 0.1])
-    assert keys["size"] == {"shortest_edge": 11}
-    assert keys["crop_size"] == {"height": 8, "width": 8}
-    assert (keys["resample"], keys["rescale_factor"] * 255) == (2, pytest.approx(1.0))
+    check_image_export(model)
     arguments = ["predict", str(model), str(new), "-o", str(out), "--skip-broken"]
     result = launcher(capsys, monkeypatch, *arguments)
     assert result.code == 0 and "labels.jsonl: 4 predictions, 1 left out" in result.err, result.err

@@ -28,5 +28,5 @@ def generate(call):
 
 torch.set_num_threads(1)
 with open(sys.argv[1]) as calls:
-    for each in json.load(calls):
-        print(json.dumps(generate(each)))
+    for call in json.load(calls):
+        print(json.dumps(generate(call)))

@@ -205,7 +205,7 @@ REFUSED: list[tuple[str, str, Any]] = [
         "llama_tiny",
         "rope_parameters",
         {**LINEAR, "rope_theta": 10000.0},
-    ),  # rope_theta beside it has no scaling
+    ),  # rope_theta at the top level has no scaling
     (
         "mistral_tiny",
         "layer_types",

@@ -134,4 +134,4 @@ def test_module_with_random_streams_is_sharded_by_rules(home: Path) -> None:
     net = jaxlaunch.run(learn, lambda: Net(nnx.Rngs(0)), steps=2, **how)
     assert net.one.kernel[...].sharding.shard_shape((4, 8)) == (4, 4)
     first, second = (line["drawn"] for line in lines(home, "metrics"))
-    assert first != second  # the streams went on
+    assert first != second  # the streams advanced

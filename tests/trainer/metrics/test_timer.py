@@ -89,4 +89,4 @@ def test_current_wait_counts_and_parts_never_fall() -> None:
             values.append(timer.part_seconds())
     values.append(timer.part_seconds())
     assert 0 < values[-2]["data"] <= values[-1]["data"]
-    assert all(before[part] <= after[part] for before, after in pairwise(values) for part in before)
+    assert all(old[part] <= new[part] for old, new in pairwise(values) for part in old)

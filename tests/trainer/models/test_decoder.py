@@ -1,4 +1,4 @@
-"""The decoder against the papers, read once more in NumPy float64."""
+"""The decoder against the papers, written a second time in NumPy float64."""
 
 from typing import Any
 

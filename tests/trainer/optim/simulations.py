@@ -1,4 +1,4 @@
-"""Every optimizer as its paper or torch states it, in float64 NumPy, beside the product's.
+"""Every optimizer as its paper or torch states it, in float64 NumPy, against the product's.
 
     python -m tests.trainer.optim.simulations
 
@@ -154,7 +154,7 @@ def muon(
     s["m"] = beta * s.get("m", 0.0) + (1 - beta) * g
     ahead = (1 - beta) * g + beta * s["m"]
     u = np.stack(
-        [newton_schulz(each, options) for each in ahead.reshape(-1, inputs, outputs)]
+        [newton_schulz(matrix, options) for matrix in ahead.reshape(-1, inputs, outputs)]
     ).reshape(x.shape)
     scale = math.sqrt(max(1.0, outputs / inputs))
     if options["consistent_rms"] is not None:
@@ -346,7 +346,8 @@ def largest_distance(variant: str, setting: Setting) -> dict[str, float]:
     )
     far = {
         name: max(
-            relative(each[name], other[name]) for each, other in zip(result, expected, strict=True)
+            relative(ours[name], theirs[name])
+            for ours, theirs in zip(result, expected, strict=True)
         )
         for name in expected[0]
     }
@@ -374,8 +375,8 @@ def campaign() -> Iterator[tuple[str, int, float, str]]:
 
 
 if __name__ == "__main__":
-    for variant, runs, far, where in campaign():
+    for variant, runs, far, place in campaign():
         print(
-            f"{variant:16} {runs} runs of {STEPS} steps: {far:.1e} apart at most ({where})",
+            f"{variant:16} {runs} runs of {STEPS} steps: {far:.1e} apart at most ({place})",
             flush=True,
         )

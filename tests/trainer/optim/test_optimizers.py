@@ -95,19 +95,19 @@ def documented(case: str) -> dict[str, list[float]]:
 @pytest.mark.parametrize("case", ["adafactor_fixed_lr", "adafactor_relative"])
 def test_distances_from_hugging_face_match_docs(case: str) -> None:
     scaled = case == "adafactor_relative"
-    both = {"min_dim_size_to_factor": 1, "multiply_by_parameter_scale": scaled}
+    options = {"min_dim_size_to_factor": 1, "multiply_by_parameter_scale": scaled}
     variants = {
         "ours": build(name="adafactor", lr=0.01),
         "ours, factored from 1": optax.adafactor(0.01, min_dim_size_to_factor=1),
         "ours, scaled as there": optax.adafactor(0.01, multiply_by_parameter_scale=scaled),
-        "ours, factored from 1, scaled as there": optax.adafactor(0.01, **both),
+        "ours, factored from 1, scaled as there": optax.adafactor(0.01, **options),
     }
     table, expected = documented(case), fixture(case)
     assert table.keys() == variants.keys()
     for variant, transformation in variants.items():
         result = trajectory(transformation, fixture("init"), fixture("grads"))
         distances = [float(np.abs(result[key] - expected[key]).max()) for key in expected]
-        # Below 1e-6 lies rounding, whose size is the machine's.
+        # Differences below 1e-6 are rounding, which depends on the machine.
         np.testing.assert_allclose(distances, table[variant], 0.02, 1e-6, err_msg=variant)
 
 

@@ -70,7 +70,7 @@ def streams(name: str, mesh: str, counts: list[Collective]) -> Counter[str]:
 
 
 def weights(name: str, mesh: str, counts: list[Collective]) -> Counter[tuple[int, ...]]:
-    """The shapes of what is gathered that is no share of the stream."""
+    """Return the shapes of the gathered arrays that are not shares of the stream."""
     gathers = [c for c in counts if c.kind == "all-gather"]
     return Counter(
         c.shape for c in gathers if not streams(name, mesh, [c._replace(is_of_neighbours=False)])
@@ -176,7 +176,7 @@ def test_unrolled_layers_communicate_like_scan(name: str, mesh: str) -> None:
     scanned = scanned + in_layers(scanned) * (LAYERS - 1)
     assert not in_layers(written)
     for backward in (False, True):
-        ours, theirs = (passing(of, backward=backward) for of in (written, scanned))
+        ours, theirs = (passing(counts, backward=backward) for counts in (written, scanned))
         assert streams(name, mesh, ours) == streams(name, mesh, theirs)
         if backward:  # the compiler sees that a weight was gathered before, and may keep it instead
             assert weights(name, mesh, ours) <= weights(name, mesh, theirs)
@@ -215,7 +215,7 @@ def test_activations_keep_their_split_axis(name: str, mesh: str) -> None:
         for b in (False, True)
     ]
     expected = {"decoder": [True, True], "gpt2": [False, True]} if mesh == "fsdp8" else {}
-    assert [bool(found) for found in each_way] == expected.get(name, [False, False])
+    assert [bool(exchanges) for exchanges in each_way] == expected.get(name, [False, False])
     assert not in_layers(sum(each_way, []))
 
 

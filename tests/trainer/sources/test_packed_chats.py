@@ -94,7 +94,7 @@ def test_small_model_learns_the_answers(tmp_path: Path) -> None:
             return total.sum / total.weight, total.weight
 
         (loss, weight), grads = jax.value_and_grad(mean, has_aux=True)(params)
-        return jax.tree.map(lambda each, grad: each - 0.3 * grad, params, grads), loss, weight
+        return jax.tree.map(lambda param, grad: param - 0.3 * grad, params, grads), loss, weight
 
     losses = []
     for _ in range(12):

@@ -192,7 +192,7 @@ CLOSED_MODULE = (
             r"driver 470\.82\.01 .*too old for CUDA 12.* CUDA 11\.4 .* 525 or newer; update",
         ),
         ("", 12040, [13], "the driver on this machine"),
-        # CUDA's forward compatibility package lies before the node's own library.
+        # CUDA's forward compatibility package comes before the node's own library.
         (OPEN_MODULE, 13000, [13], None),
         (OPEN_MODULE, 12040, [12, 13], None),
         (OPEN_MODULE, 12040, [], None),

@@ -66,4 +66,4 @@ def test_standby_process_imports_no_user_code(tmp_path: Path) -> None:
     *nothing, imported = json.loads(result.stdout)
     source = "jaxlaunch.trainer.sources.tfds"
     assert {source, "tensorflow_datasets"} <= set(imported) and "mine" not in imported
-    assert not any(source in each or "mine" in each for each in nothing)
+    assert not any(source in module or "mine" in module for module in nothing)

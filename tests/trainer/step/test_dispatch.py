@@ -55,7 +55,7 @@ def test_steps_of_one_dispatch_equal_single_steps(task: Any, to_the_bit: None) -
     single.compile_train(single.put_batch(together), 4)
     repeated, metrics = single.train(single.init_state(), single.put_batch(together), 4)
     for key, value_K in jax.device_get(metrics).items():
-        assert np.array_equal(value_K, [each[key] for each in reports]), key
+        assert np.array_equal(value_K, [report[key] for report in reports]), key
     assert jax.tree.all(
         jax.tree.map(np.array_equal, jax.device_get(state), jax.device_get(repeated))
     )

@@ -138,7 +138,7 @@ def test_missing_keys_are_compared_by_defaults(model: dict[str, Any], says: str 
     for path in ("optimizer.chain", "optimizer.schedule.args", "model.window", "model.score_cap",
                  "model.rope_scaling.kind", "loss"):  # fmt: skip
         *above, key = path.split(".")
-        del functools.reduce(lambda block, each: block[each], above, then["train"])[key]
+        del functools.reduce(lambda block, name: block[name], above, then["train"])[key]
     spec, now = decoder(**model)
     filled = {**then, "train": resume.fill_defaults(then["train"], now["train"], spec)}
     changed = resume.describe_changes(filled, now, 5)

@@ -179,7 +179,7 @@ def test_batch_without_target_only_counts(precision: str, standard: None) -> Non
     assert equal(previous._replace(step=0, opt=0), after._replace(step=0, opt=0))
     old, new = (step.builder.to_tree(state)["opt"] for state in (previous, after))
     counts = {name for name in old if not np.array_equal(old[name], new[name])}
-    # Only the schedule goes on.
+    # Only the schedule advances.
     assert {(int(old[name]), int(new[name])) for name in counts} == {(1, 2)}
     assert all(".mu." not in name and ".nu." not in name for name in counts)
     state, metrics = step.train(state, step.put_batch(task.batch(1)))

@@ -34,7 +34,7 @@ def rows() -> tuple[np.ndarray, np.ndarray]:
     logits = RNG.normal(0, 2, (101, 8)).astype(np.float32)
     logits[:, 6] = -20.0  # never chosen
     logits[::9] = np.round(logits[::9])  # ties
-    return logits, RNG.integers(0, 7, 101)  # 7 is no row's label
+    return logits, RNG.integers(0, 7, 101)  # no row has the label 7
 
 
 def test_rates_and_confusion_match_counting(rows: tuple[np.ndarray, np.ndarray]) -> None:
@@ -82,11 +82,9 @@ def test_calibration_and_worst_examples_are_recorded(
     assert result["calibration"]["ece"] == pytest.approx(error, rel=1e-5)
     nats = -np.log(chances[np.arange(101), labels])
     worst = np.argsort(-nats, kind="stable")[: classification.WORST_EXAMPLES]
-    assert [each["example"] for each in result["worst"]] == worst.tolist()
-    assert [each["where"] for each in result["worst"]] == [f"file {number}" for number in worst]
-    assert [each["loss"] for each in result["worst"]] == pytest.approx(
-        nats[worst].tolist(), rel=1e-4
-    )
+    assert [row["example"] for row in result["worst"]] == worst.tolist()
+    assert [row["where"] for row in result["worst"]] == [f"file {number}" for number in worst]
+    assert [row["loss"] for row in result["worst"]] == pytest.approx(nats[worst].tolist(), rel=1e-4)
 
 
 def test_record_of_many_classes_is_bounded() -> None:

@@ -101,7 +101,7 @@ def test_padding_is_neither_seen_nor_predicted(config: Any) -> None:
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(nothing))
 
 
-# --- what is no example of the model --------------------------------------------------------------
+# --- invalid examples -----------------------------------------------------------------------------
 
 
 class Listed:

@@ -41,7 +41,8 @@ TOOLS = """\
 {% if not message.content %}{% continue %}{% endif %}
 [user]{{ message.content }}
 {% elif message.role == 'assistant' %}
-[assistant]{% generation %}{{ message.content }}{% if message.calls is defined %}{{ message.calls | tojson(indent=1) }}\
+[assistant]{% generation %}{{ message.content }}\
+{% if message.calls is defined %}{{ message.calls | tojson(indent=1) }}\
 {% endif %}{{ eos_token }}
 {% endgeneration %}
 {% else %}

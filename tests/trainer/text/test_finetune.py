@@ -47,8 +47,8 @@ class Never:
 class Trained(NamedTuple):
     """What a training came to, and the folder it was exported to."""
 
-    before: float  # bits a held-out byte
-    after: float
+    initial_bits: float  # of a held-out byte
+    final_bits: float
     samples: list[Any]
     exported: str
 
@@ -145,7 +145,7 @@ def trainings(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Trained]:
 
 @pytest.mark.parametrize("name", ["whole", "adapters", "chat"])
 def test_finetuning_reduces_bits_per_byte(trainings: dict[str, Trained], name: str) -> None:
-    assert trainings[name].after < 0.8 * trainings[name].before
+    assert trainings[name].final_bits < 0.8 * trainings[name].initial_bits
 
 
 def test_export_loads_here_and_in_transformers(trainings: dict[str, Trained]) -> None:

@@ -181,7 +181,7 @@ def broken(name: str, words: str, file: str, content: bytes) -> Case:
 
 
 def chat(name: str, words: str, row: Any, text: str = CHATML) -> Case:
-    """A row that is no chat."""
+    """Return a case whose row is not a chat."""
     files: Files = {"a.jsonl": rows({"messages": FEW}, {"messages": row}), **template(text)}
     return Case(name, 65, f"{A}2: its field 'messages': {words}", CHAT, files)
 

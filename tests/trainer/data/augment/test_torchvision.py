@@ -79,7 +79,7 @@ def test_hue_and_crops_equal_torchvision(torchvision_results: dict[str, np.ndarr
         )  # Pillow's circle has 256 steps
     image = ArrayImage(make_picture())
     cropped = image.read_pixels((7, 11, 30, 44), (24, 32)).astype(int)
-    # Inside; at the border of the box Pillow blends with what lies beside it in the image.
+    # Only inside: at the border of the box Pillow blends with the surrounding pixels.
     assert np.abs(cropped - torchvision_results["resized_crop"])[1:-1, 1:-1].max() <= 1
     observed = Transform(Augment(eval_crop=24 / 27), (24, 32), "eval")(image).astype(int)
     assert np.abs(observed - torchvision_results["center_crop"]).mean() < 3.0

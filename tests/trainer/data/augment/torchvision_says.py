@@ -29,8 +29,8 @@ NAMES = {
     "autocontrast": "AutoContrast",
     "equalize": "Equalize",
 }
-given, made = np.load(sys.argv[2]), {}
-image = given["image"]
+inputs, made = np.load(sys.argv[2]), {}
+image = inputs["image"]
 tensor = torch.from_numpy(image).permute(2, 0, 1)
 height, width = image.shape[:2]
 of_rand, of_mix = autoaugment.RandAugment(), autoaugment.AugMix()
@@ -60,10 +60,10 @@ for space, name_of, step in (
                 )
 for turn in (-0.3, 0.1, 0.5):
     made[f"hue/{turn}"] = functional.adjust_hue(tensor, turn).permute(1, 2, 0).numpy()
-top, left, high, wide = (int(each) for each in given["box"])
-size = [int(each) for each in given["size"]]
+top, left, high, wide = (int(edge) for edge in inputs["box"])
+size = [int(edge) for edge in inputs["size"]]
 cropped = v2.resized_crop(tensor, top, left, high, wide, size, antialias=True)
 made["resized_crop"] = cropped.permute(1, 2, 0).numpy()
-seen = v2.center_crop(v2.resize(tensor, [int(given["short"])], antialias=True), size)
+seen = v2.center_crop(v2.resize(tensor, [int(inputs["short"])], antialias=True), size)
 made["center_crop"] = seen.permute(1, 2, 0).numpy()
 np.savez(sys.argv[3], **made)

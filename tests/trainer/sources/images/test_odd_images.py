@@ -140,7 +140,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> images.ImageSource:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
         source = images.open_source(Images(source="images", path=str(root)), "train")
-    # The links and the pipe are no files.
+    # The links and the pipe do not count as files.
     assert source is not None and len(source) == len(READ) + len(NAMED) + 3
     return source
 

@@ -169,7 +169,7 @@ def test_unknown_evaluation_label_is_reported(tmp_path: Path) -> None:
         1.0,
         0.0,
         0.0,
-    ]  # 07, x7, y: a text is no number in another file
+    ]  # 07, x7, y: a text is not a number in another file
     (tmp_path / "other.csv").write_text("b,label\n1,cat\n")
     with pytest.raises(DataError, match="other.csv has no column 'a'"):
         open_rows(tmp_path / "train.csv", eval_path=str(tmp_path / "other.csv"))
