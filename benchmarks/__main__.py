@@ -19,7 +19,8 @@ BENCHMARKS = ("cli", "loop", "loop --shared", "remat", "restart", "scale")
 RESULTS = pathlib.Path(__file__).with_name("RESULTS.md")
 PREFACE = """# Benchmarks
 
-`make bench` measures these where it runs; every ratio is against an interleaved baseline of the same run.
+`make bench` measures these where it runs; every ratio is against an interleaved baseline of the
+same run.
 Recorded on {date}: {machine}.
 
 {table}

@@ -54,7 +54,8 @@ def main() -> None:
                 f"{name} over python -I -c pass",
                 median(times) / baseline,
                 bounds[name],
-                f"{format_ms(median(times))} over {format_ms(baseline)}; medians of {ROUNDS}, interleaved",
+                f"{format_ms(median(times))} over {format_ms(baseline)}; "
+                f"medians of {ROUNDS}, interleaved",
             )
             for name, times in taken.items()
         ]

@@ -2,8 +2,8 @@
 
 No device is needed, but a compiler: the extra plan-tpu, or plan-cuda. Each training of
 benchmarks/jobs is compiled by `launcher plan --compile`, one after the other, at the lowest
-priority; the table grows as they end. What a machine does not compile, for want of memory or of a
-compiler, is a row that says why.
+priority; the table grows as they end. What a machine does not compile, because it lacks memory
+or a compiler, is a row that says why.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def main() -> int:
 
 def compile_job(job: str, on: Chips) -> dict[str, Any]:
     """Return what `launcher plan --compile` reports: `memory.compiled`, or only `says`."""
-    keys = [*on.keys, *_batch(job, on.devices)]
+    keys = [*on.keys, *_batch_argument(job, on.devices)]
     command = [*LAUNCHER, "plan", str(JOBS / f"{job}.yaml"), *keys]
     with tempfile.TemporaryFile("w+") as errors:
         process = subprocess.run(
@@ -114,7 +114,7 @@ def compile_job(job: str, on: Chips) -> dict[str, Any]:
     return result
 
 
-def _batch(job: str, devices: int) -> list[str]:
+def _batch_argument(job: str, devices: int) -> list[str]:
     """Return a row for each device, or the job's own batch if that is more."""
     return [] if job == "vit-b16" else [f"train.batch={max(devices, 32)}"]
 

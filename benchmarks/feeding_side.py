@@ -199,6 +199,40 @@ def torch_side(options: Mapping[str, Any]) -> tuple[str, Callable[[str, int], Ba
     return f"torch {torch.__version__}, torchvision {torchvision.__version__}", read_batches
 
 
+class _Files:
+    """Paths and labels of the folders by class."""
+
+    def __init__(self, folder: str) -> None:
+        classes = sorted(pathlib.Path(folder, "photos").iterdir())
+        self._pairs = [
+            (str(path), label)
+            for label, class_folder in enumerate(classes)
+            for path in sorted(class_folder.iterdir())
+        ]
+
+    def __len__(self) -> int:
+        return len(self._pairs)
+
+    def __getitem__(self, number: int) -> tuple[str, int]:
+        return self._pairs[number]
+
+
+class _Rows:
+    """Rows of the table."""
+
+    def __init__(self, folder: str) -> None:
+        import numpy as np
+
+        with np.load(f"{folder}/table.npz") as table:
+            self._x, self._y = table["x"], table["y"]
+
+    def __len__(self) -> int:
+        return len(self._y)
+
+    def __getitem__(self, number: int) -> dict[str, Any]:
+        return {"image": self._x[number], "label": self._y[number]}
+
+
 def grain_side(options: Mapping[str, Any]) -> tuple[str, Callable[[str, int], Batches]]:
     """Return grain's version and the reader of its DataLoader with images by PIL."""
     import grain
@@ -210,23 +244,6 @@ def grain_side(options: Mapping[str, Any]) -> tuple[str, Callable[[str, int], Ba
 
     flags.FLAGS(["feeding"])
     size = options["size"]
-
-    class Files:
-        """Paths and labels of the folders by class."""
-
-        def __init__(self) -> None:
-            classes = sorted(pathlib.Path(options["folder"], "photos").iterdir())
-            self._pairs = [
-                (str(path), label)
-                for label, class_name in enumerate(classes)
-                for path in sorted(class_name.iterdir())
-            ]
-
-        def __len__(self) -> int:
-            return len(self._pairs)
-
-        def __getitem__(self, number: int) -> tuple[str, int]:
-            return self._pairs[number]
 
     class Cut(grain.transforms.RandomMap):
         """A random-resized crop and a flip."""
@@ -245,21 +262,8 @@ def grain_side(options: Mapping[str, Any]) -> tuple[str, Callable[[str, int], Ba
                 image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
             return {"image": np.asarray(image), "label": label}
 
-    class Rows:
-        """Rows of the table."""
-
-        def __init__(self) -> None:
-            with np.load(f"{options['folder']}/table.npz") as table:
-                self._x, self._y = table["x"], table["y"]
-
-        def __len__(self) -> int:
-            return len(self._y)
-
-        def __getitem__(self, number: int) -> dict[str, Any]:
-            return {"image": self._x[number], "label": self._y[number]}
-
     def read_batches(dataset: str, seed: int) -> Batches:
-        source: Any = Files() if dataset == "images" else Rows()
+        source: Any = (_Files if dataset == "images" else _Rows)(options["folder"])
         batch = options["batch" if dataset == "images" else "table_batch"]
         steps = [Cut()] if dataset == "images" else []
         sampler = grain.samplers.IndexSampler(len(source), shuffle=True, num_epochs=1, seed=seed)

@@ -1,11 +1,11 @@
 """Training speed on one accelerator: ViT-B/16 in images/s, a decoder of 1 B in tokens/s.
 
-    python -m benchmarks.gpu [--beside PYTHON] [--small]
+    python -m benchmarks.gpu [--python PYTHON] [--small]
 
 bf16 and AdamW; one batch that stays on the device, synthetic batches, and batches that the
 trainer's own pipeline reads from a file. With the interpreter of an environment that has others'
-models of the same sizes, those run beside ours: PyTorch's with SDPA and bf16 autocast, compiled and
-eager, and Flax's ViT under a plain jitted step. Each is a process of its own, ours in the
+models of the same sizes, those are measured too: PyTorch's with SDPA and bf16 autocast, compiled
+and eager, and Flax's ViT under a plain jitted step. Each is a process of its own, ours in the
 environment that the launcher gives a train block. `--small` runs the same code at sizes for a CPU.
 What our steps are made of goes to stderr.
 """
@@ -101,7 +101,8 @@ def model_rows(kind: str, *, small: bool, python: str | None) -> list[Row]:
         )
         for name, its in other_sides.items():
             if its is not None:
-                against = f"{format_ms(seconds)} over {format_ms(its)}, which is {pieces / its:,.0f} a second"
+                its_rate = f"{pieces / its:,.0f} a second"
+                against = f"{format_ms(seconds)} over {format_ms(its)}, which is {its_rate}"
                 result_rows.append(Row(f"{label}, over {name}", seconds / its, None, against))
     if ours["device"] == H200:
         result_rows += bound_rows(
@@ -131,17 +132,17 @@ def bound_rows(model: Model, label: str, speed: float) -> list[Row]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument(
-        "--beside", help="an interpreter with torch, jax, flax and transformers 4.57"
+        "--python", help="an interpreter with torch, jax, flax and transformers 4.57"
     )
     parser.add_argument("--small", action="store_true", help="sizes for a CPU")
     options = parser.parse_args()
-    if options.beside is None:
-        log_progress(f"no --beside: {', '.join(OTHERS)} are left out")
+    if options.python is None:
+        log_progress(f"no --python: {', '.join(OTHERS)} are left out")
     return finish_benchmark(
         [
             row
             for kind in MODELS
-            for row in model_rows(kind, small=options.small, python=options.beside)
+            for row in model_rows(kind, small=options.small, python=options.python)
         ]
     )
 

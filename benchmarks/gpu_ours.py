@@ -28,7 +28,7 @@ from jaxlaunch.trainer.spec import CLASSIFY, LM, TASKS, ArrayRecord, Profile, Tr
 from jaxlaunch.trainer.step.train_step import Step
 from jaxlaunch.trainer.user_code import load_object
 
-OURS = ("kind", "batch", "small", "lr", "clip")  # of what is given, beside the model's sizes
+OURS = ("kind", "batch", "small", "lr", "clip")  # the options other than the model's sizes
 FIRST, TRACED = 3, 5  # steps of the trace
 FILE = "examples.array_record"
 

@@ -85,7 +85,8 @@ class FakeHost:
             link = self._link = Link(self._fakes.loop, sock, self._message, self._lost)
         except OSError:  # the leader closed meanwhile
             sock.close()
-            return self._dialer.dial(RETRY_S)
+            self._dialer.dial(RETRY_S)
+            return
         self._side = HostHandshake(self._place.handshake_key)
         self._unanswered = self._fakes.loop.call_later(
             CHALLENGE_TIMEOUT_S, lambda: self._lost(link, "no challenge")
@@ -112,10 +113,10 @@ class FakeHost:
 
     def _lost(self, link: Link, reason: str) -> None:
         self._unanswered.cancel()
-        if (
-            self.judged_at is not None
-        ):  # once all have ended, the leader gives up a host that does not read for long
-            return self._fakes.left()
+        # Once all have ended, the leader gives up a host that does not read for long.
+        if self.judged_at is not None:
+            self._fakes.left()
+            return
         if link.epoch is not None:
             raise SystemExit(f"{self._hello.description} lost the leader: {reason}")
         link.close()
@@ -322,7 +323,7 @@ def measure_gang(hosts: int, ranks: int, seconds: float, folder: pathlib.Path) -
         for first, end in zip(share, share[1:], strict=False)
     ]
     try:
-        return _measure(leader, fakes, hosts, ranks, seconds)
+        return _measure_gang(leader, fakes, hosts, ranks, seconds)
     finally:
         for process in (leader, *fakes):
             if process.returncode is None:  # type: ignore[attr-defined]
@@ -333,25 +334,25 @@ def measure_gang(hosts: int, ranks: int, seconds: float, folder: pathlib.Path) -
             process.wait()  # type: ignore[attr-defined]
 
 
-def _measure(
+def _measure_gang(
     leader: subprocess.Popen[bytes],
     fakes: Sequence[subprocess.Popen[str]],
     hosts: int,
     ranks: int,
     seconds: float,
 ) -> Measured:
-    starts = [_hear(fake) for fake in fakes]
+    starts = [_read_answer(fake) for fake in fakes]
     join_s = max(start["started_at"] for start in starts) - min(
         start["dialed_at"] for start in starts
     )
     time.sleep(WARM_S)
-    cpu_before, beats_before, started_at = _cpu_s(leader.pid), _beats(fakes), time.monotonic()
+    cpu_before, beats_before, started_at = _cpu_s(leader.pid), _count_beats(fakes), time.monotonic()
     time.sleep(seconds)
     took = time.monotonic() - started_at
-    spent, beats = _cpu_s(leader.pid) - cpu_before, _beats(fakes) - beats_before
+    spent, beats = _cpu_s(leader.pid) - cpu_before, _count_beats(fakes) - beats_before
     peak_mb = _peak_mb(leader.pid)
-    _tell(fakes[0], "fail")
-    reports = [_hear(fake) for fake in fakes]
+    _send_word(fakes[0], "fail")
+    reports = [_read_answer(fake) for fake in fakes]
     peak_mb = max(peak_mb, _peak_mb(leader.pid))
     leader.wait()
     if (
@@ -379,13 +380,13 @@ def _cpu_s(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def _tell(fake: subprocess.Popen[str], word: str) -> None:
+def _send_word(fake: subprocess.Popen[str], word: str) -> None:
     assert fake.stdin is not None, "it is a pipe"
     fake.stdin.write(word + "\n")
     fake.stdin.flush()
 
 
-def _hear(fake: subprocess.Popen[str]) -> dict[str, Any]:
+def _read_answer(fake: subprocess.Popen[str]) -> dict[str, Any]:
     assert fake.stdout is not None, "it is a pipe"
     line = fake.stdout.readline()
     if not line:
@@ -393,10 +394,10 @@ def _hear(fake: subprocess.Popen[str]) -> dict[str, Any]:
     return dict(json.loads(line))
 
 
-def _beats(fakes: Sequence[subprocess.Popen[str]]) -> int:
+def _count_beats(fakes: Sequence[subprocess.Popen[str]]) -> int:
     for fake in fakes:
-        _tell(fake, "count")
-    return sum(_hear(fake)["beats"] for fake in fakes)
+        _send_word(fake, "count")
+    return sum(_read_answer(fake)["beats"] for fake in fakes)
 
 
 def main() -> int:

@@ -4,8 +4,8 @@ The loop polls a `Stop` between any two steps; here a replacement takes the time
 chunk calls the same executable in a tight loop, on a state of its own. What is compared is a chunk
 with the bare one right after it.
 
-An accelerator computes beside its host. So that a CPU does too, XLA's threads get one core and
-everything else the others (`--shared`: all have all, and what the loop does takes its time from the
+An accelerator computes in parallel to its host. So that a CPU does too, XLA's threads get one core
+and everything else the others (`--shared`: all have all, and what the loop does takes its time from the
 step itself; reported, not bounded).
 """
 
@@ -59,9 +59,11 @@ class Probe:
             return False
         self.stamps.append(time.perf_counter())
         if self._chunk is not None and len(self.stamps) == self._chunk + SETTLE:
-            self.steps.append(median(_differences(self.stamps[SETTLE:])))
+            self.steps.append(median(_step_durations(self.stamps[SETTLE:])))
             self.bare.append(
-                median(_differences(self._tight(self.loop.training, self._chunk + SETTLE)[SETTLE:]))
+                median(
+                    _step_durations(self._tight(self.loop.training, self._chunk + SETTLE)[SETTLE:])
+                )
             )
             self.stamps = []
         return False
@@ -91,7 +93,7 @@ def time_bare_steps(
     return state, stamps
 
 
-def _differences(stamps: list[float]) -> list[float]:
+def _step_durations(stamps: list[float]) -> list[float]:
     return [end - start for start, end in zip(stamps, stamps[1:], strict=False)]
 
 
@@ -146,7 +148,7 @@ def width_for(batch: int, target_s: float) -> int:
         )
         step.compile_train(fed)
         _, stamps = time_bare_steps(step, step.init_state(), fed, 30)
-        if min(_differences(stamps[SETTLE:])) > 0.8 * target_s:
+        if min(_step_durations(stamps[SETTLE:])) > 0.8 * target_s:
             return width
     return WIDTHS[-1]
 
@@ -177,8 +179,8 @@ def overhead_row(
     )
     ratio = median([loop / bare for loop, bare in zip(probe.steps, probe.bare, strict=True)])
     detail = (
-        f"loop {format_ms(median(probe.steps))}, bare {format_ms(median(probe.bare))}; median of {chunks} × "
-        f"{chunk} steps each"
+        f"loop {format_ms(median(probe.steps))}, bare {format_ms(median(probe.bare))}; "
+        f"median of {chunks} × {chunk} steps each"
     )
     return Row(f"loop over the bare step, {name}", ratio, bound, detail)
 
@@ -193,7 +195,7 @@ def saving_row(batch: int, width: int) -> list[Row]:
     probe, loop = run_training(spec_of(batch, width, steps=steps, checkpoint={"every": EVERY}))
     # took[n]: until the loop asked after n steps, the save at n steps included. The first time it
     # asks is after one.
-    took = [0.0, 0.0, *_differences(probe.stamps)]
+    took = [0.0, 0.0, *_step_durations(probe.stamps)]
     added, plain = [], []
     for at in range(EVERY, EVERY * (SAVES + 1), EVERY):
         steps_before, window, steps_after = (
@@ -203,7 +205,10 @@ def saving_row(batch: int, width: int) -> list[Row]:
         added.append((window - (steps_before + steps_after) / 2) / EVERY)
     ratio = median([1 + extra / step for extra, step in zip(added, plain, strict=True)])
     blocked = loop.metrics.timer.get_part("save").seconds / (SAVES + 2)
-    detail = f"{format_ms(median(added))} a step on top of {format_ms(median(plain))}; median of {SAVES} saves"
+    detail = (
+        f"{format_ms(median(added))} a step on top of {format_ms(median(plain))}; "
+        f"median of {SAVES} saves"
+    )
     return [
         Row(f"saving every {EVERY} steps over not saving", ratio, 1.02, detail),
         Row(
@@ -230,13 +235,9 @@ def main() -> None:
     jax.config.update("jax_num_cpu_devices", 1)
     if "--shared" in sys.argv[1:] or not reserve_core():
         log_progress("loop: steps of about 2 ms, cores shared")
-        return emit_rows(
-            [
-                overhead_row(
-                    "steps of about 2 ms, cores shared", 8, width_for(8, 0.002), 40, 50, bound=None
-                )
-            ]
-        )
+        label = "steps of about 2 ms, cores shared"
+        emit_rows([overhead_row(label, 8, width_for(8, 0.002), 40, 50, bound=None)])
+        return
     log_progress("loop: steps of about 2 ms")
     short = overhead_row("steps of about 2 ms", 8, width_for(8, 0.002), 40, 50, bound=1.05)
     log_progress("loop: steps of about 50 ms")

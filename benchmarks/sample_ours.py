@@ -44,7 +44,8 @@ def write_inputs(folder: pathlib.Path, sizes: dict[str, Any]) -> None:
 def main() -> None:
     folder = pathlib.Path(sys.argv[1])
     if len(sys.argv) > 2:
-        return write_inputs(folder, json.loads(sys.argv[2]))
+        write_inputs(folder, json.loads(sys.argv[2]))
+        return
     options, loaded = (
         json.loads((folder / ASKED).read_text()),
         load_text_model(str(folder / WEIGHTS)),

@@ -97,8 +97,8 @@ def compare_sizes(command: str, costs: Mapping[int, list[Cost]]) -> Row:
     cost_of_many = of_many[0]
     took = f"{seconds[many]:.2f} s over {seconds[few]:.2f} s"
     size = (
-        f"{len(cost_of_many.calls)} calls, {len(cost_of_many.writes)} writes, {cost_of_many.peak_mib:.0f} MiB over "
-        f"{of_few[0].peak_mib:.0f} MiB"
+        f"{len(cost_of_many.calls)} calls, {len(cost_of_many.writes)} writes, "
+        f"{cost_of_many.peak_mib:.0f} MiB over {of_few[0].peak_mib:.0f} MiB"
     )
     rounds = f"medians of {len(of_many)}" if len(of_many) > 1 else "one run"
     return Row(label, seconds[many] / seconds[few], None, f"{took}, {rounds}; {size}")
@@ -110,7 +110,8 @@ def main() -> None:
             "scale: left out: "
             f"{'; '.join(machine.find_missing()) or 'the programs of tests/cluster are not built'}"
         )
-        return emit_rows([])
+        emit_rows([])
+        return
     log_progress("scale: a hundred and a thousand hosts")
     with cluster.use_cluster(), tempfile.TemporaryDirectory() as folder:
         access = Access(places.ADMIN, build.programs_folder() / "kubectl", is_ours=True)

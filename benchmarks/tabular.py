@@ -102,7 +102,8 @@ def measure_scores(name: str, splits: int, seeds: int, compiled: str) -> Row:
             for scores_of_side in scores
         ]
         log_progress(
-            f"tabular: {name}, split {split}: ours {formatted_last[0]}, scikit-learn {formatted_last[1]}"
+            f"tabular: {name}, split {split}: "
+            f"ours {formatted_last[0]}, scikit-learn {formatted_last[1]}"
         )
     mine, other = (float(np.mean(scores_of_side)) for scores_of_side in scores)
     metric = "R²" if name == "diabetes" else "accuracy"

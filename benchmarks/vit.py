@@ -8,8 +8,8 @@ environment has that.
 All start from the same weights and are given the same batch and AdamW, and must agree on the
 losses: in float32, and in bf16, where others have autocast. Each is a process of its own, held to
 one core; they take their steps in turn. Ours has the environment that the launcher gives a train
-block on CPU devices, the others what their users have; once more beside them, Flax has the
-launcher's too.
+block on CPU devices, the others what their users have; Flax is measured a second time with the
+launcher's.
 """
 
 from __future__ import annotations

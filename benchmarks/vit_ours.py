@@ -67,7 +67,8 @@ def main() -> None:
     folder = pathlib.Path(sys.argv[1])
     if len(sys.argv) > 2:
         # Not in the process that is measured: its memory would be used.
-        return write_inputs(json.loads(sys.argv[2]), folder)
+        write_inputs(json.loads(sys.argv[2]), folder)
+        return
     sizes = json.loads((folder / SIZES).read_text())
     made, _ = make_step(sizes, folder)
     read = np.load(folder / BATCH)

@@ -25,7 +25,7 @@ VARIABLES = {
 
 
 def read_settings(listing: str) -> dict[str, str]:
-    """Return what `pip config list` says that `pip install` uses: the section of the command wins over [global]."""
+    """Return the settings of `pip install` in `pip config list`; [install] overrides [global]."""
     settings: dict[str, tuple[int, str]] = {}
     for line in listing.splitlines():
         name, _, value = line.partition("=")
@@ -37,7 +37,7 @@ def read_settings(listing: str) -> dict[str, str]:
 
 
 def uv_environment(settings: dict[str, str]) -> dict[str, str]:
-    """Return the variables that have uv reach packages as pip does; a variable that the user has set stays."""
+    """Return variables so that uv reaches packages as pip does; variables of the user stay."""
     # pip takes the best version of all indexes. The hashes of our lists make that safe.
     variables = {"UV_INDEX_STRATEGY": "unsafe-best-match", "UV_NO_PROGRESS": "1"}
     for key, variable in VARIABLES.items():
@@ -48,7 +48,7 @@ def uv_environment(settings: dict[str, str]) -> dict[str, str]:
 
 
 def install(python: str, arguments: list[str]) -> int:
-    """Install into the environment of `python`; return the exit code of the program that installed."""
+    """Install into the environment of `python`; return the installer's exit code."""
     pip = [sys.executable, "-m", "pip", "--python", python]
     uv = Path(sys.executable).with_name("uv")
     if uv.exists():

@@ -1,9 +1,9 @@
-"""Writes the lists of this folder: what each extra adds, every package by its version and by the hashes of its files.
+"""Write the lists of this folder: each extra's packages with their versions and hashes.
 
 `make lock` keeps the versions that are there and fit pyproject.toml; `make lock UPGRADE=--upgrade`
 takes the newest of all, `UPGRADE='--upgrade-package jax'` of one. All extras are resolved together,
 for every platform and every Python that pyproject.toml accepts, so that one list can be installed
-beside any other.
+with any other.
 """
 
 import subprocess
@@ -23,7 +23,7 @@ ADDED = [extra for extra in DOCUMENT["project"]["optional-dependencies"] if extr
 
 
 def compiled(output: Path, *options: str | Path, wanted: str | None = None) -> dict[str, str]:
-    """What uv writes to `output`, whose versions it keeps where they fit: an entry with its hashes for each package."""
+    """Write the list `output` with uv, which keeps versions that fit; return its entries."""
     oldest = DOCUMENT["project"]["requires-python"].removeprefix(">=")
     command: list[str | Path] = [
         "uv",
@@ -47,17 +47,16 @@ def compiled(output: Path, *options: str | Path, wanted: str | None = None) -> d
 
 
 def entries(text: str) -> dict[str, str]:
-    """The entries of a list by the names of their packages: the line that names one, then the lines of its hashes."""
-    found: dict[str, str] = {}
+    """Return the entries of a list by package: the line of its name, then those of its hashes."""
+    entry_by_name: dict[str, str] = {}
     for line in text.splitlines(keepends=True):
         if not line.startswith((" ", "#")):
             name = line.partition("==")[0]
-            found.setdefault(
-                name, ""
-            )  # one that has left a Python behind has an entry for each, with markers
+            # A package without support for an old Python has several entries, with markers.
+            entry_by_name.setdefault(name, "")
         if not line.startswith("#"):
-            found[name] += line
-    return found
+            entry_by_name[name] += line
+    return entry_by_name
 
 
 def write(path: Path, holds: str, listed: dict[str, str]) -> None:
@@ -75,18 +74,20 @@ def main(upgrade: list[str]) -> None:
         )
         compiled(pins, "--all-extras", *upgrade, PYPROJECT)
 
-        def of(*extras: str) -> dict[str, str]:
-            named = [word for extra in (EVERYWHERE, *extras) for word in ("--extra", extra)]
-            return compiled(Path(folder, "list.txt"), *named, "--constraints", pins, PYPROJECT)
+        def compile_extras(*extras: str) -> dict[str, str]:
+            options = [word for extra in (EVERYWHERE, *extras) for word in ("--extra", extra)]
+            return compiled(Path(folder, "list.txt"), *options, "--constraints", pins, PYPROJECT)
 
-        base = of()
+        base = compile_extras()
         write(
             HERE / "train.txt",
             "Every image holds these: the package's own requirements and [train].",
             base,
         )
         for extra in ADDED:
-            added = {name: entry for name, entry in of(extra).items() if name not in base}
+            added = {
+                name: entry for name, entry in compile_extras(extra).items() if name not in base
+            }
             write(HERE / f"{extra}.txt", f"[{extra}] adds these to train.txt.", added)
     build = "\n".join(DOCUMENT["build-system"]["requires"])
     for path, wanted, holds in (

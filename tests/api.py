@@ -14,11 +14,12 @@ import jaxlaunch
 _INTRODUCTION = """\
 # Python API
 
-`import jaxlaunch` gives programs, tasks and models of yours the names on this page, and imports nothing else before
-one is used. They are typed (`py.typed`). Any module below `jaxlaunch` is private: it may change in any version
-([upgrades](upgrades.md)). `report` needs the standard library alone, `UserError` the package, the others the extra
-`[train]`. Shapes are in brackets: B rows of a batch, L tokens, V classes or the vocabulary, N rows of any number.
-Docstrings and signatures are where this page is from: `python -m tests.api` prints it.
+`import jaxlaunch` gives programs, tasks and models of yours the names on this page, and imports
+nothing else before one is used. They are typed (`py.typed`). Any module below `jaxlaunch` is
+private: it may change in any version ([upgrades](upgrades.md)). `report` needs the standard library
+alone, `UserError` the package, the others the extra `[train]`. Shapes are in brackets: B rows of a
+batch, L tokens, V classes or the vocabulary, N rows of any number. Docstrings and signatures are
+where this page is from: `python -m tests.api` prints it.
 """
 GROUPS = {
     "In any program": (
@@ -80,17 +81,17 @@ def _link_names(names: tuple[str, ...]) -> str:
 
 
 def _make_section(name: str) -> Iterator[str]:
-    found = getattr(jaxlaunch, name)
+    value_of_name = getattr(jaxlaunch, name)
     yield f"## `{name}`\n"
     if name in ALIASES:
         yield f"```python\n{_find_alias(name)[0]}\n```\n"
-    elif inspect.isfunction(found) or name in CALLED:
-        yield f"```python\n{_format_signature(name, found)}\n```\n"
+    elif inspect.isfunction(value_of_name) or name in CALLED:
+        yield f"```python\n{_format_signature(name, value_of_name)}\n```\n"
     yield read_docstring(name) + "\n"
     if name == "TrainSpec":
         yield "Its fields are the keys of [train](job-yaml.md#train).\n"
-    if inspect.isclass(found) and name not in (*ALIASES, *AS_TASK, "TrainSpec"):
-        for member, value in vars(found).items():
+    if inspect.isclass(value_of_name) and name not in (*ALIASES, *AS_TASK, "TrainSpec"):
+        for member, value in vars(value_of_name).items():
             if not member.startswith("_") or (
                 member in ("__len__", "__getitem__") and name == "Source"
             ):
@@ -101,7 +102,8 @@ def _describe_member(name: str, member: str, value: Any) -> Iterator[str]:
     if isinstance(value, property):
         yield f"### `{name}.{member}`\n\n{inspect.getdoc(value)}\n"
     elif inspect.isfunction(value):
-        yield f"### `{name}.{member}`\n\n```python\n{_format_signature(member, value)}\n```\n\n{inspect.getdoc(value)}\n"
+        signature = _format_signature(member, value)
+        yield f"### `{name}.{member}`\n\n```python\n{signature}\n```\n\n{inspect.getdoc(value)}\n"
 
 
 def _format_signature(name: str, value: Any) -> str:

@@ -197,9 +197,9 @@ class _Handler(BaseHTTPRequestHandler):
         bucket, _, name = path.removeprefix("/b/").partition("/o")
         name = name.removeprefix("/")
         objects = self.store.objects
-        if whole.startswith("/upload") or (method == "POST" and "uploadType" in query):
-            return self._upload(bucket, query, data)
-        if method == "PUT" and "upload_id" in query:
+        is_upload = (method, "uploadType" in query) == ("POST", True)
+        is_part = (method, "upload_id" in query) == ("PUT", True)
+        if whole.startswith("/upload") or is_upload or is_part:
             return self._upload(bucket, query, data)
         if not name and "/o" not in path:
             return self._json(
@@ -218,7 +218,7 @@ class _Handler(BaseHTTPRequestHandler):
             return self._send(204, b"", {})
         if query.get("alt") == "media" or whole.startswith("/download"):
             return self._bytes(method, objects[key])
-        self._json(self._describe(*key.split("/", 1)))
+        return self._json(self._describe(*key.split("/", 1)))
 
     def _google_copy(self, bucket: str, name: str, verb: str) -> None:
         source, _, target = name.partition(verb)
@@ -233,7 +233,7 @@ class _Handler(BaseHTTPRequestHandler):
         if "move" in verb:
             del self.store.objects[old]
         described = self._describe(*new.split("/", 1))
-        self._json({"done": True, "resource": described} if "rewrite" in verb else described)
+        return self._json({"done": True, "resource": described} if "rewrite" in verb else described)
 
     def _upload(self, bucket: str, query: dict[str, str], data: bytes) -> None:
         kind, name = query.get("uploadType"), query.get("name", "")
@@ -249,7 +249,8 @@ class _Handler(BaseHTTPRequestHandler):
             name = name or json.loads(data or b"{}").get("name", "")
             number = f"u{len(self.store.uploads)}"
             self.store.uploads[number] = (f"{bucket}/{name}", {})
-            place = f"{self.store.url}/upload/storage/v1/b/{bucket}/o?uploadType=resumable&upload_id={number}"
+            folder = f"{self.store.url}/upload/storage/v1/b/{bucket}/o"
+            place = f"{folder}?uploadType=resumable&upload_id={number}"
             return self._send(200, b"{}", {"Location": place})
         elif kind == "multipart":
             head = f"Content-Type: {self.headers['Content-Type']}\r\n\r\n".encode()
@@ -265,7 +266,7 @@ class _Handler(BaseHTTPRequestHandler):
         if query.get("ifGenerationMatch") == "0" and key in self.store.objects:
             return self._json({"error": {"code": 412, "message": "it exists"}}, 412)
         self.store.objects[key] = data
-        self._json(self._describe(bucket, name))
+        return self._json(self._describe(bucket, name))
 
     def _batch(self, data: bytes) -> None:
         mark = self.headers["Content-Type"].split("boundary=")[1].strip("\"'")
@@ -352,7 +353,9 @@ class _Handler(BaseHTTPRequestHandler):
             return self._send(204, b"", {})
         if key not in objects:
             return self._error(404, "NoSuchKey")
-        self._bytes(method, objects[key], {"ETag": self._etag(key), "Last-Modified": HTTP_TIME})
+        return self._bytes(
+            method, objects[key], {"ETag": self._etag(key), "Last-Modified": HTTP_TIME}
+        )
 
     def _amazon_put(self, key: str, data: bytes) -> None:
         objects = self.store.objects
@@ -372,7 +375,7 @@ class _Handler(BaseHTTPRequestHandler):
         ):
             return self._error(412, "PreconditionFailed")
         objects[key] = data
-        self._send(200, b"", {"ETag": self._etag(key)})
+        return self._send(200, b"", {"ETag": self._etag(key)})
 
     def _amazon_bucket(self, method: str, bucket: str, query: dict[str, str], data: bytes) -> None:
         if "delete" in query:
@@ -396,8 +399,9 @@ class _Handler(BaseHTTPRequestHandler):
             f"<CommonPrefixes><Prefix>{escape(folder)}</Prefix></CommonPrefixes>"
             for folder in folders
         )
-        head = f"<Name>{bucket}</Name><IsTruncated>false</IsTruncated><KeyCount>{len(names) + len(folders)}</KeyCount>"
-        self._xml("ListBucketResult", head + items)
+        head = f"<Name>{bucket}</Name><IsTruncated>false</IsTruncated>"
+        head += f"<KeyCount>{len(names) + len(folders)}</KeyCount>"
+        return self._xml("ListBucketResult", head + items)
 
     def _etag(self, key: str) -> str:
         return f'"{hashlib.md5(self.store.objects[key]).hexdigest()}"'
@@ -429,7 +433,7 @@ class _Handler(BaseHTTPRequestHandler):
                 return self._send(416, b"", {})
             status, data = 206, data[first:last]
             headers["Content-Range"] = f"bytes {first}-{min(last, whole) - 1}/{whole}"
-        self._send(status, data, headers)
+        return self._send(status, data, headers)
 
     def _json(self, value: dict[str, Any], status: int = 200) -> None:
         self._send(status, json.dumps(value).encode(), {"Content-Type": "application/json"})

@@ -13,9 +13,10 @@ from jaxlaunch.launcher.cli.main import GROUPS, cli
 _INTRODUCTION = """\
 # Command line
 
-Every command, from the program itself: `launcher COMMAND --help` prints each part of this page. `jaxlaunch` is the
-package, `launcher` the command. Results go to stdout (`-o json` for scripts), progress and diagnostics to stderr. Any
-key of a job can be overridden after its file: `launcher run job.yaml train.mesh.mp=2 train.steps=100`.
+Every command, from the program itself: `launcher COMMAND --help` prints each part of this page.
+`jaxlaunch` is the package, `launcher` the command. Results go to stdout (`-o json` for scripts),
+progress and diagnostics to stderr. Any key of a job can be overridden after its file:
+`launcher run job.yaml train.mesh.mp=2 train.steps=100`.
 
 | exit code of the command | meaning |
 |---|---|

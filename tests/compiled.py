@@ -29,13 +29,13 @@ QUICK_COMPILES = {
 # each.
 SITE = str(Path(__file__).parent / "site")
 FOLDER_VARIABLE = "TEST_COMPILED"  # of the environment variable that holds the folder's path
-MAX_AGE_S = 30 * 24 * 3600.0  # seconds since it was written; then a program is compiled anew
+MAX_AGE_S = 30 * 24 * 3600.0  # seconds since it was written; then a program is compiled again
 VISIBLE_AFTER_S = 60.0  # an entry's time is that of its writing: it is visible some moments later
 
 
 def quick_start_env() -> dict[str, str]:
     """Return variables for a command that starts the processes of a gang."""
-    make_folder()  # for programs that are no test: a benchmark
+    make_folder()  # for other programs: a benchmark
     return {
         **QUICK_COMPILES,
         "JAX_SHARE_BINARY_BETWEEN_HOSTS": "1",

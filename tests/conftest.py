@@ -30,7 +30,7 @@ soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
 max_files = MAX_FILES if hard == resource.RLIM_INFINITY else min(MAX_FILES, hard)
 resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, max_files), hard))
 compiled.make_folder()
-# Of the processes that tests start: each would compile our files' Python anew.
+# Without bytecode, each process that tests start would compile our Python files again.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 

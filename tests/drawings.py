@@ -25,15 +25,21 @@ SCALE = 0.65
 MERMAID = "mermaid@11.17.2"
 # The theme's variables have values for light and dark.
 STYLE = """
-.node rect, .node path { fill: var(--md-mermaid-node-bg-color); stroke: var(--md-mermaid-node-fg-color); }
+.node rect, .node path {
+  fill: var(--md-mermaid-node-bg-color); stroke: var(--md-mermaid-node-fg-color);
+}
 .marker, .marker path { fill: var(--md-mermaid-edge-color); stroke: var(--md-mermaid-edge-color); }
 .flowchart-link { stroke: var(--md-mermaid-edge-color); }
-.cluster rect { fill: var(--md-default-fg-color--lightest); stroke: var(--md-default-fg-color--lighter); }
+.cluster rect {
+  fill: var(--md-default-fg-color--lightest); stroke: var(--md-default-fg-color--lighter);
+}
 .edgeLabel .background { fill: var(--md-mermaid-label-bg-color); opacity: 1; }
 text, tspan { fill: var(--md-mermaid-label-fg-color); font-family: var(--md-mermaid-font-family); }
 """
 PAGE = """<body><script src="%s"></script><script>
-mermaid.initialize({startOnLoad: false, htmlLabels: false, themeCSS: %s, flowchart: {htmlLabels: false}});
+mermaid.initialize({
+  startOnLoad: false, htmlLabels: false, themeCSS: %s, flowchart: {htmlLabels: false}
+});
 mermaid.render("drawing", %s).then(({svg}) => { document.body.innerHTML = svg; });
 </script></body>"""
 
@@ -78,7 +84,7 @@ def draw_source(source: str, folder: Path) -> str:
     ).stdout
     (svg,) = re.findall(r"<svg .*</svg>", dom, re.DOTALL)
     plain = re.sub(
-        r'\s+|data-[\w-]+="[^"]*" ?', lambda found: " " if found[0].isspace() else "", svg
+        r'\s+|data-[\w-]+="[^"]*" ?', lambda match: " " if match[0].isspace() else "", svg
     )
     short = re.sub(r"(\d+\.\d)\d+", r"\1", plain)
     sized = re.sub(

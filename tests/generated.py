@@ -53,7 +53,7 @@ def installs(page: str) -> str:
     from jaxlaunch.installation import NAME, ON_INDEX
 
     command = re.compile(r"pip install (\"?)(?:\.|jaxlaunch)(?=[\[\"\s`])")
-    return command.sub(lambda found: f"pip install {found[1]}{NAME if ON_INDEX else '.'}", page)
+    return command.sub(lambda match: f"pip install {match[1]}{NAME if ON_INDEX else '.'}", page)
 
 
 def badge(name: str, value: str) -> str:
@@ -104,8 +104,8 @@ def files() -> Mapping[str, Callable[[str], str]]:
         "docs/explain.md": situations.render_page,
         "docs/metrics.md": metrics,
         "docs/exit-codes.md": exit_codes,
-        "helm/launcher/values.schema.json": chart_schema.made,
-        "helm/launcher/README.md": lambda _: readme.text(),
+        "helm/launcher/values.schema.json": chart_schema.update_schema,
+        "helm/launcher/README.md": lambda _: readme.make_readme(),
     }
 
 

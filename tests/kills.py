@@ -188,7 +188,7 @@ class Series(RunFiles):
         if event.sends == "STOP" and event.target != "child":
             self._go_on(event, hit, agents)
         if event.is_pause and event.moment != "stop" and poll() is None:
-            os.kill(running.process.pid, signal.SIGTERM)  # it went on: it is stopped now
+            os.kill(running.process.pid, signal.SIGTERM)  # it has continued: it is stopped now
         return pids
 
     def _frozen(self, event: Event, children: dict[int, int], host: int) -> list[int]:
@@ -213,7 +213,7 @@ class Series(RunFiles):
 
     def _judge(self, event: Event, result: Result, step_before: int, saved: int) -> list[str]:
         """Return what is wrong with the records of an event."""
-        summary, verdict, newest = result.summary, result.verdict, self.newest()
+        verdict, newest = result.verdict, self.newest()
         wrong = []
         if newest < max(step_before, saved):
             wrong.append(
@@ -223,6 +223,21 @@ class Series(RunFiles):
             return [*wrong, "there is no job result"]
         if self.is_done(verdict):
             return wrong
+        wrong += self._verdict_wrong(event, result, verdict)
+        wrong += self._summary_wrong(event, result.summary, newest)
+        if verdict["cause"] == "preempted":
+            wrong += self._stop_wrong(event, verdict["message"], newest)
+        record = json.loads((self.run / "attempts.jsonl").read_text().splitlines()[-1])
+        if record["verdict"]["message"] != verdict["message"]:
+            wrong.append(f"the attempt's record says {record['verdict']['message']!r}")
+        has_resumed = f"resumed at step {step_before} " in result.stdout
+        if step_before and event.moment != "start" and not has_resumed:
+            wrong.append(f"it did not resume at step {step_before}")
+        return wrong
+
+    def _verdict_wrong(self, event: Event, result: Result, verdict: dict[str, Any]) -> list[str]:
+        """Return what is wrong with the job result and the exit code."""
+        wrong = []
         causes, rank, words = expected_verdicts(event)
         if (verdict["cause"], verdict["code"]) not in causes:
             wrong.append(f"the cause is {verdict['cause']} ({verdict['code']}), not {causes}")
@@ -232,10 +247,13 @@ class Series(RunFiles):
             wrong.append(f"the message does not say {words!r}")
         if event.target != "launcher" or event.asks or event.is_pause:
             wrong += [f"the exit code is {result.code}"] if result.code != verdict["code"] else []
+        return wrong
+
+    def _summary_wrong(self, event: Event, summary: dict[str, Any], newest: int) -> list[str]:
+        """Return what is wrong with the steps of the summary."""
+        wrong = []
         if (summary["saved"] or 0) != newest:
             wrong.append(f"saved is {summary['saved']}, not {newest}")
-        if verdict["cause"] == "preempted":
-            wrong += self._stop_wrong(event, verdict["message"], newest)
         reached = summary["step"] if summary["step"] is not None else 0
         current_step = self._seen[-1][0]
         first = self._seen[0][1]  # of an earlier start
@@ -246,15 +264,6 @@ class Series(RunFiles):
         high = max(self.step(), newest) + 2
         if event.moment != "start" and not low <= reached <= high:
             wrong.append(f"the step is {reached}, not {low} to {high}")
-        record = json.loads((self.run / "attempts.jsonl").read_text().splitlines()[-1])
-        if record["verdict"]["message"] != verdict["message"]:
-            wrong.append(f"the attempt's record says {record['verdict']['message']!r}")
-        if (
-            step_before
-            and event.moment != "start"
-            and f"resumed at step {step_before} " not in result.stdout
-        ):
-            wrong.append(f"it did not resume at step {step_before}")
         return wrong
 
     def _stop_wrong(self, event: Event, message: str, newest: int) -> list[str]:

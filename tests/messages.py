@@ -68,14 +68,17 @@ def helps(command: click.Command, name: str, context: click.Context) -> Iterator
     yield (
         f"{name} --help",
         "\n".join(
-            [command.help or "", *(getattr(each, "help", "") or "" for each in command.params)]
+            [
+                command.help or "",
+                *(getattr(parameter, "help", "") or "" for parameter in command.params),
+            ]
         ),
     )
     if isinstance(command, click.Group):
-        for each in command.list_commands(context):
-            subcommand = command.get_command(context, each)
+        for subcommand_name in command.list_commands(context):
+            subcommand = command.get_command(context, subcommand_name)
             assert subcommand is not None
-            yield from helps(subcommand, f"{name} {each}", context)
+            yield from helps(subcommand, f"{name} {subcommand_name}", context)
 
 
 def messages() -> Iterator[tuple[str, str]]:
@@ -110,9 +113,9 @@ def _part(value: ast.expr) -> str:
 
 
 if __name__ == "__main__":
-    for where, text in (
+    for place, text in (
         *helps(main.cli, "launcher", click.Context(main.cli)),
         *_comments(),
         *messages(),
     ):
-        print(f"{where}: {' '.join(text.split())}")
+        print(f"{place}: {' '.join(text.split())}")

@@ -16,9 +16,9 @@ ROOT = Path(__file__).parents[1]
 def tool(name: str, *, package: str) -> str:
     """Return the path of a program; `package` names its package."""
     path = shutil.which(name)
-    if path is not None:
-        return path
-    absent(f"{name} is not on PATH (it comes with {package})")
+    if path is None:
+        absent(f"{name} is not on PATH (it comes with {package})")
+    return path
 
 
 def a_machine_for_a_cluster() -> None:
@@ -56,8 +56,8 @@ def a_clone() -> None:
         absent("this is a source distribution and not a clone")
 
 
-def absent(what: str) -> NoReturn:
-    reason = f"{what}: what this test shows is NOT shown"
+def absent(missing: str) -> NoReturn:
+    reason = f"{missing}: what this test shows is NOT shown"
     if os.environ.get("CI", "").lower() in ("1", "true"):
         pytest.fail(reason)
     pytest.skip(reason)

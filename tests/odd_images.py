@@ -112,12 +112,8 @@ def damage_file(data: bytes, draw: random.Random) -> tuple[str, bytes]:
     match way:
         case "cut":
             del changed[at:]
-        case "flipped":
-            for _ in range(draw.choice((1, 1, 2, 5, 20))):
-                changed[draw.randrange(len(changed))] ^= 1 << draw.randrange(8)
-        case "header":
-            for _ in range(draw.randrange(1, 6)):
-                changed[draw.randrange(min(64, len(changed)))] = draw.randrange(256)
+        case "flipped" | "header":
+            _change_bytes(changed, way, draw)
         case "longer":
             changed[at:at] = draw.randbytes(draw.choice((1, 4, 100, 5000)))
         case "shorter":
@@ -135,6 +131,16 @@ def damage_file(data: bytes, draw: random.Random) -> tuple[str, bytes]:
         case "tail":
             changed += draw.randbytes(draw.randrange(1, 3000))
     return way, bytes(changed)
+
+
+def _change_bytes(changed: bytearray, way: str, draw: random.Random) -> None:
+    """Flip bits anywhere, or replace bytes of the header."""
+    if way == "flipped":
+        for _ in range(draw.choice((1, 1, 2, 5, 20))):
+            changed[draw.randrange(len(changed))] ^= 1 << draw.randrange(8)
+    else:
+        for _ in range(draw.randrange(1, 6)):
+            changed[draw.randrange(min(64, len(changed)))] = draw.randrange(256)
 
 
 def check_file(
@@ -189,8 +195,8 @@ def main() -> int:
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
     counts = ", ".join(f"{count} {end}" for end, count in sorted(ends.items()))
     print(
-        f"{arguments.count} files: {counts}; {faults} wrong; at most {slowest:.2f} s each, {memory} "
-        "MiB of memory"
+        f"{arguments.count} files: {counts}; {faults} wrong; at most {slowest:.2f} s each, "
+        f"{memory} MiB of memory"
     )
     return int(bool(faults))
 

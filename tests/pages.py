@@ -32,7 +32,8 @@ def page_text(site: Site, source: Path, piece: Piece) -> str:
     """Return the Markdown of one page of the site, with the site's links and drawings."""
 
     def drawn(_: re.Match[str]) -> str:
-        return f'<div class="drawing">{drawings.drawing_path(source).read_text(encoding="utf-8").strip()}</div>'
+        svg = drawings.drawing_path(source).read_text(encoding="utf-8").strip()
+        return f'<div class="drawing">{svg}</div>'
 
     moved = site.moved(source, piece)
     script = (

@@ -17,29 +17,34 @@ _Known = Nodes | Instance | Access | Fact[Any]
 _INTRODUCTION = """\
 # Platforms
 
-This page lists what a rendered job requires of the nodes on each `platform`, and the source of each fact. It is
-generated from `launcher/platforms`.
-If the nodes of your cluster have other labels, set them under `nodes` and `capacity` of its [defaults](kubernetes.md).
+This page lists what a rendered job requires of the nodes on each `platform`, and the source of each
+fact. It is generated from `launcher/platforms`.
+If the nodes of your cluster have other labels, set them under `nodes` and `capacity` of its
+[defaults](kubernetes.md).
 
-**Nothing on this page has been tried on these clouds**: a real API server with the webhooks of JobSet and Kueue accepts
-what is rendered, but that it runs there rests on the sources alone. A label with several values becomes an affinity; a
-job of several hosts must choose one value with `node_selector`, because its hosts would otherwise differ in memory or
-network.
+**Nothing on this page has been tried on these clouds**: a real API server with the webhooks of
+JobSet and Kueue accepts what is rendered, but that it runs there rests on the sources alone. A
+label with several values becomes an affinity; a job of several hosts must choose one value with
+`node_selector`, because its hosts would otherwise differ in memory or network.
 
-GPUDirect-TCPX (a3-highgpu-8g) is not supported. Such hosts communicate over TCP; `launcher plan` shows what that costs.
+GPUDirect-TCPX (a3-highgpu-8g) is not supported. Such hosts communicate over TCP; `launcher plan`
+shows what that costs.
 AMD GPUs run your own programs (`command:`); the built-in trainer does not support ROCm.
 """
 
 _ACCELERATORS = """\
 ## Accelerators
 
-This table comes from `jaxlaunch/accelerators.py` and applies to every platform. The memory is that of one JAX device.
-The peak is that of dense bf16, on which MFU is based; a type that covers several devices may have several peaks.
+This table comes from `jaxlaunch/accelerators.py` and applies to every platform. The memory is that
+of one JAX device. The peak is that of dense bf16, on which MFU is based; a type that covers several
+devices may have several peaks.
 
-`gpu` is an NVIDIA GPU of any name: the job requests `nvidia.com/gpu`, and `node_selector` chooses the nodes. Nothing
-else is known about it, so there is no MFU, and memory is planned only with `accelerator.memory`, such as `24Gi`.
+`gpu` is an NVIDIA GPU of any name: the job requests `nvidia.com/gpu`, and `node_selector` chooses
+the nodes. Nothing else is known about it, so there is no MFU, and memory is planned only with
+`accelerator.memory`, such as `24Gi`.
 
-| `type` | JAX's platform | devices per host | GiB per device | peak TFLOP/s | compute capability | source |
+| `type` | JAX's platform | devices per host | GiB per device | peak TFLOP/s \
+| compute capability | source |
 |---|---|---|---|---|---|---|"""
 # Names of a platform's file whose facts have tables of their own.
 _TABLES = ("NODES", "CAPACITY", "RESERVATION_PARTS", "INSTANCES", "PLATFORM")
@@ -118,7 +123,8 @@ def _user_table(numbers: Mapping[Source, int]) -> Iterator[str]:
     yield "| job | user | Pod Security level | the nodes must have | source |"
     yield "|---|---|---|---|---|"
     for access in runtime.ACCESS:
-        yield f"| {access.job} | {access.user} | {access.level} | {access.needs} | {_source_number(access, numbers)} |"
+        source = _source_number(access, numbers)
+        yield f"| {access.job} | {access.user} | {access.level} | {access.needs} | {source} |"
     yield ""
     yield from _single_facts(runtime, numbers)
     yield from _source_list(numbers)
@@ -172,7 +178,8 @@ def _instance_table(
     yield "|---|---|---|---|---|"
     for name, instance in instances.items():
         efa = "not known" if instance.efa is None else instance.efa or "none"
-        yield f"| `{name}` | {instance.gpus} | {instance.memory_gb} | {efa} | {_source_number(instance, numbers)} |"
+        source = _source_number(instance, numbers)
+        yield f"| `{name}` | {instance.gpus} | {instance.memory_gb} | {efa} | {source} |"
     yield ""
 
 

@@ -214,7 +214,7 @@ def run_case(case: Case, folder: Path, shim: Path) -> Result:
 
 
 def end_fault(running: Running, storage: Disk | Store) -> None:
-    """Mend the storage some seconds after the first failed call, or at the end of the run."""
+    """Repair the storage some seconds after the first failed call, or at the end of the run."""
     while running.process.poll() is None and not storage.is_hit():
         time.sleep(0.02)
     hit = time.monotonic()

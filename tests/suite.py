@@ -1,4 +1,4 @@
-"""Run the suite in two lanes: `make test` runs what every change needs, `make test-all` runs the rest.
+"""Run the suite in two lanes: `make test` for every change, `make test-all` for the rest.
 
 The marker `extended` is the only rule: it marks what a contributor need not run (checks of
 documentation, benchmarks, scale, compilers of other accelerators, comparisons with other libraries,
@@ -37,7 +37,7 @@ Command = Sequence[str]
 PYTEST = (sys.executable, "-m", "pytest", "--durations=20")
 LOW_PRIORITY = ("nice", "-n", "10")
 THOUSAND_TESTS = 1000  # tests, of which one may pass only alone
-MAX_AGAIN = 5  # more faults are no accident; all tests of a file that a fixture failed count as one
+MAX_AGAIN = 5  # more are not an accident; all tests of a file that a fixture failed count as one
 AGAIN_WITHIN_S = 4500.0  # after the start: CI gives the suite no more than some minutes beyond
 
 # In the order of collection; a file's tests share their gangs, so they stay together.

@@ -11,7 +11,8 @@ def test_every_training_is_a_valid_job_on_each_of_its_chips() -> None:
         for name in chips:
             on = compiled.ON[name]
             spec = load.load_job(
-                compiled.JOBS / f"{job}.yaml", [*on.keys, *compiled._batch(job, on.devices)]
+                compiled.JOBS / f"{job}.yaml",
+                [*on.keys, *compiled._batch_argument(job, on.devices)],
             )
             assert spec.train is not None and spec.train.mesh.resolve(on.devices)
 

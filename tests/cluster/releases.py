@@ -49,7 +49,7 @@ class Release:
     name: str = "team"
 
     def act(self, action: str, **arguments: Any) -> Any:
-        """Run an action of Helm. Raises Refused."""
+        """Run an action of Helm. Raises RefusedError."""
         return self.helm.release(
             self.cluster.kubeconfig, self.namespace, action, name=self.name, **arguments
         )

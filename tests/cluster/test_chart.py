@@ -18,7 +18,7 @@ from tests.cluster.harness.api import RefusedError as Forbidden
 from tests.cluster.releases import Release, chart_values, is_queue_active, list_objects
 from tests.cluster.waiting import wait_until
 from tests.compiled import QUICK_COMPILES
-from tests.helm.charts import CHART, Helm, Refused
+from tests.helm.charts import CHART, Helm, RefusedError
 from tests.helm.test_chart import EVERYTHING
 
 pytestmark = pytest.mark.extended
@@ -112,13 +112,13 @@ def test_helm_test_fails_without_a_right_or_the_queue(
     cluster.api.merge(
         role, {"rules": [rule for rule in rules if "networkpolicies" not in rule["resources"]]}
     )
-    with pytest.raises(Refused, match="team-test"):
+    with pytest.raises(RefusedError, match="team-test"):
         release.test()
     output = cluster.kubectl("logs", "pod/team-test", "--namespace", namespace)
     assert "get networkpolicies.networking.k8s.io" in output
     cluster.api.merge(role, {"rules": rules})
     cluster.api.delete(f"/apis/kueue.x-k8s.io/v1beta2/namespaces/{namespace}/localqueues/team")
-    with pytest.raises(Refused, match="team-test"):
+    with pytest.raises(RefusedError, match="team-test"):
         release.test()
     assert "does not exist in namespace" in cluster.kubectl(
         "logs", "pod/team-test", "--namespace", namespace
@@ -233,7 +233,7 @@ def test_helm_applies_on_the_server_and_refuses_unknown_fields(
     broken = shutil.copytree(CHART, tmp_path / "launcher")
     template = broken / "templates" / "network" / "networkpolicy.yaml"
     template.write_text(template.read_text().replace("policyTypes:", "policyKinds:"))
-    with pytest.raises(Refused, match="policyKinds"):
+    with pytest.raises(RefusedError, match="policyKinds"):
         release.act("upgrade", chart=str(broken), values=chart_values(cluster))
 
 
@@ -310,7 +310,7 @@ def test_monitoring_without_the_operator_is_refused_before_any_change(
     cluster: Access, namespace: str, release: Release
 ) -> None:
     initial_objects = list_objects(cluster, namespace)
-    with pytest.raises(Refused, match="PodMonitor"):
+    with pytest.raises(RefusedError, match="PodMonitor"):
         release.install(chart_values(cluster, podMonitor={"enabled": True}))
     assert without_helm_records(list_objects(cluster, namespace)) == initial_objects
 
@@ -323,7 +323,7 @@ def test_releases_in_one_and_in_two_namespaces_do_not_collide(
     try:
         release.install(chart_values(cluster))
         elsewhere.install(chart_values(cluster))
-        with pytest.raises(Refused, match='"jaxlaunch" .*exists'):
+        with pytest.raises(RefusedError, match='"jaxlaunch" .*exists'):
             beside.install(chart_values(cluster))
         assert not [
             name for name in list_objects(cluster, namespace) if name.endswith("/second-jobs")

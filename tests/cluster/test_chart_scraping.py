@@ -21,7 +21,7 @@ from tests import needs
 from tests.cluster.access import Access
 from tests.cluster.command import run_launcher, write_project
 from tests.cluster.waiting import wait_until
-from tests.helm.charts import Helm, Object, one
+from tests.helm.charts import Helm, Object, find_object
 
 pytestmark = pytest.mark.extended
 
@@ -142,7 +142,7 @@ def test_prometheus_finds_the_pods_of_a_job_for_the_rules(
     manifests = helm.render(
         {"podMonitor": {"enabled": True}, "alerts": {"enabled": True}}, "team", namespace
     )
-    monitor, rules = one(manifests, "PodMonitor"), one(manifests, "PrometheusRule")
+    monitor, rules = find_object(manifests, "PodMonitor"), find_object(manifests, "PrometheusRule")
     folder = write_project(
         tmp_path / "job", namespace, {}, image=base_image, command=["python", "-c", PROGRAM]
     )

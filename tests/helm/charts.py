@@ -18,7 +18,7 @@ Object = dict[str, Any]
 Values = Mapping[str, Any]
 
 
-class Refused(RuntimeError):
+class RefusedError(RuntimeError):
     """The engine, or the cluster behind it, said no; the text is its own."""
 
 
@@ -35,40 +35,40 @@ class Helm:
     def __exit__(self, *_: object) -> None:
         self.child.communicate()
 
-    def call(self, what: str, /, **given: Any) -> Any:
-        """The answer to one call of engine.py. Raises Refused."""
+    def call(self, name: str, /, **arguments: Any) -> Any:
+        """Return the answer to one call of engine.py; raise RefusedError if it refuses."""
         assert self.child.stdin is not None and self.child.stdout is not None
-        self.child.stdin.write(json.dumps([what, given]) + "\n")
+        self.child.stdin.write(json.dumps([name, arguments]) + "\n")
         self.child.stdin.flush()
         answer = json.loads(self.child.stdout.readline() or '{"refused": "the engine died"}')
         if "refused" in answer:
-            raise Refused(answer["refused"])
+            raise RefusedError(answer["refused"])
         return answer["result"]
 
     def lint(self, values: Values, version: str) -> Any:
         return self.call("lint", chart=str(CHART), values=values, kube_version=version)
 
     def package(self, destination: Path) -> Path:
-        """The archive that is published."""
+        """Return the archive that is published."""
         return Path(self.call("package", chart=str(CHART), destination=str(destination)))
 
     def files(
         self, values: Values, name: str = "team", namespace: str = "ns", chart: Path = CHART
     ) -> dict[str, str]:
-        """What each template renders to, by its path in templates/."""
-        found = self.call("render", chart=str(chart), values=values, name=name, namespace=namespace)
-        return {path.partition("/templates/")[2]: text for path, text in found.items()}
+        """Return the text of each rendered template, by its path in templates/."""
+        files = self.call("render", chart=str(chart), values=values, name=name, namespace=namespace)
+        return {path.partition("/templates/")[2]: text for path, text in files.items()}
 
     def render(self, values: Values, name: str = "team", namespace: str = "ns") -> list[Object]:
-        """Every object, those of the test with them."""
+        """Return every object, including those of the test."""
         return list(documents(self.files(values, name, namespace)))
 
     def validate(self, objects: list[Object], version: str) -> str:
-        """The version by whose schemas they are right. Raises Refused where one is not, or no schema is for it."""
+        """Return the version whose schemas accept the objects; raise RefusedError if none does."""
         return str(self.call("validate", objects=objects, version=version))
 
     def release(self, kubeconfig: Path, namespace: str, action: str, **arguments: Any) -> Any:
-        """An action of Helm on a release: install, upgrade, test, rollback, uninstall, history."""
+        """Run an action of Helm: install, upgrade, test, rollback, uninstall or history."""
         return self.call(
             "release",
             kubeconfig=str(kubeconfig),
@@ -84,12 +84,12 @@ def documents(files: Mapping[str, str]) -> Iterator[Object]:
             yield from filter(None, yaml.load_all(text, Loader=yaml.CSafeLoader))
 
 
-def one(objects: list[Object], kind: str, name: str | None = None) -> Object:
-    """The only object of this kind, and of this name where it is given."""
-    found = [
-        each
-        for each in objects
-        if each["kind"] == kind and name in (None, each["metadata"]["name"])
+def find_object(objects: list[Object], kind: str, name: str | None = None) -> Object:
+    """Return the only object of this kind, and of this name if there is one."""
+    matches = [
+        candidate
+        for candidate in objects
+        if candidate["kind"] == kind and name in (None, candidate["metadata"]["name"])
     ]
-    assert len(found) == 1, f"{kind} {name}: {len(found)}"
-    return found[0]
+    assert len(matches) == 1, f"{kind} {name}: {len(matches)}"
+    return matches[0]

@@ -29,9 +29,9 @@ def release(kubeconfig, namespace, action, arguments):
 
 
 def validate(objects, version):
-    """Holds objects against the strict schemas of a Kubernetes version; gives the version whose schemas these were."""
-    (known,) = {kubernetes_validate.validate(one, version, strict=True) for one in objects}
-    return known
+    """Validate objects by the strict schemas of a version; return the version of the schemas."""
+    (used_version,) = {kubernetes_validate.validate(item, version, strict=True) for item in objects}
+    return used_version
 
 
 CALLS = {
@@ -43,9 +43,9 @@ CALLS = {
 }
 
 for line in sys.stdin:
-    name, given = json.loads(line)
+    name, arguments = json.loads(line)
     try:
-        answer = {"result": CALLS[name](**given)}
+        answer = {"result": CALLS[name](**arguments)}
     except helm_python.HelmError as error:
         answer = {"refused": str(error)}
     except (kubernetes_validate.ValidationError, kubernetes_validate.SchemaNotFoundError) as error:

@@ -1,4 +1,4 @@
-"""What values.schema.json says of the cluster defaults, from their own keys: `make generated` writes it."""
+"""Write the cluster defaults of values.schema.json from their keys: `make generated`."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from tests.helm.charts import CHART
 PATH = CHART / "values.schema.json"
 
 
-def made(text: str) -> str:
-    """The file as it is to be: what `text` says of the chart's other values stays."""
+def update_schema(text: str) -> str:
+    """Return the file with current defaults; the other values of `text` stay."""
     schema = json.loads(text)
     wanted = _plain(Defaults.model_json_schema(by_alias=True))
     schema["$defs"] |= wanted.pop("$defs")
@@ -23,9 +23,9 @@ def made(text: str) -> str:
 
 
 def _plain(schema: Any, *, of_names: bool = False) -> Any:
-    """A JSON schema without what only explains."""
+    """Return a JSON schema without titles, descriptions and defaults."""
     if isinstance(schema, list):
-        return [_plain(each) for each in schema]
+        return [_plain(item) for item in schema]
     if not isinstance(schema, dict):
         return schema
     return {

@@ -1,4 +1,4 @@
-"""The chart says what it is: without a warning of Helm's, with every value described, and as the commands read it."""
+"""The chart has no warnings of Helm, describes every value, and the commands can read it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from jaxlaunch.launcher.jobs import cluster_defaults
 from jaxlaunch.launcher.manifests import jobset
 from jaxlaunch.launcher.manifests.jobset import resolve
 from tests.helm import readme, schema
-from tests.helm.charts import CHART, Helm, one
+from tests.helm.charts import CHART, Helm, find_object
 
 EVERYTHING = yaml.safe_load((Path(__file__).parent / "everything.yaml").read_text())
 SCHEMA = yaml.safe_load((CHART / "values.schema.json").read_text())
@@ -65,15 +65,15 @@ def test_the_archive_that_is_published_holds_all_that_the_chart_needs(
 
 
 def test_every_value_is_described() -> None:
-    assert readme.undescribed() == []
-    assert len(readme.described()) >= 50
+    assert readme.find_undescribed() == []
+    assert len(readme.find_described()) >= 50
 
 
 # --- the defaults ---------------------------------------------------------------------------------
 
 
 def defaults_of(helm: Helm, values: dict[str, Any]) -> Defaults:
-    config_map = one(helm.render(values), "ConfigMap", cluster_defaults.CONFIG_MAP_NAME)
+    config_map = find_object(helm.render(values), "ConfigMap", cluster_defaults.CONFIG_MAP_NAME)
     assert config_map["metadata"]["namespace"] == "ns"
     return defaults.read_config_map(config_map, "the chart's").values
 
@@ -100,26 +100,28 @@ def test_the_commands_read_the_chart_s_defaults(helm: Helm) -> None:
 
 
 def test_what_the_values_say_of_the_defaults_counts_before_what_the_chart_makes(helm: Helm) -> None:
-    own = {
+    defaults_values = {
         "queue": "mine",
         "checkpoint": {"url": "gs://runs"},
         "service_account": "me",
         "platform": "gke",
     }
-    said = defaults_of(helm, {"defaults": own, "kueue": {"enabled": True}})
-    assert (said.queue, said.service_account, said.platform) == ("mine", "me", "gke")
-    assert said.checkpoint == CheckpointUrl(url="gs://runs")
+    result = defaults_of(helm, {"defaults": defaults_values, "kueue": {"enabled": True}})
+    assert (result.queue, result.service_account, result.platform) == ("mine", "me", "gke")
+    assert result.checkpoint == CheckpointUrl(url="gs://runs")
 
 
 def test_the_first_job_of_readme_and_notes_is_whole_with_the_chart_s_defaults(helm: Helm) -> None:
     values = {"defaults": {"image": "i"}}
-    known = defaults_of(helm, values)
-    block = re.search(r"```yaml\n(.*?)```", readme.text(), re.DOTALL)
+    chart_defaults = defaults_of(helm, values)
+    block = re.search(r"```yaml\n(.*?)```", readme.make_readme(), re.DOTALL)
     notes = re.search(r"job\.yaml:\n\n(.*?)\n\n", helm.files(values)["NOTES.txt"], re.DOTALL)
     assert block is not None and notes is not None
     first, second = (load.parse_job(textwrap.dedent(text)) for text in (block[1], notes[1]))
     assert first == second
-    assert [each["kind"] for each in jobset.render(resolve(first, ClusterDefaults(known)))] == [
+    assert [
+        item["kind"] for item in jobset.render(resolve(first, ClusterDefaults(chart_defaults)))
+    ] == [
         "JobSet",
         "NetworkPolicy",
     ]
@@ -127,26 +129,26 @@ def test_the_first_job_of_readme_and_notes_is_whole_with_the_chart_s_defaults(he
 
 def test_a_namespace_can_do_without_defaults_of_its_own(helm: Helm) -> None:
     assert "ConfigMap" not in {
-        each["kind"] for each in helm.render({"defaults": {"enabled": False}})
+        item["kind"] for item in helm.render({"defaults": {"enabled": False}})
     }
 
 
 def test_the_values_of_the_defaults_are_the_keys_of_the_defaults() -> None:
     text = schema.PATH.read_text(encoding="utf-8")
-    assert text == schema.made(text)
+    assert text == schema.update_schema(text)
 
 
 def test_the_schema_has_the_very_keys_of_the_values() -> None:
     def keys(values: Any, schema: dict[str, Any], path: str = "") -> list[str]:
         schema = SCHEMA["$defs"][schema["$ref"].rpartition("/")[2]] if "$ref" in schema else schema
-        known = schema.get("properties")
-        if not isinstance(values, dict) or not values or known is None:
+        properties = schema.get("properties")
+        if not isinstance(values, dict) or not values or properties is None:
             return []
-        wrong = [f"{path}{key}" for key in known.keys() ^ values.keys()]
+        wrong = [f"{path}{key}" for key in properties.keys() ^ values.keys()]
         return wrong + [
-            each
-            for key in known.keys() & values.keys()
-            for each in keys(values[key], known[key], f"{path}{key}.")
+            fault
+            for key in properties.keys() & values.keys()
+            for fault in keys(values[key], properties[key], f"{path}{key}.")
         ]
 
     values = yaml.safe_load((CHART / "values.yaml").read_text())
@@ -162,9 +164,9 @@ def test_every_schema_of_an_object_is_closed() -> None:
     def open_ones(schema: Any, path: str) -> list[str]:
         if isinstance(schema, list):
             return [
-                each
-                for index, one in enumerate(schema)
-                for each in open_ones(one, f"{path}[{index}]")
+                open_path
+                for index, item in enumerate(schema)
+                for open_path in open_ones(item, f"{path}[{index}]")
             ]
         if not isinstance(schema, dict):
             return []
@@ -176,7 +178,9 @@ def test_every_schema_of_an_object_is_closed() -> None:
             else []
         )
         return mine + [
-            each for key, one in schema.items() for each in open_ones(one, f"{path}.{key}")
+            open_path
+            for key, value in schema.items()
+            for open_path in open_ones(value, f"{path}.{key}")
         ]
 
     assert open_ones(SCHEMA, "") == []

@@ -23,7 +23,7 @@ from jaxlaunch.launcher.manifests import jobset
 from jaxlaunch.launcher.manifests.jobset import resolve
 from jaxlaunch.launcher.platforms import gke, table
 from tests import golden, needs
-from tests.helm.charts import CHART, Helm, Object, Refused, documents, one
+from tests.helm.charts import CHART, Helm, Object, RefusedError, documents, find_object
 from tests.helm.test_chart import EVERYTHING, NEWEST, OLDEST
 from tests.launcher.manifests.test_jobset import EXAMPLES, render_file
 from tests.lint.release import installed
@@ -69,29 +69,29 @@ def test_the_chart_renders_to_its_golden_objects(helm: Helm, case: str) -> None:
 def test_every_object_is_one_of_the_oldest_and_of_the_newest_kubernetes(
     helm: Helm, objects: list[Object], version: str
 ) -> None:
-    own = [each for each in objects if each["apiVersion"] not in FOREIGN]
-    assert len(own) >= 6
-    assert helm.validate(own, version) == version.removesuffix(".0")
+    kubernetes_objects = [item for item in objects if item["apiVersion"] not in FOREIGN]
+    assert len(kubernetes_objects) >= 6
+    assert helm.validate(kubernetes_objects, version) == version.removesuffix(".0")
 
 
 def test_the_schemas_see_what_is_wrong(helm: Helm, objects: list[Object]) -> None:
-    role = one(objects, "Role", "team-viewer")
-    with pytest.raises(Refused, match="ruels"):
+    role = find_object(objects, "Role", "team-viewer")
+    with pytest.raises(RefusedError, match="ruels"):
         helm.validate([role | {"ruels": []}], OLDEST)
-    with pytest.raises(Refused, match="schema for kind"):
+    with pytest.raises(RefusedError, match="schema for kind"):
         helm.validate([role | {"kind": "Roll"}], OLDEST)
 
 
 def test_a_template_makes_one_kind_of_object(helm: Helm) -> None:
     for path, text in helm.files(EVERYTHING).items():
         if path.endswith(".yaml"):
-            kinds = {each["kind"].lower() for each in yaml.safe_load_all(text) if each}
+            kinds = {item["kind"].lower() for item in yaml.safe_load_all(text) if item}
             assert len(kinds) == 1, f"{path}: {kinds or 'nothing, though everything is asked for'}"
 
 
 def test_everything_is_labelled(objects: list[Object]) -> None:
-    for each in objects:
-        labels = each["metadata"]["labels"]
+    for item in objects:
+        labels = item["metadata"]["labels"]
         assert (
             labels["app.kubernetes.io/instance"] == "team"
             and labels["app.kubernetes.io/managed-by"] == "Helm"
@@ -103,20 +103,20 @@ def test_what_needs_a_crd_or_reaches_beyond_the_namespace_but_the_admission_poli
     helm: Helm,
 ) -> None:
     made = helm.render({"defaults": {"image": "i"}})
-    assert not [each for each in made if each["apiVersion"] in FOREIGN]
-    beyond = {each["kind"] for each in made if each["metadata"].get("namespace") != "ns"}
+    assert not [item for item in made if item["apiVersion"] in FOREIGN]
+    beyond = {item["kind"] for item in made if item["metadata"].get("namespace") != "ns"}
     assert beyond == {"ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding"}
     switched_off = helm.render({"admissionPolicy": {"enabled": False}})
-    assert all(each["metadata"]["namespace"] == "ns" for each in switched_off)
+    assert all(item["metadata"]["namespace"] == "ns" for item in switched_off)
 
 
 # --- rights ---------------------------------------------------------------------------------------
 
 
 def test_no_right_is_a_star_and_none_reads_a_secret(objects: list[Object]) -> None:
-    for each in objects:
-        assert each["kind"] != "Secret"
-        for rule in each.get("rules", []):
+    for item in objects:
+        assert item["kind"] != "Secret"
+        for rule in item.get("rules", []):
             assert "*" not in {*rule["verbs"], *rule["resources"], *rule["apiGroups"]}
             assert "secrets" not in rule["resources"] or rule["verbs"] == ["create"]
     assert not re.search(r"(?i)password|token:|BEGIN [A-Z ]*PRIVATE KEY", json.dumps(objects))
@@ -125,11 +125,11 @@ def test_no_right_is_a_star_and_none_reads_a_secret(objects: list[Object]) -> No
 def test_a_submitter_s_rights_are_those_of_the_installed_role(helm: Helm) -> None:
     made = helm.render(EVERYTHING | {"rbac": EVERYTHING["rbac"] | {"gangSecrets": False}})
     assert (
-        one(made, "Role", "team-submitter")["rules"]
+        find_object(made, "Role", "team-submitter")["rules"]
         == installed("ClusterRole", "jaxlaunch-user")["rules"]
     )
     assert (
-        one(made, "ClusterRole")["rules"]
+        find_object(made, "ClusterRole")["rules"]
         == installed("ClusterRole", "jaxlaunch-cluster-reader")["rules"]
     )
 
@@ -138,20 +138,22 @@ def test_a_submitter_s_rights_are_those_of_the_installed_role(helm: Helm) -> Non
     ("asked", "is_judged", "may"),
     [(None, True, True), (None, False, False), (True, False, True), (False, True, False)],
 )
-def test_submitters_may_create_secrets_where_the_policy_judges_them_or_it_is_asked_for_and_never_read_them(
+def test_submitters_may_create_but_never_read_secrets_if_the_policy_judges_them_or_by_request(
     helm: Helm, asked: bool | None, is_judged: bool, may: bool
 ) -> None:
     made = helm.render({"rbac": {"gangSecrets": asked}, "admissionPolicy": {"enabled": is_judged}})
-    found = [
+    secret_rules = [
         rule
-        for rule in one(made, "Role", "team-submitter")["rules"]
+        for rule in find_object(made, "Role", "team-submitter")["rules"]
         if "secrets" in rule["resources"]
     ]
-    assert found == [{"apiGroups": [""], "resources": ["secrets"], "verbs": ["create"]}] * may
+    assert (
+        secret_rules == [{"apiGroups": [""], "resources": ["secrets"], "verbs": ["create"]}] * may
+    )
 
 
 def test_a_viewer_only_looks(helm: Helm) -> None:
-    rules = one(helm.render({}), "Role", "team-viewer")["rules"]
+    rules = find_object(helm.render({}), "Role", "team-viewer")["rules"]
     assert {verb for rule in rules for verb in rule["verbs"]} == {"get", "list", "watch"}
     (maps,) = [rule for rule in rules if "configmaps" in rule["resources"]]
     assert maps["resourceNames"] == ["jaxlaunch"]
@@ -159,7 +161,7 @@ def test_a_viewer_only_looks(helm: Helm) -> None:
 
 def test_a_viewer_reads_what_a_job_s_pods_are_given_by_default(helm: Helm) -> None:
     """Without it `launcher doctor` cannot tell whether a job that names no resources gets any."""
-    rules = one(helm.render({}), "Role", "team-viewer")["rules"]
+    rules = find_object(helm.render({}), "Role", "team-viewer")["rules"]
     assert {"get", "list"} <= {
         verb for rule in rules if "limitranges" in rule["resources"] for verb in rule["verbs"]
     }
@@ -169,27 +171,27 @@ def test_a_cluster_reader_s_rights_name_the_objects_whose_names_are_known(helm: 
     """Those that `launcher doctor` reads by name."""
     rules = {
         resource: rule
-        for rule in one(helm.render(EVERYTHING), "ClusterRole")["rules"]
+        for rule in find_object(helm.render(EVERYTHING), "ClusterRole")["rules"]
         for resource in rule["resources"]
     }
-    known = {
+    names_by_resource = {
         "deployments": [controllers.JOBSET_DEPLOYMENT[1], controllers.KUEUE_DEPLOYMENT[1]],
         "customresourcedefinitions": [JOBSETS.resource],
     }
-    for resource, names in known.items():
+    for resource, names in names_by_resource.items():
         assert (rules[resource]["resourceNames"], rules[resource]["verbs"]) == (names, ["get"])
 
 
 def test_no_right_reaches_beyond_the_namespace_but_those_listed(objects: list[Object]) -> None:
-    for each in objects:
-        if each["kind"] == "ClusterRole":
-            for rule in each["rules"]:
+    for item in objects:
+        if item["kind"] == "ClusterRole":
+            for rule in item["rules"]:
                 (group,) = rule["apiGroups"]
                 assert set(rule["resources"]) <= WIDE[group] and set(rule["verbs"]) <= {
                     "get",
                     "list",
                 }
-    wide = {each["kind"] for each in objects if "namespace" not in each["metadata"]}
+    wide = {item["kind"] for item in objects if "namespace" not in item["metadata"]}
     assert wide <= {
         "ClusterRole",
         "ClusterRoleBinding",
@@ -208,9 +210,9 @@ def test_bindings_name_who_was_named(helm: Helm) -> None:
     group = {"kind": "Group", "name": "oidc:team-a", "apiGroup": "rbac.authorization.k8s.io"}
     account = {"kind": "ServiceAccount", "name": "ci", "namespace": "ns"}
     user = {"kind": "User", "name": "eve@example.com", "apiGroup": "rbac.authorization.k8s.io"}
-    assert one(made, "RoleBinding", "team-submitter")["subjects"] == [group, account]
-    assert one(made, "RoleBinding", "team-viewer")["subjects"] == [user]
-    assert one(made, "ClusterRoleBinding")["subjects"] == [group, account, user]
+    assert find_object(made, "RoleBinding", "team-submitter")["subjects"] == [group, account]
+    assert find_object(made, "RoleBinding", "team-viewer")["subjects"] == [user]
+    assert find_object(made, "ClusterRoleBinding")["subjects"] == [group, account, user]
 
 
 # --- the admission policy: what it does is shown in tests/cluster/test_chart_admission.py ---------
@@ -218,7 +220,7 @@ def test_bindings_name_who_was_named(helm: Helm) -> None:
 
 def expressions(spec: dict[str, Any]) -> dict[str, str]:
     """CEL of each variable."""
-    return {one["name"]: one["expression"] for one in spec["variables"]}
+    return {variable["name"]: variable["expression"] for variable in spec["variables"]}
 
 
 def tcpxo_pod(**more: Any) -> dict[str, Any]:
@@ -227,14 +229,14 @@ def tcpxo_pod(**more: Any) -> dict[str, Any]:
         "name: a\nimage: i\naccelerator: {type: h100, per_host: 8}\nnetwork: "
         "gpudirect-tcpxo\ncommand: [a]"
     )
-    known = defaults.parse_defaults(
+    cluster = defaults.parse_defaults(
         yaml.safe_dump({"platform": "gke", "tcpxo": {"image": "rxdm:1"}} | more)
     )
-    return dict(pod_template(jobset.render(resolve(fast, known))[0]))
+    return dict(pod_template(jobset.render(resolve(fast, cluster))[0]))
 
 
 def policy_of(helm: Helm, **values: Any) -> dict[str, Any]:
-    spec = one(helm.render(values), "ValidatingAdmissionPolicy")["spec"]
+    spec = find_object(helm.render(values), "ValidatingAdmissionPolicy")["spec"]
     assert isinstance(spec, dict)
     return spec
 
@@ -279,7 +281,7 @@ def test_the_admission_policy_lets_pods_be_root_that_request_the_accelerator_alo
     resource = table.RESOURCE.get(ACCELERATORS[kind].platform)
     for user, may in (("root", ["roots"]), ("privileged", ["roots", "privileged"]), (2000, [])):
         spec = policy_of(helm, defaults={"users": {kind: user}})
-        found = expressions(spec)
+        cel_by_variable = expressions(spec)
         validations = str(spec["validations"])
         judged = {
             name
@@ -293,12 +295,13 @@ def test_the_admission_policy_lets_pods_be_root_that_request_the_accelerator_alo
         named = {
             name
             for name in judged
-            if resource.value in json.loads(found[name].split("name in ")[1].split("\n")[0])
+            if resource.value
+            in json.loads(cel_by_variable[name].split("name in ")[1].split("\n")[0])
         }
         above_zero = 'quantity(string(main.resources.limits[name])).isGreaterThan(quantity("0"))'
-        assert all(above_zero in found[name] for name in judged)
+        assert all(above_zero in cel_by_variable[name] for name in judged)
         assert named == set(may)
-        assert ("IPC_LOCK" in found["capabilities"]) == (user == "root")
+        assert ("IPC_LOCK" in cel_by_variable["capabilities"]) == (user == "root")
 
 
 def test_the_admission_policy_exempts_the_tcpxo_daemon_as_jobs_have_it_and_no_other_container(
@@ -371,10 +374,10 @@ def test_the_admission_policy_judges_every_submitter_but_no_group_that_controlle
 
 
 def test_the_admission_policy_is_for_the_release_s_namespaces_alone(helm: Helm) -> None:
-    (where,) = policy_of(helm, namespaces=["scratch"])["matchConstraints"]["namespaceSelector"][
-        "matchExpressions"
-    ]
-    assert where == {
+    (expression,) = policy_of(helm, namespaces=["scratch"])["matchConstraints"][
+        "namespaceSelector"
+    ]["matchExpressions"]
+    assert expression == {
         "key": "kubernetes.io/metadata.name",
         "operator": "In",
         "values": ["ns", "scratch"],
@@ -389,9 +392,11 @@ def test_only_prometheus_of_the_namespace_that_the_values_name_may_scrape(helm: 
         ({}, "monitoring"),
         ({"defaults": {"prometheus": {"namespace": "metrics"}}}, "metrics"),
     ):
-        known = defaults.read_config_map(one(helm.render(values), "ConfigMap"), "the chart's")
+        cluster = defaults.read_config_map(
+            find_object(helm.render(values), "ConfigMap"), "the chart's"
+        )
         job = load.parse_job("name: a\nimage: i\nhosts: 2\naccelerator: {type: cpu}\ncommand: [a]")
-        policy = one(jobset.render(resolve(job, known)), "NetworkPolicy")
+        policy = find_object(jobset.render(resolve(job, cluster)), "NetworkPolicy")
         _, scrapes = policy["spec"]["ingress"]
         (peer,) = scrapes["from"]
         assert peer["namespaceSelector"] == {"matchLabels": {"kubernetes.io/metadata.name": named}}
@@ -399,18 +404,18 @@ def test_only_prometheus_of_the_namespace_that_the_values_name_may_scrape(helm: 
 
 def test_egress_is_limited_where_asked_and_hosts_still_reach_each_other(helm: Helm) -> None:
     assert [
-        each["spec"]["policyTypes"] for each in helm.render({}) if each["kind"] == "NetworkPolicy"
+        item["spec"]["policyTypes"] for item in helm.render({}) if item["kind"] == "NetworkPolicy"
     ] == [["Ingress"]]
     bucket = {"to": [{"ipBlock": {"cidr": "10.0.0.0/8"}}], "ports": [{"port": 443}]}
     made = helm.render({"networkPolicy": {"egress": {"enabled": True, "rules": [bucket]}}})
-    limited = one(made, "NetworkPolicy", "team-egress")
+    limited = find_object(made, "NetworkPolicy", "team-egress")
     assert (limited["spec"]["podSelector"], limited["spec"]["policyTypes"]) == ({}, ["Egress"])
     here, dns, more = limited["spec"]["egress"]
     assert (here, more) == ({"to": [{"podSelector": {}}]}, bucket)
-    assert {(each["protocol"], each["port"]) for each in dns["ports"]} == {("UDP", 53), ("TCP", 53)}
+    assert {(item["protocol"], item["port"]) for item in dns["ports"]} == {("UDP", 53), ("TCP", 53)}
     labels = {"jobset.sigs.k8s.io/jobset-name": "a"}
     assert [
-        each.level for each in namespace.judge_network([limited], labels, {}, has_own=False)
+        item.level for item in namespace.judge_network([limited], labels, {}, has_own=False)
     ] == ["ok"]
 
 
@@ -419,10 +424,10 @@ def test_egress_is_limited_where_asked_and_hosts_still_reach_each_other(helm: He
 
 def test_the_test_s_pod_is_restricted_and_no_account_mounts_a_token_unasked(helm: Helm) -> None:
     made = helm.render(EVERYTHING)
-    pod = one(made, "Pod")
+    pod = find_object(made, "Pod")
     assert pod_rules.strictest_level(pod) == "restricted"
     assert pod["spec"]["containers"][0]["resources"]["limits"] == {"memory": "512Mi"}
-    for account in (each for each in made if each["kind"] == "ServiceAccount"):
+    for account in (account for account in made if account["kind"] == "ServiceAccount"):
         assert account["automountServiceAccountToken"] is False
 
 
@@ -430,12 +435,12 @@ def test_the_dashboard_is_off_and_has_no_token_no_right_and_no_more_than_a_restr
     helm: Helm,
 ) -> None:
     assert not [
-        each
-        for each in helm.render({"defaults": {"image": "i"}})
-        if each["kind"] in ("Deployment", "Service")
+        item
+        for item in helm.render({"defaults": {"image": "i"}})
+        if item["kind"] in ("Deployment", "Service")
     ]
     made = helm.render(EVERYTHING)
-    template = one(made, "Deployment", "team-web")["spec"]["template"]
+    template = find_object(made, "Deployment", "team-web")["spec"]["template"]
     assert pod_rules.strictest_level(template) == "restricted"
     spec, (container,) = template["spec"], template["spec"]["containers"]
     assert (
@@ -443,21 +448,23 @@ def test_the_dashboard_is_off_and_has_no_token_no_right_and_no_more_than_a_restr
     )
     assert (spec["serviceAccountName"], spec["automountServiceAccountToken"]) == ("team-web", False)
     assert [volume.keys() for volume in spec["volumes"]] == [{"name", "configMap"}]
-    bound = [subject["name"] for each in made for subject in each.get("subjects", [])]
+    bound = [subject["name"] for item in made for subject in item.get("subjects", [])]
     assert bound and "team-web" not in bound
     labels = template["metadata"]["labels"]
     for selector in (
-        one(made, "Deployment", "team-web")["spec"]["selector"]["matchLabels"],
-        one(made, "Service")["spec"]["selector"],
-        one(made, "NetworkPolicy", "team-web")["spec"]["podSelector"]["matchLabels"],
+        find_object(made, "Deployment", "team-web")["spec"]["selector"]["matchLabels"],
+        find_object(made, "Service")["spec"]["selector"],
+        find_object(made, "NetworkPolicy", "team-web")["spec"]["podSelector"]["matchLabels"],
     ):
         assert (
             selector == {"jaxlaunch.io/web-dashboard": "team"}
             and selector.items() <= labels.items()
         )
     closed = helm.render({"webDashboard": {"enabled": True, "image": "i"}})
-    assert one(closed, "NetworkPolicy", "team-web")["spec"]["ingress"] == []
-    command = one(closed, "Deployment")["spec"]["template"]["spec"]["containers"][0]["command"]
+    assert find_object(closed, "NetworkPolicy", "team-web")["spec"]["ingress"] == []
+    command = find_object(closed, "Deployment")["spec"]["template"]["spec"]["containers"][0][
+        "command"
+    ]
     assert [word for word in command if word.startswith("--namespace")] == ["--namespace=ns"]
 
 
@@ -466,20 +473,20 @@ def test_the_dashboard_s_service_has_a_name_that_every_release_may_have(
     helm: Helm, release: str
 ) -> None:
     made = helm.render({"webDashboard": {"enabled": True, "image": "i"}}, release)
-    name = one(made, "Service")["metadata"]["name"]
+    name = find_object(made, "Service")["metadata"]["name"]
     assert re.fullmatch(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?", name), name
     assert f"--accept-host={name}.ns.svc" in str(
-        one(made, "Deployment")["spec"]["template"]["spec"]
+        find_object(made, "Deployment")["spec"]["template"]["spec"]
     )
 
 
 def test_a_dashboard_without_an_image_is_refused_with_the_values_to_set(helm: Helm) -> None:
-    with pytest.raises(Refused, match=r"set webDashboard\.image or defaults\.image"):
+    with pytest.raises(RefusedError, match=r"set webDashboard\.image or defaults\.image"):
         helm.render({"webDashboard": {"enabled": True}})
 
 
 def test_a_namespace_of_the_chart_is_restricted(helm: Helm) -> None:
-    made = one(helm.render(EVERYTHING), "Namespace", "team-a-scratch")
+    made = find_object(helm.render(EVERYTHING), "Namespace", "team-a-scratch")
     assert made["metadata"]["labels"][pod_rules.ENFORCE_LABEL] == "restricted"
 
 
@@ -488,7 +495,7 @@ TPU, H100 = "{type: v5e, topology: 2x4}", "{type: h100, per_host: 8}\nhosts: 2"
 
 
 @pytest.mark.parametrize(
-    ("accelerator", "given", "expected"),
+    ("accelerator", "cluster_values", "expected"),
     [
         (TPU, {"users": {"v5e": "root"}}, "baseline"),
         (TPU, {"users": {"v5e": "privileged"}}, "privileged"),
@@ -511,52 +518,54 @@ TPU, H100 = "{type: v5e, topology: 2x4}", "{type: h100, per_host: 8}\nhosts: 2"
     ],
 )
 def test_a_namespace_of_the_chart_has_the_level_of_the_jobs_that_the_cluster_defaults_make(
-    helm: Helm, accelerator: str, given: dict[str, Any], expected: str
+    helm: Helm, accelerator: str, cluster_values: dict[str, Any], expected: str
 ) -> None:
     spec = load.parse_job(f"name: a\nimage: i\naccelerator: {accelerator}\ncommand: [a]")
-    values = {"platform": "gke"} | given
+    values = {"platform": "gke"} | cluster_values
     cluster = defaults.ClusterDefaults(defaults.Defaults.model_validate(values))
     assert (
         pod_rules.strictest_level(pod_template(jobset.render(resolve(spec, cluster))[0]))
         == expected
     )
     rendered = {"namespaces": ["scratch"], "defaults": values}
-    made = one(helm.render(rendered), "Namespace", "scratch")
+    made = find_object(helm.render(rendered), "Namespace", "scratch")
     assert made["metadata"]["labels"][pod_rules.ENFORCE_LABEL] == expected
     assert f"pod-security.kubernetes.io/enforce={expected}\n" in helm.files(rendered)["NOTES.txt"]
 
 
 @pytest.mark.parametrize(
-    "given",
+    "cluster_values",
     [{"tcpxo": {"image": "rxdm:1"}}, {"gib": {"networks": ["a"] * 8}}],
     ids=["tcpxo", "gib"],
 )
 def test_a_namespace_of_the_chart_admits_the_networks_that_jobs_may_choose_by_the_cluster_defaults(
-    helm: Helm, given: dict[str, Any]
+    helm: Helm, cluster_values: dict[str, Any]
 ) -> None:
-    made = one(helm.render({"namespaces": ["scratch"], "defaults": given}), "Namespace", "scratch")
+    made = find_object(
+        helm.render({"namespaces": ["scratch"], "defaults": cluster_values}), "Namespace", "scratch"
+    )
     assert made["metadata"]["labels"][pod_rules.ENFORCE_LABEL] == "privileged"
 
 
 def test_only_what_cannot_be_made_again_stays(helm: Helm) -> None:
-    kept = [
-        each["kind"]
-        for each in helm.render(EVERYTHING)
-        if (each["metadata"].get("annotations") or {}).get("helm.sh/resource-policy") == "keep"
+    kept_kinds = [
+        item["kind"]
+        for item in helm.render(EVERYTHING)
+        if (item["metadata"].get("annotations") or {}).get("helm.sh/resource-policy") == "keep"
     ]
-    assert sorted(kept) == ["Namespace", "PersistentVolumeClaim", "PersistentVolumeClaim"]
+    assert sorted(kept_kinds) == ["Namespace", "PersistentVolumeClaim", "PersistentVolumeClaim"]
 
 
 # --- names ----------------------------------------------------------------------------------------
 
 
 def identities(objects: list[Object]) -> set[tuple[str, str, str]]:
-    found = [
-        (each["kind"], each["metadata"].get("namespace", ""), each["metadata"]["name"])
-        for each in objects
+    keys = [
+        (item["kind"], item["metadata"].get("namespace", ""), item["metadata"]["name"])
+        for item in objects
     ]
-    assert len(found) == len(set(found))
-    return set(found)
+    assert len(keys) == len(set(keys))
+    return set(keys)
 
 
 def test_no_two_releases_share_an_object(helm: Helm) -> None:
@@ -574,7 +583,7 @@ def test_no_two_releases_share_an_object(helm: Helm) -> None:
     values = {**EVERYTHING, "namespaces": []}
     made = [identities(helm.render(values, name, namespace)) for name, namespace in places]
     for one_s, other_s in combinations(made, 2):
-        assert not {each for each in one_s & other_s if each[2] != "jaxlaunch"}
+        assert not {key for key in one_s & other_s if key[2] != "jaxlaunch"}
 
 
 def test_two_releases_in_one_namespace_share_nothing_where_one_of_them_has_the_defaults(
@@ -592,8 +601,8 @@ def test_two_releases_in_one_namespace_share_nothing_where_one_of_them_has_the_d
 
 def test_names_are_never_too_long(helm: Helm) -> None:
     label = r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?"
-    for each in helm.render(EVERYTHING, "r" * 53, "n" * 63):
-        name = each["metadata"]["name"]
+    for item in helm.render(EVERYTHING, "r" * 53, "n" * 63):
+        name = item["metadata"]["name"]
         assert re.fullmatch(label, name) and (
             len(name) <= 63 or name.startswith("r" * 53 + "-dashboard-")
         ), name
@@ -606,7 +615,7 @@ RULES = CHART / "rules"
 
 
 def spec_of(helm: Helm, **alerts: Any) -> dict[str, Any]:
-    made = one(helm.render({"alerts": {"enabled": True, **alerts}}), "PrometheusRule")
+    made = find_object(helm.render({"alerts": {"enabled": True, **alerts}}), "PrometheusRule")
     assert isinstance(spec := made["spec"], dict)
     return spec
 
@@ -620,7 +629,7 @@ def rules(spec: dict[str, Any]) -> dict[str, dict[str, Any]]:
     }
 
 
-def given() -> dict[str, dict[str, Any]]:
+def chart_rules() -> dict[str, dict[str, Any]]:
     groups = [
         group
         for path in RULES.glob("*.yaml")
@@ -631,7 +640,7 @@ def given() -> dict[str, dict[str, Any]]:
 
 def test_the_operator_s_rules_are_prometheus_own(helm: Helm, tmp_path: Path) -> None:
     spec = spec_of(helm)
-    assert rules(spec).keys() == given().keys()
+    assert rules(spec).keys() == chart_rules().keys()
     (tmp_path / "rules.yaml").write_text(yaml.safe_dump(spec))
     promtool = needs.tool("promtool", package="the Debian package prometheus")
     done = subprocess.run(
@@ -644,7 +653,7 @@ def test_a_release_s_rules_see_its_own_namespace_alone(helm: Helm) -> None:
     for name, rule in rules(spec_of(helm)).items():
         selectors = re.findall(r"\bnamespace(=~?\"[^\"]*\")", rule["expr"])
         assert set(selectors) <= {'="ns"'}, name
-        assert ('namespace="ns"' in rule["expr"]) == ("namespace=~" in given()[name]["expr"])
+        assert ('namespace="ns"' in rule["expr"]) == ("namespace=~" in chart_rules()[name]["expr"])
 
 
 def test_an_alert_s_threshold_duration_severity_and_runbook_are_values(helm: Helm) -> None:
@@ -666,33 +675,33 @@ def test_an_alert_s_threshold_duration_severity_and_runbook_are_values(helm: Hel
 
 
 def test_the_values_know_every_alert_and_every_threshold() -> None:
-    known = yaml.safe_load((CHART / "values.schema.json").read_text())["properties"]["alerts"][
-        "properties"
-    ]
+    alert_schema = yaml.safe_load((CHART / "values.schema.json").read_text())["properties"][
+        "alerts"
+    ]["properties"]
     prefix = "jaxlaunch:threshold:"
-    assert known["rules"]["properties"].keys() == {
-        name for name, rule in given().items() if "alert" in rule
+    assert alert_schema["rules"]["properties"].keys() == {
+        name for name, rule in chart_rules().items() if "alert" in rule
     }
-    thresholds = {name.removeprefix(prefix) for name in given() if name.startswith(prefix)}
-    assert known["thresholds"]["properties"].keys() == thresholds
+    thresholds = {name.removeprefix(prefix) for name in chart_rules() if name.startswith(prefix)}
+    assert alert_schema["thresholds"]["properties"].keys() == thresholds
 
 
 def test_each_dashboard_is_a_config_map_that_grafana_s_sidecar_takes(helm: Helm) -> None:
     made = [
-        each
-        for each in helm.render({"dashboards": {"enabled": True}})
-        if "-dashboard-" in each["metadata"]["name"]
+        item
+        for item in helm.render({"dashboards": {"enabled": True}})
+        if "-dashboard-" in item["metadata"]["name"]
     ]
     files = {
         path.name: json.loads(path.read_text()) for path in (CHART / "dashboards").glob("*.json")
     }
-    assert {name: json.loads(text) for each in made for name, text in each["data"].items()} == files
+    assert {name: json.loads(text) for item in made for name, text in item["data"].items()} == files
     assert len(made) == len(files) >= 3
-    assert all(each["metadata"]["labels"]["grafana_dashboard"] == "1" for each in made)
+    assert all(item["metadata"]["labels"]["grafana_dashboard"] == "1" for item in made)
 
 
 def test_the_operator_finds_the_pods_of_jobs_by_the_port_that_they_name(helm: Helm) -> None:
-    monitor = one(helm.render(EVERYTHING), "PodMonitor")["spec"]
+    monitor = find_object(helm.render(EVERYTHING), "PodMonitor")["spec"]
     pod = pod_template(render_file(EXAMPLES / "generic-gpu.yaml")[0])
     assert monitor["selector"]["matchLabels"].items() <= pod["metadata"]["labels"].items()
     ports = {port["name"] for port in pod["spec"]["containers"][0]["ports"]}

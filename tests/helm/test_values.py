@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.helm.charts import Helm, Refused
+from tests.helm.charts import Helm, RefusedError
 
 # Values, and the key that the refusal names.
 WRONG: list[tuple[dict[str, Any], str]] = [
@@ -104,7 +104,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ("values", "key"), WRONG, ids=[f"{number}-{key}" for number, (_, key) in enumerate(WRONG)]
 )
 def test_a_wrong_value_is_refused_by_its_key(helm: Helm, values: dict[str, Any], key: str) -> None:
-    with pytest.raises(Refused) as refused:
+    with pytest.raises(RefusedError) as refused:
         helm.render(values)
     assert key.replace("/", ".").lstrip(".") in str(refused.value).replace("/", "."), refused.value
 

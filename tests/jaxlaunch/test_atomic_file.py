@@ -1,4 +1,4 @@
-"""A file is replaced as a whole, whoever else writes it, and also when the machine loses its power."""
+"""A file is replaced as a whole, despite other writers and loss of power."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from jaxlaunch.trainer.tracking import __main__ as tracking
 
 
 def test_writers_with_equal_pids_keep_content_whole(tmp_path: Path) -> None:
-    """Two threads stand for the agents of two pods: they share the storage, and their process ids are equal."""
+    """Two threads act as the agents of two pods with shared storage and equal process ids."""
     failures: list[str] = []
 
     def write(writer: int) -> None:
@@ -113,7 +113,7 @@ def test_storage_without_folder_sync_is_accepted(
 
 
 def test_frequent_writes_are_not_synced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A sync takes milliseconds to seconds: a tracker would be late, and training would wait for its data."""
+    """A sync can take seconds, for which a tracker and the training would wait."""
     synced: list[int] = []
     monkeypatch.setattr(os, "fsync", synced.append)
     state = tracking._TrackerState(str(tmp_path), "wandb", "uid")

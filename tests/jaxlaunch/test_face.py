@@ -54,7 +54,11 @@ import sys
 sys.path.insert(0, sys.argv[1])
 import jaxlaunch
 jaxlaunch.report(step=1)
-for use in (lambda: jaxlaunch.Loss, lambda: jaxlaunch.load("lm"), lambda: jaxlaunch.run(None, None, steps=1)):
+for use in (
+    lambda: jaxlaunch.Loss,
+    lambda: jaxlaunch.load("lm"),
+    lambda: jaxlaunch.run(None, None, steps=1),
+):
     try:
         use()
     except ModuleNotFoundError as error:

@@ -134,7 +134,7 @@ def test_failed_import_names_its_extra(package: str, extra: str | None) -> None:
 def test_search_for_pip_keeps_imported_distutils(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """setuptools' finder replaces it for pip, with a warning."""
+    """The finder of setuptools replaces it for pip, with a warning."""
     distutils = types.ModuleType("distutils")
     monkeypatch.setitem(sys.modules, "distutils", distutils)
     assert "install it with" in (

@@ -23,7 +23,7 @@ NOISE = np.random.default_rng(0)
 
 @pytest.fixture(autouse=True)
 def wait_for_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a busy machine the thread may get no turn within the moment that a process waits at its end."""
+    """Wait longer at the end of a process: the thread may get no turn on a busy machine."""
     monkeypatch.setattr(samples, "EXIT_WAIT_S", 60.0)
 
 
@@ -122,7 +122,7 @@ def test_faulty_storage_is_noted_once_without_delay(tmp_path: Path) -> None:
     ]
 
     free = threading.Event()
-    stalled = samples.SampleWriter(str(tmp_path / "slow"), lambda said: free.wait(60))
+    stalled = samples.SampleWriter(str(tmp_path / "slow"), lambda note: free.wait(60))
     (tmp_path / "slow").write_text("")  # the note about it does not return
     for step in range(1000):
         stalled.add_items(step, [("text", "", "t")])

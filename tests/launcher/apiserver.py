@@ -23,7 +23,7 @@ from urllib.parse import parse_qs, urlsplit
 import yaml
 
 Object = dict[str, Any]
-Fault = Callable[["Handler"], bool]  # True: it has answered; False: go on as usual
+Fault = Callable[["Handler"], bool]  # True if it has answered
 
 
 class Server(ThreadingHTTPServer):
@@ -143,7 +143,7 @@ class Handler(BaseHTTPRequestHandler):
             self.send(200, b"ok", "text/plain")
         elif self.at.startswith("/apis/") and self.at.count("/") == 2:
             versions = self.server.groups.get(self.at.split("/")[2])
-            versions_answer = {"versions": [{"version": one} for one in versions or []]}
+            versions_answer = {"versions": [{"version": version} for version in versions or []]}
             self.answer(200, versions_answer) if versions else self.fail(
                 404, "NotFound", "the server could not find it"
             )

@@ -282,10 +282,10 @@ def judged(
 
 
 def snapshot(
-    of: Object | None = None, *pods: Object, events: tuple[Object, ...] = (), **more: Any
+    given_jobset: Object | None = None, *pods: Object, events: tuple[Object, ...] = (), **more: Any
 ) -> Snapshot:
-    """All that was seen of job lm; whatever is not said is as in a job that was just made."""
-    jobset_object = jobset(max(1, len(pods))) if of is None else of
+    """Return a snapshot of job lm, by default of one that was just made."""
+    jobset_object = jobset(max(1, len(pods))) if given_jobset is None else given_jobset
     folded = objects.fold_events(
         collect.job_events(map(objects.trim_event, events), "lm", jobset_object)
     )

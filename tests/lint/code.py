@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 FACTS = (*(platforms_page.platform_module(name) for name in table.PLATFORMS), runtime)
 # Modules of the command line that may write in a way of their own.
 WRITERS = {
-    "data.py": ["json.dumps("],  # the question to the trainer's process, which is no output
+    "data.py": ["json.dumps("],  # the request to the trainer's process, which is not output
     "models.py": ["json.dumps("],  # a file in the run folder
     "main.py": ["click.echo("],  # errors, before all else
     "schema.py": ["json.dumps("],  # values in the text of its page
@@ -27,11 +27,11 @@ WRITERS = {
 def find_labels_spelled_twice() -> Iterator[str]:
     for path in (ROOT / "jaxlaunch" / "launcher").rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())) if path != Path(labels.__file__) else ():
-            if isinstance(node, ast.Constant) and isinstance(node.value, str):
-                if any(f"{domain}/" in node.value for domain in labels.RESERVED_DOMAINS):
-                    yield (
-                        f"{path.relative_to(ROOT)}:{node.lineno}: {node.value} is not in labels.py"
-                    )
+            text = node.value if isinstance(node, ast.Constant) else None
+            if isinstance(text, str) and any(
+                f"{domain}/" in text for domain in labels.RESERVED_DOMAINS
+            ):
+                yield f"{path.relative_to(ROOT)}:{node.lineno}: {text} is not in labels.py"
 
 
 def find_modules_that_write_by_themselves() -> Iterator[str]:
@@ -56,9 +56,10 @@ def find_constants_of_platforms_that_are_no_facts() -> Iterator[str]:
     elsewhere = {**vars(facts), **vars(accelerators)}
     for module in FACTS:
         for name, value in vars(module).items():
-            if name.isupper() and name not in elsewhere and not name.startswith("_"):
-                if not isinstance(value, Source) and not list(platforms_page.find_facts(value)):
-                    yield f"{module.__name__}.{name}"
+            is_constant = name.isupper() and not name.startswith("_") and name not in elsewhere
+            is_fact = isinstance(value, Source) or any(platforms_page.find_facts(value))
+            if is_constant and not is_fact:
+                yield f"{module.__name__}.{name}"
 
 
 def find_unused_sources() -> Iterator[str]:

@@ -107,32 +107,30 @@ def find_wrong_workflows() -> Iterator[str]:
         if workflow["permissions"] != {}:
             yield f"{path.name}: permissions of the whole workflow"
         for name, job in jobs.items():
-            if not set(job["permissions"].items()) <= PERMISSIONS:
-                yield f"{path.name}: permissions of {name}"
-            if (
-                job["runs-on"] == "ubuntu-latest"
-                if "steps" in job
-                else not job["uses"].startswith("./")
-            ):
-                yield f"{path.name}: {name} runs on what is not pinned"
-            for step in job.get("steps", ()):
-                if "${{" in step.get("run", ""):
-                    yield f"{path.name}: {name} pastes a value into a script"
-                if (
-                    step.get("uses", "").startswith("actions/checkout@")
-                    and step["with"]["persist-credentials"]
-                ):
-                    yield f"{path.name}: {name} keeps credentials"
+            yield from (f"{path.name}: {name} {fault}" for fault in _find_job_faults(job))
         writers = [
             name for name, job in jobs.items() if job["permissions"].get("contents") == "write"
         ]
         if writers != (["publish"] if path.stem == "release" else []):
             yield f"{path.name}: {writers} may write"
-        # Whoever takes over an action can move its tags, and the release's jobs sign in the
+        # Anyone who takes over an action can move its tags, and the release's jobs sign in the
         # project's name.
         for use in re.findall(r"\buses: (?!\./)(.+)$", path.read_text(), re.MULTILINE):
             if not re.fullmatch(r"[\w-]+/[\w-]+@[0-9a-f]{40}  # v\d+\.\d+\.\d+", use):
                 yield f"{path.name}: {use} is not a commit with its version"
+
+
+def _find_job_faults(job: dict[str, Any]) -> Iterator[str]:
+    if not set(job["permissions"].items()) <= PERMISSIONS:
+        yield "has too many permissions"
+    if job["runs-on"] == "ubuntu-latest" if "steps" in job else not job["uses"].startswith("./"):
+        yield "runs on what is not pinned"
+    for step in job.get("steps", ()):
+        if "${{" in step.get("run", ""):
+            yield "pastes a value into a script"
+        is_checkout = step.get("uses", "").startswith("actions/checkout@")
+        if is_checkout and step["with"]["persist-credentials"]:
+            yield "keeps credentials"
 
 
 def find_steps_that_a_release_lacks() -> Iterator[str]:

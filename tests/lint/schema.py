@@ -98,10 +98,10 @@ def command_lines() -> Iterator[str]:
             r"^ *```(.*)\n([^`]*)^ *```", page.read_text(), re.MULTILINE
         ):
             if language in ("", "sh", "sh cluster", "bash"):
-                found = re.findall(
+                commands = re.findall(
                     r"^ *(launcher [a-z].*)", block.replace("\\\n", ""), re.MULTILINE
                 )
-                yield from (line for line in found if " [" not in line.partition("#")[0])
+                yield from (line for line in commands if " [" not in line.partition("#")[0])
 
 
 def find_command_lines_that_are_not_accepted() -> Iterator[str]:

@@ -1,8 +1,8 @@
-"""JAX's folder of compiled programs, as processes share it that start and end at any time: an entry appears whole.
+"""The folder of compiled programs that JAX processes share: an entry appears whole.
 
-And the processes of one gang have to find the same entries: the first one compiles only what it
-does not find, and the others wait for what they do not find. So a gang sees those that were there
-before it.
+The processes start and end at any time. The processes of one gang have to find the same entries:
+the first one compiles only what it does not find, and the others wait for what they do not find. So
+a gang sees those that were there before it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""For the processes of JAX that tests start: a program of several processes is compiled by the first of them alone.
+"""Let only the first process of a gang compile, for the JAX processes that tests start.
 
 JAX can do so itself (JAX_SHARE_BINARY_BETWEEN_HOSTS), by a key that every process has to compute
 alike. On CPU it does not (jax 0.10): the key holds the devices of the process alone. Here it holds

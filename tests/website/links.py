@@ -1,4 +1,4 @@
-"""Where everything is on the site: pages, their pieces, and the files outside docs/ that pages link to."""
+"""The places on the site of pages, their pieces, and files outside docs/ that pages link to."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _CODE = re.compile(r"(^ *```.*?^ *```|`[^`\n]*`)", re.MULTILINE | re.DOTALL)
 
 
 class Site:
-    """The pages of the site with their pieces, and the files that are copied, each with its path there."""
+    """The pages of the site with their pieces, and the copied files with their paths."""
 
     def __init__(self, docs: Path) -> None:
         self._docs = docs
@@ -25,23 +25,23 @@ class Site:
             page = waiting.pop()
             if page not in self.pages:
                 text = _listing(page) if page.is_dir() else page.read_text(encoding="utf-8")
-                self.pages[page] = pieces.of(self._path(page), text)
+                self.pages[page] = pieces.split_page(self._path(page), text)
                 self.files |= {page: f"{self._path(page)}.txt"} if page.is_file() else {}
                 waiting += self._linked(page, text)
 
     def outside(self) -> list[dict[str, str]]:
-        """The nav's entries for the pages that are not in docs/."""
-        found = [
+        """Return the entries of the navigation for pages that are not in docs/."""
+        pages = [
             pieces for page, pieces in self.pages.items() if not page.is_relative_to(self._docs)
         ]
         return [
             {piece.title: piece.path}
-            for every in sorted(found, key=lambda each: each[0].path)
+            for every in sorted(pages, key=lambda pieces: pieces[0].path)
             for piece in every
         ]
 
     def linked(self, source: Path, piece: Piece) -> str:
-        """A piece's text with links to pages, pieces and files of the site."""
+        """Return the text of a piece with links to pages, pieces and files of the site."""
 
         def led(link: re.Match[str]) -> str:
             target = _target(source, link[2])
@@ -52,32 +52,32 @@ class Site:
         return "".join(part if at % 2 else _LINK.sub(led, part) for at, part in enumerate(parts))
 
     def source(self, source: Path, piece: Piece) -> str | None:
-        """The path from a piece to the file that it is from; None for the list of a folder."""
+        """Return the path from a piece to its source file; None for the list of a folder."""
         return _relative(self.files[source], piece.path) if source in self.files else None
 
     def moved(self, source: Path, piece: Piece) -> dict[str, str]:
-        """For the own page of several: its anchors that are on other pieces now, each with where."""
+        """Return the anchors of a split page that are on other pieces now, with their links."""
         first, *others = self.pages[source]
-        found = (
+        path_by_anchor = (
             {}
             if piece is not first
-            else {each: other.path for other in reversed(others) for each in other.anchors}
+            else {anchor: other.path for other in reversed(others) for anchor in other.anchors}
         )
         html = {
-            each: f"{_relative(path, piece.path).removesuffix('.md')}.html#{each}"
-            for each, path in found.items()
+            anchor: f"{_relative(path, piece.path).removesuffix('.md')}.html#{anchor}"
+            for anchor, path in path_by_anchor.items()
         }
-        return {each: path for each, path in html.items() if each not in first.anchors}
+        return {anchor: path for anchor, path in html.items() if anchor not in first.anchors}
 
     def _linked(self, page: Path, text: str) -> list[Path]:
-        """Pages outside docs/ that a page links to; other files are noted to be copied."""
-        found = {_target(page, link[2]) for link in _LINK.finditer(_CODE.sub("", text))}
+        """Return the pages outside docs/ that a page links to; note other files to be copied."""
+        targets = {_target(page, link[2]) for link in _LINK.finditer(_CODE.sub("", text))}
         self.files |= {
-            each: self._path(each) + _shown(each)
-            for each in found
-            if not _is_page(each) and each.is_file()
+            target: self._path(target) + _shown(target)
+            for target in targets
+            if not _is_page(target) and target.is_file()
         }
-        return [each for each in found if _is_page(each)]
+        return [target for target in targets if _is_page(target)]
 
     def _path(self, page: Path) -> str:
         if page.is_relative_to(self._docs):
@@ -91,23 +91,23 @@ class Site:
         if target not in self.pages:
             return self.files[target], ""
         first, *others = self.pages[target]
-        piece = next((each for each in (*others, first) if anchor in each.anchors), first)
+        piece = next((piece for piece in (*others, first) if anchor in piece.anchors), first)
         is_first = bool(piece.anchors) and piece.anchors[0] == anchor and piece is not first
         return piece.path, "" if is_first else anchor
 
 
 def _shown(file: Path) -> str:
-    """What a file's name gets behind it: browsers show text, and save what they do not know."""
+    """Return the suffix of a copied file: browsers show text, and save what they do not know."""
     return "" if file.suffix in (".svg", ".png") else ".txt"
 
 
 def _is_page(path: Path) -> bool:
-    """Whether it becomes a page. The list of all changes is too long for one, and is text anyway."""
+    """Check that a path becomes a page; the list of all changes is too long for one."""
     return path.is_dir() or path.suffix == ".md" and path.name != "CHANGELOG.md"
 
 
 def _target(page: Path, link: str) -> Path:
-    """The file or folder that a link names; the page itself where it names none."""
+    """Return the file or folder of a link, or the page itself if the link names none."""
     return ((page if page.is_dir() else page.parent) / link).resolve() if link else page
 
 
@@ -117,6 +117,6 @@ def _relative(path: str, start: str) -> str:
 
 def _listing(folder: Path) -> str:
     rows = "".join(
-        f"- [{each.name}]({each.name})\n" for each in sorted(folder.iterdir()) if each.is_file()
+        f"- [{file.name}]({file.name})\n" for file in sorted(folder.iterdir()) if file.is_file()
     )
     return f"# {folder.name}\n\n{rows}"

@@ -16,7 +16,7 @@ from jaxlaunch.launcher.cli import help
 
 
 def _topic(topics: Mapping[str, tuple[str, ...]]) -> Callable[[str], str]:
-    """The topic that lists a heading. Raises KeyError for a heading that none lists."""
+    """Return a function from headings to topics; it raises KeyError for unlisted headings."""
     listed = {heading: topic for topic, headings in topics.items() for heading in headings}
     return listed.__getitem__
 
@@ -65,7 +65,7 @@ SPLIT: Mapping[str, Callable[[str], str]] = {
 
 @dataclass(frozen=True)
 class Piece:
-    """One page of the site: its title, its path, its Markdown, and the anchors that are nowhere else."""
+    """One page of the site: its title, path and Markdown, and the anchors that only it has."""
 
     title: str
     path: str
@@ -73,16 +73,16 @@ class Piece:
     anchors: tuple[str, ...]
 
 
-def of(path: str, text: str) -> list[Piece]:
-    """The pieces of a page, its own first. A page that is not long is one piece."""
+def split_page(path: str, text: str) -> list[Piece]:
+    """Return the pieces of a page, its own first; a page that is not long is one piece."""
     start, *sections = _sections(text) if path in SPLIT else [text]
     topics: dict[str, list[str]] = {}
     for section in sections:
         topics.setdefault(SPLIT[path](_title(section)), []).append(section)
-    made = [_piece(path, title, found) for title, found in topics.items()]
-    listed = "".join(f"- {', '.join(_links(found))}\n" for found in topics.values())
-    own = f"{start}\n\n## Pages\n\n{listed}" if made else start
-    return [Piece(_title(start), path, own, tuple(help.list_anchors(start))), *made]
+    made = [_piece(path, title, sections) for title, sections in topics.items()]
+    listed = "".join(f"- {', '.join(_links(sections))}\n" for sections in topics.values())
+    overview = f"{start}\n\n## Pages\n\n{listed}" if made else start
+    return [Piece(_title(start), path, overview, tuple(help.list_anchors(start))), *made]
 
 
 def _piece(path: str, title: str, sections: list[str]) -> Piece:
@@ -103,12 +103,12 @@ def _piece(path: str, title: str, sections: list[str]) -> Piece:
 
 
 def _sections(text: str) -> list[str]:
-    """What is before the first heading of the second level, and each such heading with what is below it."""
+    """Return the text before the first heading of level 2, and each such heading with its text."""
     lines = text.splitlines()
     starts = [number for number, level, _ in help.list_headings(text) if level == 2]
     return [
-        "\n".join(lines[one:other]).strip()
-        for one, other in itertools.pairwise([0, *starts, len(lines)])
+        "\n".join(lines[start:end]).strip()
+        for start, end in itertools.pairwise([0, *starts, len(lines)])
     ]
 
 
@@ -122,7 +122,7 @@ def _links(sections: list[str]) -> Iterator[str]:
 
 
 def _lifted(text: str) -> str:
-    """The text with every heading one level higher."""
+    """Return the text with every heading one level higher."""
     lines = text.splitlines()
     for number, _, _ in help.list_headings(text):
         lines[number] = lines[number].removeprefix("#")

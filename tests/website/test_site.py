@@ -1,4 +1,4 @@
-"""The built site in a real browser, opened from files: what its search finds, how long pages are, where links lead."""
+"""The built site in a real browser, from files: its search, page lengths and links."""
 
 from __future__ import annotations
 
@@ -105,12 +105,12 @@ def test_anchors_of_a_page_that_was_split_lead_to_its_pieces(
     )
     for name in pieces.SPLIT:
         if (source := pages.DOCS / name).exists():
-            parts = [site / piece.path for piece in pieces.of(name, source.read_text())]
-            known = "".join(part.with_suffix(".html").read_text() for part in parts)
+            parts = [site / piece.path for piece in pieces.split_page(name, source.read_text())]
+            html = "".join(part.with_suffix(".html").read_text() for part in parts)
             assert [
-                each
-                for each in documentation.list_anchors(source.read_text())
-                if f'id="{each}"' not in known
+                anchor
+                for anchor in documentation.list_anchors(source.read_text())
+                if f'id="{anchor}"' not in html
             ] == []
 
 

@@ -1,4 +1,4 @@
-"""The annotation that outlives the pods: bounded when written, and believed only as far as it is well formed."""
+"""The annotation that outlives the pods: it is bounded, and malformed parts are ignored."""
 
 from __future__ import annotations
 

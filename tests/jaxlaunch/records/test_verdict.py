@@ -350,7 +350,7 @@ def attempt_record(attempt: int, verdict: Verdict) -> AttemptRecord:
 
 
 def list_decisions(verdict: Verdict) -> Any:
-    """Return what follows from a verdict after one attempt, after two alike, and in pods that do not start."""
+    """Return what follows from a verdict: after one, two and three attempts, and without pods."""
     histories = [
         [attempt_record(number, verdict) for number in range(1, count + 1)] for count in (1, 2, 3)
     ]
@@ -376,7 +376,7 @@ def list_decisions(verdict: Verdict) -> Any:
 
 
 def list_verdicts() -> list[Verdict]:
-    """Return verdicts of every kind, those that events lead to, and those of hosts that lost their leader."""
+    """Return verdicts of every kind, also those of events and of hosts without a leader."""
     verdicts = [verdict_for_code(code, failure, rank=1) for code, failure, _ in CASES]
     verdicts += [verdict_for_event(event) for event in EVENTS]
     for first in EVENTS:

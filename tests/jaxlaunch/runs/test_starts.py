@@ -1,4 +1,4 @@
-"""What a leader keeps of each start on a cluster: the job as its pods got it, and what differs from the one before."""
+"""The record of each start on a cluster: the job of its pods, and what changed since the last."""
 
 from __future__ import annotations
 

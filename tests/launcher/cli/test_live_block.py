@@ -56,7 +56,7 @@ def test_block_shows_progress_of_rank_0_and_is_erased(
         agents.write_text(json.dumps([{"host": 0, "address": address, "pid": 1}]))
         assert Agent.asked.wait(10)
         Agent.asked.clear()
-        assert Agent.asked.wait(10)  # once more: what was read before is shown
+        assert Agent.asked.wait(10)  # what was read by the first request is shown now
     shown = capsys.readouterr().err.split("\r\x1b[2K")
     assert shown[:2] == ["", "starting"] and shown[-1] == ""
     assert shown[2] == f"training {'━' * 10}{'╌' * 30} 50/200"

@@ -258,7 +258,7 @@ def test_ascii_terminal_is_supported(tmp_path: Path) -> None:
 
 
 def children_cpu_s() -> float:
-    """In seconds, of those that have ended: beside other tests the clock says little."""
+    """Return the CPU seconds of ended children; the clock says little while other tests run."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
 

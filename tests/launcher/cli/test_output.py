@@ -102,8 +102,10 @@ def test_control_characters_are_escaped(capsys: Capture, monkeypatch: pytest.Mon
     ):
         monkeypatch.setattr(output, "_status", "")
         write(f"a{OSC}b{CONTROLS}\x9b2Jc")
-        said = "".join(capsys.readouterr()).removeprefix("\r\x1b[2K")  # of the status line itself
-        assert set(CONTROLS).intersection(said) <= {"\n", "\t"}, said
+        written = "".join(capsys.readouterr()).removeprefix(
+            "\r\x1b[2K"
+        )  # of the status line itself
+        assert set(CONTROLS).intersection(written) <= {"\n", "\t"}, written
     output.show_lines("a\tb\nc \x1b]0;title\x07 × é")
     assert capsys.readouterr().out == "a\tb\nc \\x1b]0;title\\x07 × é\n"
     output.show_lines("\u202egnp.exe \U000e0041 caf\udce9")

@@ -58,8 +58,8 @@ def test_unsupported_elastic_jobs_are_refused(keys: dict[str, Any], message: str
 
 def test_request_describes_fewer_hosts() -> None:
     def lost_host_lines(**keys: Any) -> list[str]:
-        given = {key: value for key, value in make_document(**keys).items() if value is not None}
-        lines = validate.describe_request(parse_job(yaml.safe_dump(given)))
+        document = {key: value for key, value in make_document(**keys).items() if value is not None}
+        lines = validate.describe_request(parse_job(yaml.safe_dump(document)))
         return lines[
             next(at for at, line in enumerate(lines) if line.startswith("a lost host: ")) :
         ]

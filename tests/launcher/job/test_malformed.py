@@ -37,8 +37,7 @@ def read_cases() -> Iterator[tuple[str, str, str]]:
 
 CASES = list(read_cases())
 
-# Too large, too deep or too strange to stand in a text file: what it holds, and how its message
-# begins.
+# Too large, too deep or too strange for a text file: the content, and the start of its message.
 HOSTILE: dict[str, tuple[bytes, str]] = {
     "two megabytes": (b"# " + b"x" * 2**21, "job.yaml: is larger than 1 MiB."),
     "one megabyte of keys": (

@@ -1,4 +1,4 @@
-"""`status` and `logs --from-volume` as a person calls them, against an API server that runs the reading pod at once."""
+"""`status` and `logs --from-volume`, with a fake API server that runs the reading pod at once."""
 
 from __future__ import annotations
 

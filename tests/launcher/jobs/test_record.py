@@ -55,7 +55,7 @@ def test_failed_job_keeps_exit_code() -> None:
 
 
 def test_earlier_verdict_is_not_final() -> None:
-    """Its last pods were killed, and said nothing."""
+    """Its last pods were killed without a report."""
     failed = objects.ended("Failed", restarts=1)
     observed = snapshot(
         jobset(1, status=failed), over(0, 137, generation=1), records=(past(80), beat(generation=1))

@@ -1,4 +1,4 @@
-"""`launcher submit`, `stop` and `delete` as a person calls them, against an API server of a dictionary."""
+"""`launcher submit`, `stop` and `delete` with a fake API server."""
 
 from __future__ import annotations
 
@@ -189,7 +189,7 @@ def commit_then_fail(handler: Handler) -> bool:
 
 
 def exceed_quota(handler: Handler) -> bool:
-    """A ResourceQuota of one object of this kind, which the server judges before whether the object exists."""
+    """Apply a ResourceQuota of one object, which counts before the object's existence does."""
     plural = handler.at.rpartition("/")[2]
     if not any(path.rpartition("/")[0].endswith(f"/{plural}") for path in handler.server.objects):
         return False
@@ -599,7 +599,7 @@ def foreign_config_map(config_map: dict[str, Any], how: str) -> dict[str, Any]:
 
 @pytest.fixture
 def submit_with_code(server: Server, run: Run) -> tuple[str, dict[str, Any]]:
-    """Path and contents of the ConfigMap that the job brings, on a server that has none of the job's objects."""
+    """Return path and contents of the job's ConfigMap; the server has none of its objects."""
     submit_job(run)
     (path,) = server.stored("configmaps")
     config_map = copy.deepcopy(server.objects[path])
@@ -644,11 +644,10 @@ def test_foreign_config_map_is_refused(
     server.put(path, foreign_config_map(config_map, how))
     result = submit_job(run, *rehearsed)
     assert result.code == 2 and message in result.err, result.err
-    assert (
-        f"ConfigMap {config_map['metadata']['name']} in namespace team-a has the name of one that this "
-        "job creates" in result.err
-    )
-    assert f"kubectl delete configmap {config_map['metadata']['name']} -n team-a" in result.err
+    name = config_map["metadata"]["name"]
+    conflict = f"ConfigMap {name} in namespace team-a has the name of one that this job creates"
+    assert conflict in result.err
+    assert f"kubectl delete configmap {name} -n team-a" in result.err
     assert list_writes(server) == []
 
 

@@ -1,4 +1,4 @@
-"""`submit --wait` and `--follow` over a server that is away for minutes; the minutes are made short."""
+"""`submit --wait` and `--follow` while a server is away for minutes, which are made short."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ JOB = (
 )
 AT = JOBSETS.path("team", "lm")
 FIRST, LAST = (
-    f"2026-11-21T12:00:0{second}.000000000Z [0] {what}\n"
-    for second, what in enumerate(("before", "meanwhile"))
+    f"2026-11-21T12:00:0{second}.000000000Z [0] {text}\n"
+    for second, text in enumerate(("before", "meanwhile"))
 )
 
 SCALE = 40  # the launcher's minutes are so much shorter
@@ -44,7 +44,7 @@ Submit = Callable[..., CommandResult]
 
 
 class Clock:
-    """In place of the module time: it goes faster, and every limit and pause is as in the product."""
+    """Replaces the module time: it runs faster, with the limits and pauses of the product."""
 
     @staticmethod
     def monotonic() -> float:
@@ -88,7 +88,7 @@ def submit_job(
 
 
 def server_away(server: Server, fault: Fault, seconds: float, status: dict[str, Any]) -> None:
-    """Once all is written, the server fails so long, by Clock, and when it is back the job is over with code 83."""
+    """Let the server fail for this long by Clock; when it is back, the job has code 83."""
     back_at = math.inf
 
     def fails(handler: Handler) -> bool:

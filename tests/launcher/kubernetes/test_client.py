@@ -93,7 +93,7 @@ def test_long_list_is_read_in_pages(server: Server, cluster: Cluster) -> None:
     for number in range(7):
         server.put(PODS.path("team-a", f"p{number}"), {"metadata": {"managedFields": [{}]}})
     names = cluster.list(PODS, "team-a", limit=3)
-    assert [one["metadata"]["name"] for one in names] == [f"p{number}" for number in range(7)]
+    assert [pod["metadata"]["name"] for pod in names] == [f"p{number}" for number in range(7)]
     assert server.count("GET") == 3
     assert "managedFields" not in names[0]["metadata"]
 
@@ -339,7 +339,7 @@ def test_proxy_of_kubeconfig_is_used(
 def use_plugin(
     tmp_path: Path, server: Server, text: str, command: str = "./plugin", **fields: Any
 ) -> Path:
-    """A kubeconfig whose user asks a program beside it."""
+    """Write a kubeconfig whose user asks a program in the same folder."""
     (tmp_path / "plugin").write_text(f"#!{sys.executable}\n{text}")
     (tmp_path / "plugin").chmod(0o755)
     request_file = {"apiVersion": "client.authentication.k8s.io/v1", "command": command, **fields}
@@ -394,7 +394,7 @@ def test_failing_credential_plugin_is_reported(
     assert not server.requests
 
 
-# --- what goes on ---------------------------------------------------------------------------------
+# --- watches --------------------------------------------------------------------------------------
 
 
 def test_watch_yields_existing_objects_and_changes(server: Server, cluster: Cluster) -> None:

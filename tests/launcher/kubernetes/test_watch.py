@@ -50,8 +50,8 @@ class Server:
         """The first events of a watch: what happened to whom, and the version it then had."""
         events = itertools.islice(Watch(self.listed, self.streamed, since).iter_events(), number)
         return [
-            (kind, found["metadata"]["name"], found["metadata"]["resourceVersion"])
-            for kind, found in events
+            (kind, item["metadata"]["name"], item["metadata"]["resourceVersion"])
+            for kind, item in events
         ]
 
 

@@ -291,7 +291,7 @@ def test_step_deleted_after_the_report_is_not_reported_as_saved(
 
 
 def test_unavailable_storage_leaves_the_record_unchanged(tmp_path: Path) -> None:
-    (tmp_path / "checkpoints").symlink_to("x" * 300)  # an OSError for whoever looks there, root too
+    (tmp_path / "checkpoints").symlink_to("x" * 300)  # an OSError for everyone, root too
     write_summary(RunFolder(tmp_path, raise_failure), make_summary())
     summary = end_and_read(tmp_path, [-9], has_train_block=True)
     assert (summary["verdict"]["code"], summary["saved"]) == (contract.LOST, 40)

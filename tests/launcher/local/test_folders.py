@@ -13,7 +13,7 @@ from jaxlaunch.launcher.local import paths
 
 
 def check_rejection(folder: Path, **volumes: Path) -> str:
-    """What is said of them."""
+    """Return the message of the error."""
     with pytest.raises(UserError) as raised:
         paths.check_folders(folder, volumes)
     return str(raised.value)

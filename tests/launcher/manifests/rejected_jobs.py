@@ -34,7 +34,7 @@ META = f"{JOB}.template.metadata"
 
 
 class RejectedJob(NamedTuple):
-    lines: str  # of job.yaml, in place of HEAD's or beside them
+    lines: str  # of job.yaml, which replace HEAD's or are added
     ours: str
     path: str  # where it would arrive; `+` adds to a list, `~` stands for a dot in a key
     value: Any

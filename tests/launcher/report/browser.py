@@ -1,4 +1,4 @@
-"""A headless Chromium, driven by its DevTools protocol: what a page asks for, what it complains of, how it looks."""
+"""A headless Chromium by its DevTools protocol: requests, complaints and looks of a page."""
 
 from __future__ import annotations
 

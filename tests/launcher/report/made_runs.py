@@ -1,4 +1,4 @@
-"""Run folders as a launcher leaves them, made without running anything: of any length, of any number of attempts."""
+"""Run folders as a launcher leaves them, of any length and any number of attempts."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ ATTEMPT_S = {
 def attempt(
     number: int, ended: float, code: int, seconds: Mapping[str, float] = ATTEMPT_S
 ) -> AttemptRecord:
-    """An attempt that ended at `ended` seconds of the run, with 3 more of steps that were lost unless it is done."""
+    """Return an attempt that ended at `ended` seconds; it lost 3 s of steps unless it is done."""
     lost = {} if code == contract.DONE else {"lost_work": 3.0}
     spent = {**seconds, "save": 0.5, **lost}
     verdict = verdict_for_code(
@@ -73,7 +73,7 @@ def run(
     points: int = 60,
     job: str = JOB,
 ) -> Mapping[str, float]:
-    """Makes a run whose attempts end with these codes, `gap_s` apart. Returns its seconds by cause, as its summary."""
+    """Make a run of attempts with these codes, `gap_s` apart; return its seconds by cause."""
     folder.mkdir(parents=True)
     records, at, seconds = list[AttemptRecord](), 0.0, dict.fromkeys(contract.CLOCK, 0.0)
     for number, code in enumerate(codes, 1):
@@ -155,7 +155,7 @@ def ranks(folder: Path, count: int, wall_s: float, slow: int) -> None:
 
 
 def classification(folder: Path, names: Sequence[str]) -> dict[str, Any]:
-    """classification.json as `launcher eval` writes it: 8 of each class are right, and one is taken for the next."""
+    """Return a classification.json: 8 of each class are right, one is taken for the next class."""
     count = len(names)
     rates = {"examples": 9, "precision": 8 / 9, "recall": 8 / 9, "f1": 8 / 9}
     square = [

@@ -46,7 +46,7 @@ def test_tables_of_runs_and_differences(
 
 @pytest.fixture
 def timed_run(tmp_path: Path) -> tuple[Path, Path]:
-    """Two runs with three steps each. The first has batches of 8; the second of 32, and two starts a day apart."""
+    """Return two runs of three steps: batches of 8; batches of 32 in two starts a day apart."""
     for name, batch, times in (("one", 8, (9.0, 18.0, 27.0)), ("two", 32, (9.0, 18.0, 90_018.0))):
         job = made_runs.JOB.replace("  steps: 1000", f"  steps: 30\n  batch: {batch}")
         made_runs.run(tmp_path / name, codes=(0,), job=job, points=0)

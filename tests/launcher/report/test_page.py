@@ -143,7 +143,7 @@ def test_classification_is_on_page(tmp_path: Path, count: int) -> None:
 
 
 def changed_record(record: Any) -> Iterator[Any]:
-    """What was found, each time with another value of it replaced by each of another kind, or left out."""
+    """Yield the record with each of its values in turn removed or replaced by other kinds."""
     for key in (
         record
         if isinstance(record, dict)

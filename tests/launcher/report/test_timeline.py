@@ -22,8 +22,8 @@ def test_strip_sums_match_clock_and_summary(tmp_path: Path, codes: tuple[int, ..
             spent, abs=0.01 + 0.001 * wall
         ), cause
     assert all(
-        before[1] == pytest.approx(after[0])
-        for before, after in zip(timeline["strip"], timeline["strip"][1:], strict=False)
+        earlier[1] == pytest.approx(later[0])
+        for earlier, later in zip(timeline["strip"], timeline["strip"][1:], strict=False)
     )
 
 

@@ -1,4 +1,4 @@
-"""The dashboard of a cluster: who sees what through it, by which request, and what is kept of a token: nothing."""
+"""The dashboard of a cluster: who sees what, by which request, and that no token is stored."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def served_api(api: Api) -> Iterator[viewers.Server]:
 def send_request(
     server: viewers.Server, path: str = "/", body: bytes | None = None, **headers: str
 ) -> Answer:
-    """The answer to a GET, or to a POST of a body, of a stream its first line; `headers` may have `_` for `-`."""
+    """Return the answer to a GET or POST, of a stream the first line; `_` in headers is `-`."""
     client = http.client.HTTPConnection("127.0.0.1", server.server_address[1], timeout=30)
     sent = {name.replace("_", "-"): value for name, value in headers.items()}
     try:
@@ -366,7 +366,7 @@ def test_malformed_request_is_answered(
 
 
 def test_connection_has_one_request(server: viewers.Server) -> None:
-    """A proxy may use a connection for several viewers, and a browser asks again on one that it thinks is open."""
+    """A proxy may use a connection for several viewers, and a browser uses one that has ended."""
     second = f"GET / HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {BOB}\r\n\r\n".encode()
     for first in (b"GET /healthz", b"GET /", b"POST /sign-in"):
         length = f"\r\nContent-Length: {0 if b'POST' in first else len(second)}\r\n\r\n".encode()
@@ -395,7 +395,7 @@ def test_excess_connections_are_closed(api: Api, monkeypatch: pytest.MonkeyPatch
 
 
 def send_raw(server: viewers.Server, request_: bytes) -> bytes:
-    """What is answered to bytes that are sent as they are; the connection may end before all of them are read."""
+    """Return the answer to raw bytes; the connection may end before all of them are read."""
     answer = b""
     with socket.create_connection(("127.0.0.1", server.server_address[1]), timeout=30) as client:
         with contextlib.suppress(OSError):

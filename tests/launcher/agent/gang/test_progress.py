@@ -83,7 +83,7 @@ def test_step_timeout_is_learned_with_data_wait_before_every_step() -> None:
     quick = progress(*waiting_for_data(0.0, 5.0, 1.0, count=6))
     assert quick.timeout_s(DEFAULTS) == 60.0
     slow = progress(*waiting_for_data(0.0, 5.0, 20.0, count=6))
-    assert slow.timeout_s(DEFAULTS) == 200.0  # the wait is no part of the step
+    assert slow.timeout_s(DEFAULTS) == 200.0  # the wait does not count
 
 
 def test_data_wait_is_not_part_of_step_time() -> None:

@@ -75,7 +75,7 @@ def make_line(number: int) -> bytes:
 
 
 def read_numbers(lines: list[str]) -> tuple[list[int], int]:
-    """The numbers of the lines that came, and how many were said to be dropped."""
+    """Return the numbers of the lines that came, and the count of dropped lines."""
     notices = [re.match(r"\((\d+) lines were dropped here", line) for line in lines]
     came = [
         int(line.split(" ")[0])

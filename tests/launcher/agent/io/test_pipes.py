@@ -14,7 +14,7 @@ from jaxlaunch.launcher.agent.io.output import LinePipe
 
 
 class NoLoop:
-    """Stands in for the event loop: the tests read by themselves."""
+    """Replaces the event loop: the tests read by themselves."""
 
     def watch(self, *_: Any) -> None: ...
 

@@ -145,23 +145,24 @@ class Simulation:
             self.lose(host)
         elif choice == "beat":
             self.beat(host, STATUSES[variant % len(STATUSES)])
-        elif choice == "event" and ranks:
-            rank, status = ranks[variant % RANKS], STATUSES[variant % 2].to_wire()
-            self.send(host, "event", rank=rank, status=status, **EVENTS[variant % len(EVENTS)])
-        elif choice == "stacks" and ranks:
-            rank, status = ranks[variant % RANKS], STATUSES[0].to_wire()
-            self.send(host, "stacks", rank=rank, status=status, text="")
-        elif choice == "gone":
-            self.report_gone(host)
-        elif choice == "all gone":
-            for item in list(self.told):
-                self.report_gone(item)
+        elif choice in ("event", "stacks") and ranks:
+            self.send_from_rank(choice, host, ranks[variant % RANKS], variant)
+        elif choice in ("gone", "all gone"):
+            for gone_host in [host] if choice == "gone" else list(self.told):
+                self.report_gone(gone_host)
         elif choice in ("stop", "evict"):
             self.send(host, "stop", excess=EXCESS if choice == "evict" else None)
         elif choice == "kill":
             self.send(host, "kill")
         elif choice in ("tick", "wait"):
             self.tick(0.2 if choice == "tick" else (1.0, 5.0, 15.0, 40.0)[variant % 4])
+
+    def send_from_rank(self, kind: str, host: int, rank: int, variant: int) -> None:
+        if kind == "event":
+            status = STATUSES[variant % 2].to_wire()
+            self.send(host, "event", rank=rank, status=status, **EVENTS[variant % len(EVENTS)])
+        else:
+            self.send(host, "stacks", rank=rank, status=STATUSES[0].to_wire(), text="")
 
     # --- actions ----------------------------------------------------------------------------------
 
@@ -176,16 +177,19 @@ class Simulation:
         assert set(self.told) == set(gang.members.hellos)
         self.covered[gang.stage.name] += 1
 
+    def deliver_message(self, action: actions.Send) -> None:
+        for host in action.hosts:
+            self.tell(host, action.kind)
+        if action.kind == "verdict" and action.hosts:
+            attempt, verdict = action.fields["attempt"], action.fields["verdict"]
+            self.messages.setdefault(attempt, []).append(verdict)
+
     def perform(self, action: Action) -> None:
         gang, members = self.gang, self.gang.members
         number, table = gang.attempt_number, members.table
         self.covered[type(action).__name__] += 1
         if isinstance(action, actions.Send):
-            for host in action.hosts:
-                self.tell(host, action.kind)
-            if action.kind == "verdict" and action.hosts:
-                attempt, verdict = action.fields["attempt"], action.fields["verdict"]
-                self.messages.setdefault(attempt, []).append(verdict)
+            self.deliver_message(action)
         elif isinstance(action, actions.SendStart):
             assert len(set(table.hosts)) == len(table), "a host holds two places"
             for host in action.hosts:

@@ -1,4 +1,4 @@
-"""Summaries that are written beside the loop."""
+"""Summaries that are written in parallel to the loop."""
 
 from __future__ import annotations
 

@@ -240,8 +240,8 @@ def test_kueue_configuration_is_judged_for_the_job(
     config: str, queue: str | None, expected: list[str]
 ) -> None:
     results = [
-        f"{each.level}: {each.summary_text}"
-        for each in controllers.judge_kueue_config(config, queue)
+        f"{finding.level}: {finding.summary_text}"
+        for finding in controllers.judge_kueue_config(config, queue)
     ]
     assert len(results) == len(expected) and all(map(str.startswith, results, expected))
 
@@ -266,15 +266,17 @@ def test_only_webhooks_for_objects_of_jobs_in_the_namespace_count() -> None:
         ]
     }
     webhooks = controllers.blocking_webhooks([configuration], {"team": "a"})
-    assert [each.name for each in webhooks] == ["jobs", "all", "scale", "url"]
-    assert [each.name for each in controllers.blocking_webhooks([configuration], None)][-2:] == [
+    assert [webhook.name for webhook in webhooks] == ["jobs", "all", "scale", "url"]
+    assert [webhook.name for webhook in controllers.blocking_webhooks([configuration], None)][
+        -2:
+    ] == [
         "elsewhere",
         "url",
     ]
     down = list(
         controllers.judge_webhooks(webhooks, {("system", "jobs"): 1, ("system", "scale"): 2})
     )
-    assert [each.summary_text for each in down] == [
+    assert [finding.summary_text for finding in down] == [
         "webhook all: service system/all has no ready endpoint"
     ]
 

@@ -76,7 +76,8 @@ EGRESS = make_policy("out", policyTypes=["Egress"])
 )
 def test_job_of_several_hosts_needs_a_policy_for_its_pods(policies: Any, levels: list[str]) -> None:
     assert [
-        one.level for one in namespace.judge_network(policies, LABELS, {"name": "a"}, has_own=True)
+        finding.level
+        for finding in namespace.judge_network(policies, LABELS, {"name": "a"}, has_own=True)
     ] == levels
 
 
@@ -151,7 +152,9 @@ def test_runtime_class_adds_overhead_and_node_labels(
         json.dumps({**job, "agent": "image", "pod": pod, "resources": {"cpu": 1, "memory": "30Gi"}})
     )
     target = Target(Cluster.connect(), "team", render(resolve(read, ClusterDefaults())))
-    assert {name: str(each) for name, each in job_requests(target.admitted_jobset).items()} == {
+    assert {
+        name: str(quantity) for name, quantity in job_requests(target.admitted_jobset).items()
+    } == {
         "cpu": "2.500",
         "memory": str(64 * 1024**3),
     }

@@ -57,7 +57,7 @@ def test_long_line_is_split_between_characters() -> None:
     for size in (1, 3, len(text)):
         lines = LineSplitter(limit=10)
         fed = [lines.feed(text[at : at + size]) for at in range(0, len(text), size)]
-        assert [piece.decode() for found in fed for piece in found] == [
+        assert [piece.decode() for pieces in fed for piece in pieces] == [
             "abéééé",
             f"{CONTINUATION_MARK}ééééé",
             f"{CONTINUATION_MARK}ééééé",

@@ -1,4 +1,4 @@
-"""`launcher logs` against an API server of a dictionary: long lines, and logs that cannot be read."""
+"""`launcher logs` and a fake API server: long lines, and logs that cannot be read."""
 
 from __future__ import annotations
 

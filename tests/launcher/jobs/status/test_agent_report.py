@@ -64,9 +64,8 @@ def test_corrupted_messages_never_raise() -> None:
         texts = []
         for _ in range(50):
             kind, fields = chance.choice(seeds)
-            texts.append(
-                f"jaxlaunch: {kind} {mutate.mutate_message(fields.encode(), chance).decode(errors='replace')}"
-            )
+            mutated = mutate.mutate_message(fields.encode(), chance)
+            texts.append(f"jaxlaunch: {kind} {mutated.decode(errors='replace')}")
         status = [record for record in map(log_lines.parse_line, texts) if record is not None]
         pods = [over(number, 83, message=text) for number, text in enumerate(message[:5])]
         first = over(0, 64, message=farewell(64, "the cause", attempt=2**63 - 1))

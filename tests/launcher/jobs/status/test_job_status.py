@@ -1,4 +1,4 @@
-"""One state and the numbers beside it, over objects as the API gives them; and what list and status print of them."""
+"""The state of a job with its numbers, from objects of the API to `list` and `status`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A run folder as a pod of its own reads it, from what agents write to what `launcher` makes of the answer."""
+"""A run folder as a pod reads it, from the files of agents to the output of `launcher`."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def test_rotated_log_counts_missing_bytes(
     tmp_path: Path,
 ) -> None:
     lines = [f"line {number}: {'ü' * 20}" for number in range(1_000)]
-    for start in range(0, 1_000, 100):  # every agent opens the files anew
+    for start in range(0, 1_000, 100):  # every agent opens the files again
         write_run(tmp_path, 0, lines[start : start + 100])
     (log,) = read_answer(tmp_path).logs
     assert log.lines == tuple(lines[-len(log.lines) :]) and len(log.lines) > 20

@@ -1,4 +1,4 @@
-"""`explain`, `status`, `logs` and `list` under every single right taken away: unread is not empty."""
+"""`explain`, `status`, `logs` and `list` without each right: unread is not empty."""
 
 from __future__ import annotations
 
@@ -294,7 +294,7 @@ def put_objects(server: Server, situation: str) -> None:
 
 
 def forbid_requests(server: Server, right: str) -> None:
-    """Refuses every request that needs the right, as an API server does a user who does not have it."""
+    """Refuse every request that needs the right, as an API server does."""
     verb, kind = right.split()
 
     def fault(handler: Handler) -> bool:
@@ -317,12 +317,12 @@ def needed_rights(right: str, path: str, query: Mapping[str, str]) -> bool:
 
 
 def plain_text(text: str) -> str:
-    """Without the ages, which grow from call to call."""
+    """Replace the ages, which grow from call to call."""
     return re.sub(r"\d+", "#", text)
 
 
 def first_line_without(verb: str, without: CommandResult) -> str:
-    """What is read first, without the job's name and without waiting; of a table what is said above it."""
+    """Return the first line of the output, without the job's name and notes about waiting."""
     lines_value = plain_text(
         without.out if verb in ("explain", "status") and without.out else without.err
     ).splitlines()
@@ -342,7 +342,7 @@ FULL: dict[tuple[str, str], tuple[CommandResult, list[tuple[str, str, dict[str, 
 
 
 def results_with_all_rights(server: Server, call: Call, verb: str, situation: str) -> CommandResult:
-    """What the verb says of the situation, and, kept beside it, the requests that it took."""
+    """Return the result of the verb; FULL also has the requests that it sent."""
     if (verb, situation) not in FULL:
         server.requests.clear()
         without = call(verb)
