@@ -6,8 +6,8 @@ numbers as .npz. Each side is a process of its own (torch in the environment of
 tests/environments.py) and reads every image once, shuffled, as a random-resized crop of 224 with
 flips, in batches of 64 of uint8; then the rows, in batches of 256: torch's by batch_size and
 shuffle, and a second time by a BatchSampler, which asks its TensorDataset for a batch at once.
-Sides read in turn. Seconds of the processor are those of a side and of all its workers: they say most on
-a machine that others use, too.
+Sides read in turn. Seconds of the processor are those of a side and of all its workers: they say
+most on a machine that others use, too.
 
 `--index N` measures something else: how long a folder of N made files takes until its first batch,
 without and with the cached index, and the memory of reading a tenth of them.

@@ -5,8 +5,8 @@ chunk calls the same executable in a tight loop, on a state of its own. What is 
 with the bare one right after it.
 
 An accelerator computes in parallel to its host. So that a CPU does too, XLA's threads get one core
-and everything else the others (`--shared`: all have all, and what the loop does takes its time from the
-step itself; reported, not bounded).
+and everything else the others (`--shared`: all have all, and what the loop does takes its time from
+the step itself; reported, not bounded).
 """
 
 from __future__ import annotations
