@@ -89,8 +89,8 @@ def _holds_images(place: str) -> bool:
         if not is_table:
             raise DataError(
                 f"{place} holds neither images ({', '.join(picture.IMAGE_SUFFIXES)}, .tar) nor a "
-                f"table ({', '.join(of_tables.ENDINGS)}); text is source: text, and a class of yours "
-                "source: torch"
+                f"table ({', '.join(of_tables.ENDINGS)}); text is source: text, and a class of "
+                "yours source: torch"
             ) from None
         return False
     if not image_listing.names or image_listing.kind not in ("list", "table"):

@@ -305,7 +305,7 @@ class StateBuilder:
             notes.append(f"the reference is a frozen copy of the model, {size:,} bytes")
         return notes
 
-    # --- selection of parameters ---------------------------------------------------------------------
+    # --- selection of parameters ------------------------------------------------------------------
 
     def trained_params(self, params: NamedArrays) -> NamedArrays:
         """Select the parameters that are not frozen."""

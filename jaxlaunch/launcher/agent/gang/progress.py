@@ -167,15 +167,7 @@ class RankProgress:
     def take_message(self, message: Mapping[str, Any], now: float) -> None:
         """Apply one message of the progress pipe; unknown keys are ignored."""
         if "hello" in message:
-            if self.has_hello and message["hello"] == "site" and message.get("jax") is None:
-                self._reset_interpreter(now)
-            self.has_hello = True
-            is_trainer = self.status.trainer or message["hello"] == "trainer"
-            first_step = self.status.first_step
-            if is_trainer and first_step is None:
-                first_step = 1
-            jax = message.get("jax") or self.status.jax
-            self._update_status(trainer=is_trainer, jax=jax, first_step=first_step)
+            self._apply_hello(message["hello"], message.get("jax"), now)
         if isinstance(message.get("phase"), str):
             self._enter_phase(message["phase"], message.get("step"), now)
         for key in ("committed", "found", "restored"):
@@ -221,6 +213,18 @@ class RankProgress:
         """Return whether the current phase has lasted longer than its timeout."""
         limit_s = self.timeout_s(timeouts_s)
         return limit_s is not None and self.phase_age_s(now) > limit_s
+
+    def _apply_hello(self, sender: Any, jax: Any, now: float) -> None:
+        """Apply the first message of an interpreter: from its `site`, or from the trainer."""
+        if self.has_hello and sender == "site" and jax is None:
+            self._reset_interpreter(now)
+        self.has_hello = True
+        is_trainer = self.status.trainer or sender == "trainer"
+        first_step = self.status.first_step
+        if is_trainer and first_step is None:
+            first_step = 1
+        jax = jax or self.status.jax
+        self._update_status(trainer=is_trainer, jax=jax, first_step=first_step)
 
     def _reset_interpreter(self, now: float) -> None:
         """Reset the progress for a new interpreter in the same process."""
