@@ -14,9 +14,9 @@ jax.config.update("jax_platforms", "cpu")
 jax.config.update("jax_num_cpu_devices", 4 // count)
 jax.distributed.initialize(f"127.0.0.1:{port}", count, rank, cluster_detection_method="deactivate")
 
-from jaxlaunch.trainer.checkpoint.consensus import BLOCK_BYTES, HEADER_BYTES, gather_values  # noqa: E402
-from jaxlaunch.trainer.checkpoint.store import Store  # noqa: E402
-from jaxlaunch.trainer.errors import TrainerError  # noqa: E402
+from jaxlaunch.trainer.checkpoint.consensus import BLOCK_BYTES, HEADER_BYTES, gather_values  # noqa: E402 (the gang is joined first)
+from jaxlaunch.trainer.checkpoint.store import Store  # noqa: E402 (the gang is joined first)
+from jaxlaunch.trainer.errors import TrainerError  # noqa: E402 (the gang is joined first)
 from tests.trainer.checkpoint.state import abstract, mesh, same, state  # noqa: E402 (the gang is joined first)
 
 for size in (

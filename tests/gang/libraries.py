@@ -20,7 +20,7 @@ os.environ["USE_TORCH"] = "0"  # of transformers: torch stays unimported
 # Before ours: transformers wants its own version of tokenizers.
 sys.path.insert(0, os.environ["TORCH_LIBRARIES"])
 
-from transformers.models.vit import modeling_flax_vit as theirs  # noqa: E402
+from transformers.models.vit import modeling_flax_vit as theirs  # noqa: E402 (the path is set first)
 
 sys.path.pop(0)
 

@@ -24,7 +24,7 @@ def chain_errors(outer: Exception, inner: Exception, *, plainly: bool = False) -
             raise inner
         except Exception as error:
             if plainly:
-                raise outer  # noqa: B904
+                raise outer  # noqa: B904 (an error without a cause is the case)
             raise outer from error
     except Exception as error:
         return error

@@ -8,7 +8,7 @@ import jax
 jax.config.update("jax_platforms", "cpu")
 jax.config.update("jax_num_cpu_devices", 2)
 
-from jaxlaunch.trainer.checkpoint.store import Store  # noqa: E402
+from jaxlaunch.trainer.checkpoint.store import Store  # noqa: E402 (devices are counted first)
 from tests.trainer.checkpoint.state import abstract, mesh, same, state  # noqa: E402 (devices are counted first)
 
 store = Store(sys.argv[1], keep=2, uid=sys.argv[2], note=print)

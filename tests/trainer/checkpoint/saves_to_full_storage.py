@@ -12,8 +12,8 @@ import jax
 jax.config.update("jax_platforms", "cpu")
 jax.config.update("jax_num_cpu_devices", 2)
 
-from jaxlaunch.trainer.checkpoint.store import Store  # noqa: E402
-from jaxlaunch.trainer.errors import StorageError  # noqa: E402
+from jaxlaunch.trainer.checkpoint.store import Store  # noqa: E402 (devices are counted first)
+from jaxlaunch.trainer.errors import StorageError  # noqa: E402 (devices are counted first)
 from tests.trainer.checkpoint.state import mesh, state  # noqa: E402 (devices are counted first)
 
 store = Store(sys.argv[1], keep=3, uid="run-a", note=print)

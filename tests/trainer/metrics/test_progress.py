@@ -17,7 +17,7 @@ class Pipe:
     def __init__(self) -> None:
         self.end, self.fd = os.pipe()
         os.set_blocking(self.fd, False)
-        self.reader = open(self.end)  # noqa: SIM115
+        self.reader = open(self.end)  # noqa: SIM115 (open as long as the object)
         self.lines = (json.loads(line) for line in self.reader if line.strip())
         self.progress = Progress(self.fd)
 

@@ -24,7 +24,7 @@ class Loop:
         self.folder = folder
         end, self.fd = os.pipe()
         os.set_blocking(self.fd, False)
-        self.pipe = open(end)  # noqa: SIM115
+        self.pipe = open(end)  # noqa: SIM115 (open as long as the object)
         self.report = Progress(self.fd)
         self.metrics = Metrics(
             Workload(60, 8, has_tokens, dataset_examples=100),
@@ -279,7 +279,7 @@ def test_metrics_close_with_note_after_failures(loop: Loop) -> None:
     loop.steps(1, 10)
     journal = loop.metrics._files._journals["metrics"]
     journal.close()
-    journal._file = open("/dev/full", "a")  # noqa: SIM115
+    journal._file = open("/dev/full", "a")  # noqa: SIM115 (the journal closes it)
     journal._file.write("waits in the buffer")
     # A program may clear all listeners.
     jax.monitoring.unregister_event_listener(loop.metrics._counters.count_cache_event)

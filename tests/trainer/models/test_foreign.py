@@ -35,8 +35,9 @@ def test_running_variance_of_flax_and_haiku_is_biased() -> None:
     module = linen.BatchNorm(False, momentum=0.9)
     ours(x_BD)
     _, saved = module.apply(module.init(jax.random.key(0), x_BD), x_BD, mutable=["batch_stats"])
-    normalize = lambda x_BD: haiku.BatchNorm(True, True, 0.9)(x_BD, is_training=True)  # noqa: E731
-    transformed = haiku.transform_with_state(normalize)
+    transformed = haiku.transform_with_state(
+        lambda x_BD: haiku.BatchNorm(True, True, 0.9)(x_BD, is_training=True)
+    )
     _, state = transformed.apply(*transformed.init(jax.random.key(0), x_BD), None, x_BD)
     biased_D, torch_D = (x_BD.astype(np.float64).var(0, ddof=scale) for scale in (0, 1))
     for found_D in (ours.var[...], saved["batch_stats"]["var"]):

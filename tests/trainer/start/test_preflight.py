@@ -292,7 +292,11 @@ def test_run_shorter_than_checkpoint_is_refused(length: dict[str, int], words: s
 def test_hosts_with_different_data_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     consensus.check_same_data({"train": "text a"})  # alone
     reports: list[list[str]] = []
-    gather = lambda mine: reports.append(mine) or [mine, mine]  # noqa: E731
+
+    def gather(mine: list[str]) -> list[list[str]]:
+        reports.append(mine)
+        return [mine, mine]
+
     monkeypatch.setattr(consensus, "gather_values", gather)
     consensus.check_same_data({"train": "text a"})
     monkeypatch.setattr(consensus, "gather_values", lambda mine: [reports[0], mine])

@@ -9,10 +9,10 @@ import sys
 import numpy as np
 
 sys.path.append(sys.argv[1])
-import torch  # noqa: E402
-from PIL import Image  # noqa: E402
-from torchvision.transforms import InterpolationMode, autoaugment, functional  # noqa: E402
-from torchvision.transforms.v2 import functional as v2  # noqa: E402
+import torch  # noqa: E402 (the path is set first)
+from PIL import Image  # noqa: E402 (the path is set first)
+from torchvision.transforms import InterpolationMode, autoaugment, functional  # noqa: E402 (the path is set first)
+from torchvision.transforms.v2 import functional as v2  # noqa: E402 (the path is set first)
 
 NAMES = {
     "shear_x": "ShearX",
