@@ -1,7 +1,7 @@
 """`launcher logs`: the lines of all processes of a job, as one stream.
 
-They come from a run on this machine, from the pods of a job, or with --from-volume from the files of
-a job whose pods may be gone.
+They come from a run on this machine, from the pods of a job, or with --from-volume from the files
+of a job whose pods may be gone.
 """
 
 from __future__ import annotations

@@ -6,13 +6,13 @@ A host and its leader prove to each other that they have the key of the run, whi
     host    hello {nonce, fields, proof}
     leader  welcome or refused {fields, proof}
 
-A proof is HMAC-SHA256 over the message's type, both nonces and the fields, so that it is
-valid only for its own connection, direction and content. The fields are sent as JSON text, so that
-both ends compute the proof of the same bytes. The handshake protects against strangers that connect, but not against those that can
-change data in transit.
+A proof is HMAC-SHA256 over the message's type, both nonces and the fields, so that it is valid only
+for its own connection, direction and content. The fields are sent as JSON text, so that both ends
+compute the proof of the same bytes. The handshake protects against strangers that connect, but not
+against those that can change data in transit.
 
-A host may run a damaged or an older agent, so both sides check every message strictly: a
-malformed message ends the connection, but not the agent. The reports about ranks are in gang/root_cause
+A host may run a damaged or an older agent, so both sides check every message strictly: a malformed
+message ends the connection, but not the agent. The reports about ranks are in gang/root_cause
 (events) and gang/progress (statuses).
 """
 
