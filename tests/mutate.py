@@ -7,7 +7,7 @@ import random
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-# What breaks readers: nesting, NaN, lone surrogates, bytes that are not UTF-8, controls.
+# What breaks readers: nesting, infinities, lone surrogates, bytes that are not UTF-8, controls.
 WORDS = (
     *(
         b"[" * 5_000,
