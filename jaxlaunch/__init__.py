@@ -1,6 +1,6 @@
 """The public API: the names of `__all__`, documented in docs/api.md. Everything below is private.
 
-The agent brings this file into images without our package, with the others of
+The agent copies this file into images without our package, with the others of
 launcher/agent/host/folders.py: standard library only, Python >= 3.10. The module of a name is
 imported when the name is first used, so that `import jaxlaunch` costs nothing.
 """
@@ -89,7 +89,7 @@ _HOMES = {
 
 
 @contextlib.contextmanager
-def _needed_for(name: str) -> Iterator[None]:
+def _name_missing_extra(name: str) -> Iterator[None]:
     """Name the extra in the error if an import fails because a package is missing."""
     try:
         yield
@@ -97,11 +97,11 @@ def _needed_for(name: str) -> Iterator[None]:
         try:
             from jaxlaunch.installation import install_hint
         except ImportError:
-            # The agent brings no more of jaxlaunch than `report` into an image.
-            how = "install jaxlaunch in this image with the extra train"
+            # Of jaxlaunch, the agent copies only what `report` needs into an image.
+            hint = "install jaxlaunch in this image with the extra train"
         else:
-            how = install_hint("train")
-        message = f"jaxlaunch.{name} needs {error.name}, which is not installed here: {how}"
+            hint = install_hint("train")
+        message = f"jaxlaunch.{name} needs {error.name}, which is not installed here: {hint}"
         raise ModuleNotFoundError(message, name=error.name) from None
 
 
@@ -112,7 +112,7 @@ if not TYPE_CHECKING:
         if name not in _HOMES:
             raise AttributeError(f"module 'jaxlaunch' has no attribute {name!r}")
         module, _, attribute = _HOMES[name].partition(":")
-        with _needed_for(name):
+        with _name_missing_extra(name):
             value = getattr(importlib.import_module(module), attribute)
         globals()[name] = value
         return value
@@ -173,12 +173,12 @@ def load(
     print(digits.evaluate()["accuracy"])
     ```
     """
-    with _needed_for("load"):
+    with _name_missing_extra("load"):
         from jaxlaunch.launcher.local import trainer_process
     folder, folder_step = trainer_process.find_weights(run)
     step = folder_step if step is None else step
     if not trainer_process.generates_no_text(run):
-        with _needed_for("load"):
+        with _name_missing_extra("load"):
             from jaxlaunch.trainer.generate import text_model
         return text_model.load_text_model(
             folder, step=step, ema=ema, precision=precision, mesh=mesh, note=note
@@ -188,7 +188,7 @@ def load(
             "jaxlaunch.load(precision=…) is for language models; another task computes as it "
             "was trained"
         )
-    with _needed_for("load"):
+    with _name_missing_extra("load"):
         from jaxlaunch.trainer.evaluation import task_model
     training = trainer_process.open_training(run)
     code = training.job.code_folder
@@ -283,7 +283,7 @@ def run(
     assert state["w"].shape == (8,)
     ```
     """
-    with _needed_for("run"):
+    with _name_missing_extra("run"):
         from jaxlaunch.trainer.loop import run as loop
     final_state: State = loop.run(
         step,

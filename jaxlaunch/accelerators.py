@@ -34,12 +34,12 @@ class Source:
     read_in: str = "2026-11"
 
 
-DRIVER = Source("NVIDIA's driver: name and memory of a GPU", "nvidia-smi")
-GUIDE = Source(
+NVIDIA_DRIVER = Source("NVIDIA's driver: name and memory of a GPU", "nvidia-smi")
+CUDA_GUIDE = Source(
     "NVIDIA: CUDA programming guide, compute capabilities",
     "docs.nvidia.com/cuda/cuda-c-programming-guide",
 )
-SHEETS = Source("NVIDIA: dense bf16 FLOP/s, without sparsity", "the data sheet of each GPU")
+DATA_SHEETS = Source("NVIDIA: dense bf16 FLOP/s, without sparsity", "the data sheet of each GPU")
 AMD_DRIVER = Source("AMD's driver: memory of a GPU", "rocm-smi")
 GKE_TPUS = Source("GKE: Plan TPUs", "cloud.google.com/kubernetes-engine/docs/concepts/plan-tpus")
 XPK = Source(
@@ -53,41 +53,46 @@ AUTOSCALER = Source(
 TPU_INFO = Source(
     "JAX: names and cores of TPUs", "github.com/jax-ml/jax, jax/_src/pallas/mosaic/tpu_info.py"
 )
-GRANTED = Source(
+XLA_MEMORY = Source(
     "XLA for TPU: GiB that it lets a program use", "its error RESOURCE_EXHAUSTED: Used … of … hbm"
 )
-COMPATIBILITY = Source(
+CUDA_COMPATIBILITY = Source(
     "NVIDIA: CUDA compatibility, minor versions",
     "docs.nvidia.com/deploy/cuda-compatibility, table 1",
 )
 
-NAMES = Source(
+GPU_NAMES = Source(
     "NVIDIA: names of GPUs by device id, Turing and newer",
     "github.com/NVIDIA/open-gpu-kernel-modules, README.md",
 )
-MEASURED = Source(
+MODAL_MEMORY = Source(
     "Modal: memory of T4, A10, L4, L40S, A100 and H100, as reported by nvidia-smi",
     "github.com/modal-labs/modal-client, pull request 2797",
 )
-PRINTED = Source(
+DATA_SHEET_COPIES = Source(
     "NVIDIA's data sheets of A10, A40, L40 and L40S, dense bf16 FLOP/s, as others print them",
     "github.com/Lightning-AI/pytorch-lightning, lightning/fabric/utilities/throughput.py; for L40S "
     "mullet.se, L40/L40S",
 )
-UNREAD_MEMORY = Source("NVIDIA: memory, not confirmed on a page or a device", "none", "not yet")
-UNREAD_PEAK = Source("NVIDIA: peak, not confirmed on a page", "none", "not yet")
-SCALING = Source(
+UNCONFIRMED_MEMORY = Source(
+    "NVIDIA: memory, not confirmed on a page or a device", "none", "not yet"
+)
+UNCONFIRMED_PEAK = Source("NVIDIA: peak, not confirmed on a page", "none", "not yet")
+SCALING_BOOK = Source(
     "How to Scale Your Model: TPU specs, memory and links", "jax-ml.github.io/scaling-book/tpus"
 )
-DERIVED = Source(
+DERIVED_CLOCK = Source(
     "Clock: peak FLOP/s over the multiply-adds of a cycle, v5e's 4 units of 128 x 128",
     "the row's peak",
 )
-LINKS = Source(
+NVIDIA_LINKS = Source(
     "NVIDIA: memory, half of NVLink both ways, a 400 Gbit/s port for each GPU",
     "the data sheet of each GPU",
 )
-_NVIDIA, _TPU = (DRIVER, GUIDE, SHEETS), (GKE_TPUS, XPK, TPU_PAGES, GRANTED, SCALING, DERIVED)
+_NVIDIA_SOURCES, _TPU_SOURCES = (
+    (NVIDIA_DRIVER, CUDA_GUIDE, DATA_SHEETS),
+    (GKE_TPUS, XPK, TPU_PAGES, XLA_MEMORY, SCALING_BOOK, DERIVED_CLOCK),
+)
 # The oldest compute capability in NAMES.
 _TURING = 7.5
 
@@ -187,12 +192,12 @@ class Accelerator:
         sides = parse_topology(topology)
         if sides is None or len(sides) != 3 or self.dimensions != 3:
             return False
-        whole_cubes = all(side % 4 == 0 for side in sides) and list(sides) == sorted(sides)
-        return whole_cubes and math.prod(sides) <= self.max_cubes * CHIPS_PER_CUBE
+        has_whole_cubes = all(side % 4 == 0 for side in sides) and list(sides) == sorted(sides)
+        return has_whole_cubes and math.prod(sides) <= self.max_cubes * CHIPS_PER_CUBE
 
 
 # GPUs whose rows were compared with their sources.
-_VERIFIED = (
+_VERIFIED_GPUS = (
     "NVIDIA L4",
     "NVIDIA A100-SXM4-40GB",
     "NVIDIA H100 PCIe",
@@ -202,43 +207,43 @@ _VERIFIED = (
     "NVIDIA GB200",
 )
 # GPUs of which only the memory was compared.
-_MEASURED = {"Tesla T4", "NVIDIA A10", "NVIDIA L40S"}
+_MEASURED_GPUS = {"Tesla T4", "NVIDIA A10", "NVIDIA L40S"}
 # GPUs that were compared with a copy of their data sheet.
-_PRINTED_ELSEWHERE = {"NVIDIA A10", "NVIDIA A40", "NVIDIA L40", "NVIDIA L40S"}
+_COPIED_SHEET_GPUS = {"NVIDIA A10", "NVIDIA A40", "NVIDIA L40", "NVIDIA L40S"}
 
 
 def _nvidia_gpu(
     capability: str,
-    *makes: DeviceModel,
+    *models: DeviceModel,
     per_host: int = 1,
-    alike: bool = False,
-    arm: bool = False,
+    may_mix_kinds: bool = False,
+    is_arm: bool = False,
     joins_hosts: bool = False,
     machine: MachineSpeed | None = None,
 ) -> Accelerator:
-    names = {make.name for make in makes}
-    memory = MEASURED if names <= _MEASURED else UNREAD_MEMORY
-    peak = PRINTED if names <= _PRINTED_ELSEWHERE else UNREAD_PEAK
-    has_peak = any(make.peak_flops is not None for make in makes)
-    sources = (*[NAMES] * (float(capability) >= _TURING), memory, *[peak] * has_peak)
+    names = {make.name for make in models}
+    memory = MODAL_MEMORY if names <= _MEASURED_GPUS else UNCONFIRMED_MEMORY
+    peak = DATA_SHEET_COPIES if names <= _COPIED_SHEET_GPUS else UNCONFIRMED_PEAK
+    has_peak = any(make.peak_flops is not None for make in models)
+    sources = (*[GPU_NAMES] * (float(capability) >= _TURING), memory, *[peak] * has_peak)
     return Accelerator(
         "cuda",
         per_host,
-        makes,
+        models,
         capability=capability,
-        may_mix_kinds=alike,
+        may_mix_kinds=may_mix_kinds,
         joins_hosts=joins_hosts,
-        is_arm=arm,
+        is_arm=is_arm,
         machine=machine,
         sources=(
-            *(_NVIDIA if names & set(_VERIFIED) else sources),
-            *[LINKS] * (machine is not None),
+            *(_NVIDIA_SOURCES if names & set(_VERIFIED_GPUS) else sources),
+            *[NVIDIA_LINKS] * (machine is not None),
         ),
     )
 
 
 _BLACKWELL = MachineSpeed(None, 8.0e12, 9e11, 9e11, 5e10)
-_SEVENTH = Accelerator(
+_TPU7X = Accelerator(
     "tpu",
     CHIPS_PER_VM,
     (DeviceModel("TPU7x", 94.74, 2307e12 / 2),),
@@ -248,7 +253,7 @@ _SEVENTH = Accelerator(
     max_cubes=144,
     numa_nodes=2,
     machine=MachineSpeed(2.2e9, 3.7e12, 3e11, 1e11, 6.25e9),
-    sources=(AUTOSCALER, TPU_INFO, TPU_PAGES, GRANTED, SCALING, DERIVED),
+    sources=(AUTOSCALER, TPU_INFO, TPU_PAGES, XLA_MEMORY, SCALING_BOOK, DERIVED_CLOCK),
 )
 
 ACCELERATORS: Mapping[str, Accelerator] = {
@@ -256,7 +261,7 @@ ACCELERATORS: Mapping[str, Accelerator] = {
     "cpu": Accelerator("cpu", 1),
     # Any NVIDIA GPU.
     "gpu": Accelerator("cuda", 1),
-    "t4": _nvidia_gpu("7.5", DeviceModel("Tesla T4", 15.0), alike=True),
+    "t4": _nvidia_gpu("7.5", DeviceModel("Tesla T4", 15.0), may_mix_kinds=True),
     "v100": _nvidia_gpu(
         "7.0",
         DeviceModel("Tesla V100-SXM2-16GB", 16.0),
@@ -267,7 +272,7 @@ ACCELERATORS: Mapping[str, Accelerator] = {
         per_host=8,
     ),
     "a10": _nvidia_gpu("8.6", DeviceModel("NVIDIA A10", 22.5, 125e12)),
-    "a10g": _nvidia_gpu("8.6", DeviceModel("NVIDIA A10G", 22.5, 70e12), alike=True),
+    "a10g": _nvidia_gpu("8.6", DeviceModel("NVIDIA A10G", 22.5, 70e12), may_mix_kinds=True),
     "a30": _nvidia_gpu("8.0", DeviceModel("NVIDIA A30", 24.0, 165e12)),
     "a40": _nvidia_gpu("8.6", DeviceModel("NVIDIA A40", 45.0, 149.7e12)),
     "a4000": _nvidia_gpu("8.6", DeviceModel("NVIDIA RTX A4000", 16.0)),
@@ -282,11 +287,11 @@ ACCELERATORS: Mapping[str, Accelerator] = {
         DeviceModel("NVIDIA RTX PRO 6000 Blackwell Server Edition", 95.6),
         DeviceModel("NVIDIA RTX PRO 6000 Blackwell Workstation Edition", 95.6),
         DeviceModel("NVIDIA RTX PRO 6000 Blackwell Max-Q Workstation Edition", 95.6),
-        alike=True,
+        may_mix_kinds=True,
     ),
-    "l4": _nvidia_gpu("8.9", DeviceModel("NVIDIA L4", 22.5, 121e12), alike=True),
+    "l4": _nvidia_gpu("8.9", DeviceModel("NVIDIA L4", 22.5, 121e12), may_mix_kinds=True),
     "l40": _nvidia_gpu("8.9", DeviceModel("NVIDIA L40", 45.0, 181e12)),
-    "l40s": _nvidia_gpu("8.9", DeviceModel("NVIDIA L40S", 45.0, 362e12), alike=True),
+    "l40s": _nvidia_gpu("8.9", DeviceModel("NVIDIA L40S", 45.0, 362e12), may_mix_kinds=True),
     "a100": _nvidia_gpu(
         "8.0",
         DeviceModel("NVIDIA A100-SXM4-40GB", 40.0, 312e12),
@@ -314,7 +319,7 @@ ACCELERATORS: Mapping[str, Accelerator] = {
         per_host=8,
         machine=MachineSpeed(None, 4.8e12, 4.5e11, 4.5e11, 5e10),
     ),
-    "gh200": _nvidia_gpu("9.0", DeviceModel("NVIDIA GH200 480GB", 95.6, 989.4e12), arm=True),
+    "gh200": _nvidia_gpu("9.0", DeviceModel("NVIDIA GH200 480GB", 95.6, 989.4e12), is_arm=True),
     "b200": _nvidia_gpu(
         "10.0", DeviceModel("NVIDIA B200", 178.3, 2250e12), per_host=8, machine=_BLACKWELL
     ),
@@ -323,12 +328,16 @@ ACCELERATORS: Mapping[str, Accelerator] = {
         "10.0",
         DeviceModel("NVIDIA GB200", 184.0, 2500e12),
         per_host=4,
-        arm=True,
+        is_arm=True,
         joins_hosts=True,
         machine=_BLACKWELL,
     ),
     "gb300": _nvidia_gpu(
-        "10.3", DeviceModel("NVIDIA GB300", 277.0, 2500e12), per_host=4, arm=True, joins_hosts=True
+        "10.3",
+        DeviceModel("NVIDIA GB300", 277.0, 2500e12),
+        per_host=4,
+        is_arm=True,
+        joins_hosts=True,
     ),
     "mi300x": Accelerator(
         "rocm",
@@ -353,7 +362,7 @@ ACCELERATORS: Mapping[str, Accelerator] = {
         dimensions=3,
         max_cubes=64,
         machine=MachineSpeed(1.05e9, 1.2e12, 2.7e11, 9e10, 6.25e9),
-        sources=_TPU,
+        sources=_TPU_SOURCES,
     ),
     "v5e": Accelerator(
         "tpu",
@@ -362,7 +371,7 @@ ACCELERATORS: Mapping[str, Accelerator] = {
         dimensions=2,
         machine=MachineSpeed(1.5e9, 8.2e11, 1.8e11, 9e10, 6.25e9),
         whole_host_topologies=("2x4",),
-        sources=_TPU,
+        sources=_TPU_SOURCES,
     ),
     "v5p": Accelerator(
         "tpu",
@@ -371,7 +380,7 @@ ACCELERATORS: Mapping[str, Accelerator] = {
         dimensions=3,
         max_cubes=140,
         machine=MachineSpeed(1.75e9, 2.8e12, 5.4e11, 1.8e11, 6.25e9),
-        sources=_TPU,
+        sources=_TPU_SOURCES,
     ),
     "v6e": Accelerator(
         "tpu",
@@ -380,14 +389,14 @@ ACCELERATORS: Mapping[str, Accelerator] = {
         dimensions=2,
         machine=MachineSpeed(1.75e9, 1.6e12, 3.6e11, 1.8e11, 6.25e9),
         whole_host_topologies=("2x4",),
-        sources=_TPU,
+        sources=_TPU_SOURCES,
     ),
-    "7x": _SEVENTH,
+    "7x": _TPU7X,
     # The name in GKE's label and in JAX.
-    "tpu7x": _SEVENTH,
+    "tpu7x": _TPU7X,
     # Not the same machines: their peak is not published, and their largest slices are small.
     "tpu7": dataclasses.replace(
-        _SEVENTH, models=(DeviceModel("TPU7", 94.74),), max_cubes=4, sources=(AUTOSCALER, TPU_INFO)
+        _TPU7X, models=(DeviceModel("TPU7", 94.74),), max_cubes=4, sources=(AUTOSCALER, TPU_INFO)
     ),
 }
 
@@ -405,14 +414,16 @@ def describe_default_hosts() -> str:
 
     An example is "gb200 and gb300 4, a100 and b200 8, cpu and other GPUs 1".
     """
-    kinds: dict[int, list[str]] = {}
+    names_by_count: dict[int, list[str]] = {}
     for name, accelerator in ACCELERATORS.items():
         if accelerator.platform != "tpu":
-            kinds.setdefault(accelerator.per_host, []).append(name)
-    usual_number = max(kinds, key=lambda number: len(kinds[number]))
-    del kinds[usual_number]
-    other_defaults = [f"{', '.join(names)} {number}" for number, names in sorted(kinds.items())]
-    return ", ".join([*other_defaults, f"cpu and other GPUs {usual_number}"])
+            names_by_count.setdefault(accelerator.per_host, []).append(name)
+    usual_count = max(names_by_count, key=lambda number: len(names_by_count[number]))
+    del names_by_count[usual_count]
+    other_defaults = [
+        f"{', '.join(names)} {number}" for number, names in sorted(names_by_count.items())
+    ]
+    return ", ".join([*other_defaults, f"cpu and other GPUs {usual_count}"])
 
 
 def parse_topology(topology: str) -> tuple[int, ...] | None:
@@ -422,13 +433,13 @@ def parse_topology(topology: str) -> tuple[int, ...] | None:
     return tuple(int(side) for side in topology.split("x"))
 
 
-def chips_per_host(kind: str, topology: str) -> tuple[int, ...]:
+def chips_per_host(accelerator_type: str, topology: str) -> tuple[int, ...]:
     """Return the numbers of chips that a host of this slice may have, the usual number first.
 
     It is 4, or the whole slice if one machine can hold it.
     """
     chips = math.prod(parse_topology(topology) or (1,))
     usual_chips = min(chips, CHIPS_PER_VM)
-    if topology in ACCELERATORS[kind].whole_host_topologies:
+    if topology in ACCELERATORS[accelerator_type].whole_host_topologies:
         return (usual_chips, chips)
     return (usual_chips,)

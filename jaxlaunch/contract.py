@@ -47,8 +47,8 @@ NOTIFY = "JAXLAUNCH_NOTIFY"
 TRACKER = "JAXLAUNCH_TRACKER"
 # Run -> agent: Unix time at which the run started; unset: when the agent did.
 STARTED = "JAXLAUNCH_STARTED"
-# Run -> agent: seconds that programs wait for a reader who takes nothing; 0.
-PATIENCE = "JAXLAUNCH_OUTPUT_PATIENCE"
+# Run -> agent: seconds for which programs wait for a stalled reader of their output; unset: 0.
+OUTPUT_PATIENCE = "JAXLAUNCH_OUTPUT_PATIENCE"
 # Run -> agent: a pid; an agent whose parent is gone stops as on SIGTERM.
 PARENT = "JAXLAUNCH_PARENT"
 # Jobset -> agent: the archive of the job's code, unpacked before any process starts.
@@ -65,20 +65,23 @@ STACKS = "JAXLAUNCH_STACKS"  # agent -> child: the file its stacks are written t
 REPORTER = "JAXLAUNCH_REPORTER"
 # Agent -> child: which start of the children this is, across generations.
 ATTEMPT = "JAXLAUNCH_ATTEMPT"
-# agent -> child: the newest step of earlier attempts, 0: they saved none; unset: none trained
+# Agent -> child: the newest saved step of earlier attempts, 0 if they saved none; unset: no earlier
+# attempt has trained.
 SAVED = "JAXLAUNCH_SAVED"
 # Launcher -> program of the trainer: a file that it writes its refusal to.
 REFUSAL_FD = "JAXLAUNCH_REFUSAL_FD"
 # Agent -> child: seconds for which storage that fails is tried again.
 STORAGE_WAIT = "JAXLAUNCH_STORAGE_WAIT"
-TIMEOUT = "JAXLAUNCH_INIT_TIMEOUT"  # agent -> child: seconds jax.distributed.initialize may take
+INIT_TIMEOUT = (
+    "JAXLAUNCH_INIT_TIMEOUT"  # agent -> child: seconds jax.distributed.initialize may take
+)
 COORDINATOR = "JAX_COORDINATOR_ADDRESS"  # agent -> child: fresh port per attempt
 # Agent -> child of host 0: where JAX's coordinator listens; else everywhere.
-BIND = "JAX_COORDINATOR_BIND_ADDRESS"
+COORDINATOR_BIND = "JAX_COORDINATOR_BIND_ADDRESS"
 NUM_PROCESSES = "JAX_NUM_PROCESSES"  # agent -> child
 PROCESS_ID = "JAX_PROCESS_ID"  # agent -> child
 # Agent -> child of a job with `hosts: {min, max}`: the processes of `max` hosts.
-FULL = "JAXLAUNCH_FULL_PROCESSES"
+FULL_PROCESSES = "JAXLAUNCH_FULL_PROCESSES"
 LOCAL_DEVICE_IDS = "JAX_LOCAL_DEVICE_IDS"  # agent -> child, several processes per GPU host
 NUM_CPU_DEVICES = "JAX_NUM_CPU_DEVICES"  # agent -> child, virtual CPU devices
 
@@ -89,9 +92,9 @@ HEARTBEAT_TIMEOUT_S = 30
 # JAX's own default of 300 s delays the exit code by five minutes.
 SHUTDOWN_TIMEOUT_S = 10
 
-# trainer -> launcher: the last file of a saved step; without it the step is not whole
+# Trainer -> launcher: the last file of a saved step. Without it the step is incomplete.
 MANIFEST = "jaxlaunch.manifest.json"
-# trainer, launcher -> launcher: an evaluation by class, in the run folder.
+# Trainer, launcher -> launcher: an evaluation by class, in the run folder.
 CLASSIFICATION = "classification.json"
 
 # The largest number of steps of one profile: a trace is in memory until it ends.
@@ -124,12 +127,12 @@ TIMEOUTS_S: Mapping[str, float | None] = {
     # A process that has finished must also exit. It is no key of the job.
     "done": 300.0,
 }
-# Causes that the seconds of an attempt are counted to: the phases, and the time around them.
-CLOCK = ("rendezvous", *PHASES[:-1], "lost_work", "down")
+# Causes to which the seconds of an attempt are attributed: the phases, and the time around them.
+CLOCK_CAUSES = ("rendezvous", *PHASES[:-1], "lost_work", "down")
 # Causes of the seconds of a restart, in order, from the fault until the first new step. `save`
 # belongs to a stop, and `replace` is the wait for a lost host. From `start` on the seconds are
 # those of rank 0, and a first attempt has only these.
-RESTART = (
+RESTART_CAUSES = (
     *("detect", "decide", "save", "end", "replace"),
     *("start", "import", "rendezvous", "prepare", "init", "restore", "data", "compile"),
     "first_step",
@@ -146,7 +149,7 @@ class Action(enum.Enum):
 
 
 class Restart(enum.Enum):
-    """What restarts after an end."""
+    """The processes or pods that restart after an attempt has ended."""
 
     NEVER = "never"
     # New pods, or new agents of a run on this machine.
@@ -217,7 +220,7 @@ NOT_FINITE, DEADLINE, NO_CHECKPOINT, NO_PROGRESS, PREEMPTED = 76, 77, 78, 79, 80
 LOST, HANG, CRASH, STORAGE, KILLED = 81, 82, 83, 84, 137
 # Exit code of a single agent that was told to stop, while the others wait for the pod that replaces
 # it. It is the shell's code for SIGTERM. The Job creates that pod and does not count a failure.
-LEFT = 143
+LEFT_GANG = 143
 # Codes from here on tell how a container died. No agent exits with one of them for its gang.
 FIRST_SIGNAL_CODE = 128
 
@@ -328,7 +331,7 @@ def agent_exit_code(verdict_code: int, *, leaves_alone: bool) -> int:
         leaves_alone: Whether the agent leaves while its gang goes on.
     """
     if leaves_alone:
-        return LEFT
+        return LEFT_GANG
     return verdict_code if verdict_code < FIRST_SIGNAL_CODE else CRASH
 
 
@@ -670,9 +673,9 @@ def error_line(error: BaseException, code: int | None, custom_message: str = "")
     text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
     try:
         message = custom_message or str(error)
-    except Exception as broken:
+    except Exception as str_error:
         # Any error: the class is the user's, and its own report must not hide the error.
-        message = f"<its message cannot be read: {type(broken).__qualname__}>"
+        message = f"<its message cannot be read: {type(str_error).__qualname__}>"
     summary = {"type": type(error).__qualname__, "message": message[:MESSAGE_CHARS], "code": code}
     record = {"error": {**summary, "traceback": text[-TRACEBACK_CHARS:]}}
     if len(json.dumps(record)) < MAX_LINE:
@@ -681,7 +684,7 @@ def error_line(error: BaseException, code: int | None, custom_message: str = "")
     return {"error": {**summary, "traceback": text[-TRACEBACK_CHARS // 4 :]}}
 
 
-# planner -> launcher: begins a line of progress.
+# Planner -> launcher: the prefix of a line of progress.
 COMPILING_PREFIX = "compiling: "
 
 
@@ -711,7 +714,7 @@ def join_lines(text: str) -> str:
 _torn: set[int] = set()
 
 
-def _can_take_more(fd: int, wait_s: float = 1.0) -> bool:
+def _is_writable(fd: int, wait_s: float = 1.0) -> bool:
     # select() accepts no descriptor from 1,024 on.
     poll = select.poll()
     poll.register(fd, select.POLLOUT)
@@ -731,17 +734,17 @@ def send(fd: int, message: Mapping[str, Any]) -> bool:
       {"phase": "step", "step": 120}
           what it is in; `step` counts the optimizer steps that are complete
       {"joined": true}
-          rank 0 knows all others: what follows is its own
+          all ranks have connected to rank 0: its time from here on is its own
       {"restored": 80}
           training goes on from this step, which an earlier attempt committed
       {"committed": 120}
-          this step is on storage, manifest and all
+          this step is on storage, with its manifest
       {"metrics": {...}}
           the newest metrics, by process 0; the last line before the end is final
       {"stopped": {"step": 37, "saved": true, "note": "..."}}
           how it ended on SIGTERM
       {"profile": {"id": 1, "state": "tracing" | "done" | "failed", ...}}
-          of the profile that PROFILE requested
+          the state of the profile that PROFILE requested
       {"note": "..."}
           for a reader of the summary (a damaged checkpoint, a take-over)
       {"error": {"type", "message", "traceback", "code"}}
@@ -757,7 +760,7 @@ def send(fd: int, message: Mapping[str, Any]) -> bool:
     try:
         while data:
             data = data[os.write(fd, data) :]
-            if data and not _can_take_more(fd):
+            if data and not _is_writable(fd):
                 break
     except OSError:
         # The pipe is full or gone.
@@ -767,13 +770,13 @@ def send(fd: int, message: Mapping[str, Any]) -> bool:
     return not data
 
 
-def loopback(coordinator: str) -> str | None:
+def loopback_host(coordinator: str) -> str | None:
     """Return the host of a coordinator on loopback, or None if other machines can reach it."""
     host = coordinator.rpartition(":")[0].strip("[]")
     return host if host in ("127.0.0.1", "::1", "localhost") else None
 
 
-def own_name_fault(coordinator: str) -> str | None:
+def host_name_fault(coordinator: str) -> str | None:
     """Return why JAX cannot connect CPU devices of several machines, or None if it can.
 
     JAX connects them, even those of one process, at the address of this host's own name. If the
@@ -783,13 +786,12 @@ def own_name_fault(coordinator: str) -> str | None:
     # Imported here, because every Python process below the agent imports this file.
     import socket
 
-    if loopback(coordinator) is not None:
+    if loopback_host(coordinator) is not None:
         return None
     name = socket.gethostname()
     fix = (
         f"and JAX connects CPU devices at its address: add the line `ADDRESS {name}` to "
-        "/etc/hosts, with the address "
-        "at which other hosts reach this one"
+        "/etc/hosts, with the address at which other hosts reach this one"
     )
     try:
         addresses = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)

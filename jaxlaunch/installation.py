@@ -1,9 +1,9 @@
 """Installation of jaxlaunch on this machine, and the command that adds an extra to it.
 
-Until the package index has jaxlaunch under its name (ON_INDEX), no page and no message sends anyone
-there. A message names what was installed here (PEP 610's direct_url.json). The pages install from a
-clone: `make generated` writes their commands for the index once the release that uploads the
-package has set ON_INDEX.
+Until jaxlaunch is on the package index (ON_INDEX), no page and no message refers to the index. A
+message names the source of this installation (PEP 610's direct_url.json). The pages install from a
+clone; after the release that uploads the package has set ON_INDEX, `make generated` writes their
+commands for the index.
 """
 
 from __future__ import annotations

@@ -179,7 +179,7 @@ ProgramOptions = TypeVar("ProgramOptions", Sample, Evaluate, Predict, Export)
 
 
 def json_arguments(options: Sample | Evaluate | Predict | Export) -> tuple[str, str]:
-    """Return the arguments from which `read` restores the same options."""
+    """Return the arguments from which `read_options` restores the same options."""
     return JSON, json.dumps(dataclasses.asdict(options))
 
 
@@ -205,8 +205,8 @@ def _build_parser(
         if option is None:
             is_repeated = field.type == "tuple[str, ...]"
             help_text = "what to read" if is_repeated else "the folder to read, or its URL"
-            count = "+" if is_repeated else None if is_required else "?"
-            parser.add_argument(field.name, nargs=count, help=help_text)
+            nargs = "+" if is_repeated else None if is_required else "?"
+            parser.add_argument(field.name, nargs=nargs, help=help_text)
             continue
         flags = option_flags(field.name, option)
         if field.default is False:

@@ -72,10 +72,10 @@ def _name_items(kind: str, value: Any) -> list[tuple[str, Any]]:
     if not isinstance(value, Mapping):
         return [("", value)]
     if len(value) > MAX_ITEMS:
-        limit = f"one step shows at most {MAX_ITEMS}"
-        raise ValueError(f"report({kind}=…): {len(value)} of them, and {limit}")
-    if wrong := [name for name in value if not isinstance(name, str)]:
-        raise TypeError(f"report({kind}=…): a name is text, not {type(wrong[0]).__name__}")
+        limit = f"one step may have at most {MAX_ITEMS}"
+        raise ValueError(f"report({kind}=…): there are {len(value)} items, and {limit}")
+    if invalid_names := [name for name in value if not isinstance(name, str)]:
+        raise TypeError(f"report({kind}=…): a name is text, not {type(invalid_names[0]).__name__}")
     return [(name[:MAX_NAME_CHARS], item) for name, item in value.items()]
 
 
@@ -96,8 +96,8 @@ def _check_pixels(name: str, value: Any, is_kept: bool) -> Any:
         pixels = np.asarray(value)
     except Exception as error:
         # Any error: the array may be of another library.
-        fault = f"{type(value).__name__} cannot be read as one ({error})"
-        raise TypeError(f"{call}: {_PICTURE_FORMAT}; {fault}") from None
+        reason = f"{type(value).__name__} cannot be read as one ({error})"
+        raise TypeError(f"{call}: {_PICTURE_FORMAT}; {reason}") from None
     _check_array(call, pixels.shape, str(pixels.dtype))
     stride = -(-max(pixels.shape[:2]) // MAX_SIDE)
     pixels = pixels[::stride, ::stride]
@@ -106,7 +106,7 @@ def _check_pixels(name: str, value: Any, is_kept: bool) -> Any:
     if pixels.dtype != np.uint8:
         numbers = np.nan_to_num(pixels.astype(np.float32), nan=0.0, posinf=1.0, neginf=0.0)
         pixels = np.rint(np.clip(numbers, 0, 1) * 255)
-    # A copy: the program goes on with its own.
+    # A copy, because the program may change its array.
     return np.array(pixels, np.uint8, order="C").reshape(*pixels.shape[:2], -1)
 
 
@@ -134,7 +134,7 @@ def encode_png(pixels: Any) -> bytes:
 
 
 class SampleWriter:
-    """Writes pictures and texts into `folder`, in a thread that starts with the first.
+    """Writes pictures and texts into `folder`, in a thread that starts with the first of them.
 
     `note` gets the reason why one could not be written, once.
     """
@@ -181,7 +181,7 @@ class SampleWriter:
                     self._has_failed = True
                     reason = str(error.strerror if isinstance(error, OSError) else error).lower()
                     self._note(
-                        f"what the program reported at step {step} is not kept in "
+                        f"the pictures and texts of step {step} could not be written to "
                         f"{self._folder}: {reason}"
                     )
 

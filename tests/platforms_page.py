@@ -79,7 +79,8 @@ def make_page() -> str:
     for platform_name, row in table.PLATFORMS.items():
         file = platform_module(platform_name)
         numbers = {
-            source: number for number, source in enumerate([*find_sources(file), table.PLUGINS], 1)
+            source: number
+            for number, source in enumerate([*find_sources(file), table.DEVICE_PLUGINS], 1)
         }
         parts.append(f"## {platform_name}\n\n" + "\n".join(_platform_section(row, file, numbers)))
     numbers = {source: number for number, source in enumerate(find_sources(runtime), 1)}
@@ -194,7 +195,7 @@ def _single_facts(module: ModuleType, numbers: Mapping[Source, int]) -> Iterator
     for kind, nodes in vars(module).get("NODES", {}).items():
         rows += [(f"plugins of NCCL of `{kind}`", nodes.plugins)] if nodes.plugins else []
         rows += [(f"gib tuner of `{kind}`", nodes.gib_tuner)] if nodes.gib_tuner else []
-    rows += [("resource", fact) for fact in table.RESOURCE.values() if fact.source in numbers]
+    rows += [("resource", fact) for fact in table.RESOURCE_NAMES.values() if fact.source in numbers]
     yield "| fact | value | source |"
     yield "|---|---|---|"
     for name, fact in rows:

@@ -269,7 +269,7 @@ def sum_seconds(
         started_at: Unix time of the start of the run. None: the run started with the first of these
             attempts, whose own seconds may not be known.
     """
-    total = dict.fromkeys(contract.CLOCK, 0.0)
+    total = dict.fromkeys(contract.CLOCK_CAUSES, 0.0)
     for record in records:
         for cause, spent_s in record.seconds.items():
             total[cause] = total.get(cause, 0.0) + spent_s

@@ -152,7 +152,7 @@ def test_another_user_sees_the_owner_and_cannot_stop_the_run(
     with start_run(open_folder) as running:
         stopped = other.launcher("stop", "./run", folder=open_folder)
         assert stopped.returncode == 2
-        assert "Run run is root's: you may not stop it." in stopped.stderr
+        assert "Run run belongs to root, and you may not stop it." in stopped.stderr
         shown = other.launcher("status", "./run", folder=open_folder)
         assert shown.returncode == 0 and "run: Running" in shown.stdout
         running.folder.chmod(0o700)

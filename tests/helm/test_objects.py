@@ -278,7 +278,7 @@ def test_the_admission_policy_lets_through_what_the_cluster_defaults_make_jobs_n
 def test_the_admission_policy_lets_pods_be_root_that_request_the_accelerator_alone(
     helm: Helm, kind: str
 ) -> None:
-    resource = table.RESOURCE.get(ACCELERATORS[kind].platform)
+    resource = table.RESOURCE_NAMES.get(ACCELERATORS[kind].platform)
     for user, may in (("root", ["roots"]), ("privileged", ["roots", "privileged"]), (2000, [])):
         spec = policy_of(helm, defaults={"users": {kind: user}})
         cel_by_variable = expressions(spec)

@@ -118,7 +118,7 @@ def test_faulty_storage_is_noted_once_without_delay(tmp_path: Path) -> None:
         full.add_items(step, [("text", "", "t")])
         full.flush()
     assert notes == [
-        f"what the program reported at step 1 is not kept in {tmp_path}/full: file exists"
+        f"the pictures and texts of step 1 could not be written to {tmp_path}/full: file exists"
     ]
 
     free = threading.Event()
@@ -140,7 +140,7 @@ def test_faulty_storage_is_noted_once_without_delay(tmp_path: Path) -> None:
         ({"image": "cat.png"}, "this one is []"),
         (
             {"image": {str(at): np.zeros((2, 2)) for at in range(9)}},
-            "9 of them, and one step shows at most 8",
+            "there are 9 items, and one step may have at most 8",
         ),
         ({"image": {1: np.zeros((2, 2))}}, "report(image=…): a name is text, not int"),
         ({"text": b"bytes"}, "report(text=…): a text, not bytes"),

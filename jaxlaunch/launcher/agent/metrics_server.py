@@ -329,7 +329,9 @@ def merge_expositions(texts: Iterable[str]) -> str:
 
 
 def _gang_values(generation: int, gang: Mapping[str, Any], silence_s: float) -> dict[str, Values]:
-    seconds = {cause: float(gang.get("seconds", {}).get(cause, 0.0)) for cause in contract.CLOCK}
+    seconds = {
+        cause: float(gang.get("seconds", {}).get(cause, 0.0)) for cause in contract.CLOCK_CAUSES
+    }
     causes = [outcome.cause for outcome in contract.OUTCOMES.values()]
     ended, left = gang.get("ended", {}), gang.get("left", {})
     heartbeat_age_s = max(silence_s, float(gang.get("silence_s", 0.0)))

@@ -166,7 +166,7 @@ class RunView(JobView):
         """Return the seconds until the first step of each start and restart, by cause."""
         restarts = () if self.run.summary is None else self.run.summary.restart_seconds
         used_causes = {cause for restart in restarts for cause in restart.seconds}
-        causes = [cause for cause in contract.RESTART if cause in used_causes]
+        causes = [cause for cause in contract.RESTART_CAUSES if cause in used_causes]
         table = [("ATTEMPT", "AFTER", "SECONDS", *(cause.upper() for cause in causes))]
         for restart in restarts:
             seconds = [restart.seconds.get(cause, 0.0) for cause in causes]

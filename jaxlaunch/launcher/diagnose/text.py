@@ -20,8 +20,8 @@ from jaxlaunch.launcher.jobs.status.snapshot import Snapshot
 from jaxlaunch.launcher.kubernetes.objects import Obj, format_age
 from jaxlaunch.launcher.wording import format_count
 
-MAX_MESSAGE = 600  # characters of an event, a condition or a log line
-MAX_HOSTS = 8
+MAX_MESSAGE_CHARS = 600  # characters of an event, a condition or a log line
+MAX_LISTED_HOSTS = 8
 # Placeholder for the name of the job in a command.
 JOB_NAME = "NAME"
 
@@ -145,7 +145,7 @@ class HostGroup:
             return Text(template, expected=self.expected)
         if len(self) == 1:
             return Text("host {number}", number=self.numbers[0])
-        if len(self) <= MAX_HOSTS:
+        if len(self) <= MAX_LISTED_HOSTS:
             *numbers, last = self.numbers
             return Text("hosts {numbers} and {last}", numbers=numbers, last=last)
         return Text("{number} of {expected:host}", number=len(self), expected=self.expected)
@@ -157,7 +157,7 @@ def host_group(hosts: Collection[Host], snapshot: Snapshot) -> HostGroup:
 
 
 def quote_message(message: str) -> Text:
-    """Return a message of somebody else as a text, which is rendered on one line."""
+    """Return a message of another program as a text, which is rendered on one line."""
     return Text("{message}", message=message)
 
 
@@ -174,11 +174,11 @@ def describe_event(event: Obj | None) -> tuple[Text, ...]:
 def one_line(text: str) -> str:
     """Return a message on one line, cut at MAX_MESSAGE characters."""
     line = " ".join(text.split())
-    return line if len(line) <= MAX_MESSAGE else f"{line[:MAX_MESSAGE]}…"
+    return line if len(line) <= MAX_MESSAGE_CHARS else f"{line[:MAX_MESSAGE_CHARS]}…"
 
 
 def localize(template: str) -> str:
-    """Return the translated template. There is only one language, and a test replaces all words."""
+    """Return the translated template. There is only one language, but tests use another."""
     return template
 
 

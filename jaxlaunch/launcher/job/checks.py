@@ -57,7 +57,7 @@ MAX_VARIABLE_BYTES = 128 * 1024  # bytes
 _POD_NAME_SUFFIX = "-abcde"
 
 CONTRACT_ENV = {
-    *(contract.INDEX, contract.TRAIN_SPEC, contract.COORDINATOR, contract.BIND),
+    *(contract.INDEX, contract.TRAIN_SPEC, contract.COORDINATOR, contract.COORDINATOR_BIND),
     *(contract.NUM_PROCESSES, contract.PROCESS_ID, contract.LOCAL_DEVICE_IDS),
     contract.NUM_CPU_DEVICES,
 }

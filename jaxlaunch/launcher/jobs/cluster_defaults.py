@@ -1,4 +1,4 @@
-"""Decisions before a job is rendered: the cluster defaults, and a Secret for the gang."""
+"""The cluster defaults of a namespace, and the decision whether a gang gets a Secret."""
 
 from __future__ import annotations
 
@@ -29,9 +29,8 @@ def find_defaults(cluster: Cluster, namespace: str) -> tuple[ClusterDefaults, st
     for defaults_namespace in dict.fromkeys((namespace, SYSTEM_NAMESPACE)):
         # A user without the permission to read it gets the built-in defaults.
         with ignore_forbidden():
-            if (
-                config_map := cluster.get(CONFIGMAPS, CONFIG_MAP_NAME, defaults_namespace)
-            ) is not None:
+            config_map = cluster.get(CONFIGMAPS, CONFIG_MAP_NAME, defaults_namespace)
+            if config_map is not None:
                 source = f"ConfigMap {defaults_namespace}/{CONFIG_MAP_NAME}"
                 return defaults.read_config_map(config_map, source), source
     return ClusterDefaults(), None
@@ -40,7 +39,7 @@ def find_defaults(cluster: Cluster, namespace: str) -> tuple[ClusterDefaults, st
 def resolve_gang_secret(
     file: JobFile, cluster: Cluster, namespace: str, say: Callable[[str], None]
 ) -> JobFile:
-    """Set `gang_secret`, if it is not set, for several hosts whose user may create Secrets."""
+    """Set `gang_secret` if it is not set: true for several hosts if the user may create Secrets."""
     if file.spec.gang_secret is not None:
         return file
     has_several_hosts = file.spec.host_count > 1
@@ -48,7 +47,7 @@ def resolve_gang_secret(
     if has_several_hosts and not is_allowed:
         say(
             "the hosts' traffic is not encrypted, since you may not create Secrets in namespace "
-            f"{namespace}: "
-            "the job's NetworkPolicy alone keeps others out (docs/kubernetes.md, Many hosts)"
+            f"{namespace}: the job's NetworkPolicy alone keeps others out (docs/kubernetes.md, "
+            "Many hosts)"
         )
     return dataclasses.replace(file, spec=file.spec.model_copy(update={"gang_secret": is_allowed}))

@@ -39,7 +39,7 @@ _WORKLOAD_TIMEOUT_S = 10.0
 _RELIST_PERIOD_S = 10.0
 # Statuses of a write to a JobSet that no longer exists or was replaced by one of the same name.
 _GONE_STATUSES = (404, 409)
-_MAX_REFUSAL_CHARS = 240  # characters
+_MAX_REFUSAL_CHARS = 240
 # The JobSet is read again this often, for changes that its events do not report.
 _WATCH_PERIOD_S = 30.0
 # Pause between two reads while pods end.
@@ -148,9 +148,9 @@ class StoppingPods:
 
 def _running_pod_uids(pods: Iterable[Obj]) -> set[str]:
     """Return the uids of pods whose containers may still run."""
-    ended = ("Succeeded", "Failed")
-    live = [pod for pod in pods if pod.get("status", {}).get("phase") not in ended]
-    return {pod["metadata"]["uid"] for pod in live}
+    ended_phases = ("Succeeded", "Failed")
+    live_pods = [pod for pod in pods if pod.get("status", {}).get("phase") not in ended_phases]
+    return {pod["metadata"]["uid"] for pod in live_pods}
 
 
 # --- progress -------------------------------------------------------------------------------------
@@ -167,17 +167,17 @@ def progress_record(snapshot: Snapshot, when: str) -> ProgressAnnotation | None:
     """
     report = agent_report.merge_reports(snapshot.records, snapshot.hosts)
     earlier = snapshot.recorded_progress
-    newest = report.attempt_end if when in ("stopped", "ended") else report.last_end
-    if report.heartbeat is None and newest is None:
+    attempt_end = report.attempt_end if when in ("stopped", "ended") else report.last_end
+    if report.heartbeat is None and attempt_end is None:
         return None
-    beat = report.heartbeat or BeatLine()
+    heartbeat = report.heartbeat or BeatLine()
     record = ProgressAnnotation(
         uid=snapshot.jobset["metadata"].get("uid", ""),
         at=snapshot.now.timestamp(),
         when=when,
-        attempt=max(beat.attempt, 0 if newest is None else newest.attempt),
-        generation=max(beat.generation, 0 if newest is None else newest.generation),
-        verdict=None if newest is None else newest.verdict,
+        attempt=max(heartbeat.attempt, 0 if attempt_end is None else attempt_end.attempt),
+        generation=max(heartbeat.generation, 0 if attempt_end is None else attempt_end.generation),
+        verdict=None if attempt_end is None else attempt_end.verdict,
         **report.numbers,
     )
     if earlier is None or earlier.attempt != record.attempt:
@@ -199,7 +199,7 @@ def write_progress(cluster: Cluster, snapshot: Snapshot, when: str, say: Say) ->
     except ClusterError as error:
         if not (isinstance(error, ApiError) and error.status in _GONE_STATUSES):
             reason = error.message[:_MAX_REFUSAL_CHARS]
-            say(f"how far {snapshot.name} was is not on its JobSet: {reason}")
+            say(f"the progress of {snapshot.name} could not be written to its JobSet: {reason}")
 
 
 class FinalRecords:
@@ -211,7 +211,7 @@ class FinalRecords:
         self._records = list(snapshot.records)
         leaders = (host for host in snapshot.hosts if host.number == 0 and host.running)
         self._leader = next(leaders, None)
-        self._thread = threading.Thread(target=self._follow_log, name="last words", daemon=True)
+        self._thread = threading.Thread(target=self._follow_log, name="final records", daemon=True)
         self._thread.start()
 
     def read_records(self, wait_s: float = 2.0) -> tuple[Line, ...]:
@@ -300,8 +300,11 @@ def _wait_for_change(
     cluster: Cluster, metadata: Obj, earlier_jobset: Obj, deadline: float | None
 ) -> Obj:
     """Return the JobSet when it has ended, its suspension has changed, or a while has passed."""
-    left_s = _WATCH_PERIOD_S if deadline is None else deadline - time.monotonic()
-    fields, limit_s = f"metadata.name={metadata['name']}", max(0.0, min(_WATCH_PERIOD_S, left_s))
+    remaining_s = _WATCH_PERIOD_S if deadline is None else deadline - time.monotonic()
+    fields, limit_s = (
+        f"metadata.name={metadata['name']}",
+        max(0.0, min(_WATCH_PERIOD_S, remaining_s)),
+    )
     events = cluster.watch(JOBSETS, metadata["namespace"], fields=fields, limit_s=limit_s)
     for event, jobset in events:
         if event == "DELETED" or jobset["metadata"]["uid"] != metadata["uid"]:
@@ -316,7 +319,7 @@ def _wait_for_change(
 
 def _deleted_error(metadata: Obj) -> ClusterError:
     place = f"JobSet {metadata['name']} in namespace {metadata['namespace']}"
-    return ClusterError(f"{place} was deleted meanwhile.")
+    return ClusterError(f"{place} was deleted.")
 
 
 class BackgroundWait:

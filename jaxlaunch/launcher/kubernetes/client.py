@@ -310,7 +310,9 @@ class Cluster:
         content: str = "application/json",
         repeat: bool = True,
     ) -> Object:
-        response = self._transport.send(method, path, query, body, content=content, repeat=repeat)
+        response = self._transport.send(
+            method, path, query, body, content_type=content, repeat=repeat
+        )
         with contextlib.suppress(ValueError):
             answer = json.loads(response.body)
             if isinstance(answer, dict):

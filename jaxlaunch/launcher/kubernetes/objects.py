@@ -173,7 +173,7 @@ _STATUS_FIELDS = ("name", "image", "ready", "restartCount", "state", "lastState"
 # --- the fields that we keep ----------------------------------------------------------------------
 
 # In characters. No termination message is longer.
-MAX_MESSAGE = 4_096
+MAX_MESSAGE_CHARS = 4_096
 MAX_EVENT_KINDS = 200
 # Objects that a folded event names.
 MAX_EVENT_NAMES = 8
@@ -251,7 +251,7 @@ def _select_each(objects: Iterable[Obj], *names: str) -> list[dict[str, Any]]:
 def _select_fields(obj: Obj, *names: str) -> dict[str, Any]:
     selected = {name: obj[name] for name in names if obj.get(name) not in (None, "", [], {})}
     return {
-        name: value[:MAX_MESSAGE] if isinstance(value, str) else value
+        name: value[:MAX_MESSAGE_CHARS] if isinstance(value, str) else value
         for name, value in selected.items()
     }
 
@@ -269,7 +269,7 @@ def trim_event(event: Obj) -> dict[str, Any]:
     return {
         "type": event.get("type", ""),
         "reason": event.get("reason", ""),
-        "message": (event.get("message") or "")[:MAX_MESSAGE],
+        "message": (event.get("message") or "")[:MAX_MESSAGE_CHARS],
         "kind": involved.get("kind", ""),
         "names": [involved.get("name", "")],
         "count": max(1, series.get("count") or event.get("count") or 1),

@@ -69,9 +69,9 @@ def _container_faults(
         return
     requests: Any = resources.get("requests")
     limits: Any = resources.get("limits")
-    quantities, maxima = _valid_quantities(requests), _valid_quantities(limits)
-    for name in quantities.keys() & maxima.keys():
-        if quantities[name] > maxima[name]:
+    request_quantities, limit_quantities = _valid_quantities(requests), _valid_quantities(limits)
+    for name in request_quantities.keys() & limit_quantities.keys():
+        if request_quantities[name] > limit_quantities[name]:
             message = f"it requests {requests[name]} of {name}, and its limit is {limits[name]}."
             yield message, "raise the limit."
 

@@ -105,7 +105,7 @@ class Transport:
         query: Mapping[str, str] | None = None,
         body: Any = None,
         *,
-        content: str = "application/json",
+        content_type: str = "application/json",
         repeat: bool = True,
     ) -> Response:
         """Send a request and return the response.
@@ -117,7 +117,7 @@ class Transport:
             UnreachableError: If it does not answer within `total_s`.
         """
         data = None if body is None else json.dumps(body).encode()
-        headers = {"Content-Type": content, "Accept-Encoding": "gzip"}
+        headers = {"Content-Type": content_type, "Accept-Encoding": "gzip"}
 
         def send_once(deadline: float) -> Response:
             read_s = min(READ_TIMEOUT_S, self.total_s)
@@ -141,11 +141,11 @@ class Transport:
         def open_stream(_: float) -> Any:
             return self._open_response("GET", path, query, {}, None, silence_s)
 
-        *_, pod, last = path.split("/")
+        *_, pod, subresource = path.split("/")
         # A log comes from the kubelet of the pod's node. The first line of a followed log may come
         # at any time.
         awaited = f"an answer of the API server {self.server}"
-        if last == "log":
+        if subresource == "log":
             awaited = f"the log of pod {pod} from its node"
         with contextlib.nullcontext() if "follow" in query else self._report_if_slow(awaited):
             limit_s = self.total_s if total_s is None else total_s
@@ -204,28 +204,28 @@ class Transport:
     ) -> T:
         """Return the answer to a request, with retries for errors that may pass."""
         deadline = time.monotonic() + total_s
-        has_renewed = False
-        for tries in range(1, MAX_TRIES + 1):
-            longest_s = min(_FIRST_PAUSE_S * 2 ** (tries - 1), _LONGEST_PAUSE_S)
-            pause: float | None = longest_s * _jitter.uniform(0.8, 1.2)
-            fault: ClusterError
+        has_new_credentials = False
+        for attempt in range(1, MAX_TRIES + 1):
+            backoff_s = min(_FIRST_PAUSE_S * 2 ** (attempt - 1), _LONGEST_PAUSE_S)
+            pause_s: float | None = backoff_s * _jitter.uniform(0.8, 1.2)
+            failure: ClusterError
             try:
                 return send_once(deadline)
             except ApiError as error:
-                fault = error
-                if error.status == 401 and not has_renewed:
-                    has_renewed, self._access, pause = True, self._open_access(), 0.0
+                failure = error
+                if error.status == 401 and not has_new_credentials:
+                    has_new_credentials, self._access, pause_s = True, self._open_access(), 0.0
                 elif error.status == 429 or (error.status in _TRANSIENT_STATUSES and repeat):
-                    pause = pause if error.retry_after_s is None else error.retry_after_s
+                    pause_s = pause_s if error.retry_after_s is None else error.retry_after_s
                 else:
-                    pause = None
+                    pause_s = None
             except HTTPError as error:
-                fault = self._unreachable_error(request_line, error)
-                if _is_untrusted(error) or (fault.was_sent and not repeat):
-                    pause = None
-            if pause is None or tries == MAX_TRIES or time.monotonic() + pause > deadline:
-                raise fault from None
-            time.sleep(pause)
+                failure = self._unreachable_error(request_line, error)
+                if _is_untrusted(error) or (failure.was_sent and not repeat):
+                    pause_s = None
+            if pause_s is None or attempt == MAX_TRIES or time.monotonic() + pause_s > deadline:
+                raise failure from None
+            time.sleep(pause_s)
         raise AssertionError("the last try raises")
 
     @contextlib.contextmanager
@@ -245,8 +245,8 @@ class Transport:
             yield
         finally:
             timer.cancel()
-            spent_s = time.monotonic() - started_at
-            self._slow_s = self._slow_s + spent_s if spent_s >= _SLOW_CALL_S else 0.0
+            elapsed_s = time.monotonic() - started_at
+            self._slow_s = self._slow_s + elapsed_s if elapsed_s >= _SLOW_CALL_S else 0.0
 
     def _refusal_error(self, request_line: str, response: Any) -> ApiError:
         """Return an error with the message of the server's Status or of a proxy's answer."""
@@ -275,10 +275,8 @@ class Transport:
             pause_s = float(retry_after)
         else:
             with contextlib.suppress(ValueError):
-                retry_at, now = (
-                    email.utils.parsedate_to_datetime(retry_after),
-                    datetime.datetime.now(datetime.UTC),
-                )
+                retry_at = email.utils.parsedate_to_datetime(retry_after)
+                now = datetime.datetime.now(datetime.UTC)
                 pause_s = max(0.0, (retry_at - now).total_seconds())
         message = f"{message} ({request_line})"
         return ApiError(message, None, response.status, reason, details, pause_s)
@@ -304,18 +302,18 @@ class Transport:
 
 def _read_body(response: Any, deadline: float) -> bytes:
     """Return the body. The read timeout applies only between two bytes."""
-    parts = []
-    for part in response.stream(_CHUNK_BYTES, decode_content=True):
-        parts.append(part)
+    chunks = []
+    for chunk in response.stream(_CHUNK_BYTES, decode_content=True):
+        chunks.append(chunk)
         if time.monotonic() > deadline:
             response.close()
             raise ReadTimeoutError(response, "", "the answer did not end in time")
     response.release_conn()
-    return b"".join(parts)
+    return b"".join(chunks)
 
 
 def _is_untrusted(error: HTTPError) -> bool:
-    """Return whether a certificate is wrong, and not the handshake just broken off."""
+    """Return whether TLS failed because of a certificate, and not because of the connection."""
     return isinstance(error, SSLError) and not isinstance(
         _innermost_cause(error), ssl.SSLEOFError | ConnectionError
     )
@@ -330,7 +328,7 @@ def _innermost_cause(error: BaseException) -> BaseException:
 # --- port-forwards --------------------------------------------------------------------------------
 
 PROTOCOL = "v4.channel.k8s.io"
-MAX_ANSWER_BYTES = 4 * 1024 * 1024  # bytes
+MAX_ANSWER_BYTES = 4 * 1024 * 1024
 _DATA_CHANNEL, _ERROR_CHANNEL = 0, 1
 
 
@@ -354,7 +352,7 @@ def exchange_bytes(
         ApiError: If the server rejects the request.
         UnreachableError: If it does not answer, or nothing listens on the port.
     """
-    # This import takes a twentieth of a second.
+    # Imported here, because the import takes 50 ms.
     import websocket
 
     deadline = time.monotonic() + limit_s
@@ -387,7 +385,7 @@ def exchange_bytes(
         return _receive_answer(tunnel, deadline, request_line)
     except (OSError, websocket.WebSocketException) as error:
         raise UnreachableError(
-            f"The port-forward to the pod broke off: {error} ({request_line}).", sent=True
+            f"The port-forward to the pod was interrupted: {error} ({request_line}).", sent=True
         ) from None
     finally:
         # close() would leave the socket open if the other side closed first.
@@ -408,8 +406,8 @@ def _receive_answer(tunnel: Any, deadline: float, request_line: str) -> bytes:
         if channel not in open_channels:
             open_channels.add(channel)
         elif channel == _ERROR_CHANNEL:
-            fault = data[1:].decode(errors="replace").strip()
-            raise UnreachableError(f"The pod did not answer: {fault} ({request_line}).")
+            message = data[1:].decode(errors="replace").strip()
+            raise UnreachableError(f"The pod did not answer: {message} ({request_line}).")
         else:
             answer += data[1:]
     raise UnreachableError(f"The pod's answer did not end ({request_line}).", sent=True)
@@ -418,13 +416,15 @@ def _receive_answer(tunnel: Any, deadline: float, request_line: str) -> bytes:
 def _tls_options(pool: Any) -> dict[str, Any]:
     """Return the pool's TLS settings as options of the WebSocket library."""
     settings = pool.connection_pool_kw
-    names = {"ca_certs": "ca_certs", "cert_file": "certfile", "key_file": "keyfile"}
-    names["server_hostname"] = "server_hostname"
-    options = {theirs: settings[ours] for ours, theirs in names.items() if settings.get(ours)}
+    option_names = {"ca_certs": "ca_certs", "cert_file": "certfile", "key_file": "keyfile"}
+    option_names["server_hostname"] = "server_hostname"
+    options = {
+        theirs: settings[ours] for ours, theirs in option_names.items() if settings.get(ours)
+    }
     if settings.get("cert_reqs") in (ssl.CERT_NONE, "CERT_NONE"):
         return options | {"cert_reqs": ssl.CERT_NONE, "check_hostname": False}
-    checks_name = settings.get("assert_hostname") is not False
-    return options | {"cert_reqs": ssl.CERT_REQUIRED, "check_hostname": checks_name}
+    check_hostname = settings.get("assert_hostname") is not False
+    return options | {"cert_reqs": ssl.CERT_REQUIRED, "check_hostname": check_hostname}
 
 
 def _proxy_options(pool: Any) -> Mapping[str, Any]:

@@ -180,7 +180,7 @@ class Gang:
             # The agent ended with the gang's verdict.
             self._is_ending = True
             return False
-        self._lost_agents[host] += code != contract.LEFT
+        self._lost_agents[host] += code != contract.LEFT_GANG
         return self._lost_agents[host] <= self._job.restarts.crash
 
 

@@ -128,7 +128,7 @@ def end_generation(
     if final is not None and records and contract.outcome_for_code(final.code).in_place:
         # Agents that were lost could not report that the run makes no progress.
         final = history.decide_next(records, 0, all_hosts_alive=False).verdict
-    clock = dict.fromkeys(contract.CLOCK, 0.0) | dict(summary.seconds)
+    clock = dict.fromkeys(contract.CLOCK_CAUSES, 0.0) | dict(summary.seconds)
     # These are the seconds that the agents took to end.
     clock["down"] += max(0.0, time.time() - started_at - sum(clock.values()))
     restarts = history.restarts_by_cause(records) if records else summary.restarts

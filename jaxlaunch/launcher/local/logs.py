@@ -1,4 +1,4 @@
-"""The lines of a run on this machine, from the files that its agents keep of every rank."""
+"""The log lines of a run on this machine, from the log files of its ranks."""
 
 from __future__ import annotations
 
@@ -68,13 +68,13 @@ def follow_logs(
                 show(Line(rank // processes_per_host, rank, text))
         if is_over:
             return
-        # After the end the files are read one more time, for the lines that came until then.
+        # The last lines may have been written after the files were read, so they are read again.
         is_first, is_over = False, layout.find_holder(run.folder) is None
         time.sleep(0.0 if is_over else POLL_S)
 
 
 class _LogFile:
-    """The growing log of a rank, with the file that old lines move to.
+    """The log of a rank that may still run, with the rotated file of its older lines.
 
     No link below the folder `below` is followed: it may lead to what only this user can read.
     """
@@ -97,10 +97,10 @@ class _LogFile:
             while data := self._file.read(_CHUNK_BYTES):
                 lines += self._splitter.feed(data)
             try:
-                has_moved = self._path.stat().st_ino != os.fstat(self._file.fileno()).st_ino
+                was_rotated = self._path.stat().st_ino != os.fstat(self._file.fileno()).st_ino
             except OSError:
-                has_moved = False
-            if not has_moved:
+                was_rotated = False
+            if not was_rotated:
                 break
             self._file.close()
             self._file = self._open_file(self._path)

@@ -170,7 +170,7 @@ def make_agent_environ(job: JobSpec, paths: Paths, local: LocalRun, uid: str) ->
         contract.RUN_DIR: str(local.folder),
         contract.TAKE_OVER: "1" if local.take_over else "0",
         contract.PARENT: str(os.getpid()),
-        contract.PATIENCE: str(_patience_s(sys.stdout)),
+        contract.OUTPUT_PATIENCE: str(_patience_s(sys.stdout)),
     }
     return environ | job.tracking_variables | variables
 

@@ -56,8 +56,8 @@ class Run:
         """The folder of the newest start; the run's own folder if there is none."""
         start = self.newest_start
         folder = layout.start_folder(self.folder, 1 if start is None else start.start)
-        # Path.is_dir raises where storage does not answer or a folder is another user's: `launcher
-        # list` goes on.
+        # Path.is_dir raises if the storage does not answer or the folder belongs to another user,
+        # and then `launcher list` would fail.
         return folder if os.path.isdir(folder) else self.folder
 
     @functools.cached_property
@@ -91,8 +91,8 @@ class Run:
 
 def find_run(run: str) -> Path | None:
     """Return the folder of a run, given by its name or by its folder, or None if there is none."""
-    in_sweep = RUNS_FOLDER / run.rpartition("-")[0] / run
-    folders = (Path(run), RUNS_FOLDER / run, in_sweep)
+    sweep_folder = RUNS_FOLDER / run.rpartition("-")[0] / run
+    folders = (Path(run), RUNS_FOLDER / run, sweep_folder)
     return next((folder.absolute() for folder in folders if is_run(folder)), None)
 
 
@@ -128,7 +128,7 @@ def open_run(folder: Path) -> Run:
         hint = None
         with contextlib.suppress(OSError):
             if folder.stat().st_uid != os.geteuid():
-                hint = f"it is {layout.owner_name(folder)}'s."
+                hint = f"it belongs to {layout.owner_name(folder)}."
         raise UserError(
             f"The run in {folder} cannot be read: {os_error_reason(error)}.", hint
         ) from None
@@ -147,19 +147,19 @@ def list_runs(folder: Path) -> Iterator[Run]:
 
 
 @contextlib.contextmanager
-def hold_lock(folder: Path, name: str = layout.LOCK) -> Iterator[Lock]:
+def hold_lock(folder: Path, lock_name: str = layout.LOCK) -> Iterator[Lock]:
     """Hold the lock of a run folder or a sweep. Raises UserError if another run holds it."""
     try:
-        with layout.hold_lock(folder, name) as lock:
+        with layout.hold_lock(folder, lock_name) as lock:
             yield lock
     except LockError as error:
         raise UserError(error.message, error.hint) from None
 
 
-def stop_run(run: Run, file: str = layout.LOCK) -> None:
+def stop_run(run: Run, lock_name: str = layout.LOCK) -> None:
     """Make the run save and end, as Ctrl-C does, and return when it has noted that.
 
-    A run that already stops is not asked again: a second signal would kill it. `file` is the lock
+    A run that already stops is not asked again: a second signal would kill it. `lock_name` is the lock
     that it holds in its folder. Raises UserError if no process runs in the folder, or if it belongs
     to another user or machine.
     """
@@ -167,7 +167,7 @@ def stop_run(run: Run, file: str = layout.LOCK) -> None:
     descriptor = os.open(run.folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
-        holder = layout.find_holder(run.folder, file)
+        holder = layout.find_holder(run.folder, lock_name)
         if holder is None:
             raise UserError(
                 f"Run {run.name} is not running: there is nothing to stop.", f"see {run.folder}."
@@ -179,26 +179,26 @@ def stop_run(run: Run, file: str = layout.LOCK) -> None:
                 "stop it there.",
             )
         if not holder.is_stopping:
-            _ask_to_stop(run, holder, file)
+            _ask_to_stop(run, holder, lock_name)
     finally:
         os.close(descriptor)
 
 
-def wait_for_end(run: Run, limit_s: float, file: str = layout.LOCK) -> bool:
+def wait_for_end(run: Run, limit_s: float, lock_name: str = layout.LOCK) -> bool:
     """Wait until no process runs in the folder. Return False if one still does after `limit_s`."""
     deadline = time.monotonic() + limit_s
-    while layout.find_holder(run.folder, file) is not None:
+    while layout.find_holder(run.folder, lock_name) is not None:
         if time.monotonic() >= deadline:
             return False
         time.sleep(POLL_S)
     return True
 
 
-def _ask_to_stop(run: Run, holder: Holder, file: str) -> None:
+def _ask_to_stop(run: Run, holder: Holder, lock_name: str) -> None:
     """Send the launcher SIGTERM, and wait until it has noted in the lock that it stops."""
     if holder.pid is None:
         raise UserError(
-            f"Run {run.name} is just starting, and does not say who it is.", "try again."
+            f"Run {run.name} is starting and has not written its process id yet.", "try again."
         )
     try:
         process = os.pidfd_open(holder.pid)
@@ -206,7 +206,7 @@ def _ask_to_stop(run: Run, holder: Holder, file: str) -> None:
         # The launcher has ended.
         return
     try:
-        if layout.find_holder(run.folder, file) != holder:
+        if layout.find_holder(run.folder, lock_name) != holder:
             # The launcher ended before the descriptor was opened, and its pid may belong to another
             # process.
             return
@@ -214,11 +214,11 @@ def _ask_to_stop(run: Run, holder: Holder, file: str) -> None:
     except PermissionError:
         owner = layout.user_name(os.stat(f"/proc/{holder.pid}").st_uid)
         raise UserError(
-            f"Run {run.name} is {owner}'s: you may not stop it.", f"ask {owner}."
+            f"Run {run.name} belongs to {owner}, and you may not stop it.", f"ask {owner}."
         ) from None
     except ProcessLookupError:
         return
     finally:
         os.close(process)
-    while layout.find_holder(run.folder, file) == holder:
+    while layout.find_holder(run.folder, lock_name) == holder:
         time.sleep(POLL_S)

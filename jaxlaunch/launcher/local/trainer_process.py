@@ -131,14 +131,14 @@ def _start_program(
 ) -> subprocess.Popen[str]:
     """Start a program of the trainer that writes its refusal as a record into a file."""
     environ = isolated.make_environ(environ) | {contract.REFUSAL_FD: str(refusals.fileno())}
-    command, passed = isolated.build_command(module, *arguments), [refusals.fileno()]
-    return subprocess.Popen(command, env=environ, pass_fds=passed, text=True, **streams)
+    command, inherited_fds = isolated.build_command(module, *arguments), [refusals.fileno()]
+    return subprocess.Popen(command, env=environ, pass_fds=inherited_fds, text=True, **streams)
 
 
 def _send_answer(process: subprocess.Popen[str], text: str | None) -> None:
     """Give a program one line of JSON; without a text, the end of its input."""
     assert process.stdin is not None
-    # The program has ended, and its output says why.
+    # The pipe is broken if the program has ended, and its output gives the reason.
     with contextlib.suppress(BrokenPipeError):
         if text is None:
             process.stdin.close()
@@ -163,7 +163,7 @@ def _check_end(
         )
 
 
-# --- what a run has trained -----------------------------------------------------------------------
+# --- training of a run ----------------------------------------------------------------------------
 
 
 class Training(NamedTuple):

@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from jaxlaunch import contract, isolated
-from jaxlaunch.contract import LEFT, OUTCOMES, Action
+from jaxlaunch.contract import LEFT_GANG, OUTCOMES, Action
 from jaxlaunch.launcher.errors import Fault, JobFaultsError, KeyPath
 from jaxlaunch.launcher.job.defaults import ClusterDefaults
 from jaxlaunch.launcher.job.load import JobFile
@@ -294,7 +294,7 @@ def _replacement_spec(job: ResolvedJob) -> dict[str, Any]:
     rules = [
         _exit_code_rule("FailJob", list(contract.GANG_CODES)),
         _disruption_rule("Ignore"),
-        _exit_code_rule("Ignore", [LEFT]),
+        _exit_code_rule("Ignore", [LEFT_GANG]),
     ]
     spec = job.spec
     spare_pods = spec.pods - min(spec.trainable_host_counts, default=spec.pods)

@@ -215,15 +215,17 @@ def _device_faults(nodes: JobNodes) -> Iterator[Fault]:
         return
     if nodes.job.accelerator.platform not in GPU_PLATFORMS:
         return
-    names = {name for values in nodes.labels.values() for name in values} & table.LARGEST.keys()
+    names = {
+        name for values in nodes.labels.values() for name in values
+    } & table.MAX_GPUS_BY_LABEL.keys()
     if nodes.accelerator.labels.get(INSTANCE) == () and not names:
         names = {*table.NODES[nodes.platform][kind].labels[INSTANCE]}
-    largest = max((table.LARGEST[name] for name in names), default=per_host)
+    largest = max((table.MAX_GPUS_BY_LABEL[name] for name in names), default=per_host)
     if largest >= per_host:
         return
     for chosen in nodes.job.node_selector.values():
         if chosen in names:
-            gpus = table.LARGEST[chosen]
+            gpus = table.MAX_GPUS_BY_LABEL[chosen]
             message = f"node_selector: {chosen} has {format_count(gpus, 'GPU')}, and "
             hint = f"use accelerator.per_host: {gpus}, or another machine type."
             message += f"accelerator.per_host = {per_host}."
@@ -354,7 +356,7 @@ def container_resources(nodes: JobNodes) -> dict[str, Any]:
         "hugepages-2Mi": resources.hugepages,
     }
     requests = {name: amount for name, amount in quantities.items() if amount is not None}
-    if (extended := table.RESOURCE.get(accelerator.platform)) is not None:
+    if (extended := table.RESOURCE_NAMES.get(accelerator.platform)) is not None:
         requests[extended.value] = str(accelerator.per_host)
     if not requests:
         return {}

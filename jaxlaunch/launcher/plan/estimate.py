@@ -169,8 +169,8 @@ def _admitted_sizes_gib(
     """Return the memory sizes of an accelerator that the labels admit, by default all."""
     values = {value for values in node_labels.values() for value in values}
     admitted = {
-        min(sizes_gib, key=lambda size_gib: abs(size_gib - table.MEMORY_GB[value]))
-        for value in values & table.MEMORY_GB.keys()
+        min(sizes_gib, key=lambda size_gib: abs(size_gib - table.MEMORY_GB_BY_LABEL[value]))
+        for value in values & table.MEMORY_GB_BY_LABEL.keys()
     }
     return sorted(admitted) or sizes_gib
 
@@ -210,7 +210,7 @@ def judge_memory(
     sizes_gib = ACCELERATORS[kind].memory_gib
     model, choice = f"the {sizes_gib[-1]:.0f} GB {kind.upper()}", f"{GPU_PRODUCT}: …"
     for key, value in ((key, value) for key, values in node_labels.items() for value in values):
-        is_size = value in table.MEMORY_GB
+        is_size = value in table.MEMORY_GB_BY_LABEL
         if is_size and _admitted_sizes_gib(sizes_gib, {key: [value]}) == [sizes_gib[-1]]:
             choice = f"{key}: {value}"
             break

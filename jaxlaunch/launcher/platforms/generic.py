@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from jaxlaunch.accelerators import ACCELERATORS, DRIVER, Accelerator, Source
+from jaxlaunch.accelerators import ACCELERATORS, NVIDIA_DRIVER, Accelerator, Source
 from jaxlaunch.launcher.platforms.facts import (
     AMD_DEVICE,
     GPU_PRODUCT,
@@ -47,7 +47,7 @@ AMD_DEVICES = Fact("/dev/kfd and /dev/dri/renderD*, of root and group render, mo
 # GiB of each variant of a GPU by the name that the discovery uses, which is that of the device with
 # dashes.
 _MEMORY_GB: Mapping[str, Fact[float]] = {
-    make.name.replace(" ", "-"): Fact(make.memory_gib, DRIVER)
+    make.name.replace(" ", "-"): Fact(make.memory_gib, NVIDIA_DRIVER)
     for accelerator in ACCELERATORS.values()
     if accelerator.platform == "cuda"
     for make in accelerator.models

@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 else:
     PlatformName = Literal[tuple(PLATFORMS)]
 
-PLUGINS = Source(
+DEVICE_PLUGINS = Source(
     "Kubernetes: device plugins", "kubernetes.io/docs/tasks/manage-gpus/scheduling-gpus"
 )
 
-RESOURCE: Mapping[str, Fact[str]] = {
-    "cuda": Fact("nvidia.com/gpu", PLUGINS),
+RESOURCE_NAMES: Mapping[str, Fact[str]] = {
+    "cuda": Fact("nvidia.com/gpu", DEVICE_PLUGINS),
     "rocm": generic.AMD_RESOURCE,
     "tpu": Fact("google.com/tpu", gke.TPUS),
 }
@@ -42,13 +42,13 @@ PLATFORM_OF_NETWORK: Mapping[str, PlatformName] = {
 }
 
 # GPUs of the largest machine, and GB of each GPU, by the value of a label.
-LARGEST: dict[str, int] = {}
-MEMORY_GB: dict[str, float] = {}
+MAX_GPUS_BY_LABEL: dict[str, int] = {}
+MEMORY_GB_BY_LABEL: dict[str, float] = {}
 for _row in PLATFORMS.values():
-    LARGEST |= {name: instance.gpus for name, instance in _row.instances.items()}
-    LARGEST |= {name: fact.value for name, fact in _row.largest.items()}
-    MEMORY_GB |= {name: instance.memory_gb for name, instance in _row.instances.items()}
-    MEMORY_GB |= {name: fact.value for name, fact in _row.memory_gb.items()}
+    MAX_GPUS_BY_LABEL |= {name: instance.gpus for name, instance in _row.instances.items()}
+    MAX_GPUS_BY_LABEL |= {name: fact.value for name, fact in _row.largest.items()}
+    MEMORY_GB_BY_LABEL |= {name: instance.memory_gb for name, instance in _row.instances.items()}
+    MEMORY_GB_BY_LABEL |= {name: fact.value for name, fact in _row.memory_gb.items()}
 
 
 def capacity_nodes(platform: PlatformName, provisioner: Provisioner) -> Mapping[str, Nodes]:

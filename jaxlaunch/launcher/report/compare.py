@@ -72,11 +72,11 @@ def curve_lines(runs: Sequence[RunReport], metric: str, axis: str) -> list[Line]
         if curve is None or not curve.points:
             continue
         if axis == "examples":
-            if (batch := run_files.job_batch(run.brief.folder)) is None:
+            if (batch_size := run_files.job_batch(run.brief.folder)) is None:
                 name = escape_controls(run.brief.name)
                 message = f"Run {name} does not say how many examples a step has."
                 raise UserError(message, "compare by --at step or --at hour.")
-            scale = batch
+            scale = batch_size
         points = []
         for step, time, value in curve.points:
             hour = run.timeline.axis_position(time) / 3600
@@ -87,12 +87,12 @@ def curve_lines(runs: Sequence[RunReport], metric: str, axis: str) -> list[Line]
 
 
 def summary_table(comparison: Mapping[str, Any]) -> list[list[str]]:
-    """Return the rows of the table of runs, its heads first."""
-    names = comparison["columns"]
-    table = [["RUN", "STATE", "STEP", *(name.upper() for name in names), "GOODPUT", "TIME"]]
+    """Return the rows of the table of runs, the header first."""
+    columns = comparison["columns"]
+    table = [["RUN", "STATE", "STEP", *(name.upper() for name in columns), "GOODPUT", "TIME"]]
     for run in comparison["runs"]:
         curves = run["curves"]
-        values = [f"{curves[name][2][-1]:.4g}" if name in curves else "-" for name in names]
+        values = [f"{curves[name][2][-1]:.4g}" if name in curves else "-" for name in columns]
         goodput = "-" if run["goodput"] is None else f"{run['goodput']:.1%}"
         step = "-" if run["step"] is None else str(run["step"])
         state, time = run["sentence"]["state"], f"{run['wall_s']:.0f}s"

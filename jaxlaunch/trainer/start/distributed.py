@@ -41,7 +41,7 @@ def initialize(environ: dict[str, str] | os._Environ[str] = os.environ) -> None:
         int(environ[contract.PROCESS_ID]),
         [int(device) for device in local.split(",")] if local else None,
         cluster_detection_method="deactivate",
-        initialization_timeout=int(float(environ.get(contract.TIMEOUT, "300"))),
+        initialization_timeout=int(float(environ.get(contract.INIT_TIMEOUT, "300"))),
         heartbeat_timeout_seconds=contract.HEARTBEAT_TIMEOUT_S,
         shutdown_timeout_seconds=contract.SHUTDOWN_TIMEOUT_S,
     )

@@ -85,7 +85,7 @@ def check_name(environ: Mapping[str, str] = os.environ) -> None:
     is_gloo = getattr(jax.config, "jax_cpu_collectives_implementation", None) == "gloo"
     if job is None or job.platform != "cpu" or not is_gloo:
         return
-    if (fault := contract.own_name_fault(environ.get(contract.COORDINATOR, ""))) is not None:
+    if (fault := contract.host_name_fault(environ.get(contract.COORDINATOR, ""))) is not None:
         raise SpecError(fault)
 
 

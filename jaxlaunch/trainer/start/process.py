@@ -99,7 +99,7 @@ def fit_to_processes(
     Raises SpecError if mesh or batch cannot be divided.
     """
     processes, devices = jax.process_count(), jax.device_count()
-    full_processes = int(environ.get(contract.FULL) or processes)
+    full_processes = int(environ.get(contract.FULL_PROCESSES) or processes)
     if full_processes == processes:
         return spec
     try:

@@ -214,7 +214,10 @@ def test_long_silent_attempt_counts_as_progress() -> None:
 
 def test_long_wait_for_hosts_is_no_progress() -> None:
     long = dataclasses.replace(preempted_record(1), ended=1 + SILENT_PROGRESS_S + 1)
-    waited = dict.fromkeys(contract.CLOCK, 0.0) | {"rendezvous": SILENT_PROGRESS_S, "down": 1.0}
+    waited = dict.fromkeys(contract.CLOCK_CAUSES, 0.0) | {
+        "rendezvous": SILENT_PROGRESS_S,
+        "down": 1.0,
+    }
     assert preemptions_without_progress([dataclasses.replace(long, seconds=waited)]) == 1
     assert (
         preemptions_without_progress([dataclasses.replace(long, seconds=waited | {"init": 700.0})])

@@ -975,7 +975,7 @@ def test_unwritable_progress_is_reported_once(server: Server, run: Run) -> None:
     server.on("PATCH", "jobsets", lambda handler: False, refuse_with(403))
     result = run("stop", "x")
     assert result.code == 0
-    assert result.err.count("how far x was is not on its JobSet: ") == 1
+    assert result.err.count("the progress of x could not be written to its JobSet: ") == 1
 
 
 def test_stop_wait_is_bounded(server: Server, run: Run) -> None:
@@ -1040,7 +1040,7 @@ def test_deletion_during_wait_is_reported(server: Server, run: Run) -> None:
     server.on("POST", "configmaps", deleted)
     result = submit_job(run, "--wait")
     assert result.code == 3
-    assert "JobSet x in namespace team-a was deleted meanwhile" in result.err
+    assert "JobSet x in namespace team-a was deleted" in result.err
 
 
 def test_wait_exits_with_code_of_job(server: Server, run: Run) -> None:

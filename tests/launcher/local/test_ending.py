@@ -34,7 +34,7 @@ def raise_failure(text: str) -> None:
 def make_summary(attempt: int = 1, generation: int = 0, **fields: Any) -> Summary:
     """A run under way: ten seconds of steps, four of them since the commit of step 40."""
     now = time.time()
-    seconds = dict.fromkeys(contract.CLOCK, 0.0) | {"step": 10.0}
+    seconds = dict.fromkeys(contract.CLOCK_CAUSES, 0.0) | {"step": 10.0}
     progress = AttemptProgress(
         "uid", generation, attempt, now - 10.0, now, seconds, 20, 40, unsafe_s=4.0
     )

@@ -270,13 +270,13 @@ def test_only_failed_pods_are_charged() -> None:
     values = decided["onExitCodes"]["values"]
     assert values == [code for code in contract.OUTCOMES if 0 < code < 128]
     assert {contract.agent_exit_code(code, leaves_alone=False) for code in range(1, 256)} & {
-        contract.LEFT
+        contract.LEFT_GANG
     } == set()
     assert (disrupted["action"], disrupted["onPodConditions"][0]["type"]) == (
         "Ignore",
         "DisruptionTarget",
     )
-    assert (leaving["action"], leaving["onExitCodes"]["values"]) == ("Ignore", [contract.LEFT])
+    assert (leaving["action"], leaving["onExitCodes"]["values"]) == ("Ignore", [contract.LEFT_GANG])
 
 
 def test_eviction_is_not_charged() -> None:

@@ -75,7 +75,7 @@ def run(
 ) -> Mapping[str, float]:
     """Make a run of attempts with these codes, `gap_s` apart; return its seconds by cause."""
     folder.mkdir(parents=True)
-    records, at, seconds = list[AttemptRecord](), 0.0, dict.fromkeys(contract.CLOCK, 0.0)
+    records, at, seconds = list[AttemptRecord](), 0.0, dict.fromkeys(contract.CLOCK_CAUSES, 0.0)
     for number, code in enumerate(codes, 1):
         length = sum(ATTEMPT_S.values()) + 0.5 + (3.0 if code else 0.0)
         at += length + (gap_s if number > 1 else 0.0)

@@ -19,7 +19,7 @@ MAX_UNCOMMITTED_STEPS = 4096
 
 
 class RestartClock:
-    """Measures a restart by cause of contract.RESTART, until the first step of the attempt.
+    """Measures a restart by cause of contract.RESTART_CAUSES, until the first step of the attempt.
 
     Only host 0 measures, with its own clock and that of its rank 0.
     """
@@ -47,7 +47,7 @@ class RestartClock:
         # The first attempt has no fault before it.
         if cause == "start" and self._cause is None:
             self._seconds, self._cause, self._since = {}, cause, now
-        elif self._cause and cause in contract.RESTART:
+        elif self._cause and cause in contract.RESTART_CAUSES:
             self._add_elapsed(now)
             self._cause = cause
 
@@ -57,9 +57,9 @@ class RestartClock:
         self._cause = None if self._cause is None else ""
 
     def seconds_by_cause(self, now: float) -> dict[str, float]:
-        """Return the seconds by cause so far, in the order of contract.RESTART."""
+        """Return the seconds by cause so far, in the order of contract.RESTART_CAUSES."""
         self._add_elapsed(now)
-        causes = [cause for cause in contract.RESTART if cause in self._seconds]
+        causes = [cause for cause in contract.RESTART_CAUSES if cause in self._seconds]
         return {cause: round(self._seconds[cause], 3) for cause in causes}
 
     def _add_elapsed(self, now: float) -> None:
@@ -69,14 +69,14 @@ class RestartClock:
 
 
 class Clock:
-    """Goodput clock, which assigns every second to one cause of contract.CLOCK.
+    """Goodput clock, which assigns every second to one cause of contract.CLOCK_CAUSES.
 
     It follows one rank, because the ranks of a gang step together.
     """
 
     def __init__(self, now: float) -> None:
         self.restart = RestartClock()
-        self._seconds = dict.fromkeys(contract.CLOCK, 0.0)
+        self._seconds = dict.fromkeys(contract.CLOCK_CAUSES, 0.0)
         self._cause = "rendezvous"
         self._since = self.started_at = now
         # Pairs of a step and the seconds of stepping until it was complete.
@@ -92,7 +92,7 @@ class Clock:
         self._committed_s += seconds.get("step", 0.0)
 
     def enter_cause(self, cause: str, now: float) -> None:
-        """Count seconds for `cause` from `now` on, if it is in contract.CLOCK."""
+        """Count seconds for `cause` from `now` on, if it is in contract.CLOCK_CAUSES."""
         self._add_elapsed(now)
         if cause in self._seconds:
             self._cause = cause

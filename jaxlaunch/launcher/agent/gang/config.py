@@ -154,7 +154,7 @@ def read_config(environ: Mapping[str, str] = os.environ) -> Config:
         code=code,
         node=environ.get(contract.NODE, ""),
         is_launched=bool(environ.get(contract.PARENT)),
-        output_patience_s=float(environ.get(contract.PATIENCE, 0.0)),
+        output_patience_s=float(environ.get(contract.OUTPUT_PATIENCE, 0.0)),
         run_started_at=float(environ[contract.STARTED]) if environ.get(contract.STARTED) else None,
         fault=_find_tpu_index_conflict(environ, job, index, slice_index),
     )

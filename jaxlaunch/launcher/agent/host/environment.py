@@ -75,7 +75,7 @@ def rank_variables(
         **python_path,
         **_mutual_tls_variables(config),
         **member_variables(config, rank, config.processes),
-        contract.TIMEOUT: str(int(timeout or 24 * 3600)),
+        contract.INIT_TIMEOUT: str(int(timeout or 24 * 3600)),
         contract.STORAGE_WAIT: f"{min(STORAGE_WAIT_S, *(wait / 2 for wait in waits if wait)):g}",
     }
 
@@ -100,7 +100,7 @@ def member_variables(config: Config, rank: int, processes: int) -> dict[str, str
     variables = {contract.NUM_PROCESSES: str(processes), contract.PROCESS_ID: str(rank)}
     if len(config.gang_sizes) == 1:
         return variables
-    return variables | {contract.FULL: str(config.processes)}
+    return variables | {contract.FULL_PROCESSES: str(config.processes)}
 
 
 def attempt_variables(
@@ -120,7 +120,9 @@ def attempt_variables(
     """
     variables = {contract.ATTEMPT: str(attempt), contract.COORDINATOR: coordinator}
     if bind_address is not None:
-        variables[contract.BIND] = f"{bracket_ipv6(bind_address)}:{coordinator.rpartition(':')[2]}"
+        variables[contract.COORDINATOR_BIND] = (
+            f"{bracket_ipv6(bind_address)}:{coordinator.rpartition(':')[2]}"
+        )
     if saved_step is not None:
         variables[contract.SAVED] = str(saved_step)
     return variables

@@ -39,7 +39,7 @@ MAX_NOTE_CHARS = 2000
 MAX_STACKS_CHARS = 16_000
 # The processes get this long to write their stacks.
 STACKS_TIMEOUT_S = 2.0
-# The cause of contract.RESTART by the phase of rank 0, where the names differ.
+# The cause of contract.RESTART_CAUSES by the phase of rank 0, where the names differ.
 _RESTART_CAUSE_BY_PHASE = {"init": "rendezvous", "step": "first_step"}
 _NO_HOOK_WARNING = (
     "rank {rank} has not loaded jaxlaunch's sitecustomize.py: it runs `python -I` or `python -S`, "
@@ -193,7 +193,7 @@ class RankReports:
         if self._clock is None or child.rank != 0 or self._state.verdict is not None:
             return
         now, status = time.monotonic(), child.progress.status
-        # Each of these messages begins another cause of contract.RESTART.
+        # Each of these messages begins another cause of contract.RESTART_CAUSES.
         if message.get("hello") == "site":
             self._clock.restart.enter_cause("import", now)
         elif "joined" in message:

@@ -89,7 +89,7 @@ def _connect_cpus_on_loopback(jax: Any, contract: Any, coordinator: str) -> None
     is_gloo = getattr(jax.config, "jax_cpu_collectives_implementation", None) == "gloo"
     if not is_gloo or _job_platform(contract) != "cpu":
         return
-    if (fault := contract.own_name_fault(coordinator)) is not None:
+    if (fault := contract.host_name_fault(coordinator)) is not None:
         raise RuntimeError(fault)
     import functools
 
@@ -98,7 +98,7 @@ def _connect_cpus_on_loopback(jax: Any, contract: Any, coordinator: str) -> None
     # Without this private name, Gloo uses the address of the host name, as JAX does by default.
     library: Any = getattr(xla_bridge, "_jax", None)
     make_collectives = getattr(library, "make_gloo_tcp_collectives", None)
-    host = contract.loopback(coordinator)
+    host = contract.loopback_host(coordinator)
     if make_collectives is not None and host is not None:
         library.make_gloo_tcp_collectives = functools.partial(make_collectives, hostname=host)
 
@@ -177,7 +177,7 @@ def _wrap_initialize(jax: Any, contract: Any) -> None:
     original = private.initialize
     signature = inspect.signature(original)
     gang_defaults: dict[str, Any] = {
-        "initialization_timeout": int(float(os.environ.get(contract.TIMEOUT, "300"))),
+        "initialization_timeout": int(float(os.environ.get(contract.INIT_TIMEOUT, "300"))),
         "heartbeat_timeout_seconds": contract.HEARTBEAT_TIMEOUT_S,
         "shutdown_timeout_seconds": contract.SHUTDOWN_TIMEOUT_S,
     }

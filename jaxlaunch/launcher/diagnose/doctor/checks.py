@@ -113,7 +113,7 @@ def check_submission(
     ]
     if unrequested := target.unrequested_resources:
         is_known = target.defaulted_resources is not None
-        findings.append(nodes.judge_unrequested(unrequested, is_known=is_known))
+        findings.append(nodes.judge_missing_requests(unrequested, are_limit_ranges_known=is_known))
     errors = [
         (ClusterError if finding.whose == "cluster" else UserError)(
             f"{finding.summary_text[0].upper()}{finding.summary_text[1:]}: {finding.reason_text}",
@@ -397,11 +397,13 @@ def _check_nodes(target: Target) -> Findings:
     listed = target.cluster.list(kinds.NODES, keep=trim_node)
     yield nodes.count_accelerators(listed)
     if missing := target.unrequested_resources:
-        yield nodes.judge_unrequested(missing, is_known=target.defaulted_resources is not None)
+        yield nodes.judge_missing_requests(
+            missing, are_limit_ranges_known=target.defaulted_resources is not None
+        )
     spec = pod_template(target.admitted_jobset)["spec"]
     if pod_requests(spec):
         grows = _has_autoscaler(target.cluster)
-        yield nodes.judge_room(listed, spec, target.pod_count, grows=grows)
+        yield nodes.judge_room(listed, spec, target.pod_count, has_autoscaler=grows)
         yield from nodes.judge_drivers(listed, spec)
     yield from nodes.judge_device_access(spec)
     yield from nodes.judge_nccl(spec)

@@ -36,7 +36,7 @@ from jaxlaunch.launcher.platforms.runtime import (
     PINNING_LIMIT,
     TPU_DEVICES,
 )
-from jaxlaunch.launcher.platforms.table import RESOURCE
+from jaxlaunch.launcher.platforms.table import RESOURCE_NAMES
 from jaxlaunch.launcher.wording import join_choices
 
 # The CUDA version in an image's name or tag. Tags of release images end with their extra.
@@ -46,17 +46,17 @@ _INSPECT_NODE = f"{ASK_ADMIN} look: kubectl debug node/NODE -it --image=busybox 
 _TYPE_LABELS = (GKE_TPU, GKE_GPU, GPU_PRODUCT, AMD_PRODUCT, INSTANCE)
 
 
-def judge_room(nodes: Sequence[Obj], spec: Obj, pods: int, *, grows: bool) -> Finding:
+def judge_room(nodes: Sequence[Obj], spec: Obj, pods: int, *, has_autoscaler: bool) -> Finding:
     """Judge whether nodes fit the pods, and have room for all of them at once.
 
-    `grows` means that an autoscaler may add nodes.
+    `has_autoscaler` means that an autoscaler may add nodes.
     """
-    affine = [node for node in nodes if _is_in_affinity(spec, node)]
-    fit = fit_nodes(spec, affine)
+    affine_nodes = [node for node in nodes if _is_in_affinity(spec, node)]
+    fit = fit_nodes(spec, affine_nodes)
     if not fit.large:
         summary = "none of {nodes:node} fits a pod of the job: {unmet}"
-        fields = {"nodes": len(nodes), "unmet": _first_unmet(fit, nodes, affine, spec)}
-        if grows:
+        fields = {"nodes": len(nodes), "unmet": _first_unmet(fit, nodes, affine_nodes, spec)}
+        if has_autoscaler:
             why = "pods stay Pending until the autoscaler adds such nodes."
             fix = "check that a node pool can provide them."
             return warning_finding(summary, why, fix, **fields)
@@ -65,34 +65,36 @@ def judge_room(nodes: Sequence[Obj], spec: Obj, pods: int, *, grows: bool) -> Fi
         return user_failure(summary, why, fix, **fields)
     requests = {name: quantity for name, quantity in pod_requests(spec).items() if quantity}
     room = 0
-    for node in (node for node in affine if fit_nodes(spec, [node]).large):
-        rooms = [
+    for node in (node for node in affine_nodes if fit_nodes(spec, [node]).large):
+        pods_by_resource = [
             allocatable_quantity(node, name) // quantity for name, quantity in requests.items()
         ]
-        room += int(min(allocatable_quantity(node, "pods", "110"), *rooms))
+        room += int(min(allocatable_quantity(node, "pods", "110"), *pods_by_resource))
     fields = {"room": room, "pods": pods, "nodes": fit.large}
     if room >= pods:
         summary = "room for the job's {pods:pod} on {nodes:node}, if nothing else ran there"
         return ok_finding(summary, **fields)
     summary = "room for {room} of the job's {pods:pod} on {nodes:node}, even if nothing else ran"
-    why, fix = (
-        "a gang starts with all of its hosts or not at all.",
-        "use fewer hosts, or ask for more nodes.",
-    )
-    return (warning_finding if grows else user_failure)(summary, why, fix, **fields)
+    why = "a gang starts with all of its hosts or not at all."
+    fix = "use fewer hosts, or ask for more nodes."
+    return (warning_finding if has_autoscaler else user_failure)(summary, why, fix, **fields)
 
 
-def _first_unmet(fit: NodeFit, nodes: Sequence[Obj], affine: Sequence[Obj], spec: Obj) -> Text:
+def _first_unmet(
+    fit: NodeFit, nodes: Sequence[Obj], affine_nodes: Sequence[Obj], spec: Obj
+) -> Text:
     """Return the first requirement that no node meets."""
-    if nodes and not affine:
+    if nodes and not affine_nodes:
         terms = [
             Text("{key} in {values}", key=term["key"], values=term.get("values") or [])
             for term in _affinity_terms(spec)
         ]
         return Text("no node has {terms: or }", terms=terms)
     if not fit.selected:
-        absent = [f"{key}={value}" for key, value in fit.missing_labels.items()]
-        missing = Text("no node has {absent: and }", absent=absent or Text("all of its labels"))
+        missing_labels = [f"{key}={value}" for key, value in fit.missing_labels.items()]
+        missing = Text(
+            "no node has {absent: and }", absent=missing_labels or Text("all of its labels")
+        )
         offered = [
             Text("nodes have {key}={values}", key=key, values=join_choices(values))
             for key, values in fit.offered_values.items()
@@ -102,11 +104,11 @@ def _first_unmet(fit: NodeFit, nodes: Sequence[Obj], affine: Sequence[Obj], spec
     if not fit.tolerated:
         return Text("untolerated taints: {taints}", taints=list(fit.untolerated_taints))
     template = "a pod requests {name} {requested}, the largest node has {most}"
-    short = [
+    shortages = [
         Text(template, name=name, requested=requested, most=most)
         for name, (requested, most) in fit.shortages.items()
     ]
-    return Text("{short}", short=short)
+    return Text("{short}", short=shortages)
 
 
 def _affinity_terms(spec: Obj) -> Sequence[Obj]:
@@ -126,13 +128,13 @@ def _is_in_affinity(spec: Obj, node: Obj) -> bool:
     return all(labels.get(term["key"]) in term["values"] for term in terms)
 
 
-def judge_unrequested(names: Sequence[str], *, is_known: bool) -> Finding:
+def judge_missing_requests(names: Sequence[str], *, are_limit_ranges_known: bool) -> Finding:
     """Judge pods that request no cpu or no memory, such as those of a job without `resources:`.
 
-    `is_known` means that the namespace's LimitRanges, which may set defaults, were read.
+    `are_limit_ranges_known` means that the namespace's LimitRanges, which may set defaults, were read.
     """
     choices = join_choices(names)
-    if not is_known:
+    if not are_limit_ranges_known:
         why = (
             "the job requests no {names}, and you have no permission to list LimitRanges, which "
             "may set it."
@@ -152,13 +154,15 @@ def count_accelerators(nodes: Sequence[Obj]) -> Finding:
     for node in nodes:
         labels = node["metadata"].get("labels") or {}
         types = (labels[key] for key in _TYPE_LABELS if key in labels)
-        kind = next(types, "of a type that no label names")
-        for fact in RESOURCE.values():
+        kind = next(types, "of an unknown type")
+        for fact in RESOURCE_NAMES.values():
             if quantity := allocatable_quantity(node, fact.value):
                 counts[f"{fact.value} {kind}"] += quantity
-    listed = [f"{quantity:f} {kind}" for kind, quantity in sorted(counts.items())]
+    descriptions = [f"{quantity:f} {kind}" for kind, quantity in sorted(counts.items())]
     return ok_finding(
-        "{nodes:node} with {listed}", nodes=len(nodes), listed=listed or Text("no accelerators")
+        "{nodes:node} with {listed}",
+        nodes=len(nodes),
+        listed=descriptions or Text("no accelerators"),
     )
 
 
@@ -168,7 +172,7 @@ def judge_drivers(nodes: Sequence[Obj], spec: Obj) -> Findings:
     A driver that is too old is only a warning, because an image may have CUDA's forward
     compatibility package.
     """
-    if RESOURCE["cuda"].value not in pod_requests(spec):
+    if RESOURCE_NAMES["cuda"].value not in pod_requests(spec):
         return
     counts = Counter(
         int(version)
@@ -181,29 +185,33 @@ def judge_drivers(nodes: Sequence[Obj], spec: Obj) -> Findings:
         return
     image = str(spec["containers"][0].get("image", "")).rpartition("/")[2]
     template = "{major} ({number:node})"
-    listed = [
+    descriptions = [
         Text(template, major=major, number=number) for major, number in sorted(counts.items())
     ]
     cuda = next((int(text) for text in _CUDA_VERSION.findall(image)), 0)
-    needed, oldest = OLDEST_DRIVER.get(cuda), min(counts)
-    if needed is None or oldest >= needed:
+    required_driver, oldest_driver = OLDEST_DRIVER.get(cuda), min(counts)
+    if required_driver is None or oldest_driver >= required_driver:
         minimums = [f"{driver} for CUDA {cuda}" for cuda, driver in OLDEST_DRIVER.items()]
         summary = "NVIDIA drivers {listed}; an image needs at least {minimums}"
-        yield ok_finding(summary, listed=listed, minimums=join_choices(minimums))
+        yield ok_finding(summary, listed=descriptions, minimums=join_choices(minimums))
         return
-    runs = [version for version, driver in OLDEST_DRIVER.items() if driver <= oldest]
-    other = "use an image with CUDA {newest} (EXTRA=cuda{newest}), or " if runs else ""
+    supported_versions = [
+        version for version, driver in OLDEST_DRIVER.items() if driver <= oldest_driver
+    ]
+    image_fix = (
+        "use an image with CUDA {newest} (EXTRA=cuda{newest}), or " if supported_versions else ""
+    )
     yield warning_finding(
         "NVIDIA drivers {listed}: {oldest} is too old for CUDA {cuda} of image {image}, which "
         "needs {needed}",
         "JAX finds no GPU there, and the job ends at its start.",
-        f"{other}{ASK_ADMIN} update the driver.",
-        listed=listed,
-        oldest=oldest,
+        f"{image_fix}{ASK_ADMIN} update the driver.",
+        listed=descriptions,
+        oldest=oldest_driver,
         cuda=cuda,
         image=image,
-        needed=needed,
-        newest=max(runs, default=0),
+        needed=required_driver,
+        newest=max(supported_versions, default=0),
     )
 
 
@@ -216,7 +224,7 @@ def judge_device_access(spec: Obj) -> Findings:
     added = (security.get("capabilities") or {}).get("add") or []
     fields = {"accelerator": job.accelerator, "user": user, "network": job.pinning}
     fields |= {"devices": TPU_DEVICES.value, "added": list(added) or ["no capability"]}
-    root = "users: {{{accelerator}: root}} in the cluster defaults."
+    root_fix = "users: {{{accelerator}: root}} in the cluster defaults."
     if job.platform == "tpu" and user == 0:
         summary = "the pods run as root with {added}, so that they can open {devices}"
         yield ok_finding(summary, **fields)
@@ -227,7 +235,7 @@ def judge_device_access(spec: Obj) -> Findings:
             "may not open them, the job fails at its start with exit code 64."
         )
         fix = " grep device_ownership /host/etc/containerd/config.toml (wanted: {setting}); or "
-        fix = _INSPECT_NODE + fix + root
+        fix = _INSPECT_NODE + fix + root_fix
         yield unknown_finding(summary, why, fix, **fields, setting=DEVICE_OWNERSHIP.value)
     if job.pinning is not None and (user != 0 or PINNING_CAPABILITY.value not in added):
         summary = (
@@ -241,7 +249,7 @@ def judge_device_access(spec: Obj) -> Findings:
             " sh -c 'grep locked /proc/$(pidof containerd)/limits' (wanted: unlimited, by "
             "{setting} in its unit); or "
         )
-        fix = _INSPECT_NODE + fix + root
+        fix = _INSPECT_NODE + fix + root_fix
         yield unknown_finding(summary, why, fix, **fields, setting=PINNING_LIMIT.value)
 
 

@@ -26,7 +26,7 @@ class Answer:
 
     Attributes:
         situation: Key of SITUATIONS in situations.py.
-        headline: Goes on after the name of the job.
+        headline: Text that follows the name of the job.
         evidence: Lines that prove it.
         next_step: What to do, or None for what the row of the situation says, if anything.
         clause: The headline as a clause about the hosts that wait, or None where it is one itself.
@@ -76,21 +76,21 @@ def is_liveness_failure(event: Obj) -> bool:
 
 def explain_unread_pods(snapshot: Snapshot) -> Answer | None:
     """Explain that the pods, which show the progress of the job, could not be read."""
-    if (why := snapshot.unread_reasons.get("pods")) is None:
+    if (reason := snapshot.unread_reasons.get("pods")) is None:
         return None
     reasons = ("FailedCreate", "FailedScheduling", "BackOff", "Failed", "FailedMount")
     evidence = describe_event(snapshot.find_event(*reasons))
-    return Answer("unread", Text("is in an unknown state: {why}", why=why), evidence)
+    return Answer("unread", Text("is in an unknown state: {why}", why=reason), evidence)
 
 
 def unread_answer(snapshot: Snapshot, kind: str, headline: Text) -> Answer:
-    """Return an answer for a missing object if the objects with the reason could not be read."""
+    """Return an answer whose headline adds that the objects of `kind` could not be read, if so."""
     return Answer("unread", headline + unknown_reason(snapshot, kind))
 
 
 def unknown_reason(snapshot: Snapshot, *kinds: str) -> Text:
     """Return the end of a headline if one of these kinds could not be read, else no text."""
     for kind in kinds:
-        if (why := snapshot.unread_reasons.get(kind)) is not None:
-            return Text("; why is unknown: {why}", why=why)
+        if (reason := snapshot.unread_reasons.get(kind)) is not None:
+            return Text("; why is unknown: {why}", why=reason)
     return EMPTY_TEXT

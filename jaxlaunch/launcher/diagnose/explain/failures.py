@@ -59,8 +59,8 @@ _STEPS_BY_ERRNO = {
         again=SUBMIT_AGAIN,
     ),
     errno.EROFS: advise_resubmit(
-        "have it write below /tmp, or mount a volume there (volumes: in job.yaml), since what the "
-        "image brings is read-only; then `{again}`",
+        "let it write below /tmp, or mount a volume there (volumes: in job.yaml), because the "
+        "image's file system is read-only; then `{again}`",
         again=SUBMIT_AGAIN,
     ),
 }
@@ -118,12 +118,12 @@ def _explain_deadline(snapshot: Snapshot) -> Answer | None:
 def _explain_oom(snapshot: Snapshot) -> Answer | None:
     if not is_oom(snapshot):
         return None
-    killed, step = _oom_killed(snapshot), None
-    if killed and killed[0].is_init:
+    killed_hosts, step = _oom_killed_hosts(snapshot), None
+    if killed_hosts and killed_hosts[0].is_init:
         step = advise_change(
             "raise the memory limit of init container {name}: under pod: in job.yaml, or in the "
             "webhook that adds it.",
-            name=killed[0].container,
+            name=killed_hosts[0].container,
         )
     return Answer("oom", describe_oom(snapshot), next_step=step)
 
@@ -148,15 +148,15 @@ def _explain_verdict(snapshot: Snapshot) -> Answer | None:
         return None
     headline = describe_verdict(verdict) + _describe_join_failure(snapshot, verdict)
     step = _STEPS_BY_ERRNO.get(verdict.failure.errno or 0) or STEPS_BY_CODE.get(verdict.code)
-    if (full := describe_full_shm(snapshot, verdict)) is not None:
-        headline += Text("; {full}", full=full)
+    if (shm_note := describe_full_shm(snapshot, verdict)) is not None:
+        headline += Text("; {full}", full=shm_note)
         template = "raise resources.shm in job.yaml, then `{again}`"
         step = advise_resubmit(template, again=SUBMIT_AGAIN)
     return Answer("failed", headline, traceback_tail(verdict.traceback), step)
 
 
 def describe_verdict(verdict: Verdict) -> Text:
-    """Return "hang (exit 82): rank 1 …"."""
+    """Return the cause, the code and the message of a verdict: "hang (exit 82): rank 1 …"."""
     return Text("{verdict.cause} (exit {verdict.code}): {verdict.message}", verdict=verdict)
 
 
@@ -261,13 +261,13 @@ def is_oom(snapshot: Snapshot) -> bool:
     """
     verdict = _final_verdict(snapshot)
     if verdict is None:
-        return bool(_oom_killed(snapshot))
+        return bool(_oom_killed_hosts(snapshot))
     if verdict.code not in (contract.KILLED, contract.LOST):
         return False
-    return bool(_oom_killed(snapshot)) or verdict.failure.kind is FailureKind.OOM_KILLED
+    return bool(_oom_killed_hosts(snapshot)) or verdict.failure.kind is FailureKind.OOM_KILLED
 
 
-def _oom_killed(snapshot: Snapshot) -> list[Host]:
+def _oom_killed_hosts(snapshot: Snapshot) -> list[Host]:
     # On cgroup v1 the kernel may kill only one process, and the agent survives.
     return [
         host
@@ -278,16 +278,18 @@ def _oom_killed(snapshot: Snapshot) -> list[Host]:
 
 def describe_oom(snapshot: Snapshot) -> Text:
     """Return the host or rank that was OOMKilled, and its memory limit."""
-    killed = _oom_killed(snapshot)
+    killed_hosts = _oom_killed_hosts(snapshot)
     verdict = _final_verdict(snapshot)
     limit = _memory_limit(snapshot)
-    if killed and killed[0].is_init:
-        limit, container = killed[0].memory_limit, killed[0].container
-        group = host_group([host for host in killed if host.container == container], snapshot)
+    if killed_hosts and killed_hosts[0].is_init:
+        limit, container = killed_hosts[0].memory_limit, killed_hosts[0].container
+        group = host_group([host for host in killed_hosts if host.container == container], snapshot)
         template = "init container {container} of {hosts} was OOMKilled"
         subject = Text(template, container=container, hosts=group)
     elif verdict is None or verdict.code != contract.KILLED or verdict.rank is None:
-        subject = Text("{hosts} {hosts:was|were} OOMKilled", hosts=host_group(killed, snapshot))
+        subject = Text(
+            "{hosts} {hosts:was|were} OOMKilled", hosts=host_group(killed_hosts, snapshot)
+        )
     else:
         template = "rank {verdict.rank} was OOMKilled"
         template += "" if verdict.step is None else " at step {verdict.step}"
@@ -304,9 +306,9 @@ def _memory_limit(snapshot: Snapshot) -> str | None:
 
 
 def describe_full_shm(snapshot: Snapshot, verdict: Verdict) -> Text | None:
-    """Return the likely reason of a SIGBUS, or None for another end.
+    """Return the likely reason of a SIGBUS, or None if the job ended otherwise.
 
-    A mapped file has no room, in a pod most often one in /dev/shm.
+    The file system of a mapped file is full, in a pod most often /dev/shm.
     """
     if verdict.code != _BUS_ERROR:
         return None
@@ -331,28 +333,28 @@ _EMPTY_DIR_MESSAGE = re.compile(r'EmptyDir volume "(?!shm")')
 
 def explain_excess_eviction(snapshot: Snapshot) -> Answer | None:
     """Explain pods that were evicted because they exceeded their limit of ephemeral storage."""
-    evicted = [
+    evicted_hosts = [
         host
         for host in snapshot.hosts
         if host.reason == "Evicted" and _EXCESS_MESSAGE.search(host.message)
     ]
-    if not evicted:
+    if not evicted_hosts:
         return None
-    message = evicted[0].message.rstrip(". \n")
-    group, key = host_group(evicted, snapshot), _limit_key(message)
+    message = evicted_hosts[0].message.rstrip(". \n")
+    group, key = host_group(evicted_hosts, snapshot), _limit_key(message)
     template = "{hosts} {hosts:was|were} evicted: {message} ({key})"
     step = advise_change(
         "raise {key} in job.yaml, or keep less on the node: /tmp and volumes of ephemeral: "
         "count, and logs.",
         key=key,
     )
-    evidence = (Text("Pod {pod}: Evicted: {message}", pod=evicted[0].pod, message=message),)
+    evidence = (Text("Pod {pod}: Evicted: {message}", pod=evicted_hosts[0].pod, message=message),)
     headline = Text(template, hosts=group, message=message, key=key)
     return Answer("ephemeral-storage", headline, evidence, step)
 
 
 def describe_earlier_excess(snapshot: Snapshot) -> Text | None:
-    """Return the same for pods that no longer exist, by the newest event."""
+    """Return why the newest evicted pod exceeded its limit, by its event. The pod may be gone."""
     event = snapshot.find_event("Evicted", kind="Pod")
     if event is None or _EXCESS_MESSAGE.search(event["message"]) is None:
         return None

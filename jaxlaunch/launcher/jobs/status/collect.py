@@ -65,7 +65,7 @@ MAX_LOGS = 16
 LIST_TIMEOUT_S = 2.0
 # A pod that is this late to start or end may be on a faulty node.
 _LATE_POD_S = 10.0
-_MAX_MESSAGE_CHARS = 240  # characters of a refusal
+_MAX_MESSAGE_CHARS = 240
 # Events about rejected objects say this when the namespace is being deleted.
 _TERMINATING_TEXT = "because it is being terminated"
 # Kueue's message about a preemption names the job by its uid.
@@ -89,7 +89,7 @@ class _Reader:
         self._cluster, self._namespace, self._name = cluster, namespace, name
         self._labels = f"{NAME_LABEL}={name}"
         self._unread: list[str] = []
-        self._not_read: dict[str, str] = {}
+        self._unread_reasons: dict[str, str] = {}
         self._forbidden: set[str] = set()
         # Set if the leader's log could not be read although the user may read it.
         self._has_lost_log = False
@@ -101,7 +101,7 @@ class _Reader:
         if jobset is None:
             return self._no_such_job(now, events)
         pods = self._list_objects(PODS, self._labels, keep=trim_pod)
-        newest = hosts.newest_hosts(jobset, pods)
+        newest_hosts = hosts.newest_hosts(jobset, pods)
         workload = self._find_workload(jobset)
         is_admitted = workload is None or is_condition_true(workload, "Admitted")
         is_held = is_suspended(jobset) and not is_admitted
@@ -111,10 +111,10 @@ class _Reader:
             # Often only administrators may read it.
             if (queue_name := cluster_queue_name(local_queue)) is not None:
                 cluster_queue = self._get_object(CLUSTER_QUEUES, queue_name)
-        records = tuple(self._read_records(jobset, newest, is_queued=local_queue is not None))
-        silent, deleted = self._find_unhealthy_node(newest, records, now)
-        is_terminating = _may_be_terminating(jobset, events, newest)
-        needs_nodes = local_queue is None and any(host.unscheduled for host in newest)
+        records = tuple(self._read_records(jobset, newest_hosts, is_queued=local_queue is not None))
+        silent_node, deleted_node = self._find_unhealthy_node(newest_hosts, records, now)
+        is_terminating = _may_be_terminating(jobset, events, newest_hosts)
+        needs_nodes = local_queue is None and any(host.unscheduled for host in newest_hosts)
         return Snapshot(
             namespace=self._namespace,
             name=self._name,
@@ -129,17 +129,17 @@ class _Reader:
             local_queue=local_queue,
             cluster_queue=cluster_queue,
             nodes=self._list_nodes() if needs_nodes else None,
-            silent_node=silent,
-            deleted_node=deleted,
+            silent_node=silent_node,
+            deleted_node=deleted_node,
             records=records,
             unread=tuple(self._unread),
-            unread_reasons=self._not_read,
+            unread_reasons=self._unread_reasons,
             forbidden=frozenset(self._forbidden),
         )
 
-    def _list_objects(self, kind: Kind, labels: str, **how: object) -> list[Obj]:
+    def _list_objects(self, kind: Kind, labels: str, **options: object) -> list[Obj]:
         try:
-            return list(self._cluster.list(kind, self._namespace, labels=labels, **how))  # type: ignore[arg-type]
+            return list(self._cluster.list(kind, self._namespace, labels=labels, **options))  # type: ignore[arg-type]
         except ApiError as error:
             self._add_unread(kind.plural, error, kind.plural)
             return []
@@ -157,7 +157,7 @@ class _Reader:
         self._unread.append(_describe_unread(subject, error, node))
         # A kind that is not served has no objects.
         if not (isinstance(error, ApiError) and error.status == 404):
-            self._not_read.setdefault(kind, self._unread[-1])
+            self._unread_reasons.setdefault(kind, self._unread[-1])
         if isinstance(error, ApiError) and error.status == 403:
             self._forbidden.add(kind)
 
@@ -189,7 +189,7 @@ class _Reader:
             return []
         return fold_events(job_events(events, self._name, jobset))
 
-    # --- what is read only sometimes --------------------------------------------------------------
+    # --- objects that only some situations require ------------------------------------------------
 
     def _ending_namespace(self) -> Obj | None:
         """Return the namespace if it is being deleted. None also if the user may not read it."""
@@ -226,16 +226,18 @@ class _Reader:
             return None
 
     def _find_unhealthy_node(
-        self, newest: Sequence[Host], records: Sequence[Line], now: datetime
+        self, newest_hosts: Sequence[Host], records: Sequence[Line], now: datetime
     ) -> tuple[Obj | None, DeletedNode | None]:
         """Return the first suspect host's node if it is not Ready, or its name if it was deleted.
 
         Few users may read nodes. An error is ignored.
         """
-        missing = agent_report.merge_reports(records, newest).missing_hosts
-        placed = (host for host in newest if host.node is not None and not host.has_ended)
+        missing_hosts = agent_report.merge_reports(records, newest_hosts).missing_hosts
+        placed_hosts = (
+            host for host in newest_hosts if host.node is not None and not host.has_ended
+        )
         suspects = filter(
-            lambda host: host.number in missing or self._may_be_lost(host, now), placed
+            lambda host: host.number in missing_hosts or self._may_be_lost(host, now), placed_hosts
         )
         name = next((host.node for host in suspects), None)
         if name is None:
@@ -262,9 +264,11 @@ class _Reader:
             return has_lost_log or not (host.is_ready or host.terminated)
         return (seconds_since(host.created_at, now) or 0.0) > _LATE_POD_S
 
-    def _read_records(self, jobset: Obj, newest: list[Host], is_queued: bool) -> list[Line]:
+    def _read_records(self, jobset: Obj, newest_hosts: list[Host], is_queued: bool) -> list[Line]:
         """Return the leader's records, of earlier attempts only if no queues were read."""
-        leader = next((host for host in newest if host.number == 0 and host.has_started), None)
+        leader = next(
+            (host for host in newest_hosts if host.number == 0 and host.has_started), None
+        )
         if leader is None or not hosts.is_ours(jobset):
             return []
         read = read_recent_records if is_queued else read_all_records
@@ -276,11 +280,11 @@ class _Reader:
             return []
 
 
-def _may_be_terminating(jobset: Obj, events: Iterable[Obj], newest: Iterable[Host]) -> bool:
+def _may_be_terminating(jobset: Obj, events: Iterable[Obj], newest_hosts: Iterable[Host]) -> bool:
     """Return whether the namespace may be being deleted: its pods go first."""
     if "deletionTimestamp" in jobset["metadata"]:
         return True
-    if any(host.is_leaving and host.has_ended for host in newest):
+    if any(host.is_leaving and host.has_ended for host in newest_hosts):
         return True
     return any(_TERMINATING_TEXT in event["message"] for event in events)
 
@@ -301,9 +305,9 @@ def job_events(
     """
     since = "" if jobset is None else jobset["metadata"].get("creationTimestamp", "")
     claims = () if jobset is None else hosts.claim_names(jobset)
-    parts = "|".join(re.escape(part["name"]) for part in replicated_jobs(jobset or {}))
-    parts = parts or REPLICATED_JOB
-    job = rf"{re.escape(name)}-(?:{parts})-\d+"
+    job_names = "|".join(re.escape(part["name"]) for part in replicated_jobs(jobset or {}))
+    job_names = job_names or REPLICATED_JOB
+    job = rf"{re.escape(name)}-(?:{job_names})-\d+"
     patterns = {
         "JobSet": re.escape(name),
         "Job": job,
@@ -338,20 +342,22 @@ def read_snapshots(cluster: Cluster, namespace: str | None) -> list[Snapshot]:
     try:
         # Not needed if no job has a queue.
         if any(QUEUE_LABEL in jobset["metadata"].get("labels", {}) for jobset in jobsets):
-            listed = cluster.list(WORKLOADS, namespace, labels=JOB_UID)
-            workloads = {workload["metadata"]["labels"][JOB_UID]: workload for workload in listed}
+            queued_workloads = cluster.list(WORKLOADS, namespace, labels=JOB_UID)
+            workloads = {
+                workload["metadata"]["labels"][JOB_UID]: workload for workload in queued_workloads
+            }
     except ApiError as error:
         if error.status != 404:
             unread["workloads"] = _describe_unread("workloads", error)
     jobs = []
     for jobset in jobsets:
-        place = jobset["metadata"]["namespace"], jobset["metadata"]["name"]
+        key = jobset["metadata"]["namespace"], jobset["metadata"]["name"]
         jobs.append(
             Snapshot(
-                *place,
+                *key,
                 now,
                 jobset,
-                pods=tuple(pods.get(place, ())),
+                pods=tuple(pods.get(key, ())),
                 workload=workloads.get(jobset["metadata"]["uid"]),
                 unread=tuple(unread.values()),
                 unread_reasons=unread,
@@ -421,8 +427,8 @@ def explain_unread(error: ClusterError, node: str | None) -> str:
     """Return why a log could not be read. The API server fetches it from a kubelet."""
     match = _KUBELET_ERROR.search(error.message) if isinstance(error, ApiError) else None
     if match is not None:
-        says = "is not trusted by" if match["why"].startswith("tls: ") else "does not answer"
-        return f"the kubelet of node {node} {says} the API server: {match['why']}"
+        problem = "is not trusted by" if match["why"].startswith("tls: ") else "does not answer"
+        return f"the kubelet of node {node} {problem} the API server: {match['why']}"
     if isinstance(error, UnreachableError) and error.was_sent:
         return f"the kubelet of node {node} has not sent it to the API server in time"
     return error.message
@@ -461,11 +467,11 @@ def follow_records(cluster: Cluster, namespace: str, leader: Host) -> Iterator[L
 
 
 def _read_part(
-    cluster: Cluster, namespace: str, leader: Host, timeout_s: float, **part: Any
+    cluster: Cluster, namespace: str, leader: Host, timeout_s: float, **options: Any
 ) -> tuple[list[Line], int]:
     """Return the records in a part of the leader's log, and the number of lines of that part."""
-    part |= {"container": leader.container, "timeout_s": timeout_s}
-    lines = list(cluster.log(namespace, leader.pod, **part))
+    options |= {"container": leader.container, "timeout_s": timeout_s}
+    lines = list(cluster.log(namespace, leader.pod, **options))
     return list(_parse_records(lines)), len(lines)
 
 

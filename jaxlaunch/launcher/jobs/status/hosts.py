@@ -115,7 +115,7 @@ class Host:
     @property
     def has_left_gang(self) -> bool:
         """Return whether its agent has left as told, while the gang waits for another pod."""
-        return self.terminated.get("exitCode") == contract.LEFT
+        return self.terminated.get("exitCode") == contract.LEFT_GANG
 
     @property
     def ends_gang(self) -> bool:

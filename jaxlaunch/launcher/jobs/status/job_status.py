@@ -110,7 +110,7 @@ class JobStatus(RunNumbers):
     age_s: float
     # From the first start to the end.
     lasted_s: float | None
-    # Of the last restart, by contract.RESTART.
+    # Of the last restart, by contract.RESTART_CAUSES.
     restart_seconds: Mapping[str, float] = dataclasses.field(default_factory=dict)
     # Of a run on this machine, whose namespace is empty.
     folder: str | None = None

@@ -536,10 +536,13 @@ SMALL_NODE_A = make_node({"cpu": "100", "nvidia.com/gpu": "4"}, gpu_product="A")
 def test_nodes_are_compared_with_labels_taints_and_requests_of_pods(
     all_nodes: list[dict[str, Any]], pods: int, level: str, expected: str
 ) -> None:
-    result = nodes.judge_room(all_nodes, gpu_pod("A", "B"), pods, grows=False)
+    result = nodes.judge_room(all_nodes, gpu_pod("A", "B"), pods, has_autoscaler=False)
     assert result.level == level and expected in result.summary_text
     if level == "fail":
-        assert nodes.judge_room(all_nodes, gpu_pod("A", "B"), pods, grows=True).level == "warn"
+        assert (
+            nodes.judge_room(all_nodes, gpu_pod("A", "B"), pods, has_autoscaler=True).level
+            == "warn"
+        )
 
 
 def test_accelerators_are_counted_by_type_label() -> None:
