@@ -23,14 +23,13 @@ def open_draft(path: Path, *, is_synced: bool = True) -> Iterator[Path]:
     Args:
         path: The file.
         is_synced: Without the syncs, which take milliseconds each, a loss of power may leave the
-            file empty. That is for files that are written very often, and that their reader can do
-            without.
+            file empty. Use False for files that are written very often and may be lost.
 
     Raises:
-        OSError: The draft cannot be written, synced or renamed. The file is as it was then.
+        OSError: If the draft cannot be written, synced or renamed. The file is then unchanged.
     """
-    # A random name: hosts that share the storage have equal process ids, in a pod every agent is
-    # process 1.
+    # A random name, because hosts that share the storage may have equal process ids: every agent in
+    # a pod is process 1.
     draft_path = path.with_name(f"{path.name}.{os.urandom(8).hex()}{DRAFT_SUFFIX}")
     try:
         yield draft_path

@@ -3,7 +3,7 @@
 `python isolated.py MODULE ARGUMENTS` runs MODULE as `python -m` does, but the working folder and
 the folders of PYTHONPATH come last on sys.path, after the standard library and all installed
 packages. The interpreter itself must not see them either, because it imports modules before any
-script runs: `environ` hides PYTHONPATH from it, and this script restores it.
+script runs: `make_environ` hides PYTHONPATH from it, and this script restores it.
 
 Standard library only, Python >= 3.10: the agent brings this file into images that hold nothing else
 of ours.
@@ -16,9 +16,11 @@ import sys
 
 # The folder of this script holds other files, or those that the agent brings for programs.
 if __name__ == "__main__":
-    _here = os.path.dirname(os.path.abspath(__file__))
+    _script_folder = os.path.dirname(os.path.abspath(__file__))
     sys.path[:] = [
-        entry for entry in sys.path if entry and not os.path.abspath(entry).startswith(_here)
+        entry
+        for entry in sys.path
+        if entry and not os.path.abspath(entry).startswith(_script_folder)
     ]
 
 # This replaces typing.TYPE_CHECKING: importing typing takes longer than all of this file.
@@ -30,11 +32,11 @@ if TYPE_CHECKING:
 # Set by whoever starts a program of ours, read by this script: the user's part of PYTHONPATH.
 USER_PATH = "JAXLAUNCH_BEHIND"
 _PYTHONPATH = "PYTHONPATH"
-# As this process was started with them: what it starts is isolated in the same way.
-# The first part of PYTHONPATH, which contains the agent's site hook.
-_before: str | None = None
+# The two parts of PYTHONPATH at the start of this process, with which it isolates its own programs.
+# The first part contains the agent's site hook.
+_leading_path: str | None = None
 # The user's part of PYTHONPATH.
-_behind: str | None = None
+_user_path: str | None = None
 
 
 def build_command(
@@ -69,30 +71,32 @@ def inline_arguments(module: str) -> list[str]:
 def make_environ(
     base: Mapping[str, str], leading_path: str | None = None, user_path: str | None = None
 ) -> dict[str, str]:
-    """Return the variables `base` for a `command`, with PYTHONPATH hidden from the interpreter.
+    """Return the variables for a command of `build_command`, with PYTHONPATH hidden from Python.
 
     Args:
         base: The environment variables.
         leading_path: Folders that the interpreter searches before the standard library.
         user_path: Folders of the user, by default the PYTHONPATH in `base`.
     """
-    hidden_path = base.get(_PYTHONPATH, "") if user_path is None else user_path
+    isolated_user_path = base.get(_PYTHONPATH, "") if user_path is None else user_path
     variables = {name: value for name, value in base.items() if name != _PYTHONPATH}
-    variables[USER_PATH] = hidden_path
+    variables[USER_PATH] = isolated_user_path
     if leading_path:
         variables[_PYTHONPATH] = leading_path
     return variables
 
 
 def inherited_environ(base: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables for a `command` that is started by a program of ours."""
-    return make_environ(base) if _behind is None else make_environ(base, _before, _behind)
+    """Return the variables for a command of `build_command` that a program of ours starts."""
+    return (
+        make_environ(base) if _user_path is None else make_environ(base, _leading_path, _user_path)
+    )
 
 
 def user_folders() -> list[str]:
     """Return the folders of the user's modules: the working folder, then PYTHONPATH."""
-    working = [] if os.environ.get("PYTHONSAFEPATH") else [os.curdir]
-    folders = [*working, *_split_path(_behind)]
+    working_folder = [] if os.environ.get("PYTHONSAFEPATH") else [os.curdir]
+    folders = [*working_folder, *_split_path(_user_path)]
     return list(dict.fromkeys(os.path.realpath(folder) for folder in folders))
 
 
@@ -102,9 +106,9 @@ def _split_path(path: str | None) -> list[str]:
 
 def arrange_sys_path() -> None:
     """Put the user's folders last on sys.path, and restore PYTHONPATH."""
-    global _before, _behind
-    _before, _behind = os.environ.get(_PYTHONPATH), os.environ.get(USER_PATH, "")
-    if python_path := os.pathsep.join(filter(None, (_before, _behind))):
+    global _leading_path, _user_path
+    _leading_path, _user_path = os.environ.get(_PYTHONPATH), os.environ.get(USER_PATH, "")
+    if python_path := os.pathsep.join(filter(None, (_leading_path, _user_path))):
         os.environ[_PYTHONPATH] = python_path
     sys.path += [folder for folder in user_folders() if folder not in sys.path]
 
@@ -114,7 +118,7 @@ def run_sitecustomize() -> None:
     from importlib.machinery import PathFinder
     from importlib.util import module_from_spec
 
-    spec = PathFinder.find_spec("sitecustomize", _split_path(_behind))
+    spec = PathFinder.find_spec("sitecustomize", _split_path(_user_path))
     if spec is None or spec.loader is None:
         return
     module = module_from_spec(spec)

@@ -39,7 +39,7 @@ from jaxlaunch import contract
 from jaxlaunch.records import codec
 from jaxlaunch.records.codec import NonNegativeInt, Seconds, UnixTime, matches
 from jaxlaunch.records.members import HostRanges
-from jaxlaunch.records.run_numbers import RunNumbers, TimedNumbers, shown_metrics
+from jaxlaunch.records.run_numbers import RunNumbers, TimedNumbers, select_metrics
 from jaxlaunch.records.verdict import Verdict
 
 PREFIX = "jaxlaunch: "
@@ -272,7 +272,7 @@ class ProgressAnnotation(RunNumbers):
         if self.verdict is not None:
             object.__setattr__(self, "verdict", shorten_verdict(self.verdict))
         if self.metrics is not None:
-            object.__setattr__(self, "metrics", shown_metrics(self.metrics))
+            object.__setattr__(self, "metrics", select_metrics(self.metrics))
 
     @property
     def is_end(self) -> bool:

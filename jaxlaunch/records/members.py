@@ -64,18 +64,18 @@ class Members:
         If the size is unchanged, hosts keep their ranks, and spares take the ranks of lost hosts.
         Otherwise all ranks are numbered by the indexes of the hosts.
         """
-        free = (host for host in sorted(present) if host not in self)
+        free_hosts = (host for host in sorted(present) if host not in self)
         if size == len(self):
-            hosts = [host if host in present else next(free) for host in self.hosts]
+            hosts = [host if host in present else next(free_hosts) for host in self.hosts]
             return dataclasses.replace(self, hosts=hosts)
         remaining = [host for host in self.hosts if host in present]
-        return dataclasses.replace(self, hosts=sorted([*remaining, *free][:size]))
+        return dataclasses.replace(self, hosts=sorted([*remaining, *free_hosts][:size]))
 
     def to_wire(self) -> str:
         """Return the hosts as text, such as `0-2,5`."""
         # Hosts in a row have the same difference to their place.
-        runs = itertools.groupby(enumerate(self.hosts), key=lambda item: item[1] - item[0])
-        ranges = [[host for _, host in run] for _, run in runs]
+        rows = itertools.groupby(enumerate(self.hosts), key=lambda item: item[1] - item[0])
+        ranges = [[host for _, host in run] for _, run in rows]
         return ",".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in ranges)
 
 

@@ -1,6 +1,6 @@
 """The numbers of a run that every record and every surface shows. Pure.
 
-A summary, a beat, an annotation and a status are RunNumbers with fields of their own, and pass the
+A summary, a heartbeat, an annotation and a status are RunNumbers with more fields, and pass the
 numbers on as a whole. A new number is a field here, with the label and the text that `launcher
 status` and the page show, and its value in launcher/agent/leader/reporter.py.
 """
@@ -16,16 +16,16 @@ from jaxlaunch.records.codec import Bounds, Cause, NonNegativeInt, Seconds, max_
 
 _MAX_CAUSES = 20
 # The limits for metrics in texts and annotations.
-_MAX_METRICS, _MAX_METRIC_NAME_CHARS, _MAX_METRIC = 8, 40, 1e300
-# These metrics come first, because a program may report more than MAX_METRICS.
+_MAX_METRICS, _MAX_METRIC_NAME_CHARS, _MAX_METRIC_VALUE = 8, 40, 1e300
+# These metrics come first, because a program may report more than _MAX_METRICS.
 _FIRST_METRICS = ("loss", "eval_loss", "accuracy", "eval_accuracy", "tokens_per_s", "mfu")
 
 
-def shown_metrics(metrics: Mapping[str, Any] | None) -> dict[str, float]:
+def select_metrics(metrics: Mapping[str, Any] | None) -> dict[str, float]:
     """Return a few finite numbers among metrics of any source, the most important first."""
     numbers = {}
     for name, value in (metrics or {}).items():
-        is_number = type(value) in (int, float) and abs(value) < _MAX_METRIC
+        is_number = type(value) in (int, float) and abs(value) < _MAX_METRIC_VALUE
         if is_number and name.isprintable() and len(name) <= _MAX_METRIC_NAME_CHARS:
             numbers[name] = value
     names = [name for name in dict.fromkeys((*_FIRST_METRICS, *numbers)) if name in numbers]
@@ -34,10 +34,10 @@ def shown_metrics(metrics: Mapping[str, Any] | None) -> dict[str, float]:
 
 def format_metrics(metrics: Mapping[str, Any] | None) -> str:
     """Return "loss 0.25, accuracy 0.9"."""
-    return ", ".join(f"{name} {value:.6g}" for name, value in shown_metrics(metrics).items())
+    return ", ".join(f"{name} {value:.6g}" for name, value in select_metrics(metrics).items())
 
 
-def _shown_as(label: str, render: Callable[[Any], str]) -> dict[str, Any]:
+def _display_metadata(label: str, render: Callable[[Any], str]) -> dict[str, Any]:
     return {"label": label, "render": render}
 
 
@@ -53,15 +53,15 @@ class RunNumbers(codec.Keyed):
     restarts: Annotated[Mapping[Cause, NonNegativeInt], max_length(_MAX_CAUSES)] | None = None
     # Share of all seconds that went into steps that count.
     goodput: Annotated[float, Bounds(0, 1)] | None = dataclasses.field(
-        default=None, metadata=_shown_as("goodput", "{:.1%}".format)
+        default=None, metadata=_display_metadata("goodput", "{:.1%}".format)
     )
     # Newest metrics of rank 0.
     metrics: Mapping[str, Any] | None = dataclasses.field(
-        default=None, metadata=_shown_as("metrics", format_metrics)
+        default=None, metadata=_display_metadata("metrics", format_metrics)
     )
 
     def run_numbers(self) -> dict[str, Any]:
-        """Return the numbers by name, without what a record has besides them."""
+        """Return the numbers by name, without the other fields of the record."""
         return {field.name: getattr(self, field.name) for field in dataclasses.fields(RunNumbers)}
 
     def describe_numbers(self) -> Iterator[tuple[str, str]]:
@@ -76,7 +76,7 @@ class RunNumbers(codec.Keyed):
 class TimedNumbers(RunNumbers):
     """Numbers of a run with its seconds, from which the goodput follows."""
 
-    # By contract.CLOCK, in the whole run.
+    # By the causes of contract.CLOCK_CAUSES, in the whole run.
     seconds: Mapping[str, Seconds] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:

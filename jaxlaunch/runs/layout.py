@@ -24,9 +24,9 @@ from jaxlaunch import regular_files
 # records/summary.py.
 SUMMARY = "summary.json"
 ATTEMPTS = "attempts.jsonl"
-# Where each rank stood over time, written by the leader: records/rank_history.py.
+# The progress of each rank over time, written by the leader: records/rank_history.py.
 RANKS = "ranks.json"
-# Where the agent of each host answers.
+# The address of each host's agent.
 AGENTS = "agents.json"
 # The job as it was resolved, of the run and in the folder of each start.
 JOB = "job.yaml"
@@ -148,7 +148,7 @@ _START_TICKS = 19
 
 
 class LockError(Exception):
-    """The lock of a run folder cannot be taken. `hint` is what to do."""
+    """Raised if the lock of a run folder cannot be taken. `hint` says what to do."""
 
     def __init__(self, message: str, hint: str) -> None:
         super().__init__(message)
@@ -250,7 +250,9 @@ def _wait_for_lock(folder: Path, file: TextIO) -> None:
         file.seek(0)
         owner = file.readline(MAX_HOLDER_BYTES).strip()
         pid, is_alive = owner.partition(" ")[0], _is_alive(owner)
-        patience_s = EMPTY_LOCK_S if not owner else 0.0 if is_alive else AGENTS_EXIT_S
+        patience_s = EMPTY_LOCK_S
+        if owner:
+            patience_s = 0.0 if is_alive else AGENTS_EXIT_S
         if time.monotonic() - started_at <= patience_s:
             time.sleep(0.05)
         elif owner and not is_alive:

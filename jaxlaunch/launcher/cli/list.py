@@ -21,7 +21,7 @@ from jaxlaunch.launcher.kubernetes.client import Cluster
 from jaxlaunch.launcher.kubernetes.objects import format_age
 from jaxlaunch.launcher.local import run_folders
 from jaxlaunch.launcher.sweep.table import SweepTable
-from jaxlaunch.records.run_numbers import shown_metrics
+from jaxlaunch.records.run_numbers import select_metrics
 
 # The parentheses make it different from every namespace.
 LOCAL_NAMESPACE = "(here)"
@@ -85,7 +85,7 @@ def _render_nodes(job: JobStatus) -> str:
 
 
 def _render_loss(job: JobStatus) -> str | None:
-    loss = shown_metrics(job.metrics).get(Key.LOSS)
+    loss = select_metrics(job.metrics).get(Key.LOSS)
     return None if loss is None else f"{loss:.4g}"
 
 

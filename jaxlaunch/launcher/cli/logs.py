@@ -128,7 +128,7 @@ def logs_command(
         return _show_pods(cluster, snapshot, selection, window, printer)
     show, say = printer.show_line, show_messages
     follow.follow_logs(
-        cluster, snapshot.namespace, name, select=selection, show=show, say=say, window=window
+        cluster, snapshot.namespace, name, selection=selection, show=show, say=say, window=window
     )
     return 0
 

@@ -202,7 +202,7 @@ def _follow_to_end(cluster: Cluster, jobset: Obj, is_following: bool, limit_s: f
                 say(f"showing rank 0 alone; `{command}` shows others")
             show, is_over = output.Printer(chosen).show_line, waiting.is_over
             follow.follow_logs(
-                cluster, namespace, name, select=chosen, show=show, say=say, should_stop=is_over
+                cluster, namespace, name, selection=chosen, show=show, say=say, should_stop=is_over
             )
         status = waiting.result()
     except WaitTimeoutError:

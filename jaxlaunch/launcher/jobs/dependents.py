@@ -64,7 +64,7 @@ def owner_reference(jobset: Mapping[str, Any]) -> Obj:
     return {**kind, "name": metadata["name"], "uid": metadata["uid"]}
 
 
-def with_owner(manifest: Obj, owner: Obj) -> Obj:
+def add_owner(manifest: Obj, owner: Obj) -> Obj:
     """Return the manifest of an object with its owner."""
     return manifest | {"metadata": manifest["metadata"] | {"ownerReferences": [owner]}}
 
@@ -89,25 +89,25 @@ class Dependents:
         """
         kind, name = KINDS[manifest["kind"]], manifest["metadata"]["name"]
         owner = owner_reference(jobset)
-        owned = with_owner(manifest, owner)
+        owned = add_owner(manifest, owner)
         deadline = time.monotonic() + RETRY_TIMEOUT_S
         while True:
             try:
                 self._cluster.create(kind, owned)
                 return
             except (ApiError, UnreachableError) as error:
-                fault = error
+                failure = error
                 is_transient = (
-                    not isinstance(fault, ApiError)
-                    or fault.reason == "AlreadyExists"
-                    or fault.status >= 500
+                    not isinstance(failure, ApiError)
+                    or failure.reason == "AlreadyExists"
+                    or failure.status >= 500
                 )
-                if not (is_transient or exceeds_quota(fault)) or time.monotonic() > deadline:
+                if not (is_transient or exceeds_quota(failure)) or time.monotonic() > deadline:
                     raise
             obj = self._cluster.get(kind, name, self._namespace)
             if obj is None:
-                if exceeds_quota(fault) and not has_removed:
-                    raise fault
+                if exceeds_quota(failure) and not has_removed:
+                    raise failure
                 time.sleep(RETRY_PAUSE_S)
                 continue
             _check_contents(obj, manifest)
@@ -178,7 +178,7 @@ def _check_contents(obj: Obj, manifest: Obj) -> None:
     command = f"`kubectl delete configmap {name} -n {namespace}`"
     raise UserError(
         f"{subject}, but {difference}{describe_creator(obj)}. It was not changed.",
-        f"ask who made it; {command}, then submit again: it is created again.",
+        f"ask its creator, then {command} and submit again, which creates it.",
     )
 
 
@@ -243,14 +243,21 @@ def delete_job(cluster: Cluster, jobset: Mapping[str, Any]) -> list[str]:
     metadata = jobset["metadata"]
     lines = [f"{JOBSETS.qualified_name(metadata['name'])} deleted"]
     volumes = pod_template(jobset)["spec"].get("volumes") or ()
-    maps = [volume["configMap"]["name"] for volume in volumes if "configMap" in volume]
-    candidates = [(NETWORK_POLICIES, metadata["name"]), *((CONFIGMAPS, name) for name in maps)]
+    config_map_names = [volume["configMap"]["name"] for volume in volumes if "configMap" in volume]
+    candidates = [
+        (NETWORK_POLICIES, metadata["name"]),
+        *((CONFIGMAPS, name) for name in config_map_names),
+    ]
     for kind, name in candidates:
         obj = cluster.get(kind, name, metadata["namespace"])
         owners = [] if obj is None else _owner_uids(obj)
         if metadata["uid"] in owners:
-            others = len(owners) - 1
-            result = f"kept: {others} more of its jobs are here" if others else "deleted"
+            other_owner_count = len(owners) - 1
+            result = (
+                f"kept: {other_owner_count} more of its jobs are here"
+                if other_owner_count
+                else "deleted"
+            )
             lines.append(f"{kind.qualified_name(name)} {result}")
     delete_jobset(cluster, jobset)
     return lines

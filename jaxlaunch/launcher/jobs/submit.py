@@ -19,11 +19,11 @@ from jaxlaunch.launcher.jobs.dependents import (
     RETRY_PAUSE_S,
     RETRY_TIMEOUT_S,
     Dependents,
+    add_owner,
     delete_jobset,
     describe_creator,
     owner_reference,
     wait_until_gone,
-    with_owner,
 )
 from jaxlaunch.launcher.jobs.status.hosts import is_ours
 from jaxlaunch.launcher.kubernetes.client import ApiError, Cluster, UnreachableError
@@ -382,7 +382,7 @@ class GangSecret:
         An existing Secret belongs to an existing JobSet. So does the used quota, which the server
         checks first. Raises UserError if somebody else has created the Secret of a new JobSet.
         """
-        owned = with_owner(self.manifest, owner_reference(jobset))
+        owned = add_owner(self.manifest, owner_reference(jobset))
         deadline = time.monotonic() + SECRET_TIMEOUT_S
         was_sent = False
         while True:

@@ -126,7 +126,7 @@ def read_run_folder(
         try:
             cluster.create(JOBSETS, manifest)
         except ApiError as error:
-            rights = "reading a volume takes the right to create jobsets and to read pods/log."
+            rights = "reading a volume requires permission to create jobsets and to read pods/log."
             error.hint = error.hint or rights
             raise
         pod = _wait_until_started(cluster, namespace, name, explain_wait)
@@ -139,8 +139,8 @@ def read_run_folder(
         try:
             cluster.delete(JOBSETS, name, namespace)
         except ClusterError as error:
-            end = f"and is {_TTL_S} s after its end"
-            say(f"JobSet {name} could not be deleted, {end}: {error.message}")
+            expiry = f"and is {_TTL_S} s after its end"
+            say(f"JobSet {name} could not be deleted, {expiry}: {error.message}")
 
 
 def find_run_folder(jobset: Obj) -> str:
@@ -199,16 +199,16 @@ def reader_manifest(jobset: Obj, request: dict[str, Any]) -> dict[str, Any]:
 def _pod_spec(jobset: Obj, request: dict[str, Any]) -> dict[str, Any]:
     folder, spec = find_run_folder(jobset), pod_template(jobset)["spec"]
     main = hosts.main_container(spec)
-    candidates = {}
+    mounts_by_path = {}
     for mount in main.get("volumeMounts") or ():
         path = posixpath.normpath(mount["mountPath"])
         if posixpath.commonpath([path, posixpath.normpath(folder)]) == path:
-            candidates[path] = mount
-    if not candidates:
-        place = f"The run folder of {jobset['metadata']['name']}, {folder},"
+            mounts_by_path[path] = mount
+    if not mounts_by_path:
+        subject = f"The run folder of {jobset['metadata']['name']}, {folder},"
         hint = "mount a volume there: volumes: in job.yaml."
-        raise UserError(f"{place} is on no volume of its pods.", hint)
-    innermost = candidates[max(candidates, key=len)]
+        raise UserError(f"{subject} is on no volume of its pods.", hint)
+    innermost_mount = mounts_by_path[max(mounts_by_path, key=len)]
     security, pod_security = main.get("securityContext") or {}, spec.get("securityContext") or {}
     # Reading needs no device and therefore not root. The group of a job that runs as root is the
     # user of other jobs, and has access to the volume.
@@ -226,7 +226,7 @@ def _pod_spec(jobset: Obj, request: dict[str, Any]) -> dict[str, Any]:
         "command": program,
         "resources": _RESOURCES,
         "securityContext": security,
-        "volumeMounts": [{**innermost, "readOnly": True}],
+        "volumeMounts": [{**innermost_mount, "readOnly": True}],
     }
     return {
         **{name: spec[name] for name in _COPIED_FIELDS if name in spec},
@@ -237,7 +237,9 @@ def _pod_spec(jobset: Obj, request: dict[str, Any]) -> dict[str, Any]:
         "enableServiceLinks": False,
         "automountServiceAccountToken": False,
         "containers": [container],
-        "volumes": [volume for volume in spec["volumes"] if volume["name"] == innermost["name"]],
+        "volumes": [
+            volume for volume in spec["volumes"] if volume["name"] == innermost_mount["name"]
+        ],
     }
 
 
@@ -246,15 +248,15 @@ def _wait_until_started(
 ) -> str:
     """Wait until the reader's pod runs or has ended, and return its name."""
     deadline, labels = time.monotonic() + START_TIMEOUT_S, f"{NAME_LABEL}={name}"
-    while (left_s := deadline - time.monotonic()) > 0:
-        limit_s = min(left_s, _WATCH_PERIOD_S)
+    while (remaining_s := deadline - time.monotonic()) > 0:
+        limit_s = min(remaining_s, _WATCH_PERIOD_S)
         for _, pod in cluster.watch(PODS, namespace, labels=labels, limit_s=limit_s):
             for status in pod.get("status", {}).get("containerStatuses") or ():
                 state = (status.get("state") or {}).keys()
                 if status["name"] == MAIN_CONTAINER and state & {"running", "terminated"}:
                     return str(pod["metadata"]["name"])
-    late = f"has not started after {START_TIMEOUT_S:.0f} s"
-    raise ClusterError(f"The pod that reads the volume {late}: {explain_wait(name)}")
+    problem = f"has not started after {START_TIMEOUT_S:.0f} s"
+    raise ClusterError(f"The pod that reads the volume {problem}: {explain_wait(name)}")
 
 
 # --- the reader's answer --------------------------------------------------------------------------
@@ -268,14 +270,14 @@ def parse_answer(lines: Iterable[str], uid: str) -> RunFiles:
     try:
         logs = tuple(codec.read_record(RankText, text) for text in texts)
     except MalformedError as error:
-        raise _invalid_answer(f"of a log {error}") from None
+        raise _invalid_answer(f"in a log, {error}") from None
     attempts = tuple(_read_attempts(answer.get("attempts"), uid))[-_MAX_ATTEMPTS:]
     return RunFiles(_read_summary(answer.get("summary"), uid), attempts, logs)
 
 
 def _decode_answer(lines: Iterable[str]) -> dict[str, Any]:
     """Return the decoded answer. Other lines, such as an image's greeting, are ignored."""
-    parts, size, digest, other = list[str](), 0, None, ""
+    parts, size, digest, other_line = list[str](), 0, None, ""
     for line in lines:
         if line.startswith(read_run.PREFIX):
             parts.append(line.removeprefix(read_run.PREFIX))
@@ -285,9 +287,9 @@ def _decode_answer(lines: Iterable[str]) -> dict[str, Any]:
         elif line.startswith(read_run.END):
             digest = line.removeprefix(read_run.END)
         else:
-            other = line
+            other_line = line
     if digest is None:
-        last_line = f"; the last line is {other[:200]!r}" if other else ""
+        last_line = f"; the last line is {other_line[:200]!r}" if other_line else ""
         raise _invalid_answer(f"it has no end{last_line}")
     try:
         packed = base64.b64decode("".join(parts), validate=True)
@@ -302,7 +304,7 @@ def _decode_answer(lines: Iterable[str]) -> dict[str, Any]:
 
 
 def _invalid_answer(reason: str) -> UserError:
-    message = f"What the pod answered of the run folder cannot be used: {reason}."
+    message = f"The pod's answer about the run folder cannot be used: {reason}."
     return UserError(message, "try again.")
 
 

@@ -68,21 +68,21 @@ def _merge_files(paths: str) -> Any:
     from kubernetes.config.kube_config import KubeConfigMerger
 
     try:
-        merged = KubeConfigMerger(paths).config
+        kubeconfig = KubeConfigMerger(paths).config
     except (ConfigException, yaml.YAMLError, OSError, TypeError, AttributeError, KeyError) as error:
         reason = " ".join(str(error).split())
         raise ClusterError(f"{paths} is not a kubeconfig: {reason}.", _REPAIR_HINT) from None
-    if merged is None:
+    if kubeconfig is None:
         raise ClusterError(f"{paths} is not a kubeconfig: it is empty.", _REPAIR_HINT)
-    return merged
+    return kubeconfig
 
 
-def _find_context(merged: Any, context_name: str | None) -> tuple[str, Mapping[str, Any]]:
+def _find_context(kubeconfig: Any, context_name: str | None) -> tuple[str, Mapping[str, Any]]:
     """Return the name and fields of a context, by default of the current one."""
     contexts = {
-        entry["name"]: entry.value["context"] for entry in merged.value.get("contexts") or []
+        entry["name"]: entry.value["context"] for entry in kubeconfig.value.get("contexts") or []
     }
-    name = context_name or merged.value.get("current-context")
+    name = context_name or kubeconfig.value.get("current-context")
     if name in contexts:
         return name, contexts[name]
     choices = (
@@ -114,14 +114,14 @@ def open_access(context_name: str | None) -> Access:
         if paths is None:
             load_incluster_config(configuration)
         else:
-            merged = _merge_files(paths)
-            name, context = _find_context(merged, context_name)
+            kubeconfig = _merge_files(paths)
+            name, context = _find_context(kubeconfig, context_name)
             clusters = {
-                entry["name"]: entry.value.get("cluster") for entry in merged.value["clusters"]
+                entry["name"]: entry.value.get("cluster") for entry in kubeconfig.value["clusters"]
             }
             cluster = clusters.get(context.get("cluster")) or {}
-            impersonation = _resolve_user(merged, context, cluster)
-            KubeConfigLoader(merged, name, config_base_path=None).load_and_set(configuration)
+            impersonation = _resolve_user(kubeconfig, context, cluster)
+            KubeConfigLoader(kubeconfig, name, config_base_path=None).load_and_set(configuration)
             if "proxy-url" in cluster:
                 # Some versions of the client ignore it.
                 configuration.proxy = cluster["proxy-url"]
@@ -138,14 +138,14 @@ def open_access(context_name: str | None) -> Access:
 
 
 def _resolve_user(
-    merged: Any, context: Mapping[str, Any], cluster: Mapping[str, Any]
+    kubeconfig: Any, context: Mapping[str, Any], cluster: Mapping[str, Any]
 ) -> dict[str, str]:
     """Run the user's credential plugin, and return the headers for impersonation (`as:`).
 
     The official loader runs a plugin without a timeout, logs its failure and continues without
     credentials. It also ignores `as:`.
     """
-    entries = (entry for entry in merged.value["users"] if entry["name"] == context.get("user"))
+    entries = (entry for entry in kubeconfig.value["users"] if entry["name"] == context.get("user"))
     entry = next(entries, None)
     if entry is None or not isinstance(user := entry.value.get("user"), dict):
         return {}
@@ -155,7 +155,7 @@ def _resolve_user(
     if user.get("as-groups") or user.get("as-user-extra"):
         raise ClusterError(
             "The kubeconfig's as-groups and as-user-extra are not supported.",
-            "use credentials of that user's own.",
+            "use that user's own credentials.",
         )
     headers = {"Impersonate-User": user.get("as"), "Impersonate-Uid": user.get("as-uid")}
     return {key: str(value) for key, value in headers.items() if value}
@@ -267,8 +267,8 @@ def open_viewer_access(token: str) -> Access:
 
 @functools.cache
 def _shared_pool() -> Any:
-    """Return connections without credentials, which each request brings itself."""
-    # Without this import the launcher's commands start faster.
+    """Return connections without credentials. Each request adds its own."""
+    # Imported here, so that commands without a cluster start faster.
     import urllib3
 
     return urllib3.PoolManager(maxsize=32, ca_certs=str(CA_FILE))

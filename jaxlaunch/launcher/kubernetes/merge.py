@@ -30,14 +30,16 @@ def merge_patch(base: Any, patch: Any, key: str = "") -> Any:
     # A linear search, because a name in a patch may be of any type. The lists are short.
     name = _MERGE_KEYS.get(key, "name")
     items = copy.deepcopy(base) if _are_mappings(base) else []
-    for item in patch:
-        for position, other in enumerate(items):
-            if name in item and other.get(name) == item[name]:
-                items[position] = merge_patch({} if key in _REPLACED_LISTS else other, item)
+    for patch_item in patch:
+        for position, base_item in enumerate(items):
+            if name in patch_item and base_item.get(name) == patch_item[name]:
+                items[position] = merge_patch(
+                    {} if key in _REPLACED_LISTS else base_item, patch_item
+                )
                 break
         else:
-            if item not in items:
-                items.append(merge_patch({}, item))
+            if patch_item not in items:
+                items.append(merge_patch({}, patch_item))
     return items
 
 

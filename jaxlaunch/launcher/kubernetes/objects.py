@@ -28,7 +28,7 @@ MAX_SKEW_S = 30.0
 def find_condition(obj: Obj, kind: str) -> Obj:
     """Return the condition of that type, or an empty one if it was never set."""
     conditions = obj.get("status", {}).get("conditions") or ()
-    return next((state for state in conditions if state["type"] == kind), {})
+    return next((condition for condition in conditions if condition["type"] == kind), {})
 
 
 def is_condition_true(obj: Obj, kind: str) -> bool:
@@ -71,8 +71,8 @@ def parse_time(text: str | None) -> datetime | None:
 
 def seconds_since(text: str | None, now: datetime) -> float | None:
     """Return the seconds since a time, at least 0 whatever the skew of the clocks."""
-    then = parse_time(text)
-    return None if then is None else max(0.0, (now - then).total_seconds())
+    past_time = parse_time(text)
+    return None if past_time is None else max(0.0, (now - past_time).total_seconds())
 
 
 def clock_skew_s(sent_at: datetime, server_time: datetime, received_at: datetime) -> float:
@@ -131,11 +131,11 @@ def cluster_queue_name(local_queue: Obj | None) -> str | None:
 
 def inactive_state(queue: Obj) -> InactiveQueue | None:
     """Return why a LocalQueue or a ClusterQueue admits nothing, or None if it is active."""
-    active = find_condition(queue, "Active")
+    condition = find_condition(queue, "Active")
     policy = queue.get("spec", {}).get("stopPolicy", "None")
     stop_policy = None if policy == "None" else policy
-    if active.get("status") == "False":
-        return InactiveQueue(stop_policy, active.get("reason", ""), active.get("message", ""))
+    if condition.get("status") == "False":
+        return InactiveQueue(stop_policy, condition.get("reason", ""), condition.get("message", ""))
     return None if stop_policy is None else InactiveQueue(stop_policy, "", "")
 
 
@@ -156,22 +156,16 @@ def queue_quotas(cluster_queue: Obj) -> Iterator[Quota]:
 def covered_resources(cluster_queue: Obj) -> Sequence[str]:
     """Return the resources for which a ClusterQueue has quota, in its order."""
     groups = cluster_queue.get("spec", {}).get("resourceGroups") or ()
-    covered = [resource for group in groups for resource in group.get("coveredResources") or ()]
-    covered += [quota.resource for quota in queue_quotas(cluster_queue)]
-    return list(dict.fromkeys(covered))
+    resources = [resource for group in groups for resource in group.get("coveredResources") or ()]
+    resources += [quota.resource for quota in queue_quotas(cluster_queue)]
+    return list(dict.fromkeys(resources))
 
+
+# --- trimming -------------------------------------------------------------------------------------
 
 _POSITION_LABELS = (NAME_LABEL, GENERATION_LABEL, SLICE_LABEL, INDEX_LABEL, REPLICATED_LABEL)
-
-
 _POD_FIELDS = ("namespace", "name", "uid", "creationTimestamp", "deletionTimestamp", "finalizers")
-
-
 _STATUS_FIELDS = ("name", "image", "ready", "restartCount", "state", "lastState")
-
-
-# --- the fields that we keep ----------------------------------------------------------------------
-
 # In characters. No termination message is longer.
 MAX_MESSAGE_CHARS = 4_096
 MAX_EVENT_KINDS = 200
@@ -232,7 +226,9 @@ def trim_node(node: Obj) -> dict[str, Any]:
     """Trim a node to what scheduling depends on, and to its conditions that indicate a problem."""
     conditions = node.get("status", {}).get("conditions") or ()
     problems = [
-        state for state in conditions if (state["type"] == "Ready") != (state["status"] == "True")
+        condition
+        for condition in conditions
+        if (condition["type"] == "Ready") != (condition["status"] == "True")
     ]
     status = _select_fields(node.get("status", {}), "allocatable")
     if problems:

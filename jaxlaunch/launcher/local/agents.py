@@ -1,8 +1,8 @@
 """The agents of a run on this machine: their file, one generation, and leftover processes.
 
-The file is made once, in the user's cache, for all runs of one version. In a pod nothing outlives
-the container; here a program does outlive an agent that is killed, where a wrapper such as `sh -c`
-is between them: only the wrapper dies with the agent.
+The file is made once, in the user's cache, for all runs of one version. In a pod no process
+outlives the container. Here a program outlives a killed agent if a wrapper such as `sh -c` is
+between them, because only the wrapper dies with the agent.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from jaxlaunch.records.log_lines import LineSplitter
 from jaxlaunch.runs.layout import Lock
 
 PACKED_NAME = "agent-{}.pyz"
-_MAX_UNUSED_FILES, _DAY_S = 5, 86_400.0
+_MAX_UNUSED_FILES, _MIN_AGE_S = 5, 86_400.0
 # Agents cut lines at half of this length, and put the rank before them.
 _MAX_LINE = 2 * contract.MAX_LINE
 # A process that still lives this long after SIGKILL is given up.
@@ -63,20 +63,20 @@ def pack_agent(fallback: Path) -> Path:
 def _make_file(folder: Path, name: str) -> Path:
     """Return the file in this folder, created atomically. Raises OSError."""
     file = folder / name
-    if _is_mine(file):
+    if _is_trusted(file):
         # The modification time tells when the file was last used.
         os.utime(file)
         return file
     with atomic_file.open_draft(file) as draft:
         draft.touch(mode=0o600)
         draft.write_bytes(pack.pack_compiled())
-    if not _is_mine(file):
-        raise PermissionError(f"{file} is another user's")
+    if not _is_trusted(file):
+        raise PermissionError(f"{file} belongs to another user")
     return file
 
 
-def _is_mine(file: Path) -> bool:
-    """Return whether the file is there, and nobody else can have written it."""
+def _is_trusted(file: Path) -> bool:
+    """Return whether the file exists and only this user can have written it."""
     try:
         status = file.stat()
     except FileNotFoundError:
@@ -94,9 +94,9 @@ def _prune_packed(folder: Path) -> None:
     files = [*folder.glob(pattern), *folder.glob(f"{pattern}.*{atomic_file.DRAFT_SUFFIX}")]
     # Another run may remove them at the same time.
     with contextlib.suppress(OSError):
-        used = sorted((file.lstat().st_mtime, file) for file in files)
-        for used_at, file in used[:-_MAX_UNUSED_FILES]:
-            if used_at < time.time() - _DAY_S:
+        files_by_use = sorted((file.lstat().st_mtime, file) for file in files)
+        for used_at, file in files_by_use[:-_MAX_UNUSED_FILES]:
+            if used_at < time.time() - _MIN_AGE_S:
                 file.unlink()
 
 
@@ -131,8 +131,8 @@ class Gang:
         agent = subprocess.Popen(
             [sys.executable, "-I", str(self._packed)],
             env={**self._environ, **variables},
-            # Nothing reads it: the folder stays locked while an agent lives; its processes do not
-            # inherit this.
+            # Nothing reads stdin. It is the lock's descriptor, so that the folder stays locked
+            # while an agent lives. The agent's processes do not inherit it.
             stdin=self._lock.descriptor,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -145,7 +145,7 @@ class Gang:
         return agent
 
     def send_signal(self, number: int) -> None:
-        """Signal every agent that lives: none is replaced any more."""
+        """Signal every live agent, and stop replacing lost agents."""
         self._is_ending = True
         for agent in self._agents:
             if agent.poll() is None:
@@ -158,9 +158,9 @@ class Gang:
         """
         while self._selector.get_map():
             for key, _ in self._selector.select():
-                host, lines = key.data
+                host, splitter = key.data
                 data = os.read(key.fd, 65536)
-                for text in lines.feed(data) if data else lines.finish():
+                for text in splitter.feed(data) if data else splitter.finish():
                     show(parse_line(host, text.decode(errors="replace")))
                 if not data:
                     self._selector.unregister(key.fileobj).fileobj.close()  # type: ignore[union-attr]
@@ -214,10 +214,12 @@ def _find_processes(uid: str) -> set[int]:
 
 def _belongs_to_run(pid: int, uid: str) -> bool:
     try:
-        is_ours = (_PROC / str(pid)).stat().st_uid == os.geteuid()
+        is_own_process = (_PROC / str(pid)).stat().st_uid == os.geteuid()
     except OSError:
         return False
-    return is_ours and f"{contract.UID}={uid}".encode() in _read_proc(pid, "environ").split(b"\0")
+    return is_own_process and f"{contract.UID}={uid}".encode() in _read_proc(pid, "environ").split(
+        b"\0"
+    )
 
 
 def _read_proc(pid: int, name: str) -> bytes:
@@ -229,7 +231,7 @@ def _read_proc(pid: int, name: str) -> bytes:
 
 
 def _kill_process(pid: int, uid: str) -> None:
-    """Kill a process if it is still of the run: its number may be another's by now."""
+    """Kill a process if it still belongs to the run, because its pid may have been reused."""
     # The process may have ended.
     with contextlib.suppress(OSError):
         process = os.pidfd_open(pid)

@@ -159,9 +159,9 @@ def hold_lock(folder: Path, lock_name: str = layout.LOCK) -> Iterator[Lock]:
 def stop_run(run: Run, lock_name: str = layout.LOCK) -> None:
     """Make the run save and end, as Ctrl-C does, and return when it has noted that.
 
-    A run that already stops is not asked again: a second signal would kill it. `lock_name` is the lock
-    that it holds in its folder. Raises UserError if no process runs in the folder, or if it belongs
-    to another user or machine.
+    A run that is already stopping gets no second signal, which would kill it. `lock_name` is the
+    lock that it holds in its folder. Raises UserError if no process runs in the folder, or if it
+    belongs to another user or machine.
     """
     # Two concurrent requests would be two signals, and the second signal kills.
     descriptor = os.open(run.folder, os.O_RDONLY | os.O_DIRECTORY)

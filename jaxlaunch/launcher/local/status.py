@@ -39,7 +39,7 @@ _PHASE = re.compile(r'\bphase="([^"]*)"')
 class LiveStatus(NamedTuple):
     """Live state that the agents of a run report. None or empty values were not reported."""
 
-    # Number of agents that live.
+    # Number of live agents.
     ready: int = 0
     step: int | None = None
     steps: int | None = None
@@ -65,7 +65,7 @@ def run_status(run: Run, live: LiveStatus | None = None) -> JobStatus:
             ended_at = start.ended or (None if progress is None else progress.at)
     generation = 0 if progress is None else progress.generation
     numbers = RunNumbers() if summary is None else summary
-    total = history.restart_count(generation, numbers.restarts)
+    restart_total = history.restart_count(generation, numbers.restarts)
     pods = job_numbers.get(MAX_HOSTS_KEY, job_numbers.get(HOSTS_KEY, 1))
     # While the run restarts and has trained no step yet, its step is the saved one.
     reached_step = furthest_step(numbers.step, live and live.step)
@@ -88,7 +88,9 @@ def run_status(run: Run, live: LiveStatus | None = None) -> JobStatus:
         steps=(live and live.steps) or job_numbers.get(STEPS_KEY),
         committed_age_s=None,
         as_of=None,
-        restart_counts=Restarts(total, generation, job_numbers.get(MAX_CRASHES_KEY, 5), None, None),
+        restart_counts=Restarts(
+            restart_total, generation, job_numbers.get(MAX_CRASHES_KEY, 5), None, None
+        ),
         verdict=None if verdict is None or state is State.RUNNING else verdict.to_json(),
         code=None if verdict is None or state not in (State.DONE, State.FAILED) else verdict.code,
         nodes=(),
@@ -167,12 +169,12 @@ def list_agents(folder: Path) -> list[AgentAddress]:
 def _read_samples(address: str) -> Iterator[tuple[str, int, str, float]]:
     """Yield the name, the rank, the phase and the value of each finite sample of a rank."""
     text, url = "", f"http://{address}/metrics"
-    # The agent has ended, or is about to.
+    # An error means that the agent has ended or is about to end.
     with (
         contextlib.suppress(OSError, ValueError),
-        urllib.request.urlopen(url, timeout=TIMEOUT_S) as answer,
+        urllib.request.urlopen(url, timeout=TIMEOUT_S) as response,
     ):
-        text = answer.read().decode(errors="replace")
+        text = response.read().decode(errors="replace")
     for name, labels, value in _SAMPLE.findall(text):
         rank, phase = _RANK.search(labels), _PHASE.search(labels)
         with contextlib.suppress(ValueError):

@@ -24,7 +24,7 @@ from jaxlaunch.launcher.kubernetes.labels import MAIN_CONTAINER, MANAGED_LABELS
 # The folder in which a pod unpacks the shipped code.
 CODE_FOLDER = "/code"
 # Kubernetes' validation limits all values of a ConfigMap together by MaxSecretSize.
-MAX_CONFIG_MAP_BYTES = 1024 * 1024  # bytes
+MAX_CONFIG_MAP_BYTES = 1024 * 1024
 MOUNT_FOLDER = "/jaxlaunch"
 AGENT_FILE, CODE_FILE = "agent.pyz", "code.tar.gz"
 # Every installation of CPython has this name; Debian has no `python`.
@@ -37,7 +37,7 @@ class JobCode:
 
     job: JobSpec
     image: str | None
-    # The agent is injected by a ConfigMap and not part of the image.
+    # Whether the agent is injected by a ConfigMap, because it is not part of the image.
     brings_agent: bool
     # The folder in which the program starts; None for that of the image.
     workdir: str | None
@@ -46,7 +46,7 @@ class JobCode:
 # --- resolve --------------------------------------------------------------------------------------
 
 
-def resolve(job: JobSpec, defaults: Defaults) -> JobCode:
+def resolve_code(job: JobSpec, defaults: Defaults) -> JobCode:
     """Determine the image, the origin of the agent and the working directory."""
     # The built-in trainer needs our package in its image, which contains the agent; so does the
     # image of the cluster defaults. An image that a job names for its own command only needs
@@ -59,8 +59,8 @@ def resolve(job: JobSpec, defaults: Defaults) -> JobCode:
     if folder is not None:
         is_below = posixpath.isabs(folder) and PurePosixPath(workdir or "").is_relative_to(folder)
         if workdir is None or not posixpath.isabs(workdir) or is_below:
-            below = posixpath.relpath(workdir or folder, folder)
-            workdir = posixpath.normpath(posixpath.join(CODE_FOLDER, below))
+            relative_workdir = posixpath.relpath(workdir or folder, folder)
+            workdir = posixpath.normpath(posixpath.join(CODE_FOLDER, relative_workdir))
     return JobCode(job, job.image or defaults.image, brings_agent, workdir)
 
 

@@ -92,7 +92,7 @@ def resolve(job: JobSpec, defaults: ClusterDefaults) -> ResolvedJob:
         nodes=nodes.resolve(job, values, platform, job_network.chosen),
         storage=job_storage,
         security=security.resolve(job, values, pins_memory=job_network.pinning is not None),
-        code=code.resolve(job, values),
+        code=code.resolve_code(job, values),
         filled={**filled, **job_network.filled, **job_storage.filled},
     )
 

@@ -29,23 +29,23 @@ FLEX_START = Source("GKE: About flex-start", f"{_DOCS}/concepts/dws")
 RESERVATIONS = Source(
     "GKE: Consume reserved zonal resources", f"{_DOCS}/how-to/consuming-reservations"
 )
-BLOCKS = Source(
+RESERVATION_BLOCKS = Source(
     "Cluster Toolkit: node selectors of GKE jobs",
     "github.com/GoogleCloudPlatform/cluster-toolkit, pkg/orchestrator/gke",
 )
 TCPXO = Source(
     "GKE: GPU networking with GPUDirect-TCPXO", f"{_DOCS}/how-to/gpu-bandwidth-gpudirect-tcpx"
 )
-PLUGIN = Source(
+GPU_PLUGIN = Source(
     "GKE's GPU device plugin",
     "github.com/GoogleCloudPlatform/container-engine-accelerators, cmd/nvidia_gpu",
 )
-MACHINES = Source("Compute Engine: GPU machine types", "cloud.google.com/compute/docs/gpus")
+MACHINE_TYPES = Source("Compute Engine: GPU machine types", "cloud.google.com/compute/docs/gpus")
 BANDWIDTH = Source(
     "Compute Engine: networking and GPU machines",
     "cloud.google.com/compute/docs/gpus/gpu-network-bandwidth",
 )
-MEASURED = Source(
+TCPXO_MEASUREMENT = Source(
     "NVIDIA: GKE TCPXO networking", "docs.nvidia.com/aicr/integrator-guide/gke-tcpxo-networking"
 )
 AUTOSCALER = Source(
@@ -149,27 +149,27 @@ NODES: Mapping[str, Nodes] = {
 
 # GB of each variant of an accelerator, where a label distinguishes them.
 MEMORY_GB: Mapping[str, Fact[float]] = {
-    "nvidia-tesla-v100": Fact(16, MACHINES),
-    "nvidia-tesla-a100": Fact(40, MACHINES),
-    "nvidia-a100-80gb": Fact(80, MACHINES),
-    "nvidia-h100-80gb": Fact(80, MACHINES),
-    "nvidia-h100-mega-80gb": Fact(80, MACHINES),
+    "nvidia-tesla-v100": Fact(16, MACHINE_TYPES),
+    "nvidia-tesla-a100": Fact(40, MACHINE_TYPES),
+    "nvidia-a100-80gb": Fact(80, MACHINE_TYPES),
+    "nvidia-h100-80gb": Fact(80, MACHINE_TYPES),
+    "nvidia-h100-mega-80gb": Fact(80, MACHINE_TYPES),
 }
 
 # GPUs of the largest machine.
 LARGEST: Mapping[str, Fact[int]] = {
-    "nvidia-tesla-t4": Fact(4, MACHINES),
-    "nvidia-tesla-v100": Fact(8, MACHINES),
-    "nvidia-rtx-pro-6000": Fact(8, MACHINES),
-    "nvidia-l4": Fact(8, MACHINES),
-    "nvidia-tesla-a100": Fact(16, MACHINES),
-    "nvidia-a100-80gb": Fact(8, MACHINES),
-    "nvidia-h100-80gb": Fact(8, MACHINES),
-    "nvidia-h100-mega-80gb": Fact(8, MACHINES),
-    "nvidia-h200-141gb": Fact(8, MACHINES),
-    "nvidia-b200": Fact(8, MACHINES),
-    "nvidia-gb200": Fact(4, MACHINES),
-    "nvidia-gb300": Fact(4, MACHINES),
+    "nvidia-tesla-t4": Fact(4, MACHINE_TYPES),
+    "nvidia-tesla-v100": Fact(8, MACHINE_TYPES),
+    "nvidia-rtx-pro-6000": Fact(8, MACHINE_TYPES),
+    "nvidia-l4": Fact(8, MACHINE_TYPES),
+    "nvidia-tesla-a100": Fact(16, MACHINE_TYPES),
+    "nvidia-a100-80gb": Fact(8, MACHINE_TYPES),
+    "nvidia-h100-80gb": Fact(8, MACHINE_TYPES),
+    "nvidia-h100-mega-80gb": Fact(8, MACHINE_TYPES),
+    "nvidia-h200-141gb": Fact(8, MACHINE_TYPES),
+    "nvidia-b200": Fact(8, MACHINE_TYPES),
+    "nvidia-gb200": Fact(4, MACHINE_TYPES),
+    "nvidia-gb300": Fact(4, MACHINE_TYPES),
 }
 
 CAPACITY: Mapping[str, Nodes] = {
@@ -199,8 +199,10 @@ RESERVATION_PARTS: Mapping[str, Nodes] = {
         (),
         RESERVATIONS,
     ),
-    "block": Nodes({"cloud.google.com/reservation-blocks": (BLOCK,)}, (), BLOCKS),
-    "sub_block": Nodes({"cloud.google.com/reservation-subblocks": (SUB_BLOCK,)}, (), BLOCKS),
+    "block": Nodes({"cloud.google.com/reservation-blocks": (BLOCK,)}, (), RESERVATION_BLOCKS),
+    "sub_block": Nodes(
+        {"cloud.google.com/reservation-subblocks": (SUB_BLOCK,)}, (), RESERVATION_BLOCKS
+    ),
 }
 
 # The label that nodes of one TPU slice share.
@@ -211,7 +213,7 @@ CHIPS_LABEL = Fact("cloud.google.com/gke-accelerator-count", AUTOSCALER)
 
 # The driver is mounted here, and is not on the search paths of containers.
 DRIVER: Fact[Mapping[str, str]] = Fact(
-    {"LD_LIBRARY_PATH": "/usr/local/nvidia/lib64", "PATH": "/usr/local/nvidia/bin"}, PLUGIN
+    {"LD_LIBRARY_PATH": "/usr/local/nvidia/lib64", "PATH": "/usr/local/nvidia/bin"}, GPU_PLUGIN
 )
 
 LONGEST_FLEX_START_S = Fact(7 * 86_400, FLEX_START)
@@ -316,7 +318,7 @@ GPU_NETWORK_FACTOR: Mapping[str, Fact[int]] = {
     "nvidia-gb300": Fact(16, BANDWIDTH),
 }
 # GB/s of NCCL between hosts by TCP and by GPUDirect-TCPXO.
-NCCL_GB_PER_S: Fact[tuple[int, int]] = Fact((4, 340), MEASURED)
+NCCL_GB_PER_S: Fact[tuple[int, int]] = Fact((4, 340), TCPXO_MEASUREMENT)
 
 PLATFORM = PlatformFacts(
     NODES,

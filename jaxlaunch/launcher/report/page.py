@@ -1,4 +1,4 @@
-"""Pages: one HTML file each, with data, scripts and style in it, which loads nothing.
+"""HTML pages, each a single file with its data, scripts and styles, which loads nothing else.
 
 All data that others may have written is JSON in the page, from which the scripts make text and
 never HTML. The content security policy of the page lets no other script run.
@@ -19,7 +19,7 @@ from jaxlaunch.launcher.wording import escape_controls
 
 _SCRIPTS = ("uPlot.iife.min.js", "charts.js", "classes.js", "page.js", "tables.js", "start.js")
 _STYLES = ("uPlot.min.css", "page.css")
-_NOT_IN_HTML = str.maketrans(
+_HTML_ESCAPES = str.maketrans(
     {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", "\u2029": "\\u2029"}
 )
 
@@ -76,7 +76,7 @@ def _render_document(
 def to_json(data: Any) -> str:
     """Return JSON that HTML can embed. Raises ValueError for a number that is not finite."""
     text = json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-    return text.translate(_NOT_IN_HTML).encode("utf-8", "backslashreplace").decode()
+    return text.translate(_HTML_ESCAPES).encode("utf-8", "backslashreplace").decode()
 
 
 @functools.cache

@@ -171,7 +171,9 @@ def test_reader_is_always_deleted(
 def test_missing_right_names_needed_rights(server: Server, call: Call) -> None:
     server.on("POST", "jobsets", refuse_with(403))
     result = call("status")
-    assert result.code == 3 and "reading a volume takes the right to create jobsets" in result.err
+    assert (
+        result.code == 3 and "reading a volume requires permission to create jobsets" in result.err
+    )
 
 
 def test_reader_drops_gang_annotations() -> None:

@@ -131,7 +131,8 @@ def _is_in_affinity(spec: Obj, node: Obj) -> bool:
 def judge_missing_requests(names: Sequence[str], *, are_limit_ranges_known: bool) -> Finding:
     """Judge pods that request no cpu or no memory, such as those of a job without `resources:`.
 
-    `are_limit_ranges_known` means that the namespace's LimitRanges, which may set defaults, were read.
+    `are_limit_ranges_known` means that the LimitRanges of the namespace, which may set defaults,
+    were read.
     """
     choices = join_choices(names)
     if not are_limit_ranges_known:

@@ -108,32 +108,39 @@ _PULL_REASONS = {
 
 def explain_image_pull(snapshot: Snapshot) -> Answer | None:
     """Explain containers that wait for an image that cannot be pulled."""
-    waiting = [
+    waiting_hosts = [
         host
         for host in snapshot.hosts
         if host.waiting.get("reason") in _PULL_FAILURES and not host.is_leaving
     ]
-    if not waiting:
+    if not waiting_hosts:
         return None
-    host, state = waiting[0], {"message": "", **waiting[0].waiting}
+    host, state = waiting_hosts[0], {"message": "", **waiting_hosts[0].waiting}
     event = snapshot.find_event(
-        "Failed", "ErrImageNeverPull", "InspectFailed", kind="Pod", on_hosts=waiting
+        "Failed", "ErrImageNeverPull", "InspectFailed", kind="Pod", on_hosts=waiting_hosts
     )
     message = state["message"]
     if state["reason"] == "ImagePullBackOff" and event is not None:
         message = f"{event['message']} {message}"
-    meaning, step = _missing_pull_secret(snapshot, waiting) or _pull_error(state["reason"], message)
-    template, group = "{hosts} cannot pull image {image}: {meaning}", host_group(waiting, snapshot)
+    meaning, step = _missing_pull_secret(snapshot, waiting_hosts) or _pull_error(
+        state["reason"], message
+    )
+    template, group = (
+        "{hosts} cannot pull image {image}: {meaning}",
+        host_group(waiting_hosts, snapshot),
+    )
     headline = Text(template, hosts=group, image=host.image, meaning=meaning)
     evidence = (*_pod_evidence(host, state), *describe_event(event))
     return waiting_answer("image", headline, evidence, step)
 
 
 def _missing_pull_secret(
-    snapshot: Snapshot, waiting: Sequence[Host]
+    snapshot: Snapshot, waiting_hosts: Sequence[Host]
 ) -> tuple[Text, NextStep] | None:
     """Explain a missing image pull secret, without which the kubelet sends no credentials."""
-    event = snapshot.find_event("FailedToRetrieveImagePullSecret", kind="Pod", on_hosts=waiting)
+    event = snapshot.find_event(
+        "FailedToRetrieveImagePullSecret", kind="Pod", on_hosts=waiting_hosts
+    )
     match = None if event is None else _PULL_SECRETS.search(event["message"])
     if match is None:
         return None
@@ -167,7 +174,7 @@ _MOUNT_EVENTS = ("FailedMount", "FailedAttachVolume", "FailedMapVolume")
 # A temporary error: the kubelet retries with success.
 _SLOW_KUBELET = re.compile(r"failed to sync (configmap|secret) cache")
 # A longer creation of a container is reported with its duration.
-_SLOW_S = 20.0
+_SLOW_START_S = 20.0
 
 _MISSING_OBJECT = re.compile(r'(?P<kind>secret|configmap) "(?P<name>[^"]+)" not found', re.I)
 # Name of the ConfigMap with the code, as in launcher/manifests/code.
@@ -218,12 +225,14 @@ def _pod_evidence(host: Host, state: Mapping[str, Any]) -> Evidence:
     return (Text(template, pod=host.pod, **{"message": "", **state}),)
 
 
-def _explain_config_error(snapshot: Snapshot, present: list[Host]) -> Answer | None:
+def _explain_config_error(snapshot: Snapshot, present_hosts: list[Host]) -> Answer | None:
     """Explain a wrong Secret, ConfigMap or user. The kubelet keeps retrying."""
-    waiting = [host for host in present if host.waiting.get("reason") in _CONFIG_REASONS]
-    if not waiting:
+    waiting_hosts = [
+        host for host in present_hosts if host.waiting.get("reason") in _CONFIG_REASONS
+    ]
+    if not waiting_hosts:
         return None
-    host, group = waiting[0], host_group(waiting, snapshot)
+    host, group = waiting_hosts[0], host_group(waiting_hosts, snapshot)
     message, evidence = host.waiting.get("message", ""), _pod_evidence(host, host.waiting)
     if (answer := _explain_reference(snapshot, message, group, evidence)) is not None:
         return answer
@@ -278,7 +287,7 @@ def _advise_creation(snapshot: Snapshot, kind: str, name: str) -> NextStep:
     if name == f"{snapshot.jobset['metadata']['name']}-gang":
         # The running hosts have the certificates of the old Secret.
         return advise_resubmit(
-            "`{again}` makes one for all hosts: they trust no other than that they began with",
+            "`{again}` creates one for all hosts, which accept only the one they started with",
             again=SUBMIT_AGAIN,
         )
     if kind == "ConfigMap" and _BUNDLE_NAME.fullmatch(name):
@@ -314,19 +323,22 @@ def _bad_command(command: str, problem: str, group: HostGroup, evidence: Evidenc
     return Answer("command", headline, evidence, step)
 
 
-def _explain_start_error(snapshot: Snapshot, present: list[Host]) -> Answer | None:
+def _explain_start_error(snapshot: Snapshot, present_hosts: list[Host]) -> Answer | None:
     """Explain a command that could not be started, which ends the pod (restartPolicy Never)."""
-    failed = [host for host in present if host.terminated.get("reason") in _START_REASONS]
-    if not failed:
+    failed_hosts = [
+        host for host in present_hosts if host.terminated.get("reason") in _START_REASONS
+    ]
+    if not failed_hosts:
         return None
-    host, group = failed[0], host_group(failed, snapshot)
+    host, group = failed_hosts[0], host_group(failed_hosts, snapshot)
     message, evidence = host.terminated.get("message", ""), _pod_evidence(host, host.terminated)
     if match := _EXEC_ERROR.search(message):
         return _bad_command(match["command"], match["what"], group, evidence)
     if _COMMAND_ERROR.search(message):
-        command = hosts.main_container_of(snapshot.jobset).get("command", ())[:1]
+        command = hosts.jobset_main_container(snapshot.jobset).get("command", ())[:1]
         return _bad_command(" ".join(command), message, group, evidence)
-    # The container runtime failed before it started the command, most often for lack of memory.
+    # The container runtime failed before it started the command, usually because of too little
+    # memory.
     if host.memory_limit is not None and parse_quantity(host.memory_limit) < _MIN_MEMORY:
         template = (
             "cannot start on {hosts}: its memory limit of {limit} is too low for the "
@@ -341,31 +353,33 @@ def _explain_start_error(snapshot: Snapshot, present: list[Host]) -> Answer | No
     return Answer("container", headline, evidence, step)
 
 
-def _explain_missing_agent(snapshot: Snapshot, present: list[Host]) -> Answer | None:
+def _explain_missing_agent(snapshot: Snapshot, present_hosts: list[Host]) -> Answer | None:
     """Explain that the image does not contain the agent."""
-    failed = [host for host in present if _MISSING_AGENT.search(host.terminated.get("message", ""))]
-    if not failed:
+    failed_hosts = [
+        host for host in present_hosts if _MISSING_AGENT.search(host.terminated.get("message", ""))
+    ]
+    if not failed_hosts:
         return None
-    host, group = failed[0], host_group(failed, snapshot)
+    host, group = failed_hosts[0], host_group(failed_hosts, snapshot)
     template = "cannot start on {hosts}: image {image} does not contain jaxlaunch"
     headline = Text(template, hosts=group, image=host.image or _main_image(snapshot))
     evidence = Text("Pod {pod}: {message}", pod=host.pod, message=host.terminated["message"])
     return Answer("agent", headline, (evidence,))
 
 
-def _explain_init_failure(snapshot: Snapshot, present: list[Host]) -> Answer | None:
+def _explain_init_failure(snapshot: Snapshot, present_hosts: list[Host]) -> Answer | None:
     """Explain a failed init container, or a sidecar that fails after each restart."""
-    failed = [
+    failed_hosts = [
         host
-        for host in present
+        for host in present_hosts
         if host.is_init and not host.running and host.last_end.get("exitCode")
     ]
-    if not failed:
+    if not failed_hosts:
         return None
-    host = failed[0]
+    host = failed_hosts[0]
     headline = Text(
         "cannot start on {hosts}: init container {container} {end}",
-        hosts=host_group(failed, snapshot),
+        hosts=host_group(failed_hosts, snapshot),
         container=host.container,
         end=describe_end(host.last_end, host.memory_limit, limitless=""),
     )
@@ -380,14 +394,14 @@ def _logs_command(host: Host, container: str | None = None, *options: str) -> Co
     return kubectl_command("logs", host.pod, "-c", container or host.container, *options)
 
 
-def _explain_mount(snapshot: Snapshot, present: list[Host]) -> Answer | None:
+def _explain_mount(snapshot: Snapshot, present_hosts: list[Host]) -> Answer | None:
     """Explain volumes that the kubelet cannot mount. Only events have the reason."""
-    waiting = [host for host in present if _is_being_created(host)]
-    event = snapshot.find_event(*_MOUNT_EVENTS, kind="Pod", on_hosts=waiting)
-    if not waiting or event is None or _SLOW_KUBELET.search(event["message"]):
+    waiting_hosts = [host for host in present_hosts if _is_being_created(host)]
+    event = snapshot.find_event(*_MOUNT_EVENTS, kind="Pod", on_hosts=waiting_hosts)
+    if not waiting_hosts or event is None or _SLOW_KUBELET.search(event["message"]):
         return None
     group, message, evidence = (
-        host_group(waiting, snapshot),
+        host_group(waiting_hosts, snapshot),
         event["message"],
         describe_event(event),
     )
@@ -403,31 +417,33 @@ def _is_being_created(host: Host) -> bool:
     )
 
 
-def _explain_sandbox(snapshot: Snapshot, present: list[Host]) -> Answer | None:
-    waiting = [host for host in present if _is_being_created(host)]
-    event = snapshot.find_event(*_SANDBOX_EVENTS, kind="Pod", on_hosts=waiting)
-    if not waiting or event is None:
+def _explain_sandbox(snapshot: Snapshot, present_hosts: list[Host]) -> Answer | None:
+    waiting_hosts = [host for host in present_hosts if _is_being_created(host)]
+    event = snapshot.find_event(*_SANDBOX_EVENTS, kind="Pod", on_hosts=waiting_hosts)
+    if not waiting_hosts or event is None:
         return None
     template = "the node cannot create the pod sandbox of {hosts}: {message}"
-    headline = Text(template, hosts=host_group(waiting, snapshot), message=event["message"])
+    headline = Text(template, hosts=host_group(waiting_hosts, snapshot), message=event["message"])
     return waiting_answer("sandbox", headline, describe_event(event))
 
 
-def _explain_init_run(snapshot: Snapshot, present: list[Host]) -> Answer | None:
+def _explain_init_run(snapshot: Snapshot, present_hosts: list[Host]) -> Answer | None:
     """Explain a running init container, or a sidecar that is not ready yet."""
-    waiting = [host for host in present if host.is_init and host.running]
-    if not waiting:
+    waiting_hosts = [host for host in present_hosts if host.is_init and host.running]
+    if not waiting_hosts:
         return None
-    host, event = waiting[0], None
+    host, event = waiting_hosts[0], None
     template = "init container {name} has run for {spent:age}"
     if host.is_sidecar:
         template = "sidecar {name} has not been ready for {spent:age}"
-        event = snapshot.find_event("Unhealthy", kind="Pod", on_hosts=waiting)
-    spent_s = seconds_since(host.running.get("startedAt"), snapshot.now) or 0.0
+        event = snapshot.find_event("Unhealthy", kind="Pod", on_hosts=waiting_hosts)
+    elapsed_s = seconds_since(host.running.get("startedAt"), snapshot.now) or 0.0
     return _starting_answer(
         "init-runs",
-        host_group([other for other in waiting if other.container == host.container], snapshot),
-        Text(template, name=host.container, spent=spent_s),
+        host_group(
+            [other for other in waiting_hosts if other.container == host.container], snapshot
+        ),
+        Text(template, name=host.container, spent=elapsed_s),
         describe_event(event),
         advise_wait("wait; {logs} shows it.", logs=_logs_command(host)),
     )
@@ -447,33 +463,33 @@ def _starting_answer(
     return Answer(situation, headline, evidence, next_step, clause)
 
 
-def _explain_slow_start(snapshot: Snapshot, present: list[Host]) -> Answer | None:
+def _explain_slow_start(snapshot: Snapshot, present_hosts: list[Host]) -> Answer | None:
     """Explain that images and volumes take time, and nothing has failed."""
-    waiting = [host for host in present if _is_being_created(host)]
-    if not waiting:
+    waiting_hosts = [host for host in present_hosts if _is_being_created(host)]
+    if not waiting_hosts:
         return None
-    group, host = host_group(waiting, snapshot), waiting[0]
-    spent_s = seconds_since(min(other.created_at for other in waiting), snapshot.now) or 0.0
-    if spent_s >= _SLOW_S and not host.seen_by_kubelet:
+    group, host = host_group(waiting_hosts, snapshot), waiting_hosts[0]
+    elapsed_s = seconds_since(min(other.created_at for other in waiting_hosts), snapshot.now) or 0.0
+    if elapsed_s >= _SLOW_START_S and not host.seen_by_kubelet:
         template = "the kubelet of node {node} has not begun with it in {spent:age}"
-        activity = Text(template, node=host.node, spent=spent_s)
+        activity = Text(template, node=host.node, spent=elapsed_s)
         step = advise_wait(
             "wait, or ask the cluster administrator whether the kubelet runs: {describe}",
             describe=kubectl_command("describe", "node", host.node or "", is_namespaced=False),
         )
         evidence = describe_event(snapshot.newest_warning)
         return _starting_answer("starting", group, activity, evidence, step)
-    pulling = snapshot.find_event("Pulling", kind="Pod", on_hosts=waiting)
+    pulling = snapshot.find_event("Pulling", kind="Pod", on_hosts=waiting_hosts)
     activity = Text("creating volumes and containers")
     if pulling is not None:
         activity = Text("pulling image {image}", image=host.image or _main_image(snapshot))
-    if spent_s >= _SLOW_S:
-        activity += Text(" for {spent:age}", spent=spent_s) + unknown_reason(snapshot, "events")
+    if elapsed_s >= _SLOW_START_S:
+        activity += Text(" for {spent:age}", spent=elapsed_s) + unknown_reason(snapshot, "events")
     return _starting_answer("starting", group, activity, describe_event(pulling))
 
 
 def _main_image(snapshot: Snapshot) -> str:
-    return str(hosts.main_container_of(snapshot.jobset).get("image", ""))
+    return str(hosts.jobset_main_container(snapshot.jobset).get("image", ""))
 
 
 # --- containers next to the program, which `pod:` or a webhook adds -------------------------------
@@ -491,7 +507,7 @@ def explain_sidecar_failure(snapshot: Snapshot) -> Answer | None:
         return None
     if (pair := _find_container(snapshot.hosts, _has_failed)) is None:
         return None
-    present, container = pair
+    failed_hosts, container = pair
     headline = Text(
         "{container} {end}; the program itself finished",
         container=_describe_container(pair, snapshot),
@@ -500,7 +516,7 @@ def explain_sidecar_failure(snapshot: Snapshot) -> Answer | None:
     evidence: Evidence = ()
     if message := container.terminated.get("message"):
         evidence = (Text("{name}: {message}", name=container.name, message=message),)
-    logs = _logs_command(present[0], container.name)
+    logs = _logs_command(failed_hosts[0], container.name)
     step = advise_run("{logs}; if it may fail, {native}.", logs=logs, native=_NATIVE_SIDECAR)
     return Answer("sidecar", headline, evidence, step)
 
@@ -511,21 +527,21 @@ def _has_failed(container: Container) -> bool:
 
 def explain_outliving_sidecar(snapshot: Snapshot) -> Answer | None:
     """Explain that the program has ended, and another container keeps its pod running."""
-    late = [
+    ended_hosts = [
         host
         for host in snapshot.hosts
         if host.terminated and not (host.is_init or host.has_ended or host.is_leaving)
     ]
-    if (pair := _find_container(late, lambda container: bool(container.running))) is None:
+    if (pair := _find_container(ended_hosts, lambda container: bool(container.running))) is None:
         return None
     end = pair[0][0].terminated
-    spent_s = seconds_since(end.get("finishedAt"), snapshot.now)
-    if spent_s is not None and spent_s < _SIDECAR_GRACE_S:
+    elapsed_s = seconds_since(end.get("finishedAt"), snapshot.now)
+    if elapsed_s is not None and elapsed_s < _SIDECAR_GRACE_S:
         return None
-    since = "" if spent_s is None else " {spent:age} ago"
+    since = "" if elapsed_s is None else " {spent:age} ago"
     headline = Text(
         f"does not end: its program ended{since} (exit {{code}}), but {{container}} still runs",
-        spent=spent_s,
+        spent=elapsed_s,
         code=end.get("exitCode", 0),
         container=_describe_container(pair, snapshot),
     )
@@ -542,13 +558,13 @@ def explain_failing_sidecar(snapshot: Snapshot) -> Answer | None:
     """Explain that another container has failed, so that the job fails when the program ends."""
     if (pair := _find_container(snapshot.hosts, _has_failed)) is None:
         return _explain_sidecar_restarts(snapshot)
-    present, container = pair
+    failed_hosts, container = pair
     headline = Text(
         "runs, but {container} {end}: the job fails when its program ends",
         container=_describe_container(pair, snapshot),
         end=describe_end(container.terminated, container.memory_limit),
     )
-    step = advise_run(command=_logs_command(present[0], container.name))
+    step = advise_run(command=_logs_command(failed_hosts[0], container.name))
     return Answer("sidecar", headline, next_step=step)
 
 
@@ -561,14 +577,14 @@ def _explain_sidecar_restarts(snapshot: Snapshot) -> Answer | None:
 
     if (pair := _find_container(snapshot.hosts, is_restarting, is_init=True)) is None:
         return None
-    present, container = pair
+    restarting_hosts, container = pair
     headline = Text(
         "runs, but sidecar {name} of {hosts} ends again and again: exit code {code}",
         name=container.name,
-        hosts=host_group(present, snapshot),
+        hosts=host_group(restarting_hosts, snapshot),
         code=(container.terminated or container.last_terminated).get("exitCode"),
     )
-    step = advise_run(command=_logs_command(present[0], container.name, "--previous"))
+    step = advise_run(command=_logs_command(restarting_hosts[0], container.name, "--previous"))
     evidence = describe_event(snapshot.find_event("BackOff", kind="Pod"))
     return Answer("sidecar", headline, evidence, step)
 
@@ -600,6 +616,6 @@ def _find_container(
 
 
 def _describe_container(pair: tuple[list[Host], Container], snapshot: Snapshot) -> Text:
-    present, container = pair
+    container_hosts, container = pair
     template = "container {name} of {hosts}"
-    return Text(template, name=container.name, hosts=host_group(present, snapshot))
+    return Text(template, name=container.name, hosts=host_group(container_hosts, snapshot))

@@ -300,7 +300,7 @@ def describe_oom(snapshot: Snapshot) -> Text:
 
 
 def _memory_limit(snapshot: Snapshot) -> str | None:
-    resources = hosts.main_container_of(snapshot.jobset).get("resources") or {}
+    resources = hosts.jobset_main_container(snapshot.jobset).get("resources") or {}
     limit = (resources.get("limits") or {}).get("memory")
     return None if limit is None else str(limit)
 

@@ -53,7 +53,7 @@ def follow_logs(
     namespace: str,
     name: str,
     *,
-    select: Selection,
+    selection: Selection,
     show: Show,
     say: Say,
     window: LogWindow = FULL_WINDOW,
@@ -68,7 +68,7 @@ def follow_logs(
         cluster: The cluster.
         namespace: Namespace of the JobSet.
         name: Name of the JobSet.
-        select: Lines to show.
+        selection: Lines to show.
         show: Called with each line, on the calling thread.
         say: Called with messages about generations, outages and logs that were not read to the end.
         window: How far back to begin.
@@ -78,7 +78,7 @@ def follow_logs(
         ClusterError: If the cluster rejects a request or cannot be reached.
         UserError: If too many pods are selected at once.
     """
-    _Follower(cluster, namespace, name, select, show, say, window).run(should_stop)
+    _Follower(cluster, namespace, name, selection, show, say, window).run(should_stop)
 
 
 class Notices:
@@ -142,13 +142,13 @@ class _Follower:
         cluster: Cluster,
         namespace: str,
         name: str,
-        select: Selection,
+        selection: Selection,
         show: Show,
         say: Say,
         window: LogWindow,
     ) -> None:
         self._cluster, self._namespace, self._name = cluster, namespace, name
-        self._select, self._show, self._say, self._window = select, show, say, window
+        self._select, self._show, self._say, self._window = selection, show, say, window
         self._outage = Outage(cluster, say)
         self._inbox: queue.Queue[Callable[[], None]] = queue.Queue(MAX_QUEUED_LINES)
         self._notices = Notices()
@@ -206,10 +206,10 @@ class _Follower:
     def _handle_next(self, seconds: float) -> bool:
         """Handle the next item of the queue. Return False if there is none within this time."""
         try:
-            act = self._inbox.get(timeout=seconds)
+            callback = self._inbox.get(timeout=seconds)
         except queue.Empty:
             return False
-        act()
+        callback()
         return True
 
     # --- events of the watches --------------------------------------------------------------------
@@ -262,9 +262,11 @@ class _Follower:
         """Read one pod's log to its end. A broken stream is continued after the last line."""
         shown, window = ShownLines(), self._window
         while True:
-            place = self._cluster, self._namespace
+            cluster_and_namespace = self._cluster, self._namespace
             try:
-                for line in logs.read_pod_log(*place, source, self._select, window, follow=True):
+                for line in logs.read_pod_log(
+                    *cluster_and_namespace, source, self._select, window, follow=True
+                ):
                     if shown.is_new(line):
                         self._inbox.put(partial(self._show, line))
                 break

@@ -146,22 +146,22 @@ def count_hosts(jobset: Obj) -> int:
 def main_container(spec: Obj) -> Obj:
     """Return the container that runs the program, by its name or else the first one."""
     containers = spec.get("containers") or [{}]
-    return _find_named(containers, MAIN_CONTAINER) or containers[0]
+    return _find_by_name(containers, MAIN_CONTAINER) or containers[0]
 
 
-def _find_named(items: Iterable[Obj], name: str) -> Obj:
+def _find_by_name(items: Iterable[Obj], name: str) -> Obj:
     """Return the item of that name, or an empty object."""
     return next((item for item in items if item.get("name") == name), {})
 
 
-def main_container_of(jobset: Obj) -> Obj:
+def jobset_main_container(jobset: Obj) -> Obj:
     """Return the container of a JobSet's pods that runs the program."""
     return main_container(pod_template(jobset).get("spec", {}))
 
 
 def agent_job(spec: Obj) -> AgentJob | None:
     """Return the agents' job settings in a pod spec, or None if it has no agent."""
-    text = _find_named(main_container(spec).get("env") or (), contract.JOB).get("value")
+    text = _find_by_name(main_container(spec).get("env") or (), contract.JOB).get("value")
     if not text:
         return None
     return codec.read_record(AgentJob, codec.parse_record(text.replace("$$", "$")))
@@ -193,7 +193,7 @@ def _agent_job_or_default(jobset: Obj) -> AgentJob:
 
 def metrics_port(jobset: Obj) -> int | None:
     """Return the port of the agents' HTTP server, or None for another tool's JobSet."""
-    port = _find_named(main_container_of(jobset).get("ports") or (), METRICS_PORT)
+    port = _find_by_name(jobset_main_container(jobset).get("ports") or (), METRICS_PORT)
     return int(port["containerPort"]) if port else None
 
 
@@ -206,7 +206,7 @@ def claim_names(jobset: Obj) -> list[str]:
 
 def read_environment(jobset: Obj) -> dict[str, str]:
     """Return the environment variables of the main container that the JobSet sets by value."""
-    variables = main_container_of(jobset).get("env") or ()
+    variables = jobset_main_container(jobset).get("env") or ()
     by_value = [variable for variable in variables if "valueFrom" not in variable]
     return {variable["name"]: variable.get("value", "") for variable in by_value}
 
@@ -228,29 +228,29 @@ def newest_hosts(jobset: Obj, pods: Iterable[Obj]) -> list[Host]:
     A pod with labels that are not numbers was not created by JobSet and is ignored: anyone may set
     the job's label.
     """
-    offsets, total = {}, 0
+    offsets, host_count = {}, 0
     for job in replicated_jobs(jobset):
-        offsets[job["name"]] = total, _hosts_per_job(job)
-        total += int(job.get("replicas", 1)) * _hosts_per_job(job)
-    main = main_container_of(jobset).get("name", MAIN_CONTAINER)
+        offsets[job["name"]] = host_count, _hosts_per_job(job)
+        host_count += int(job.get("replicas", 1)) * _hosts_per_job(job)
+    main = jobset_main_container(jobset).get("name", MAIN_CONTAINER)
     hosts = []
     for pod in pods:
         labels = pod["metadata"].get("labels", {})
         numbers = [labels.get(name, "0") for name in (SLICE_LABEL, INDEX_LABEL, GENERATION_LABEL)]
         if all(map(_NUMBER.fullmatch, numbers)):
             hosts.append(_read_host(pod, offsets, main))
-    last = max((host.generation for host in hosts), default=0)
+    newest_generation = max((host.generation for host in hosts), default=0)
     hosts.sort(key=lambda host: host.created_at)
-    by_number = {host.number: host for host in hosts if host.generation == last}
+    by_number = {host.number: host for host in hosts if host.generation == newest_generation}
     return [by_number[number] for number in sorted(by_number)]
 
 
 def _read_host(pod: Obj, offsets: Mapping[str, tuple[int, int]], main: str) -> Host:
     metadata, spec, status = pod["metadata"], pod.get("spec", {}), pod.get("status", {})
     labels = metadata.get("labels", {})
-    offset, per_job = offsets.get(labels.get(REPLICATED_LABEL, ""), (0, 1))
+    offset, hosts_per_job = offsets.get(labels.get(REPLICATED_LABEL, ""), (0, 1))
     # The main container has no status before the kubelet reports one.
-    main_status = _find_named(status.get("containerStatuses") or (), main)
+    main_status = _find_by_name(status.get("containerStatuses") or (), main)
     container, is_init = _deciding_container(status, main_status)
     name = container.get("name", main)
     init_containers = spec.get("initContainers") or ()
@@ -260,7 +260,7 @@ def _read_host(pod: Obj, offsets: Mapping[str, tuple[int, int]], main: str) -> H
         for item in (*init_containers, *(spec.get("containers") or ()))
     }
     memory_limits = {key: str(limit) for key, limit in limits.items() if limit is not None}
-    beside = [
+    other_containers = [
         Container(
             name=other["name"],
             is_init=kind == "initContainerStatuses",
@@ -278,7 +278,9 @@ def _read_host(pod: Obj, offsets: Mapping[str, tuple[int, int]], main: str) -> H
     disruption = find_condition(pod, "DisruptionTarget")
     is_ready = is_condition_true(pod, "Ready")
     return Host(
-        number=offset + int(labels.get(SLICE_LABEL, 0)) * per_job + int(labels.get(INDEX_LABEL, 0)),
+        number=offset
+        + int(labels.get(SLICE_LABEL, 0)) * hosts_per_job
+        + int(labels.get(INDEX_LABEL, 0)),
         pod=metadata["name"],
         generation=int(labels.get(GENERATION_LABEL, 0)),
         node=spec.get("nodeName"),
@@ -303,7 +305,7 @@ def _read_host(pod: Obj, offsets: Mapping[str, tuple[int, int]], main: str) -> H
         seen_by_kubelet="startTime" in status or bool(status.get("containerStatuses")),
         ends_at=metadata.get("deletionTimestamp", ""),
         memory_limit=memory_limits.get(name),
-        other_containers=tuple(beside),
+        other_containers=tuple(other_containers),
     )
 
 
