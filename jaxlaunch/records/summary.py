@@ -41,12 +41,12 @@ class AttemptRecord:
     # In this attempt.
     first_committed: NonNegativeInt | None
     last_committed: NonNegativeInt | None
-    # By contract.CLOCK, in this attempt only.
+    # By contract.CLOCK_CAUSES, in this attempt only.
     seconds: Mapping[str, Seconds]
     verdict: Verdict
     started: UnixTime
     ended: UnixTime
-    # Seconds of the restart that led to the attempt, by contract.RESTART.
+    # Seconds of the restart that led to the attempt, by contract.RESTART_CAUSES.
     restart: Mapping[str, Seconds] = dataclasses.field(default_factory=dict)
     # Hosts that held the ranks. None if each host held its own, or if not known.
     members: HostRanges | None = None
@@ -71,7 +71,7 @@ class AttemptProgress:
     attempt: NonNegativeInt
     started: UnixTime
     at: UnixTime
-    # By contract.CLOCK, in this attempt only.
+    # By contract.CLOCK_CAUSES, in this attempt only.
     seconds: Mapping[str, Seconds] = dataclasses.field(default_factory=dict)
     # In this attempt, as is the next field.
     first_committed: NonNegativeInt | None = None
@@ -82,7 +82,7 @@ class AttemptProgress:
     first_step: NonNegativeInt | None = None
     # Verdict on the attempt, until its end is on record.
     judged: Verdict | None = None
-    # Seconds of the restart that led to the attempt, by contract.RESTART.
+    # Seconds of the restart that led to the attempt, by contract.RESTART_CAUSES.
     restart: Mapping[str, Seconds] = dataclasses.field(default_factory=dict)
     # Versions by name, and the digest of the code.
     made_of: Mapping[str, str] = dataclasses.field(default_factory=dict)
@@ -95,7 +95,7 @@ class RestartRow:
     attempt: NonNegativeInt
     # Cause that ended the previous attempt, or None for the first known attempt.
     after: str | None
-    # By contract.RESTART.
+    # By contract.RESTART_CAUSES.
     seconds: Mapping[str, Seconds]
 
 

@@ -20,7 +20,7 @@ MAX_GENERATIONS_WITHOUT_PROGRESS = 3
 SILENT_PROGRESS_S = 600.0
 # A summary has the newest restarts, and attempts.jsonl has all.
 MAX_RESTART_ROWS = 50
-# The causes of contract.CLOCK during which no process runs.
+# The causes of contract.CLOCK_CAUSES during which no process runs.
 _WAITING_CAUSES = ("rendezvous", "down")
 # A line of a traceback. The last one is where the exception was raised.
 _TRACEBACK_PLACE = re.compile(r'^ *File ".*", line \d+.*$', re.MULTILINE)

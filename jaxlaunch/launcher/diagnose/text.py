@@ -172,7 +172,7 @@ def describe_event(event: Obj | None) -> tuple[Text, ...]:
 
 
 def one_line(text: str) -> str:
-    """Return a message on one line, cut at MAX_MESSAGE characters."""
+    """Return a message on one line, cut at MAX_MESSAGE_CHARS characters."""
     line = " ".join(text.split())
     return line if len(line) <= MAX_MESSAGE_CHARS else f"{line[:MAX_MESSAGE_CHARS]}…"
 
