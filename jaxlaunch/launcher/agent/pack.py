@@ -1,7 +1,7 @@
-"""Packs the agent into one file that any Python >= 3.10 runs: `python -I agent.pyz`.
+"""Pack the agent into one file that any Python >= 3.10 runs: `python -I agent.pyz`.
 
 Python compiles the modules of a zipapp at every start. The file for this machine therefore has
-bytecode next to each source, which other versions of Python ignore.
+bytecode next to each source, which other Python versions ignore.
 """
 
 from __future__ import annotations

@@ -94,11 +94,11 @@ class Commands(click.Group):
         return sorted(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Return the command of that name, imported now."""
+        """Import the command of this name and return it."""
         if cmd_name not in COMMANDS:
             return None
         module_name = MODULES.get(cmd_name, cmd_name)
-        # Objects of imports stay alive: searching them for garbage takes 6 % of a start.
+        # Imported objects stay alive, and collecting garbage among them takes 6 % of a start.
         gc.disable()
         try:
             module = importlib.import_module(f"jaxlaunch.launcher.cli.{module_name}")
@@ -112,13 +112,13 @@ class Commands(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Resolve as click does, but for a name that does not exist suggest one that does."""
+        """Resolve a command as click does, and suggest one for an unknown name."""
         if args and args[0] not in COMMANDS and not ctx.resilient_parsing:
-            # Imported here, so that --help need not wait for it.
+            # Imported here, so that --help does not wait for it.
             from jaxlaunch.spelling import find_completions, find_nearest
 
-            near = find_nearest(args[0], COMMANDS) or find_completions(args[0], COMMANDS)
-            suggestion = f" Did you mean '{near[0]}'?" if near else ""
+            suggestions = find_nearest(args[0], COMMANDS) or find_completions(args[0], COMMANDS)
+            suggestion = f" Did you mean '{suggestions[0]}'?" if suggestions else ""
             ctx.fail(f"No such command '{args[0]}'.{suggestion}")
         return super().resolve_command(ctx, args)
 
@@ -133,7 +133,7 @@ class Commands(click.Group):
                 formatter.write(f"{'':>{formatter.current_indent}}{line}\n")
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write where to read more."""
+        """Write the pointer to further documentation."""
         formatter.write(f"\n{READ_MORE}\n")
 
 
@@ -149,7 +149,7 @@ def cli(ctx: click.Context) -> None:
 def main() -> NoReturn:
     """Run the command line and exit. An unexpected error keeps its traceback: it is our bug."""
     for name in ("stdout", "stderr"):
-        # Whoever started this process has closed the stream.
+        # The parent of this process has closed the stream.
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115, it stays open
         # A terminal without × must not end a run.
@@ -181,11 +181,14 @@ def _explain_option(error: click.ClickException) -> click.ClickException:
 
     name, parameters = error.option_name, error.ctx.command.params
     groups = (parameter.opts for parameter in parameters if isinstance(parameter, click.Option))
-    near, message = find_nearest(name, [*itertools.chain(*groups)]), f"No such option '{name}'."
-    if not near and any(parameter.name == "overrides" for parameter in parameters):
+    suggestions, message = (
+        find_nearest(name, [*itertools.chain(*groups)]),
+        f"No such option '{name}'.",
+    )
+    if not suggestions and any(parameter.name == "overrides" for parameter in parameters):
         message += " A key of the job has no dashes, as in hosts=2; arguments of your program "
         message += "belong in its command:."
-    return click.NoSuchOption(name, message, near, error.ctx)
+    return click.NoSuchOption(name, message, suggestions, error.ctx)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""`launcher run`: trains a job on this machine."""
+"""`launcher run`: train a job on this machine."""
 
 from __future__ import annotations
 
@@ -68,15 +68,15 @@ def run_command(
     job = jobs.load_job(job_file, overrides)
     folder = (run_dir or run_folders.RUNS_FOLDER / job.name).absolute()
     _check_folder(job, job_file, folder)
-    base, mounts = job_file.absolute().parent, options.parse_volumes(volumes)
-    local = LocalRun(folder, base, mounts, simulate, take_over)
+    job_folder, mounts = job_file.absolute().parent, options.parse_volumes(volumes)
+    local = LocalRun(folder, job_folder, mounts, simulate, take_over)
     selection = lines.parse_selection(rank or ("0" if sys.stdout.isatty() else "all"), None)
     lines.check_ranks_exist(selection, job.processes)
     # The block needs a terminal that can erase lines, and a user who did not ask for plain text.
     is_dumb = os.environ.get("NO_COLOR") or os.environ.get("TERM", "dumb") == "dumb"
     is_live = not plain and sys.stderr.isatty() and not is_dumb
-    context, show = _make_live_block(folder) if is_live else None, output.Printer(selection)
-    end = run_job(job, local, show.show_line, output.show_messages, run_context=context)
+    context, printer = _make_live_block(folder) if is_live else None, output.Printer(selection)
+    end = run_job(job, local, printer.show_line, output.show_messages, run_context=context)
     _show_end(folder / layout.SUMMARY, end, selection)
     if is_live:
         is_by_name = folder == (run_folders.RUNS_FOLDER / folder.name).absolute()
@@ -95,9 +95,9 @@ def run_command(
 def _check_folder(job: JobSpec, job_file: Path, folder: Path) -> None:
     """Raise UserError if the folder has the user's job file, or checkpoints of another job."""
     subject = f"The run folder {folder} is"
-    is_own = os.path.realpath(job_file) == os.path.realpath(folder / layout.JOB)
+    is_run_job = os.path.realpath(job_file) == os.path.realpath(folder / layout.JOB)
     # The job file of a run may be used to start the run again.
-    if is_own and not (folder / layout.LOCK).exists():
+    if is_run_job and not (folder / layout.LOCK).exists():
         message = f"{subject} the job file's own: the run would overwrite {job_file}."
         raise UserError(message, _HINT)
     starts = start_rows(RunFolder(folder, output.show_messages).read_summary())
@@ -123,7 +123,7 @@ def _make_live_block(folder: Path) -> AbstractContextManager[object]:
 
 
 def _show_end(path: Path, end: RunEnd, selection: Selection) -> None:
-    """Say how the run ended, with the traceback if the lines of its rank were not shown."""
+    """Show how the run ended, with the traceback if the lines of its rank were not shown."""
     summary, verdict, is_done = end.summary, end.summary["verdict"], end.code == contract.DONE
     step = summary["step"] if verdict["step"] is None or is_done else verdict["step"]
     outcome = summary["status"] if step is None else f"{summary['status']} at step {step}"

@@ -23,7 +23,7 @@ from jaxlaunch.launcher.job.introspection import (
 )
 from jaxlaunch.launcher.job.schema import JobSpec
 
-# Examples belong into a message, not into every row of a table.
+# Examples belong in a message and not in every row of a table.
 _EXAMPLES = re.compile(r",? such as [^,]+(, [^,]+)* or [^,]+")
 _DEFAULT = re.compile(r"(?:^|; )(?:default:?|null:|left out:) (?P<default>[^;]+)(?:; |$)")
 _FENCED = re.compile(r"^```yaml\n.*?^```$", re.MULTILINE | re.DOTALL)
@@ -76,8 +76,8 @@ def job_page() -> str:
 
 def _render_sections(model: type[BaseModel], path: KeyPath) -> Iterator[str]:
     text = inspect.getdoc(model) or ""
-    about, example = text.split("\n\n")[0].replace("\n", " "), "\n\n".join(_FENCED.findall(text))
-    yield f"## {_section_title(model, path)}\n\n{about}\n\n{example}\n"
+    summary, example = text.split("\n\n")[0].replace("\n", " "), "\n\n".join(_FENCED.findall(text))
+    yield f"## {_section_title(model, path)}\n\n{summary}\n\n{example}\n"
     yield "| key | type | default | meaning |\n|---|---|---|---|"
     fields = block_fields(model)
     yield from (_format_row(name, field) for name, field in fields.items())
@@ -126,6 +126,6 @@ def _default_cells(field: FieldInfo) -> tuple[str, str]:
         return "those of its keys", meaning
     if value is not None and value != {}:
         return f"`{value if isinstance(value, str) else json.dumps(value)}`", meaning
-    assert match is not None, f"{meaning!r} does not say what holds where the key is left out"
+    assert match is not None, f"{meaning!r} does not state the default"
     remaining = filter(None, (meaning[: match.start()], meaning[match.end() :]))
     return match["default"], "; ".join(remaining)

@@ -1,8 +1,8 @@
 """Checks across the keys of a job. Pure: no cluster is read.
 
 A check lists the keys that it relies on and is skipped if one of them already has a fault, so that
-one mistake is reported once. A check without keys examines entry by entry; wrong entries are
-removed before it runs.
+one mistake is reported once. A check without keys examines each entry of a list or a
+mapping; wrong entries are removed before it runs.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from jaxlaunch.trainer.spec import (
 )
 
 MESH: KeyPath = ("train", "mesh")
-# What mp splits in a built-in model, as in the table of trainer/parallel/sharding.
+# Sizes of a built-in model that mp splits, as in the table of trainer/parallel/sharding.
 SPLIT_BY_MP = {
     "mlp": ("width",),
     "decoder": ("heads", "kv_heads", "hidden", "expert_hidden", "vocab"),
@@ -50,9 +50,9 @@ _MAX_SIMULATED_DEVICES = 2**14
 
 
 # The length of a DNS label.
-MAX_NAME_LENGTH = 63
+MAX_NAME_CHARS = 63
 # Linux's MAX_ARG_STRLEN limits `NAME=value`, and an argument, including the terminating zero.
-MAX_VARIABLE_BYTES = 128 * 1024  # bytes
+MAX_VARIABLE_BYTES = 128 * 1024
 # The Job controller appends five random characters to the name of a pod.
 _POD_NAME_SUFFIX = "-abcde"
 
@@ -78,11 +78,11 @@ def _check(*relies_on: KeyPath) -> Callable[[_Faults], _Faults]:
     return register
 
 
-def find_faults(job: JobSpec, broken: Collection[KeyPath]) -> Iterator[Fault]:
+def find_faults(job: JobSpec, broken_paths: Collection[KeyPath]) -> Iterator[Fault]:
     """Yield the faults of all checks that do not rely on a broken key."""
-    for relies_on, find in _CHECKS:
-        if not any(keys_overlap(path, key) for path in broken for key in relies_on):
-            for fault in find(job):
+    for relies_on, check in _CHECKS:
+        if not any(keys_overlap(path, key) for path in broken_paths for key in relies_on):
+            for fault in check(job):
                 yield dataclasses.replace(fault, related_paths=relies_on)
 
 
@@ -96,13 +96,13 @@ def is_contract_variable(name: str) -> bool:
 
 @_check(("name",), ("hosts",), ("slices",))
 def _name_faults(job: JobSpec) -> Iterator[Fault]:
-    pod = f"{job.name}-{REPLICATED_JOB}-{job.slices - 1}-{job.pods - 1}{_POD_NAME_SUFFIX}"
-    if len(pod) > MAX_NAME_LENGTH:
+    pod_name = f"{job.name}-{REPLICATED_JOB}-{job.slices - 1}-{job.pods - 1}{_POD_NAME_SUFFIX}"
+    if len(pod_name) > MAX_NAME_CHARS:
         message = (
-            f"name has {len(job.name)} characters, a pod's name with it {len(pod)}; the "
-            f"limit is {MAX_NAME_LENGTH}."
+            f"name has {len(job.name)} characters, a pod's name with it {len(pod_name)}; the "
+            f"limit is {MAX_NAME_CHARS}."
         )
-        hint = f"use at most {MAX_NAME_LENGTH - len(pod) + len(job.name)} characters."
+        hint = f"use at most {MAX_NAME_CHARS - len(pod_name) + len(job.name)} characters."
         yield Fault(("name",), message, hint)
 
 
@@ -196,8 +196,10 @@ def _device_memory_faults(job: JobSpec) -> Iterator[Fault]:
 def _compute_domain_faults(job: JobSpec) -> Iterator[Fault]:
     kind = job.accelerator.type
     if job.compute_domain and not ACCELERATORS[kind].joins_hosts:
-        able = join_choices([name for name, facts in ACCELERATORS.items() if facts.joins_hosts])
-        hint = f"leave it out: NVLink joins hosts of {able} alone."
+        supported = join_choices(
+            [name for name, facts in ACCELERATORS.items() if facts.joins_hosts]
+        )
+        hint = f"leave it out: NVLink joins hosts of {supported} alone."
         yield Fault(("compute_domain",), f"compute_domain does not apply to {kind}.", hint)
 
 
@@ -206,15 +208,15 @@ def _tpu_slice_faults(job: JobSpec, kind: str, topology: str) -> Iterator[Fault]
         math.prod(accelerators.parse_topology(topology) or ()),
         job.accelerator.per_host,
     )
-    allowed, hosts = accelerators.chips_per_host(kind, topology), chips // per_host
-    if per_host not in allowed:
+    allowed_counts, host_count = accelerators.chips_per_host(kind, topology), chips // per_host
+    if per_host not in allowed_counts:
         message = f"accelerator.per_host = {per_host} is not what a host of {kind} {topology} has."
-        hint = f"use {join_choices(allowed)}, or leave it out."
+        hint = f"use {join_choices(allowed_counts)}, or leave it out."
         yield Fault(("accelerator", "per_host"), message, hint)
-    elif job.hosts != hosts:
-        shape = f"{chips} chips at {per_host} per host are {format_count(hosts, 'host')}"
+    elif job.hosts != host_count:
+        shape = f"{chips} chips at {per_host} per host are {format_count(host_count, 'host')}"
         message = f"hosts = {job.hosts} does not make a {topology} slice of {kind}: {shape}."
-        hint = f"write {hosts}, or leave it out; slices says how many slices."
+        hint = f"write {host_count}, or leave it out; slices says how many slices."
         yield Fault(("hosts",), message, hint)
 
 
@@ -539,14 +541,14 @@ def batch_faults(job: JobSpec) -> Iterator[Fault]:
     if train is None or not mesh_fits(job) or not _is_in_spec(train, "batch"):
         return
     sizes = dict(zip(BATCH_AXES, train.mesh.resolve(job.devices), strict=False))
-    parts = math.prod(sizes.values()) * train.accumulate
-    below = train.batch // parts * parts
-    if below != train.batch:
+    divisor = math.prod(sizes.values()) * train.accumulate
+    lower_batch = train.batch // divisor * divisor
+    if lower_batch != train.batch:
         shape = format_axes(sizes)
         if train.accumulate > 1:
             shape += f" × accumulate {train.accumulate}"
-        message = f"train.batch = {train.batch} is not divisible by {shape} = {parts}."
-        choices = join_choices([size for size in (below, below + parts) if size])
+        message = f"train.batch = {train.batch} is not divisible by {shape} = {divisor}."
+        choices = join_choices([size for size in (lower_batch, lower_batch + divisor) if size])
         yield Fault(("train", "batch"), message, f"use {choices}.")
 
 
@@ -607,21 +609,21 @@ def row_faults(job: JobSpec) -> Iterator[Fault]:
     sizes_in_slice = [size // times for size, times in pairs]
     # The shard of the batch that each device holds, in the order of processes.
     shards: list[int] = []
-    for place in itertools.product(*map(range, (*slice_sizes, *sizes_in_slice))):
+    for coordinates in itertools.product(*map(range, (*slice_sizes, *sizes_in_slice))):
         shard = 0
         for axis in range(len(BATCH_AXES)):
-            in_axis = place[axis] * sizes_in_slice[axis] + place[len(sizes) + axis]
-            shard = shard * sizes[axis] + in_axis
+            axis_shard = coordinates[axis] * sizes_in_slice[axis] + coordinates[len(sizes) + axis]
+            shard = shard * sizes[axis] + axis_shard
         shards.append(shard)
     size = job.devices_per_process
-    parts_of_process = [
+    process_shards = [
         tuple(sorted(set(shards[start : start + size]))) for start in range(0, len(shards), size)
     ]
     shard_count = math.prod(sizes[: len(BATCH_AXES)])
-    if sum(map(len, set(parts_of_process))) == shard_count:
+    if sum(map(len, set(process_shards))) == shard_count:
         return
-    for process, parts in enumerate(parts_of_process):
-        if parts[-1] - parts[0] + 1 != len(parts):
+    for process, shard_indices in enumerate(process_shards):
+        if shard_indices[-1] - shard_indices[0] + 1 != len(shard_indices):
             rows = "rows of the batch that are not contiguous and overlap others'"
             hint = "let dp, not fsdp, span slices, or give each process fewer devices."
             yield Fault(MESH, f"train.mesh: process {process} holds {rows}.", hint)

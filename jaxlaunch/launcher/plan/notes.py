@@ -15,15 +15,15 @@ _Notes = Callable[[ResolvedJob], Iterator[str]]
 _NOTES: list[_Notes] = []
 
 
-def _note(find: _Notes) -> _Notes:
-    _NOTES.append(find)
-    return find
+def _note(find_notes: _Notes) -> _Notes:
+    _NOTES.append(find_notes)
+    return find_notes
 
 
 def list_notes(job: ResolvedJob) -> Iterator[str]:
-    """Yield one sentence for each choice."""
-    for find in _NOTES:
-        yield from find(job)
+    """Yield one note for each such choice of the job."""
+    for find_notes in _NOTES:
+        yield from find_notes(job)
 
 
 @_note
@@ -45,7 +45,7 @@ def _note_hugepages(job: ResolvedJob) -> Iterator[str]:
     if job.spec.resources.hugepages is not None and adds_nodes:
         yield (
             f"resources.hugepages: {job.spec.resources.hugepages}, but Karpenter adds no node for "
-            "pods that request huge pages: they wait until a node that has them is there."
+            "pods that request huge pages: they wait until there is a node that has them."
         )
 
 
@@ -79,7 +79,7 @@ def _note_slice(job: ResolvedJob) -> Iterator[str]:
         other_slices = f", of all {job.spec.slices} slices" if job.spec.slices > 1 else ""
         yield (
             "restarts: a TPU slice is lost as a whole, so a lost host costs all "
-            f"pods{other_slices}: they are made again together, where those of a GPU job would "
+            f"pods{other_slices}: they are created again together, while those of a GPU job would "
             "wait for the one that is lost."
         )
 
@@ -107,21 +107,21 @@ def _note_tcp(job: ResolvedJob) -> Iterator[str]:
         )
 
 
-def _suggest_network(nodes: str) -> str:
-    if nodes in eks.INSTANCES:
+def _suggest_network(node_type: str) -> str:
+    if node_type in eks.INSTANCES:
         return "network: efa"
-    if nodes == gke.TCPXO_GPU.value:
+    if node_type == gke.TCPXO_GPU.value:
         slow, fast = gke.NCCL_GB_PER_S.value
         return (
             f"network: gpudirect-tcpxo, with which NVIDIA measured NCCL at {fast} GB/s in "
             f"place of {slow}"
         )
-    if nodes == gke.TCPX_GPU.value:
+    if node_type == gke.TCPX_GPU.value:
         return (
             f"jaxlaunch does not support their GPUDirect-TCPX, and {gke.TCPXO_GPU.value} has "
             "network: gpudirect-tcpxo"
         )
-    if nodes in gke.COMPUTE_DOMAIN_GPUS.value:
+    if node_type in gke.COMPUTE_DOMAIN_GPUS.value:
         return "network: gpudirect-rdma-dra, and compute_domain: true for their NVLink"
     return "network: gpudirect-rdma"
 
@@ -180,32 +180,33 @@ def _note_any_gpu(job: ResolvedJob) -> Iterator[str]:
 def _note_cuda(job: ResolvedJob) -> Iterator[str]:
     # The GPU may be too old for a version of CUDA. The name of the image may show that it has an
     # older one.
-    kind = job.spec.accelerator.type
-    capability, image = ACCELERATORS[kind].capability, job.code.image or ""
+    accelerator_type = job.spec.accelerator.type
+    capability, image = ACCELERATORS[accelerator_type].capability, job.code.image or ""
     for cuda, oldest in OLDEST_CAPABILITY.items():
         if capability is not None and float(capability) < oldest and f"cuda{cuda - 1}" not in image:
             yield (
-                f"image: {kind} has compute capability {capability}, and CUDA {cuda} does not "
-                "compile for less than "
-                f"{oldest}: an image needs CUDA {cuda - 1} (EXTRA=cuda{cuda - 1})."
+                f"image: {accelerator_type} has compute capability {capability}, and CUDA {cuda} "
+                f"does not compile for less than {oldest}: an image needs CUDA "
+                f"{cuda - 1} (EXTRA=cuda{cuda - 1})."
             )
 
 
 @_note
 def _note_user(job: ResolvedJob) -> Iterator[str]:
-    kind, pinning = job.spec.accelerator.type, job.network.pinning
-    root = f"users: {{{kind}: root}} in the cluster defaults"
+    accelerator_type, pinning = job.spec.accelerator.type, job.network.pinning
+    root = f"users: {{{accelerator_type}: root}} in the cluster defaults"
     if job.security.user == 0 and not job.security.is_chosen:
         yield (
             "user: the pods run as root without capabilities (Pod Security level baseline): no "
             f"source says that another user may open {runtime.TPU_DEVICES.value} on the nodes; "
-            f"where their containerd has {runtime.DEVICE_OWNERSHIP.value}, users: {{{kind}: 1000}} "
-            "in the cluster defaults."
+            f"where their containerd has {runtime.DEVICE_OWNERSHIP.value}, "
+            f"users: {{{accelerator_type}: 1000}} in the cluster defaults."
         )
         return
     if job.security.user == 0:
         privilege = ", in a privileged container" if job.security.is_privileged else ""
-        yield f"user: the pods run as root{privilege}, by users.{kind} of the cluster defaults."
+        key = f"users.{accelerator_type}"
+        yield f"user: the pods run as root{privilege}, by {key} of the cluster defaults."
         return
     if job.spec.accelerator.platform == "tpu":
         yield (

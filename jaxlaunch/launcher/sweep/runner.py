@@ -1,7 +1,7 @@
 """Execution of a sweep on this machine: several runs at a time, each a `launcher run` of its own.
 
 The folder of a run has its state: a sweep that was killed finds there which of its runs have ended
-and which still train, and goes on.
+and which still train, and continues.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class SweepPlan:
     rungs: Sequence[float]
     # Whether a run that waits for the others at a rung may end, and resume later from its save.
     may_pause: bool
-    # Returns the command of a run. Raises UserError if its job has changed since.
+    # Returns the command of a run. Raises UserError if its job has changed since the sweep began.
     command: Callable[[Member], Sequence[str]]
 
 
@@ -86,7 +86,7 @@ class SweepRunner:
 
     @property
     def is_stopped(self) -> bool:
-        """Return whether a signal ended it."""
+        """Return whether a signal ended the sweep."""
         return self._signals > 0
 
     def _advance(self) -> bool:
@@ -98,15 +98,15 @@ class SweepRunner:
             if not is_alive:
                 self._record_end(member)
         if self._signals:
-            # The first signal has the runs save and end, another kills them.
+            # The first signal makes the runs save and end, and the second kills them.
             while self._forwarded_signals < min(self._signals, 2):
                 self._forwarded_signals += 1
                 for member in self._running_members():
                     if self._forwarded_signals > 1 or member.name not in self._stop_requested:
                         self._send_stop(member)
             return bool(self._running)
-        decided = self._decide_rungs() if self._plan.rungs else 0
-        candidates = [member for member in self._members if self._may_start(member, decided)]
+        decided_rungs = self._decide_rungs() if self._plan.rungs else 0
+        candidates = [member for member in self._members if self._may_start(member, decided_rungs)]
         candidates.sort(key=lambda member: member.state is RunState.PAUSED)
         for member in candidates[: max(0, self._plan.parallel - len(self._running))]:
             self._start_run(member)
@@ -118,7 +118,7 @@ class SweepRunner:
     # --- one run ----------------------------------------------------------------------------------
 
     def _find_running(self) -> None:
-        """Restore the states of the runs from their folders."""
+        """Restore the states of all runs from their folders."""
         for member in self._members:
             if _find_holder(member) is not None:
                 self._running.add(member.name)
@@ -136,10 +136,10 @@ class SweepRunner:
             else:
                 member.state = RunState.WAITING
 
-    def _may_start(self, member: Member, decided: int) -> bool:
+    def _may_start(self, member: Member, decided_rungs: int) -> bool:
         is_waiting = member.state in (RunState.WAITING, RunState.PAUSED)
         is_running = member.name in self._running
-        return is_waiting and not is_running and len(member.standing.values) <= decided
+        return is_waiting and not is_running and len(member.standing.values) <= decided_rungs
 
     def _start_run(self, member: Member) -> None:
         try:
@@ -196,40 +196,42 @@ class SweepRunner:
             self._read_values(member)
         standings = {member.name: member.standing for member in self._members}
         for rung in range(count_decided(standings, len(self._plan.rungs))):
-            names = find_worse_half(standings, rung, is_higher_better=self._plan.is_higher_better)
+            worse_names = find_worse_half(
+                standings, rung, is_higher_better=self._plan.is_higher_better
+            )
             for member in self._members:
                 is_over = member.standing.cut_rung is not None or member.state is RunState.DONE
-                if member.name in names and not is_over:
+                if member.name in worse_names and not is_over:
                     value = f"{self._plan.metric} {member.standing.values[rung]:.4g}"
                     note = f"{value} is in the worse half at rung {rung + 1}"
                     self._record_state(member, RunState.CUT, note, rung=rung)
                     member.standing.is_over = True
                     self._request_stop(member)
         # Count again without the runs that were just stopped.
-        decided = count_decided(standings, len(self._plan.rungs))
-        waiting = sum(self._may_start(member, decided) for member in self._members)
-        free = self._plan.parallel - len(self._running)
+        decided_rungs = count_decided(standings, len(self._plan.rungs))
+        waiting_count = sum(self._may_start(member, decided_rungs) for member in self._members)
+        free_slots = self._plan.parallel - len(self._running)
         for member in self._running_members() if self._plan.may_pause else ():
-            if waiting > free and len(member.standing.values) > decided:
-                free += self._request_stop(member)
-        return decided
+            if waiting_count > free_slots and len(member.standing.values) > decided_rungs:
+                free_slots += self._request_stop(member)
+        return decided_rungs
 
     def _read_values(self, member: Member) -> None:
-        """Record the first value of the metric from each rung on."""
+        """Record the first value of the metric at or after each rung."""
         values = member.standing.values
         if len(values) == len(self._plan.rungs):
             return
         report = self._readers.setdefault(member.name, RunReader(member.folder)).read_report()
         curve, steps = report.named_curves().get(self._plan.metric), report.total_steps()
         points = curve.points if curve else ()
-        for number in range(len(values), len(self._plan.rungs)):
-            rung = self._plan.rungs[number]
+        for rung_index in range(len(values), len(self._plan.rungs)):
+            rung = self._plan.rungs[rung_index]
             from_step = rung if rung >= 1 else math.inf if steps is None else rung * steps
             point = next((point for point in points if point[0] >= from_step), None)
             if point is None:
                 return
             step, value = int(point[0]), point[2]
-            self._table.record_state(member, member.state, rung=number, step=step, value=value)
+            self._table.record_state(member, member.state, rung=rung_index, step=step, value=value)
 
     def _request_stop(self, member: Member) -> bool:
         """Make a run save and end. Return False if it was asked before."""

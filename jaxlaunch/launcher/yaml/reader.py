@@ -83,8 +83,8 @@ class Document:
         """
         located = self._locate_path(fault)
         arguments = [
-            shown
-            for path, shown in self.overrides.items()
+            argument
+            for path, argument in self.overrides.items()
             if any(keys_overlap(path, key) for key in fault.related_paths)
         ]
         if not arguments or located.location.endswith(_OVERRIDE_SUFFIX):
@@ -101,9 +101,9 @@ class Document:
                 line = self.lines[path]
                 return dataclasses.replace(fault, location=f"{self.name}:{line}", line=line)
             # An override may also have created the block.
-            for below, shown in self.overrides.items():
-                if below[:end] == path:
-                    location = f"{shown}{_OVERRIDE_SUFFIX}"
+            for override_path, argument in self.overrides.items():
+                if override_path[:end] == path:
+                    location = f"{argument}{_OVERRIDE_SUFFIX}"
                     return dataclasses.replace(fault, location=location, line=LINE_AFTER_FILE)
         return dataclasses.replace(fault, location=self.name)
 
@@ -111,7 +111,7 @@ class Document:
         """Drop the lines and texts at and below a path that an override has replaced."""
         entries: dict[KeyPath, Any]
         for entries in (self.lines, self.texts, self.overrides):
-            for key in [old for old in entries if old[: len(path)] == path]:
+            for key in [key for key in entries if key[: len(path)] == path]:
                 del entries[key]
 
 
@@ -172,7 +172,7 @@ def parse_document(text: str, name: str, base_path: KeyPath = ()) -> Document:
 
 
 def read_whole_numbers(text: str, paths: Sequence[KeyPath]) -> Mapping[KeyPath, int]:
-    """Return the integers at these paths of a document, as far as they exist."""
+    """Return the integers at those of the paths that the document has."""
     data, numbers = parse_document(text, "").data, dict[KeyPath, int]()
     for path in paths:
         value = data
@@ -295,8 +295,8 @@ class _Reader:
             if key == "<<" or event.anchor is not None:
                 self.add_fault(path, line, *_REFERENCE_FAULT)
             if key in block:
-                first = self.document.lines[(*path, key)]
-                message = f'duplicate key "{shorten_text(key)}", first in line {first}.'
+                first_line = self.document.lines[(*path, key)]
+                message = f'duplicate key "{shorten_text(key)}", first in line {first_line}.'
                 self.add_fault(path, line, message, "keep one of them.")
                 self._skip_node(next(self._events), path, depth)
                 continue
@@ -318,8 +318,8 @@ def _line_number(mark: Any) -> int:
     return 1 if mark is None else int(mark.line) + 1
 
 
-# Patterns of the parser's problem, what is wrong, and a hint. Some wordings of libyaml and the pure
-# parser differ.
+# Rows of a pattern of the parser's problem, our description of it, and a hint. Some wordings of
+# libyaml and the pure parser differ.
 _SYNTAX: tuple[tuple[str, str, str], ...] = (
     (
         "mapping values are not allowed",
@@ -373,13 +373,13 @@ def _is_deeper(mark: Any, text: str) -> bool:
     if mark is None or mark.line >= len(lines):
         return False
     lines_above = (line for line in reversed(lines[: mark.line]) if line.strip())
-    above = next((line for line in lines_above if not line.strip().startswith("#")), "")
+    line_above = next((line for line in lines_above if not line.strip().startswith("#")), "")
 
     def indentation(line: str) -> int:
         return len(line) - len(line.lstrip())
 
-    is_deeper = indentation(lines[mark.line]) > indentation(above)
-    return is_deeper and ":" in above and not above.rstrip().endswith(":")
+    is_deeper = indentation(lines[mark.line]) > indentation(line_above)
+    return is_deeper and ":" in line_above and not line_above.rstrip().endswith(":")
 
 
 def _syntax_message(error: yaml.MarkedYAMLError, text: str) -> tuple[str, str]:
@@ -436,5 +436,5 @@ def resolve_scalar(text: str) -> Scalar:
 
 
 def has_two_readings(text: str) -> bool:
-    """Return whether YAML 1.1 and 1.2 differ: 010 is 8 in the one and 10 in the other."""
+    """Return whether YAML 1.1 and 1.2 differ: 010 is 8 in YAML 1.1 and 10 in YAML 1.2."""
     return _TWO_READINGS.fullmatch(text) is not None

@@ -52,7 +52,7 @@ ECHO_PHRASES = (
 # As gRPC writes them. In lower case they would match "Fatal Python error: Aborted", which every
 # abort prints.
 GRPC_STATUSES = ("UNAVAILABLE", "DEADLINE_EXCEEDED", "ABORTED", "CANCELLED")
-# Gloo prints this at every start, so it is no fault.
+# Gloo prints this at every start, so it is not a fault.
 GLOO_BANNER = re.compile(r"\[Gloo\] Rank \d+ is connected to .*")
 # A program that ends itself prints one of these before it aborts. JAX prints none when it aborts a
 # peer.
@@ -65,11 +65,11 @@ ASSERTION_PHRASES = (
     "panicked at",
 )
 TRACEBACK_START = "Traceback (most recent call last)"
-# Lines that count as the last words of a program without a traceback.
+# The last lines of a program without a traceback that are searched for phrases.
 OUTPUT_TAIL_LINES = 5
-# Exceptions that can be an echo before the first step, when messages of a user's own exceptions may
-# say anything: those of the OS about a connection, and with such words those of JAX and any of the
-# OS. Gloo raises ValueError.
+# Exceptions that can be an echo before the first step, when the messages of a user's own exceptions
+# may say anything: connection errors of the operating system, and with a phrase of a peer's death
+# also other errors of JAX and the operating system. Gloo raises ValueError.
 CONNECTION_ERRORS = frozenset(
     {"ConnectionError", "ConnectionAbortedError", "ConnectionRefusedError", "ConnectionResetError"}
     | {"BrokenPipeError", "TimeoutError"}
@@ -153,7 +153,7 @@ class Event:
     Attributes:
         kind: Kind of the symptom.
         host: Host that reported it, or that was lost.
-        rank: Rank that it is about.
+        rank: Rank that has the symptom.
         status: Status of the rank.
         exit: Exit code, or minus the signal (EXIT).
         oom: Whether the OOM killer sent the signal (EXIT).
@@ -161,7 +161,7 @@ class Event:
         text: Last lines of output (EXIT), or why the command cannot be started (UNSTARTABLE).
         lost: The lost host (LOST).
         hang: Facts of the timeout (HANG).
-        peers: How the peers failed that gave up waiting for the rank (HANG).
+        peers: Failure of the peers that gave up waiting for the rank (HANG).
         unseen_s: Seconds since the last sign of life (HANG, LOST).
         is_alone: Whether the process has no peers whose death it could echo.
     """
@@ -214,7 +214,7 @@ _CLOSENESS_BY_KIND = {
 
 
 def event_closeness(event: Event) -> Closeness | None:
-    """Return how close an event can be to the cause, or None if it is no fault."""
+    """Return how close an event can be to the cause, or None if it is not a fault."""
     if (closeness := _CLOSENESS_BY_KIND.get(event.kind)) is not None:
         return closeness
     if event.kind is EventKind.ERROR:
@@ -239,19 +239,19 @@ def _exit_code_closeness(event: Event) -> Closeness:
     status = event.status
     if (status.trainer and event.exit in contract.OUTCOMES) or is_signal_exit_code(event.exit):
         return Closeness.CAUSE
-    if _has_progress_hook(status):
+    if _has_site_hook(status):
         # Our hook would have reported an exception.
         return Closeness.EXIT
     # The last traceback in the output, else the last lines.
-    words = GLOO_BANNER.sub("", event.text)
-    traceback_start = words.rfind(TRACEBACK_START)
+    excerpt = GLOO_BANNER.sub("", event.text)
+    traceback_start = excerpt.rfind(TRACEBACK_START)
     if traceback_start >= 0:
-        words = words[traceback_start:]
+        excerpt = excerpt[traceback_start:]
     else:
-        words = "\n".join(words.splitlines()[-OUTPUT_TAIL_LINES:])
-    if describes_peer_death(words):
+        excerpt = "\n".join(excerpt.splitlines()[-OUTPUT_TAIL_LINES:])
+    if describes_peer_death(excerpt):
         return Closeness.ECHO
-    if words.startswith(TRACEBACK_START) or _describes_assertion(words):
+    if excerpt.startswith(TRACEBACK_START) or _describes_assertion(excerpt):
         return Closeness.CAUSE
     return Closeness.EXIT
 
@@ -261,17 +261,17 @@ def is_signal_exit_code(code: int) -> bool:
     return 128 < code <= 128 + MAX_SIGNAL
 
 
-def settle_s(event: Event, level: Closeness) -> float:
+def settle_s(event: Event, closeness: Closeness) -> float:
     """Return how long to wait for something closer to the cause.
 
     A program without our hook may have ended for any reason, so it waits as long as an echo.
     """
-    if level is Closeness.EXIT and not _has_progress_hook(event.status):
-        level = Closeness.ECHO
-    return SETTLE_S[level]
+    if closeness is Closeness.EXIT and not _has_site_hook(event.status):
+        closeness = Closeness.ECHO
+    return SETTLE_S[closeness]
 
 
-def _has_progress_hook(status: Status) -> bool:
+def _has_site_hook(status: Status) -> bool:
     """Return whether the reports of a program show that it has our hook."""
     return status.trainer or status.phase is not None or status.jax is not None
 
@@ -291,32 +291,32 @@ def _error_closeness(event: Event) -> Closeness | None:
 
 
 def _is_user_fixable(event: Event) -> bool:
-    """Return whether an exception is one of the trainer's, whose message is a sentence."""
+    """Return whether an exception comes from the trainer, with a message for the user."""
     code = event.error.get("code")
     return isinstance(code, int) and contract.outcome_for_code(code).is_user_fixable
 
 
 def _is_echo(event: Event) -> bool:
     """Return whether an exception can come from the death of a peer."""
-    kind, message = event.error.get("type"), str(event.error.get("message", ""))
+    error_type, message = event.error.get("type"), str(event.error.get("message", ""))
     if event.is_alone or not describes_peer_death(message):
         return False
-    is_known = kind in JAX_OR_OS_ERRORS or GLOO_ERROR.search(message) is not None
-    return event.status.stepped or is_known
+    is_connection_error = error_type in JAX_OR_OS_ERRORS or GLOO_ERROR.search(message) is not None
+    return event.status.stepped or is_connection_error
 
 
 class Symptoms:
-    """Events of an attempt by closeness, so that the nearest is found without a search of all."""
+    """Events of an attempt by closeness, so that the nearest one is found quickly."""
 
     def __init__(self) -> None:
         self._events = {close: list[tuple[float, Event]]() for close in Closeness}
-        # How many events at the front of each list are explained by an exception, or withdrawn.
+        # Number of events at the front of each list that are withdrawn or explained.
         self._explained_counts = dict.fromkeys(Closeness, 0)
         self._ranks_with_exception: set[int] = set()
         self._count = 0
 
     def add(self, event: Event, now: float) -> None:
-        """Add an event that arrived at `now`, unless it is no fault."""
+        """Add an event that arrived at `now`, unless it is not a fault."""
         level = event_closeness(event)
         if level is None:
             return
@@ -388,7 +388,7 @@ def verdict_for_event(event: Event) -> Verdict:
 
 def failure_for_event(event: Event) -> Failure:
     """Return what happened to the rank or the host of an event."""
-    facts = _kind_facts(event)
+    facts = _failure_without_rank(event)
     if facts.kind in (FailureKind.HOST_LOST, FailureKind.HEARTBEATS_MISSED):
         return facts
     status = event.status
@@ -397,7 +397,7 @@ def failure_for_event(event: Event) -> Failure:
     return dataclasses.replace(facts, rank=event.rank, phase=phase, step=step)
 
 
-def _kind_facts(event: Event) -> Failure:  # noqa: C901 - a branch per kind of failure
+def _failure_without_rank(event: Event) -> Failure:  # noqa: C901 - a branch per kind of failure
     """Return the failure without the rank and its place."""
     if event.kind is EventKind.LOST:
         lost_hosts = () if event.lost is None else (event.lost,)
@@ -413,8 +413,8 @@ def _kind_facts(event: Event) -> Failure:  # noqa: C901 - a branch per kind of f
     closeness = event_closeness(event)
     if closeness is Closeness.LEFT:
         return Failure(FailureKind.LEFT_EARLY)
-    if closeness is Closeness.ECHO and (missed := MISSED_HEARTBEAT.search(event.text)):
-        return Failure(FailureKind.HEARTBEATS_MISSED, rank=int(missed[1]))
+    if closeness is Closeness.ECHO and (match := MISSED_HEARTBEAT.search(event.text)):
+        return Failure(FailureKind.HEARTBEATS_MISSED, rank=int(match[1]))
     if event.oom:
         return Failure(FailureKind.OOM_KILLED, signal=signal.SIGKILL)
     if event.exit < 0:
@@ -422,7 +422,7 @@ def _kind_facts(event: Event) -> Failure:  # noqa: C901 - a branch per kind of f
     if event.exit == 0:
         has_begun = event.status.jax is not None or event.status.stepped
         return Failure(FailureKind.ENDED_EARLY if has_begun else FailureKind.NO_TRAINER)
-    is_not_found = event.exit in COMMAND_NOT_FOUND_CODES and not _has_progress_hook(event.status)
+    is_not_found = event.exit in COMMAND_NOT_FOUND_CODES and not _has_site_hook(event.status)
     if event.kind is EventKind.EXIT and is_not_found:
         last_line = event.text.strip().rpartition("\n")[2]
         return Failure(FailureKind.NOT_STARTED, exit_code=event.exit, detail=last_line)
@@ -462,22 +462,22 @@ def verdict_for_lost_leader(
         committed_step: Newest step on storage that host 0 has reported.
         is_stopping: Whether the gang was being stopped.
     """
-    lost = Failure(FailureKind.HOST_LOST, lost_hosts=(LostHost(0, reason),))
+    host_lost = Failure(FailureKind.HOST_LOST, lost_hosts=(LostHost(0, reason),))
     steps = [status.step for status in statuses if status.step is not None]
     step = min(steps, default=None)
     if not is_stopping:
-        return verdict_for_code(contract.LOST, lost, rank=rank, host=0, step=step)
+        return verdict_for_code(contract.LOST, host_lost, rank=rank, host=0, step=step)
     stop_reports = [status.stopped for status in statuses if status.stopped is not None]
     if any(stopped.get("saved") for stopped in stop_reports):
         saved_step = max(int(stopped.get("step") or 0) for stopped in stop_reports)
         stop = StopFacts(StopReason.OUTSIDE, StopOutcome.SAVED, saved_step=saved_step)
-        facts = dataclasses.replace(lost, kind=FailureKind.STOPPED, stop=stop)
+        facts = dataclasses.replace(host_lost, kind=FailureKind.STOPPED, stop=stop)
     else:
         committed_steps = (committed_step, *(status.committed for status in statuses))
         step_on_storage = max(filter(None, committed_steps), default=None)
         outcome = StopOutcome.NOT_SAVED
         stop = StopFacts(StopReason.OUTSIDE, outcome, committed_step=step_on_storage)
-        facts = Failure(FailureKind.STOPPED, stop=stop, cause=lost)
+        facts = Failure(FailureKind.STOPPED, stop=stop, cause=host_lost)
     return verdict_for_code(contract.PREEMPTED, facts, rank=rank, host=0, step=step)
 
 

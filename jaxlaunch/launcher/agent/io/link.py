@@ -78,7 +78,7 @@ class Link:
         """
         sock.setblocking(False)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        # As accept returned it: a connection that was reset since then no longer knows its peer.
+        # The address that accept returned, because a connection that was reset has none.
         self.peer = peer
         self.is_open = True
         self._epoch: str | None = None
@@ -114,7 +114,7 @@ class Link:
         self.send_encoded(encode_message(kind, **fields))
 
     def send_encoded(self, message: bytes) -> None:
-        """Queue a message of `encode_message`: one to thousands of hosts is encoded only once."""
+        """Queue an encoded message, so that one to thousands of hosts is encoded only once."""
         if not self.is_open:
             return
         if self._epoch is None:
@@ -188,8 +188,8 @@ class Link:
         if not data:
             self._fail("connection closed")
             return
-        text = data if self._channel is None else self._decrypt(data, self._channel)
-        lines = (self._inbox + text).split(b"\n")
+        plaintext = data if self._channel is None else self._decrypt(data, self._channel)
+        lines = (self._inbox + plaintext).split(b"\n")
         self._inbox = lines.pop()
         for line in lines:
             if len(line) > self._max_line_bytes:
@@ -206,16 +206,16 @@ class Link:
         """Return received data in plain text, and send the answer of the handshake."""
         from jaxlaunch.launcher.agent.io.tls import UntrustedPeerError
 
-        text, fault = b"", None
+        plaintext, fault = b"", None
         try:
-            text = channel.decrypt(data)
+            plaintext = channel.decrypt(data)
         except UntrustedPeerError as error:
             fault = str(error)
         if answer := channel.encrypt(b""):
             (self._queue_unsent if self._is_full else self._write_line)(answer)
         if fault is not None:
             self._fail(fault)
-        return text
+        return plaintext
 
     def _take_line(self, line: bytes) -> None:
         try:
@@ -264,7 +264,7 @@ def choose_free_port() -> int:
 
 
 def bracket_ipv6(host: str) -> str:
-    """Return the host as written before `:port`: an IPv6 address in brackets."""
+    """Return the host as written before `:port`, with an IPv6 address in brackets."""
     return f"[{host}]" if ":" in host else host
 
 

@@ -48,11 +48,11 @@ class OutputStream:
         self._loop, self._fd, self._patience_s = loop, fd, patience_s
         # When the reader last read something, or the first line arrived that it can read.
         self._last_taken_at = time.monotonic()
-        # Runs until the patience ends, while the stream is behind.
+        # Timer for the end of the patience, while the stream is behind.
         self._timer: Timer | None = None
         # Called when the stream is no longer behind.
         self.on_room: Callable[[], None] = lambda: None
-        # A line may be written in part, so nothing of this is dropped.
+        # Nothing of the buffer is dropped, because its first line may be written in part.
         self._buffer = bytearray()
         self._lines: deque[bytes] = deque()
         # Bytes in _lines.
@@ -114,13 +114,13 @@ class OutputStream:
         while self._has_more() and wait_until_ready(self._fd, WRITE, 0.0):
             self._fill_buffer()
             try:
-                written = os.write(self._fd, self._buffer[:WRITE_CHUNK_BYTES])
+                written_bytes = os.write(self._fd, self._buffer[:WRITE_CHUNK_BYTES])
             except BlockingIOError:
                 break
             except OSError:
                 self._is_gone = True
                 break
-            del self._buffer[:written]
+            del self._buffer[:written_bytes]
             self._last_taken_at = time.monotonic()
         self._check_room()
         # A plain file is always ready, so only pipes and terminals are watched.
@@ -134,15 +134,15 @@ class OutputStream:
         if not self.is_behind:
             self.on_room()
         elif self._timer is None and self._patience_s < math.inf:
-            left_s = self._last_taken_at + self._patience_s - time.monotonic()
-            self._timer = self._loop.call_later(left_s, self._recheck_room)
+            remaining_s = self._last_taken_at + self._patience_s - time.monotonic()
+            self._timer = self._loop.call_later(remaining_s, self._recheck_room)
 
     def _recheck_room(self) -> None:
         self._timer = None
         self._check_room()
 
     def _fill_buffer(self) -> None:
-        """Move lines to the buffer, with a note in the place of dropped lines."""
+        """Move lines to the buffer, with a note in place of dropped lines."""
         if self._dropped_lines and self._lines:
             text = b"(%d lines were dropped here: the reader of this stream is too slow)\n"
             self._buffer += text % self._dropped_lines
@@ -246,7 +246,7 @@ class LinePipe:
                 self._loop.watch(self._fd, READ, self._on_ready)
 
     def drain(self) -> None:
-        """Read what is in the pipe now, but not what follows."""
+        """Read the bytes that are in the pipe now, but none that follow."""
         remaining_bytes = self._pending_bytes()
         while remaining_bytes > 0 and (count := self._read_chunk(remaining_bytes)):
             remaining_bytes -= count

@@ -73,7 +73,7 @@ def read_memory(root: Path = Path("/")) -> dict[str, float | None]:
 
 
 def count_oom_kills() -> int:
-    """Return how many processes of this container the OOM killer has ended."""
+    """Return the number of processes of this container that the OOM killer has ended."""
     for path in OOM_COUNTERS:
         if match := _OOM_KILLS.search(_read_text(Path(path))):
             return int(match[1])
@@ -119,20 +119,20 @@ CAP_IPC_LOCK = 14
 SPARE_DESCRIPTORS = 256
 
 
-def allow_connections(count: int) -> int | None:
+def allow_connections(connection_count: int) -> int | None:
     """Raise the limit on open files, and return the new limit if it is too low.
 
     A process can raise its limit up to the one that its container was started with.
     `restore_limits` undoes this in a child.
     """
-    needed = count + SPARE_DESCRIPTORS
+    needed_limit = connection_count + SPARE_DESCRIPTORS
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft == resource.RLIM_INFINITY or soft >= needed:
+    if soft == resource.RLIM_INFINITY or soft >= needed_limit:
         return None
-    new_limit = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
+    new_limit = needed_limit if hard == resource.RLIM_INFINITY else min(needed_limit, hard)
     _original_limits.append((soft, hard))
     resource.setrlimit(resource.RLIMIT_NOFILE, (new_limit, hard))
-    return None if new_limit == needed else new_limit
+    return None if new_limit == needed_limit else new_limit
 
 
 def allow_pinning() -> int | None:
@@ -146,10 +146,10 @@ def allow_pinning() -> int | None:
     return None if hard == resource.RLIM_INFINITY or _has_capability(CAP_IPC_LOCK) else hard
 
 
-def _has_capability(number: int) -> bool:
+def _has_capability(bit: int) -> bool:
     # The text is empty if the system is not Linux.
     match = re.search(r"^CapEff:\s*(\w+)", _read_text(Path("/proc/self/status")), re.MULTILINE)
-    return match is not None and bool(int(match[1], 16) >> number & 1)
+    return match is not None and bool(int(match[1], 16) >> bit & 1)
 
 
 def restore_limits() -> None:
@@ -228,21 +228,21 @@ MEASURE_TIMEOUT_S = 0.4
 def find_excess(job: AgentJob, host: int) -> DiskExcess | None:
     """Return the disk limit that this host exceeds, or None if its folders exceed none.
 
-    The log of the pod is not measured, and of a folder with very many files only a part.
+    The log of the pod is not measured, and only a part of a folder with very many files.
     """
     deadline, total_bytes = time.monotonic() + MEASURE_TIMEOUT_S, 0
     scratch = {posixpath.normpath(folder): limit for folder, limit in job.scratch.items()}
-    for folder, limit in scratch.items():
-        if limit is None and job.ephemeral_bytes is None:
+    for folder, limit_bytes in scratch.items():
+        if limit_bytes is None and job.ephemeral_bytes is None:
             continue
         used_bytes = _measure_disk_usage(folder, scratch, deadline)
         total_bytes += used_bytes
-        if limit is not None and used_bytes > limit:
-            return DiskExcess(host, used_bytes, limit, folder)
-    limit = job.ephemeral_bytes
-    if limit is None or total_bytes <= limit:
+        if limit_bytes is not None and used_bytes > limit_bytes:
+            return DiskExcess(host, used_bytes, limit_bytes, folder)
+    limit_bytes = job.ephemeral_bytes
+    if limit_bytes is None or total_bytes <= limit_bytes:
         return None
-    return DiskExcess(host, total_bytes, limit)
+    return DiskExcess(host, total_bytes, limit_bytes)
 
 
 def _measure_disk_usage(folder: str, scratch: Collection[str], deadline: float) -> int:
@@ -251,7 +251,7 @@ def _measure_disk_usage(folder: str, scratch: Collection[str], deadline: float) 
     Counting stops at the deadline, in monotonic seconds.
     """
     total_bytes, pending_folders = 0, [folder]
-    # Inodes with several names.
+    # Inodes with several names that were counted already.
     counted_inodes: set[int] = set()
     try:
         device = os.stat(folder).st_dev

@@ -3,7 +3,7 @@
 Every host keeps one connection to host 0, whose server passes events to `Gang`: a host joined, was
 lost or sent a message, or time passed. The gang answers with actions, which the server performs in
 their order. Once enough hosts are present, an attempt starts: each host receives the table of ranks
-and starts its processes. The first symptom that suffices ends the attempt with one verdict, every
+and starts its processes. The first sufficient symptom ends the attempt with one verdict, every
 host kills its processes and reports that it has none ("gone"), and the attempt is recorded. Then
 the gang restarts in place, waits for a host to be replaced, or ends: every host receives the
 message to leave, and host 0 leaves last.
@@ -71,14 +71,14 @@ class Stage(enum.Enum):
 
 
 # Until Python 3.12, looking up a member of an enum calls a function. This is on the path of every
-# beat.
+# heartbeat.
 RUN = Stage.RUN
 STAGES_WITH_RANKS = (Stage.RUN, Stage.KILL)
 
 
 @dataclasses.dataclass(frozen=True)
 class Say:
-    """Write a message for people."""
+    """Write a line to the log of the agent."""
 
     text: str
 
@@ -101,7 +101,7 @@ class SendStart:
 
 @dataclasses.dataclass(frozen=True)
 class Disconnect:
-    """Close the connection of a host that the gang no longer counts as connected."""
+    """Close the connection of a host that the gang counts as lost."""
 
     host: int
 
@@ -142,7 +142,7 @@ class WriteEnd:
 
 @dataclasses.dataclass(frozen=True)
 class PublishEnd:
-    """Write the end on the JobSet, after the hosts were told."""
+    """Write the end to the annotation of the JobSet, after the hosts were told."""
 
     verdict: Verdict
     is_alone: bool
@@ -168,9 +168,9 @@ class GangState:
     Attributes:
         records: Finished attempts of this run, oldest first.
         attempt: The newest attempt whose processes started.
-        verdict: Verdict on the newest attempt in KILL, on the run in LEAVE. In GATHER, there will
-            be no gang.
-        stop_cause: Why the whole gang is being stopped.
+        verdict: Verdict on the newest attempt in KILL, and on the run in LEAVE. A verdict in GATHER
+            means that the gang will not start.
+        stop_cause: Cause of the stop of the whole gang.
     """
 
     def __init__(
@@ -208,20 +208,20 @@ class GangState:
         previous = self.members.hellos.get(hello.host)
         joined = {} if previous is None else {hello.host: previous}
         replaces = self._config.job.replaces
-        hosts = self._config.hosts
-        reason = find_refusal(hello, self._leader_hello, joined, hosts, replaces=replaces)
+        host_count = self._config.hosts
+        refusal = find_refusal(hello, self._leader_hello, joined, host_count, replaces=replaces)
         if replaces:
             # A host that comes late is told how the gang ended, or waits until it starts again.
             if self._is_late(hello.host):
                 return Refusal(f"{hello.description} tried to join after the start", may_retry=True)
-            if reason is not None and self.stage is Stage.RUN:
+            if refusal is not None and self.stage is Stage.RUN:
                 # A spare that does not fit must not end a gang that runs.
-                return dataclasses.replace(reason, ends_gang=False)
+                return dataclasses.replace(refusal, ends_gang=False)
         elif self.stage is Stage.GATHER:
-            return reason
-        elif self.verdict is None if reason is None else reason.ends_gang:
+            return refusal
+        elif self.verdict is None if refusal is None else refusal.ends_gang:
             return Refusal(f"{hello.description} tried to join after the start")
-        return reason
+        return refusal
 
     def _is_late(self, host: int) -> bool:
         """Return whether only spares may join now."""
@@ -246,16 +246,16 @@ class Gang(GangState):
 
     # --- events -----------------------------------------------------------------------------------
 
-    def on_host_refused(self, hello: Hello, reason: Refusal, now: float) -> None:
+    def on_host_refused(self, hello: Hello, refusal: Refusal, now: float) -> None:
         """Handle a refused host. Some refusals end the gang."""
-        if self.gathering.add_refusal(reason.message):
-            self._log_text(f"refused: {reason.message}")
-        if reason.ends_gang:
+        if self.gathering.add_refusal(refusal.message):
+            self._log_text(f"refused: {refusal.message}")
+        if refusal.ends_gang:
             self.gathering.arrived_hosts.add(hello.host)
             if self.verdict is None:
                 rank = next(iter(self.members.table.ranks_of(hello.host)), None)
                 self.gathering.shorten_wait(now)
-                facts = Failure(FailureKind.REFUSED, detail=reason.message)
+                facts = Failure(FailureKind.REFUSED, detail=refusal.message)
                 code = contract.BAD_SPEC
                 self.verdict = verdict_for_code(code, facts, rank=rank, host=hello.host)
                 fields = {"attempt": self.attempt_number + 1, "verdict": self.verdict.to_json()}
@@ -276,8 +276,10 @@ class Gang(GangState):
             # It has no ranks now: it is a spare, or the gang restarts with it after its next save.
             self.actions.append(SendStart([hello.host]))
             if self.growth.plan_growth(self.members, self.attempt.ranks.committed):
-                size, hosts = self.members.next_size, len(self.members.table)
-                self._log_text(f"the gang grows from {hosts} to {size} hosts after its next save")
+                size, current_size = self.members.next_size, len(self.members.table)
+                self._log_text(
+                    f"the gang grows from {current_size} to {size} hosts after its next save"
+                )
         elif self.verdict is not None:
             self._dismiss_host(hello.host, self.verdict, is_alone=False)
         else:
@@ -304,7 +306,7 @@ class Gang(GangState):
     def take_beat(self, host: int, attempt: int, changes: Mapping[str, Any], now: float) -> bool:
         """Apply the status changes of a host's ranks. Return whether they are about this attempt.
 
-        A beat without news for a decision must stay cheap, because thousands arrive each second.
+        A heartbeat that changes no decision must stay cheap, because thousands arrive each second.
         """
         is_current = attempt == self.attempt_number == self.attempt.number
         if not is_current or self.stage not in STAGES_WITH_RANKS:
@@ -316,17 +318,18 @@ class Gang(GangState):
 
     def take_message(self, host: int, message: Mapping[str, Any], now: float) -> None:
         """Handle any other message. Raises on a malformed one."""
-        kind, number = message["type"], self.attempt_number
+        kind, attempt_number = message["type"], self.attempt_number
         if kind == "stop":
             self._take_stop(host, codec.read_record(Stop, message).excess, now)
         elif kind == "kill":
             name = self.members.hellos[host].description
             self._log_text(f"{name} received a second signal to stop")
             self.attempt.kill(now)
-        elif message["attempt"] == number and kind == "gone":
+        elif message["attempt"] == attempt_number and kind == "gone":
             self.members.hosts_with_processes.discard(host)
         elif (
-            message["attempt"] == number == self.attempt.number and self.stage in STAGES_WITH_RANKS
+            message["attempt"] == attempt_number == self.attempt.number
+            and self.stage in STAGES_WITH_RANKS
         ):
             self.attempt.take_report(host, message, now, has_verdict=self.stage is Stage.KILL)
         self._advance_stage(now)
@@ -340,12 +343,12 @@ class Gang(GangState):
         has_grown = self.growth.is_stopping and self.stop_cause is None and is_stop
         self.growth = Growth()
         if not has_grown:
-            move = history.decide_next(self.records, limit, members.can_start or may_wait)
-            if not move.should_restart:
-                self._end_attempts(move.verdict, may_wait, now)
+            decision = history.decide_next(self.records, limit, members.can_start or may_wait)
+            if not decision.should_restart:
+                self._end_attempts(decision.verdict, may_wait, now)
                 return
             if (cause := self.stop_cause) is not None:
-                verdict = _stop_verdict(cause, StopOutcome.BETWEEN_ATTEMPTS, move.verdict)
+                verdict = _stop_verdict(cause, StopOutcome.BETWEEN_ATTEMPTS, decision.verdict)
                 self._end_attempts(verdict, may_wait, now)
                 return
             count = history.restarts_used(self.records, self._config.generation)
@@ -376,7 +379,7 @@ class Gang(GangState):
 
     def on_end_written(self, now: float) -> None:
         """Let the others leave, now that the end is on storage, which may have taken long."""
-        assert self.verdict is not None, "it is in the end that was written"
+        assert self.verdict is not None, "the end that was written has a verdict"
         self._stage_deadline = now if self._is_alone else now + CLOSE_TIMEOUT_S
         if not self._is_alone:
             self._broadcast("leave", verdict=self.verdict.to_json())
@@ -420,9 +423,9 @@ class Gang(GangState):
             return
         full_size = self._config.gang_sizes[-1]
         if self.gathering.may_shrink(now) and 0 < (size := self.members.next_size) < full_size:
-            missing = render_numbers(self.members.missing_hosts)
+            missing_text = render_numbers(self.members.missing_hosts)
             sizes = f"{size} of {full_size} hosts"
-            self._log_text(f"{missing} did not join in time: continuing with {sizes}")
+            self._log_text(f"{missing_text} did not join in time: continuing with {sizes}")
             self._start_attempt(now)
             return
         outcome = self.gathering.check_wait(self.members, now)
@@ -438,8 +441,8 @@ class Gang(GangState):
             self._broadcast("stacks")
         last_committed = self.attempt.last_committed
         if self.stop_cause is None and self.growth.begin_growth(members, last_committed):
-            size, hosts = members.next_size, len(members.table)
-            cause = StopFacts(StopReason.GROWTH, hosts=size, hosts_before=hosts)
+            size, current_size = members.next_size, len(members.table)
+            cause = StopFacts(StopReason.GROWTH, hosts=size, hosts_before=current_size)
             self._log_text(render_stop_reason(cause))
             # Nobody ends these pods, so a save has its own timeout and not the grace period.
             save_s = self._config.job.phase_timeouts_s["save"]
@@ -456,9 +459,9 @@ class Gang(GangState):
         ranks = self.members.assign_ranks()
         self.attempt = Attempt(self.attempt_number, ranks, self._config.job.platform)
         self.stage, self.verdict, self.growth = Stage.RUN, None, Growth()
-        processes, hosts = self.members.table.process_count, len(self.members.table)
-        size = f"{processes} process{'es' if processes > 1 else ''} on {hosts} host"
-        size += "s" if hosts > 1 else ""
+        process_count, host_count = self.members.table.process_count, len(self.members.table)
+        size = f"{process_count} process{'es' if process_count > 1 else ''} on {host_count} host"
+        size += "s" if host_count > 1 else ""
         self._log_text(f"starting attempt {self.attempt_number}: {size}")
         self.actions.append(StartAttempt(follows_lost_attempt))
         self.actions.append(SendStart(sorted(self.members.present_hosts)))

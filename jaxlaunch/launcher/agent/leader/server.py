@@ -43,11 +43,9 @@ from jaxlaunch.runs import history
 from jaxlaunch.runs.run_folder import RunFolder, settle_records
 
 TICK_INTERVAL_S = 0.2
-# With this many hosts or more, messages are read this many seconds apart, so that each poll finds
-# many connections.
+# With MANY_HOSTS or more, the loop pauses between two polls, so that each finds many connections.
 MANY_HOSTS, POLL_PAUSE_S = 100, 0.02
-# Every host receives the state of the gang once in this time, and with many hosts once in the
-# second.
+# Seconds between two messages with the state of the gang to a host, for few and for many hosts.
 STATE_INTERVAL_S, MANY_HOSTS_STATE_INTERVAL_S = HEARTBEAT_S, 2.0
 # A connection without a hello is closed after this time.
 HELLO_TIMEOUT_S = 10.0
@@ -80,7 +78,7 @@ class Gate:
         self._max_waiting = config.hosts + SPARE_CONNECTIONS
         # Connections without a hello and their time of arrival, the longest silent first.
         self._waiting: dict[Link, tuple[float, LeaderHandshake]] = {}
-        # Those that were silent for too long at the last tick.
+        # Waiting connections that were silent for too long at the last tick.
         self._late_links: set[Link] = set()
         # Number of strangers for the next log line, and the last one of them.
         self._stranger_count, self._last_stranger = 0, ""
@@ -117,8 +115,8 @@ class Gate:
     def _accept_connections(self) -> None:
         # Connections of this turn could not answer yet, and are not closed in favor of others of
         # this turn.
-        room = self._max_waiting - len(self._waiting)
-        for _ in range(max(1, min(ACCEPT_BATCH, room))):
+        free_slots = self._max_waiting - len(self._waiting)
+        for _ in range(max(1, min(ACCEPT_BATCH, free_slots))):
             try:
                 sock, address = self._listener.accept()
             except OSError as error:
@@ -174,8 +172,8 @@ class Peer:
 
     def __init__(self, hello: Hello, link: Link) -> None:
         self.hello, self.host, self.link = hello, hello.host, link
-        # Seconds since its last message in which this process was stopped or starved, and could not
-        # receive.
+        # Seconds since its last message in which this process was stopped or starved, so that it
+        # could not receive one.
         self.excused_s = 0.0
 
 
@@ -208,8 +206,8 @@ class Server:
             loop.pause_between_polls(POLL_PAUSE_S)
         now = time.monotonic()
         records = settle_records(run_folder, config.uid)
-        began_at = time.time() - (now - clock.started_at)
-        clock.add_earlier_seconds(history.sum_seconds(records, began_at, config.run_started_at))
+        started_at = time.time() - (now - clock.started_at)
+        clock.add_earlier_seconds(history.sum_seconds(records, started_at, config.run_started_at))
         deadline_at = None
         if config.job.deadline_s is not None:
             spent_s = sum(clock.seconds_by_cause(clock.started_at).values())
@@ -221,7 +219,7 @@ class Server:
         # Whether a host has joined since the last start. At the next one agents.json lists its
         # ranks.
         self._has_new_host = False
-        # Which hosts hold ranks in agents.json.
+        # Assignment of ranks to hosts in agents.json.
         self._listed_table: Members | None = None
         # Whether agents.json lacks a host that joined after the start.
         self._has_late_host = False
@@ -243,13 +241,13 @@ class Server:
 
     def _greet_host(self, link: Link, handshake: LeaderHandshake, hello: Hello) -> None:
         """Admit or refuse a host that has proven the run's key."""
-        reason = self._gang.check_hello(hello)
-        if reason is not None:
-            refused = Refused(reason.message, reason.exit_code, reason.may_retry)
+        refusal = self._gang.check_hello(hello)
+        if refusal is not None:
+            refused = Refused(refusal.message, refusal.exit_code, refusal.may_retry)
             fields = handshake.seal_answer("refused", **dataclasses.asdict(refused))
             link.send("refused", **fields)
             link.close()
-            self._gang.on_host_refused(hello, reason, time.monotonic())
+            self._gang.on_host_refused(hello, refusal, time.monotonic())
             self._perform_actions()
             return
         link.send("welcome", **handshake.seal_answer("welcome", epoch=self._epoch))
