@@ -38,7 +38,7 @@ class Journal:
         kept_lines = {step: line for step, line in _read_lines(path) if step <= start}
         if os.path.exists(path):
             atomic_file.write_file(Path(path), "".join(kept_lines.values()).encode())
-        self._last = max(kept_lines, default=-1)
+        self._last_step = max(kept_lines, default=-1)
         # The last line and its offset, if this object wrote it.
         self._row: dict[str, Any] | None = None
         self._row_offset = 0
@@ -46,17 +46,17 @@ class Journal:
 
     def write(self, step: int, values: Mapping[str, Any]) -> None:
         """Append a line and flush it, unless the file already has this step or a later one."""
-        if step > self._last:
-            self._last, self._row_offset = step, self._file.tell()
+        if step > self._last_step:
+            self._last_step, self._row_offset = step, self._file.tell()
             self._row = {STEP: step, **replace_non_finite(values)}
             self._file.write(json.dumps(self._row) + "\n")
             self._file.flush()
 
     def merge_step(self, step: int, values: Mapping[str, Any]) -> None:
         """Append a line, or merge its values into the last line if that has the same step."""
-        if step == self._last and self._row is not None:
+        if step == self._last_step and self._row is not None:
             self._file.truncate(self._row_offset)
-            self._last, values = -1, {**self._row, **values}
+            self._last_step, values = -1, {**self._row, **values}
         self.write(step, values)
 
     def close(self) -> None:

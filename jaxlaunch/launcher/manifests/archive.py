@@ -149,10 +149,10 @@ def _write_archive(entries: Sequence[Entry]) -> bytes:
 
 def _size_error(problem: str, sizes: dict[str, int], limit: int) -> UserError:
     largest = sorted(sizes, key=sizes.__getitem__, reverse=True)[:SHOWN_FILES]
-    listed = ", ".join(f"{name} ({_format_size(sizes[name])})" for name in largest)
+    largest_files = ", ".join(f"{name} ({_format_size(sizes[name])})" for name in largest)
     fact = f"the folder {problem}, and at most {_format_size(limit)} fit into its ConfigMap."
     hint = "leave out in .gitignore what no pod needs; data belongs on a volume."
-    return UserError(f"code: {fact} The largest files: {listed}.", hint)
+    return UserError(f"code: {fact} The largest files: {largest_files}.", hint)
 
 
 def _format_size(size: int) -> str:
@@ -166,7 +166,6 @@ EXCLUDED_NAMES = {
     *(".git", ".hg", ".svn", ".venv", "venv", "node_modules", "__pycache__", ".ipynb_checkpoints"),
     *(".mypy_cache", ".pytest_cache", ".ruff_cache", ".tox", ".DS_Store"),
 }
-EXCLUDED_NAMES |= {".pytest_cache", ".ruff_cache", ".tox", ".DS_Store"}
 # A listing takes milliseconds, but a network disk may be slower.
 GIT_TIMEOUT_S = 60
 
@@ -241,8 +240,8 @@ def _expand_repositories(folder: Path, names: list[str]) -> Iterator[str]:
         if not inner.is_dir() or inner.is_symlink():
             yield name
         elif (inner / ".git").exists():
-            for below in _expand_repositories(inner, _list_isolated(inner)):
-                yield f"{name.rstrip('/')}/{below}"
+            for inner_name in _expand_repositories(inner, _list_isolated(inner)):
+                yield f"{name.rstrip('/')}/{inner_name}"
 
 
 def _list_isolated(folder: Path) -> list[str]:
@@ -268,8 +267,8 @@ def _index_path(folder: Path) -> Path:
 def _list_git_files(
     folder: Path, *options: str, git_options: tuple[str, ...] = (), **variables: str
 ) -> list[str]:
-    listed = _run_git(folder, *git_options, "ls-files", "-z", *options, **variables)
-    return [os.fsdecode(name) for name in listed.split(b"\0") if name]
+    output = _run_git(folder, *git_options, "ls-files", "-z", *options, **variables)
+    return [os.fsdecode(name) for name in output.split(b"\0") if name]
 
 
 def _run_git(folder: Path, *arguments: str, **variables: str) -> bytes:
