@@ -3,9 +3,9 @@
 The folder is one of Hugging Face's, or, of the MLP of a table, one of our own form
 (huggingface/save).
 
-A process of its own, on the CPU alone: it uses no accelerator, and needs neither the data nor the
+This is a separate process on the CPU: it uses no accelerator, and needs neither the data nor the
 code of the training, because a checkpoint records its model. FOLDER holds the checkpoints; without
-it, that of TRAIN_SPEC is used. Prints one JSON object; exits with a code of the contract.
+it, that of TRAIN_SPEC is used. It prints one JSON object and exits with a code of the contract.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def export(
     `to` exists.
     """
     if base is not None and not merged:
-        raise SpecError(f"--base {base} is of --merged: only merged weights are made of the base")
+        raise SpecError(f"--base {base} needs --merged: only merged weights contain the base")
     # The target is checked before a checkpoint of many gigabytes is verified.
     save.check_target(to)
     notes: list[str] = []

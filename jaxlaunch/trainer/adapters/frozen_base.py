@@ -47,7 +47,7 @@ def read_base(
     """
     inputs = _input_counts(model)
     scales = {name for name in abstract_params if name.endswith(peft.SCALE_SUFFIX)}
-    stored = {name: like for name, like in abstract_params.items() if name not in scales}
+    stored = {name: target for name, target in abstract_params.items() if name not in scales}
     params: dict[str, Any] = {}
 
     def store_parameter(name: str, array: Array) -> None:
@@ -59,7 +59,7 @@ def read_base(
             params[name] = array.astype(abstract_params[name].dtype)
 
     digest = _compute_digest(model, stored, store_parameter)
-    shapes = {name: list(like.shape) for name, like in stored.items()}
+    shapes = {name: list(target.shape) for name, target in stored.items()}
     return params, {"init_from": model.init_from, "shapes": shapes, "digest": digest}
 
 
@@ -138,13 +138,13 @@ def _compute_digest(model: PublishedModel, abstract_params: Shapes, on_parameter
 def _sum_bits(array: Array) -> Array:
     """Return two sums, modulo 2^32, over the bits of every number mixed with its position."""
     bits = jax.lax.bitcast_convert_type(array.astype(jnp.float32), jnp.uint32)
-    place = jnp.zeros(array.shape, jnp.uint32)
+    position = jnp.zeros(array.shape, jnp.uint32)
     for axis, size in enumerate(array.shape):
         index = jax.lax.broadcasted_iota(jnp.uint32, array.shape, axis)
-        place = place * jnp.uint32(size % 2**32) + index
-    mixed = _mix_bits(bits ^ _mix_bits(place))
+        position = position * jnp.uint32(size % 2**32) + index
+    mixed = _mix_bits(bits ^ _mix_bits(position))
     mixes = mixed, _mix_bits(mixed ^ jnp.uint32(0x9E3779B9))
-    return jnp.stack([bits.sum(dtype=jnp.uint32) for bits in mixes])
+    return jnp.stack([mix.sum(dtype=jnp.uint32) for mix in mixes])
 
 
 def _mix_bits(bits: Array) -> Array:
@@ -177,8 +177,8 @@ class MergedParameter:
             slice(index, index + 1) if isinstance(index, int) else slice(*index.indices(size)[:2])
             for index, size in zip(indices, self.shape, strict=True)
         )
-        like = jax.ShapeDtypeStruct(self.shape, self.dtype)
-        part = load.read_part(self.leaf, spans, like, self.files)
+        target = jax.ShapeDtypeStruct(self.shape, self.dtype)
+        part = load.read_part(self.leaf, spans, target, self.files)
         # Otherwise the pages that were read stay in this process's memory, up to the whole base.
         self.files.close()
         part = part[tuple(0 if isinstance(index, int) else slice(None) for index in indices)]
@@ -186,8 +186,8 @@ class MergedParameter:
             return part
         a, b = (np.asarray(matrix[indices[0]], np.float32) for matrix in (self.a, self.b))
         # The product sums over the rank.
-        added = self.scaling * np.tensordot(a, b, axes=1)
-        return (part.astype(np.float32) + added).astype(self.dtype)
+        delta = self.scaling * np.tensordot(a, b, axes=1)
+        return (part.astype(np.float32) + delta).astype(self.dtype)
 
 
 def merge_stored(
@@ -235,9 +235,9 @@ class MergingParameters(dict[str, Array]):
         self, params: Mapping[str, Array], model: PublishedModel, lora: Lora | None
     ) -> None:
         """Take all parameters: the adapters, the base, and the frozen reference if any."""
-        ends = (peft.A_SUFFIX, peft.B_SUFFIX, peft.SCALE_SUFFIX)
+        suffixes = (peft.A_SUFFIX, peft.B_SUFFIX, peft.SCALE_SUFFIX)
         names = [name for name in params if not name.startswith(REFERENCE_PREFIX)]
-        super().__init__({name: params[name] for name in names if not name.endswith(ends)})
+        super().__init__({name: params[name] for name in names if not name.endswith(suffixes)})
         self._params, self._scaling = params, 0.0 if lora is None else lora.scaling
         self._inputs = {} if lora is None else _input_counts(model)
 
@@ -257,10 +257,10 @@ def _merge_kernel(
     kernel: Array, scale: Any, a: Array | None, b: Array | None, inputs: int, scaling: float
 ) -> Array:
     """Return kernel [layers, I, O] + scaling × A [layers, I, R] · B [layers, R, O]."""
-    whole = kernel.astype(jnp.float32)
+    wide = kernel.astype(jnp.float32)
     if scale is not None:
-        whole = dequantize_kernel(kernel, scale, inputs)
+        wide = dequantize_kernel(kernel, scale, inputs)
     if a is None or b is None:
-        return whole
-    added = jax.vmap(partial(jnp.tensordot, axes=1))(a.astype(jnp.float32), b.astype(jnp.float32))
-    return whole + scaling * added
+        return wide
+    delta = jax.vmap(partial(jnp.tensordot, axes=1))(a.astype(jnp.float32), b.astype(jnp.float32))
+    return wide + scaling * delta

@@ -109,12 +109,12 @@ def causal_attention(
     """Return the causal implementation `name`. Raises SpecError for an unknown name."""
     attend, scores = _find_implementation(name), Scores(True, window, cap, scale)
 
-    def within_scope(query_BLHK: Array, key_BLGK: Array, value_BLGK: Array, keys: Keys) -> Array:
+    def attend_in_scope(query_BLHK: Array, key_BLGK: Array, value_BLGK: Array, keys: Keys) -> Array:
         # The scope tells trainer/numerics/flops how to count.
         with jax.named_scope(flops.causal_scope(query_BLHK.shape[1], window)):
             return attend(query_BLHK, key_BLGK, value_BLGK, keys, scores)
 
-    return within_scope
+    return attend_in_scope
 
 
 def full_attention(name: str) -> Attention:
@@ -129,8 +129,8 @@ def _find_implementation(name: str) -> Callable[..., Array]:
         )
     kernel = TRACED[name]
 
-    def attend(*args: Any, **keys: Any) -> Array:
-        mixed_BLHK: Array = kernel(*args, **keys)
+    def attend(*args: Any, **kwargs: Any) -> Array:
+        mixed_BLHK: Array = kernel(*args, **kwargs)
         return mixed_BLHK if name == SPLASH else checkpoint_name(mixed_BLHK, ATTENTION_OUTPUT)
 
     # A profile recognizes attention by this scope.
@@ -155,7 +155,7 @@ def _xla_attention(
         operands = jax.tree.map(lambda operand: operand.astype(jnp.float32), operands)
     query_BHLK, key_BGLK, value_BGLK = (operand.swapaxes(1, 2) for operand in operands)
     # R counts the queries that read the same keys.
-    rows, sharing = heads // groups * length, heads // groups
+    rows, group_size = heads // groups * length, heads // groups
     query_BGRK = query_BHLK.reshape(batch, groups, rows, size)
     scores_BGRL = jnp.einsum(
         "bgrk,bglk->bgrl", query_BGRK, key_BGLK, preferred_element_type=jnp.float32
@@ -163,16 +163,16 @@ def _xla_attention(
     if scores.cap is not None:
         scores_BGRL = scores.cap * jnp.tanh(scores_BGRL / scores.cap)
     if scores.is_causal:
-        seen_LL = jnp.tri(length, dtype=bool)
+        visible_LL = jnp.tri(length, dtype=bool)
         if scores.window is not None and scores.window < length:
-            seen_LL &= ~jnp.tri(length, k=-scores.window, dtype=bool)
-        scores_BGRL = jnp.where(jnp.tile(seen_LL, (sharing, 1)), scores_BGRL, MASKED_SCORE)
+            visible_LL &= ~jnp.tri(length, k=-scores.window, dtype=bool)
+        scores_BGRL = jnp.where(jnp.tile(visible_LL, (group_size, 1)), scores_BGRL, MASKED_SCORE)
     if mask_B1LL is not None:
         if mask_B1LL.shape[2] > 1:
-            mask_B1LL = jnp.tile(mask_B1LL, (1, 1, sharing, 1))
+            mask_B1LL = jnp.tile(mask_B1LL, (1, 1, group_size, 1))
         scores_BGRL = jnp.where(mask_B1LL, scores_BGRL, MASKED_SCORE)
-    shares_BGRL = jax.nn.softmax(scores_BGRL).astype(value_BGLK.dtype)
-    mixed_BGRK = jnp.einsum("bgrl,bglk->bgrk", shares_BGRL, value_BGLK)
+    probs_BGRL = jax.nn.softmax(scores_BGRL).astype(value_BGLK.dtype)
+    mixed_BGRK = jnp.einsum("bgrl,bglk->bgrk", probs_BGRL, value_BGLK)
     return mixed_BGRK.reshape(batch, heads, length, size).swapaxes(1, 2).astype(dtype)
 
 
@@ -188,16 +188,16 @@ def _cudnn_attention(
         mask_BLL, lengths_B = visibility.pairs_B1LL(length), None
     # JAX (0.10.2, 0.11.2) refuses odd lengths in training even without a mask, so one hidden
     # position is added.
-    odd = length % 2
-    if odd and mask_BLL is None and lengths_B is None and not scores.is_causal:
+    extra = length % 2
+    if extra and mask_BLL is None and lengths_B is None and not scores.is_causal:
         lengths_B = jnp.full(query_BLHK.shape[0], length, jnp.int32)
     query_BLHK, key_BLGK, value_BLGK = (
-        jnp.pad(operand, ((0, 0), (0, odd), (0, 0), (0, 0)))
+        jnp.pad(operand, ((0, 0), (0, extra), (0, 0), (0, 0)))
         for operand in (query_BLHK, key_BLGK, value_BLGK)
     )
     if mask_BLL is not None:
         mask_BLL = jnp.broadcast_to(mask_BLL, (*mask_BLL.shape[:2], length, length))
-        mask_BLL = jnp.pad(mask_BLL, ((0, 0), (0, 0), (0, odd), (0, odd)))
+        mask_BLL = jnp.pad(mask_BLL, ((0, 0), (0, 0), (0, extra), (0, extra)))
     if lengths_B is not None:
         # The softmax of a row without keys is undefined.
         lengths_B = jnp.clip(lengths_B.astype(jnp.int32), 1, length)
@@ -223,19 +223,23 @@ def _splash_attention(
 ) -> Array:
     """Call splash attention. Hidden keys get a segment of their own."""
     visibility, (batch, length) = as_visible(keys), query_BLHK.shape[:2]
-    ids = None
+    segment_ids = None
     if any(restriction is not None for restriction in visibility):
-        own_BL = visibility.segments_BL
-        if own_BL is None:
-            own_BL = jnp.zeros((batch, length), jnp.int32)
+        query_segments_BL = visibility.segments_BL
+        if query_segments_BL is None:
+            query_segments_BL = jnp.zeros((batch, length), jnp.int32)
         is_seen_B11L = Visible(visibility.mask_BL, None, visibility.lengths_B).pairs_B1LL(length)
-        key_BL = own_BL if is_seen_B11L is None else jnp.where(is_seen_B11L[:, 0, 0], own_BL, -1)
-        ids = own_BL.astype(jnp.int32), key_BL.astype(jnp.int32)
+        key_segments_BL = (
+            query_segments_BL
+            if is_seen_B11L is None
+            else jnp.where(is_seen_B11L[:, 0, 0], query_segments_BL, -1)
+        )
+        segment_ids = query_segments_BL.astype(jnp.int32), key_segments_BL.astype(jnp.int32)
     # Importing Pallas takes half a second.
     from jaxlaunch.trainer.attention import splash
 
     return splash.splash_attention(
-        query_BLHK, key_BLGK, value_BLGK, ids, scores, name=ATTENTION_OUTPUT
+        query_BLHK, key_BLGK, value_BLGK, segment_ids, scores, name=ATTENTION_OUTPUT
     )
 
 
@@ -306,8 +310,8 @@ def _batch_kernel(
     """Bind the operation with the mapped dimension in front, which the query always gets."""
     (query, *other_operands), (axis, *axes) = operands, dims
     if axis is None:
-        places = zip(other_operands, axes, strict=True)
-        size = next(other.shape[place] for other, place in places if place is not None)
+        mapped_axes = zip(other_operands, axes, strict=True)
+        size = next(other.shape[axis] for other, axis in mapped_axes if axis is not None)
         query, axis = jnp.broadcast_to(query, (size, *query.shape)), 0
     mapped = jax.vmap(plain, (0, *axes))
     return KERNEL.bind(jnp.moveaxis(query, axis, 0), *other_operands, plain=mapped), (0, 0)

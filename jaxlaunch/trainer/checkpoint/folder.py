@@ -63,7 +63,7 @@ class CheckpointFolder:
         return self.path / str(step)
 
     def digests_file(self, nonce: str, step: int, process: int) -> epath.Path:
-        """Return the file of a process's digests. The nonce tells an earlier attempt's apart."""
+        """Return the file of a process's digests. The nonce distinguishes the attempts."""
         return self.path / DIGESTS_FOLDER / f"{nonce}.{step}.{process}.json"
 
     def read_with_retries(self, operation: Callable[[], T], step: int | None = None) -> T:
@@ -117,8 +117,8 @@ class CheckpointFolder:
         if unfinished.exists() and _has_mark(unfinished):
             # It belongs to a failed save of this process.
             remove_step(unfinished)
-        places = [self.step_folder(step), unfinished][: 1 if is_remote(self.path) else 2]
-        return [path.name for path in places if path.exists()]
+        candidates = [self.step_folder(step), unfinished][: 1 if is_remote(self.path) else 2]
+        return [path.name for path in candidates if path.exists()]
 
     def blocking_error(self, names: list[str]) -> CheckpointError:
         """Return the error for names in the place of steps."""
@@ -131,13 +131,8 @@ class CheckpointFolder:
     def list_steps(self) -> tuple[list[int], list[str]]:
         """Return the steps in the folder, also damaged ones, and the names of other files."""
         steps, foreign = [], []
-        own_names = (
-            ".",
-            OWNER,
-            DIGESTS_FOLDER,
-            saved_files.INPUTS_FILE,
-            saved_files.TOKENIZER_FOLDER,
-        )
+        saved_names = (saved_files.INPUTS_FILE, saved_files.TOKENIZER_FOLDER)
+        own_names = (".", OWNER, DIGESTS_FOLDER, *saved_names)
         for child in sorted(self.path.iterdir()):
             if STEP_NAME.fullmatch(child.name):
                 if not child.is_dir() or _is_step(child) or _is_empty(child):
@@ -189,8 +184,8 @@ def remove_step(folder: epath.Path) -> list[str]:
     if step_manifest is not None:
         own_names = set(step_manifest.files)
     else:
-        heads = {name: name.split("/")[0].split(UNFINISHED_SUFFIX)[0] for name in names}
-        own_names = {name for name in names if heads[name] in SAVED_NAMES}
+        top_names = {name: name.split("/")[0].split(UNFINISHED_SUFFIX)[0] for name in names}
+        own_names = {name for name in names if top_names[name] in SAVED_NAMES}
     removed = [name for name in names if name in own_names - {MARK_FILE}]
     map_files(lambda name: (folder / name).unlink(missing_ok=True), removed)
     drafts = filter(manifest.is_draft, manifest.list_files(folder, include_manifest=True))

@@ -198,11 +198,11 @@ class Owner:
         """Raise CheckpointError if another process owns the folder now: this one must not write."""
         claim = Claim.read(self._path)
         if claim is not None and claim.owner != self._identity:
-            now = f"run {claim.owner.uid}, process {claim.owner.pid} on {claim.owner.host}"
+            new_owner = f"run {claim.owner.uid}, process {claim.owner.pid} on {claim.owner.host}"
             raise CheckpointError(
                 f"{self._path.parent} no longer belongs to run {self._identity.uid}, process "
-                f"{self._identity.pid}: it was taken over by {now}. This process writes nothing "
-                "more"
+                f"{self._identity.pid}: it was taken over by {new_owner}. This process writes "
+                "nothing more"
             )
 
     def release(self) -> None:

@@ -78,8 +78,8 @@ def send_message(channel: socket.socket, message: Any) -> None:
         return raw.nbytes < LARGE_BYTES
 
     parts = [memoryview(pickle.dumps(message, protocol=5, buffer_callback=is_small)), *large]
-    numbers = [len(parts), *(part.nbytes for part in parts)]
-    channel.sendall(struct.pack(f"<{len(numbers)}Q", *numbers))
+    header = [len(parts), *(part.nbytes for part in parts)]
+    channel.sendall(struct.pack(f"<{len(header)}Q", *header))
     for part in parts:
         channel.sendall(part)
 
@@ -132,8 +132,8 @@ class Workers:
         try:
             try:
                 return worker.request_items(request)
-            except WorkerDiedError as died:
-                _report_restart(worker, request, died)
+            except WorkerDiedError as error:
+                _report_restart(worker, request, error)
             # Read one by one, so that the example that kills a process can be named.
             return [
                 _read_item(worker, request._replace(index_B=[index], position_B=[position]))
@@ -202,14 +202,14 @@ def _read_item(worker: _Worker, request: Request) -> Item:
     for attempt in range(1, MAX_TRIES + 1):
         try:
             return worker.request_items(request)[0]
-        except WorkerDiedError as died:
+        except WorkerDiedError as error:
             if attempt == MAX_TRIES:
                 raise DataError(
                     f"train.data.workers: {MAX_TRIES} processes in turn that read example "
-                    f"{request.index_B[0]} ended: the last {died}. Read it with "
+                    f"{request.index_B[0]} ended: the last {error}. Read it with "
                     "train.data.workers=0 to see why; SIGKILL is often too little memory"
                 ) from None
-            _report_restart(worker, request, died)
+            _report_restart(worker, request, error)
     raise AssertionError("the last attempt returns or raises")
 
 

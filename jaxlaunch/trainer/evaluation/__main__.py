@@ -1,7 +1,7 @@
 """Evaluates a checkpoint as its training does: `python -m jaxlaunch.trainer.evaluation FOLDER`.
 
-A process of its own, because the launcher never imports jax. Prints one JSON object; exits with a
-code of the contract.
+This is a separate process, because the launcher never imports jax. It prints one JSON object and
+exits with a code of the contract.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Samples from a trained model: `python -m jaxlaunch.trainer.generate FOLDER --prompt TEXT`.
 
-A process of its own, because the launcher never imports jax. FOLDER holds checkpoints, or a Hugging
-Face model. Prints JSON lines: `{"piece": …}` for every few characters of a single sample, then one
-object with all samples. With `--chat` each line of stdin is what the user says, as a JSON string;
-`{"ask": …}` asks for the next one. Exits with a code of the contract.
+This is a separate process, because the launcher never imports jax. FOLDER holds checkpoints, or a
+Hugging Face model. It prints JSON lines: `{"piece": …}` for every few characters of a single
+sample, then one object with all samples. With `--chat` each line of stdin is a message of the user,
+as a JSON string; `{"ask": …}` asks for the next one. It exits with a code of the contract.
 """
 
 from __future__ import annotations
@@ -49,13 +49,13 @@ def generate_samples(
     """Generate the requested samples; a single sample is also emitted in pieces."""
     model, notes = _load_model(options)
     rows = model.rows([*options.prompt, *map(_parse_ids, options.ids)])
-    how = options.sampling_options()
-    began = time.perf_counter()
-    if len(rows) == 1 and how.get("n", 1) == 1 and how.get("beams", 1) == 1:
-        groups = [[_stream_sample(model, rows[0], cast(SamplingOptions, how), emit)]]
+    sampling = options.sampling_options()
+    started_at = time.perf_counter()
+    if len(rows) == 1 and sampling.get("n", 1) == 1 and sampling.get("beams", 1) == 1:
+        groups = [[_stream_sample(model, rows[0], cast(SamplingOptions, sampling), emit)]]
     else:
-        groups = model.generate(rows, **how)
-    seconds = time.perf_counter() - began
+        groups = model.generate(rows, **sampling)
+    seconds = time.perf_counter() - started_at
     return {
         "step": model.step,
         "samples": [[_to_json(model, sample) for sample in group] for group in groups],
@@ -74,14 +74,14 @@ def run_chat(
     tokens, seconds = 0, 0.0
     emit({"ask": model.step, "notes": notes})
     for line in lines:
-        began = time.perf_counter()
+        started_at = time.perf_counter()
         try:
             answer = chat.answer_message(json.loads(line), emit)
         except SpecError as error:
             emit({"refused": str(error)})
         else:
             tokens = tokens + len(answer.ids) + answer.ended
-            seconds = seconds + time.perf_counter() - began
+            seconds = seconds + time.perf_counter() - started_at
             emit({"ended": answer.ended})
         emit({"ask": model.step})
     return {"step": model.step, "messages": chat.messages, "tokens": tokens, "seconds": seconds}
@@ -173,8 +173,8 @@ def _stream_sample(
 
 def _to_json(model: TextModel, sample: Sample) -> dict[str, Any]:
     text = model.text(sample)
-    numbers = {"ids": sample.ids, "score": sample.score, "ended": sample.ended}
-    return numbers if text is None else {"text": text, **numbers}
+    fields = {"ids": sample.ids, "score": sample.score, "ended": sample.ended}
+    return fields if text is None else {"text": text, **fields}
 
 
 if __name__ == "__main__":

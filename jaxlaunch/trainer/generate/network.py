@@ -74,8 +74,8 @@ class Network:
         for name, leaf in self._arrays.params.items():
             split = sharding.state_sharding(name, leaf.shape, self._arrays.axes[name], mesh)
             self.abstract[name] = jax.ShapeDtypeStruct(leaf.shape, dtype, sharding=split)
-        looks = _layer_looks(model)
-        self._looks = [looks[layer % len(looks)] for layer in range(model.layers)]
+        pattern = _layer_pattern(model)
+        self._traits = [pattern[layer % len(pattern)] for layer in range(model.layers)]
         # Name of a stack of parameters -> its layers.
         self._stacks: Mapping[str, tuple[int, ...]] = {"blocks": tuple(range(model.layers))}
         if isinstance(model, spec.Decoder):
@@ -93,7 +93,8 @@ class Network:
     def cache_slots(self, length: int) -> tuple[int, ...]:
         """Return the number of slots in each layer's cache for rows of up to `length` tokens."""
         return tuple(
-            length if look.window is None else min(look.window, length) for look in self._looks
+            length if traits.window is None else min(traits.window, length)
+            for traits in self._traits
         )
 
     # --- parameters -------------------------------------------------------------------------------
@@ -119,15 +120,15 @@ class Network:
         outer: NamedArrays = {}
         layers: tuple[NamedArrays, ...] = tuple({} for _ in range(self.config.layers))
         for name in list(params):
-            leaf, like = params.pop(name), self.abstract[name]
+            leaf, target = params.pop(name), self.abstract[name]
             stack, _, parameter_name = name.partition(".")
             with self.tracing_context():
                 if stack not in self._stacks:
-                    outer[name] = _copy_array(leaf, like.dtype, like.sharding)
+                    outer[name] = _copy_array(leaf, target.dtype, target.sharding)
                     continue
-                layer_spec = jax.sharding.PartitionSpec(*like.sharding.spec[1:])
+                layer_spec = jax.sharding.PartitionSpec(*target.sharding.spec[1:])
                 split = jax.sharding.NamedSharding(self.mesh, layer_spec)
-                parts = _unstack_layers(leaf, like.dtype, split)
+                parts = _unstack_layers(leaf, target.dtype, split)
             for layer, part in zip(self._stacks[stack], parts, strict=True):
                 layers[layer][parameter_name] = part
         return Weights(outer, layers)
@@ -160,8 +161,8 @@ class Network:
         """Return logits_BV after the last token of left-padded prompts, and the caches."""
         place_BP = jnp.arange(tokens_BP.shape[1])[None, :] - pad_B[:, None]
         keys = Visible(mask_BL=(place_BP >= 0).astype(jnp.int32))
-        looks = zip(self._looks, slots, strict=True)
-        attends = [PromptAttention(look.plain, count) for look, count in looks]
+        layers = zip(self._traits, slots, strict=True)
+        attends = [PromptAttention(traits.plain, count) for traits, count in layers]
         model, x_BPD = self._run_layers(weights, tokens_BP, jnp.maximum(place_BP, 0), attends, keys)
         logits_BV = model.project(x_BPD[:, -1:], model.head_DV)[:, 0]
         return logits_BV, tuple(attend.cache for attend in attends)
@@ -171,8 +172,8 @@ class Network:
     ) -> tuple[Array, tuple[Cache, ...]]:
         """Return logits_BV after one more token per row, at index `at`, and the updated caches."""
         attends = [
-            TokenAttention(cache, at, pad_B, scale=look.scale, cap=look.cap)
-            for look, cache in zip(self._looks, caches, strict=True)
+            TokenAttention(cache, at, pad_B, scale=traits.scale, cap=traits.cap)
+            for traits, cache in zip(self._traits, caches, strict=True)
         ]
         places_B1 = (at - pad_B)[:, None]
         model, x_B1D = self._run_layers(weights, token_B[:, None], places_B1, attends)
@@ -180,7 +181,7 @@ class Network:
 
     def compute_logits(self, weights: Weights, tokens_BL: Array) -> Array:
         """Return logits_BLV without a cache, of rows that are padded on the right."""
-        attends = [look.plain for look in self._looks]
+        attends = [traits.plain for traits in self._traits]
         places_BL = jnp.arange(tokens_BL.shape[1])[None, :]
         model, x_BLD = self._run_layers(weights, tokens_BL, places_BL, attends)
         return model.project(x_BLD, model.head_DV)
@@ -204,9 +205,9 @@ class Network:
             # Positions past the table belong to padding.
             places_BL = jnp.minimum(places_BL, self.config.position_rows - 1)
         x_BLD = model.embed_inputs(tokens_BL, places_BL)
-        for layer, look in enumerate(self._looks):
+        for layer, traits in enumerate(self._traits):
             block = blocks[layer].build_layer(weights.layers[layer])
-            x_BLD = look.apply(block, x_BLD, attends[layer], places_BL, keys)
+            x_BLD = traits.apply(block, x_BLD, attends[layer], places_BL, keys)
         return model, gather_sequence(model.norm(x_BLD))
 
 
@@ -224,7 +225,7 @@ class _Stack:
         return nnx.merge(self._graph, jax.tree.unflatten(self._tree, leaves))
 
 
-class LayerLook(NamedTuple):
+class LayerTraits(NamedTuple):
     """The properties by which the attention of layers differs."""
 
     plain: Attention  # over whole rows
@@ -234,18 +235,18 @@ class LayerLook(NamedTuple):
     apply: Callable[..., Array]  # (block, x_BLD, attend, places_BL, keys) -> x_BLD
 
 
-def _layer_looks(config: Config) -> list[LayerLook]:
-    """Return the looks of the layers, as a pattern that repeats."""
+def _layer_pattern(config: Config) -> list[LayerTraits]:
+    """Return the traits of the layers, as a pattern that repeats."""
     if isinstance(config, spec.GPT2):
         plain = implementations.causal_attention(ATTENTION)
-        return [LayerLook(plain, None, None, None, _apply_gpt2_layer)]
-    looks, scale = [], (config.query_scalar or config.head_channels) ** -0.5
+        return [LayerTraits(plain, None, None, None, _apply_gpt2_layer)]
+    pattern, scale = [], (config.query_scalar or config.head_channels) ** -0.5
     for name in config.attention_spans:
-        look = LayerAttention.from_config(config, name, ATTENTION)
+        attention = LayerAttention.from_config(config, name, ATTENTION)
         window = config.window if name == "window" else None
-        apply = partial(_apply_decoder_layer, config, look)
-        looks.append(LayerLook(look.attend, window, scale, config.score_cap, apply))
-    return looks
+        apply = partial(_apply_decoder_layer, config, attention)
+        pattern.append(LayerTraits(attention.attend, window, scale, config.score_cap, apply))
+    return pattern
 
 
 def _apply_gpt2_layer(
@@ -258,23 +259,23 @@ def _apply_gpt2_layer(
 
 def _apply_decoder_layer(
     config: spec.Decoder,
-    look: LayerAttention,
+    attention: LayerAttention,
     block: Block,
     x_BLD: Array,
     attend: Attention,
     places_BL: Array,
     keys: Keys,
 ) -> Array:
-    look = LayerAttention(attend, partial(look.rope, places_BL=places_BL))
+    attention = LayerAttention(attend, partial(attention.rope, places_BL=places_BL))
     if config.experts is None:
-        output_BLD: Array = block(x_BLD, keys, look)
+        output_BLD: Array = block(x_BLD, keys, attention)
         return output_BLD
     # The counts of the mixture are not read here.
     mixture = Mixture.from_config(config)
     real_BL = jnp.ones(x_BLD.shape[:2], jnp.float32)
     place_M = jnp.zeros(mixture.layers, jnp.float32)
     carry = x_BLD, RoutingTotals.zeros(mixture)
-    output_BLD, _ = block(carry, keys, look, real_BL, place_M)
+    output_BLD, _ = block(carry, keys, attention, real_BL, place_M)
     return output_BLD
 
 

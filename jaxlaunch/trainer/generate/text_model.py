@@ -189,10 +189,10 @@ def add_end_tokens(model: TextModel, ids: Sequence[int]) -> None:
 
 def _cut_at_stop(stop: Sequence[str], ids: Ids, decode: Callable[[Sequence[int]], str]) -> Ids:
     """Return the longest prefix whose text ends before the first text of `stop`."""
-    whole = decode(ids)
-    places = [place for text in stop if (place := whole.find(text)) >= 0]
+    full_text = decode(ids)
+    stop_positions = [place for text in stop if (place := full_text.find(text)) >= 0]
     count = len(ids)
-    while places and len(decode(ids[:count])) > min(places):
+    while stop_positions and len(decode(ids[:count])) > min(stop_positions):
         count -= 1
     return ids[:count]
 
@@ -265,23 +265,23 @@ class _StoredParameters(dict[str, Any]):
     """The parameters of a checkpoint by name, each read when it is popped."""
 
     def __init__(self, network: Network, stored: Mapping[str, Any]) -> None:
-        if odd := sorted(network.abstract.keys() ^ stored.keys()):
-            names = ", ".join(odd[:5])
+        if mismatched := sorted(network.abstract.keys() ^ stored.keys()):
+            names = ", ".join(mismatched[:5])
             raise SpecError(f"the checkpoint's parameters are not the model's: {names}")
         super().__init__(stored)
         self._abstract = network.abstract
 
     def pop(self, name: str, *default: Any) -> Array:
-        like, stored = self._abstract[name], super().pop(name)
+        target, stored = self._abstract[name], super().pop(name)
         axes = [slice(None)] * len(stored.shape)
         if len(axes) < 3 or isinstance(stored, reader.StoredArray):
-            whole = np.asarray(stored[tuple(axes)])
+            array = np.asarray(stored[tuple(axes)])
         else:
             # A stack with merged adapters can only be read layer by layer.
             layers = range(stored.shape[0])
-            whole = np.stack([np.asarray(stored[(layer, *axes[1:])]) for layer in layers])
+            array = np.stack([np.asarray(stored[(layer, *axes[1:])]) for layer in layers])
         return jax.make_array_from_callback(
-            like.shape, like.sharding, lambda index: whole[index].astype(like.dtype)
+            target.shape, target.sharding, lambda index: array[index].astype(target.dtype)
         )
 
 

@@ -31,7 +31,7 @@ class Family:
     constant: Values = dataclasses.field(default_factory=dict)
     # Keys of this family alone that do not change what a model computes.
     silent: frozenset[str] = frozenset()
-    activation: str = "hidden_act"  # their key of it
+    activation: str = "hidden_act"  # their key of the activation
     # How they define which layers have a window: all, [all_]switched or layers; None: none.
     window: str | None = None
     has_biases: bool = False  # whether the family has attention_bias and mlp_bias
@@ -322,11 +322,11 @@ EFFECTS: Keys = {
     "is_causal": "lets a token see those after it",
     "is_encoder_decoder": "adds an encoder",
     "partial_rotary_factor": "rotates a part of each head",
-    "pruned_heads": "takes heads out of layers",
-    "qkv_bias": "takes out the biases of query, key and value",
+    "pruned_heads": "removes heads from layers",
+    "qkv_bias": "removes the biases of query, key and value",
     "quantization_config": "says that the weights are quantized",
-    "rope_interleaved": "rotates neighbours in place of halves",
-    "router_jitter_noise": "makes what the router sees noisy",
+    "rope_interleaved": "rotates neighboring channels instead of halves",
+    "router_jitter_noise": "adds noise to the input of the router",
     "scale_attn_by_inverse_layer_idx": "divides attention scores by the number of the layer",
     "scale_attn_weights": "leaves attention scores undivided by the root of the head size",
     "tie_word_embeddings": "gives the head weights of its own",
@@ -352,7 +352,7 @@ IGNORED_KEYS = key_set(
     "use_bfloat16 use_cache"
 )
 
-# Keys of ours of which a null is an error.
+# Keys of our model block that must not be null.
 COUNT_KEYS = key_set("experts experts_per_token expert_hidden head_size")
 EXPERT_KEYS = frozenset({"router_aux_loss_coef", "output_router_logits"})
 ROPE_KEYS = frozenset({"rope_theta", "rope_scaling", "rope_parameters"})
@@ -403,7 +403,7 @@ def key_faults(name: str, family: Family, config: Mapping[str, Any]) -> Iterator
                 supported = json.dumps(supported_values[key])
                 yield (
                     f"{fault}, which {EFFECTS[key]}: only {supported} is supported; start from "
-                    "weights that have it so"
+                    "weights with that value"
                 )
         elif key in known_keys:
             if key in BOOLEAN_KEYS and value is not None and not isinstance(value, bool):

@@ -52,8 +52,8 @@ def watched_value(watched: WatchedMetric, means: Mapping[str, float]) -> float:
     return means[watched.metric.removeprefix(EVAL_PREFIX)]
 
 
-def _is_better(watched: WatchedMetric, value: float, than: float, by: float = 0.0) -> bool:
-    return value < than - by if watched.mode == "min" else value > than + by
+def _is_better(watched: WatchedMetric, value: float, other: float, margin: float = 0.0) -> bool:
+    return value < other - margin if watched.mode == "min" else value > other + margin
 
 
 def _watched_key(watched: WatchedMetric) -> dict[str, str]:
@@ -70,8 +70,8 @@ class BestSteps:
     def add_value(self, step: int, value: float) -> None:
         """Add the value of an evaluation. A value that is not finite is never among the best."""
         if math.isfinite(value) and step not in self.steps:
-            place = sum(not _is_better(self.rule, value, other) for _, other in self._values)
-            self._values.insert(place, (step, value))
+            rank = sum(not _is_better(self.rule, value, other) for _, other in self._values)
+            self._values.insert(rank, (step, value))
             del self._values[self.rule.keep :]
 
     @property
@@ -116,10 +116,10 @@ class Patience:
     def describe_end(self) -> str:
         """Return a sentence about why the run ends."""
         rule = self.rule
-        by = f" by more than {rule.min_delta:g}" if rule.min_delta else ""
+        margin = f" by more than {rule.min_delta:g}" if rule.min_delta else ""
         best = "" if self._best is None else f" than {self._best[1]:.6g} of step {self._best[0]}"
         times = f"{self._stale} evaluation{'s' * (self._stale != 1)}"
-        return f"{rule.metric} was not better{best}{by} in {times} (train.stop_early)"
+        return f"{rule.metric} was not better{best}{margin} in {times} (train.stop_early)"
 
     def to_meta(self) -> dict[str, Any]:
         """Return the state for the metadata of a checkpoint."""

@@ -94,9 +94,11 @@ def _count_equation(equation: JaxprEqn, causal: float | None) -> float:
     if (share := _counted_share(equation, causal)) != 1.0:
         return share * _count_equation(equation, None)
     name, params = equation.primitive.name, equation.params
-    if (summed := _contracted_sizes(equation)) is not None:
+    if (contracted_sizes := _contracted_sizes(equation)) is not None:
         # Two operations for each element of the result and each element of the contracted axes.
-        result: float = 2.0 * math.prod(_aval(equation.outvars[0]).shape) * math.prod(summed)
+        result: float = (
+            2.0 * math.prod(_aval(equation.outvars[0]).shape) * math.prod(contracted_sizes)
+        )
         return result
     inner = [count_flops(jaxpr, causal) for jaxpr in _inner_jaxprs(params)]
     if name == "cond":
@@ -107,53 +109,55 @@ def _count_equation(equation: JaxprEqn, causal: float | None) -> float:
 
 
 def backward_flops(
-    jaxpr: Jaxpr, causal: float | None, moves: Sequence[bool]
+    jaxpr: Jaxpr, causal: float | None, is_dependent: Sequence[bool]
 ) -> tuple[float, list[bool]]:
     """Return the FLOPs of the backward pass, and which results depend on parameters.
 
-    `moves` tells which arguments depend on them. A product counts once for each operand that does,
-    for the gradient of this operand.
+    `is_dependent` tells which arguments depend on them. A product counts once for each operand that
+    does, for the gradient of this operand.
     """
-    moving = {id(variable) for variable, does in zip(jaxpr.invars, moves, strict=True) if does}
+    dependent_ids = {
+        id(variable) for variable, flag in zip(jaxpr.invars, is_dependent, strict=True) if flag
+    }
     total = 0.0
     for equation in jaxpr.eqns:
-        operands = [id(variable) in moving for variable in equation.invars]
+        operands = [id(variable) in dependent_ids for variable in equation.invars]
         if not any(operands):
             continue
         flops, results = _backward_equation(equation, causal, operands)
         total += flops
-        for variable, does in zip(equation.outvars, results, strict=True):
-            if does and jnp.issubdtype(_aval(variable).dtype, jnp.floating):
-                moving.add(id(variable))
-    return total, [id(variable) in moving for variable in jaxpr.outvars]
+        for variable, flag in zip(equation.outvars, results, strict=True):
+            if flag and jnp.issubdtype(_aval(variable).dtype, jnp.floating):
+                dependent_ids.add(id(variable))
+    return total, [id(variable) in dependent_ids for variable in jaxpr.outvars]
 
 
 def _backward_equation(
-    equation: JaxprEqn, causal: float | None, moves: list[bool]
+    equation: JaxprEqn, causal: float | None, is_dependent: list[bool]
 ) -> tuple[float, list[bool]]:
     """Return an equation's backward FLOPs, and which results depend on parameters."""
     if (share := _counted_share(equation, causal)) != 1.0:
-        flops, results = _backward_equation(equation, None, moves)
+        flops, results = _backward_equation(equation, None, is_dependent)
         return share * flops, results
     name, params = equation.primitive.name, equation.params
     if _contracted_sizes(equation) is not None:
-        return _count_equation(equation, None) * sum(moves), [any(moves)]
+        return _count_equation(equation, None) * sum(is_dependent), [any(is_dependent)]
     inner = list(_inner_jaxprs(params))
     if name == "cond":
-        branches = [backward_flops(branch, causal, moves[1:]) for branch in inner]
-        results = [any(moved) for moved in zip(*(moved for _, moved in branches), strict=True)]
+        branches = [backward_flops(branch, causal, is_dependent[1:]) for branch in inner]
+        results = [any(flags) for flags in zip(*(flags for _, flags in branches), strict=True)]
         return max(flops for flops, _ in branches), results
     if name == "scan":
         # The carried values are a fixed point of the loop.
         consts, carries = consts_and_carries(params)
         end, previous = consts + carries, None
-        while moves != previous:
-            previous, results = moves, backward_flops(inner[0], causal, moves)[1]
-            carried = map(max, moves[consts:end], results[:carries])
-            moves = [*moves[:consts], *carried, *moves[end:]]
-    if len(inner) != 1 or name == "while" or len(inner[0].invars) != len(moves):
-        return 0.0, [any(moves)] * len(equation.outvars)
-    flops, results = backward_flops(inner[0], causal, moves)
+        while is_dependent != previous:
+            previous, results = is_dependent, backward_flops(inner[0], causal, is_dependent)[1]
+            carried = map(max, is_dependent[consts:end], results[:carries])
+            is_dependent = [*is_dependent[:consts], *carried, *is_dependent[end:]]
+    if len(inner) != 1 or name == "while" or len(inner[0].invars) != len(is_dependent):
+        return 0.0, [any(is_dependent)] * len(equation.outvars)
+    flops, results = backward_flops(inner[0], causal, is_dependent)
     return flops * _repetitions(name, params), results
 
 

@@ -53,13 +53,13 @@ def _decay_schedule(optimizer: Optimizer, steps: int) -> optax.Schedule:
     lr, final = optimizer.lr, optimizer.schedule.final or 0.0
     if steps == 0:
         return optax.constant_schedule(lr)
-    shapes = {
+    decays = {
         "linear": optax.linear_schedule(lr, final * lr, steps),
         "cosine": optax.cosine_decay_schedule(lr, steps, alpha=final),
         "exponential": optax.exponential_decay(lr, steps, final, end_value=final * lr),
     }
     name = optimizer.schedule.name
-    return shapes[(optimizer.schedule.shape or "cosine") if name == "wsd" else name]
+    return decays[(optimizer.schedule.shape or "cosine") if name == "wsd" else name]
 
 
 def build_transformation(
@@ -67,17 +67,18 @@ def build_transformation(
 ) -> optax.GradientTransformation:
     """Call the factory of `link`, with its own decay if none is given. Raises SpecError."""
     path = f"train.optimizer: {link.name}"
-    make, names = _load_factory(path, link.name)
+    factory, parameters = _load_factory(path, link.name)
     offers = [(RATE_PARAMETERS, rate), (("weight_decay",), decay), (MASK_PARAMETERS, mask)]
     offered: dict[str, Any] = {}
     for keys, value in offers:
-        if value is not None and (key := next((key for key in keys if key in names), None)):
+        if value is not None and (key := next((key for key in keys if key in parameters), None)):
             offered[key] = value
-    if twice := [key for key in RATE_PARAMETERS if key in link.args and key in offered]:
+    if duplicates := [key for key in RATE_PARAMETERS if key in link.args and key in offered]:
         raise SpecError(
-            f"{path} gets {twice[0]} of train.optimizer.lr and its schedule; take it out of args"
+            f"{path} gets {duplicates[0]} of train.optimizer.lr and its schedule; take it out of "
+            "args"
         )
-    transformation = _call_factory(path, make, {**offered, **link.args})
+    transformation = _call_factory(path, factory, {**offered, **link.args})
     if isinstance(transformation, optax.GradientTransformation):
         return transformation
     raise SpecError(
@@ -98,12 +99,12 @@ def may_decay(link: Link, decay: float | None) -> bool:
 
 def _user_schedule(optimizer: Optimizer, total_steps: int) -> optax.Schedule:
     """Return the schedule of a user's factory, called with lr and total_steps on request."""
-    chosen = optimizer.schedule
-    path = f"train.optimizer.schedule: {chosen.name}"
-    make, names = _load_factory(path, chosen.name)
+    config = optimizer.schedule
+    path = f"train.optimizer.schedule: {config.name}"
+    factory, parameters = _load_factory(path, config.name)
     offered = {"lr": optimizer.lr, "total_steps": total_steps}
-    arguments = {key: value for key, value in offered.items() if key in names} | chosen.args
-    schedule = _call_factory(path, make, arguments)
+    arguments = {key: value for key, value in offered.items() if key in parameters} | config.args
+    schedule = _call_factory(path, factory, arguments)
     if not callable(schedule):
         raise SpecError(
             f"{path} makes {user_code.describe_kind(schedule)}, not a schedule: a function step -> "
@@ -147,10 +148,10 @@ def check_transformation(
         raise SpecError(
             "train.optimizer: the update gives arrays of other shapes than the parameters"
         )
-    kinds = [
+    state_types = [
         jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), tree) for tree in (state, next_state)
     ]
-    if kinds[0] != kinds[1]:
+    if state_types[0] != state_types[1]:
         raise SpecError(
             "train.optimizer: the update gives a state of other shapes or dtypes than init's"
         )
@@ -159,19 +160,21 @@ def check_transformation(
 def _load_factory(
     path: str, name: str
 ) -> tuple[Callable[..., Any], Mapping[str, inspect.Parameter]]:
-    make = user_code.load_object(name)
-    if not callable(make):
-        raise SpecError(f"{path} is {user_code.describe_kind(make)}, not a function that makes one")
+    factory = user_code.load_object(name)
+    if not callable(factory):
+        raise SpecError(
+            f"{path} is {user_code.describe_kind(factory)}, not a function that makes one"
+        )
     try:
-        return make, inspect.signature(make).parameters
+        return factory, inspect.signature(factory).parameters
     except (TypeError, ValueError):
         # Some builtins have no signature.
-        return make, {}
+        return factory, {}
 
 
-def _call_factory(path: str, make: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
+def _call_factory(path: str, factory: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
     try:
-        return make(**arguments)
+        return factory(**arguments)
     except Exception as error:
         # A user's function may raise anything.
         raise SpecError(f"{path}({', '.join(arguments)}) failed: {first_line(error)}") from error

@@ -1,10 +1,10 @@
 """Packs images or a table for `launcher prepare`: `python -m jaxlaunch.trainer.prepare.pack JSON`.
 
-TRAIN_SPEC in, one JSON object on stdout: what was packed, and the data block that reads it. Exits
-with a code of the contract; SIGINT and SIGTERM end it with 80, and the next resumes. Examples are
-written as array_record, in files that each appear whole: killed at any moment and begun again, it
-gives the same bytes. `jaxlaunch.json`, next to them, names the classes or, of a table, its columns
-with means and deviations.
+It reads TRAIN_SPEC and prints one JSON object with a description of the packed data and the data
+block that reads it. It exits with a code of the contract: SIGINT and SIGTERM end it with 80, and
+the next run resumes. Examples are written as array_record, in files that appear when they are
+complete, so that a run that was killed and started again writes the same bytes. `jaxlaunch.json`,
+next to them, names the classes or, of a table, its columns with means and deviations.
 """
 
 from __future__ import annotations
@@ -71,9 +71,9 @@ def pack_data(
                     files |= _write_shards(folder, split, source, is_stopped)
                 shards.write_json(folder / NOTES_FILE, recipe | {"files": files})
         description: dict[str, Any] = json.loads((folder / NOTES_FILE).read_text())
-        for name, about in description["files"].items():
+        for name, entry in description["files"].items():
             path = folder / name
-            if not path.exists() or shards.file_digest(path) != about["sha256"]:
+            if not path.exists() or shards.file_digest(path) != entry["sha256"]:
                 hint = f"remove {folder}, and it is packed again"
                 raise DataError(f"{path} is missing or damaged; {hint}")
         return description
@@ -95,8 +95,8 @@ def _open_sources(
     if isinstance(spec.data, Table) and resize is not None:
         problem = "--resize applies to images, and train.data.source = table has none"
         raise SpecError(f"{problem}; leave it out")
-    plain = {"size": None, "augment": None} if isinstance(spec.data, Images) else {}
-    unchanged = spec.model_copy(update={"data": spec.data.model_copy(update=plain)})
+    original_size = {"size": None, "augment": None} if isinstance(spec.data, Images) else {}
+    unchanged = spec.model_copy(update={"data": spec.data.model_copy(update=original_size)})
     sources: dict[Literal["train", "eval"], DataSource] = {}
     for split in SPLITS:
         if (source := open_source(unchanged, split)) is not None:
@@ -125,7 +125,7 @@ def _describe_source(spec: TrainSpec, source: DataSource) -> dict[str, Any]:
     inner = source._source if isinstance(source, _ReducedImages) else source
     if isinstance(inner, Rows):
         return {"kind": "table", "target": spec.loss.target, **inner.encoding}
-    assert isinstance(inner, ImageSource), "of images"
+    assert isinstance(inner, ImageSource), "_open_sources opens tables and images only"
     return {"kind": "images", "target": "class", "classes": list(inner.index.classes)}
 
 
@@ -150,13 +150,13 @@ def _lock_folder(folder: Path, recipe: Mapping[str, Any]) -> Iterator[bool]:
         with contextlib.suppress(OSError):
             fcntl.flock(file, fcntl.LOCK_EX)
         _check_recipe(folder, IN_PROGRESS_FILE, recipe)
-        if is_begun := not (folder / NOTES_FILE).exists():
+        if should_write := not (folder / NOTES_FILE).exists():
             file.truncate(0)
             json.dump(recipe, file)
             file.flush()
             for draft in folder.glob(f"*{atomic_file.DRAFT_SUFFIX}"):
                 draft.unlink(missing_ok=True)
-        yield is_begun
+        yield should_write
         (folder / IN_PROGRESS_FILE).unlink(missing_ok=True)
 
 
@@ -194,8 +194,8 @@ def _write_shards(
             message = f"packed {last} of {len(source)} examples of {split}"
             print(message, file=sys.stderr, flush=True)
         size_bytes, digest = path.stat().st_size, shards.file_digest(path)
-        about = {"split": split, "rows": last - first, "size": size_bytes, "sha256": digest}
-        yield path.name, about
+        entry = {"split": split, "rows": last - first, "size": size_bytes, "sha256": digest}
+        yield path.name, entry
 
 
 def _read_examples(
@@ -233,7 +233,7 @@ def main() -> int:
         folder = arguments["to"]
         description = pack_data(spec, Path(folder), arguments["resize"], is_stopped)
         block = {"source": "array_record", "path": f"{folder}/train-*.array_record"}
-        if any(about["split"] == "eval" for about in description["files"].values()):
+        if any(entry["split"] == "eval" for entry in description["files"].values()):
             block["eval_path"] = f"{folder}/eval-*.array_record"
         data_block = spec.data.model_dump(mode="json", exclude_unset=True)
         block |= {key: data_block[key] for key in ("size", "augment") if key in data_block}

@@ -1,8 +1,8 @@
 """Prepares the text of a job before it runs: `python -m jaxlaunch.trainer.prepare.text`.
 
-TRAIN_SPEC in, one JSON object on stdout: what was prepared, where, and a report on it. What is
-there already is verified to the byte. Exits with a code of the contract; SIGINT and SIGTERM end it
-with 80, and the next goes on.
+It reads TRAIN_SPEC and prints one JSON object with the folder and a report of each corpus. Existing
+files are verified to the byte. It exits with a code of the contract: SIGINT and SIGTERM end it with
+80, and the next run continues.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def prepare_text(
 
     Raises SpecError if there is nothing to prepare, and Stopped once `is_stopped`.
     """
-    reports = list(_prepare_each(spec, is_stopped, whole=True))
+    reports = list(_prepare_each(spec, is_stopped, verify=True))
     if not reports:
         raise SpecError(
             f"train.data.source = {spec.data.source}: there is nothing to prepare; text with a "
@@ -77,15 +77,15 @@ def texts_to_prepare(spec: TrainSpec) -> list[Text]:
 
 
 def _prepare_each(
-    spec: TrainSpec, is_stopped: Callable[[], bool], *, whole: bool = False
+    spec: TrainSpec, is_stopped: Callable[[], bool], *, verify: bool = False
 ) -> Iterator[dict[str, Any]]:
     for data in texts_to_prepare(spec):
         for held_out in [False] if data.eval_path in (None, data.path) else [False, True]:
-            yield _prepare_corpus(spec, data, held_out, is_stopped, whole)
+            yield _prepare_corpus(spec, data, held_out, is_stopped, verify)
 
 
 def _prepare_corpus(
-    spec: TrainSpec, data: Text, held_out: bool, is_stopped: Callable[[], bool], whole: bool
+    spec: TrainSpec, data: Text, held_out: bool, is_stopped: Callable[[], bool], verify: bool
 ) -> dict[str, Any]:
     # Reads files of array_record, which most runs need not import.
     from jaxlaunch.trainer.sources import text as sources
@@ -96,7 +96,7 @@ def _prepare_corpus(
     if sizes.vocab is not None:
         tokenizer.check_vocab(tokenizer.load_tokenizer(data.tokenizer), sizes.vocab)
     corpus_recipe = recipe.make_recipe(data, sizes.length, held_out=held_out, is_stopped=is_stopped)
-    folder_path = sources.prepare_rows(data, corpus_recipe, verify=whole, is_stopped=is_stopped)
+    folder_path = sources.prepare_rows(data, corpus_recipe, verify=verify, is_stopped=is_stopped)
     index = build.read_index(folder_path)
     del index["files"]
     return {

@@ -47,7 +47,7 @@ def open_stream(data: Text, length: int, split: Split) -> TextStream | None:
     """Open the files of `split`, None if none are held out; of one file, its end is held out."""
     pieces = [(path, 0, files.file_size(path)) for path in files.match_files(data.path)]
     for path, _, _ in pieces:
-        documents.check_packing(path)
+        documents.check_compression(path)
     if table := next((path for path, _, _ in pieces if documents.is_table(path)), None):
         raise DataError(
             f"{table} is not plain text; data.packing: concat reads its documents, data.field "

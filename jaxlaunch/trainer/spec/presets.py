@@ -78,10 +78,10 @@ _CONVNEXT: Sizes = {"kind": "convnext", "classes": 1000}
 
 
 def _decoder_sizes(
-    below: Sizes, layers: int, width: int, heads: int, kv_heads: int, hidden: int, **keys: Any
+    base: Sizes, layers: int, width: int, heads: int, kv_heads: int, hidden: int, **keys: Any
 ) -> Sizes:
     sizes = {"layers": layers, "width": width, "heads": heads}
-    return {**below, **sizes, "kv_heads": kv_heads, "hidden": hidden, **keys}
+    return {**base, **sizes, "kv_heads": kv_heads, "hidden": hidden, **keys}
 
 
 def _llama3_scaled(factor: float) -> Sizes:

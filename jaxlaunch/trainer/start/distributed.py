@@ -30,7 +30,7 @@ def initialize(environ: dict[str, str] | os._Environ[str] = os.environ) -> None:
     """Join the processes that the environment describes, if it does.
 
     Every value is passed and detection is off: JAX's own Kubernetes detection reads one Job's
-    parallelism, wrong for a JobSet (so in jax 0.10 and 0.11, jax/_src/clusters/k8s_cluster.py).
+    parallelism, which is wrong for a JobSet (jax 0.10 and 0.11, jax/_src/clusters/k8s_cluster.py).
     """
     if contract.COORDINATOR not in environ:
         return
@@ -94,7 +94,7 @@ class Stop:
     Every rank must call `poll` equally often: polls are counted, and JAX's preemption service
     agrees on the count at which all of them return true. It is created before `initialize`, because
     a SIGTERM may come at any time. From `initialize` on, JAX's own handler is installed and must
-    not be replaced, so `arm` forwards an early signal.
+    not be replaced, so `forward_early_signal` forwards an early one.
     """
 
     def __init__(self) -> None:

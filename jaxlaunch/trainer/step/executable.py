@@ -54,10 +54,10 @@ class Executable:
         function: Callable[..., Any],
         abstract: tuple[PyTree, ...],
         options: CompilerOptions | None = None,
-        **jit: Any,
+        **jit_options: Any,
     ) -> None:
         self.name, self.abstract = name, abstract
-        self._compiled = compile_lowered(jax.jit(function, **jit).lower(*abstract), options)
+        self._compiled = compile_lowered(jax.jit(function, **jit_options).lower(*abstract), options)
 
     def __call__(self, *args: PyTree) -> Any:
         """Run the program."""
@@ -150,11 +150,9 @@ def compile_lowered(
         try:
             return lowered.compile(compiler_options=dict(options) or None)
         except jax.errors.JaxRuntimeError as error:
-            unknown = _UNKNOWN_OPTION.search(str(error))
-            if unknown is not None and options.pop(unknown[1], None) is not None:
-                note = (
-                    f"this version of the compiler does not know the option {unknown[1]}: left out"
-                )
+            match = _UNKNOWN_OPTION.search(str(error))
+            if match is not None and options.pop(match[1], None) is not None:
+                note = f"this version of the compiler does not know the option {match[1]}: left out"
             elif str(error).startswith("INTERNAL") and options.keys() & _ASYNC_COLLECTIVE_OPTIONS:
                 for name in _ASYNC_COLLECTIVE_OPTIONS:
                     options.pop(name, None)

@@ -2,7 +2,7 @@
 
 An example is a pair of rows, the chosen one and the rejected one: `tokens` [2, L + 1], a `mask` [2,
 L] that is 1 where a token of what was chosen or rejected is predicted, and the `length` [2] of
-each, behind which it is filled up.
+each, after which it is padded.
 
 B batch, L length.
 """
@@ -126,7 +126,7 @@ class _PairSource(DataSource):
         return len(self._rows) // 2
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        return {"tokens": np.stack([self._rows[2 * index + at]["tokens"] for at in (0, 1)])}
+        return {"tokens": np.stack([self._rows[2 * index + offset]["tokens"] for offset in (0, 1)])}
 
     def fingerprint(self) -> str:
         return f"pairs of {self._rows.fingerprint()}"
@@ -151,5 +151,7 @@ def _pair_losses(margin_B: Array, config: specs.Dpo) -> Array:
     if config.kind == "ipo":
         # In terms of the log-ratios h this is (h - 1 / (2 beta))².
         return jnp.square((margin_B - 0.5) / config.beta)
-    wrong = config.label_smoothing
-    return -(1 - wrong) * jax.nn.log_sigmoid(margin_B) - wrong * jax.nn.log_sigmoid(-margin_B)
+    smoothing = config.label_smoothing
+    return -(1 - smoothing) * jax.nn.log_sigmoid(margin_B) - smoothing * jax.nn.log_sigmoid(
+        -margin_B
+    )

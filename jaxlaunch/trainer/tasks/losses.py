@@ -52,36 +52,36 @@ def cross_entropy(
     step. Raises SpecError for shapes that do not fit: labels [B, 1] would broadcast to all pairs of
     examples.
     """
-    softmax, counts = _compute_softmax(logits, labels, weight), weight != 0.0
+    softmax, is_counted = _compute_softmax(logits, labels, weight), weight != 0.0
     if terms.class_weights is None:
         total, weighted = softmax.nats, weight
         if terms.smoothing:
             total = total + terms.smoothing * (softmax.chosen - softmax.logits.mean(-1))
     else:
-        by_class_V = jnp.asarray(terms.class_weights, jnp.float32)
-        label_weight = jnp.take(by_class_V, labels, mode="clip")
+        class_weight_V = jnp.asarray(terms.class_weights, jnp.float32)
+        label_weight = jnp.take(class_weight_V, labels, mode="clip")
         total, weighted = label_weight * softmax.nats, weight * label_weight
         if terms.smoothing:
-            spread = jnp.matmul(softmax.log_sum[..., None] - softmax.logits, by_class_V)
-            spread = spread / by_class_V.shape[0]
+            spread = jnp.matmul(softmax.log_sum[..., None] - softmax.logits, class_weight_V)
+            spread = spread / class_weight_V.shape[0]
             total = (1.0 - terms.smoothing) * total + terms.smoothing * spread
     if terms.focal:
         total = total * _focal_factor(softmax.nats, terms.focal)
     if terms.z:
         total = total + terms.z * jnp.square(softmax.log_sum + softmax.largest)
     return Sums(
-        total=jnp.where(counts, total * weight, 0.0).sum(),
-        nats=jnp.where(counts, softmax.nats * weight, 0.0).sum(),
+        total=jnp.where(is_counted, total * weight, 0.0).sum(),
+        nats=jnp.where(is_counted, softmax.nats * weight, 0.0).sum(),
         correct=jnp.where(softmax.is_first, weight, 0.0).sum(),
         weight=weighted.sum(),
     )
 
 
 def count_classes_above(logits_BV: Array, label_B: Array) -> Array:
-    """Count the classes with a larger logit than the label, or an equal one and less number."""
-    places_BV, label_B1 = jax.lax.broadcasted_iota(jnp.int32, logits_BV.shape, 1), label_B[:, None]
-    chosen_B1 = jnp.where(places_BV == label_B1, logits_BV, 0.0).sum(-1, keepdims=True)
-    is_tie_before_BV = (logits_BV == chosen_B1) & (places_BV < label_B1)
+    """Count the classes with a larger logit than the label, or an equal one and a lower number."""
+    class_BV, label_B1 = jax.lax.broadcasted_iota(jnp.int32, logits_BV.shape, 1), label_B[:, None]
+    chosen_B1 = jnp.where(class_BV == label_B1, logits_BV, 0.0).sum(-1, keepdims=True)
+    is_tie_before_BV = (logits_BV == chosen_B1) & (class_BV < label_B1)
     return ((logits_BV > chosen_B1) | is_tie_before_BV).sum(-1)
 
 
@@ -98,23 +98,25 @@ def multi_label_loss(
             f"the model makes logits of shape {list(logits_BV.shape)}, and the labels are "
             f"{list(label_BV.shape)}: target: multi_label takes 0 or 1 for each of model.classes"
         )
-    counts_B = weight_B != 0.0
-    logits_BV = jnp.where(counts_B[:, None], logits_BV.astype(jnp.float32), 0.0)
+    is_counted_B = weight_B != 0.0
+    logits_BV = jnp.where(is_counted_B[:, None], logits_BV.astype(jnp.float32), 0.0)
     is_label_BV, predicted_BV = label_BV.astype(jnp.float32), (logits_BV > 0.0).astype(jnp.float32)
     target_BV = is_label_BV * (1.0 - terms.smoothing) + 0.5 * terms.smoothing
-    positive = jnp.ones((1, 1), jnp.float32)
+    positive_weight = jnp.ones((1, 1), jnp.float32)
     if terms.class_weights is not None:
-        positive = jnp.asarray(terms.class_weights, jnp.float32)[None, :]
-    yes_BV, no_BV = jax.nn.softplus(-logits_BV), jax.nn.softplus(logits_BV)
-    nats_BV = positive * target_BV * yes_BV + (1.0 - target_BV) * no_BV
+        positive_weight = jnp.asarray(terms.class_weights, jnp.float32)[None, :]
+    true_nats_BV, false_nats_BV = jax.nn.softplus(-logits_BV), jax.nn.softplus(logits_BV)
+    nats_BV = positive_weight * target_BV * true_nats_BV + (1.0 - target_BV) * false_nats_BV
     if terms.focal:
-        nats_BV = nats_BV * _focal_factor(jnp.where(is_label_BV > 0.5, yes_BV, no_BV), terms.focal)
+        nats_BV = nats_BV * _focal_factor(
+            jnp.where(is_label_BV > 0.5, true_nats_BV, false_nats_BV), terms.focal
+        )
     is_right_BV = (predicted_BV == is_label_BV).astype(jnp.float32)
     # F1 is twice the correctly predicted classes over the sum of the true and the predicted ones.
     overlap_B = 2.0 * (predicted_BV * is_label_BV).sum(-1)
     sizes_B = predicted_BV.sum(-1) + is_label_BV.sum(-1)
-    is_right_B = jnp.where(counts_B, is_right_BV.mean(-1), 0.0)
-    total, count = jnp.where(counts_B, nats_BV.mean(-1), 0.0) @ weight_B, weight_B.sum()
+    is_right_B = jnp.where(is_counted_B, is_right_BV.mean(-1), 0.0)
+    total, count = jnp.where(is_counted_B, nats_BV.mean(-1), 0.0) @ weight_B, weight_B.sum()
     f1 = (overlap_B @ weight_B, sizes_B @ weight_B)
     return Loss(total, count, {"accuracy": (is_right_B @ weight_B, count), "f1": f1})
 
@@ -143,8 +145,8 @@ def target_loss(logits_BV: Array, label: Array, weight_B: Array, block: specs.Lo
     sums = cross_entropy(logits_BV, label, weight_B, block)
     metrics = {"accuracy": (sums.correct, count)}
     if logits_BV.shape[-1] >= TOP5_MIN_CLASSES:
-        is_near_B = count_classes_above(logits_BV, label) < 5
-        metrics["top5"] = (jnp.where(is_near_B, weight_B, 0.0).sum(), count)
+        is_top5_B = count_classes_above(logits_BV, label) < 5
+        metrics["top5"] = (jnp.where(is_top5_B, weight_B, 0.0).sum(), count)
     return Loss(sums.total, sums.weight, metrics)
 
 
@@ -183,8 +185,8 @@ def _compute_softmax(logits: Array, labels: Array, weight: Array) -> _Softmax:
                 f"{list(logits.shape[:-1])}, not {list(array.shape)}: the loss compares the last "
                 "axis of each of the model's logits with one label"
             )
-    counts, labels = weight != 0.0, labels.astype(jnp.int32)
-    logits = jnp.where(counts[..., None], logits.astype(jnp.float32), 0.0)
+    is_counted, labels = weight != 0.0, labels.astype(jnp.int32)
+    logits = jnp.where(is_counted[..., None], logits.astype(jnp.float32), 0.0)
     largest = jax.lax.stop_gradient(logits.max(-1))
     # The subtraction comes first, so that a loss near 0 keeps its digits.
     logits -= largest[..., None]
@@ -195,10 +197,10 @@ def _compute_softmax(logits: Array, labels: Array, weight: Array) -> _Softmax:
     # argmax would carry an index along. A sum like the two others lets XLA compute all three in one
     # pass over the logits, while `any` would read them again.
     is_beaten = ((logits == 0.0) & (places < labels[..., None])).astype(jnp.float32).sum(-1) > 0.0
-    legal = (labels >= 0) & (labels < logits.shape[-1])
+    is_valid = (labels >= 0) & (labels < logits.shape[-1])
     log_sum = jnp.log(jnp.exp(logits).sum(-1))
-    nats = jnp.where(legal, log_sum - chosen, jnp.nan)
-    return _Softmax(logits, largest, chosen, log_sum, nats, (chosen == 0.0) & ~is_beaten & legal)
+    nats = jnp.where(is_valid, log_sum - chosen, jnp.nan)
+    return _Softmax(logits, largest, chosen, log_sum, nats, (chosen == 0.0) & ~is_beaten & is_valid)
 
 
 def sum_in_chunks(
@@ -241,8 +243,8 @@ def _sum_parts(
     def add_part(sums: Summed, part: tuple[Array, ...]) -> tuple[Summed, None]:
         return jax.tree.map(jnp.add, sums, part_sums(wide_DV, part)), None
 
-    add_part_again = jax.checkpoint(add_part, prevent_cse=False)
-    return jax.lax.scan(add_part_again, _zero_sums(part_sums, wide_DV, parts), parts)[0]
+    checkpointed_add = jax.checkpoint(add_part, prevent_cse=False)
+    return jax.lax.scan(checkpointed_add, _zero_sums(part_sums, wide_DV, parts), parts)[0]
 
 
 def _zero_sums(

@@ -86,10 +86,10 @@ class ChatTemplates:
 
     def answer_suffix(self) -> str:
         """Return the text that the template writes after an answer. Raises UnfitRowError."""
-        words = "an answer"
-        turns = [{"role": "user", "content": "a question"}, {"role": ASSISTANT, "content": words}]
+        answer = "an answer"
+        turns = [{"role": "user", "content": "a question"}, {"role": ASSISTANT, "content": answer}]
         template = self._templates[DEFAULT_TEMPLATE]
-        return self._render_template(template, turns).text.rpartition(words)[2]
+        return self._render_template(template, turns).text.rpartition(answer)[2]
 
     def _turn_spans(
         self,
@@ -100,10 +100,10 @@ class ChatTemplates:
         skipped: int,
     ) -> Spans:
         spans = []
-        for number, message in enumerate(messages):
-            if message["role"] != ASSISTANT or number < skipped:
+        for index, message in enumerate(messages):
+            if message["role"] != ASSISTANT or index < skipped:
                 continue
-            turns = messages[:number]
+            turns = messages[:index]
             turn_text = self._render_template(template, [*turns, message], tools).text
             prompt_text = self._render_template(template, turns, tools, prompt=True).text
             if not turn_text.startswith(prompt_text):
@@ -111,9 +111,9 @@ class ChatTemplates:
                 prompt_text = self._render_template(template, turns, tools).text
             if not turn_text.startswith(prompt_text) or not text.startswith(turn_text):
                 raise UnfitRowError(
-                    f"the chat template of {self._name} renders message {number + 1} or those "
-                    "before it otherwise when more follows, so whose words are whose is not known; "
-                    "mark the assistant's in the template by {% generation %} and "
+                    f"the chat template of {self._name} renders message {index + 1} or those "
+                    "before it otherwise when more follows, so the assistant's "
+                    "words cannot be told apart; mark them in the template by {% generation %} and "
                     "{% endgeneration %}"
                 )
             if len(turn_text) > len(prompt_text):
@@ -187,7 +187,7 @@ def parse_tools(value: Any) -> list[Any] | None:
 
 def _template_sources(tokenizer: Tokenizer) -> dict[str, str]:
     """Return the default template and the one for rows with tools, if any. Raises SpecError."""
-    fault = f"data.tokenizer = {tokenizer.name}"
+    prefix = f"data.tokenizer = {tokenizer.name}"
     sources: dict[str, Any] = {}
     for name, text in tokenizer.files.items():
         folder, _, template_name = name.rpartition("/")
@@ -199,7 +199,7 @@ def _template_sources(tokenizer: Tokenizer) -> dict[str, str]:
         configured = tokenizer.config.get("chat_template")
         if configured is None:
             raise SpecError(
-                f"{fault} has no chat template, which messages need: no chat_template in "
+                f"{prefix} has no chat template, which messages need: no chat_template in "
                 f"tokenizer_config.json and no {TEMPLATE_FILE}; take the tokenizer of a model for "
                 "chats, or put one there"
             )
@@ -212,9 +212,9 @@ def _template_sources(tokenizer: Tokenizer) -> dict[str, str]:
             if not isinstance(template, str):
                 suffix = "" if name == DEFAULT_TEMPLATE else f" named {name}"
                 kind = describe_value(template)
-                raise SpecError(f"{fault}: its chat_template{suffix} is {kind}, not a text")
+                raise SpecError(f"{prefix}: its chat_template{suffix} is {kind}, not a text")
     if DEFAULT_TEMPLATE not in sources:
         names = ", ".join(sources) or "nothing"
         problem = f"has chat templates named {names}, and none is named {DEFAULT_TEMPLATE}"
-        raise SpecError(f"{fault} {problem}; name that to train with so")
+        raise SpecError(f"{prefix} {problem}; give the one to train with this name")
     return {name: sources[name] for name in (DEFAULT_TEMPLATE, TOOL_TEMPLATE) if name in sources}

@@ -103,21 +103,21 @@ def find_files(patterns: str | Sequence[str], key: str = "path") -> list[str]:
         expanded += _folder_patterns(pattern) if os.path.isdir(pattern) else [pattern]
     paths = files.match_files(expanded, key)
     for path in paths:
-        check_packing(path)
+        check_compression(path)
     return paths
 
 
-def check_packing(path: str) -> None:
+def check_compression(path: str) -> None:
     """Raise DataError if the name of a file implies unsupported compression."""
-    inner = _unpacked_name(path)
-    if _is_packed(inner):
-        raise DataError(f"{path} is packed twice by its name; unpack it once, to {inner}")
-    if (ending := os.path.splitext(inner)[1].lower()) in ARCHIVES:
+    uncompressed = _uncompressed_name(path)
+    if _is_compressed(uncompressed):
+        raise DataError(f"{path} is packed twice by its name; unpack it once, to {uncompressed}")
+    if (ending := os.path.splitext(uncompressed)[1].lower()) in ARCHIVES:
         hint = "unpack it, or pack its text or JSON lines as .gz or .zst"
         raise DataError(f"{path}: {ending} is not read; {hint}")
-    if inner != path and file_kind(path) in ("parquet", "arrow"):
+    if uncompressed != path and file_kind(path) in ("parquet", "arrow"):
         problem = "only text and JSON lines are read as .gz or .zst"
-        raise DataError(f"{path}: {problem}; unpack it to {inner}")
+        raise DataError(f"{path}: {problem}; unpack it to {uncompressed}")
 
 
 def check_rows(paths: Sequence[str], content: str) -> None:
@@ -139,7 +139,7 @@ def _folder_patterns(folder: str) -> list[str]:
         names = [str(entry["filename"]) for entry in state["_data_files"]] or names
     kinds: dict[str, list[str]] = {}
     for name in names:
-        if os.path.splitext(_unpacked_name(name))[1].lower() in FOLDER_SUFFIXES:
+        if os.path.splitext(_uncompressed_name(name))[1].lower() in FOLDER_SUFFIXES:
             kinds.setdefault(file_kind(name), []).append(name)
     if len(kinds) > 1:
         examples = (f"{len(names)} of {kind} such as {names[0]}" for kind, names in kinds.items())
@@ -151,21 +151,21 @@ def _folder_patterns(folder: str) -> list[str]:
 
 def file_kind(path: str) -> str:
     """Return the format of a file by its name."""
-    return KINDS.get(os.path.splitext(_unpacked_name(path))[1].lower(), "text")
+    return KINDS.get(os.path.splitext(_uncompressed_name(path))[1].lower(), "text")
 
 
 def is_table(path: str) -> bool:
     """Return whether a file is not plain bytes of text, but compressed, Parquet or Arrow."""
-    return _is_packed(path) or file_kind(path) in ("parquet", "arrow")
+    return _is_compressed(path) or file_kind(path) in ("parquet", "arrow")
 
 
-def _unpacked_name(path: str) -> str:
+def _uncompressed_name(path: str) -> str:
     stem, ending = os.path.splitext(path)
     return stem if ending.lower() in COMPRESSIONS else path
 
 
-def _is_packed(path: str) -> bool:
-    return _unpacked_name(path) != path
+def _is_compressed(path: str) -> bool:
+    return _uncompressed_name(path) != path
 
 
 def split_units(paths: Sequence[str]) -> list[list[Part]]:
@@ -188,9 +188,9 @@ def split_units(paths: Sequence[str]) -> list[list[Part]]:
 
 def _split_file(path: str) -> Iterator[Part]:
     kind, size = file_kind(path), files.file_size(path)
-    if not size and (kind != "text" or _is_packed(path)):
+    if not size and (kind != "text" or _is_compressed(path)):
         raise DataError(f"{path} is empty: it has no rows; leave it out, or write it again")
-    if _is_packed(path):
+    if _is_compressed(path):
         yield Part(path, kind, 0, size, size * COMPRESSION_RATIO)
     elif kind == "parquet":
         metadata = _open_parquet(path).metadata
@@ -261,7 +261,7 @@ def read_rows(
 
 @contextlib.contextmanager
 def _report_faults(part: Part) -> Iterator[None]:
-    problem = "is truncated or damaged" if _is_packed(part.path) else "is damaged"
+    problem = "is truncated or damaged" if _is_compressed(part.path) else "is damaged"
     try:
         with files.report_damage(part.path, problem):
             yield
@@ -321,12 +321,12 @@ def describe_value(value: Any) -> str:
 
 
 def _open_stream(path: str) -> BinaryIO:
-    packing = COMPRESSIONS.get(os.path.splitext(path)[1].lower())
-    if packing is None:
+    compression = COMPRESSIONS.get(os.path.splitext(path)[1].lower())
+    if compression is None:
         return open(files.local_path(path), "rb", buffering=0)
     import pyarrow
 
-    stream: BinaryIO = pyarrow.input_stream(files.local_path(path), compression=packing)
+    stream: BinaryIO = pyarrow.input_stream(files.local_path(path), compression=compression)
     return stream
 
 
@@ -336,14 +336,14 @@ def _read_pieces(part: Part) -> Iterator[Document]:
     for block in _whole_lines(part):
         pending += block
         while len(pending) > PIECE_BYTES:
-            cut = pending.rfind(b"\n", 0, PIECE_BYTES) + 1
-            if not cut:
+            end = pending.rfind(b"\n", 0, PIECE_BYTES) + 1
+            if not end:
                 # Do not cut within a character if the text has no lines.
-                cut = PIECE_BYTES
-                while cut > PIECE_BYTES - 4 and pending[cut] & 0xC0 == 0x80:
-                    cut -= 1
-            yield decode_text(pending[:cut])
-            pending = pending[cut:]
+                end = PIECE_BYTES
+                while end > PIECE_BYTES - 4 and pending[end] & 0xC0 == 0x80:
+                    end -= 1
+            yield decode_text(pending[:end])
+            pending = pending[end:]
     if pending:
         yield decode_text(pending)
 
@@ -355,9 +355,9 @@ def _read_lines(part: Part, field: str) -> Rows:
             line = line.removeprefix(codecs.BOM_UTF8)
         if not line.strip():
             continue
-        text = decode_text(line)
+        decoded = decode_text(line)
         try:
-            row = json.loads(text.text)
+            row = json.loads(decoded.text)
         except (ValueError, RecursionError) as error:
             problem = f"it is not JSON: {error}; a file of JSON lines has one object a line"
             raise _WrongRowError(number, problem) from None
@@ -367,7 +367,7 @@ def _read_lines(part: Part, field: str) -> Rows:
         if field not in row:
             problem = f"it has no field {field!r}; it has {', '.join(map(str, row)) or 'none'}"
             raise _WrongRowError(number, problem)
-        yield number, row, text.replaced
+        yield number, row, decoded.replaced
 
 
 def _split_lines(part: Part) -> Iterator[bytes]:
@@ -381,7 +381,7 @@ def _split_lines(part: Part) -> Iterator[bytes]:
 
 def _whole_lines(part: Part) -> Iterator[bytes]:
     """Yield the bytes of the lines that begin in a part, in blocks."""
-    first, last = (0, None) if _is_packed(part.path) else (part.first, part.last)
+    first, last = (0, None) if _is_compressed(part.path) else (part.first, part.last)
     with _open_stream(part.path) as file:
         offset = max(first - 1, 0)
         if first:
@@ -429,13 +429,13 @@ def _read_table(part: Part, field: str, optional_fields: Sequence[str]) -> Rows:
         schema, batches = _open_arrow(part.path)
         columns = _choose_columns(part.path, schema, field, optional_fields)
         batches = itertools.islice(batches, part.first, part.last)
-    first = 0
+    first_row = 0
     for batch in batches:
         values, counts = zip(*(_column_values(batch.column(name)) for name in columns), strict=True)
         for number, row in enumerate(zip(*values, strict=True)):
             replaced = sum(count[number] for count in counts if count)
-            yield first + number, dict(zip(columns, row, strict=True)), replaced
-        first += batch.num_rows
+            yield first_row + number, dict(zip(columns, row, strict=True)), replaced
+        first_row += batch.num_rows
 
 
 def _choose_columns(
@@ -466,13 +466,16 @@ def _column_values(column: Any) -> tuple[list[Any], list[int]]:
     """
     import pyarrow
 
-    binary = {pyarrow.string(): pyarrow.binary(), pyarrow.large_string(): pyarrow.large_binary()}
-    as_bytes = column.view(binary[column.type]) if column.type in binary else column
+    binary_types = {
+        pyarrow.string(): pyarrow.binary(),
+        pyarrow.large_string(): pyarrow.large_binary(),
+    }
+    as_bytes = column.view(binary_types[column.type]) if column.type in binary_types else column
     as_bytes.validate(full=True)
     try:
         return column.to_pylist(), []
     except UnicodeDecodeError:
-        if column.type not in binary:
+        if column.type not in binary_types:
             raise
         texts = [None if value is None else decode_text(value) for value in as_bytes.to_pylist()]
         counts = [text.replaced if text else 0 for text in texts]

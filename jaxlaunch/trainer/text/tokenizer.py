@@ -61,9 +61,9 @@ class ByteTokenizer:
         encodings = []
         for text, (span,) in zip(texts, spans, strict=True):
             ids_T = np.frombuffer(text.encode(), np.uint8).astype(np.int32)
-            first, last = (len(text[:at].encode()) for at in span)
-            place_T = np.arange(len(ids_T))
-            encodings.append((ids_T, (place_T >= first) & (place_T < last)))
+            first, last = (len(text[:index].encode()) for index in span)
+            index_T = np.arange(len(ids_T))
+            encodings.append((ids_T, (index_T >= first) & (index_T < last)))
         return encodings
 
     def encode(self, text: str) -> list[int]:
@@ -158,34 +158,34 @@ class HuggingFaceTokenizer:
         suffix = content["model"].get("end_of_word_suffix") or ""
         added = self._tokenizer.get_added_tokens_decoder()
         counts = np.zeros(self.vocab, np.int64)
-        for token, number in self._ids.items():
-            if number in added:
-                counts[number] = 0 if added[number].special else len(token.encode())
+        for token, token_id in self._ids.items():
+            if token_id in added:
+                counts[token_id] = 0 if added[token_id].special else len(token.encode())
             elif is_bytes:
                 # Each character stands for one byte.
-                counts[number] = len(token)
+                counts[token_id] = len(token)
             else:
-                counts[number] = _count_bytes(token, prefix, suffix)
+                counts[token_id] = _count_bytes(token, prefix, suffix)
         return counts
 
     @functools.cached_property
     def special_bytes(self) -> npt.NDArray[np.int64]:
         """The bytes of the name of each special token, [vocab], 0 for other tokens."""
         counts = np.zeros(self.vocab, np.int64)
-        for number, token in self._tokenizer.get_added_tokens_decoder().items():
+        for token_id, token in self._tokenizer.get_added_tokens_decoder().items():
             if token.special:
-                counts[number] = len(token.content.encode())
+                counts[token_id] = len(token.content.encode())
         return counts
 
     def _special_id(self, key: str) -> int | None:
         value = self.config.get(key)
         if value is None:
             return None
-        token, fault = token_text(value), f"data.tokenizer = {self.name}: its {key}"
+        token, prefix = token_text(value), f"data.tokenizer = {self.name}: its {key}"
         if not isinstance(token, str):
-            raise SpecError(f"{fault} is {json.dumps(value)[:80]}, not a text")
+            raise SpecError(f"{prefix} is {json.dumps(value)[:80]}, not a text")
         if token not in self._ids:
-            raise SpecError(f"{fault} {token!r} is not in its {MAIN}")
+            raise SpecError(f"{prefix} {token!r} is not in its {MAIN}")
         return self._ids[token]
 
     def _starts_with_bos(self) -> bool:
@@ -224,8 +224,8 @@ def load_tokenizer(name: str) -> Tokenizer:
                 f"data.tokenizer = {name} is neither bytes nor a folder or file of a {MAIN}; "
                 f"{hint}; transformers' save_pretrained of a fast tokenizer writes {MAIN}"
             )
-        others = saved_files.read_tokenizer(main_file.parent, FILES[1:])
-        files = {MAIN: bytes(main_file.read_bytes()), **others}
+        other_files = saved_files.read_tokenizer(main_file.parent, FILES[1:])
+        files = {MAIN: bytes(main_file.read_bytes()), **other_files}
     return HuggingFaceTokenizer(name, files)
 
 

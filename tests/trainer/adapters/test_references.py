@@ -221,7 +221,7 @@ def test_adapters_are_not_merged_into_another_base(trained: Trained, tmp_path: P
     assert not (tmp_path / "out").exists()
     base = str(trained.at / "hf")
     assert export(str(tmp_path / "in"), str(tmp_path / "out"), merged=True, base=base)["files"]
-    with pytest.raises(SpecError, match=r"--base x is of --merged"):
+    with pytest.raises(SpecError, match=r"--base x needs --merged"):
         export(str(tmp_path / "in"), str(tmp_path / "adapters"), base="x")
 
 

@@ -26,7 +26,7 @@ from jaxlaunch.trainer.sources.images.index import MAX_LISTED_NAMES, Index, list
 from jaxlaunch.trainer.sources.images.picture import BrokenImageError, Picture
 from jaxlaunch.trainer.sources.mixture import Mixture, report_part
 from jaxlaunch.trainer.spec import ArrayRecord, Images, Tfds
-from jaxlaunch.trainer.spec import Mixture as Mixed
+from jaxlaunch.trainer.spec import Mixture as MixtureBlock
 
 Split = Literal["train", "eval"]
 Block = Images | ArrayRecord | Tfds
@@ -50,14 +50,14 @@ def open_source(data: Images, split: Split) -> ImageSource | None:
         return ImageSource(data, split, full_index)
     classes = data.classes or full_index.classes or None
     if data.eval_path is not None:
-        held_out = index_images(data, data.eval_path, "train", "eval_path", classes)
+        eval_index = index_images(data, data.eval_path, "train", "eval_path", classes)
         if data.eval_path != data.path:
-            _check_disjoint(full_index, held_out)
-        return ImageSource(data, split, held_out)
+            _check_disjoint(full_index, eval_index)
+        return ImageSource(data, split, eval_index)
     if not full_index.has_splits:
         return None
-    held_out = index_images(data, data.path, "eval", "path", classes)
-    return ImageSource(data, split, held_out) if len(held_out) else None
+    eval_index = index_images(data, data.path, "eval", "path", classes)
+    return ImageSource(data, split, eval_index) if len(eval_index) else None
 
 
 def index_images(
@@ -197,7 +197,7 @@ class ImageMixture(Mixture):
 
     def __init__(
         self,
-        data: Mixed,
+        data: MixtureBlock,
         split: Split,
         parts: Mapping[str, DataSource],
         weights: Mapping[str, float],
@@ -209,7 +209,7 @@ class ImageMixture(Mixture):
         self.opener = "jaxlaunch.trainer.sources.open:open_mixture", (data.model_dump_json(), split)
 
 
-def open_mixture(data: Mixed, split: Split, open_block: OpenBlock) -> ImageMixture | None:
+def open_mixture(data: MixtureBlock, split: Split, open_block: OpenBlock) -> ImageMixture | None:
     """Open the parts that have examples of a split. Raises DataError naming the part."""
     sources = data.part_sources().items()
     blocks = {name: block for name, block in sources if isinstance(block, Block)}
@@ -251,7 +251,7 @@ def _open_part(name: str, block: Block, split: Split, open_block: OpenBlock) -> 
 
 
 def _check_classes(
-    data: Mixed, blocks: Mapping[str, Block], open_block: OpenBlock
+    data: MixtureBlock, blocks: Mapping[str, Block], open_block: OpenBlock
 ) -> tuple[str, ...]:
     """Return the class names in the common order, none if classes are numbers. Raises DataError."""
     part_classes: dict[str, _Classes] = {}
@@ -297,33 +297,35 @@ def _find_classes(name: str, block: Block, open_block: OpenBlock) -> _Classes | 
 
 
 def _check_shapes(parts: Mapping[str, DataSource]) -> None:
-    forms: dict[str, str] = {}
+    image_types: dict[str, str] = {}
     for name, part in parts.items():
         example = part.read_example(0, np.random.default_rng(0))
         if "image" in example:
             image = np.asarray(example["image"])
-            forms[name] = f"{image.dtype}{list(image.shape)}"
-    for name, form in forms.items():
-        first, first_form = next(iter(forms.items()))
-        if form != first_form:
+            image_types[name] = f"{image.dtype}{list(image.shape)}"
+    for name, image_type in image_types.items():
+        first, first_type = next(iter(image_types.items()))
+        if image_type != first_type:
             raise DataError(
-                f"train.data.parts.{first} has images of {first_form}, and train.data.parts.{name} "
-                f"of {form}; set train.data.size, and pack grey images with data.channels: 3"
+                f"train.data.parts.{first} has images of {first_type}, and train.data.parts.{name} "
+                f"of {image_type}; set train.data.size, and pack grey images with data.channels: 3"
             )
 
 
 def _common_metadata(parts: Mapping[str, DataSource]) -> dict[str, Any]:
     """Return the metadata of packed tables, which are scaled already. Raises DataError."""
-    notes = {name: part.metadata for name, part in parts.items()}
-    first = next((name for name, about in notes.items() if about.get("kind") == "table"), None)
+    part_metadata = {name: part.metadata for name, part in parts.items()}
+    first = next(
+        (name for name, metadata in part_metadata.items() if metadata.get("kind") == "table"), None
+    )
     if first is None:
         return {}
-    for name, about in notes.items():
+    for name, metadata in part_metadata.items():
         for key in ("kind", "target", *SCALING_KEYS):
-            if notes[first].get(key) != about.get(key):
+            if part_metadata[first].get(key) != metadata.get(key):
                 raise DataError(
                     f"train.data.parts.{first} and train.data.parts.{name} were packed with "
                     f"another {key}, so a feature means another value in each; mix the tables "
                     "themselves, with source: table"
                 )
-    return {key: value for key, value in notes[first].items() if key != "files"}
+    return {key: value for key, value in part_metadata[first].items() if key != "files"}

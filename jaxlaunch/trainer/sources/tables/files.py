@@ -38,7 +38,7 @@ FOREIGN_MAGIC = {
 }
 # The messages of pyarrow may contain a whole row.
 MAX_ERROR_CHARACTERS = 200
-# As much of the world writes 1234.5, the thousands apart: 1 234.5, 1'234.5, 1.234,5.
+# Numbers with separated thousands: 1 234.5, 1'234.5, 1.234,5.
 THOUSANDS_PATTERN = r"^\s*[+-]?\d{1,3}(([ \x{a0}\x{202f}'’]\d{3})+([.,]\d+)?|(\.\d{3})+,\d+)\s*$"
 NUMBER_PATTERN = r"\s*[+-]?\d+([.,]\d+)?\s*"
 # A decimal comma, as in 0,5.
@@ -109,11 +109,11 @@ def concatenate_columns(parts: Sequence[Columns]) -> Columns:
     """Concatenate the rows of all parts. Raises DataError if their columns differ."""
     first, paths = parts[0], [path for part in parts for path in part.paths]
     for part in parts:
-        names, other = {*first.values, *first.unusable}, {*part.values, *part.unusable}
-        if differing := sorted(names ^ other):
-            lacking, having = (part, first) if differing[0] in names else (first, part)
-            problem = f"has no column {differing[0]!r}, which {having.name} has"
-            raise DataError(f"{lacking.name} {problem}")
+        names, other_names = {*first.values, *first.unusable}, {*part.values, *part.unusable}
+        if differing := sorted(names ^ other_names):
+            lacking_part, having_part = (part, first) if differing[0] in names else (first, part)
+            problem = f"has no column {differing[0]!r}, which {having_part.name} has"
+            raise DataError(f"{lacking_part.name} {problem}")
         for name, class_names in first.classes.items():
             if part.classes.get(name, class_names) != class_names:
                 problem = f"has other names for the classes in {name!r} than {first.name}"
@@ -244,9 +244,9 @@ def _read_arrow(
     names = table.column_names
     # Skip the nameless columns that spreadsheets write at the end of each row, and the index of
     # pandas.
-    left_out = {name for name in names if re.fullmatch(PANDAS_INDEX, name)}
-    left_out |= {""} if names.count("") > 1 else set()
-    table = table.select([at for at, name in enumerate(names) if name not in left_out])
+    ignored_names = {name for name in names if re.fullmatch(PANDAS_INDEX, name)}
+    ignored_names |= {""} if names.count("") > 1 else set()
+    table = table.select([index for index, name in enumerate(names) if name not in ignored_names])
     names = table.column_names
     if duplicate := next((name for name in names if names.count(name) > 1), None):
         raise DataError(f"{printable_path(path)} has two columns {duplicate!r}; rename one")
@@ -258,8 +258,8 @@ def _read_arrow(
         except _UnusableColumnError as error:
             unusable[name] = str(error)
     features = files.arrow_features(table.schema)
-    named = {name: feature.get("names") for name, feature in features.items()}
-    classes = {name: tuple(names) for name, names in named.items() if isinstance(names, list)}
+    class_names = {name: feature.get("names") for name, feature in features.items()}
+    classes = {name: tuple(names) for name, names in class_names.items() if isinstance(names, list)}
     return values, classes, unusable
 
 
@@ -322,9 +322,11 @@ def _read_csv(path: str, local_copy: str, ending: str, texts: Collection[str]) -
 
     with open(local_copy, "rb") as file:
         beginning = file.read(1 << 20)
-    for mark, kind in FOREIGN_MAGIC.items():
-        if beginning.startswith(mark):
-            raise DataError(f"{printable_path(path)} is not text, but {kind}; unpack or rename it")
+    for magic, format_name in FOREIGN_MAGIC.items():
+        if beginning.startswith(magic):
+            raise DataError(
+                f"{printable_path(path)} is not text, but {format_name}; unpack or rename it"
+            )
     if beginning[:2] in (b"\xff\xfe", b"\xfe\xff") or b"\0" in beginning.partition(b"\n")[0]:
         raise DataError(f"{printable_path(path)} is not UTF-8, but UTF-16; save it as UTF-8")
     header = beginning.decode("utf-8-sig", errors="replace").lstrip("\r\n").splitlines()[:1]
@@ -333,7 +335,7 @@ def _read_csv(path: str, local_copy: str, ending: str, texts: Collection[str]) -
         return len(next(csv.reader(header, delimiter=delimiter), []))
 
     delimiter = "\t" if ending == ".tsv" else max(DELIMITERS, key=count_columns)
-    words = {form for word in MISSING_WORDS for form in (word, word.upper(), word.title())}
+    missing_words = {form for word in MISSING_WORDS for form in (word, word.upper(), word.title())}
     text_types = dict.fromkeys(texts, pyarrow.string())
     # A row must fit into one block.
     block_bytes = min(max(os.path.getsize(local_copy), 1 << 20), 1 << 28)
@@ -342,14 +344,16 @@ def _read_csv(path: str, local_copy: str, ending: str, texts: Collection[str]) -
             local_copy,
             tables.ReadOptions(use_threads=False, block_size=block_bytes),
             tables.ParseOptions(delimiter=delimiter, newlines_in_values=True),
-            tables.ConvertOptions(null_values=sorted({*words, "NaN"}), column_types=text_types),
+            tables.ConvertOptions(
+                null_values=sorted({*missing_words, "NaN"}), column_types=text_types
+            ),
         )
     except pyarrow.ArrowInvalid as error:
         # pyarrow counts the header as row 1.
         row = re.match(r".*?Row #(\d+):(.*)", str(error), re.DOTALL)
-        fault = f"row {int(row[1]) - 1}:{row[2]}" if row else str(error)
-        fault = printable_path(fault)[:MAX_ERROR_CHARACTERS]
-        raise DataError(f"{printable_path(path)} cannot be read: {fault}") from None
+        reason = f"row {int(row[1]) - 1}:{row[2]}" if row else str(error)
+        reason = printable_path(reason)[:MAX_ERROR_CHARACTERS]
+        raise DataError(f"{printable_path(path)} cannot be read: {reason}") from None
     _check_quotes(path, local_copy, table)
     return _convert_commas(path, table, delimiter)
 
@@ -377,17 +381,19 @@ def _convert_commas(path: str, table: Any, delimiter: str) -> Any:
     import pyarrow
     from pyarrow import compute
 
-    for number, (name, column) in enumerate(zip(table.column_names, table.columns, strict=True)):
+    for column_index, (name, column) in enumerate(
+        zip(table.column_names, table.columns, strict=True)
+    ):
         if not pyarrow.types.is_string(column.type):
             continue
 
         has_thousands = compute.match_substring_regex(column, THOUSANDS_PATTERN)
         if compute.any(has_thousands).as_py():
-            is_other = compute.invert(compute.fill_null(has_thousands, True))
-            others = column.filter(is_other).to_pylist()
+            is_remaining = compute.invert(compute.fill_null(has_thousands, True))
+            others = column.filter(is_remaining).to_pylist()
             if all(re.fullmatch(NUMBER_PATTERN, value) for value in others if value):
                 hint = "write numbers without, or leave the column out of data.columns"
-                fault = f"with thousands apart; {hint}"
+                fault = f"with separated thousands; {hint}"
                 raise _value_error(path, name, column, has_thousands, fault)
         has_comma = compute.match_substring_regex(column, DECIMAL_COMMA_PATTERN)
         if not compute.any(has_comma).as_py():
@@ -397,7 +403,7 @@ def _convert_commas(path: str, table: Any, delimiter: str) -> Any:
             fault = f"where the comma may stand before decimals or thousands; {hint}"
             raise _value_error(path, name, column, has_comma, fault)
         numbers = compute.replace_substring_regex(column, DECIMAL_COMMA_PATTERN, r"\1.\2")
-        table = table.set_column(number, name, numbers)
+        table = table.set_column(column_index, name, numbers)
     return table
 
 

@@ -28,7 +28,7 @@ from jaxlaunch.trainer.sources.images.index import Label, list_names, number_lab
 from jaxlaunch.trainer.sources.mixture import Mixture, report_part
 from jaxlaunch.trainer.sources.tables import files
 from jaxlaunch.trainer.sources.tables.files import Column, Columns
-from jaxlaunch.trainer.spec import Mixture as Mixed
+from jaxlaunch.trainer.spec import Mixture as MixtureBlock
 from jaxlaunch.trainer.spec import Table
 
 # Keys of the JSON form of a table's encoding.
@@ -132,16 +132,16 @@ def open_source(data: Table, split: Split, target: Target) -> Rows | None:
 def _open_splits(block: str, target: Target) -> dict[Split, Rows | None]:
     data = Table.model_validate_json(block)
     table, has_splits = read_training_table(data)
-    coder = Coder(data, table, target)
+    encoder = TableEncoder(data, table, target)
     paths = held_out_paths(data, has_splits)
     share = HeldOutShare(0.0 if paths else data.eval_split or 0.0, len(table), "rows")
     is_held_out_N = share.is_held_out(np.arange(len(table)))
-    coder.fit(table, ~is_held_out_N)
-    held_out = coder.select_rows(table, is_held_out_N) if is_held_out_N.any() else None
+    encoder.fit(table, ~is_held_out_N)
+    held_out = encoder.select_rows(table, is_held_out_N) if is_held_out_N.any() else None
     if paths:
-        eval_table = files.read_tables(paths, coder.text_columns)
-        held_out = coder.select_rows(eval_table, np.ones(len(eval_table), bool))
-    return {"train": coder.select_rows(table, ~is_held_out_N), "eval": held_out}
+        eval_table = files.read_tables(paths, encoder.text_columns)
+        held_out = encoder.select_rows(eval_table, np.ones(len(eval_table), bool))
+    return {"train": encoder.select_rows(table, ~is_held_out_N), "eval": held_out}
 
 
 def read_training_table(data: Table) -> tuple[Columns, bool]:
@@ -157,7 +157,7 @@ def held_out_paths(data: Table, has_splits: bool) -> list[str]:
     return files.find_tables(data.path, "eval", "path")[0] if has_splits else []
 
 
-class Coder:
+class TableEncoder:
     """Fits the encoding of columns and labels on the training rows, and applies it to tables."""
 
     def __init__(self, data: Table, table: Columns, target: Target) -> None:
@@ -269,7 +269,7 @@ def _number_label(table: Columns, name: str, target: Target) -> npt.NDArray[np.f
     for row in np.flatnonzero(~np.isfinite(numbers).all(1))[:1].tolist():
         raise DataError(f"{table.locate_row(row)}: {label} is empty; remove the row")
     for row in np.flatnonzero((abs(numbers) > np.finfo(np.float32).max).any(1))[:1].tolist():
-        problem = f"{label} is {abs(numbers[row]).max():g}, more than 32 bits hold"
+        problem = f"{label} is {abs(numbers[row]).max():g}, more than 32 bits can hold"
         raise DataError(f"{table.locate_row(row)}: {problem}; write it in a larger unit")
     return numbers
 
@@ -277,7 +277,7 @@ def _number_label(table: Columns, name: str, target: Target) -> npt.NDArray[np.f
 # --- features -------------------------------------------------------------------------------------
 
 
-class Numbers(NamedTuple):
+class NumberStatistics(NamedTuple):
     """Mean and deviation of a column of numbers, [K]."""
 
     mean: Column
@@ -287,18 +287,20 @@ class Numbers(NamedTuple):
 class Features:
     """The encoding of feature columns: statistics of numbers, or the ordered values of texts."""
 
-    def __init__(self, columns: Mapping[str, Numbers | tuple[str, ...]], missing: Missing) -> None:
+    def __init__(
+        self, columns: Mapping[str, NumberStatistics | tuple[str, ...]], missing: Missing
+    ) -> None:
         self._columns, self._missing = columns, missing
 
     @classmethod
     def from_json(cls, encoded: Mapping[str, Any]) -> Features:
         """Restore the features from their JSON form."""
-        columns: dict[str, Numbers | tuple[str, ...]] = {}
+        columns: dict[str, NumberStatistics | tuple[str, ...]] = {}
         for column in encoded["columns"]:
             if "values" in column:
                 columns[column["name"]] = tuple(column["values"])
             else:
-                numbers = Numbers(np.array(column["mean"]), np.array(column["deviation"]))
+                numbers = NumberStatistics(np.array(column["mean"]), np.array(column["deviation"]))
                 columns[column["name"]] = numbers
         return cls(columns, encoded["missing"])
 
@@ -306,7 +308,7 @@ class Features:
         """Return the same as JSON, exact to the bit."""
         columns = [
             {"name": name, "mean": column.mean.tolist(), "deviation": column.deviation.tolist()}
-            if isinstance(column, Numbers)
+            if isinstance(column, NumberStatistics)
             else {"name": name, "values": list(column)}
             for name, column in self._columns.items()
         ]
@@ -316,7 +318,9 @@ class Features:
     def text_columns(self) -> frozenset[str]:
         """The columns of texts, which stay texts even if a file has only digits in them."""
         columns = self._columns.items()
-        return frozenset(name for name, column in columns if not isinstance(column, Numbers))
+        return frozenset(
+            name for name, column in columns if not isinstance(column, NumberStatistics)
+        )
 
     def read_features(self, table: Columns) -> tuple[npt.NDArray[np.float32], dict[int, str]]:
         """Return the features of every row, [N, F], and the faults of rows by their numbers from 0.
@@ -342,13 +346,13 @@ class Features:
         self, table: Columns, name: str, faults: dict[int, str]
     ) -> npt.NDArray[np.float32]:
         column, values = self._columns[name], table.values[name]
-        if not isinstance(column, Numbers):
+        if not isinstance(column, NumberStatistics):
             # NaN is the only value that differs from itself.
             is_empty = [value in (None, "") or value != value for value in values]
             self._note_missing(name, np.array(is_empty), faults)
-            places = {value: place for place, value in enumerate(column)}
-            place_N = np.array([places.get(str(value), -1) for value in values])
-            return np.asarray(place_N[:, None] == np.arange(len(places)), np.float32)
+            index_by_value = {value: index for index, value in enumerate(column)}
+            index_N = np.array([index_by_value.get(str(value), -1) for value in values])
+            return np.asarray(index_N[:, None] == np.arange(len(index_by_value)), np.float32)
         if values.dtype.kind != "O":
             numbers = values.reshape(len(values), -1).astype(np.float64)
         else:
@@ -376,14 +380,14 @@ class Features:
 
 
 def fit_features(
-    table: Columns, names: Sequence[str], chosen_N: npt.NDArray[np.bool_], missing: Missing
+    table: Columns, names: Sequence[str], is_train_N: npt.NDArray[np.bool_], missing: Missing
 ) -> Features:
     """Fit the encoding of columns on these rows. Raises DataError naming the column or the row."""
-    columns: dict[str, Numbers | tuple[str, ...]] = {}
+    columns: dict[str, NumberStatistics | tuple[str, ...]] = {}
     for name in names:
         numbers = column_numbers(table, name)
         if numbers is None:
-            values = table.values[name][chosen_N]
+            values = table.values[name][is_train_N]
             texts = {str(value) for value in values if value not in (None, "")}
             if len(texts) > MAX_TEXT_VALUES:
                 problem = f"has {len(texts)} different texts, more than {MAX_TEXT_VALUES}"
@@ -391,7 +395,7 @@ def fit_features(
                 raise DataError(f"{table.name}: its column {name!r} {problem}; {hint}")
             columns[name] = tuple(sorted(texts))
             continue
-        x_NK = np.where(np.isfinite(numbers), numbers, np.nan)[chosen_N]
+        x_NK = np.where(np.isfinite(numbers), numbers, np.nan)[is_train_N]
         count_K = np.maximum(np.isfinite(x_NK).sum(0), 1)
         with np.errstate(over="ignore", invalid="ignore"):
             mean_K = np.nansum(x_NK, 0) / count_K
@@ -399,10 +403,10 @@ def fit_features(
         if not np.isfinite(deviation_K).all():
             raise DataError(
                 f"{table.name}: its column {name!r} has numbers up to {np.nanmax(abs(x_NK)):g}, "
-                "whose deviation 64 bits do not hold; write them in a larger unit, or leave the "
+                "whose deviation exceeds 64 bits; write them in a larger unit, or leave the "
                 "column out of data.columns"
             )
-        columns[name] = Numbers(mean_K, np.where(deviation_K > 0, deviation_K, 1.0))
+        columns[name] = NumberStatistics(mean_K, np.where(deviation_K > 0, deviation_K, 1.0))
     return Features(columns, missing)
 
 
@@ -487,7 +491,7 @@ class _Part(NamedTuple):
     paths: list[str]
 
 
-def open_mixture(data: Mixed, split: Split, target: Target) -> TableMixture | None:
+def open_mixture(data: MixtureBlock, split: Split, target: Target) -> TableMixture | None:
     """Open the rows of a split of all parts. Raises DataError naming part or file, row, column."""
     return _open_mixture_splits(data.model_dump_json(), target)[split]
 
@@ -495,7 +499,7 @@ def open_mixture(data: Mixed, split: Split, target: Target) -> TableMixture | No
 # The trainer opens both splits, and the task reads the shape.
 @functools.lru_cache(maxsize=2)
 def _open_mixture_splits(block: str, target: Target) -> dict[Split, TableMixture | None]:
-    data = Mixed.model_validate_json(block)
+    data = MixtureBlock.model_validate_json(block)
     weights = {name: part.weight for name, part in data.parts.items()}
     parts: dict[str, _Part] = {}
     for name, table_block in data.part_sources().items():
@@ -505,22 +509,24 @@ def _open_mixture_splits(block: str, target: Target) -> dict[Split, TableMixture
     train_parts = {name: parts[name] for name in parts if weights[name]}
     columns = _check_columns(train_parts)
     classes = _check_classes(train_parts, target) if data.classes is None else data.classes
-    trained = [*train_parts.values()]
-    tables = [_select_columns(part.table, columns) for part in trained]
+    trained_parts = [*train_parts.values()]
+    tables = [_select_columns(part.table, columns) for part in trained_parts]
     train_table = files.concatenate_columns(tables)
-    coder = Coder(trained[0].block.model_copy(update={"classes": classes}), train_table, target)
-    coder.fit(train_table, np.concatenate([~part.is_held_out_N for part in trained]))
+    encoder = TableEncoder(
+        trained_parts[0].block.model_copy(update={"classes": classes}), train_table, target
+    )
+    encoder.fit(train_table, np.concatenate([~part.is_held_out_N for part in trained_parts]))
     train: dict[str, Rows] = {}
     held_out: dict[str, Rows] = {}
     for name, part in parts.items():
         if weights[name]:
-            train[name] = coder.select_rows(part.table, ~part.is_held_out_N)
+            train[name] = encoder.select_rows(part.table, ~part.is_held_out_N)
         if part.paths:
-            eval_table = files.read_tables(part.paths, coder.text_columns)
-            table = _name_classes(eval_table, coder.label, target)
-            held_out[name] = coder.select_rows(table, np.ones(len(table), bool))
+            eval_table = files.read_tables(part.paths, encoder.text_columns)
+            table = _name_classes(eval_table, encoder.label, target)
+            held_out[name] = encoder.select_rows(table, np.ones(len(table), bool))
         elif part.is_held_out_N.any():
-            held_out[name] = coder.select_rows(part.table, part.is_held_out_N)
+            held_out[name] = encoder.select_rows(part.table, part.is_held_out_N)
     held_out_mixture = TableMixture(held_out, dict.fromkeys(held_out, 1.0)) if held_out else None
     return {"train": TableMixture(train, weights), "eval": held_out_mixture}
 
@@ -530,7 +536,7 @@ def _open_part(block: Table, target: Target, *, is_trained: bool) -> _Part:
     table_paths, has_splits = files.find_tables(block.path, "train", "path")
     paths = held_out_paths(block, has_splits)
     table = files.read_tables(table_paths)
-    table = _name_classes(table, Coder(block, table, target).label, target)
+    table = _name_classes(table, TableEncoder(block, table, target).label, target)
     if not is_trained:
         return _Part(block, table, np.ones(len(table), bool), paths or table_paths)
     share = HeldOutShare(0.0 if paths else block.eval_split or 0.0, len(table), "rows")
@@ -556,8 +562,8 @@ def _check_columns(parts: Mapping[str, _Part]) -> list[str]:
     first_name, first = next(iter(parts.items()))
     names: dict[str, None] = {}
     for name, part in parts.items():
-        coder = Coder(part.block, part.table, "class")
-        names |= dict.fromkeys([*coder.label, *coder.names])
+        encoder = TableEncoder(part.block, part.table, "class")
+        names |= dict.fromkeys([*encoder.label, *encoder.names])
         for column in names:
             description = _describe_column(part.table, column)
             first_description = _describe_column(first.table, column)
@@ -575,7 +581,7 @@ def _check_classes(parts: Mapping[str, _Part], target: Target) -> list[str | int
     if target != "class":
         return None
     part_classes = {
-        name: Coder(part.block, part.table, target).read_classes(part.table)
+        name: TableEncoder(part.block, part.table, target).read_classes(part.table)
         for name, part in parts.items()
     }
     first, expected = next(iter(part_classes.items()))

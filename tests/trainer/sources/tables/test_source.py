@@ -16,7 +16,7 @@ from jaxlaunch.trainer.data.pipeline import Pipeline
 from jaxlaunch.trainer.errors import DataError
 from jaxlaunch.trainer.sources.open import open_source
 from jaxlaunch.trainer.sources.tables.files import read_tables
-from jaxlaunch.trainer.sources.tables.source import Coder, Rows, column_numbers
+from jaxlaunch.trainer.sources.tables.source import Rows, TableEncoder, column_numbers
 from jaxlaunch.trainer.spec import Table, TrainSpec
 from jaxlaunch.trainer.tasks.classify import Classify
 from tests.trainer.sources.tables.odd_tables import Odd, tables
@@ -186,7 +186,7 @@ def test_odd_table_is_read_or_reported(odd: Odd, tmp_path: Path) -> None:
         assert not [word for word in odd.bad if word not in str(refused.value)], str(refused.value)
         return
     table = read_tables([str(path)])
-    names = Coder(Table(source="table", path=str(path), label="y"), table, "class").names
+    names = TableEncoder(Table(source="table", path=str(path), label="y"), table, "class").names
     columns = [column_numbers(table, name) for name in names]
     result = np.concatenate([item for item in columns if item is not None], axis=1)
     np.testing.assert_allclose(result, odd.good)
@@ -214,7 +214,7 @@ def test_label_without_utf8_is_reported(tmp_path: Path) -> None:
 
 def test_number_beyond_float32_is_reported(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text("a,y\n1,2\n3,1e300\n")
-    words = r"t\.csv, row 2: its label 'y' is 1e\+300, more than 32 bits hold"
+    words = r"t\.csv, row 2: its label 'y' is 1e\+300, more than 32 bits can hold"
     with pytest.raises(DataError, match=words):
         open_rows(tmp_path / "t.csv", target="regression", label="y")
     (tmp_path / "large.csv").write_text(
