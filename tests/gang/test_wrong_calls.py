@@ -298,7 +298,7 @@ def test_wrong_call_is_refused(name: str, assert_refused: Any, finished_job: Pat
         "--run-dir",
         "run",
         *arguments_of_call,
-        says=message.replace("HERE", str(finished_job)),
+        message=message.replace("HERE", str(finished_job)),
     )
 
 
@@ -307,13 +307,13 @@ def test_wrong_file_is_refused(name: str, assert_refused: Any, tmp_path: Path) -
     content, message = FILE_REFUSALS[name]
     if content is not None:
         (tmp_path / "job.yaml").write_bytes(content)
-    assert_refused(str(tmp_path / "job.yaml"), "--run-dir", "run", says=message)
+    assert_refused(str(tmp_path / "job.yaml"), "--run-dir", "run", message=message)
 
 
 def test_run_folder_in_use_is_refused(assert_refused: Any, finished_job: Path) -> None:
     with (finished_job / "run" / ".lock").open("a+") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        assert_refused("job.yaml", "--run-dir", "run", says="is in use by the run with pid")
+        assert_refused("job.yaml", "--run-dir", "run", message="is in use by the run with pid")
 
 
 @pytest.fixture(scope="module")
