@@ -26,12 +26,14 @@ WRITERS = {
 
 def find_labels_spelled_twice() -> Iterator[str]:
     for path in (ROOT / "jaxlaunch" / "launcher").rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text())) if path != Path(labels.__file__) else ():
-            text = node.value if isinstance(node, ast.Constant) else None
-            if isinstance(text, str) and any(
-                f"{domain}/" in text for domain in labels.RESERVED_DOMAINS
-            ):
-                yield f"{path.relative_to(ROOT)}:{node.lineno}: {text} is not in labels.py"
+        if path == Path(labels.__file__):
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            if not isinstance(node, ast.Constant) or not isinstance(node.value, str):
+                continue
+            if any(f"{domain}/" in node.value for domain in labels.RESERVED_DOMAINS):
+                place = f"{path.relative_to(ROOT)}:{node.lineno}"
+                yield f"{place}: {node.value} is not in labels.py"
 
 
 def find_modules_that_write_by_themselves() -> Iterator[str]:

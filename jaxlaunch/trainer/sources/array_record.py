@@ -111,7 +111,7 @@ def read_notes(paths: tuple[str, ...]) -> dict[str, Any]:
 
 
 class RecordFile:
-    """One file with up to `max_idle` open readers. Raises DataError if it is no array_record file."""
+    """One array_record file with up to `max_idle` open readers. Raises DataError for others."""
 
     def __init__(self, path: str, max_idle: int) -> None:
         self._path = files.local_path(path)
