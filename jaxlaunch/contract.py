@@ -124,7 +124,7 @@ TIMEOUTS_S: Mapping[str, float | None] = {
     "data": 600.0,
     "eval": 1800.0,
     "save": 1200.0,
-    # A process that has finished must also exit. It is no key of the job.
+    # A process that has finished must also exit. It is not a key of the job.
     "done": 300.0,
 }
 # Causes to which the seconds of an attempt are attributed: the phases, and the time around them.
@@ -328,7 +328,7 @@ def agent_exit_code(verdict_code: int, *, leaves_alone: bool) -> int:
 
     Args:
         verdict_code: The code of the gang's verdict.
-        leaves_alone: Whether the agent leaves while its gang goes on.
+        leaves_alone: Whether the agent leaves while its gang continues.
     """
     if leaves_alone:
         return LEFT_GANG
@@ -736,7 +736,7 @@ def send(fd: int, message: Mapping[str, Any]) -> bool:
       {"joined": true}
           all ranks have connected to rank 0: its time from here on is its own
       {"restored": 80}
-          training goes on from this step, which an earlier attempt committed
+          training continues from this step, which an earlier attempt committed
       {"committed": 120}
           this step is on storage, with its manifest
       {"metrics": {...}}

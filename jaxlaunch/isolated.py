@@ -29,7 +29,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import Any
 
-# Set by whoever starts a program of ours, read by this script: the user's part of PYTHONPATH.
+# Set by the process that starts a program of ours, read by this script: the user's part of
+# PYTHONPATH.
 USER_PATH = "JAXLAUNCH_BEHIND"
 _PYTHONPATH = "PYTHONPATH"
 # The two parts of PYTHONPATH at the start of this process, with which it isolates its own programs.

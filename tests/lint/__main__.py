@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterator
 from types import ModuleType
 
-from tests.lint import code, documents, release, schema
+from tests.lint import code, documents, names, release, schema
 
 
 def find_problems(module: ModuleType) -> Iterator[str]:
@@ -19,7 +19,7 @@ def find_problems(module: ModuleType) -> Iterator[str]:
 if __name__ == "__main__":
     problems = [
         problem
-        for module in (documents, code, schema, release)
+        for module in (documents, code, names, schema, release)
         for problem in find_problems(module)
     ]
     print(*problems, sep="\n")

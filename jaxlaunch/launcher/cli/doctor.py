@@ -22,7 +22,7 @@ from jaxlaunch.launcher.manifests.jobset import ResolvedJob, prepare
 from jaxlaunch.launcher.plan import estimate
 from jaxlaunch.launcher.wording import format_count
 
-# Stands in for a job where none is named: it asks for nothing that a cluster may lack.
+# Checked if no job is named: it requests nothing that a cluster may lack.
 SMALLEST_JOB = """
 name: jaxlaunch-doctor
 image: registry.example/none

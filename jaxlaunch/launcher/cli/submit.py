@@ -140,7 +140,7 @@ def submit_command(
 def submit_jobs(files: Sequence[JobFile], context: str | None, *, is_rehearsal: bool) -> str:
     """Submit jobs one after the other, as the command does with one; return the namespace.
 
-    A rehearsal only prints them.
+    A dry run only prints them.
     """
     cluster = Cluster.connect(context, output.show_messages)
     job_namespace = files[0].spec.namespace or cluster.namespace

@@ -110,7 +110,7 @@ def _is_single_text(block: Block, sizes_bytes: Mapping[str, int]) -> bool:
 def list_missing_modules(job: JobSpec, folder: Path) -> Iterator[str]:
     """Yield a sentence for each module of `train` that is neither here nor installed.
 
-    An image may have it, so it is no error.
+    An image may have it, so it is not an error.
     """
     settings = {} if job.train is None else job.train.model_dump(mode="json", exclude_unset=True)
     for path, module in _find_module_names(settings, "train"):

@@ -194,7 +194,7 @@ def _patience_s(stream: TextIO) -> float:
     try:
         mode = os.fstat(stream.fileno()).st_mode
     except (OSError, ValueError):
-        # The stream is closed, or is no file of the operating system.
+        # The stream is closed, or is not a file of the operating system.
         return 0.0
     return math.inf if stat.S_ISREG(mode) else _PATIENCE_S if stat.S_ISFIFO(mode) else 0.0
 

@@ -137,8 +137,7 @@ def patch(security: JobSecurity) -> dict[str, Any]:
     return {"spec": {"containers": [main], "volumes": [volume]}}
 
 
-# --- the Secret of `gang_secret: true`, created by `launcher submit` or by whoever applies rendered
-# manifests ---------
+# --- the Secret of `gang_secret: true` ------------------------------------------------------------
 
 
 def gang_secret(metadata: Mapping[str, Any]) -> dict[str, Any]:

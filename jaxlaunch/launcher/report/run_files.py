@@ -461,7 +461,7 @@ class RunBrief(RunNumbers):
     folder: Path
     # A value of Summary.status, or KILLED.
     state: str
-    # The message of the verdict, or "" while the run goes on.
+    # The message of the verdict, or "" while the run continues.
     message: str = ""
     code: int | None = None
     # Steps of the job, or None if they are unknown without computing them.

@@ -83,7 +83,7 @@ Jobs = Callable[[str, str], tuple[list[dict[str, Any]], list[str]]]
 
 
 class Refusal(NamedTuple):
-    """The reason why a viewer sees nothing, in one sentence."""
+    """The reason why a viewer sees nothing, as a sentence."""
 
     status: HTTPStatus
     sentence: str

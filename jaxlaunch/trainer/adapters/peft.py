@@ -187,7 +187,7 @@ CONFIG_KEYS: Mapping[str, str] = {"r": "rank", "lora_alpha": "alpha", "use_rslor
 # peft's values of keys that a file leaves out.
 DEFAULTS: dict[str, Any] = {"rank": 8, "alpha": 8.0, "rslora": False}
 # Keys that change neither what an adapter computes nor where it is: of the base, of its training,
-# of an initialization, and of a key beside them that is refused.
+# of an initialization, and of a further key that is refused.
 IGNORED_KEYS = key_set(
     "auto_mapping base_model_name_or_path corda_config eva_config fan_in_fan_out inference_mode "
     "layers_pattern loftq_config lora_dropout lora_ga_config megatron_core peft_version "

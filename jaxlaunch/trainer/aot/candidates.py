@@ -119,7 +119,7 @@ _EXPOSED_SHARE = 0.5
 # A device about which nothing is known, such as a CPU core.
 _UNKNOWN_MACHINE = MachineSpeed(None, 5e10, 1e10, 1e10, 5e9)
 _UNKNOWN_PEAK = 1e11  # FLOP/s
-# The forward pass is a third of a step; the other settings lie in between.
+# The forward pass is a third of a step; the other settings are in between.
 _RECOMPUTATION_FACTORS = {"none": 1.0, "full": 4 / 3}
 # Prior standard deviations, as logarithms: the arithmetic may be wrong by a factor of e as a whole,
 # and by a fifth for each setting or each doubling of it. The noise is what the settings do not

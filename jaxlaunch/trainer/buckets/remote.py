@@ -26,7 +26,7 @@ for _protocol, _ in SCHEMES.values():
     fsspec.config.conf.setdefault(_protocol, {})["use_listings_cache"] = False
 # etils.epath sets this too, so that both use the same file system.
 fsspec.config.conf["gcs"]["finalize_on_close"] = True
-# gcsfs also logs the traceback of the errors that it raises, which we report in one sentence.
+# gcsfs also logs the traceback of the errors that it raises, which we report as one sentence.
 logging.getLogger("gcsfs").addFilter(lambda record: not record.exc_info)
 
 

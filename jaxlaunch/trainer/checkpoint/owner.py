@@ -1,7 +1,7 @@
 """The owner of a checkpoint folder: the run in `jaxlaunch.owner.json`, which renews it.
 
 Two runs that save into one folder damage each other's checkpoints. The file guards against that
-mistake, but it is no lock: if two runs claim at the same moment, both continue, and the one that
+mistake, but it is not a lock: if two runs claim at the same moment, both continue, and the one that
 wrote first notices before its next manifest and stops. Times are those of the writers' clocks,
 which must agree to within 50 s.
 """

@@ -2,7 +2,7 @@
 
 FOLDER holds checkpoints, or is an export of a model of images or of a table. Neither the data nor,
 for a task of ours, the job of the training is needed: how a file becomes what the model reads is
-beside the weights. With TRAIN_SPEC the task may be a user's. Prints one JSON object; exits with a
+next to the weights. With TRAIN_SPEC the task may be a user's. Prints one JSON object; exits with a
 code of the contract.
 
 Files are read some at a time, each example with the place it is from, and become rows of a table:

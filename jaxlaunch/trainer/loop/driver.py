@@ -314,7 +314,8 @@ class Loop(Generic[S]):
         note = f"nothing new to save after step {saved_step}"
         is_new = step > saved_step
         if is_new and (names := self.store.blocking_names(step)):
-            # The run can continue from an older step, so foreign files in this place are no error.
+            # The run can continue from an older step, so foreign files in this place are not an
+            # error.
             is_new = False
             note = (
                 f"nothing new saved after step {saved_step}: {names} in {self.training.folder} "

@@ -99,7 +99,7 @@ class Patience:
         self._stale = 0
 
     def add_value(self, step: int, value: float) -> None:
-        """Add the value of an evaluation. A value that is not finite is no improvement."""
+        """Add the value of an evaluation. A value that is not finite never improves."""
         is_better = self._best is None or _is_better(
             self.rule, value, self._best[1], self.rule.min_delta
         )

@@ -21,7 +21,7 @@ COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 
 
 def is_matrix(name: str, leaf: Any, axes: Axes) -> bool:
-    """Return whether a parameter has two or more axes per layer, and is no bias or scale."""
+    """Return whether a parameter has two or more axes per layer, unlike biases and scales."""
     param_axes = axes.get(name)
     count = leaf.ndim if param_axes is None else len(param_axes)
     return count >= 2 and not name.rpartition(".")[2].endswith(("bias", "scale"))

@@ -289,7 +289,8 @@ def _read_host_line(events: Any, kinds: Kinds, trace: Trace) -> Iterator[Op]:
             trace.steps.append(_event_span(event))
         elif event.name == PAUSE:
             trace.pauses.append(_event_span(event))
-        # Most events of a CPU's threads are no operations, and reading their statistics takes time.
+        # Most events of a CPU's threads are not operations, and reading their statistics takes
+        # time.
         elif event.duration_ns > 0 and not event.name.startswith(_THREAD_EVENTS):
             stats = dict(event.stats)
             if "hlo_op" in stats:

@@ -119,7 +119,7 @@ class RecordFile:
             self.count = len(ArrayRecordDataSource(self._path))
         except Exception as error:
             # C++ raises a RuntimeError, also for a truncated file. For a file that is too small it
-            # only reports the size, which is no useful detail.
+            # only reports the size, which does not help.
             reason = str(error).partition(";")[0]
             detail = "" if "64KB" in reason else f" ({reason})"
             raise DataError(

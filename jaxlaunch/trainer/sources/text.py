@@ -2,7 +2,7 @@
 
 L length of a window or row. Window k is bytes k L … k L + L of the stream, so that each byte but
 the first is a target exactly once. A row of a corpus is padded with zeros, which form segment 0 and
-are no targets. A corpus is prepared when it is opened for the first time.
+are not targets. A corpus is prepared when it is opened for the first time.
 """
 
 from __future__ import annotations

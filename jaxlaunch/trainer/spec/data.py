@@ -287,7 +287,7 @@ def _check_distinct(classes: list[str | int] | None) -> list[str | int] | None:
 
 
 _Classes = Annotated[list[str | int] | None, AfterValidator(_check_distinct)]
-_EvalPath = Annotated[  # beside files whose names may say of which split they are
+_EvalPath = Annotated[  # next to files whose names may state their split
     str | list[str] | None,
     AfterValidator(_check_readable),
     Field(

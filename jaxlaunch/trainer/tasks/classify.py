@@ -180,7 +180,7 @@ class Classify(Task):
         return {key: np.asarray(ranges.get_value(raw, key)), "label": read(label)}
 
     def check_batch(self, spec: TrainSpec, batch: Batch) -> tuple[int, str] | None:
-        """Return the first row whose label is no class of the model, and a sentence."""
+        """Return the first row whose label is not a class of the model, and a sentence."""
         if not self.reports_classes(spec):
             return None
         classes, is_ours = self._classes, type(self).model is Classify.model
@@ -321,7 +321,7 @@ def cut_mix(images_BYX: Array, share: Array, place: Array) -> tuple[Array, Array
     """Return images with a rectangle of their partner, and the share left of their own.
 
     The rectangle has 1 - share of the area, and `place` is its middle, as shares of each side;
-    what lies outside is cut off. Yun et al. 2019, "CutMix".
+    what is outside is cut off. Yun et al. 2019, "CutMix".
     """
     side = jnp.sqrt(1.0 - share)
     masks = []

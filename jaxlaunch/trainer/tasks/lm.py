@@ -120,8 +120,8 @@ class NextToken(Task):
     def example(self, raw: dict[str, Any]) -> dict[str, np.ndarray[Any, Any]]:
         """Return `tokens` int32 [L + 1], `mask` float32 [L], TOKEN_KEYS as int32, and TEXT_BYTES.
 
-        Raises Unusable without tokens, for those that are no whole numbers or no row, and for a key
-        of another shape.
+        Raises Unusable without tokens, for those that are not whole numbers or not a row, and for a
+        key of another shape.
         """
         tokens_T = ranges.read_integers("tokens", ranges.get_value(raw, "tokens"))
         if tokens_T.ndim != 1 or len(tokens_T) < 2:

@@ -2,7 +2,7 @@
 
 A member decides nothing while it has a leader. When the leader is lost, it ends its processes and,
 in jobs that replace lost hosts, waits for the next leader. `MemberState` decides what follows an
-attempt, `LeaderConnection` and `RankReports` talk to the leader, and `Processes` owns the
+attempt, `LeaderConnection` and `RankReports` communicate with the leader, and `Processes` owns the
 processes.
 """
 

@@ -58,13 +58,13 @@ from jaxlaunch.records.verdict import render_numbers
 
 # So many charged restarts without a committed step make a crash loop.
 _CRASH_LOOP_RESTARTS = 2
-# A probe that failed within this time is said to fail.
+# A probe that failed within this time is reported as failing.
 _RECENT_S = 60.0
 # The taint of a node that does not answer, and for how long pods tolerate it that say nothing of
 # it.
 _UNREACHABLE = "node.kubernetes.io/unreachable"
 _DEFAULT_TOLERATION_S = 300.0
-# A rendezvous that takes longer than this is said to take long.
+# A rendezvous that takes longer than this is reported as slow.
 _LATE_S = 15.0
 
 

@@ -245,7 +245,7 @@ class TableEncoder:
         if numbers.shape[1] > 1:
             raise DataError(f"{table.name}: {label} is {numbers.shape[1]} numbers; a class is one")
         number_N = numbers[:, 0]
-        # NaN and infinity are no whole numbers either.
+        # NaN and infinity are not whole numbers either.
         is_whole_N = (number_N == np.trunc(number_N)) & (abs(number_N) < 2**31)
         for row in np.flatnonzero(~is_whole_N)[:1].tolist():
             if np.isnan(number_N[row]):
