@@ -299,7 +299,7 @@ def checked_source(spec: TrainSpec, source: Any) -> DataSource | None:
 
 
 def checked_loss(name: str, loss: Any) -> Loss | Array:
-    """Return `loss` of the task `name`. Raises SpecError unless it is a scalar or Loss of scalars."""
+    """Return `loss` of the task `name`. Raises SpecError for other than scalars."""
     if not isinstance(loss, Loss):
         if isinstance(loss, tuple):
             hint = "metrics go into jaxlaunch.Loss(sum, weight, {name: (sum, weight)})"
