@@ -18,7 +18,7 @@ EKS = (
 AMD = "name: x\nimage: i\ncommand: [a]\naccelerator: {type: mi300x}\n"
 HIGH = "node_selector: {cloud.google.com/gke-accelerator: nvidia-h100-80gb}\n"
 SLICE = (
-    "restarts: a TPU slice is lost as a whole, so a lost host costs all pods: they are made "
+    "restarts: a TPU slice is lost as a whole, so a lost host costs all pods: they are created "
     "again together"
 )
 V5E = "name: x\nimage: i\ncommand: [a]\naccelerator: {type: v5e, topology: 2x4}\nplatform: gke\n"
