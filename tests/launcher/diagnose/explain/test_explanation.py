@@ -1848,7 +1848,7 @@ def test_every_wait_and_failure_has_a_next_move() -> None:
     [
         (13, "let the pods' user"),
         (28, "make room on the file system that it writes to"),
-        (30, "have it write below /tmp, or mount a volume there"),
+        (30, "let it write below /tmp, or mount a volume there"),
     ],
 )
 def test_errors_of_files_have_their_own_next_moves(error: int, move: str) -> None:
@@ -2155,5 +2155,5 @@ def test_missing_gang_secret_is_created_by_submitting_again() -> None:
     explanation = explain_job(snapshot(jobset(2), pod(0), waiting_pod, events=events))
     assert explanation.headline.endswith("host 1 cannot start: Secret lm-gang does not exist")
     assert (explanation.next_move or "").startswith(
-        "`launcher submit -n team --replace` makes one for all hosts"
+        "`launcher submit -n team --replace` creates one for all hosts"
     )
