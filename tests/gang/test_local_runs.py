@@ -159,7 +159,7 @@ def test_another_user_sees_the_owner_and_cannot_stop_the_run(
         hidden = other.launcher("status", "./run", folder=open_folder)
         assert hidden.returncode == 2
         assert "permission denied" in hidden.stderr
-        assert "it is root's" in hidden.stderr
+        assert "it belongs to root" in hidden.stderr
         assert running.process.poll() is None
         assert call_launcher("stop", "./run").out == "run/run stopped\n"
     assert call_launcher("logs", "./run", "--since", "1m").code == 2

@@ -227,10 +227,11 @@ class Evaluation:
 def _batch_specs(
     example_specs: Mapping[str, ArraySpec], batch_shape: tuple[int, ...]
 ) -> Mapping[str, ArraySpec]:
-    specs = {"weight": ArraySpec(batch_shape, np.dtype(np.float32))}
-    for key, form in example_specs.items():
-        specs[key] = ArraySpec((*batch_shape, *form.shape), narrow_dtype(form.dtype))
-    return specs
+    specs = {
+        key: ArraySpec((*batch_shape, *form.shape), narrow_dtype(form.dtype))
+        for key, form in example_specs.items()
+    }
+    return specs | {"weight": ArraySpec(batch_shape, np.dtype(np.float32))}
 
 
 def _divide_batches(batches: int, capacities: Sequence[int]) -> list[int]:
