@@ -81,16 +81,16 @@ def _numbers() -> list[Odd]:
         Odd(
             "thousands.csv", b'a,b,y\n"1,234",2,0\n3,4,1\n', bad=("row 1", "decimals or thousands")
         ),
-        Odd("spaced.csv", b"a,b,y\n1 234,2,0\n" + ROW, bad=("row 1", "'1 234'", "thousands apart")),
+        Odd("spaced.csv", b"a,b,y\n1 234,2,0\n" + ROW, bad=("row 1", "'1 234'", "separated thousands")),
         Odd(
             "hard_space.csv",
             "a,b,y\n3,2,0\n1\u00a0234\u00a0567.5,4,1\n".encode(),
-            bad=("row 2", "thousands apart"),
+            bad=("row 2", "separated thousands"),
         ),
         Odd(
             "points.csv",
             b"a;b;y\n1.234.567,5;2;0\n3,5;4;1\n",
-            bad=("row 1", "'1.234.567,5'", "thousands apart"),
+            bad=("row 1", "'1.234.567,5'", "separated thousands"),
         ),
         Odd("no_number.csv", b"a,b,k,y\n1,2,1 234,0\n3,4,room 3,1\n", PLAIN),
         Odd("too_large.csv", b"a,b,y\n1e400,2,0\n3,4,1\n", bad=("row 1", "'a' has no value")),
