@@ -16,7 +16,7 @@ def test_recording_keeps_the_sections_of_other_benchmarks(
     results.write_text("# Benchmarks\n\nearlier\n\n## By hand\n\nkept\n\n## And this\n")
     monkeypatch.setattr(bench, "RESULTS", results)
     monkeypatch.setattr(bench, "BENCHMARKS", ("loop",))
-    monkeypatch.setattr(bench, "measured", lambda name: [Row(name, 2.0, 3.0, "once")])
+    monkeypatch.setattr(bench, "run_benchmark", lambda name: [Row(name, 2.0, 3.0, "once")])
     monkeypatch.setattr(sys, "argv", ["bench", "--record"])
     assert bench.main() == 0
     text = results.read_text()
