@@ -81,7 +81,11 @@ def _numbers() -> list[Odd]:
         Odd(
             "thousands.csv", b'a,b,y\n"1,234",2,0\n3,4,1\n', bad=("row 1", "decimals or thousands")
         ),
-        Odd("spaced.csv", b"a,b,y\n1 234,2,0\n" + ROW, bad=("row 1", "'1 234'", "separated thousands")),
+        Odd(
+            "spaced.csv",
+            b"a,b,y\n1 234,2,0\n" + ROW,
+            bad=("row 1", "'1 234'", "separated thousands"),
+        ),
         Odd(
             "hard_space.csv",
             "a,b,y\n3,2,0\n1\u00a0234\u00a0567.5,4,1\n".encode(),
