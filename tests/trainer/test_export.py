@@ -153,7 +153,12 @@ def test_export_keeps_bfloat16(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("model", "ema", "error", "message"),
     [
-        ({"kind": "mlp"}, False, SpecError, "mlp has no Hugging Face form; convnext, decoder"),
+        (
+            {"kind": "mlp"},
+            False,
+            SpecError,
+            "mlp has no Hugging Face form; convnext, decoder, gpt2, resnet, vit have one",
+        ),
         ({"kind": "gpt2"}, True, SpecError, "step 3 holds no moving average"),
         (None, False, CheckpointError, "step 3 does not record its model"),
     ],

@@ -31,26 +31,74 @@ FROZEN_RATE = {"match": ".*", "lr": 0.1, "freeze": True}
         ({"name": "sgd", "eps": 1e-8}, "eps", "does not apply to sgd"),
         ({"name": "sgd", "nesterov": True}, "nesterov", "needs a momentum above 0"),
         ({"name": "lion", "eps": 1e-8}, "eps", "does not apply to lion, which takes b1, b2"),
-        ({"name": "adafactor", "b2": 0.9}, "b2", "does not apply to adafactor, which takes b1"),
+        (
+            {"name": "adafactor", "b2": 0.9},
+            "b2",
+            "does not apply to adafactor, which takes b1, eps",
+        ),
         ({"momentum": 0.9}, "momentum", "does not apply to adamw, which takes b1, b2, eps"),
-        ({"schedule": {"name": "constant", "final": 0.1}}, "schedule.final", "does not apply to"),
+        (
+            {"schedule": {"name": "constant", "final": 0.1}},
+            "schedule.final",
+            "does not apply to constant",
+        ),
         ({"schedule": {"decay": 10}}, "schedule.decay", "does not apply to cosine"),
-        ({"schedule": {"name": "linear", "shape": "cosine"}}, "schedule.shape", "does not apply"),
-        ({"schedule": "exponential"}, "schedule.final", "must be above 0 with exponential, which"),
+        (
+            {"schedule": {"name": "linear", "shape": "cosine"}},
+            "schedule.shape",
+            "does not apply to linear",
+        ),
+        (
+            {"schedule": "exponential"},
+            "schedule.final",
+            "must be above 0 with exponential, which never reaches 0",
+        ),
         ({"schedule": {"start": 0.1}}, "schedule.start", "does not apply without a warmup"),
-        ({"schedule": {"name": "my:rate", "warmup": 9}}, "schedule.warmup", "give it in args"),
+        (
+            {"schedule": {"name": "my:rate", "warmup": 9}},
+            "schedule.warmup",
+            "does not apply to my:rate; give it in args",
+        ),
         ({"schedule": {"args": {"a": 1}}}, "schedule.args", "does not apply to cosine"),
         ({"name": "adamx"}, "name", 'is not a known optimizer (did you mean "adam"?)'),
         ({"name": "my:own", "b1": 0.9}, "b1", "does not apply to my:own; give it in args"),
         ({"args": {"b1": 0.9}}, "args", "does not apply to adamw, which takes b1, b2, eps"),
-        ({"chain": [{"name": "lion"}], "b1": 0.9}, "b1", "does not apply to a chain; give it in"),
-        ({"chain": [{"name": "lion"}], "name": "sgd"}, "chain", "is given together with name"),
-        ({"chain": [{"name": "lion"}, {"name": "sgd"}]}, "chain", "lion and sgd would each"),
+        (
+            {"chain": [{"name": "lion"}], "b1": 0.9},
+            "b1",
+            "does not apply to a chain; give it in the entry",
+        ),
+        (
+            {"chain": [{"name": "lion"}], "name": "sgd"},
+            "chain",
+            "is given together with name = sgd",
+        ),
+        (
+            {"chain": [{"name": "lion"}, {"name": "sgd"}]},
+            "chain",
+            "lion and sgd would each multiply by the rate",
+        ),
         ({"name": "chain"}, "chain", "is empty, but name = chain needs its entries"),
-        ({"name": "schedule-free", "schedule": "linear"}, "schedule", "linear decays, and"),
-        ({"name": "schedule-free", "ema": 0.9}, "ema", "does not apply to schedule-free, which"),
-        ({"name": "schedule-free", "b1": 0.0}, "b1", "must be above 0: schedule-free divides by"),
-        ({"groups": [{"match": "*.bias"}]}, "groups.0.match", "is not a pattern (nothing to"),
+        (
+            {"name": "schedule-free", "schedule": "linear"},
+            "schedule",
+            "linear decays, and schedule-free needs no",
+        ),
+        (
+            {"name": "schedule-free", "ema": 0.9},
+            "ema",
+            "does not apply to schedule-free, which averages by itself",
+        ),
+        (
+            {"name": "schedule-free", "b1": 0.0},
+            "b1",
+            "must be above 0: schedule-free divides by it",
+        ),
+        (
+            {"groups": [{"match": "*.bias"}]},
+            "groups.0.match",
+            "is not a pattern (nothing to repeat",
+        ),
         ({"groups": [FROZEN_RATE]}, "groups.0.freeze", "is given together with lr or weight_decay"),
     ],
 )
@@ -205,10 +253,24 @@ IMAGES = {"source": "images", "path": "x"}
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (mixture(a="images", b="table"), "holds a with source = images and b with source = table"),
-        (mixture(a="torch"), "holds a with source = torch; a part is text, images, table"),
-        ({"source": "mixture", "parts": {"a": LABELED}}, "holds a with a label of its own; all"),
-        (mixture(a="table") | {"size": 8}, "size applies to parts of images, array_record, tfds"),
+        (
+            mixture(a="images", b="table"),
+            "holds a with source = images and b with source = table, whose examples have no keys "
+            "in common; mix text",
+        ),
+        (
+            mixture(a="torch"),
+            "holds a with source = torch; a part is text, images, table, array_record or tfds",
+        ),
+        (
+            {"source": "mixture", "parts": {"a": LABELED}},
+            "holds a with a label of its own; all parts have one, train.data.label",
+        ),
+        (
+            mixture(a="table") | {"size": 8},
+            "size applies to parts of images, array_record, tfds, and these are of table; "
+            "leave it out",
+        ),
         (IMAGES | {"augment": "imagenet-vitt"}, "is not one of imagenet-resnet, imagenet-vit"),
         (IMAGES | {"classes": []}, "names no class"),
     ],

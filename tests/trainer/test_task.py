@@ -98,7 +98,11 @@ def a_function() -> None: ...
         ("NoSource", "has no source; a task has the methods model, loss, source, example"),
         ("Model", "is a model, not a task: a task's `model` makes one"),
         ("Dense", "is a model, not a task"),
-        ("NeedsAWord", r"cannot be made: a task is called without arguments \(missing a required"),
+        (
+            "NeedsAWord",
+            r"cannot be made: a task is called without arguments \(missing a required "
+            r"argument: 'word'\)",
+        ),
         ("a_function", "is a function, not a class with model, loss, source, example"),
     ],
 )
@@ -158,17 +162,17 @@ def metric(name: Any, value: Any) -> Any:
     [
         (
             lambda loss: (loss.sum, {}),
-            "loss returned a tuple of 2, not a scalar or a Loss; metrics go",
+            "loss returned a tuple of 2, not a scalar or a Loss; metrics go into",
         ),
         (
             lambda loss: jnp.ones(16) * loss.sum,
-            r"loss returned an array of shape \[16\], not a scal",
+            r"loss returned an array of shape \[16\], not a scalar; a bare loss is",
         ),
         (lambda loss: None, "loss returned None, not a scalar"),
         (lambda loss: {"loss": loss.sum}, "loss returned a dict, not a scalar"),
         (
             lambda loss: loss._replace(weight=jnp.ones(16)),
-            r"Loss.weight is an array of shape \[16\]",
+            r"Loss.weight is an array of shape \[16\], not a scalar",
         ),
         (lambda loss: loss._replace(metrics=[("a", 1.0)]), "Loss.metrics is a list, not a dict"),
         (metric("hits", 0.5), r"metric 'hits' is the number 0.5, not a pair \(sum, weight\)"),
@@ -176,7 +180,7 @@ def metric(name: Any, value: Any) -> Any:
         (metric("hits", (1.0, 2.0, 3.0)), "metric 'hits' is a tuple of 3, not a pair"),
         (
             metric("hits", (jnp.ones(16), 16.0)),
-            r"the sum of metric 'hits' is an array of shape \[16",
+            r"the sum of metric 'hits' is an array of shape \[16\], not a scalar",
         ),
         (metric(3, (1.0, 1.0)), "the name of metric 3 is an int, not text"),
     ],

@@ -64,7 +64,11 @@ def build_run(
 @pytest.mark.parametrize(
     ("change", "error", "words"),
     [
-        ({"batch": 64}, CheckpointError, "train.batch is 64, but the checkpoints in here were"),
+        (
+            {"batch": 64},
+            CheckpointError,
+            "train.batch is 64, but the checkpoints in here were made with 128",
+        ),
         ({"seed": 1}, CheckpointError, "train.seed is 1"),
         ({"data": {"shuffle": False}}, CheckpointError, "train.data.shuffle is false"),
         ({"data": {"examples": 9}}, DataError, "the training data changed"),
@@ -256,7 +260,11 @@ class Labelled:
 @pytest.mark.parametrize(
     ("train", "held_out", "words"),
     [
-        ([10] + 7 * [1], [0], "Labelled: example 0 has label 10, outside 0 to 9, the model's"),
+        (
+            [10] + 7 * [1],
+            [0],
+            "Labelled: example 0 has label 10, outside 0 to 9, the model's classes",
+        ),
         ([*15 * [1], -1], [0], "Labelled: example 15 has label -1, outside 0 to 9"),
         (8 * [1], [0, 99], "Labelled: example 1 has label 99, outside 0 to 9"),
     ],

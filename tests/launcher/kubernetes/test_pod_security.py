@@ -111,7 +111,11 @@ ROOT = make_container(runAsUser=0, runAsNonRoot=False)
     ("patch", "met", "expected"),
     [
         ({"spec": {"hostPID": True}}, "privileged", "host namespaces (hostPID=true)"),
-        (make_container(privileged=True), "privileged", 'privileged (container "main" is'),
+        (
+            make_container(privileged=True),
+            "privileged",
+            'privileged (container "main" is privileged)',
+        ),
         (ADDS_CHOWN, "baseline", 'unrestricted capabilities (container "main" adds CH'),
         (make_container(capabilities={"add": ["NET_BIND_SERVICE"]}), "restricted", ""),
         (make_volume(hostPath={"path": "/"}), "privileged", 'volumes (volume "v")'),
@@ -119,7 +123,11 @@ ROOT = make_container(runAsUser=0, runAsNonRoot=False)
         (make_port(80), "privileged", '"main" uses 80'),
         (make_port(0), "restricted", ""),
         (make_container(seccompProfile={"type": "Unconfined"}), "privileged", "seccompProfile"),
-        (make_container(allowPrivilegeEscalation=True), "baseline", "allowPrivilegeEscalation !="),
+        (
+            make_container(allowPrivilegeEscalation=True),
+            "baseline",
+            "allowPrivilegeEscalation != false",
+        ),
         (make_container(capabilities={"drop": ["NET_RAW"]}), "baseline", "must drop ALL"),
         (make_container(runAsUser=0), "baseline", 'runAsUser=0 (container "main" has runAsUser=0)'),
         (make_container(runAsNonRoot=False), "baseline", "runAsNonRoot != true"),

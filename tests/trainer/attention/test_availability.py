@@ -74,13 +74,33 @@ def cudnn(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         (train_spec("cudnn"), CPU, "there is no CUDA device, the devices are cpu"),
         (train_spec("cudnn"), ROCM, "there is no CUDA device, the devices are gpu"),
-        (train_spec("cudnn", precision="fp32"), CUDA, "reads float16 and bfloat16, and"),
-        (train_spec("cudnn", DECODER | {"width": 80}), CUDA, "The head dim must be <= 128 and a"),
-        (train_spec("cudnn", DECODER | {"score_cap": 50.0}), CUDA, "cuDNN's kernel does not"),
-        (train_spec("cudnn", DECODER | {"head_size": 256}), CUDA, "The head dim must be <= 128"),
+        (
+            train_spec("cudnn", precision="fp32"),
+            CUDA,
+            "reads float16 and bfloat16, and train.precision computes in",
+        ),
+        (
+            train_spec("cudnn", DECODER | {"width": 80}),
+            CUDA,
+            "The head dim must be <= 128 and a multiple of 8",
+        ),
+        (
+            train_spec("cudnn", DECODER | {"score_cap": 50.0}),
+            CUDA,
+            "cuDNN's kernel does not support score_cap",
+        ),
+        (
+            train_spec("cudnn", DECODER | {"head_size": 256}),
+            CUDA,
+            "The head dim must be <= 128 and a multiple of 8",
+        ),
         (train_spec("cudnn"), TURING, "needs compute capability 8.0 (Ampere), the GPU has 7.5"),
         (train_spec("splash"), CUDA, "it is a kernel for TPU, the devices are gpu"),
-        (train_spec("splash", DECODER | {"length": 200}), TPU, "blocks are of 128 positions"),
+        (
+            train_spec("splash", DECODER | {"length": 200}),
+            TPU,
+            "blocks are of 128 positions, which do not divide 200",
+        ),
     ],
 )
 def test_unavailable_attention_falls_back_to_xla_with_a_reason(
@@ -139,15 +159,51 @@ def test_auto_uses_the_kernel_of_the_accelerator(
 @pytest.mark.parametrize(
     ("train", "device", "message"),
     [
-        (train_spec("auto", precision="fp32"), CUDA, "cudnn is unavailable here: cuDNN's kernel"),
-        (train_spec("auto", precision="tf32"), CUDA, "cudnn is unavailable here: cuDNN's kernel"),
-        (train_spec("auto", DECODER | {"width": 80}), CUDA, "cudnn is unavailable here: The head"),
-        (train_spec("auto"), TURING, "cudnn is unavailable here: cuDNN's kernel needs compute"),
-        (train_spec("auto", DECODER | {"length": 200}), TPU, "splash is unavailable here: its"),
-        (train_spec("auto", DECODER | {"window": 8}), CUDA, "cudnn is unavailable here: auto"),
-        (train_spec("auto", DECODER | {"score_cap": 9.0}), CUDA, "cudnn is unavailable here"),
-        (train_spec("auto", precision="fp32"), TPU, "splash is unavailable here: auto uses it"),
-        (train_spec("auto", precision="fp16"), TPU, "splash is unavailable here: auto uses it"),
+        (
+            train_spec("auto", precision="fp32"),
+            CUDA,
+            "cudnn is unavailable here: cuDNN's kernel reads float16",
+        ),
+        (
+            train_spec("auto", precision="tf32"),
+            CUDA,
+            "cudnn is unavailable here: cuDNN's kernel reads float16",
+        ),
+        (
+            train_spec("auto", DECODER | {"width": 80}),
+            CUDA,
+            "cudnn is unavailable here: The head dim must be",
+        ),
+        (
+            train_spec("auto"),
+            TURING,
+            "cudnn is unavailable here: cuDNN's kernel needs compute capability 8.0",
+        ),
+        (
+            train_spec("auto", DECODER | {"length": 200}),
+            TPU,
+            "splash is unavailable here: its blocks are of 128",
+        ),
+        (
+            train_spec("auto", DECODER | {"window": 8}),
+            CUDA,
+            "cudnn is unavailable here: auto uses it only without a window",
+        ),
+        (
+            train_spec("auto", DECODER | {"score_cap": 9.0}),
+            CUDA,
+            "cudnn is unavailable here: cuDNN's kernel does not support score_cap",
+        ),
+        (
+            train_spec("auto", precision="fp32"),
+            TPU,
+            "splash is unavailable here: auto uses it for bfloat16 only",
+        ),
+        (
+            train_spec("auto", precision="fp16"),
+            TPU,
+            "splash is unavailable here: auto uses it for bfloat16 only",
+        ),
     ],
 )
 def test_auto_falls_back_to_xla_with_a_reason(

@@ -401,8 +401,9 @@ def test_model_of_another_shape_is_refused_by_first_leaf(folder):
     previous = contents(folder)
     with Opened(folder) as store, pytest.raises(CheckpointError) as caught:
         store.restore(abstract(mesh(), width=16))
-    assert "params/dense/kernel is float32[8,64] in the checkpoint and float32[8,16] in this" in (
-        str(caught.value)
+    assert (
+        "params/dense/kernel is float32[8,64] in the checkpoint and float32[8,16] in this model"
+        in (str(caught.value))
     )
     assert contents(folder) == previous
 
@@ -524,7 +525,9 @@ def test_unfinished_save_of_older_version_is_reported_early(tmp_path):
         (tmp_path / name / "w").touch()
     with Opened(tmp_path) as store:
         store.check_free(lambda step: step != 8)
-        with pytest.raises(CheckpointError, match=r"holds 8\.orbax-checkpoint-tmp, which no run"):
+        with pytest.raises(
+            CheckpointError, match=r"holds 8\.orbax-checkpoint-tmp, which no run saved"
+        ):
             store.check_free(lambda step: step % 4 == 0)
         assert [store.blocking_names(step) for step in (8, 9)] == ["8.orbax-checkpoint-tmp", ""]
 

@@ -86,7 +86,9 @@ def test_rows_are_predicted_without_the_training_table(tmp_path: Path) -> None:
     (tmp_path / "new.csv").write_text("code,other,size\n07,1,3\n07,1,\n10,1,much\n07,1,-1e3\n")
     files, output = (str(tmp_path / "new.csv"),), str(tmp_path / "o.csv")
     ask = programs.Predict(folder=folder, files=files, top=2, output=output)
-    with pytest.raises(DataError, match="new.csv, row 2: its 'size' has no value; fix or remove"):
+    with pytest.raises(
+        DataError, match="new.csv, row 2: its 'size' has no value; fix or remove it, or leave such"
+    ):
         predict.predict_files(ask)
     assert not list(tmp_path.glob("o.csv*"))
     actual = predict.predict_files(programs.Predict(**{**vars(ask), "skip_broken": True}))

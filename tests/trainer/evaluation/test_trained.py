@@ -139,5 +139,8 @@ def test_adapters_of_a_changed_base_are_not_evaluated(tmp_path: Path, run: Path)
     file.write_bytes(changed)
     inputs = train.model_dump(exclude_unset=True, mode="json")
     inputs["model"]["init_from"] = str(second)
-    with pytest.raises(CheckpointError, match="step 2 holds adapters of the weights of .* name"):
+    with pytest.raises(
+        CheckpointError,
+        match="step 2 holds adapters of the weights of .* name the folder that they",
+    ):
         evaluated.load_task_model(str(run / "checkpoints"), json.dumps(inputs))

@@ -122,7 +122,11 @@ def test_draws_depend_on_the_seed_only() -> None:
         ([], {}, "there is no prompt"),
         ([[1], []], {"max_tokens": 1}, "prompt 2 has no tokens; give at least one"),
         ([[1, 32]], {"max_tokens": 1}, "prompt 1 has the token 32, the model those from 0 to 31"),
-        ([[1] * 10], {"max_tokens": 8}, "prompt 1 has 10 tokens, and max_tokens = 8 more: the"),
+        (
+            [[1] * 10],
+            {"max_tokens": 8},
+            "prompt 1 has 10 tokens, and max_tokens = 8 more: the model has 16 positions",
+        ),
     ],
 )
 def test_invalid_prompts_are_rejected(

@@ -141,6 +141,8 @@ def test_missing_harness_or_tokenizer_is_rejected(
     with pytest.raises(SpecError, match="asks in text, and the model has no tokenizer here"):
         harness.model(TextModel(generator(DECODER), None, None))
     monkeypatch.setitem(sys.modules, "lm_eval.api.model", None)
-    with pytest.raises(SpecError, match="lm_eval is not installed; install it with pip install"):
+    with pytest.raises(
+        SpecError, match="lm_eval is not installed; install it with pip install lm-eval"
+    ):
         harness.model(TextModel(bytes_model(), ByteTokenizer(), 3))
     assert np.isfinite(model.loglikelihood([Instance(("a", "b"))])[0][0])

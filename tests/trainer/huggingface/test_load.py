@@ -127,30 +127,66 @@ def test_files_without_a_head_have_no_prefix(tmp_path: Path) -> None:
     ("case", "model", "message"),
     [
         ("llama_tiny", {"heads": 8}, "num_attention_heads is 4, train.model.heads makes it 8"),
-        ("llama_tiny", {"tied": True}, "tie_word_embeddings is False, train.model.tied makes it"),
-        ("llama_tiny", {"norm_eps": 1e-06}, "rms_norm_eps is 1e-05, train.model.norm_eps makes"),
-        ("llama_tiny", {"rope_theta": 500000.0}, "rope_theta is 10000.0, train.model.rope_theta"),
+        (
+            "llama_tiny",
+            {"tied": True},
+            "tie_word_embeddings is False, train.model.tied makes it True",
+        ),
+        (
+            "llama_tiny",
+            {"norm_eps": 1e-06},
+            "rms_norm_eps is 1e-05, train.model.norm_eps makes it 1e-06",
+        ),
+        (
+            "llama_tiny",
+            {"rope_theta": 500000.0},
+            "rope_theta is 10000.0, train.model.rope_theta makes it 500000.0",
+        ),
         ("llama3_tiny", {"rope_scaling": None}, "train.model.rope_scaling makes it None"),
         ("gpt2_tiny", {"hidden": 128}, "n_inner is 256, train.model.hidden makes it 128"),
         ("vit_tiny", {"layers": 3}, "num_hidden_layers is 2, train.model.layers makes it 3"),
         ("vit_tiny", {"classes": 5}, "classifier.weight is [10, 64], train.model makes it [5, 64]"),
-        ("vit_tiny", {"pool": "mean"}, "train.model.pool = mean: Hugging Face's ViT knows only"),
-        ("qwen2_tiny", {"kind": "gpt2"}, "it holds a model of the kind decoder, train.model.kind"),
+        (
+            "vit_tiny",
+            {"pool": "mean"},
+            "train.model.pool = mean: Hugging Face's ViT knows only cls",
+        ),
+        (
+            "qwen2_tiny",
+            {"kind": "gpt2"},
+            "it holds a model of the kind decoder, train.model.kind is gpt2",
+        ),
         ("qwen2_tiny", {"biases": []}, "biases is ['qkv'], train.model.biases makes it []"),
         ("qwen3_tiny", {"head_size": 16}, "head_dim is 24, train.model.head_size makes it 16"),
         ("qwen3_tiny", {"family": "qwen2"}, "model_type is qwen3, train.model.family is qwen2"),
         ("mistral_tiny", {"window": 8}, "sliding_window is 16, train.model.window makes it 8"),
         ("gemma2_tiny", {"norms": "before"}, "norms is both, train.model.norms makes it before"),
-        ("gemma2_tiny", {"score_cap": None}, "attn_logit_softcapping is 50.0"),
-        ("gemma3_tiny", {"rope_local_theta": 5.0}, "rope_local_base_freq is 10000.0"),
+        (
+            "gemma2_tiny",
+            {"score_cap": None},
+            "attn_logit_softcapping is 50.0, train.model.score_cap makes it None",
+        ),
+        (
+            "gemma3_tiny",
+            {"rope_local_theta": 5.0},
+            "rope_local_base_freq is 10000.0, train.model.rope_local_theta",
+        ),
         ("mixtral_tiny", {"experts": 8}, "num_local_experts is 4, train.model.experts makes it 8"),
-        ("mixtral_tiny", {"experts_per_token": 1}, "num_experts_per_tok is 2"),
+        (
+            "mixtral_tiny",
+            {"experts_per_token": 1},
+            "num_experts_per_tok is 2, train.model.experts_per_token makes it 1",
+        ),
         (
             "qwen3_moe_tiny",
             {"dense_layers": [1]},
-            "mlp_only_layers is [], train.model.dense_layers",
+            "mlp_only_layers is [], train.model.dense_layers makes it [1]",
         ),
-        ("olmo2_tiny", {"preset": "olmo2-1b"}, "hidden_size is 64, train.model.width makes it"),
+        (
+            "olmo2_tiny",
+            {"preset": "olmo2-1b"},
+            "hidden_size is 64, train.model.width makes it 2048",
+        ),
     ],
 )
 def test_model_that_differs_from_the_folder_is_rejected(
@@ -165,7 +201,9 @@ def test_missing_and_unused_tensors_are_named(tmp_path: Path) -> None:
     changed = dict(tensors("llama_tiny", "weights"))
     array = changed.pop("model.layers.1.mlp.up_proj.weight")
     changed["model.layers.0.self_attn.q_proj.bias"] = array
-    with pytest.raises(SpecError, match="1.mlp.up_proj.weight is missing; .*q_proj.bias is not"):
+    with pytest.raises(
+        SpecError, match="1.mlp.up_proj.weight is missing; .*q_proj.bias is not used"
+    ):
         step("llama_tiny", _copy_fixture("llama_tiny", tmp_path / "hf", changed)).init_state()
 
 
@@ -180,7 +218,10 @@ def test_stored_copy_of_a_tied_head_is_ignored(tmp_path: Path) -> None:
     ("content", "message"),
     [
         (save_one({"a": np.ones((8, 4), np.float32)})[:-1], "x.safetensors is cut off: it has"),
-        (save_one({"a": np.ones((8, 4), np.float32)})[:20], "x.safetensors is not a safetensors"),
+        (
+            save_one({"a": np.ones((8, 4), np.float32)})[:20],
+            "x.safetensors is not a safetensors file: its 20 bytes",
+        ),
         (b"<html>no tensors</html>", "is not a safetensors file"),
         (b"\x02" + bytes(7) + b"[]", "is not a safetensors file"),
         (b"", "is not a safetensors file: its 0 bytes"),

@@ -31,5 +31,7 @@ def test_interpolated_positions_equal_transformers(
 def test_indivisible_image_size_is_rejected(tmp_path: Path) -> None:
     block = {"kind": "vit", "init_from": str(folder(CASE, tmp_path / "hf")), "image": [36, 36]}
     train = spec.TrainSpec.model_validate({"task": "classify", "model": block})
-    with pytest.raises(SpecError, match=r"image = \[36, 36\] is not a height and a width that are"):
+    with pytest.raises(
+        SpecError, match=r"image = \[36, 36\] is not a height and a width that are multiples"
+    ):
         resolve_spec(train)

@@ -97,7 +97,11 @@ def test_parameters_are_read_tensor_by_tensor(params: dict[str, Any], tmp_path: 
 @pytest.mark.parametrize(
     ("model", "inputs", "message"),
     [
-        (spec.ViT(kind="vit", pool="mean"), {}, "train.model.pool = mean: Hugging Face's ViT"),
+        (
+            spec.ViT(kind="vit", pool="mean"),
+            {},
+            "train.model.pool = mean: Hugging Face's ViT knows only cls",
+        ),
         (MODEL, {"mine.kernel": np.ones(1)}, "Hugging Face has no counterpart of mine.kernel"),
         (MODEL, {}, "also needs parameters that it does not have: embedding, norm.scale"),
     ],

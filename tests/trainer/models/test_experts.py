@@ -215,7 +215,10 @@ def test_training_loss_without_router_penalty_is_rejected() -> None:
     task = Bare()
     step = build(task, model=EXPERTS)
     assert "loss" in step.evaluated_metrics(task.batch(0))
-    with pytest.raises(SpecError, match=r"leaves out train\.model\.balance and router_z; add the"):
+    with pytest.raises(
+        SpecError,
+        match=r"leaves out train\.model\.balance and router_z; add the penalty of model\.read",
+    ):
         step.count_flops(task.batch(0))
     plain = EXPERTS.model_copy(update={"balance": 0.0, "router_z": 0.0})
     assert build(task, model=plain).count_flops(task.batch(0))
@@ -244,9 +247,13 @@ def test_router_multiplies_in_full_float32() -> None:
 
 
 def test_indivisible_experts_are_rejected() -> None:
-    with pytest.raises(SpecError, match=r"blocks\.mlp\.\w+: experts = 4 cannot be split evenly"):
+    with pytest.raises(
+        SpecError, match=r"blocks\.mlp\.\w+: experts = 4 cannot be split evenly over ep = 8 devices"
+    ):
         build(Counting(), model=EXPERTS, mesh={"ep": 8})
-    with pytest.raises(SpecError, match=r"train\.mesh\.ep = 2 splits experts, and train\.model"):
+    with pytest.raises(
+        SpecError, match=r"train\.mesh\.ep = 2 splits experts, and train\.model has none; use dp or"
+    ):
         build(Counting(), model=DECODER.model_copy(update={"init_from": "/base"}), mesh={"ep": 2})
 
 

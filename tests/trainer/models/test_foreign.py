@@ -161,13 +161,22 @@ def test_loss_can_use_sown_values() -> None:
     ("name", "arguments", "message"),
     [
         ("CNN", {"widht": 3}, r"CNN\(widht\) failed: .*widht"),
-        ("mlp", {"width": 3}, "a transformed function of Haiku takes no arguments; leave out"),
+        (
+            "mlp",
+            {"width": 3},
+            "a transformed function of Haiku takes no arguments; leave out width",
+        ),
         (
             "CNN",
             {"width": -1},
             r"the flax.linen module CNN cannot be called with float32\[1, 28, 28\]",
         ),
-        ("Fickle", {}, "batch_stats: a call in training has .*late.*, init had early; make every"),
+        (
+            "Fickle",
+            {},
+            "batch_stats: a call in training has .*late.*, init had early; make every "
+            "variable in init",
+        ),
     ],
 )
 def test_unsupported_models_are_rejected(

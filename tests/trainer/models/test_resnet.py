@@ -162,7 +162,9 @@ def test_exported_resnet_round_trips_with_statistics(tmp_path: Path) -> None:
 
 def test_new_head_is_random_and_the_rest_is_loaded(tmp_path: Path) -> None:
     init_from = folder("resnet_tiny", tmp_path / "hf")
-    with pytest.raises(SpecError, match=r"classifier.1.weight is \[10, 32\], .* set new_head"):
+    with pytest.raises(
+        SpecError, match=r"classifier.1.weight is \[10, 32\], .* set new_head: true"
+    ):
         step("resnet_tiny", init_from, model={"classes": 3}).init_state()
     whole = step("resnet_tiny", init_from).init_state()
     new = step("resnet_tiny", init_from, model={"classes": 3, "new_head": True}).init_state()
@@ -179,5 +181,7 @@ def test_unsupported_resnets_are_not_exported(tmp_path: Path) -> None:
     config = json.loads((init_from / "config.json").read_text())
     config["downsample_in_first_stage"] = True
     (init_from / "config.json").write_text(json.dumps(config))
-    with pytest.raises(SpecError, match="downsample_in_first_stage is true, which halves the"):
+    with pytest.raises(
+        SpecError, match="downsample_in_first_stage is true, which halves the image"
+    ):
         step("resnet_tiny", init_from)

@@ -58,7 +58,9 @@ def test_single_channel_axis_may_be_omitted() -> None:
 
 def test_images_of_another_shape_are_rejected() -> None:
     train = spec.TrainSpec(task="tests:Patches", model=changed(image=[32, 32], patch=8))
-    with pytest.raises(SpecError, match=r"image = \[32, 32\] and channels = 1, .* of shape \[28"):
+    with pytest.raises(
+        SpecError, match=r"image = \[32, 32\] and channels = 1, .* of shape \[28, 28\]"
+    ):
         Patches().model(train, nnx.Rngs(0))
 
 

@@ -52,7 +52,9 @@ def losses_without_remat() -> np.ndarray:
 
 
 def test_unknown_tensor_error_lists_the_valid_names() -> None:
-    with pytest.raises(SpecError, match="unknown tensor attn; this model names query, key, value"):
+    with pytest.raises(
+        SpecError, match="unknown tensor attn; this model names query, key, value, mixed, gate, up"
+    ):
         Decoder(DECODER, nnx.Rngs(0), ModelOptions(remat=["query", "attn"]))
 
 

@@ -128,8 +128,16 @@ def test_device_count_is_checked_per_process() -> None:
 @pytest.mark.parametrize(
     ("name", "fault"),
     [
-        ("nowhere.invalid", r"nowhere\.invalid, does not resolve \(.*\), and JAX connects CPU"),
-        ("192.0.2.1", r"192\.0\.2\.1, resolves to 192\.0\.2\.1, which is not an address of this"),
+        (
+            "nowhere.invalid",
+            r"nowhere\.invalid, does not resolve \(.*\), and JAX connects CPU devices at "
+            r"its address",
+        ),
+        (
+            "192.0.2.1",
+            r"192\.0\.2\.1, resolves to 192\.0\.2\.1, which is not an address of this "
+            r"host, and JAX",
+        ),
         ("localhost", None),
     ],
 )
@@ -183,7 +191,8 @@ CLOSED_MODULE = (
             OPEN_MODULE,
             12040,
             [13],
-            r"driver 550\.54\.15 .*too old for CUDA 13.* CUDA 12\.4 .* 580 .*cuda12 of jaxlaunch",
+            r"driver 550\.54\.15 .*too old for CUDA 13.* CUDA 12\.4 .* 580 .*cuda12 of "
+            r"jaxlaunch, or update",
         ),
         (
             CLOSED_MODULE,
@@ -232,7 +241,10 @@ class Libcuda:
     ("mesh", "words"),
     [
         ({"dp": 3}, "train.mesh: dp 3 × fsdp 1 × mp 1 asks for 3 devices, there are 8"),
-        ({"dp": -1, "mp": 3}, "fsdp 1 × mp 3 asks for a multiple of 3 devices, there are 8"),
+        (
+            {"dp": -1, "mp": 3},
+            "dp -1 × fsdp 1 × mp 3 asks for a multiple of 3 devices, there are 8",
+        ),
     ],
 )
 def test_mesh_for_other_devices_is_refused(mesh: dict[str, int], words: str) -> None:
@@ -277,9 +289,13 @@ def test_unrecorded_keys_are_not_compared() -> None:
     [
         (
             {"epochs": 2},
-            "epochs = 2 is 23 steps; step 57 is already saved in /ckpt. Raise train.ep",
+            "train.epochs = 2 is 23 steps; step 57 is already saved in /ckpt. Raise "
+            "train.epochs, or",
         ),
-        ({"steps": 23}, "steps = 23; step 57 is already saved in /ckpt. Raise train.steps, or"),
+        (
+            {"steps": 23},
+            "train.steps = 23; step 57 is already saved in /ckpt. Raise train.steps, or",
+        ),
     ],
 )
 def test_run_shorter_than_checkpoint_is_refused(length: dict[str, int], words: str) -> None:

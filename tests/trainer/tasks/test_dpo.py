@@ -288,9 +288,17 @@ def test_unknown_token_is_named() -> None:
 @pytest.mark.parametrize(
     ("task", "loss", "words"),
     [
-        (DPO, {"z": 1e-4}, "z and smoothing apply to a cross-entropy; preferences have dpo.label"),
+        (
+            DPO,
+            {"z": 1e-4},
+            "z and smoothing apply to a cross-entropy; preferences have dpo.label_smoothing",
+        ),
         (DPO, {"dpo": {"beta": 0}}, "greater than 0"),
-        (DPO, {"dpo": {"kind": "ipo", "label_smoothing": 0.1}}, "applies only to kind sigmoid"),
+        (
+            DPO,
+            {"dpo": {"kind": "ipo", "label_smoothing": 0.1}},
+            "label_smoothing applies only to kind sigmoid",
+        ),
         (specs.LM, {"dpo": {"beta": 0.2}}, "dpo applies to preferences, which the task dpo"),
     ],
 )

@@ -147,7 +147,7 @@ HALVES = {"segments": [0, 0, 0, 1, 1, 1]}
         ({**FINE, "mask": np.ones(6)}, r"mask of shape \[6\], but its 6 tokens go with \[5\]"),
         (
             {**FINE, "attention_mask": np.ones(5)},
-            r"attention_mask of shape \[5\], but its 6 tokens go",
+            r"attention_mask of shape \[5\], but its 6 tokens go with \[6\]",
         ),
         ({**FINE, "length": [6]}, r"length of shape \[1\], but its 6 tokens go with \[\]"),
         # A target that does not count is still read by those after it, which count.

@@ -117,7 +117,10 @@ def test_model_learns_from_blended_images(loss: dict[str, Any]) -> None:
     ("loss", "words"),
     [
         ({"focal": 2.0, "smoothing": 0.1}, "focal = 2 and smoothing = 0.1 are both given"),
-        ({"target": "regression", "mixup": 0.2}, "mixup applies to classes, and target is regres"),
+        (
+            {"target": "regression", "mixup": 0.2},
+            "mixup applies to classes, and target is regression",
+        ),
         ({"target": "multi_label", "z": 0.1}, "z applies to a softmax"),
         ({"class_weights": [1.0, 2.0]}, "class_weights has 2 numbers for model.classes = 10"),
     ],
@@ -133,7 +136,9 @@ def test_focal_loss_of_language_model_is_refused() -> None:
 
 
 def test_labels_of_another_target_are_refused() -> None:
-    with pytest.raises(UnusableExampleError, match="multi_label a label is 0 or 1 for each class"):
+    with pytest.raises(
+        UnusableExampleError, match="target = multi_label a label is 0 or 1 for each class"
+    ):
         ranges.read_flags([0, 2, 1])
     with pytest.raises(UnusableExampleError, match="not finite numbers"):
         ranges.read_numbers(["a"])

@@ -23,13 +23,38 @@ def hello(host: int, **changes: Any) -> Hello:
 @pytest.mark.parametrize(
     ("guest", "words", "ends_gang", "may_retry"),
     [
-        (hello(1, generation=1), "pods: it has generation 1, host 0 has generation 2", False, True),
+        (
+            hello(1, generation=1),
+            "set of pods: it has generation 1, host 0 has generation 2",
+            False,
+            True,
+        ),
         (hello(4), "not below the number of hosts, 4", False, False),
-        (hello(2), "index as host 2 (old on node-7, pod pod-old), which", False, False),
-        (hello(1, versions=VERSIONS | {"jax": "0.11.2"}), "1 has jax 0.11.2, host 0", True, False),
-        (hello(1, versions=VERSIONS | {"jax": None}), "jax none, host 0 has 0.10.2", True, False),
+        (
+            hello(2),
+            "same index as host 2 (old on node-7, pod pod-old), which has already joined",
+            False,
+            False,
+        ),
+        (
+            hello(1, versions=VERSIONS | {"jax": "0.11.2"}),
+            "host 1 has jax 0.11.2, host 0 has 0.10.2",
+            True,
+            False,
+        ),
+        (
+            hello(1, versions=VERSIONS | {"jax": None}),
+            "host 1 has jax none, host 0 has 0.10.2",
+            True,
+            False,
+        ),
         (hello(1, spec="e" * 64), "spec eeeeeeeeeeee, host 0 has ffffffffffff", True, False),
-        (hello(1, fault="TPU_WORKER_ID = 3 but"), "TPU_WORKER_ID = 3", True, False),
+        (
+            hello(1, fault="TPU_WORKER_ID = 3 but JOB_COMPLETION_INDEX = 1"),
+            "TPU_WORKER_ID = 3",
+            True,
+            False,
+        ),
     ],
 )
 def test_refusal_names_host_and_differing_values(

@@ -67,9 +67,19 @@ HANG = Event(EventKind.HANG, 1, 1, STEPPING, hang=HangFacts("step", 5.0, 5.0, 1)
         ([echo(0), error(1)], 83, 1, "boom"),
         ([error(1), ended(1, 1), echo(0), ended(0, 1)], 83, 1, "boom"),
         ([echo(0), ended(0, 1), ended(1, -9)], 137, 1, "rank 1 was killed by SIGKILL at step 20"),
-        ([echo(0), dataclasses.replace(ended(1, -9), oom=True)], 137, 1, "rank 1 was OOMKilled"),
+        (
+            [echo(0), dataclasses.replace(ended(1, -9), oom=True)],
+            137,
+            1,
+            "rank 1 was OOMKilled at step 20: its container",
+        ),
         ([echo(0), ended(0, -6, text=COORDINATION), LOST], 81, 2, "host 2 (rank 2) was lost"),
-        ([ended(0, -6, text=COORDINATION), ended(1, 3)], 83, 1, "exit code 3 at step 20"),
+        (
+            [ended(0, -6, text=COORDINATION), ended(1, 3)],
+            83,
+            1,
+            "ended with exit code 3 at step 20",
+        ),
         ([ended(0, -6, text="Check failed: x == y"), echo(1)], 134, 0, "SIGABRT"),
         ([ended(0, -6, text=UNHEALTHY)], 82, 1, "rank 1 stopped sending heartbeats to JAX"),
         ([ended(0, -6), LOST], 81, 2, "host 2 (rank 2) was lost"),
@@ -90,8 +100,18 @@ HANG = Event(EventKind.HANG, 1, 1, STEPPING, hang=HangFacts("step", 5.0, 5.0, 1)
         ([ended(1, 65, Status(phase="init", trainer=True))], 65, 1, "exit code 65"),
         ([ended(1, 65, Status())], 83, 1, "exit code 65"),
         ([ended(1, 0, TRAINER)], 83, 1, "rank 1's program ended at step 20, before its last step"),
-        ([ended(1, 0, RankProgress(0.0, "init").status)], 70, 1, "0 before the trainer began"),
-        ([Event(EventKind.UNSTARTABLE, 0, 0, text="nope: No such file")], 70, 0, "started: nope"),
+        (
+            [ended(1, 0, RankProgress(0.0, "init").status)],
+            70,
+            1,
+            "exit code 0 before the trainer began",
+        ),
+        (
+            [Event(EventKind.UNSTARTABLE, 0, 0, text="nope: No such file")],
+            70,
+            0,
+            "could not be started: nope",
+        ),
     ],
 )
 def test_closest_event_determines_the_verdict(

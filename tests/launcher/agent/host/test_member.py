@@ -123,7 +123,7 @@ def test_host_ignores_a_leader_without_the_key(
     assert not agent.state.has_started and agent.state.verdict is None
     assert not agent._finish.called  # type: ignore[attr-defined]
     assert_dials_again(agent, loop, RETRY_REFUSED_S)
-    assert "host 0 did not admit this host: " in agent._say.call_args.args[0]  # type: ignore[attr-defined]
+    assert ("host 0 did not admit this host: ") in agent._say.call_args.args[0]  # type: ignore[attr-defined]
 
 
 @pytest.fixture
@@ -250,7 +250,10 @@ def test_repeated_refusal_is_reported_once(member: tuple[Member, MagicMock]) -> 
         assert agent.leader._link is not None
         agent.leader._link._receive_lines()
     (call,) = agent._say.call_args_list  # type: ignore[attr-defined]
-    assert call.args[0].startswith("host 0 did not admit this host: connection closed; it may")
+    assert call.args[0].startswith(
+        "host 0 did not admit this host: connection closed; it may belong to another run, or have "
+        "another gang_secret"
+    )
 
 
 @pytest.mark.parametrize(

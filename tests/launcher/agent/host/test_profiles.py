@@ -84,6 +84,9 @@ def test_command_that_trains_can_be_profiled(tmp_path: Path) -> None:
     profiles = Profiles(False, lambda: [first])
     refused, result = profiles.reply("POST", "", True)
     assert refused == HTTPStatus.CONFLICT
-    assert "and programs that train by jaxlaunch.run" in result["error"]
+    assert (
+        "only the built-in trainer can be profiled, and programs that train by jaxlaunch.run"
+        in result["error"]
+    )
     first.progress.status.trainer = True
     assert profiles.reply("POST", "", True)[0] == HTTPStatus.ACCEPTED

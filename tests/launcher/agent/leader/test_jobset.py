@@ -47,7 +47,9 @@ def test_failed_annotation_is_retried_and_logged_once(
         annotator.annotate(KNOWN)
     assert len(sent) == 5 and b"1234" in sent[0]
     (message,) = messages
-    assert message.endswith("cannot be written on its JobSet (patch jobsets lm): timed out")
+    assert message.endswith(
+        "how far the job is cannot be written on its JobSet (patch jobsets lm): timed out"
+    )
 
 
 @pytest.mark.parametrize("code", [401, 403, 404, 409])
