@@ -50,16 +50,16 @@ class Conv(nnx.Module):
 class Block(nnx.Module):
     """Two convolutions with a residual connection and an offset for the time and the class."""
 
-    def __init__(self, width: int, out: int, told: int, rngs: nnx.Rngs) -> None:
+    def __init__(self, width: int, out: int, condition_width: int, rngs: nnx.Rngs) -> None:
         self.norms = nnx.List(
             [nnx.GroupNorm(size, num_groups=4, rngs=rngs) for size in (width, out)]
         )
         self.convs = nnx.List([Conv(size, out, rngs) for size in (width, out)])
-        self.offset = nnx.Linear(told, out, rngs=rngs)
+        self.offset = nnx.Linear(condition_width, out, rngs=rngs)
         self.skip = nnx.Linear(width, out, rngs=rngs)
 
-    def __call__(self, x: jax.Array, told: jax.Array) -> jax.Array:
-        y = self.convs[0](jax.nn.silu(self.norms[0](x))) + self.offset(told)[:, None, None]
+    def __call__(self, x: jax.Array, condition_BC: jax.Array) -> jax.Array:
+        y = self.convs[0](jax.nn.silu(self.norms[0](x))) + self.offset(condition_BC)[:, None, None]
         return self.skip(x) + self.convs[1](jax.nn.silu(self.norms[1](y)))
 
 
@@ -67,28 +67,27 @@ class UNet(nnx.Module):
     """The noise in images [B, 8, 8, 1] at times [B] of classes [B], with a skip connection."""
 
     def __init__(self, width: int, rngs: nnx.Rngs) -> None:
-        told = 4 * width
-        self.time, self.label = nnx.Linear(32, told, rngs=rngs), nnx.Embed(10, told, rngs=rngs)
+        condition_width = 4 * width
+        self.time = nnx.Linear(32, condition_width, rngs=rngs)
+        self.label = nnx.Embed(10, condition_width, rngs=rngs)
         self.enter = Conv(1, width, rngs)
         self.leave = Conv(width, 1, rngs, kernel_init=nnx.initializers.zeros)
         self.half = nnx.Linear(4 * width, 2 * width, rngs=rngs)
         self.double = nnx.Linear(2 * width, 4 * width, rngs=rngs)
-        self.down = Block(width, width, told, rngs)
-        self.middle = Block(2 * width, 2 * width, told, rngs)
-        self.up = Block(2 * width, width, told, rngs)
+        self.down = Block(width, width, condition_width, rngs)
+        self.middle = Block(2 * width, 2 * width, condition_width, rngs)
+        self.up = Block(2 * width, width, condition_width, rngs)
 
     def __call__(self, x: jax.Array, time_B: jax.Array, label_B: jax.Array) -> jax.Array:
         angles = time_B[:, None] * np.float32(T) ** -np.linspace(0, 1, 16, dtype=np.float32)
-        told = self.time(jnp.concatenate([jnp.sin(angles), jnp.cos(angles)], -1)) + self.label(
-            label_B
-        )
-        told = jax.nn.silu(told)
-        high = self.down(self.enter(x), told)
+        waves_BF = jnp.concatenate([jnp.sin(angles), jnp.cos(angles)], -1)
+        condition_BC = jax.nn.silu(self.time(waves_BF) + self.label(label_B))
+        high = self.down(self.enter(x), condition_BC)
         # Of 2 × 2 pixels.
         squares = high.reshape(len(x), 4, 2, 4, 2, -1).swapaxes(2, 3).reshape(len(x), 4, 4, -1)
-        low = self.double(self.middle(self.half(squares), told))
+        low = self.double(self.middle(self.half(squares), condition_BC))
         back = low.reshape(len(x), 4, 4, 2, 2, -1).swapaxes(2, 3).reshape(high.shape)
-        return self.leave(self.up(jnp.concatenate([high, back], -1), told))
+        return self.leave(self.up(jnp.concatenate([high, back], -1), condition_BC))
 
 
 class Diffusion(Classify):
@@ -100,8 +99,9 @@ class Diffusion(Classify):
         time_B = jax.random.randint(of_time, (len(images),), 0, T)
         noise = jax.random.normal(of_noise, images.shape)
         left = jnp.asarray(ALPHA)[time_B][:, None, None, None]
-        found = model(jnp.sqrt(left) * images + jnp.sqrt(1 - left) * noise, time_B, batch["label"])
-        error_B = jnp.square(found - noise).mean((1, 2, 3))
+        noisy_images = jnp.sqrt(left) * images + jnp.sqrt(1 - left) * noise
+        predicted_noise = model(noisy_images, time_B, batch["label"])
+        error_B = jnp.square(predicted_noise - noise).mean((1, 2, 3))
         return Loss((error_B * batch["weight"]).sum(), batch["weight"].sum())
 
     def samples(self, model: Any, rng: jax.Array) -> dict[str, jax.Array]:
@@ -118,13 +118,13 @@ def sample(model: UNet, label_B: jax.Array, key: jax.Array) -> jax.Array:
     def step(x: jax.Array, at: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, None]:
         time, key = at
         beta, left = jnp.asarray(BETA)[time], jnp.asarray(ALPHA)[time]
-        before = jnp.where(time > 0, jnp.asarray(ALPHA)[time - 1], 1.0)
+        next_left = jnp.where(time > 0, jnp.asarray(ALPHA)[time - 1], 1.0)
         noise = model(x, jnp.full(len(label_B), time), label_B)
         clean = jnp.clip((x - jnp.sqrt(1 - left) * noise) / jnp.sqrt(left), -1, 1)
-        mean = (jnp.sqrt(before) * beta * clean + jnp.sqrt(1 - beta) * (1 - before) * x) / (
+        mean = (jnp.sqrt(next_left) * beta * clean + jnp.sqrt(1 - beta) * (1 - next_left) * x) / (
             1 - left
         )
-        spread = jnp.sqrt(beta * (1 - before) / (1 - left))
+        spread = jnp.sqrt(beta * (1 - next_left) / (1 - left))
         return mean + spread * jax.random.normal(key, x.shape), None
 
     x, _ = jax.lax.scan(step, x, (jnp.arange(T)[::-1], jnp.stack(keys)))
@@ -139,16 +139,14 @@ def judge(run: str, classifier: str, count: int = 400, sure: float = 0.9) -> Non
     held_out = np.concatenate(
         [images["image"][images["weight"] > 0] for images in judging.held_out()]
     )
-    for name, each in (
-        ("held out", held_out),
-        ("samples", images.reshape(count, *held_out.shape[1:])),
-    ):
-        share_BV = jax.nn.softmax(judging.predict(each))
+    sampled = images.reshape(count, *held_out.shape[1:])
+    for name, pictures in (("held out", held_out), ("samples", sampled)):
+        share_BV = jax.nn.softmax(judging.predict(pictures))
         is_sure = share_BV.max(1) >= sure
-        found = np.bincount(share_BV.argmax(1)[is_sure], minlength=10)
+        counts = np.bincount(share_BV.argmax(1)[is_sure], minlength=10)
         print(
-            f"{name}: {is_sure.mean():.1%} of {len(each)} are digits with confidence >= {sure}: "
-            f"{found} of 0 to 9"
+            f"{name}: {is_sure.mean():.1%} of {len(pictures)} are digits with confidence "
+            f">= {sure}: {counts} of 0 to 9"
         )
     print(
         f"samples: {(share_BV.argmax(1) == label_B).mean():.1%} are of the class that was asked for"

@@ -40,8 +40,8 @@ class Members(nnx.Module):
 def predict(weights: Weights, image_P: jax.Array, key: jax.Array) -> jax.Array:
     """The logits [10] of one network for one image under one dropout mask."""
     hidden = jax.nn.relu(image_P @ weights[0])
-    kept = jax.random.bernoulli(key, 1 - RATE, hidden.shape)
-    return jnp.where(kept, hidden / (1 - RATE), 0) @ weights[1]
+    is_kept = jax.random.bernoulli(key, 1 - RATE, hidden.shape)
+    return jnp.where(is_kept, hidden / (1 - RATE), 0) @ weights[1]
 
 
 def nats(weights: Weights, image_P: jax.Array, label: jax.Array, key: jax.Array) -> jax.Array:

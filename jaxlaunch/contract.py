@@ -175,7 +175,7 @@ class Outcome:
     cause: str
     meaning: str
     restart: Restart = Restart.NEVER
-    # None: the restart is free, or there is none.
+    # None: the restart is free, or nothing restarts.
     charged_to: Limit | None = None
     # The `status` of a run that ended so.
     status: str = "failed"
@@ -351,7 +351,7 @@ class AgentJob:
     # cpu, cuda, rocm or tpu: it decides which device variable a child gets.
     platform: str = "cpu"
     devices_per_process: int = 1
-    # Seconds by phase; TIMEOUTS_S has the others. None if it is learned (step), or there is none.
+    # Seconds by phase; TIMEOUTS_S has the others. None if it is learned (step) or unlimited.
     timeouts_s: Mapping[str, float | None] = dataclasses.field(default_factory=dict)
     # Generations, counted by JobSet or `run`.
     crash_limit: int = 5

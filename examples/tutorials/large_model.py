@@ -33,14 +33,16 @@ optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(rate, weight
 
 @partial(jax.jit, out_shardings=shardings)
 def init(key):  # made where it is kept: no device holds all of it
-    up, down = (jax.random.normal(each, (4, 32, 32)) / 16 for each in jax.random.split(key))
+    up, down = (
+        jax.random.normal(layer_key, (4, 32, 32)) / 16 for layer_key in jax.random.split(key)
+    )
     return {"up": up, "down": down}
 
 
 def loss(params, x, y, dtype, scale):
     @jax.checkpoint  # remat: a layer's inputs are kept, the rest is computed again
     def layer(x, weights):
-        up, down = (each.astype(dtype) for each in weights)
+        up, down = (weight.astype(dtype) for weight in weights)
         return x + jax.nn.relu(x @ up) @ down, None
 
     x, _ = jax.lax.scan(layer, x.astype(dtype), (params["up"], params["down"]))
@@ -60,7 +62,7 @@ def batch(step):  # each process makes its own rows
     rng = np.random.default_rng((step, jax.process_index()))
     x = rng.normal(size=(32 // jax.process_count(), 32)).astype(np.float32)
     return [
-        jax.make_array_from_process_local_data(rows, each) for each in (x, np.roll(x, 1, axis=1))
+        jax.make_array_from_process_local_data(rows, array) for array in (x, np.roll(x, 1, axis=1))
     ]
 
 

@@ -45,9 +45,9 @@ params = {
     "w2": jax.random.normal(keys[1], (64, 10)) / 8,
     "b2": jnp.zeros(10),
 }
-one = (params, optimizer.init(params))
+replica = (params, optimizer.init(params))
 # A copy for every device.
-params, state = jax.tree.map(lambda leaf: jnp.stack([leaf] * devices), one)
+params, state = jax.tree.map(lambda leaf: jnp.stack([leaf] * devices), replica)
 
 order = np.random.default_rng(0)
 for step in range(1, 101):
@@ -56,8 +56,8 @@ for step in range(1, 101):
     params, state, value = train_step(params, state, x, y)
     jaxlaunch.report(step=step, loss=float(value[0]))
 
-found = forward(jax.tree.map(lambda leaf: leaf[0], params), images[1500:]).argmax(-1)
+predictions = forward(jax.tree.map(lambda leaf: leaf[0], params), images[1500:]).argmax(-1)
 print(
-    f"accuracy {(found == labels[1500:]).mean():.2f} of {len(found)} digits held out, on "
-    f"{devices} devices"
+    f"accuracy {(predictions == labels[1500:]).mean():.2f} of {len(predictions)} digits held out, "
+    f"on {devices} devices"
 )

@@ -43,35 +43,35 @@ def main() -> None:
         "width": 768,
     }.items():
         sizes.add_argument(f"--{name}", type=int, default=value)
-    given = sizes.parse_args()
+    options = sizes.parse_args()
 
-    start = "spawn" if given.workers else None
+    start = "spawn" if options.workers else None
     data = DataLoader(
-        FakeDataset(side=given.side),
-        given.batch,
-        num_workers=given.workers,
+        FakeDataset(side=options.side),
+        options.batch,
+        num_workers=options.workers,
         multiprocessing_context=start,
     )
     config = ViTConfig(
-        image_size=given.side,
-        num_hidden_layers=given.layers,
-        hidden_size=given.width,
-        num_attention_heads=given.width // 64,
-        intermediate_size=4 * given.width,
+        image_size=options.side,
+        num_hidden_layers=options.layers,
+        hidden_size=options.width,
+        num_attention_heads=options.width // 64,
+        intermediate_size=4 * options.width,
         num_labels=1000,
     )
     model = FlaxViTForImageClassification(config, seed=0)
     state = TrainState.create(apply_fn=model.__call__, params=model.params, tx=optax.adamw(1e-4))
 
-    seconds, before = 0.0, time.perf_counter()
+    seconds, step_began = 0.0, time.perf_counter()
     for step, (images, labels) in enumerate(data, 1):
         state, loss = train_step(state, images.numpy(), labels[:, 0].numpy())
         jaxlaunch.report(step=step, loss=float(loss))
         now = time.perf_counter()
         if step > 2:  # the first ones compile and fill the loader
-            seconds += now - before
-        before = now
-        if step == given.steps:
+            seconds += now - step_began
+        step_began = now
+        if step == options.steps:
             break
     print(
         f"step {step}: loss {loss:.4f}, {seconds / max(step - 2, 1) * 1e3:.0f} ms a step",

@@ -147,7 +147,7 @@ class RunFolder:
         return sorted(int(name) for name in names if name.isdecimal())
 
     def read_summary(self, uid: str | None = None, name: str = SUMMARY) -> Summary | None:
-        """Return the summary in a file, or None if there is none or it is not of run `uid`."""
+        """Return the summary in a file, or None if it is missing or not of run `uid`."""
         try:
             summary = Summary.from_json(self.read_json(name))
         except ValueError:

@@ -170,8 +170,8 @@ class Plan:
         """
         none, full = self._residuals_per_device("none"), self._residuals_per_device("full")
         remat, layers = self.spec.remat, model_sizes(self.spec.model).layers
-        known = {"none": none, "full": full}
-        requested = known.get(str(remat)) or self._residuals_per_device(remat)
+        computed = {"none": none, "full": full}
+        requested = computed.get(str(remat)) or self._residuals_per_device(remat)
 
         def add_recomputed_layer(residuals: Range) -> Range:
             pairs = zip(none, residuals, strict=True)

@@ -211,7 +211,7 @@ def task_class(name: str, candidate: object) -> type[Task]:
         )
     methods = task_type.model, task_type.loss, task_type.source, task_type.example
     pairs = zip(REQUIRED_NAMES, REQUIRED_METHODS, methods, strict=True)
-    if missing := [name for name, base, own in pairs if own is base or not callable(own)]:
+    if missing := [name for name, base, method in pairs if method is base or not callable(method)]:
         raise SpecError(
             f"train.task = {name} has no {', '.join(missing)}; a task has the methods "
             f"{', '.join(REQUIRED_NAMES)}"

@@ -79,7 +79,7 @@ class HeldOut:
 
     @property
     def has_work(self) -> bool:
-        """Whether there is anything to evaluate, to sample or to show."""
+        """True if there is anything to evaluate, to sample or to show."""
         return any(part is not None for part in (self.batches, self._samples, self._pictures))
 
     def first_batch(self) -> BatchLike | None:

@@ -81,7 +81,7 @@ class CacheClaim(Block):
 
 
 class Tcpxo(Block):
-    """What GPUDirect-TCPXO needs to know of this cluster."""
+    """Settings of this cluster for GPUDirect-TCPXO."""
 
     image: Annotated[str, Field(pattern=r"^\S+$")] = Field(
         description="image of the receive daemon"
@@ -98,7 +98,7 @@ class Tcpxo(Block):
 
 
 class Gib(Block):
-    """What GPUDirect RDMA on GKE, NCCL's plugin gIB, needs to know of this cluster."""
+    """Settings of this cluster for GPUDirect RDMA on GKE (NCCL's plugin gIB)."""
 
     networks: Annotated[list[ObjectName], Field(min_length=8, max_length=8)] = Field(
         [f"rdma-{number}" for number in range(8)], description="the Network objects of eth2 to eth9"

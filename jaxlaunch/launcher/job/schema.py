@@ -171,7 +171,7 @@ Capacity = Literal["on-demand", "spot", "flex-start"] | Reservation
 
 
 class Placement(Block):
-    """Where a slice is placed: in one domain of a level of Kueue's Topology, such as a rack.
+    """The placement of a slice: in one domain of a level of Kueue's Topology, such as a rack.
 
     ```yaml
     accelerator: {type: h200}
@@ -240,7 +240,7 @@ Network = (
 
 
 class Resources(Block):
-    """What a host's pod requests, in addition to its accelerators. The memory limit is the request.
+    """Requests of a host's pod, in addition to its accelerators. The memory limit is the request.
 
     ```yaml
     resources:

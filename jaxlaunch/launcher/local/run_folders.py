@@ -53,7 +53,7 @@ class Run:
 
     @functools.cached_property
     def start_folder(self) -> Path:
-        """The folder of the newest start; the run's own folder if there is none."""
+        """The folder of the newest start; the run's own folder before the first start."""
         start = self.newest_start
         folder = layout.start_folder(self.folder, 1 if start is None else start.start)
         # Path.is_dir raises if the storage does not answer or the folder belongs to another user,
@@ -90,7 +90,7 @@ class Run:
 
 
 def find_run(run: str) -> Path | None:
-    """Return the folder of a run, given by its name or by its folder, or None if there is none."""
+    """Return the folder of a run, given by its name or by its folder; None if it does not exist."""
     sweep_folder = RUNS_FOLDER / run.rpartition("-")[0] / run
     folders = (Path(run), RUNS_FOLDER / run, sweep_folder)
     return next((folder.absolute() for folder in folders if is_run(folder)), None)

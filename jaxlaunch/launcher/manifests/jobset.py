@@ -235,7 +235,7 @@ def exit_codes(action: Action) -> list[int]:
 
 
 def _failure_policy(job: ResolvedJob) -> dict[str, Any]:
-    """Return the rules for a failed Job, of which the first that matches applies.
+    """Return the rules for a failed Job; the first that matches applies.
 
     They match the messages of Kubernetes' pod failure policy. Other failures restart the gang and
     count.

@@ -93,7 +93,7 @@ def describe_chips(job: JobSpec) -> str:
 
 
 def _count_copies(train: TrainSpec, devices: int) -> int:
-    """Return how many equal parts dp makes, of which one is traced to save minutes.
+    """Return the number of equal parts that dp makes; one is traced, to save minutes.
 
     It is one where the user's task may bring a mesh or a batch of its own.
     """

@@ -1,1 +1,1 @@
-"""What the clusters of each provider need."""
+"""Requirements of the clusters of each provider."""

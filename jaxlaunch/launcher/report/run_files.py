@@ -343,7 +343,7 @@ _WORST: Checks = {
 
 
 def read_job(folder: Path) -> dict[str, Any]:
-    """Return the job of a run as plain values, empty if there is none that can be read."""
+    """Return the job of a run as plain values, empty if it cannot be read."""
     try:
         job = reader.read_document(folder / layout.JOB, regular_files.make_opener(folder)).data
     except (OSError, UserError):

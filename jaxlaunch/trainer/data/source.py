@@ -30,7 +30,7 @@ _ARGUMENTS_MARK = "args sha256 "
 class Source:
     """The interface of what a task's `source` returns.
 
-    It has examples with the indexes 0 to len − 1, each of which can be read at any time, whatever
+    It has examples with the indexes 0 to len − 1, and each can be read at any time, whatever
     was read before. A source of your own inherits from this class. A class that has these methods
     without inheriting them also works.
 

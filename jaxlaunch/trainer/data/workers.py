@@ -39,7 +39,7 @@ COUNT_FORMAT = struct.Struct("<Q")
 
 
 class RandomPolicy(NamedTuple):
-    """How the examples of a set get their random numbers (trainer/data/order)."""
+    """The source of the random numbers of the examples of a set (trainer/data/order)."""
 
     seed: int
     purpose: int

@@ -44,7 +44,7 @@ class SamplingOptions(TypedDict, total=False):
 
 @dataclasses.dataclass(frozen=True)
 class Sampling:
-    """How tokens are chosen. Raises SpecError for a number out of range or without an effect."""
+    """The choice of tokens. Raises SpecError for a number out of range or without an effect."""
 
     max_tokens: int = 128  # of a sample
     temperature: float = 0.0  # 0 always takes the likeliest token

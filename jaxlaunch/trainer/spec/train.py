@@ -293,7 +293,7 @@ class Best(WatchedMetric):
 
 
 class Checkpoint(Block):
-    """What is saved, where and how often. A run resumes from its newest verified step.
+    """Checkpoints: contents, place and frequency. A run resumes from its newest verified step.
 
     ```yaml
     train:
@@ -440,8 +440,8 @@ class Loss(Block):
     @model_validator(mode="after")
     def _check_target(self) -> Loss:
         if self.focal and self.smoothing and self.target == "class":
-            both = f"focal = {self.focal:g} and smoothing = {self.smoothing:g}"
-            raise ValueError(f"{both} are both given; keep one")
+            settings = f"focal = {self.focal:g} and smoothing = {self.smoothing:g}"
+            raise ValueError(f"{settings} are both given; keep one")
         if self.target == "multi_label" and self.z:
             raise ValueError("z applies to a softmax, and target: multi_label has none")
         for key in ("z", "smoothing", "class_weights", "focal", "mixup", "cutmix"):
@@ -474,7 +474,7 @@ class Profile(Block):
 
 
 class OnNonfinite(Block):
-    """What to do when the loss or the gradients are not finite. Such a step changes nothing.
+    """The response to a loss or gradients that are not finite. Such a step changes nothing.
 
     ```yaml
     train:

@@ -111,7 +111,7 @@ class Stop:
 
     @property
     def is_requested(self) -> bool:
-        """Whether this process got a SIGTERM before `initialize`; others may not know yet."""
+        """True if this process got a SIGTERM before `initialize`; others may not know yet."""
         return self._is_requested
 
     def forward_early_signal(self) -> None:

@@ -107,8 +107,8 @@ def find_wrong(
     if not wrong_BX.any():
         return None
     row, *place = np.argwhere(wrong_BX)[0].tolist()
-    where = f" at place {place[0]}" if place else ""
-    return row, f"{key} {array_BX[(row, *place)]}{where}, {reason}"
+    place_text = f" at place {place[0]}" if place else ""
+    return row, f"{key} {array_BX[(row, *place)]}{place_text}, {reason}"
 
 
 def find_counted_tokens(

@@ -1,1 +1,1 @@
-"""What hosts and leader share: configuration, protocol, progress, root causes."""
+"""The data that hosts and leader share: configuration, protocol, progress, root causes."""

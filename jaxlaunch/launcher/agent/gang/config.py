@@ -44,7 +44,7 @@ class Config:
         handshake_key: Key of the handshake.
         certificates: Folder of the certificates that encrypt the connections of the gang.
         pod_ip: Empty outside of Kubernetes.
-        run_dir: Run folder, or the local copy of a bucket. None if there is none, or no copy could
+        run_dir: Run folder, or the local copy of a bucket. None without one, or if no copy could
             be made.
         has_run_folder: Whether the job has a run folder, even if this host has neither it nor a
             copy.

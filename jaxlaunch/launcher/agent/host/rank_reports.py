@@ -310,8 +310,9 @@ class ProgramMetrics:
     def _print_newest(self) -> None:
         if self._unprinted is not None:
             step, numbers = self._unprinted
-            known = {name: value for name, value in numbers.items() if value is not None}
-            texts = "  ".join(f"{name} {value:.4g}" for name, value in known.items())
+            texts = "  ".join(
+                f"{name} {value:.4g}" for name, value in numbers.items() if value is not None
+            )
             self._say(f"step {step}  {texts}")
         self._unprinted, self._printed_at = None, time.monotonic()
 

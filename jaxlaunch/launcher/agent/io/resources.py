@@ -139,7 +139,7 @@ def allow_pinning() -> int | None:
     """Raise the limit on pinned memory of this process and its children as far as possible.
 
     Returns:
-        The limit in bytes, or None if there is none.
+        The limit in bytes, or None without a limit.
     """
     _, hard = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     resource.setrlimit(resource.RLIMIT_MEMLOCK, (hard, hard))

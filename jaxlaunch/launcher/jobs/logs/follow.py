@@ -204,7 +204,7 @@ class _Follower:
             self._say(f"not read to the end: {', '.join(sorted(unfinished))}; {hint}")
 
     def _handle_next(self, seconds: float) -> bool:
-        """Handle the next item of the queue. Return False if there is none within this time."""
+        """Handle the next item of the queue. Return False if none comes within this time."""
         try:
             callback = self._inbox.get(timeout=seconds)
         except queue.Empty:

@@ -109,7 +109,7 @@ class Host:
 
     @property
     def last_end(self) -> Mapping[str, Any]:
-        """Terminated state of this or an earlier start of the container, empty if there is none."""
+        """Terminated state of this or an earlier start of the container, or an empty dict."""
         return self.terminated or self.last_terminated
 
     @property
