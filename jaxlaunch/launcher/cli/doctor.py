@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import click
@@ -12,13 +12,14 @@ import click
 from jaxlaunch.launcher.cli import options, output
 from jaxlaunch.launcher.diagnose.doctor import checks
 from jaxlaunch.launcher.diagnose.doctor.finding import Checkpoints, Finding, Target, exit_code
+from jaxlaunch.launcher.errors import Fault, JobFaultsError
 from jaxlaunch.launcher.job import defaults
 from jaxlaunch.launcher.job import load as jobs
 from jaxlaunch.launcher.job.types import Claim
 from jaxlaunch.launcher.jobs import cluster_defaults
 from jaxlaunch.launcher.kubernetes.client import Cluster
 from jaxlaunch.launcher.local import trainer_process
-from jaxlaunch.launcher.manifests.jobset import ResolvedJob, prepare
+from jaxlaunch.launcher.manifests.jobset import ResolvedJob, prepare, prepare_despite_faults
 from jaxlaunch.launcher.plan import estimate
 from jaxlaunch.launcher.wording import format_count
 
@@ -55,19 +56,23 @@ def doctor_command(
 ) -> int:
     """Check that the cluster can run JOB_FILE, or any job.
 
-    Each finding says what is wrong, why, and how to fix it. Nothing is written: objects are created
-    with dryRun=All. A check that needs rights which you do not have is `unknown`. The exit code is
-    2 if you can fix everything that fails, and 3 if the cluster administrator must fix some of it.
+    Each finding says what is wrong, why, and how to fix it. What JOB_FILE lacks is a failure, and
+    the rest is checked all the same. Nothing is written: objects are created with dryRun=All. A
+    check that needs rights which you do not have is `unknown`. The exit code is 2 if you can fix
+    everything that fails, and 3 if the cluster administrator must fix some of it.
     """
     cluster = Cluster.connect(context, output.show_messages)
     settings = {"namespace": namespace, "queue": queue}
     settings = {key: value for key, value in settings.items() if value is not None}
+    file = jobs.read_job_text(_smallest_job(settings), "the smallest job")
+    faults: tuple[Fault, ...] = ()
+    is_example = job_file is None
     if job_file is not None:
         changes = [f"{key}={value}" for key, value in settings.items()]
-        file = jobs.read_job(job_file, (*overrides, *changes))
-    else:
-        lines = [f"{key}: {value}\n" for key, value in settings.items()]
-        file = jobs.read_job_text(SMALLEST_JOB + "".join(lines), "the smallest job")
+        try:
+            file = jobs.read_job(job_file, (*overrides, *changes))
+        except JobFaultsError as error:
+            faults, is_example = error.faults, True
     job_namespace = file.spec.namespace or cluster.namespace
     findings = checks.check_server(cluster)
     if exit_code(findings) == 0:
@@ -78,20 +83,31 @@ def doctor_command(
         file = cluster_defaults.resolve_gang_secret(
             file, cluster, job_namespace, output.show_messages
         )
-        prepared = prepare(file, default_values)
+        more_faults, prepared = prepare_despite_faults(file, default_values)
+        faults += more_faults
+        findings += checks.list_job_faults(faults)
+        if prepared is None:
+            is_example = True
+            smallest = jobs.read_job_text(_smallest_job(settings), "the smallest job")
+            prepared = prepare(smallest, default_values)
+        read_checkpoints = functools.partial(_read_checkpoints, prepared.job, file.folder)
         target = Target(
             cluster,
             job_namespace,
             prepared.manifests_with_secret(),
-            functools.partial(_read_checkpoints, prepared.job, file.folder),
-            is_example=job_file is None,
+            (lambda: None) if faults else read_checkpoints,
+            is_example=is_example,
         )
-        findings += checks.check_job(target)
+        findings += checks.check_target(target)
     data = [finding.to_json() for finding in findings]
     output.show_result(data, form, describe_findings(findings))
     if form == "text":
         output.show_messages(count_findings(findings))
     return exit_code(findings)
+
+
+def _smallest_job(settings: Mapping[str, str]) -> str:
+    return SMALLEST_JOB + "".join(f"{key}: {value}\n" for key, value in settings.items())
 
 
 def _read_checkpoints(job: ResolvedJob, base: Path) -> Checkpoints | None:

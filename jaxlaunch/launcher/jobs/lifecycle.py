@@ -261,11 +261,20 @@ def wait_for_end(
             latest = outage.call_with_retries(
                 partial(_wait_for_change, cluster, metadata, jobset, deadline), deadline
             )
+            if not _count_ready(latest) and not terminal_state(latest):
+                # In a namespace that is being deleted pods go before the JobSet.
+                read_namespace = partial(
+                    collect.read_ending_namespace, cluster, metadata["namespace"]
+                )
+                if outage.call_with_retries(read_namespace, deadline) is not None:
+                    raise _namespace_error(metadata)
             if terminal_state(latest) or is_suspended(latest):
                 read_job = partial(_read_with_pods, cluster, metadata)
                 job = outage.call_with_retries(read_job, deadline)
                 if isinstance(job, NoSuchJob):
-                    raise _deleted_error(metadata)
+                    raise deleted_error(cluster, metadata)
+                if job.ending_namespace is not None:
+                    raise _namespace_error(metadata)
                 status = job_status.derive_status(job)
                 write_progress(cluster, job, _RECORDED_WHEN.get(status.state, "stopped"), say)
                 if status.state in FINAL_STATES:
@@ -299,7 +308,8 @@ def _read_with_pods(cluster: Cluster, metadata: Obj) -> Snapshot | NoSuchJob:
 def _wait_for_change(
     cluster: Cluster, metadata: Obj, earlier_jobset: Obj, deadline: float | None
 ) -> Obj:
-    """Return the JobSet when it has ended, its suspension has changed, or a while has passed."""
+    """Return the JobSet when it has ended, lost pods or was suspended, or a while has passed."""
+    ready_count = _count_ready(earlier_jobset)
     remaining_s = _WATCH_PERIOD_S if deadline is None else deadline - time.monotonic()
     fields, limit_s = (
         f"metadata.name={metadata['name']}",
@@ -308,18 +318,36 @@ def _wait_for_change(
     events = cluster.watch(JOBSETS, metadata["namespace"], fields=fields, limit_s=limit_s)
     for event, jobset in events:
         if event == "DELETED" or jobset["metadata"]["uid"] != metadata["uid"]:
-            raise _deleted_error(metadata)
-        if terminal_state(jobset) or is_suspended(jobset) != is_suspended(earlier_jobset):
+            raise deleted_error(cluster, metadata)
+        is_changed = is_suspended(jobset) != is_suspended(earlier_jobset)
+        if terminal_state(jobset) or is_changed or _count_ready(jobset) < ready_count:
             return jobset
+        ready_count = _count_ready(jobset)
     latest = cluster.get(JOBSETS, metadata["name"], metadata["namespace"])
     if latest is None or latest["metadata"]["uid"] != metadata["uid"]:
-        raise _deleted_error(metadata)
+        raise deleted_error(cluster, metadata)
     return latest
 
 
-def _deleted_error(metadata: Obj) -> ClusterError:
-    place = f"JobSet {metadata['name']} in namespace {metadata['namespace']}"
-    return ClusterError(f"{place} was deleted.")
+def _count_ready(jobset: Obj) -> int:
+    """Return the number of the JobSet's Jobs whose pods are all ready."""
+    statuses = jobset.get("status", {}).get("replicatedJobsStatus") or ()
+    return sum(int(status.get("ready") or 0) for status in statuses)
+
+
+def deleted_error(cluster: Cluster, metadata: Obj) -> ClusterError:
+    """Return the error that a JobSet was deleted, with its namespace if that is the reason."""
+    name, namespace = metadata["name"], metadata["namespace"]
+    with contextlib.suppress(ApiError):
+        if collect.read_ending_namespace(cluster, namespace) is not None:
+            return _namespace_error(metadata)
+    hint = f"`launcher explain -n {namespace} {name}` shows what is left of it."
+    return ClusterError(f"JobSet {name} in namespace {namespace} was deleted.", hint)
+
+
+def _namespace_error(metadata: Obj) -> ClusterError:
+    message = f"Namespace {metadata['namespace']} is being deleted, with JobSet {metadata['name']}."
+    return ClusterError(message, "submit the job to another namespace: -n NAMESPACE.")
 
 
 class BackgroundWait:

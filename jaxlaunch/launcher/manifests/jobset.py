@@ -147,6 +147,35 @@ def prepare(file: JobFile, defaults: ClusterDefaults, namespace: str | None = No
     return PreparedJob(job, manifests)
 
 
+# What `prepare_despite_faults` uses where neither the job nor the cluster defaults set a value.
+_STAND_IN_IMAGE = "registry.example/none"
+_STAND_IN_CHECKPOINTS = "gs://none/checkpoints"
+
+
+def prepare_despite_faults(
+    file: JobFile, defaults: ClusterDefaults
+) -> tuple[tuple[Fault, ...], PreparedJob | None]:
+    """Return the faults of a job, and the job with stand-ins for a missing image or folder.
+
+    The job is None if it has other faults too. Raises UserError for code that cannot be packed.
+    """
+    try:
+        return (), prepare(file, defaults)
+    except JobFaultsError as error:
+        faults = error.faults
+    spec, paths = file.spec, {fault.path for fault in faults}
+    if ("image",) in paths:
+        spec = spec.model_copy(update={"image": _STAND_IN_IMAGE})
+    if spec.train is not None and storage.CHECKPOINT_KEY in paths:
+        folder = spec.train.checkpoint.model_copy(update={"path": _STAND_IN_CHECKPOINTS})
+        train = spec.train.model_copy(update={"checkpoint": folder})
+        spec = spec.model_copy(update={"train": train})
+    try:
+        return faults, prepare(dataclasses.replace(file, spec=spec), defaults)
+    except JobFaultsError:
+        return faults, None
+
+
 def _locate_faults(
     faults: Iterable[Fault],
     filled: Mapping[KeyPath, KeyPath],

@@ -23,7 +23,7 @@ GCS_FUSE = "gcsfuse.csi.storage.gke.io"
 # The folder, below the checkpoints, for everything that must outlive a pod.
 RUN_FOLDER = ".jaxlaunch"
 
-_CHECKPOINT_KEY: KeyPath = ("train", "checkpoint", "path")
+CHECKPOINT_KEY: KeyPath = ("train", "checkpoint", "path")
 _COMPILE_CACHE_KEY: KeyPath = ("train", "compile_cache")
 
 
@@ -65,7 +65,7 @@ def resolve(job: JobSpec, defaults: Defaults, platform: PlatformName) -> JobStor
     filled: dict[KeyPath, KeyPath] = {}
     if checkpoints is None and (place := defaults.checkpoint) is not None:
         root = place.url if isinstance(place, CheckpointUrl) else place.path
-        checkpoints, filled[_CHECKPOINT_KEY] = f"{root.rstrip('/')}/{job.name}", ("checkpoint",)
+        checkpoints, filled[CHECKPOINT_KEY] = f"{root.rstrip('/')}/{job.name}", ("checkpoint",)
     has_cache_key = train is None or "compile_cache" in train.model_fields_set
     if not has_cache_key and defaults.compile_cache is not None:
         cache, filled[_COMPILE_CACHE_KEY] = defaults.compile_cache.path, ("compile_cache",)
@@ -115,17 +115,17 @@ def _lost_checkpoint_faults(storage: JobStorage, folder: str | None) -> Iterator
     if folder is None:
         message = f"{setting} is missing, and the cluster defaults have no place for checkpoints."
         hint = "write it, below a volume or as a URL, or give the cluster defaults a "
-        yield Fault(_CHECKPOINT_KEY, message, f"{hint}checkpoint volume.")
+        yield Fault(CHECKPOINT_KEY, message, f"{hint}checkpoint volume.")
         return
     if not folder.startswith("/"):
         return
-    setting, path, holder = f"{setting} = {folder}", _CHECKPOINT_KEY, _find_holder(storage, folder)
-    if holder in storage.job.volumes and _CHECKPOINT_KEY in storage.filled:
+    setting, path, holder = f"{setting} = {folder}", CHECKPOINT_KEY, _find_holder(storage, folder)
+    if holder in storage.job.volumes and CHECKPOINT_KEY in storage.filled:
         path = ("volumes", storage.job.volumes.index(holder))
     if holder is None:
         message = f"{setting} is on no volume: it would be lost with its pod."
         hint = "mount a claim there: volumes: [{claim: …, path: …}]."
-        yield Fault(_CHECKPOINT_KEY, message, hint)
+        yield Fault(CHECKPOINT_KEY, message, hint)
     elif isinstance(holder, Ephemeral) and storage.job.pod_count > 1:
         message = f"{setting} is on ephemeral storage, which every host has for itself."
         yield Fault(path, message, "mount a ReadWriteMany claim there.")
@@ -157,7 +157,7 @@ def _relative_path_faults(train: TrainSpec) -> Iterator[Fault]:
                 values_of_path["train", "data", "parts", name, key] = getattr(part, key)
     if isinstance(data, Text | Mixture) and data.tokenizer != "bytes":
         values_of_path["train", "data", "tokenizer"] = data.tokenizer
-    values_of_path[_CHECKPOINT_KEY] = train.checkpoint.path
+    values_of_path[CHECKPOINT_KEY] = train.checkpoint.path
     if train.compile_cache != AUTO:
         values_of_path[_COMPILE_CACHE_KEY] = train.compile_cache
     for block in ("model", "lora"):

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from jaxlaunch.contract import ANNOTATION
+from jaxlaunch.launcher.errors import ClusterError
 from jaxlaunch.launcher.jobs.lifecycle import WaitTimeoutError, wait_for_end
 from jaxlaunch.launcher.jobs.logs.follow import DRAIN_TIMEOUT_S
 from jaxlaunch.launcher.jobs.status.job_status import State
@@ -275,3 +276,25 @@ def test_end_of_wait_records_progress(
         wait_for_end(Cluster.connect(), job, 0.5)
     recorded = json.loads(server.objects[AT]["metadata"]["annotations"][ANNOTATION])
     assert (recorded["when"], recorded["step"]) == ("running", 40)
+
+
+def test_wait_ends_when_namespace_is_being_deleted(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its pods go first, so the JobSet may be there for as long as their grace period."""
+    monkeypatch.setenv("KUBECONFIG", str(apiserver.write_kubeconfig(tmp_path, server.url, "team")))
+    runs = {"replicatedJobsStatus": [{"name": "w", "ready": 1}]}
+    job = server.put(AT, objects.jobset(1, status=runs))
+    server.put(NAMESPACES.path(None, "team"), {})
+
+    def delete_namespace() -> None:
+        ending = {"metadata": {"name": "team", "deletionTimestamp": objects.ago()}}
+        server.put(NAMESPACES.path(None, "team"), ending)
+        left = {"replicatedJobsStatus": [{"name": "w", "ready": 0}]}
+        server.put(AT, {**server.objects[AT], "status": left})
+
+    threading.Timer(0.5, delete_namespace).start()
+    began_at = time.monotonic()
+    with pytest.raises(ClusterError, match="Namespace team is being deleted, with JobSet lm"):
+        wait_for_end(Cluster.connect(), job, 60.0)
+    assert time.monotonic() - began_at < 25.0

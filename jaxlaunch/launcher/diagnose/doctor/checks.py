@@ -26,15 +26,15 @@ from jaxlaunch.launcher.diagnose.doctor.finding import (
     user_failure,
 )
 from jaxlaunch.launcher.diagnose.text import Text
-from jaxlaunch.launcher.errors import ApiError, ClusterError, UserError
+from jaxlaunch.launcher.errors import ApiError, ClusterError, Fault, UserError
 from jaxlaunch.launcher.kubernetes import kinds, labels
 from jaxlaunch.launcher.kubernetes.client import Cluster, ignore_forbidden
 from jaxlaunch.launcher.kubernetes.kinds import JOBSETS, KINDS, LOCAL_QUEUES, Right
 from jaxlaunch.launcher.kubernetes.objects import cluster_queue_name, pod_template, trim_node
 from jaxlaunch.launcher.kubernetes.resources import job_requests, pod_requests
 
-# Name of the first check.
-SERVER = "server"
+# Names of the first two checks.
+SERVER, JOB = "server", "job"
 _SERVER_SECTION = "access-to-the-cluster"
 
 
@@ -48,7 +48,26 @@ def check_server(cluster: Cluster) -> list[Finding]:
     return list(_run_check(SERVER, read_server))
 
 
-def check_job(target: Target) -> Findings:
+def list_job_faults(faults: Sequence[Fault]) -> list[Finding]:
+    """Return a finding for each fault of the job with the cluster defaults."""
+    why = "`launcher submit` refuses the job."
+    return [
+        dataclasses.replace(
+            user_failure(
+                "{where}: {what}",
+                why,
+                "{hint}",
+                where=fault.location,
+                what=fault.message.rstrip("."),
+                hint=fault.hint or "correct it.",
+            ),
+            check=JOB,
+        )
+        for fault in faults
+    ]
+
+
+def check_target(target: Target) -> Findings:
     """Yield the findings of every other check, in order."""
     for name, check in CHECKS.items():
         yield from _run_check(name, partial(check.judge, target))
@@ -494,5 +513,7 @@ CHECKS: Mapping[str, Check] = {
 
 def section_link(name: str) -> str | None:
     """Return the documentation link for a failed check, or None if it has no section."""
+    if name == JOB:
+        return None
     section = _SERVER_SECTION if name == SERVER else CHECKS[name].section
     return None if section is None else troubleshooting.section_command(section)

@@ -297,10 +297,18 @@ def _judge_size(name: str, queue: Obj, requests: Mapping[str, Decimal]) -> Findi
     return admin_failure(summary, "the job would wait forever.", fix, **fields)
 
 
+# Kubernetes reserves the names of its own PriorityClasses, which begin with this.
+SYSTEM_PRIORITY_PREFIX = "system-"
+
+
 def judge_priority(
     kind: Kind, name: str, priority_class: Obj | None, class_names: Sequence[str]
 ) -> Finding:
-    """Judge whether the priority class exists. `class_names` names those of the cluster."""
+    """Judge whether the priority class exists. `class_names` names those of the cluster.
+
+    Those of Kubernetes itself are never proposed: a job with one of them would preempt the pods
+    that the cluster runs on.
+    """
     fields = {"kind": kind.kind, "name": name}
     if priority_class is not None:
         value = priority_class.get("value")
@@ -308,8 +316,11 @@ def judge_priority(
     why, fix = "pods that name it are rejected.", f"{ASK_ADMIN} create it."
     if kind is kinds.WORKLOAD_PRIORITY_CLASSES:
         why = "Kueue does not admit a job that names it."
-    if class_names:
-        fix, fields["others"] = "use priority: {others}.", join_choices(class_names)
+    others = [other for other in class_names if not other.startswith(SYSTEM_PRIORITY_PREFIX)]
+    if others:
+        fix, fields["others"] = "use priority: {others}.", join_choices(others)
+    else:
+        fix = f"leave priority: out, or {fix}"
     return user_failure("{kind} {name} does not exist", why, fix, **fields)
 
 

@@ -59,7 +59,6 @@ CAUSES: tuple[Cause, ...] = (
     failures.explain_failure,
     queue.explain_queue,
     explain_unread_pods,
-    termination.explain_ending_namespace,
     gang.explain_blocked_completion,
     gang.explain_lost_host,
     admission.explain_missing_jobs,

@@ -204,7 +204,8 @@ SITUATIONS: Mapping[str, Situation] = {
         "its PriorityClass does not exist",
         _REJECTED,
         advise_change(
-            "set one of `{get}` as priority: in job.yaml.",
+            "leave priority: out of job.yaml, or set one of `{get}` that does not begin with "
+            "system-.",
             get=kubectl_command("get", "priorityclasses", is_namespaced=False),
         ),
     ),

@@ -99,12 +99,13 @@ def _count_pods_left(snapshot: Snapshot, activity: str) -> Text:
 
 def _explain_deleting(snapshot: Snapshot) -> Answer:
     evidence = terminating_namespace(snapshot.ending_namespace)
-    if finalizers := snapshot.jobset["metadata"].get("finalizers"):
+    metadata = snapshot.jobset["metadata"]
+    if "deletionTimestamp" in metadata and (finalizers := metadata.get("finalizers")):
         evidence = (Text("finalizers: {finalizers}", finalizers=list(finalizers)), *evidence)
     headline = Text("is being deleted")
     if snapshot.ending_namespace is not None:
         headline += Text(" with its namespace {namespace}", namespace=snapshot.namespace)
-    if (stuck := find_stuck(snapshot)) is not None:
+    if (stuck := find_stuck(snapshot) or _find_kept_pods(snapshot)) is not None:
         headline += Text(", but is blocked: {what}", what=stuck.description)
         return Answer("stuck", headline, evidence, stuck.next_step)
     pods = _count_pods_left(snapshot, "still terminating")
@@ -117,22 +118,22 @@ def _explain_deleting(snapshot: Snapshot) -> Answer:
     return Answer("namespace-terminating", headline, evidence, step)
 
 
-def explain_ending_namespace(snapshot: Snapshot) -> Answer | None:
-    """Explain a job in a namespace that is being deleted, in which pods go before Jobs.
+def _find_kept_pods(snapshot: Snapshot) -> StuckObject | None:
+    """Return the ended pods that a Job keeps in a namespace that is being deleted.
 
-    The Job keeps ended pods until it has replaced them, which is impossible in that namespace.
+    There pods are deleted before Jobs. The Job keeps ended pods until it has replaced them, which
+    is impossible in that namespace.
     """
     ended = [host for host in snapshot.hosts if host.is_leaving and host.has_ended]
-    if snapshot.ending_namespace is None or not ended:
+    is_deleted = "deletionTimestamp" in snapshot.jobset["metadata"]
+    if snapshot.ending_namespace is None or is_deleted or not ended:
         return None
-    template = (
-        "is being deleted with its namespace {namespace}, but is blocked: its Job keeps {pods:pod} "
-        "that ended, since it cannot make them again there"
-    )
-    headline = Text(template, namespace=snapshot.namespace, pods=len(ended))
-    delete = launcher_command("delete", JOB_NAME)
+    if any(not host.has_ended for host in snapshot.hosts):
+        return None
+    template = "its Job keeps {pods:pod} that ended, since it cannot make them again there"
+    delete = launcher_command("delete", JOB_NAME, "--yes")
     step = advise_run("{delete}; the rest of the namespace goes then.", delete=delete)
-    return Answer("stuck", headline, terminating_namespace(snapshot.ending_namespace), step)
+    return StuckObject(Text(template, pods=len(ended)), step)
 
 
 def terminating_namespace(namespace: Obj | None) -> Evidence:

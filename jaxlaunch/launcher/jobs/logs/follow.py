@@ -15,6 +15,7 @@ from functools import partial
 from typing import Any
 
 from jaxlaunch.launcher.errors import ApiError, UnreachableError, UserError
+from jaxlaunch.launcher.jobs.lifecycle import deleted_error
 from jaxlaunch.launcher.jobs.logs import lines as logs
 from jaxlaunch.launcher.jobs.logs.lines import (
     FULL_WINDOW,
@@ -59,7 +60,7 @@ def follow_logs(
     window: LogWindow = FULL_WINDOW,
     should_stop: Callable[[], bool] = lambda: False,
 ) -> None:
-    """Show the selected lines of a job as they are written, until its JobSet ends or is deleted.
+    """Show the selected lines of a job as they are written, until its JobSet ends.
 
     Restarts are followed, and a broken stream is continued where it broke. At the end the rest of
     the logs of pods that have ended is shown, within a time limit if the JobSet continues.
@@ -75,7 +76,7 @@ def follow_logs(
         should_stop: Called once a second. The function returns early if it returns True.
 
     Raises:
-        ClusterError: If the cluster rejects a request or cannot be reached.
+        ClusterError: If the JobSet is deleted, the cluster rejects a request or cannot be reached.
         UserError: If too many pods are selected at once.
     """
     _Follower(cluster, namespace, name, selection, show, say, window).run(should_stop)
@@ -149,6 +150,7 @@ class _Follower:
     ) -> None:
         self._cluster, self._namespace, self._name = cluster, namespace, name
         self._select, self._show, self._say, self._window = selection, show, say, window
+        self._place = {"name": name, "namespace": namespace}
         self._outage = Outage(cluster, say)
         self._inbox: queue.Queue[Callable[[], None]] = queue.Queue(MAX_QUEUED_LINES)
         self._notices = Notices()
@@ -160,6 +162,8 @@ class _Follower:
         self._is_over = False
         # Set when the JobSet itself has ended, so its pods write no more.
         self._has_ended = False
+        # Set when the JobSet was deleted, so that nothing says how the job ended.
+        self._is_deleted = False
 
     def run(self, should_stop: Callable[[], bool]) -> None:
         """Show lines until the JobSet ends or the callback returns True."""
@@ -167,7 +171,7 @@ class _Follower:
             partial(self._cluster.get, JOBSETS, self._name, self._namespace)
         )
         if jobset is None:
-            return
+            raise deleted_error(self._cluster, self._place)
         self._jobset = jobset
         fields, labels = f"metadata.name={self._name}", f"{NAME_LABEL}={self._name}"
         self._start_thread(self._watch_objects, JOBSETS, "", fields, self._on_jobset)
@@ -179,6 +183,8 @@ class _Follower:
                 self._outage.report_outage()
                 self._is_over, checked_at = self._is_over or should_stop(), time.monotonic()
         self._drain_logs()
+        if self._is_deleted:
+            raise deleted_error(self._cluster, self._place)
 
     def _drain_logs(self) -> None:
         """Read the rest of the logs. The watch of pods may lag behind, so they are listed again."""
@@ -215,7 +221,12 @@ class _Follower:
     # --- events of the watches --------------------------------------------------------------------
 
     def _on_jobset(self, event: str, jobset: dict[str, Any]) -> None:
-        if event == "DELETED" or terminal_state(jobset) is not None:
+        is_another = jobset["metadata"].get("uid") not in (None, self._jobset["metadata"]["uid"])
+        if event == "DELETED" or is_another:
+            # How a job ended that is deleted by its ttl is known.
+            self._is_deleted = not (self._has_ended or terminal_state(jobset))
+            self._is_over = self._has_ended = True
+        elif terminal_state(jobset) is not None:
             self._is_over = self._has_ended = True
         else:
             for text in self._notices.jobset_notices(jobset):

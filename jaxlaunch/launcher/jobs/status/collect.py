@@ -12,6 +12,7 @@ import contextlib
 import dataclasses
 import itertools
 import re
+import secrets
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
@@ -24,6 +25,7 @@ from jaxlaunch.launcher.jobs.status.snapshot import DeletedNode, NoSuchJob, Snap
 from jaxlaunch.launcher.kubernetes.client import Cluster
 from jaxlaunch.launcher.kubernetes.kinds import (
     CLUSTER_QUEUES,
+    CONFIGMAPS,
     EVENTS,
     JOBS,
     JOBSETS,
@@ -37,6 +39,7 @@ from jaxlaunch.launcher.kubernetes.kinds import (
 from jaxlaunch.launcher.kubernetes.labels import (
     JOB_LABEL,
     JOB_UID,
+    MANAGED_LABELS,
     NAME_LABEL,
     QUEUE_LABEL,
     REPLICATED_JOB,
@@ -51,6 +54,7 @@ from jaxlaunch.launcher.kubernetes.objects import (
     is_suspended,
     replicated_jobs,
     seconds_since,
+    terminal_state,
     trim_event,
     trim_node,
     trim_pod,
@@ -66,8 +70,6 @@ LIST_TIMEOUT_S = 2.0
 # A pod that is this late to start or end may be on a faulty node.
 _LATE_POD_S = 10.0
 _MAX_MESSAGE_CHARS = 240
-# Events about rejected objects say this when the namespace is being deleted.
-_TERMINATING_TEXT = "because it is being terminated"
 # Kueue's message about a preemption names the job by its uid.
 _JOB_UID = re.compile(r"\bJobUID: ([0-9a-f-]{8,})")
 
@@ -113,7 +115,7 @@ class _Reader:
                 cluster_queue = self._get_object(CLUSTER_QUEUES, queue_name)
         records = tuple(self._read_records(jobset, newest_hosts, is_queued=local_queue is not None))
         silent_node, deleted_node = self._find_unhealthy_node(newest_hosts, records, now)
-        is_terminating = _may_be_terminating(jobset, events, newest_hosts)
+        may_be_ending = not is_held and _may_be_terminating(jobset, newest_hosts)
         needs_nodes = local_queue is None and any(host.unscheduled for host in newest_hosts)
         return Snapshot(
             namespace=self._namespace,
@@ -124,7 +126,7 @@ class _Reader:
             pods=tuple(pods),
             events=tuple(events),
             workload=workload,
-            ending_namespace=self._ending_namespace() if is_terminating else None,
+            ending_namespace=self._ending_namespace() if may_be_ending else None,
             preempted_by=self._find_preemptor(workload) if is_held else None,
             local_queue=local_queue,
             cluster_queue=cluster_queue,
@@ -192,15 +194,12 @@ class _Reader:
     # --- objects that only some situations require ------------------------------------------------
 
     def _ending_namespace(self) -> Obj | None:
-        """Return the namespace if it is being deleted. None also if the user may not read it."""
+        """Return the namespace if it is being deleted."""
         try:
-            namespace = self._cluster.get(NAMESPACES, self._namespace)
+            return read_ending_namespace(self._cluster, self._namespace)
         except ApiError as error:
-            if error.status != 403:
-                self._add_unread(f"namespace {self._namespace}", error, NAMESPACES.plural)
+            self._add_unread(f"namespace {self._namespace}", error, NAMESPACES.plural)
             return None
-        is_ending = namespace is not None and "deletionTimestamp" in namespace["metadata"]
-        return namespace if is_ending else None
 
     def _find_workload(self, jobset: Obj) -> Obj | None:
         if QUEUE_LABEL not in jobset["metadata"].get("labels", {}):
@@ -280,13 +279,46 @@ class _Reader:
             return []
 
 
-def _may_be_terminating(jobset: Obj, events: Iterable[Obj], newest_hosts: Iterable[Host]) -> bool:
-    """Return whether the namespace may be being deleted: its pods go first."""
+def _may_be_terminating(jobset: Obj, newest_hosts: Sequence[Host]) -> bool:
+    """Return whether the namespace may be being deleted, in which pods go before Jobs."""
     if "deletionTimestamp" in jobset["metadata"]:
         return True
-    if any(host.is_leaving and host.has_ended for host in newest_hosts):
-        return True
-    return any(_TERMINATING_TEXT in event["message"] for event in events)
+    if terminal_state(jobset) == "Completed":
+        return False
+    live = [host for host in newest_hosts if host.has_started and not host.is_leaving]
+    return len(live) < hosts.count_hosts(jobset) or any(host.has_ended for host in live)
+
+
+def read_ending_namespace(cluster: Cluster, name: str) -> Obj | None:
+    """Return a namespace if it is being deleted, else None. Raises ApiError.
+
+    A user who may not read namespaces gets it without its status: in a namespace that is being
+    deleted the server refuses to create anything, also in a dry run.
+    """
+    try:
+        namespace = cluster.get(NAMESPACES, name)
+    except ApiError as error:
+        if error.status != 403:
+            raise
+        return _probe_ending_namespace(cluster, name)
+    is_ending = namespace is not None and "deletionTimestamp" in namespace["metadata"]
+    return namespace if is_ending else None
+
+
+def _probe_ending_namespace(cluster: Cluster, name: str) -> Obj | None:
+    metadata = {"name": f"jaxlaunch-{secrets.token_hex(6)}", "namespace": name}
+    probe = {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": {**metadata, "labels": dict(MANAGED_LABELS)},
+    }
+    try:
+        cluster.create(CONFIGMAPS, probe, dry_run=True)
+    except ApiError as error:
+        causes = [cause.get("reason") for cause in error.details.get("causes") or ()]
+        if "NamespaceTerminating" in causes:
+            return {"metadata": {"name": name}, "status": {}}
+    return None
 
 
 def _describe_unread(subject: str, error: ClusterError, node: str | None = None) -> str:
@@ -364,7 +396,19 @@ def read_snapshots(cluster: Cluster, namespace: str | None) -> list[Snapshot]:
             )
         )
     jobs.sort(key=lambda job: (job.namespace, job.name))
-    return _add_records(cluster, jobs)
+    return _add_records(cluster, _add_ending_namespaces(cluster, jobs))
+
+
+def _add_ending_namespaces(cluster: Cluster, jobs: Sequence[Snapshot]) -> list[Snapshot]:
+    """Add the namespaces that are being deleted. Those of jobs whose pods leave are read."""
+    names = [job.namespace for job in jobs if any(host.is_leaving for host in job.hosts)]
+    namespaces = dict[str, Obj | None]()
+    for name in list(dict.fromkeys(names))[:MAX_LOGS]:
+        with contextlib.suppress(ClusterError):
+            namespaces[name] = read_ending_namespace(cluster, name)
+    return [
+        dataclasses.replace(job, ending_namespace=namespaces.get(job.namespace)) for job in jobs
+    ]
 
 
 def _add_records(cluster: Cluster, jobs: Sequence[Snapshot]) -> list[Snapshot]:

@@ -185,7 +185,7 @@ def derive_state(snapshot: Snapshot) -> State:
     final_state = {"Completed": State.DONE, "Failed": State.FAILED}.get(
         terminal_state(snapshot.jobset) or ""
     )
-    if "deletionTimestamp" in snapshot.jobset["metadata"]:
+    if "deletionTimestamp" in snapshot.jobset["metadata"] or _ends_with_namespace(snapshot):
         return State.DELETING
     if final_state is not None:
         return final_state
@@ -206,6 +206,19 @@ def derive_state(snapshot: Snapshot) -> State:
     if not all(host.has_started for host in snapshot.hosts):
         return State.STARTING
     return State.GATHERING if snapshot.report.stage == "gather" else State.RUNNING
+
+
+def _ends_with_namespace(snapshot: Snapshot) -> bool:
+    """Return whether the namespace is being deleted, and the job had not ended before."""
+    if snapshot.ending_namespace is None:
+        return False
+    deleted_at = snapshot.ending_namespace["metadata"].get("deletionTimestamp", "")
+    ends = (find_condition(snapshot.jobset, kind) for kind in ("Completed", "Failed"))
+    ended_at = max((end.get("lastTransitionTime", "") for end in ends), default="")
+    return terminal_state(snapshot.jobset) is None or (
+        # Jobs fail in a namespace that is being deleted, since their pods go first.
+        terminal_state(snapshot.jobset) == "Failed" and ended_at >= deleted_at
+    )
 
 
 def is_stopped_in_queue(snapshot: Snapshot) -> bool:

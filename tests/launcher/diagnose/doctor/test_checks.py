@@ -14,7 +14,7 @@ from jaxlaunch.accelerators import OLDEST_DRIVER, PINNED_NCCL
 from jaxlaunch.launcher.cli.doctor import count_findings, describe_findings
 from jaxlaunch.launcher.diagnose import text
 from jaxlaunch.launcher.diagnose.doctor import controllers, finding, namespace, nodes
-from jaxlaunch.launcher.diagnose.doctor.checks import CHECKS, SERVER
+from jaxlaunch.launcher.diagnose.doctor.checks import CHECKS, JOB, SERVER
 from jaxlaunch.launcher.diagnose.doctor.finding import Checkpoints, Finding, Target
 from jaxlaunch.launcher.errors import ApiError, UserError
 from jaxlaunch.launcher.job import load
@@ -94,7 +94,7 @@ def test_decisions_do_not_depend_on_wording_of_findings(monkeypatch: pytest.Monk
 
 def test_checks_are_documented_in_order() -> None:
     page = (Path(__file__).parents[4] / "docs" / "doctor.md").read_text()
-    assert re.findall(r"^\| (\w[\w ]*) \|", page, re.MULTILINE) == ["check", SERVER, *CHECKS]
+    assert re.findall(r"^\| (\w[\w ]*) \|", page, re.MULTILINE) == ["check", SERVER, JOB, *CHECKS]
 
 
 # --- server ---------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -190,3 +191,30 @@ def test_moved_rank_has_lines_of_all_hosts(server: Server, show_logs: Logs, tmp_
     ] == [2, 1, 2]
     refused = show_logs("--rank", "2")
     assert refused.code == 2 and "--rank 2 does not exist: ranks are 0–1" in refused.err
+
+
+def test_follower_of_deleted_job_fails_and_says_so(
+    server: Server, show_logs: Logs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("jaxlaunch.launcher.jobs.logs.follow.DRAIN_TIMEOUT_S", 0.5)
+    for host in range(2):
+        write_log(server, host, f"[{host}] a")
+    threading.Timer(1.0, lambda: server.drop(JOBSETS.path("team", "lm"))).start()
+    result = show_logs("-f")
+    assert sorted(result.out.splitlines()) == ["[0] a", "[1] a"]
+    assert result.code == 3 and "JobSet lm in namespace team was deleted" in result.err
+
+
+def test_follower_of_job_that_its_ttl_deletes_ends_well(
+    server: Server, show_logs: Logs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("jaxlaunch.launcher.jobs.logs.follow.DRAIN_TIMEOUT_S", 0.5)
+    path = JOBSETS.path("team", "lm")
+
+    def end_job() -> None:
+        done = {"status": {"terminalState": "Completed"}}
+        server.put(path, apiserver.merge_patch(server.objects[path], done))
+        server.drop(path)
+
+    threading.Timer(1.0, end_job).start()
+    assert show_logs("-f").code == 0

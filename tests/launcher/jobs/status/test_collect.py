@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -103,21 +104,43 @@ def test_preemptor_is_found_by_uid(server: Server, cluster: Cluster) -> None:
     assert count_calls(server) <= 8
 
 
-def test_namespace_is_read_only_if_terminating(server: Server, cluster: Cluster) -> None:
+def test_namespace_is_read_once_pods_leave(server: Server, cluster: Cluster) -> None:
     ending = {"metadata": {"name": "team", "deletionTimestamp": objects.ago(minutes=1)}}
     server.put(kinds.NAMESPACES.path(None, "team"), ending)
     put_objects(server, JOBSETS, jobset(1))
+    put_objects(server, PODS, host := pod(0))
+    write_log(server, host, objects.beat())
     assert collect.read_snapshot(cluster, "team", "lm").ending_namespace is None
-    leaving = {"metadata": {"deletionTimestamp": objects.ago(minutes=1)}}
-    put_objects(server, JOBSETS, apiserver.merge_patch(jobset(1), leaving))
-    assert explain_job(collect.read_snapshot(cluster, "team", "lm")).headline.startswith(
-        "lm is being deleted with its namespace"
-    )
-    server.on("GET", "/namespaces/team", *[lambda handler: forbid_namespace(handler)] * 20)
-    assert (
-        explain_job(collect.read_snapshot(cluster, "team", "lm")).headline
-        == "lm is being deleted: its pods have ended"
-    )
+    # A pod's deletionTimestamp is the end of its grace period.
+    until = (datetime.now(UTC) + timedelta(seconds=30)).strftime("%Y-%m-%dT%H:%M:%SZ")
+    changes = {"deletionTimestamp": until, "labels": {JOB_LABEL: "lm"}}
+    leaving_pod = apiserver.merge_patch(pod(0), {"metadata": changes})
+    put_objects(server, PODS, leaving_pod)
+    for name in ("lm", None):
+        jobs = [collect.read_snapshot(cluster, "team", name)] if name else []
+        (job,) = jobs or collect.read_snapshots(cluster, "team")
+        assert isinstance(job, Snapshot) and derive_status(job).state is State.DELETING
+        answer = explain_job(job)
+        assert answer.situation == "namespace-terminating"
+        assert answer.headline == (
+            "lm is being deleted with its namespace team: 1 pod still terminating"
+        )
+    # Whoever may not read namespaces is told so by what the server refuses to create.
+    server.on("GET", "/namespaces/team", *[forbid_namespace] * 20)
+    assert collect.read_snapshot(cluster, "team", "lm").ending_namespace is None
+    server.on("GET", "/namespaces/team", *[forbid_namespace] * 20)
+    server.on("DRY", "configmaps", *[refuse_terminating] * 20)
+    answer = explain_job(collect.read_snapshot(cluster, "team", "lm"))
+    assert answer.situation == "namespace-terminating"
+
+
+def refuse_terminating(handler: Handler) -> bool:
+    """As a server does in a namespace that is being deleted."""
+    message = "unable to create new content in namespace team because it is being terminated"
+    causes = [{"reason": "NamespaceTerminating", "field": "metadata.namespace"}]
+    status = {"kind": "Status", "code": 403, "reason": "Forbidden", "message": message}
+    handler.answer(403, {**status, "details": {"causes": causes}})
+    return True
 
 
 def forbid_namespace(handler: Handler) -> bool:
