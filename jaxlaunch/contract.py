@@ -15,7 +15,7 @@ import os
 import select
 import sys
 import traceback
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 # Environment variables: who sets them -> who reads them.
@@ -109,6 +109,8 @@ BATCH_AXES = MESH_AXES[:3]
 
 # Phases of a child, in the order of a run. Each has a timeout, except `done`.
 PHASES = ("prepare", "init", "restore", "compile", "step", "data", "eval", "save", "done")
+# Key of the timeout from the start of a program to its first step, over all phases.
+FIRST_STEP = "first_step"
 # Seconds that a phase may last, unless the job's `timeouts` say otherwise. It ends with the next
 # line that changes the phase or its step.
 TIMEOUTS_S: Mapping[str, float | None] = {
@@ -119,6 +121,9 @@ TIMEOUTS_S: Mapping[str, float | None] = {
     "init": 300.0,
     "restore": 600.0,
     "compile": 1800.0,
+    # From the start of a program to its first step. A program need not report any, and the start of
+    # the built-in trainer is bounded by its phases.
+    FIRST_STEP: None,
     # Learned from the steps before.
     "step": None,
     "data": 600.0,
@@ -774,6 +779,71 @@ def loopback_host(coordinator: str) -> str | None:
     """Return the host of a coordinator on loopback, or None if other machines can reach it."""
     host = coordinator.rpartition(":")[0].strip("[]")
     return host if host in ("127.0.0.1", "::1", "localhost") else None
+
+
+# Variables that name a proxy, in lower or upper case, and those with exceptions from it. gRPC reads
+# only lower case: the first three in this order, and no_grpc_proxy or else no_proxy.
+PROXY_VARIABLES = ("grpc_proxy", "https_proxy", "http_proxy", "all_proxy")
+NO_GRPC_PROXY, NO_PROXY = "no_grpc_proxy", "no_proxy"
+# curl and Python take it only alone, and gRPC not at all.
+ALL_HOSTS = "*"
+
+
+def find_proxies(environ: Mapping[str, str]) -> list[str]:
+    """Return the variables that name a proxy."""
+    names = (name for name in environ if name.lower() in PROXY_VARIABLES)
+    return [name for name in names if environ[name].strip()]
+
+
+def bypass_proxies(environ: Mapping[str, str], hosts: Iterable[str]) -> dict[str, str]:
+    """Return the variables that except `hosts` from the proxies, or none without a proxy.
+
+    gRPC compares the end of a name before it resolves it: a network such as 10.0.0.0/8 excepts no
+    name, so JAX would try to reach its coordinator through the proxy until its timeout.
+
+    Args:
+        environ: Variables of the process. Their exceptions are kept.
+        hosts: Names and addresses; one that begins with a dot stands for all names that end so.
+    """
+    if not find_proxies(environ):
+        return {}
+    added = [host for host in hosts if host]
+
+    def add_hosts(exceptions: str, *, is_grpc: bool) -> str:
+        entries = [entry.strip() for entry in exceptions.split(",") if entry.strip()]
+        if ALL_HOSTS in entries and not is_grpc:
+            return exceptions
+        return ",".join(dict.fromkeys([*entries, *added]))
+
+    # Programs that read both prefer one of them, so what only one has holds for both.
+    upper = environ.get(NO_PROXY.upper()) or environ.get(NO_PROXY, "")
+    lower = environ.get(NO_PROXY) or upper
+    return {
+        NO_PROXY: add_hosts(lower, is_grpc=False),
+        NO_PROXY.upper(): add_hosts(upper, is_grpc=False),
+        NO_GRPC_PROXY: add_hosts(environ.get(NO_GRPC_PROXY) or lower, is_grpc=True),
+    }
+
+
+def gang_hosts(environ: Mapping[str, str], domain: str = "") -> list[str]:
+    """Return the names and addresses of the hosts of this process's gang.
+
+    Args:
+        environ: Variables of an agent or of its processes.
+        domain: Domain in which the names of the pods are complete.
+    """
+    coordinator, leader = (
+        environ.get(name, "").rpartition(":")[0].strip("[]") for name in (COORDINATOR, LEADER)
+    )
+    hosts = ["localhost", "127.0.0.1", "::1", leader, coordinator, environ.get(POD_IP, "")]
+    # The headless service of a JobSet: all pods have names below it.
+    _, dot, service = leader.partition(".")
+    if dot and not service.replace(".", "").isdecimal():
+        hosts += [f".{service}", f".{service}.{domain}" if domain else ""]
+    # On TPU, JAX has the hosts from the platform.
+    hosts += environ.get("TPU_WORKER_HOSTNAMES", "").split(",")
+    hosts.append(environ.get("MEGASCALE_COORDINATOR_ADDRESS", "").partition(":")[0])
+    return [host for host in dict.fromkeys(hosts) if host]
 
 
 def host_name_fault(coordinator: str) -> str | None:

@@ -178,6 +178,7 @@ class RendezvousFacts(Sparse):
 class HangFacts(Sparse):
     """A timeout and the state of the ranks then. Without `phase`, peers gave up first."""
 
+    # Key of the timeout: the phase, or contract.FIRST_STEP.
     phase: str = ""
     limit_s: Seconds = 0.0
     elapsed_s: Seconds = 0.0
@@ -441,6 +442,8 @@ CATALOG: dict[str, str] = {
     "timeout": "the {phase} timeout of {limit_s:.0f} s passed first on rank {rank}, after "
     "{elapsed_s:.0f} s",
     "hang": "rank {rank} makes no progress{place} ({timeout}): {stacks}",
+    "hang_start": "rank {rank} has not come to its first step{place} ({timeout}): {stacks}",
+    "hang_report": "; a program reports a step by jaxlaunch.report(step=…)",
     "hang_wait_one": "; {waiting} waits for {late}",
     "hang_wait": "; {waiting} wait for {late}",
     "hang_nccl": "; NCCL: {faults}",
@@ -600,12 +603,16 @@ def _render_hang(failure: Failure) -> str:
     hang = failure.hang or HangFacts()
     if not hang.phase:
         return _render_template("stands_still", failure)
-    text = _render_template("hang", failure, timeout=render_timeout(hang), stacks=hang.stacks)
+    name = "hang_start" if hang.phase == contract.FIRST_STEP else "hang"
+    text = _render_template(name, failure, timeout=render_timeout(hang), stacks=hang.stacks)
     if hang.waiting.count:
         name = "hang_wait_one" if hang.waiting.count == 1 else "hang_wait"
         waiting, late = (render_numbers(ranks, "rank") for ranks in (hang.waiting, hang.late))
         text += render_phrase(name, waiting=waiting, late=late)
-    return text + (render_phrase("hang_nccl", faults=hang.nccl) if hang.nccl else "")
+    text += render_phrase("hang_nccl", faults=hang.nccl) if hang.nccl else ""
+    # A program without a phase has reported nothing, so it may run well.
+    is_silent = hang.phase == contract.FIRST_STEP and not failure.phase
+    return text + (CATALOG["hang_report"] if is_silent else "")
 
 
 def _render_lost_host(lost: LostHost) -> str:

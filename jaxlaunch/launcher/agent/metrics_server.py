@@ -361,12 +361,13 @@ def _rank_values(
     seconds_left: dict[Labels, float] = {}
     phases: dict[Labels, float] = {}
     for rank, progress in ranks.items():
-        label, status, limit = str(rank), progress.status, progress.timeout_s(timeouts_s)
+        label, status = str(rank), progress.status
+        timeout = progress.find_deadline(timeouts_s, now)
         step, lags[(label,)] = status.step, NAN
         steps[(label,)] = _float_or_nan(step)
         if step is not None and foremost is not None:
             lags[(label,)] = float(max(0, foremost - step))
-        seconds_left[(label,)] = NAN if limit is None else limit - progress.phase_age_s(now)
+        seconds_left[(label,)] = NAN if timeout is None else timeout.left_s
         phases |= {(label, phase): float(phase == status.phase) for phase in contract.PHASES}
     living = sum(progress.status.exit is None for progress in ranks.values())
     return {

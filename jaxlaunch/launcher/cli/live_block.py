@@ -11,13 +11,13 @@ import math
 import re
 import threading
 import time
-import urllib.request
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 
 from jaxlaunch.launcher.cli import output
 from jaxlaunch.launcher.kubernetes.objects import format_age
+from jaxlaunch.launcher.local.status import read_metrics
 from jaxlaunch.launcher.report.run_files import Curve, CurveFile
 from jaxlaunch.launcher.wording import format_count
 from jaxlaunch.records import rank_history
@@ -26,7 +26,6 @@ from jaxlaunch.runs import layout, run_folder
 from jaxlaunch.runs.run_folder import RunFolder
 
 PERIOD_S = 1.0
-_TIMEOUT_S = 1.0
 _WIDTH, _SPARK_CHARS = 40, "▁▂▃▄▅▆▇█"
 _SAMPLE = re.compile(
     r"^jaxlaunch_(step|target_step|goodput_ratio|rank_step)(?:\{([^}]*)\})? (\S+)$", re.MULTILINE
@@ -84,8 +83,7 @@ class LiveBlock:
         """Return the samples of host 0, or none while no agent answers."""
         try:
             address = run_folder.read_agents(self._folder)[0].address
-            with urllib.request.urlopen(f"http://{address}/metrics", timeout=_TIMEOUT_S) as answer:
-                text = answer.read().decode()
+            text = read_metrics(address)
             values = {
                 name: float(value)
                 for name, labels, value in _SAMPLE.findall(text)

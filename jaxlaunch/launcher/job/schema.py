@@ -300,6 +300,7 @@ class Timeouts(Block, validate_default=True):
     ```yaml
     timeouts:
       compile: 1h     # a large model
+      first_step: 30m # a program that never comes to its first step hangs
       step: 5m        # fixed; auto follows the median
       pending: 2h     # give up when no node is free by then
     ```
@@ -313,6 +314,11 @@ class Timeouts(Block, validate_default=True):
     init: Duration | None = _timeout_field("init", "jax.distributed and the devices")
     restore: Duration | None = _timeout_field("restore", "reading the checkpoint")
     compile: Duration | None = _timeout_field("compile", "one compilation")
+    first_step: Duration | None = Field(
+        None,
+        description="from the start of the program to the first step that it reports; default no "
+        "limit, since a program need not report steps",
+    )
     step: Duration | Literal["auto"] = Field(
         "auto", description="one step; auto: the larger of 60s and 10 × the median"
     )
@@ -325,7 +331,11 @@ class Timeouts(Block, validate_default=True):
 
     def to_seconds(self) -> dict[str, float | None]:
         """Return the timeouts that an agent enforces, in seconds; None if learned or not set."""
-        timeouts = {name: value for name, value in self if name != "pending"}
+        excluded = {"pending"}
+        if self.first_step is None:
+            # The agent has this default, and the digests of other jobs stay as they are.
+            excluded.add(contract.FIRST_STEP)
+        timeouts = {name: value for name, value in self if name not in excluded}
         return {name: None if value == "auto" else value for name, value in timeouts.items()}
 
 

@@ -17,6 +17,7 @@ from jaxlaunch.launcher.errors import UserError
 from jaxlaunch.launcher.job.load import JobSpec
 from jaxlaunch.launcher.job.schema import Code
 from jaxlaunch.launcher.job.types import Ephemeral, Volume
+from jaxlaunch.launcher.manifests.code import CODE_FOLDER
 from jaxlaunch.launcher.wording import join_choices
 from jaxlaunch.spelling import find_nearest
 from jaxlaunch.trainer.spec import (
@@ -43,6 +44,8 @@ class Paths:
     # The folder of the job file.
     base: Path
     mounts: Mapping[PurePosixPath, Path]  # path in the pod -> folder on this machine
+    # The folder of the job's code, which a pod has at CODE_FOLDER.
+    code: Path | None = None
 
     def resolve_path(self, path: str) -> str:
         """Return `path` on this machine. URLs are unchanged."""
@@ -50,7 +53,7 @@ class Paths:
             return path
         if (mount := self._find_mount(path)) is None:
             return str(self.base / path)
-        return str(self.mounts[mount] / _normalize_path(path).relative_to(mount))
+        return str(self._folders[mount] / _normalize_path(path).relative_to(mount))
 
     def map_argument(self, text: str) -> str:
         """Return a command's argument, with its path below a volume mapped: PATH or --flag=PATH."""
@@ -67,6 +70,15 @@ class Paths:
             return [self.map_value(item) for item in value]
         is_path = isinstance(value, str) and self._find_mount(value) is not None
         return self.resolve_path(value) if is_path else value
+
+    def map_env(self, env: Mapping[str, str]) -> dict[str, str]:
+        """Return environment variables with paths mapped, in search paths each entry."""
+
+        def map_entries(name: str, value: str) -> str:
+            entries = value.split(os.pathsep) if name.endswith("PATH") else [value]
+            return os.pathsep.join(str(self.map_value(entry)) for entry in entries)
+
+        return {name: map_entries(name, value) for name, value in env.items()}
 
     def map_train(self, spec: TrainSpec) -> TrainSpec:
         """Return the train block with paths of this machine. Omitted paths stay omitted."""
@@ -134,10 +146,15 @@ class Paths:
             return Path(self.resolve_path(job.workdir))
         return self.base / job.code_folder if job.code_folder else None
 
+    @property
+    def _folders(self) -> Mapping[PurePosixPath, Path]:
+        code = {} if self.code is None else {PurePosixPath(CODE_FOLDER): self.code}
+        return {**code, **self.mounts}
+
     def _find_mount(self, path: str) -> PurePosixPath | None:
         """Return the innermost mount that contains a path in the pod, or None."""
         pod = _normalize_path(path)
-        mounts = [mount for mount in self.mounts if pod == mount or mount in pod.parents]
+        mounts = [mount for mount in self._folders if pod == mount or mount in pod.parents]
         return max(mounts, key=lambda mount: len(mount.parts), default=None)
 
 
@@ -164,7 +181,8 @@ def map_paths(job: JobSpec, base: Path, folder: Path, volumes: Mapping[str, Path
     }
     for name, volume_folder in volumes.items():
         folders[_find_source(name, sources, sources_by_name)] = volume_folder
-    return Paths(base, {mount: folders[source] for mount, source in sources.items()})
+    code = base / job.code_folder if job.code_folder else None
+    return Paths(base, {mount: folders[source] for mount, source in sources.items()}, code)
 
 
 def _volume_source(volume: Volume) -> Source:

@@ -166,15 +166,22 @@ def list_agents(folder: Path) -> list[AgentAddress]:
     ]
 
 
+def read_metrics(address: str) -> str:
+    """Return the metrics of an agent on this machine. Raises OSError and ValueError.
+
+    A proxy of the user's shell cannot reach this machine's loopback.
+    """
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    with opener.open(f"http://{address}/metrics", timeout=TIMEOUT_S) as response:
+        return str(response.read().decode(errors="replace"))
+
+
 def _read_samples(address: str) -> Iterator[tuple[str, int, str, float]]:
     """Yield the name, the rank, the phase and the value of each finite sample of a rank."""
-    text, url = "", f"http://{address}/metrics"
+    text = ""
     # An error means that the agent has ended or is about to end.
-    with (
-        contextlib.suppress(OSError, ValueError),
-        urllib.request.urlopen(url, timeout=TIMEOUT_S) as response,
-    ):
-        text = response.read().decode(errors="replace")
+    with contextlib.suppress(OSError, ValueError):
+        text = read_metrics(address)
     for name, labels, value in _SAMPLE.findall(text):
         rank, phase = _RANK.search(labels), _PHASE.search(labels)
         with contextlib.suppress(ValueError):

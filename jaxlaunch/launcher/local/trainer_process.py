@@ -48,7 +48,12 @@ def cpu_environ(job: JobSpec, train: TrainSpec, base: Path) -> dict[str, str]:
     environ = {**os.environ, **job.env, "JAX_PLATFORMS": "cpu"}
     environ[contract.TRAIN_SPEC] = train.model_dump_json(exclude_unset=True)
     code = [str(base / job.code_folder)] if job.code_folder else []
-    if path := os.pathsep.join(filter(None, (*code, os.environ.get("PYTHONPATH")))):
+    entries = environ.get("PYTHONPATH", "").split(os.pathsep)
+    if "PYTHONPATH" in job.env:
+        # The processes of the job start in this folder, and this program elsewhere.
+        folder = map_paths(job, base, base, {}).find_workdir(job) or Path()
+        entries = [str(folder / entry) for entry in entries if entry]
+    if path := os.pathsep.join(filter(None, (*code, *entries))):
         environ["PYTHONPATH"] = path
     return environ
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 
+from jaxlaunch import contract
 from jaxlaunch.accelerators import ACCELERATORS, OLDEST_CAPABILITY
 from jaxlaunch.launcher.job.schema import Reservation
 from jaxlaunch.launcher.manifests.jobset import ResolvedJob
@@ -189,6 +190,17 @@ def _note_cuda(job: ResolvedJob) -> Iterator[str]:
                 f"does not compile for less than {oldest}: an image needs CUDA "
                 f"{cuda - 1} (EXTRA=cuda{cuda - 1})."
             )
+
+
+@_note
+def _note_proxy(job: ResolvedJob) -> Iterator[str]:
+    proxies = contract.find_proxies(job.spec.env)
+    if proxies and job.spec.processes > 1:
+        yield (
+            f"env: {', '.join(proxies)} {'name' if len(proxies) > 1 else 'names'} a proxy; the "
+            "processes connect to each other without it: their names and addresses are added to "
+            "no_proxy, NO_PROXY and no_grpc_proxy."
+        )
 
 
 @_note

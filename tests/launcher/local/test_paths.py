@@ -53,6 +53,26 @@ def test_only_paths_below_volumes_are_mapped_in_a_command(tmp_path: Path) -> Non
     ] == ["train.py", below, f"--out={below}", "--lr=3e-4", "a=/ckpt/x"]
 
 
+def test_environment_maps_paths_of_volumes_and_of_the_code(tmp_path: Path) -> None:
+    job = load_spec(tmp_path, volumes=VOLUMES, code="project")
+    mapped = paths.map_paths(job, tmp_path, tmp_path / "run", {"corpus": Path("/mnt/corpus")})
+    assert mapped.map_env(
+        {
+            "PYTHONPATH": "src:/code/lib:/data/lib:/opt/lib",
+            "OUT": "/ckpt/x",
+            "URL": "http://a:80/data/x",
+        }
+    ) == {
+        "PYTHONPATH": f"src:{tmp_path}/project/lib:/mnt/corpus/lib:/opt/lib",
+        "OUT": str(tmp_path / "run/volumes/ckpt/x"),
+        "URL": "http://a:80/data/x",
+    }
+    inside = load_spec(tmp_path, code="project", workdir="/code/sub")
+    assert paths.map_paths(inside, tmp_path, tmp_path, {}).find_workdir(inside) == (
+        tmp_path / "project/sub"
+    )
+
+
 def test_every_path_of_the_train_block_is_mapped(tmp_path: Path) -> None:
     train = {
         "task": "a.b:C",

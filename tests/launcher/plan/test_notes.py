@@ -149,3 +149,17 @@ def check_notes(text: str, expected: list[str], users: dict[AcceleratorType, Use
 def test_note_on_plain_tcp(text: str, factor: int, advice: str) -> None:
     note = next(list_notes(resolve(load.parse_job(text + "hosts: 2\n"), ClusterDefaults())))
     assert f"have {factor} × its bandwidth: " in note and note.endswith(advice)
+
+
+@pytest.mark.parametrize(
+    ("env", "start"),
+    [
+        ("{HTTPS_PROXY: 'http://p:1', no_proxy: a.org}", "env: HTTPS_PROXY names a proxy; "),
+        ("{http_proxy: 'http://p:1', ALL_PROXY: 'http://p:1'}", "env: http_proxy, ALL_PROXY name "),
+        ("{no_proxy: a.org}", None),
+    ],
+)
+def test_note_on_proxies_of_a_gang(env: str, start: str | None) -> None:
+    text = f"name: t\nimage: r.example/x:1\naccelerator: {{type: cpu}}\ncommand: [x]\nenv: {env}\n"
+    check_notes(text + "hosts: 2\n", [] if start is None else [start], {})
+    check_notes(text, [], {})

@@ -16,7 +16,7 @@ import re
 import statistics
 from collections import deque
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 from jaxlaunch import contract
 from jaxlaunch.records import codec
@@ -148,6 +148,19 @@ def parse_rank_range(key: str, host_ranks: range) -> range:
     return ranks
 
 
+class RunningTimeout(NamedTuple):
+    """A timeout that is running: its key in the job's `timeouts`, its length and its age."""
+
+    key: str
+    limit_s: float
+    elapsed_s: float
+
+    @property
+    def left_s(self) -> float:
+        """Seconds until it passes; negative once it has."""
+        return self.limit_s - self.elapsed_s
+
+
 class RankProgress:
     """Follows the reports of one process. The caller passes the time in monotonic seconds.
 
@@ -159,7 +172,7 @@ class RankProgress:
         self.status = Status(phase=phase, trainer=phase is not None)
         self._first_phase = phase
         self.has_hello = False
-        self._phase_since = now
+        self._started_at = self._phase_since = now
         # Seconds in the phase "step" since the last step was complete.
         self._stepping_s = 0.0
         self._steps_s: deque[float] = deque(maxlen=64)
@@ -205,14 +218,18 @@ class RankProgress:
             return timeouts_s.get("compile")
         return max(STEP_FLOOR_S, STEP_FACTOR * statistics.median(self._steps_s))
 
-    def phase_age_s(self, now: float) -> float:
-        """Return the seconds since the phase or its step last changed."""
-        return now - self._phase_since
-
-    def is_overdue(self, timeouts_s: Mapping[str, float | None], now: float) -> bool:
-        """Return whether the current phase has lasted longer than its timeout."""
-        limit_s = self.timeout_s(timeouts_s)
-        return limit_s is not None and self.phase_age_s(now) > limit_s
+    def find_deadline(
+        self, timeouts_s: Mapping[str, float | None], now: float
+    ) -> RunningTimeout | None:
+        """Return the timeout that passes first: of the phase, or of the start of the program."""
+        running = []
+        if (limit_s := self.timeout_s(timeouts_s)) is not None:
+            elapsed_s = now - self._phase_since
+            running.append(RunningTimeout(self.status.phase or "", limit_s, elapsed_s))
+        has_begun = self.status.stepped or self.status.left or self.status.exit is not None
+        if (limit_s := timeouts_s.get(contract.FIRST_STEP)) is not None and not has_begun:
+            running.append(RunningTimeout(contract.FIRST_STEP, limit_s, now - self._started_at))
+        return min(running, key=lambda timeout: timeout.left_s, default=None)
 
     def _apply_hello(self, sender: Any, jax: Any, now: float) -> None:
         """Apply the first message of an interpreter: from its `site`, or from the trainer."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
-from jaxlaunch import contract, isolated
+from jaxlaunch import contract, isolated, regular_files
 from jaxlaunch.launcher.agent.gang.config import Config
 from jaxlaunch.launcher.agent.io.link import bracket_ipv6
 
@@ -28,6 +28,8 @@ TRAINER_VARIABLES: Mapping[str, Mapping[str, str]] = {
 # The wait for storage at a start must be shorter than the grace period of a stop, which waits for
 # it.
 STORAGE_WAIT_S = 30.0
+# The kubelet writes the domains of the namespace and of the cluster into it.
+RESOLVER_FILE, MAX_RESOLVER_BYTES = "/etc/resolv.conf", 16 * 1024
 # These paths are searched where the variable is not set.
 _DEFAULT_PATHS = {"PATH": os.defpath}
 
@@ -56,12 +58,18 @@ def rank_variables(
             # JAX rejects both names of the memory fraction at once.
             if name not in base and not (name == MEMORY_SHARE and NEW_MEMORY_SHARE in base):
                 environ[name] = value
+    proxy_exceptions = contract.bypass_proxies(
+        base, contract.gang_hosts(base, _search_domain(base))
+    )
+    if proxy_exceptions:
+        # JAX would warn of the proxies, and of the exceptions too.
+        environ["JAX_CHECK_PROXY_ENVS"] = "0"
     paths = {}
     for name, folder in job.search_paths.items():
         search_path = base.get(name) or _DEFAULT_PATHS.get(name)
         paths[name] = folder if not search_path else os.pathsep.join((folder, search_path))
     # For the built-in trainer, the job's code and PYTHONPATH come after everything else.
-    folders = config.code and config.code[1], base.get("PYTHONPATH")
+    folders = base.get(contract.CODE_ROOT), base.get("PYTHONPATH")
     user_path = os.pathsep.join(filter(None, folders))
     python_path = isolated.make_environ({}, site_folder, user_path)
     if job.command is not None:
@@ -74,10 +82,25 @@ def rank_variables(
         **paths,
         **python_path,
         **_mutual_tls_variables(config),
+        **proxy_exceptions,
         **member_variables(config, rank, config.processes),
         contract.INIT_TIMEOUT: str(int(timeout or 24 * 3600)),
         contract.STORAGE_WAIT: f"{min(STORAGE_WAIT_S, *(wait / 2 for wait in waits if wait)):g}",
     }
+
+
+def _search_domain(base: Mapping[str, str]) -> str:
+    """Return the domain of the pod's namespace, in which short names of pods are complete."""
+    if not base.get(contract.NODE):
+        return ""
+    try:
+        text = regular_files.read_bounded(RESOLVER_FILE, MAX_RESOLVER_BYTES).decode(
+            errors="replace"
+        )
+    except OSError:
+        return ""
+    words = (line.split() for line in text.splitlines())
+    return next((word[1] for word in words if word[:1] == ["search"] and len(word) > 1), "")
 
 
 def _mutual_tls_variables(config: Config) -> dict[str, str]:

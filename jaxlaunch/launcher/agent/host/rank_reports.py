@@ -213,16 +213,17 @@ class RankReports:
 
     def _check_timeouts(self, now: float) -> None:
         for child in self._processes.alive_children():
-            progress = child.progress
-            is_overdue = progress.is_overdue(self.timeouts_s, now)
+            timeout = child.progress.find_deadline(self.timeouts_s, now)
             is_reported = child.rank in self._overdue_ranks
-            if is_reported or not is_overdue or child.tree.has_lost_reporter:
+            if is_reported or timeout is None or timeout.left_s >= 0:
+                continue
+            # A phase says nothing once the Python that reported it has ended.
+            if child.tree.has_lost_reporter and timeout.key != contract.FIRST_STEP:
                 continue
             self._overdue_ranks.add(child.rank)
-            elapsed_s = progress.phase_age_s(now)
-            limit_s = progress.timeout_s(self.timeouts_s) or 0.0
-            hang = HangFacts(progress.status.phase or "", limit_s, elapsed_s, child.rank)
-            self.send_event(EventKind.HANG, child, hang=codec.to_json(hang), unseen_s=elapsed_s)
+            hang = HangFacts(*timeout, child.rank)
+            fields = codec.to_json(hang)
+            self.send_event(EventKind.HANG, child, hang=fields, unseen_s=timeout.elapsed_s)
 
 
 class _StackDump:

@@ -283,3 +283,12 @@ def open_listener(host: str, port: int) -> socket.socket:
     return socket.create_server(
         (host, port), family=family, dualstack_ipv6=is_dual, backlog=LISTEN_BACKLOG
     )
+
+
+def is_local_address(host: str) -> bool:
+    """Return whether a socket of this machine, or of this pod, can listen on an address."""
+    try:
+        open_listener(host, 0).close()
+    except OSError:
+        return False
+    return True

@@ -83,9 +83,27 @@ class Gate:
         # Number of strangers for the next log line, and the last one of them.
         self._stranger_count, self._last_stranger = 0, ""
         self._logged_at: float | None = None
-        self._listener = open_listener(config.listen_address, config.leader_address[1])
+        # Said in the summary, too.
+        self.note: str | None = None
+        self._listener = self._open_listener()
         self._listener.setblocking(False)
         self._start_accepting()
+
+    def _open_listener(self) -> socket.socket:
+        """Listen on the pod's address, or on every interface if it is none of this host."""
+        address, port = self._config.listen_address, self._config.leader_address[1]
+        try:
+            return open_listener(address, port)
+        except OSError as error:
+            if error.errno != errno.EADDRNOTAVAIL or not self._config.pod_ip:
+                raise
+        key = "key" if self._config.certificates is None else "certificates and key"
+        self.note = (
+            f"the pod's address, {address}, is not one of its interfaces: its agent listens on all "
+            f"of them, and the gang's {key} still decide who may join"
+        )
+        self._say(self.note)
+        return open_listener("", port)
 
     def close_late_connections(self, now: float) -> None:
         """Close connections that are silent for too long, and log the number of strangers.
@@ -214,6 +232,8 @@ class Server:
             deadline_at = clock.started_at + config.job.deadline_s - spent_s
         self._gang = Gang(config, hello, records, now, deadline_at)
         self._reporter = Reporter(config, self._gang, loop, clock, run_folder, pod_log, say)
+        if self._gate.note is not None:
+            self._reporter.add_note(self._gate.note)
         self._epoch, self._coordinator = secrets.token_hex(8), ""
         self._peers: dict[int, Peer] = {}
         # Whether a host has joined since the last start. At the next one agents.json lists its

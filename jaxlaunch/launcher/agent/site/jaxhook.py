@@ -198,6 +198,10 @@ def _wrap_initialize(jax: Any, contract: Any) -> None:
         process = arguments.get("process_id", os.environ.get(contract.PROCESS_ID))
         if address is None and _job_platform(contract) != "tpu":
             address = gang_address
+        # The program or its wrapper may have set a proxy since it was started.
+        host = (address or "").rpartition(":")[0].strip("[]")
+        hosts = [*contract.gang_hosts(os.environ), host]
+        os.environ.update(contract.bypass_proxies(os.environ, hosts))
         if address is not None and process is not None and int(process) != 0:
             wait_for_listener(address, LISTEN_TIMEOUT_S)
         if address is not None and address != gang_address:

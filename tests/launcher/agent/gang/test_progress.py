@@ -7,7 +7,7 @@ from typing import Any
 from jaxlaunch import contract
 from jaxlaunch.launcher.agent.gang.progress import RankProgress
 
-DEFAULTS = contract.TIMEOUTS_S
+DEFAULTS = dict(contract.TIMEOUTS_S)
 
 
 def progress(*lines: tuple[float, dict[str, Any]], phase: str | None = None) -> RankProgress:
@@ -17,16 +17,35 @@ def progress(*lines: tuple[float, dict[str, Any]], phase: str | None = None) -> 
     return created
 
 
+def is_overdue(created: RankProgress, timeouts_s: dict[str, float | None], now: float) -> bool:
+    timeout = created.find_deadline(timeouts_s, now)
+    return timeout is not None and timeout.left_s < 0
+
+
 def test_program_without_reports_has_no_timeout() -> None:
-    assert not progress().is_overdue(DEFAULTS, 1e9)
-    assert not progress((1.0, {"hello": "site"})).is_overdue(DEFAULTS, 1e9)
+    assert not is_overdue(progress(), DEFAULTS, 1e9)
+    assert not is_overdue(progress((1.0, {"hello": "site"})), DEFAULTS, 1e9)
+
+
+def test_first_step_has_a_timeout_from_the_start_of_the_program() -> None:
+    timeouts = DEFAULTS | {"first_step": 30.0}
+    assert not is_overdue(progress(), timeouts, 29.0) and is_overdue(progress(), timeouts, 31.0)
+    # Neither another interpreter of the same process nor a phase begins it again.
+    lines = [(0.0, {"hello": "site"}), (20.0, {"hello": "site"}), (25.0, {"phase": "restore"})]
+    starting = progress(*lines)
+    assert starting.find_deadline(timeouts, 31.0) == ("first_step", 30.0, 31.0)
+    # The timeout of the phase counts, too, if it passes first.
+    phase = progress(*lines).find_deadline(timeouts | {"restore": 2.0}, 28.0)
+    assert phase == ("restore", 2.0, 3.0)
+    assert not is_overdue(progress(*lines, (29.0, {"phase": "step", "step": 0})), timeouts, 99.0)
+    assert not is_overdue(progress(*lines, (29.0, {"atexit": True})), timeouts, 99.0)
 
 
 def test_phase_has_default_timeout_or_that_of_the_job() -> None:
     reading = progress((10.0, {"phase": "data", "step": 3}))
-    assert not reading.is_overdue(DEFAULTS, 609.0) and reading.is_overdue(DEFAULTS, 611.0)
-    assert reading.is_overdue(DEFAULTS | {"data": 5.0}, 16.0)
-    assert not reading.is_overdue(DEFAULTS | {"data": None}, 1e9)
+    assert not is_overdue(reading, DEFAULTS, 609.0) and is_overdue(reading, DEFAULTS, 611.0)
+    assert is_overdue(reading, DEFAULTS | {"data": 5.0}, 16.0)
+    assert not is_overdue(reading, DEFAULTS | {"data": None}, 1e9)
 
 
 def test_step_timeout_is_learned_and_at_least_a_minute() -> None:
@@ -42,9 +61,9 @@ def test_step_timeout_is_learned_and_at_least_a_minute() -> None:
 
 def test_done_phase_has_a_timeout_only_for_the_trainer() -> None:
     done = (1.0, {"phase": "done", "step": 9})
-    assert not progress(done).is_overdue(DEFAULTS, 1e9)
-    assert progress(done).is_overdue(DEFAULTS | {"done": 5.0}, 7.0)
-    assert progress(done, phase="init").is_overdue(DEFAULTS, 302.0)
+    assert not is_overdue(progress(done), DEFAULTS, 1e9)
+    assert is_overdue(progress(done), DEFAULTS | {"done": 5.0}, 7.0)
+    assert is_overdue(progress(done, phase="init"), DEFAULTS, 302.0)
 
 
 def test_first_steps_have_the_compile_timeout() -> None:
@@ -59,7 +78,7 @@ def test_save_is_not_part_of_step_time() -> None:
 
 def test_repeated_report_is_not_progress() -> None:
     stuck = progress(*((float(second), {"phase": "data", "step": 3}) for second in range(700)))
-    assert stuck.is_overdue(DEFAULTS, 700.0)
+    assert is_overdue(stuck, DEFAULTS, 700.0)
 
 
 def test_committed_step_never_decreases() -> None:

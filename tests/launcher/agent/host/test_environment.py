@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from jaxlaunch import contract
+from jaxlaunch import contract, isolated
 from jaxlaunch.contract import AgentJob
 from jaxlaunch.launcher.agent.gang.config import Config
 from jaxlaunch.launcher.agent.host import environment
@@ -64,6 +65,89 @@ def test_search_path_of_the_driver_comes_first(
     paths = {"LD_LIBRARY_PATH": "/driver/lib", "PATH": "/driver/bin"}
     environ = environment.rank_variables(config(search_paths=paths), base, 0, "/site")
     assert (environ["LD_LIBRARY_PATH"], environ["PATH"]) == expected
+
+
+@pytest.mark.parametrize(
+    ("job", "shell", "user_path"),
+    [
+        ({}, {}, ""),
+        ({contract.CODE_ROOT: "/code"}, {"PYTHONPATH": "src:lib"}, "/code:src:lib"),
+        ({contract.CODE_ROOT: "/home/me/project"}, {}, "/home/me/project"),
+        ({}, {"PYTHONPATH": "/opt/lib"}, "/opt/lib"),
+    ],
+)
+@pytest.mark.parametrize("command", [None, ("python", "train.py")])
+def test_code_of_the_job_comes_before_its_search_path(
+    command: tuple[str, ...] | None, job: dict[str, str], shell: dict[str, str], user_path: str
+) -> None:
+    result = environment.rank_variables(config(command=command), job | shell, 0, "/site")
+    if command is None:
+        assert (result["PYTHONPATH"], result[isolated.USER_PATH]) == ("/site", user_path)
+    else:
+        assert result["PYTHONPATH"] == ":".join(filter(None, ("/site", user_path)))
+
+
+POD = {
+    contract.LEADER: "six-w-0-0.six:9401",
+    contract.POD_IP: "10.1.2.3",
+    contract.NODE: "node-1",
+}
+GANG = "localhost,127.0.0.1,::1,six-w-0-0.six,10.1.2.3,.six,.six.team.svc.cluster.local"
+NETWORKS = "localhost,.svc,.cluster.local,10.0.0.0/8"
+
+
+@pytest.mark.parametrize("name", ["HTTPS_PROXY", "http_proxy", "grpc_proxy", "ALL_PROXY"])
+@pytest.mark.parametrize(
+    ("exceptions", "expected"),
+    [
+        ({}, (GANG, GANG, GANG)),
+        (
+            {"no_proxy": NETWORKS, "NO_PROXY": "example.org"},
+            (
+                f"{NETWORKS},{GANG.removeprefix('localhost,')}",
+                f"example.org,{GANG}",
+                f"{NETWORKS},{GANG.removeprefix('localhost,')}",
+            ),
+        ),
+        ({"NO_PROXY": "example.org"}, (f"example.org,{GANG}",) * 3),
+        (
+            {"no_proxy": "a.org", "no_grpc_proxy": "b.org"},
+            (f"a.org,{GANG}", f"a.org,{GANG}", f"b.org,{GANG}"),
+        ),
+        ({"NO_PROXY": "*"}, ("*", "*", f"*,{GANG}")),
+    ],
+)
+def test_hosts_of_the_gang_are_excepted_from_proxies(
+    name: str,
+    exceptions: dict[str, str],
+    expected: tuple[str, str, str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    resolver = tmp_path / "resolv.conf"
+    resolver.write_text("search team.svc.cluster.local svc.cluster.local\nnameserver 10.96.0.10\n")
+    monkeypatch.setattr(environment, "RESOLVER_FILE", str(resolver))
+    base = POD | {name: "http://10.77.0.99:3128"} | exceptions
+    result = environment.rank_variables(config(), base, 1, "/site")
+    assert (result["no_proxy"], result["NO_PROXY"], result["no_grpc_proxy"]) == expected
+    assert result[name] == "http://10.77.0.99:3128" and result["JAX_CHECK_PROXY_ENVS"] == "0"
+
+
+def test_exceptions_without_a_proxy_stay_as_they_are() -> None:
+    base = POD | {"no_proxy": "a.org", "https_proxy": " "}
+    result = environment.rank_variables(config(), base, 1, "/site")
+    assert result["no_proxy"] == "a.org"
+    assert not result.keys() & {"NO_PROXY", "no_grpc_proxy", "JAX_CHECK_PROXY_ENVS"}
+
+
+def test_hosts_of_a_tpu_slice_are_excepted_too() -> None:
+    base = {
+        "https_proxy": "http://10.77.0.99:3128",
+        "TPU_WORKER_HOSTNAMES": "a-w-0-0.a,a-w-0-1.a",
+        "MEGASCALE_COORDINATOR_ADDRESS": "a-w-0-0.a:8081",
+    }
+    result = environment.rank_variables(config(platform="tpu"), base, 1, "/site")
+    assert result["no_proxy"] == "localhost,127.0.0.1,::1,a-w-0-0.a,a-w-0-1.a"
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import socket
 
 import pytest
 
-from jaxlaunch.launcher.agent.io.link import open_listener
+from jaxlaunch.launcher.agent.io.link import is_local_address, open_listener
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.5", "localhost"])
@@ -24,3 +24,10 @@ def test_listener_without_address_uses_every_interface() -> None:
         port = listener.getsockname()[1]
         for address in ("127.0.0.1", "127.0.0.9"):
             socket.create_connection((address, port)).close()
+
+
+@pytest.mark.parametrize(
+    ("address", "is_local"), [("127.0.0.5", True), ("192.0.2.7", False), ("2001:db8::7", False)]
+)
+def test_address_of_another_machine_is_not_local(address: str, is_local: bool) -> None:
+    assert is_local_address(address) is is_local
