@@ -13,7 +13,7 @@ import re
 from collections.abc import Mapping
 from typing import Literal
 
-Platform = Literal["cpu", "cuda", "rocm", "tpu"]
+Platform = Literal["cpu", "cuda", "rocm", "tpu", "plugin"]
 
 FLAT_TOPOLOGIES = ("1x1", "2x2", "2x4", "4x4", "4x8", "8x8", "8x16", "16x16")
 SMALL_CUBES = ("1x1x1", "2x2x1", "2x2x2", "2x2x4", "2x4x4")
@@ -78,6 +78,16 @@ UNCONFIRMED_MEMORY = Source(
     "NVIDIA: memory, not confirmed on a page or a device", "none", "not yet"
 )
 UNCONFIRMED_PEAK = Source("NVIDIA: peak, not confirmed on a page", "none", "not yet")
+RTX_PRO = Source(
+    "NVIDIA: RTX PRO 6000 Blackwell, 125, 120 and 110 fp32 TFLOP/s; dense bf16 is four times that "
+    "(503.8 and 125.95 of the Workstation Edition)",
+    "nvidia.com/en-us/products/workstations/professional-desktop-gpus/rtx-pro-6000; "
+    "nvidia.com/en-us/data-center/rtx-pro-6000-blackwell-server-edition; hmc-tech.com/gpu",
+)
+MLPERF = Source(
+    "AMD: memory of MI350X and MI355X, in its systems of MLPerf Inference 6.0 and 6.1",
+    "github.com/mlcommons/inference_results_v6.0, closed/AMD",
+)
 SCALING_BOOK = Source(
     "How to Scale Your Model: TPU specs, memory and links", "jax-ml.github.io/scaling-book/tpus"
 )
@@ -140,7 +150,8 @@ class Accelerator:
     platform: Platform
     # The default: a whole machine.
     per_host: int
-    # Empty for cpu, which has its host's memory, and for gpu, which has whatever the node has.
+    # Empty for cpu, whose memory is its host's, and for gpu, amdgpu and plugin, which are whatever
+    # the node has.
     models: tuple[DeviceModel, ...] = ()
     devices_per_chip: int = 1  # JAX devices
     # Dimensions of a TPU topology.
@@ -208,6 +219,10 @@ _VERIFIED_GPUS = (
 )
 # GPUs of which only the memory was compared.
 _MEASURED_GPUS = {"Tesla T4", "NVIDIA A10", "NVIDIA L40S"}
+_RTX_PRO_GPUS = {
+    f"NVIDIA RTX PRO 6000 Blackwell {edition} Edition"
+    for edition in ("Server", "Workstation", "Max-Q Workstation")
+}
 # GPUs that were compared with a copy of their data sheet.
 _COPIED_SHEET_GPUS = {"NVIDIA A10", "NVIDIA A40", "NVIDIA L40", "NVIDIA L40S"}
 
@@ -224,6 +239,8 @@ def _nvidia_gpu(
     names = {make.name for make in models}
     memory = MODAL_MEMORY if names <= _MEASURED_GPUS else UNCONFIRMED_MEMORY
     peak = DATA_SHEET_COPIES if names <= _COPIED_SHEET_GPUS else UNCONFIRMED_PEAK
+    if names <= _RTX_PRO_GPUS:
+        peak = RTX_PRO
     has_peak = any(make.peak_flops is not None for make in models)
     sources = (*[GPU_NAMES] * (float(capability) >= _TURING), memory, *[peak] * has_peak)
     return Accelerator(
@@ -261,6 +278,10 @@ ACCELERATORS: Mapping[str, Accelerator] = {
     "cpu": Accelerator("cpu", 1),
     # Any NVIDIA GPU.
     "gpu": Accelerator("cuda", 1),
+    # Any AMD GPU.
+    "amdgpu": Accelerator("rocm", 1),
+    # A device of any other vendor, which a plugin of JAX in the image drives.
+    "plugin": Accelerator("plugin", 1),
     "t4": _nvidia_gpu("7.5", DeviceModel("Tesla T4", 15.0), may_mix_kinds=True),
     "v100": _nvidia_gpu(
         "7.0",
@@ -284,9 +305,9 @@ ACCELERATORS: Mapping[str, Accelerator] = {
     "rtx6000ada": _nvidia_gpu("8.9", DeviceModel("NVIDIA RTX 6000 Ada Generation", 48.0, 364.2e12)),
     "rtxpro6000": _nvidia_gpu(
         "12.0",
-        DeviceModel("NVIDIA RTX PRO 6000 Blackwell Server Edition", 95.6),
-        DeviceModel("NVIDIA RTX PRO 6000 Blackwell Workstation Edition", 95.6),
-        DeviceModel("NVIDIA RTX PRO 6000 Blackwell Max-Q Workstation Edition", 95.6),
+        DeviceModel("NVIDIA RTX PRO 6000 Blackwell Server Edition", 95.6, 480e12),
+        DeviceModel("NVIDIA RTX PRO 6000 Blackwell Workstation Edition", 95.6, 503.8e12),
+        DeviceModel("NVIDIA RTX PRO 6000 Blackwell Max-Q Workstation Edition", 95.6, 440e12),
         may_mix_kinds=True,
     ),
     "l4": _nvidia_gpu("8.9", DeviceModel("NVIDIA L4", 22.5, 121e12), may_mix_kinds=True),
@@ -353,6 +374,12 @@ ACCELERATORS: Mapping[str, Accelerator] = {
         may_mix_kinds=True,
         sources=(AMD_DRIVER,),
     ),
+    "mi350x": Accelerator(
+        "rocm", 8, (DeviceModel("AMD Instinct MI350X", 288.0),), sources=(MLPERF,)
+    ),
+    "mi355x": Accelerator(
+        "rocm", 8, (DeviceModel("AMD Instinct MI355X", 288.0),), sources=(MLPERF,)
+    ),
     # JAX joins the two cores of a v4 or v5p chip into one device (megacore), which costs v4 more of
     # its 32 GiB.
     "v4": Accelerator(
@@ -412,7 +439,7 @@ PEAK_FLOPS: Mapping[str, float] = {
 def describe_default_hosts() -> str:
     """Describe the default of `per_host` for all but TPUs.
 
-    An example is "gb200 and gb300 4, a100 and b200 8, cpu and other GPUs 1".
+    An example is "gb200 and gb300 4, a100 and b200 8, all others 1".
     """
     names_by_count: dict[int, list[str]] = {}
     for name, accelerator in ACCELERATORS.items():
@@ -423,7 +450,7 @@ def describe_default_hosts() -> str:
     other_defaults = [
         f"{', '.join(names)} {number}" for number, names in sorted(names_by_count.items())
     ]
-    return ", ".join([*other_defaults, f"cpu and other GPUs {usual_count}"])
+    return ", ".join([*other_defaults, f"all others {usual_count}"])
 
 
 def parse_topology(topology: str) -> tuple[int, ...] | None:

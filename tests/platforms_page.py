@@ -32,6 +32,38 @@ shows what that costs.
 AMD GPUs run your own programs (`command:`); the built-in trainer does not support ROCm.
 """
 
+# Resources of device plugins, the accelerator that requests one, and what JAX does with it.
+_RESOURCES = (
+    (
+        "`nvidia.com/mig-1g.10gb` and other MIG devices (strategy *mixed*)",
+        "{type: h100, resource: nvidia.com/mig-1g.10gb}",
+        "a process uses one MIG device alone, so `per_host` is 1; a gang has several hosts, and "
+        "MIG devices have no NVLink between them",
+    ),
+    (
+        "`nvidia.com/gpu.shared`, or that of another plugin that shares GPUs",
+        "{type: gpu, resource: nvidia.com/gpu.shared}",
+        "lower `XLA_PYTHON_CLIENT_MEM_FRACTION`: each process takes most of the memory",
+    ),
+    (
+        "`amd.com/cpx_nps4` and other partitions (strategy *mixed*)",
+        "{type: mi300x, resource: amd.com/cpx_nps4, per_host: 8}",
+        "each partition is a JAX device",
+    ),
+    (
+        "`aws.amazon.com/neuroncore`, `aws.amazon.com/neuron` (Trainium, Inferentia)",
+        "{type: plugin, resource: aws.amazon.com/neuroncore, per_host: 32}",
+        "needs AWS's plugin `jax-neuronx` (beta) in the image, and its own variables for several "
+        "hosts (`NEURON_RT_ROOT_COMM_ID` …)",
+    ),
+    (
+        "`gpu.intel.com/xe`, `gpu.intel.com/i915`",
+        "{type: plugin, resource: gpu.intel.com/xe}",
+        "needs `intel-extension-for-openxla`, whose last release is for JAX 0.4.38",
+    ),
+    ("`habana.ai/gaudi`", "refused", "JAX has no backend for Gaudi"),
+)
+
 _ACCELERATORS = """\
 ## Accelerators
 
@@ -39,9 +71,18 @@ This table comes from `jaxlaunch/accelerators.py` and applies to every platform.
 of one JAX device. The peak is that of dense bf16, on which MFU is based; a type that covers several
 devices may have several peaks.
 
-`gpu` is an NVIDIA GPU of any name: the job requests `nvidia.com/gpu`, and `node_selector` chooses
-the nodes. Nothing else is known about it, so there is no MFU, and memory is planned only with
-`accelerator.memory`, such as `24Gi`.
+`gpu` is an NVIDIA GPU of any name, and `amdgpu` an AMD GPU of any name: the job requests
+`nvidia.com/gpu` or `amd.com/gpu`, and `node_selector` chooses the nodes. Nothing else is known of
+them, so there is no MFU, and memory is planned only with `accelerator.memory`, such as `24Gi`.
+
+`accelerator.resource` requests another resource of a device plugin:
+
+RESOURCES
+
+A `plugin` runs your own programs (`command:`) with an image of your own; `JAX_PLATFORMS` is left to
+the image, nothing is known of the devices, and none of these has been tried. The sources of this
+table and of the names of other clouds that `validate` translates (`v5litepod-16`, `p5.48xlarge`,
+`Standard_ND96isr_H100_v5`) are in `launcher/platforms/names.py`.
 
 | `type` | JAX's platform | devices per host | GiB per device | peak TFLOP/s \
 | compute capability | source |
@@ -91,7 +132,9 @@ def make_page() -> str:
 def _accelerator_table() -> Iterator[str]:
     """Return the table of accelerators, and the sources of its rows."""
     numbers = {source: number for number, source in enumerate(_read_for(ACCELERATORS.values()), 1)}
-    yield _ACCELERATORS
+    rows = ["| resource | `accelerator` | what JAX does with it |", "|---|---|---|"]
+    rows += (f"| {' | '.join(_quote_block(cell) for cell in row)} |" for row in _RESOURCES)
+    yield _ACCELERATORS.replace("RESOURCES", "\n".join(rows))
     for name, accelerator in ACCELERATORS.items():
         devices = "by the topology" if accelerator.dimensions else str(accelerator.per_host)
         devices += (
@@ -111,6 +154,10 @@ def _accelerator_table() -> Iterator[str]:
         )
     yield ""
     yield from _source_list(numbers)
+
+
+def _quote_block(cell: str) -> str:
+    return f"`{cell}`" if cell.startswith("{") else cell
 
 
 def _read_for(rows: Iterable[Accelerator]) -> Iterator[Source]:

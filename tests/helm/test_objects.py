@@ -274,7 +274,13 @@ def test_the_admission_policy_lets_through_what_the_cluster_defaults_make_jobs_n
     )
 
 
-@pytest.mark.parametrize("kind", ACCELERATORS)
+def test_the_admission_policy_knows_no_resource_of_a_plugin(helm: Helm) -> None:
+    by_variable = expressions(policy_of(helm, defaults={"users": {"plugin": "root"}}))
+    assert "google.com/tpu" in by_variable["roots"]
+    assert "nvidia.com" not in by_variable["roots"]
+
+
+@pytest.mark.parametrize("kind", [name for name in ACCELERATORS if name != "plugin"])
 def test_the_admission_policy_lets_pods_be_root_that_request_the_accelerator_alone(
     helm: Helm, kind: str
 ) -> None:

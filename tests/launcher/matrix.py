@@ -67,9 +67,10 @@ class Combination(NamedTuple):
         topology = {2: ", topology: 4x4", 3: ", topology: 2x2x4"}.get(
             ACCELERATORS[self.kind].dimensions, ""
         )
+        device = ", resource: aws.amazon.com/neuroncore" if self.kind == "plugin" else topology
         text = (
             f"name: {self.name}\nimage: registry.example/train:1\nplatform: {self.platform}\n"
-            f"accelerator: {{type: {self.kind}{topology}}}\n{OPTIONS.get(self.option, '')}"
+            f"accelerator: {{type: {self.kind}{device}}}\n{OPTIONS.get(self.option, '')}"
         )
         if self.option == "gang" and topology:
             text = text.replace("hosts: 4\n", "")  # the topology says how many
@@ -150,4 +151,7 @@ def _supports(kind: str, platform: PlatformName, option: str) -> bool:
             return device != "tpu"
         case "slices":
             return device == "tpu" or platform == "generic"
+        case "storage":
+            # The built-in trainer runs on these devices alone.
+            return device in ("cpu", "cuda", "tpu")
     return True

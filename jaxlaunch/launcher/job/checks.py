@@ -22,7 +22,8 @@ from jaxlaunch.launcher.job.schema import MAX_PODS, JobSpec, Network
 from jaxlaunch.launcher.job.types import Bucket
 from jaxlaunch.launcher.kubernetes.labels import MAIN_CONTAINER, REPLICATED_JOB, RESERVED_DOMAINS
 from jaxlaunch.launcher.kubernetes.resources import parse_quantity
-from jaxlaunch.launcher.platforms.table import PLATFORM_OF_NETWORK
+from jaxlaunch.launcher.platforms.names import NO_BACKEND, RESOURCE_DOMAINS
+from jaxlaunch.launcher.platforms.table import PLATFORM_OF_NETWORK, RESOURCE_NAMES
 from jaxlaunch.launcher.wording import format_count, format_key_path, join_choices, shorten_text
 from jaxlaunch.trainer.spec import (
     TASK_DEFAULTS,
@@ -190,6 +191,41 @@ def _device_memory_faults(job: JobSpec) -> Iterator[Fault]:
         if kind == "cpu":
             hint = "use resources.memory, of a host."
         yield Fault(("accelerator", "memory"), message, hint)
+
+
+@_check(("accelerator",))
+def _device_resource_faults(job: JobSpec) -> Iterator[Fault]:
+    """Refuse a resource of other devices than those of the type, which JAX would not find."""
+    path: KeyPath = ("accelerator", "resource")
+    kind, resource = job.accelerator.type, job.accelerator.resource
+    if resource is None:
+        if kind == "plugin":
+            message = "accelerator.resource is missing: a plugin's device has no usual one."
+            hint = "such as aws.amazon.com/neuroncore, as `kubectl describe node` lists it."
+            yield Fault(path, message, hint)
+        return
+    setting = f"accelerator.resource = {shorten_text(resource)}"
+    domain = resource.partition("/")[0]
+    platform = RESOURCE_DOMAINS.get(domain, job.accelerator.platform)
+    if platform is None:
+        yield Fault(path, f"{setting} cannot be used: {NO_BACKEND}")
+    elif job.accelerator.platform == "cpu":
+        yield Fault(path, f"{setting} does not apply to cpu.", "leave it out, or name its type.")
+    elif platform != job.accelerator.platform:
+        message = f"{setting} is not a resource of accelerator.type = {kind}."
+        types = {"cuda": "gpu", "rocm": "amdgpu", "plugin": "plugin"}
+        hint = f"write type: {types[platform]}." if platform in types else "leave it out."
+        yield Fault(path, message, hint)
+    elif platform == "tpu" and resource != RESOURCE_NAMES["tpu"].value:
+        usual = RESOURCE_NAMES["tpu"].value
+        yield Fault(path, f"{setting} is not that of a TPU, {usual}.", "leave it out.")
+    elif "/mig-" in resource and job.accelerator.per_host > 1:
+        # NVIDIA, MIG user guide, "CUDA device enumeration": a process enumerates one MIG device,
+        # however many its container has.
+        number = job.accelerator.per_host
+        message = f"accelerator.per_host = {number}: a process can use one MIG device alone."
+        hint = f"use per_host: 1, and hosts: {number} for a gang."
+        yield Fault(("accelerator", "per_host"), message, hint)
 
 
 @_check(("compute_domain",), ("accelerator",))
@@ -456,10 +492,13 @@ def _task_faults(job: JobSpec) -> Iterator[Fault]:
 
 @_check(("accelerator",))
 def _trainer_faults(job: JobSpec) -> Iterator[Fault]:
-    """Refuse the built-in trainer on ROCm, where it is untested and its image has no JAX."""
-    if job.train is not None and job.accelerator.platform == "rocm":
-        reason = "the built-in trainer does not support ROCm."
-        hint = "use command: with a program and an image of your own, with JAX for ROCm."
+    """Refuse the built-in trainer where it is untested and its image has no JAX."""
+    unsupported = {"rocm": "ROCm", "plugin": "plugins of JAX"}
+    if job.train is not None and (name := unsupported.get(job.accelerator.platform)) is not None:
+        reason = f"the built-in trainer does not support {name}."
+        hint = f"use command: with a program and an image of your own, with JAX for {name}."
+        if job.accelerator.platform == "plugin":
+            hint = "use command: with a program and an image of your own, with JAX and the plugin."
         yield Fault(("train",), f"train does not run on {job.accelerator.type}: {reason}", hint)
 
 

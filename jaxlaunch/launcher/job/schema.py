@@ -6,7 +6,6 @@ Keys that only a cluster needs are included, so that they are checked wherever t
 from __future__ import annotations
 
 import contextlib
-import itertools
 import json
 import math
 import re
@@ -32,6 +31,7 @@ from jaxlaunch.launcher.job.types import (
     Volume,
 )
 from jaxlaunch.launcher.kubernetes.resources import parse_quantity
+from jaxlaunch.launcher.platforms import names
 from jaxlaunch.launcher.platforms.table import PlatformName
 from jaxlaunch.launcher.wording import format_duration
 from jaxlaunch.trainer.spec import (
@@ -46,28 +46,22 @@ from jaxlaunch.trainer.spec import (
     shrink_to_devices,
 )
 
-
-def _suggest_accelerator(written: str) -> str:
-    parts = re.split(r"[^a-z0-9]+", written.lower())
-    for name in (*parts, *map("".join, itertools.pairwise(parts))):
-        if name in ACCELERATORS:
-            return f"write {name}."
-    return "any NVIDIA GPU is {type: gpu}, on nodes that node_selector chooses."
-
-
 if TYPE_CHECKING:
     AcceleratorType = str
 else:
     # The names are the rows of jaxlaunch/accelerators.py.
     AcceleratorType = Annotated[
         Literal[tuple(ACCELERATORS)],
-        Words("the name of an accelerator that jaxlaunch knows", _suggest_accelerator),
+        Words("the name of an accelerator that jaxlaunch knows", names.suggest),
     ]
 # Kubernetes' validation limits an indexed Job by maxParallelismForIndexedJob.
 MAX_PODS = 100_000
 PodCount = Annotated[
     int, Field(gt=0), at_most(MAX_PODS, "the most pods that an indexed Job of Kubernetes has")
 ]
+
+
+_ResourceName = Annotated[str, Field(pattern=r"^[a-z0-9.-]+/[A-Za-z0-9._-]+$")]
 
 
 class HostRange(Block):
@@ -98,34 +92,44 @@ VERBATIM_KEYS = ("command", "env", "labels", "annotations", "node_selector")
 
 def _default_per_host(values: dict[str, Any]) -> int:
     accelerator, topology = ACCELERATORS[values["type"]], values["topology"]
-    is_slice = accelerator.platform == "tpu" and topology is not None
-    return (
-        accelerators.chips_per_host(values["type"], topology)[0]
-        if is_slice
-        else accelerator.per_host
-    )
+    if accelerator.platform == "tpu" and topology is not None:
+        return accelerators.chips_per_host(values["type"], topology)[0]
+    # A resource of another name is a part of a device, of which a host has another number.
+    return accelerator.per_host if values["resource"] is None else 1
 
 
 class Accelerator(Block):
     """The devices of a host, and for a TPU the shape of a slice.
 
     ```yaml
-    accelerator: {type: v5e, topology: 4x4}  # 16 chips; for a GPU {type: h100, per_host: 8}
+    # for a TPU {type: v5e, topology: 4x4}, which is 16 chips; for a part of a GPU
+    # {type: h100, resource: nvidia.com/mig-1g.10gb}
+    accelerator: {type: h100, per_host: 8}
     ```
     """
 
     type: AcceleratorType = Field(
-        description=f"cpu; gpu, which is any NVIDIA GPU; or {', '.join([*ACCELERATORS][2:])}"
+        description="cpu; gpu, which is any NVIDIA GPU; amdgpu, any AMD GPU; plugin, a device of "
+        "another vendor for which the image has a plugin of JAX; or "
+        f"{', '.join([*ACCELERATORS][4:])}"
     )
     topology: str | None = Field(
         None,
         description="topology of a TPU slice, such as 2x4 or 4x4x8; default none: only TPUs have "
         "one, and need it",
     )
+    resource: (
+        Annotated[_ResourceName, Words("a resource's name, such as nvidia.com/mig-1g.10gb")] | None
+    ) = Field(
+        None,
+        description="the device plugin's resource, such as nvidia.com/mig-1g.10gb, "
+        "amd.com/cpx_nps4 or, with plugin, aws.amazon.com/neuroncore; default nvidia.com/gpu, "
+        "amd.com/gpu or google.com/tpu",
+    )
     per_host: Few = Field(
         default_factory=_default_per_host,
-        description="accelerators per host; with cpu, virtual devices; "
-        f"default {accelerators.describe_default_hosts()}, TPUs by the topology",
+        description="accelerators per host; with cpu, virtual devices; default "
+        f"{accelerators.describe_default_hosts()}, 1 with resource, TPUs by the topology",
     )
     memory: Quantity | None = Field(
         None,
@@ -135,8 +139,14 @@ class Accelerator(Block):
 
     @property
     def platform(self) -> Platform:
-        """JAX's name of the platform: cpu, cuda, rocm or tpu."""
+        """JAX's name of the platform: cpu, cuda, rocm or tpu; plugin for any other."""
         return ACCELERATORS[self.type].platform
+
+    @property
+    def partition_gb(self) -> int | None:
+        """GB of a part of a GPU whose resource says it, such as nvidia.com/mig-1g.10gb."""
+        profile = re.search(r"/mig-\d+g\.(\d+)gb", self.resource or "")
+        return None if profile is None else int(profile[1])
 
     @property
     def devices_per_host(self) -> int:
@@ -203,11 +213,9 @@ class Rdma(Block):
     """
 
     profile: Literal["rdma"] = Field(description="rdma, the only profile so far")
-    resource: Annotated[
-        str,
-        Field(pattern=r"^[a-z0-9.-]+/[A-Za-z0-9._-]+$"),
-        Words("a resource's name, such as rdma/ib"),
-    ] = Field(description="the extended resource, such as rdma/ib")
+    resource: Annotated[_ResourceName, Words("a resource's name, such as rdma/ib")] = Field(
+        description="the extended resource, such as rdma/ib"
+    )
     count: Few = Field(1, description="number of devices per host")
     networks: list[
         Annotated[

@@ -421,7 +421,8 @@ def _pod_environment(job: ResolvedJob) -> list[dict[str, Any]]:
     # filesystem is read-only.
     defaults = {"HOME": storage.SCRATCH, "USER": "jaxlaunch"}
     # Without JAX_PLATFORMS, JAX silently falls back to the CPU.
-    if spec.accelerator.platform != "cpu":
+    # The name of a plugin's platform is the image's to say.
+    if spec.accelerator.platform not in ("cpu", "plugin"):
         defaults["JAX_PLATFORMS"] = f"{spec.accelerator.platform},cpu"
     defaults |= job.network.environment
     plain = {name: value for name, value in defaults.items() if name not in spec.secrets} | spec.env

@@ -17,7 +17,7 @@ from jaxlaunch.launcher.kubernetes.labels import (
     SLICE_SIZE,
     SLICE_TOPOLOGY,
 )
-from jaxlaunch.launcher.platforms import eks, gke, table
+from jaxlaunch.launcher.platforms import eks, generic, gke, names, table
 from jaxlaunch.launcher.platforms.facts import (
     BLOCK,
     GKE_GPU,
@@ -79,6 +79,10 @@ def resolve(job: JobSpec, defaults: Defaults, platform: PlatformName, network: N
     slice_label = defaults.slice_label or (facts.slice_label.value if facts.slice_label else None)
     node_kinds = [nodes for nodes in (accelerator, capacity) if nodes is not None]
     is_usual = accelerator is not None and bool(accelerator.source)
+    # Nodes may be kept for a resource by a taint of its name, which the admission controller
+    # ExtendedResourceToleration expects.
+    own_resource = job.accelerator.resource
+    device_tolerations = [] if own_resource is None else [toleration_for(own_resource)]
     return JobNodes(
         job=job,
         platform=platform,
@@ -90,6 +94,7 @@ def resolve(job: JobSpec, defaults: Defaults, platform: PlatformName, network: N
         tolerations=(
             *LOST_NODE_TOLERATIONS,
             *(toleration for nodes in node_kinds for toleration in nodes.tolerations),
+            *device_tolerations,
             *_dump_tolerations([*defaults.tolerations, *job.tolerations]),
         ),
         efa_interfaces=_efa_interfaces(accelerator, selector, job.host_count),
@@ -158,6 +163,10 @@ def _required_labels(
     """Return the required labels; `selector` chooses one of several values, or adds a label."""
     kind, topology = ACCELERATORS[job.accelerator.type], job.accelerator.topology
     labels = {key: values for nodes in node_kinds for key, values in nodes.labels.items()}
+    # Nodes of a machine type may lack the labels that an optional component of the cluster adds.
+    if is_usual and names.KIND_LABELS & selector.keys():
+        for key in {*generic.DISCOVERED_LABELS.value} - selector.keys():
+            labels.pop(key, None)
     labels |= {key: (value,) for key, value in selector.items()}
     if topology is not None and GKE_TPU in labels:
         labels[GKE_TOPOLOGY] = (topology,)
@@ -202,6 +211,14 @@ def find_faults(nodes: JobNodes) -> Iterator[Fault]:
     if job.placement is not None and nodes.queue is None:
         message = "placement is done by Kueue, and the job has no queue."
         yield Fault(("placement",), message, "name one with queue:.")
+
+
+def _device_resource(job: JobSpec) -> str | None:
+    """Return the resource of the job's devices, which a CPU does not have."""
+    if job.accelerator.resource is not None:
+        return job.accelerator.resource
+    usual = table.RESOURCE_NAMES.get(job.accelerator.platform)
+    return None if usual is None else usual.value
 
 
 def _device_faults(nodes: JobNodes) -> Iterator[Fault]:
@@ -251,6 +268,13 @@ def _other_kind_faults(nodes: JobNodes) -> Iterator[Fault]:
                 message += f"accelerator.type = {kind}."
                 hint = f"choose {join_choices(own_values)}, or accelerator.type: {kinds[0]}."
                 yield Fault(("node_selector",), message, hint)
+                return
+    if (other := names.find_other_kind(nodes.job.node_selector, kind)) is not None:
+        key, other_kind = other
+        setting = f"node_selector: {key} = {nodes.job.node_selector[key]}"
+        message = f"{setting} is {other_kind}, and accelerator.type = {kind}."
+        hint = f"choose nodes of {kind}, or accelerator.type: {other_kind}."
+        yield Fault(("node_selector",), message, hint)
 
 
 def _capacity_faults(nodes: JobNodes) -> Iterator[Fault]:
@@ -295,9 +319,14 @@ def _reservation_faults(nodes: JobNodes, capacity: Reservation) -> Iterator[Faul
 
 
 def _mixed_kind_faults(nodes: JobNodes) -> Iterator[Fault]:
-    """Refuse mixed nodes: the slowest and the smallest host would limit the gang."""
+    """Refuse mixed nodes: the slowest and the smallest host would limit the gang.
+
+    A label that the job selects besides, such as a machine type, leaves one kind of node.
+    """
     kind = nodes.job.accelerator.type
     if nodes.accelerator is None or nodes.job.host_count == 1 or ACCELERATORS[kind].may_mix_kinds:
+        return
+    if any(len(nodes.labels[key]) == 1 for key in names.KIND_LABELS & nodes.labels.keys()):
         return
     for key in nodes.accelerator.labels:
         if len(values := nodes.labels.get(key, ())) > 1:
@@ -356,8 +385,8 @@ def container_resources(nodes: JobNodes) -> dict[str, Any]:
         "hugepages-2Mi": resources.hugepages,
     }
     requests = {name: amount for name, amount in quantities.items() if amount is not None}
-    if (extended := table.RESOURCE_NAMES.get(accelerator.platform)) is not None:
-        requests[extended.value] = str(accelerator.per_host)
+    if (extended := _device_resource(nodes.job)) is not None:
+        requests[extended] = str(accelerator.per_host)
     if not requests:
         return {}
     limits = {name: amount for name, amount in requests.items() if name != "cpu"}

@@ -149,8 +149,13 @@ def device_memory(job: JobSpec, node_labels: Mapping[str, Sequence[str]]) -> Usa
         share = float(TRAINER_VARIABLES["cuda"][MEMORY_SHARE])
         with contextlib.suppress(ValueError):
             share = float(job.env.get(MEMORY_SHARE) or job.env.get(NEW_MEMORY_SHARE) or share)
-    quantity = job.accelerator.memory
-    if quantity is None:
+    quantity, partition_gb = job.accelerator.memory, job.accelerator.partition_gb
+    if quantity is None and partition_gb is not None:
+        sizes_gib: Sequence[float] = [partition_gb * 1e9 / GIB]
+    elif quantity is None and job.accelerator.resource is not None:
+        # A part of a device, of a size that only the cluster knows.
+        sizes_gib = []
+    elif quantity is None:
         sizes_gib = _admitted_sizes_gib(accelerator.memory_gib, node_labels)
     else:
         sizes_gib = [float(parse_quantity(quantity)) / GIB]
@@ -158,7 +163,7 @@ def device_memory(job: JobSpec, node_labels: Mapping[str, Sequence[str]]) -> Usa
         return None
     description = kind
     if share < 1:
-        sizes = " or ".join(f"{size_gib:g} GiB" for size_gib in sizes_gib)
+        sizes = " or ".join(f"{size_gib:.4g} GiB" for size_gib in sizes_gib)
         description = f"{share:.0%} of {sizes}: JAX's part of {kind}"
     return UsableMemory(tuple(size_gib * share * GIB for size_gib in sizes_gib), description)
 

@@ -168,13 +168,14 @@ def _note_numa(job: ResolvedJob) -> Iterator[str]:
 
 @_note
 def _note_any_gpu(job: ResolvedJob) -> Iterator[str]:
-    if job.spec.accelerator.type == "gpu" and not job.nodes.labels:
+    kind = job.spec.accelerator.type
+    if kind in ("gpu", "amdgpu") and not job.nodes.labels:
         hosts = job.spec.host_count
         if hosts == 1:
             subject = "the host may have any GPU"
         else:
             subject = f"the {format_count(hosts, 'host')} may have different GPUs"
-        yield f"accelerator: gpu names none, and {subject}: choose their nodes by node_selector."
+        yield f"accelerator: {kind} names none, and {subject}: choose their nodes by node_selector."
 
 
 @_note

@@ -113,6 +113,7 @@ def _instance_nodes(*families: str) -> Nodes:
 NODES: Mapping[str, Nodes] = {
     "cpu": Nodes(source=INSTANCE_TYPES),
     "gpu": Nodes({}, (GPU_TAINT,), INSTANCE_TYPES),
+    "plugin": Nodes(source=INSTANCE_TYPES),
     "t4": _instance_nodes("g4dn"),
     "v100": _instance_nodes("p3", "p3dn"),
     "a10g": _instance_nodes("g5"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from jaxlaunch.accelerators import ACCELERATORS, NVIDIA_DRIVER, Accelerator, Source
 from jaxlaunch.launcher.platforms.facts import (
@@ -31,6 +31,9 @@ AMD_GROUP = Source(
     "github.com/ROCm/k8s-device-plugin, issue 39",
 )
 
+# Labels that nodes have only if one of these components runs. A job that selects a machine type or
+# another label of the nodes' kind needs none of them: CoreWeave's nodes have labels of their own.
+DISCOVERED_LABELS: Fact[Sequence[str]] = Fact((GPU_PRODUCT, AMD_DEVICE), DISCOVERY)
 # The label also exists on GKE and EKS if the discovery is installed.
 DRIVER_LABEL = Fact("nvidia.com/cuda.driver.major", DISCOVERY)
 
@@ -67,8 +70,12 @@ NODES: Mapping[str, Nodes] = {
         for name, accelerator in ACCELERATORS.items()
         if accelerator.platform == "cuda"
     },
+    "amdgpu": Nodes({}, (toleration_for(AMD_RESOURCE.value),), AMD),
+    "plugin": Nodes(source=AMD),
     "mi300x": _amd_nodes("74a1", "74b5"),
     "mi325x": _amd_nodes("74a5", "74b9"),
+    "mi350x": _amd_nodes("75a0"),
+    "mi355x": _amd_nodes("75a3"),
 }
 
 PLATFORM = PlatformFacts(NODES, memory_gb=_MEMORY_GB)

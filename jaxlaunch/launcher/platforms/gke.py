@@ -115,6 +115,7 @@ def _tpu_nodes(value: str) -> Nodes:
 NODES: Mapping[str, Nodes] = {
     "cpu": Nodes(source=GPUS),
     "gpu": Nodes({}, (GPU_TAINT,), GPUS),
+    "plugin": Nodes(source=GPUS),
     "t4": _gpu_nodes("nvidia-tesla-t4"),
     "v100": _gpu_nodes("nvidia-tesla-v100"),
     "rtxpro6000": _gpu_nodes("nvidia-rtx-pro-6000"),

@@ -498,6 +498,8 @@ TOPOLOGY = {2: "2x2", 3: "2x2x1"}  # the smallest whose hosts have all their chi
 def test_accelerators_are_requested_or_refused(kind: str, platform: str) -> None:
     shape = TOPOLOGY.get(ACCELERATORS[kind].dimensions)
     topology = "" if shape is None else f", topology: {shape}"
+    if kind == "plugin":
+        topology = ", resource: aws.amazon.com/neuron"
     text = SMALL.replace("{type: cpu}", f"{{type: {kind}{topology}}}") + f"platform: {platform}\n"
     if kind not in table.NODES[platform]:
         with pytest.raises(
@@ -511,6 +513,7 @@ def test_accelerators_are_requested_or_refused(kind: str, platform: str) -> None
         "cuda": "nvidia.com/gpu",
         "rocm": "amd.com/gpu",
         "tpu": "google.com/tpu",
+        "plugin": "aws.amazon.com/neuron",
     }
     resource = resources[spec.accelerator.platform]
     if resource is None:
@@ -518,7 +521,7 @@ def test_accelerators_are_requested_or_refused(kind: str, platform: str) -> None
     else:
         amount = {resource: str(spec.accelerator.per_host)}
         assert pod["containers"][0]["resources"] == {"requests": amount, "limits": amount}
-        assert (("nodeSelector" in pod) != ("affinity" in pod)) is (kind != "gpu")
+        assert (("nodeSelector" in pod) != ("affinity" in pod)) is bool(ACCELERATORS[kind].models)
         assert {"key": resource, "operator": "Exists", "effect": "NoSchedule"} in pod["tolerations"]
     if spec.accelerator.platform == "tpu":
         assert pod["nodeSelector"]["cloud.google.com/gke-tpu-topology"] == shape

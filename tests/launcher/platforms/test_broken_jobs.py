@@ -105,6 +105,40 @@ TABLE = [
     Broken(
         "validate", "accelerator: {type: cpu, memory: 4Gi}\n", "use resources.memory, of a host."
     ),
+    Broken(
+        "validate", "accelerator: {type: p5.48xlarge}\n", "write {type: h100, per_host: 8}, and"
+    ),
+    Broken("validate", "accelerator: {type: trn2}\n", "resource: aws.amazon.com/neuroncore"),
+    Broken("validate", "accelerator: {type: plugin}\n", "accelerator.resource is missing"),
+    Broken(
+        "validate",
+        "accelerator: {type: plugin, resource: habana.ai/gaudi}\n",
+        "JAX has no backend for Gaudi",
+    ),
+    Broken("validate", "accelerator: {type: gpu, resource: amd.com/gpu}\n", "write type: amdgpu."),
+    Broken("validate", "accelerator: {type: cpu, resource: a.b/c}\n", "does not apply to cpu."),
+    Broken(
+        "validate",
+        "accelerator: {type: v5e, topology: 2x2, resource: google.com/chip}\n",
+        "is not that of a TPU, google.com/tpu.",
+    ),
+    Broken(
+        "validate",
+        "accelerator: {type: h100, resource: nvidia.com/mig-1g.10gb, per_host: 2}\n",
+        "a process can use one MIG device alone",
+    ),
+    Broken(
+        "plan",
+        H100 + "node_selector: {node.kubernetes.io/instance-type: p4d.24xlarge}\n",
+        "= p4d.24xlarge is a100, and accelerator.type = h100.",
+        "platform: generic",
+    ),
+    Broken(
+        "plan",
+        H100 + "node_selector: {gpu.nvidia.com/model: A100_NVLINK_80GB}\n",
+        "= A100_NVLINK_80GB is a100, and accelerator.type = h100.",
+        "platform: generic",
+    ),
     Broken("plan", GPU + "hosts: 2\n", "the 2 hosts may have different GPUs"),
     Broken("plan", V100, "CUDA 13 does not compile for", "platform: generic"),
     Broken("plan", "accelerator: {type: gh200}\n", "nodes of gh200 are arm64", "platform: generic"),

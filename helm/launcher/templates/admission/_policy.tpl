@@ -91,8 +91,8 @@ t.?key.orValue("") == "" || t.key.matches({{ $system | quote }}) && !(t.key in {
 {{- if has $user $.users -}}
 {{- if eq $kind "cpu" -}}{{- $found = append $found "" -}}
 {{- else if regexMatch "^(v[0-9][a-z]?|7x|tpu.*)$" $kind -}}{{- $found = append $found "google.com/tpu" -}}
-{{- else if regexMatch "^mi[0-9]" $kind -}}{{- $found = append $found "amd.com/gpu" -}}
-{{- else -}}{{- $found = append $found "nvidia.com/gpu" -}}
+{{- else if regexMatch "^(mi[0-9]|amdgpu$)" $kind -}}{{- $found = append $found "amd.com/gpu" -}}
+{{- else if ne $kind "plugin" -}}{{- $found = append $found "nvidia.com/gpu" -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}

@@ -30,13 +30,13 @@ from jaxlaunch.launcher.kubernetes.resources import (
 from jaxlaunch.launcher.platforms import gke
 from jaxlaunch.launcher.platforms.facts import AMD_PRODUCT, GKE_GPU, GKE_TPU, GPU_PRODUCT, INSTANCE
 from jaxlaunch.launcher.platforms.generic import DRIVER_LABEL
+from jaxlaunch.launcher.platforms.names import RESOURCE_DOMAINS
 from jaxlaunch.launcher.platforms.runtime import (
     DEVICE_OWNERSHIP,
     PINNING_CAPABILITY,
     PINNING_LIMIT,
     TPU_DEVICES,
 )
-from jaxlaunch.launcher.platforms.table import RESOURCE_NAMES
 from jaxlaunch.launcher.wording import join_choices
 
 # The CUDA version in an image's name or tag. Tags of release images end with their extra.
@@ -156,9 +156,11 @@ def count_accelerators(nodes: Sequence[Obj]) -> Finding:
         labels = node["metadata"].get("labels") or {}
         types = (labels[key] for key in _TYPE_LABELS if key in labels)
         kind = next(types, "of an unknown type")
-        for fact in RESOURCE_NAMES.values():
-            if quantity := allocatable_quantity(node, fact.value):
-                counts[f"{fact.value} {kind}"] += quantity
+        for name in (node.get("status") or {}).get("allocatable") or {}:
+            if name.partition("/")[0] in RESOURCE_DOMAINS and (
+                quantity := allocatable_quantity(node, name)
+            ):
+                counts[f"{name} {kind}"] += quantity
     descriptions = [f"{quantity:f} {kind}" for kind, quantity in sorted(counts.items())]
     return ok_finding(
         "{nodes:node} with {listed}",
@@ -173,7 +175,9 @@ def judge_drivers(nodes: Sequence[Obj], spec: Obj) -> Findings:
     A driver that is too old is only a warning, because an image may have CUDA's forward
     compatibility package.
     """
-    if RESOURCE_NAMES["cuda"].value not in pod_requests(spec):
+    if not any(
+        RESOURCE_DOMAINS.get(name.partition("/")[0]) == "cuda" for name in pod_requests(spec)
+    ):
         return
     counts = Counter(
         int(version)
