@@ -30,6 +30,8 @@ RANKS = "ranks.json"
 AGENTS = "agents.json"
 # The job as it was resolved, of the run and in the folder of each start.
 JOB = "job.yaml"
+# In the folder of a start on a machine: where it was started, and the words after `launcher run`.
+COMMAND = "command.json"
 # Held by the launcher and by its agents while they run in the folder.
 LOCK = ".lock"
 # One folder for each start, named by its number, with its summary, its job and its logs.

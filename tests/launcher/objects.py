@@ -12,6 +12,7 @@ from jaxlaunch.launcher.job.defaults import ClusterDefaults
 from jaxlaunch.launcher.jobs.status import collect
 from jaxlaunch.launcher.jobs.status.snapshot import Snapshot
 from jaxlaunch.launcher.kubernetes import objects
+from jaxlaunch.launcher.kubernetes.labels import SUBMITTED_WORDS
 from jaxlaunch.launcher.manifests.jobset import render, resolve
 from jaxlaunch.records import log_lines
 from jaxlaunch.records.log_lines import BeatLine, PastLine, TerminationMessage, VerdictLine
@@ -43,6 +44,7 @@ def jobset(
     }
     manifest = render(resolve(load.parse_job(json.dumps(document)), ClusterDefaults()))[0]
     manifest["metadata"] |= {"uid": "1234", "creationTimestamp": BEGUN}
+    manifest["metadata"]["annotations"][SUBMITTED_WORDS] = json.dumps(["lm.yaml", "hosts=2"])
     if suspend:
         manifest["spec"]["suspend"] = True
     return manifest | {"status": status or {}}

@@ -62,8 +62,8 @@ def doctor_command(
     everything that fails, and 3 if the cluster administrator must fix some of it.
     """
     cluster = Cluster.connect(context, output.show_messages)
-    settings = {"namespace": namespace, "queue": queue}
-    settings = {key: value for key, value in settings.items() if value is not None}
+    options_by_key = {"namespace": namespace, "queue": queue}
+    settings = {key: value for key, value in options_by_key.items() if value is not None}
     file = jobs.read_job_text(_smallest_job(settings), "the smallest job")
     faults: tuple[Fault, ...] = ()
     is_example = job_file is None

@@ -194,8 +194,8 @@ def _show_run(
     if _show_files(run, folder, selection, tail, processes_per_host, printer):
         return 0
     has_logs = bool(local_logs.list_ranks(folder, Selection()))
-    subject = "these ranks have" if has_logs else "no rank has"
-    show_messages(f"{subject} written nothing, or the logs are gone: {folder}")
+    fact = "these ranks have written nothing" if has_logs else "no rank has written anything"
+    show_messages(f"{fact}, or the logs are gone: {folder}")
     return 0 if has_logs or run.holder is not None else ClusterError.exit_code
 
 
@@ -350,7 +350,8 @@ def _show_previous(
     elif not report.earlier_ends and (snapshot.restarts or snapshot.unread):
         show_messages("; ".join([unknown_message, *snapshot.unread]))
     elif not report.earlier_ends:
-        show_messages("there is no earlier attempt")
+        command = f"launcher logs -n {snapshot.namespace} {snapshot.name}"
+        show_messages(f"there is no earlier attempt; `{command}` shows this one")
     leader = next((host for host in snapshot.hosts if host.number == 0 and host.has_started), None)
     if leader is None:
         reason = "host 0 has no log yet, and it records the earlier attempts"

@@ -69,7 +69,10 @@ def run_command(
     folder = (run_dir or run_folders.RUNS_FOLDER / job.name).absolute()
     _check_folder(job, job_file, folder)
     job_folder, mounts = job_file.absolute().parent, options.parse_volumes(volumes)
-    local = LocalRun(folder, job_folder, mounts, simulate, take_over)
+    words = [str(job_file), *overrides, *(["--simulate"] if simulate else [])]
+    words += [] if run_dir is None else ["--run-dir", str(run_dir)]
+    words += [word for volume in volumes for word in ("--volume", volume)]
+    local = LocalRun(folder, job_folder, mounts, simulate, take_over, words)
     selection = lines.parse_selection(rank or ("0" if sys.stdout.isatty() else "all"), None)
     lines.check_ranks_exist(selection, job.processes)
     # The block needs a terminal that can erase lines, and a user who did not ask for plain text.

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import shlex
 import string
 from collections.abc import Collection, Mapping
 from typing import Any
@@ -22,8 +23,9 @@ from jaxlaunch.launcher.wording import format_count
 
 MAX_MESSAGE_CHARS = 600  # characters of an event, a condition or a log line
 MAX_LISTED_HOSTS = 8
-# Placeholder for the name of the job in a command.
-JOB_NAME = "NAME"
+# Placeholders in a command for the name of the job, and for the words that say which job is
+# submitted: its file and the overrides.
+JOB_NAME, JOB_FILE = "NAME", "JOB_FILE"
 
 
 @dataclasses.dataclass(frozen=True, init=False)
@@ -62,8 +64,14 @@ def kubectl_command(*words: str, is_namespaced: bool = True) -> Command:
     return Command(("kubectl", *words), is_namespaced)
 
 
-# Submits the job again and replaces the failed one. For a run on this machine it is `launcher run`.
-SUBMIT_AGAIN = launcher_command("submit", "--replace")
+# Resumes a stopped job, and submits an ended one again. For a run on this machine both are
+# `launcher run`.
+SUBMIT = launcher_command("submit", JOB_FILE)
+SUBMIT_AGAIN = launcher_command("submit", JOB_FILE, "--replace")
+DOCTOR = launcher_command("doctor")
+PLAN = launcher_command("plan", JOB_FILE, is_namespaced=False)
+RENDER = launcher_command("render", JOB_FILE, is_namespaced=False)
+PREPARE = launcher_command("prepare", JOB_FILE, is_namespaced=False)
 
 
 class Action(enum.StrEnum):
@@ -183,19 +191,24 @@ def localize(template: str) -> str:
 
 
 class Renderer(string.Formatter):
-    """Renders texts about one job. With `is_whole` strings are not truncated."""
+    """Renders texts about one job. With `is_whole` strings are not truncated.
+
+    `job_words` are the words with which the job was submitted, and `run_command` is the command of
+    a run on this machine, which takes the place of a submission.
+    """
 
     def __init__(
         self,
         name: str = JOB_NAME,
         namespace: str = "",
         *,
-        resubmit_command: Command = SUBMIT_AGAIN,
+        job_words: tuple[str, ...] = (JOB_FILE,),
+        run_command: Command | None = None,
         is_whole: bool = False,
     ) -> None:
         self._name = name
         self._namespace = namespace
-        self._resubmit_command = resubmit_command
+        self._job_words, self._run_command = job_words, run_command
         self._is_whole = is_whole
 
     def render(self, text: Text) -> str:
@@ -204,8 +217,12 @@ class Renderer(string.Formatter):
 
     def command_words(self, command: Command) -> list[str]:
         """Return the words of a command, with the name of the job and its namespace."""
-        command = self._resubmit_command if command is SUBMIT_AGAIN else command
-        words = [self._name if word == JOB_NAME else word for word in command.words]
+        if self._run_command is not None and command in (SUBMIT, SUBMIT_AGAIN):
+            command = self._run_command
+        words = list[str]()
+        for word in command.words:
+            words += self._job_words if word == JOB_FILE else [word]
+        words = [self._name if word == JOB_NAME else word for word in words]
         if self._namespace and command.is_namespaced:
             position = 1 if words[0] == "kubectl" else 2
             words[position:position] = ["-n", self._namespace]
@@ -224,7 +241,7 @@ class Renderer(string.Formatter):
             case HostGroup():
                 return self.render(value.describe())
             case Command():
-                return " ".join(self.command_words(value))
+                return shlex.join(self.command_words(value))
             case str():
                 return value if self._is_whole else one_line(value)
             case list() | tuple():

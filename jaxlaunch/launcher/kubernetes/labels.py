@@ -23,6 +23,8 @@ MANAGED_LABELS = {MANAGED_BY: "jaxlaunch"}
 # jaxlaunch's own label, on every object of a job.
 JOB_LABEL = "jaxlaunch.io/job"
 SPEC_HASH = "jaxlaunch.io/spec-sha256"
+# The words after `launcher submit`, as JSON: the job file and what changes it.
+SUBMITTED_WORDS = "jaxlaunch.io/submitted"
 # On the JobSet that reads the run folder of the job of that name. It is not part of the job.
 READER_LABEL = "jaxlaunch.io/reader-of"
 

@@ -16,7 +16,7 @@ import sys
 import time
 import types
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -34,7 +34,7 @@ from jaxlaunch.launcher.local.paths import Paths
 from jaxlaunch.launcher.local.run_folders import hold_lock
 from jaxlaunch.launcher.wording import format_count, format_size
 from jaxlaunch.records.summary import Summary
-from jaxlaunch.runs.layout import CHECKPOINTS, JOB, Lock
+from jaxlaunch.runs.layout import CHECKPOINTS, COMMAND, JOB, Lock
 from jaxlaunch.runs.run_folder import RunFolder, RunStarts
 
 # Seconds for which programs wait at a pipe whose reader takes nothing.
@@ -57,6 +57,8 @@ class LocalRun:
     simulate: bool = False
     # Whether to take the checkpoint folder from the run that holds it.
     take_over: bool = False
+    # The words after `launcher run`, without those that concern only what is shown.
+    words: Sequence[str] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,6 +110,8 @@ def run_job(
         if path is None or "://" not in path:
             checkpoints = local.folder / CHECKPOINTS if path is None else Path(path)
         bookkeeping.begin_start(local.folder, environ[contract.UID], resolved, checkpoints, say)
+        command_file = RunStarts(folder, environ[contract.UID]).file_path(COMMAND)
+        folder.write_json(command_file, {"folder": os.getcwd(), "words": list(local.words)})
         hint = "name another folder with --volume."
         for mount, volume in paths.mounts.items():
             with local_paths.explain_os_error(f"The volume at {mount}", hint):

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
+import os
 from collections.abc import Iterator
+from typing import Any
 
 from jaxlaunch import contract
 from jaxlaunch.launcher.diagnose.explain import failures, gang
@@ -15,6 +18,8 @@ from jaxlaunch.launcher.diagnose.explain.explanation import (
 from jaxlaunch.launcher.diagnose.explain.situations import STEPS_BY_CODE
 from jaxlaunch.launcher.diagnose.text import (
     JOB_NAME,
+    SUBMIT_AGAIN,
+    Command,
     Text,
     advise_resubmit,
     advise_run,
@@ -22,12 +27,14 @@ from jaxlaunch.launcher.diagnose.text import (
     launcher_command,
 )
 from jaxlaunch.launcher.jobs.status.job_status import FINAL_STATES, JobStatus, State
+from jaxlaunch.launcher.local import run_folders
 from jaxlaunch.launcher.local.run_folders import Run
 from jaxlaunch.launcher.local.status import LiveStatus, run_status, run_verdict, was_killed
+from jaxlaunch.runs import layout
+from jaxlaunch.runs.run_folder import RunFolder
 
 # The number of attempts whose verdicts are shown as evidence.
 _MAX_SHOWN_ENDS = 3
-_RUN_AGAIN = launcher_command("run", is_namespaced=False)
 
 
 def explain_run(record: Run, live: LiveStatus | None) -> Explanation:
@@ -39,7 +46,30 @@ def explain_run(record: Run, live: LiveStatus | None) -> Explanation:
         answer = _explain_progress(record, status, live)
     code = None if verdict is None else verdict.code
     facts, step = tuple(_list_facts(record, status)), answer.next_step
-    return Diagnosis(record.name, "", answer, facts, step, code, _RUN_AGAIN).render()
+    again = _run_command(record)
+    is_here = run_folders.find_run(record.name) == record.folder
+    reference = record.name if is_here else str(record.folder)
+    diagnosis = Diagnosis(record.name, "", answer, facts, step, code, run_command=again)
+    return dataclasses.replace(diagnosis, reference=reference).render()
+
+
+def _run_command(record: Run) -> Command:
+    """Return the command that continues a run, from the folder in which it was started or here."""
+    started = dict[str, Any]()
+    if (start := record.newest_start) is not None:
+        path = layout.start_file(start.start, layout.COMMAND)
+        started = RunFolder(record.folder).read_json(path)
+    words = started.get("words")
+    if not (isinstance(words, list) and words and all(isinstance(word, str) for word in words)):
+        # It was not started by the command `launcher run`.
+        words = [str(record.folder / layout.JOB), "--run-dir", str(record.folder)]
+    elif started.get("folder") != os.getcwd():
+        words[0] = os.path.join(str(started.get("folder", "")), words[0])
+        if "--run-dir" in words:
+            position = words.index("--run-dir")
+            del words[position : position + 2]
+        words += ["--run-dir", str(record.folder)]
+    return launcher_command("run", *words, is_namespaced=False)
 
 
 def _explain_end(record: Run, status: JobStatus) -> Answer:
@@ -52,9 +82,9 @@ def _explain_end(record: Run, status: JobStatus) -> Answer:
         if status.lasted_s is not None:
             headline += Text(" in {lasted:age}", lasted=status.lasted_s)
         return Answer("done", headline)
-    template = "`{run}` of the same file resumes it"
+    template = "`{run}` resumes it"
     template += "" if status.committed is None else " from step {step}"
-    resume = advise_resubmit(template, run=_RUN_AGAIN, step=status.committed)
+    resume = advise_resubmit(template, run=SUBMIT_AGAIN, step=status.committed)
     if was_killed(record):
         at_step = "" if status.step is None else " at step {step}"
         template = f"was interrupted{at_step}: {{why}}"
@@ -64,9 +94,9 @@ def _explain_end(record: Run, status: JobStatus) -> Answer:
         return Answer("stopped", Text("is stopped: {why}", why=verdict.message), next_step=resume)
     situation = "deadline" if verdict.code == contract.DEADLINE else "failed"
     retry = advise_run(
-        "`{logs}` shows what it wrote; then `{run}` it again.",
+        "`{logs}` shows what it wrote; then `{run}`.",
         logs=launcher_command("logs", JOB_NAME),
-        run=_RUN_AGAIN,
+        run=SUBMIT_AGAIN,
     )
     after = "" if status.lasted_s is None else " after {lasted:age}"
     text = failures.describe_verdict(verdict)
@@ -91,7 +121,7 @@ def _explain_progress(record: Run, status: JobStatus, live: LiveStatus | None) -
     template = "attempt {end.attempt}: {end.cause}: {end.verdict.message}"
     ends = [Text(template, end=end) for end in record.attempt_records[-_MAX_SHOWN_ENDS:]]
     if status.state is State.RESTARTING:
-        step = advise_run(command=launcher_command("logs", JOB_NAME, "--previous"))
+        step = advise_run(command=launcher_command("logs", JOB_NAME))
         return Answer("restarting", Text("is between two attempts"), tuple(ends), step)
     evidence = list(reversed(ends))
     ranks_by_phase: dict[str, list[int]] = {}

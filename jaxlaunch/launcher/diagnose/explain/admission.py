@@ -9,6 +9,7 @@ from typing import NamedTuple
 from jaxlaunch.launcher.diagnose.explain.answer import Answer, unread_answer, waiting_answer
 from jaxlaunch.launcher.diagnose.explain.termination import KUBE_CONTROLLERS, terminating_namespace
 from jaxlaunch.launcher.diagnose.text import (
+    DOCTOR,
     NextStep,
     Text,
     advise_change,
@@ -35,7 +36,8 @@ _CONTROLLER_DELAY_S = 60.0
 _RETRY_DELAY_S = 120.0
 
 _JOBSET_CONTROLLER = advise_change(
-    "check that the controller runs: {pods}; `launcher doctor` checks it too.",
+    "check that the controller runs: {pods}; `{doctor}` checks it too.",
+    doctor=DOCTOR,
     pods=kubectl_command("-n", "jobset-system", "get", "pods", is_namespaced=False),
 )
 _SERVICE = re.compile(r"https://(?P<service>[a-z0-9-]+)\.(?P<namespace>[a-z0-9-]+)\.svc\b")

@@ -9,7 +9,18 @@ import dataclasses
 from collections.abc import Callable, Iterable
 from typing import ParamSpec
 
-from jaxlaunch.launcher.diagnose.text import EMPTY_TEXT, NextStep, Text, describe_event
+from jaxlaunch.launcher.diagnose.text import (
+    EMPTY_TEXT,
+    JOB_NAME,
+    Command,
+    NextStep,
+    Text,
+    advise_run,
+    advise_wait,
+    describe_event,
+    launcher_command,
+)
+from jaxlaunch.launcher.jobs.status import hosts
 from jaxlaunch.launcher.jobs.status.snapshot import Snapshot
 from jaxlaunch.launcher.kubernetes.objects import Obj
 
@@ -69,6 +80,33 @@ def first_answer(
 def is_liveness_failure(event: Obj) -> bool:
     """Return whether a liveness probe failed, after which the kubelet stops the container."""
     return bool(event["reason"] == "Unhealthy" and event["message"].startswith(LIVENESS_PREFIX))
+
+
+# --- logs -----------------------------------------------------------------------------------------
+
+
+def find_end_log(snapshot: Snapshot) -> Command | None:
+    """Return the command that shows the log of the last attempt that ended, or None without one.
+
+    The log of the newest pods has all their attempts. Host 0's log begins with the last lines of
+    earlier pods, if these kept them on storage.
+    """
+    last, name = snapshot.report.last_end, JOB_NAME
+    started = [host for host in snapshot.hosts if host.has_started]
+    if started and (last is None or last.generation >= started[0].generation):
+        return launcher_command("logs", name)
+    if last is not None and any(host.number == 0 for host in started):
+        return launcher_command("logs", name, "--previous")
+    if hosts.has_run_volume(snapshot.jobset):
+        return launcher_command("logs", name, "--from-volume")
+    return None
+
+
+def advise_reading_logs(snapshot: Snapshot) -> NextStep:
+    """Return the advice to look at the end of the last attempt, or to wait without a log."""
+    if (command := find_end_log(snapshot)) is None:
+        return advise_wait("wait: no log is left of the pods that ended.")
+    return advise_run("{logs} shows how it ended.", logs=command)
 
 
 # --- unread objects -------------------------------------------------------------------------------

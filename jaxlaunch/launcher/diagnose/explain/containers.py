@@ -21,6 +21,8 @@ from jaxlaunch.launcher.diagnose.explain.answer import (
 )
 from jaxlaunch.launcher.diagnose.text import (
     JOB_NAME,
+    RENDER,
+    SUBMIT,
     SUBMIT_AGAIN,
     Command,
     HostGroup,
@@ -243,7 +245,8 @@ def _explain_config_error(snapshot: Snapshot, present_hosts: list[Host]) -> Answ
     if match := _EXEC_ERROR.search(message):
         return _bad_command(match["command"], match["what"], group, evidence)
     reason = quote_message(message if message.strip() else host.waiting["reason"])
-    step = advise_change("fix what the kubelet's message names; `launcher render` shows the pod.")
+    template = "fix what the kubelet's message names; `{render}` shows the pod."
+    step = advise_change(template, render=RENDER)
     return waiting_answer("container", _cannot_start(group, reason), evidence, step)
 
 
@@ -293,9 +296,8 @@ def _advise_creation(snapshot: Snapshot, kind: str, name: str) -> NextStep:
     if kind == "ConfigMap" and _BUNDLE_NAME.fullmatch(name):
         # Its name is a digest of its contents, so no other ConfigMap would do.
         return advise_change(
-            "`{submit}` of the same job creates it: it holds the code and the agent that the "
-            "job brings.",
-            submit=launcher_command("submit", is_namespaced=False),
+            "`{submit}` creates it: it holds the code and the agent that the job brings.",
+            submit=SUBMIT,
         )
     words = ("secret", "generic") if kind == "Secret" else ("configmap",)
     create = kubectl_command("create", *words, name, "--from-literal=KEY=VALUE")

@@ -31,7 +31,7 @@ from jaxlaunch.launcher.diagnose.explain.answer import (
 from jaxlaunch.launcher.diagnose.explain.situations import SITUATIONS, section_link
 from jaxlaunch.launcher.diagnose.text import (
     EMPTY_TEXT,
-    SUBMIT_AGAIN,
+    JOB_FILE,
     Action,
     Command,
     NextStep,
@@ -118,7 +118,9 @@ class Diagnosis:
         facts: What is true whatever the situation is.
         next_step: What to do next, if anything.
         code: The exit code of the last attempt, if it has one.
-        again: The command that submits the job again.
+        job_words: The words with which the job was submitted.
+        run_command: The command of a run on this machine.
+        reference: What commands call the job, or None for its name.
     """
 
     name: str
@@ -127,16 +129,23 @@ class Diagnosis:
     facts: Evidence
     next_step: NextStep | None = None
     code: int | None = None
-    resubmit_command: Command = SUBMIT_AGAIN
+    job_words: tuple[str, ...] = (JOB_FILE,)
+    run_command: Command | None = None
+    reference: str | None = None
 
     def render(self) -> Explanation:
         """Return the texts."""
-        renderer = Renderer(self.name, self.namespace, resubmit_command=self.resubmit_command)
+        renderer = Renderer(
+            self.reference or self.name,
+            self.namespace,
+            job_words=self.job_words,
+            run_command=self.run_command,
+        )
         template = "job {name} {what}" if self.answer.situation == "unknown" else "{name} {what}"
         headline = Text(template, name=self.name, what=self.answer.headline)
         evidence = dict.fromkeys(_render_lines(renderer, self.answer.evidence))
         step = self.next_step
-        commands = [] if step is None else step.list_commands()
+        commands = [] if step is None else map(renderer.command_words, step.list_commands())
         return Explanation(
             name=self.name,
             namespace=self.namespace,
@@ -147,7 +156,8 @@ class Diagnosis:
             next_move=None if step is None else renderer.render(step.full_text()),
             see=section_link(self.answer.situation, self.code),
             action=None if step is None else step.action.value,
-            commands=tuple(tuple(renderer.command_words(command)) for command in commands),
+            # A command can be run only if it is known how the job was submitted.
+            commands=tuple(tuple(words) for words in commands if JOB_FILE not in words),
         )
 
 
@@ -174,7 +184,7 @@ def diagnose_job(job: Snapshot | NoSuchJob) -> Diagnosis:
         evidence = (*answer.evidence, *describe_event(job.newest_warning))
         answer = dataclasses.replace(answer, evidence=evidence)
     code = None if last is None else last.verdict.code
-    return Diagnosis(job.name, job.namespace, answer, facts, step, code)
+    return Diagnosis(job.name, job.namespace, answer, facts, step, code, job.submitted_words)
 
 
 def _explain_unknown_job(job: NoSuchJob) -> Answer:

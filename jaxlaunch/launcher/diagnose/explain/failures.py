@@ -15,6 +15,7 @@ from jaxlaunch import contract
 from jaxlaunch.launcher.diagnose.explain.answer import (
     Answer,
     Evidence,
+    find_end_log,
     first_answer,
     is_liveness_failure,
     unknown_reason,
@@ -26,8 +27,10 @@ from jaxlaunch.launcher.diagnose.explain.containers import (
 from jaxlaunch.launcher.diagnose.explain.situations import SITUATIONS, STEPS_BY_CODE
 from jaxlaunch.launcher.diagnose.text import (
     EMPTY_TEXT,
+    RENDER,
     SUBMIT_AGAIN,
     Action,
+    NextStep,
     Text,
     advise_change,
     advise_resubmit,
@@ -87,9 +90,11 @@ def explain_failure(snapshot: Snapshot) -> Answer | None:
         if not snapshot.hosts and "pods" not in snapshot.unread_reasons:
             headline += Text("; no pod is left that could say why")
         answer = Answer("failed", headline + unknown_reason(snapshot, "pods", "jobs"))
-    step = answer.next_step or SITUATIONS[answer.situation].next_step
-    step = step or SITUATIONS["failed"].next_step
-    if step is not None and step.action is Action.RESUBMIT:
+    step = answer.next_step
+    if step is None and answer.situation != "failed":
+        step = SITUATIONS[answer.situation].next_step
+    step = step or _advise_submitting_again(snapshot)
+    if step.action is Action.RESUBMIT:
         step = dataclasses.replace(step, resume_step=snapshot.report.committed_step)
     template = "failed: {why}"
     if condition.get("reason") == "ReachedMaxRestarts" and snapshot.restarts:
@@ -97,6 +102,12 @@ def explain_failure(snapshot: Snapshot) -> Answer | None:
     headline = Text(template, restarts=snapshot.restarts, why=answer.headline)
     evidence = (*answer.evidence, *_describe_conditions(snapshot))
     return Answer(answer.situation, headline, evidence, step)
+
+
+def _advise_submitting_again(snapshot: Snapshot) -> NextStep:
+    if (command := find_end_log(snapshot)) is None:
+        return advise_resubmit("fix what the headline names; then `{again}`", again=SUBMIT_AGAIN)
+    return advise_resubmit("see `{logs}`; then `{again}`", logs=command, again=SUBMIT_AGAIN)
 
 
 def _explain_deadline(snapshot: Snapshot) -> Answer | None:
@@ -220,7 +231,8 @@ def _explain_rejected_pod(snapshot: Snapshot) -> Answer | None:
     for host in snapshot.hosts:
         if host.phase == "Failed" and host.reason and not host.terminated:
             template = "node {host.node} rejected {host.name}: {host.reason}: {host.message}"
-            step = advise_change("fix what the message names; `launcher render` shows the pod.")
+            fix = "fix what the message names; `{render}` shows the pod."
+            step = advise_change(fix, render=RENDER)
             return Answer("failed", Text(template, host=host), next_step=step)
     return None
 

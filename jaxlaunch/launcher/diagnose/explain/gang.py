@@ -19,6 +19,7 @@ from jaxlaunch.launcher.diagnose.explain.answer import (
     Answer,
     Cause,
     Evidence,
+    advise_reading_logs,
     first_answer,
     is_liveness_failure,
     unread_answer,
@@ -26,8 +27,10 @@ from jaxlaunch.launcher.diagnose.explain.answer import (
 from jaxlaunch.launcher.diagnose.explain.situations import SITUATIONS
 from jaxlaunch.launcher.diagnose.explain.termination import StuckObject
 from jaxlaunch.launcher.diagnose.text import (
+    DOCTOR,
     EMPTY_TEXT,
     JOB_NAME,
+    PREPARE,
     NextStep,
     Text,
     advise_ask,
@@ -216,7 +219,7 @@ def explain_restart(snapshot: Snapshot) -> Answer | None:
     if stuck is not None:
         headline += Text(": {what}", what=stuck.description)
         return Answer("stuck", headline, evidence, stuck.next_step)
-    step = SITUATIONS["restarting"].next_step
+    step = advise_reading_logs(snapshot)
     return Answer("oom" if has_oom else "restarting", headline, evidence, step)
 
 
@@ -253,7 +256,8 @@ def explain_crash_loop(snapshot: Snapshot) -> Answer | None:
     if limit is not None:
         headline += Text("; {limit}", limit=limit)
     event = snapshot.find_event(*_JOB_FAILURES, kind="Job")
-    return Answer("crash-loop", headline, (*_describe_last_ends(snapshot), *describe_event(event)))
+    evidence = (*_describe_last_ends(snapshot), *describe_event(event))
+    return Answer("crash-loop", headline, evidence, advise_reading_logs(snapshot))
 
 
 # --- lost nodes -----------------------------------------------------------------------------------
@@ -551,8 +555,9 @@ def explain_rendezvous(snapshot: Snapshot) -> Answer | None:
         )
     elif pods:
         step = advise_run(
-            "{logs}; can it resolve and reach host 0? `launcher doctor` checks the cluster's DNS.",
+            "{logs}; can it resolve and reach host 0? `{doctor}` checks the cluster's DNS.",
             logs=kubectl_command("logs", pods[0].pod),
+            doctor=DOCTOR,
         )
     else:
         step = advise_wait("their pods do not exist yet: wait.")
@@ -592,8 +597,8 @@ def explain_running(snapshot: Snapshot) -> Answer | None:
     if last is not None and report.is_judged:
         template = "has ended attempt {last.attempt}: {last.result}: {last.verdict.message}"
         situation = "running" if last.verdict.code == contract.DONE else "restarting"
-        step = SITUATIONS["restarting"].next_step
-        return Answer(situation, Text(template, last=last), last_ends, step)
+        next_step = advise_reading_logs(snapshot)
+        return Answer(situation, Text(template, last=last), last_ends, next_step)
     headline, situation = Text("runs"), "running"
     if last is not None and last.attempt + 1 == report.heartbeat.attempt:
         message, situation = last.verdict.message[:200], "restarted"
@@ -610,7 +615,8 @@ def explain_running(snapshot: Snapshot) -> Answer | None:
 
 PREPARING_STEP = advise_wait(
     "wait: its text is tokenized and packed, once; of hosts that share data.data_dir one works, "
-    "and its log says how far it is. `launcher prepare` does it beforehand."
+    "and its log says how far it is. `{prepare}` does it beforehand.",
+    prepare=PREPARE,
 )
 
 

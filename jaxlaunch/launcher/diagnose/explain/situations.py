@@ -12,7 +12,10 @@ from typing import NamedTuple
 from jaxlaunch import contract
 from jaxlaunch.launcher import troubleshooting
 from jaxlaunch.launcher.diagnose.text import (
+    DOCTOR,
     JOB_NAME,
+    PLAN,
+    SUBMIT,
     SUBMIT_AGAIN,
     NextStep,
     Renderer,
@@ -54,9 +57,7 @@ _ACCESS = "access-to-the-cluster"
 _MEMORY_STEP = advise_change(
     "raise resources.memory in job.yaml, or use less memory: a smaller batch, more hosts, remat."
 )
-_PREVIOUS_LOGS = advise_run(
-    "{logs} shows how it ended.", logs=launcher_command("logs", JOB_NAME, "--previous")
-)
+_LOGS = advise_run("{logs} shows how it ended.", logs=launcher_command("logs", JOB_NAME))
 
 SITUATIONS: Mapping[str, Situation] = {
     "unknown": Situation("there is no job of that name", _ACCESS),
@@ -64,8 +65,9 @@ SITUATIONS: Mapping[str, Situation] = {
         "the objects that show its state could not be read",
         _ACCESS,
         advise_ask(
-            "ask the namespace's administrator for the right; `launcher doctor` lists what each "
-            "command needs."
+            "ask the namespace's administrator for the right; `{doctor}` lists what each command "
+            "needs.",
+            doctor=DOCTOR,
         ),
     ),
     # over, or ending
@@ -83,14 +85,14 @@ SITUATIONS: Mapping[str, Situation] = {
         "exit-codes",
         advise_resubmit(
             "see `{logs}`; then `{again}`",
-            logs=launcher_command("logs", JOB_NAME, "--previous"),
+            logs=launcher_command("logs", JOB_NAME),
             again=SUBMIT_AGAIN,
         ),
     ),
     "deadline": Situation(
         "its deadline was exceeded",
         _RESTARTS,
-        advise_resubmit("raise deadline: in job.yaml, or submit it again"),
+        advise_resubmit("raise deadline: in job.yaml; then `{again}`", again=SUBMIT_AGAIN),
     ),
     "killed": Situation(
         "a container was killed by SIGKILL, probably out of memory", _MEMORY, _MEMORY_STEP
@@ -105,13 +107,12 @@ SITUATIONS: Mapping[str, Situation] = {
     "stopped": Situation(
         "it was stopped; submitting it again resumes it",
         None,
-        advise_resubmit(
-            "`{submit}` of the same job resumes it",
-            submit=launcher_command("submit", is_namespaced=False),
-        ),
+        advise_resubmit("`{submit}` resumes it", submit=SUBMIT),
     ),
     "given-up": Situation(
-        "Kueue deactivated its Workload", _QUEUES, advise_resubmit("fix that, then submit it again")
+        "Kueue deactivated its Workload",
+        _QUEUES,
+        advise_resubmit("fix that; then `{submit}`", submit=SUBMIT),
     ),
     "deleting": Situation(
         "it is being deleted",
@@ -125,8 +126,8 @@ SITUATIONS: Mapping[str, Situation] = {
         "Kueue has created no Workload for it",
         _QUEUES,
         advise_change(
-            "check that Kueue runs and has JobSet among its integrations: `launcher doctor` "
-            "checks both."
+            "check that Kueue runs and has JobSet among its integrations: `{doctor}` checks both.",
+            doctor=DOCTOR,
         ),
     ),
     "queue-missing": Situation("the LocalQueue or its ClusterQueue does not exist", _QUEUES),
@@ -185,8 +186,9 @@ SITUATIONS: Mapping[str, Situation] = {
         "the namespace enforces a stricter Pod Security level",
         _REJECTED,
         advise_change(
-            "remove what the message names (`launcher plan` shows the level that a job needs), or "
-            "use another namespace."
+            "remove what the message names (`{plan}` shows the level that a job needs), or use "
+            "another namespace.",
+            plan=PLAN,
         ),
     ),
     "admission": Situation(
@@ -219,10 +221,7 @@ SITUATIONS: Mapping[str, Situation] = {
     "exclusive-placement": Situation(
         "the pods of a slice wait until its leader pod has a node",
         _REJECTED,
-        advise_wait(
-            "wait; if the leader pod stays Pending, {describe} it.",
-            describe=kubectl_command("describe"),
-        ),
+        advise_wait("wait: the first pod of a slice gets its node before the others."),
     ),
     "refused": Situation(
         "its pods are rejected for another reason",
@@ -344,7 +343,7 @@ SITUATIONS: Mapping[str, Situation] = {
     "restarting": Situation(
         "an attempt ended, and the next one is starting, in these pods or in new ones",
         None,
-        _PREVIOUS_LOGS,
+        _LOGS,
     ),
     "disrupted": Situation(
         "pods were removed: a drain, an eviction, a preemption, a lost node",
@@ -367,7 +366,7 @@ SITUATIONS: Mapping[str, Situation] = {
     "crash-loop": Situation(
         "it crashes and restarts again and again without saving a checkpoint",
         _RESTARTS,
-        _PREVIOUS_LOGS,
+        _LOGS,
     ),
 }
 

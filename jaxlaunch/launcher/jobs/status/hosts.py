@@ -211,6 +211,12 @@ def read_environment(jobset: Obj) -> dict[str, str]:
     return {variable["name"]: variable.get("value", "") for variable in by_value}
 
 
+def has_run_volume(jobset: Obj) -> bool:
+    """Return whether the run folder is on a volume, so that it outlives the pods."""
+    environment = read_environment(jobset)
+    return bool(environment.get(contract.RUN_DIR)) and not environment.get(contract.RUN_URL)
+
+
 def is_ours(jobset: Obj) -> bool:
     """Return whether launcher created the JobSet.
 

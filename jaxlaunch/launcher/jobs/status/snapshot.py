@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import json
 from collections.abc import Collection, Mapping
 from datetime import UTC, datetime
 from functools import cached_property
@@ -12,7 +14,7 @@ from jaxlaunch.contract import ANNOTATION
 from jaxlaunch.launcher.jobs.status import agent_report, hosts
 from jaxlaunch.launcher.jobs.status.agent_report import AgentReport
 from jaxlaunch.launcher.jobs.status.hosts import Host
-from jaxlaunch.launcher.kubernetes.labels import QUEUE_LABEL
+from jaxlaunch.launcher.kubernetes.labels import QUEUE_LABEL, SUBMITTED_WORDS
 from jaxlaunch.launcher.kubernetes.objects import (
     MAX_EVENT_NAMES,
     Obj,
@@ -31,6 +33,10 @@ _UNTIL_STARTED = (
     *("NetworkNotReady", "FailedToRetrieveImagePullSecret", "InspectFailed", "ErrImageNeverPull"),
     "BackOff",
 )
+
+
+# Stands for the job file in a command if it is not known.
+_UNKNOWN_JOB_FILE = "JOB_FILE"
 
 
 class DeletedNode(NamedTuple):
@@ -154,6 +160,16 @@ class Snapshot:
         return ProgressAnnotation.from_json(
             metadata.get("annotations", {}).get(ANNOTATION, ""), metadata.get("uid", "")
         )
+
+    @property
+    def submitted_words(self) -> tuple[str, ...]:
+        """The words with which the job was submitted, or a placeholder if they are not known."""
+        text = self.jobset["metadata"].get("annotations", {}).get(SUBMITTED_WORDS, "")
+        with contextlib.suppress(ValueError):
+            words = json.loads(text)
+            if isinstance(words, list) and all(isinstance(word, str) for word in words):
+                return tuple(words) or (_UNKNOWN_JOB_FILE,)
+        return (_UNKNOWN_JOB_FILE,)
 
     @property
     def created_at(self) -> str | None:

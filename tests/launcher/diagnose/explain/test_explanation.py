@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ from jaxlaunch.records.verdict import (
 )
 from tests.found import shows
 from tests.launcher import objects
+from tests.launcher.commands import parse_command
 from tests.launcher.diagnose.words import replace_words
 from tests.launcher.objects import (
     ago,
@@ -1802,6 +1804,22 @@ def test_decisions_do_not_depend_on_wording(case: str, monkeypatch: pytest.Monke
     assert (other.next_move is None) is (english.next_move is None)
 
 
+@pytest.mark.parametrize("case", CASES)
+def test_every_proposed_command_parses_and_names_its_file(case: str) -> None:
+    explanation = explain_job(CASES[case][0])
+    lines = [shlex.join(words) for words in explanation.commands]
+    for quoted in re.findall(r"`((?:launcher|kubectl) [^`]+)`", explanation.next_move or ""):
+        assert quoted in lines or not is_launched(job=CASES[case][0]), quoted
+    for words in explanation.commands:
+        parse_command(words)
+    if explanation.action == "resubmit" and is_launched(CASES[case][0]):
+        assert any(words[1] == "submit" for words in explanation.commands), explanation.next_move
+
+
+def is_launched(job: Snapshot | NoSuchJob) -> bool:
+    return isinstance(job, Snapshot) and job.is_ours
+
+
 def test_texts_are_rendered_only_after_the_diagnosis(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> str:
         raise AssertionError("a text was rendered")
@@ -1818,7 +1836,9 @@ def test_texts_are_rendered_only_after_the_diagnosis(monkeypatch: pytest.MonkeyP
             "launcher logs -n team lm --previous",
         ),
         (text.launcher_command("list"), "launcher list -n team"),
-        (text.SUBMIT_AGAIN, "launcher submit -n team --replace"),
+        (text.SUBMIT, "launcher submit -n team lm.yaml 'name=a b'"),
+        (text.SUBMIT_AGAIN, "launcher submit -n team lm.yaml 'name=a b' --replace"),
+        (text.PLAN, "launcher plan lm.yaml 'name=a b'"),
         (
             text.kubectl_command("describe", "pod", "lm-w-0-0"),
             "kubectl -n team describe pod lm-w-0-0",
@@ -1831,7 +1851,8 @@ def test_texts_are_rendered_only_after_the_diagnosis(monkeypatch: pytest.MonkeyP
 )
 def test_commands_name_the_namespace_of_their_object(command: text.Command, line: str) -> None:
     sentence = text.Text("see `{command}`.", command=command)
-    assert text.Renderer("lm", "team").render(sentence) == f"see `{line}`."
+    words = ("lm.yaml", "name=a b")
+    assert text.Renderer("lm", "team", job_words=words).render(sentence) == f"see `{line}`."
     assert " -n " not in text.Renderer("lm").render(sentence)
 
 
@@ -1857,7 +1878,10 @@ def test_errors_of_files_have_their_own_next_moves(error: int, move: str) -> Non
     )
     failed = over(0, 83, message=farewell(83, raised))
     next_move = explain_job(snapshot(FAILED_JOBS, failed)).next_move or ""
-    assert next_move.startswith(move) and "`launcher submit -n team --replace`" in next_move
+    assert (
+        next_move.startswith(move)
+        and "`launcher submit -n team lm.yaml hosts=2 --replace`" in next_move
+    )
 
 
 @pytest.mark.parametrize(
@@ -1914,7 +1938,7 @@ def test_wait_for_silent_node_is_the_toleration_of_pods(
 
 @pytest.mark.parametrize(
     ("saved_step", "move"),
-    [(37, "`launcher submit -n team --replace`: it resumes from step 37."), (None, "")],
+    [(37, "hosts=2 --replace`: it resumes from step 37."), (None, "")],
 )
 def test_resume_step_is_named_only_if_a_step_is_saved(saved_step: int | None, move: str) -> None:
     failed = over(0, 71, message=farewell(71, "the loss is nan"))
@@ -2144,7 +2168,7 @@ def test_missing_code_configmap_is_created_by_submitting_again() -> None:
     )
     assert explanation.situation == "configmap-missing"
     assert explanation.next_move is not None and explanation.next_move.startswith(
-        "`launcher submit` of the same job creates it"
+        "`launcher submit -n team lm.yaml hosts=2` creates it"
     )
 
 
@@ -2155,5 +2179,5 @@ def test_missing_gang_secret_is_created_by_submitting_again() -> None:
     explanation = explain_job(snapshot(jobset(2), pod(0), waiting_pod, events=events))
     assert explanation.headline.endswith("host 1 cannot start: Secret lm-gang does not exist")
     assert (explanation.next_move or "").startswith(
-        "`launcher submit -n team --replace` creates one for all hosts"
+        "`launcher submit -n team lm.yaml hosts=2 --replace` creates one for all hosts"
     )
