@@ -188,8 +188,6 @@ class Outcome:
     is_stop: bool = False
     # A person can fix it, and the trainer's message says how, so nobody needs the traceback.
     is_user_fixable: bool = False
-    # A second equal end before any progress means that a third one would follow.
-    ends_when_repeated: bool = False
     # Advice that replaces the general advice; {again} is the command that submits again. A code
     # that restarts ends a job only when its restarts are used up.
     next_step: str | None = None
@@ -222,7 +220,9 @@ class Outcome:
 
 DONE, BAD_SPEC, BAD_DATA, STARTUP = 0, 64, 65, 70
 NOT_FINITE, DEADLINE, NO_CHECKPOINT, NO_PROGRESS, PREEMPTED = 76, 77, 78, 79, 80
-LOST, HANG, CRASH, STORAGE, KILLED = 81, 82, 83, 84, 137
+LOST, HANG, CRASH, STORAGE, REQUEUED, REQUEUED_CHARGED, KILLED = 81, 82, 83, 84, 85, 86, 137
+# The `cause` of a verdict with PREEMPTED after Ctrl-C.
+INTERRUPTED = "interrupted"
 # Exit code of a single agent that was told to stop, while the others wait for the pod that replaces
 # it. It is the shell's code for SIGTERM. The Job creates that pod and does not count a failure.
 LEFT_GANG = 143
@@ -293,7 +293,7 @@ _TABLE = (
     Outcome(
         HANG, "hang", "a process stopped making progress", *_FAULT, section="hangs-and-timeouts"
     ),
-    Outcome(CRASH, "crash", "a process crashed", *_FAULT, ends_when_repeated=True),
+    Outcome(CRASH, "crash", "a process crashed", *_FAULT),
     Outcome(
         STORAGE,
         "storage",
@@ -301,6 +301,19 @@ _TABLE = (
         *_FAULT,
         is_user_fixable=True,
         section="checkpoints-and-storage",
+    ),
+    Outcome(
+        REQUEUED,
+        "requeued",
+        "the program asked to be run again (restarts.codes)",
+        Restart.IN_PLACE,
+        Limit.PREEMPTED,
+    ),
+    Outcome(
+        REQUEUED_CHARGED,
+        "requeued_charged",
+        "the program asked to be run again, and its restarts are used up",
+        *_FAULT,
     ),
     Outcome(
         KILLED,
@@ -313,6 +326,27 @@ _TABLE = (
 OUTCOMES: Mapping[int, Outcome] = {row.code: row for row in _TABLE}
 # Codes with which an agent ends its gang, where lost pods are otherwise replaced one by one.
 GANG_CODES = tuple(sorted(code for code in OUTCOMES if DONE < code < FIRST_SIGNAL_CODE))
+
+
+class Requeue(str, enum.Enum):
+    """The restart for which a program asks with an exit code of `restarts.codes`."""
+
+    # In the same pods, as far as restarts.in_place allows any; counted like a preemption.
+    FREE = "free"
+    # In the same pods, then with new ones, counted like a crash.
+    CHARGED = "charged"
+    FREE_NEW_PODS = "free-new-pods"
+    CHARGED_NEW_PODS = "charged-new-pods"
+
+    @property
+    def code(self) -> int:
+        """Exit code of the gang."""
+        return REQUEUED if self in (Requeue.FREE, Requeue.FREE_NEW_PODS) else REQUEUED_CHARGED
+
+    @property
+    def needs_new_pods(self) -> bool:
+        """Return whether the pods are replaced at once."""
+        return self in (Requeue.FREE_NEW_PODS, Requeue.CHARGED_NEW_PODS)
 
 
 # The module of our exceptions, each with the `code` that it ends a run with.
@@ -367,6 +401,8 @@ class AgentJob:
     sizes: tuple[int, ...] = ()
     # Preemptions in a row without a newly committed step, or None for no limit.
     preempted_limit: int | None = None
+    # Exit codes by which a program asks to be run again.
+    requeue_codes: Mapping[int, Requeue] = dataclasses.field(default_factory=dict)
     grace_s: float = 60.0
     # Limit of the whole job with all of its generations, or None.
     deadline_s: float | None = None
@@ -396,7 +432,7 @@ class AgentJob:
         fields = {
             name: value
             for name, value in dataclasses.asdict(self).items()
-            if name != "sizes" or value
+            if name not in ("sizes", "requeue_codes") or value
         }
         return json.dumps(fields, sort_keys=True)
 
@@ -756,8 +792,9 @@ def send(fd: int, message: Mapping[str, Any]) -> bool:
           of error_line; `code` is null for an exception that is not ours
       {"refusal": {"message", "code"}}
           of refusal_record: the agent writes it into the rank's log
-      {"atexit": true, "waits": true}
-          the interpreter is exiting; JAX's shutdown barrier comes next
+      {"atexit": true, "waits": true, "code": 42}
+          the interpreter is exiting; JAX's shutdown barrier comes next. `code` is that of sys.exit,
+          where the job has codes that ask for a restart
     """
     line = json.dumps(message, separators=(",", ":"), default=str).encode()[: MAX_LINE - 1] + b"\n"
     whole = memoryview(b"\n" + line if fd in _torn else line)

@@ -10,18 +10,20 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 from jaxlaunch import contract
 from jaxlaunch.records import codec
-from jaxlaunch.records.codec import Cause, NonNegativeInt, Seconds, UnixTime
+from jaxlaunch.records.codec import Cause, NonNegativeInt, Seconds, UnixTime, truncate_to
 from jaxlaunch.records.members import HostRanges
 from jaxlaunch.records.run_numbers import TimedNumbers
-from jaxlaunch.records.verdict import Verdict
+from jaxlaunch.records.verdict import FailureKind, Verdict
 
 # Fields of a summary and of its `of` that a table of runs does not need.
 _LONG_FIELDS = {"notes", "stacks", "nccl"} | {"made_of", "restart"}
 _OMITTED_IF_EMPTY = {"stacks", "nccl", "starts"}
+# The message of a refused start is cut to this length.
+MAX_REFUSAL_CHARS = 1_000
 # Fields of `of` that are in the record of the attempt once it has ended.
 _DROPPED_AT_END = {"seconds", "unsafe_s", "judged", "restart"}
 
@@ -116,6 +118,8 @@ class StartRecord:
     last_step: NonNegativeInt | None = None
     # Changed keys of the job since the last start that trained, each with its old and new value.
     changed: Mapping[str, Sequence[Any]] = dataclasses.field(default_factory=dict)
+    # Why the start was refused before it trained, or "". It leaves the result of the run as it was.
+    refusal: Annotated[str, truncate_to(MAX_REFUSAL_CHARS)] = ""
 
     @property
     def has_trained(self) -> bool:
@@ -133,13 +137,31 @@ class StartRecord:
         )
         # Otherwise the start is still restoring a checkpoint of its own.
         is_known = has_stepped or self.first_step is None
+        has_trained = has_stepped or self.first_step is not None
+        refusal = "" if has_trained else _refusal_message(summary.verdict)
         return dataclasses.replace(
             self,
+            refusal=refusal[:MAX_REFUSAL_CHARS],
             ended=time.time() if code is not None else None,
             code=code,
             first_step=first_step if has_stepped and self.first_step is None else self.first_step,
             last_step=(summary.step or None) if is_known else self.last_step,
         )
+
+
+def _refusal_message(verdict: Verdict | None) -> str:
+    """Return the message of a verdict that refuses a start, or ""."""
+    if verdict is None:
+        return ""
+    outcome = contract.outcome_for_code(verdict.code)
+    is_refusal = outcome.is_user_fixable and not outcome.restarts
+    return verdict.message if is_refusal or verdict.failure.kind is FailureKind.NOT_STARTED else ""
+
+
+def newest_effective_start(rows: Sequence[StartRecord]) -> StartRecord | None:
+    """Return the row of the start that a run's result is of: the newest that was not refused."""
+    accepted = [row for row in rows if not row.refusal]
+    return next(reversed(accepted or rows), None)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -193,7 +215,7 @@ class Summary(TimedNumbers):
             return cls.from_json(fields)
         row = {name: value for name, value in fields.items() if name not in _LONG_FIELDS}
         if isinstance(starts := row.get("starts"), list):
-            row["starts"] = [*starts[:1], *starts[1:][-1:]]
+            row["starts"] = [*starts[:1], *_last_starts(starts[1:])]
         if isinstance(restarts := row.get("restart_seconds"), list):
             row["restart_seconds"] = restarts[-1:]
         if isinstance(progress := row.get("of"), dict):
@@ -209,6 +231,14 @@ class Summary(TimedNumbers):
             _Goodput, fields.get("goodput") if isinstance(fields, dict) else None
         )
         return codec.read_record(cls, {**fields, "goodput": None, "seconds": goodput.seconds})
+
+
+def _last_starts(rows: Sequence[Any]) -> Sequence[Any]:
+    """Return the rows of the newest start and, before it, of the newest that was not refused."""
+    for index in range(len(rows) - 1, -1, -1):
+        if not (isinstance(rows[index], dict) and rows[index].get("refusal")):
+            return [rows[index], *rows[index + 1 :][-1:]]
+    return rows[-1:]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -14,9 +14,18 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, NamedTuple, TypeVar
 
 from jaxlaunch import contract
+from jaxlaunch.contract import Requeue
 from jaxlaunch.records import codec
 from jaxlaunch.records.codec import Cause, ExitCode, NonNegativeInt, Seconds, Sparse, max_length
 
+# Signals that a program causes itself. Others come from outside: SIGKILL, for example, from the
+# kernel when memory runs out.
+FAULT_SIGNALS = frozenset(
+    {signal.SIGILL, signal.SIGTRAP, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGSEGV}
+    | {signal.SIGSYS}
+)
+# SIGRTMAX of Linux.
+MAX_SIGNAL = 64
 # A Numbers record lists at most this many numbers.
 MAX_NUMBERS = 20
 _T = TypeVar("_T")
@@ -36,6 +45,8 @@ class FailureKind(str, enum.Enum):
     # The trainer ended with the sentence in `exception`.
     TRAINER_ERROR = "trainer_error"
     EXIT_CODE = "exit_code"
+    # The program ended with `exit_code`, which asks for another run.
+    REQUEUED = "requeued"
     SIGNAL = "signal"
     OOM_KILLED = "oom_killed"
     # The command could not be started.
@@ -74,7 +85,7 @@ class FailureKind(str, enum.Enum):
 
     # The attempt was stopped for `stop.reason`.
     STOPPED = "stopped"
-    # Two attempts in a row ended with the same `cause` before any progress.
+    # Two attempts failed alike, without a newly committed step. `cause` was the first failure.
     REPEATED = "repeated"
     # No step was committed in `count` sets of pods. `cause` was the first error.
     NO_PROGRESS = "no_progress"
@@ -93,6 +104,8 @@ class StopReason(str, enum.Enum):
     OUTSIDE = "outside"
     # A user stopped a run on this machine.
     USER = "user"
+    # A user pressed Ctrl-C.
+    INTERRUPT = "interrupt"
     # The run continues with more hosts.
     GROWTH = "growth"
     DEADLINE = "deadline"
@@ -245,7 +258,10 @@ class Failure(Sparse):
     step: NonNegativeInt | None = None
     exception: ExceptionFacts | None = None
     exit_code: NonNegativeInt | None = None
+    requeue: Requeue | None = None
     signal: NonNegativeInt | None = None
+    # The death of a peer may have caused it, so the next attempt may succeed.
+    may_be_echo: bool = False
     # Text of the operating system, of the program, or of another agent.
     detail: str = ""
     lost_hosts: tuple[LostHost, ...] = ()
@@ -263,6 +279,8 @@ class Failure(Sparse):
         """Exit code of this kind of failure, or None if the exit code of the process counts."""
         if self.signal is not None and self.kind in (FailureKind.SIGNAL, FailureKind.OOM_KILLED):
             return 128 + self.signal
+        if self.requeue is not None:
+            return self.requeue.code
         return KINDS[self.kind].code if self.stop is None else self.stop.verdict_code
 
     @property
@@ -277,9 +295,16 @@ class Failure(Sparse):
     @property
     def may_pass(self) -> bool:
         """Return whether the next attempt may succeed, as after most failures."""
+        if self.may_be_echo or self.is_storage_full:
+            return True
         if self.kind is FailureKind.EXCEPTION and self.exception is not None:
             return self.exception.may_pass
-        return KINDS[self.kind].may_pass
+        number = self.signal
+        if number is None and self.kind is FailureKind.EXIT_CODE:
+            # A shell passes a signal on with this code.
+            passed_on = (self.exit_code or 0) - contract.FIRST_SIGNAL_CODE
+            number = passed_on if 0 < passed_on <= MAX_SIGNAL else None
+        return KINDS[self.kind].may_pass if number is None else number not in FAULT_SIGNALS
 
     @property
     def errno(self) -> int | None:
@@ -395,7 +420,7 @@ def verdict_for_code(
     step: int | None = None,
     traceback: str | None = None,
 ) -> Verdict:
-    """Return the verdict for an exit code, with the cause in contract.OUTCOMES.
+    """Return the verdict for an exit code, with the cause in contract.OUTCOMES or INTERRUPTED.
 
     `reason` may be a sentence if no decision needs more than the code.
     """
@@ -403,9 +428,10 @@ def verdict_for_code(
         message, failure = reason, Failure(FailureKind.OTHER)
     else:
         message, failure = render_failure(reason), reason
-    return Verdict(
-        contract.outcome_for_code(code).cause, code, message, rank, host, step, traceback, failure
-    )
+    cause = contract.outcome_for_code(code).cause
+    if failure.stop is not None and failure.stop.reason is StopReason.INTERRUPT:
+        cause = contract.INTERRUPTED
+    return Verdict(cause, code, message, rank, host, step, traceback, failure)
 
 
 # --- words ----------------------------------------------------------------------------------------
@@ -429,6 +455,8 @@ CATALOG: dict[str, str] = {
     "raised": "rank {rank} raised{place}: {exception}",
     "trainer_error": "rank {rank} ended{place}: {exception}",
     "exit_code": "rank {rank}'s program ended with exit code {code}{place}",
+    "requeued": "rank {rank}'s program ended with exit code {code}{place}, which asks for another "
+    "run (restarts.codes: {detail})",
     "killed": "rank {rank} was killed by {signal}{place}{hint}",
     "oom_killed": "rank {rank} was OOMKilled{place}: its container reached its memory limit",
     "not_started": "rank {rank} could not be started: {detail}",
@@ -469,6 +497,7 @@ CATALOG: dict[str, str] = {
     # A stop.
     "stop_outside": "stopped from outside",
     "stop_user": "stopped by you",
+    "stop_interrupt": "stopped by Ctrl-C",
     "stop_growth": "stopped to continue with {hosts} hosts instead of {hosts_before}",
     "stop_deadline": "the job's deadline of {limit_s:g} s passed",
     "stop_disk": "host {host} uses {used} of ephemeral storage, over its limit of {limit} "
@@ -492,10 +521,13 @@ CATALOG: dict[str, str] = {
     "was_deleted": "; step {step} was saved, and somebody deleted it",
     "was_deleted_by_other": "; step {step} was, and somebody deleted it",
     # A run.
-    "repeated": "{cause}; so did the attempt before, and neither made progress",
-    "repeated_output": "{cause} ({detail}); so did the attempt before, and neither made progress",
+    "repeated": "{cause}; another attempt failed in the same way and saved no new step",
+    "repeated_output": "{cause} ({detail}); another attempt failed in the same way and saved no "
+    "new step",
     "no_progress": "no newly committed step in {count} sets of pods; the first error was: {cause}",
     "preempted": "no newly committed step in {count} preemptions in a row, of {limit} "
+    "(restarts.preempted): {cause}",
+    "requeued_often": "no newly committed step in {count} free restarts in a row, of {limit} "
     "(restarts.preempted): {cause}",
     "preempted_unseen": "no newly committed step in at least {count} preemptions in a row, of "
     "{limit} (restarts.preempted): the job keeps no checkpoints",
@@ -570,7 +602,8 @@ def render_stop_reason(stop: StopFacts) -> str:
         return render_excess(stop.excess)
     if stop.reason is StopReason.GROWTH:
         return render_phrase("stop_growth", hosts=stop.hosts, hosts_before=stop.hosts_before)
-    return render_phrase("stop_user" if stop.reason is StopReason.USER else "stop_outside")
+    names = {StopReason.USER: "stop_user", StopReason.INTERRUPT: "stop_interrupt"}
+    return render_phrase(names.get(stop.reason, "stop_outside"))
 
 
 def _signal_values(number: int | None) -> dict[str, str]:
@@ -673,6 +706,13 @@ def _render_stop(failure: Failure) -> str:
     return text + killed + committed + _render_step("was_deleted", stop.deleted_step)
 
 
+def _render_too_often(failure: Failure) -> str:
+    if failure.cause is None:
+        return _render_template("preempted_unseen", failure)
+    is_requeue = failure.cause.kind is FailureKind.REQUEUED
+    return _render_template("requeued_often" if is_requeue else "preempted", failure)
+
+
 def _render_step(name: str, step: int | None) -> str:
     return "" if step is None else render_phrase(name, step=step)
 
@@ -709,6 +749,7 @@ KINDS: Mapping[FailureKind, KindRow] = {
     FailureKind.EXCEPTION: KindRow(_render_exception, may_pass=False),
     FailureKind.TRAINER_ERROR: KindRow(_render_exception),
     FailureKind.EXIT_CODE: KindRow("exit_code", may_pass=False),
+    FailureKind.REQUEUED: KindRow("requeued"),
     FailureKind.SIGNAL: KindRow("killed"),
     FailureKind.OOM_KILLED: KindRow("oom_killed"),
     FailureKind.NOT_STARTED: KindRow(
@@ -737,7 +778,5 @@ KINDS: Mapping[FailureKind, KindRow] = {
         _by_field("detail", "repeated_output", "repeated"), contract.STARTUP
     ),
     FailureKind.NO_PROGRESS: KindRow("no_progress", contract.NO_PROGRESS),
-    FailureKind.PREEMPTED_TOO_OFTEN: KindRow(
-        _by_field("cause", "preempted", "preempted_unseen"), contract.NO_PROGRESS
-    ),
+    FailureKind.PREEMPTED_TOO_OFTEN: KindRow(_render_too_often, contract.NO_PROGRESS),
 }

@@ -22,8 +22,12 @@ SILENT_PROGRESS_S = 600.0
 MAX_RESTART_ROWS = 50
 # The causes of contract.CLOCK_CAUSES during which no process runs.
 _WAITING_CAUSES = ("rendezvous", "down")
-# A line of a traceback. The last one is where the exception was raised.
-_TRACEBACK_PLACE = re.compile(r'^ *File ".*", line \d+.*$', re.MULTILINE)
+_TRACEBACK_START = "Traceback (most recent call last)"
+# A line of a traceback. The last one is where the exception was raised. The folder is left out,
+# because that of the site hook differs between pods.
+_TRACEBACK_PLACE = re.compile(r'^ *File "(?:.*/)?([^/"]*", line \d+.*)$', re.MULTILINE)
+# A traceback is cut at its beginning, so only the last frames are compared.
+_COMPARED_FRAMES = 10
 # Addresses, pids and times differ between equal exceptions.
 _NUMBER = re.compile(r"0x[0-9a-f]+|\d+")
 
@@ -47,7 +51,10 @@ def made_progress(records: Sequence[AttemptRecord]) -> list[bool]:
 
 
 def decide_next(
-    records: Sequence[AttemptRecord], in_place_limit: int, all_hosts_alive: bool
+    records: Sequence[AttemptRecord],
+    in_place_limit: int,
+    all_hosts_alive: bool,
+    preempted_limit: int | None = None,
 ) -> Decision:
     """Decide what follows the last of `records`, which are all of one run.
 
@@ -55,28 +62,77 @@ def decide_next(
     giving up.
     """
     verdict = records[-1].verdict
-    if not contract.outcome_for_code(verdict.code).in_place:
+    outcome = contract.outcome_for_code(verdict.code)
+    if not outcome.in_place:
         return Decision(False, verdict)
-    failures = [_comparable_failure(record) for record in records[-2:]]
-    if len(failures) == 2 and failures[0] is not None and failures[0] == failures[1]:
-        # Both attempts failed early and in the same way, so a third one would fail too.
-        output = "" if verdict.failure.kind is FailureKind.EXCEPTION else _last_line(verdict)[:300]
-        failure = Failure(FailureKind.REPEATED, cause=verdict.facts, detail=output)
-        place = {"rank": verdict.rank, "host": verdict.host}
-        return Decision(False, verdict_for(failure, traceback=verdict.traceback, **place))
+    if (first := _first_of_repeated(records)) is not None:
+        # A third attempt would fail too.
+        return Decision(False, _repeated_verdict(first.verdict))
     if verdict.is_full_disk:
         # The full disk is what the user has to fix, whatever the earlier errors were.
         return Decision(False, verdict)
-    if all_hosts_alive and restarts_before(records) < in_place_limit:
+    requeue, is_free = verdict.failure.requeue, outcome.charged_to is not Limit.CRASH
+    if is_free and preempted_limit is not None:
+        count = preemptions_without_progress(records)
+        if count >= preempted_limit:
+            return Decision(False, _too_often_preempted(count, preempted_limit, verdict.facts))
+    may_stay = all_hosts_alive and (requeue is None or not requeue.needs_new_pods)
+    if may_stay and (in_place_limit > 0 if is_free else restarts_before(records) < in_place_limit):
         return Decision(True, verdict)
-    first = first_error(records)
+    if is_free:
+        return Decision(False, verdict)
+    first_verdict = first_error(records)
     count = generations_without_progress(records)
     if count >= MAX_GENERATIONS_WITHOUT_PROGRESS:
-        facts = Failure(FailureKind.NO_PROGRESS, count=count, cause=first.facts)
-        first = verdict_for(
-            facts, rank=first.rank, host=first.host, step=first.step, traceback=first.traceback
-        )
-    return Decision(False, first)
+        facts = Failure(FailureKind.NO_PROGRESS, count=count, cause=first_verdict.facts)
+        first_verdict = _verdict_at_place(facts, first_verdict)
+    return Decision(False, first_verdict)
+
+
+def are_alike(verdict: Verdict, other: Verdict) -> bool:
+    """Return whether two attempts failed in the same way, which the next one would do as well.
+
+    Exceptions are alike if they have the same type and were raised by the same lines. Other ends
+    are alike if they have the same signal or exit code; before the first step, the last line of
+    output must be the same, too. The steps must be equal; those of a process that ended without
+    Python's help may differ by one, because its last report is lost.
+    """
+    if verdict.failure.may_pass or other.failure.may_pass or verdict.code != other.code:
+        return False
+    # Other codes, such as that of failing storage, say that the next attempt may succeed.
+    if verdict.code != contract.CRASH and verdict.failure.kind is not FailureKind.SIGNAL:
+        return False
+    return _failure_key(verdict) == _failure_key(other) and _are_steps_equal(verdict, other)
+
+
+def _first_of_repeated(records: Sequence[AttemptRecord]) -> AttemptRecord | None:
+    """Return the earlier failure that the last attempt repeats without a newly committed step.
+
+    Attempts between the two that may pass, such as a preemption, tell nothing about the program.
+    """
+    if made_progress(records)[-1] or _is_silent_progress(records[-1]):
+        return None
+    for record in reversed(_since_progress(records[:-1])):
+        if _is_silent_progress(record):
+            return None
+        if are_alike(record.verdict, records[-1].verdict):
+            return record
+        if not record.verdict.failure.may_pass:
+            return None
+    return None
+
+
+def _repeated_verdict(first: Verdict) -> Verdict:
+    has_type = first.failure.kind is FailureKind.EXCEPTION or first.failure.step is not None
+    output = "" if has_type else _last_line(first)[:300]
+    failure = Failure(FailureKind.REPEATED, cause=first.facts, detail=output)
+    return _verdict_at_place(failure, first)
+
+
+def _verdict_at_place(failure: Failure, verdict: Verdict) -> Verdict:
+    """Return the verdict for a failure whose rank, host and traceback are those of `verdict`."""
+    place = {"rank": verdict.rank, "host": verdict.host, "step": verdict.step}
+    return verdict_for(failure, traceback=verdict.traceback, **place)
 
 
 def newest_saved_step(records: Sequence[AttemptRecord], generation: int = 0) -> int | None:
@@ -94,18 +150,34 @@ def newest_saved_step(records: Sequence[AttemptRecord], generation: int = 0) -> 
     return max(steps, default=0 if has_trained else None)
 
 
-def _comparable_failure(record: AttemptRecord) -> tuple[Failure, str] | None:
-    """Return the failure and its place, or None if the next attempt may succeed."""
-    verdict, failure = record.verdict, dataclasses.replace(record.verdict.failure, rank=None)
-    has_progress = record.last_committed is not None or verdict.step is not None
-    is_silent_progress = record.ended - record.started > SILENT_PROGRESS_S
-    may_differ = not contract.outcome_for_code(verdict.code).ends_when_repeated
-    if may_differ or has_progress or is_silent_progress or failure.may_pass:
-        return None
-    if failure.kind is not FailureKind.EXCEPTION:
-        return failure, _last_line(verdict)
-    failure = failure.with_texts(lambda text: _NUMBER.sub("#", text))
-    return failure, next(reversed(_TRACEBACK_PLACE.findall(verdict.traceback or "")), "")
+def _failure_key(verdict: Verdict) -> tuple[object, ...]:
+    """Return what is equal for failures with the same cause, without rank and step."""
+    failure = verdict.failure
+    if failure.kind is FailureKind.EXCEPTION and failure.exception is not None:
+        # The frames of the exception itself, without those that it was chained from.
+        text = (verdict.traceback or "").rpartition(_TRACEBACK_START)[2]
+        places = _TRACEBACK_PLACE.findall(text)[-_COMPARED_FRAMES:]
+        message = "" if places else _NUMBER.sub("#", failure.exception.message)
+        return failure.exception.type, message, *places
+    if failure.kind in (FailureKind.SIGNAL, FailureKind.EXIT_CODE) and failure.step is not None:
+        return failure.kind, failure.signal, failure.exit_code
+    facts = dataclasses.replace(failure, rank=None, step=None)
+    last_line = _NUMBER.sub("#", _last_line(verdict))
+    return facts.with_texts(lambda text: _NUMBER.sub("#", text)), last_line
+
+
+def _are_steps_equal(verdict: Verdict, other: Verdict) -> bool:
+    steps = [end.step for end in (verdict, other) if end.step is not None]
+    if len(steps) < 2:
+        return not steps
+    is_flushed = verdict.failure.kind is FailureKind.EXCEPTION
+    return abs(steps[0] - steps[1]) <= (0 if is_flushed else 1)
+
+
+def _is_silent_progress(record: AttemptRecord) -> bool:
+    """Return whether an attempt ran for so long that it has made progress without reporting it."""
+    is_silent = record.verdict.step is None and record.last_committed is None
+    return is_silent and record.ended - record.started > SILENT_PROGRESS_S
 
 
 def _last_line(verdict: Verdict) -> str:
@@ -136,9 +208,9 @@ def _charged_to(code: int) -> Limit | None:
 
 
 def first_error(records: Sequence[AttemptRecord]) -> Verdict:
-    """Return the first error since the last newly committed step."""
+    """Return the first error since the last newly committed step, which counts as one."""
     verdicts = (record.verdict for record in _since_progress(records))
-    return next(verdict for verdict in verdicts if contract.outcome_for_code(verdict.code).in_place)
+    return next(verdict for verdict in verdicts if _charged_to(verdict.code) is Limit.CRASH)
 
 
 def generations_without_progress(records: Sequence[AttemptRecord]) -> int:
@@ -169,7 +241,7 @@ def give_up_verdict(
     if records[-1].generation == generation:
         return None
     verdict = decide_next(records, 0, all_hosts_alive=False).verdict
-    return verdict if verdict.code == contract.NO_PROGRESS else None
+    return None if contract.outcome_for_code(verdict.code).restarts else verdict
 
 
 def used_up_verdict(
@@ -239,15 +311,18 @@ def restarts_by_cause(
     return dict(Counter(record.cause for record in records if record.attempt < attempt))
 
 
-def restart_count(generation: int, by_cause: Mapping[str, int] | None) -> int:
+def restart_count(
+    generation: int, by_cause: Mapping[str, int] | None, attempt: int | None = None
+) -> int:
     """Return the number of restarts that every command, page and record shows.
 
     Args:
         generation: Number of the newest set of pods, from 0.
         by_cause: Restarts on record. Sets of pods that were lost before they wrote anything are in
             `generation` alone.
+        attempt: Number of the newest attempt, from 1, which is all that a pod tells at its end.
     """
-    return max(generation, sum((by_cause or {}).values()))
+    return max(generation, sum((by_cause or {}).values()), (attempt or 1) - 1)
 
 
 def _since_progress(records: Sequence[AttemptRecord]) -> Sequence[AttemptRecord]:

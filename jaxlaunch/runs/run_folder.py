@@ -1,7 +1,8 @@
 """The files of the run folder, which outlive a pod: attempts, summaries and starts.
 
 Each start keeps its record in starts/K, which no later start changes. summary.json of the run
-folder is the summary of the newest start, with a row for every start. job.yaml next to it is the
+folder is the summary of the newest start that was not refused before it trained, with a row for
+every start. job.yaml next to it is the
 job of the newest start that trained, to which the checkpoints belong. `launcher run` writes the
 resolved job. In a JobSet, the leader of the first pods writes the job in JSON as the pods received
 it.
@@ -25,7 +26,13 @@ from typing import Any
 from jaxlaunch import atomic_file, regular_files
 from jaxlaunch.records import codec
 from jaxlaunch.records.codec import NonNegativeInt
-from jaxlaunch.records.summary import AttemptProgress, AttemptRecord, StartRecord, Summary
+from jaxlaunch.records.summary import (
+    AttemptProgress,
+    AttemptRecord,
+    StartRecord,
+    Summary,
+    newest_effective_start,
+)
 from jaxlaunch.records.verdict import Failure, FailureKind, LostHost, Verdict, verdict_for
 from jaxlaunch.runs.layout import (
     AGENTS,
@@ -267,9 +274,12 @@ class RunStarts:
         if summary is not None and self._rows:
             # The previous start may have been killed before it saved its record in its folder. If
             # it was killed before its agents began, it has no record.
-            record, number = dataclasses.replace(summary, starts=()), self._rows[-1].start
+            record, last_row = dataclasses.replace(summary, starts=()), self._rows[-1]
+            number = last_row.start
             has_begun = summary.of is not None or not summary.starts
-            if has_begun and self._read_start_summary(number) != record:
+            # The summary of a run whose last start was refused is that of an earlier start.
+            is_of_last = summary.of is None or summary.of.uid in (last_row.uid, "")
+            if has_begun and is_of_last and self._read_start_summary(number) != record:
                 folder.write_json(start_file(number, SUMMARY), record.to_json())
         self._is_new = True
         last = max((row.start for row in self._rows), default=0)
@@ -330,7 +340,25 @@ class RunStarts:
         if summary.verdict is not None:
             record = dataclasses.replace(summary, starts=())
             self._folder.write_json(self.file_path(SUMMARY), record.to_json())
+        if self._rows[-1].refusal:
+            summary = self._read_earlier_result() or summary
         self._folder.write_json(SUMMARY, dataclasses.replace(summary, starts=self._rows).to_json())
+
+    def read_own_summary(self) -> Summary | None:
+        """Return the summary of this start, also if the start was refused."""
+        uid = self._rows[-1].uid
+        return self._folder.read_summary(uid) or self._folder.read_summary(
+            uid, name=self.file_path(SUMMARY)
+        )
+
+    def _read_earlier_result(self) -> Summary | None:
+        """Return the summary of the run before this start, which was refused."""
+        summary, uid = self._folder.read_summary(), self._rows[-1].uid
+        if summary is not None and summary.of is not None and summary.of.uid != uid:
+            # Another start may continue to run in the same folder.
+            return summary
+        row = newest_effective_start(self.earlier_starts)
+        return None if row is None else self._read_start_summary(row.start)
 
     def file_path(self, name: str) -> str:
         """Return the path of a file of this start, relative to the run folder."""

@@ -27,6 +27,7 @@ from jaxlaunch.trainer.start.process import (
     get_ready,  # noqa: F401  # the agent's standby process calls it
     print_error,
     read_spec,
+    requested_exit_code,
     to_user_error,
 )
 from jaxlaunch.trainer.train import build_loop
@@ -65,6 +66,8 @@ def main() -> NoReturn:
         code = exit_code(error, has_stepped=loop is not None and loop.has_stepped)
         if loop is not None and not isinstance(error, Stopped):
             loop.end_saves()
+        if (requested_code := requested_exit_code(error)) is not None:
+            exit_process(requested_code, report)
         if (
             fd
             and isinstance(error, TrainerError)

@@ -22,7 +22,7 @@ from jaxlaunch.trainer.data.source import DataSource
 from jaxlaunch.trainer.errors import NotFiniteError, SpecError
 from jaxlaunch.trainer.generate.text_model import TrainingSamples
 from jaxlaunch.trainer.loop.driver import Loop
-from jaxlaunch.trainer.loop.training import RunContext, Settings, Training
+from jaxlaunch.trainer.loop.training import RunContext, Settings, Training, describe_saved
 from jaxlaunch.trainer.metrics.counters import Workload
 from jaxlaunch.trainer.metrics.means import EvaluationMeans
 from jaxlaunch.trainer.metrics.progress import Progress
@@ -372,8 +372,8 @@ class BuiltInTraining(Training[TrainState]):
         if wrong_batch is not None:
             advice = f"Its batch is not finite: {wrong_batch}. Fix that example, or leave it out"
         return NotFiniteError(
-            f"step {step}: loss {loss:.6g} with gradient norm {norm:.6g}; the update was not "
-            f"applied, and nothing after step {step - 1} is saved. {advice}"
+            f"loss {loss:.6g} with gradient norm {norm:.6g} in step {step}; the update was not "
+            f"applied, and {describe_saved(saved)}. {advice}"
         )
 
     def _find_wrong_batch(self, number: int) -> str | None:

@@ -89,7 +89,8 @@ def test_jobset_ends_and_restarts_as_the_table_says(
     gang = gangs[code]
     end, counters = TABLE[contract.outcome_for_code(code).action]
     assert (gang.wait_for_end(), gang.counters) == (end, counters)
-    last = contract.DONE if code == contract.PREEMPTED else code
+    is_free = contract.outcome_for_code(code).action is Action.RESTART_UNCHARGED
+    last = contract.DONE if is_free else code
     there = wait_until(
         lambda: gang.hosts,
         lambda hosts: all(host.terminated for host in hosts),

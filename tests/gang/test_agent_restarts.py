@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from jaxlaunch.contract import Requeue
 from tests.gang.agents import Gang, child_pids, make_job, run_gang, run_program, write_program
 
 CRASH_TWICE = """
@@ -72,13 +73,13 @@ def test_permanent_fault_is_not_retried(tmp_path: Path) -> None:
     [
         (
             "raise ValueError('option reduce=nccl')",
-            "rank 0 raised: ValueError: option reduce=nccl; so did the attempt",
+            "rank 0 raised: ValueError: option reduce=nccl; another attempt failed",
         ),
         (
             "import no_such_module",
-            "rank 0 raised: ModuleNotFoundError: No module named 'no_such_module'; so did",
+            "rank 0 raised: ModuleNotFoundError: No module named 'no_such_module'; another attempt",
         ),
-        (None, "No such file or directory); so did the attempt before, and neither made progress"),
+        (None, "No such file or directory); another attempt failed in the same way and saved no "),
     ],
 )
 def test_program_that_fails_twice_alike_at_its_start_is_not_retried(
@@ -92,6 +93,9 @@ def test_program_that_fails_twice_alike_at_its_start_is_not_retried(
     assert gang.verdict["cause"] == "startup" and words in gang.verdict["message"]
     assert "program.py" in gang.verdict["traceback"]
     assert gang.verdict["traceback"].count("Traceback") == (text is not None)
+    # The first error is told once, and the second attempt refers to it.
+    assert gang.stderr.count(" (83): ") == 1
+    assert "attempt 2 failed as attempt 1 did" in gang.stderr
 
 
 def test_another_job_in_the_same_folder_is_another_start(tmp_path: Path) -> None:
@@ -104,7 +108,7 @@ def test_another_job_in_the_same_folder_is_another_start(tmp_path: Path) -> None
     refused = write_program(tmp_path, text, name="refused.py")
     gang, codes = run_gang(tmp_path, make_job(refused), env={"JAXLAUNCH_UID": "second"})
     assert codes == [78]
-    assert (gang.summary["status"], gang.summary["of"]["uid"]) == ("failed", "second")
+    assert (gang.summary["status"], gang.summary["of"]["uid"]) == ("done", "first")
     rows = [
         (row["uid"], row["code"], row["first_step"], row["last_step"])
         for row in gang.summary["starts"]
@@ -113,6 +117,8 @@ def test_another_job_in_the_same_folder_is_another_start(tmp_path: Path) -> None
     starts = [gang.run_dir / "starts" / str(number) for number in (1, 2)]
     first = json.loads((starts[0] / "summary.json").read_text())
     assert (first["status"], first["step"], first["of"]["uid"]) == ("done", 57, "first")
+    refused = json.loads((starts[1] / "summary.json").read_text())
+    assert (refused["status"], refused["of"]["uid"]) == ("failed", "second")
     assert [(start / "logs" / "rank-0.log").read_text() for start in starts] == ["one\n", "two\n"]
     assert [attempt["uid"] for attempt in gang.attempts] == ["first", "second"]
 
@@ -247,3 +253,137 @@ def test_eviction_for_excess_storage_is_charged_and_names_the_key(
         in gang.verdict["message"]
     )
     assert "(resources.ephemeral)" in gang.verdict["message"] and len(gang.attempts) == 1
+
+
+AT_A_STEP = """
+for step in range(1, 6):
+    say(phase="step", step=step)
+if {commits} and ATTEMPT == 1:
+    say(committed=3)
+{end}
+"""
+REPEATED_ENDS = {
+    "exception": ("raise ValueError(f'bad batch {os.getpid()} {ATTEMPT * chr(65)}')", "bad batch"),
+    "exit": ("os._exit(3)", "exit code 3"),
+    "signal": ("os.kill(os.getpid(), signal.SIGSEGV); time.sleep(9)", "SIGSEGV"),
+}
+
+
+@pytest.mark.parametrize("kind", REPEATED_ENDS)
+def test_same_failure_at_the_same_step_ends_the_run(tmp_path: Path, kind: str) -> None:
+    end, words = REPEATED_ENDS[kind]
+    text = AT_A_STEP.format(end=end, commits=kind == "exception")
+    gang, codes = run_program(tmp_path, text, in_place_limit=3, hosts=2)
+    assert codes == [70, 70] and len(gang.attempts) == 2
+    message = gang.verdict["message"]
+    assert words in message and message.endswith("failed in the same way and saved no new step")
+    assert (gang.verdict["step"], gang.verdict["failure"]["cause"]["step"]) == (5, 5)
+    if kind == "exception":
+        assert " A'" not in message and message.count(" A;") == 1, "the first error is reported"
+    # Each attempt said its own end once.
+    assert gang.stderr.count(words) == 1
+
+
+@pytest.mark.parametrize("kind", REPEATED_ENDS)
+def test_same_failure_in_new_pods_ends_the_run(tmp_path: Path, kind: str) -> None:
+    end, words = REPEATED_ENDS[kind]
+    job = make_job(write_program(tmp_path, AT_A_STEP.format(end=end, commits=True)))
+    first, codes = run_gang(tmp_path, job)
+    assert codes == [139 if kind == "signal" else 83]
+    gang, codes = run_gang(tmp_path, job, generation=1)
+    assert codes == [70] and len(gang.attempts) == 2
+    assert words in gang.verdict["message"] and gang.verdict["cause"] == "startup"
+
+
+def test_other_failure_or_new_commit_is_restarted(tmp_path: Path) -> None:
+    gang, codes = run_program(
+        tmp_path,
+        """
+        say(phase="step", step=5)
+        if ATTEMPT == 1:
+            raise ValueError("a")
+        if ATTEMPT == 2:
+            raise KeyError("b")
+        if ATTEMPT in (3, 4):
+            say(committed=ATTEMPT)
+            raise ValueError("c")
+        """,
+        in_place_limit=3,
+    )
+    assert codes == [0]
+    assert [attempt["cause"] for attempt in gang.attempts] == ["crash"] * 4 + ["done"]
+
+
+REQUEUE = """
+say(phase="step", step=1)
+if ATTEMPT <= {count} and (RANK == 1 or {all_ranks}):
+    sys.exit({code})
+if ATTEMPT <= {count}:
+    mark("waits")
+    time.sleep(3600)
+"""
+CODES = {42: Requeue.FREE, 43: Requeue.FREE_NEW_PODS, 99: Requeue.CHARGED}
+
+
+@pytest.mark.parametrize("all_ranks", [True, False])
+def test_free_code_restarts_in_place_without_being_counted(tmp_path: Path, all_ranks: bool) -> None:
+    text = REQUEUE.format(count=3, code=42, all_ranks=all_ranks)
+    fields = {"requeue_codes": CODES, "in_place_limit": 1, "grace_s": 0.5}
+    gang, codes = run_program(tmp_path, text, hosts=2, **fields)
+    assert codes == [0, 0]
+    assert [attempt["cause"] for attempt in gang.attempts] == ["requeued"] * 3 + ["done"]
+    verdict = gang.attempts[0]["verdict"]
+    assert verdict["traceback"] is None and (verdict["code"], verdict["failure"]["exit_code"]) == (
+        85,
+        42,
+    )
+    assert "ended with exit code 42 at step 1, which asks for another run" in gang.stderr
+    assert "restarting in place: not counted toward restarts.in_place" in gang.stderr
+
+
+@pytest.mark.parametrize(
+    ("code", "in_place_limit", "exit_code", "attempts"),
+    [
+        (43, 3, 85, 1),
+        (42, 0, 85, 1),
+        (99, 2, 86, 3),
+        (99, 0, 86, 1),
+        # Ten restarts without a newly committed step are enough.
+        (42, 1, 79, 10),
+        # Without a meaning, it is a failure that repeats.
+        (41, 3, 70, 2),
+    ],
+)
+def test_code_that_asks_for_a_restart_is_counted(
+    tmp_path: Path, code: int, in_place_limit: int, exit_code: int, attempts: int
+) -> None:
+    text = REQUEUE.format(count=99, code=code, all_ranks=True)
+    fields = {"requeue_codes": CODES, "preempted_limit": 10}
+    gang, codes = run_program(tmp_path, text, in_place_limit=in_place_limit, **fields)
+    assert codes == [exit_code] and len(gang.attempts) == attempts
+    assert f"exit code {code}" in gang.verdict["message"]
+
+
+def test_code_waits_for_ranks_that_still_save(tmp_path: Path) -> None:
+    gang, codes = run_program(
+        tmp_path,
+        """
+        if ATTEMPT == 1 and RANK == 0:
+            time.sleep(2)
+            mark("saved")
+        if ATTEMPT == 1:
+            sys.exit(42)
+        """,
+        hosts=2,
+        in_place_limit=1,
+        requeue_codes=CODES,
+    )
+    assert codes == [0, 0] and (gang.marks / "saved-0").exists()
+    assert [attempt["cause"] for attempt in gang.attempts] == ["requeued", "done"]
+
+
+def test_exception_is_no_request_for_a_restart(tmp_path: Path) -> None:
+    text = "raise ValueError('a bug')"
+    codes_of_job = {1: Requeue.FREE}
+    gang, codes = run_program(tmp_path, text, in_place_limit=1, requeue_codes=codes_of_job)
+    assert codes == [70] and "a bug" in gang.verdict["message"]

@@ -30,8 +30,9 @@ def test_loss_that_is_not_finite_ends_the_run_and_is_not_saved(tmp_path: Path, s
     assert result.code == 76, result.stderr[-3000:]
     verdict = result.verdict
     assert (verdict["cause"], verdict["code"]) == ("not_finite", 76)
-    assert f"step {step}: loss nan" in verdict["message"]
-    shows("step 120: loss nan with gradient norm nan", verdict["message"])
+    assert f"loss nan with gradient norm nan in step {step}; the" in verdict["message"]
+    assert "step 4 is the newest saved one" in verdict["message"]
+    shows("loss nan with gradient norm nan in step 120", verdict["message"])
     mine = Path(__file__).with_name("mine.py")
     batch_note = (
         f"mine:Pairs: example {args['wrong']}, at position {args['wrong']}, has image nan ({mine}:"

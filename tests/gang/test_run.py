@@ -158,8 +158,10 @@ def test_second_interrupt_kills_and_names_the_saved_step(tmp_path: Path) -> None
     assert result.summary["status"] == "stopped"
     assert result.summary["step"] == 43
     assert result.summary["saved"] == 40
-    assert result.verdict["message"] == "stopped by you; step 40 is saved"
-    assert "stopped at step 43: stopped by you; step 40 is saved (exit 80)" in result.stderr
+    assert result.verdict["cause"] == "interrupted"
+    assert result.verdict["message"] == "stopped by Ctrl-C; step 40 is saved"
+    ended = "interrupted at step 43: stopped by Ctrl-C; step 40 is saved (exit 80)"
+    assert ended in result.stderr and "preempted" not in result.stderr
 
 
 def test_passed_deadline_has_its_own_code_and_message(tmp_path: Path) -> None:

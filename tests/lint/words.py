@@ -33,7 +33,8 @@ FORBIDDEN: Mapping[str, str] = {
     r"one's own": "your own",
     r"thereof|therein|whence|hence|hitherto|lest|ere": "plain words",
     r"(?<!virtual-time-)budgets?(?! is now timeouts)": "timeouts of phases, or restart limits",
-    r"(un)?charged": "(does not) count toward the limit",
+    # It is a value of restarts.codes.
+    r"(un)?charged(?!-new-pods|, free-|: like)": "(does not) count toward the limit",
     r"verdicts?": "job result; `verdict` only as the name of the field",
     r"(?<!TPU )(?<!Ada )generations?(?! of (TPU|text))": "JobSet restart; `generation` only as the "
     "name of the field",

@@ -87,7 +87,8 @@ def run_command(
         output.show_messages(f"its page: launcher report {name}")
         if end.code != contract.DONE:
             is_stop = contract.outcome_for_code(end.code).is_stop
-            resume = "; the same command continues it" if is_stop else ""
+            verb = "starts it again" if end.summary["saved"] is None else "continues it"
+            resume = f"; the same command {verb}" if is_stop else ""
             output.show_messages(f"why: launcher explain {name}{resume}")
         elif job.train is not None:
             command = "sample" if job.train.task == "lm" else "eval"
@@ -129,10 +130,17 @@ def _show_end(path: Path, end: RunEnd, selection: Selection) -> None:
     """Show how the run ended, with the traceback if the lines of its rank were not shown."""
     summary, verdict, is_done = end.summary, end.summary["verdict"], end.code == contract.DONE
     step = summary["step"] if verdict["step"] is None or is_done else verdict["step"]
-    outcome = summary["status"] if step is None else f"{summary['status']} at step {step}"
+    is_interrupt = verdict["cause"] == contract.INTERRUPTED
+    status = contract.INTERRUPTED if is_interrupt else summary["status"]
+    outcome = status if step is None else f"{status} at step {step}"
     if end.reached_step is not None:
-        outcome = "nothing to do" if is_done else summary["status"]
+        outcome = "nothing to do" if is_done else status
         outcome += f"; the run is at step {end.reached_step}"
+    if end.kept_status is not None:
+        outcome = f"start {end.start} was refused, and the run stays {end.kept_status}"
+        if end.reached_step is not None:
+            outcome += f" at step {end.reached_step}"
+        path = path.parent / layout.start_file(end.start, layout.SUMMARY)
     pointer = f"see {path}" if path.exists() else f"{path} could not be written"
     output.show_messages(f"{outcome}: {verdict['message']} (exit {end.code}); {pointer}")
     if (page := troubleshooting.command_for_code(end.code)) is not None:

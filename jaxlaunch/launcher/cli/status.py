@@ -58,6 +58,7 @@ def describe_job(view: JobView, *, is_wide: bool = False) -> Iterator[str]:
         ("as of", view.as_of),
         ("age", format_age(status.age_s) + ended),
         ("folder", status.folder or ""),
+        ("refused", _describe_refusal(status)),
         ("unknown", "; ".join(view.unread)),
     ]
     yield from (f"  {label:<11}{text}" for label, text in rows if text)
@@ -93,6 +94,12 @@ def _describe_phase(status: JobStatus) -> str:
         return step_text
     spent = "" if status.phase_s is None else f" for {format_age(status.phase_s)}"
     return f"{status.phase}{spent}" + (f", at {step_text}" if step_text else "")
+
+
+def _describe_refusal(status: JobStatus) -> str:
+    if (refused := status.refused_start) is None:
+        return ""
+    return f"start {refused['start']}: {refused['message']} (exit {refused['code']})"
 
 
 def _describe_checkpoint(status: JobStatus) -> str:

@@ -116,6 +116,24 @@ def _pod_count_faults(job: JobSpec) -> Iterator[Fault]:
         yield Fault(("hosts",), message)
 
 
+# Codes of a shell for a command that it cannot start.
+_SHELL_CODES = {126: "the command is not executable", 127: "the command is not found"}
+
+
+@_check(("restarts", "codes"))
+def _requeue_code_faults(job: JobSpec) -> Iterator[Fault]:
+    """Refuse codes that have another meaning, for the agents or for a shell."""
+    meanings = {code: f"`{row.cause}`: {row.meaning}" for code, row in contract.OUTCOMES.items()}
+    meanings[contract.LEFT_GANG] = "`SIGTERM`: the process was told to stop"
+    meanings |= _SHELL_CODES
+    for code, value in job.restarts.codes.items():
+        if (meaning := meanings.get(int(code))) is not None:
+            message = f"restarts.codes.{code} = {value}: {code} already means {meaning}."
+            free_code = "42" if "42" not in job.restarts.codes else "43"
+            hint = f"let the program end with another code, such as {free_code}."
+            yield Fault(("restarts", "codes", code), message, hint)
+
+
 @_check(*_DEVICES, ("spares",), ("restarts",))
 def _elastic_faults(job: JobSpec) -> Iterator[Fault]:
     """Check hosts.min and spares, which need hosts that are replaced one by one."""

@@ -16,10 +16,11 @@ from pydantic import Field
 
 from jaxlaunch import accelerators, contract
 from jaxlaunch.accelerators import ACCELERATORS, Platform
-from jaxlaunch.contract import AgentJob
+from jaxlaunch.contract import AgentJob, Requeue
 from jaxlaunch.launcher.job.introspection import Words
 from jaxlaunch.launcher.job.types import (
     Duration,
+    ExitCodeKey,
     JobName,
     Label,
     LabelKey,
@@ -279,6 +280,7 @@ class Restarts(Block):
       crash: 3              # new pods after a crash, a hang or a lost host
       in_place: 1           # before that, one start in the same pods
       preempted: unlimited  # spot capacity
+      codes: {42: free}     # sys.exit(42) asks for another run
     ```
     """
 
@@ -292,7 +294,15 @@ class Restarts(Block):
     )
     preempted: Positive | Literal["unlimited"] = Field(
         20,
-        description="preemptions, evictions and drained nodes in a row without a newly saved step",
+        description="preemptions, evictions, drained nodes and free restarts in a row without a "
+        "newly saved step",
+    )
+    codes: dict[ExitCodeKey, Literal["free", "charged", "free-new-pods", "charged-new-pods"]] = (
+        Field(
+            {},
+            description="exit codes by which a program asks to be run again, in the same pods or "
+            "(-new-pods) in new ones; free: counted like a preemption; charged: like a crash",
+        )
     )
 
 
@@ -310,7 +320,6 @@ class Timeouts(Block, validate_default=True):
       compile: 1h     # a large model
       first_step: 30m # a program that never comes to its first step hangs
       step: 5m        # fixed; auto follows the median
-      pending: 2h     # give up when no node is free by then
     ```
     """
 
@@ -333,16 +342,11 @@ class Timeouts(Block, validate_default=True):
     data: Duration | None = _timeout_field("data", "waiting for one batch")
     eval: Duration | None = _timeout_field("eval", "one evaluation")
     save: Duration | None = _timeout_field("save", "one save, until it is committed")
-    pending: Duration | None = Field(
-        None, description="waiting in a queue and for nodes; default no limit"
-    )
 
     def to_seconds(self) -> dict[str, float | None]:
         """Return the timeouts that an agent enforces, in seconds; None if learned or not set."""
-        excluded = {"pending"}
-        if self.first_step is None:
-            # The agent has this default, and the digests of other jobs stay as they are.
-            excluded.add(contract.FIRST_STEP)
+        # The agent has this default, and the digests of other jobs stay as they are.
+        excluded = {contract.FIRST_STEP} if self.first_step is None else set()
         timeouts = {name: value for name, value in self if name not in excluded}
         return {name: None if value == "auto" else value for name, value in timeouts.items()}
 
@@ -762,6 +766,9 @@ class JobSpec(Block, validate_default=True):
             replaces=self.replaces_hosts,
             sizes=self.trainable_host_counts,
             preempted_limit=None if preempted == "unlimited" else preempted,
+            requeue_codes={
+                int(code): Requeue(value) for code, value in self.restarts.codes.items()
+            },
             grace_s=self.grace,
             deadline_s=self.deadline,
             metrics_port=metrics_port,

@@ -88,6 +88,12 @@ Variable = Annotated[
     Field(pattern=r"^[A-Za-z_][A-Za-z0-9_.-]*$"),
     Words("a variable's name: letters, digits and _"),
 ]
+# The reader of job.yaml returns keys as text.
+ExitCodeKey = Annotated[
+    str,
+    Field(pattern=r"^([1-9][0-9]?|1[0-9]{2}|2[0-4][0-9]|25[0-5])$"),
+    Words("an exit code from 1 to 255"),
+]
 # A scalar that is kept as written: `--lr 3e-4` in a command must not become 0.0003.
 Text = Annotated[str, WithJsonSchema({"type": ["string", "number", "boolean"]})]
 LabelKey = Annotated[

@@ -15,7 +15,13 @@ from typing import Any
 from jaxlaunch import contract, regular_files
 from jaxlaunch.launcher.local import agents
 from jaxlaunch.launcher.yaml import reader
-from jaxlaunch.records.summary import AttemptProgress, AttemptRecord, Summary, furthest_step
+from jaxlaunch.records.summary import (
+    AttemptProgress,
+    AttemptRecord,
+    Summary,
+    furthest_step,
+    newest_effective_start,
+)
 from jaxlaunch.records.verdict import (
     Failure,
     FailureKind,
@@ -67,6 +73,16 @@ def find_reached_step(folder: Path) -> int | None:
     return next((start.last_step for start in reversed(starts) if start.has_trained), None)
 
 
+def find_kept_status(folder: Path) -> tuple[str | None, int]:
+    """Return the status that a run keeps after a refused start, and the number of that start."""
+    summary = RunFolder(folder).read_summary()
+    rows = start_rows(summary)
+    if summary is None or not rows:
+        return None, 1
+    is_kept = newest_effective_start(rows) is not rows[-1]
+    return summary.status if is_kept else None, rows[-1].start
+
+
 def end_generation(
     folder: RunFolder,
     uid: str,
@@ -76,6 +92,7 @@ def end_generation(
     *,
     is_stopped: bool,
     started_at: float,
+    is_interrupt: bool = False,
     has_train_block: bool = False,
 ) -> Summary:
     """Record the end of a generation in `folder`, and return the summary.
@@ -87,10 +104,15 @@ def end_generation(
         codes: The exit codes of its agents, by host.
         checkpoints: The folder of the checkpoints, if it is on this machine.
         is_stopped: Whether the user stopped it.
+        is_interrupt: Whether that was by Ctrl-C.
         started_at: When the run started, in Unix time; all seconds since then are counted.
         has_train_block: Whether every step that it saved was in `checkpoints`.
     """
-    records, summary = folder.read_records(uid), folder.read_summary(uid)
+    starts, deleted_step = RunStarts(folder, uid), None
+    stop_reason = None
+    if is_stopped:
+        stop_reason = StopReason.INTERRUPT if is_interrupt else StopReason.USER
+    records, summary = folder.read_records(uid), starts.read_own_summary()
     is_open = run_folder.find_unfinished_attempt(folder, uid, records) is not None
     # Not a single agent wrote anything.
     if summary is None or summary.of is None or summary.of.generation < generation:
@@ -104,14 +126,13 @@ def end_generation(
     if not is_open and summary.verdict is None:
         summary = _with_recorded_verdict(summary, records[-1].verdict)
         summary = dataclasses.replace(summary, verdict=None) if is_stopped else summary
-    starts, deleted_step = RunStarts(folder, uid), None
     if summary.verdict is None:
         summary = _with_saved_step(summary, checkpoints, starts, records)
     if has_train_block and _is_deleted(summary.committed, checkpoints):
         deleted_step = summary.committed
         summary = dataclasses.replace(summary, committed=newest_step(checkpoints))
     if is_open and summary.of is not None:
-        verdict = _verdict_for_codes(codes, summary, is_stopped, deleted_step)
+        verdict = _verdict_for_codes(codes, summary, stop_reason, deleted_step)
         record = run_folder.close_unfinished(summary.of, verdict)
         folder.append_record(record)
         records.append(record)
@@ -122,7 +143,8 @@ def end_generation(
             summary, folder, starts, records, codes, checkpoints, deleted_step
         )
     else:
-        verdict = _verdict_for_codes(codes, summary, True, deleted_step)
+        reason = stop_reason or StopReason.USER
+        verdict = _verdict_for_codes(codes, summary, reason, deleted_step)
         summary = dataclasses.replace(summary, verdict=verdict)
     final = summary.verdict
     if final is not None and records and contract.outcome_for_code(final.code).in_place:
@@ -215,7 +237,10 @@ def _is_deleted(step: int | None, checkpoints: Path | None) -> bool:
 
 
 def _verdict_for_codes(
-    codes: Sequence[int], summary: Summary, is_stopped: bool, deleted_step: int | None
+    codes: Sequence[int],
+    summary: Summary,
+    stop_reason: StopReason | None,
+    deleted_step: int | None,
 ) -> Verdict:
     """Return the verdict on agents that wrote none, by their exit codes.
 
@@ -227,9 +252,9 @@ def _verdict_for_codes(
         facts = Failure(FailureKind.UNRECORDED, exit_code=agent_codes[0])
         host = 0 if contract.outcome_for_code(agent_codes[0]).in_place else None
         return verdict_for_code(agent_codes[0], facts, rank=host, host=host, step=step)
-    if is_stopped:
+    if stop_reason is not None:
         committed = summary.committed
-        stop = StopFacts(StopReason.USER, committed_step=committed, deleted_step=deleted_step)
+        stop = StopFacts(stop_reason, committed_step=committed, deleted_step=deleted_step)
         facts = Failure(FailureKind.STOPPED, stop=stop)
         return verdict_for_code(stop.verdict_code, facts, step=step)
     are_killed = len(codes) > 1 and not agent_codes

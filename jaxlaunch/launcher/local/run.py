@@ -70,6 +70,10 @@ class RunEnd:
     summary: Mapping[str, Any]
     # The step that an earlier start reached, if this one trained nothing.
     reached_step: int | None = None
+    # The status that the run keeps, because this start was refused before it trained.
+    kept_status: str | None = None
+    # The number of this start.
+    start: int = 1
 
 
 def run_job(
@@ -128,7 +132,9 @@ def run_job(
             for name in (JOB, RunStarts(folder, environ[contract.UID]).file_path(JOB)):
                 folder.replace_file(name, resolved.encode())
         reached_step = bookkeeping.find_reached_step(local.folder)
-        return RunEnd(summary.verdict.code, summary.to_json(), reached_step)
+        kept_status, start = bookkeeping.find_kept_status(local.folder)
+        code = summary.verdict.code
+        return RunEnd(code, summary.to_json(), reached_step, kept_status, start)
 
 
 def _require_memory(job: JobSpec) -> None:
@@ -208,6 +214,8 @@ class Signals:
 
     def __init__(self, say: Callable[[str], None], lock: Lock) -> None:
         self.received = 0
+        # The first signal is that of Ctrl-C.
+        self.is_interrupt = False
         self.gang: Gang | None = None
         self._say, self._lock = say, lock
 
@@ -224,10 +232,13 @@ class Signals:
 
     def _handle_signal(self, number: int, frame: types.FrameType | None) -> None:
         self.received += 1
-        message, number = "killing the agents and their processes", signal.SIGKILL
         if self.received == 1:
             self._lock.note_stopping()
-            message, number = "saving and stopping; a second signal kills", signal.SIGTERM
+            self.is_interrupt = number == signal.SIGINT
+            # The agents get the same signal, so that they know what it means.
+            message = "saving and stopping; a second signal kills"
+        else:
+            message, number = "killing the agents and their processes", signal.SIGKILL
         self._say(message)
         if self.gang is not None:
             self.gang.send_signal(number)
@@ -249,7 +260,7 @@ def run_generations(
         signals.gang = gang = Gang(environ, job, generation, lock)
         if signals.received:
             # The signal came while the agents were started.
-            gang.send_signal(signal.SIGTERM)
+            gang.send_signal(signal.SIGINT if signals.is_interrupt else signal.SIGTERM)
         codes = gang.follow_output(show, say)
         agents.kill_orphans(environ[contract.UID])
         # These are folders of agents that were killed.
@@ -261,6 +272,7 @@ def run_generations(
             codes,
             checkpoints,
             is_stopped=signals.received > 0,
+            is_interrupt=signals.is_interrupt,
             started_at=float(environ[contract.STARTED]),
             has_train_block=job.train is not None,
         )

@@ -82,8 +82,9 @@ def _explain_end(record: Run, status: JobStatus) -> Answer:
         if status.lasted_s is not None:
             headline += Text(" in {lasted:age}", lasted=status.lasted_s)
         return Answer("done", headline)
-    template = "`{run}` resumes it"
-    template += "" if status.committed is None else " from step {step}"
+    template = "`{run}` starts it again: no step is saved"
+    if status.committed is not None:
+        template = "`{run}` resumes it from step {step}"
     resume = advise_resubmit(template, run=SUBMIT_AGAIN, step=status.committed)
     if was_killed(record):
         at_step = "" if status.step is None else " at step {step}"
@@ -150,4 +151,7 @@ def _list_facts(record: Run, status: JobStatus) -> Iterator[Text]:
         yield Text("last good checkpoint: step {step}", step=status.committed)
     if status.goodput is not None:
         yield Text("goodput: {goodput:.1%}", goodput=status.goodput)
+    if (refused := status.refused_start) is not None:
+        template = "start {start} was refused (exit {code}): {message}"
+        yield Text(template, **{name: refused[name] for name in ("start", "code", "message")})
     yield Text("run folder: {folder}", folder=str(record.folder))

@@ -20,7 +20,12 @@ from jaxlaunch import regular_files
 from jaxlaunch.launcher.errors import KeyPath, UserError
 from jaxlaunch.launcher.wording import os_error_reason
 from jaxlaunch.launcher.yaml import reader
-from jaxlaunch.records.summary import AttemptRecord, StartRecord, Summary
+from jaxlaunch.records.summary import (
+    AttemptRecord,
+    StartRecord,
+    Summary,
+    newest_effective_start,
+)
 from jaxlaunch.runs import layout
 from jaxlaunch.runs.layout import Holder, Lock, LockError, is_run, is_sweep
 from jaxlaunch.runs.run_folder import RunFolder, start_rows
@@ -48,8 +53,14 @@ class Run:
 
     @property
     def newest_start(self) -> StartRecord | None:
-        """The row of the newest start."""
-        return next(reversed(start_rows(self.summary)), None)
+        """The row of the newest start that was not refused, which the result is of."""
+        return newest_effective_start(start_rows(self.summary))
+
+    @property
+    def refused_start(self) -> StartRecord | None:
+        """The row of the newest start, if it was refused and left the result as it was."""
+        last = next(reversed(start_rows(self.summary)), None)
+        return last if last is not None and last is not self.newest_start else None
 
     @functools.cached_property
     def start_folder(self) -> Path:

@@ -9,7 +9,7 @@ import time
 import urllib.request
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from jaxlaunch import contract
 from jaxlaunch.launcher.jobs.status.job_status import FINAL_STATES, JobStatus, Restarts, State
@@ -65,7 +65,8 @@ def run_status(run: Run, live: LiveStatus | None = None) -> JobStatus:
             ended_at = start.ended or (None if progress is None else progress.at)
     generation = 0 if progress is None else progress.generation
     numbers = RunNumbers() if summary is None else summary
-    restart_total = history.restart_count(generation, numbers.restarts)
+    attempt = None if progress is None else progress.attempt
+    restart_total = history.restart_count(generation, numbers.restarts, attempt)
     pods = job_numbers.get(MAX_HOSTS_KEY, job_numbers.get(HOSTS_KEY, 1))
     # While the run restarts and has trained no step yet, its step is the saved one.
     reached_step = furthest_step(numbers.step, live and live.step)
@@ -79,7 +80,7 @@ def run_status(run: Run, live: LiveStatus | None = None) -> JobStatus:
         hosts=max(1, pods) * max(1, job_numbers.get(SLICES_KEY, 1)),
         ready=None if live is None else live.ready,
         generation=generation,
-        attempt=None if progress is None else progress.attempt,
+        attempt=attempt,
         phase=None if live is None or state is not State.RUNNING else live.common_phase,
         phase_s=None,
         missing=(),
@@ -97,9 +98,21 @@ def run_status(run: Run, live: LiveStatus | None = None) -> JobStatus:
         age_s=max(0.0, now - began_at),
         lasted_s=None if ended_at is None else max(0.0, ended_at - began_at),
         folder=str(run.folder),
+        refused_start=_describe_refusal(run),
         restart_seconds=restart_seconds[-1].seconds if restart_seconds else {},
         **(numbers.run_numbers() | {"step": reached_step or numbers.committed or reached_step}),
     )
+
+
+def _describe_refusal(run: Run) -> Mapping[str, Any] | None:
+    if (start := run.refused_start) is None or run.holder is not None:
+        return None
+    return {
+        "start": start.start,
+        "at": start.started,
+        "code": start.code,
+        "message": start.refusal,
+    }
 
 
 def _run_state(run: Run) -> State:

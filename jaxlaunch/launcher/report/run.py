@@ -15,7 +15,7 @@ from jaxlaunch.launcher.report.run_files import Curve, CurveFile, RunBrief
 from jaxlaunch.launcher.report.timeline import Attempt, Timeline, build_timeline, rank_phases
 from jaxlaunch.launcher.wording import escape_controls
 from jaxlaunch.records.run_numbers import TimedNumbers
-from jaxlaunch.records.summary import StartRecord, Summary
+from jaxlaunch.records.summary import StartRecord, Summary, newest_effective_start
 from jaxlaunch.runs import layout
 from jaxlaunch.runs.run_folder import RunFolder
 from jaxlaunch.runs.run_folder import start_rows as starts_of
@@ -89,9 +89,9 @@ class RunReport:
         at_step = "" if step is None else f" at step {step}"
         verdict = None if self.summary is None else self.summary.verdict
         if state == run_files.KILLED:
+            verb = "starts the run again" if self.brief.committed is None else "resumes the run"
             next_step = (
-                "Its launcher was killed before it could write the end. The same command "
-                "resumes the run."
+                f"Its launcher was killed before it could write the end. The same command {verb}."
             )
             return {"state": state, "text": f"{name} was killed{at_step}.", "todo": next_step}
         if verdict is None:
@@ -100,14 +100,21 @@ class RunReport:
         outcome = contract.outcome_for_code(verdict.code)
         next_step = ""
         if outcome.is_stop:
-            next_step = "It is saved. The same command resumes it."
+            is_saved = self.brief.committed is not None
+            next_step = "The same command starts it again; nothing is saved."
+            if is_saved:
+                next_step = "It is saved. The same command resumes it."
         elif verdict.code != contract.DONE:
             next_step = f"Exit code {verdict.code}: {outcome.meaning}."
             if link := troubleshooting.command_for_code(verdict.code):
                 next_step += f" What to do: {link}"
+        if self.starts and self.starts[-1] is not newest_effective_start(self.starts):
+            refused = self.starts[-1]
+            refusal = escape_controls(refused.refusal)[:_MESSAGE_CHARS]
+            next_step += f" Start {refused.start} was refused (exit {refused.code}): {refusal}"
         message = escape_controls(verdict.message)[:_MESSAGE_CHARS]
         text = f"{name} {_END_PHRASES[state]}{at_step}: {message}"
-        return {"state": state, "text": text, "todo": next_step}
+        return {"state": state, "text": text, "todo": next_step.strip()}
 
     def to_json(self) -> dict[str, Any]:
         """Return the data of the page, whose texts are untrusted."""
@@ -144,6 +151,7 @@ class RunReport:
                     "code": start.code,
                     "first_step": start.first_step,
                     "last_step": start.last_step,
+                    "refusal": escape_controls(start.refusal)[:_MESSAGE_CHARS],
                 }
                 for start in self.starts
             ],
@@ -218,7 +226,8 @@ class RunReport:
         cause = None if verdict is None else verdict.rank
         first = [] if cause is None else [cause]
         ranks = list(dict.fromkeys([*first, *sorted(stacks), *range(MAX_RANKS)]))[:MAX_RANKS]
-        start = self.starts[-1].start if self.starts else 1
+        newest = newest_effective_start(self.starts)
+        start = 1 if newest is None else newest.start
         tails = dict(RunFolder(self.brief.folder).read_log_tails(start, ranks))
         return [
             {
@@ -249,7 +258,9 @@ class RunReport:
         commands += [["Read a rank's log", f"launcher logs {folder} --rank 0 --tail 100"]]
         if self.brief.state != "done":
             resume = f"launcher run {folder}/job.yaml --run-dir {folder}"
-            commands += [["Continue from the newest checkpoint", resume]]
+            has_saved = self.brief.committed is not None
+            action = "Continue from the newest checkpoint" if has_saved else "Start it again"
+            commands += [[action, resume]]
         if self.metrics.curves:
             commands += [["Compare it with another run", f"launcher compare {folder} OTHER"]]
         return commands

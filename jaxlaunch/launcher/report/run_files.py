@@ -20,7 +20,7 @@ from jaxlaunch.launcher.errors import UserError
 from jaxlaunch.launcher.wording import escape_controls
 from jaxlaunch.launcher.yaml import reader, writer
 from jaxlaunch.records.run_numbers import RunNumbers
-from jaxlaunch.records.summary import StartRecord, Summary
+from jaxlaunch.records.summary import StartRecord, Summary, newest_effective_start
 from jaxlaunch.runs import history, layout
 from jaxlaunch.runs.journal import MAX_LINE_CHARS, STEP
 from jaxlaunch.runs.layout import find_holder
@@ -436,8 +436,11 @@ def list_changes(folder: Path, starts: Sequence[StartRecord]) -> list[dict[str, 
 def read_start_summary(
     files: RunFolder, start: StartRecord, starts: Sequence[StartRecord]
 ) -> Summary | None:
-    """Return the summary of one of the starts of a run. The newest is in the run folder itself."""
-    is_newest = start is starts[-1]
+    """Return the summary of one of the starts of a run.
+
+    That of the newest start that was not refused is in the run folder itself.
+    """
+    is_newest = start is newest_effective_start(starts)
     name = layout.SUMMARY if is_newest else layout.start_file(start.start, layout.SUMMARY)
     return files.read_summary(name=name)
 
@@ -491,7 +494,9 @@ def read_brief(folder: Path) -> RunBrief:
         "" if verdict is None else verdict.message,
         None if verdict is None else verdict.code,
         _total_steps(folder),
-        history.restart_count(0 if progress is None else progress.generation, summary.restarts),
+        0
+        if progress is None
+        else history.restart_count(progress.generation, summary.restarts, progress.attempt),
         started_at,
         None if progress is None else progress.at,
         owner,

@@ -31,7 +31,7 @@ from jaxlaunch.trainer.errors import (
     TrainerError,
 )
 from jaxlaunch.trainer.loop.driver import Loop
-from jaxlaunch.trainer.loop.training import RunContext, Settings, Training
+from jaxlaunch.trainer.loop.training import RunContext, Settings, Training, describe_saved
 from jaxlaunch.trainer.loop.user_program import (
     LOSS_SUFFIX,
     NamedArrays,
@@ -47,7 +47,13 @@ from jaxlaunch.trainer.metrics.recorder import Metrics
 from jaxlaunch.trainer.parallel import mesh as meshes
 from jaxlaunch.trainer.start import distributed, preflight
 from jaxlaunch.trainer.start.distributed import Stop
-from jaxlaunch.trainer.start.process import describe_exit, exit_code, exit_process, print_error
+from jaxlaunch.trainer.start.process import (
+    describe_exit,
+    exit_code,
+    exit_process,
+    print_error,
+    requested_exit_code,
+)
 
 # JAX's error if a program used JAX earlier.
 JAX_USED_MESSAGE = "jax.distributed.initialize() must be called before"
@@ -116,6 +122,8 @@ def _join_gang(report: Progress) -> None:
 
 def _exit_with_code(error: BaseException, has_stepped: bool, report: Progress) -> NoReturn:
     """Report the error that ended a run, with the line that raised it, and exit with its code."""
+    if (requested_code := requested_exit_code(error)) is not None:
+        exit_process(requested_code, report)
     code, location = exit_code(error, has_stepped=has_stepped), ""
     if not isinstance(error, TrainerError):
         message, line = user_code.describe_error(error)
@@ -296,8 +304,7 @@ class UserTraining(Training[NamedArrays]):
         if (fault := self.describe_wrong_batch(step)) is not None:
             reason = f"Its batch is not: {fault}"
         return NotFiniteError(
-            f"step {step}: {listed} of {self.step.name}; nothing after step {max(saved, 0)} is "
-            f"saved. {reason}"
+            f"{listed} of {self.step.name} in step {step}; {describe_saved(saved)}. {reason}"
         )
 
     def _find_wrong_batch(self, number: int) -> str | None:

@@ -106,6 +106,11 @@ class Settings:
         return step == self.steps or (interval is not None and step > 0 and step % interval == 0)
 
 
+def describe_saved(step: int) -> str:
+    """Return the clause that says which step is the newest on storage, if any."""
+    return f"step {step} is the newest saved one" if step > 0 else "no step is saved"
+
+
 class Training(abc.ABC, Generic[S]):
     """A state, the step that changes it, its batches, its evaluation, and its checkpoints.
 

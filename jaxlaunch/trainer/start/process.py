@@ -141,6 +141,14 @@ def describe_exit(error: BaseException) -> str:
     return f"sys.exit({error.code!r}){place} ends no run; raise an error to end it"
 
 
+def requested_exit_code(error: BaseException) -> int | None:
+    """Return the code of a sys.exit that asks for another run (restarts.codes), else None."""
+    if not isinstance(error, SystemExit) or not isinstance(error.code, int):
+        return None
+    job = json.loads(os.environ.get(contract.JOB, "{}"))
+    return error.code if str(error.code) in job.get("requeue_codes", {}) else None
+
+
 def print_error(error: BaseException, code: int) -> None:
     """Report one sentence for a TrainerError, and a traceback for any other."""
     if isinstance(error, TrainerError):

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from jaxlaunch import contract
+from jaxlaunch.contract import Requeue
 from jaxlaunch.launcher.agent.gang.progress import Status
 from jaxlaunch.launcher.agent.gang.root_cause import (
     Event,
@@ -279,11 +280,21 @@ CASES: list[tuple[int, Failure, str]] = [
         "evicted before every host had joined",
     ),
     (
+        80,
+        stop_failure(StopOutcome.SAVED, StopReason.INTERRUPT, saved_step=7),
+        "stopped by Ctrl-C: saved at step 7",
+    ),
+    (
+        85,
+        Failure(FailureKind.REQUEUED, rank=1, exit_code=42, requeue=Requeue.FREE, detail="free"),
+        "rank 1's program ended with exit code 42, which asks for another run (restarts.codes: "
+        "free)",
+    ),
+    (
         70,
         Failure(FailureKind.REPEATED, cause=RAISED, detail="the last line"),
-        "rank 1 raised in data at step 20: ValueError: boom (the last line); so did the attempt "
-        "before, and neither "
-        "made progress",
+        "rank 1 raised in data at step 20: ValueError: boom (the last line); another attempt "
+        "failed in the same way and saved no new step",
     ),
     (
         79,

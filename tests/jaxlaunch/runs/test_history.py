@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import signal
 
 import pytest
 
 from jaxlaunch import contract
+from jaxlaunch.contract import Requeue
 from jaxlaunch.launcher.agent.gang.root_cause import Event, EventKind, failure_for_event
 from jaxlaunch.records.summary import AttemptRecord
 from jaxlaunch.records.verdict import Failure, FailureKind, verdict_for_code
@@ -256,6 +258,7 @@ def exit_record(code: int) -> Failure:
 NO_LAYER = exception_record("ValueError", "no such layer")
 KEY = exception_record("KeyError", "3")
 SIGKILL = Failure(FailureKind.SIGNAL, signal=9)
+SIGSEGV = Failure(FailureKind.SIGNAL, signal=11)
 
 
 def failure_record(
@@ -303,15 +306,41 @@ def failure_record(
         ],
         [failure_record(n, exit_record(2), "python: can't open file 'x.py'") for n in (1, 2)],
         [failure_record(n, exit_record(1), "") for n in (1, 2)],
+        [failure_record(n, exit_record(3), f"at {n}:14:07") for n in (1, 2)],
+        [failure_record(1), failure_record(2, exception_record("ValueError", "another word"))],
+        [failure_record(n, step=7) for n in (1, 2)],
+        # The first attempt saved step 5 and failed at step 7; the second one resumed at step 5.
+        [failure_record(1, step=7, committed=5), failure_record(2, step=7)],
+        [failure_record(n, exit_record(3), f"attempt {n}", step=7) for n in (1, 2)],
+        [failure_record(n, SIGSEGV, "", step=7, code=139) for n in (1, 2)],
+        # The last report of a process that is killed may be lost.
+        [failure_record(n, SIGSEGV, "", step=6 + n, code=139) for n in (1, 2)],
+        [failure_record(n, exit_record(139), "", step=7) for n in (1, 2)],
+        # The hook is in another folder in each pod.
+        [failure_record(n, trace=TRACE.format(line=3).replace("/x/", f"/{n}/")) for n in (1, 2)],
+        # What stopped the attempt between the two says nothing about the program.
+        [
+            failure_record(1, step=7),
+            attempt_record(2, contract.PREEMPTED),
+            failure_record(3, step=7),
+        ],
+        [
+            failure_record(1, step=7),
+            failure_record(2, SIGKILL, "", code=137, step=3),
+            failure_record(3, step=7),
+        ],
     ],
 )
-def test_repeated_early_failure_ends_run(
+def test_repeated_failure_ends_run(
     records: list[AttemptRecord],
 ) -> None:
     move = decide_next(records, 3, True)
     assert (move.should_restart, move.verdict.code) == (False, contract.STARTUP)
-    assert move.verdict.message.startswith(records[-1].verdict.message)
-    assert move.verdict.traceback == records[-1].verdict.traceback
+    first = records[-2 if records[-2].verdict.failure.kind is not FailureKind.OTHER else 0].verdict
+    if first.failure.signal == signal.SIGKILL:
+        first = records[0].verdict
+    assert move.verdict.message.startswith(first.message)
+    assert move.verdict.traceback == first.traceback
 
 
 @pytest.mark.parametrize(
@@ -320,10 +349,36 @@ def test_repeated_early_failure_ends_run(
         [failure_record(1)],
         [failure_record(1), failure_record(2, trace=TRACE.format(line=4))],
         [failure_record(1), failure_record(2, KEY)],
-        [failure_record(1), failure_record(2, exception_record("ValueError", "another word"))],
-        [failure_record(1, step=7), failure_record(2, step=7)],
-        [failure_record(1, committed=7), failure_record(2)],
+        [failure_record(1, step=7), failure_record(2, step=8)],
+        [failure_record(1, step=7), failure_record(2)],
+        [failure_record(1, step=7, committed=5), failure_record(2, step=7, committed=6)],
         [failure_record(1, took_s=4000.0), failure_record(2)],
+        [failure_record(1, step=7), failure_record(2, KEY, step=7), failure_record(3, step=7)],
+        [failure_record(n, SIGSEGV, "", step=6 * n, code=139) for n in (1, 2)],
+        [
+            failure_record(1, exit_record(3), "", step=7),
+            failure_record(2, exit_record(4), "", step=7),
+        ],
+        # JAX aborts the peers of a rank that dies.
+        [
+            failure_record(
+                n, Failure(FailureKind.SIGNAL, signal=6, may_be_echo=True), "", step=7, code=134
+            )
+            for n in (1, 2)
+        ],
+        [failure_record(n, exit_record(137), "", step=7) for n in (1, 2)],
+        [
+            failure_record(n, exception_record("OSError", "[Errno 28] No space left on device"))
+            for n in (1, 2)
+        ],
+        [
+            failure_record(n, exception_record("ReadTimeout", "read timed out"), step=7)
+            for n in (1, 2)
+        ],
+        [
+            failure_record(n, exception_record("URLError", "<urlopen error [Errno 101] x>"), step=7)
+            for n in (1, 2)
+        ],
         [
             failure_record(
                 n, exception_record("ConnectionRefusedError", "[Errno 111] Connection refused")
@@ -353,6 +408,42 @@ def test_repeated_early_failure_ends_run(
 )
 def test_transient_failure_or_progress_restarts(records: list[AttemptRecord]) -> None:
     assert decide_next(records, 3, True).should_restart
+
+
+def requeue_record(attempt: int, requeue: Requeue, committed: int | None = None) -> AttemptRecord:
+    failure = Failure(FailureKind.REQUEUED, exit_code=42, requeue=requeue, detail=requeue.value)
+    return failure_record(attempt, failure, "", committed=committed, code=requeue.code)
+
+
+@pytest.mark.parametrize(
+    ("requeues", "in_place_limit", "should_restart", "code"),
+    [
+        ([Requeue.FREE] * 3, 1, True, contract.REQUEUED),
+        # New pods, which count toward nothing.
+        ([Requeue.FREE], 0, False, contract.REQUEUED),
+        ([Requeue.FREE_NEW_PODS], 3, False, contract.REQUEUED),
+        ([Requeue.FREE] * 4, 1, False, contract.NO_PROGRESS),
+        ([Requeue.CHARGED], 1, True, contract.REQUEUED_CHARGED),
+        ([Requeue.CHARGED_NEW_PODS], 1, False, contract.REQUEUED_CHARGED),
+        ([Requeue.CHARGED] * 3, 0, False, contract.NO_PROGRESS),
+    ],
+)
+def test_requested_restart_is_counted_as_asked(
+    requeues: list[Requeue], in_place_limit: int, should_restart: bool, code: int
+) -> None:
+    records = [requeue_record(number, requeue) for number, requeue in enumerate(requeues)]
+    move = decide_next(records, in_place_limit, True, preempted_limit=4)
+    assert (move.should_restart, move.verdict.code) == (should_restart, code)
+    saved = [*records[:-1], requeue_record(9, requeues[-1], committed=5)]
+    again = decide_next(saved, in_place_limit, True, preempted_limit=4)
+    assert again.verdict.code == requeues[-1].code
+
+
+def test_free_restart_does_not_hide_an_error() -> None:
+    records = [requeue_record(1, Requeue.FREE), failure_record(2)]
+    move = decide_next(records, 0, True, preempted_limit=4)
+    assert (move.should_restart, move.verdict.code) == (False, contract.CRASH)
+    assert "no such layer" in move.verdict.message
 
 
 @pytest.mark.parametrize(

@@ -95,3 +95,53 @@ def test_start_after_local_start_records_no_change(tmp_path: Path) -> None:
     }
     environ |= {contract.HOSTS: "1", contract.SLICES: "1", contract.TRAIN_SPEC: "{"}
     assert "train" not in job_fields(config.read_config(environ), environ)
+
+
+@pytest.mark.parametrize("code", [contract.BAD_SPEC, contract.BAD_DATA, contract.NO_CHECKPOINT])
+@pytest.mark.parametrize("earlier_code", [contract.DONE, contract.CRASH])
+def test_refused_start_keeps_the_result_of_the_run(
+    tmp_path: Path, code: int, earlier_code: int
+) -> None:
+    folder = RunFolder(tmp_path, pytest.fail)
+    for uid, end, step in (("a", earlier_code, 7), ("b", code, None), ("c", code, None)):
+        starts, progress = RunStarts(folder, uid), AttemptProgress(uid, 0, 1, 1.0, 2.0, None)
+        if step is not None:
+            progress = AttemptProgress(uid, 0, 1, 1.0, 2.0, first_step=1)
+        starts.begin_start({})
+        assert read_file(tmp_path, "summary.json")["status"] == "running"
+        verdict = verdict_for_code(end, f"the end of {uid}")
+        starts.write_summary(Summary(verdict, step=step, seconds={}, restarts={}, of=progress))
+        summary = read_file(tmp_path, "summary.json")
+        assert (summary["verdict"]["message"], summary["step"]) == ("the end of a", 7)
+        own = RunStarts(folder, uid).read_own_summary()
+        assert own is not None and own.verdict is not None and own.verdict.code == end
+    assert [(row["code"], row["refusal"]) for row in summary["starts"]] == [
+        (earlier_code, ""),
+        (code, "the end of b"),
+        (code, "the end of c"),
+    ]
+    assert read_file(tmp_path, "starts/1/summary.json")["of"]["uid"] == "a"
+    assert read_file(tmp_path, "starts/2/summary.json")["of"]["uid"] == "b"
+    row = folder.read_summary_row()
+    assert row is not None and [start.start for start in row.starts] == [1, 3]
+    # A start that trains again is the run's result, whatever was refused before it.
+    starts = RunStarts(folder, "d")
+    progress = AttemptProgress("d", 0, 1, 1.0, 2.0, first_step=8)
+    verdict = verdict_for_code(contract.CRASH, "the end of d")
+    starts.write_summary(Summary(verdict, step=9, seconds={}, restarts={}, of=progress))
+    assert read_file(tmp_path, "summary.json")["verdict"]["message"] == "the end of d"
+
+
+def test_refused_start_does_not_touch_a_run_that_continues(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path, pytest.fail)
+    running = RunStarts(folder, "a")
+    progress = AttemptProgress("a", 0, 1, 1.0, 2.0, first_step=1)
+    running.write_summary(Summary(None, step=3, seconds={}, restarts={}, of=progress))
+    second = RunStarts(folder, "b")
+    second.begin_start({})
+    running.write_summary(Summary(None, step=5, seconds={}, restarts={}, of=progress))
+    verdict = verdict_for_code(contract.NO_CHECKPOINT, "another run owns the folder")
+    of_second = AttemptProgress("b", 0, 1, 1.0, 2.0)
+    second.write_summary(Summary(verdict, seconds={}, restarts={}, of=of_second))
+    summary = read_file(tmp_path, "summary.json")
+    assert (summary["status"], summary["step"], summary["of"]["uid"]) == ("running", 5, "a")

@@ -76,7 +76,7 @@ def test_summary_lists_starts_and_job_is_of_newest_trained_one(
         bookkeeping.find_reached_step(tmp_path),
     ) == (
         1.0,
-        "failed",
+        "done",
         6,
     )
     train_start(tmp_path, "c", dump_job(1.0, env={"A": "b"}), 7, 6)

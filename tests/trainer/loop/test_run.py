@@ -103,7 +103,7 @@ def test_errors_during_run_are_named_and_saves_stay(home: Path) -> None:
 
     place = r"test_run.py:\d+"
     words = (
-        rf"step 4: loss nan of {place} step; nothing after step 2 is saved. Its batch is not: "
+        rf"loss nan of {place} step in step 4; step 2 is the newest saved one. Its batch is not: "
         rf"{place} data: the batch of step 3 has y nan in row 0"
     )
     with pytest.raises(NotFiniteError, match=words):

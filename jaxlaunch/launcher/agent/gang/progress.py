@@ -48,6 +48,7 @@ class Status:
         first_step: First step that the rank trains, the one after the restored step.
         left: Whether the interpreter is exiting by itself.
         waits: Whether it is also in JAX's shutdown barrier.
+        leaving_code: Code with which it exits, where the job has codes that ask for a restart.
         done: Whether the program has finished.
         jax: Version of JAX that the program imported.
         stopped: Report of a stop.
@@ -63,6 +64,7 @@ class Status:
     first_step: NonNegativeInt | None = None
     left: bool = False
     waits: bool = False
+    leaving_code: ExitCode | None = None
     done: bool = False
     jax: str | None = None
     stopped: Mapping[str, Any] | None = None
@@ -196,7 +198,8 @@ class RankProgress:
         if isinstance(message.get("stopped"), Mapping):
             self._update_status(stopped=message["stopped"])
         if "atexit" in message:
-            self._update_status(left=True, waits=bool(message.get("waits")))
+            waits, code = bool(message.get("waits")), message.get("code")
+            self._update_status(left=True, waits=waits, leaving_code=code)
 
     def record_exit(self, code: int) -> None:
         """Record the exit code, or minus the signal."""
@@ -396,6 +399,7 @@ class _Line:
     refusal: _Refusal
     atexit: Any
     waits: bool
+    code: ExitCode
     unstartable: str
 
 

@@ -259,6 +259,7 @@ class Stop:
     """Message of a host that was told to stop, or that exceeds its disk limit."""
 
     excess: DiskExcess | None = None
+    is_interrupt: bool = False
 
 
 FROM_LEADER: Mapping[str, Any] = {

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import errno
 import re
 import signal
 from collections.abc import Callable, Mapping, Sequence
@@ -20,6 +21,7 @@ from jaxlaunch.launcher.agent.gang.progress import Status
 from jaxlaunch.records import codec
 from jaxlaunch.records.codec import ExitStatus, NonNegativeInt, Seconds
 from jaxlaunch.records.verdict import (
+    MAX_SIGNAL,
     ExceptionFacts,
     Failure,
     FailureKind,
@@ -75,6 +77,22 @@ CONNECTION_ERRORS = frozenset(
     | {"BrokenPipeError", "TimeoutError"}
 )
 JAX_OR_OS_ERRORS = CONNECTION_ERRORS | {"JaxRuntimeError", "XlaRuntimeError", "OSError"}
+# Exceptions of libraries for HTTP and storage that a network or a server causes, by their names and
+# by what they print. Another attempt may succeed.
+TRANSIENT_NAMES = re.compile(
+    r"Connect|Timeout|TimedOut|Unavailable|TooManyRequests|MaxRetry|Transport|gaierror|SSLError"
+    r"|IncompleteRead|RemoteDisconnected|ServerError|InternalError|RpcError|RetryError"
+)
+TRANSIENT_TEXT = re.compile(
+    r"\b(?:429|50[0234])\b[^.]{0,40}(?:Error|Too Many|Unavailable|Gateway|Timeout)"
+    r"|HTTP Error (?:429|50\d)|name resolution|timed out|temporarily unavailable"
+    r"|[Uu]ncorrectable ECC",
+)
+TRANSIENT_ERRNOS = frozenset(
+    {errno.EINTR, errno.EAGAIN, errno.EIO, errno.EPIPE, errno.ESTALE, errno.EREMOTEIO}
+    | {errno.ETIMEDOUT, errno.ECONNRESET, errno.ECONNREFUSED, errno.ECONNABORTED, errno.ENOTCONN}
+    | {errno.ENETDOWN, errno.ENETUNREACH, errno.ENETRESET, errno.EHOSTDOWN, errno.EHOSTUNREACH}
+)
 GLOO_ERROR = re.compile(r"^Gloo [\w-]+ (failed|timed out)|/gloo/transport/")
 # The rank whose heartbeats JAX's coordination service misses, in the output of the ranks that it
 # aborts for that.
@@ -84,8 +102,6 @@ FULL_DISK = re.compile(
     r"no space left on device|disk quota exceeded|\b(ENOSPC|EDQUOT)\b", re.IGNORECASE
 )
 ERRNO = re.compile(r"\[Errno (\d{1,4})\]")
-# SIGRTMAX of Linux.
-MAX_SIGNAL = 64
 # Exit codes of a shell for a command that it cannot start.
 COMMAND_NOT_FOUND_CODES = (126, 127)
 # Characters of the first line of an exception.
@@ -164,6 +180,7 @@ class Event:
         peers: Failure of the peers that gave up waiting for the rank (HANG).
         unseen_s: Seconds since the last sign of life (HANG, LOST).
         is_alone: Whether the process has no peers whose death it could echo.
+        requeue: Restart for which the exit code asks (EXIT, LEFT).
     """
 
     kind: EventKind
@@ -179,11 +196,12 @@ class Event:
     peers: Failure | None = None
     unseen_s: Seconds = 0.0
     is_alone: bool = False
+    requeue: contract.Requeue | None = None
 
     @classmethod
     def from_wire(cls, host: int, fields: Mapping[str, Any]) -> Event:
         """Read an event from a message of a host. Raises MalformedError if it has another form."""
-        return codec.read_record(cls, {**fields, "host": host, "is_alone": False})
+        return codec.read_record(cls, {**fields, "host": host, "is_alone": False, "requeue": None})
 
     def with_short_texts(self) -> Event:
         """Return the event with only the end of each text."""
@@ -219,6 +237,8 @@ def event_closeness(event: Event) -> Closeness | None:
         return closeness
     if event.kind is EventKind.ERROR:
         return _error_closeness(event)
+    if event.requeue is not None:
+        return Closeness.CAUSE
     if event.kind is EventKind.LEFT or (event.exit == 0 and not event.status.trainer):
         return Closeness.LEFT
     if dataclasses.replace(event.status, exit=event.exit).has_ended_cleanly:
@@ -254,6 +274,13 @@ def _exit_code_closeness(event: Event) -> Closeness:
     if excerpt.startswith(TRACEBACK_START) or _describes_assertion(excerpt):
         return Closeness.CAUSE
     return Closeness.EXIT
+
+
+def exit_code_of(event: Event) -> int:
+    """Return the exit code of a program as a shell reports it, or the announced one."""
+    if event.kind is EventKind.LEFT:
+        return event.status.leaving_code or 0
+    return event.exit if event.exit >= 0 else contract.FIRST_SIGNAL_CODE - event.exit
 
 
 def is_signal_exit_code(code: int) -> bool:
@@ -381,7 +408,8 @@ def verdict_for_event(event: Event) -> Verdict:
     has_output = event.kind in (EventKind.ERROR, EventKind.EXIT, EventKind.LEFT)
     text = event.error.get("traceback") if event.kind is EventKind.ERROR else event.text
     traceback = None
-    if text and has_output and facts.kind is not FailureKind.LEFT_EARLY:
+    without_output = (FailureKind.LEFT_EARLY, FailureKind.REQUEUED)
+    if text and has_output and facts.kind not in without_output:
         traceback = str(text)[-TAIL_CHARS:]
     return verdict_for_code(_gang_exit_code(event, facts), facts, traceback=traceback, **location)
 
@@ -410,6 +438,10 @@ def _failure_without_rank(event: Event) -> Failure:  # noqa: C901 - a branch per
         is_sentence = _is_user_fixable(event)
         kind = FailureKind.TRAINER_ERROR if is_sentence else FailureKind.EXCEPTION
         return Failure(kind, exception=_exception_facts(event.error, is_sentence=is_sentence))
+    if event.requeue is not None:
+        code, requeue = exit_code_of(event), event.requeue
+        kind = FailureKind.REQUEUED
+        return Failure(kind, exit_code=code, requeue=requeue, detail=requeue.value)
     closeness = event_closeness(event)
     if closeness is Closeness.LEFT:
         return Failure(FailureKind.LEFT_EARLY)
@@ -417,8 +449,9 @@ def _failure_without_rank(event: Event) -> Failure:  # noqa: C901 - a branch per
         return Failure(FailureKind.HEARTBEATS_MISSED, rank=int(match[1]))
     if event.oom:
         return Failure(FailureKind.OOM_KILLED, signal=signal.SIGKILL)
+    may_be_echo = closeness in (Closeness.ABORT, Closeness.ECHO)
     if event.exit < 0:
-        return Failure(FailureKind.SIGNAL, signal=-event.exit)
+        return Failure(FailureKind.SIGNAL, signal=-event.exit, may_be_echo=may_be_echo)
     if event.exit == 0:
         has_begun = event.status.jax is not None or event.status.stepped
         return Failure(FailureKind.ENDED_EARLY if has_begun else FailureKind.NO_TRAINER)
@@ -426,7 +459,7 @@ def _failure_without_rank(event: Event) -> Failure:  # noqa: C901 - a branch per
     if event.kind is EventKind.EXIT and is_not_found:
         last_line = event.text.strip().rpartition("\n")[2]
         return Failure(FailureKind.NOT_STARTED, exit_code=event.exit, detail=last_line)
-    return Failure(FailureKind.EXIT_CODE, exit_code=event.exit)
+    return Failure(FailureKind.EXIT_CODE, exit_code=event.exit, may_be_echo=may_be_echo)
 
 
 def _exception_facts(error: Mapping[str, Any], *, is_sentence: bool) -> ExceptionFacts:
@@ -435,12 +468,18 @@ def _exception_facts(error: Mapping[str, Any], *, is_sentence: bool) -> Exceptio
     first_line = text.splitlines()[0][:MESSAGE_CHARS] if text else ""
     message = contract.join_lines(text) if is_sentence else first_line
     is_echo = name in JAX_OR_OS_ERRORS and describes_peer_death(message)
-    errno = ERRNO.search(message)
+    match = ERRNO.search(message)
+    number = None if match is None else int(match[1])
+    is_network = TRANSIENT_NAMES.search(name) or TRANSIENT_TEXT.search(message)
     return ExceptionFacts(
         name,
         message,
-        errno=None if errno is None else int(errno[1]),
-        may_pass=is_echo or name in CONNECTION_ERRORS or GLOO_ERROR.search(message) is not None,
+        errno=number,
+        may_pass=is_echo
+        or name in CONNECTION_ERRORS
+        or number in TRANSIENT_ERRNOS
+        or is_network is not None
+        or GLOO_ERROR.search(message) is not None,
         is_storage_full=FULL_DISK.search(message) is not None,
     )
 

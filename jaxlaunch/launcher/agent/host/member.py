@@ -138,8 +138,8 @@ class Member:
         )
         # Expires when no new leader has appeared in time.
         self._leader_timer: Timer | None = None
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.on_signal(number, self.request_stop)
+        loop.on_signal(signal.SIGTERM, self.request_stop)
+        loop.on_signal(signal.SIGINT, lambda: self.request_stop(is_interrupt=True))
 
     def connect_to_leader(self) -> None:
         """Connect to the leader."""
@@ -150,7 +150,7 @@ class Member:
         if timeout_s is not None and not self._config.is_leader:
             self._loop.call_later(timeout_s, self._on_rendezvous_timeout)
 
-    def request_stop(self) -> None:
+    def request_stop(self, *, is_interrupt: bool = False) -> None:
         """Ask the leader to stop all hosts; the second signal kills the processes."""
         request = self.state.take_signal(time.monotonic())
         if request is StopRequest.REPEATED:
@@ -160,7 +160,8 @@ class Member:
             excess = find_excess(self._config.job, self._config.host)
         if not self.leader.is_admitted:
             self.processes.kill_all()
-            reason = StopReason.OUTSIDE if excess is None else StopReason.DISK_EXCEEDED
+            reason = StopReason.INTERRUPT if is_interrupt else StopReason.OUTSIDE
+            reason = reason if excess is None else StopReason.DISK_EXCEEDED
             stop = StopFacts(reason, StopOutcome.NOT_JOINED, excess=excess)
             verdict = verdict_for(Failure(FailureKind.STOPPED, stop=stop))
             self._finish(verdict, self._config.job.replaces and excess is None)
@@ -168,7 +169,7 @@ class Member:
         if request is StopRequest.STOP:
             detail = "" if excess is None else f": {render_excess(excess)}"
             self._say(f"received a signal to stop{detail}")
-            self.leader.send("stop", excess=codec.to_json(excess))
+            self.leader.send("stop", excess=codec.to_json(excess), is_interrupt=is_interrupt)
             return
         self._say("received a second signal to stop: killing the processes")
         self.leader.send("kill")

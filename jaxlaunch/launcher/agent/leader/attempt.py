@@ -22,6 +22,7 @@ from jaxlaunch.launcher.agent.gang.root_cause import (
     EventKind,
     Symptoms,
     event_closeness,
+    exit_code_of,
     failure_for_event,
     find_root_cause,
     settle_s,
@@ -69,9 +70,16 @@ class Attempt:
     """State of one attempt. Call `decide_verdict` after each symptom and as time passes."""
 
     def __init__(
-        self, number: int, ranks_by_host: Mapping[int, range], platform: str = "cpu"
+        self,
+        number: int,
+        ranks_by_host: Mapping[int, range],
+        platform: str = "cpu",
+        *,
+        requeue_codes: Mapping[int, contract.Requeue] | None = None,
+        grace_s: float = 0.0,
     ) -> None:
         self.number = number
+        self._requeue_codes, self._grace_s = requeue_codes or {}, grace_s
         self.ranks = RankStatuses(ranks_by_host)
         self.hang = Hang(self.ranks, platform)
         self._symptoms = Symptoms()
@@ -118,7 +126,10 @@ class Attempt:
     def add_event(self, event: Event, now: float) -> None:
         """Record an event, with the status of its rank."""
         self.ranks.update({event.rank: event.status})
-        event = dataclasses.replace(event, is_alone=len(self.statuses) == 1)
+        requeue = None
+        if event.kind in (EventKind.EXIT, EventKind.LEFT):
+            requeue = self._requeue_codes.get(exit_code_of(event))
+        event = dataclasses.replace(event, is_alone=len(self.statuses) == 1, requeue=requeue)
         if self._first_fault is None and event_closeness(event) is not None:
             self._first_fault = now, event.unseen_s
         if event.kind is EventKind.HANG:
@@ -197,6 +208,9 @@ class Attempt:
             return None
         if now - arrived_at < settle_s(event, level):
             return None
+        # The other ranks may still save before they ask for a restart too.
+        if event.requeue is not None and self.ranks.alive > self._lost_ranks:
+            return None if now - arrived_at < self._grace_s else verdict_for_event(event)
         # JAX and Orbax give up waiting for a rank that stands still before its own timeout passes.
         if is_echo:
             if self.hang.awaits_stacks(now):
@@ -226,8 +240,12 @@ class Attempt:
 
     def _is_withdrawn(self, event: Event) -> bool:
         """Return whether a rank that left is back: `sh -c` started its next Python."""
+        if event.kind is not EventKind.LEFT:
+            return False
         status = self.statuses[event.rank]
-        return event.kind is EventKind.LEFT and not status.left and status.exit is None
+        is_back = not status.left and status.exit is None
+        # The program has changed its mind after sys.exit(CODE).
+        return is_back or (event.requeue is not None and status.exit == contract.DONE)
 
     def _is_any_silent(
         self, since: float, excluded_host: int, last_message_at: Mapping[int, float]

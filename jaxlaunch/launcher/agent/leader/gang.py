@@ -32,6 +32,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jaxlaunch import contract
+from jaxlaunch.contract import Limit
 from jaxlaunch.launcher.agent.gang.config import Config
 from jaxlaunch.launcher.agent.gang.protocol import Hello, Refusal, Stop, find_refusal
 from jaxlaunch.launcher.agent.leader.attempt import OUTSIDE_STOP, Attempt
@@ -39,7 +40,6 @@ from jaxlaunch.launcher.agent.leader.membership import Gathering, Growth, Member
 from jaxlaunch.records import codec
 from jaxlaunch.records.summary import AttemptRecord, furthest_step
 from jaxlaunch.records.verdict import (
-    DiskExcess,
     Failure,
     FailureKind,
     StopFacts,
@@ -320,7 +320,7 @@ class Gang(GangState):
         """Handle any other message. Raises on a malformed one."""
         kind, attempt_number = message["type"], self.attempt_number
         if kind == "stop":
-            self._take_stop(host, codec.read_record(Stop, message).excess, now)
+            self._take_stop(host, codec.read_record(Stop, message), now)
         elif kind == "kill":
             name = self.members.hellos[host].description
             self._log_text(f"{name} received a second signal to stop")
@@ -343,7 +343,9 @@ class Gang(GangState):
         has_grown = self.growth.is_stopping and self.stop_cause is None and is_stop
         self.growth = Growth()
         if not has_grown:
-            decision = history.decide_next(self.records, limit, members.can_start or may_wait)
+            preempted_limit = self._config.job.preempted_limit
+            can_start = members.can_start or may_wait
+            decision = history.decide_next(self.records, limit, can_start, preempted_limit)
             if not decision.should_restart:
                 self._end_attempts(decision.verdict, may_wait, now)
                 return
@@ -351,15 +353,19 @@ class Gang(GangState):
                 verdict = _stop_verdict(cause, StopOutcome.BETWEEN_ATTEMPTS, decision.verdict)
                 self._end_attempts(verdict, may_wait, now)
                 return
-            count = history.restarts_used(self.records, self._config.generation)
-            self._log_text(
-                f"restarting in place: {count} of {limit} restarts (restarts.in_place) since the "
-                "last committed step"
-            )
+            self._log_text(f"restarting in place: {self._describe_count(record.verdict)}")
         if members.can_start:
             self._start_attempt(now)
         else:
             self._wait_for_hosts(members.missing_hosts, now)
+
+    def _describe_count(self, verdict: Verdict) -> str:
+        """Return how the restart after a verdict is counted."""
+        if contract.outcome_for_code(verdict.code).charged_to is not Limit.CRASH:
+            return "not counted toward restarts.in_place"
+        limit = self._config.job.in_place_limit
+        count = history.restarts_used(self.records, self._config.generation)
+        return f"{count} of {limit} restarts (restarts.in_place) since the last committed step"
 
     def _end_attempts(self, verdict: Verdict, may_wait: bool, now: float) -> None:
         """End the run, or let only the stopped hosts leave while the others wait for new ones."""
@@ -457,7 +463,14 @@ class Gang(GangState):
         follows_lost_attempt = self.attempt.number == self.attempt_number and bool(self.records)
         self.attempt_number += 1
         ranks = self.members.assign_ranks()
-        self.attempt = Attempt(self.attempt_number, ranks, self._config.job.platform)
+        job = self._config.job
+        self.attempt = Attempt(
+            self.attempt_number,
+            ranks,
+            job.platform,
+            requeue_codes=job.requeue_codes,
+            grace_s=job.grace_s,
+        )
         self.stage, self.verdict, self.growth = Stage.RUN, None, Growth()
         process_count, host_count = self.members.table.process_count, len(self.members.table)
         size = f"{process_count} process{'es' if process_count > 1 else ''} on {host_count} host"
@@ -470,7 +483,12 @@ class Gang(GangState):
         """End the attempt: every host kills its processes and reports when none is left."""
         self.verdict = verdict
         if contract.outcome_for_code(verdict.code).restarts or not self._config.is_launched:
-            self._log_text(f"{verdict.cause} ({verdict.code}): {verdict.message}")
+            previous = self.records[-1] if self.records else None
+            text = f"{verdict.cause} ({verdict.code}): {verdict.message}"
+            if previous is not None and history.are_alike(previous.verdict, verdict):
+                # The message was shown after that attempt, and the end of the run repeats it.
+                text = f"attempt {self.attempt_number} failed as attempt {previous.attempt} did"
+            self._log_text(text)
         if self.stage is Stage.GATHER:
             # It counts as an attempt, although its processes never started.
             self.attempt_number += 1
@@ -505,28 +523,28 @@ class Gang(GangState):
         )
         self.actions.append(AwaitHosts())
 
-    def _take_stop(self, host: int, excess: DiskExcess | None, now: float) -> None:
-        members = self.members
+    def _take_stop(self, host: int, stop: Stop, now: float) -> None:
+        members, excess = self.members, stop.excess
         if host in members.departing_hosts:
             return
-        if excess is None and self._config.job.replaces:
+        cause = StopFacts(StopReason.INTERRUPT) if stop.is_interrupt else OUTSIDE_STOP
+        if excess is not None:
+            cause = StopFacts(StopReason.DISK_EXCEEDED, excess=excess)
+        elif self._config.job.replaces:
             if host not in members.table and self.stage is Stage.RUN:
                 # The gang continues without a spare.
-                verdict = _stop_verdict(OUTSIDE_STOP, StopOutcome.NO_RANK)
+                verdict = _stop_verdict(cause, StopOutcome.NO_RANK)
                 self._dismiss_host(host, verdict, is_alone=True)
                 return
             members.stopping_hosts.add(host)
             if self.stage is Stage.GATHER and self.verdict is None:
-                verdict = _stop_verdict(OUTSIDE_STOP, StopOutcome.NOT_JOINED)
+                verdict = _stop_verdict(cause, StopOutcome.NOT_JOINED)
                 if self.records and self._may_await_replacement:
                     outcome, verdict = StopOutcome.BETWEEN_ATTEMPTS, self.records[-1].verdict
                     if not contract.outcome_for_code(verdict.code).is_stop:
-                        verdict = _stop_verdict(OUTSIDE_STOP, outcome, verdict)
+                        verdict = _stop_verdict(cause, outcome, verdict)
                 self._release_stopped_hosts(verdict)
                 return
-        cause = OUTSIDE_STOP
-        if excess is not None:
-            cause = StopFacts(StopReason.DISK_EXCEEDED, excess=excess)
         self._stop_gang(now, cause)
 
     def _stop_gang(self, now: float, cause: StopFacts) -> None:

@@ -395,6 +395,10 @@ def job_fields(config: Config, environ: Mapping[str, str]) -> dict[str, Any]:
     if job.platform != "tpu":
         accelerator["per_host"] = job.devices_per_process * job.processes_per_host
     timeouts = {phase: round(limit) for phase, limit in job.timeouts_s.items() if limit is not None}
+    restarts: dict[str, Any] = {"crash": job.crash_limit, "in_place": job.in_place_limit}
+    if job.requeue_codes:
+        codes = {str(code): requeue.value for code, requeue in job.requeue_codes.items()}
+        restarts["codes"] = codes
     hosts = job.sizes[-1] if job.sizes else config.hosts // slices
     fields: dict[str, Any] = {
         "name": job.name,
@@ -402,7 +406,7 @@ def job_fields(config: Config, environ: Mapping[str, str]) -> dict[str, Any]:
         "slices": slices,
         "processes_per_host": job.processes_per_host,
         "accelerator": accelerator,
-        "restarts": {"crash": job.crash_limit, "in_place": job.in_place_limit},
+        "restarts": restarts,
         "timeouts": timeouts,
         "grace": round(job.grace_s),
         "deadline": None if job.deadline_s is None else round(job.deadline_s),

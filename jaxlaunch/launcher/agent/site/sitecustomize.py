@@ -85,6 +85,12 @@ class Reporter:
         self._has_left = False
         self._excepthook = sys.excepthook
         sys.excepthook = self.excepthook
+        # The code of the last sys.exit, where a job has codes that ask for a restart. A rank that
+        # waits in JAX's barrier has not ended yet, and the barrier may abort it.
+        self._exit_code: int | None = None
+        if json.loads(os.environ.get(contract.JOB, "{}")).get("requeue_codes"):
+            self._exit, self._thread = sys.exit, _thread.get_ident()
+            sys.exit = self.exit  # type: ignore[assignment]
         atexit.register(self.leave)
 
     def hello(self, jax: "str | None" = None) -> None:
@@ -107,6 +113,13 @@ class Reporter:
         if os.getpid() == self._pid:
             self._report_error(error)
 
+    def exit(self, status: "Any" = None, /) -> None:
+        """Note the code of an exit, and exit."""
+        if os.getpid() == self._pid and _thread.get_ident() == self._thread:
+            code = 0 if status is None else status if isinstance(status, int) else 1
+            self._exit_code = code & 0xFF
+        self._exit(status)
+
     def leave(self) -> None:
         """Report at exit that the program ends, and whether JAX's barrier follows."""
         if self._has_left or os.getpid() != self._pid:
@@ -116,7 +129,8 @@ class Reporter:
         # An excepthook of the program has printed the error.
         if error is not None:
             self._report_error(error)
-        self._send({"atexit": True, "waits": _is_distributed()})
+        code = {} if self._exit_code is None else {"code": self._exit_code}
+        self._send({"atexit": True, "waits": _is_distributed(), **code})
 
     def _report_error(self, error: BaseException) -> None:
         reporting: Any = sys.modules.get("jaxlaunch.reporting")
@@ -196,6 +210,7 @@ def _run_next_sitecustomize() -> None:
 
 
 with InterpreterModules(KEEPS_MODULES):
+    import _thread
     import atexit
     import contextlib
     import faulthandler
@@ -203,6 +218,7 @@ with InterpreterModules(KEEPS_MODULES):
     import importlib.machinery
     import importlib.util
     import io
+    import json
     import signal
     import stat
 

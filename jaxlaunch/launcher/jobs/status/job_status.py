@@ -114,6 +114,8 @@ class JobStatus(RunNumbers):
     restart_seconds: Mapping[str, float] = dataclasses.field(default_factory=dict)
     # Of a run on this machine, whose namespace is empty.
     folder: str | None = None
+    # The newest start of such a run, if it was refused: its `start`, `at`, `code` and `message`.
+    refused_start: Mapping[str, Any] | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return the fields as JSON, with the state as text."""
@@ -146,6 +148,7 @@ def derive_status(snapshot: Snapshot) -> JobStatus:
         and state is State.RUNNING
         and contract.outcome_for_code(last.verdict.code).is_stop
     )
+    attempt = beat.attempt or (report.attempt_end.attempt if report.attempt_end else None)
     restarts = report.ends_by_cause
     if restarts is None and not snapshot.restarts:
         restarts = {}
@@ -158,7 +161,7 @@ def derive_status(snapshot: Snapshot) -> JobStatus:
         hosts=snapshot.expected_hosts,
         ready=None if "pods" in snapshot.unread_reasons else len(reached),
         generation=snapshot.restarts,
-        attempt=beat.attempt or (report.attempt_end.attempt if report.attempt_end else None),
+        attempt=attempt,
         # The phase of most ranks, or rendezvous before they start.
         phase=("rendezvous" if report.stage == "gather" else beat.phase) if is_live else None,
         phase_s=_seconds_since(beat.since, now) if is_live else None,
@@ -169,7 +172,7 @@ def derive_status(snapshot: Snapshot) -> JobStatus:
         steps=codec.read_number(_read_variable(snapshot, contract.TRAIN_SPEC), "steps"),
         committed_age_s=_seconds_since(beat.committed_at, now),
         as_of=_read_as_of(snapshot),
-        restart_counts=_count_restarts(snapshot, restarts),
+        restart_counts=_count_restarts(snapshot, restarts, attempt),
         verdict=None if last is None or is_resumed else last.verdict.to_json(),
         code=exit_code(snapshot, state),
         nodes=tuple(dict.fromkeys(host.node for host in snapshot.hosts if host.node)),
@@ -290,7 +293,9 @@ def _read_variable(snapshot: Snapshot, name: str) -> str:
     return hosts.read_environment(snapshot.jobset).get(name, "")
 
 
-def _count_restarts(snapshot: Snapshot, by_cause: Mapping[str, int] | None) -> Restarts:
+def _count_restarts(
+    snapshot: Snapshot, by_cause: Mapping[str, int] | None, attempt: int | None
+) -> Restarts:
     policy = snapshot.jobset.get("spec", {}).get("failurePolicy") or {}
     charged = int(snapshot.jobset.get("status", {}).get("restartsCountTowardsMax", 0))
     beat = snapshot.report.heartbeat
@@ -298,7 +303,7 @@ def _count_restarts(snapshot: Snapshot, by_cause: Mapping[str, int] | None) -> R
     if preempted is None and not snapshot.restarts:
         preempted = 0
     limit = codec.read_number(_read_variable(snapshot, contract.JOB), "preempted_limit")
-    total = history.restart_count(snapshot.restarts, by_cause)
+    total = history.restart_count(snapshot.restarts, by_cause, attempt)
     return Restarts(total, charged, int(policy.get("maxRestarts", 0)), preempted, limit)
 
 
