@@ -89,8 +89,9 @@ ANNOTATION = "jaxlaunch.io/progress"  # agent, launcher -> launcher: how far a j
 
 # JAX's own default of 100 s would be slower than every other check.
 HEARTBEAT_TIMEOUT_S = 30
-# JAX's own default of 300 s delays the exit code by five minutes.
-SHUTDOWN_TIMEOUT_S = 10
+# At its end a process waits in JAX's shutdown barrier for the others, of which one may export its
+# model for an hour. JAX's own default of 300 s would abort it. The agents notice ranks that died.
+SHUTDOWN_TIMEOUT_S = 7 * 24 * 3600
 
 # Trainer -> launcher: the last file of a saved step. Without it the step is incomplete.
 MANIFEST = "jaxlaunch.manifest.json"
@@ -404,6 +405,8 @@ class AgentJob:
     # Exit codes by which a program asks to be run again.
     requeue_codes: Mapping[int, Requeue] = dataclasses.field(default_factory=dict)
     grace_s: float = 60.0
+    # Whether each process may use JAX without having joined the others.
+    independent: bool = False
     # Limit of the whole job with all of its generations, or None.
     deadline_s: float | None = None
     # 0 for any free port.
@@ -432,7 +435,7 @@ class AgentJob:
         fields = {
             name: value
             for name, value in dataclasses.asdict(self).items()
-            if name not in ("sizes", "requeue_codes") or value
+            if name not in ("sizes", "requeue_codes", "independent") or value
         }
         return json.dumps(fields, sort_keys=True)
 
@@ -792,9 +795,12 @@ def send(fd: int, message: Mapping[str, Any]) -> bool:
           of error_line; `code` is null for an exception that is not ours
       {"refusal": {"message", "code"}}
           of refusal_record: the agent writes it into the rank's log
-      {"atexit": true, "waits": true, "code": 42}
-          the interpreter is exiting; JAX's shutdown barrier comes next. `code` is that of sys.exit,
-          where the job has codes that ask for a restart
+      {"atexit": true, "waits": true, "processes": 2, "code": 42}
+          the interpreter is exiting; JAX's shutdown barrier comes next; it used JAX with so many
+          processes, 0 if it used no device; `code` is that of sys.exit, where the job has codes
+          that ask for a restart
+      {"waits": false}
+          the process has entered (true) or left JAX's shutdown barrier, and continues
     """
     line = json.dumps(message, separators=(",", ":"), default=str).encode()[: MAX_LINE - 1] + b"\n"
     whole = memoryview(b"\n" + line if fd in _torn else line)

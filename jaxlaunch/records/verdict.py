@@ -55,8 +55,12 @@ class FailureKind(str, enum.Enum):
     NO_TRAINER = "no_trainer"
     # The program ended with exit code 0 before the last step.
     ENDED_EARLY = "ended_early"
-    # The program ended while other ranks were still running.
+    # The program ended while other ranks were still running, and they need it.
     LEFT_EARLY = "left_early"
+    # The program was ended behind a pipeline, whose last command ended with exit code 0.
+    UNFINISHED = "unfinished"
+    # `count` ranks used JAX without having joined the others.
+    NEVER_JOINED = "never_joined"
     HANG = "hang"
     # JAX's coordination service missed heartbeats.
     HEARTBEATS_MISSED = "heartbeats_missed"
@@ -204,6 +208,8 @@ class HangFacts(Sparse):
     late: Numbers = Numbers()
     # Answer of NCCL's RAS.
     nccl: str = ""
+    # Ranks whose program had ended without an error.
+    ended: Numbers = Numbers()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -452,6 +458,7 @@ CATALOG: dict[str, str] = {
     # A process.
     "done_one": "the process finished",
     "done_all": "every process finished",
+    "done_aborted": "every process reported that it had finished; after that, {cause}",
     "raised": "rank {rank} raised{place}: {exception}",
     "trainer_error": "rank {rank} ended{place}: {exception}",
     "exit_code": "rank {rank}'s program ended with exit code {code}{place}",
@@ -464,6 +471,12 @@ CATALOG: dict[str, str] = {
     "no_trainer": "rank {rank}'s program ended with exit code 0 before the trainer began",
     "ended_early": "rank {rank}'s program ended{place}, before its last step",
     "left_early": "rank {rank}'s program ended while other ranks were still running",
+    "unfinished": "rank {rank}'s Python process ended{place} without its exit handlers, as by a "
+    "signal, and its shell with exit code 0: without `set -o pipefail` a pipeline has the exit "
+    "code of its last command",
+    "never_joined": "the processes never joined: each of {count} ranks used JAX alone "
+    "(jax.process_count() was 1). Call jax.distributed.initialize(), without arguments and before "
+    "any other use of JAX; if each process shall work alone, set `independent: true` in job.yaml",
     "heartbeats": "rank {rank} stopped sending heartbeats to JAX, which then aborted its peers",
     "versions": "rank {rank} imported jax {version}, rank {first_rank} imported {first_version}",
     # A hang.
@@ -474,6 +487,8 @@ CATALOG: dict[str, str] = {
     "hang_report": "; a program reports a step by jaxlaunch.report(step=…)",
     "hang_wait_one": "; {waiting} waits for {late}",
     "hang_wait": "; {waiting} wait for {late}",
+    "hang_ended": "; {ended} had finished. A program that works on after its last step first calls "
+    'jaxlaunch.report(phase="done")',
     "hang_nccl": "; NCCL: {faults}",
     "stands_still": "rank {rank} makes no progress{place}: its process stands still, and its peers "
     "gave up: {cause}",
@@ -625,6 +640,12 @@ def _render_exception(failure: Failure) -> str:
     return _render_template("raised", failure, exception=text)
 
 
+def _render_done(failure: Failure) -> str:
+    if failure.cause is not None:
+        return _render_template("done_aborted", failure)
+    return CATALOG["done_one" if failure.count == 1 else "done_all"]
+
+
 def _render_versions(failure: Failure) -> str:
     (first_rank, first_version), (rank, version) = sorted(failure.versions.items())[:2]
     return render_phrase(
@@ -643,6 +664,8 @@ def _render_hang(failure: Failure) -> str:
         waiting, late = (render_numbers(ranks, "rank") for ranks in (hang.waiting, hang.late))
         text += render_phrase(name, waiting=waiting, late=late)
     text += render_phrase("hang_nccl", faults=hang.nccl) if hang.nccl else ""
+    if hang.ended.count:
+        text += render_phrase("hang_ended", ended=render_numbers(hang.ended, "rank"))
     # A program without a phase has reported nothing, so it may run well.
     is_silent = hang.phase == contract.FIRST_STEP and not failure.phase
     return text + (CATALOG["hang_report"] if is_silent else "")
@@ -743,9 +766,7 @@ def _by_field(field: str, template: str, empty_template: str) -> Callable[[Failu
 
 KINDS: Mapping[FailureKind, KindRow] = {
     FailureKind.OTHER: KindRow(lambda failure: failure.detail),
-    FailureKind.DONE: KindRow(
-        lambda failure: CATALOG["done_one" if failure.count == 1 else "done_all"], contract.DONE
-    ),
+    FailureKind.DONE: KindRow(_render_done, contract.DONE),
     FailureKind.EXCEPTION: KindRow(_render_exception, may_pass=False),
     FailureKind.TRAINER_ERROR: KindRow(_render_exception),
     FailureKind.EXIT_CODE: KindRow("exit_code", may_pass=False),
@@ -758,6 +779,8 @@ KINDS: Mapping[FailureKind, KindRow] = {
     FailureKind.NO_TRAINER: KindRow("no_trainer", may_pass=False),
     FailureKind.ENDED_EARLY: KindRow("ended_early"),
     FailureKind.LEFT_EARLY: KindRow("left_early"),
+    FailureKind.UNFINISHED: KindRow("unfinished"),
+    FailureKind.NEVER_JOINED: KindRow("never_joined", contract.BAD_SPEC, may_pass=False),
     FailureKind.HANG: KindRow(_render_hang, contract.HANG),
     FailureKind.HEARTBEATS_MISSED: KindRow("heartbeats", contract.HANG),
     FailureKind.MIXED_VERSIONS: KindRow(_render_versions, contract.BAD_SPEC),

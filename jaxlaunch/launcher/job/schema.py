@@ -631,6 +631,11 @@ class JobSpec(Block, validate_default=True):
     train: TrainSpec | None = Field(
         None, description="the built-in trainer; default none: command is given"
     )
+    independent: bool = Field(
+        False,
+        description="whether each process may use JAX alone; otherwise it is an error if several "
+        "have used it and never joined",
+    )
 
     @property
     def code_folder(self) -> str | None:
@@ -779,4 +784,7 @@ class JobSpec(Block, validate_default=True):
             ephemeral_bytes=int(parse_quantity(ephemeral or "0")) if has_limit else None,
             scratch=scratch or {},
             log_bytes=int(parse_quantity(self.logs.kept)),
+            # libtpu joins the processes of a TPU job, which CPUs that simulate it do not.
+            independent=self.independent
+            or (self.accelerator.platform == "tpu" and platform != "tpu"),
         )

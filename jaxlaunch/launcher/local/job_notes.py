@@ -1,10 +1,11 @@
-"""Notes of `validate` on the data and modules of a job, from the names and sizes of local files.
+"""Notes of `validate` on the data, modules and shell scripts of a job, from local files.
 
-No content is read, and no module of the job is imported.
+Of data only names and sizes are read, and no module of the job is imported.
 """
 
 from __future__ import annotations
 
+import contextlib
 import glob
 import importlib.util
 import itertools
@@ -14,7 +15,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from jaxlaunch import regular_files
 from jaxlaunch.launcher.job.schema import JobSpec
+from jaxlaunch.launcher.job.shell_notes import find_exit_code_notes
 from jaxlaunch.launcher.wording import format_count, format_size
 from jaxlaunch.trainer.spec import ArrayRecord, Images, Mixture, Table, Text, Tfds
 
@@ -22,6 +25,8 @@ from jaxlaunch.trainer.spec import ArrayRecord, Images, Mixture, Table, Text, Tf
 DOCUMENT_SUFFIXES = (".jsonl", ".ndjson", ".json", ".parquet", ".arrow", ".gz", ".zst")
 # Plain text that is larger is treated as several documents.
 LARGE_BYTES = 1 << 20
+# A longer script of a shell is cut.
+MAX_SCRIPT_BYTES = 1 << 18
 # The largest number of files that is counted in a folder of images.
 MAX_FILES = 100_000
 _MODULE_NAME = re.compile(r"([A-Za-z_][\w.]*):[A-Za-z_][\w.]*")
@@ -123,6 +128,24 @@ def list_missing_modules(job: JobSpec, folder: Path) -> Iterator[str]:
                 f"{path}: no module {module} is in {folder} or installed here; a run needs it "
                 "there or in its image"
             )
+
+
+def find_lost_exit_codes(job: JobSpec, folder: Path) -> Iterator[str]:
+    """Yield a sentence for each place where a shell of the command hides a failure."""
+    if job.command is None:
+        return
+    folders = [folder / (job.code_folder or "."), folder]
+    if job.workdir is not None:
+        folders.insert(0, folders[0] / job.workdir)
+
+    def read_script(name: str) -> str | None:
+        for parent in folders:
+            with contextlib.suppress(OSError, ValueError):
+                data = regular_files.read_bounded(parent / name, MAX_SCRIPT_BYTES)
+                return None if b"\0" in data else data.decode(errors="replace")
+        return None
+
+    yield from find_exit_code_notes(job.command, read_script)
 
 
 def _is_in_folder(folder: Path, module: str) -> bool:

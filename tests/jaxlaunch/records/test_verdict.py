@@ -84,6 +84,11 @@ CASES: list[tuple[int, Failure, str]] = [
     (64, Failure(FailureKind.REFUSED, detail="host 1 has jax 1"), "host 1 has jax 1"),
     (0, Failure(FailureKind.DONE, count=1), "the process finished"),
     (0, Failure(FailureKind.DONE, count=2), "every process finished"),
+    (
+        0,
+        Failure(FailureKind.DONE, count=2, cause=Failure(FailureKind.SIGNAL, rank=1, signal=6)),
+        "every process reported that it had finished; after that, rank 1 was killed by SIGABRT",
+    ),
     (83, RAISED, "rank 1 raised in data at step 20: ValueError: boom"),
     (
         84,
@@ -134,6 +139,32 @@ CASES: list[tuple[int, Failure, str]] = [
         83,
         Failure(FailureKind.LEFT_EARLY, rank=0),
         "rank 0's program ended while other ranks were still running",
+    ),
+    (
+        83,
+        Failure(FailureKind.UNFINISHED, rank=1, step=5),
+        "rank 1's Python process ended at step 5 without its exit handlers, as by a signal, and "
+        "its shell with exit code 0: without `set -o pipefail` a pipeline has the exit code of its "
+        "last command",
+    ),
+    (
+        64,
+        Failure(FailureKind.NEVER_JOINED, count=2),
+        "the processes never joined: each of 2 ranks used JAX alone (jax.process_count() was 1). "
+        "Call jax.distributed.initialize(), without arguments and before any other use of JAX; if "
+        "each process shall work alone, set `independent: true` in job.yaml",
+    ),
+    (
+        82,
+        Failure(
+            FailureKind.HANG,
+            rank=3,
+            step=5,
+            hang=HangFacts("step", 60.0, 61.0, 3, "rank 3 in step in f", ended=Numbers((0,), 1)),
+        ),
+        "rank 3 makes no progress at step 5 (the step timeout of 60 s passed first on rank 3, "
+        "after 61 s): rank 3 in step in f; rank 0 had finished. A program that works on after its "
+        'last step first calls jaxlaunch.report(phase="done")',
     ),
     (
         82,

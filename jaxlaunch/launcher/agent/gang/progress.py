@@ -47,9 +47,10 @@ class Status:
         stepped: Whether the rank reported a step in this attempt.
         first_step: First step that the rank trains, the one after the restored step.
         left: Whether the interpreter is exiting by itself.
-        waits: Whether it is also in JAX's shutdown barrier.
+        waits: Whether the process is in JAX's shutdown barrier, in which it waits for the others.
         leaving_code: Code with which it exits, where the job has codes that ask for a restart.
         done: Whether the program has finished.
+        processes: Processes with which the program used JAX, 0 if it has not said so.
         jax: Version of JAX that the program imported.
         stopped: Report of a stop.
         exit: Exit code, or minus the signal. None while the process lives.
@@ -66,6 +67,7 @@ class Status:
     waits: bool = False
     leaving_code: ExitCode | None = None
     done: bool = False
+    processes: NonNegativeInt = 0
     jax: str | None = None
     stopped: Mapping[str, Any] | None = None
     exit: ExitStatus | None = None
@@ -102,6 +104,16 @@ class Status:
         if self.exit == contract.PREEMPTED:
             return self.trainer
         return self.exit == contract.DONE and (self.done or not self.trainer)
+
+    @property
+    def has_finished(self) -> bool:
+        """Return whether the program has ended without an error, as far as is known."""
+        return self.left or self.waits or self.has_ended_cleanly
+
+    @property
+    def is_ending(self) -> bool:
+        """Return whether the process has ended, or only waits for the others to end."""
+        return self.left or self.waits or self.exit is not None
 
 
 _DEFAULT_STATUS = Status()
@@ -197,9 +209,7 @@ class RankProgress:
             self._update_status(first_step=min(step, MAX_NUMBER - 1) + 1)
         if isinstance(message.get("stopped"), Mapping):
             self._update_status(stopped=message["stopped"])
-        if "atexit" in message:
-            waits, code = bool(message.get("waits")), message.get("code")
-            self._update_status(left=True, waits=waits, leaving_code=code)
+        self._apply_end(message, now)
 
     def record_exit(self, code: int) -> None:
         """Record the exit code, or minus the signal."""
@@ -208,7 +218,7 @@ class RankProgress:
     def timeout_s(self, timeouts_s: Mapping[str, float | None]) -> float | None:
         """Return the timeout of the current phase, or None without one."""
         phase = self.status.phase
-        if phase is None or self.status.left or self.status.exit is not None:
+        if phase is None or self.status.is_ending:
             return None
         has_default = timeouts_s.get("done") == contract.TIMEOUTS_S["done"]
         if phase == "done" and self._first_phase is None and has_default:
@@ -229,7 +239,7 @@ class RankProgress:
         if (limit_s := self.timeout_s(timeouts_s)) is not None:
             elapsed_s = now - self._phase_since
             running.append(RunningTimeout(self.status.phase or "", limit_s, elapsed_s))
-        has_begun = self.status.stepped or self.status.left or self.status.exit is not None
+        has_begun = self.status.stepped or self.status.is_ending
         if (limit_s := timeouts_s.get(contract.FIRST_STEP)) is not None and not has_begun:
             running.append(RunningTimeout(contract.FIRST_STEP, limit_s, now - self._started_at))
         return min(running, key=lambda timeout: timeout.left_s, default=None)
@@ -245,6 +255,17 @@ class RankProgress:
             first_step = 1
         jax = jax or self.status.jax
         self._update_status(trainer=is_trainer, jax=jax, first_step=first_step)
+
+    def _apply_end(self, message: Mapping[str, Any], now: float) -> None:
+        """Apply a message of a process that ends, or that waits for the others to end."""
+        if "waits" in message:
+            self._phase_since = now
+            self._update_status(waits=message["waits"])
+        if "atexit" in message:
+            # `sh -c` may start a program that joins before one that does not.
+            processes = max(self.status.processes, message.get("processes", 0))
+            code = message.get("code")
+            self._update_status(left=True, processes=processes, leaving_code=code)
 
     def _reset_interpreter(self, now: float) -> None:
         """Reset the progress for a new interpreter in the same process."""
@@ -286,7 +307,7 @@ class RankProgress:
 UNSTARTABLE = "unstartable"
 _MESSAGE_START = re.compile(
     rb'\{"(?:hello|phase|committed|found|restored|joined|metrics|stopped|profile|note|error|refusal|atexit|'
-    rb'unstartable)": ?'
+    rb'waits|unstartable)": ?'
 )
 # Characters of a phase or a version, which are in every heartbeat.
 MAX_LABEL_CHARS = 100
@@ -400,6 +421,7 @@ class _Line:
     atexit: Any
     waits: bool
     code: ExitCode
+    processes: NonNegativeInt
     unstartable: str
 
 

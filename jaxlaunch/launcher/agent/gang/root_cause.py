@@ -118,7 +118,9 @@ class EventKind(str, enum.Enum):
     Attributes:
         ERROR: A rank reported an exception.
         EXIT: The process of a rank ended.
-        LEFT: The program of a rank ended by itself while others continued.
+        LEFT: The program of a rank ended by itself, or waits for the others to end.
+        UNFINISHED: The program of a rank was ended, and the last command of its pipeline ended
+            with 0.
         LOST: The connection to a host's agent was lost.
         HANG: A phase of a rank exceeded its timeout.
         UNSTARTABLE: The command could not be started.
@@ -127,6 +129,7 @@ class EventKind(str, enum.Enum):
     ERROR = "error"
     EXIT = "exit"
     LEFT = "left"
+    UNFINISHED = "unfinished"
     LOST = "lost"
     HANG = "hang"
     UNSTARTABLE = "unstartable"
@@ -141,8 +144,9 @@ class Closeness(enum.IntEnum):
     ABORT = 2
     # An exit code alone: the program of a peer that reports nothing ends with one too.
     EXIT = 3
-    LEFT = 4
-    HANG = 5
+    HANG = 4
+    # Not a fault in itself: a rank that ended without an error has finished. It explains echoes.
+    LEFT = 5
     ECHO = 6
 
 
@@ -228,6 +232,7 @@ _CLOSENESS_BY_KIND = {
     EventKind.LOST: Closeness.HOST,
     EventKind.HANG: Closeness.HANG,
     EventKind.UNSTARTABLE: Closeness.CAUSE,
+    EventKind.UNFINISHED: Closeness.CAUSE,
 }
 
 
@@ -405,7 +410,8 @@ def verdict_for_event(event: Event) -> Verdict:
     location: dict[str, Any] = {"rank": event.rank, "host": event.host, "step": event.status.step}
     if facts.kind is FailureKind.HEARTBEATS_MISSED:
         location |= {"rank": facts.rank, "host": None}
-    has_output = event.kind in (EventKind.ERROR, EventKind.EXIT, EventKind.LEFT)
+    kinds_with_output = EventKind.ERROR, EventKind.EXIT, EventKind.LEFT, EventKind.UNFINISHED
+    has_output = event.kind in kinds_with_output
     text = event.error.get("traceback") if event.kind is EventKind.ERROR else event.text
     traceback = None
     without_output = (FailureKind.LEFT_EARLY, FailureKind.REQUEUED)
@@ -434,6 +440,8 @@ def _failure_without_rank(event: Event) -> Failure:  # noqa: C901 - a branch per
         return Failure(FailureKind.HANG, hang=event.hang, cause=event.peers)
     if event.kind is EventKind.UNSTARTABLE:
         return Failure(FailureKind.NOT_STARTED, detail=event.text)
+    if event.kind is EventKind.UNFINISHED:
+        return Failure(FailureKind.UNFINISHED)
     if event.kind is EventKind.ERROR:
         is_sentence = _is_user_fixable(event)
         kind = FailureKind.TRAINER_ERROR if is_sentence else FailureKind.EXCEPTION

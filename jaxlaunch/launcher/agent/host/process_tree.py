@@ -21,6 +21,8 @@ import time
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
+# A script of a shell is read up to this size.
+MAX_SCRIPT_BYTES = 256 * 1024
 SHELLS = frozenset({"ash", "bash", "busybox", "dash", "ksh", "mksh", "sh", "zsh"})
 
 
@@ -118,6 +120,60 @@ def reads_from_pipe(pid: int) -> bool:
         return os.readlink(f"/proc/{pid}/fd/0").startswith("pipe:")
     except OSError:
         return False
+
+
+def is_in_pipeline(pid: int) -> bool:
+    """Return whether a shell pipes the output of a process into another command.
+
+    The exit code of the process then has no effect. With a process substitution (`> >(tee log)`)
+    the shell itself keeps the pipe open, and with `pipefail` the exit code counts. A program that
+    captures the output of another one holds the pipe, too.
+    """
+    pipe = _read_link(f"/proc/{pid}/fd/1")
+    while pid and pipe.startswith("pipe:"):
+        pid = _parent_pid(pid)
+        links = {fd: _read_link(f"/proc/{pid}/fd/{fd}") for fd in _list_folder(f"/proc/{pid}/fd")}
+        if pipe in {link for fd, link in links.items() if fd not in ("1", "2")}:
+            return False
+        if links.get("1") != pipe:
+            return is_shell(pid) and "pipefail" not in _read_shell_text(pid)
+    return False
+
+
+def _read_shell_text(pid: int) -> str:
+    """Return the command line and the script of a shell, and its options from the environment."""
+    folder = f"/proc/{pid}"
+    texts = [_read_bytes(f"{folder}/cmdline")]
+    for argument in texts[0].split(b"\0")[1:]:
+        path = os.path.join(f"{folder}/cwd", os.fsdecode(argument))
+        if argument and not argument.startswith(b"-") and os.path.isfile(path):
+            texts.append(_read_bytes(path))
+            break
+    variables = _read_bytes(f"{folder}/environ").split(b"\0")
+    texts += [variable for variable in variables if variable.startswith(b"SHELLOPTS=")]
+    return b"\n".join(texts).decode(errors="replace")
+
+
+def _read_link(path: str) -> str:
+    try:
+        return os.readlink(path)
+    except OSError:
+        return ""
+
+
+def _list_folder(path: str) -> list[str]:
+    try:
+        return os.listdir(path)
+    except OSError:
+        return []
+
+
+def _read_bytes(path: str) -> bytes:
+    try:
+        with open(path, "rb") as file:
+            return file.read(MAX_SCRIPT_BYTES)
+    except OSError:
+        return b""
 
 
 def find_session_processes(session_leader: int) -> list[int]:
@@ -223,6 +279,8 @@ class ProcessTree:
         self._reporter = 0
         # Whether the reporter existed here when it reported.
         self._has_seen_reporter = False
+        # Whether the exit code of the reporter is lost in a pipeline.
+        self.is_in_pipeline = False
         # Processes that were sent SIGTERM, and the last time at which one of them existed.
         self._signalled: set[int] = set()
         self._signalled_alive_at = -math.inf
@@ -248,6 +306,7 @@ class ProcessTree:
     def set_reporter(self, pid: int) -> None:
         """Record which process reports from now on."""
         self._reporter, self._has_seen_reporter = pid, process_exists(pid)
+        self.is_in_pipeline = not self.is_program and is_in_pipeline(pid)
 
     def mark_reaped(self) -> None:
         """Record that the pid is free, so that the kernel may give it to another process."""

@@ -93,7 +93,8 @@ class RankReports:
         if UNSTARTABLE in message:
             self._ranks_without_hook.add(child.rank)
             self.send_event(EventKind.UNSTARTABLE, child, text=message[UNSTARTABLE])
-        if "atexit" in message and (child.tree.is_program or child.progress.status.waits):
+        is_leaving = "atexit" in message or bool(message.get("waits"))
+        if is_leaving and (child.tree.is_program or child.progress.status.waits):
             self.send_event(EventKind.LEFT, child)
         if "note" in message and self._leader.is_admitted:
             # Each note is sent once, and no more notes than the summary holds.
@@ -119,14 +120,31 @@ class RankReports:
             self._metrics.finish()
         self.send_beat()
         # The wrapper ended with a failure too, so the exception of the Python process is its cause.
-        if child.handled_error is not None and code > 0 and not is_signal_exit_code(code):
+        # A pipeline ends with the exit code of its last command, whatever the others do.
+        is_failure = code > 0 and not is_signal_exit_code(code)
+        is_lost = code == 0 and child.tree.is_in_pipeline
+        status = child.progress.status
+        if child.handled_error is not None and (is_failure or is_lost):
             self.send_event(EventKind.ERROR, child, error=child.handled_error)
+        elif child.handled_error is not None and code == 0:
+            self._note_ignored_error(child, child.handled_error)
+        elif is_lost and status.jax is not None and not status.left:
+            text = child.tail_text[-MAX_STACKS_CHARS:]
+            self.send_event(EventKind.UNFINISHED, child, text=text)
         # A SIGKILL may be from the OOM killer. Outside a container its counter is for the whole
         # machine.
         kills_before, self._oom_kills = self._oom_kills, resources.count_oom_kills()
         is_counted = self._config.is_pod and self._oom_kills > kills_before
         is_oom, text = code == -signal.SIGKILL and is_counted, child.tail_text[-MAX_STACKS_CHARS:]
         self.send_event(EventKind.EXIT, child, exit=code, oom=is_oom, text=text)
+
+    def _note_ignored_error(self, child: Child, error: Mapping[str, Any]) -> None:
+        fault = f"{error.get('type')}: {error.get('message')}".splitlines()[0]
+        note = (
+            f"rank {child.rank} counts as finished, because its command ended with exit code 0 "
+            f"after a Python process of it had raised {fault}"
+        )
+        self._leader.send("note", text=note[:MAX_NOTE_CHARS])
 
     def send_event(self, kind: EventKind, child: Child, **fields: Any) -> None:
         """Report an event of a process, with its status."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from jaxlaunch import contract
@@ -42,9 +42,12 @@ from jaxlaunch.records.verdict import (
     verdict_for,
 )
 
-# Shorter than JAX's own barrier timeout: after that all ranks abort alike, and who left first is no
-# longer visible.
-BARRIER_PATIENCE_S = contract.SHUTDOWN_TIMEOUT_S - 2.0
+# A program that reports no phases has no timeouts. This long after a rank has finished, and again
+# after each such time, the stacks of the others show whether all of them wait in JAX. JAX's own
+# shutdown timeout is as long.
+FINISHED_WAIT_S = 300.0
+# How JAX ends a rank whose peers are gone, by itself and behind a shell.
+ABORT_CODES = (-signal.SIGABRT, 128 + signal.SIGABRT)
 # Symptoms that other hosts show when one dies.
 LOST_HOST_ECHOES = (Closeness.ABORT, Closeness.ECHO)
 # A message that arrives within this time after a symptom may have been sent before it.
@@ -77,15 +80,19 @@ class Attempt:
         *,
         requeue_codes: Mapping[int, contract.Requeue] | None = None,
         grace_s: float = 0.0,
+        is_independent: bool = False,
     ) -> None:
         self.number = number
         self._requeue_codes, self._grace_s = requeue_codes or {}, grace_s
+        self._may_be_alone = is_independent or platform == "tpu"
         self.ranks = RankStatuses(ranks_by_host)
         self.hang = Hang(self.ranks, platform)
         self._symptoms = Symptoms()
         self._stop: PendingStop | None = None
         # When the first fault was seen, and how long after the last sign of life.
         self._first_fault: tuple[float, float] | None = None
+        # When to look whether the ranks that have not finished wait for those that have.
+        self._wait_check_at: float | None = None
         # Ranks that had not ended when their host was lost.
         self._lost_ranks = 0
         # A time, and hosts without a message since then. Those that have sent one are dropped from
@@ -130,7 +137,7 @@ class Attempt:
         if event.kind in (EventKind.EXIT, EventKind.LEFT):
             requeue = self._requeue_codes.get(exit_code_of(event))
         event = dataclasses.replace(event, is_alone=len(self.statuses) == 1, requeue=requeue)
-        if self._first_fault is None and event_closeness(event) is not None:
+        if self._first_fault is None and event_closeness(event) not in (None, Closeness.LEFT):
             self._first_fault = now, event.unseen_s
         if event.kind is EventKind.HANG:
             self.hang.add_timeout(event, now)
@@ -189,11 +196,11 @@ class Attempt:
         if self.ranks.unclean == 0:
             if any(status.exit == contract.PREEMPTED for status in self.statuses):
                 return self._stop_verdict(PendingStop(OUTSIDE_STOP, now, now), True)
-            return self._done_verdict()
+            return self._never_joined_verdict() or self._done_verdict()
         if len(self.ranks.versions) > 1:
             facts = self._mixed_versions()
             return verdict_for(facts, rank=max(facts.versions))
-        return None if self._first_fault is None else self._symptoms_verdict(now, last_message_at)
+        return self._symptoms_verdict(now, last_message_at)
 
     def _symptoms_verdict(self, now: float, last_message_at: Mapping[int, float]) -> Verdict | None:
         nearest = self._find_nearest(now)
@@ -201,7 +208,7 @@ class Attempt:
             return None
         arrived_at, event, level = nearest
         is_echo = level in LOST_HOST_ECHOES
-        if level is Closeness.LEFT and not self._has_left_too_early(arrived_at, event, now):
+        if level is Closeness.LEFT and not self._is_missed(arrived_at, now):
             return None
         # A host that has sent nothing since the symptom may be the one that died.
         if is_echo and self._is_any_silent(arrived_at + IN_FLIGHT_S, event.host, last_message_at):
@@ -211,6 +218,10 @@ class Attempt:
         # The other ranks may still save before they ask for a restart too.
         if event.requeue is not None and self.ranks.alive > self._lost_ranks:
             return None if now - arrived_at < self._grace_s else verdict_for_event(event)
+        echoes = self._symptoms.events_at(*LOST_HOST_ECHOES) if is_echo else []
+        if self.ranks.undone == 0 and is_echo and all(echo.exit in ABORT_CODES for echo in echoes):
+            # JAX aborts a rank whose peers are gone, although all of them have finished.
+            return self._aborted_verdict({echo.rank for echo in echoes})
         # JAX and Orbax give up waiting for a rank that stands still before its own timeout passes.
         if is_echo:
             if self.hang.awaits_stacks(now):
@@ -230,8 +241,9 @@ class Attempt:
 
     def _find_nearest(self, now: float) -> tuple[float, Event, Closeness] | None:
         """Return the symptom nearest to the cause, and when it arrived."""
-        # If every rank leaves, the program is over, and the order of leaving means nothing.
-        excluded_level = Closeness.LEFT if self.ranks.staying == 0 else None
+        # If every rank leaves or is done, the order of leaving means nothing.
+        is_over = 0 in (self.ranks.unfinished, self.ranks.undone)
+        excluded_level = Closeness.LEFT if is_over else None
         nearest = self._symptoms.find_nearest(self._is_withdrawn, excluded_level=excluded_level)
         hang = self.hang.find_hang(now)
         if hang is None or (nearest is not None and nearest[2] < Closeness.HANG):
@@ -243,9 +255,9 @@ class Attempt:
         if event.kind is not EventKind.LEFT:
             return False
         status = self.statuses[event.rank]
-        is_back = not status.left and status.exit is None
         # The program has changed its mind after sys.exit(CODE).
-        return is_back or (event.requeue is not None and status.exit == contract.DONE)
+        has_continued = event.requeue is not None and status.exit == contract.DONE
+        return has_continued or not status.is_ending
 
     def _is_any_silent(
         self, since: float, excluded_host: int, last_message_at: Mapping[int, float]
@@ -258,15 +270,44 @@ class Attempt:
             hosts.pop()
         return bool(hosts)
 
-    def _has_left_too_early(self, arrived_at: float, event: Event, now: float) -> bool:
-        """Return whether a rank left too early, or its peers keep it in JAX's barrier too long."""
-        if self._symptoms.has_other_than(Closeness.LEFT) or self.hang.find_hang(now) is not None:
-            return True
-        status = self.statuses[event.rank]
-        return status.waits and status.exit is None and now - arrived_at >= BARRIER_PATIENCE_S
+    def _is_missed(self, arrived_at: float, now: float) -> bool:
+        """Return whether the others need a rank that has finished, which is then the cause.
 
-    def _done_verdict(self) -> Verdict:
-        facts = Failure(FailureKind.DONE, count=len(self.statuses))
+        They need it if their connections break, or if all of them wait in JAX. Phases have timeouts
+        of their own.
+        """
+        if self._symptoms.has_other_than(Closeness.LEFT):
+            return True
+        if now < (self._wait_check_at or arrived_at + FINISHED_WAIT_S):
+            return False
+        if any(status.phase for status in self.ranks.running_statuses().values()):
+            are_waiting: bool | None = False
+        else:
+            are_waiting = self.hang.are_all_waiting(now)
+        if are_waiting is False:
+            self._wait_check_at = now + FINISHED_WAIT_S
+        return bool(are_waiting)
+
+    def _never_joined_verdict(self) -> Verdict | None:
+        """Return the verdict if several ranks used JAX, and each of them alone."""
+        if self._may_be_alone:
+            return None
+        counts = [status.processes for status in self.statuses]
+        count = counts.count(1)
+        if count < 2 or max(counts) > 1:
+            return None
+        return verdict_for(Failure(FailureKind.NEVER_JOINED, count=count), rank=counts.index(1))
+
+    def _aborted_verdict(self, aborted_ranks: Collection[int]) -> Verdict | None:
+        """Return the verdict once every other rank has ended cleanly, too."""
+        if self.ranks.alive or self.ranks.unclean > len(aborted_ranks):
+            return None
+        rank = min(aborted_ranks)
+        cause = Failure(FailureKind.SIGNAL, rank=rank, signal=signal.SIGABRT)
+        return self._done_verdict(cause)
+
+    def _done_verdict(self, cause: Failure | None = None) -> Verdict:
+        facts = Failure(FailureKind.DONE, count=len(self.statuses), cause=cause)
         return verdict_for(facts, step=self.ranks.first_step)
 
     def _stop_verdict(self, stop: PendingStop, all_ended: bool) -> Verdict:

@@ -470,6 +470,7 @@ class Gang(GangState):
             job.platform,
             requeue_codes=job.requeue_codes,
             grace_s=job.grace_s,
+            is_independent=job.independent,
         )
         self.stage, self.verdict, self.growth = Stage.RUN, None, Growth()
         process_count, host_count = self.members.table.process_count, len(self.members.table)

@@ -235,11 +235,14 @@ class Hang:
         # stalled rank. Those that arrived are dropped from the end.
         self._awaited_ranks: list[int] | None = None
         self._stall_check: tuple[float, list[int]] | None = None
+        # Ranks whose stacks are awaited since that time, to see whether they wait for ended ranks.
+        self._wait_check: tuple[float, list[int]] | None = None
 
     @property
     def needs_stacks(self) -> bool:
-        """Return whether a rank exceeded a timeout, or failed like ranks whose peer is stalled."""
-        return self._first_timeout is not None or bool(self._stall_check and self._stall_check[1])
+        """Return whether the stacks of the ranks decide what an event means."""
+        has_check = any(check and check[1] for check in (self._stall_check, self._wait_check))
+        return self._first_timeout is not None or has_check
 
     @property
     def timeout_message(self) -> str | None:
@@ -295,22 +298,42 @@ class Hang:
         host, peers = self._statuses.find_host(rank), failure_for_event(echo)
         return Event(EventKind.HANG, host, rank, stalled[rank], hang=HangFacts(), peers=peers)
 
+    def are_all_waiting(self, now: float) -> bool | None:
+        """Return whether all ranks that have not ended wait for others, or None if not yet known.
+
+        Each answer requires new stacks, which the first call requests.
+        """
+        statuses = self._statuses.running_statuses()
+        if self._wait_check is None:
+            self._wait_check, self.is_requested = (now, list(statuses)), False
+            self.stacks.clear()
+        since, ranks = self._wait_check
+        if not self._have_stacks(ranks) and now - since < STACKS_TIMEOUT_S:
+            return None
+        self._wait_check = None
+        return len(RankStacks(statuses, self.stacks).waiting_ranks) == len(statuses)
+
     def _have_stacks(self, awaited_ranks: list[int]) -> bool:
         statuses = self._statuses.by_rank
         while awaited_ranks and (
-            awaited_ranks[-1] in self.stacks or statuses[awaited_ranks[-1]].exit is not None
+            awaited_ranks[-1] in self.stacks or statuses[awaited_ranks[-1]].is_ending
         ):
             awaited_ranks.pop()
         return not awaited_ranks
 
     def _find_culprit(self, event: Event) -> Event:
         """Return the event of the timeout with the rank that the others wait for."""
-        living = self._statuses.living_statuses() or {event.rank: event.status}
+        # A rank that has finished and waits for the others does not delay them.
+        living = self._statuses.running_statuses() or {event.rank: event.status}
+        ended_ranks = [
+            rank for rank, status in enumerate(self._statuses.by_rank) if status.is_ending
+        ]
         analysis = RankStacks(living, self.stacks)
         culprit = analysis.find_suspect(event.rank if event.rank in living else min(living))
         waiting_ranks, status = analysis.waiting_ranks, living[culprit]
         places = analysis.describe_places(culprit)
-        facts = dataclasses.replace(event.hang or HangFacts(), stacks=places)
+        ended = Numbers.from_sequence(ended_ranks)
+        facts = dataclasses.replace(event.hang or HangFacts(), stacks=places, ended=ended)
         if waiting_ranks and culprit not in waiting_ranks:
             late = Numbers.from_sequence(sorted(living.keys() - waiting_ranks))
             waiting = Numbers.from_sequence(waiting_ranks)
@@ -323,4 +346,4 @@ class Hang:
 
 def _writes_stacks(status: Status) -> bool:
     """Return whether the process lives and would write its stacks."""
-    return status.jax is not None and status.exit is None and not status.left
+    return status.jax is not None and not status.is_ending

@@ -28,8 +28,9 @@ class RankStatuses:
         by_rank: Statuses by rank number. A list, because the statuses of a host are read and
             replaced as one slice.
         alive: Ranks that have not ended.
-        staying: Ranks that have neither ended nor begun to exit.
+        unfinished: Ranks whose program runs, or ended with an error.
         unclean: Ranks that have not ended cleanly.
+        undone: Ranks that have not reported that they are done.
         committed: Newest step on storage, restored or committed by any rank.
         first_committed: First step that this attempt committed.
         versions: Ranks by version of JAX.
@@ -39,7 +40,7 @@ class RankStatuses:
         self.ranks_by_host = ranks_by_host
         count = sum(map(len, ranks_by_host.values()))
         self.by_rank = [Status()] * count
-        self.alive = self.staying = self.unclean = count
+        self.alive = self.unfinished = self.unclean = self.undone = count
         self.committed: int | None = None
         self.first_committed: int | None = None
         self.versions: dict[str, int] = {}
@@ -59,9 +60,9 @@ class RankStatuses:
         """Step of the foremost rank."""
         return max(self._steps, default=None)
 
-    def living_statuses(self) -> dict[int, Status]:
-        """Return the statuses of the ranks whose process has not ended."""
-        return {rank: status for rank, status in enumerate(self.by_rank) if status.exit is None}
+    def running_statuses(self) -> dict[int, Status]:
+        """Return the statuses of the ranks that neither have ended nor wait for others to end."""
+        return {rank: status for rank, status in enumerate(self.by_rank) if not status.is_ending}
 
     def find_host(self, rank: int) -> int:
         """Return the host that holds a rank."""
@@ -106,10 +107,12 @@ class RankStatuses:
             self.committed = committed
         if first is not None and (self.first_committed is None or first < self.first_committed):
             self.first_committed = first
+        if new_status.done is not old_status.done:
+            self.undone += count * (old_status.done - new_status.done)
         has_ended = new_status.exit is not None or old_status.exit is not None
-        if has_ended or new_status.left is not old_status.left:
+        if has_ended or new_status.is_ending is not old_status.is_ending:
             self.alive += count * ((new_status.exit is None) - (old_status.exit is None))
-            self.staying += count * (_is_staying(new_status) - _is_staying(old_status))
+            self.unfinished += count * (old_status.has_finished - new_status.has_finished)
             self.unclean += count * (old_status.has_ended_cleanly - new_status.has_ended_cleanly)
 
 
@@ -148,10 +151,6 @@ def _cache_value(cache: dict[Key, Value], key: Key, value: Value) -> None:
     cache[key] = value
     if len(cache) > MAX_SHARED:
         del cache[next(iter(cache))]
-
-
-def _is_staying(status: Status) -> bool:
-    return not status.left and status.exit is None
 
 
 def _move_count(

@@ -3,13 +3,19 @@
 A finder on `sys.meta_path` waits until the program imports JAX itself. It then registers a cluster
 environment, and wraps `initialize` to fill in arguments that the program has left out.
 
+At its end, a process waits in JAX's shutdown barrier until the others have ended, too. The hook
+tells the agent so, and makes `os._exit(0)` wait there: JAX aborts the ranks that a peer leaves
+without the barrier.
+
 This needs private names of JAX 0.10 and 0.11: jax._src.clusters.ClusterEnv and its list of types,
-jax._src.distributed.initialize, jax._src.xla_bridge._jax.make_gloo_tcp_collectives.
+jax._src.distributed.initialize, .global_state and ._jax.get_distributed_runtime_client,
+jax._src.xla_bridge._jax.make_gloo_tcp_collectives.
 """
 
 from __future__ import annotations
 
 import atexit
+import contextlib
 import importlib.util
 import json
 import os
@@ -60,6 +66,8 @@ def install(contract: Any, reporter: Any) -> None:
             if _job_platform(contract) != "tpu":
                 _register_cluster(contract)
             _wrap_initialize(jax, contract)
+            if reporter is not None:
+                _wrap_shutdown(reporter)
         except (ImportError, AttributeError, TypeError, ValueError) as error:
             if reporter is not None:
                 fault = f"jax.distributed.initialize() of jax {jax.__version__}: {error!r}"
@@ -67,9 +75,6 @@ def install(contract: Any, reporter: Any) -> None:
                 reporter.note(f"jaxlaunch cannot set up {fault}; {hint}")
         if reporter is not None:
             reporter.hello(jax.__version__)
-            atexit.unregister(reporter.leave)
-            # Registered after JAX's handlers, it runs before them at exit.
-            atexit.register(reporter.leave)
 
     sys.meta_path.insert(0, JaxFinder(set_up_jax))
 
@@ -208,6 +213,99 @@ def _wrap_initialize(jax: Any, contract: Any) -> None:
             defaults["coordinator_bind_address"] = "[::]:" + address.rpartition(":")[2]
         missing = signature.parameters.keys() - arguments.keys()
         kwargs |= {name: value for name, value in defaults.items() if name in missing}
-        return original(*args, **kwargs)
+        timeout_s = {**arguments, **kwargs}.get("shutdown_timeout_seconds")
+        with _shutdown_timeout_of_client(private, timeout_s):
+            return original(*args, **kwargs)
 
     private.initialize = jax.distributed.initialize = initialize
+
+
+@contextlib.contextmanager
+def _shutdown_timeout_of_client(private: Any, timeout_s: int | None) -> Any:
+    """Create clients with a shutdown timeout, which JAX passes only to its service.
+
+    Without it each client gives up after 300 s, however long the service waits.
+    """
+    library = getattr(private, "_jax", None)
+    make_client = getattr(library, "get_distributed_runtime_client", None)
+    if library is None or make_client is None or timeout_s is None:
+        yield
+        return
+
+    def make_patient_client(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return make_client(*args, **{"shutdown_timeout": timeout_s, **kwargs})
+        except TypeError:
+            return make_client(*args, **kwargs)
+
+    library.get_distributed_runtime_client = make_patient_client
+    try:
+        yield
+    finally:
+        library.get_distributed_runtime_client = make_client
+
+
+def _wrap_shutdown(reporter: Any) -> None:
+    """Report when this process waits in JAX's shutdown barrier, and make `os._exit(0)` do so."""
+    import functools
+    import threading
+
+    import jax._src.distributed as private
+
+    state, exit_process = private.global_state, os._exit
+    shutdown = state.shutdown
+
+    @functools.wraps(shutdown)
+    def report_shutdown() -> None:
+        if state.client is None:
+            shutdown()
+            return
+        if reporter.has_left:
+            _close_connections(state.coordinator_address)
+        reporter.report_wait(is_waiting=True)
+        try:
+            shutdown()
+        finally:
+            reporter.report_wait(is_waiting=False)
+
+    @functools.wraps(exit_process)
+    def leave_gang_and_exit(status: int) -> Any:
+        if status == 0 and reporter.is_in_process:
+            reporter.leave()
+            is_main = threading.current_thread() is threading.main_thread()
+            if is_main and state.client is not None:
+                # Whatever the barrier says, the program has ended with 0.
+                with contextlib.suppress(Exception):
+                    _close_connections(state.coordinator_address)
+                    shutdown()
+        exit_process(status)
+
+    state.shutdown = report_shutdown
+    os._exit = leave_gang_and_exit
+    # JAX registers its handler when it is imported, and waits for the other processes in it. The
+    # earlier handlers of the program must not wait, too.
+    from jax._src import api
+
+    atexit.unregister(api.clean_up)
+    reporter.clean_up = api.clean_up
+
+
+def _close_connections(coordinator: str) -> None:
+    """Close the connections of C++ libraries, except those of JAX's coordination service.
+
+    The end of a process has this effect: a peer that waits for it in a collective of Gloo or NCCL
+    then fails. Without it, an array in a global variable keeps them open.
+    """
+    import gc
+    import socket
+
+    port = int(coordinator.rpartition(":")[2])
+    sockets = [item for item in gc.get_objects() if type(item) is socket.socket]
+    python_fds = {str(item.fileno()) for item in sockets}
+    fds = os.listdir("/proc/self/fd") if os.path.isdir("/proc/self/fd") else []
+    for name in {*fds} - python_fds:
+        # Another kind of file, or one that has been closed.
+        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(int(name))) as connection:
+            ports = {connection.getsockname()[1], connection.getpeername()[1]}
+            if connection.family in (socket.AF_INET, socket.AF_INET6) and port not in ports:
+                connection.shutdown(socket.SHUT_RDWR)

@@ -13,6 +13,7 @@ import sys
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import types
+    from collections.abc import Callable
     from typing import Any
 
     from jaxlaunch import contract
@@ -83,6 +84,8 @@ class Reporter:
     def __init__(self, fd: int) -> None:
         self._fd, self._pid = fd, os.getpid()
         self._has_left = False
+        # Runs at exit, after the handlers of the program.
+        self.clean_up: Callable[[], object] | None = None
         self._excepthook = sys.excepthook
         sys.excepthook = self.excepthook
         # The code of the last sys.exit, where a job has codes that ask for a restart. A rank that
@@ -91,7 +94,8 @@ class Reporter:
         if json.loads(os.environ.get(contract.JOB, "{}")).get("requeue_codes"):
             self._exit, self._thread = sys.exit, _thread.get_ident()
             sys.exit = self.exit  # type: ignore[assignment]
-        atexit.register(self.leave)
+        # It runs last, because no other handler has been registered yet.
+        atexit.register(self._run_exit)
 
     def hello(self, jax: "str | None" = None) -> None:
         """Report this interpreter, and the version of JAX once it is imported."""
@@ -120,6 +124,11 @@ class Reporter:
             self._exit_code = code & 0xFF
         self._exit(status)
 
+    def _run_exit(self) -> None:
+        self.leave()
+        if self.clean_up is not None:
+            self.clean_up()
+
     def leave(self) -> None:
         """Report at exit that the program ends, and whether JAX's barrier follows."""
         if self._has_left or os.getpid() != self._pid:
@@ -129,8 +138,24 @@ class Reporter:
         # An excepthook of the program has printed the error.
         if error is not None:
             self._report_error(error)
+        counts = {"waits": _is_distributed(), "processes": _process_count()}
         code = {} if self._exit_code is None else {"code": self._exit_code}
-        self._send({"atexit": True, "waits": _is_distributed(), **code})
+        self._send({"atexit": True, **counts, **code})
+
+    @property
+    def is_in_process(self) -> bool:
+        """Return whether this is the process of the reporter, and not a fork of it."""
+        return os.getpid() == self._pid
+
+    @property
+    def has_left(self) -> bool:
+        """Return whether the program has ended, and only what `clean_up` does may follow."""
+        return self._has_left
+
+    def report_wait(self, *, is_waiting: bool) -> None:
+        """Report that this process enters or leaves JAX's shutdown barrier."""
+        if self.is_in_process and not self._has_left:
+            self._send({"waits": is_waiting})
 
     def _report_error(self, error: BaseException) -> None:
         reporting: Any = sys.modules.get("jaxlaunch.reporting")
@@ -154,6 +179,18 @@ def _is_distributed() -> bool:
     """Return whether this process has joined a gang, so that JAX waits for the others at exit."""
     module: Any = sys.modules.get("jax._src.distributed")
     return module is not None and module.global_state.client is not None
+
+
+def _process_count() -> int:
+    """Return the number of processes with which this one used JAX, 0 if it used no device."""
+    bridge: Any = sys.modules.get("jax._src.xla_bridge")
+    if bridge is None or not getattr(bridge, "_backends", None):
+        return 0
+    try:
+        return int(bridge.process_count())
+    except Exception:
+        # A backend that has failed must not change how the program ends.
+        return 0
 
 
 def _load_file(name: str, path: str) -> "Any":

@@ -16,7 +16,7 @@ from jaxlaunch.launcher.agent.gang.root_cause import (
     verdict_for_event,
     verdict_for_lost_leader,
 )
-from jaxlaunch.launcher.agent.leader.attempt import BARRIER_PATIENCE_S, Attempt
+from jaxlaunch.launcher.agent.leader.attempt import FINISHED_WAIT_S, Attempt
 from jaxlaunch.launcher.agent.leader.hang import STACKS_TIMEOUT_S
 from jaxlaunch.records.verdict import HangFacts, LostHost, Verdict
 from tests.found import shows
@@ -236,12 +236,126 @@ def test_echo_of_a_dead_host_waits_for_messages_of_all_hosts(symptom: Event) -> 
     assert "host 2 (rank 2) was lost" in verdict.message
 
 
-def test_program_that_leaves_early_is_named_before_jax_aborts_its_peers() -> None:
-    state = attempt()
-    state.add_event(left(1), 10.0)
-    assert state.decide_verdict(10.0 + BARRIER_PATIENCE_S - 0.1, {}) is None
-    verdict = decide(state, 10.0 + BARRIER_PATIENCE_S)
-    assert verdict.message == LEFT_EARLY
+def stack_of(state: Attempt, rank: int, file: str) -> None:
+    """Answer the request for stacks, which the attempt must have made."""
+    assert state.hang.needs_stacks and not state.hang.is_requested
+    state.hang.is_requested = True
+    state.hang.add_stacks(rank, stack(file, "wait"))
+
+
+def test_rank_that_finishes_is_blamed_once_all_others_wait_in_jax() -> None:
+    status = Status(jax="0.10.2")
+    state = attempt(2, status)
+    state.add_event(left(1, status), 10.0)
+    later = 10.0 + FINISHED_WAIT_S
+    assert state.decide_verdict(later - 0.1, {}) is None and not state.hang.needs_stacks
+    # It exports a model by itself.
+    assert state.decide_verdict(later, {}) is None
+    stack_of(state, 0, "/home/me/train.py")
+    assert state.decide_verdict(later + 0.1, {}) is None
+    assert state.decide_verdict(later + FINISHED_WAIT_S, {}) is None
+    # It waits for a collective.
+    assert state.decide_verdict(later + FINISHED_WAIT_S + 0.1, {}) is None
+    stack_of(state, 0, "/lib/jax/_src/array.py")
+    verdict = decide(state, later + FINISHED_WAIT_S + 0.2)
+    assert (verdict.code, verdict.message) == (83, LEFT_EARLY)
+
+
+@pytest.mark.parametrize("phase", ["step", "done"])
+def test_rank_that_reports_phases_has_only_their_timeouts(phase: str) -> None:
+    status = Status(phase=phase, step=9, stepped=True, done=phase == "done", jax="0.10.2")
+    state = attempt(2, status)
+    state.add_event(left(1, status), 10.0)
+    assert state.decide_verdict(1e5, {}) is None and not state.hang.needs_stacks
+
+
+RESET_BY_PEER = "[Errno 104] Connection reset by peer"
+DONE = dataclasses.replace(STEPPING, phase="done", done=True, jax="0.10.2")
+SERVICE_GONE = f"{COORDINATION} UNAVAILABLE: Socket closed"
+
+
+@pytest.mark.parametrize("last", [ended(1, -6, DONE, SERVICE_GONE), ended(1, 134, DONE)])
+@pytest.mark.parametrize("first", [ended(0, 0, DONE), left(0, DONE)])
+def test_abort_after_all_ranks_were_done_is_a_warning(first: Event, last: Event) -> None:
+    state = attempt(2, DONE)
+    state.add_event(first, 10.0)
+    state.add_event(last, 20.0)
+    heard = dict.fromkeys(range(2), 100.0)
+    if first.kind is EventKind.LEFT:
+        # It may still work, and its exit code counts.
+        assert state.decide_verdict(90.0, heard) is None
+        state.add_event(ended(0, 0, DONE), 90.0)
+    verdict = decide(state, 100.0, heard)
+    assert (verdict.code, verdict.cause) == (0, "done")
+    assert verdict.message == (
+        "every process reported that it had finished; after that, rank 1 was killed by SIGABRT"
+    )
+
+
+@pytest.mark.parametrize(
+    "events",
+    [
+        # Not every rank was done.
+        [ended(0, 0), ended(1, -6, DONE, SERVICE_GONE)],
+        # It ended with an error of its own.
+        [ended(0, 0, DONE), ended(1, -11, DONE)],
+        [ended(0, 3, DONE), ended(1, -6, DONE, SERVICE_GONE)],
+        [ended(0, 0, DONE), error(1, "no space", DONE)],
+        [ended(0, 0, DONE), error(1, RESET_BY_PEER, DONE, type="OSError"), ended(1, 1, DONE)],
+        [ended(0, -9, DONE), ended(1, -6, DONE, SERVICE_GONE)],
+    ],
+)
+def test_other_ends_after_done_are_failures(events: list[Event]) -> None:
+    state = attempt(2, STEPPING)
+    for event in events:
+        state.add_event(event, 10.0)
+    assert decide(state, 100.0, dict.fromkeys(range(2), 100.0)).code != 0
+
+
+ALONE = Status(jax="0.10.2", processes=1)
+
+
+@pytest.mark.parametrize(
+    ("processes", "options", "code"),
+    [
+        ((1, 1), {}, 64),
+        ((1, 0, 1), {}, 64),
+        # Plain programs, one that uses JAX, and programs that joined: all of them, or a part.
+        ((0, 0), {}, 0),
+        ((1, 0), {}, 0),
+        ((1,), {}, 0),
+        ((2, 2), {}, 0),
+        ((1, 1, 2, 2), {}, 0),
+        ((1, 1), {"platform": "tpu"}, 0),
+        ((1, 1), {"is_independent": True}, 0),
+    ],
+)
+def test_ranks_that_used_jax_alone_are_told_how_to_join(
+    processes: tuple[int, ...], options: dict[str, Any], code: int
+) -> None:
+    ranks = {rank: range(rank, rank + 1) for rank in range(len(processes))}
+    state = Attempt(1, ranks, **options)
+    for rank, count in enumerate(processes):
+        state.add_event(ended(rank, 0, Status(jax="0.10.2", processes=count)), 10.0)
+    verdict = decide(state, 10.0)
+    assert verdict.code == code
+    if code:
+        alone = processes.count(1)
+        assert f"each of {alone} ranks used JAX alone" in verdict.message
+        assert "jax.distributed.initialize()" in verdict.message
+
+
+def test_hang_is_not_explained_by_a_rank_that_has_finished() -> None:
+    state = attempt(3)
+    state.add_event(left(0), 10.0)
+    state.add_event(overdue(1), 20.0)
+    # A rank in JAX's barrier is not asked.
+    state.hang.stacks[1] = stack("/lib/jax/_src/array.py", "_value")
+    state.hang.stacks[2] = stack("/home/me/train.py", "read")
+    verdict = decide(state, 20.1)
+    assert (verdict.code, verdict.rank) == (82, 2)
+    assert "rank 2 in step in read (train.py:3)" in verdict.message
+    assert "; rank 0 had finished." in verdict.message
 
 
 def test_ranks_that_end_in_sequence_are_done() -> None:

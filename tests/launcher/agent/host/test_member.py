@@ -257,15 +257,28 @@ def test_repeated_refusal_is_reported_once(member: tuple[Member, MagicMock]) -> 
 
 
 @pytest.mark.parametrize(
-    ("code", "passes_it_on"), [(1, True), (128, True), (255, True), (0, False), (137, False)]
+    ("code", "is_in_pipeline", "passes_it_on"),
+    [
+        (1, False, True),
+        (128, False, True),
+        (255, False, True),
+        (0, False, False),
+        (0, True, True),
+        (137, True, False),
+    ],
 )
 def test_exception_below_a_wrapper_is_reported(
-    member: tuple[Member, MagicMock], monkeypatch: pytest.MonkeyPatch, code: int, passes_it_on: bool
+    member: tuple[Member, MagicMock],
+    monkeypatch: pytest.MonkeyPatch,
+    code: int,
+    is_in_pipeline: bool,
+    passes_it_on: bool,
 ) -> None:
     agent, _ = member
     sent: list[EventKind] = []
     monkeypatch.setattr(agent.reports, "send_event", lambda kind, *_, **fields: sent.append(kind))
     child = MagicMock(rank=1, handled_error={"type": "ValueError"}, tail_text="")
+    child.tree.is_in_pipeline = is_in_pipeline
     agent._on_child_end(child, code)
     assert (EventKind.ERROR in sent) is passes_it_on
 
