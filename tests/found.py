@@ -155,6 +155,7 @@ NOT_HERE: Mapping[str, tuple[str, ...]] = {
         "unhandled cuda error",
         "invalid usage (run with",
         "please report this issue to the NCCL developers",
+        "Bootstrap : no socket interface found",
         "remote process exited or there was a network error",
         "failed to extend /dev/shm/nccl-",
         "NCCL WARN Call to connect",
@@ -182,6 +183,7 @@ NOT_HERE: Mapping[str, tuple[str, ...]] = {
         "files of step … disappeared",
         "UNAVAILABLE: failed to connect to all addresses",
         "stopped sending heartbeats to JAX",
+        "WatchTasksAsync failed",
         "No space left on device: saving step 40 in",
     ),
 }

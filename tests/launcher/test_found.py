@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import resource
 import signal
 import subprocess
 import sys
@@ -14,9 +16,12 @@ import pytest
 
 from jaxlaunch import contract
 from jaxlaunch.launcher.agent.io.link import choose_free_port
+from jaxlaunch.launcher.diagnose.explain import failures
 from jaxlaunch.launcher.diagnose.explain.explanation import explain_job
+from jaxlaunch.launcher.diagnose.text import Renderer
 from jaxlaunch.launcher.errors import UserError
 from jaxlaunch.launcher.job import load
+from jaxlaunch.records.verdict import ExceptionFacts, Failure, FailureKind, verdict_for_code
 from tests.found import NOT_HERE, ON_CLUSTER, ROWS, find_entry, find_phrases, shown, shows
 from tests.launcher.diagnose.explain.test_explanation import CASES
 from tests.launcher.invoke import launcher
@@ -56,6 +61,10 @@ OF_PEERS = {
     "sum": "Gloo all-reduce failed:",
     "unhealthy": "The following tasks are unhealthy",
     "ended": "Terminating process because the JAX distributed service",
+}
+OF_JOINING = {
+    "late": "Shutdown barrier has failed",
+    "twice": "unexpectedly tried to connect with a different incarnation",
 }
 LOGGED = {"unhealthy": "error to all tasks", "ended": "Terminating process"}
 # Programs, and what is left of them.
@@ -122,6 +131,123 @@ def test_error_between_processes_is_documented(name: str, peer_errors: dict[str,
     shows(OF_PEERS[name], peer_errors[name])
 
 
+@pytest.fixture(scope="module")
+def joining_errors(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Return what rank 0 prints, which JAX ends: another rank is late, or is there twice."""
+    folder = tmp_path_factory.mktemp("joining")
+    environ = os.environ | {"JAX_PLATFORMS": "cpu"}
+    processes: list[subprocess.Popen[bytes]] = []
+    try:
+        for kind, number in (("late", 2), ("twice", 3)):
+            port = choose_free_port()
+            program = [sys.executable, str(HERE / "make_joining_errors.py"), str(port)]
+            for rank in range(number):
+                with (folder / f"{kind}{rank}").open("wb") as output:
+                    command = [*program, str(rank), kind]
+                    processes.append(subprocess.Popen(command, env=environ, stderr=output))
+        for first in (processes[0], processes[2]):
+            first.wait(timeout=120)
+        return {kind: (folder / f"{kind}0").read_text() for kind in OF_JOINING}
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+
+
+@pytest.mark.parametrize("name", OF_JOINING)
+def test_error_of_joining_is_documented_and_explained(
+    name: str, joining_errors: dict[str, str]
+) -> None:
+    text = joining_errors[name]
+    line = next(line for line in text.splitlines() if OF_JOINING[name] in line)
+    shows(OF_JOINING[name], line.partition("] ")[2])
+    words, _, meaning = explain_end(text).partition('" means that ')
+    assert words.strip('"') in text
+    assert meaning.startswith({"late": "a rank did not come", "twice": "a second process"}[name])
+
+
+def explain_end(text: str, error: str = "") -> str:
+    """Return the last line of evidence of `explain` for a program that ends with a text."""
+    failure = Failure(FailureKind.SIGNAL, rank=0, signal=6)
+    if error:
+        kind, _, message = error.partition(": ")
+        failure = Failure(
+            FailureKind.EXCEPTION, rank=0, exception=ExceptionFacts(type=kind, message=message)
+        )
+    verdict = verdict_for_code(contract.CRASH, failure, traceback=text[-8000:], rank=0)
+    answer = failures.explain_verdict(verdict)
+    last = answer.evidence[-1]
+    return last if isinstance(last, str) else Renderer().render(last)
+
+
+# Programs of one process, and the words of their error.
+LIMITED = {
+    "creation via pthread_create() failed": "import jax; jax.devices()",
+    "can't start new thread": "import threading, time\n"
+    "for _ in range(9): threading.Thread(target=time.sleep, args=(3,)).start()",
+    "Too many open files": "import socket; kept = [socket.socket() for _ in range(100)]",
+    "Cannot assign requested address": "import socket; socket.create_server(('192.0.2.7', 0))",
+}
+
+
+@pytest.mark.parametrize("words", LIMITED)
+def test_error_of_a_limit_is_documented_and_explained(words: str, tmp_path: Path) -> None:
+    def limit() -> None:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+        if "thread" in words:
+            # The limit of threads does not hold for root.
+            os.setgid(65534)
+            os.setuid(65534)
+            resource.setrlimit(resource.RLIMIT_NPROC, (6, 6))
+
+    if "thread" in words and os.getuid() != 0:
+        pytest.skip("another user has other processes, which count")
+    environ = os.environ | {"JAX_PLATFORMS": "cpu", "OPENBLAS_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", LIMITED[words]],
+        capture_output=True,
+        text=True,
+        preexec_fn=limit,
+        cwd="/",
+        env=environ | {"HOME": str(tmp_path)},
+    )
+    assert done.returncode != 0
+    shows(words, next(line for line in done.stderr.splitlines() if words in line))
+    assert "means that" in explain_end(done.stderr)
+
+
+def test_proxy_warning_is_documented() -> None:
+    address = f"127.0.0.1:{choose_free_port()}"
+    program = f"import jax; jax.distributed.initialize({address!r}, 1, 0)"
+    environ = os.environ | {"JAX_PLATFORMS": "cpu", "HTTPS_PROXY": "http://proxy.example:3128"}
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=environ, capture_output=True, text=True
+    )
+    line = next(line for line in done.stderr.splitlines() if "proxy variable" in line)
+    shows("JAX detected proxy variable(s) in the environment", line)
+
+
+# Lines of NCCL's that need GPUs, as others print them.
+OF_NCCL = (
+    # github.com/marin-community/marin, issue 7018: NCCL of JAX, H100, July 2026.
+    "Failed to create NCCL communicator: INTERNAL: ncclCommInitRankConfig(...) failed: invalid "
+    "usage (run with NCCL_DEBUG=WARN for details). Last NCCL warning(error) log entry (may be "
+    "unrelated) 'Bootstrap : no socket interface found'.",
+    # github.com/EasonXiao-888/MambaTree, issue 14: NCCL 2.14.3.
+    "ncclInternalError: Internal check failed.\nLast error:\nBootstrap : no socket interface found",
+    # github.com/NVIDIA/nccl, issue 1837: NCCL 2.27.7.
+    "ncclSocketInit: connecting to address  with family 59936 is neither AF_INET(2) nor "
+    "AF_INET6(10)",
+)
+
+
+@pytest.mark.parametrize("message", OF_NCCL)
+def test_line_of_nccl_is_documented_and_explained(message: str) -> None:
+    shows("Bootstrap : no socket interface found", message)
+    for end in (explain_end("", f"JaxRuntimeError: {message}"), explain_end(message)):
+        assert end.endswith("no network interface of the pod that is up matches NCCL_SOCKET_IFNAME")
+
+
 @pytest.mark.parametrize("number", SIGNALS)
 def test_exit_code_of_a_signal_is_documented(number: str) -> None:
     kill = f"import os; os.kill(os.getpid(), {getattr(signal, number).value})"
@@ -181,8 +307,9 @@ def test_unknown_message_has_no_entry() -> None:
 def list_produced_words() -> Iterator[str]:
     """The words of entries that a test produces."""
     yield from (words for words, _ in shown())
-    for table in (OF_JAX, OF_PEERS, ON_CLUSTER):
+    for table in (OF_JAX, OF_PEERS, OF_JOINING, ON_CLUSTER):
         yield from table.values()
+    yield from LIMITED
     yield from (f"`{code}`" for code in OF_PROGRAMS)
     yield from (f"`{number}`" for number in SIGNALS)
     yield from (f"`exit {code}`" for code in contract.OUTCOMES)

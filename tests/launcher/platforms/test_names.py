@@ -151,7 +151,8 @@ def test_a_selector_of_one_kind_of_machine_is_enough(platform: PlatformName, sel
 def pod_spec(text: str, platform: str = "generic") -> dict[str, Any]:
     """Return the spec of a job's pods."""
     ready = prepare(load.read_job_text(text), defaults.parse_defaults(f"platform: {platform}"))
-    return pod_template(ready.manifests[0])["spec"]
+    spec: dict[str, Any] = pod_template(ready.manifests[0])["spec"]
+    return spec
 
 
 RESOURCES = {

@@ -24,6 +24,7 @@ from jaxlaunch.launcher.diagnose.explain.containers import (
     explain_never_ran,
     explain_sidecar_failure,
 )
+from jaxlaunch.launcher.diagnose.explain.foreign_messages import find_foreign_message
 from jaxlaunch.launcher.diagnose.explain.situations import SITUATIONS, STEPS_BY_CODE
 from jaxlaunch.launcher.diagnose.text import (
     EMPTY_TEXT,
@@ -157,13 +158,24 @@ def _explain_hook(snapshot: Snapshot) -> Answer | None:
 def _explain_verdict(snapshot: Snapshot) -> Answer | None:
     if (verdict := _final_verdict(snapshot)) is None:
         return None
-    headline = describe_verdict(verdict) + _describe_join_failure(snapshot, verdict)
-    step = _STEPS_BY_ERRNO.get(verdict.failure.errno or 0) or STEPS_BY_CODE.get(verdict.code)
+    answer = explain_verdict(verdict)
+    headline, step = answer.headline + _describe_join_failure(snapshot, verdict), answer.next_step
     if (shm_note := describe_full_shm(snapshot, verdict)) is not None:
         headline += Text("; {full}", full=shm_note)
         template = "raise resources.shm in job.yaml, then `{again}`"
         step = advise_resubmit(template, again=SUBMIT_AGAIN)
-    return Answer("failed", headline, traceback_tail(verdict.traceback), step)
+    return dataclasses.replace(answer, headline=headline, next_step=step)
+
+
+def explain_verdict(verdict: Verdict) -> Answer:
+    """Explain a verdict by its facts and by a message of another program that it keeps."""
+    step = _STEPS_BY_ERRNO.get(verdict.failure.errno or 0) or STEPS_BY_CODE.get(verdict.code)
+    evidence: Evidence = traceback_tail(verdict.traceback)
+    if (message := find_foreign_message(verdict)) is not None:
+        words, row = message
+        meaning = Text('"{words}" means that {meaning}', words=words, meaning=Text(row.meaning))
+        evidence, step = (*evidence, meaning), row.step
+    return Answer("failed", describe_verdict(verdict), evidence, step)
 
 
 def describe_verdict(verdict: Verdict) -> Text:
