@@ -26,8 +26,8 @@ _LOWER_IS_BETTER = ("loss", "perplexity")
 _RUNGS = "0.25,0.5"
 # The label on the objects of the sweep's jobs on a cluster.
 _LABEL = "sweep"
-# Overrides that the sweep itself adds.
-_SWEEP_OVERRIDES = ("name=", f"labels.{_LABEL}=")
+# Keys that the sweep itself sets.
+_SWEEP_KEYS = ("name", f"labels.{_LABEL}")
 
 
 @click.command("sweep")
@@ -127,6 +127,7 @@ def sweep_command(job_file: Path, overrides: tuple[str, ...], **settings: Any) -
         ]
         output.show_lines(*output.format_columns(rows))
         return 0
+    plan = _make_plan(base, job_file, metric, is_higher_better, settings)
     folder.mkdir(parents=True, exist_ok=True)
     with run_folders.hold_lock(folder, LOCK) as lock:
         table.record_sweep(sweep_settings, members)
@@ -134,7 +135,6 @@ def sweep_command(job_file: Path, overrides: tuple[str, ...], **settings: Any) -
         for member in runs:
             if settings["retry"] and member.state is RunState.FAILED:
                 table.record_state(member, RunState.WAITING)
-        plan = _make_plan(base, job_file, metric, is_higher_better, settings)
         sweep_leader = runner.SweepRunner(table, runs, plan, output.show_messages)
         sweep_leader.run_members(lock)
     output.show_lines(*_describe_runs(table, runs))
@@ -149,9 +149,10 @@ def _make_members(
     """Yield the runs. Raises JobFaultsError for an invalid job, before any run is started."""
     for number, point in enumerate(points):
         run = f"{name}-{number:03}"
-        if any(change.startswith(_SWEEP_OVERRIDES) for change in point):
-            message = "The sweep names its runs itself: leave name out."
-            raise UserError(message, "--name is the sweep's.")
+        for key in _SWEEP_KEYS:
+            if any(change.startswith(f"{key}=") for change in point):
+                message = f"The sweep sets {key} of its runs itself: leave {key} out."
+                raise UserError(message, "--name is the sweep's.")
         yield Member(run, folder / run, list(point), _digest_job(job_file, point, run))
 
 

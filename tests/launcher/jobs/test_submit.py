@@ -1106,3 +1106,13 @@ def test_sweep_jobs_have_own_secrets(server: Server, run: Run) -> None:
         "x-seeds-001-gang",
     ]
     assert first["data"] != second["data"]
+
+
+def test_sweep_submits_to_the_namespace_of_its_option(server: Server, run: Run) -> None:
+    server.put(NAMESPACES.path(None, "team-b"), {})
+    result = run("sweep", "job.yaml", "env.SEED=0,1", "-n", "team-b", "--name", "x-seeds")
+    assert result.code == 0, result.err
+    assert sorted(server.stored("/jobsets/")) == [
+        JOBSETS.path("team-b", f"x-seeds-00{seed}") for seed in range(2)
+    ]
+    assert "(namespace team-b)" in result.err

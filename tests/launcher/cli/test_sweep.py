@@ -1,0 +1,107 @@
+"""`launcher sweep` without a run: which runs it makes, what it refuses, and which run is best."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.launcher.invoke import CommandResult, launcher
+from tests.launcher.report import made_runs
+
+Call = Callable[..., CommandResult]
+
+COMMAND = "name: made\naccelerator: {type: cpu}\ncommand: [python, train.py]\n"
+
+
+@pytest.fixture
+def call(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> Call:
+    """Return a function that runs a command in a folder with a job that trains."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("KUBECONFIG", raising=False)
+    (tmp_path / "job.yaml").write_text(made_runs.JOB)
+    return lambda *arguments: launcher(capsys, monkeypatch, *arguments)
+
+
+def test_dry_run_lists_each_combination_and_creates_nothing(call: Call, tmp_path: Path) -> None:
+    result = call("sweep", "job.yaml", "train.seed=0..1", "train.batch=8,16", "--dry-run")
+    assert result.code == 0, result.err
+    assert [line.split() for line in result.out.splitlines()[1:]] == [
+        ["made-sweep-000", "train.seed=0", "train.batch=8"],
+        ["made-sweep-001", "train.seed=0", "train.batch=16"],
+        ["made-sweep-002", "train.seed=1", "train.batch=8"],
+        ["made-sweep-003", "train.seed=1", "train.batch=16"],
+    ]
+    assert [path.name for path in tmp_path.iterdir()] == ["job.yaml"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["name=mine"], "The sweep sets name of its runs itself: leave name out."),
+        (["labels.sweep=mine"], "The sweep sets labels.sweep of its runs itself"),
+        (["--metric", "accuracy"], "Which values of accuracy are better?"),
+        (["--halving", "--rungs", "half"], "--rungs half is not a list of rising numbers above 0"),
+        (["--halving", "--rungs", "0.5,0.25"], "--rungs 0.5,0.25 is not a list of rising numbers"),
+        (["--halving", "--rungs", "0.5,0.5"], "--rungs 0.5,0.5 is not a list of rising numbers"),
+        (["--halving", "--rungs", "0,0.5"], "--rungs 0,0.5 is not a list of rising numbers"),
+        (["--halving", "--cluster"], "--halving stops runs of this machine"),
+    ],
+    ids=str,
+)
+def test_sweep_is_refused_before_anything_is_created(
+    call: Call, tmp_path: Path, arguments: list[str], message: str
+) -> None:
+    result = call("sweep", "job.yaml", "train.seed=0,1", *arguments)
+    assert result.code == 2
+    assert message in result.err
+    assert [path.name for path in tmp_path.iterdir()] == ["job.yaml"]
+
+
+def test_program_of_unknown_length_needs_rungs_in_steps(call: Call, tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text(COMMAND)
+    result = call("sweep", "job.yaml", "env.SEED=0,1", "--halving")
+    assert result.code == 2
+    assert "give --rungs in steps, such as 100,200." in result.err
+    assert [path.name for path in tmp_path.iterdir()] == ["job.yaml"]
+
+
+@pytest.mark.parametrize(
+    ("options", "best"),
+    [
+        ([], "made-sweep-001, eval/loss 0.25"),
+        (["--metric", "eval/loss", "--mode", "max"], "made-sweep-000, eval/loss 0.5"),
+        (["--metric", "accuracy", "--mode", "max"], "made-sweep-000, accuracy 0.9"),
+        (["--metric", "accuracy", "--mode", "min"], "made-sweep-001, accuracy 0.8"),
+        (["--metric", "loss"], "made-sweep-000, loss 1"),
+    ],
+    ids=str,
+)
+def test_best_of_the_finished_runs_is_named(
+    call: Call, tmp_path: Path, options: list[str], best: str
+) -> None:
+    """The third run failed, so that it is not the best although its values are."""
+    runs = tmp_path / "runs" / "made-sweep"
+    for number, (code, eval_loss, accuracy, loss) in enumerate(
+        [(0, 0.5, 0.9, 1.0), (0, 0.25, 0.8, 2.0), (83, 0.1, 1.0, 0.5)]
+    ):
+        folder = runs / f"made-sweep-00{number}"
+        made_runs.run(folder, (code,), points=1)
+        place = {"step": 1000, "time": made_runs.BEGAN + 1.0}
+        row = json.dumps(place | {"loss": loss, "accuracy": accuracy}) + "\n"
+        (folder / "metrics.jsonl").write_text(row)
+        (folder / "eval.jsonl").write_text(json.dumps(place | {"loss": eval_loss}) + "\n")
+    result = call("sweep", "job.yaml", "train.seed=0..2", *options)
+    assert result.code == 1, result.err
+    *table, best_line, job_line = result.out.splitlines()
+    assert [line.split()[:2] for line in table[1:]] == [
+        ["made-sweep-000", "done"],
+        ["made-sweep-001", "done"],
+        ["made-sweep-002", "failed"],
+    ]
+    assert best_line == f"best of 2 runs that are done: {best}"
+    assert job_line == f"  cat runs/made-sweep/{best.partition(',')[0]}/job.yaml"
