@@ -124,6 +124,9 @@ def test_fingerprint_depends_on_split_length_content_and_apart(folder: Path) -> 
     (folder / "9.txt").write_bytes(b"other")
     observed.add(fingerprint())
     assert len(observed) == 5
+    # A checkpoint has the text that was written when its run began.
+    assert ", apart, sha256 " in fingerprint(apart=True)
+    assert "apart" not in fingerprint()
 
 
 def test_bigram_model_equals_a_manual_count(

@@ -292,6 +292,10 @@ def test_only_webhooks_for_objects_of_jobs_in_the_namespace_count() -> None:
         ({"matchExpressions": [{"key": "other", "operator": "NotIn", "values": ["a"]}]}, True),
         ({"matchExpressions": [{"key": "team", "operator": "Exists"}]}, True),
         ({"matchExpressions": [{"key": "team", "operator": "DoesNotExist"}]}, False),
+        ({"matchExpressions": [{"key": "other", "operator": "DoesNotExist"}]}, True),
+        ({"matchExpressions": [{"key": "other", "operator": "Exists"}]}, False),
+        ({"matchExpressions": [{"key": "other", "operator": "In", "values": ["a"]}]}, False),
+        ({"matchLabels": {"other": "a"}}, False),
     ],
 )
 def test_label_selector_matches_as_in_kubernetes(selector: dict[str, Any], is_taken: bool) -> None:

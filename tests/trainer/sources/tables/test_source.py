@@ -53,13 +53,18 @@ def write_formats(folder: Path) -> list[Path]:
         pyarrow.ipc.new_stream(file, table.schema) as stream,
     ):
         stream.write_table(table)
-    np.savez(folder / "t.npz", **{name: np.array([row[name] for row in ROWS]) for name in ROWS[0]})  # type: ignore[arg-type]
+    columns = {name: np.array([row[name] for row in ROWS]) for name in ROWS[0]}
+    np.savez(folder / "t.npz", **columns)  # type: ignore[arg-type]
+    columns |= {
+        key: np.char.encode(a, "utf-8") for key, a in columns.items() if a.dtype.kind == "U"
+    }
+    np.savez(folder / "t_bytes.npz", **columns)  # type: ignore[arg-type]
     return sorted(folder.iterdir())
 
 
 def test_all_file_formats_give_the_same_rows(tmp_path: Path) -> None:
     paths = write_formats(tmp_path)
-    assert len(paths) == 6
+    assert len(paths) == 7
     result = [open_rows(path) for path in paths]
     assert len({rows.fingerprint() for rows in result}) == 1
     first = result[0]
