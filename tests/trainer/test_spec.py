@@ -5,7 +5,7 @@ from flax import nnx
 from pydantic import TypeAdapter, ValidationError
 
 from jaxlaunch.trainer import spec
-from jaxlaunch.trainer.models.classifiers import ViT
+from jaxlaunch.trainer.models.classifiers import ConvNeXt, ResNet, ViT
 from jaxlaunch.trainer.models.decoder import Decoder
 from jaxlaunch.trainer.models.gpt2 import GPT2
 from jaxlaunch.trainer.spec import LM, OPTIMIZERS, Optimizer, TrainSpec, merge_defaults
@@ -202,6 +202,34 @@ def test_preset_has_the_published_number_of_parameters(name: str, millions: str)
     built = {"decoder": Decoder, "gpt2": GPT2, "vit": ViT}[train.model.kind]
     params = ModelArrays(nnx.eval_shape(lambda: built(train.model, nnx.Rngs(0)))).params
     assert round(sum(param.size for param in params.values()) / 1e6) == int(millions)
+
+
+# Parameters for 1,000 classes in torchvision, whose ResNets and ConvNeXts are those of the papers.
+PARAMETERS = {
+    "resnet-18": 11_689_512,
+    "resnet-34": 21_797_672,
+    "resnet-50": 25_557_032,
+    "resnet-101": 44_549_160,
+    "resnet-152": 60_192_808,
+    "convnext-tiny": 28_589_128,
+    "convnext-small": 50_223_688,
+    "convnext-base": 88_591_464,
+    "convnext-large": 197_767_336,
+}
+PRESETS_BY_KIND = [({"preset": name}, count) for name, count in PARAMETERS.items()]
+DEFAULTS = {"resnet": "resnet-18", "convnext": "convnext-tiny"}
+
+
+@pytest.mark.parametrize(
+    ("keys", "count"),
+    [*PRESETS_BY_KIND, *(({"kind": kind}, PARAMETERS[name]) for kind, name in DEFAULTS.items())],
+    ids=str,
+)
+def test_convolutional_model_has_the_published_parameters(keys: dict[str, str], count: int) -> None:
+    model = TrainSpec(task="my:Task", model={**keys, "classes": 1000}).model
+    built = {"resnet": ResNet, "convnext": ConvNeXt}[model.kind]
+    params = ModelArrays(nnx.eval_shape(lambda: built(model, nnx.Rngs(0)))).params
+    assert sum(param.size for param in params.values()) == count
 
 
 def test_keys_override_a_preset() -> None:

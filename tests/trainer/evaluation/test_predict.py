@@ -149,6 +149,30 @@ def check_image_export(model: Path) -> None:
     assert (keys["resample"], keys["rescale_factor"] * 255) == (2, pytest.approx(1.0))
 
 
+def check_damaged_archives(
+    folder: str, held: Path, images: list[bytes], expected: list[float]
+) -> None:
+    """Check that a file that ends early is refused or left out, and that others are read."""
+    table = pyarrow.table({"image": images})
+    with pyarrow.ipc.new_stream(str(held / "c.arrow"), table.schema) as stream:
+        stream.write_table(table)
+    cut = held.parent / "cut"
+    cut.mkdir()
+    for path in held.iterdir():
+        content = path.read_bytes()
+        (cut / path.name).write_bytes(content[: len(content) // 2])
+        request = programs.Predict(folder=folder, files=(f"{cut}/{path.name}",))
+        with pytest.raises(DataError, match=rf"{path.name} is truncated"):
+            predict.predict_files(request)
+    files = (f"{held}/c.arrow", str(cut))
+    rest = predict.predict_files(programs.Predict(folder=folder, files=files, skip_broken=True))
+    assert rest["skipped"] == 3
+    rows = rest["rows"][: len(images)]
+    names = [f"{held}/c.arrow, row {index + 1}" for index in range(len(images))]
+    assert column(rows, "file") == names
+    assert column(rows, "probability") == pytest.approx(expected, rel=1e-5)
+
+
 def test_images_are_transformed_as_in_evaluation(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -192,6 +216,8 @@ def test_images_are_transformed_as_in_evaluation(
     assert column(repeated["rows"], "file") == members + rows
     expected = column(actual["rows"], "probability") * 2
     assert column(repeated["rows"], "probability") == pytest.approx(expected, rel=1e-5)
+
+    check_damaged_archives(folder, held, data, column(actual["rows"], "probability"))
 
     model, out = tmp_path / "model", tmp_path / "labels.jsonl"
     export.export(folder, str(model))

@@ -8,6 +8,7 @@ import pytest
 from flax import nnx
 
 from jaxlaunch.trainer.errors import SpecError
+from jaxlaunch.trainer.step import executable
 from jaxlaunch.trainer.step.executable import setup_compiler_options
 from jaxlaunch.trainer.step.state import TrainState
 from jaxlaunch.trainer.task import Loss
@@ -112,6 +113,27 @@ def test_micro_batches_equal_one_batch(task: Any, accumulate: int) -> None:
     np.testing.assert_allclose(parts, whole, rtol=1e-6)
     assert_close = functools.partial(np.testing.assert_allclose, atol=1e-6)
     jax.tree.map(assert_close, state_of_parts.params, state.params)
+
+
+@pytest.mark.parametrize(
+    ("precision", "requests"), [("fp32", "HIGHEST"), ("tf32", "HIGH"), ("bf16", "DEFAULT")]
+)
+def test_products_of_a_step_request_its_precision(
+    precision: str, requests: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """GPUs and TPUs compute float32 products in fewer bits unless the program requests all."""
+    texts: list[str] = []
+
+    def compile_lowered(lowered: Any, options: Any) -> Any:
+        texts.append(lowered.as_text())
+        return lowered.compile()
+
+    monkeypatch.setattr(executable, "compile_lowered", compile_lowered)
+    compiled_step(TASKS["mlp"], precision=precision)
+    products = [line for text in texts for line in text.splitlines() if "dot_general" in line]
+    # Two layers: two products forwards, and one or two backwards of each.
+    assert len(products) >= 5
+    assert all(f"precision = [{requests}, {requests}]" in line for line in products)
 
 
 def test_micro_batches_need_no_communication() -> None:

@@ -195,24 +195,46 @@ def test_malformed_order_ends_only_the_connection(
     assert finished.message.startswith(f"host 0 was lost: it sent a `{kind}` whose ")
 
 
+def answer_hello(agent: Member, kind: str, fields: dict[str, Any]) -> None:
+    """Prove to be the leader, and answer the host's hello."""
+    ours, theirs = make_connection()
+    agent.leader._on_connected(ours)
+    side = LeaderHandshake(agent._config.handshake_key)
+    challenge = {"type": "challenge", **side.challenge_fields()}
+    theirs.sendall(json.dumps(challenge).encode() + b"\n")
+    assert agent.leader._link is not None
+    agent.leader._link._receive_lines()
+    side.open_hello(json.loads(theirs.recv(65536)))
+    answer = {"type": kind, **side.seal_answer(kind, **fields)}
+    theirs.sendall(json.dumps(answer).encode() + b"\n")
+    agent.leader._link._receive_lines()
+    theirs.close()
+
+
 def test_nonsense_from_a_proven_leader_is_dialled_again(member: tuple[Member, MagicMock]) -> None:
     agent, loop = member
     refusal = {"message": "x", "code": "64"}
     for kind, fields in (("welcome", {"epoch": 3}), ("welcome", {}), ("refused", refusal)):
-        ours, theirs = make_connection()
-        agent.leader._on_connected(ours)
-        side = LeaderHandshake(agent._config.handshake_key)
-        challenge = {"type": "challenge", **side.challenge_fields()}
-        theirs.sendall(json.dumps(challenge).encode() + b"\n")
-        assert agent.leader._link is not None
-        agent.leader._link._receive_lines()
-        side.open_hello(json.loads(theirs.recv(65536)))
-        answer = {"type": kind, **side.seal_answer(kind, **fields)}
-        theirs.sendall(json.dumps(answer).encode() + b"\n")
-        agent.leader._link._receive_lines()
-        theirs.close()
+        answer_hello(agent, kind, fields)
         assert not agent._finish.called  # type: ignore[attr-defined]
         assert_dials_again(agent, loop, RETRY_REFUSED_S)
+
+
+def test_refused_host_says_why_and_ends_unless_it_may_retry(
+    member: tuple[Member, MagicMock],
+) -> None:
+    agent, loop = member
+    refusal = {"message": "host 1 has jax 2, host 0 has 1", "code": contract.BAD_SPEC}
+    said = agent._say.call_args_list  # type: ignore[attr-defined]
+    answer_hello(agent, "refused", refusal | {"may_retry": True})
+    assert not agent._finish.called  # type: ignore[attr-defined]
+    assert_dials_again(agent, loop, RETRY_REFUSED_S)
+    answer_hello(agent, "refused", refusal | {"may_retry": False})
+    message = "host 0 refused this host: host 1 has jax 2, host 0 has 1"
+    assert [call.args for call in said] == [(message,)] * 2
+    verdict, leaves_alone = agent._finish.call_args.args  # type: ignore[attr-defined]
+    assert (verdict.code, verdict.message) == (contract.BAD_SPEC, refusal["message"])
+    assert not leaves_alone
 
 
 def test_silent_leader_is_dialled_again(
