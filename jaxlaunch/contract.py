@@ -777,6 +777,8 @@ def send(fd: int, message: Mapping[str, Any]) -> bool:
           who writes
       {"phase": "step", "step": 120}
           what it is in; `step` counts the optimizer steps that are complete
+      {"joining": true}
+          jax.distributed.initialize of a program waits for the other ranks; false: it has ended
       {"joined": true}
           all ranks have connected to rank 0: its time from here on is its own
       {"restored": 80}

@@ -26,6 +26,8 @@ beat     `stage` (of STAGES), `members` (hosts that hold ranks, in the order of 
          `overdue` (which timeout passed), `metrics` (rank 0's newest).
 verdict  `verdict`, of jaxlaunch/records/verdict. Another attempt may follow in these pods: the
          next beat has its number.
+start    an attempt begins. Only agents of `launcher run` write it, each to its stdout: the lines of
+         its processes in this attempt follow. They write `verdict` there, too.
 """
 
 from __future__ import annotations
@@ -155,9 +157,14 @@ class VerdictLine(_Line):
     committed: NonNegativeInt | None = None
 
 
-Line = PastLine | TailLine | BeatLine | VerdictLine
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class StartLine(_Line):
+    """Start of an attempt on one host."""
+
+
+Line = PastLine | TailLine | BeatLine | VerdictLine | StartLine
 KINDS: Mapping[str, type[Line]] = dict(
-    past=PastLine, tail=TailLine, beat=BeatLine, verdict=VerdictLine
+    past=PastLine, tail=TailLine, beat=BeatLine, verdict=VerdictLine, start=StartLine
 )
 _KIND_OF = {record: kind for kind, record in KINDS.items()}
 

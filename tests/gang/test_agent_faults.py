@@ -201,6 +201,30 @@ def test_phase_that_exceeds_its_timeout_is_named(phase: str, tmp_path: Path) -> 
         shows("the restore timeout of", gang.verdict["message"])
 
 
+def test_rank_without_a_first_step_is_named_with_its_stack(tmp_path: Path) -> None:
+    gang, codes = run_program(
+        tmp_path,
+        f"""
+        def load_weights(): {FOREVER}
+        if RANK == 1: load_weights()
+        say(phase="step", step=0)
+        {FOREVER}
+        """,
+        timeouts_s={"first_step": 2.0},
+        hosts=2,
+    )
+    assert codes == [82, 82]
+    message = gang.verdict["message"]
+    assert message.startswith(
+        "rank 1 has not come to its first step (the first_step timeout of 2 s passed first on "
+        "rank 1, after 2 s): "
+    )
+    assert "rank 1 in load_weights (program.py" in message
+    assert message.endswith("; a program reports a step by jaxlaunch.report(step=…)")
+    shows("has not come to its first step", message)
+    assert sorted(gang.summary["stacks"]) == ["0", "1"]
+
+
 def test_stopped_process_is_the_one_that_hangs(tmp_path: Path) -> None:
     gang, codes = run_program(
         tmp_path,

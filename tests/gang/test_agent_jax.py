@@ -42,16 +42,26 @@ def printed_sums(out: str) -> list[tuple[str, str]]:
     )
 
 
+# Nothing answers at this address.
+PROXIES = {
+    **dict.fromkeys(("https_proxy", "HTTPS_PROXY", "http_proxy"), "http://192.0.2.99:3128"),
+    "no_proxy": ".svc,.cluster.local,10.0.0.0/8",
+}
+
+
 @pytest.mark.parametrize("start", ["file", "module", "shebang"])
 def test_bare_initialize_joins_however_the_program_is_started(tmp_path: Path, start: str) -> None:
-    file = write_script(tmp_path, f"#!{sys.executable}\n{SUM}", "bare.py")
+    # The last one sets the proxies itself, as a shell script around it might.
+    sets = f"import os\nos.environ.update({PROXIES})\n" if start == "shebang" else ""
+    file = write_script(tmp_path, f"#!{sys.executable}\n{sets}{SUM}", "bare.py")
     file.chmod(0o755)
     command = {
         "file": (sys.executable, "bare.py"),
         "module": (sys.executable, "-m", "bare"),
         "shebang": ("./bare.py",),
     }
-    gang, codes = run_gang(tmp_path, make_job(command[start], devices_per_process=2), hosts=SIZE)
+    job = make_job(command[start], devices_per_process=2, timeouts_s={"rendezvous": 60.0})
+    gang, codes = run_gang(tmp_path, job, hosts=SIZE, env=PROXIES if start == "module" else {})
     assert codes == [0] * SIZE, gang.stderr + gang.stdout
     assert printed_sums(gang.stdout) == SUMS
     assert not gang.summary["notes"]

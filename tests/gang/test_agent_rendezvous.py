@@ -47,6 +47,16 @@ def test_unresolved_name_of_the_leader_is_reported(tmp_path: Path) -> None:
     shows("rendezvous: cannot join host 0 at …: name not resolved", gang.stderr)
 
 
+def test_leader_whose_pod_address_cannot_be_bound_listens_everywhere(tmp_path: Path) -> None:
+    with Gang(tmp_path, make_job(write_program(tmp_path, "")), hosts=2) as gang:
+        # Not the loopback address of `launcher run`.
+        address = {contract.LEADER: f"127.0.0.2:{gang.port}", contract.POD_IP: "192.0.2.7"}
+        codes = gang.start(env=address).wait()
+    assert codes == [0, 0], gang.stderr
+    note = "the pod's address, 192.0.2.7, is not one of its interfaces"
+    assert note in gang.stderr and any(note in text for text in gang.summary["notes"])
+
+
 def test_second_host_with_the_same_index_is_refused(tmp_path: Path) -> None:
     command = write_program(tmp_path, "mark('up'); wait_for('go')")
     with Gang(tmp_path, make_job(command), hosts=2) as gang:

@@ -252,15 +252,21 @@ def test_repeatedly_killed_agents_end_as_no_progress(tmp_path: Path) -> None:
 
 
 def test_command_gets_its_environment(tmp_path: Path) -> None:
-    (tmp_path / "code").mkdir()
+    for module in ("src/mypkg.py", "lib/more/extra.py"):
+        (tmp_path / "code" / module).parent.mkdir(parents=True)
+        (tmp_path / "code" / module).touch()
     (tmp_path / "code" / "hello.py").write_text(
-        "import os; print(os.environ['A'], os.getcwd(), os.environ['TOKEN'])"
+        "import os, mypkg, extra; print(os.environ['A'], os.getcwd(), os.environ['TOKEN'])\n"
+        "print('path', os.environ['PYTHONPATH'])"
     )
-    document = make_job(command=["python", "hello.py"], env={"A": "b"}, code="code")
+    env = {"A": "b", "PYTHONPATH": "src:/code/lib/more"}
+    document = make_job(command=["python", "hello.py"], env=env, code="code")
     document["secrets"] = {"TOKEN": {"name": "s", "key": "k"}}
     assert run_job(tmp_path, document).code == 2
     result = run_job(tmp_path, document, env={"TOKEN": "t"})
     assert result.code == 0, result.stderr
     assert f"[0] b {tmp_path}/code t" in result.stdout
+    # As in a pod, the variable of the job replaces that of the shell.
+    assert f"/site:{tmp_path}/code:src:{tmp_path}/code/lib/more\n" in result.stdout
     provenance = result.summary["of"]["made_of"]
     assert provenance["python"] == platform.python_version() and len(provenance["code"]) == 12

@@ -19,12 +19,17 @@ from jaxlaunch.launcher.job.load import JobSpec
 from jaxlaunch.launcher.jobs.logs import lines
 from jaxlaunch.launcher.jobs.logs.lines import Selection
 from jaxlaunch.launcher.local import run_folders
+from jaxlaunch.launcher.local.held_output import repeats_exception, root_exception
 from jaxlaunch.launcher.local.run import LocalRun, RunEnd
 from jaxlaunch.launcher.local.run import run_job as run_job
+from jaxlaunch.records import codec
+from jaxlaunch.records.verdict import Verdict
 from jaxlaunch.runs import layout
 from jaxlaunch.runs.run_folder import RunFolder, start_rows
 
 _HINT = "name another folder with --run-dir."
+# At the end, so many lines are shown of the output of a rank that was not shown.
+_MAX_OUTPUT_LINES = 10
 
 
 @click.command("run")
@@ -72,7 +77,8 @@ def run_command(
     words = [str(job_file), *overrides, *(["--simulate"] if simulate else [])]
     words += [] if run_dir is None else ["--run-dir", str(run_dir)]
     words += [word for volume in volumes for word in ("--volume", volume)]
-    local = LocalRun(folder, job_folder, mounts, simulate, take_over, words)
+    hides_echoes = sys.stdout.isatty()
+    local = LocalRun(folder, job_folder, mounts, simulate, take_over, words, hides_echoes)
     selection = lines.parse_selection(rank or ("0" if sys.stdout.isatty() else "all"), None)
     lines.check_ranks_exist(selection, job.processes)
     # The block needs a terminal that can erase lines, and a user who did not ask for plain text.
@@ -142,11 +148,23 @@ def _show_end(path: Path, end: RunEnd, selection: Selection) -> None:
             outcome += f" at step {end.reached_step}"
         path = path.parent / layout.start_file(end.start, layout.SUMMARY)
     pointer = f"see {path}" if path.exists() else f"{path} could not be written"
+    # The cause comes last.
+    _show_traceback(codec.read_record(Verdict, verdict), selection)
     output.show_messages(f"{outcome}: {verdict['message']} (exit {end.code}); {pointer}")
     if (page := troubleshooting.command_for_code(end.code)) is not None:
         output.show_messages(f"see: {page}")
+
+
+def _show_traceback(verdict: Verdict, selection: Selection) -> None:
+    """Show the traceback, or the last output, of a rank whose lines were not shown."""
     # An error that a person can fix has no traceback.
-    if verdict["traceback"] and verdict["rank"] is not None:
-        is_shown = selection.matches_any_rank((verdict["rank"],))
-        if not contract.outcome_for_code(end.code).is_user_fixable and not is_shown:
-            output.show_lines(verdict["traceback"], is_result=False)
+    is_fixable = contract.outcome_for_code(verdict.code).is_user_fixable
+    if not verdict.traceback or verdict.rank is None or is_fixable:
+        return
+    if not selection.matches_any_rank((verdict.rank,)):
+        lines = verdict.traceback.splitlines()
+        if root_exception(verdict.failure) is None:
+            lines = [f"[{verdict.rank}] {line}" for line in lines[-_MAX_OUTPUT_LINES:]]
+        # The sentence of the verdict follows, and has the exception.
+        lines = [line for line in lines if not repeats_exception(line, verdict.failure)]
+        output.show_lines(*lines, is_result=False)

@@ -24,7 +24,8 @@ from jaxlaunch import atomic_file, contract, user_cache
 from jaxlaunch.launcher.agent import pack
 from jaxlaunch.launcher.agent.io.link import choose_free_port
 from jaxlaunch.launcher.job.load import JobSpec
-from jaxlaunch.launcher.jobs.logs.lines import Line, parse_line
+from jaxlaunch.launcher.jobs.logs.lines import parse_line
+from jaxlaunch.launcher.local.held_output import HeldOutput
 from jaxlaunch.records.log_lines import LineSplitter
 from jaxlaunch.runs.layout import Lock
 
@@ -39,8 +40,6 @@ POLL_S = 0.02
 _PROC = Path("/proc")
 # The end of an agent's command line.
 _AGENT = re.compile(rb"\0-I\0[^\0]*/agent-\w+\.pyz\0$")
-
-ShowLine = Callable[[Line], None]
 
 
 # --- the packed agent -----------------------------------------------------------------------------
@@ -151,23 +150,26 @@ class Gang:
             if agent.poll() is None:
                 agent.send_signal(number)
 
-    def follow_output(self, show: ShowLine, say: Callable[[str], None]) -> list[int]:
-        """Show every line until the last agent has ended, and return their exit codes, by host.
+    def follow_output(self, output: HeldOutput, say: Callable[[str], None]) -> list[int]:
+        """Pass on every line until the last agent has ended, and return the exit codes, by host.
 
         An agent that is lost alone is started again, as a Job does with a pod.
         """
         while self._selector.get_map():
-            for key, _ in self._selector.select():
+            ready = self._selector.select(output.wait_s())
+            output.show_due()
+            for key, _ in ready:
                 host, splitter = key.data
                 data = os.read(key.fd, 65536)
                 for text in splitter.feed(data) if data else splitter.finish():
-                    show(parse_line(host, text.decode(errors="replace")))
+                    output.take_line(parse_line(host, text.decode(errors="replace")))
                 if not data:
                     self._selector.unregister(key.fileobj).fileobj.close()  # type: ignore[union-attr]
                     self._open_streams[host] -= 1
-                    if not self._open_streams[host] and self._is_lost(
-                        host, self._agents[host].wait()
-                    ):
+                    if self._open_streams[host]:
+                        continue
+                    output.end_host(host)
+                    if self._is_lost(host, self._agents[host].wait()):
                         say(f"starting another agent for host {host}")
                         self._agents[host] = self._start_agent(host)
         return [agent.wait() for agent in self._agents]

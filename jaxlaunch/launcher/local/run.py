@@ -27,9 +27,11 @@ from jaxlaunch.launcher.agent.host import folders
 from jaxlaunch.launcher.errors import UserError
 from jaxlaunch.launcher.job import load as jobs
 from jaxlaunch.launcher.job.load import JobSpec
+from jaxlaunch.launcher.jobs.logs.lines import Line
 from jaxlaunch.launcher.local import agents, bookkeeping, trainer_process
 from jaxlaunch.launcher.local import paths as local_paths
-from jaxlaunch.launcher.local.agents import Gang, ShowLine
+from jaxlaunch.launcher.local.agents import Gang
+from jaxlaunch.launcher.local.held_output import HeldOutput
 from jaxlaunch.launcher.local.paths import Paths
 from jaxlaunch.launcher.local.run_folders import hold_lock
 from jaxlaunch.launcher.wording import format_count, format_size
@@ -59,6 +61,8 @@ class LocalRun:
     take_over: bool = False
     # The words after `launcher run`, without those that concern only what is shown.
     words: Sequence[str] = ()
+    # Whether lines about a failure are not shown if its survivors print them.
+    hides_echoes: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,7 +83,7 @@ class RunEnd:
 def run_job(
     job: JobSpec,
     local: LocalRun,
-    show: ShowLine,
+    show: Callable[[Line], None],
     say: Callable[[str], None],
     run_context: contextlib.AbstractContextManager[object] | None = None,
 ) -> RunEnd:
@@ -122,7 +126,8 @@ def run_job(
                 volume.mkdir(parents=True, exist_ok=True)
             say(f"{mount} is {volume}")
         with run_context or contextlib.nullcontext():
-            summary = run_generations(job, folder, checkpoints, environ, signals, lock, show, say)
+            output = HeldOutput(show, hides_echoes=local.hides_echoes)
+            summary = run_generations(job, folder, checkpoints, environ, signals, lock, output, say)
         assert summary.verdict is not None, "a generation that ended has a verdict"
         if lock.is_gone:
             say(
@@ -155,7 +160,7 @@ def make_agent_environ(job: JobSpec, paths: Paths, local: LocalRun, uid: str) ->
     """Return the variables that all agents share. Raises UserError for a missing secret."""
     # `python` in a command is the one that runs us, activated or not.
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
-    environ = {**os.environ, "PATH": path, **paths.map_value(job.env)}
+    environ = {**os.environ, "PATH": path, **paths.map_env(job.env)}
     missing = [name for name in job.secrets if name not in os.environ]
     if missing:
         raise UserError(
@@ -163,9 +168,7 @@ def make_agent_environ(job: JobSpec, paths: Paths, local: LocalRun, uid: str) ->
             hint="export them before `launcher run`; on a cluster they come from the Secret.",
         )
     if job.code_folder:
-        code = str(paths.base / job.code_folder)
-        environ["PYTHONPATH"] = os.pathsep.join(filter(None, (code, os.environ.get("PYTHONPATH"))))
-        environ[contract.CODE_ROOT] = code
+        environ[contract.CODE_ROOT] = str(paths.base / job.code_folder)
     if local.simulate or job.accelerator.platform == "cpu":
         environ["JAX_PLATFORMS"] = "cpu"
     if job.train is not None:
@@ -251,7 +254,7 @@ def run_generations(
     environ: Mapping[str, str],
     signals: Signals,
     lock: Lock,
-    show: ShowLine,
+    output: HeldOutput,
     say: Callable[[str], None],
 ) -> Summary:
     """Start sets of agents, as JobSet would, until one ends for good."""
@@ -261,7 +264,7 @@ def run_generations(
         if signals.received:
             # The signal came while the agents were started.
             gang.send_signal(signal.SIGINT if signals.is_interrupt else signal.SIGTERM)
-        codes = gang.follow_output(show, say)
+        codes = gang.follow_output(output, say)
         agents.kill_orphans(environ[contract.UID])
         # These are folders of agents that were killed.
         folders.sweep_folders()

@@ -17,6 +17,7 @@ from jaxlaunch.launcher.errors import UserError
 from jaxlaunch.launcher.job import load as jobs
 from jaxlaunch.launcher.jobs.logs.lines import Line
 from jaxlaunch.launcher.local import agents, run
+from jaxlaunch.launcher.local.held_output import HeldOutput
 from jaxlaunch.launcher.local.run_folders import hold_lock
 from jaxlaunch.records.summary import AttemptProgress, Summary
 from jaxlaunch.records.verdict import verdict_for_code
@@ -174,5 +175,6 @@ def test_agent_with_unknown_exit_code_is_started_again(
         gang = agents.Gang(
             dict(os.environ), jobs.parse_job(JOB.replace("hosts: 1", "hosts: 2")), 0, lock
         )
-        assert gang.follow_output(print, messages.append) == [0, 0]
+        output = HeldOutput(print, hides_echoes=False)
+        assert gang.follow_output(output, messages.append) == [0, 0]
     assert messages == ["starting another agent for host 1"]

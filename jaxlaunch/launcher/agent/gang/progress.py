@@ -47,6 +47,7 @@ class Status:
         stepped: Whether the rank reported a step in this attempt.
         first_step: First step that the rank trains, the one after the restored step.
         left: Whether the interpreter is exiting by itself.
+        joining: Whether jax.distributed.initialize waits for the other ranks.
         waits: Whether the process is in JAX's shutdown barrier, in which it waits for the others.
         leaving_code: Code with which it exits, where the job has codes that ask for a restart.
         done: Whether the program has finished.
@@ -64,6 +65,7 @@ class Status:
     stepped: bool = False
     first_step: NonNegativeInt | None = None
     left: bool = False
+    joining: bool = False
     waits: bool = False
     leaving_code: ExitCode | None = None
     done: bool = False
@@ -207,8 +209,9 @@ class RankProgress:
             self._update_status(first_committed=first_committed)
         if isinstance(step := message.get("restored"), int):
             self._update_status(first_step=min(step, MAX_NUMBER - 1) + 1)
-        if isinstance(message.get("stopped"), Mapping):
-            self._update_status(stopped=message["stopped"])
+        for name in ("joining", "stopped"):
+            if name in message:
+                self._update_status(**{name: message[name]})
         self._apply_end(message, now)
 
     def record_exit(self, code: int) -> None:
@@ -272,7 +275,8 @@ class RankProgress:
         self._phase_since, self._stepping_s = now, 0.0
         self._steps_s.clear()
         fields = {"phase": self._first_phase, "trainer": self._first_phase is not None}
-        self._update_status(**fields, left=False, waits=False, done=False, jax=None)
+        flags = dict.fromkeys(("left", "joining", "waits", "done"), False)
+        self._update_status(**fields, **flags, jax=None)
 
     def _enter_phase(self, phase: str, step: Any, now: float) -> None:
         step = step if isinstance(step, int) else self.status.step
@@ -306,8 +310,8 @@ class RankProgress:
 # Key of the line with which the forked agent reports that exec failed.
 UNSTARTABLE = "unstartable"
 _MESSAGE_START = re.compile(
-    rb'\{"(?:hello|phase|committed|found|restored|joined|metrics|stopped|profile|note|error|refusal|atexit|'
-    rb'waits|unstartable)": ?'
+    rb'\{"(?:hello|phase|committed|found|restored|joining|joined|metrics|stopped|profile|note|error|'
+    rb'refusal|atexit|waits|unstartable)": ?'
 )
 # Characters of a phase or a version, which are in every heartbeat.
 MAX_LABEL_CHARS = 100
@@ -410,6 +414,7 @@ class _Line:
     committed: NonNegativeInt
     found: NonNegativeInt
     restored: NonNegativeInt
+    joining: bool
     joined: bool
     metrics: Annotated[Mapping[str, Any], _check_metrics_size]
     of: NonNegativeInt

@@ -36,10 +36,12 @@ from jaxlaunch.launcher.agent.host.leader_connection import (
 )
 from jaxlaunch.launcher.agent.host.processes import Child, Processes
 from jaxlaunch.launcher.agent.host.rank_reports import ProgramMetrics, RankReports
+from jaxlaunch.launcher.agent.io.link import is_local_address
 from jaxlaunch.launcher.agent.io.loop import Loop, Timer
 from jaxlaunch.launcher.agent.io.output import OutputStream
 from jaxlaunch.launcher.agent.io.resources import find_excess
-from jaxlaunch.records import codec
+from jaxlaunch.records import codec, log_lines
+from jaxlaunch.records.log_lines import StartLine, VerdictLine
 from jaxlaunch.records.members import parse_members as members_of
 from jaxlaunch.records.verdict import (
     Failure,
@@ -56,6 +58,8 @@ from jaxlaunch.records.verdict import (
 )
 
 TICK_S = 0.2
+# JAX listens there, too, if nothing else is chosen.
+EVERY_ADDRESS = "::"
 # A Python program has loaded our site hook by this time.
 HELLO_TIMEOUT_S = 10.0
 
@@ -100,6 +104,7 @@ class Member:
         self._config, self._loop, self._hello = config, loop, hello
         self._say, self._finish = say, finish
         self._on_orphaned, self._take_ranks = on_orphaned, take_ranks
+        self._stdout = stdout
         self.processes = Processes(
             config,
             loop,
@@ -190,11 +195,16 @@ class Member:
     def _take_ping(self, order: Ping) -> None:
         self.gang = codec.to_json(order.gang)
 
+    def _tell_launcher(self, record: log_lines.Line) -> None:
+        """Write a record for `launcher run` between the lines of the processes."""
+        if self._config.is_launched:
+            self._stdout.write_line(log_lines.format_line(record).encode(errors="backslashreplace"))
+
     def _start_attempt(self, order: Start) -> None:
         self.state.start_attempt(order.attempt)
+        self._tell_launcher(StartLine(attempt=order.attempt))
         self.reports.start_attempt()
-        # JAX's coordinator listens only on the address at which other hosts reach this one.
-        bind_address = self.leader.leader_address if self._config.is_leader else None
+        bind_address = self._choose_bind_address() if self._config.is_leader else None
         members = members_of(order.members, self._config.job.processes_per_host, self._config.hosts)
         self.processes.flush_logs()
         self._take_ranks(members.ranks_of(self._config.host))
@@ -206,12 +216,28 @@ class Member:
             self.processes.keep_standbys()
         self._loop.call_later(HELLO_TIMEOUT_S, lambda: self.reports.check_hellos(children))
 
+    def _choose_bind_address(self) -> str:
+        """Return where JAX's coordinator listens: at the address by which others reach host 0."""
+        address = self.leader.leader_address
+        if is_local_address(address):
+            return address
+        note = (
+            f"the address at which other hosts reach host 0, {address}, is not one of its "
+            "interfaces: JAX's coordinator listens on all of them"
+        )
+        self._say(note)
+        self.leader.send("note", text=note)
+        return EVERY_ADDRESS
+
     def _stop_processes(self, order: None) -> None:
         self.state.is_stopping = True
         self.processes.stop_all()
 
     def _take_verdict(self, order: AttemptVerdict) -> None:
         self.state.end_attempt(order.attempt, order.verdict)
+        # The traceback is in the output of its rank.
+        verdict = dataclasses.replace(order.verdict, traceback=None)
+        self._tell_launcher(VerdictLine(attempt=order.attempt, verdict=verdict))
         self.processes.kill_all()
         self._continue_if_idle()
 

@@ -206,13 +206,15 @@ class PodLog:
 
 
 def _ranks_by_phase(statuses: Sequence[Status]) -> dict[str, list[int]]:
-    """Return the ranks by phase, or as "unsaid" or "ended"."""
+    """Return the ranks by phase, or as "joining", "unsaid" or "ended"."""
     phases: dict[str, list[int]] = {}
     previous = None
     for rank, status in enumerate(statuses):
         # The ranks of a host mostly share one status.
         if status is not previous:
-            phase = "ended" if status.exit is not None else status.phase or "unsaid"
+            phase = status.phase or ("joining" if status.joining else "unsaid")
+            if status.exit is not None:
+                phase = "ended"
             ranks, previous = phases.setdefault(phase, []), status
         ranks.append(rank)
     return phases

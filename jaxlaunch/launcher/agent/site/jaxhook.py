@@ -65,7 +65,7 @@ def install(contract: Any, reporter: Any) -> None:
             # On TPU, JAX reads the variables of Google Cloud.
             if _job_platform(contract) != "tpu":
                 _register_cluster(contract)
-            _wrap_initialize(jax, contract)
+            _wrap_initialize(jax, contract, reporter)
             if reporter is not None:
                 _wrap_shutdown(reporter)
         except (ImportError, AttributeError, TypeError, ValueError) as error:
@@ -167,7 +167,7 @@ def wait_for_listener(coordinator: str, limit_s: float) -> None:
             pause_s = min(1.5 * pause_s, 0.25)
 
 
-def _wrap_initialize(jax: Any, contract: Any) -> None:
+def _wrap_initialize(jax: Any, contract: Any, reporter: Any) -> None:
     """Wrap `initialize`, which waits for process 0 and has the gang's timeouts by default.
 
     With a coordinator address of the caller, the coordinator listens on its port on every
@@ -203,6 +203,8 @@ def _wrap_initialize(jax: Any, contract: Any) -> None:
         process = arguments.get("process_id", os.environ.get(contract.PROCESS_ID))
         if address is None and _job_platform(contract) != "tpu":
             address = gang_address
+        if reporter is not None:
+            reporter.joining(True)
         # The program or its wrapper may have set a proxy since it was started.
         host = (address or "").rpartition(":")[0].strip("[]")
         hosts = [*contract.gang_hosts(os.environ), host]
@@ -214,8 +216,12 @@ def _wrap_initialize(jax: Any, contract: Any) -> None:
         missing = signature.parameters.keys() - arguments.keys()
         kwargs |= {name: value for name, value in defaults.items() if name in missing}
         timeout_s = {**arguments, **kwargs}.get("shutdown_timeout_seconds")
-        with _shutdown_timeout_of_client(private, timeout_s):
-            return original(*args, **kwargs)
+        try:
+            with _shutdown_timeout_of_client(private, timeout_s):
+                return original(*args, **kwargs)
+        finally:
+            if reporter is not None:
+                reporter.joining(False)
 
     private.initialize = jax.distributed.initialize = initialize
 

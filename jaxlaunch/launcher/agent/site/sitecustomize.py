@@ -102,6 +102,10 @@ class Reporter:
         python = sys.version.split()[0]
         self._send({"hello": "site", "python": python, "jax": jax, "pid": self._pid})
 
+    def joining(self, is_waiting: bool) -> None:
+        """Report that `jax.distributed.initialize` waits for the others, or has ended."""
+        self._send({"joining": is_waiting})
+
     def note(self, text: str) -> None:
         """Add a note to the summary of the run."""
         self._send({"note": text})

@@ -610,7 +610,21 @@ def explain_running(snapshot: Snapshot) -> Answer | None:
         activity = describe_phase(status, is_partly=ended is not EMPTY_TEXT)
     headline += Text(": {what}{ended}", what=activity, ended=ended)
     step = PREPARING_STEP if status.phase == "prepare" else None
+    if status.phase == "joining":
+        headline += _describe_proxies(snapshot)
     return Answer(situation, headline, (*last_ends, *_describe_phases(snapshot)), step)
+
+
+def _describe_proxies(snapshot: Snapshot) -> Text:
+    """Return the variables of the pods that name a proxy, which may keep them from joining."""
+    containers = pod_template(snapshot.jobset).get("spec", {}).get("containers", [])
+    environ = {
+        variable["name"]: variable.get("value", "")
+        for variable in (containers[0].get("env", []) if containers else [])
+    }
+    if not (proxies := contract.find_proxies(environ)):
+        return EMPTY_TEXT
+    return Text("; {proxies:, } {proxies:names|name} a proxy", proxies=proxies)
 
 
 PREPARING_STEP = advise_wait(
@@ -650,6 +664,8 @@ def describe_phase(status: JobStatus, *, is_partly: bool = False) -> Text:
             template = "its processes end{at}" if is_partly else "its processes have ended{at}"
         case "prepare":
             template = "preparing its text{spent}"
+        case "joining":
+            template = "its processes wait for each other in jax.distributed.initialize{spent}"
         # Programs that report nothing.
         case "unsaid" | None if status.steps is not None:
             template = "its processes start: imports, devices, JAX's own initialization{at}"
@@ -689,6 +705,7 @@ def _describe_phases(snapshot: Snapshot) -> Evidence:
     templates = dict.fromkeys(beat.counts, "{number:rank} in {phase} ({ranks})")
     templates |= {
         "ended": "{number:rank} ended ({ranks})",
+        "joining": "{number:rank} in jax.distributed.initialize ({ranks})",
         "unsaid": "{number:rank} running ({ranks})",
     }
     parts = [

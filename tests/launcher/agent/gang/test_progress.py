@@ -133,3 +133,11 @@ def test_restored_step_is_saved_but_not_committed_by_the_attempt() -> None:
     progress.take_message({"committed": 60}, 2.0)
     progress.take_message({"committed": 80}, 3.0)
     assert (progress.status.committed, progress.status.first_committed) == (80, 60)
+
+
+def test_initialize_is_joining_until_it_ends_or_another_interpreter_begins() -> None:
+    waiting = progress((0.0, {"hello": "site"}), (1.0, {"joining": True}))
+    assert waiting.status.joining
+    waiting.take_message({"hello": "site"}, 2.0)
+    assert not waiting.status.joining
+    assert not progress((1.0, {"joining": True}), (2.0, {"joining": False})).status.joining

@@ -8,7 +8,7 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
-from unittest.mock import MagicMock, PropertyMock
+from unittest.mock import MagicMock, PropertyMock, patch
 
 import pytest
 
@@ -39,6 +39,18 @@ def assert_dials_again(agent: Member, loop: MagicMock, after_s: float) -> None:
     assert agent.leader._link is None
     call = loop.call_later.call_args_list[-1]
     assert call.args == (after_s, agent.leader._dialer._resolve_address)
+
+
+def test_coordinator_listens_everywhere_if_its_address_is_not_of_this_host(
+    member: tuple[Member, MagicMock],
+) -> None:
+    agent, _ = member
+    with patch.object(type(agent.leader), "leader_address", PropertyMock(return_value="127.0.0.5")):
+        assert agent._choose_bind_address() == "127.0.0.5"
+    with patch.object(type(agent.leader), "leader_address", PropertyMock(return_value="192.0.2.7")):
+        assert agent._choose_bind_address() == "::"
+    note = agent._say.call_args.args[0]
+    assert "192.0.2.7, is not one of its interfaces" in note
 
 
 def test_connection_reset_at_once_is_dialled_again(

@@ -969,6 +969,13 @@ CASES: dict[str, tuple[Snapshot, str]] = {
         pod(0),
         records=(beat(phase="unsaid", step=None),),
     ),
+    "its processes join": make_case(
+        "^lm runs: its processes wait for each other in jax.distributed.initialize for 60s; "
+        "HTTPS_PROXY, http_proxy name a proxy$",
+        pod(0),
+        job=jobset(1, env={"HTTPS_PROXY": "http://p:1", "http_proxy": "http://p:1"}),
+        records=(beat(phase="joining", step=None),),
+    ),
     "no log of it": make_case("^lm runs: 2 of 2 hosts ready$", *map(pod, (0, 1)), job=jobset(2)),
     "between two generations": make_case(
         r"^lm is restarting after crash \(83\): rank 0 raised: X$",

@@ -1,0 +1,142 @@
+"""Output of a gang on a terminal, without what the survivors of a failure print about it.
+
+When a rank dies, its peers print tracebacks of Gloo, JAX and Orbax before anybody knows which rank
+was the cause. From the first line that looks like one, the output of a rank is held back. The
+agents write records between the lines of their processes: when an attempt begins, and its verdict.
+With the verdict, the rank that it names shows what was held back, and the others do not. Without a
+verdict in time, as in a program that logs an exception and continues, or when the agent has died,
+everything is shown. The log files of the run have every line at once.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import time
+from collections.abc import Callable
+
+from jaxlaunch import contract
+from jaxlaunch.launcher.jobs.logs.lines import Line
+from jaxlaunch.records import log_lines
+from jaxlaunch.records.log_lines import StartLine, VerdictLine
+from jaxlaunch.records.verdict import ExceptionFacts, Failure, Verdict
+
+# First lines of what a process prints when a peer has died: tracebacks of Python, of faulthandler
+# and of warnings about unfinished work, errors of the C++ libraries below JAX (absl) and of C++.
+_ECHO_START = re.compile(
+    r"Traceback \(most recent call last\):|Exception (ignored )?in |Fatal Python error: "
+    r"|[EF]\d{4} \d\d:\d\d:\d\d\.\d+ |terminate called |.*\[[EF] .*\bgloo\b"
+    r"|  File \"[^\"]+\", line \d+$"
+    r"|Task (exception was never retrieved|was destroyed)|\*\*\* Check failure stack trace: "
+)
+# A verdict follows a failure within this time: two seconds for a cause to arrive, and four for the
+# stacks of the ranks.
+HOLD_S = 7.0
+# The processes of an attempt with a verdict are killed within this time.
+KILL_S = 15.0
+
+
+class HeldOutput:
+    """Passes lines of agents and ranks to `show`, and holds back what survivors print."""
+
+    def __init__(self, show: Callable[[Line], None], *, hides_echoes: bool) -> None:
+        """Create the object; without `hides_echoes` all lines are shown at once."""
+        self._show, self._hides_echoes = show, hides_echoes
+        # By rank, when its output was held back first, and the lines.
+        self._held: dict[int, tuple[float, list[Line]]] = {}
+        # By host, the verdict on its newest attempt and when it arrived.
+        self._verdicts: dict[int, tuple[float, Verdict]] = {}
+        # Failures whose output was shown: the same one again is not.
+        self._shown_failures: list[Failure] = []
+
+    def take_line(self, line: Line) -> None:
+        """Show a line, hold it back, or leave it out."""
+        if line.rank is None:
+            self._take_agent_line(line)
+        elif not self._hides_echoes:
+            self._show(line)
+        elif (verdict := self._newest_verdict(line.host)) is not None:
+            if self._explains(line, verdict):
+                self._show(line)
+        elif line.rank in self._held:
+            self._held[line.rank][1].append(line)
+        elif _ECHO_START.match(line.text):
+            self._held[line.rank] = time.monotonic(), [line]
+        else:
+            self._show(line)
+
+    def wait_s(self) -> float | None:
+        """Return in how many seconds `show_due` has something to show, or None."""
+        since = [since for since, _ in self._held.values()]
+        return max(0.0, min(since) + HOLD_S - time.monotonic()) if since else None
+
+    def show_due(self) -> None:
+        """Show what was held back for so long that no failure explains it."""
+        now = time.monotonic()
+        for rank, (since, lines) in list(self._held.items()):
+            if now - since >= HOLD_S:
+                del self._held[rank]
+                for line in lines:
+                    self._show(line)
+
+    def end_host(self, host: int) -> None:
+        """Show what was held back on a host whose agent has ended without a verdict."""
+        self._verdicts.pop(host, None)
+        for line in self._take_held(host):
+            self._show(line)
+
+    def _take_agent_line(self, line: Line) -> None:
+        record = log_lines.parse_line(line.text)
+        if isinstance(record, StartLine):
+            self._verdicts.pop(line.host, None)
+        elif isinstance(record, VerdictLine):
+            self._settle_attempt(line.host, record.verdict)
+        elif not log_lines.is_for_programs(line.text):
+            self._show(line)
+
+    def _settle_attempt(self, host: int, verdict: Verdict) -> None:
+        is_repeated = verdict.failure in self._shown_failures
+        if is_repeated:
+            verdict = dataclasses.replace(verdict, rank=None)
+        self._verdicts[host] = time.monotonic(), verdict
+        held = self._take_held(host)
+        for line in held:
+            if self._explains(line, verdict):
+                self._show(line)
+        if any(line.rank == verdict.rank for line in held):
+            self._shown_failures.append(verdict.failure)
+
+    def _take_held(self, host: int) -> list[Line]:
+        """Return the lines that are held back on a host, and forget them."""
+        ranks = [rank for rank, (_, lines) in self._held.items() if lines[0].host == host]
+        return [line for rank in ranks for line in self._held.pop(rank)[1]]
+
+    def _newest_verdict(self, host: int) -> Verdict | None:
+        """Return the verdict on the attempt that ends on a host now."""
+        at, verdict = self._verdicts.get(host, (0.0, None))
+        return verdict if time.monotonic() - at < KILL_S else None
+
+    def _explains(self, line: Line, verdict: Verdict) -> bool:
+        """Return whether a line says more about the cause than the verdict, which follows it."""
+        if line.rank != verdict.rank or contract.outcome_for_code(verdict.code).is_user_fixable:
+            return False
+        return not repeats_exception(line.text, verdict.failure)
+
+
+def repeats_exception(text: str, failure: Failure) -> bool:
+    """Return whether a line of a traceback is the exception that the sentence of a failure has."""
+    facts = root_exception(failure)
+    if facts is None or not facts.type:
+        return False
+    # A traceback has the module of the type, too, and the sentence may have a part of the message.
+    name, _, message = text.rstrip().partition(": ")
+    is_type = name == facts.type or name.endswith(f".{facts.type}")
+    is_part = message.startswith(facts.message) or facts.message.startswith(message)
+    return is_type and is_part and bool(message) == bool(facts.message)
+
+
+def root_exception(failure: Failure) -> ExceptionFacts | None:
+    """Return the exception of a failure, or of its cause."""
+    if failure.exception is not None or failure.cause is None:
+        return failure.exception
+    return root_exception(failure.cause)
