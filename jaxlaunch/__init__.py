@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from jaxlaunch.launcher.errors import UserError
     from jaxlaunch.trainer.data.records import write as write_records
-    from jaxlaunch.trainer.data.source import Source
+    from jaxlaunch.trainer.data.source import Source, Split
     from jaxlaunch.trainer.errors import TrainerError
     from jaxlaunch.trainer.evaluation.task_model import TaskModel
     from jaxlaunch.trainer.generate.generator import Sample
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from jaxlaunch.trainer.models.custom import Haiku, Linen
     from jaxlaunch.trainer.sources.open import open_source
     from jaxlaunch.trainer.spec import TrainSpec
-    from jaxlaunch.trainer.task import Batch, Loss, Split, Task
+    from jaxlaunch.trainer.task import Batch, Loss, Task
     from jaxlaunch.trainer.tasks.classify import Classify
     from jaxlaunch.trainer.tasks.dpo import Preference
     from jaxlaunch.trainer.tasks.lm import NextToken
@@ -75,7 +75,7 @@ _HOMES = {
     "Preference": "jaxlaunch.trainer.tasks.dpo:Preference",
     "Sample": "jaxlaunch.trainer.generate.generator:Sample",
     "Source": "jaxlaunch.trainer.data.source:Source",
-    "Split": "jaxlaunch.trainer.task:Split",
+    "Split": "jaxlaunch.trainer.data.source:Split",
     "Task": "jaxlaunch.trainer.task:Task",
     "TaskModel": "jaxlaunch.trainer.evaluation.task_model:TaskModel",
     "TextModel": "jaxlaunch.trainer.generate.text_model:TextModel",

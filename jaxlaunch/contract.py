@@ -656,6 +656,12 @@ PROMETHEUS: tuple[Metric, ...] = (
         "steps",
         "Steps whose batch had no target; they change nothing.",
     ),
+    _trainer_counter(
+        "jaxlaunch_bucket_read_bytes_total",
+        "bytes",
+        "Bytes of data and weights that this process has downloaded from gs:// and s3://.",
+        key="bucket_read_bytes",
+    ),
     _trainer_gauge(
         "jaxlaunch_task_metric", "", "Metrics of the task, including its loss.", "split", "metric"
     ),

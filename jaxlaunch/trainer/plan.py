@@ -32,6 +32,7 @@ from jaxlaunch.trainer.spec import (
     GPT2,
     ConvNeXt,
     Decoder,
+    ImageData,
     Remat,
     ResNet,
     Synthetic,
@@ -39,7 +40,6 @@ from jaxlaunch.trainer.spec import (
     ViT,
     model_sizes,
 )
-from jaxlaunch.trainer.spec.data import ImageData
 from jaxlaunch.trainer.start.process import print_result, read_spec
 from jaxlaunch.trainer.step.state import Batch
 from jaxlaunch.trainer.step.train_step import Step

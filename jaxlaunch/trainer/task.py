@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import types
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,13 +15,11 @@ from jax import Array
 
 from jaxlaunch import contract
 from jaxlaunch.trainer import user_code
-from jaxlaunch.trainer.data.source import DataSource, Source, as_data_source, is_source
+from jaxlaunch.trainer.data.source import DataSource, Source, Split, as_data_source, is_source
 from jaxlaunch.trainer.errors import SpecError
 from jaxlaunch.trainer.models.custom import Linen
-from jaxlaunch.trainer.spec import Images, Mixture, Torch, TrainSpec
+from jaxlaunch.trainer.spec import TrainSpec
 
-Split = Literal["train", "eval"]
-"""Which examples are meant: those of the training, or those held out for evaluation."""
 Batch = dict[str, Array]
 """The argument of a task's `loss`: arrays `[B, …]` by the names of an example's arrays, and
 `weight` float32 `[B]`, which is 0 for rows that only fill up the batch. B is the size of the global
@@ -287,7 +285,7 @@ def checked_source(spec: TrainSpec, source: Any) -> DataSource | None:
     if not is_source(source):
         needed = "a source has __len__, __getitem__ and fingerprint (jaxlaunch.Source)"
         raise SpecError(f"{spec.task}: source returned {user_code.describe_kind(source)}; {needed}")
-    workers = spec.data.workers if isinstance(spec.data, Images | Mixture | Torch) else 0
+    workers = spec.data.reader_processes
     data_source = as_data_source(source)
     if workers and data_source.workers != workers:
         raise SpecError(

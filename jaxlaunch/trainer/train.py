@@ -18,30 +18,27 @@ from jaxlaunch.trainer import user_code
 from jaxlaunch.trainer.checkpoint import saved_files, storage
 from jaxlaunch.trainer.checkpoint.consensus import check_same_data, run_on_primary
 from jaxlaunch.trainer.data.pipeline import Evaluation, ExampleLog, Pipeline, Prefetcher
-from jaxlaunch.trainer.data.source import DataSource
+from jaxlaunch.trainer.data.source import SPLITS, DataSource
 from jaxlaunch.trainer.errors import NotFiniteError, SpecError
 from jaxlaunch.trainer.generate.text_model import TrainingSamples
 from jaxlaunch.trainer.loop.driver import Loop
 from jaxlaunch.trainer.loop.training import RunContext, Settings, Training, describe_saved
-from jaxlaunch.trainer.metrics.counters import Workload
 from jaxlaunch.trainer.metrics.means import EvaluationMeans
 from jaxlaunch.trainer.metrics.progress import Progress
-from jaxlaunch.trainer.metrics.recorder import Metrics
 from jaxlaunch.trainer.parallel import mesh
-from jaxlaunch.trainer.sources.open import baseline_metrics, tokenizer_files
+from jaxlaunch.trainer.sources.open import tokenizer_files
 from jaxlaunch.trainer.spec import AUTO, TrainSpec
 from jaxlaunch.trainer.start import compile_cache, preflight
 from jaxlaunch.trainer.start.distributed import Stop
 from jaxlaunch.trainer.step import resume
 from jaxlaunch.trainer.step.state import TrainState
 from jaxlaunch.trainer.step.train_step import Step, TaskSamples, reads_tokens
-from jaxlaunch.trainer.task import Split, Task, checked_source
+from jaxlaunch.trainer.task import Task, checked_source
 from jaxlaunch.trainer.tasks.classify import Classify
 
 Batch = dict[str, jax.Array]
 # A global batch, or only its shapes and dtypes.
 BatchLike = Mapping[str, Any]
-SPLITS: tuple[Split, Split] = ("train", "eval")
 
 
 def build_loop(
@@ -199,7 +196,7 @@ class BuiltInTraining(Training[TrainState]):
         for note in (*self.step.notes, self.pipeline.note if spec.data.threads > 1 else None):
             if note is not None:
                 self.note(note)
-        means = baseline_metrics(spec, train_set, eval_set) if jax.process_index() == 0 else {}
+        means = train_set.baseline_metrics(eval_set) if jax.process_index() == 0 else {}
         self.held_out = HeldOut(spec, task, self.step, evaluation, place, means)
         self.has_evaluation = self.held_out.has_work
         self.settings = Settings(
@@ -213,7 +210,16 @@ class BuiltInTraining(Training[TrainState]):
             stop_early=spec.stop_early,
             profile=spec.profile,
         )
-        self.metrics = self._build_metrics(train_set)
+        has_tokens = reads_tokens(spec, self.pipeline.batch_specs())
+        self.metrics = self.open_metrics(
+            place,
+            spec.batch,
+            has_tokens=has_tokens,
+            # Otherwise the loss is not a sum over the targets of a row.
+            has_targets=has_tokens and len(self.pipeline.array_specs["tokens"].shape) == 1,
+            dataset_examples=len(train_set),
+            epochs=train_set.epochs_by_part,
+        )
         attention = self.step.attention_implementation
         self._record = resume.training_record(spec, attention, total_steps, eval_set)
         # The values that must not change when a run resumes.
@@ -222,26 +228,6 @@ class BuiltInTraining(Training[TrainState]):
         self._trace: ExampleLog | None = None
         # The FLOPs of a step, once the steps are compiled.
         self._compilation: Future[float | None] | None = None
-
-    def _build_metrics(self, train_set: DataSource) -> Metrics:
-        has_tokens = reads_tokens(self.spec, self.pipeline.batch_specs())
-        # Otherwise the loss is not a sum over the targets of a row.
-        has_token_rows = has_tokens and len(self.pipeline.array_specs["tokens"].shape) == 1
-        workload = Workload(
-            self.settings.steps,
-            self.spec.batch,
-            has_tokens,
-            has_token_rows,
-            len(train_set),
-            train_set.epochs_by_part,
-        )
-        return Metrics(
-            workload,
-            rank=jax.process_index(),
-            run_dir=self.place.run_dir,
-            socket=self.place.socket,
-            report=self.report,
-        )
 
     # --- the state --------------------------------------------------------------------------------
 

@@ -32,6 +32,7 @@ CHECKS = (
     "tests/launcher/manifests/test_jobset.py::test_accelerators_are_requested_or_refused",
     "tests/launcher/manifests/test_jobset.py::test_every_golden_file_has_a_job",
     "tests/launcher/agent/http/test_metrics.py",
+    "tests/trainer/metrics/test_recorder.py::test_scrape_before_first_step_has_every_name",
     "tests/helm/test_chart.py::test_the_values_of_the_defaults_are_the_keys_of_the_defaults",
     "tests/trainer/optim/test_simulations.py::test_every_optimizer_has_formula",
     "tests/trainer/optim/test_by_name.py::test_planned_optimizer_bytes_are_of_trained_parameters[amsgrad]",

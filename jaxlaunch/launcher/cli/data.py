@@ -18,7 +18,7 @@ from jaxlaunch.launcher.local import trainer_process
 from jaxlaunch.launcher.local.paths import map_paths
 from jaxlaunch.launcher.local.run_folders import RUNS_FOLDER
 from jaxlaunch.launcher.wording import format_count, format_size
-from jaxlaunch.trainer.spec import Data, Images, Mixture, Table
+from jaxlaunch.trainer.spec import Mixture, Source
 
 # The largest number of classes, or of columns, that are listed.
 MAX_ROWS = 20
@@ -204,9 +204,9 @@ def prepare_command(
     output.show_result(result, form, lines)
 
 
-def _prepare_program(data: Data, to: Path | None, resize: int | None) -> tuple[str, ...]:
+def _prepare_program(data: Source, to: Path | None, resize: int | None) -> tuple[str, ...]:
     source = f"train.data.source = {data.source}"
-    if isinstance(data, Images | Table):
+    if data.is_packable:
         if to is None:
             message = f"{source} is packed into a folder of records: give one, as --to packed."
             raise UserError(message)

@@ -11,7 +11,7 @@ import importlib.util
 import itertools
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -19,73 +19,68 @@ from jaxlaunch import regular_files
 from jaxlaunch.launcher.job.schema import JobSpec
 from jaxlaunch.launcher.job.shell_notes import find_exit_code_notes
 from jaxlaunch.launcher.wording import format_count, format_size
-from jaxlaunch.trainer.spec import ArrayRecord, Images, Mixture, Table, Text, Tfds
+from jaxlaunch.trainer.spec import Mixture, Source
 
-# Files of many documents.
-DOCUMENT_SUFFIXES = (".jsonl", ".ndjson", ".json", ".parquet", ".arrow", ".gz", ".zst")
-# Plain text that is larger is treated as several documents.
-LARGE_BYTES = 1 << 20
 # A longer script of a shell is cut.
 MAX_SCRIPT_BYTES = 1 << 18
 # The largest number of files that is counted in a folder of images.
 MAX_FILES = 100_000
 _MODULE_NAME = re.compile(r"([A-Za-z_][\w.]*):[A-Za-z_][\w.]*")
 
-Block = Text | ArrayRecord | Images | Table
-
 
 def describe_data(job: JobSpec, folder: Path) -> Iterator[str]:
     """Yield a sentence about each set of local files that the job reads."""
     data = None if job.train is None else job.train.data
-    if isinstance(data, Text | ArrayRecord):
-        yield from _describe_block(job, "train.data", data, folder)
-    elif isinstance(data, Mixture):
+    if data is None:
+        return
+    if isinstance(data, Mixture):
         total = sum(part.weight for part in data.parts.values())
         for name, block in data.part_sources().items():
-            weight, key_path = data.parts[name].weight, f"train.data.parts.{name}"
+            weight = data.parts[name].weight
             share = f"{100 * weight / total:.4g} % of the examples" if weight else "only evaluated"
-            if isinstance(block, Tfds):
-                yield f"{key_path}: {block.name}, {share}."
-            else:
-                yield from _describe_block(job, key_path, block, folder, f"; {share}")
+            yield from _describe_block(job, f"train.data.parts.{name}", block, folder, share)
+    else:
+        yield from _describe_block(job, "train.data", data, folder)
+    tokenizer = data.locations().get(("tokenizer",))
     if (
-        isinstance(data, Text | Mixture)
-        and data.tokenizer != "bytes"
-        and _is_local_path(job, data.tokenizer)
-        and not (folder / data.tokenizer).exists()
+        isinstance(tokenizer, str)
+        and _is_local_path(job, tokenizer)
+        and not (folder / tokenizer).exists()
     ):
-        yield f"train.data.tokenizer = {data.tokenizer} does not exist here, in {folder}."
+        yield f"train.data.tokenizer = {tokenizer} does not exist here, in {folder}."
 
 
 def _describe_block(
-    job: JobSpec, key_path: str, block: Block, folder: Path, share: str = ""
+    job: JobSpec, key_path: str, block: Source, folder: Path, share: str = ""
 ) -> Iterator[str]:
+    locations = block.locations()
+    if share and ("path",) not in locations:
+        yield f"{key_path}: {block.source}, {share}."
     for key in ("path", "eval_path"):
-        value = getattr(block, key)
-        patterns = [value] if isinstance(value, str) else value or []
-        share = share if key == "path" else ""
+        value = locations.get((key,), [])
+        patterns = [value] if isinstance(value, str) else value
+        remarks = [share] if share and key == "path" else []
         subject = f"{key_path}.{key}: "
         if not patterns or not all(_is_local_path(job, pattern) for pattern in patterns):
-            if share:
-                yield f"{subject}{' '.join(patterns)}{share}."
+            if patterns and remarks:
+                yield f"{subject}{' '.join(patterns)}; {share}."
             continue
-        is_deep = isinstance(block, Images | Table)
         sizes_bytes = {
             path: os.path.getsize(path)
             for pattern in patterns
-            for path in _find_files(folder / pattern, is_deep)
+            for path in _find_files(folder / pattern, block.has_subfolders)
         }
         number, total = format_count(len(sizes_bytes), "file"), sum(sizes_bytes.values())
         or_more = " or more" if len(sizes_bytes) >= MAX_FILES else ""
-        files = f"{subject}{number}{or_more} here, {format_size(total)}{share}"
+        files = f"{subject}{number}{or_more} here, {format_size(total)}"
+        if key == "path" and (note := block.note_held_out(sizes_bytes)):
+            remarks.append(note)
         if not sizes_bytes:
             yield f"{subject}{' '.join(patterns)} matches no file here, in {folder}."
         elif not total:
             yield f"{files}: every file that matches is empty."
-        elif key == "path" and block.eval_path is None and _is_single_text(block, sizes_bytes):
-            yield f"{files}; its end is held out, by eval_split = {block.eval_split}."
         else:
-            yield f"{files}."
+            yield f"{'; '.join([files, *remarks])}."
 
 
 def _is_local_path(job: JobSpec, path: str) -> bool:
@@ -100,16 +95,6 @@ def _find_files(pattern: Path, is_deep: bool) -> list[str]:
         return list(itertools.islice(files, MAX_FILES))
     names = [str(pattern)] if pattern.is_file() else glob.glob(str(pattern), recursive=True)
     return [name for name in names if os.path.isfile(name)]
-
-
-def _is_single_text(block: Block, sizes_bytes: Mapping[str, int]) -> bool:
-    """Return whether the only file is a single text whose end is held out."""
-    if len(sizes_bytes) != 1 or getattr(block, "format", "") != "text" or not block.eval_split:
-        return False
-    ((path, size_bytes),) = sizes_bytes.items()
-    is_stream = isinstance(block, Text) and not block.is_prepared
-    is_small = is_stream or size_bytes <= LARGE_BYTES
-    return is_small and not path.lower().endswith(DOCUMENT_SUFFIXES)
 
 
 def list_missing_modules(job: JobSpec, folder: Path) -> Iterator[str]:

@@ -21,12 +21,7 @@ from jaxlaunch.launcher.manifests.code import CODE_FOLDER
 from jaxlaunch.launcher.wording import join_choices
 from jaxlaunch.spelling import find_nearest
 from jaxlaunch.trainer.spec import (
-    AUTO,
     CustomModel,
-    Mixture,
-    PublishedModel,
-    Text,
-    Torch,
     TrainSpec,
 )
 
@@ -82,50 +77,11 @@ class Paths:
 
     def map_train(self, spec: TrainSpec) -> TrainSpec:
         """Return the train block with paths of this machine. Omitted paths stay omitted."""
-        data = self._map_fields(spec.data, "path", "eval_path", "data_dir")
-        if isinstance(spec.data, Text | Mixture) and spec.data.tokenizer != "bytes":
-            data |= self._map_fields(spec.data, "tokenizer")
-        if isinstance(spec.data, Mixture):
-            data["parts"] = {
-                name: part.model_copy(
-                    update=self._map_fields(part, "path", "eval_path", "data_dir")
-                )
-                for name, part in spec.data.parts.items()
-            }
-        if isinstance(spec.data, Torch):
-            data |= {
-                key: self.map_value(value)
-                for key in ("args", "eval_args")
-                if (value := getattr(spec.data, key))
-            }
-        checkpoint = self._map_fields(spec.checkpoint, "path")
-        changes: dict[str, Any] = {"data": data, "checkpoint": checkpoint}
-        if isinstance(spec.model, PublishedModel):
-            changes["model"] = self._map_fields(spec.model, "init_from")
-        if spec.lora is not None:
-            changes["lora"] = self._map_fields(spec.lora, "init_from")
-        changes = {
-            key: getattr(spec, key).model_copy(update=update)
-            for key, update in changes.items()
-            if update
-        }
-        if isinstance(spec.model, CustomModel):
-            model = self.map_value(spec.model.model_dump(exclude_unset=True))
-            changes["model"] = CustomModel.model_validate(model)
-        if spec.compile_cache not in (None, AUTO):
-            changes["compile_cache"] = self.resolve_path(spec.compile_cache)
-        return spec.model_copy(update=changes)
-
-    def _map_fields(self, block: object, *keys: str) -> dict[str, object]:
-        """Return those of these fields that are set: paths, or lists of them, of this machine."""
-        values = {key: getattr(block, key, None) for key in keys}
-        return {
-            key: [*map(self.resolve_path, value)]
-            if isinstance(value, list)
-            else self.resolve_path(value)
-            for key, value in values.items()
-            if value is not None
-        }
+        spec = spec.map_paths(self.resolve_path, self.map_value)
+        if not isinstance(spec.model, CustomModel):
+            return spec
+        model = self.map_value(spec.model.model_dump(exclude_unset=True))
+        return spec.model_copy(update={"model": CustomModel.model_validate(model)})
 
     def map_job(self, job: JobSpec) -> JobSpec:
         """Return the job with absolute paths of this machine: what the run folder keeps."""

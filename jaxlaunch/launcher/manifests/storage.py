@@ -15,7 +15,7 @@ from jaxlaunch.launcher.kubernetes.labels import MAIN_CONTAINER
 from jaxlaunch.launcher.kubernetes.resources import parse_quantity
 from jaxlaunch.launcher.platforms.runtime import SHM_PLATFORMS
 from jaxlaunch.launcher.platforms.table import PlatformName
-from jaxlaunch.trainer.spec import AUTO, Mixture, Text, TrainSpec
+from jaxlaunch.trainer.spec import AUTO, TrainSpec
 
 SCRATCH = "/tmp"
 SHM = "/dev/shm"
@@ -146,26 +146,10 @@ def _find_holder(storage: JobStorage, folder: str) -> Any:
 
 
 def _relative_path_faults(train: TrainSpec) -> Iterator[Fault]:
-    data = train.data
-    values_of_path: dict[KeyPath, Any] = {
-        ("train", "data", key): getattr(data, key, None)
-        for key in ("path", "eval_path", "data_dir")
-    }
-    if isinstance(data, Mixture):
-        for name, part in data.parts.items():
-            for key in ("path", "eval_path"):
-                values_of_path["train", "data", "parts", name, key] = getattr(part, key)
-    if isinstance(data, Text | Mixture) and data.tokenizer != "bytes":
-        values_of_path["train", "data", "tokenizer"] = data.tokenizer
-    values_of_path[CHECKPOINT_KEY] = train.checkpoint.path
-    if train.compile_cache != AUTO:
-        values_of_path[_COMPILE_CACHE_KEY] = train.compile_cache
-    for block in ("model", "lora"):
-        value = getattr(getattr(train, block), "init_from", None)
-        values_of_path["train", block, "init_from"] = value
-    for path, value in values_of_path.items():
+    for keys, value in train.locations().items():
+        path = ("train", *keys)
         for item in value if isinstance(value, list) else [value]:
-            if item is not None and "://" not in item and not item.startswith("/"):
+            if "://" not in item and not item.startswith("/"):
                 setting = f"{'.'.join(map(str, path))} = {item}"
                 message = f"{setting} is relative to the job file, which a pod does not have."
                 hint = "write the path in the pod, below a volume or in the image."

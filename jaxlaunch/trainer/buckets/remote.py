@@ -16,11 +16,14 @@ import fsspec
 
 from jaxlaunch import installation
 from jaxlaunch.trainer.buckets import faults
+from jaxlaunch.trainer.counts import Counter
 from jaxlaunch.trainer.errors import DataError, SpecError, StorageError, TrainerError, first_line
 from jaxlaunch.trainer.spec import block
 
 # scheme -> (fsspec's name, package). The extra of jaxlaunch has fsspec's name.
 SCHEMES = {"gs": ("gcs", "gcsfs"), "s3": ("s3", "s3fs")}
+
+READ_BYTES = Counter("jaxlaunch_bucket_read_bytes_total")
 
 for _protocol, _ in SCHEMES.values():
     fsspec.config.conf.setdefault(_protocol, {})["use_listings_cache"] = False
@@ -52,6 +55,13 @@ def check_url(key: str, url: str) -> None:
 def open_filesystem(url: str) -> Any:
     """Return fsspec's file system for `url`. Raises ImportError if its package is not installed."""
     return fsspec.filesystem(SCHEMES[url.partition("://")[0]][0])
+
+
+def read_range(url: str, start: int, end: int) -> bytes:
+    """Read the bytes of an object from `start` to `end`. Raises the errors of the store."""
+    data: bytes = open_filesystem(url).cat_file(url, start=start, end=end)
+    READ_BYTES.add(len(data))
+    return data
 
 
 def list_names(url: str) -> list[str]:

@@ -11,14 +11,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 from PIL import Image, ImageEnhance, ImageOps
 
 from jaxlaunch.trainer.data.examples import UnusableExampleError
-from jaxlaunch.trainer.data.source import DerivedSource, Source
+from jaxlaunch.trainer.data.source import DataSource, DerivedSource, Source, Split
+from jaxlaunch.trainer.spec import ImageData
 from jaxlaunch.trainer.spec.augment import Augment, AugMix, Jitter, RandAugment
 
 Pixels = npt.NDArray[np.uint8]
@@ -52,9 +53,7 @@ class Transform:
     If `needs_rng` is true, every call needs a generator.
     """
 
-    def __init__(
-        self, augment: Augment | None, size: Size | None, split: Literal["train", "eval"]
-    ) -> None:
+    def __init__(self, augment: Augment | None, size: Size | None, split: Split) -> None:
         self._augment, self._size = augment or NO_AUGMENT, size
         recipe = self._augment.model_copy(
             update={"eval_crop": 1.0, "preset": None, "ratio": NO_AUGMENT.ratio}
@@ -157,6 +156,13 @@ class AugmentedSource(DerivedSource):
             )
         image = self._transform(ArrayImage(raw["image"]), rng)
         return {**raw, "image": image if np.ndim(raw["image"]) == 3 else image[..., 0]}
+
+
+def transform_images(source: DataSource, data: ImageData, split: Split) -> DataSource:
+    """Return the source with the size and the augmentation of its block, if it has them."""
+    if not data.changes_images:
+        return source
+    return AugmentedSource(source, Transform(data.augment, data.shape, split))
 
 
 # --- boxes and positions --------------------------------------------------------------------------

@@ -299,7 +299,7 @@ def copy_object(url: str) -> str:
 def _fetch_range(url: str, start: int, end: int) -> bytes:
     try:
         with remote.convert_errors(f"reading {url}"):
-            data: bytes = remote.open_filesystem(url).cat_file(url, start=start, end=end)
+            data = remote.read_range(url, start, end)
     except FileNotFoundError:
         raise DataError(f"{url} existed when the run began, and no longer exists") from None
     if len(data) != end - start:

@@ -11,7 +11,7 @@ import hashlib
 import json
 import re
 from collections.abc import Iterator, Mapping
-from typing import Any, Protocol, TypeGuard, runtime_checkable
+from typing import Any, Literal, Protocol, TypeGuard, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +22,9 @@ from jaxlaunch.trainer.data import order
 from jaxlaunch.trainer.data.order import Indices, example_indices
 from jaxlaunch.trainer.errors import DataError, StorageError
 
+Split = Literal["train", "eval"]
+"""Which examples are meant: those of the training, or those held out for evaluation."""
+SPLITS: tuple[Split, Split] = ("train", "eval")
 # Number of hexadecimal digits of the digest of an argument.
 DIGEST_DIGITS = 12
 _ARGUMENTS_MARK = "args sha256 "
@@ -138,6 +141,10 @@ class DataSource(Source):
     def locate_example(self, index: int) -> str | None:
         """Return the file of an example and the place in it, or None if it is unknown."""
         return None
+
+    def baseline_metrics(self, held_out: DataSource | None) -> Mapping[str, float]:
+        """Return metrics of baseline models on `held_out`, which evaluations also report."""
+        return {}
 
 
 class DerivedSource(DataSource):

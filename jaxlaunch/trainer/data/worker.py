@@ -19,6 +19,7 @@ from typing import NoReturn
 
 import numpy as np
 
+from jaxlaunch.trainer import counts
 from jaxlaunch.trainer.data import order, workers
 from jaxlaunch.trainer.data.source import DataSource, unreadable_example_error
 from jaxlaunch.trainer.data.workers import Item, RandomPolicy, Request
@@ -43,7 +44,7 @@ def main() -> NoReturn:
             request: Request = workers.receive_message(channel)
             answer = read_items(request, sources)
             try:
-                workers.send_message(channel, answer)
+                workers.send_message(channel, (answer, counts.take_totals()))
             except PICKLE_ERRORS as error:
                 items = [] if isinstance(answer, TrainerError) else answer
                 indexed_items = zip(request.index_B, items, strict=False)
@@ -51,7 +52,7 @@ def main() -> NoReturn:
                 description = f"example {indexes[0]}" if indexes else "the error of reading"
                 problem = f"{description} cannot be sent to the trainer: {error}"
                 message = f"train.data.workers: {problem}; return arrays and numbers"
-                workers.send_message(channel, DataError(message))
+                workers.send_message(channel, (DataError(message), {}))
     except (EOFError, ConnectionError):
         os._exit(0)
 

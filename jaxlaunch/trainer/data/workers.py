@@ -27,6 +27,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxlaunch import isolated
+from jaxlaunch.trainer import counts
 from jaxlaunch.trainer.errors import DataError, TrainerError
 
 # Number of processes that may be killed while they read one example before the run ends.
@@ -165,9 +166,11 @@ class _Worker:
             if self._channel is None:
                 self._channel = self._start_process()
             send_message(self._channel, request)
-            answer: list[Item] | TrainerError = receive_message(self._channel)
+            answer: list[Item] | TrainerError
+            answer, totals = receive_message(self._channel)
         except (EOFError, ConnectionError):
             raise WorkerDiedError(self.stop()) from None
+        counts.add_totals(totals)
         if isinstance(answer, TrainerError):
             raise answer
         return answer

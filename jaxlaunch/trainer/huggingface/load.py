@@ -339,9 +339,7 @@ class RemoteFile:
     def read_range(self, start: int, end: int) -> bytes:
         """Read the bytes from `start` to `end`. Raises SpecError, StorageError."""
         with remote.convert_errors(f"reading {self._url}", SpecError):
-            files = remote.open_filesystem(self._url)
-            data: bytes = files.cat_file(self._url, start=start, end=end)
-        return data
+            return remote.read_range(self._url, start, end)
 
 
 @dataclasses.dataclass(frozen=True)

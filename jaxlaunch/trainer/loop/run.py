@@ -41,9 +41,7 @@ from jaxlaunch.trainer.loop.user_program import (
     Tree,
     check_metrics,
 )
-from jaxlaunch.trainer.metrics.counters import Workload
 from jaxlaunch.trainer.metrics.progress import Progress
-from jaxlaunch.trainer.metrics.recorder import Metrics
 from jaxlaunch.trainer.parallel import mesh as meshes
 from jaxlaunch.trainer.start import distributed, preflight
 from jaxlaunch.trainer.start.distributed import Stop
@@ -226,13 +224,7 @@ class UserTraining(Training[NamedArrays]):
             save_every=options.every,
             keep=options.keep,
         )
-        self.metrics = Metrics(
-            Workload(options.steps, 0 if self.batches is None else self.batches.size),
-            rank=jax.process_index(),
-            run_dir=context.run_dir,
-            socket=context.socket,
-            report=report,
-        )
+        self.metrics = self.open_metrics(context, 0 if self.batches is None else self.batches.size)
 
     @property
     def abstract_state(self) -> NamedArrays:

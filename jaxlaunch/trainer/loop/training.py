@@ -19,6 +19,7 @@ from jaxlaunch import contract
 from jaxlaunch.runs import layout
 from jaxlaunch.trainer.data.pipeline import Prefetcher
 from jaxlaunch.trainer.errors import NotFiniteError, SpecError
+from jaxlaunch.trainer.metrics.counters import Workload
 from jaxlaunch.trainer.metrics.progress import Progress
 from jaxlaunch.trainer.metrics.recorder import Metrics
 from jaxlaunch.trainer.spec import Best, Profile, StopEarly, TrainSpec
@@ -138,6 +139,12 @@ class Training(abc.ABC, Generic[S]):
         if jax.process_index() == 0:
             print(text, flush=True)
             self.report.report_note(text)
+
+    def open_metrics(self, place: RunContext, examples_per_step: int, **reading: Any) -> Metrics:
+        """Return the metrics of the steps of `settings`; `reading` are other fields of Workload."""
+        workload = Workload(self.settings.steps, examples_per_step, **reading)
+        run_dir, socket, rank = place.run_dir, place.socket, jax.process_index()
+        return Metrics(workload, rank=rank, run_dir=run_dir, socket=socket, report=self.report)
 
     # --- the state --------------------------------------------------------------------------------
 

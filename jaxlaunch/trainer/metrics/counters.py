@@ -31,9 +31,8 @@ from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.registry import Collector
 
 from jaxlaunch.contract import PROMETHEUS, Key, Metric
+from jaxlaunch.trainer.counts import Labels, read_totals
 
-# Prefix of JAX's event names; "hits" or "misses" follows.
-CACHE_EVENTS = "/jax/compilation_cache/cache_"
 SPEEDS = (Key.EXAMPLES_PER_S, Key.TOKENS_PER_S, Key.TARGETS_PER_S, Key.MFU)
 # Means of a step that are not the task's.
 STEP_KEYS = (Key.GRAD_NORM, Key.LEARNING_RATE, Key.LOSS_SCALE)
@@ -249,18 +248,7 @@ class Histogram(NamedTuple):
     sum: float
 
 
-Labels = tuple[str, ...]  # values of a metric's labels after `rank`, in its order
 Value = float | None | Mapping[Labels, float | None] | Histogram
-
-
-@dataclasses.dataclass
-class CheckpointCounts:
-    """Saves of this process, and the newest complete step on storage."""
-
-    saves: int = 0
-    blocked_s: float = 0.0
-    step: int | None = None
-    committed_at: float = dataclasses.field(default_factory=time.monotonic)
 
 
 class Counters:
@@ -268,32 +256,27 @@ class Counters:
 
     def __init__(self, workload: Workload) -> None:
         self.workload, self.timer = workload, StepTimer()
-        self.throughput, self.checkpoints = Throughput(workload), CheckpointCounts()
+        self.throughput = Throughput(workload)
+        # The newest complete step on storage, and when it was complete.
+        self.checkpoint_step: int | None = None
+        self.committed_at = time.monotonic()
         # Number of steps that were complete when the loop began.
         self.first_step = 0
         self.train_means: dict[str, float] = {}
         self.eval_means: dict[str, float] = {}
-        self.skipped_steps = self.empty_steps = 0
         self.device_bytes = read_device_bytes()
-        self._cache = {"hits": 0, "misses": 0}
-
-    def count_cache_event(self, event: str, **_: object) -> None:
-        """Count a hit or miss of JAX's compilation cache; a listener of JAX's events."""
-        kind = event.removeprefix(CACHE_EVENTS)
-        if kind in self._cache:
-            self._cache[kind] += 1
 
     def prometheus_values(self) -> dict[str, Value]:
         """Return the values of the trainer's rows in contract.PROMETHEUS, for a scrape."""
-        timer, work = self.timer, self.workload
-        speed, checkpoints = self.throughput, self.checkpoints
+        timer, work, speed = self.timer, self.workload, self.throughput
         step, steps = self.first_step + timer.steps, timer.steps
         task: dict[Labels, float | None] = {(split, Key.LOSS): None for split in ("train", "eval")}
         trained = {name: mean for name, mean in self.train_means.items() if name not in STEP_KEYS}
         for split, means in (("train", trained), ("eval", self.eval_means)):
             task |= {(split, name): value for name, value in means.items()}
         numbers = self.train_means | speed.speeds | {Key.STEP: step, Key.EPOCH: work.epoch_at(step)}
-        values: dict[str, Value] = {name: numbers.get(key) for key, name in GAUGES.items()}
+        values: dict[str, Value] = {**read_totals()}
+        values |= {name: numbers.get(key) for key, name in GAUGES.items()}
         part_seconds = timer.part_seconds().items()
         return values | {
             "jaxlaunch_target_step": work.total_steps,
@@ -304,17 +287,11 @@ class Counters:
             "jaxlaunch_tokens_total": speed.tokens if work.has_tokens else 0,
             "jaxlaunch_targets_total": speed.targets if work.has_tokens and work.has_targets else 0,
             "jaxlaunch_model_flops_per_step": speed.flops_per_step,
-            "jaxlaunch_skipped_steps_total": self.skipped_steps,
-            "jaxlaunch_empty_steps_total": self.empty_steps,
             "jaxlaunch_task_metric": task,
             "jaxlaunch_resident_memory_bytes": _resident_bytes(),
             "jaxlaunch_device_memory_bytes": self.device_bytes,
-            "jaxlaunch_checkpoint_step": checkpoints.step,
-            "jaxlaunch_checkpoint_age_seconds": time.monotonic() - checkpoints.committed_at,
-            "jaxlaunch_checkpoint_saves_total": checkpoints.saves,
-            "jaxlaunch_checkpoint_blocking_seconds_total": checkpoints.blocked_s,
-            "jaxlaunch_compile_cache_hits_total": self._cache["hits"],
-            "jaxlaunch_compile_cache_misses_total": self._cache["misses"],
+            "jaxlaunch_checkpoint_step": self.checkpoint_step,
+            "jaxlaunch_checkpoint_age_seconds": time.monotonic() - self.committed_at,
         }
 
 

@@ -22,12 +22,28 @@ import jax.monitoring
 from jaxlaunch.contract import Key
 from jaxlaunch.runs import layout
 from jaxlaunch.runs.journal import Journal, TensorBoard
+from jaxlaunch.trainer.counts import Counter, keyed_totals
 from jaxlaunch.trainer.metrics.counters import Counters, Exporter, Workload, read_device_bytes
 from jaxlaunch.trainer.metrics.progress import Progress
 from jaxlaunch.trainer.tracking import tracker_feed
 
 # Values of a step that the loop alone reads.
 LOOP_KEYS = (Key.FINITE, Key.SKIPPED, Key.WEIGHT, Key.TOKENS)
+SKIPPED_STEPS = Counter("jaxlaunch_skipped_steps_total")
+EMPTY_STEPS = Counter("jaxlaunch_empty_steps_total")
+SAVES = Counter("jaxlaunch_checkpoint_saves_total")
+BLOCKING_SECONDS = Counter("jaxlaunch_checkpoint_blocking_seconds_total")
+# The counters of JAX's events.
+CACHE_EVENTS = {
+    f"/jax/compilation_cache/cache_{kind}": Counter(f"jaxlaunch_compile_cache_{kind}_total")
+    for kind in ("hits", "misses")
+}
+
+
+def count_cache_event(event: str, **_: object) -> None:
+    """Count a hit or miss of JAX's compilation cache; a listener of JAX's events."""
+    if (counter := CACHE_EVENTS.get(event)) is not None:
+        counter.add()
 
 
 class Metrics:
@@ -55,7 +71,9 @@ class Metrics:
         # Numbers of the last interval, as written and reported.
         self._numbers: dict[str, float | None] = {}
         self._best_step: dict[str, float] = {}
-        jax.monitoring.register_event_listener(self._counters.count_cache_event)
+        # Totals at the last interval of the counters that are written.
+        self._totals: dict[str, float] = {}
+        jax.monitoring.register_event_listener(count_cache_event)
         self._exporter: Exporter | None = None
         if socket is not None:
             with _note_failure(report, "no metrics for Prometheus"):
@@ -73,7 +91,8 @@ class Metrics:
         counters.throughput.flops_per_step = flops_per_step
         counters.throughput.peak_flops = peak_flops
         # A step that was restored is on storage.
-        counters.checkpoints.step = step or None
+        counters.checkpoint_step = step or None
+        self._totals = keyed_totals()
         if self._files is not None:
             self._files.open_journals(step)
             with _note_failure(self._report, "no tracker"):
@@ -100,10 +119,11 @@ class Metrics:
         parts = {} if workload.epochs is None else workload.epochs(examples)
         self._numbers = {**means, **speeds, **overall}
         self._numbers |= {f"{Key.EPOCH}/{name}": passes for name, passes in parts.items()}
-        part_seconds = {
-            Key.PART_S.format(part=part): seconds for part, seconds in interval.parts.items()
-        }
-        row = {**self._numbers, **part_seconds, "wall_s": interval.seconds, "time": time.time()}
+        previous, self._totals = self._totals, keyed_totals()
+        counted = {key: total - previous.get(key, 0.0) for key, total in self._totals.items()}
+        for part, seconds in interval.parts.items():
+            counted[Key.PART_S.format(part=part)] = seconds
+        row = {**self._numbers, **counted, "wall_s": interval.seconds, "time": time.time()}
         self._write_row("metrics", step, row)
         shares = {}
         if interval.seconds:
@@ -114,7 +134,7 @@ class Metrics:
         """Count the tokens and targets of `step`, and print a line if it has no target."""
         self._counters.throughput.count_step(tokens, weight)
         if weight == 0:
-            self._counters.empty_steps += 1
+            EMPTY_STEPS.add()
             self._print_line(step, "empty: its batch has no target, nothing is changed")
 
     def record_skipped(self, step: int, scale: float, wrong: str | None = None) -> None:
@@ -122,7 +142,7 @@ class Metrics:
 
         `wrong` names the part of its batch that was not finite, if any.
         """
-        self._counters.skipped_steps += 1
+        SKIPPED_STEPS.add()
         reason = "float16 overflowed" if wrong is None else f"its batch is not finite: {wrong}"
         self._print_line(step, f"skipped: {reason}; loss scale {scale:g} is halved")
 
@@ -149,19 +169,18 @@ class Metrics:
 
     def record_saved(self, step: int, blocking_s: float) -> None:
         """Count a save of `step` that blocked the loop for `blocking_s` seconds."""
-        self._counters.checkpoints.saves += 1
-        self._counters.checkpoints.blocked_s += blocking_s
+        SAVES.add()
+        BLOCKING_SECONDS.add(blocking_s)
 
     def record_committed(self, step: int) -> None:
         """Record that the checkpoint of `step` is complete on storage."""
-        checkpoints = self._counters.checkpoints
-        checkpoints.step, checkpoints.committed_at = step, time.monotonic()
+        self._counters.checkpoint_step, self._counters.committed_at = step, time.monotonic()
 
     def close(self) -> None:
         """End the export and close the files. Never raises: the run is complete and saved."""
         with _note_failure(self._report, "the metrics could not be closed", Exception):
             # JAX raises if the user's program has cleared all listeners.
-            jax.monitoring.unregister_event_listener(self._counters.count_cache_event)
+            jax.monitoring.unregister_event_listener(count_cache_event)
         if self._exporter is not None:
             with _note_failure(self._report, "the metrics could not be closed", Exception):
                 self._exporter.close()

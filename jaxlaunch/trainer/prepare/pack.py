@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
@@ -28,13 +28,13 @@ from jaxlaunch import atomic_file
 from jaxlaunch.trainer.buckets import faults
 from jaxlaunch.trainer.data import records
 from jaxlaunch.trainer.data.augment import ArrayImage
-from jaxlaunch.trainer.data.source import DataSource, DerivedSource, source_name
+from jaxlaunch.trainer.data.source import SPLITS, DataSource, DerivedSource, Split, source_name
 from jaxlaunch.trainer.errors import DataError, SpecError, Stopped, StorageError
 from jaxlaunch.trainer.sources.array_record import NOTES_FILE
 from jaxlaunch.trainer.sources.images.source import ImageSource
 from jaxlaunch.trainer.sources.open import open_source
 from jaxlaunch.trainer.sources.tables.source import Rows
-from jaxlaunch.trainer.spec import Images, Table, TrainSpec
+from jaxlaunch.trainer.spec import ImageData, TrainSpec
 from jaxlaunch.trainer.start.process import print_result, read_spec
 from jaxlaunch.trainer.text import build, shards
 
@@ -45,7 +45,6 @@ MIN_SHARD_BYTES = 16 << 20
 # Files of a split, at most, because a reader keeps all of them open.
 MAX_SHARDS = 256
 PROGRESS_INTERVAL_S = 2.0  # seconds between two lines of progress
-SPLITS: tuple[Literal["train"], Literal["eval"]] = ("train", "eval")
 StopCheck = Callable[[], bool]
 
 
@@ -85,19 +84,17 @@ def pack_data(
         ) from error
 
 
-def _open_sources(
-    spec: TrainSpec, resize: int | None
-) -> dict[Literal["train", "eval"], DataSource]:
+def _open_sources(spec: TrainSpec, resize: int | None) -> dict[Split, DataSource]:
     """Open the sources by split, with images in their own sizes and without augmentation."""
-    if not isinstance(spec.data, Images | Table):
-        kinds = "images and table are"
-        raise SpecError(f"train.data.source = {spec.data.source} is not packed; {kinds}")
-    if isinstance(spec.data, Table) and resize is not None:
-        problem = "--resize applies to images, and train.data.source = table has none"
+    is_images, setting = isinstance(spec.data, ImageData), f"train.data.source = {spec.data.source}"
+    if not spec.data.is_packable:
+        raise SpecError(f"{setting} is not packed; images and table are")
+    if not is_images and resize is not None:
+        problem = f"--resize applies to images, and {setting} has none"
         raise SpecError(f"{problem}; leave it out")
-    original_size = {"size": None, "augment": None} if isinstance(spec.data, Images) else {}
+    original_size = {"size": None, "augment": None} if is_images else {}
     unchanged = spec.model_copy(update={"data": spec.data.model_copy(update=original_size)})
-    sources: dict[Literal["train", "eval"], DataSource] = {}
+    sources: dict[Split, DataSource] = {}
     for split in SPLITS:
         if (source := open_source(unchanged, split)) is not None:
             sources[split] = source if resize is None else _ReducedImages(source, resize)

@@ -16,7 +16,8 @@ from typing import Any
 from jaxlaunch import contract
 from jaxlaunch.trainer.errors import SpecError
 from jaxlaunch.trainer.huggingface import folder
-from jaxlaunch.trainer.spec import TASKS, Mixture, Text, TrainSpec, model_sizes
+from jaxlaunch.trainer.sources.open import token_sizes
+from jaxlaunch.trainer.spec import TASKS, Text, TrainSpec
 from jaxlaunch.trainer.start.process import print_result, read_spec
 from jaxlaunch.trainer.text import build, recipe, tokenizer
 
@@ -72,8 +73,7 @@ def prepare_text(
 
 def texts_to_prepare(spec: TrainSpec) -> list[Text]:
     """Return the blocks of text that need preparation."""
-    blocks = spec.data.text_parts().values() if isinstance(spec.data, Mixture) else [spec.data]
-    return [block for block in blocks if isinstance(block, Text) and block.is_prepared]
+    return [text for text in spec.data.texts().values() if text.is_prepared]
 
 
 def _prepare_each(
@@ -90,12 +90,9 @@ def _prepare_corpus(
     # Reads files of array_record, which most runs need not import.
     from jaxlaunch.trainer.sources import text as sources
 
-    sizes = model_sizes(spec.model)
-    if sizes.length is None:
-        raise SpecError("data.source = text needs train.model.length, the tokens of an example")
-    if sizes.vocab is not None:
-        tokenizer.check_vocab(tokenizer.load_tokenizer(data.tokenizer), sizes.vocab)
-    corpus_recipe = recipe.make_recipe(data, sizes.length, held_out=held_out, is_stopped=is_stopped)
+    length, vocab = token_sizes(spec)
+    tokenizer.check_vocab(tokenizer.load_tokenizer(data.tokenizer), vocab)
+    corpus_recipe = recipe.make_recipe(data, length, held_out=held_out, is_stopped=is_stopped)
     folder_path = sources.prepare_rows(data, corpus_recipe, verify=verify, is_stopped=is_stopped)
     index = build.read_index(folder_path)
     del index["files"]

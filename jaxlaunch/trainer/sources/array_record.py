@@ -8,7 +8,7 @@ import itertools
 import json
 import os
 from collections import deque
-from typing import Any, Literal
+from typing import Any
 
 from array_record.python import array_record_module
 from array_record.python.array_record_data_source import ArrayRecordDataSource
@@ -16,9 +16,9 @@ from array_record.python.array_record_data_source import ArrayRecordDataSource
 from jaxlaunch.trainer.buckets import faults, remote
 from jaxlaunch.trainer.data import files, records
 from jaxlaunch.trainer.data.order import HeldOutShare, SplitPart
-from jaxlaunch.trainer.data.source import DataSource, DerivedSource
+from jaxlaunch.trainer.data.source import DataSource, DerivedSource, Split
 from jaxlaunch.trainer.errors import DataError
-from jaxlaunch.trainer.spec import ArrayRecord
+from jaxlaunch.trainer.spec import ArrayRecord, TrainSpec
 
 # Read one record in the calling thread: handing it to array_record's own threads takes longer than
 # reading it.
@@ -31,8 +31,20 @@ NOTES_FILE = "jaxlaunch.json"
 MAX_OPEN_FILES = 256
 
 
-def open_source(data: ArrayRecord, split: Literal["train", "eval"]) -> DataSource | None:
+def open_source(
+    data: ArrayRecord, split: Split, spec: TrainSpec | None = None
+) -> DataSource | None:
     """Open the files of `split`, or its share of the records of files with both splits."""
+    source = _open_records(data, split)
+    if source is None or not data.changes_images:
+        return source
+    # Imports Pillow, which text does not need.
+    from jaxlaunch.trainer.data.augment import transform_images
+
+    return transform_images(source, data, split)
+
+
+def _open_records(data: ArrayRecord, split: Split) -> DataSource | None:
     if split == "eval" and data.eval_path is not None:
         return Records(files.match_files(data.eval_path, "eval_path"))
     if data.eval_path is not None or not data.eval_split:

@@ -3,38 +3,16 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping
+import json
+from collections.abc import Callable, Mapping
 from typing import Literal
 
 from jaxlaunch.trainer.buckets import faults
-from jaxlaunch.trainer.data.source import DataSource
+from jaxlaunch.trainer.data.source import DataSource, Split
 from jaxlaunch.trainer.errors import DataError, SpecError
-from jaxlaunch.trainer.spec import (
-    ArrayRecord,
-    Data,
-    Images,
-    Mixture,
-    Synthetic,
-    Table,
-    Text,
-    Tfds,
-    Torch,
-    TrainSpec,
-    model_sizes,
-)
+from jaxlaunch.trainer.spec import SOURCES, Source, TrainSpec, model_sizes
 
 BYTE_VOCAB = 256
-Split = Literal["train", "eval"]
-# Modules by the kind of data, imported late: tensorflow-datasets takes a quarter of a second.
-MODULES = {
-    "tfds": ("sources.tfds",),
-    "array_record": ("sources.array_record",),
-    "images": ("sources.images.source",),
-    "table": ("sources.tables.source",),
-    "text": ("sources.text", "sources.mixture", "text.preferences"),
-    "torch": ("sources.torch",),
-    "synthetic": ("sources.synthetic",),
-}
 
 
 def open_source(spec: TrainSpec, split: Literal["train", "eval"]) -> DataSource | None:
@@ -68,7 +46,7 @@ def open_source(spec: TrainSpec, split: Literal["train", "eval"]) -> DataSource 
     """
     subject = f"train.data: the {split} split of {spec.data.source}"
     try:
-        source = _open_split(spec, spec.data, split)
+        source = open_block(spec.data, split, spec)
     except OSError as error:
         raise faults.read_error(f"{subject} cannot be opened", error) from error
     if source is not None and not len(source):
@@ -76,140 +54,48 @@ def open_source(spec: TrainSpec, split: Literal["train", "eval"]) -> DataSource 
     return source
 
 
-def import_modules(data: Data) -> None:
-    """Import the modules that opening `data` needs, without those of the user."""
-    for module in MODULES[data.part_kind if isinstance(data, Mixture) else data.source]:
-        importlib.import_module(f"jaxlaunch.trainer.{module}")
+def open_block(data: Source, split: Split, spec: TrainSpec | None = None) -> DataSource | None:
+    """Open a split of a block of data; sources of images need no `spec`."""
+    opened: DataSource | None = _load_opener(data)(data, split, spec)
+    return opened
 
 
-def baseline_metrics(
-    spec: TrainSpec, train: DataSource, held_out: DataSource | None
-) -> dict[str, float]:
-    """Return the metrics of baseline models on the held-out data, reported with the evaluation."""
-    if isinstance(spec.data, Text) and spec.data.bigram:
-        from jaxlaunch.trainer.sources import text
-
-        if isinstance(train, text.TextStream) and isinstance(held_out, text.TextStream):
-            return {"bigram_bits_per_byte": text.bigram_bits_per_byte(train, held_out)}
-    return {}
-
-
-def tokenizer_files(data: Data) -> Mapping[str, bytes]:
-    """Return the tokenizer files of checkpoints by name, none for bytes and for other data."""
-    from jaxlaunch.trainer.text import tokenizer
-
-    if isinstance(data, Text | Mixture):
-        return tokenizer.load_tokenizer(data.tokenizer).files
-    return {}
-
-
-def open_mixture(block: str, split: Split) -> DataSource:
-    """Open a mixture of images from its JSON block in a worker process."""
-    from jaxlaunch.trainer.sources.images import source as images
-
-    source = images.open_mixture(Mixture.model_validate_json(block), split, _open_examples)
+def open_for_worker(block: str, split: Split) -> DataSource:
+    """Open a split of a JSON block of data in a worker process."""
+    source = open_block(SOURCES[json.loads(block)["source"]].model_validate_json(block), split)
     assert source is not None, "the process that asks has it open"
     return source
 
 
-def _open_split(spec: TrainSpec, data: Data, split: Split) -> DataSource | None:
-    match data:
-        case Tfds() | ArrayRecord() | Images():
-            return _open_examples(data, split)
-        case Table():
-            from jaxlaunch.trainer.sources.tables import source as tables
-
-            return tables.open_source(data, split, spec.loss.target)
-        case Text():
-            return _open_text(spec, data, split)
-        case Mixture():
-            return _open_mixture(spec, data, split)
-        case Torch():
-            return _open_torch(data, split)
-        case Synthetic():
-            return _open_synthetic(spec, data, split)
+def worker_opener(data: Source, split: Split) -> tuple[str, tuple[str, Split]]:
+    """Return the `opener` of a source that needs only its block."""
+    return f"{__name__}:{open_for_worker.__name__}", (data.model_dump_json(), split)
 
 
-def _open_examples(data: Images | ArrayRecord | Tfds, split: Split) -> DataSource | None:
-    if isinstance(data, Images):
-        from jaxlaunch.trainer.sources.images import source as images
-
-        return images.open_source(data, split)
-    if isinstance(data, Tfds):
-        from jaxlaunch.trainer.sources import tfds
-
-        source: DataSource | None = tfds.open_source(data, split)
-    else:
-        from jaxlaunch.trainer.sources import array_record
-
-        source = array_record.open_source(data, split)
-    if source is None or (data.augment is None and data.size is None):
-        return source
-    from jaxlaunch.trainer.data.augment import AugmentedSource, Transform
-
-    return AugmentedSource(source, Transform(data.augment, data.shape, split))
+def import_modules(data: Source) -> None:
+    """Import the modules that opening `data` needs, without those of the user."""
+    _load_opener(data)
 
 
-def _open_text(spec: TrainSpec, data: Text, split: Split) -> DataSource | None:
-    from jaxlaunch.trainer.sources import text
-    from jaxlaunch.trainer.text import preferences, tokenizer
-
-    length, vocab = _text_sizes(spec)
-    tokenizer.check_vocab(tokenizer.load_tokenizer(data.tokenizer), vocab)
-    if data.format == "preference":
-        return preferences.open_source(data, length, split)
-    return (text.open_rows if data.is_prepared else text.open_stream)(data, length, split)
+def _load_opener(data: Source) -> Callable[..., DataSource | None]:
+    # Imported late: tensorflow-datasets takes a quarter of a second.
+    module, _, function = data.opener.partition(":")
+    opener: Callable[..., DataSource | None] = getattr(
+        importlib.import_module(f"jaxlaunch.trainer.{module}"), function
+    )
+    return opener
 
 
-def _open_mixture(spec: TrainSpec, data: Mixture, split: Split) -> DataSource | None:
-    """Open the parts of a split; an evaluation uses every example of all parts once."""
-    if data.part_kind == "images":
-        from jaxlaunch.trainer.sources.images import source as images
+def tokenizer_files(data: Source) -> Mapping[str, bytes]:
+    """Return the tokenizer files of checkpoints by name, none for bytes and for other data."""
+    from jaxlaunch.trainer.text import tokenizer
 
-        return images.open_mixture(data, split, _open_examples)
-    if data.part_kind == "table":
-        from jaxlaunch.trainer.sources.tables import source as tables
-
-        return tables.open_mixture(data, split, spec.loss.target)
-    from jaxlaunch.trainer.sources import mixture
-
-    weights = {name: part.weight for name, part in data.parts.items()}
-    parts: dict[str, DataSource] = {}
-    for name, part in data.text_parts().items():
-        if weights[name] or split == "eval":
-            source = _open_text(spec, part, split)
-            parts |= {} if source is None else {name: source}
-    if not parts:
-        return None
-    return mixture.Mixture(parts, weights if split == "train" else dict.fromkeys(parts, 1.0))
+    path = data.locations().get(("tokenizer",))
+    return {} if path is None else tokenizer.load_tokenizer(str(path)).files
 
 
-def _open_torch(data: Torch, split: Split) -> DataSource | None:
-    from jaxlaunch.trainer.sources import torch
-
-    workers = data.workers
-    if split == "train":
-        return torch.open_source(data.dataset, data.args, shuffle=data.shuffle, workers=workers)
-    if data.eval_dataset is None and data.eval_args is None:
-        return None
-    dataset, args = data.eval_dataset or data.dataset, data.eval_args or {}
-    return torch.open_source(dataset, args, workers=workers)
-
-
-def _open_synthetic(spec: TrainSpec, data: Synthetic, split: Split) -> DataSource | None:
-    from jaxlaunch.trainer.sources import synthetic
-
-    # Evaluation uses the examples after those of training.
-    first = 0 if split == "train" else data.examples
-    examples = data.examples if split == "train" else data.eval_examples
-    if not examples:
-        return None
-    if data.shape is None and model_sizes(spec.model).length is not None:
-        return synthetic.Tokens(examples, *_text_sizes(spec), first=first)
-    return synthetic.Images(examples, tuple(data.shape or (28, 28)), data.classes, first=first)
-
-
-def _text_sizes(spec: TrainSpec) -> tuple[int, int]:
+def token_sizes(spec: TrainSpec) -> tuple[int, int]:
+    """Return length and vocabulary of rows of tokens. Raises SpecError without a length."""
     sizes = model_sizes(spec.model)
     if sizes.length is None or sizes.length < 1:
         need = "needs train.model.length, the tokens of an example"

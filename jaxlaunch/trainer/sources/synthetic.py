@@ -9,10 +9,24 @@ from typing import Any
 
 import numpy as np
 
-from jaxlaunch.trainer.data.source import DataSource
+from jaxlaunch.trainer.data.source import DataSource, Split
+from jaxlaunch.trainer.sources.open import token_sizes
+from jaxlaunch.trainer.spec import Synthetic, TrainSpec, model_sizes
 
 # Share of the tokens that do not follow the rule.
 NOISE = 0.1
+
+
+def open_source(data: Synthetic, split: Split, spec: TrainSpec) -> DataSource | None:
+    """Return tokens for a model of tokens, and images for any other."""
+    # Evaluation uses the examples after those of training.
+    first = 0 if split == "train" else data.examples
+    examples = data.examples if split == "train" else data.eval_examples
+    if not examples:
+        return None
+    if data.shape is None and model_sizes(spec.model).length is not None:
+        return Tokens(examples, *token_sizes(spec), first=first)
+    return Images(examples, tuple(data.shape or (28, 28)), data.classes, first=first)
 
 
 class Images(DataSource):

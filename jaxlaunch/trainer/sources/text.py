@@ -16,7 +16,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -24,14 +24,16 @@ import numpy.typing as npt
 from jaxlaunch import isolated
 from jaxlaunch.trainer.data import files
 from jaxlaunch.trainer.data.order import HeldOutShare
-from jaxlaunch.trainer.data.source import DataSource
+from jaxlaunch.trainer.data.source import DataSource, Split
 from jaxlaunch.trainer.errors import DataError, Stopped, StorageError, TrainerError
 from jaxlaunch.trainer.sources.array_record import Records
-from jaxlaunch.trainer.spec import Text
-from jaxlaunch.trainer.text import build, documents, recipe, shards
+from jaxlaunch.trainer.sources.mixture import Mixture
+from jaxlaunch.trainer.sources.open import BYTE_VOCAB, token_sizes
+from jaxlaunch.trainer.spec import Mixture as MixtureBlock
+from jaxlaunch.trainer.spec import Text, TrainSpec
+from jaxlaunch.trainer.text import build, documents, preferences, recipe, shards, tokenizer
 from jaxlaunch.trainer.text.recipe import INDEX_FILE, Recipe
 
-BYTE_VOCAB = 256
 # Number of bytes that are counted at once.
 CHUNK_BYTES = 16 * 2**20
 ERRORS_BY_CODE: dict[int, type[TrainerError]] = {
@@ -39,8 +41,29 @@ ERRORS_BY_CODE: dict[int, type[TrainerError]] = {
 }
 POLL_S = 0.2
 
-Split = Literal["train", "eval"]
 Piece = tuple[str, int, int]  # path, first byte, after the last
+
+
+def open_source(data: Text, split: Split, spec: TrainSpec) -> DataSource | None:
+    """Open pairs, prepared rows or a stream of bytes. Raises SpecError, DataError."""
+    length, vocab = token_sizes(spec)
+    tokenizer.check_vocab(tokenizer.load_tokenizer(data.tokenizer), vocab)
+    if data.has_pairs:
+        return preferences.open_source(data, length, split)
+    return (open_rows if data.is_prepared else open_stream)(data, length, split)
+
+
+def open_mixture(data: MixtureBlock, split: Split, spec: TrainSpec) -> Mixture | None:
+    """Open the parts of a split; an evaluation uses every example of all parts once."""
+    weights = {name: part.weight for name, part in data.parts.items()}
+    parts: dict[str, DataSource] = {}
+    for name, part in data.texts().items():
+        if weights[name] or split == "eval":
+            source = open_source(part, split, spec)
+            parts |= {} if source is None else {name: source}
+    if not parts:
+        return None
+    return Mixture(parts, weights if split == "train" else dict.fromkeys(parts, 1.0))
 
 
 def open_stream(data: Text, length: int, split: Split) -> TextStream | None:
@@ -57,7 +80,7 @@ def open_stream(data: Text, length: int, split: Split) -> TextStream | None:
     if not pieces:
         raise DataError(f"data.path {data.path!r}: every file that matches is empty")
     if not data.eval_split:
-        return TextStream(pieces, length, "all", data.apart) if split == "train" else None
+        return TextStream(data, pieces, length, "all") if split == "train" else None
     if len(pieces) == 1:
         path, _, size = pieces[0]
         middle = size - int(size * data.eval_split)
@@ -66,7 +89,7 @@ def open_stream(data: Text, length: int, split: Split) -> TextStream | None:
         part = HeldOutShare(data.eval_split, len(pieces), "files").part(split)
         pieces = [pieces[part.pick(number)] for number in range(part.length)]
     try:
-        return TextStream(pieces, length, split, data.apart)
+        return TextStream(data, pieces, length, split)
     except DataError as error:
         hint = f"data.eval_split = {data.eval_split} says how much either split has"
         raise DataError(f"{error}; {hint}") from None
@@ -76,14 +99,14 @@ class TextStream(DataSource):
     """Windows of a stream: `tokens` int32 [L + 1]; `mask` float32 [L], 1 for a target.
 
     Only the last window may be short: it is padded with zeros, which the mask excludes. If files
-    are kept `apart`, `segments` [L + 1] is the number of each token's file from 1, and 0 for
+    are kept apart, `segments` [L + 1] is the number of each token's file from 1, and 0 for
     padding.
     """
 
-    def __init__(self, pieces: list[Piece], length: int, label: str, apart: bool = False) -> None:
+    def __init__(self, data: Text, pieces: list[Piece], length: int, label: str) -> None:
         more = f" and {len(pieces) - 1} more files" if len(pieces) > 1 else ""
         self.name = f"text {pieces[0][0]}{more}"
-        self._pieces, self._window, self._label, self._apart = pieces, length, label, apart
+        self._data, self._pieces, self._window, self._label = data, pieces, length, label
         self._ends = list(itertools.accumulate(stop - start for _, start, stop in pieces))
         # Number of bytes in the stream.
         self.bytes = self._ends[-1]
@@ -101,7 +124,7 @@ class TextStream(DataSource):
         tokens_T[: len(window)] = window
         mask_L[: len(window) - 1] = 1.0
         example = {"tokens": tokens_T, "mask": mask_L}
-        if self._apart:
+        if self._data.apart:
             place_T = np.arange(first, first + self._window + 1)
             low, high = (bisect.bisect_right(self._ends, int(place_T[at])) for at in (0, -1))
             number_T = 1 + np.searchsorted(self._ends[low:high], place_T, side="right")
@@ -129,8 +152,14 @@ class TextStream(DataSource):
         digest = files.sample_digest([path for path, _, _ in self._pieces])
         return (
             f"text {self._label}, {self.bytes} bytes of {len(self._pieces)} files in windows of "
-            f"{self._window}, {'apart, ' if self._apart else ''}sha256 {digest}"
+            f"{self._window}, {'apart, ' if self._data.apart else ''}sha256 {digest}"
         )
+
+    def baseline_metrics(self, held_out: DataSource | None) -> dict[str, float]:
+        """Return the bits per byte of a bigram model, if the job requests it."""
+        if not self._data.bigram or not isinstance(held_out, TextStream):
+            return {}
+        return {"bigram_bits_per_byte": bigram_bits_per_byte(self, held_out)}
 
 
 def bigram_bits_per_byte(train: TextStream, held_out: TextStream) -> float:

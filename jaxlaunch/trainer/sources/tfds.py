@@ -23,7 +23,7 @@ import urllib.parse
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Literal, TextIO
+from typing import Any, TextIO
 
 import numpy as np
 import tensorflow_datasets as tfds
@@ -32,10 +32,10 @@ from tensorflow_datasets.core.download import extractor
 from jaxlaunch import installation, user_cache
 from jaxlaunch.spelling import find_nearest
 from jaxlaunch.trainer.buckets import faults
-from jaxlaunch.trainer.data.augment import to_pil_image
-from jaxlaunch.trainer.data.source import DataSource
+from jaxlaunch.trainer.data.augment import to_pil_image, transform_images
+from jaxlaunch.trainer.data.source import DataSource, Split
 from jaxlaunch.trainer.errors import DataError
-from jaxlaunch.trainer.spec import Tfds
+from jaxlaunch.trainer.spec import Tfds, TrainSpec
 
 # Number of examples in the fingerprint.
 DIGEST_SAMPLES = 16
@@ -50,7 +50,7 @@ IGNORED_LOGS = re.compile(r"Variant folder .* has no dataset_info.json|OpenCV is
 logging.getLogger("absl").addFilter(lambda record: not IGNORED_LOGS.match(record.getMessage()))
 
 
-def open_source(data: Tfds, split: Literal["train", "eval"]) -> TfdsSplit | None:
+def open_source(data: Tfds, split: Split, spec: TrainSpec | None = None) -> DataSource | None:
     """Open a split, preparing the dataset if necessary; None if the job has no such split.
 
     Slices such as `train[:90%]` work. Raises DataError for an unknown split, and if the preparation
@@ -59,7 +59,8 @@ def open_source(data: Tfds, split: Literal["train", "eval"]) -> TfdsSplit | None
     name = data.split if split == "train" else data.eval_split
     if name is None:
         return None
-    return TfdsSplit(data.name, name, data.data_dir or str(user_cache.cache_folder("tfds")))
+    folder = data.data_dir or str(user_cache.cache_folder("tfds"))
+    return transform_images(TfdsSplit(data.name, name, folder), data, split)
 
 
 class TfdsSplit(DataSource):

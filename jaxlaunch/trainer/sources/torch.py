@@ -12,11 +12,27 @@ import numpy as np
 from jaxlaunch.trainer import user_code
 from jaxlaunch.trainer.buckets import faults
 from jaxlaunch.trainer.data import order
-from jaxlaunch.trainer.data.source import DataSource, describe_definition, fingerprint_arguments
+from jaxlaunch.trainer.data.source import (
+    DataSource,
+    Split,
+    describe_definition,
+    fingerprint_arguments,
+)
 from jaxlaunch.trainer.errors import DataError, SpecError
+from jaxlaunch.trainer.spec import Torch, TrainSpec
 
 
-def open_source(
+def open_source(data: Torch, split: Split, spec: TrainSpec | None = None) -> MapDataset | None:
+    """Open the dataset of a split; evaluation needs arguments or a dataset of its own."""
+    if split == "train":
+        return open_dataset(data.dataset, data.args, shuffle=data.shuffle, workers=data.workers)
+    if data.eval_dataset is None and data.eval_args is None:
+        return None
+    dataset, args = data.eval_dataset or data.dataset, data.eval_args or {}
+    return open_dataset(dataset, args, workers=data.workers)
+
+
+def open_dataset(
     path: str, args: Mapping[str, Any], *, shuffle: bool = False, workers: int | None = 0
 ) -> MapDataset:
     """Open the dataset `path`, `module:name` of a class to call with `args`, or of an object.
@@ -97,7 +113,7 @@ class MapDataset(DataSource):
     ) -> None:
         self.name, self.place, self.workers = path, place, workers
         self._args, self._dataset = dict(args), dataset
-        self.opener = f"{__name__}:{open_source.__name__}", (path, self._args)
+        self.opener = f"{__name__}:{open_dataset.__name__}", (path, self._args)
         self.takes_rng = hasattr(dataset, "__getitem__") and order.takes_rng(dataset.__getitem__)
 
     @functools.cached_property

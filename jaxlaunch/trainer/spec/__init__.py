@@ -12,8 +12,10 @@ from jaxlaunch.trainer.spec.block import (
     check_bucket_url,
 )
 from jaxlaunch.trainer.spec.data import (
+    SOURCES,
     ArrayRecord,
     Data,
+    ImageData,
     Images,
     Mixture,
     Part,

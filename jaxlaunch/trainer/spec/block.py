@@ -7,8 +7,10 @@ docs.aws.amazon.com/AmazonS3/latest/userguide, "General purpose bucket naming ru
 
 from __future__ import annotations
 
+import functools
 import re
-from typing import Annotated, Any
+from collections.abc import Callable, Iterator, Mapping
+from typing import Annotated, Any, Self, get_args
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
@@ -45,6 +47,13 @@ Seed = Annotated[int, Field(ge=0, le=2**64 - 1)]  # a key of JAX holds 64 bits
 USER_OBJECT = r"^[\w.]+:[\w.]+$"  # module:Name of a user's object
 
 
+class Location:
+    """Marks the type of keys that contain paths and URLs, except for some words."""
+
+    def __init__(self, *words: str) -> None:
+        self.words = words
+
+
 class Block(BaseModel):
     """A mapping with fixed keys, whose values cannot change after they were read."""
 
@@ -55,6 +64,50 @@ class Block(BaseModel):
     def is_changed(self, key: str) -> bool:
         """Return whether the value of a key is not its default."""
         return bool(getattr(self, key) != type(self).model_fields[key].default)
+
+    def locations(self) -> dict[tuple[str, ...], str | list[str]]:
+        """Return the paths and URLs in this block and those below it, by the keys to them."""
+        paths: dict[tuple[str, ...], str | list[str]] = {}
+        markers = _location_markers(type(self))
+        for key, value in self:
+            if key in markers and value is not None and value not in markers[key].words:
+                paths[key,] = value
+            for name, block in value.items() if isinstance(value, dict) else [(None, value)]:
+                if isinstance(block, Block):
+                    prefix = (key,) if name is None else (key, name)
+                    paths |= {(*prefix, *keys): path for keys, path in block.locations().items()}
+        return paths
+
+    def map_paths(self, map_path: Callable[[str], str], map_value: Callable[[Any], Any]) -> Self:
+        """Return the block with other paths, and other values in what the user's code gets."""
+
+        def map_block(value: Any) -> Any:
+            if isinstance(value, dict):
+                return {name: map_block(item) for name, item in value.items()}
+            return value.map_paths(map_path, map_value) if isinstance(value, Block) else value
+
+        changes = {key: map_block(value) for key, value in self}
+        for (key, *more), path in self.locations().items():
+            if not more:
+                changes[key] = [*map(map_path, path)] if isinstance(path, list) else map_path(path)
+        # A key that is set would replace the default of the task.
+        changes = {key: value for key, value in changes.items() if value != getattr(self, key)}
+        return self.model_copy(update=changes)
+
+
+@functools.cache
+def _location_markers(model: type[Block]) -> Mapping[str, Location]:
+    def markers(annotation: Any) -> Iterator[Any]:
+        yield from getattr(annotation, "__metadata__", ())
+        for part in get_args(annotation):
+            yield from markers(part)
+
+    return {
+        key: marker
+        for key, field in model.model_fields.items()
+        for marker in (*field.metadata, *markers(field.annotation))
+        if isinstance(marker, Location)
+    }
 
 
 def allow_text(schema: dict[str, Any]) -> None:
@@ -77,7 +130,7 @@ def _check_place(path: str) -> str:
     return check_bucket_url(path)
 
 
-Place = Annotated[str, AfterValidator(_check_place)]  # where something is kept
+Place = Annotated[str, AfterValidator(_check_place), Location()]  # where something is kept
 
 # The schemes of the object stores that weights and data are read from and checkpoints written to.
 STORES = ("gs", "s3")

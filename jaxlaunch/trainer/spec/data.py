@@ -5,8 +5,8 @@ from __future__ import annotations
 import functools
 import math
 import operator
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, get_args
 
 from pydantic import (
     AfterValidator,
@@ -26,6 +26,7 @@ from jaxlaunch.trainer.spec.block import (
     Few,
     Fraction,
     Ids,
+    Location,
     Many,
     Natural,
     Positive,
@@ -38,10 +39,37 @@ from jaxlaunch.trainer.spec.block import (
 
 # Reader processes per process of a run; a larger number is a typing error.
 MAX_WORKERS = 256
+# The tokenizer that needs no file.
+BYTES_TOKENIZER = "bytes"
 
 
 class Source(Block):
-    """Keys that every data source has."""
+    """Keys that every data source has.
+
+    `Data` lists the sources. A source is its keys, and the module of the trainer whose
+    `open_source(data, split, spec)` opens a split of it: a `DataSource`, or None if nothing is held
+    out. The rest of the program asks it through these attributes and methods.
+
+    Attributes:
+        module: The module that opens it, below `jaxlaunch.trainer`.
+        kind: Sources of one kind can be parts of a mixture, which `open_mixture` of the module of
+            the source with that name opens. None: it cannot be a part.
+        shared_keys: Keys that a mixture has for all of its parts.
+        part_example: The example of a part in the documentation: task and model, and two parts.
+        part_keys: Types and fields of the keys that differ in a part.
+        has_subfolders: Whether the files of a folder include those of its subfolders.
+        is_packable: Whether `launcher prepare` packs it into records.
+    """
+
+    module: ClassVar[str]
+    kind: ClassVar[str | None] = None
+    shared_keys: ClassVar[tuple[str, ...]] = ()
+    part_example: ClassVar[tuple[str, str, str]]
+    part_keys: ClassVar[Mapping[str, Any]] = {}
+    has_subfolders: ClassVar[bool] = False
+    is_packable: ClassVar[bool] = False
+    if TYPE_CHECKING:
+        source: str
 
     shuffle: bool = Field(True, description="a new order every epoch, drawn from the seed")
     trace: bool = Field(False, description="write the example ids of every step to the run folder")
@@ -55,11 +83,34 @@ class Source(Block):
         "own dataset or task, whose examples are read one at a time with seeded generators",
     )
 
+    @property
+    def opener(self) -> str:
+        """The function that opens a split, `module:function` below `jaxlaunch.trainer`."""
+        return f"{self.module}:open_source"
 
-def _check_readable(path: str | list[str] | None) -> str | list[str] | None:
-    if path is not None and not path:
+    @property
+    def has_pairs(self) -> bool | None:
+        """Whether the examples are pairs of texts; None if only the examples tell."""
+        return None
+
+    @property
+    def reader_processes(self) -> int:
+        """Processes that read examples, per process of the run; 0 if that is not a key."""
+        return getattr(self, "workers", None) or 0
+
+    def texts(self) -> dict[str, Text]:
+        """Return the texts that the data consist of, by the names of their parts."""
+        return {}
+
+    def note_held_out(self, sizes_bytes: Mapping[str, int]) -> str:
+        """Return what is held out of the files of `path`, as far as their sizes tell."""
+        return ""
+
+
+def _check_readable(path: str | list[str]) -> str | list[str]:
+    if not path:
         raise ValueError("names no file")
-    for file in [path] if isinstance(path, str) else path or []:
+    for file in [path] if isinstance(path, str) else path:
         scheme, is_url, location = file.partition("://")
         if is_url and scheme.lower() not in (*block.STORES, "stdlib"):
             raise ValueError(f"contains {file}, {_UNREADABLE}")
@@ -78,38 +129,20 @@ def _check_tokenizer(path: str) -> str:
     return check_bucket_url(path)
 
 
-def _check_folder(path: str | None) -> str | None:
-    if path is not None and "://" in path:
+def _check_folder(path: str) -> str:
+    if "://" in path:
         hint = "mount the bucket as a volume"
         raise ValueError(f"is not a folder, and data can only be prepared in a folder: {hint}")
     return path
 
 
 _UNREADABLE = "which cannot be read: only folders, gs:// and s3:// can"
-_Readable = Annotated[str | list[str], AfterValidator(_check_readable)]
-_EvalFiles = Annotated[
-    str | list[str] | None,
-    AfterValidator(_check_readable),
-    Field(description="files or globs to evaluate on; default none"),
-]
-_HeldOutRecords = Annotated[
-    Fraction | None,
-    Field(description="share of the records held out when there is no eval_path; default none"),
-]
+_Readable = Annotated[str | list[str], AfterValidator(_check_readable), Location()]
 _Builder = Annotated[
     str, Field(description="name of the builder, such as digits, mnist or my_set/config:1.0.0")
 ]
-_TrainedSplit = Annotated[
-    str, Field(description="what to train on, in tensorflow-datasets' split syntax")
-]
-_EvaluatedSplit = Annotated[
-    str | None, Field(description="what to evaluate on; null: no evaluation")
-]
-_PreparedFolder = Annotated[
-    str | None,
-    AfterValidator(_check_folder),
-    Field(description="folder of prepared data; default in the user's cache folder"),
-]
+_Folder = Annotated[str, AfterValidator(_check_folder), Location()] | None
+_Tokenizer = Annotated[str, AfterValidator(_check_tokenizer), Location(BYTES_TOKENIZER)]
 
 MAX_SIDE = 2**15  # pixels
 Side = Annotated[int, Field(gt=0), at_most(MAX_SIDE)]
@@ -128,6 +161,9 @@ def _check_size(size: Any) -> Any:
 class ImageData(Source):
     """Keys of the sources of images."""
 
+    kind: ClassVar[str | None] = "images"
+    shared_keys: ClassVar[tuple[str, ...]] = ("size", "augment")
+
     size: Annotated[
         Side | Annotated[list[Side], Field(min_length=2, max_length=2)] | None,
         BeforeValidator(_check_size),
@@ -140,6 +176,11 @@ class ImageData(Source):
         description="images: random changes in training, or the name of a recipe; null: none",
         json_schema_extra=allow_text,
     )
+
+    @property
+    def changes_images(self) -> bool:
+        """Whether images are read differently from how they are stored."""
+        return self.size is not None or self.augment is not None
 
     @property
     def shape(self) -> tuple[int, int] | None:
@@ -159,11 +200,24 @@ class Tfds(ImageData):
     ```
     """
 
+    module = "sources.tfds"
+    part_example = (
+        "task: classify",
+        "mnist: {source: tfds, weight: 3, name: mnist, data_dir: /data/tfds}",
+        "digits: {source: tfds, weight: 1, name: digits, eval_split: null}  # only trained on",
+    )
+    # A part has no default builder.
+    part_keys = {"name": (_Builder, ...)}
+
     source: Literal["tfds"] = Field("tfds", description="this source")
     name: _Builder = "digits"
-    split: _TrainedSplit = "train"
-    eval_split: _EvaluatedSplit = "test"
-    data_dir: _PreparedFolder = None
+    split: str = Field(
+        "train", description="what to train on, in tensorflow-datasets' split syntax"
+    )
+    eval_split: str | None = Field("test", description="what to evaluate on; null: no evaluation")
+    data_dir: _Folder = Field(
+        None, description="folder of prepared data; default in the user's cache folder"
+    )
 
 
 class ArrayRecord(ImageData):
@@ -179,10 +233,30 @@ class ArrayRecord(ImageData):
     ```
     """
 
+    module = "sources.array_record"
+    part_example = (
+        "task: classify",
+        "packed: {source: array_record, weight: 2, path: packed/train-*.array_record}  # "
+        "two in three",
+        "digits: {source: tfds, weight: 1, name: digits}",
+    )
+
     source: Literal["array_record"] = Field(description="this source")
     path: _Readable = Field(description="files or globs to train on, here or in gs:// or s3://")
-    eval_path: _EvalFiles = None
-    eval_split: _HeldOutRecords = None
+    eval_path: _Readable | None = Field(
+        None, description="files or globs to evaluate on; default none"
+    )
+    eval_split: Fraction | None = Field(
+        None, description="share of the records held out when there is no eval_path; default none"
+    )
+
+
+# Compressions and kinds of files of text by suffix. Any other file is plain text, which is cut into
+# documents of this size.
+TEXT_COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
+TEXT_KINDS = dict.fromkeys((".jsonl", ".ndjson", ".json"), "lines")
+TEXT_KINDS |= {".parquet": "parquet", ".arrow": "arrow"}
+TEXT_PIECE_BYTES = 1 << 20
 
 
 class Text(Source):
@@ -202,13 +276,39 @@ class Text(Source):
     ```
     """
 
+    module = "sources.text"
+    kind = "text"
+    shared_keys = ("tokenizer", "packing", "seed", "data_dir")
+    part_example = (
+        "task: lm\n  model: {kind: decoder, length: 1024}",
+        "web: {source: text, weight: 4, path: web/*.txt}",
+        "held: {weight: 0, path: held/*.txt, eval_split: 0.5}  # weight 0: only evaluated",
+    )
+    # A part has no pairs of texts.
+    part_keys = {
+        "weight": (
+            Weight,
+            Field(
+                description="share of the examples, relative to the other parts; 0: the part is "
+                "only evaluated, on all of its documents"
+            ),
+        ),
+        "format": (
+            Literal["text", "chat"],
+            Field(
+                "text",
+                description="format of a row. text: a text; chat: messages for the tokenizer's "
+                "template, with the assistant's tokens as targets",
+            ),
+        ),
+    }
     source: Literal["text"] = Field(description="this source")
     path: _Readable = Field(
         description="files or globs, here or in gs:// or s3://; stdlib://*.py names the "
         "interpreter's own library"
     )
-    tokenizer: Annotated[str, AfterValidator(_check_tokenizer)] = Field(
-        "bytes",
+    tokenizer: _Tokenizer = Field(
+        BYTES_TOKENIZER,
         description="bytes: a token is a byte, vocab 256; else a folder or tokenizer.json of a "
         "Hugging Face tokenizer",
     )
@@ -237,7 +337,7 @@ class Text(Source):
         0.05, description="share of the files, or of the documents, that is held out for evaluation"
     )
     seed: Seed = Field(0, description="seed of the order in which documents are packed")
-    data_dir: Annotated[str | None, AfterValidator(_check_folder)] = Field(
+    data_dir: _Folder = Field(
         None, description="folder of prepared rows; default in the user's cache folder"
     )
     apart: bool = Field(
@@ -252,13 +352,34 @@ class Text(Source):
     @property
     def is_prepared(self) -> bool:
         """Return whether documents are tokenized and packed once."""
-        if self.format == "preference":
+        if self.has_pairs:
             return False
-        return self.tokenizer != "bytes" or self.field is not None or self.packing is not None
+        return (
+            self.tokenizer != BYTES_TOKENIZER or self.field is not None or self.packing is not None
+        )
+
+    @property
+    def has_pairs(self) -> bool:
+        """Whether a row is a preference."""
+        return self.format == "preference"
+
+    def texts(self) -> dict[str, Text]:
+        """Return this text under an empty name."""
+        return {"": self}
+
+    def note_held_out(self, sizes_bytes: Mapping[str, int]) -> str:
+        """Say that the end of a single text is held out."""
+        if len(sizes_bytes) != 1 or self.eval_path or self.format != "text" or not self.eval_split:
+            return ""
+        ((path, size_bytes),) = sizes_bytes.items()
+        is_one = not self.is_prepared or size_bytes <= TEXT_PIECE_BYTES
+        if not is_one or path.lower().endswith((*TEXT_COMPRESSIONS, *TEXT_KINDS)):
+            return ""
+        return f"its end is held out, by eval_split = {self.eval_split}"
 
     @model_validator(mode="after")
     def _check_format(self) -> Text:
-        if self.format == "preference":
+        if self.has_pairs:
             for key in filter(self.is_changed, ("field", "packing", "apart", "bigram")):
                 rows = "whose rows have chosen and rejected"
                 raise ValueError(f"{key} does not apply to format: preference, {rows}")
@@ -266,7 +387,7 @@ class Text(Source):
         if self.is_prepared and (self.apart or self.bigram):
             key, hint = "apart" if self.apart else "bigram", "with a tokenizer, field or packing"
             raise ValueError(f"{key} applies to one stream of bytes; leave it out {hint}")
-        if self.format == "chat" and self.tokenizer == "bytes":
+        if self.format == "chat" and self.tokenizer == BYTES_TOKENIZER:
             raise ValueError(f"format: chat {_NO_TEMPLATE}")
         if not self.is_prepared and self.eval_path is not None:
             hint = "set packing, for example to concat, or use eval_split"
@@ -287,29 +408,10 @@ def _check_distinct(classes: list[str | int] | None) -> list[str | int] | None:
 
 
 _Classes = Annotated[list[str | int] | None, AfterValidator(_check_distinct)]
-_EvalPath = Annotated[  # next to files whose names may state their split
-    str | list[str] | None,
-    AfterValidator(_check_readable),
-    Field(
-        description="what to evaluate on; default the files that are called val, validation or "
-        "test, next to train"
-    ),
-]
-_HeldOutImages = Annotated[
-    Fraction | None,
-    Field(description="share of the images held out when nothing else is evaluated; default none"),
-]
-_HeldOutRows = Annotated[
-    Fraction | None,
-    Field(description="share of the rows held out when nothing else is evaluated; default none"),
-]
-_ImageColumn = Annotated[
-    str | None,
-    Field(min_length=1, description="column of the image, or of its path; default it is detected"),
-]
-_LabelColumn = Annotated[
-    str | None, Field(min_length=1, description="column of the label; default it is detected")
-]
+# The files are next to others whose names may state their split.
+_EVAL_PATH = (
+    "what to evaluate on; default the files that are called val, validation or test, next to train"
+)
 _Names = Annotated[list[str], Field(min_length=1)]
 _Labels = Annotated[str, Field(min_length=1)] | _Names | None
 _Workers = Annotated[int, Field(ge=0, le=MAX_WORKERS)]
@@ -336,16 +438,36 @@ class Images(ImageData):
     ```
     """
 
+    module = "sources.images.source"
+    shared_keys = (*ImageData.shared_keys, "channels", "classes", "workers")
+    part_example = (
+        "task: classify\n  model: {preset: vit-s16, classes: 2}",
+        "photos: {source: images, weight: 3, path: photos}",
+        "drawings: {source: images, weight: 1, path: drawings.csv, image: file, label: kind}  # "
+        "one in four",
+    )
+    has_subfolders = True
+    is_packable = True
+
     source: Literal["images"] = Field(description="this source")
     path: _Readable = Field(
         description="a folder, files or globs, here or in gs:// or s3://: images, .csv, .tsv or "
         ".jsonl of paths and labels, .tar, .parquet, .arrow"
     )
-    eval_path: _EvalPath = None
-    eval_split: _HeldOutImages = None
+    eval_path: _Readable | None = Field(None, description=_EVAL_PATH)
+    eval_split: Fraction | None = Field(
+        None,
+        description="share of the images held out when nothing else is evaluated; default none",
+    )
     channels: Literal[1, 3] = Field(3, description="3: RGB; 1: grey")
-    image: _ImageColumn = None
-    label: _LabelColumn = None
+    image: str | None = Field(
+        None,
+        min_length=1,
+        description="column of the image, or of its path; default it is detected",
+    )
+    label: str | None = Field(
+        None, min_length=1, description="column of the label; default it is detected"
+    )
     classes: _Classes = Field(
         None, description="the labels in the order in which they are numbered; default sorted"
     )
@@ -381,13 +503,26 @@ class Table(Source):
     ```
     """
 
+    module = "sources.tables.source"
+    kind = "table"
+    shared_keys = ("label", "columns", "missing", "classes")
+    part_example = (
+        "task: classify\n  model: {kind: mlp, width: 64, layers: 2, classes: 2}",
+        "ours: {source: table, weight: 1, path: ours.csv, eval_split: 0.2}",
+        "theirs: {source: table, weight: 1, path: theirs.parquet}  # the same columns",
+    )
+    has_subfolders = True
+    is_packable = True
+
     source: Literal["table"] = Field(description="this source")
     path: _Readable = Field(
         description="a folder, files or globs, here or in gs:// or s3://: .csv, .tsv, .jsonl, "
         ".parquet, .arrow, .npy, .npz"
     )
-    eval_path: _EvalPath = None
-    eval_split: _HeldOutRows = None
+    eval_path: _Readable | None = Field(None, description=_EVAL_PATH)
+    eval_split: Fraction | None = Field(
+        None, description="share of the rows held out when nothing else is evaluated; default none"
+    )
     label: _Labels = Field(
         None,
         description="column of the label, or several; default one named label, class, target or y",
@@ -413,19 +548,18 @@ class Table(Source):
         return self
 
 
-# Groups of sources that may be mixed, and the keys of a mixture that apply to each source.
-MIXABLE_SOURCES = (("text",), ("table",), ("images", "array_record", "tfds"))
-_SHARED_KEYS: Mapping[str, tuple[str, ...]] = {
-    "text": ("tokenizer", "packing", "seed", "data_dir"),
-    "images": ("size", "augment", "channels", "classes", "workers"),
-    "table": ("label", "columns", "missing", "classes"),
-    "array_record": ("size", "augment"),
-    "tfds": ("size", "augment"),
-}
+# Sources that may be a part of a mixture, in the order of the documentation.
 _PartSource = Text | Images | Table | ArrayRecord | Tfds
-_BLOCKS: Mapping[str, type[_PartSource]] = dict(
-    zip(_SHARED_KEYS, (Text, Images, Table, ArrayRecord, Tfds), strict=True)
-)
+
+
+def _source_name(source: type[Source]) -> str:
+    name: str = get_args(source.model_fields["source"].annotation)[0]
+    return name
+
+
+_PART_SOURCES: Mapping[str, type[_PartSource]] = {
+    _source_name(source): source for source in get_args(_PartSource)
+}
 
 
 class Part(Block):
@@ -445,78 +579,27 @@ class Part(Block):
         return self
 
 
-# Examples in the documentation of each kind of part: the task with its model, and two parts.
-_EXAMPLES: Mapping[str, tuple[str, str, str]] = {
-    "text": (
-        "task: lm\n  model: {kind: decoder, length: 1024}",
-        "web: {source: text, weight: 4, path: web/*.txt}",
-        "held: {weight: 0, path: held/*.txt, eval_split: 0.5}  # weight 0: only evaluated",
-    ),
-    "images": (
-        "task: classify\n  model: {preset: vit-s16, classes: 2}",
-        "photos: {source: images, weight: 3, path: photos}",
-        "drawings: {source: images, weight: 1, path: drawings.csv, image: file, label: kind}  # "
-        "one in four",
-    ),
-    "table": (
-        "task: classify\n  model: {kind: mlp, width: 64, layers: 2, classes: 2}",
-        "ours: {source: table, weight: 1, path: ours.csv, eval_split: 0.2}",
-        "theirs: {source: table, weight: 1, path: theirs.parquet}  # the same columns",
-    ),
-    "array_record": (
-        "task: classify",
-        "packed: {source: array_record, weight: 2, path: packed/train-*.array_record}  # "
-        "two in three",
-        "digits: {source: tfds, weight: 1, name: digits}",
-    ),
-    "tfds": (
-        "task: classify",
-        "mnist: {source: tfds, weight: 3, name: mnist, data_dir: /data/tfds}",
-        "digits: {source: tfds, weight: 1, name: digits, eval_split: null}  # only trained on",
-    ),
-}
-# Keys that differ in a part: there are no pairs of texts, and a builder of tensorflow-datasets has
-# no default.
-_CHANGED_KEYS: Mapping[str, Mapping[str, Any]] = {
-    "text": {
-        "weight": (
-            Weight,
-            Field(
-                description="share of the examples, relative to the other parts; 0: the part is "
-                "only evaluated, on all of its documents"
-            ),
-        ),
-        "format": (
-            Literal["text", "chat"],
-            Field(
-                "text",
-                description="format of a row. text: a text; chat: messages for the tokenizer's "
-                "template, with the assistant's tokens as targets",
-            ),
-        ),
-    },
-    "tfds": {"name": (_Builder, ...)},
-}
 _EXCLUDED_KEYS = {*Source.model_fields, "source", "apart", "bigram"}
 
 
 def _make_part_model(source: str) -> type[Part]:
-    task, first, second = _EXAMPLES[source]
+    block = _PART_SOURCES[source]
+    task, first, second = block.part_example
     default = "text" if source == "text" else ...
     keys: dict[str, Any] = {
         "source": (Literal[source], Field(default, description="the source of this part"))
     }
-    for name, field in _BLOCKS[source].model_fields.items():
-        if name not in _EXCLUDED_KEYS and name not in _SHARED_KEYS[source]:
+    for name, field in block.model_fields.items():
+        if name not in _EXCLUDED_KEYS and name not in block.shared_keys:
             keys[name] = field.rebuild_annotation(), field
     model: type[Part] = create_model(
-        f"PartOf{_BLOCKS[source].__name__}",
+        f"PartOf{block.__name__}",
         __base__=Part,
         __module__=__name__,
         __doc__=f"A part of a mixture: the keys of `source: {source}` that the mixture does not "
         f"have for all parts.\n\n```yaml\ntrain:\n  {task}\n  data:\n    source: mixture\n    "
         f"parts:\n      {first}\n      {second}\n```\n",
-        **{**keys, **_CHANGED_KEYS.get(source, {})},
+        **{**keys, **block.part_keys},
     )
     return model
 
@@ -524,7 +607,7 @@ def _make_part_model(source: str) -> type[Part]:
 if TYPE_CHECKING:
     _Parts = Part
 else:
-    _Parts = functools.reduce(operator.or_, map(_make_part_model, _BLOCKS))
+    _Parts = functools.reduce(operator.or_, map(_make_part_model, _PART_SOURCES))
 
 
 class Mixture(ImageData):
@@ -543,13 +626,15 @@ class Mixture(ImageData):
     ```
     """
 
+    kind = None
+
     source: Literal["mixture"] = Field(description="this source")
     parts: dict[str, Annotated[_Parts, Field(discriminator="source")]] = Field(
         description="by name; all are text (the default), or all tables, or each is images, "
         "array_record or tfds"
     )
-    tokenizer: Annotated[str, AfterValidator(_check_tokenizer)] = Field(
-        "bytes",
+    tokenizer: _Tokenizer = Field(
+        BYTES_TOKENIZER,
         description="text: tokenizer of all parts, bytes, or the folder or tokenizer.json of a "
         "Hugging Face tokenizer",
     )
@@ -557,7 +642,7 @@ class Mixture(ImageData):
         "concat", description="text: how documents are packed into rows, as for source: text"
     )
     seed: Seed = Field(0, description="text: seed of the order in which documents are packed")
-    data_dir: Annotated[str | None, AfterValidator(_check_folder)] = Field(
+    data_dir: _Folder = Field(
         None, description="text: folder of prepared rows; default in the user's cache folder"
     )
     channels: Literal[1, 3] = Field(3, description="images: 3 is RGB, 1 is grey")
@@ -598,11 +683,13 @@ class Mixture(ImageData):
             if not isinstance(part, dict):
                 continue
             source = part["source"]
-            if source in ("torch", "synthetic", "mixture"):
-                hint = "a part is text, images, table, array_record or tfds"
+            block = SOURCES.get(str(source))
+            if block is not None and source not in _PART_SOURCES:
+                *names, last_name = _PART_SOURCES
+                hint = f"a part is {', '.join(names)} or {last_name}"
                 raise ValueError(f"holds {name} with source = {source}; {hint}")
             for key in part:
-                if key in _SHARED_KEYS.get(str(source), ()):
+                if block is not None and key in block.shared_keys:
                     hint = f"all parts have one, train.data.{key}"
                     raise ValueError(f"holds {name} with a {key} of its own; {hint}")
         return with_sources
@@ -612,8 +699,8 @@ class Mixture(ImageData):
     def _check_alike(cls, parts: dict[str, _Parts]) -> dict[str, _Parts]:
         for name, part in parts.items():
             first_name, first_part = next(iter(parts.items()))
-            group = next(group for group in MIXABLE_SOURCES if first_part.source in group)
-            if part.source not in group:
+            kinds = {_PART_SOURCES[source].kind for source in (first_part.source, part.source)}
+            if len(kinds) > 1:
                 raise ValueError(
                     f"holds {first_name} with source = {first_part.source} and {name} with source "
                     f"= {part.source}, whose examples have no keys in common; mix text with text, "
@@ -633,17 +720,18 @@ class Mixture(ImageData):
     @model_validator(mode="after")
     def _check_chat_template(self) -> Mixture:
         for name, part in self.parts.items():
-            if part.model_dump().get("format") == "chat" and self.tokenizer == "bytes":
+            if part.model_dump().get("format") == "chat" and self.tokenizer == BYTES_TOKENIZER:
                 raise ValueError(f"parts.{name}.format: chat {_NO_TEMPLATE}")
         return self
 
     @model_validator(mode="after")
     def _check_keys(self) -> Mixture:
         sources = {part.source: None for part in self.parts.values()}
-        usable = {key for source in sources for key in _SHARED_KEYS[source]}
-        for key in dict.fromkeys(key for keys in _SHARED_KEYS.values() for key in keys):
+        shared_keys = {name: source.shared_keys for name, source in _PART_SOURCES.items()}
+        usable = {key for source in sources for key in shared_keys[source]}
+        for key in dict.fromkeys(key for keys in shared_keys.values() for key in keys):
             if key not in usable and self.is_changed(key):
-                sources_with_key = [source for source, keys in _SHARED_KEYS.items() if key in keys]
+                sources_with_key = [source for source, keys in shared_keys.items() if key in keys]
                 raise ValueError(
                     f"{key} applies to parts of {', '.join(sources_with_key)}, and these are of "
                     f"{', '.join(sources)}; leave it out"
@@ -653,10 +741,21 @@ class Mixture(ImageData):
     @property
     def part_kind(self) -> str:
         """The kind of all parts: text, table or images."""
-        kinds = {part.source for part in self.parts.values()}
-        return next(iter(kinds)) if kinds <= {"text", "table"} else "images"
+        kind = _PART_SOURCES[next(iter(self.parts.values())).source].kind
+        assert kind is not None, "a source that can be a part has a kind"
+        return kind
 
-    def text_parts(self) -> dict[str, Text]:
+    @property
+    def opener(self) -> str:
+        """The function that opens a split, `module:function` below `jaxlaunch.trainer`."""
+        return f"{_PART_SOURCES[self.part_kind].module}:open_mixture"
+
+    @property
+    def has_pairs(self) -> bool:
+        """False: no part has pairs of texts."""
+        return False
+
+    def texts(self) -> dict[str, Text]:
         """Return the text parts; a part that is not trained on is evaluated on all of its files."""
         texts = {}
         for name, text in self.part_sources().items():
@@ -671,10 +770,11 @@ class Mixture(ImageData):
         """Return each part as a source without its own worker processes."""
         sources = {}
         for name, part in self.parts.items():
-            shared_keys = [key for key in _SHARED_KEYS[part.source] if key != "workers"]
+            source = _PART_SOURCES[part.source]
+            shared_keys = [key for key in source.shared_keys if key != "workers"]
             keys = {key: getattr(self, key) for key in (*shared_keys, "shuffle")}
             keys |= part.model_dump(exclude={"weight"})
-            sources[name] = _BLOCKS[part.source].model_validate(keys)
+            sources[name] = source.model_validate(keys)
         return sources
 
 
@@ -691,6 +791,8 @@ class Torch(Source):
         eval_args: {folder: /data/test}
     ```
     """
+
+    module = "sources.torch"
 
     source: Literal["torch"] = Field(description="this source")
     dataset: str = Field(
@@ -713,6 +815,11 @@ class Torch(Source):
         "num_workers of a DataLoader, else 0, and data.threads read",
     )
 
+    def map_paths(self, map_path: Callable[[str], str], map_value: Callable[[Any], Any]) -> Self:
+        """Return the dataset with other values in the arguments of its class."""
+        keys = [key for key in ("args", "eval_args") if getattr(self, key)]
+        return self.model_copy(update={key: map_value(getattr(self, key)) for key in keys})
+
 
 class Synthetic(Source):
     """Random but learnable examples, each a function of its index: for smoke tests and benchmarks.
@@ -723,6 +830,8 @@ class Synthetic(Source):
       data: {source: synthetic, examples: 1024, shape: [28, 28]}  # no files: for a test of speed
     ```
     """
+
+    module = "sources.synthetic"
 
     source: Literal["synthetic"] = Field(description="this source")
     examples: Positive = Field(4096, description="examples of an epoch")
@@ -742,3 +851,7 @@ Data = Annotated[
     Tfds | ArrayRecord | Text | Images | Table | Mixture | Torch | Synthetic,
     Field(discriminator="source"),
 ]
+# The registered sources by name.
+SOURCES: Mapping[str, type[Source]] = {
+    _source_name(source): source for source in get_args(get_args(Data)[0])
+}

@@ -23,6 +23,7 @@ from jaxlaunch.trainer.spec.block import (
     Block,
     Fraction,
     Ids,
+    Location,
     Many,
     Natural,
     Place,
@@ -33,7 +34,7 @@ from jaxlaunch.trainer.spec.block import (
     Weight,
     Wide,
 )
-from jaxlaunch.trainer.spec.data import Data, Mixture, Text, Tfds
+from jaxlaunch.trainer.spec.data import Data, Tfds
 from jaxlaunch.trainer.spec.model import (
     GPT2,
     MLP,
@@ -559,7 +560,7 @@ class TrainSpec(Block):
         description="implementation; auto: cudnn or splash if devices, precision and sizes allow, "
         "else xla; the log says which",
     )
-    compile_cache: Place | None = Field(
+    compile_cache: Annotated[Place, Location(AUTO)] | None = Field(
         AUTO,
         description="XLA's compilation cache: folder or URL; auto: on the host, seeded from the "
         "run folder; null: none",
@@ -583,12 +584,14 @@ class TrainSpec(Block):
     @field_validator("data")
     @classmethod
     def _check_data(cls, data: Data, info: ValidationInfo) -> Data:
-        task, form = info.data.get("task"), data.format if isinstance(data, Text) else None
-        if task == DPO and (isinstance(data, Mixture) or form not in (None, "preference")):
+        task = info.data.get("task")
+        if task == DPO and data.has_pairs is False:
             hint = "give source: text, format: preference"
             raise ValueError(f"has no pairs of texts, which {DPO} trains on; {hint}")
-        if task == LM and form == "preference":
-            raise ValueError(f"format: {form} has pairs of texts, which the task {DPO} trains on")
+        if task == LM and data.has_pairs:
+            raise ValueError(
+                f"format: preference has pairs of texts, which the task {DPO} trains on"
+            )
         return data
 
     @field_validator("batch")

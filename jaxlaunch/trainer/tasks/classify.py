@@ -19,7 +19,7 @@ from jax import Array
 
 from jaxlaunch.trainer import spec as specs
 from jaxlaunch.trainer.data.examples import Batch, Examples, register_batch_function
-from jaxlaunch.trainer.data.source import Source, as_data_source
+from jaxlaunch.trainer.data.source import Source, Split, as_data_source
 from jaxlaunch.trainer.errors import DataError, SpecError
 from jaxlaunch.trainer.models import custom
 from jaxlaunch.trainer.models.classifiers import MLP, Classifier, ConvNeXt, ResNet, ViT
@@ -29,7 +29,7 @@ from jaxlaunch.trainer.sources.open import open_source
 from jaxlaunch.trainer.sources.tables.source import ENCODING_KEYS, Rows, Scale, TableMixture
 from jaxlaunch.trainer.spec import TrainSpec
 from jaxlaunch.trainer.spec.data import ImageData
-from jaxlaunch.trainer.task import Loss, Split, Task, checked_logits
+from jaxlaunch.trainer.task import Loss, Task, checked_logits
 from jaxlaunch.trainer.tasks import losses, ranges
 from jaxlaunch.trainer.tasks.classification import Classification, ExampleScores, score_examples
 

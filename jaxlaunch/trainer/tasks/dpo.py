@@ -21,12 +21,12 @@ from jaxlaunch.trainer.adapters.lora import evaluation_reference
 from jaxlaunch.trainer.attention import padding
 from jaxlaunch.trainer.attention.implementations import Visible
 from jaxlaunch.trainer.data.examples import Batch, UnusableExampleError
-from jaxlaunch.trainer.data.source import DataSource, Source
+from jaxlaunch.trainer.data.source import DataSource, Source, Split
 from jaxlaunch.trainer.errors import SpecError
 from jaxlaunch.trainer.models.language_model import LanguageModel
 from jaxlaunch.trainer.sources.open import open_source
 from jaxlaunch.trainer.spec import TrainSpec
-from jaxlaunch.trainer.task import Loss, Split, Task
+from jaxlaunch.trainer.task import Loss, Task
 from jaxlaunch.trainer.tasks import lm, losses, ranges
 
 

@@ -30,7 +30,7 @@ from jaxlaunch.trainer import spec as specs
 from jaxlaunch.trainer.attention import padding
 from jaxlaunch.trainer.attention.implementations import Visible
 from jaxlaunch.trainer.data.examples import Batch, Examples, UnusableExampleError
-from jaxlaunch.trainer.data.source import Source
+from jaxlaunch.trainer.data.source import Source, Split
 from jaxlaunch.trainer.errors import DataError, SpecError
 from jaxlaunch.trainer.models import custom
 from jaxlaunch.trainer.models.decoder import Decoder
@@ -39,7 +39,7 @@ from jaxlaunch.trainer.models.language_model import LanguageModel
 from jaxlaunch.trainer.models.layers import ModelOptions
 from jaxlaunch.trainer.sources.open import open_source
 from jaxlaunch.trainer.spec import TrainSpec
-from jaxlaunch.trainer.task import Loss, Split, Task, checked_logits
+from jaxlaunch.trainer.task import Loss, Task, checked_logits
 from jaxlaunch.trainer.tasks import losses, ranges
 
 # Keys of an example about its tokens.

@@ -25,9 +25,10 @@ from typing import Any, BinaryIO, NamedTuple, TypeVar
 
 from jaxlaunch.trainer.data import files
 from jaxlaunch.trainer.errors import DataError
+from jaxlaunch.trainer.spec.data import TEXT_COMPRESSIONS as COMPRESSIONS
+from jaxlaunch.trainer.spec.data import TEXT_KINDS as KINDS
+from jaxlaunch.trainer.spec.data import TEXT_PIECE_BYTES as PIECE_BYTES
 
-# Plain text is cut into documents of this size.
-PIECE_BYTES = 1 << 20
 # Minimum amount that one process reads at a time.
 UNIT_BYTES = 16 << 20
 # Approximate maximum for a corpus: every shard is made of some of each unit.
@@ -36,14 +37,11 @@ MAX_UNITS = 4096
 BLOCK_BYTES = 1 << 20
 # Rows of a table that are read at a time.
 BATCH_ROWS = 1024
-COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
-LINE_SUFFIXES = (".jsonl", ".ndjson", ".json")
-KINDS = {".parquet": "parquet", ".arrow": "arrow"} | dict.fromkeys(LINE_SUFFIXES, "lines")
 # Formats that are recognized and not supported.
 ARCHIVES = (".bz2", ".xz", ".lzma", ".lz4", ".br", ".sz", ".zip", ".7z", ".rar", ".tar", ".tgz")
 # Files that `datasets` writes and that contain no rows.
 DATASET_FILES = ("state.json", "dataset_info.json", "dataset_infos.json", "dataset_dict.json")
-FOLDER_SUFFIXES = (".arrow", ".parquet", ".jsonl", ".ndjson", ".json", ".txt")
+FOLDER_SUFFIXES = (*KINDS, ".txt")
 # Assumed ratio of the size of a text to its compressed size.
 COMPRESSION_RATIO = 4
 DEFAULT_FIELD = "text"

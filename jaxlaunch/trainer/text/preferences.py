@@ -18,13 +18,13 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from jaxlaunch.trainer.data.order import HeldOutShare
-from jaxlaunch.trainer.data.source import DataSource
+from jaxlaunch.trainer.data.source import DataSource, Split
 from jaxlaunch.trainer.errors import DataError
 from jaxlaunch.trainer.spec import Text
 from jaxlaunch.trainer.text import chats, documents, recipe, tokenizer
@@ -62,7 +62,7 @@ class TokenizedPairs(NamedTuple):
     empty: int
 
 
-def open_source(data: Text, length: int, split: Literal["train", "eval"]) -> Pairs | None:
+def open_source(data: Text, length: int, split: Split) -> Pairs | None:
     """Open the pairs of a split for rows of `length` targets, None if nothing is held out.
 
     Raises DataError naming file and row, and SpecError if the tokenizer or its template cannot be

@@ -75,6 +75,6 @@ def test_mixture_parts_are_described_with_shares(tmp_path: Path) -> None:
     ] == [
         "train.data.parts.photos.path: 3 files here, 30 B; 37.5 % of the examples.",
         "train.data.parts.bucket.path: gs://team-data/x; 12.5 % of the examples.",
-        "train.data.parts.digits: digits, 50 % of the examples.",
+        "train.data.parts.digits: tfds, 50 % of the examples.",
         "train.data.parts.held.path: gone/* matches no file here, in FOLDER.",
     ]

@@ -78,7 +78,8 @@ def open_packed_rows(folder: Path, name: str) -> PackedRows:
 def open_byte_stream(folder: Path, *, apart: bool) -> TextStream:
     """Bytes of files, of which the last window is short."""
     path = str(folder / "bytes.txt")
-    return TextStream([(path, 0, 50), (path, 50, 110)] * 2, LENGTH, "train", apart)
+    data = specs.Text(source="text", path=path, apart=apart)
+    return TextStream(data, [(path, 0, 50), (path, 50, 110)] * 2, LENGTH, "train")
 
 
 def read_pairs(folder: Path) -> Rows:

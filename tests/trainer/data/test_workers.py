@@ -15,11 +15,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from jaxlaunch.trainer import counts
 from jaxlaunch.trainer.data import workers
 from jaxlaunch.trainer.data.examples import Batch
 from jaxlaunch.trainer.data.pipeline import Evaluation, Pipeline
 from jaxlaunch.trainer.errors import DataError, SpecError, StorageError
-from jaxlaunch.trainer.sources.torch import MapDataset, open_source
+from jaxlaunch.trainer.sources.torch import MapDataset, open_dataset
 
 COUNT, BATCH, STEPS = 48, 16, 9  # three epochs
 
@@ -52,6 +53,12 @@ class Drawing:
 class Given(Drawing):
     def __getitem__(self, index, rng):
         return rng.random(3), index
+
+class Counted(Drawing):
+    def __getitem__(self, index):
+        from jaxlaunch.trainer.counts import Counter
+        Counter("jaxlaunch_bucket_read_bytes_total").add(index)
+        return {"index": index}
 
 class Wrong:
     def __init__(self, at):
@@ -158,9 +165,9 @@ def hash_batches(
 def test_killed_workers_deliver_the_same_batches(
     datasets: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    expected = hash_batches(open_source("their_items:Drawing", {}), continue_drawing)
+    expected = hash_batches(open_dataset("their_items:Drawing", {}), continue_drawing)
     assert len(set(expected)) == STEPS
-    dataset = open_source("their_items:Drawing", {"killed": str(tmp_path)}, workers=8)
+    dataset = open_dataset("their_items:Drawing", {"killed": str(tmp_path)}, workers=8)
     assert hash_batches(dataset, continue_drawing, killed=random.Random(1)) == expected
     assert hash_batches(dataset, continue_drawing, start=4) == expected[4:]
     fell = {int(path.name) for path in tmp_path.iterdir()}
@@ -175,15 +182,24 @@ def test_killed_workers_deliver_the_same_batches(
 
 def test_task_continues_the_generators_of_the_dataset(datasets: Path) -> None:
     expected, result = (
-        hash_batches(open_source("their_items:Given", {}, workers=count), add_random)
+        hash_batches(open_dataset("their_items:Given", {}, workers=count), add_random)
         for count in (0, 2)
     )
     assert result == expected
 
 
+def test_trainer_has_the_counts_of_its_workers(datasets: Path) -> None:
+    def counted(count: int) -> float:
+        before = counts.keyed_totals().get("bucket_read_bytes", 0.0)
+        hash_batches(open_dataset("their_items:Counted", {}, workers=count), dict)
+        return counts.keyed_totals()["bucket_read_bytes"] - before
+
+    assert counted(0) == counted(2) > 0
+
+
 def test_evaluation_and_cache_equal_the_dataset(datasets: Path) -> None:
     def batches(count: int, deterministic: bool | None) -> list[str]:
-        dataset = open_source("their_items:Drawing", {}, workers=count)
+        dataset = open_dataset("their_items:Drawing", {}, workers=count)
         held_out = Evaluation(
             dataset,
             lambda raw: {"index": raw["index"]},
@@ -234,7 +250,7 @@ def test_worker_failure_names_the_example(
     datasets: Path, at: int, kind: type[Exception], message: str
 ) -> None:
     broken = make_pipeline(
-        open_source("their_items:Wrong", {"at": at}, workers=2), dict, range(BATCH)
+        open_dataset("their_items:Wrong", {"at": at}, workers=2), dict, range(BATCH)
     )
     with pytest.raises(kind, match=message) as caught:
         for step in range(COUNT // BATCH):
@@ -242,9 +258,9 @@ def test_worker_failure_names_the_example(
     assert type(caught.value) is kind
     assert (
         len(
-            make_pipeline(open_source("their_items:Wrong", {"at": -1}, workers=2), dict).read_batch(
-                0
-            )["x"]
+            make_pipeline(
+                open_dataset("their_items:Wrong", {"at": -1}, workers=2), dict
+            ).read_batch(0)["x"]
         )
         == 12
     )
@@ -254,7 +270,7 @@ def test_workers_exit_with_the_trainer(datasets: Path) -> None:
     program = (
         "import sys; sys.path.insert(0, sys.argv[1])\nfrom jaxlaunch.trainer.data.workers import "
         "RandomPolicy, Request\nfrom jaxlaunch.trainer.data.workers import Workers\nopener = "
-        "'jaxlaunch.trainer.sources.torch:open_source'\nargs = ('their_items:Hanging', {'at': "
+        "'jaxlaunch.trainer.sources.torch:open_dataset'\nargs = ('their_items:Hanging', {'at': "
         "0})\nWorkers(1).read_items(Request(opener, args, RandomPolicy(0, 0, False, False), [0], "
         "[0]))\n"
     )
@@ -278,10 +294,10 @@ def test_worker_imports_neither_jax_nor_grain(datasets: Path) -> None:
 
 
 def test_loader_workers_are_the_default(datasets: Path) -> None:
-    assert open_source("their_items:loader", {}, workers=None).workers == 2
-    assert open_source("their_items:loader", {}, workers=0).workers == 0
-    assert open_source("their_items:Drawing", {}, workers=None).workers == 0
-    assert open_source("their_items:streaming", {}, workers=None).workers == 0
+    assert open_dataset("their_items:loader", {}, workers=None).workers == 2
+    assert open_dataset("their_items:loader", {}, workers=0).workers == 0
+    assert open_dataset("their_items:Drawing", {}, workers=None).workers == 0
+    assert open_dataset("their_items:streaming", {}, workers=None).workers == 0
     words = r"is iterable: .*so 3 processes would each read all of it.*their_items.py:"
     with pytest.raises(SpecError, match=words):
-        open_source("their_items:streaming", {}, workers=3)
+        open_dataset("their_items:streaming", {}, workers=3)

@@ -12,9 +12,15 @@ import jax
 import pytest
 
 from jaxlaunch import contract
+from jaxlaunch.trainer import counts
 from jaxlaunch.trainer.metrics.counters import METRIC_ROWS, Workload
 from jaxlaunch.trainer.metrics.progress import Progress
-from jaxlaunch.trainer.metrics.recorder import Metrics, format_interval, format_short
+from jaxlaunch.trainer.metrics.recorder import (
+    Metrics,
+    count_cache_event,
+    format_interval,
+    format_short,
+)
 
 
 class Loop:
@@ -72,6 +78,8 @@ class Loop:
 
 @pytest.fixture
 def loop(tmp_path: pathlib.Path) -> Iterator[Loop]:
+    # Counters are of the process.
+    counts.take_totals()
     loop = Loop(tmp_path)
     yield loop
     loop.close()
@@ -113,10 +121,11 @@ def test_interval_reaches_scrape_folder_pipe_and_output(
     assert first["tokens_per_s"] is None and "finite" not in first
     parts = sum(second[f"{part}_s"] for part in ("data", "host", "device", "save", "eval"))
     assert parts == pytest.approx(second["wall_s"])
-    # A loss scale is of float16 alone.
+    # A loss scale is of float16 alone, and bytes of buckets are of data that are in one.
     keys = {row.key for row in METRIC_ROWS if row.key} - {
         contract.Key.PART_S,
         contract.Key.LOSS_SCALE,
+        "bucket_read_bytes",
     }
     assert keys <= first.keys()
     reports = loop.reports()[-1]["metrics"]
@@ -250,6 +259,17 @@ def test_compile_cache_events_are_counted(loop: Loop) -> None:
     assert 'cache_hits_total{rank="0"} 2.0' in text and 'cache_misses_total{rank="0"} 1.0' in text
 
 
+def test_bytes_of_buckets_are_exported_and_written_by_interval(loop: Loop) -> None:
+    read = counts.Counter("jaxlaunch_bucket_read_bytes_total")
+    read.add(1000)  # before the first step, such as an index
+    loop.metrics.start(0)
+    for step, size in ((10, 70), (20, 0), (30, 5)):
+        read.add(size)
+        loop.steps(step - 9, step)
+    assert [line["bucket_read_bytes"] for line in loop.lines()] == [70.0, 0.0, 5.0]
+    assert 'jaxlaunch_bucket_read_bytes_total{rank="0"} 1075.0' in loop.scrape()
+
+
 def test_line_omits_unknown_values() -> None:
     assert format_interval(3, 9, {"loss": 2.0}, {}, {}) == "step 3/9  loss 2.0000"
     speeds = {"examples_per_s": 12_345.0, "tokens_per_s": None, "mfu": 0.0421}
@@ -282,7 +302,7 @@ def test_metrics_close_with_note_after_failures(loop: Loop) -> None:
     journal._file = open("/dev/full", "a")  # noqa: SIM115 (the journal closes it)
     journal._file.write("waits in the buffer")
     # A program may clear all listeners.
-    jax.monitoring.unregister_event_listener(loop.metrics._counters.count_cache_event)
+    jax.monitoring.unregister_event_listener(count_cache_event)
     notes = loop.notes()
     assert all(note.startswith("the metrics could not be closed: ") for note in notes)
     assert any("No space left on device" in note for note in notes)

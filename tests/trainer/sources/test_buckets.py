@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from jaxlaunch.trainer import counts
 from jaxlaunch.trainer.buckets import remote
 from jaxlaunch.trainer.checkpoint import storage
 from jaxlaunch.trainer.data import files, records
@@ -161,8 +162,11 @@ def test_bucket_records_equal_local_records(bucket, url, tmp_path) -> None:
         records.write(path, ({"x": np.int32(number)} for number in numbers))
         put_object(bucket, url, path.name, path.read_bytes())
     data = ArrayRecord(source="array_record", path=f"{url}/part-*")
+    before = counts.keyed_totals().get("bucket_read_bytes", 0)
     source = array_record.open_source(data, "train")
     assert [int(source[index]["x"]) for index in range(10)] == list(range(10))
+    size = sum(path.stat().st_size for path in tmp_path.glob("part-*"))
+    assert counts.keyed_totals()["bucket_read_bytes"] == before + size
     asked = len(requested_ranges(bucket))
     assert asked == 2
     here = array_record.open_source(

@@ -6,7 +6,7 @@ import pytest
 from jaxlaunch.trainer.data.source import Source, source_name
 from jaxlaunch.trainer.errors import DataError, SpecError, StorageError
 from jaxlaunch.trainer.sources import text
-from jaxlaunch.trainer.sources.open import baseline_metrics, import_modules, open_source
+from jaxlaunch.trainer.sources.open import import_modules, open_source
 from jaxlaunch.trainer.spec import Data, Text, TrainSpec
 
 
@@ -81,7 +81,7 @@ def test_bigram_baseline_is_optional(tmp_path: Path) -> None:
         job = make_spec({"source": "text", "path": f"{tmp_path}/*", "bigram": asked}, DECODER)
         train, held_out = open_source(job, "train"), open_source(job, "eval")
         assert train is not None
-        assert list(baseline_metrics(job, train, held_out)) == names
+        assert list(train.baseline_metrics(held_out)) == names
 
 
 def test_modules_are_imported_before_opening() -> None:

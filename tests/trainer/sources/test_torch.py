@@ -9,7 +9,7 @@ from PIL import Image
 from jaxlaunch.trainer.data.examples import Examples, ReadSettings
 from jaxlaunch.trainer.data.pipeline import Pipeline
 from jaxlaunch.trainer.errors import DataError, SpecError, StorageError
-from jaxlaunch.trainer.sources.torch import open_source
+from jaxlaunch.trainer.sources.torch import open_dataset
 
 Pair = namedtuple("Pair", ["image", "label"])
 
@@ -61,37 +61,39 @@ def dataset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     ],
 )
 def test_items_become_arrays(dataset: str, item: Any) -> None:
-    example = open_source(dataset, {"items": [item]}, shuffle=True)[0]
+    example = open_dataset(dataset, {"items": [item]}, shuffle=True)[0]
     assert set(example) == {"image", "label"}
     assert np.array_equal(example["image"], np.ones((2, 2))) and int(example["label"]) == 3
 
 
 def test_fingerprint_has_digests_of_the_arguments(dataset: str) -> None:
-    message = open_source(dataset, {"items": ["s3cret", "word"]}, shuffle=True).fingerprint()
+    message = open_dataset(dataset, {"items": ["s3cret", "word"]}, shuffle=True).fingerprint()
     assert message.startswith(f'{dataset}, 2 examples, args sha256 {{"items": "')
     assert "s3cret" not in message
-    expected = open_source(dataset, {"items": ["s3cret", "word"]}, shuffle=True).fingerprint()
+    expected = open_dataset(dataset, {"items": ["s3cret", "word"]}, shuffle=True).fingerprint()
     assert message == expected
-    assert message != open_source(dataset, {"items": ["other", "word"]}, shuffle=True).fingerprint()
+    assert (
+        message != open_dataset(dataset, {"items": ["other", "word"]}, shuffle=True).fingerprint()
+    )
 
 
 def test_unsupported_item_is_refused(dataset: str) -> None:
     with pytest.raises(TypeError, match=r"a mapping or a pair \(image, label\), not tuple of 3"):
-        open_source(dataset, {"items": [(1, 2, 3)]}, shuffle=True)[0]
+        open_dataset(dataset, {"items": [(1, 2, 3)]}, shuffle=True)[0]
 
 
 def test_failing_constructor_is_a_data_error(dataset: str) -> None:
     words = "cannot be built: TypeError: .*unexpected keyword argument 'root'"
     with pytest.raises(DataError, match=words):
-        open_source(dataset, {"root": "/data"}, shuffle=True)
+        open_dataset(dataset, {"root": "/data"}, shuffle=True)
     with pytest.raises(DataError, match="with args root cannot be built") as raised:
-        open_source(dataset, {"root": "s3cret"}, shuffle=True)
+        open_dataset(dataset, {"root": "s3cret"}, shuffle=True)
     assert "s3cret" not in str(raised.value)
 
 
 def test_dataset_gets_the_generator_of_the_example(dataset: str) -> None:
     examples = Examples(
-        open_source("their_datasets:Drawing", {"items": [0] * 9}, shuffle=True),
+        open_dataset("their_datasets:Drawing", {"items": [0] * 9}, shuffle=True),
         lambda raw, rng: raw,
         ReadSettings(3),
     )
@@ -112,7 +114,7 @@ def test_dataset_is_cached_only_if_deterministic(dataset: str) -> None:
     for deterministic, expected in ((None, 2 * 4), (False, 2 * 4), (True, 4)):
         items = Counted([{"x": 1.0}] * 4)
         examples = Examples(
-            open_source(dataset, {"items": items}, shuffle=True),
+            open_dataset(dataset, {"items": items}, shuffle=True),
             lambda raw: raw,
             ReadSettings(0, 0, deterministic),
         )
@@ -125,19 +127,19 @@ def test_dataset_is_cached_only_if_deterministic(dataset: str) -> None:
 def test_storage_failure_of_a_constructor_is_temporary(dataset: str) -> None:
     words = "their_datasets:Away cannot be built: TimeoutError: the bucket does not"
     with pytest.raises(StorageError, match=words):
-        open_source("their_datasets:Away", {}, shuffle=True)
+        open_dataset("their_datasets:Away", {}, shuffle=True)
 
 
 def test_class_without_getitem_is_a_spec_error(dataset: str) -> None:
     with pytest.raises(SpecError, match="has no __len__ and no __getitem__"):
-        open_source("their_datasets:Nothing", {}, shuffle=True)
+        open_dataset("their_datasets:Nothing", {}, shuffle=True)
     with pytest.raises(SpecError, match="Absent"):
-        open_source("their_datasets:Absent", {}, shuffle=True)
+        open_dataset("their_datasets:Absent", {}, shuffle=True)
 
 
 @pytest.mark.parametrize("name", ["items", "loader"])
 def test_object_or_loader_is_accepted(dataset: str, name: str) -> None:
-    result = open_source(f"their_datasets:{name}", {}, shuffle=True)
+    result = open_dataset(f"their_datasets:{name}", {}, shuffle=True)
     assert len(result) == 6 and result[3] == {"image": 3, "label": 1}
 
 
@@ -167,12 +169,12 @@ def test_custom_loader_behavior_is_refused(
     dataset: str, name: str, args: Any, message: str
 ) -> None:
     with pytest.raises(SpecError, match=f"{message}.*their_datasets.py:"):
-        open_source(f"their_datasets:{name}", args, shuffle=True)
+        open_dataset(f"their_datasets:{name}", args, shuffle=True)
 
 
 def test_iterable_dataset_resumes_by_skipping(dataset: str) -> None:
     def batches(start: int, rows: range = range(4)) -> list[list[int]]:
-        stream = open_source("their_datasets:Stream", {}, shuffle=False)
+        stream = open_dataset("their_datasets:Stream", {}, shuffle=False)
         settings: dict[str, Any] = {"seed": 0, "shuffle": False, "prefetch": 0, "threads": 4}
         pipeline = Pipeline(stream, lambda raw: raw, batch=4, rows=rows, **settings)
         values = pipeline.iterate([range(step, step + 1) for step in range(start, 6)])
@@ -184,10 +186,10 @@ def test_iterable_dataset_resumes_by_skipping(dataset: str) -> None:
     assert batches(3) == whole[3:]
     assert [batch[2:] for batch in whole] == batches(0, range(2, 4))
     with pytest.raises(IndexError, match="it ended after 10 examples, and its __len__ is 11"):
-        open_source("their_datasets:Short", {}, shuffle=False)[10]
+        open_dataset("their_datasets:Short", {}, shuffle=False)[10]
 
 
 def test_tensor_memory_is_not_copied(dataset: str) -> None:
     array = np.zeros(4)
-    result = open_source(dataset, {"items": [{"x": Tensor(array)}]}, shuffle=True)[0]
+    result = open_dataset(dataset, {"items": [{"x": Tensor(array)}]}, shuffle=True)[0]
     assert np.shares_memory(result["x"], array)

@@ -11,15 +11,15 @@ import errno
 import os
 import re
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from jaxlaunch.trainer.buckets import remote
 from jaxlaunch.trainer.data import files
 from jaxlaunch.trainer.data.files import printable_path
+from jaxlaunch.trainer.data.source import Split
 from jaxlaunch.trainer.errors import DataError
 from jaxlaunch.trainer.sources.images.picture import IMAGE_SUFFIXES
 
-Split = Literal["train", "eval"]
 TRAIN_NAMES = ("train", "training")
 # The first of these names that exists is evaluated.
 EVAL_NAMES = ("validation", "valid", "val", "dev", "test", "testing", "eval")

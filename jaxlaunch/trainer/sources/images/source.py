@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -19,18 +19,17 @@ from jaxlaunch.trainer.data import files
 from jaxlaunch.trainer.data.augment import Transform
 from jaxlaunch.trainer.data.files import printable_path
 from jaxlaunch.trainer.data.order import HeldOutShare, SplitPart
-from jaxlaunch.trainer.data.source import DataSource
+from jaxlaunch.trainer.data.source import DataSource, Split
 from jaxlaunch.trainer.errors import DataError
 from jaxlaunch.trainer.sources.images import build, index, listing
 from jaxlaunch.trainer.sources.images.index import MAX_LISTED_NAMES, Index, list_names
 from jaxlaunch.trainer.sources.images.picture import BrokenImageError, Picture
 from jaxlaunch.trainer.sources.mixture import Mixture, report_part
-from jaxlaunch.trainer.spec import ArrayRecord, Images, Tfds
+from jaxlaunch.trainer.sources.open import open_block, worker_opener
+from jaxlaunch.trainer.spec import ArrayRecord, Images, Tfds, TrainSpec
 from jaxlaunch.trainer.spec import Mixture as MixtureBlock
 
-Split = Literal["train", "eval"]
 Block = Images | ArrayRecord | Tfds
-OpenBlock = Callable[[Block, Split], DataSource | None]
 # A JPEG is decoded at an eighth of its size, which takes a third of the time and finds the same
 # damage.
 CHECK_SIZE = (8, 8)
@@ -40,7 +39,7 @@ MAX_PRINTED_FAULTS = 10
 SCALING_KEYS = ("columns", "missing", "label", "scale")
 
 
-def open_source(data: Images, split: Split) -> ImageSource | None:
+def open_source(data: Images, split: Split, spec: TrainSpec | None = None) -> ImageSource | None:
     """Open the images of `split`, None if nothing is held out. Raises DataError."""
     full_index = index_images(data, data.path, "train", "path", data.classes)
     if data.eval_path is None and not full_index.has_splits and data.eval_split:
@@ -103,7 +102,7 @@ class ImageSource(DataSource):
         self, data: Images, split: Split, full_index: Index, part: SplitPart | None = None
     ) -> None:
         self.index, self.workers, self._data = full_index, data.workers, data
-        self.opener = f"{__name__}:{open_for_worker.__name__}", (data.model_dump_json(), split)
+        self.opener = worker_opener(data, split)
         self._part = part or SplitPart(int, len(full_index), "")
         self._transform = Transform(data.augment, data.shape, split)
         self.takes_rng = self.may_draw = self._transform.needs_rng
@@ -133,13 +132,6 @@ class ImageSource(DataSource):
         classes = len(self.index.classes) or int(self.index.label_N.max(initial=-1)) + 1
         identity = f"images, {len(self.index)} of {classes} classes, sha256 {self.index.digest}"
         return f"{identity}{self._suffix}"
-
-
-def open_for_worker(data: str, split: Split) -> ImageSource:
-    """Open the source of a JSON data block in a worker process."""
-    source = open_source(Images.model_validate_json(data), split)
-    assert source is not None, "the process that asks has it open"
-    return source
 
 
 def _drop_broken(full_index: Index, channels: int, key: str) -> Index:
@@ -206,15 +198,17 @@ class ImageMixture(Mixture):
         super().__init__(parts, weights)
         self.metadata = metadata
         self.workers = data.workers
-        self.opener = "jaxlaunch.trainer.sources.open:open_mixture", (data.model_dump_json(), split)
+        self.opener = worker_opener(data, split)
 
 
-def open_mixture(data: MixtureBlock, split: Split, open_block: OpenBlock) -> ImageMixture | None:
+def open_mixture(
+    data: MixtureBlock, split: Split, spec: TrainSpec | None = None
+) -> ImageMixture | None:
     """Open the parts that have examples of a split. Raises DataError naming the part."""
     sources = data.part_sources().items()
     blocks = {name: block for name, block in sources if isinstance(block, Block)}
     weights = {name: part.weight for name, part in data.parts.items()}
-    classes = _check_classes(data, blocks, open_block)
+    classes = _check_classes(data, blocks)
     parts: dict[str, DataSource] = {}
     for name, block in blocks.items():
         if not weights[name] and split == "train":
@@ -222,15 +216,15 @@ def open_mixture(data: MixtureBlock, split: Split, open_block: OpenBlock) -> Ima
         if isinstance(block, Images) and classes:
             block = block.model_copy(update={"classes": list(classes)})
         if weights[name] or isinstance(block, Tfds):
-            part = _open_part(name, block, split, open_block)
+            part = _open_part(name, block, split)
         else:
             # A part that is not trained on is evaluated on the held-out files by their names, or
             # else on all files.
             block = block.model_copy(update={"eval_split": None})
-            part = _open_part(name, block, split, open_block)
+            part = _open_part(name, block, split)
             if part is None:
                 whole = block.model_copy(update={"eval_path": block.path})
-                part = _open_part(name, whole, split, open_block)
+                part = _open_part(name, whole, split)
         if part is not None:
             parts[name] = part
     if not parts:
@@ -241,7 +235,7 @@ def open_mixture(data: MixtureBlock, split: Split, open_block: OpenBlock) -> Ima
     return ImageMixture(data, split, parts, part_weights, metadata)
 
 
-def _open_part(name: str, block: Block, split: Split, open_block: OpenBlock) -> DataSource | None:
+def _open_part(name: str, block: Block, split: Split) -> DataSource | None:
     with report_part(name):
         source = open_block(block, split)
         if source is not None and not len(source):
@@ -250,13 +244,11 @@ def _open_part(name: str, block: Block, split: Split, open_block: OpenBlock) -> 
     return source
 
 
-def _check_classes(
-    data: MixtureBlock, blocks: Mapping[str, Block], open_block: OpenBlock
-) -> tuple[str, ...]:
+def _check_classes(data: MixtureBlock, blocks: Mapping[str, Block]) -> tuple[str, ...]:
     """Return the class names in the common order, none if classes are numbers. Raises DataError."""
     part_classes: dict[str, _Classes] = {}
     for name, block in blocks.items():
-        if data.parts[name].weight and (numbered := _find_classes(name, block, open_block)):
+        if data.parts[name].weight and (numbered := _find_classes(name, block)):
             part_classes[name] = numbered
     if not part_classes:
         return tuple(map(str, data.classes or ()))
@@ -282,7 +274,7 @@ def _check_classes(
     return expected if data.classes is not None or part_classes[first].are_named else ()
 
 
-def _find_classes(name: str, block: Block, open_block: OpenBlock) -> _Classes | None:
+def _find_classes(name: str, block: Block) -> _Classes | None:
     if isinstance(block, Images):
         with report_part(name):
             full_index = index_images(block, block.path, "train", "path", block.classes)
@@ -291,7 +283,7 @@ def _find_classes(name: str, block: Block, open_block: OpenBlock) -> _Classes | 
         return _Classes(names, bool(full_index.classes), False)
     if isinstance(block, Tfds):
         return None
-    part = _open_part(name, block, "train", open_block)
+    part = _open_part(name, block, "train")
     packed_names = None if part is None else part.metadata.get("classes")
     return _Classes(tuple(packed_names), True, True) if packed_names else None
 

@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 from jaxlaunch.trainer.data import files
 from jaxlaunch.trainer.data.files import printable_path
+from jaxlaunch.trainer.data.source import Split
 from jaxlaunch.trainer.errors import DataError
 from jaxlaunch.trainer.sources.images import build, listing
 from jaxlaunch.trainer.sources.images.index import join_path
@@ -74,9 +75,7 @@ class Columns:
         return f"{printable_path(self.paths[file])}, row {row - file_start + 1}"
 
 
-def find_tables(
-    patterns: str | Sequence[str], split: listing.Split, key: str
-) -> tuple[list[str], bool]:
+def find_tables(patterns: str | Sequence[str], split: Split, key: str) -> tuple[list[str], bool]:
     """Return the files of a split, and whether their names contain it."""
     first, *others = files.as_list(patterns)
     if others or is_table(first) or not listing.is_folder(first):

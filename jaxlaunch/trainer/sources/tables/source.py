@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from jaxlaunch.trainer.data.files import as_list
 from jaxlaunch.trainer.data.order import HeldOutShare
-from jaxlaunch.trainer.data.source import DataSource
+from jaxlaunch.trainer.data.source import DataSource, Split
 from jaxlaunch.trainer.errors import DataError
 from jaxlaunch.trainer.sources.images import build
 from jaxlaunch.trainer.sources.images.index import Label, list_names, number_labels
@@ -29,7 +29,7 @@ from jaxlaunch.trainer.sources.mixture import Mixture, report_part
 from jaxlaunch.trainer.sources.tables import files
 from jaxlaunch.trainer.sources.tables.files import Column, Columns
 from jaxlaunch.trainer.spec import Mixture as MixtureBlock
-from jaxlaunch.trainer.spec import Table
+from jaxlaunch.trainer.spec import Table, TrainSpec
 
 # Keys of the JSON form of a table's encoding.
 ENCODING_KEYS = ("columns", "missing", "label", "classes", "scale")
@@ -37,7 +37,6 @@ ENCODING_KEYS = ("columns", "missing", "label", "classes", "scale")
 MAX_TEXT_VALUES = 100
 # Descriptions of a column in messages.
 NO_VALUES, NUMBERS = "no value", "numbers"
-Split = Literal["train", "eval"]
 Target = Literal["class", "multi_label", "regression"]
 Missing = Literal["stop", "mean"]
 
@@ -122,9 +121,9 @@ class Rows(DataSource):
         return f"table, {shape}, sha256 {digest.hexdigest()[:12]}"
 
 
-def open_source(data: Table, split: Split, target: Target) -> Rows | None:
+def open_source(data: Table, split: Split, spec: TrainSpec) -> Rows | None:
     """Open the rows of a split, None if nothing is held out. Raises DataError."""
-    return _open_splits(data.model_dump_json(), target)[split]
+    return _open_splits(data.model_dump_json(), spec.loss.target)[split]
 
 
 # The trainer opens both splits, and the task reads the shape.
@@ -491,9 +490,9 @@ class _Part(NamedTuple):
     paths: list[str]
 
 
-def open_mixture(data: MixtureBlock, split: Split, target: Target) -> TableMixture | None:
+def open_mixture(data: MixtureBlock, split: Split, spec: TrainSpec) -> TableMixture | None:
     """Open the rows of a split of all parts. Raises DataError naming part or file, row, column."""
-    return _open_mixture_splits(data.model_dump_json(), target)[split]
+    return _open_mixture_splits(data.model_dump_json(), spec.loss.target)[split]
 
 
 # The trainer opens both splits, and the task reads the shape.
