@@ -14,6 +14,7 @@ import argparse
 import dataclasses
 import itertools
 import json
+import shlex
 import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
@@ -57,7 +58,8 @@ elif kind != "alone":
         jaxlaunch.report(phase="done")
 else:
     kept = jax.jit(lambda x: x @ x)(jnp.ones((8, 8)))
-open(f"{os.environ['MARKS']}/trained-{rank}", "w").close()
+if "MARKS" in os.environ:
+    open(f"{os.environ['MARKS']}/trained-{rank}", "w").close()
 if rank != first:
     time.sleep(gap)
 def work():
@@ -246,6 +248,15 @@ class Runner:
         return {"row": row.name, "message": verdict.get("message"), "wrong": wrong}
 
 
+def row_command(row: Row, program: Sequence[str]) -> list[str]:
+    """Return the command of a row that runs the program, in a shell if the row has one."""
+    command = [*program, row.kind, row.ending, str(row.first), str(row.gap)]
+    if not row.shell:
+        return command
+    name, option, text = row.shell.split(" ", 2)
+    return [name, option, text.strip('"').format(python=shlex.join(command))]
+
+
 def make_document(row: Row, folder: Path) -> dict[str, Any]:
     """Return the job of a row, and write its program."""
     hosts, processes = row.layout
@@ -257,11 +268,7 @@ def make_document(row: Row, folder: Path) -> dict[str, Any]:
         return make_job(block, hosts=hosts, per_host=processes, **limits)
     program = folder / "program.py"
     program.write_text(PROGRAM)
-    command = [sys.executable, str(program), row.kind, row.ending, str(row.first), str(row.gap)]
-    if row.shell:
-        name, option, text = row.shell.split(" ", 2)
-        quoted = " ".join(f"'{word}'" for word in command)
-        command = [name, option, text.strip('"').format(python=quoted)]
+    command = row_command(row, [sys.executable, str(program)])
     return make_job(hosts=hosts, per_host=processes, command=command, **limits)
 
 

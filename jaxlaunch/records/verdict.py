@@ -57,6 +57,8 @@ class FailureKind(str, enum.Enum):
     ENDED_EARLY = "ended_early"
     # The program ended while other ranks were still running, and they need it.
     LEFT_EARLY = "left_early"
+    # Another rank waited in JAX's shutdown barrier for longer than the program's own timeout.
+    SHUTDOWN_TIMEOUT = "shutdown_timeout"
     # The program was ended behind a pipeline, whose last command ended with exit code 0.
     UNFINISHED = "unfinished"
     # `count` ranks used JAX without having joined the others.
@@ -471,6 +473,9 @@ CATALOG: dict[str, str] = {
     "no_trainer": "rank {rank}'s program ended with exit code 0 before the trainer began",
     "ended_early": "rank {rank}'s program ended{place}, before its last step",
     "left_early": "rank {rank}'s program ended while other ranks were still running",
+    "shutdown_timeout": "rank {rank} had not ended when the shutdown timeout of JAX passed on "
+    "another rank, and JAX aborted all of them: leave shutdown_timeout_seconds out of "
+    "jax.distributed.initialize(), or raise it",
     "unfinished": "rank {rank}'s Python process ended{place} without its exit handlers, as by a "
     "signal, and its shell with exit code 0: without `set -o pipefail` a pipeline has the exit "
     "code of its last command",
@@ -779,6 +784,7 @@ KINDS: Mapping[FailureKind, KindRow] = {
     FailureKind.NO_TRAINER: KindRow("no_trainer", may_pass=False),
     FailureKind.ENDED_EARLY: KindRow("ended_early"),
     FailureKind.LEFT_EARLY: KindRow("left_early"),
+    FailureKind.SHUTDOWN_TIMEOUT: KindRow("shutdown_timeout", may_pass=False),
     FailureKind.UNFINISHED: KindRow("unfinished"),
     FailureKind.NEVER_JOINED: KindRow("never_joined", contract.BAD_SPEC, may_pass=False),
     FailureKind.HANG: KindRow(_render_hang, contract.HANG),

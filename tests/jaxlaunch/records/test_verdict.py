@@ -142,6 +142,13 @@ CASES: list[tuple[int, Failure, str]] = [
     ),
     (
         83,
+        Failure(FailureKind.SHUTDOWN_TIMEOUT, rank=0),
+        "rank 0 had not ended when the shutdown timeout of JAX passed on another rank, and JAX "
+        "aborted all of them: leave shutdown_timeout_seconds out of jax.distributed.initialize(), "
+        "or raise it",
+    ),
+    (
+        83,
         Failure(FailureKind.UNFINISHED, rank=1, step=5),
         "rank 1's Python process ended at step 5 without its exit handlers, as by a signal, and "
         "its shell with exit code 0: without `set -o pipefail` a pipeline has the exit code of its "

@@ -97,6 +97,8 @@ GLOO_ERROR = re.compile(r"^Gloo [\w-]+ (failed|timed out)|/gloo/transport/")
 # The rank whose heartbeats JAX's coordination service misses, in the output of the ranks that it
 # aborts for that.
 MISSED_HEARTBEAT = re.compile(r"tasks are unhealthy \(stopped sending heartbeats\):\s*(\d+)")
+# JAX's own message, which it prints on every rank before it aborts them all.
+SHUTDOWN_TIMEOUT = re.compile(r"Barrier timed out\. Id: Shutdown::")
 # As the operating system, Python and storage clients write them.
 FULL_DISK = re.compile(
     r"no space left on device|disk quota exceeded|\b(ENOSPC|EDQUOT)\b", re.IGNORECASE

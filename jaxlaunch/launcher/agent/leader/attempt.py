@@ -17,6 +17,7 @@ from typing import Any
 from jaxlaunch import contract
 from jaxlaunch.launcher.agent.gang.progress import Status
 from jaxlaunch.launcher.agent.gang.root_cause import (
+    SHUTDOWN_TIMEOUT,
     Closeness,
     Event,
     EventKind,
@@ -40,6 +41,7 @@ from jaxlaunch.records.verdict import (
     StopReason,
     Verdict,
     verdict_for,
+    verdict_for_code,
 )
 
 # A program that reports no phases has no timeouts. This long after a rank has finished, and again
@@ -218,7 +220,9 @@ class Attempt:
         # The other ranks may still save before they ask for a restart too.
         if event.requeue is not None and self.ranks.alive > self._lost_ranks:
             return None if now - arrived_at < self._grace_s else verdict_for_event(event)
-        echoes = self._symptoms.events_at(*LOST_HOST_ECHOES) if is_echo else []
+        echoes = self._symptoms.events_at(*LOST_HOST_ECHOES)
+        if any(SHUTDOWN_TIMEOUT.search(echo.text) for echo in echoes):
+            return self._shutdown_timeout_verdict()
         if self.ranks.undone == 0 and is_echo and all(echo.exit in ABORT_CODES for echo in echoes):
             # JAX aborts a rank whose peers are gone, although all of them have finished.
             return self._aborted_verdict({echo.rank for echo in echoes})
@@ -297,6 +301,14 @@ class Attempt:
         if count < 2 or max(counts) > 1:
             return None
         return verdict_for(Failure(FailureKind.NEVER_JOINED, count=count), rank=counts.index(1))
+
+    def _shutdown_timeout_verdict(self) -> Verdict:
+        """Return the verdict after the shutdown timeout that the program itself passed to JAX."""
+        unfinished = (rank for rank, status in enumerate(self.statuses) if not status.has_finished)
+        rank = next(unfinished, 0)
+        facts = Failure(FailureKind.SHUTDOWN_TIMEOUT, rank=rank)
+        host, code = self.ranks.find_host(rank), contract.CRASH
+        return verdict_for_code(code, facts, rank=rank, host=host, step=self.statuses[rank].step)
 
     def _aborted_verdict(self, aborted_ranks: Collection[int]) -> Verdict | None:
         """Return the verdict once every other rank has ended cleanly, too."""

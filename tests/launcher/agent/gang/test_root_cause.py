@@ -290,6 +290,19 @@ def test_abort_after_all_ranks_were_done_is_a_warning(first: Event, last: Event)
     assert verdict.message == (
         "every process reported that it had finished; after that, rank 1 was killed by SIGABRT"
     )
+    shows("after that, rank 1 was killed by SIGABRT", verdict.message)
+
+
+@pytest.mark.parametrize("status", [STEPPING, DONE])
+def test_shutdown_timeout_of_the_program_counts(status: Status) -> None:
+    state = attempt(2, status)
+    text = f"{COORDINATION} DEADLINE_EXCEEDED: Barrier timed out. Id: Shutdown::11442::0."
+    state.add_event(left(1, status), 10.0)
+    state.add_event(ended(1, -6, dataclasses.replace(status, left=True), text), 13.0)
+    state.add_event(ended(0, -6, status, text), 13.1)
+    verdict = decide(state, 20.0, dict.fromkeys(range(2), 20.0))
+    assert (verdict.code, verdict.rank) == (83, 0)
+    shows("rank 0 had not ended when the shutdown timeout of JAX passed", verdict.message)
 
 
 @pytest.mark.parametrize(
@@ -343,6 +356,8 @@ def test_ranks_that_used_jax_alone_are_told_how_to_join(
         alone = processes.count(1)
         assert f"each of {alone} ranks used JAX alone" in verdict.message
         assert "jax.distributed.initialize()" in verdict.message
+        if alone == 2:
+            shows("the processes never joined: each of 2 ranks used JAX alone", verdict.message)
 
 
 def test_hang_is_not_explained_by_a_rank_that_has_finished() -> None:
@@ -356,6 +371,7 @@ def test_hang_is_not_explained_by_a_rank_that_has_finished() -> None:
     assert (verdict.code, verdict.rank) == (82, 2)
     assert "rank 2 in step in read (train.py:3)" in verdict.message
     assert "; rank 0 had finished." in verdict.message
+    shows("had finished. A program that works on after its last step", verdict.message)
 
 
 def test_ranks_that_end_in_sequence_are_done() -> None:

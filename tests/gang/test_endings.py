@@ -1,0 +1,40 @@
+"""Ends of programs at different times: a few rows of the table in tests/endings.py."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.endings import FAULTS, TEE, Row, Runner, covering_set
+from tests.found import shows
+
+# JAX's own heartbeats would abort a rank 30 s after a peer's process has gone.
+USUAL = [
+    Row("plain", "return", 12, 1),
+    Row("plain", "os._exit", 40, 0),
+    Row("report", "shutdown", 12, 0, (1, 2)),
+    *(row for row in FAULTS if row.kind == "hang" and row.layout == (2, 1)),
+    *(row for row in FAULTS if row.shell == TEE and row.ending in ("raise", "kill")),
+    *(row for row in FAULTS if row.kind == "alone" and row.layout == (2, 1) and not row.shell),
+]
+
+
+@pytest.fixture(scope="module")
+def lines(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    runner = Runner(tmp_path_factory.mktemp("endings"))
+    return {line["row"]: line for line in runner.judge_rows(USUAL)}
+
+
+@pytest.mark.parametrize("row", USUAL, ids=lambda row: row.name)
+def test_verdict_tells_how_the_program_ended(row: Row, lines: dict[str, dict[str, Any]]) -> None:
+    assert not lines[row.name]["wrong"], lines[row.name]
+    if row.ending == "kill":
+        shows("without set -o pipefail a pipeline has", lines[row.name]["message"])
+
+
+@pytest.mark.extended
+def test_every_verdict_of_the_table_is_right(tmp_path_factory: pytest.TempPathFactory) -> None:
+    runner = Runner(tmp_path_factory.mktemp("endings"))
+    wrong = [line for line in runner.judge_rows([*covering_set(), *FAULTS]) if line["wrong"]]
+    assert not wrong
