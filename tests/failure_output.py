@@ -156,7 +156,11 @@ CASES: Mapping[str, Case] = {
     "the disk is full": Case(
         None,
         "No space left on device",
-        training(steps=100_000, checkpoint={"every": 5, "path": "checkpoints"}),
+        training(
+            steps=100_000,
+            model={"kind": "mlp", "layers": 2, "width": 512},
+            checkpoint={"every": 5, "path": "checkpoints", "keep": 100},
+        ),
         act=fill_disk,
     ),
     "the loss is not finite": Case(
@@ -165,7 +169,7 @@ CASES: Mapping[str, Case] = {
     "a file is missing": Case(
         None,
         "nosuchfile.csv",
-        training(data={"source": "table", "path": "nosuchfile.csv", "target": "y"}),
+        training(data={"source": "table", "path": "nosuchfile.csv", "label": "y"}),
     ),
 }
 
