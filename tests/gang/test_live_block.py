@@ -82,4 +82,6 @@ def test_ctrl_c_stops_the_run_and_restores_the_terminal(tmp_path: Path) -> None:
     assert sent and terminal.process.returncode == 80, lines
     assert not any(line.startswith(("training", "loss ", "2 ranks:")) for line in lines)
     assert "launcher: saving and stopping; a second signal kills" in lines
-    assert lines[-2].startswith("launcher: why: launcher explain t; the same command starts it again")
+    assert lines[-2].startswith(
+        "launcher: why: launcher explain t; the same command starts it again"
+    )
