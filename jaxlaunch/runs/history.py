@@ -320,9 +320,10 @@ def restart_count(
         generation: Number of the newest set of pods, from 0.
         by_cause: Restarts on record. Sets of pods that were lost before they wrote anything are in
             `generation` alone.
-        attempt: Number of the newest attempt, from 1, which is all that a pod tells at its end.
+        attempt: Number of the newest attempt, from 1. It counts if no restart is on record: a pod
+            tells no more at its end.
     """
-    return max(generation, sum((by_cause or {}).values()), (attempt or 1) - 1)
+    return max(generation, sum(by_cause.values()) if by_cause else (attempt or 1) - 1)
 
 
 def _since_progress(records: Sequence[AttemptRecord]) -> Sequence[AttemptRecord]:
@@ -369,6 +370,13 @@ def restart_rows(
     ]
 
 
+def charged_generations(records: Sequence[AttemptRecord], generation: int) -> int:
+    """Count the sets of pods before `generation` whose end counted toward restarts.crash."""
+    last_codes = {record.generation: record.verdict.code for record in records}
+    last_codes.pop(generation, None)
+    return sum(_charged_to(code) is Limit.CRASH for code in last_codes.values())
+
+
 def metric_counters(
     records: Sequence[AttemptRecord], generation: int, job: AgentJob
 ) -> dict[str, Any]:
@@ -376,9 +384,7 @@ def metric_counters(
 
     Unlike the restarts, the ends include the end of the run, because there are alerts for it.
     """
-    last_codes = {record.generation: record.verdict.code for record in records}
-    last_codes.pop(generation, None)
-    charged = sum(_charged_to(code) is Limit.CRASH for code in last_codes.values())
+    charged = charged_generations(records, generation)
     used_in_place = restarts_used(records, generation)
     used = (("crash", job.crash_limit, charged), ("in_place", job.in_place_limit, used_in_place))
     restarts_left = {name: max(0, limit - count) for name, limit, count in used}

@@ -67,6 +67,8 @@ def run_status(run: Run, live: LiveStatus | None = None) -> JobStatus:
     numbers = RunNumbers() if summary is None else summary
     attempt = None if progress is None else progress.attempt
     restart_total = history.restart_count(generation, numbers.restarts, attempt)
+    # The records are read only if there were new agents.
+    charged = history.charged_generations(run.attempt_records, generation) if generation else 0
     pods = job_numbers.get(MAX_HOSTS_KEY, job_numbers.get(HOSTS_KEY, 1))
     # While the run restarts and has trained no step yet, its step is the saved one.
     reached_step = furthest_step(numbers.step, live and live.step)
@@ -90,7 +92,7 @@ def run_status(run: Run, live: LiveStatus | None = None) -> JobStatus:
         committed_age_s=None,
         as_of=None,
         restart_counts=Restarts(
-            restart_total, generation, job_numbers.get(MAX_CRASHES_KEY, 5), None, None
+            restart_total, charged, job_numbers.get(MAX_CRASHES_KEY, 5), None, None
         ),
         verdict=None if verdict is None or state is State.RUNNING else verdict.to_json(),
         code=None if verdict is None or state not in (State.DONE, State.FAILED) else verdict.code,

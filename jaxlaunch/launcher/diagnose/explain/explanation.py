@@ -260,16 +260,17 @@ def describe_ranks(status: JobStatus) -> Text:
 
 
 def describe_restarts(status: JobStatus) -> Text:
-    """Return "3, of which 1 counts against the limit of 5; attempts ended by crash 2, preempted 1".
+    """Return "3, of which 2 in the same pods; 1 of 5 (restarts.crash); attempts ended by crash 3".
 
     How many preemptions in a row were without progress follows.
     """
     restarts = status.restart_counts
     template = (
-        "{restarts.total}, of which {restarts.charged} {charged:counts|count} against the "
-        "limit of {restarts.limit}"
+        "{restarts.total}, of which {in_place} in the same pods; {restarts.charged} of "
+        "{restarts.limit} (restarts.crash)"
     )
-    text = Text(template, restarts=restarts, charged=restarts.charged)
+    in_place = max(0, restarts.total - status.generation)
+    text = Text(template, restarts=restarts, in_place=in_place)
     if status.restarts:
         ends = [f"{cause} {number}" for cause, number in sorted(status.restarts.items())]
         text += Text("; attempts ended by {ends}", ends=ends)
@@ -277,7 +278,7 @@ def describe_restarts(status: JobStatus) -> Text:
         template = "; {restarts.preempted}"
         if restarts.preempted_limit is not None:
             template += " of {restarts.preempted_limit}"
-        template += " preemptions in a row without a newly saved step"
+        template += " free restarts in a row without a newly saved step"
         text += Text(template, restarts=restarts)
     return text
 

@@ -2021,8 +2021,8 @@ def test_facts_show_restarts_by_cause_and_checkpoint_age() -> None:
         ),
     )
     assert explain_job(job).facts == (
-        "restarts: 3, of which 1 counts against the limit of 5; attempts ended by crash 1, "
-        "preempted 2; 2 of 20 preemptions in a row without a newly saved step",
+        "restarts: 3, of which 0 in the same pods; 1 of 5 (restarts.crash); attempts ended by "
+        "crash 1, preempted 2; 2 of 20 free restarts in a row without a newly saved step",
         "last good checkpoint: step 120, 90s ago",
     )
 
@@ -2034,7 +2034,8 @@ def test_recorded_numbers_come_with_their_time() -> None:
         snapshot(add_progress(queued, "queued", **numbers), workload=workload())
     )
     assert explanation.facts == (
-        "restarts: 2, of which 0 count against the limit of 5; attempts ended by preempted 2",
+        "restarts: 2, of which 1 in the same pods; 0 of 5 (restarts.crash); attempts ended by "
+        "preempted 2",
         "as of 11:53:00 UTC (7m ago), when its queue suspended it: step 40, last good checkpoint: "
         "step 37, goodput 81.0%",
     )

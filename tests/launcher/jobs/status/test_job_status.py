@@ -205,9 +205,8 @@ def test_screen_begins_with_verdict() -> None:
         "lm: Running (generation 2, attempt 3)",
         "  hosts      2 of 2 ready, queue research",
         "  phase      step 130",
-        "  restarts   2, of which 1 counts against the limit of 5; attempts ended by hang 1, "
-        "preempted 1; "
-        "1 of 20 preemptions in a row without a newly saved step",
+        "  restarts   2, of which 0 in the same pods; 1 of 5 (restarts.crash); attempts ended by "
+        "hang 1, preempted 1; 1 of 20 free restarts in a row without a newly saved step",
         "  checkpoint step 120, 30s ago",
         "  goodput    75.0%",
         "  metrics    loss 2.25, learning_rate 0.001",
