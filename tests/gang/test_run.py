@@ -13,6 +13,10 @@ import pytest
 import yaml
 
 from jaxlaunch.contract import MANIFEST
+from jaxlaunch.launcher.jobs.status.job_status import State
+from jaxlaunch.launcher.local import run_folders
+from jaxlaunch.launcher.local import status as local_status
+from jaxlaunch.launcher.report.run import RunReader
 from tests.gang.agents import write_program
 from tests.gang.run_files import read_json_lines
 from tests.gang.runs import (
@@ -61,17 +65,29 @@ def test_finished_run_started_again_trains_nothing(tmp_path: Path) -> None:
         tmp_path,
         make_job(digits_block(steps=6, optimizer={"lr": 0.5, "schedule": {"name": "constant"}})),
     )
-    assert other_rate.code == other_rate.verdict["code"] == 64
+    refusal = json.loads((first.folder / "starts/3/summary.json").read_text())["verdict"]
+    assert other_rate.code == refusal["code"] == 64
     message = (
         "finished at step 6 with train.optimizer.lr = 0.01; this job says 0.5: use another "
         "name, or raise train.steps"
     )
-    assert message in other_rate.verdict["message"]
-    assert "failed; the run is at step 6: " in other_rate.stderr
+    assert message in refusal["message"]
+    words = "start 3 was refused, and the run stays done at step 6: "
+    assert words in other_rate.stderr and "starts/3/summary.json" in other_rate.stderr
     other_model = run_job(
         tmp_path, make_job(digits_block(steps=6, model={"kind": "mlp", "layers": 2, "width": 32}))
     )
-    assert (other_model.code, other_model.summary["status"]) == (78, "failed")
+    assert other_model.code == 78
+    # The run keeps its result everywhere, and the refused start is named.
+    assert other_model.summary["metrics"] == first.summary["metrics"]
+    assert (other_model.summary["status"], other_model.summary["step"]) == ("done", 6)
+    status = local_status.run_status(run_folders.open_run(first.folder))
+    assert (status.state, status.step, status.code) == (State.DONE, 6, 0)
+    assert status.refused_start is not None and status.refused_start["code"] == 78
+    assert "model.layers was 1, the job says 2" in status.refused_start["message"]
+    page = RunReader(first.folder).read_report().to_json()
+    assert (page["sentence"]["state"], page["starts"][-1]["code"]) == ("done", 78)
+    assert "Start 4 was refused (exit 78)" in page["sentence"]["todo"]
     assert {path: path.read_bytes() for path in initial_files} == initial_files
     rows = [
         (row["start"], row["code"], row["first_step"], row["last_step"])

@@ -1,4 +1,4 @@
-"""What ends a `launcher run`: the user, its deadline, a full disk."""
+"""What ends a `launcher run`: the user, its deadline, a full disk, the program's own request."""
 
 from __future__ import annotations
 
@@ -7,8 +7,11 @@ import signal
 import time
 from pathlib import Path
 
+import yaml
+
 from tests.gang.runs import Running, living_pids, make_job, run_job
 
+EXAMPLES = Path(__file__).parents[2] / "examples"
 SAVES = """
 import json, os, signal, sys, time
 def stop(*_):
@@ -93,3 +96,13 @@ def test_program_behind_a_wrapper_ends_with_its_agent_and_its_run(tmp_path: Path
         running.signal(signal.SIGINT)
         running.wait()
         assert not living_pids([second])
+
+
+def test_example_asks_for_a_restart_until_it_is_done(tmp_path: Path) -> None:
+    (tmp_path / "requeue.py").write_text((EXAMPLES / "requeue.py").read_text())
+    document = yaml.safe_load((EXAMPLES / "requeue.yaml").read_text())
+    result = run_job(tmp_path, document)
+    assert result.code == 0, result.stderr[-3000:]
+    assert result.summary["restarts"] == {"requeued": 2} and result.summary["saved"] == 6
+    assert result.stdout.count("run me again") == 4
+    assert "asks for another run (restarts.codes: free)" in result.stderr

@@ -82,7 +82,7 @@ def _explain_end(record: Run, status: JobStatus) -> Answer:
         if status.lasted_s is not None:
             headline += Text(" in {lasted:age}", lasted=status.lasted_s)
         return Answer("done", headline)
-    template = "`{run}` starts it again: no step is saved"
+    template = "`{run}` starts it again: it reported no saved step"
     if status.committed is not None:
         template = "`{run}` resumes it from step {step}"
     resume = advise_resubmit(template, run=SUBMIT_AGAIN, step=status.committed)

@@ -101,7 +101,7 @@ class RunReport:
         next_step = ""
         if outcome.is_stop:
             is_saved = self.brief.committed is not None
-            next_step = "The same command starts it again; nothing is saved."
+            next_step = "The same command starts it again: it reported no saved step."
             if is_saved:
                 next_step = "It is saved. The same command resumes it."
         elif verdict.code != contract.DONE:

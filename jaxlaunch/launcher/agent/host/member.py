@@ -144,7 +144,9 @@ class Member:
         # Expires when no new leader has appeared in time.
         self._leader_timer: Timer | None = None
         loop.on_signal(signal.SIGTERM, self.request_stop)
-        loop.on_signal(signal.SIGINT, lambda: self.request_stop(is_interrupt=True))
+        # `launcher run` passes Ctrl-C on as SIGINT.
+        is_launched = config.is_launched
+        loop.on_signal(signal.SIGINT, lambda: self.request_stop(is_interrupt=is_launched))
 
     def connect_to_leader(self) -> None:
         """Connect to the leader."""
