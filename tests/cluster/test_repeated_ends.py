@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 
 from jaxlaunch.launcher.job.defaults import Defaults
+from tests.cluster import preparations
 from tests.cluster.access import Access
 from tests.cluster.gangs import Gang, Workspace, make_workspace, program_command
 from tests.cluster.waiting import wait_until
@@ -23,8 +26,11 @@ class Ending(NamedTuple):
     counters: tuple[int, int]
     # The exit code of its last containers.
     code: int
+    # Whether its records outlive the pods.
+    is_kept: bool = False
 
 
+KEPT = Defaults.model_validate({"checkpoint": {"claim": "checkpoints", "path": "/checkpoints"}})
 QUICK = {"resources": {"cpu": "10m"}, "grace": "3s"}
 NO_PLACE = {"in_place": 0, "crash": 2}
 CODES = {"42": "free", "99": "charged", "43": "free-new-pods", "44": "charged-new-pods"}
@@ -32,6 +38,9 @@ ENDINGS = {
     # Default restarts: the second attempt in the same pods is the last.
     "raise": Ending(("raise",), {}, "Failed", (0, 0), 70),
     "raise-two": Ending(("raise",), {"hosts": 2}, "Failed", (0, 0), 70),
+    # Without restarts in place, the second set of pods is the last.
+    "raise-pods": Ending(("raise",), {"restarts": NO_PLACE}, "Failed", (1, 1), 70, True),
+    "exit-pods": Ending(("exit",), {"restarts": NO_PLACE}, "Failed", (1, 1), 70, True),
     "exit": Ending(("exit",), {}, "Failed", (0, 0), 70),
     "segfault": Ending(("segfault",), {}, "Failed", (0, 0), 70),
     "changes": Ending(("changes",), {}, "Completed", (0, 0), 0),
@@ -49,17 +58,28 @@ ENDINGS = {
 
 
 @pytest.fixture(scope="module")
-def gangs(cluster: Access, base_image: str) -> Iterator[Mapping[str, Gang]]:
-    """Start all jobs at once."""
+def workspace(cluster: Access, base_image: str) -> Iterator[Workspace]:
     with make_workspace(cluster, base_image) as workspace:
-        yield {name: start_job(workspace, name, ending) for name, ending in ENDINGS.items()}
+        yield workspace
+
+
+@pytest.fixture(scope="module")
+def storage(cluster: Access, workspace: Workspace) -> Path:
+    """Return the folder behind the claim that keeps the records."""
+    return preparations.make_claim(cluster, workspace.namespace)
+
+
+@pytest.fixture(scope="module")
+def gangs(workspace: Workspace, storage: Path) -> Mapping[str, Gang]:
+    """Start all jobs at once."""
+    return {name: start_job(workspace, name, ending) for name, ending in ENDINGS.items()}
 
 
 def start_job(workspace: Workspace, name: str, ending: Ending) -> Gang:
     restarts = {"codes": CODES} | dict(ending.job.get("restarts", {}))
     job = {**QUICK, **ending.job, "restarts": restarts}
     command = program_command("repeats.py", *ending.words)
-    return workspace.start(name, Defaults(), command=command, **job)
+    return workspace.start(name, KEPT if ending.is_kept else Defaults(), command=command, **job)
 
 
 @pytest.mark.parametrize("name", ENDINGS)
@@ -80,3 +100,25 @@ def test_jobset_ends_after_these_restarts(gangs: Mapping[str, Gang], name: str) 
         expected = words.get(ending.words[0], "SIGSEGV")
         assert all(expected in verdict.message for verdict in verdicts) and verdicts
         assert {report.attempt for report in reports if report is not None} == {2}
+
+
+def test_refused_start_in_pods_keeps_the_result(workspace: Workspace, storage: Path) -> None:
+    def read_summary() -> dict[str, Any]:
+        summary: dict[str, Any] = json.loads(
+            (storage / "again/.jaxlaunch/summary.json").read_text()
+        )
+        return summary
+
+    finishing = program_command("repeats.py", "requeue", "42", "0")
+    gang = workspace.start("again", KEPT, command=finishing, **QUICK)
+    assert gang.wait_for_end() == "Completed"
+    result = read_summary()
+    assert (result["status"], result["step"]) == ("done", 3)
+    assert workspace.launcher("delete", "again", "--yes").returncode == 0
+    refused = program_command("repeats.py", "refuse", "78")
+    gang = workspace.start("again", KEPT, command=refused, **QUICK)
+    assert gang.wait_for_end() == "Failed"
+    kept = read_summary()
+    assert kept["verdict"] == result["verdict"] and (kept["status"], kept["step"]) == ("done", 3)
+    assert [row["code"] for row in kept["starts"]] == [0, 78] and kept["starts"][1]["refusal"]
+    assert "no_checkpoint (78)" in workspace.launcher("status", "again").stdout

@@ -1,7 +1,7 @@
 """End again and again in one way: `repeats.py raise|exit|segfault|changes`, `requeue CODE COUNT`.
 
 `changes` raises at another line in each attempt. `requeue` ends with CODE on rank 0 alone, until
-COUNT attempts have ended.
+COUNT attempts have ended. `refuse CODE` ends as a trainer that refuses to start.
 """
 
 import json
@@ -18,6 +18,10 @@ def say(**message: object) -> None:
     os.write(int(os.environ["JAXLAUNCH_PROGRESS_FD"]), json.dumps(message).encode() + b"\n")
 
 
+if kind == "refuse":
+    say(hello="trainer")
+    say(phase="restore", step=0)
+    os._exit(int(sys.argv[2]))
 if kind != "exit":
     for step in range(1, 4):
         say(phase="step", step=step)

@@ -48,6 +48,8 @@ from jaxlaunch.records.verdict import (
 # after each such time, the stacks of the others show whether all of them wait in JAX. JAX's own
 # shutdown timeout is as long.
 FINISHED_WAIT_S = 300.0
+# The same for a rank that asks for a restart. The others leave together with it, or not at all.
+REQUEUE_WAIT_S = 5.0
 # How JAX ends a rank whose peers are gone, by itself and behind a shell.
 ABORT_CODES = (-signal.SIGABRT, 128 + signal.SIGABRT)
 # Symptoms that other hosts show when one dies.
@@ -219,7 +221,8 @@ class Attempt:
             return None
         # The other ranks may still save before they ask for a restart too.
         if event.requeue is not None and self.ranks.alive > self._lost_ranks:
-            return None if now - arrived_at < self._grace_s else verdict_for_event(event)
+            has_time = now - arrived_at < self._grace_s and not self._are_stuck(arrived_at, now)
+            return None if has_time else verdict_for_event(event)
         echoes = self._symptoms.events_at(*LOST_HOST_ECHOES)
         if any(SHUTDOWN_TIMEOUT.search(echo.text) for echo in echoes):
             return self._shutdown_timeout_verdict()
@@ -317,6 +320,17 @@ class Attempt:
         rank = min(aborted_ranks)
         cause = Failure(FailureKind.SIGNAL, rank=rank, signal=signal.SIGABRT)
         return self._done_verdict(cause)
+
+    def _are_stuck(self, arrived_at: float, now: float) -> bool:
+        """Return whether all others wait in JAX for a rank that asks for a restart."""
+        if not self.ranks.running_statuses():
+            return False
+        if now < (self._wait_check_at or arrived_at + REQUEUE_WAIT_S):
+            return False
+        are_waiting = self.hang.are_all_waiting(now)
+        if are_waiting is False:
+            self._wait_check_at = now + REQUEUE_WAIT_S
+        return bool(are_waiting)
 
     def _done_verdict(self, cause: Failure | None = None) -> Verdict:
         facts = Failure(FailureKind.DONE, count=len(self.statuses), cause=cause)
