@@ -32,6 +32,8 @@ POD_UID = "JAXLAUNCH_POD_UID"  # jobset, run -> agent: the UID of this pod
 POD_IP = "JAXLAUNCH_POD_IP"
 # Jobset -> agent: the file of the gang's secret; unset: UID alone is its key.
 GANG_SECRET = "JAXLAUNCH_GANG_SECRET"
+# Suffix of the file next to PROGRESS that is locked by the process which joins for the rank.
+JOIN_LOCK = ".joined"
 # Files next to GANG_SECRET, of the gang's TLS.
 CERTIFICATE, CERTIFICATE_KEY, AUTHORITY = "tls.crt", "tls.key", "ca.crt"
 # Prefix of the name in a gang's certificate, which JAX's coordinator checks.
@@ -61,7 +63,11 @@ METRICS = "JAXLAUNCH_METRICS"  # agent -> child: Unix socket path it serves its 
 # Agent -> child: the file that requests a profile: {"id": 1, "steps": 5}.
 PROFILE = "JAXLAUNCH_PROFILE"
 STACKS = "JAXLAUNCH_STACKS"  # agent -> child: the file its stacks are written to on SIGUSR1
-# Site hook -> what the program starts: the pid that owns the progress pipe.
+# Agent -> child: the name of that pipe, for a Python whose parent has closed the descriptor.
+PROGRESS = "JAXLAUNCH_PROGRESS"
+# Site hook -> what a Python starts: the pid of the first Python of the rank, maybe a wrapper.
+FIRST_PYTHON = "JAXLAUNCH_FIRST_PYTHON"
+# Site hook -> what the program starts: the pid of the rank's program, from Role.REPORTS on.
 REPORTER = "JAXLAUNCH_REPORTER"
 # Agent -> child: which start of the children this is, across generations.
 ATTEMPT = "JAXLAUNCH_ATTEMPT"
@@ -143,6 +149,21 @@ RESTART_CAUSES = (
     *("start", "import", "rendezvous", "prepare", "init", "restore", "data", "compile"),
     "first_step",
 )
+
+
+class Role(enum.IntEnum):
+    """What a Python process below the agent does for its rank; the highest is the rank's program.
+
+    A command may start its program through other Pythons (`conda run`, a launch.py).
+    """
+
+    # The first Python of a command.
+    STARTED = 0
+    IMPORTED_JAX = 1
+    # It reports progress, or is the built-in trainer.
+    REPORTS = 2
+    # It has called jax.distributed.initialize.
+    JOINED = 3
 
 
 class Action(enum.Enum):
@@ -778,9 +799,12 @@ def send(fd: int, message: Mapping[str, Any]) -> bool:
     traceback) may wait for a second. The rest of it is then dropped, and the next line begins after
     a newline, so that the reader can parse it.
 
-    A line is a JSON object with one of these keys:
-      {"hello": "site" | "trainer", "python": "3.11.7", "jax": "0.10.2" | null, "pid": 4711}
-          who writes
+    A line is a JSON object with one of these keys. A `pid` says which process of the rank wrote it;
+    lines without one are the program's.
+      {"hello": "site" | "trainer", "python": "3.11.7", "jax": "0.10.2" | null}
+          who writes; from "site" with `role` and `pid`
+      {"role": 3, "pid": 4711}
+          this process has the Role from now on
       {"phase": "step", "step": 120}
           what it is in; `step` counts the optimizer steps that are complete
       {"joining": true}
@@ -800,7 +824,8 @@ def send(fd: int, message: Mapping[str, Any]) -> bool:
       {"note": "..."}
           for a reader of the summary (a damaged checkpoint, a take-over)
       {"error": {"type", "message", "traceback", "code"}}
-          of error_line; `code` is null for an exception that is not ours
+          of error_line; `code` is null for an exception that is not ours. With `"fatal": true` the
+          job ends, whatever the processes do
       {"refusal": {"message", "code"}}
           of refusal_record: the agent writes it into the rank's log
       {"atexit": true, "waits": true, "processes": 2, "code": 42}

@@ -28,8 +28,8 @@ MIN_PERIOD_S = 0.1
 # The phases of the contract that a program may name.
 PHASES = ("restore", "compile", "step", "data", "eval", "save", "done")
 
-# The module of the site hook, which the agent makes every Python process load.
-_CONTRACT = "_jaxlaunch_contract"
+# Modules of the site hook, which the agent makes every Python process load.
+_CONTRACT, _REPORTER = "_jaxlaunch_contract", "_jaxlaunch_reporter"
 
 Message = Mapping[str, Any]
 
@@ -141,25 +141,36 @@ _writer: tuple[int, SampleWriter] | None = None
 _newest_step = 0
 
 
+def become_program() -> Any:
+    """Return the site hook's reporter of this process as the program of its rank, else None.
+
+    The answer is None outside a job, and in processes that the program itself has started.
+    """
+    contract: Any = sys.modules.get(_CONTRACT)
+    reporter = getattr(sys.modules.get(_REPORTER), "reporter", None)
+    if contract is None or reporter is None or not reporter.take_role(contract.Role.REPORTS):
+        return None
+    return reporter
+
+
 def _process_reports() -> Reports | None:
     """Return the reports of this process, or None outside a job."""
     global _of_process, _writer
     pid = os.getpid()
     if _of_process is not None and _of_process[0] == pid:
         return _of_process[1]
-    contract: Any = sys.modules.get(_CONTRACT)
-    if contract is None or os.environ.get(contract.REPORTER) != str(pid):
+    if (reporter := become_program()) is None:
         _of_process = pid, None
         return None
-    fd = int(os.environ[contract.PROGRESS_FD])
-    reports = Reports(lambda message: contract.send(fd, message))
+    contract: Any = sys.modules[_CONTRACT]
+    reports = Reports(reporter.send)
     is_first, folder = (
         os.environ.get(contract.PROCESS_ID, "0") == "0",
         os.environ.get(contract.RUN_DIR),
     )
     if is_first and folder:
         folder = os.path.join(folder, samples.FOLDER)
-        _writer = pid, SampleWriter(folder, lambda text: contract.send(fd, {"note": text}))
+        _writer = pid, SampleWriter(folder, reporter.note)
     atexit.register(_leave, pid)
     _of_process = pid, reports
     return reports
@@ -196,7 +207,7 @@ class Reports:
     `send` returns False for a message that it could not write now. Safe to call from any thread.
     """
 
-    def __init__(self, send: Callable[[Message], bool]) -> None:
+    def __init__(self, send: Callable[[dict[str, Any]], bool]) -> None:
         self._send = send
         # Messages that have not been sent, by the only key of each or by "phase".
         self._newest: dict[str, Message] = {}

@@ -32,7 +32,7 @@ from jaxlaunch.launcher.agent.gang.config import Config, ConfigError, coordinato
 from jaxlaunch.launcher.agent.gang.protocol import Hello
 from jaxlaunch.launcher.agent.host.folders import FolderError, RemoteFolder, SiteFolder
 from jaxlaunch.launcher.agent.host.member import Member
-from jaxlaunch.launcher.agent.host.processes import die_with_parent
+from jaxlaunch.launcher.agent.host.processes import adopt_orphans, die_with_parent
 from jaxlaunch.launcher.agent.io import resources
 from jaxlaunch.launcher.agent.io.loop import Loop
 from jaxlaunch.launcher.agent.io.output import OutputStream
@@ -211,6 +211,7 @@ class Agent:
         # The member has installed its handlers. Children inherit the mask, so it must be cleared
         # before a fork.
         signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
+        adopt_orphans()
         parent = os.environ.get(contract.PARENT, "")
         if parent.isdecimal() and not die_with_parent(signal.SIGTERM, int(parent)):
             self._member.request_stop()

@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 import jax
 import numpy as np
 
-from jaxlaunch import contract
+from jaxlaunch import contract, reporting
 from jaxlaunch.trainer import spec, user_code
 from jaxlaunch.trainer.checkpoint import storage
 from jaxlaunch.trainer.data.pipeline import Prefetcher
@@ -60,10 +60,10 @@ JAX_USED_MESSAGE = "jax.distributed.initialize() must be called before"
 def run(step: Any, state: Any, data: Any = None, **options: Any) -> Tree:
     """Return the state after the last step; see jaxlaunch.run. A rank exits on errors."""
     # This process is a rank of a gang, not a process that a rank's program started.
-    reporter = os.environ.get(contract.REPORTER)
-    is_rank = contract.PROGRESS_FD in os.environ and reporter == str(os.getpid())
+    reporter = reporting.become_program()
+    is_rank = reporter is not None
     stop = Stop()
-    report = Progress(int(os.environ[contract.PROGRESS_FD]) if is_rank else None)
+    report = Progress(None if reporter is None else reporter.fd)
     loop: Loop[NamedArrays] | None = None
     try:
         report.report_hello()

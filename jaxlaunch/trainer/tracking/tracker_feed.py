@@ -31,14 +31,16 @@ STOP_WAIT_S = 5.0
 NOTICE_AFTER_S = 3.0
 
 # Variables of a rank that the program does not inherit. A tracker that imports JAX must neither
-# take a device nor join the other processes. Without the run's uid, the program is not killed with
-# the leftovers of a killed rank, whose last lines it has to send.
+# take a device nor join the other processes. Without the run's uid and the file of its stacks, the
+# program is not killed with the leftovers of a killed rank, whose last lines it has to send.
 _RANK_VARIABLES = (
     "JAX_COORDINATOR",
     "JAX_NUM_PROCESSES",
     "JAX_PROCESS_ID",
     "JAX_LOCAL_DEVICE_IDS",
     contract.PROGRESS_FD,
+    contract.PROGRESS,
+    contract.STACKS,
     contract.UID,
 )
 

@@ -174,6 +174,12 @@ CASES: list[tuple[int, Failure, str]] = [
         'last step first calls jaxlaunch.report(phase="done")',
     ),
     (
+        137,
+        Failure(FailureKind.PROGRAM_GONE, rank=1, step=4),
+        "rank 1's program was killed at step 4, or ended itself by os._exit, while the process "
+        "that started it runs on",
+    ),
+    (
         82,
         Failure(FailureKind.HANG, rank=3, step=5, hang=HANG),
         "rank 3 makes no progress at step 5 (the step timeout of 60 s passed first on rank 3, "

@@ -214,6 +214,14 @@ class RankProgress:
                 self._update_status(**{name: message[name]})
         self._apply_end(message, now)
 
+    def reset_interpreter(self, now: float) -> None:
+        """Reset the progress for a new interpreter, of the same process or of another."""
+        self._phase_since, self._stepping_s = now, 0.0
+        self._steps_s.clear()
+        fields = {"phase": self._first_phase, "trainer": self._first_phase is not None}
+        flags = dict.fromkeys(("left", "joining", "waits", "done"), False)
+        self._update_status(**fields, **flags, jax=None)
+
     def record_exit(self, code: int) -> None:
         """Record the exit code, or minus the signal."""
         self._update_status(exit=code)
@@ -250,7 +258,7 @@ class RankProgress:
     def _apply_hello(self, sender: Any, jax: Any, now: float) -> None:
         """Apply the first message of an interpreter: from its `site`, or from the trainer."""
         if self.has_hello and sender == "site" and jax is None:
-            self._reset_interpreter(now)
+            self.reset_interpreter(now)
         self.has_hello = True
         is_trainer = self.status.trainer or sender == "trainer"
         first_step = self.status.first_step
@@ -269,14 +277,6 @@ class RankProgress:
             processes = max(self.status.processes, message.get("processes", 0))
             code = message.get("code")
             self._update_status(left=True, processes=processes, leaving_code=code)
-
-    def _reset_interpreter(self, now: float) -> None:
-        """Reset the progress for a new interpreter in the same process."""
-        self._phase_since, self._stepping_s = now, 0.0
-        self._steps_s.clear()
-        fields = {"phase": self._first_phase, "trainer": self._first_phase is not None}
-        flags = dict.fromkeys(("left", "joining", "waits", "done"), False)
-        self._update_status(**fields, **flags, jax=None)
 
     def _enter_phase(self, phase: str, step: Any, now: float) -> None:
         step = step if isinstance(step, int) else self.status.step
@@ -310,7 +310,7 @@ class RankProgress:
 # Key of the line with which the forked agent reports that exec failed.
 UNSTARTABLE = "unstartable"
 _MESSAGE_START = re.compile(
-    rb'\{"(?:hello|phase|committed|found|restored|joining|joined|metrics|stopped|profile|note|error|'
+    rb'\{"(?:hello|role|phase|committed|found|restored|joining|joined|metrics|stopped|profile|note|error|'
     rb'refusal|atexit|waits|unstartable)": ?'
 )
 # Characters of a phase or a version, which are in every heartbeat.
@@ -408,6 +408,7 @@ class _Line:
     hello: _Label
     python: _Label
     jax: _Label | None
+    role: NonNegativeInt
     pid: NonNegativeInt
     phase: _Label
     step: NonNegativeInt | None
@@ -422,6 +423,7 @@ class _Line:
     profile: Annotated[Mapping[str, Any], _check_profile_state]
     note: str
     error: _Error
+    fatal: bool
     refusal: _Refusal
     atexit: Any
     waits: bool

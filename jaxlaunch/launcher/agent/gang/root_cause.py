@@ -125,6 +125,7 @@ class EventKind(str, enum.Enum):
             with 0.
         LOST: The connection to a host's agent was lost.
         HANG: A phase of a rank exceeded its timeout.
+        GONE: The program of a rank was killed while the wrapper that started it runs on.
         UNSTARTABLE: The command could not be started.
     """
 
@@ -134,6 +135,7 @@ class EventKind(str, enum.Enum):
     UNFINISHED = "unfinished"
     LOST = "lost"
     HANG = "hang"
+    GONE = "gone"
     UNSTARTABLE = "unstartable"
 
 
@@ -178,7 +180,7 @@ class Event:
         rank: Rank that has the symptom.
         status: Status of the rank.
         exit: Exit code, or minus the signal (EXIT).
-        oom: Whether the OOM killer sent the signal (EXIT).
+        oom: Whether the OOM killer sent the signal (EXIT, GONE).
         error: Type, message, traceback and code of the exception (ERROR).
         text: Last lines of output (EXIT), or why the command cannot be started (UNSTARTABLE).
         lost: The lost host (LOST).
@@ -187,6 +189,8 @@ class Event:
         unseen_s: Seconds since the last sign of life (HANG, LOST).
         is_alone: Whether the process has no peers whose death it could echo.
         requeue: Restart for which the exit code asks (EXIT, LEFT).
+        is_handled: Whether a wrapper that started the program may handle it (ERROR, GONE). It is no
+            fault then, but explains those of the peers.
     """
 
     kind: EventKind
@@ -203,6 +207,7 @@ class Event:
     unseen_s: Seconds = 0.0
     is_alone: bool = False
     requeue: contract.Requeue | None = None
+    is_handled: bool = False
 
     @classmethod
     def from_wire(cls, host: int, fields: Mapping[str, Any]) -> Event:
@@ -233,6 +238,7 @@ def _describes_assertion(text: str) -> bool:
 _CLOSENESS_BY_KIND = {
     EventKind.LOST: Closeness.HOST,
     EventKind.HANG: Closeness.HANG,
+    EventKind.GONE: Closeness.EXIT,
     EventKind.UNSTARTABLE: Closeness.CAUSE,
     EventKind.UNFINISHED: Closeness.CAUSE,
 }
@@ -457,6 +463,8 @@ def _failure_without_rank(event: Event) -> Failure:  # noqa: C901 - a branch per
         return Failure(FailureKind.LEFT_EARLY)
     if closeness is Closeness.ECHO and (match := MISSED_HEARTBEAT.search(event.text)):
         return Failure(FailureKind.HEARTBEATS_MISSED, rank=int(match[1]))
+    if event.kind is EventKind.GONE and not event.oom:
+        return Failure(FailureKind.PROGRAM_GONE)
     if event.oom:
         return Failure(FailureKind.OOM_KILLED, signal=signal.SIGKILL)
     may_be_echo = closeness in (Closeness.ABORT, Closeness.ECHO)

@@ -3,13 +3,15 @@
 The process that the agent starts may be the program, or a wrapper of it such as `sh -c`. SIGTERM
 must reach each process of the program exactly once. A wrapper that received it too would end before
 the program has saved, and the program would be killed with it. `ProcessTree` finds the program in
-three ways: by the Python process that reports through the site hook, else by walking down from
-shells to their commands, else by taking the started process.
+three ways: by the Python process with the highest `contract.Role`, else by walking down from shells
+to their commands, else by taking the started process. The program may run in another session, or
+outlive the process that was started (`setsid`).
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import errno
 import itertools
 import math
@@ -20,6 +22,8 @@ import signal
 import time
 from collections.abc import Collection, Iterator
 from pathlib import Path
+
+from jaxlaunch.contract import Role
 
 # A script of a shell is read up to this size.
 MAX_SCRIPT_BYTES = 256 * 1024
@@ -36,6 +40,13 @@ def send_signal(pid: int, signal_number: int) -> None:
 def process_exists(pid: int) -> bool:
     """Return whether a process with this pid exists. A zombie counts."""
     return session_id(pid) is not None
+
+
+def is_running(pid: int) -> bool:
+    """Return whether a process runs. Without /proc, a zombie counts."""
+    if not process_exists(pid):
+        return False
+    return not os.path.exists("/proc/self/stat") or not _is_zombie(pid)
 
 
 def session_id(pid: int) -> int | None:
@@ -103,6 +114,14 @@ def find_targets_to(program: int, pid: int, signal_number: int) -> Iterator[int]
             if _is_in_background(child, shell):
                 return
     yield program
+
+
+def find_ancestors(pid: int) -> list[int]:
+    """Return the parent of a process, its parent and so on. Empty without /proc."""
+    ancestors = []
+    while parent := _parent_pid(pid):
+        ancestors.append(pid := parent)
+    return ancestors
 
 
 def has_exit_trap(pid: int) -> bool:
@@ -183,6 +202,31 @@ def find_session_processes(session_leader: int) -> list[int]:
     except OSError:
         return []
     return [pid for pid in pids if session_id(pid) == session_leader and not _is_zombie(pid)]
+
+
+def find_marked_processes(marker: str) -> list[int]:
+    """Return the running processes that were started with a variable, `NAME=VALUE`."""
+    try:
+        pids = [int(name) for name in os.listdir("/proc") if name.isdecimal()]
+    except OSError:
+        return []
+    return [pid for pid in pids if has_variable(pid, marker) and not _is_zombie(pid)]
+
+
+def has_variable(pid: int, marker: str) -> bool:
+    """Return whether a process was started with a variable, `NAME=VALUE`.
+
+    Inside `exec` a process has no variables for a moment. An orphan that this process has adopted
+    counts then.
+    """
+    try:
+        environ = Path(f"/proc/{pid}/environ").read_bytes()
+    except OSError:
+        # The process has ended, or belongs to another user.
+        return False
+    if not environ:
+        return _parent_pid(pid) == os.getpid() and not _is_zombie(pid)
+    return marker.encode() in environ.split(b"\0")
 
 
 def find_orphans(pids: Collection[int]) -> list[int]:
@@ -268,18 +312,45 @@ def _read_stat(pid: int) -> tuple[str, str]:
 EXIT_TRAP_S = 3.0
 
 
-class ProcessTree:
-    """The processes of a rank, in the session of the one that was started."""
+@dataclasses.dataclass
+class PythonProcess:
+    """A Python of a rank that has told its role.
 
-    def __init__(self, pid: int) -> None:
-        self.pid = pid
-        self.is_killed = self._is_reaped = False
-        # The pid of the Python process that reports, 0 before the first report. In another PID
-        # namespace, no process with this pid exists here.
-        self._reporter = 0
-        # Whether the reporter existed here when it reported.
-        self._has_seen_reporter = False
-        # Whether the exit code of the reporter is lost in a pipeline.
+    Attributes:
+        pid: Its pid. In another PID namespace, no process with this pid exists here.
+        role: Its newest role.
+        was_seen: Whether the process existed here when it told its role.
+    """
+
+    pid: int
+    role: int
+    was_seen: bool
+
+    @property
+    def has_ended(self) -> bool:
+        """Return whether the process was here and has ended."""
+        return self.was_seen and not is_running(self.pid)
+
+
+class ProcessTree:
+    """The processes of a rank: the one that was started, and those that it starts."""
+
+    def __init__(self, pid: int, marker: str) -> None:
+        """Start without a program.
+
+        Args:
+            pid: The process that was started, the leader of its session.
+            marker: A variable, `NAME=VALUE`, that only processes of this rank have.
+        """
+        self.pid, self._marker = pid, marker
+        self.is_killed = self.is_reaped = False
+        self._program: PythonProcess | None = None
+        # The program before a Python that only imports JAX, such as one that counts devices.
+        self._outer_program: PythonProcess | None = None
+        self._python_pids: set[int] = set()
+        # The wrappers of the program.
+        self._wrapper_pids: set[int] = set()
+        # Whether the exit code of the program is lost in a pipeline.
         self.is_in_pipeline = False
         # Processes that were sent SIGTERM, and the last time at which one of them existed.
         self._signalled: set[int] = set()
@@ -287,30 +358,104 @@ class ProcessTree:
         # Whether the started process was a wrapper at the time of the stop.
         self._is_wrapper = False
 
+    # --- the program ------------------------------------------------------------------------------
+
+    @property
+    def program_pid(self) -> int:
+        """The pid of the program, 0 while no Python has told its role."""
+        program = self._find_program()
+        return 0 if program is None else program.pid
+
     @property
     def is_program(self) -> bool:
-        """Return whether the started process is the one that reports.
+        """Return whether the started process is the program.
 
         A wrapper (`sh -c "python a.py || python b.py"`) may handle the exit and continue with
         something else.
         """
-        return self._reporter in (0, self.pid)
+        return self.program_pid in (0, self.pid)
 
     @property
-    def has_lost_reporter(self) -> bool:
-        """Return whether a wrapper outlived the Python process that reported."""
-        return (
-            not self.is_program and self._has_seen_reporter and not process_exists(self._reporter)
-        )
+    def has_lost_program(self) -> bool:
+        """Return whether a wrapper outlived the program."""
+        program = self._find_program()
+        return program is not None and program.pid != self.pid and program.has_ended
 
-    def set_reporter(self, pid: int) -> None:
-        """Record which process reports from now on."""
-        self._reporter, self._has_seen_reporter = pid, process_exists(pid)
-        self.is_in_pipeline = not self.is_program and is_in_pipeline(pid)
+    @property
+    def has_joined(self) -> bool:
+        """Return whether the program has joined the other ranks."""
+        return self._program is not None and self._program.role >= Role.JOINED
+
+    def offer_program(self, pid: int, role: int) -> bool:
+        """Return whether a process with this role is the program from now on.
+
+        Of several Pythons the one with the highest role is the program, and of equals the one that
+        started the other. The first Pythons of commands that follow each other take turns.
+        """
+        program = self._find_program()
+        candidate = PythonProcess(pid, role, self._is_ours(pid))
+        self._python_pids.add(pid)
+        if program is not None and program.pid != pid and program.was_seen:
+            is_outranked = program.role > role
+            if program.role == role and role > Role.STARTED:
+                is_outranked = pid not in find_ancestors(program.pid)
+            if is_outranked and not program.has_ended:
+                return False
+            self._outer_program = None if program.has_ended else program
+        if program is None or program.pid != pid:
+            self.is_in_pipeline = pid != self.pid and is_in_pipeline(pid)
+            self._wrapper_pids = set(find_ancestors(pid))
+        self._program = candidate
+        return True
+
+    def raise_role(self, role: int) -> None:
+        """Raise the role of the program, if a Python has told one, to at least this."""
+        if self._program is not None:
+            self._program.role = max(self._program.role, role)
+
+    def awaits_program(self, waited_s: float, timeout_s: float) -> bool:
+        """Return whether the program lives on after the started process has ended with 0.
+
+        Args:
+            waited_s: Seconds since then.
+            timeout_s: How long processes of this rank may take to become the first Python.
+        """
+        if self.is_killed:
+            return False
+        if self._program is None:
+            return waited_s < timeout_s and bool(self._find_remaining())
+        is_only_python = self._python_pids == {self._program.pid}
+        is_helper = self._program.role == Role.STARTED and not is_only_python
+        pid = self._program.pid
+        # Its exit code arrives once it is reaped.
+        is_unreaped = pid != self.pid and _is_zombie(pid) and _parent_pid(pid) == os.getpid()
+        return not is_helper and (is_unreaped or self._owns(pid))
+
+    def _find_program(self) -> PythonProcess | None:
+        program, outer = self._program, self._outer_program
+        if program is None or outer is None or program.role > Role.IMPORTED_JAX:
+            return program
+        if program.has_ended and not outer.has_ended:
+            self._program, self._outer_program = outer, None
+        return self._program
+
+    def _owns(self, pid: int) -> bool:
+        """Return whether a pid is a running process of this rank."""
+        return is_running(pid) and self._is_ours(pid)
+
+    def _is_ours(self, pid: int) -> bool:
+        return session_id(pid) == self.pid or has_variable(pid, self._marker)
+
+    def _find_remaining(self) -> list[int]:
+        """Return the running processes of this rank."""
+        pids = {*find_session_processes(self.pid), *find_marked_processes(self._marker)}
+        return sorted(pids)
+
+    # --- signals ----------------------------------------------------------------------------------
 
     def mark_reaped(self) -> None:
         """Record that the pid is free, so that the kernel may give it to another process."""
-        self._is_reaped = True
+        self.is_reaped = True
 
     def stop(self) -> None:
         """Send SIGTERM once to each process of the program.
@@ -340,10 +485,19 @@ class ProcessTree:
             self._terminate(pid)
 
     def _stop_targets(self) -> Iterator[int]:
-        """Yield the processes to stop: the one that reports, else the commands of a wrapper."""
-        if not self.is_program and session_id(self._reporter) == self.pid:
-            return find_targets_to(self._reporter, self.pid, signal.SIGTERM)
-        return find_targets_below(self.pid, signal.SIGTERM, is_wrapper=self.has_lost_reporter)
+        """Yield the processes to stop: the program, else the commands of a wrapper."""
+        program_pid = self.program_pid
+        if program_pid not in (0, self.pid) and self._owns(program_pid):
+            yield from find_targets_to(program_pid, self.pid, signal.SIGTERM)
+        elif self.is_reaped:
+            yield from find_orphans(self._find_remaining())
+        else:
+            is_wrapper = self.has_lost_program
+            # A wrapper whose program was stopped ends by itself.
+            done_pids = self._wrapper_pids if is_wrapper and self._signalled else set()
+            for pid in find_targets_below(self.pid, signal.SIGTERM, is_wrapper=is_wrapper):
+                if pid not in done_pids or is_shell(pid):
+                    yield pid
 
     def _terminate(self, pid: int) -> None:
         send_signal(pid, signal.SIGTERM)
@@ -357,19 +511,19 @@ class ProcessTree:
         """
         if self.is_killed or not self._signalled or not self._is_wrapper:
             return False
-        remaining = find_orphans(find_session_processes(self.pid))
+        remaining = find_orphans(self._find_remaining())
         for pid in remaining if self.pid in self._signalled else ():
             if pid not in self._signalled:
                 self._terminate(pid)
         return not self._signalled.isdisjoint(remaining)
 
     def dump_stacks(self) -> None:
-        """Ask the Python process with our site hook to write its stacks.
+        """Ask the program, if it has our site hook, to write its stacks.
 
         Without the handler of the hook, the signal would end the program.
         """
-        is_wrapped = not self.is_program and session_id(self._reporter) == self.pid
-        pid = self._reporter if is_wrapped else self.pid
+        program_pid = self.program_pid
+        pid = program_pid if program_pid and self._owns(program_pid) else self.pid
         if has_handler(pid, signal.SIGUSR1):
             send_signal(pid, signal.SIGUSR1)
 
@@ -380,7 +534,18 @@ class ProcessTree:
             os.killpg(self.pid, signal.SIGKILL)
         except ProcessLookupError:
             # Between fork and setsid there is no group yet.
-            if not self._is_reaped:
+            if not self.is_reaped:
                 os.kill(self.pid, signal.SIGKILL)
         for pid in find_session_processes(self.pid):
+            send_signal(pid, signal.SIGKILL)
+        if self._program is not None and self._owns(self._program.pid):
+            send_signal(self._program.pid, signal.SIGKILL)
+
+    def kill_detached(self) -> None:
+        """Kill the processes of this rank in other sessions.
+
+        A helper in a session of its own, such as one that uploads metrics, may outlive its rank but
+        not the attempt.
+        """
+        for pid in find_marked_processes(self._marker):
             send_signal(pid, signal.SIGKILL)

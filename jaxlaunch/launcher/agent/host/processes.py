@@ -24,6 +24,7 @@ from jaxlaunch import contract, regular_files
 from jaxlaunch.launcher.agent.gang import progress
 from jaxlaunch.launcher.agent.gang.config import Config
 from jaxlaunch.launcher.agent.gang.progress import UNSTARTABLE, RankProgress
+from jaxlaunch.launcher.agent.gang.root_cause import is_signal_exit_code
 from jaxlaunch.launcher.agent.host import environment, process_tree
 from jaxlaunch.launcher.agent.host.folders import SiteFolder
 from jaxlaunch.launcher.agent.host.process_tree import ProcessTree
@@ -31,6 +32,7 @@ from jaxlaunch.launcher.agent.io import resources
 from jaxlaunch.launcher.agent.io.loop import Loop
 from jaxlaunch.launcher.agent.io.output import LinePipe, OutputStream, RankLog
 from jaxlaunch.records.members import Members
+from jaxlaunch.records.verdict import MAX_SIGNAL
 from jaxlaunch.runs.layout import start_folder
 
 # A verdict may quote this many lines of output.
@@ -45,7 +47,7 @@ _GLOO_BANNER = re.compile(
     rb"ranks is : \d+"
 )
 # From linux/prctl.h.
-PR_SET_PDEATHSIG = 1
+PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 _prctl: Any = ctypes.CDLL(None, use_errno=True).prctl if sys.platform == "linux" else None
 
 OnOutput = Callable[["Child", bytes], None]
@@ -86,14 +88,21 @@ class Child:
         self.profile_path = environ[contract.PROFILE]
         self.progress = RankProgress(time.monotonic(), phase)
         self.tail: deque[bytes] = deque(maxlen=TAIL_LINES)
-        # The exception of a Python process whose wrapper continues.
+        # The exception of the program, if its wrapper continues.
         self.handled_error: Mapping[str, Any] | None = None
+        # The exception of another Python: a wrapper, or what one starts before the program.
+        self.other_error: Mapping[str, Any] | None = None
+        # Exit code of the program, or minus the signal, if its wrapper does not pass it on.
+        self.program_code: int | None = None
+        # Whether the program had ended before the process that started it.
+        self.has_lost_program = False
         # Notes that were sent to the leader.
         self.notes: set[str] = set()
         self._on_output, self._on_report = on_output, on_report
         self._output = LinePipe(loop, contract.MAX_LINE, self._take_output)
-        self._reports = LinePipe(loop, contract.MAX_LINE, self._take_report)
-        os.set_blocking(self._reports.write_end, False)
+        pipe_path = environ[contract.PROGRESS]
+        self._lock_path = pipe_path + contract.JOIN_LOCK
+        self._reports = LinePipe(loop, contract.MAX_LINE, self._take_report, pipe_path)
         report_fd = self._reports.write_end
         environ = {**environ, contract.PROGRESS_FD: str(report_fd)}
         agent_pid = os.getpid()
@@ -101,7 +110,7 @@ class Child:
         if pid == 0:
             inherited_fds = [report_fd] if control_fd is None else [report_fd, control_fd]
             _exec_child(argv, environ, cwd, self._output.write_end, inherited_fds, agent_pid)
-        self.tree = ProcessTree(pid)
+        self.tree = ProcessTree(pid, f"{contract.STACKS}={self.stacks_path}")
         self._output.close_write_end()
         self._reports.close_write_end()
 
@@ -140,12 +149,40 @@ class Child:
         if self.progress.has_hello:
             self.tree.dump_stacks()
 
+    @property
+    def has_vanished_program(self) -> bool:
+        """Return whether the program was killed or ended itself by os._exit, behind a wrapper."""
+        return self.tree.has_lost_program and not self.progress.status.left
+
+    def resolve_exit(self, code: int) -> int:
+        """Return how the rank ended: its exit code, or minus the signal that killed the program.
+
+        A wrapper passes the signal on as 128 plus its number, as shells do, or as `sys.exit(-9)`,
+        which Python turns into 247. Call this after `close`.
+        """
+        is_killed = self.has_lost_program and self.has_vanished_program
+        if self.program_code is not None and (is_killed or code == contract.DONE):
+            return self.program_code
+        if not is_killed:
+            return code
+        if is_signal_exit_code(code):
+            return 128 - code
+        if 256 - MAX_SIGNAL <= code < 255:
+            return code - 256
+        # `setsid --wait` ends with the status of waitpid(2).
+        is_status = self.tail and _SETSID_SIGNAL.match(self.tail[-1])
+        return -(code & 0x7F) if is_status else code
+
+    def read_reports(self) -> None:
+        """Read the progress messages that have arrived."""
+        self._reports.drain()
+
     def close(self) -> None:
         """Read the rest of the pipes after the process has ended, and remove its files."""
         for pipe in (self._reports, self._output):
             pipe.drain()
             pipe.close()
-        for path in (self.metrics_path, self.stacks_path, self.profile_path):
+        for path in (self.metrics_path, self.stacks_path, self.profile_path, self._lock_path):
             # The file may never have existed, or the process has put a folder in its place.
             with contextlib.suppress(OSError):
                 os.unlink(path)
@@ -163,14 +200,72 @@ class Child:
             # An empty line ends a message that a full pipe has cut.
             return
         message = progress.read_line(line, self.rank)
-        if "pid" in message:
-            self.tree.set_reporter(message["pid"])
-            self.handled_error = None
-        self.progress.take_message(message, time.monotonic())
-        if "error" in message and not self.tree.is_program:
-            self.handled_error = message["error"]
-            self.progress.take_message({"atexit": True}, time.monotonic())
+        pid = message.get("pid")
+        if "role" in message and pid is not None:
+            if not self._take_role(pid, message["role"], is_hello="hello" in message):
+                return
+        elif pid is None and "phase" in message:
+            # It writes the lines itself, as docs/environment.md describes them.
+            self.tree.raise_role(contract.Role.REPORTS)
+        elif pid not in (None, self.tree.program_pid):
+            self._take_other_report(message)
+            return
+        now = time.monotonic()
+        self.progress.take_message(message, now)
+        if "error" in message:
+            if not self.tree.is_program:
+                self.handled_error = message["error"]
+                self.progress.take_message({"atexit": True}, now)
+            elif self.other_error is not None and _reports_child(message["error"]):
+                message = {**message, "error": self.other_error}
         self._on_report(self, message)
+
+    def _take_role(self, pid: int, role: int, *, is_hello: bool) -> bool:
+        """Record the role of a process, and return whether it is the program."""
+        is_same_program = pid == self.tree.program_pid
+        if not is_same_program and self.tree.has_joined and self.has_vanished_program:
+            self._on_report(self, {GONE: True})
+        if not self.tree.offer_program(pid, role):
+            return False
+        if is_hello:
+            self.handled_error = self.other_error = None
+        if not is_same_program and self.progress.has_hello:
+            self.progress.reset_interpreter(time.monotonic())
+        return True
+
+    def _take_other_report(self, message: Mapping[str, Any]) -> None:
+        """Handle a report of a process that is not the program: a wrapper, or what one starts."""
+        if message.get("fatal"):
+            self._on_report(self, message)
+        elif "error" in message:
+            error = message["error"]
+            match = _CHILD_SIGNAL.search(error["message"])
+            if match is not None and self.has_vanished_program:
+                self.program_code = -int(match[1])
+            elif self.other_error is None or not _reports_child(error):
+                self.other_error = error
+
+
+# The end of the message of a CalledProcessError, as Python's subprocess writes it.
+_CHILD_SIGNAL = re.compile(r"died with <Signals\.\w+: (\d+)>\.$")
+
+
+# What `setsid --wait` of util-linux prints when its child was killed.
+_SETSID_SIGNAL = re.compile(rb"setsid: child \d+ did not exit normally")
+
+
+def _reports_child(error: Mapping[str, Any]) -> bool:
+    """Return whether an exception only says that another process failed."""
+    return error.get("type") == "CalledProcessError"
+
+
+def adopt_orphans() -> None:
+    """Make this process the parent of descendants whose parent ends, to receive their exit codes.
+
+    A program that is started by `setsid` outlives the process that started it.
+    """
+    if _prctl is not None:
+        _prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def die_with_parent(signal_number: int, parent_pid: int) -> bool:
@@ -219,6 +314,10 @@ def _exec_child(
 TRAINER_MODULE = "jaxlaunch.trainer"
 # Programs whose wrapper has ended are polled with this period.
 LEFTOVER_POLL_S = 0.1
+# Key of the report that a joined program was killed, where its wrapper has started another.
+GONE = "gone"
+# What `setsid` or `nohup … &` leaves running gets this long to become a Python that reports.
+FIRST_PYTHON_TIMEOUT_S = 10.0
 # After this many killed standby processes, no new one is started, because it would be killed too.
 MAX_KILLED_STANDBYS = 3
 
@@ -271,6 +370,8 @@ class Processes:
         self._standbys: dict[int, Standby] = {}
         self._killed_standbys = 0
         self._has_failed_standby = False
+        # Exit codes of orphans by pid, while a command has ended before its program.
+        self._orphan_codes: dict[int, int] = {}
         self._logs: dict[int, RankLog] = {}
         # True while no output is read because stdout is behind.
         self._is_paused = False
@@ -315,7 +416,7 @@ class Processes:
         attempt_variables = environment.attempt_variables(
             attempt, coordinator, bind_address, saved_step
         )
-        self.children = {}
+        self.children, self._orphan_codes = {}, {}
         for local_rank, rank in enumerate(ranks):
             member_variables = environment.member_variables(
                 self._config, rank, members.process_count
@@ -345,6 +446,8 @@ class Processes:
         """Kill every process of this attempt and its session."""
         for child in self.alive_children():
             child.tree.kill()
+        for child in self.children.values():
+            child.tree.kill_detached()
 
     def dump_stacks(self) -> None:
         """Ask every process with our site hook to write its stacks."""
@@ -393,11 +496,13 @@ class Processes:
         control_fd: int | None = None,
     ) -> Child:
         environ = environment.rank_variables(self._config, os.environ, rank, self._site_folder.site)
-        path_variables = contract.METRICS, contract.STACKS, contract.PROFILE
-        paths = {
-            variable: self._site_folder.new_path(kind)
-            for variable, kind in zip(path_variables, ("metrics", "stacks", "profile"), strict=True)
+        kinds = {
+            contract.METRICS: "metrics",
+            contract.STACKS: "stacks",
+            contract.PROFILE: "profile",
+            contract.PROGRESS: "progress",
         }
+        paths = {name: self._site_folder.new_path(kind) for name, kind in kinds.items()}
         return Child(
             self._loop,
             rank,
@@ -439,16 +544,21 @@ class Processes:
             self._on_report(child, message)
 
     def _kill_leftovers(self, pid: int) -> None:
-        """Kill the session of an ended process, unless its programs are being stopped."""
+        """Kill the session of an ended process, unless programs in it are to end by themselves."""
         for child in self._all_children():
-            if child.tree.pid == pid and not child.tree.leaves_programs():
-                child.tree.kill()
+            tree = child.tree
+            if tree.pid != pid:
+                continue
+            child.has_lost_program = tree.has_lost_program
+            is_awaited = tree.awaits_program(0.0, FIRST_PYTHON_TIMEOUT_S)
+            if not tree.leaves_programs() and not is_awaited:
+                tree.kill()
 
     def _on_reaped(self, pid: int, code: int) -> None:
         for child in self.children.values():
             if child.tree.pid == pid:
                 child.tree.mark_reaped()
-                self._finish_child(child, code)
+                self._finish_child(child, code, time.monotonic())
                 return
         for local_rank, standby in list(self._standbys.items()):
             if standby.child.tree.pid == pid:
@@ -457,6 +567,9 @@ class Processes:
                 del self._standbys[local_rank]
                 self._on_standby_end(standby.child.rank, code)
                 return
+        if any(child.tree.is_reaped for child in self.alive_children()):
+            # It may be the program of such a child, whose messages have not been read.
+            self._orphan_codes[pid] = code
 
     def _on_standby_end(self, rank: int, code: int) -> None:
         """Log the end of a standby process, and start another if it was killed.
@@ -473,13 +586,29 @@ class Processes:
         if self.have_stepped:
             self.keep_standbys()
 
-    def _finish_child(self, child: Child, code: int) -> None:
-        """Report the end of a process once the last program that it started has ended."""
-        if child.tree.leaves_programs():
-            self._loop.call_later(LEFTOVER_POLL_S, lambda: self._finish_child(child, code))
+    def _finish_child(self, child: Child, code: int, ended_at: float) -> None:
+        """Report the end of a process once the last program that it started has ended.
+
+        Args:
+            child: The child.
+            code: Exit code of the process that was started, or minus the signal.
+            ended_at: When it ended, in monotonic seconds.
+        """
+        child.read_reports()
+        tree, waited_s = child.tree, time.monotonic() - ended_at
+        awaits_program = code == contract.DONE and tree.awaits_program(
+            waited_s, FIRST_PYTHON_TIMEOUT_S
+        )
+        if tree.leaves_programs() or awaits_program:
+            self._loop.call_later(
+                LEFTOVER_POLL_S, lambda: self._finish_child(child, code, ended_at)
+            )
             return
-        if not child.tree.is_killed:
-            child.tree.kill()
+        if not tree.is_killed:
+            tree.kill()
         child.close()
+        if (program_code := self._orphan_codes.pop(tree.program_pid, None)) is not None:
+            child.program_code = program_code
+        code = child.resolve_exit(code)
         child.progress.record_exit(code)
         self._on_end(child, code)

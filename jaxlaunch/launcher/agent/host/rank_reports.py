@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
+import math
 import os
 import queue
 import re
@@ -24,7 +25,7 @@ from jaxlaunch.launcher.agent.gang.nccl import NcclQuery, should_query_nccl
 from jaxlaunch.launcher.agent.gang.progress import UNSTARTABLE, StatusChanges
 from jaxlaunch.launcher.agent.gang.root_cause import EventKind, is_signal_exit_code
 from jaxlaunch.launcher.agent.host.leader_connection import LeaderConnection, MemberState
-from jaxlaunch.launcher.agent.host.processes import Child, Processes
+from jaxlaunch.launcher.agent.host.processes import GONE, Child, Processes
 from jaxlaunch.launcher.agent.io import resources
 from jaxlaunch.launcher.agent.io.link import HEARTBEAT_S
 from jaxlaunch.records import codec
@@ -37,6 +38,8 @@ MAX_NOTES = 50
 MAX_NOTE_CHARS = 2000
 # The stacks of one rank are cut to this length in messages and in the summary.
 MAX_STACKS_CHARS = 16_000
+# A program whose wrapper runs on is reported as lost after this time.
+LOST_PROGRAM_S = 0.5
 # The processes get this long to write their stacks.
 STACKS_TIMEOUT_S = 2.0
 # The cause of contract.RESTART_CAUSES by the phase of rank 0, where the names differ.
@@ -76,10 +79,13 @@ class RankReports:
         # site hook was sent.
         self._overdue_ranks: set[int] = set()
         self._ranks_without_hook: set[int] = set()
+        # When the program of a rank was lost while its wrapper ran on; infinite once reported.
+        self._lost_at: dict[int, float] = {}
 
     def start_attempt(self) -> None:
         """Reset the state of the previous attempt."""
         self._overdue_ranks.clear()
+        self._lost_at.clear()
         self._ranks_without_hook.clear()
         self._metrics.unsent, self._changes = None, StatusChanges()
         if self._clock is not None:
@@ -88,8 +94,8 @@ class RankReports:
     def take_report(self, child: Child, message: Mapping[str, Any]) -> None:
         """Handle a message from the progress pipe of a process."""
         self._update_clock(child, message)
-        if "error" in message and child.tree.is_program:
-            self.send_event(EventKind.ERROR, child, error=message["error"])
+        if "error" in message or GONE in message:
+            self._send_program_end(child, message)
         if UNSTARTABLE in message:
             self._ranks_without_hook.add(child.rank)
             self.send_event(EventKind.UNSTARTABLE, child, text=message[UNSTARTABLE])
@@ -119,23 +125,24 @@ class RankReports:
         if child.rank == 0:
             self._metrics.finish()
         self.send_beat()
+        # A SIGKILL may be from the OOM killer, also of a program whose wrapper hides the signal.
+        is_killed = code == -signal.SIGKILL or (code != 0 and child.has_vanished_program)
+        is_oom = is_killed and self._has_new_oom_kill()
+        if is_oom:
+            code = -signal.SIGKILL
         # The wrapper ended with a failure too, so the exception of the Python process is its cause.
         # A pipeline ends with the exit code of its last command, whatever the others do.
         is_failure = code > 0 and not is_signal_exit_code(code)
         is_lost = code == 0 and child.tree.is_in_pipeline
-        status = child.progress.status
+        status, text = child.progress.status, child.tail_text[-MAX_STACKS_CHARS:]
         if child.handled_error is not None and (is_failure or is_lost):
             self.send_event(EventKind.ERROR, child, error=child.handled_error)
+        elif child.other_error is not None and is_failure:
+            self.send_event(EventKind.ERROR, child, error=child.other_error)
         elif child.handled_error is not None and code == 0:
             self._note_ignored_error(child, child.handled_error)
         elif is_lost and status.jax is not None and not status.left:
-            text = child.tail_text[-MAX_STACKS_CHARS:]
             self.send_event(EventKind.UNFINISHED, child, text=text)
-        # A SIGKILL may be from the OOM killer. Outside a container its counter is for the whole
-        # machine.
-        kills_before, self._oom_kills = self._oom_kills, resources.count_oom_kills()
-        is_counted = self._config.is_pod and self._oom_kills > kills_before
-        is_oom, text = code == -signal.SIGKILL and is_counted, child.tail_text[-MAX_STACKS_CHARS:]
         self.send_event(EventKind.EXIT, child, exit=code, oom=is_oom, text=text)
 
     def _note_ignored_error(self, child: Child, error: Mapping[str, Any]) -> None:
@@ -177,6 +184,7 @@ class RankReports:
             self.send_beat()
         if self._state.verdict is None:
             self._check_timeouts(now)
+            self._check_lost_programs(now)
         if (dump := self._stacks) is None:
             return
         # Reading stacks opens a file of every process, so it is done only while they are awaited.
@@ -199,6 +207,37 @@ class RankReports:
         changes = self._changes.take_changes(statuses)
         metrics, self._metrics.unsent = self._metrics.unsent, None
         self._leader.send("beat", attempt=self._state.attempt, ranks=changes, metrics=metrics)
+
+    def _send_program_end(self, child: Child, message: Mapping[str, Any]) -> None:
+        """Report the exception or the kill of a program, which its wrapper may handle."""
+        is_decisive = child.tree.is_program or message.get("fatal", False)
+        if GONE in message:
+            self.send_event(EventKind.GONE, child, is_handled=True)
+        elif is_decisive or child.tree.has_joined:
+            error = message["error"]
+            self.send_event(EventKind.ERROR, child, error=error, is_handled=not is_decisive)
+
+    def _has_new_oom_kill(self) -> bool:
+        """Return whether the OOM killer has killed a process since the last call.
+
+        Outside a container its counter is for the whole machine.
+        """
+        kills_before, self._oom_kills = self._oom_kills, resources.count_oom_kills()
+        return self._config.is_pod and self._oom_kills > kills_before
+
+    def _check_lost_programs(self, now: float) -> None:
+        """Report programs that were killed while the wrapper that started them runs on.
+
+        The wrapper may handle this, so it is no fault. It explains that the peers fail.
+        """
+        for child in self._processes.alive_children():
+            if not (child.tree.has_joined and child.has_vanished_program):
+                self._lost_at.pop(child.rank, None)
+            # What the program wrote before its end may not have been read.
+            elif now - self._lost_at.setdefault(child.rank, now) > LOST_PROGRAM_S:
+                self._lost_at[child.rank] = math.inf
+                is_oom = self._has_new_oom_kill()
+                self.send_event(EventKind.GONE, child, oom=is_oom, is_handled=True)
 
     def _status_fields(self, child: Child) -> dict[str, Any]:
         """Return the fields of a message that carries the complete status of a rank."""
@@ -236,7 +275,7 @@ class RankReports:
             if is_reported or timeout is None or timeout.left_s >= 0:
                 continue
             # A phase says nothing once the Python that reported it has ended.
-            if child.tree.has_lost_reporter and timeout.key != contract.FIRST_STEP:
+            if child.tree.has_lost_program and timeout.key != contract.FIRST_STEP:
                 continue
             self._overdue_ranks.add(child.rank)
             hang = HangFacts(*timeout, child.rank)

@@ -221,8 +221,23 @@ READ_CHUNK_BYTES = 65536
 class LinePipe:
     """Pipe whose lines are passed to `on_line`, long ones in pieces."""
 
-    def __init__(self, loop: Loop, max_line_bytes: int, on_line: Callable[[bytes], None]) -> None:
-        self._fd, self.write_end = os.pipe()
+    def __init__(
+        self,
+        loop: Loop,
+        max_line_bytes: int,
+        on_line: Callable[[bytes], None],
+        path: str | None = None,
+    ) -> None:
+        """Create the pipe, with the name `path` if any, under which other processes open it."""
+        # A pipe with a name has a writer of ours: without any, it would always be at its end.
+        self._path, self._writer = path, -1
+        if path is None:
+            self._fd, self.write_end = os.pipe()
+        else:
+            os.mkfifo(path, 0o600)
+            self._fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+            self.write_end = os.open(path, os.O_WRONLY | os.O_NONBLOCK)
+            self._writer = os.open(path, os.O_WRONLY | os.O_NONBLOCK)
         os.set_blocking(self._fd, False)
         self._loop, self._on_line = loop, on_line
         self._lines = LineSplitter(max_line_bytes)
@@ -257,6 +272,9 @@ class LinePipe:
             self._loop.unwatch(self._fd)
             os.close(self._fd)
             self._fd = -1
+            if self._path is not None:
+                os.close(self._writer)
+                os.unlink(self._path)
             for line in self._lines.finish():
                 self._on_line(line)
 

@@ -56,6 +56,8 @@ ABORT_CODES = (-signal.SIGABRT, 128 + signal.SIGABRT)
 LOST_HOST_ECHOES = (Closeness.ABORT, Closeness.ECHO)
 # A message that arrives within this time after a symptom may have been sent before it.
 IN_FLIGHT_S = 0.2
+# The peers of a program that ends fail within this time, even if only JAX's heartbeats show it.
+HANDLED_S = 2.0 * contract.HEARTBEAT_TIMEOUT_S
 # If a host is lost while ranks save, the others wait for it no longer than this.
 SAVE_WITHOUT_HOST_TIMEOUT_S = 3.0
 
@@ -92,6 +94,8 @@ class Attempt:
         self.ranks = RankStatuses(ranks_by_host)
         self.hang = Hang(self.ranks, platform)
         self._symptoms = Symptoms()
+        # Ends of programs, by rank, that a wrapper may handle, and when they arrived.
+        self._handled: dict[int, tuple[float, Event]] = {}
         self._stop: PendingStop | None = None
         # When the first fault was seen, and how long after the last sign of life.
         self._first_fault: tuple[float, float] | None = None
@@ -141,6 +145,9 @@ class Attempt:
         if event.kind in (EventKind.EXIT, EventKind.LEFT):
             requeue = self._requeue_codes.get(exit_code_of(event))
         event = dataclasses.replace(event, is_alone=len(self.statuses) == 1, requeue=requeue)
+        if event.is_handled:
+            self._handled[event.rank] = now, event
+            return
         if self._first_fault is None and event_closeness(event) not in (None, Closeness.LEFT):
             self._first_fault = now, event.unseen_s
         if event.kind is EventKind.HANG:
@@ -234,7 +241,7 @@ class Attempt:
             if self.hang.awaits_stacks(now):
                 return None
             event = self.hang.find_stalled_rank(event) or event
-        return verdict_for_event(event)
+        return verdict_for_event(self._find_handled_cause(level, now) or event)
 
     def _mixed_versions(self) -> Failure:
         """Return the first two ranks whose programs have different versions of JAX."""
@@ -256,6 +263,22 @@ class Attempt:
         if hang is None or (nearest is not None and nearest[2] < Closeness.HANG):
             return nearest
         return now, hang, Closeness.HANG
+
+    def _find_handled_cause(self, level: Closeness, now: float) -> Event | None:
+        """Return the end of a program that explains the failure of its peers.
+
+        The wrapper of that program may still run, may have ended with another code, or may have
+        started its next program.
+        """
+        if level < Closeness.ABORT:
+            return None
+        events = [
+            event
+            for rank, (arrived_at, event) in self._handled.items()
+            if self.statuses[rank].left or now - arrived_at < HANDLED_S
+        ]
+        cause = find_root_cause(events)
+        return None if cause is None or cause[1] is Closeness.ECHO else cause[0]
 
     def _is_withdrawn(self, event: Event) -> bool:
         """Return whether a rank that left is back: `sh -c` started its next Python."""

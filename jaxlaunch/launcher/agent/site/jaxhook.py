@@ -54,27 +54,30 @@ class JaxFinder:
         return spec
 
 
-def install(contract: Any, reporter: Any) -> None:
-    """Hook the first import of JAX. With `reporter=None` nothing is reported."""
+def install(contract: Any, site_reporter: Any) -> None:
+    """Hook the first import of JAX. `site_reporter` is the module of the reporter."""
 
     def set_up_jax(jax: Any) -> None:
         if not isinstance(getattr(jax, "__version__", None), str):
             # The program has a `jax.py` of its own.
             return
+        reporter = site_reporter.reporter
         try:
             # On TPU, JAX reads the variables of Google Cloud.
             if _job_platform(contract) != "tpu":
                 _register_cluster(contract)
-            _wrap_initialize(jax, contract, reporter)
-            if reporter is not None:
+            _wrap_initialize(jax, contract, site_reporter)
+            if reporter is not None and reporter.runs_at_exit:
                 _wrap_shutdown(reporter)
         except (ImportError, AttributeError, TypeError, ValueError) as error:
             if reporter is not None:
                 fault = f"jax.distributed.initialize() of jax {jax.__version__}: {error!r}"
                 hint = "pass it coordinator_address, num_processes and process_id"
                 reporter.note(f"jaxlaunch cannot set up {fault}; {hint}")
-        if reporter is not None:
-            reporter.hello(jax.__version__)
+        # A worker that loads data may import JAX before the program does.
+        is_worker = reporter is not None and reporter.role is None and site_reporter.is_worker()
+        if reporter is not None and not is_worker:
+            reporter.take_role(contract.Role.IMPORTED_JAX, jax.__version__)
 
     sys.meta_path.insert(0, JaxFinder(set_up_jax))
 
@@ -167,12 +170,13 @@ def wait_for_listener(coordinator: str, limit_s: float) -> None:
             pause_s = min(1.5 * pause_s, 0.25)
 
 
-def _wrap_initialize(jax: Any, contract: Any, reporter: Any) -> None:
-    """Wrap `initialize`, which waits for process 0 and has the gang's timeouts by default.
+def _wrap_initialize(jax: Any, contract: Any, site_reporter: Any) -> None:
+    """Wrap `initialize`, which joins the gang whatever its arguments are.
 
-    With a coordinator address of the caller, the coordinator listens on its port on every
-    interface: JAX would take the bind address of the gang's coordinator. A second call does nothing
-    unless it has another address; JAX would refuse it because it comes after a computation.
+    Its coordinator, process count and process id are the launcher's: a program that was written for
+    Slurm or MPI need not change. It waits for process 0 and has the gang's timeouts by default. One
+    process of a rank joins. A second call in it does nothing; JAX would refuse it because it comes
+    after a computation.
     """
     import functools
     import inspect
@@ -189,39 +193,32 @@ def _wrap_initialize(jax: Any, contract: Any, reporter: Any) -> None:
 
     @functools.wraps(original)
     def initialize(*args: Any, **kwargs: Any) -> Any:
-        arguments, joined = signature.bind(*args, **kwargs).arguments, private.global_state
-        address, defaults = arguments.get("coordinator_address"), {**gang_defaults}
+        arguments = dict(signature.bind(*args, **kwargs).arguments)
         # The trainer has joined already, or a notebook cell runs again.
-        if joined.client is not None:
-            if address in (None, joined.coordinator_address):
-                return None
-            fault = f"this process has joined {joined.coordinator_address}"
-            hint = "leave this call out, or its arguments"
-            raise RuntimeError(f"jax.distributed.initialize({address!r}): {fault}; {hint}")
-        gang_address = os.environ.get(contract.COORDINATOR)
-        _connect_cpus_on_loopback(jax, contract, address or gang_address or "")
-        process = arguments.get("process_id", os.environ.get(contract.PROCESS_ID))
-        if address is None and _job_platform(contract) != "tpu":
-            address = gang_address
+        if private.global_state.client is not None:
+            return None
+        reporter = site_reporter.reporter
         if reporter is not None:
-            reporter.joining(True)
-        # The program or its wrapper may have set a proxy since it was started.
-        host = (address or "").rpartition(":")[0].strip("[]")
-        hosts = [*contract.gang_hosts(os.environ), host]
-        os.environ.update(contract.bypass_proxies(os.environ, hosts))
-        if address is not None and process is not None and int(process) != 0:
-            wait_for_listener(address, LISTEN_TIMEOUT_S)
-        if address is not None and address != gang_address:
-            defaults["coordinator_bind_address"] = "[::]:" + address.rpartition(":")[2]
+            if not reporter.lock_rank():
+                _reject_second_process(contract, reporter, is_worker=site_reporter.is_worker())
+                return None
+            reporter.take_role(contract.Role.JOINED)
+            if names := _set_gang_arguments(contract, arguments):
+                call = f"jax.distributed.initialize({', '.join(names)})"
+                reporter.note(
+                    f"{call}: the job's own values are used, so leave these arguments out"
+                )
+            reporter.report_joining(is_waiting=True)
         missing = signature.parameters.keys() - arguments.keys()
-        kwargs |= {name: value for name, value in defaults.items() if name in missing}
-        timeout_s = {**arguments, **kwargs}.get("shutdown_timeout_seconds")
+        arguments |= {name: value for name, value in gang_defaults.items() if name in missing}
+        timeout_s = arguments.get("shutdown_timeout_seconds")
         try:
+            _wait_for_coordinator(jax, contract, arguments)
             with _shutdown_timeout_of_client(private, timeout_s):
-                return original(*args, **kwargs)
+                return original(**arguments)
         finally:
             if reporter is not None:
-                reporter.joining(False)
+                reporter.report_joining(is_waiting=False)
 
     private.initialize = jax.distributed.initialize = initialize
 
@@ -258,7 +255,9 @@ def _wrap_shutdown(reporter: Any) -> None:
 
     import jax._src.distributed as private
 
-    state, exit_process = private.global_state, os._exit
+    state: Any = private.global_state
+    os_module: Any = os
+    exit_process = os._exit
     shutdown = state.shutdown
 
     @functools.wraps(shutdown)
@@ -287,7 +286,7 @@ def _wrap_shutdown(reporter: Any) -> None:
         exit_process(status)
 
     state.shutdown = report_shutdown
-    os._exit = leave_gang_and_exit
+    os_module._exit = leave_gang_and_exit
     # JAX registers its handler when it is imported, and waits for the other processes in it. The
     # earlier handlers of the program must not wait, too.
     from jax._src import api
@@ -315,3 +314,67 @@ def _close_connections(coordinator: str) -> None:
             ports = {connection.getsockname()[1], connection.getpeername()[1]}
             if connection.family in (socket.AF_INET, socket.AF_INET6) and port not in ports:
                 connection.shutdown(socket.SHUT_RDWR)
+
+
+def _wait_for_coordinator(jax: Any, contract: Any, arguments: dict[str, Any]) -> None:
+    """Wait until process 0 listens, and choose what the arguments of `initialize` leave out."""
+    address = arguments.get("coordinator_address")
+    if address is None and _job_platform(contract) != "tpu":
+        address = os.environ.get(contract.COORDINATOR)
+    _connect_cpus_on_loopback(jax, contract, address or "")
+    process = arguments.get("process_id", os.environ.get(contract.PROCESS_ID))
+    # The program or its wrapper may have set a proxy since it was started.
+    host = (address or "").rpartition(":")[0].strip("[]")
+    hosts = [*contract.gang_hosts(os.environ), host]
+    os.environ.update(contract.bypass_proxies(os.environ, hosts))
+    if address is not None and process is not None and int(process) != 0:
+        wait_for_listener(address, LISTEN_TIMEOUT_S)
+    if address is not None and address != os.environ.get(contract.COORDINATOR):
+        # JAX would take the bind address of the gang's coordinator.
+        arguments.setdefault("coordinator_bind_address", "[::]:" + address.rpartition(":")[2])
+
+
+def _reject_second_process(contract: Any, reporter: Any, *, is_worker: bool) -> None:
+    """End the job, unless the process is a worker, which goes on without the gang."""
+    call = "jax.distributed.initialize()"
+    if is_worker:
+        reporter.note(
+            f"a worker of multiprocessing called {call} as it imported the main module; it did not "
+            "join. Guard the call with `if __name__ == '__main__':`"
+        )
+        return
+    rank = os.environ.get(contract.PROCESS_ID, "0")
+    reporter.refuse(
+        f"a second process of rank {rank} (pid {reporter.pid}) called {call} while the first one "
+        "runs: set `processes_per_host` to the number of processes, or, if it only helps the first "
+        "one, guard the call with `if __name__ == '__main__':`"
+    )
+
+
+def _set_gang_arguments(contract: Any, arguments: dict[str, Any]) -> list[str]:
+    """Replace arguments of `initialize` by the launcher's, and return those that differed.
+
+    On TPU, JAX has the values from libtpu, and only the method of detection is removed.
+    """
+    names = []
+    method = arguments.get("cluster_detection_method")
+    if method not in (None, "deactivate"):
+        del arguments["cluster_detection_method"]
+        names.append(f"cluster_detection_method={method!r}")
+    gang = {
+        "coordinator_address": os.environ.get(contract.COORDINATOR),
+        "num_processes": os.environ.get(contract.NUM_PROCESSES),
+        "process_id": os.environ.get(contract.PROCESS_ID),
+    }
+    if _job_platform(contract) == "tpu" or None in gang.values():
+        return names
+    # The coordinator listens where the launcher says, too.
+    bind_address = arguments.pop("coordinator_bind_address", None)
+    if bind_address not in (None, os.environ.get(contract.COORDINATOR_BIND)):
+        names.append("coordinator_bind_address")
+    for name, text in gang.items():
+        value: Any = text if name == "coordinator_address" else int(str(text))
+        if arguments.get(name) not in (None, value):
+            names.append(name)
+        arguments[name] = value
+    return names

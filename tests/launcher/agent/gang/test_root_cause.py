@@ -374,6 +374,51 @@ def test_hang_is_not_explained_by_a_rank_that_has_finished() -> None:
     shows("had finished. A program that works on after its last step", verdict.message)
 
 
+def handled(event: Event) -> Event:
+    """Return an event of a program whose wrapper runs on."""
+    status = dataclasses.replace(event.status, left=event.kind is EventKind.ERROR)
+    return dataclasses.replace(event, status=status, is_handled=True)
+
+
+GONE = Event(EventKind.GONE, 1, 1, STEPPING)
+GONE_MESSAGE = (
+    "rank 1's program was killed at step 20, or ended itself by os._exit, while the process that "
+    "started it runs on"
+)
+
+
+@pytest.mark.parametrize(
+    ("event", "message", "code"),
+    [
+        (error(1), "rank 1 raised at step 20: ValueError: boom", 83),
+        (GONE, GONE_MESSAGE, 137),
+    ],
+)
+def test_end_behind_a_wrapper_is_no_fault_but_explains_the_peers(
+    event: Event, message: str, code: int
+) -> None:
+    state = attempt()
+    state.add_event(handled(event), 10.0)
+    assert state.decide_verdict(40.0, {}) is None
+    state.add_event(echo(0), 40.0)
+    verdict = decide(state, 42.1)
+    assert (verdict.code, verdict.rank, verdict.message) == (code, 1, message)
+    shows(
+        "program was killed…, or ended itself by os._exit, while the process that started it "
+        "runs on",
+        GONE_MESSAGE,
+    )
+
+
+def test_exception_that_a_wrapper_has_handled_explains_nothing() -> None:
+    state = attempt()
+    state.add_event(handled(error(1)), 10.0)
+    # The wrapper has started its next program.
+    state.ranks.update({1: STEPPING})
+    state.add_event(echo(0), 80.0)
+    assert decide(state, 82.1).rank == 0
+
+
 def test_ranks_that_end_in_sequence_are_done() -> None:
     state = attempt()
     state.add_event(left(1), 10.0)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import signal
 import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
 
+from jaxlaunch.contract import Role
 from jaxlaunch.launcher.agent.host import process_tree
 from tests.gang.agents import poll_until
 
@@ -68,3 +70,68 @@ def test_signal_handler_is_detected() -> None:
         assert process_tree.has_handler(pid, signal.SIGUSR1) and not process_tree.has_handler(
             pid, signal.SIGUSR2
         )
+
+
+# A process that starts a child in another session, which prints its pid, and waits for it.
+STARTS = """
+import subprocess, sys, time
+child = "import os, time; print(os.getpid(), flush=True); time.sleep(60)"
+subprocess.run([sys.executable, "-c", child], start_new_session=True)
+time.sleep(60)
+"""
+MARKER = "JAXLAUNCH_STACKS=/nowhere/of-this-test"
+
+
+@pytest.fixture
+def wrapper(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[process_tree.ProcessTree, int]]:
+    """Return the tree of a process that has started another in a session of its own."""
+    monkeypatch.setenv(*MARKER.split("="))
+    command = (sys.executable, "-c", STARTS)
+    with subprocess.Popen(
+        command, start_new_session=True, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        child = int(process.stdout.readline())
+        yield process_tree.ProcessTree(process.pid, MARKER), child
+        for pid in (child, process.pid):
+            process_tree.send_signal(pid, signal.SIGKILL)
+
+
+def test_python_with_the_highest_role_is_the_program(
+    wrapper: tuple[process_tree.ProcessTree, int],
+) -> None:
+    tree, child = wrapper
+    assert tree.is_program
+    assert tree.offer_program(tree.pid, Role.STARTED) and tree.is_program
+    assert tree.offer_program(child, Role.IMPORTED_JAX) and not tree.is_program
+    # Of equals it is the one that started the other, and what it starts does not become it again.
+    assert tree.offer_program(tree.pid, Role.IMPORTED_JAX) and tree.is_program
+    assert not tree.offer_program(child, Role.IMPORTED_JAX)
+    assert tree.offer_program(child, Role.JOINED)
+    assert not tree.offer_program(tree.pid, Role.REPORTS)
+    assert tree.program_pid == child
+
+
+def test_program_in_another_session_is_stopped_and_killed(
+    wrapper: tuple[process_tree.ProcessTree, int],
+) -> None:
+    tree, child = wrapper
+    tree.offer_program(tree.pid, Role.STARTED)
+    tree.offer_program(child, Role.JOINED)
+    tree.stop()
+    # It has no handler. The wrapper waits for it, and then goes on.
+    assert poll_until(lambda: tree.has_lost_program)
+    assert process_tree.is_running(tree.pid)
+    tree.kill()
+    assert poll_until(lambda: not process_tree.is_running(tree.pid))
+
+
+def test_helper_that_only_imports_jax_gives_the_role_back(
+    wrapper: tuple[process_tree.ProcessTree, int],
+) -> None:
+    tree, child = wrapper
+    tree.offer_program(tree.pid, Role.STARTED)
+    tree.offer_program(child, Role.IMPORTED_JAX)
+    process_tree.send_signal(child, signal.SIGKILL)
+    assert poll_until(lambda: tree.is_program)
+    assert not tree.has_lost_program

@@ -1,0 +1,156 @@
+"""Which process of a rank joins, reports and is blamed, whatever the command starts."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from tests import launch_commands
+from tests.found import shows
+from tests.gang.agents import Gang, make_job, run_gang, run_script, write_program, write_script
+from tests.launch_commands import COMMANDS
+
+# A wrapper in Python that hides signals, and a program that leaves its session.
+CHOSEN = ("accelerate launch", "nohup setsid &")
+COMMAND_NAMES = [
+    pytest.param(name, marks=() if name in CHOSEN else pytest.mark.extended) for name in COMMANDS
+]
+
+
+@pytest.mark.parametrize("name", COMMAND_NAMES)
+def test_failures_behind_a_launch_command_are_those_of_the_program(
+    tmp_path: Path, name: str
+) -> None:
+    command = COMMANDS[name]
+    said = launch_commands.try_failures(tmp_path, command)
+    assert sorted(said) == sorted(launch_commands.ENDINGS)
+    assert not launch_commands.find_faults(command, said)
+
+
+def test_launch_commands_finish_when_their_programs_do(tmp_path: Path) -> None:
+    names = ("launch.py", "multiprocessing", "conda run", "torchrun", "nsys", "setsid", "> >(tee)")
+    said = launch_commands.try_success(tmp_path, [COMMANDS[name] for name in names])
+    assert said.startswith("[0]: every process finished"), said
+
+
+# The main module joins when it is imported, as in google/grain#802. A worker imports it again.
+WORKERS = """
+import concurrent.futures, multiprocessing, sys
+import jax
+jax.distributed.initialize()
+import jax.numpy as jnp
+from jax.experimental import multihost_utils
+def square(number):
+    return number * number
+if __name__ == "__main__":
+    for method in ("spawn", "forkserver"):
+        context = multiprocessing.get_context(method)
+        with context.Pool(2) as pool:
+            print(method, sum(pool.map(square, range(8))))
+        with concurrent.futures.ProcessPoolExecutor(2, mp_context=context) as executor:
+            print(method, sum(executor.map(square, range(9))))
+        multihost_utils.process_allgather(jnp.ones(2))
+"""
+
+
+def test_workers_that_import_the_main_module_do_not_join(tmp_path: Path) -> None:
+    gang, codes = run_script(tmp_path, WORKERS, hosts=2)
+    assert codes == [0, 0], gang.stdout
+    for method in ("spawn", "forkserver"):
+        assert gang.stdout.count(f"{method} 140") == gang.stdout.count(f"{method} 204") == 2
+    (note,) = gang.summary["notes"]
+    shows(
+        "a worker of multiprocessing called jax.distributed.initialize() as it imported the main "
+        "module",
+        note,
+    )
+    assert note.endswith("it did not join. Guard the call with `if __name__ == '__main__':`")
+
+
+JOINS = """
+import jax
+jax.distributed.initialize()
+import jax.numpy as jnp
+from jax.experimental import multihost_utils
+print("sums to", float(multihost_utils.process_allgather(jnp.ones(1)).sum()))
+"""
+
+
+def run_bash(
+    folder: Path, line: str, *, hosts: int = 2, **fields: object
+) -> tuple[Gang, Sequence[int]]:
+    """Run a line of bash in which $train is a program that joins."""
+    train = f"{sys.executable} {write_script(folder, JOINS, 'train.py')}"
+    job = make_job(("bash", "-c", line.replace("$train", train)), **fields)
+    return run_gang(folder, job, hosts=hosts)
+
+
+def test_second_process_of_a_rank_is_refused_with_advice(tmp_path: Path) -> None:
+    # As the first process of the rank waits for the others, the second ends.
+    line = "for i in 0 1; do $train & done; wait -n; code=$?; wait; exit $code"
+    gang, codes = run_bash(tmp_path, line, in_place_limit=3)
+    assert codes == [64, 64], gang.stderr
+    assert len(gang.attempts) == 1
+    message = gang.verdict["message"]
+    shows(
+        "a second process of rank … called jax.distributed.initialize() while the first one runs",
+        message,
+    )
+    assert "`processes_per_host`" in message and "`if __name__ == '__main__':`" in message
+
+
+def test_programs_of_a_rank_join_in_turn(tmp_path: Path) -> None:
+    gang, codes = run_bash(tmp_path, "$train && $train && $train")
+    assert codes == [0, 0], gang.stdout
+    assert gang.stdout.count("sums to 2.0") == 6
+
+
+FOR_OTHERS = """
+import os, sys
+import jax
+from jax.experimental import multihost_utils
+rank = int(os.environ["JAX_PROCESS_ID"])
+arguments = {
+    "slurm": {"cluster_detection_method": "slurm"},
+    "k8s": {"cluster_detection_method": "k8s"},
+    "mpi4py": {"cluster_detection_method": "mpi4py", "local_device_ids": [0]},
+    "own": {"coordinator_address": "192.0.2.7:1234", "num_processes": 1, "process_id": 0},
+}[sys.argv[1]]
+jax.distributed.initialize(**arguments)
+assert (jax.process_index(), jax.process_count()) == (rank, 4), jax.process_count()
+"""
+
+
+def test_values_of_the_launcher_win_over_other_clusters(tmp_path: Path) -> None:
+    script = write_script(tmp_path, FOR_OTHERS)
+    line = f"kinds=(slurm k8s mpi4py own); {sys.executable} {script} ${{kinds[$JAX_PROCESS_ID]}}"
+    gang, codes = run_gang(tmp_path, make_job(("bash", "-c", line), processes_per_host=4))
+    assert codes == [0], gang.stdout
+    hint = "the job's own values are used, so leave these arguments out"
+    shows("the job's own values are used, so leave these arguments out", gang.summary["notes"][0])
+    names = [
+        *(f"cluster_detection_method='{kind}'" for kind in ("k8s", "mpi4py", "slurm")),
+        "coordinator_address, num_processes, process_id",
+    ]
+    assert sorted(gang.summary["notes"]) == sorted(
+        f"jax.distributed.initialize({name}): {hint}" for name in names
+    )
+
+
+PROBE = """
+import subprocess, sys
+subprocess.run([sys.executable, "-c", "import jax; raise SystemExit(jax.__version__ == '')"])
+subprocess.run([sys.executable, "-c", "import not_there"], stderr=subprocess.DEVNULL)
+say(phase="step", step=3)
+raise ValueError("of the program itself")
+"""
+
+
+def test_helpers_of_a_program_are_not_the_program(tmp_path: Path) -> None:
+    job = make_job(write_program(tmp_path, PROBE))
+    gang, codes = run_gang(tmp_path, job)
+    assert codes == [83]
+    assert gang.verdict["message"] == "rank 0 raised at step 3: ValueError: of the program itself"
