@@ -16,7 +16,7 @@ from jaxlaunch import contract
 from jaxlaunch.launcher.job.defaults import Defaults
 from tests.cluster.access import Access
 from tests.cluster.command import run_launcher, write_project
-from tests.cluster.gangs import Object, Workspace, make_workspace
+from tests.cluster.gangs import Object, Workspace, make_workspace, wait_for
 from tests.gang.runs import LAUNCHER
 
 # No packet to this address is answered, like those to a proxy that admits only some clients.
@@ -157,3 +157,18 @@ def test_gang_runs_in_pods_whose_address_cannot_be_bound(workspace: Workspace) -
     assert any(
         "the pod's address, 192.0.2.7, is not one of its interfaces" in text for text in texts
     )
+
+
+def test_explain_names_ranks_that_wait_in_initialize_and_the_proxies(workspace: Workspace) -> None:
+    late = "import os, time\nif os.environ['JAX_PROCESS_ID'] == '0': time.sleep(3600)\n" + JOINS
+    workspace.start(
+        "late",
+        Defaults(),
+        hosts=2,
+        command=["python", "-c", late],
+        env={"HTTPS_PROXY": PROXY},
+        resources={"cpu": "50m", "memory": "400Mi"},
+    )
+    waits = "late runs: rank 1 waits in jax.distributed.initialize for rank 0"
+    headline = f"{waits}; HTTPS_PROXY names a proxy"
+    wait_for("the answer", lambda: headline in workspace.launcher("explain", "late").stdout)

@@ -19,7 +19,7 @@ from jaxlaunch.launcher.job.load import JobSpec
 from jaxlaunch.launcher.jobs.logs import lines
 from jaxlaunch.launcher.jobs.logs.lines import Selection
 from jaxlaunch.launcher.local import run_folders
-from jaxlaunch.launcher.local.held_output import repeats_exception, root_exception
+from jaxlaunch.launcher.local.held_output import adds_to_sentence, root_exception
 from jaxlaunch.launcher.local.run import LocalRun, RunEnd
 from jaxlaunch.launcher.local.run import run_job as run_job
 from jaxlaunch.records import codec
@@ -69,6 +69,9 @@ def run_command(
     The command starts one agent per host of the job, each with its processes, as in the pods on a
     cluster. Ctrl-C saves and stops; a second Ctrl-C kills. The exit code is that of the job's
     result.
+
+    On a terminal, the lines that surviving ranks print about a failure of another are left out, and
+    a traceback ends with the job's result. `launcher logs RUN --rank N` has every line.
     """
     job = jobs.load_job(job_file, overrides)
     folder = (run_dir or run_folders.RUNS_FOLDER / job.name).absolute()
@@ -162,9 +165,9 @@ def _show_traceback(verdict: Verdict, selection: Selection) -> None:
     if not verdict.traceback or verdict.rank is None or is_fixable:
         return
     if not selection.matches_any_rank((verdict.rank,)):
+        # The sentence of the verdict follows.
         lines = verdict.traceback.splitlines()
+        lines = [line for line in lines if adds_to_sentence(line, verdict.failure)]
         if root_exception(verdict.failure) is None:
             lines = [f"[{verdict.rank}] {line}" for line in lines[-_MAX_OUTPUT_LINES:]]
-        # The sentence of the verdict follows, and has the exception.
-        lines = [line for line in lines if not repeats_exception(line, verdict.failure)]
         output.show_lines(*lines, is_result=False)

@@ -29,6 +29,8 @@ _ECHO_START = re.compile(
     r"|  File \"[^\"]+\", line \d+$"
     r"|Task (exception was never retrieved|was destroyed)|\*\*\* Check failure stack trace: "
 )
+# faulthandler ends its stacks with the names of all extension modules, some kilobytes.
+_EXTENSION_MODULES = "Extension modules: "
 # A verdict follows a failure within this time: two seconds for a cause to arrive, and four for the
 # stacks of the ranks.
 HOLD_S = 7.0
@@ -80,7 +82,7 @@ class HeldOutput:
                     self._show(line)
 
     def end_host(self, host: int) -> None:
-        """Show what was held back on a host whose agent has ended without a verdict."""
+        """Show what was held back on a host, as when its agent has ended without a verdict."""
         self._verdicts.pop(host, None)
         for line in self._take_held(host):
             self._show(line)
@@ -95,6 +97,11 @@ class HeldOutput:
             self._show(line)
 
     def _settle_attempt(self, host: int, verdict: Verdict) -> None:
+        """Show what was held back on a host if the verdict does not explain it."""
+        if verdict.code == contract.DONE or contract.outcome_for_code(verdict.code).is_stop:
+            # The programs have handled what they printed.
+            self.end_host(host)
+            return
         is_repeated = verdict.failure in self._shown_failures
         if is_repeated:
             verdict = dataclasses.replace(verdict, rank=None)
@@ -120,10 +127,15 @@ class HeldOutput:
         """Return whether a line says more about the cause than the verdict, which follows it."""
         if line.rank != verdict.rank or contract.outcome_for_code(verdict.code).is_user_fixable:
             return False
-        return not repeats_exception(line.text, verdict.failure)
+        return adds_to_sentence(line.text, verdict.failure)
 
 
-def repeats_exception(text: str, failure: Failure) -> bool:
+def adds_to_sentence(text: str, failure: Failure) -> bool:
+    """Return whether a line says more about a failure than the sentence of its verdict."""
+    return not (text.startswith(_EXTENSION_MODULES) or _repeats_exception(text, failure))
+
+
+def _repeats_exception(text: str, failure: Failure) -> bool:
     """Return whether a line of a traceback is the exception that the sentence of a failure has."""
     facts = root_exception(failure)
     if facts is None or not facts.type:

@@ -51,8 +51,10 @@ def cpu_environ(job: JobSpec, train: TrainSpec, base: Path) -> dict[str, str]:
     entries = environ.get("PYTHONPATH", "").split(os.pathsep)
     if "PYTHONPATH" in job.env:
         # The processes of the job start in this folder, and this program elsewhere.
-        folder = map_paths(job, base, base, {}).find_workdir(job) or Path()
-        entries = [str(folder / entry) for entry in entries if entry]
+        paths = map_paths(job, base, base, {})
+        folder = paths.find_workdir(job) or Path()
+        path = paths.map_env({"PYTHONPATH": job.env["PYTHONPATH"]})["PYTHONPATH"]
+        entries = [str(folder / entry) for entry in path.split(os.pathsep) if entry]
     if path := os.pathsep.join(filter(None, (*code, *entries))):
         environ["PYTHONPATH"] = path
     return environ

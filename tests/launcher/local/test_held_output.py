@@ -121,6 +121,12 @@ def test_output_is_shown_if_the_agent_dies_before_a_verdict() -> None:
     assert terminal.shown[-1] == "[1] step 1"
 
 
+@pytest.mark.parametrize("code", [contract.DONE, contract.PREEMPTED])
+def test_exception_that_a_program_logs_before_it_ends_well_is_shown(code: int) -> None:
+    terminal = Terminal().start().print(0, *ECHO).judge(verdict_for_code(code, "it ended"))
+    assert terminal.print(0, "bye").shown == prefixed(0, (*ECHO, "bye"))
+
+
 def test_lost_start_of_an_attempt_hides_nothing_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
     monkeypatch.setattr(time, "monotonic", lambda: now)

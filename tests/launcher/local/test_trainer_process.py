@@ -8,6 +8,7 @@ import pytest
 
 from jaxlaunch import contract, isolated
 from jaxlaunch.launcher.errors import UserError
+from jaxlaunch.launcher.job import load as jobs
 from jaxlaunch.launcher.local import trainer_process
 
 ROOT = str(Path(__file__).parents[3])
@@ -64,3 +65,29 @@ def test_internal_error_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> 
     program = "print('Traceback (most recent call last):\\nKeyError: 1', file=sys.stderr)"
     message = run_failing_program(program, contract.STARTUP, monkeypatch)
     assert "Traceback" in message and "(exit 70)" in message
+
+
+@pytest.mark.parametrize(
+    ("keys", "expected"),
+    [
+        ("", "/shell"),
+        ("code: project\n", "{folder}/project:/shell"),
+        (
+            "code: project\nenv: {PYTHONPATH: 'src:/code/lib:/opt'}\n",
+            "{folder}/project:{folder}/project/src:{folder}/project/lib:/opt",
+        ),
+        (
+            "code: project\nworkdir: project/sub\nenv: {PYTHONPATH: src}\n",
+            "{folder}/project:{folder}/project/sub/src",
+        ),
+    ],
+)
+def test_programs_of_the_trainer_have_the_search_path_of_the_job(
+    keys: str, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", "/shell")
+    text = "name: t\naccelerator: {type: cpu}\ntrain: {task: 'a.b:C'}\n"
+    job = jobs.parse_job(text + keys)
+    assert job.train is not None
+    environ = trainer_process.cpu_environ(job, job.train, tmp_path)
+    assert environ["PYTHONPATH"] == expected.format(folder=tmp_path)

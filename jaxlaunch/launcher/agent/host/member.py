@@ -261,6 +261,7 @@ class Member:
             verdict = verdict_for_lost_leader(*facts, is_stopping=self.state.is_stopping)
             self.state.verdict = verdict
             self._say(verdict.message)
+            self._tell_launcher(VerdictLine(attempt=self.state.attempt, verdict=verdict))
             self._on_orphaned(verdict)
         self.processes.kill_all()
         self._continue_if_idle()

@@ -608,11 +608,27 @@ def explain_running(snapshot: Snapshot) -> Answer | None:
         activity = _describe_ready(snapshot, status)
     else:
         activity = describe_phase(status, is_partly=ended is not EMPTY_TEXT)
+    if (joining := _describe_joining(snapshot)) is not EMPTY_TEXT:
+        activity = joining + _describe_proxies(snapshot)
     headline += Text(": {what}{ended}", what=activity, ended=ended)
     step = PREPARING_STEP if status.phase == "prepare" else None
-    if status.phase == "joining":
-        headline += _describe_proxies(snapshot)
     return Answer(situation, headline, (*last_ends, *_describe_phases(snapshot)), step)
+
+
+def _describe_joining(snapshot: Snapshot) -> Text:
+    """Return "rank 1 waits in jax.distributed.initialize for rank 0", or an empty text."""
+    beat = snapshot.report.heartbeat
+    joining = [] if beat is None else list(beat.phases.get("joining", ()))
+    if beat is None or not joining:
+        return EMPTY_TEXT
+    if beat.counts["joining"] == sum(beat.counts.values()):
+        return describe_phase(derive_status(snapshot))
+    others = [rank for phase in ("unsaid", "ended") for rank in beat.phases.get(phase, ())]
+    template = "{names} {ranks:waits|wait} in jax.distributed.initialize"
+    text = Text(template, names=render_numbers(joining, "rank"), ranks=joining)
+    return text + (
+        Text(" for {names}", names=render_numbers(others, "rank")) if others else EMPTY_TEXT
+    )
 
 
 def _describe_proxies(snapshot: Snapshot) -> Text:

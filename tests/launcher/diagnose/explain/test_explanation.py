@@ -974,7 +974,21 @@ CASES: dict[str, tuple[Snapshot, str]] = {
         "HTTPS_PROXY, http_proxy name a proxy$",
         pod(0),
         job=jobset(1, env={"HTTPS_PROXY": "http://p:1", "http_proxy": "http://p:1"}),
-        records=(beat(phase="joining", step=None),),
+        records=(
+            beat(phase="joining", step=None, phases={"joining": [0, 1]}, counts={"joining": 2}),
+        ),
+    ),
+    "a rank does not join": make_case(
+        "^lm runs: rank 1 waits in jax.distributed.initialize for rank 0$",
+        pod(0),
+        records=(
+            beat(
+                phase="unsaid",
+                step=None,
+                phases={"unsaid": [0], "joining": [1]},
+                counts={"unsaid": 1, "joining": 1},
+            ),
+        ),
     ),
     "no log of it": make_case("^lm runs: 2 of 2 hosts ready$", *map(pod, (0, 1)), job=jobset(2)),
     "between two generations": make_case(
