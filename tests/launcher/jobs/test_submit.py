@@ -32,7 +32,7 @@ from jaxlaunch.launcher.kubernetes.kinds import (
     WORKLOAD_PRIORITY_CLASSES,
     WORKLOADS,
 )
-from jaxlaunch.launcher.kubernetes.labels import JOB_LABEL, SPEC_HASH
+from jaxlaunch.launcher.kubernetes.labels import JOB_LABEL, SPEC_HASH, SUBMITTED_WORDS
 from tests.launcher import apiserver
 from tests.launcher.apiserver import (
     Handler,
@@ -127,7 +127,9 @@ def test_manifests_equal_render(server: Server, run: Run) -> None:
     rendered = yaml.safe_load(run("render", "job.yaml").out.split("---\n")[0])
     submit_job(run)
     assert server.objects[AT]["spec"] == rendered["spec"]
-    assert server.objects[AT]["metadata"]["annotations"] == rendered["metadata"]["annotations"]
+    annotations = dict(server.objects[AT]["metadata"]["annotations"])
+    assert json.loads(annotations.pop(SUBMITTED_WORDS)) == ["job.yaml"]
+    assert annotations == rendered["metadata"]["annotations"]
 
 
 def test_dry_run_prints_manifests(server: Server, run: Run) -> None:
