@@ -204,12 +204,20 @@ def _explain_unknown_job(job: NoSuchJob) -> Answer:
     if job.ending_namespace is not None:
         headline += Text(", which is being deleted")
         evidence += termination.terminating_namespace(job.ending_namespace)
+    remaining = [pod for kind, pod in job.leftovers if kind == "pod"]
+    remaining = [
+        pod for pod in remaining if pod["status"].get("phase") not in ("Succeeded", "Failed")
+    ]
     completed = next((event for event in job.events if event["reason"] == "AllJobsCompleted"), None)
     if (stuck := termination.first_stuck(job.leftovers, job.now)) is not None:
         headline += Text(": it is deleted, and {what}", what=stuck.description)
     elif completed is not None:
         template = ": it completed at {at}, and was deleted since (by its ttl, or by hand)"
         headline += Text(template, at=completed["last"])
+    elif remaining:
+        # The garbage collector deletes them after their JobSet.
+        template = ": it was deleted, and {pods:pod} still {pods:terminates|terminate}"
+        headline += Text(template, pods=len(remaining))
     return Answer("unknown", headline, evidence, step)
 
 

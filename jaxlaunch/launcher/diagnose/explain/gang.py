@@ -51,6 +51,7 @@ from jaxlaunch.launcher.jobs.status.snapshot import (
     cut_off_hosts,
     has_begun,
     is_gang_done,
+    is_leader_new,
     missing_hosts,
     reachable_hosts,
     spare_hosts,
@@ -69,6 +70,8 @@ _UNREACHABLE = "node.kubernetes.io/unreachable"
 _DEFAULT_TOLERATION_S = 300.0
 # A rendezvous that takes longer than this is reported as slow.
 _LATE_S = 15.0
+# Agents join a new host 0 within this time. The cluster's DNS may give its old address for 30 s.
+_REJOIN_S = 60.0
 
 
 # --- disruptions and restarts ---------------------------------------------------------------------
@@ -348,7 +351,34 @@ def explain_lost_host(snapshot: Snapshot) -> Answer | None:
     missing = missing_hosts(snapshot)
     if state is State.RUNNING:
         return None if snapshot.report.is_judged else _explain_partial_run(snapshot, missing)
+    if (answer := _explain_new_leader(snapshot)) is not None:
+        return answer
     return _explain_missing_hosts(snapshot, missing) if missing else None
+
+
+def _explain_new_leader(snapshot: Snapshot) -> Answer | None:
+    """Explain that host 0 was made again, and the others, which kept their pods, are joining it."""
+    report, leader = snapshot.report, snapshot.hosts[0]
+    joining = [number for number in report.missing_hosts if number != 0]
+    if report.heartbeat is None:
+        joining = [host.number for host in snapshot.hosts if host.number != 0]
+    elif report.stage != "gather":
+        return None
+    if not joining or not leader.has_started or not is_leader_new(snapshot):
+        return None
+    age_s = seconds_since(leader.running.get("startedAt"), snapshot.now) or 0.0
+    by_number = {host.number: host for host in snapshot.hosts}
+    present = [by_number[number] for number in joining if number in by_number]
+    is_quick = all(host.has_started and not host.has_ended for host in present)
+    if age_s > _REJOIN_S or len(present) < len(joining) or not is_quick:
+        return None
+    headline = Text(
+        "starts again: host 0 was made again, and {joining} {numbers:is|are} joining it",
+        joining=render_numbers(joining),
+        numbers=joining,
+    )
+    step = advise_wait("wait: they join within seconds, and all ranks start again.")
+    return Answer("host-lost", headline, _describe_last_end(snapshot), step)
 
 
 def explain_blocked_completion(snapshot: Snapshot) -> Answer | None:
@@ -521,6 +551,9 @@ def explain_rendezvous(snapshot: Snapshot) -> Answer | None:
         return Answer("gathering", Text("is about to start: all hosts are connected"), refused)
     leaders = (host.running.get("startedAt") for host in snapshot.hosts if host.number == 0)
     waited_s = seconds_since(next(leaders, None), snapshot.now) or 0.0
+    if (last := report.last_end) is not None and last.at is not None:
+        # Host 0 has waited since the end of the attempt before.
+        waited_s = min(waited_s, max(0.0, snapshot.now.timestamp() - last.at))
     is_late = waited_s >= _LATE_S
     template = "waits at rendezvous for {waited:age}" if is_late else "waits at rendezvous"
     more = (beat.missing_count or len(missing)) - len(missing)
@@ -553,6 +586,8 @@ def explain_rendezvous(snapshot: Snapshot) -> Answer | None:
             "{logs}; ask the cluster administrator whether the cluster's DNS (CoreDNS) runs.",
             logs=launcher_command("logs", JOB_NAME),
         )
+    elif pods and not is_late:
+        step = advise_wait("wait: agents connect within seconds of their start.")
     elif pods:
         step = advise_run(
             "{logs}; can it resolve and reach host 0? `{doctor}` checks the cluster's DNS.",

@@ -28,6 +28,7 @@ from jaxlaunch.records.run_numbers import format_metrics
 # Controllers remove their own finalizers within seconds.
 _STUCK_S = 30.0
 _UNCOLLECTED_S = 60.0
+_KEPT_S = 5.0
 # Kubernetes' own finalizers, with which it waits for the objects that an object owns.
 _OWN_FINALIZERS = ("foregroundDeletion", "orphan")
 KUBE_CONTROLLERS = advise_ask(
@@ -126,9 +127,11 @@ def _find_kept_pods(snapshot: Snapshot) -> StuckObject | None:
     """
     ended = [host for host in snapshot.hosts if host.is_leaving and host.has_ended]
     is_deleted = "deletionTimestamp" in snapshot.jobset["metadata"]
-    if snapshot.ending_namespace is None or is_deleted or not ended:
+    if snapshot.ending_namespace is None or is_deleted or len(ended) < len(snapshot.hosts):
         return None
-    if any(not host.has_ended for host in snapshot.hosts):
+    # Most often the Jobs are deleted a second later.
+    ages_s = [seconds_since(host.ends_at, snapshot.now) or 0.0 for host in ended]
+    if min(ages_s, default=0.0) < _KEPT_S:
         return None
     template = "its Job keeps {pods:pod} that ended, since it cannot make them again there"
     delete = launcher_command("delete", JOB_NAME, "--yes")

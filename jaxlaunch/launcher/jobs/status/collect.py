@@ -1,4 +1,4 @@
-"""Reading of one job from a cluster in at most nine calls, or of any number of jobs in a few calls.
+"""Reading of one job from a cluster in at most ten calls, or of any number of jobs in a few calls.
 
 Only the objects that the situation requires are read: nodes if a pod has none, queues while the job
 is not admitted. Objects that the user may not read are recorded in the snapshot, and the rest is
@@ -65,6 +65,8 @@ from jaxlaunch.records.log_lines import Line, PastLine, TailLine
 MAX_PAGES_OF_EVENTS = 10
 # A list of all jobs reads the logs of this many leaders, for their current step.
 MAX_LOGS = 16
+# A list of all jobs reads this many namespaces, to see whether they are being deleted.
+MAX_NAMESPACES = 16
 # Timeout for each of these logs.
 LIST_TIMEOUT_S = 2.0
 # A pod that is this late to start or end may be on a faulty node.
@@ -115,7 +117,7 @@ class _Reader:
                 cluster_queue = self._get_object(CLUSTER_QUEUES, queue_name)
         records = tuple(self._read_records(jobset, newest_hosts, is_queued=local_queue is not None))
         silent_node, deleted_node = self._find_unhealthy_node(newest_hosts, records, now)
-        may_be_ending = not is_held and _may_be_terminating(jobset, newest_hosts)
+        is_unhealthy = not is_held and _may_be_terminating(jobset, newest_hosts)
         needs_nodes = local_queue is None and any(host.unscheduled for host in newest_hosts)
         return Snapshot(
             namespace=self._namespace,
@@ -126,7 +128,7 @@ class _Reader:
             pods=tuple(pods),
             events=tuple(events),
             workload=workload,
-            ending_namespace=self._ending_namespace() if may_be_ending else None,
+            ending_namespace=self._ending_namespace(may_probe=is_unhealthy),
             preempted_by=self._find_preemptor(workload) if is_held else None,
             local_queue=local_queue,
             cluster_queue=cluster_queue,
@@ -173,7 +175,7 @@ class _Reader:
             self._add_unread("the names of other jobs", error, JOBSETS.plural)
         leftovers = [("pod", pod) for pod in self._list_objects(PODS, self._labels, keep=trim_pod)]
         leftovers += [("Job", job) for job in self._list_objects(JOBS, self._labels)]
-        ending = self._ending_namespace()
+        ending = self._ending_namespace(may_probe=True)
         unread = tuple(self._unread)
         return NoSuchJob(
             self._namespace, self._name, tuple(events), names, ending, unread, now, tuple(leftovers)
@@ -193,10 +195,10 @@ class _Reader:
 
     # --- objects that only some situations require ------------------------------------------------
 
-    def _ending_namespace(self) -> Obj | None:
+    def _ending_namespace(self, *, may_probe: bool) -> Obj | None:
         """Return the namespace if it is being deleted."""
         try:
-            return read_ending_namespace(self._cluster, self._namespace)
+            return read_ending_namespace(self._cluster, self._namespace, may_probe=may_probe)
         except ApiError as error:
             self._add_unread(f"namespace {self._namespace}", error, NAMESPACES.plural)
             return None
@@ -289,18 +291,18 @@ def _may_be_terminating(jobset: Obj, newest_hosts: Sequence[Host]) -> bool:
     return len(live) < hosts.count_hosts(jobset) or any(host.has_ended for host in live)
 
 
-def read_ending_namespace(cluster: Cluster, name: str) -> Obj | None:
+def read_ending_namespace(cluster: Cluster, name: str, *, may_probe: bool = True) -> Obj | None:
     """Return a namespace if it is being deleted, else None. Raises ApiError.
 
-    A user who may not read namespaces gets it without its status: in a namespace that is being
-    deleted the server refuses to create anything, also in a dry run.
+    A user who may not read namespaces gets it without its status, with `may_probe`: in a namespace
+    that is being deleted the server refuses to create anything, also in a dry run.
     """
     try:
         namespace = cluster.get(NAMESPACES, name)
     except ApiError as error:
         if error.status != 403:
             raise
-        return _probe_ending_namespace(cluster, name)
+        return _probe_ending_namespace(cluster, name) if may_probe else None
     is_ending = namespace is not None and "deletionTimestamp" in namespace["metadata"]
     return namespace if is_ending else None
 
@@ -400,12 +402,13 @@ def read_snapshots(cluster: Cluster, namespace: str | None) -> list[Snapshot]:
 
 
 def _add_ending_namespaces(cluster: Cluster, jobs: Sequence[Snapshot]) -> list[Snapshot]:
-    """Add the namespaces that are being deleted. Those of jobs whose pods leave are read."""
-    names = [job.namespace for job in jobs if any(host.is_leaving for host in job.hosts)]
+    """Add the namespaces that are being deleted. First those of jobs without all pods are read."""
+    names = [job.namespace for job in jobs if _may_be_terminating(job.jobset, job.hosts)]
+    names = list(dict.fromkeys([*names, *(job.namespace for job in jobs)]))
     namespaces = dict[str, Obj | None]()
-    for name in list(dict.fromkeys(names))[:MAX_LOGS]:
+    for name in names[:MAX_NAMESPACES]:
         with contextlib.suppress(ClusterError):
-            namespaces[name] = read_ending_namespace(cluster, name)
+            namespaces[name] = read_ending_namespace(cluster, name, may_probe=False)
     return [
         dataclasses.replace(job, ending_namespace=namespaces.get(job.namespace)) for job in jobs
     ]

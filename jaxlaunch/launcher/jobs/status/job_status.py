@@ -15,6 +15,7 @@ from jaxlaunch.launcher.jobs.status.snapshot import (
     Snapshot,
     are_members_lost,
     has_begun,
+    is_leader_new,
     is_table_known,
     spare_hosts,
 )
@@ -140,6 +141,11 @@ def derive_status(snapshot: Snapshot) -> JobStatus:
     is_live = state in (State.RUNNING, State.GATHERING) and not is_any_lost and not report.is_judged
     ready = [host for host in snapshot.hosts if host.is_ready and not host.is_leaving]
     reached = [host for host in ready if not snapshot.is_on_silent_node(host)]
+    # The pods are ready, and their agents have not joined host 0.
+    if report.stage == "gather":
+        reached = [host for host in reached if host.number not in report.missing_hosts]
+    elif state is State.GATHERING and report.heartbeat is None and is_leader_new(snapshot):
+        reached = [host for host in reached if host.number == 0]
     has_table = hosts.can_move_ranks(snapshot.jobset) and is_table_known(snapshot)
     last = report.last_end
     # The relevant verdict is that of the end or of the previous attempt.

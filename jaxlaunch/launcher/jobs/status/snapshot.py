@@ -20,6 +20,7 @@ from jaxlaunch.launcher.kubernetes.objects import (
     Obj,
     is_suspended,
     parse_time,
+    seconds_since,
     terminal_state,
 )
 from jaxlaunch.records import members
@@ -35,6 +36,8 @@ _UNTIL_STARTED = (
 )
 
 
+# A new leader writes its first heartbeat within this time.
+_FIRST_BEAT_S = 15.0
 # Stands for the job file in a command if it is not known.
 _UNKNOWN_JOB_FILE = "JOB_FILE"
 
@@ -237,14 +240,27 @@ def has_begun(snapshot: Snapshot) -> bool:
     beat, generation = snapshot.report.heartbeat, snapshot.hosts[0].generation
     if beat is not None and beat.stage is not None:
         ends = snapshot.report.earlier_ends
-        return beat.stage != "gather" or any(end.generation == generation for end in ends)
+        has_ended = any(end.generation == generation for end in ends)
+        return beat.stage != "gather" or has_ended or is_leader_new(snapshot)
     followers = [host for host in snapshot.hosts if host.number != 0]
     leader = snapshot.hosts[0] if snapshot.hosts[0].number == 0 else None
     if not any(host.has_started for host in followers):
         return False
     if leader is None or leader.has_left_gang:
         return True
-    return not leader.has_started and leader.created_at > min(host.created_at for host in followers)
+    age_s = seconds_since(leader.running.get("startedAt"), snapshot.now) or 0.0
+    is_silent = not leader.has_started or age_s < _FIRST_BEAT_S
+    return is_silent and is_leader_new(snapshot)
+
+
+def is_leader_new(snapshot: Snapshot) -> bool:
+    """Return whether host 0's pod was made again, while another host kept its pod.
+
+    Kubernetes creates the pod of host 0 before all others.
+    """
+    leader = next((host for host in snapshot.hosts if host.number == 0), None)
+    started = [host for host in snapshot.hosts if host.number != 0 and host.has_started]
+    return leader is not None and any(host.created_at < leader.created_at for host in started)
 
 
 def is_table_known(snapshot: Snapshot) -> bool:

@@ -1144,7 +1144,7 @@ CASES: dict[str, tuple[Snapshot, str]] = {
         records=HOST_1_LOST,
     ),
     "a lost host, whose next pod runs and has not said hello yet": make_case(
-        "^lm waits at rendezvous for 9m: host 1 of 2 missing$",
+        "^lm waits at rendezvous for 5m20s: host 1 of 2 missing$",
         pod(0),
         pod(1, state={"running": {"startedAt": ago(seconds=2)}}),
         job=jobset(2),

@@ -54,7 +54,7 @@ def test_running_job_has_records_of_leader(server: Server, cluster: Cluster) -> 
     write_log(server, host, objects.past(83, "rank 0 raised: X"), objects.beat(attempt=2))
     job = collect.read_snapshot(cluster, "team", "lm")
     assert (derive_status(job).step, job.report.earlier_ends[0].verdict.code) == (40, 83)
-    assert count_calls(server) == 5
+    assert count_calls(server) == 6
 
 
 def test_start_of_long_log_is_read(server: Server, cluster: Cluster) -> None:
@@ -104,13 +104,15 @@ def test_preemptor_is_found_by_uid(server: Server, cluster: Cluster) -> None:
     assert count_calls(server) <= 8
 
 
-def test_namespace_is_read_once_pods_leave(server: Server, cluster: Cluster) -> None:
+def test_job_in_ending_namespace_is_deleted_with_it(server: Server, cluster: Cluster) -> None:
     ending = {"metadata": {"name": "team", "deletionTimestamp": objects.ago(minutes=1)}}
     server.put(kinds.NAMESPACES.path(None, "team"), ending)
     put_objects(server, JOBSETS, jobset(1))
     put_objects(server, PODS, host := pod(0))
     write_log(server, host, objects.beat())
-    assert collect.read_snapshot(cluster, "team", "lm").ending_namespace is None
+    assert explain_job(collect.read_snapshot(cluster, "team", "lm")).headline == (
+        "lm is being deleted with its namespace team: 1 pod still terminating"
+    )
     # A pod's deletionTimestamp is the end of its grace period.
     until = (datetime.now(UTC) + timedelta(seconds=30)).strftime("%Y-%m-%dT%H:%M:%SZ")
     changes = {"deletionTimestamp": until, "labels": {JOB_LABEL: "lm"}}
