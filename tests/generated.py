@@ -91,7 +91,7 @@ def files() -> Mapping[str, Callable[[str], str]]:
     from jaxlaunch.launcher.cli import schema
     from jaxlaunch.launcher.diagnose.explain import situations
     from tests import api, cli_page, platforms_page
-    from tests.helm import readme
+    from tests.helm import install_policy, readme
     from tests.helm import schema as chart_schema
 
     return {
@@ -106,6 +106,7 @@ def files() -> Mapping[str, Callable[[str], str]]:
         "docs/exit-codes.md": exit_codes,
         "helm/launcher/values.schema.json": chart_schema.update_schema,
         "helm/launcher/README.md": lambda _: readme.make_readme(),
+        "k8s/install.yaml": install_policy.update_policy,
     }
 
 

@@ -367,6 +367,9 @@ def find_wrong_rights_of_users() -> Iterator[str]:
     )
     for document in yaml.safe_load_all((ROOT / "k8s" / "install.yaml").read_text()):
         for rule in document.get("rules", []):
+            # The policy of install.yaml bounds which Secrets they create.
+            if rule["resources"] == ["secrets"] and rule["verbs"] == ["create"]:
+                continue
             if {"secrets", "*"} & {*rule["resources"], *rule["verbs"], *rule["apiGroups"]}:
                 yield (
                     f"k8s/install.yaml: {document['metadata']['name']} reads secrets, or may "

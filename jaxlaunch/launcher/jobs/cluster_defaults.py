@@ -47,7 +47,9 @@ def resolve_gang_secret(
     if has_several_hosts and not is_allowed:
         say(
             "the hosts' traffic is not encrypted, since you may not create Secrets in namespace "
-            f"{namespace}: the job's NetworkPolicy alone keeps others out (docs/kubernetes.md, "
-            "Many hosts)"
+            f"{namespace}: the job's NetworkPolicy alone keeps others out. Ask the cluster "
+            "administrator for the verb create on secrets, as the role jaxlaunch-user of "
+            "k8s/install.yaml has it within its policy; gang_secret: false accepts it and says "
+            "nothing"
         )
     return dataclasses.replace(file, spec=file.spec.model_copy(update={"gang_secret": is_allowed}))

@@ -42,8 +42,15 @@ class JobStorage:
 
     @property
     def run_folder(self) -> str | None:
-        """The folder or URL where agents store what must outlive a pod, or None."""
-        return None if self.checkpoints is None else f"{self.checkpoints.rstrip('/')}/{RUN_FOLDER}"
+        """The folder or URL where agents store what must outlive a pod, or None.
+
+        It is below the checkpoints, or else on the first claim that the pods may write to.
+        """
+        if self.checkpoints is not None:
+            return f"{self.checkpoints.rstrip('/')}/{RUN_FOLDER}"
+        claims = (volume for volume in self.volumes if isinstance(volume, Claim))
+        path = next((claim.path for claim in claims if not claim.read_only), None)
+        return None if path is None else f"{path.rstrip('/')}/{RUN_FOLDER}/{self.job.name}"
 
     @property
     def has_own_scratch(self) -> bool:
