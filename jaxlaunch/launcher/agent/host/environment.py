@@ -61,9 +61,6 @@ def rank_variables(
     proxy_exceptions = contract.bypass_proxies(
         base, contract.gang_hosts(base, _search_domain(base))
     )
-    if proxy_exceptions:
-        # JAX would warn of the proxies, and of the exceptions too.
-        environ["JAX_CHECK_PROXY_ENVS"] = "0"
     paths = {}
     for name, folder in job.search_paths.items():
         search_path = base.get(name) or _DEFAULT_PATHS.get(name)

@@ -326,7 +326,11 @@ def _wait_for_coordinator(jax: Any, contract: Any, arguments: dict[str, Any]) ->
     # The program or its wrapper may have set a proxy since it was started.
     host = (address or "").rpartition(":")[0].strip("[]")
     hosts = [*contract.gang_hosts(os.environ), host]
-    os.environ.update(contract.bypass_proxies(os.environ, hosts))
+    if exceptions := contract.bypass_proxies(os.environ, hosts):
+        os.environ.update(exceptions)
+        # JAX would warn that the proxies may cause a hang.
+        with contextlib.suppress(AttributeError):
+            jax.config.update("jax_check_proxy_envs", False)
     if address is not None and process is not None and int(process) != 0:
         wait_for_listener(address, LISTEN_TIMEOUT_S)
     if address is not None and address != os.environ.get(contract.COORDINATOR):

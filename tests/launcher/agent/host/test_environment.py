@@ -130,14 +130,14 @@ def test_hosts_of_the_gang_are_excepted_from_proxies(
     base = POD | {name: "http://10.77.0.99:3128"} | exceptions
     result = environment.rank_variables(config(), base, 1, "/site")
     assert (result["no_proxy"], result["NO_PROXY"], result["no_grpc_proxy"]) == expected
-    assert result[name] == "http://10.77.0.99:3128" and result["JAX_CHECK_PROXY_ENVS"] == "0"
+    assert result[name] == "http://10.77.0.99:3128"
 
 
 def test_exceptions_without_a_proxy_stay_as_they_are() -> None:
     base = POD | {"no_proxy": "a.org", "https_proxy": " "}
     result = environment.rank_variables(config(), base, 1, "/site")
     assert result["no_proxy"] == "a.org"
-    assert not result.keys() & {"NO_PROXY", "no_grpc_proxy", "JAX_CHECK_PROXY_ENVS"}
+    assert not result.keys() & {"NO_PROXY", "no_grpc_proxy"}
 
 
 def test_hosts_of_a_tpu_slice_are_excepted_too() -> None:
