@@ -8,16 +8,17 @@ that asked it adds what each of its answers brings.
 from __future__ import annotations
 
 import threading
+from collections import defaultdict
 from collections.abc import Mapping
 
 from jaxlaunch.contract import PROMETHEUS
 
 Labels = tuple[str, ...]  # values of a metric's labels after `rank`, in its order
-Totals = dict[str, dict[Labels, float]]
+Totals = Mapping[tuple[str, Labels], float]  # by the name of a row, and labels
 
 _ROWS = {row.name: row for row in PROMETHEUS if (row.exporter, row.type) == ("trainer", "counter")}
 _lock = threading.Lock()
-_totals: Totals = {}
+_totals: defaultdict[tuple[str, Labels], float] = defaultdict(float)
 
 
 class Counter:
@@ -29,33 +30,33 @@ class Counter:
     def add(self, amount: float = 1.0, *labels: str) -> None:
         """Add `amount`, from any thread; 0 exports labels that have no count yet."""
         assert len(labels) == len(self._row.labels) - 1, f"{self._row.name}: {self._row.labels}"
-        add_totals({self._row.name: {labels: amount}})
+        add_totals({(self._row.name, labels): amount})
 
 
-def add_totals(totals: Mapping[str, Mapping[Labels, float]]) -> None:
+def add_totals(totals: Totals) -> None:
     """Add what another process has counted."""
     with _lock:
-        for name, cells in totals.items():
-            for labels, amount in cells.items():
-                own_cells = _totals.setdefault(name, {})
-                own_cells[labels] = own_cells.get(labels, 0.0) + amount
+        for cell, amount in totals.items():
+            _totals[cell] += amount
 
 
 def take_totals() -> Totals:
     """Return what was counted since the last call, and count from zero."""
-    global _totals
     with _lock:
-        totals, _totals = _totals, {}
+        totals = dict(_totals)
+        _totals.clear()
     return totals
 
 
-def read_totals() -> Totals:
-    """Return the totals of every row, 0 for one without labels that was never counted."""
+def read_totals() -> dict[str, dict[Labels, float]]:
+    """Return the totals of every row by labels, 0 for a row without labels and counts."""
+    totals: dict[str, dict[Labels, float]] = {
+        name: {(): 0.0} if len(row.labels) == 1 else {} for name, row in _ROWS.items()
+    }
     with _lock:
-        return {
-            name: dict(_totals.get(name, {} if len(row.labels) > 1 else {(): 0.0}))
-            for name, row in _ROWS.items()
-        }
+        for (name, labels), total in _totals.items():
+            totals[name][labels] = total
+    return totals
 
 
 def keyed_totals() -> dict[str, float]:

@@ -32,7 +32,7 @@ from jaxlaunch.trainer.start import compile_cache, preflight
 from jaxlaunch.trainer.start.distributed import Stop
 from jaxlaunch.trainer.step import resume
 from jaxlaunch.trainer.step.state import TrainState
-from jaxlaunch.trainer.step.train_step import Step, TaskSamples, reads_tokens
+from jaxlaunch.trainer.step.train_step import Step, TaskSamples
 from jaxlaunch.trainer.task import Task, checked_source
 from jaxlaunch.trainer.tasks.classify import Classify
 
@@ -210,13 +210,12 @@ class BuiltInTraining(Training[TrainState]):
             stop_early=spec.stop_early,
             profile=spec.profile,
         )
-        has_tokens = reads_tokens(spec, self.pipeline.batch_specs())
+        tokens = self.pipeline.array_specs.get("tokens")
         self.metrics = self.open_metrics(
             place,
             spec.batch,
-            has_tokens=has_tokens,
             # Otherwise the loss is not a sum over the targets of a row.
-            has_targets=has_tokens and len(self.pipeline.array_specs["tokens"].shape) == 1,
+            has_targets=tokens is not None and len(tokens.shape) == 1,
             dataset_examples=len(train_set),
             epochs=train_set.epochs_by_part,
         )

@@ -48,7 +48,7 @@ def test_labels_are_those_of_the_row() -> None:
 
 
 def test_totals_of_another_process_are_added_once() -> None:
-    assert counts.read_totals()[READ] == {(): 0.0} and READ not in counts.take_totals()
+    assert counts.read_totals()[READ] == {(): 0.0} and not counts.take_totals()
     Counter(READ).add(5)
     sent = counts.take_totals()
     assert counts.read_totals()[READ] == {(): 0.0}

@@ -277,7 +277,7 @@ class Loop(Generic[S]):
                 step_metrics = _metrics_of_step(metrics, index)
                 raise self.training.not_finite_error(step, step_metrics, self.saved_step)
             if Key.WEIGHT in flags:
-                tokens = float(flags[Key.TOKENS][index]) if Key.TOKENS in flags else 0.0
+                tokens = float(flags[Key.TOKENS][index]) if Key.TOKENS in flags else None
                 self.metrics.record_trained(step, float(flags[Key.WEIGHT][index]), tokens)
             if Key.SKIPPED in flags and flags[Key.SKIPPED][index]:
                 is_first = jax.process_index() == 0

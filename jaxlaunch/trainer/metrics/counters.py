@@ -31,8 +31,9 @@ from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.registry import Collector
 
 from jaxlaunch.contract import PROMETHEUS, Key, Metric
-from jaxlaunch.trainer.counts import Labels, read_totals
+from jaxlaunch.trainer.counts import Counter, Labels, read_totals
 
+TOKENS, TARGETS = Counter("jaxlaunch_tokens_total"), Counter("jaxlaunch_targets_total")
 SPEEDS = (Key.EXAMPLES_PER_S, Key.TOKENS_PER_S, Key.TARGETS_PER_S, Key.MFU)
 # Means of a step that are not the task's.
 STEP_KEYS = (Key.GRAD_NORM, Key.LEARNING_RATE, Key.LOSS_SCALE)
@@ -183,15 +184,13 @@ class Workload:
     Attributes:
         total_steps: Steps of the whole run.
         examples_per_step: Size of the global batch.
-        has_tokens: Whether examples are rows of tokens.
-        has_targets: Whether the weight of a loss counts targets.
+        has_targets: Whether the weight of a loss counts targets of rows of tokens.
         dataset_examples: Examples of the training set, if known.
         epochs: Passes over each part of a mixture after a number of examples.
     """
 
     total_steps: int
     examples_per_step: int
-    has_tokens: bool = False
     has_targets: bool = True
     dataset_examples: int | None = None
     epochs: Callable[[int], Mapping[str, float]] | None = None
@@ -204,21 +203,21 @@ class Workload:
 
 
 class Throughput:
-    """Speeds of all ranks in the last interval, and the tokens and targets of all steps."""
+    """Speeds of all ranks in the last interval."""
 
     def __init__(self, workload: Workload) -> None:
         self._workload = workload
         self.flops_per_step: float | None = None
         self.peak_flops: float | None = None
         self.speeds: dict[str, float | None] = dict.fromkeys(SPEEDS)
-        self.tokens = self.targets = 0.0
         # Tokens and targets of each step since the last interval.
         self._recent: list[tuple[float, float]] = []
 
     def count_step(self, tokens: float, targets: float) -> None:
         """Count the tokens and targets of a step."""
-        self.tokens += tokens
-        self.targets += targets
+        TOKENS.add(tokens)
+        if self._workload.has_targets:
+            TARGETS.add(targets)
         self._recent.append((tokens, targets))
 
     def end_interval(self, steps_per_s: float | None) -> None:
@@ -228,7 +227,7 @@ class Throughput:
             self.speeds = dict.fromkeys(SPEEDS)
             if work.examples_per_step:
                 self.speeds[Key.EXAMPLES_PER_S] = work.examples_per_step * steps_per_s
-            if work.has_tokens and count:
+            if count:
                 tokens, targets = (
                     sum(column) / count for column in zip(*self._recent, strict=True)
                 )
@@ -284,8 +283,6 @@ class Counters:
             "jaxlaunch_step_seconds": Histogram(STEP_BOUNDS_S, tuple(timer.counts), timer.seconds),
             "jaxlaunch_part_seconds_total": {(part,): seconds for part, seconds in part_seconds},
             "jaxlaunch_examples_total": work.examples_per_step * steps,
-            "jaxlaunch_tokens_total": speed.tokens if work.has_tokens else 0,
-            "jaxlaunch_targets_total": speed.targets if work.has_tokens and work.has_targets else 0,
             "jaxlaunch_model_flops_per_step": speed.flops_per_step,
             "jaxlaunch_task_metric": task,
             "jaxlaunch_resident_memory_bytes": _resident_bytes(),

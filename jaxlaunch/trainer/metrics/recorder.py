@@ -130,9 +130,10 @@ class Metrics:
             shares = {part: interval.parts[part] / interval.seconds for part in ("data", "save")}
         print(format_interval(step, workload.total_steps, means, speeds, shares), flush=True)
 
-    def record_trained(self, step: int, weight: float, tokens: float = 0.0) -> None:
+    def record_trained(self, step: int, weight: float, tokens: float | None = None) -> None:
         """Count the tokens and targets of `step`, and print a line if it has no target."""
-        self._counters.throughput.count_step(tokens, weight)
+        if tokens is not None:
+            self._counters.throughput.count_step(tokens, weight)
         if weight == 0:
             EMPTY_STEPS.add()
             self._print_line(step, "empty: its batch has no target, nothing is changed")

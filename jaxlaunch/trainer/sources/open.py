@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 from collections.abc import Callable, Mapping
-from typing import Literal
+from typing import Any, Literal
 
 from jaxlaunch.trainer.buckets import faults
 from jaxlaunch.trainer.data.source import DataSource, Split
@@ -56,8 +56,7 @@ def open_source(spec: TrainSpec, split: Literal["train", "eval"]) -> DataSource 
 
 def open_block(data: Source, split: Split, spec: TrainSpec | None = None) -> DataSource | None:
     """Open a split of a block of data; sources of images need no `spec`."""
-    opened: DataSource | None = _load_opener(data)(data, split, spec)
-    return opened
+    return import_opener(data)(data, split, spec)
 
 
 def open_for_worker(block: str, split: Split) -> DataSource:
@@ -72,18 +71,12 @@ def worker_opener(data: Source, split: Split) -> tuple[str, tuple[str, Split]]:
     return f"{__name__}:{open_for_worker.__name__}", (data.model_dump_json(), split)
 
 
-def import_modules(data: Source) -> None:
-    """Import the modules that opening `data` needs, without those of the user."""
-    _load_opener(data)
-
-
-def _load_opener(data: Source) -> Callable[..., DataSource | None]:
+def import_opener(data: Source) -> Callable[..., DataSource | None]:
+    """Import what opening `data` needs, without the user's modules, and return what opens it."""
     # Imported late: tensorflow-datasets takes a quarter of a second.
     module, _, function = data.opener.partition(":")
-    opener: Callable[..., DataSource | None] = getattr(
-        importlib.import_module(f"jaxlaunch.trainer.{module}"), function
-    )
-    return opener
+    opener: Any = getattr(importlib.import_module(f"jaxlaunch.trainer.{module}"), function)
+    return opener  # type: ignore[no-any-return]
 
 
 def tokenizer_files(data: Source) -> Mapping[str, bytes]:

@@ -286,13 +286,6 @@ class Text(Source):
     )
     # A part has no pairs of texts.
     part_keys = {
-        "weight": (
-            Weight,
-            Field(
-                description="share of the examples, relative to the other parts; 0: the part is "
-                "only evaluated, on all of its documents"
-            ),
-        ),
         "format": (
             Literal["text", "chat"],
             Field(
@@ -567,7 +560,7 @@ class Part(Block):
 
     weight: Weight = Field(
         description="share of the examples, relative to the other parts; 0: the part is only "
-        "evaluated, on what it holds out by the names of its files or else on all of it"
+        "evaluated, on its held-out files or else on all of it"
     )
     if TYPE_CHECKING:
         source: str

@@ -88,7 +88,7 @@ def get_ready(environ: Mapping[str, str]) -> None:
     """
     with contextlib.suppress(Exception):
         if json.loads(environ[contract.TRAIN_SPEC]).get("task") in TASKS:
-            sources.import_modules(read_spec(environ)[0].data)
+            sources.import_opener(read_spec(environ)[0].data)
 
 
 def fit_to_processes(

@@ -26,14 +26,14 @@ from jaxlaunch.trainer.metrics.recorder import (
 class Loop:
     """The metrics of a training loop, over real files, a real pipe and a real socket."""
 
-    def __init__(self, folder: pathlib.Path, *, rank: int = 0, has_tokens: bool = False) -> None:
+    def __init__(self, folder: pathlib.Path, *, rank: int = 0) -> None:
         self.folder = folder
         end, self.fd = os.pipe()
         os.set_blocking(self.fd, False)
         self.pipe = open(end)  # noqa: SIM115 (open as long as the object)
         self.report = Progress(self.fd)
         self.metrics = Metrics(
-            Workload(60, 8, has_tokens, dataset_examples=100),
+            Workload(60, 8, dataset_examples=100),
             rank=rank,
             run_dir=str(folder / "run"),
             socket=str(folder / "socket"),
@@ -221,10 +221,7 @@ def test_resumed_files_hold_each_step_once(tmp_path: pathlib.Path) -> None:
     assert [line["step"] for line in loop.lines()] == [10, 20, 30, 40, 50, 60]
 
 
-def test_line_shows_tokens_and_targets(
-    tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    loop = Loop(tmp_path, has_tokens=True)
+def test_line_shows_tokens_and_targets(loop: Loop, capsys: pytest.CaptureFixture[str]) -> None:
     loop.metrics.start(0)
     for step in range(1, 21):
         loop.metrics.record_trained(step, 32.0 if step <= 10 else 64.0, 512.0)

@@ -6,7 +6,7 @@ import pytest
 from jaxlaunch.trainer.data.source import Source, source_name
 from jaxlaunch.trainer.errors import DataError, SpecError, StorageError
 from jaxlaunch.trainer.sources import text
-from jaxlaunch.trainer.sources.open import import_modules, open_source
+from jaxlaunch.trainer.sources.open import import_opener, open_source
 from jaxlaunch.trainer.spec import Data, Text, TrainSpec
 
 
@@ -87,7 +87,7 @@ def test_bigram_baseline_is_optional(tmp_path: Path) -> None:
 def test_modules_are_imported_before_opening() -> None:
     for block in get_args(get_args(Data)[0]):
         parts = {"one": Text(source="text", path="a.txt")}  # of a mixture
-        import_modules(
+        import_opener(
             block.model_construct(
                 source=block.model_fields["source"].annotation.__args__[0], parts=parts
             )
