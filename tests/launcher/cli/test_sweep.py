@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from jaxlaunch.launcher.errors import UserError
+from jaxlaunch.launcher.sweep import runner
+from jaxlaunch.launcher.sweep.table import SweepTable
 from tests.launcher.invoke import CommandResult, launcher
 from tests.launcher.report import made_runs
 
@@ -105,3 +109,30 @@ def test_best_of_the_finished_runs_is_named(
     ]
     assert best_line == f"best of 2 runs that are done: {best}"
     assert job_line == f"  cat runs/made-sweep/{best.partition(',')[0]}/job.yaml"
+
+
+def test_as_many_runs_at_a_time_as_the_cpus_allow_and_one_on_gpus(
+    call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plans: list[runner.SweepPlan] = []
+    monkeypatch.setattr(runner.SweepRunner, "run_members", lambda self, _: plans.append(self._plan))
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(9)))
+    for accelerator, options, parallel in (
+        ("{type: h100, per_host: 2}", [], 1),
+        ("{type: h100, per_host: 2}", ["--simulate"], 9),
+        ("{type: cpu}\nhosts: 2", [], 4),
+        ("{type: cpu}\nhosts: 10", [], 1),
+        ("{type: cpu}\nhosts: 2", ["--parallel", "3"], 3),
+    ):
+        (tmp_path / "job.yaml").write_text(COMMAND.replace("{type: cpu}", accelerator))
+        name = f"sweep-{len(plans)}"
+        result = call("sweep", "job.yaml", "env.SEED=0,1", "--name", name, *options)
+        assert result.code == 0, result.err
+        assert plans[-1].parallel == parallel, accelerator
+        member = SweepTable(tmp_path / "runs" / name).members[f"{name}-001"]
+        command = list(plans[-1].command(member))
+        assert ("--simulate" in command) is ("--simulate" in options)
+        assert {"env.SEED=1", f"name={name}-001"} <= {*command}
+    (tmp_path / "job.yaml").write_text(COMMAND.replace("train.py", "other.py"))
+    with pytest.raises(UserError, match="job.yaml has changed since the sweep began"):
+        plans[-1].command(member)

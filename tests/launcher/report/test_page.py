@@ -61,6 +61,42 @@ def test_pictures_are_svg_and_png(tmp_path: Path, capsys, monkeypatch) -> None:
     assert refused.code == 2 and "file/below cannot be written" in refused.err
 
 
+@pytest.mark.parametrize(
+    ("best", "steps"),
+    [
+        ("{metric: eval/loss}", [30]),
+        ("{metric: eval/loss, mode: min}", [30]),
+        ("{metric: eval/accuracy, mode: max}", [20]),
+        ("{metric: eval/f1, mode: max}", []),
+        ("", []),
+    ],
+)
+def test_best_checkpoint_is_that_of_the_metric(tmp_path: Path, best: str, steps: list[int]) -> None:
+    """The best of the steps that are kept, of which one has no manifest yet."""
+    job = made_runs.JOB.replace(
+        "{best: {metric: eval/loss}}", f"{{best: {best}}}" if best else "{}"
+    )
+    made_runs.run(tmp_path / "digits", points=1, job=job)
+    evaluated = [(10, 0.1, 0.9), (20, 0.4, 0.8), (30, 0.2, 0.7), (40, math.nan, math.nan)]
+    with open(tmp_path / "digits" / "eval.jsonl", "w") as file:
+        for step, loss, accuracy in evaluated:
+            row = {"step": step, "time": made_runs.BEGAN + step, "loss": loss, "accuracy": accuracy}
+            file.write(json.dumps(row) + "\n")
+    for step in (20, 30, 40):
+        folder = tmp_path / "digits" / "checkpoints" / str(step)
+        folder.mkdir(parents=True)
+        manifest = {"manifest": {"files": {"a": [step, ""], "b": [5, ""]}}}
+        if step != 40:
+            (folder / contract.MANIFEST).write_text(json.dumps(manifest))
+    rows = RunReader(tmp_path / "digits").read_report().to_json()["checkpoints"]
+    assert [(row["step"], row["bytes"], row["verified"]) for row in rows] == [
+        (40, None, False),
+        (30, 35, True),
+        (20, 25, True),
+    ]
+    assert [row["step"] for row in rows if row["best"]] == steps
+
+
 def test_untrusted_text_is_never_html(tmp_path: Path) -> None:
     folder = tmp_path / "<img src=x onerror=alert(1)>"
     made_runs.failed(folder, verdict_for_code(83, NASTY, rank=0))
