@@ -134,6 +134,21 @@ def test_interval_reaches_scrape_folder_pipe_and_output(
     assert line in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    ("flops_per_step", "peak_flops"), [(1e6, 1e12), (1e6, None), (None, 1e12), (None, None)]
+)
+def test_utilization_is_the_share_of_the_peak_if_both_are_known(
+    loop: Loop, flops_per_step: float | None, peak_flops: float | None
+) -> None:
+    loop.metrics.start(0, flops_per_step=flops_per_step, peak_flops=peak_flops)
+    loop.steps(1, 20)
+    for line in loop.lines():
+        steps_per_s = line["examples_per_s"] / 8
+        is_known = flops_per_step is not None and peak_flops is not None
+        share = pytest.approx(1e6 * steps_per_s / 1e12) if is_known else None
+        assert line["mfu"] == share
+
+
 def test_evaluation_has_own_file_and_stays_in_report(
     loop: Loop, capsys: pytest.CaptureFixture[str]
 ) -> None:

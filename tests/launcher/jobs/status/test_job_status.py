@@ -214,6 +214,34 @@ def test_screen_begins_with_verdict() -> None:
     ]
 
 
+NOW_S = objects.NOW.timestamp()
+
+
+@pytest.mark.parametrize(
+    ("fields", "lines"),
+    [
+        ({"phase": "compile", "since": NOW_S - 42, "step": None}, ["phase compile for 42s"]),
+        ({"phase": "save", "since": NOW_S - 7}, ["phase save for 7s, at step 40"]),
+        ({"phase": "save", "since": None}, ["phase save, at step 40"]),
+        ({"phase": None}, ["phase step 40"]),
+        ({"committed": 30}, ["phase step 40", "checkpoint step 30, before these pods"]),
+        ({"committed": 30, "committed_at": NOW_S - 9}, ["checkpoint step 30, 9s ago"]),
+        (
+            {"restart": {"start": 1.5, "first_step": 2.25, "import": 0.004}},
+            ["last start 3.75 s until its first step: start 1.50, first_step 2.25"],
+        ),
+    ],
+    ids=str,
+)
+def test_screen_has_phase_checkpoint_and_last_start(
+    fields: dict[str, Any], lines: list[str]
+) -> None:
+    job = snapshot(jobset(1), pod(0), records=(beat(**fields),))
+    rows = [" ".join(line.split()) for line in describe_job(ClusterView(job))]
+    assert "hosts 1 of 1 ready" in rows
+    assert [row for row in rows if row in lines] == lines
+
+
 def test_screen_names_reason_of_wait() -> None:
     job = snapshot(jobset(1), waiting(0, "InvalidImageName"))
     assert (
