@@ -24,7 +24,8 @@ COMMAND = "name: made\naccelerator: {type: cpu}\ncommand: [python, train.py]\n"
 def call(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> Call:
-    """Return a function that runs a command in a folder with a job that trains."""
+    """Return a function that runs a command in the folder of a job. No run may start."""
+    monkeypatch.setattr(runner.SweepRunner, "_start_run", lambda self, member: 1 / 0)
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("KUBECONFIG", raising=False)
     (tmp_path / "job.yaml").write_text(made_runs.JOB)
