@@ -12,8 +12,8 @@ from tests.gang.runs import Running, digits_block, make_job
 
 pytestmark = pytest.mark.computes
 
-# At first it opens when the test says so, after a stop; then long after the last step: JAX aborts a
-# rank that waits for another one for 10 s at the end.
+# At first it opens when the test says so, after a stop; then long after the last step, while the
+# other rank waits for rank 0 in JAX's shutdown.
 SLOW_TRACKER = """
 import os
 import time

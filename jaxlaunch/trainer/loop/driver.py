@@ -32,8 +32,7 @@ from jaxlaunch.trainer.metrics.progress import Progress
 from jaxlaunch.trainer.metrics.recorder import LOOP_KEYS
 from jaxlaunch.trainer.numerics import flops
 from jaxlaunch.trainer.profiling.profiler import Profiler
-from jaxlaunch.trainer.start.distributed import Stop, wait_for_all
-from jaxlaunch.trainer.tracking import tracker_feed
+from jaxlaunch.trainer.start.distributed import Stop
 
 # The state of a training.
 S = TypeVar("S")
@@ -326,7 +325,7 @@ class Loop(Generic[S]):
             self._save(step, state)
         self._close_store(step)
         self.report.report_stopped(step, is_new, note)
-        self._end_tracking(is_stopping=True)
+        self.metrics.end_tracking(stops=True)
         raise Stopped(f"stopped from outside: {note}")
 
     def _finish(self, state: S) -> S:
@@ -341,7 +340,9 @@ class Loop(Generic[S]):
             self._save(self.done_step, state)
         self._close_store(self.done_step)
         self.report.report_phase("done", self.done_step)
-        self._end_tracking(is_stopping=False)
+        # The run has reported its end, which a failure of the tracker does not change. Only rank 0
+        # has one; the others wait for it in JAX's shutdown.
+        self.metrics.end_tracking(stops=False)
         return state
 
     def _forget_if_deleted(self, step: int) -> bool:
@@ -362,16 +363,6 @@ class Loop(Generic[S]):
         self._report_commits()
         self.store.close()
         self.metrics.close()
-
-    def _end_tracking(self, *, is_stopping: bool) -> None:
-        """Wait for the tracker. The run has reported its end, which a failure here does not change.
-
-        All ranks wait with rank 0, because JAX aborts ranks that reach its shutdown long before
-        rank 0 does.
-        """
-        if tracker_feed.has_tracker():
-            self.metrics.end_tracking(stops=is_stopping)
-            wait_for_all("tracker", tracker_feed.max_wait_s())
 
     def end_saves(self, *, release_folder: bool = False) -> None:
         """End the saves of a run that ends with an error. Later errors are suppressed.

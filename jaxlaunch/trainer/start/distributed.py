@@ -6,7 +6,6 @@ coordination service.
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import json
 import os
@@ -47,22 +46,7 @@ def initialize(environ: dict[str, str] | os._Environ[str] = os.environ) -> None:
     )
 
 
-# Each barrier needs a new name.
-_barrier_numbers = itertools.count()
-
-
-def wait_for_all(reason: str, limit_s: float) -> None:
-    """Wait until every process has reached this point, at most `limit_s`, without a collective.
-
-    Every process calls it equally often.
-    """
-    if global_state.client is not None:
-        # If a process is late or dead, the agents report it.
-        name = f"jaxlaunch: {reason} {next(_barrier_numbers)}"
-        with contextlib.suppress(RuntimeError):
-            global_state.client.wait_at_barrier(name, int(1000 * limit_s))
-
-
+# Each answer needs a new name.
 _answer_numbers = itertools.count()
 
 

@@ -92,7 +92,8 @@ class TrackerFeed:
         if code is None:
             limits = f"{OPENS_S:g} s to open and {ENDS_S:g} s more"
             print(f"the training has ended; its tracker has {limits}", flush=True)
-            code = self._end_process(max_wait_s() - NOTICE_AFTER_S)
+            most_s = OPENS_S + ENDS_S + CLOSES_S + STOP_WAIT_S
+            code = self._end_process(most_s - NOTICE_AFTER_S)
         if code is None:
             # Such a tracker even keeps its own deadline from running.
             self._process.kill()
@@ -128,11 +129,6 @@ class TrackerFeed:
         hint = "the next `launcher run` of the job hands over the rest"
         detail = f"{self._log} has its words; the run folder has every point, and {hint}"
         return f"the tracker {reason}: {detail}"
-
-
-def max_wait_s() -> float:
-    """Return the longest time that the end of a training waits for its tracker."""
-    return OPENS_S + ENDS_S + CLOSES_S + STOP_WAIT_S
 
 
 def has_tracker() -> bool:
