@@ -326,7 +326,7 @@ class Loop(Generic[S]):
         self._close_store(step)
         self.report.report_stopped(step, is_new, note)
         self.metrics.end_tracking(stops=True)
-        raise Stopped(f"stopped from outside: {note}")
+        raise Stopped(f"stopped: {note}")
 
     def _finish(self, state: S) -> S:
         """Write everything that is left to write, and return the state after the last step."""

@@ -503,6 +503,10 @@ class Gang(GangState):
         self.stage = Stage.LEAVE
         self._stage_deadline = None
         self._is_alone = is_alone
+        if verdict.failure.kind is FailureKind.REPEATED and not self._config.is_launched:
+            self._log_text(
+                f"{verdict.cause} ({verdict.code}): the same failure twice, and no new step"
+            )
         self.actions.append(WriteEnd(verdict, is_alone))
 
     # --- a host that is lost, stopped or added ----------------------------------------------------

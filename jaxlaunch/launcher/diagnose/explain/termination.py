@@ -10,9 +10,11 @@ from jaxlaunch.launcher.diagnose.explain.answer import Answer, Evidence
 from jaxlaunch.launcher.diagnose.text import (
     EMPTY_TEXT,
     JOB_NAME,
+    SUBMIT,
     NextStep,
     Text,
     advise_ask,
+    advise_resubmit,
     advise_run,
     advise_wait,
     kubectl_command,
@@ -88,7 +90,11 @@ def _explain_stopped(snapshot: Snapshot, state: State) -> Answer:
         headline += Text("; step {step} is saved", step=snapshot.report.committed_step)
     elif verdict is not None:
         headline += Text("; {message}", message=verdict.verdict.message)
-    return Answer("stopped", headline, saved)
+    next_step = None
+    if snapshot.report.heartbeat is not None and snapshot.report.committed_step is None:
+        template = "`{submit}` starts it again: it reported no saved step"
+        next_step = advise_resubmit(template, submit=SUBMIT)
+    return Answer("stopped", headline, saved, next_step)
 
 
 def _count_pods_left(snapshot: Snapshot, activity: str) -> Text:
