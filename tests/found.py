@@ -183,6 +183,7 @@ NOT_HERE: Mapping[str, tuple[str, ...]] = {
         "files of step … disappeared",
         "UNAVAILABLE: failed to connect to all addresses",
         "stopped sending heartbeats to JAX",
+        "waiting for minCount pods from a gang",
         "WatchTasksAsync failed",
         "No space left on device: saving step 40 in",
     ),

@@ -20,11 +20,11 @@ from jaxlaunch.launcher.kubernetes.kinds import (
     CRDS,
     JOBS,
     JOBSETS,
-    KINDS,
     PODS,
     PRIORITY_CLASSES,
     SERVICE_ACCOUNTS,
     Kind,
+    manifest_kind,
 )
 from tests.cluster import preparations, waiting
 from tests.cluster.access import Access
@@ -163,7 +163,7 @@ def pod_of(jobset: Object) -> Object:
 @pytest.mark.parametrize("name", GOOD)
 def test_rendered_manifests_are_admitted_unchanged(server: Server, name: str) -> None:
     for manifest in GOOD[name]:
-        server.admit(KINDS[manifest["kind"]], manifest)
+        server.admit(manifest_kind(manifest), manifest)
     server.admit(JOBS, job_of(GOOD[name][0]))
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, Tag, ValidationError
 
@@ -25,6 +25,7 @@ from jaxlaunch.launcher.job.types import (
     Text,
     Variable,
 )
+from jaxlaunch.launcher.kubernetes.kinds import GANG_KINDS
 from jaxlaunch.launcher.platforms.facts import Provisioner
 from jaxlaunch.launcher.platforms.table import PlatformName
 from jaxlaunch.launcher.yaml import reader
@@ -114,6 +115,12 @@ class Prometheus(Block):
     )
 
 
+if TYPE_CHECKING:
+    GangVersion = str
+else:
+    GangVersion = Literal[tuple(GANG_KINDS)]
+
+
 class Defaults(Block):
     """The keys of the cluster defaults."""
 
@@ -131,6 +138,12 @@ class Defaults(Block):
         [], description="names of Secrets for pulling images, for every job"
     )
     queue: Label | None = Field(None, description="the queue of jobs without one")
+    gang_scheduling: GangVersion | None = Field(
+        None,
+        description="the version of scheduling.k8s.io by which Kubernetes' scheduler places all "
+        "pods of a job or none, without Kueue: v1alpha1 (Kubernetes 1.35), v1alpha2 (1.36) or "
+        "v1beta1 (1.37); null: pods are placed one by one",
+    )
     checkpoint: Checkpoint | None = Field(None, description="where checkpoints are saved")
     compile_cache: CacheClaim | None = Field(
         None, description="XLA's compilation cache, for jobs without one"

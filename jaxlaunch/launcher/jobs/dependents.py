@@ -15,7 +15,13 @@ from typing import Any
 from jaxlaunch.launcher.errors import UserError, exceeds_quota
 from jaxlaunch.launcher.jobs.status.hosts import is_ours
 from jaxlaunch.launcher.kubernetes.client import ApiError, Cluster, UnreachableError
-from jaxlaunch.launcher.kubernetes.kinds import CONFIGMAPS, JOBSETS, KINDS, NETWORK_POLICIES, Kind
+from jaxlaunch.launcher.kubernetes.kinds import (
+    CONFIGMAPS,
+    JOBSETS,
+    NETWORK_POLICIES,
+    Kind,
+    manifest_kind,
+)
 from jaxlaunch.launcher.kubernetes.labels import MANAGED_BY
 from jaxlaunch.launcher.kubernetes.objects import pod_template
 
@@ -87,7 +93,7 @@ class Dependents:
             has_removed: Whether an earlier JobSet was deleted, whose quota the server releases a
                 moment later.
         """
-        kind, name = KINDS[manifest["kind"]], manifest["metadata"]["name"]
+        kind, name = manifest_kind(manifest), manifest["metadata"]["name"]
         owner = owner_reference(jobset)
         owned = add_owner(manifest, owner)
         deadline = time.monotonic() + RETRY_TIMEOUT_S

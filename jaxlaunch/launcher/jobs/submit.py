@@ -27,7 +27,7 @@ from jaxlaunch.launcher.jobs.dependents import (
 )
 from jaxlaunch.launcher.jobs.status.hosts import is_ours
 from jaxlaunch.launcher.kubernetes.client import ApiError, Cluster, UnreachableError
-from jaxlaunch.launcher.kubernetes.kinds import CONFIGMAPS, JOBSETS, KINDS, SECRETS, Kind
+from jaxlaunch.launcher.kubernetes.kinds import CONFIGMAPS, JOBSETS, SECRETS, Kind, manifest_kind
 from jaxlaunch.launcher.kubernetes.labels import SPEC_HASH
 from jaxlaunch.launcher.kubernetes.objects import terminal_state
 
@@ -74,7 +74,7 @@ class Submission:
         """
         self._dependents.check_network_policy()
         for manifest in self._others:
-            if not self._would_create(KINDS[manifest["kind"]], manifest, replace):
+            if not self._would_create(manifest_kind(manifest), manifest, replace):
                 self._dependents.check_config_map(manifest)
         jobset, how = self._ensure_jobset(replace)
         is_new = how in ("created", "replaced")
@@ -134,7 +134,7 @@ class Submission:
         self._find_before_creation()
         lines = []
         for manifest in (self._jobset, *self._others):
-            kind, how = KINDS[manifest["kind"]], "created"
+            kind, how = manifest_kind(manifest), "created"
             if not self._would_create(kind, manifest, replace):
                 how = self._rehearse_existing(replace) if kind is JOBSETS else "unchanged"
                 self._dependents.check_config_map(manifest)
@@ -182,7 +182,7 @@ class Submission:
             return f"nothing was created; {name} was there before."
         missing = []
         for manifest in self._others:
-            kind, other_name = KINDS[manifest["kind"]], manifest["metadata"]["name"]
+            kind, other_name = manifest_kind(manifest), manifest["metadata"]["name"]
             # Secrets are not read.
             if kind is not SECRETS:
                 try:

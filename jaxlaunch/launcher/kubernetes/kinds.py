@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 
 class Kind(NamedTuple):
@@ -72,6 +73,14 @@ RESOURCE_CLAIM_TEMPLATES = Kind(
 )
 # NVIDIA's DRA driver serves this kind.
 COMPUTE_DOMAINS = Kind("resource.nvidia.com", "v1beta1", "computedomains", "ComputeDomain")
+# Kubernetes' own gang scheduling: Kubernetes 1.35, 1.36, and 1.37 or newer.
+GANG_WORKLOADS = Kind("scheduling.k8s.io", "v1alpha1", "workloads", "Workload")
+POD_GROUPS_1_36 = Kind("scheduling.k8s.io", "v1alpha2", "podgroups", "PodGroup")
+POD_GROUPS = Kind("scheduling.k8s.io", "v1beta1", "podgroups", "PodGroup")
+GANG_KINDS = {kind.version: kind for kind in (GANG_WORKLOADS, POD_GROUPS_1_36, POD_GROUPS)}
+# Groups of pods of other schedulers: Volcano, and the plugin Coscheduling of scheduler-plugins.
+VOLCANO_GROUPS = Kind("scheduling.volcano.sh", "v1beta1", "podgroups", "PodGroup")
+COSCHEDULING_GROUPS = Kind("scheduling.x-k8s.io", "v1alpha1", "podgroups", "PodGroup")
 DEPLOYMENTS = Kind("apps", "v1", "deployments", "Deployment")
 
 NAMESPACES = _cluster_kind("", "v1", "namespaces", "Namespace")
@@ -100,12 +109,19 @@ ACCESS_REVIEWS = _cluster_kind(
     "authorization.k8s.io", "v1", "selfsubjectaccessreviews", "SelfSubjectAccessReview"
 )
 
-# Kinds of dynamic resource allocation, and the project that serves each.
-ALLOCATION_PROJECTS = {
+# Kinds that not every cluster serves, of a job that claims devices or is scheduled as a gang, and
+# the project that serves each.
+OPTIONAL_PROJECTS = {
     RESOURCE_CLAIM_TEMPLATES: "dynamic resource allocation (Kubernetes 1.34)",
     COMPUTE_DOMAINS: "NVIDIA's DRA driver",
+    **dict.fromkeys(GANG_KINDS.values(), "gang scheduling (feature gate GenericWorkload)"),
 }
-KINDS = {
-    kind.kind: kind
-    for kind in (JOBSETS, NETWORK_POLICIES, CONFIGMAPS, SECRETS, *ALLOCATION_PROJECTS)
+_MANIFEST_KINDS = {
+    (kind.api_version, kind.kind): kind
+    for kind in (JOBSETS, NETWORK_POLICIES, CONFIGMAPS, SECRETS, *OPTIONAL_PROJECTS)
 }
+
+
+def manifest_kind(manifest: Mapping[str, Any]) -> Kind:
+    """Return the kind of one of a job's objects."""
+    return _MANIFEST_KINDS[manifest["apiVersion"], manifest["kind"]]

@@ -40,7 +40,7 @@ from jaxlaunch.launcher.kubernetes.labels import (
     UID_LABEL,
 )
 from jaxlaunch.launcher.kubernetes.merge import merge_patch
-from jaxlaunch.launcher.manifests import code, network, nodes, security, storage
+from jaxlaunch.launcher.manifests import code, gang, network, nodes, security, storage
 from jaxlaunch.launcher.manifests.code import Bundle, JobCode
 from jaxlaunch.launcher.manifests.network import JobNetwork, render_env
 from jaxlaunch.launcher.manifests.nodes import JobNodes
@@ -61,6 +61,8 @@ class ResolvedJob:
     storage: JobStorage
     security: JobSecurity
     code: JobCode
+    # The version of Kubernetes' own gang scheduling, if the cluster uses it.
+    gang_version: str | None
     # Key of the job → key of the cluster defaults that its value comes from.
     filled: Mapping[KeyPath, KeyPath]
 
@@ -93,6 +95,7 @@ def resolve(job: JobSpec, defaults: ClusterDefaults) -> ResolvedJob:
         storage=job_storage,
         security=security.resolve(job, values, pins_memory=job_network.pinning is not None),
         code=code.resolve_code(job, values),
+        gang_version=values.gang_scheduling,
         filled={**filled, **job_network.filled, **job_storage.filled},
     )
 
@@ -196,7 +199,7 @@ def _locate_faults(
 
 
 def render(job: ResolvedJob, bundle: Bundle | None = None) -> list[dict[str, Any]]:
-    """Return the manifests: JobSet, NetworkPolicy, claim templates and ConfigMap."""
+    """Return the manifests: JobSet, NetworkPolicy, claim templates, gang and ConfigMap."""
     metadata: dict[str, Any] = {"name": job.spec.name}
     if job.spec.namespace is not None:
         metadata["namespace"] = job.spec.namespace
@@ -207,6 +210,7 @@ def render(job: ResolvedJob, bundle: Bundle | None = None) -> list[dict[str, Any
         _render_jobset(job, metadata, bundle),
         *network.render_policy(job.network, metadata),
         *network.claim_manifests(job.network, job.nodes, metadata),
+        *gang.gang_manifests(job.spec, job.gang_version, metadata),
         *([] if bundle is None else [bundle.config_map(job.spec.namespace)]),
     ]
 
@@ -381,6 +385,7 @@ def pod_template(
         nodes.patch(job.nodes),
         network.patch(job.network, job.nodes),
         network.claims_patch(job.network, job.nodes),
+        gang.gang_patch(job.spec, job.gang_version),
         {} if bundle is None else bundle.patch(),
         security.patch(job.security),
         {"spec": {"initContainers": init}} if init else {},

@@ -104,6 +104,9 @@ def apiserver_flags() -> list[str]:
         "--max-requests-inflight=2000",
         "--max-mutating-requests-inflight=1000",
         "--profiling=false",
+        # Workloads, which gang scheduling reads, are alpha in this Kubernetes.
+        "--feature-gates=GenericWorkload=true",
+        "--runtime-config=scheduling.k8s.io/v1alpha1=true",
     ]
 
 
@@ -117,9 +120,9 @@ def start_controllers(home: Path) -> None:
         f"clientConnection: {{kubeconfig: {KUBECONFIGS}/scheduler.conf, qps: 2000, burst: 4000}}\n"
         "leaderElection: {leaderElect: false}\n"
     )
-    process.start(
-        "scheduler", [home / "kube-scheduler", f"--config={config}", *health_options("scheduler")]
-    )
+    gates = "--feature-gates=GenericWorkload=true,GangScheduling=true"
+    options = [f"--config={config}", gates, *health_options("scheduler")]
+    process.start("scheduler", [home / "kube-scheduler", *options])
 
 
 def kcm_flags() -> list[str]:

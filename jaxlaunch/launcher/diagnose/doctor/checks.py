@@ -29,7 +29,7 @@ from jaxlaunch.launcher.diagnose.text import Text
 from jaxlaunch.launcher.errors import ApiError, ClusterError, Fault, UserError
 from jaxlaunch.launcher.kubernetes import kinds, labels
 from jaxlaunch.launcher.kubernetes.client import Cluster, ignore_forbidden
-from jaxlaunch.launcher.kubernetes.kinds import JOBSETS, KINDS, LOCAL_QUEUES, Right
+from jaxlaunch.launcher.kubernetes.kinds import JOBSETS, LOCAL_QUEUES, Right, manifest_kind
 from jaxlaunch.launcher.kubernetes.objects import cluster_queue_name, pod_template, trim_node
 from jaxlaunch.launcher.kubernetes.resources import job_requests, pod_requests
 
@@ -189,7 +189,7 @@ def _as_note(finding: Finding) -> Finding:
 
 def submit_rights(manifests: Sequence[Obj], *, replace: bool, watch: bool) -> list[Right]:
     """Return the permissions that are required to submit these manifests."""
-    rights = namespace.command_rights(KINDS[manifest["kind"]] for manifest in manifests)
+    rights = namespace.command_rights(manifest_kind(manifest) for manifest in manifests)
     commands = ("submit", *(["delete"] if replace else []), *(["submit --wait"] if watch else []))
     return list(dict.fromkeys(right for command in commands for right in rights[command]))
 
@@ -219,6 +219,25 @@ def _check_kueue(target: Target) -> Findings:
         yield from findings
         for text in configs:
             yield from controllers.judge_kueue_config(text, target.queue)
+
+
+def _check_gang(target: Target) -> Findings:
+    """Check what admits the pods of a job together. A single pod needs nothing."""
+    if target.pod_count < 2:
+        return
+    served = target.cluster.served_versions
+    services = controllers.GangServices(
+        kueue=served(LOCAL_QUEUES.group),
+        native=served(kinds.POD_GROUPS.group),
+        volcano=served(kinds.VOLCANO_GROUPS.group),
+        coscheduling=served(kinds.COSCHEDULING_GROUPS.group),
+    )
+    crd = None
+    if controllers.find_gang_field(target.template) is not None:
+        crd = target.find_object(kinds.CRDS, JOBSETS.resource)
+    yield from controllers.judge_gang(
+        services, target.queue, target.template, crd, target.pod_count
+    )
 
 
 def _judge_controller(
@@ -270,7 +289,7 @@ def _check_namespace(target: Target) -> Findings:
 
 
 def _check_rights(target: Target) -> Findings:
-    own_kinds = (KINDS[manifest["kind"]] for manifest in target.manifests)
+    own_kinds = (manifest_kind(manifest) for manifest in target.manifests)
     needed = namespace.command_rights(
         (*namespace.USUAL_KINDS, *own_kinds), has_queue=target.queue is not None
     )
@@ -289,8 +308,8 @@ def _ask_permissions(target: Target, rights: Iterable[Right]) -> dict[Right, boo
 
 def check_allocation(target: Target) -> Findings:
     """Check whether the cluster serves the kinds by which the job claims devices."""
-    for kind in dict.fromkeys(KINDS[manifest["kind"]] for manifest in target.manifests[1:]):
-        if (project := kinds.ALLOCATION_PROJECTS.get(kind)) is not None:
+    for kind in dict.fromkeys(manifest_kind(manifest) for manifest in target.manifests[1:]):
+        if (project := kinds.OPTIONAL_PROJECTS.get(kind)) is not None:
             yield controllers.judge_served(
                 kind, project, target.cluster.served_versions(kind.group)
             )
@@ -493,6 +512,7 @@ CHECKS: Mapping[str, Check] = {
     "clock": Check(_check_clock),
     "jobset": Check(_check_jobset, "rejected-requests"),
     "kueue": Check(_check_kueue, "queues"),
+    "gang": Check(_check_gang, "pending-pods"),
     "webhooks": Check(_check_webhooks, "rejected-requests"),
     "dns": Check(_check_dns, "rendezvous-and-lost-hosts"),
     "namespace": Check(_check_namespace, "rejected-requests"),

@@ -21,7 +21,7 @@ from jaxlaunch.launcher.diagnose.doctor.finding import (
 )
 from jaxlaunch.launcher.diagnose.text import Text
 from jaxlaunch.launcher.errors import ApiError
-from jaxlaunch.launcher.kubernetes.kinds import JOBSETS, LOCAL_QUEUES, Kind
+from jaxlaunch.launcher.kubernetes.kinds import GANG_KINDS, JOBSETS, LOCAL_QUEUES, Kind
 from jaxlaunch.launcher.kubernetes.objects import MAX_SKEW_S, Obj, clock_skew_s
 from jaxlaunch.launcher.wording import join_choices
 
@@ -92,16 +92,21 @@ def judge_served(kind: Kind, project: str, versions: Sequence[str]) -> Finding:
     return admin_failure(summary, why, ASK_ADMIN + " install {project}.", **fields)
 
 
+def _has_field(crd: Obj, field: str) -> bool:
+    """Return whether the schema of JobSets has a field, such as `spec.failurePolicy.rules[]`."""
+    schemas = {version["name"]: version for version in crd["spec"]["versions"]}
+    schema: Any = schemas.get(JOBSETS.version, {}).get("schema", {}).get("openAPIV3Schema", {})
+    for step in field.split("."):
+        schema = (schema.get("properties") or {}).get(step.removesuffix("[]")) or {}
+        schema = schema.get("items", {}) if step.endswith("[]") else schema
+    return bool(schema)
+
+
 def judge_crd(crd: Obj | None) -> Findings:
     """Judge whether the installed JobSet has every field that launcher renders."""
     if crd is None:
         return
-    schemas = {version["name"]: version for version in crd["spec"]["versions"]}
-    schema: Any = schemas.get(JOBSETS.version, {}).get("schema", {}).get("openAPIV3Schema", {})
-    for step in _NEWEST_FIELD.split("."):
-        schema = (schema.get("properties") or {}).get(step.removesuffix("[]")) or {}
-        schema = schema.get("items", {}) if step.endswith("[]") else schema
-    if schema:
+    if _has_field(crd, _NEWEST_FIELD):
         yield ok_finding("JobSet has the failure policy's message patterns (0.10.1)")
     else:
         summary = "JobSet is older than 0.10.1: it has no {field}"
@@ -308,6 +313,91 @@ def judge_kueue_config(text: str, queue: str | None) -> Findings:
     if gates := config.get("featureGates"):
         states = [f"{name}={str(is_on).lower()}" for name, is_on in gates.items()]
         yield ok_finding("Kueue's feature gates: {gates}", gates=states)
+
+
+# --- gang scheduling ------------------------------------------------------------------------------
+
+_POD_SPEC = "spec.replicatedJobs[].template.spec.template.spec"
+# What a pod has that another scheduler groups: Volcano's annotation, and Coscheduling's label.
+VOLCANO_ANNOTATION = "scheduling.k8s.io/group-name"
+COSCHEDULING_LABEL = "scheduling.x-k8s.io/pod-group"
+
+
+class GangServices(NamedTuple):
+    """What the cluster serves for gangs.
+
+    Attributes:
+        kueue: Versions of Kueue's group.
+        native: Versions of scheduling.k8s.io, among them those with Workloads or PodGroups.
+        volcano: Versions of Volcano's group.
+        coscheduling: Versions of the group of scheduler-plugins.
+    """
+
+    kueue: Sequence[str] = ()
+    native: Sequence[str] = ()
+    volcano: Sequence[str] = ()
+    coscheduling: Sequence[str] = ()
+
+
+def find_gang_field(template: Mapping[str, Any]) -> str | None:
+    """Return the field by which pods refer to Kubernetes' own group of pods, or None."""
+    fields = ("workloadRef", "schedulingGroup")
+    return next((field for field in fields if field in template["spec"]), None)
+
+
+def judge_gang(
+    services: GangServices,
+    queue: str | None,
+    template: Mapping[str, Any],
+    crd: Obj | None,
+    pods: int,
+) -> Findings:
+    """Judge what admits the pods of a job together: Kueue, the scheduler, another, or nothing."""
+    metadata, field = template.get("metadata") or {}, find_gang_field(template)
+    if field is not None and crd is not None and not _has_field(crd, f"{_POD_SPEC}.{field}"):
+        summary = "JobSet does not pass on {field}, by which Kubernetes schedules a gang"
+        why = "Kubernetes 1.35 needs JobSet 0.11, and Kubernetes 1.36 needs JobSet 0.12 or newer."
+        fix = f"{ASK_ADMIN} install it, or leave gang_scheduling out of the cluster defaults."
+        yield admin_failure(summary, why, fix, field=field)
+    elif field is not None:
+        summary = (
+            "Kubernetes places all {pods} pods or none (pods' {field}), if its scheduler has the "
+            "feature gate GangScheduling"
+        )
+        yield ok_finding(summary, pods=pods, field=field)
+    if queue is not None:
+        yield ok_finding("Kueue admits all {pods} pods at once, by quota", pods=pods)
+    elif VOLCANO_ANNOTATION in (metadata.get("annotations") or {}):
+        yield ok_finding("Volcano places the {pods} pods by their PodGroup", pods=pods)
+    elif COSCHEDULING_LABEL in (metadata.get("labels") or {}):
+        yield ok_finding("Coscheduling places the {pods} pods by their PodGroup", pods=pods)
+    elif field is None:
+        why = "those that fit take their nodes, and wait there for the others."
+        summary = "nothing admits the {pods} pods together"
+        yield warning_finding(summary, why, "{way}", pods=pods, way=_offer_gang(services))
+
+
+def _offer_gang(services: GangServices) -> Text:
+    """Return how this cluster could admit a gang: the first of what it serves."""
+    if services.kueue:
+        return Text("name a LocalQueue of Kueue: queue: in job.yaml, or in the cluster defaults.")
+    if native := [version for version in GANG_KINDS if version in services.native]:
+        return Text("gang_scheduling: {version} in the cluster defaults.", version=native[-1])
+    if services.volcano:
+        return Text(
+            "under pod:, schedulerName: volcano and the annotation {key} with a PodGroup of "
+            "Volcano's, which you create.",
+            key=VOLCANO_ANNOTATION,
+        )
+    if services.coscheduling:
+        return Text(
+            "under pod:, the label {key} with a PodGroup of scheduler-plugins, which you create.",
+            key=COSCHEDULING_LABEL,
+        )
+    return Text(
+        f"{ASK_ADMIN} install Kueue, or enable the feature gates GenericWorkload and "
+        "GangScheduling (Kubernetes 1.36 or newer)."
+    )
 
 
 def _parse_config(text: str) -> dict[str, Any]:

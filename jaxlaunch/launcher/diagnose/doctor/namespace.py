@@ -152,6 +152,7 @@ _SUBMIT_VERBS: Mapping[Kind, str] = {
     kinds.SECRETS: "create",
     kinds.RESOURCE_CLAIM_TEMPLATES: "create get",
     kinds.COMPUTE_DOMAINS: "create get",
+    **dict.fromkeys(kinds.GANG_KINDS.values(), "create get"),
 }
 # Kinds of objects of a job without resource claims and without a Secret.
 USUAL_KINDS = (JOBSETS, kinds.NETWORK_POLICIES, kinds.CONFIGMAPS)

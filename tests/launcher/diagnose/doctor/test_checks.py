@@ -126,6 +126,88 @@ def make_crd(**rule: Any) -> dict[str, Any]:
     return {"spec": {"versions": [{"name": "v1alpha2", "schema": {"openAPIV3Schema": schema}}]}}
 
 
+def make_gang_crd(*fields: str) -> dict[str, Any]:
+    """Return JobSet's CRD with these fields of pods."""
+    schema: dict[str, Any] = {"properties": {field: {"type": "object"} for field in fields}}
+    for step in ("spec", "template", "spec", "template"):
+        schema = {"properties": {step: schema}}
+    schema = {"properties": {"spec": {"properties": {"replicatedJobs": {"items": schema}}}}}
+    return {"spec": {"versions": [{"name": "v1alpha2", "schema": {"openAPIV3Schema": schema}}]}}
+
+
+GANGS: dict[str, tuple[dict[str, Any], str | None, controllers.GangServices, str, str]] = {
+    "Kueue": ({}, "research", controllers.GangServices(kueue=["v1beta2"]), "ok", "Kueue admits"),
+    "Volcano": (
+        {"metadata": {"annotations": {controllers.VOLCANO_ANNOTATION: "lm"}}},
+        None,
+        controllers.GangServices(volcano=["v1beta1"]),
+        "ok",
+        "Volcano places the 4 pods",
+    ),
+    "Coscheduling": (
+        {"metadata": {"labels": {controllers.COSCHEDULING_LABEL: "lm"}}},
+        None,
+        controllers.GangServices(coscheduling=["v1alpha1"]),
+        "ok",
+        "Coscheduling places the 4 pods",
+    ),
+    "nothing, and Kueue is there": (
+        {},
+        None,
+        controllers.GangServices(kueue=["v1beta2"], native=["v1", "v1alpha2"]),
+        "warn",
+        "queue: in job.yaml",
+    ),
+    "nothing, and Kubernetes can": (
+        {},
+        None,
+        controllers.GangServices(native=["v1", "v1alpha2"]),
+        "warn",
+        "gang_scheduling: v1alpha2",
+    ),
+    "nothing, and Volcano is there": (
+        {},
+        None,
+        controllers.GangServices(native=["v1"], volcano=["v1beta1"]),
+        "warn",
+        "schedulerName: volcano",
+    ),
+    "nothing, and Coscheduling is there": (
+        {},
+        None,
+        controllers.GangServices(coscheduling=["v1alpha1"]),
+        "warn",
+        controllers.COSCHEDULING_LABEL,
+    ),
+    "nothing at all": (
+        {},
+        None,
+        controllers.GangServices(native=["v1"]),
+        "warn",
+        "GenericWorkload",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", GANGS)
+def test_what_admits_a_gang_is_named(case: str) -> None:
+    template, queue, services, level, words = GANGS[case]
+    (result,) = controllers.judge_gang(services, queue, {"spec": {}, **template}, None, 4)
+    assert result.level == level
+    assert words in f"{result.summary_text} {result.remedy_text}"
+
+
+@pytest.mark.parametrize("field", ["workloadRef", "schedulingGroup"])
+def test_jobset_that_drops_the_field_of_a_gang_is_recognized(field: str) -> None:
+    template, services = {"spec": {field: {}}}, controllers.GangServices()
+    other = {"workloadRef": "schedulingGroup", "schedulingGroup": "workloadRef"}[field]
+    (result,) = controllers.judge_gang(services, None, template, make_gang_crd(other), 2)
+    assert result.level == "fail" and f"does not pass on {field}" in result.summary_text
+    for crd in (make_gang_crd(field), None):
+        (result,) = controllers.judge_gang(services, None, template, crd, 2)
+        assert result.level == "ok" and "places all 2 pods or none" in result.summary_text
+
+
 def test_old_jobset_is_recognized_by_its_schema() -> None:
     assert list_levels(
         controllers.judge_crd(make_crd(onJobFailureMessagePatterns={"type": "array"}))
