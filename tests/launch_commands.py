@@ -5,7 +5,7 @@ A command of a job often starts its program through something else: `conda run`,
 raises, is killed, hangs or is stopped, or both ranks finish. The launcher has to say the same as
 without the wrapper. What is installed is used as it is; for the other tools there are stand-ins,
 which fork, change the session, pass on signals and translate exit codes as the tools do. Prints a
-row for each command, and what was said wrongly. WORDs choose among them, by name.
+row for each command, with the wrong messages. WORDs choose among them, by name.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pathlib import Path
 
 from tests.gang.agents import Gang, make_job
 
-# Both ranks do two steps together. The attempt decides how rank 1 goes on.
+# Both ranks do two steps together. The attempt decides how rank 1 continues.
 PROGRAM = """
 import os, signal, sys, time
 import jax
@@ -269,7 +269,7 @@ class LaunchCommand:
     Attributes:
         original: The line.
         words: The command, split at spaces unless it is an argv; {train} is the program.
-        kill: What is said about a killed program.
+        kill: The message about a killed program.
     """
 
     original: str
@@ -300,7 +300,7 @@ COMMANDS: Mapping[str, LaunchCommand] = {
         "python prepare.py && python train.py",
         ("bash", "-c", "python prepare.py && python {train}"),
     ),
-    "until": LaunchCommand("until python train_concap.py; do …", "bash loop.sh {train}"),
+    "until": LaunchCommand("until python train_concap.py; do …", "bash loop.sh {train}", kill=GONE),
     "| tee": LaunchCommand(
         "(date; stdbuf -oL python3 -u tiny-train; date) 2>&1 | tee train.log",
         ("bash", "-c", "set -o pipefail; stdbuf -oL python -u {train} 2>&1 | tee log"),
@@ -409,7 +409,7 @@ def prepare_folder(folder: Path) -> dict[str, str]:
 
 
 def try_failures(folder: Path, command: LaunchCommand) -> dict[str, str]:
-    """Run a gang of two ranks through ENDINGS, and return what was said about each."""
+    """Run a gang of two ranks through ENDINGS, and return the message about each."""
     env = prepare_folder(folder)
     argv = command.argv(f"{folder}/train.py {' '.join(ENDINGS)}")
     options = {"in_place_limit": len(ENDINGS), "timeouts_s": {"step": STEP_TIMEOUT_S}}
@@ -426,7 +426,7 @@ def try_failures(folder: Path, command: LaunchCommand) -> dict[str, str]:
 
 
 def try_success(folder: Path, commands: Sequence[LaunchCommand]) -> str:
-    """Run a gang with one rank for each command to its end, and return what was said."""
+    """Run a gang with one rank for each command to its end, and return the message."""
     env = prepare_folder(folder)
     for rank, command in enumerate(commands):
         words = " ".join(f"'{word}'" for word in command.argv(f"{folder}/train.py success"))
@@ -439,7 +439,7 @@ def try_success(folder: Path, commands: Sequence[LaunchCommand]) -> str:
 
 
 def find_faults(command: LaunchCommand, said: Mapping[str, str]) -> dict[str, str]:
-    """Return what was said wrongly, by ending."""
+    """Return the wrong messages, by ending."""
     expected = {
         "exception": ("rank 1 raised at step 2: ValueError: bad batch 17",),
         "kill": (command.kill,),
@@ -455,7 +455,7 @@ def find_faults(command: LaunchCommand, said: Mapping[str, str]) -> dict[str, st
 
 
 def main(words: Sequence[str]) -> int:
-    """Try the commands, and return 1 if something was said wrongly."""
+    """Try the commands, and return 1 if a message is wrong."""
     names = [name for name in COMMANDS if not words or any(word in name for word in words)]
     folder = Path(tempfile.mkdtemp(prefix="launch-commands-"))
     wrong = 0

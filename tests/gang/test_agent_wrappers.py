@@ -13,10 +13,13 @@ from tests.found import shows
 from tests.gang.agents import Gang, make_job, run_gang, run_script, write_program, write_script
 from tests.launch_commands import COMMANDS
 
-# A wrapper in Python that hides signals, and a program that leaves its session.
-CHOSEN = ("accelerate launch", "nohup setsid &")
+# A wrapper in Python that hides signals, and a program that leaves its session. The script has the
+# commands that are in neither list.
+QUICK_COMMANDS = ("accelerate launch", "nohup setsid &")
+MORE_COMMANDS = ("conda run", "multiprocessing", "nsys-jax", "script", "torchrun", "wandb agent")
 COMMAND_NAMES = [
-    pytest.param(name, marks=() if name in CHOSEN else pytest.mark.extended) for name in COMMANDS
+    *QUICK_COMMANDS,
+    *(pytest.param(name, marks=pytest.mark.extended) for name in MORE_COMMANDS),
 ]
 
 

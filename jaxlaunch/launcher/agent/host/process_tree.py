@@ -427,9 +427,9 @@ class ProcessTree:
         is_only_python = self._python_pids == {self._program.pid}
         is_helper = self._program.role == Role.STARTED and not is_only_python
         pid = self._program.pid
-        # Its exit code arrives once it is reaped.
-        is_unreaped = pid != self.pid and _is_zombie(pid) and _parent_pid(pid) == os.getpid()
-        return not is_helper and (is_unreaped or self._owns(pid))
+        # An orphan in any state: its exit code arrives once it is reaped.
+        is_adopted = pid != self.pid and _parent_pid(pid) == os.getpid()
+        return not is_helper and (is_adopted or self._owns(pid))
 
     def _find_program(self) -> PythonProcess | None:
         program, outer = self._program, self._outer_program

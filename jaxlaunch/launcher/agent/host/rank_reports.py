@@ -228,7 +228,7 @@ class RankReports:
     def _check_lost_programs(self, now: float) -> None:
         """Report programs that were killed while the wrapper that started them runs on.
 
-        The wrapper may handle this, so it is no fault. It explains that the peers fail.
+        The wrapper may handle this, so alone it is not a fault. It explains failures of the peers.
         """
         for child in self._processes.alive_children():
             if not (child.tree.has_joined and child.has_vanished_program):

@@ -339,7 +339,7 @@ def _wait_for_coordinator(jax: Any, contract: Any, arguments: dict[str, Any]) ->
 
 
 def _reject_second_process(contract: Any, reporter: Any, *, is_worker: bool) -> None:
-    """End the job, unless the process is a worker, which goes on without the gang."""
+    """End the job, unless the process is a worker, which continues without the gang."""
     call = "jax.distributed.initialize()"
     if is_worker:
         reporter.note(

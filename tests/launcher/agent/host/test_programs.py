@@ -119,7 +119,7 @@ def test_program_in_another_session_is_stopped_and_killed(
     tree.offer_program(tree.pid, Role.STARTED)
     tree.offer_program(child, Role.JOINED)
     tree.stop()
-    # It has no handler. The wrapper waits for it, and then goes on.
+    # It has no handler. The wrapper waits for it, and then continues.
     assert poll_until(lambda: tree.has_lost_program)
     assert process_tree.is_running(tree.pid)
     tree.kill()
