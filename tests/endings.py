@@ -166,6 +166,8 @@ FAULTS = (
     ),
     # The exit code of a pipeline is that of its last command.
     Row("plain", "raise", shell=TEE, code=83, words=RAISED),
+    Row("plain", "raise", layout=(1, 1), shell=TEE, code=83, words=RAISED),
+    Row("plain", "kill", layout=(1, 1), shell=TEE, code=83, words="without `set -o pipefail`"),
     Row("report", "raise", layout=(1, 2), shell=TEE, code=83, words="bad batch 17"),
     Row("plain", "raise", shell='sh -c "({python}; exit 1) | tee log; echo end"', code=83,
         words=RAISED),
@@ -226,7 +228,8 @@ class Runner:
         running = Running(folder, make_document(row, folder), env=env)
 
         def is_trained() -> bool:
-            return len(list(marks.glob("trained-*"))) == 2 or running.process.poll() is not None
+            count = row.layout[0] * row.layout[1]
+            return len(list(marks.glob("trained-*"))) == count or running.process.poll() is not None
 
         running.wait_until("the training", is_trained)
         return self._pool.submit(self._finish_row, row, running)

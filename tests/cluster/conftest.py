@@ -36,6 +36,7 @@ GROUPS = {
     "test_chart.py": "chart",
     "test_chart_admission.py": "chart admission",
     "test_exit_codes.py": "exit codes",
+    "test_program_ends.py": "program ends",
     "test_scale.py": "scale",
     "test_profile.py": "profile",
     "test_prepare.py": "prepare",

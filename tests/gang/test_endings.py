@@ -15,7 +15,7 @@ USUAL = [
     Row("plain", "os._exit", 40, 0),
     Row("report", "shutdown", 12, 0, (1, 2)),
     *(row for row in FAULTS if row.kind == "hang" and row.layout == (2, 1)),
-    *(row for row in FAULTS if row.shell == TEE and row.ending in ("raise", "kill")),
+    *(row for row in FAULTS if row.shell == TEE and row.layout == (1, 1)),
     *(row for row in FAULTS if row.kind == "alone" and row.layout == (2, 1) and not row.shell),
 ]
 

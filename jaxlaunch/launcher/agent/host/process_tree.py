@@ -145,10 +145,12 @@ def is_in_pipeline(pid: int) -> bool:
     """Return whether a shell pipes the output of a process into another command.
 
     The exit code of the process then has no effect. With a process substitution (`> >(tee log)`)
-    the shell itself keeps the pipe open, and with `pipefail` the exit code counts. A program that
-    captures the output of another one holds the pipe, too.
+    the other command is a child of the process, or the shell keeps the pipe open. With `pipefail`
+    the exit code counts. A program that captures the output of another one holds the pipe, too.
     """
     pipe = _read_link(f"/proc/{pid}/fd/1")
+    if pipe in {_read_link(f"/proc/{child}/fd/0") for child in find_children(pid)}:
+        return False
     while pid and pipe.startswith("pipe:"):
         pid = _parent_pid(pid)
         links = {fd: _read_link(f"/proc/{pid}/fd/{fd}") for fd in _list_folder(f"/proc/{pid}/fd")}
@@ -403,7 +405,8 @@ class ProcessTree:
                 return False
             self._outer_program = None if program.has_ended else program
         if program is None or program.pid != pid:
-            self.is_in_pipeline = pid != self.pid and is_in_pipeline(pid)
+            is_below = pid != self.pid and candidate.was_seen
+            self.is_in_pipeline = is_below and is_in_pipeline(pid)
             self._wrapper_pids = set(find_ancestors(pid))
         self._program = candidate
         return True

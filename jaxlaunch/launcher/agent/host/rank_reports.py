@@ -124,34 +124,37 @@ class RankReports:
         self.check_hellos([child])
         if child.rank == 0:
             self._metrics.finish()
-        self.send_beat()
         # A SIGKILL may be from the OOM killer, also of a program whose wrapper hides the signal.
         is_killed = code == -signal.SIGKILL or (code != 0 and child.has_vanished_program)
         is_oom = is_killed and self._has_new_oom_kill()
         if is_oom:
             code = -signal.SIGKILL
-        # The wrapper ended with a failure too, so the exception of the Python process is its cause.
-        # A pipeline ends with the exit code of its last command, whatever the others do.
-        is_failure = code > 0 and not is_signal_exit_code(code)
-        is_lost = code == 0 and child.tree.is_in_pipeline
-        status, text = child.progress.status, child.tail_text[-MAX_STACKS_CHARS:]
-        if child.handled_error is not None and (is_failure or is_lost):
-            self.send_event(EventKind.ERROR, child, error=child.handled_error)
-        elif child.other_error is not None and is_failure:
-            self.send_event(EventKind.ERROR, child, error=child.other_error)
-        elif child.handled_error is not None and code == 0:
-            self._note_ignored_error(child, child.handled_error)
-        elif is_lost and status.jax is not None and not status.left:
-            self.send_event(EventKind.UNFINISHED, child, text=text)
+        # Before the exit code 0 of a shell, which would say that the rank is done.
+        self._report_hidden_failure(child, code)
+        self.send_beat()
+        text = child.tail_text[-MAX_STACKS_CHARS:]
         self.send_event(EventKind.EXIT, child, exit=code, oom=is_oom, text=text)
 
-    def _note_ignored_error(self, child: Child, error: Mapping[str, Any]) -> None:
-        fault = f"{error.get('type')}: {error.get('message')}".splitlines()[0]
-        note = (
-            f"rank {child.rank} counts as finished, because its command ended with exit code 0 "
-            f"after a Python process of it had raised {fault}"
-        )
-        self._leader.send("note", text=note[:MAX_NOTE_CHARS])
+    def _report_hidden_failure(self, child: Child, code: int) -> None:
+        """Report how the Python process of a wrapper failed, if the exit code does not say it."""
+        error, status = child.handled_error, child.progress.status
+        # A pipeline ends with the exit code of its last command, whatever the others do.
+        is_lost = code == 0 and child.tree.is_in_pipeline and not self._state.is_stopping
+        is_failure = code > 0 and not is_signal_exit_code(code)
+        if error is not None and (is_failure or is_lost):
+            self.send_event(EventKind.ERROR, child, error=error)
+        elif child.other_error is not None and is_failure:
+            self.send_event(EventKind.ERROR, child, error=child.other_error)
+        elif error is not None and code == 0:
+            fault = f"{error.get('type')}: {error.get('message')}".splitlines()[0]
+            note = (
+                f"rank {child.rank} counts as finished, because its command ended with exit code 0 "
+                f"after a Python process of it had raised {fault}"
+            )
+            self._leader.send("note", text=note[:MAX_NOTE_CHARS])
+        elif is_lost and status.jax is not None and not status.left:
+            text = child.tail_text[-MAX_STACKS_CHARS:]
+            self.send_event(EventKind.UNFINISHED, child, text=text)
 
     def send_event(self, kind: EventKind, child: Child, **fields: Any) -> None:
         """Report an event of a process, with its status."""

@@ -204,7 +204,8 @@ class Attempt:
             all_ended = self.ranks.alive == self._lost_ranks
             is_over = all_ended or now >= self._stop.deadline
             return self._stop_verdict(self._stop, all_ended) if is_over else None
-        if self.ranks.unclean == 0:
+        # A shell may end with 0 although its program failed.
+        if self.ranks.unclean == 0 and not self._symptoms.events_at(Closeness.CAUSE):
             if any(status.exit == contract.PREEMPTED for status in self.statuses):
                 return self._stop_verdict(PendingStop(OUTSIDE_STOP, now, now), True)
             return self._never_joined_verdict() or self._done_verdict()

@@ -291,8 +291,11 @@ def _wrap_shutdown(reporter: Any) -> None:
     # earlier handlers of the program must not wait, too.
     from jax._src import api
 
-    atexit.unregister(api.clean_up)
-    reporter.clean_up = api.clean_up
+    if (clean_up := getattr(api, "clean_up", None)) is None:
+        atexit.register(reporter.leave)
+    else:
+        atexit.unregister(clean_up)
+        reporter.clean_up = clean_up
 
 
 def _close_connections(coordinator: str) -> None:

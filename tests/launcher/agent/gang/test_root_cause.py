@@ -360,6 +360,16 @@ def test_ranks_that_used_jax_alone_are_told_how_to_join(
             shows("the processes never joined: each of 2 ranks used JAX alone", verdict.message)
 
 
+@pytest.mark.parametrize("size", [1, 2])
+def test_failure_counts_although_every_shell_ended_with_0(size: int) -> None:
+    state = attempt(size)
+    for rank in range(size):
+        status = dataclasses.replace(STEPPING, exit=0)
+        state.add_event(error(rank, status=status), 10.0)
+    verdict = decide(state, 10.0)
+    assert (verdict.code, verdict.rank) == (83, 0) and "boom" in verdict.message
+
+
 def test_hang_is_not_explained_by_a_rank_that_has_finished() -> None:
     state = attempt(3)
     state.add_event(left(0), 10.0)
