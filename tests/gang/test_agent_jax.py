@@ -177,8 +177,11 @@ def test_initialize_keeps_the_timeouts_of_the_program_and_may_be_called_again(
     import jax._src.distributed as private
     def print_timeouts(*args, heartbeat_timeout_seconds, shutdown_timeout_seconds, **_):
         print("got", args[5], heartbeat_timeout_seconds, shutdown_timeout_seconds, args[6])
+        private._jax.get_distributed_runtime_client()
+    private._jax.get_distributed_runtime_client = lambda **kwargs: print("client", kwargs)
     private.global_state.initialize = print_timeouts
     jax.distributed.initialize(heartbeat_timeout_seconds=7)
+    jax.distributed.initialize(shutdown_timeout_seconds=900)
     jax.distributed.initialize("mine:1234", 1, 0, coordinator_bind_address="0.0.0.0:1234")
     joined = private.global_state
     joined.client, joined.coordinator_address = "joined", "ours:1"
@@ -187,7 +190,16 @@ def test_initialize_keeps_the_timeouts_of_the_program_and_may_be_called_again(
     """
     gang, codes = run_script(tmp_path, text, timeouts_s={"rendezvous": 77.0})
     assert codes == [0], gang.stdout
-    assert gang.stdout.splitlines() == ["[0] got 77 7 604800 None", "[0] got 77 30 604800 None"]
+    # A process waits a week for the others, unless the program says otherwise. JAX passes its
+    # shutdown timeout only to the service.
+    assert gang.stdout.splitlines() == [
+        "[0] got 77 7 604800 None",
+        "[0] client {'shutdown_timeout': 604800}",
+        "[0] got 77 30 900 None",
+        "[0] client {'shutdown_timeout': 900}",
+        "[0] got 77 30 604800 None",
+        "[0] client {'shutdown_timeout': 604800}",
+    ]
     # A second call does nothing.
     assert len(gang.summary["notes"]) == 1
     assert "(coordinator_bind_address, coordinator_address):" in gang.summary["notes"][0]
