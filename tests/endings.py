@@ -245,6 +245,8 @@ class Runner:
             wrong.append(f"rank {verdict.get('rank')}, not {row.rank}")
         if row.words not in verdict.get("message", ""):
             wrong.append(f"the message does not have {row.words!r}")
+        if row.kind == "report" and not row.code and result.summary["step"] != 3:
+            wrong.append(f"the last report is of step {result.summary['step']}, not 3")
         attempts = len(read_json_lines(running.folder / "attempts.jsonl"))
         if attempts != 1:
             wrong.append(f"{attempts} attempts")

@@ -252,6 +252,7 @@ class Reporter:
             self._report_error(error)
         self._has_left = True
         if self.role is not None:
+            self._flush_reports()
             counts = {"waits": _is_distributed(), "processes": _process_count()}
             code = {} if self._exit_code is None else {"code": self._exit_code}
             self.send({"atexit": True, **counts, **code})
@@ -265,6 +266,12 @@ class Reporter:
         if self.is_in_process and not self._has_left and self.role is not None:
             self.send({"waits": is_waiting})
 
+    def _flush_reports(self) -> None:
+        """Send pending reports, because os._exit does not run the handlers of atexit."""
+        reporting: Any = sys.modules.get("jaxlaunch.reporting")
+        if reporting is not None:
+            reporting._leave(self.pid)
+
     def _report_error(self, error: BaseException) -> None:
         """Report an exception that ends this process.
 
@@ -273,10 +280,7 @@ class Reporter:
         if self._has_left or (self.role is None and self.is_below_program):
             return
         self._has_left = True
-        reporting: Any = sys.modules.get("jaxlaunch.reporting")
-        if reporting is not None:
-            # os._exit does not run the handlers of atexit.
-            reporting._leave(self.pid)
+        self._flush_reports()
         # `traceback` imports more modules while it formats.
         with self._standard_modules():
             code = self._contract.exception_code(error)
