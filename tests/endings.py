@@ -139,7 +139,7 @@ class Row:
 RAISED = "raised: ValueError: bad batch 17"
 NEVER = "the processes never joined"
 ENDED = "program ended while other ranks were still running"
-TEE = 'bash -c "{python} 2>&1 | tee log"'
+TEE = 'bash -c "{python} 2>&1 | tee /dev/null"'
 FAULTS = (
     Row("plain", "late raise", 12, 1, code=83, rank=0, words=RAISED),
     Row("report", "late raise", 12, 0, (1, 2), code=83, rank=1, words="bad batch 17"),
@@ -169,15 +169,15 @@ FAULTS = (
     Row("plain", "raise", layout=(1, 1), shell=TEE, code=83, words=RAISED),
     Row("plain", "kill", layout=(1, 1), shell=TEE, code=83, words="without `set -o pipefail`"),
     Row("report", "raise", layout=(1, 2), shell=TEE, code=83, words="bad batch 17"),
-    Row("plain", "raise", shell='sh -c "({python}; exit 1) | tee log; echo end"', code=83,
+    Row("plain", "raise", shell='sh -c "({python}; exit 1) | tee /dev/null; echo end"', code=83,
         words=RAISED),
     Row("plain", "kill", shell=TEE, code=83, words="without `set -o pipefail`"),
     Row("plain", "return", 12, 1, shell=TEE),
     Row("plain", "os._exit", 12, 0, shell=TEE),
-    Row("plain", "raise", shell='bash -c "set -o pipefail; {python} | tee log || true"'),
+    Row("plain", "raise", shell='bash -c "set -o pipefail; {python} | tee /dev/null || true"'),
     Row("plain", "raise", shell='bash -c "{python} || echo fell back"'),
-    Row("plain", "raise", shell='bash -c "{python} > >(tee log) 2>&1 || true"'),
-    Row("plain", "raise", shell='bash -c "set -o pipefail; {python} 2>&1 | tee log"', code=83,
+    Row("plain", "raise", shell='bash -c "{python} > >(tee /dev/null) 2>&1 || true"'),
+    Row("plain", "raise", shell='bash -c "set -o pipefail; {python} 2>&1 | tee /dev/null"', code=83,
         words=RAISED),
     # Ranks that have not joined.
     Row("alone", "return", code=64, words=NEVER),
