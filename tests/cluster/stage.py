@@ -6,6 +6,7 @@ import hashlib
 import json
 import re
 import secrets
+import tempfile
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -24,6 +25,7 @@ from jaxlaunch.launcher.jobs.status.job_status import State
 from jaxlaunch.launcher.jobs.status.snapshot import NoSuchJob, Snapshot
 from jaxlaunch.launcher.kubernetes.client import Cluster
 from jaxlaunch.launcher.kubernetes.kinds import CONFIGMAPS, JOBSETS
+from jaxlaunch.launcher.kubernetes.labels import SUBMITTED_WORDS
 from jaxlaunch.launcher.manifests import code
 from jaxlaunch.launcher.manifests.jobset import render, resolve
 from tests.cluster import preparations, waiting
@@ -147,10 +149,12 @@ class Registry(BaseHTTPRequestHandler):
 class Stage:
     """The namespaces in which the situations take place."""
 
-    def __init__(self, access: Access, image: str, registry: str) -> None:
+    def __init__(self, access: Access, image: str, registry: str, folder: Path) -> None:
         self.access, self.image = access, image
         self.cluster = Cluster.connect()
         self.namespaces: dict[str, str] = {}
+        # It has the files of the jobs, which are named as the jobs.
+        self.folder = folder
         server = access.api.server.netloc
         self.words = {"{registry}": registry, "{server}": server, "{pool}": secrets.token_hex(4)}
 
@@ -174,6 +178,7 @@ class Stage:
             "network_policy": False,
         }
         document = {"name": name, "namespace": namespace, **defaults, **self._filled(situation.job)}
+        (self.folder / f"{name}.json").write_text(json.dumps(document))
         job = JobSpec.model_validate(document)
         resolved = resolve(job, ClusterDefaults())
         objects = render(resolved, code.build_bundle(resolved.code, Path()))
@@ -181,6 +186,8 @@ class Stage:
         # missing.
         for manifest in sorted(objects, key=lambda manifest: manifest["kind"] == "JobSet"):
             if manifest["kind"] == "JobSet":
+                words = json.dumps([f"{name}.json"])
+                manifest["metadata"]["annotations"][SUBMITTED_WORDS] = words
                 situation.change(manifest)
                 self._create(manifest)
             elif self.cluster.get(CONFIGMAPS, manifest["metadata"]["name"], namespace) is None:
@@ -295,10 +302,11 @@ def make_stage(cluster: Access, image: str) -> Iterator[Stage]:
     threading.Thread(target=server.serve_forever, daemon=True).start()
     with pytest.MonkeyPatch.context() as monkeypatch:
         monkeypatch.setenv("KUBECONFIG", str(cluster.kubeconfig))
-        stage = Stage(cluster, image, f"localhost:{server.server_port}")
-        try:
-            yield stage
-        finally:
-            stage.remove()
-            server.shutdown()
-            server.server_close()
+        with tempfile.TemporaryDirectory() as folder:
+            stage = Stage(cluster, image, f"localhost:{server.server_port}", Path(folder))
+            try:
+                yield stage
+            finally:
+                stage.remove()
+                server.shutdown()
+                server.server_close()

@@ -14,6 +14,7 @@ import yaml
 from tests.cluster.access import Access
 from tests.cluster.gangs import wait_for
 from tests.cluster.harness import kwok
+from tests.cluster.proposals import check_proposals
 from tests.cluster.situations import POOL, PREPARED, SITUATIONS
 from tests.cluster.stage import Stage, make_stage
 from tests.found import shows
@@ -38,6 +39,7 @@ def test_first_line_names_the_situation(stage: Stage, name: str) -> None:
     situation = SITUATIONS[name]
     result = stage.wait_for_explanation(name, situation.first_line, situation.namespace)
     assert result.next_move or result.situation in ("running", "restarted")
+    check_proposals(stage.access, result, stage.folder)
     stage.wait_for_entry(name, situation.namespace)
 
 

@@ -105,6 +105,8 @@ class PodLog:
         start: int,
         ranks_per_host: int,
         processes: int,
+        *,
+        attempts: int = 0,
     ) -> None:
         """Write the attempts of earlier pods, and the ends of their deleted logs.
 
@@ -116,14 +118,20 @@ class PodLog:
             start: Number of this start of the run.
             ranks_per_host: Ranks that each host holds.
             processes: Largest number of ranks.
+            attempts: Number of attempts that the hosts have taken part in, which a new host 0 does
+                not know without a run folder.
         """
+        last_attempt = records[-1].attempt if records else 0
+        is_complete = attempts <= last_attempt and bool(
+            records and records[0].generation == 0 and records[0].attempt <= 1
+        )
         is_written = self._past_count == len(records)
-        if self._write is None or is_written or not (self._generation or records):
+        if self._write is None or is_written or not (self._generation or records or attempts):
             return
         self._past_count = len(records)
         self._committed = furthest_step(*(record.last_committed for record in records))
         last_record = records[-1] if records else None
-        number, generation = 0, self._generation - 1
+        number, generation = 0, max(0, self._generation - 1)
         if last_record is not None:
             number, generation = last_record.attempt, last_record.generation
         ends = history.restarts_by_cause(records, number + 1)
@@ -132,7 +140,7 @@ class PodLog:
                 **self._line_fields(number),
                 ends=ends,
                 attempts=len(records),
-                unknown=run_folder.unknown_reason,
+                unknown=None if is_complete else run_folder.unknown_reason,
             )
         )
         for record in records[-MAX_PAST_ATTEMPTS:]:

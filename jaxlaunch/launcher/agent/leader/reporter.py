@@ -253,11 +253,12 @@ class Reporter:
         self.state.starts.keep_job(job_fields(self._config, os.environ))
         self._write_summary(now)
 
-    def log_past(self) -> None:
-        """Write the attempts of earlier pods to the pod's log."""
+    def log_past(self, attempts: int = 0) -> None:
+        """Write the attempts of earlier pods to the pod's log, of which there were `attempts`."""
         ranks = self._config.job.processes_per_host, self._config.processes
         start = self.state.starts.number
-        self._pod_log.write_past(self._gang.records, self._run_folder, start, *ranks)
+        folder = self._run_folder
+        self._pod_log.write_past(self._gang.records, folder, start, *ranks, attempts=attempts)
 
     def add_metrics(self, metrics: Any) -> None:
         """Keep the newest metrics of rank 0."""

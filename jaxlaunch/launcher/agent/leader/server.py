@@ -366,9 +366,11 @@ class Server:
                 peer.link.send_encoded(message)
 
     def _start_attempt(self, follows_lost_attempt: bool, now: float) -> None:
-        if self._has_new_host and follows_lost_attempt:
+        attempts = self._gang.attempt_number - 1
+        is_new_leader = attempts > 0 and not self._gang.records
+        if (self._has_new_host and follows_lost_attempt) or is_new_leader:
             # The log lines of a lost pod are gone with it.
-            self._reporter.log_past()
+            self._reporter.log_past(attempts)
         # A gang that starts without a lost host, or with a spare in its place, has another table
         # but no new host.
         if self._has_new_host or self._gang.members.table != self._listed_table:

@@ -42,6 +42,7 @@ from jaxlaunch.launcher.diagnose.text import (
     describe_event,
     launcher_command,
 )
+from jaxlaunch.launcher.jobs.status import hosts
 from jaxlaunch.launcher.jobs.status.job_status import (
     FINAL_STATES,
     JobStatus,
@@ -299,4 +300,11 @@ def _list_limits(snapshot: Snapshot) -> Iterator[Text | str]:
         )
     if why := snapshot.report.unknown_reason:
         yield Text("earlier attempts are not known: {why}", why=why)
+    elif snapshot.is_job_new and not hosts.has_run_folder(snapshot.jobset):
+        template = (
+            "attempts before {at} are not known: its Job was deleted then and made again, and the "
+            "job keeps nothing outside of its pods"
+        )
+        created = (job["metadata"].get("creationTimestamp", "") for job in snapshot.jobs)
+        yield Text(template, at=max(created))
     yield from snapshot.unread

@@ -97,10 +97,14 @@ class _Reader:
         self._forbidden: set[str] = set()
         # Set if the leader's log could not be read although the user may read it.
         self._has_lost_log = False
+        # Set if the user may not read the namespace.
+        self._is_namespace_hidden = False
 
     def read_snapshot(self) -> Snapshot | NoSuchJob:
         jobset = self._cluster.get(JOBSETS, self._name, self._namespace)
         now = self._cluster.current_time()
+        # Read at once, since a namespace that is being deleted is gone soon after its JobSets.
+        ending_namespace = None if jobset is None else self._ending_namespace()
         events = self._read_events(jobset)
         if jobset is None:
             return self._no_such_job(now, events)
@@ -117,7 +121,8 @@ class _Reader:
                 cluster_queue = self._get_object(CLUSTER_QUEUES, queue_name)
         records = tuple(self._read_records(jobset, newest_hosts, is_queued=local_queue is not None))
         silent_node, deleted_node = self._find_unhealthy_node(newest_hosts, records, now)
-        is_unhealthy = not is_held and _may_be_terminating(jobset, newest_hosts)
+        if self._is_namespace_hidden and not is_held and _may_be_terminating(jobset, newest_hosts):
+            ending_namespace = probe_ending_namespace(self._cluster, self._namespace)
         needs_nodes = local_queue is None and any(host.unscheduled for host in newest_hosts)
         return Snapshot(
             namespace=self._namespace,
@@ -128,7 +133,7 @@ class _Reader:
             pods=tuple(pods),
             events=tuple(events),
             workload=workload,
-            ending_namespace=self._ending_namespace(may_probe=is_unhealthy),
+            ending_namespace=ending_namespace,
             preempted_by=self._find_preemptor(workload) if is_held else None,
             local_queue=local_queue,
             cluster_queue=cluster_queue,
@@ -175,7 +180,9 @@ class _Reader:
             self._add_unread("the names of other jobs", error, JOBSETS.plural)
         leftovers = [("pod", pod) for pod in self._list_objects(PODS, self._labels, keep=trim_pod)]
         leftovers += [("Job", job) for job in self._list_objects(JOBS, self._labels)]
-        ending = self._ending_namespace(may_probe=True)
+        ending = self._ending_namespace()
+        if self._is_namespace_hidden:
+            ending = probe_ending_namespace(self._cluster, self._namespace)
         unread = tuple(self._unread)
         return NoSuchJob(
             self._namespace, self._name, tuple(events), names, ending, unread, now, tuple(leftovers)
@@ -195,13 +202,17 @@ class _Reader:
 
     # --- objects that only some situations require ------------------------------------------------
 
-    def _ending_namespace(self, *, may_probe: bool) -> Obj | None:
-        """Return the namespace if it is being deleted."""
+    def _ending_namespace(self) -> Obj | None:
+        """Return the namespace if it is being deleted. None also if the user may not read it."""
         try:
-            return read_ending_namespace(self._cluster, self._namespace, may_probe=may_probe)
+            namespace = self._cluster.get(NAMESPACES, self._namespace)
         except ApiError as error:
-            self._add_unread(f"namespace {self._namespace}", error, NAMESPACES.plural)
+            self._is_namespace_hidden = error.status == 403
+            if error.status != 403:
+                self._add_unread(f"namespace {self._namespace}", error, NAMESPACES.plural)
             return None
+        is_ending = namespace is not None and "deletionTimestamp" in namespace["metadata"]
+        return namespace if is_ending else None
 
     def _find_workload(self, jobset: Obj) -> Obj | None:
         if QUEUE_LABEL not in jobset["metadata"].get("labels", {}):
@@ -291,23 +302,23 @@ def _may_be_terminating(jobset: Obj, newest_hosts: Sequence[Host]) -> bool:
     return len(live) < hosts.count_hosts(jobset) or any(host.has_ended for host in live)
 
 
-def read_ending_namespace(cluster: Cluster, name: str, *, may_probe: bool = True) -> Obj | None:
-    """Return a namespace if it is being deleted, else None. Raises ApiError.
-
-    A user who may not read namespaces gets it without its status, with `may_probe`: in a namespace
-    that is being deleted the server refuses to create anything, also in a dry run.
-    """
+def read_ending_namespace(cluster: Cluster, name: str) -> Obj | None:
+    """Return a namespace if it is being deleted, else None. Raises ApiError."""
     try:
         namespace = cluster.get(NAMESPACES, name)
     except ApiError as error:
         if error.status != 403:
             raise
-        return _probe_ending_namespace(cluster, name) if may_probe else None
+        return probe_ending_namespace(cluster, name)
     is_ending = namespace is not None and "deletionTimestamp" in namespace["metadata"]
     return namespace if is_ending else None
 
 
-def _probe_ending_namespace(cluster: Cluster, name: str) -> Obj | None:
+def probe_ending_namespace(cluster: Cluster, name: str) -> Obj | None:
+    """Return a namespace that the user may not read, without its status, if it is being deleted.
+
+    The server then refuses to create anything in it, also in a dry run.
+    """
     metadata = {"name": f"jaxlaunch-{secrets.token_hex(6)}", "namespace": name}
     probe = {
         "apiVersion": "v1",
@@ -408,7 +419,9 @@ def _add_ending_namespaces(cluster: Cluster, jobs: Sequence[Snapshot]) -> list[S
     namespaces = dict[str, Obj | None]()
     for name in names[:MAX_NAMESPACES]:
         with contextlib.suppress(ClusterError):
-            namespaces[name] = read_ending_namespace(cluster, name, may_probe=False)
+            namespace = cluster.get(NAMESPACES, name)
+            if namespace is not None and "deletionTimestamp" in namespace["metadata"]:
+                namespaces[name] = namespace
     return [
         dataclasses.replace(job, ending_namespace=namespaces.get(job.namespace)) for job in jobs
     ]

@@ -211,6 +211,12 @@ def read_environment(jobset: Obj) -> dict[str, str]:
     return {variable["name"]: variable.get("value", "") for variable in by_value}
 
 
+def has_run_folder(jobset: Obj) -> bool:
+    """Return whether agents keep what must outlive a pod on a volume or in a bucket."""
+    environment = read_environment(jobset)
+    return bool(environment.get(contract.RUN_DIR) or environment.get(contract.RUN_URL))
+
+
 def has_run_volume(jobset: Obj) -> bool:
     """Return whether the run folder is on a volume, so that it outlives the pods."""
     environment = read_environment(jobset)

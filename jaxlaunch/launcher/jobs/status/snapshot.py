@@ -38,6 +38,8 @@ _UNTIL_STARTED = (
 
 # A new leader writes its first heartbeat within this time.
 _FIRST_BEAT_S = 15.0
+# JobSet makes the Jobs of a new JobSet within this time.
+_JOB_DELAY_S = 30.0
 # Stands for the job file in a command if it is not known.
 _UNKNOWN_JOB_FILE = "JOB_FILE"
 
@@ -115,6 +117,21 @@ class Snapshot:
         return agent_report.merge_reports(
             self.records, self.hosts, recorded, is_over=terminal_state(self.jobset) is not None
         )
+
+    @property
+    def is_job_new(self) -> bool:
+        """Return whether a Job was made again for another reason than a restart of the JobSet.
+
+        JobSet makes the Jobs of a deleted one within seconds, and does not count that.
+        """
+        began_at, jobs = self.created_at, [job["metadata"] for job in self.jobs]
+        created = [metadata.get("creationTimestamp", "") for metadata in jobs]
+        if began_at is None or not created or self.restarts or not self.is_ours:
+            return False
+        first, newest = parse_time(began_at), parse_time(max(created))
+        if first is None or newest is None:
+            return False
+        return (newest - first).total_seconds() > _JOB_DELAY_S
 
     @cached_property
     def members(self) -> Members:

@@ -13,7 +13,7 @@ from jaxlaunch import contract
 from jaxlaunch.launcher.agent.gang.progress import Status
 from jaxlaunch.launcher.agent.leader.publishers import GangView, PodLog
 from jaxlaunch.records import log_lines
-from jaxlaunch.records.log_lines import BeatLine, TailLine
+from jaxlaunch.records.log_lines import BeatLine, PastLine, TailLine
 from jaxlaunch.records.summary import AttemptRecord
 from jaxlaunch.records.verdict import verdict_for_code
 from jaxlaunch.runs.run_folder import RunFolder
@@ -111,3 +111,20 @@ def test_log_tail_names_the_host_of_the_rank(tmp_path: Path) -> None:
         )
         (tail,) = [item for item in map(log_lines.parse_line, lines) if isinstance(item, TailLine)]
         assert (tail.rank, list(tail.lines), tail.host) == (1, ["step 7"], host)
+
+
+def test_attempts_before_a_new_leader_are_said_to_be_unknown() -> None:
+    """A host 0 without storage that was made again learns from the others that there were some."""
+    lost = verdict_for_code(contract.LOST, "host 1 was lost", rank=1, host=1)
+    own = AttemptRecord("uid", 0, 1, "lost", 1, None, None, {}, lost, 1.0, 2.0)
+    nowhere = RunFolder(None, pytest.fail)
+    for records, attempts, is_known in (([], 1, False), ([own], 1, True), ([own], 3, False)):
+        lines: list[str] = []
+        PodLog(0, lines.append).write_past(records, nowhere, 1, 1, 3, attempts=attempts)
+        total, *_ = [
+            item for item in map(log_lines.parse_line, lines) if isinstance(item, PastLine)
+        ]
+        assert (total.unknown is None) is is_known, (records, attempts)
+    lines = []
+    PodLog(0, lines.append).write_past([], nowhere, 1, 1, 3)
+    assert not lines
