@@ -124,6 +124,10 @@ def test_namespace_that_is_being_deleted_is_named_from_the_start(
         )
         waiting = start_launcher(cluster, folder, "submit", "job.yaml", "--wait")
         wait_for_attempt(Gang(workspace.cluster, workspace.namespace, "waits"), 1)
+        held = f"/api/v1/namespaces/{workspace.namespace}/configmaps"
+        metadata = {"name": "held", "finalizers": ["jaxlaunch.test/hold"]}
+        config_map = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata}
+        cluster.api.create(held, config_map)
         cluster.kubectl("delete", "namespace", workspace.namespace, "--wait=false")
         doctor = workspace.launcher("doctor")
         assert doctor.returncode in (2, 3), doctor.stdout
@@ -141,6 +145,7 @@ def test_namespace_that_is_being_deleted_is_named_from_the_start(
         output, _ = waiting.communicate(timeout=120)
         assert waiting.returncode == 3, output
         assert f"Namespace {workspace.namespace} is being deleted" in output
+        cluster.api.merge(f"{held}/held", {"metadata": {"finalizers": None}})
 
 
 def delete_by_force(workspace: Workspace, pod: str) -> None:

@@ -19,8 +19,9 @@ def say(**message: object) -> None:
 
 
 say(hello="trainer")
-# Two equal ends at the same step would be the last.
-say(phase="step", step=3 + (int(os.environ["JAXLAUNCH_ATTEMPT"]) * 2 if sys.argv[2:] else 0))
+# Two equal ends at the same step would be the last, and a later step is progress.
+attempt = int(os.environ["JAXLAUNCH_ATTEMPT"])
+say(phase="step", step=max(1, 9 - 2 * attempt) if sys.argv[2:] else 3)
 if code in (80, 85) and generation > 0:
     code = 0  # what was stopped from outside, or asks for it, is started again for ever
 if sys.argv[2:] and generation >= int(sys.argv[2]) and int(os.environ["JAXLAUNCH_ATTEMPT"]) > 1:
