@@ -336,6 +336,7 @@ def make_webhook(name: str, resource: str, group: str, **more: Any) -> dict[str,
 
 def test_only_webhooks_for_objects_of_jobs_in_the_namespace_count() -> None:
     elsewhere = {"namespaceSelector": {"matchLabels": {"team": "b"}}}
+    updated = make_webhook("updated", "pods", "")
     configuration = {
         "webhooks": [
             make_webhook("jobs", "jobs", "batch"),
@@ -344,6 +345,7 @@ def test_only_webhooks_for_objects_of_jobs_in_the_namespace_count() -> None:
             make_webhook("deployments", "deployments", "apps"),
             make_webhook("ignored", "pods", "", failurePolicy="Ignore"),
             make_webhook("elsewhere", "pods", "", **elsewhere),
+            {**updated, "rules": [{**updated["rules"][0], "operations": ["UPDATE", "DELETE"]}]},
             {**make_webhook("url", "pods", ""), "clientConfig": {"url": "https://a"}},
         ]
     }
