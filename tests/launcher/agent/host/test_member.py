@@ -49,7 +49,7 @@ def test_coordinator_listens_everywhere_if_its_address_is_not_of_this_host(
         assert agent._choose_bind_address() == "127.0.0.5"
     with patch.object(type(agent.leader), "leader_address", PropertyMock(return_value="192.0.2.7")):
         assert agent._choose_bind_address() == "::"
-    note = agent._say.call_args.args[0]
+    note = agent._say.call_args.args[0]  # type: ignore[attr-defined]
     assert "192.0.2.7, is not one of its interfaces" in note
 
 
