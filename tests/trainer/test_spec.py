@@ -232,6 +232,13 @@ def test_convolutional_model_has_the_published_parameters(keys: dict[str, str], 
     assert sum(param.size for param in params.values()) == count
 
 
+def test_only_a_bottleneck_needs_widths_that_4_divides() -> None:
+    model = {"kind": "resnet", "depths": [1, 1], "widths": [6, 10]}
+    assert TrainSpec(task="my:Task", model=model).model.widths == [6, 10]
+    with pytest.raises(ValidationError, match=r"widths = \[6, 10\] are not multiples of 4"):
+        TrainSpec(task="my:Task", model=model | {"block": "bottleneck"})
+
+
 def test_keys_override_a_preset() -> None:
     model = TrainSpec(task=LM, model={"preset": "gpt2-124m", "length": 128}).model
     assert isinstance(model, spec.GPT2)

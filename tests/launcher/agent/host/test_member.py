@@ -21,6 +21,7 @@ from jaxlaunch.launcher.agent.gang.root_cause import EventKind
 from jaxlaunch.launcher.agent.host.leader_connection import CHALLENGE_TIMEOUT_S, RETRY_REFUSED_S
 from jaxlaunch.launcher.agent.host.member import Member
 from jaxlaunch.launcher.agent.io import link
+from jaxlaunch.records.verdict import verdict_for_code
 
 
 @pytest.fixture
@@ -247,6 +248,17 @@ def test_refused_host_says_why_and_ends_unless_it_may_retry(
     verdict, leaves_alone = agent._finish.call_args.args  # type: ignore[attr-defined]
     assert (verdict.code, verdict.message) == (contract.BAD_SPEC, refusal["message"])
     assert not leaves_alone
+
+
+def test_host_gives_up_when_nobody_replaces_the_leader(member: tuple[Member, MagicMock]) -> None:
+    agent, loop = member
+    agent.reports.timeouts_s = {**agent.reports.timeouts_s, "replace": 7.0}
+    agent._wait_for_leader(verdict_for_code(contract.LOST, "host 0 is gone"))
+    (give_up,) = (call.args[1] for call in loop.call_later.call_args_list if call.args[0] == 7.0)
+    assert not agent._finish.called  # type: ignore[attr-defined]
+    give_up()
+    verdict, leaves_alone = agent._finish.call_args.args  # type: ignore[attr-defined]
+    assert (verdict.code, leaves_alone) == (contract.LOST, False)
 
 
 def test_silent_leader_is_dialled_again(
