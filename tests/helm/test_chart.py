@@ -29,7 +29,10 @@ from tests.helm.charts import CHART, Helm, find_object
 
 EVERYTHING = yaml.safe_load((Path(__file__).parent / "everything.yaml").read_text())
 SCHEMA = yaml.safe_load((CHART / "values.schema.json").read_text())
-OLDEST, NEWEST = "1.31.0", "1.37.0"
+OLDEST = (
+    yaml.safe_load((CHART / "Chart.yaml").read_text())["kubeVersion"].strip(">=").partition("-")[0]
+)
+NEWEST = "1.37.0"
 
 
 @pytest.mark.parametrize("version", [OLDEST, NEWEST])

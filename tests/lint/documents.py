@@ -253,6 +253,18 @@ def find_forbidden_words() -> Iterator[str]:
     yield from (fault for name, text in texts() for fault in faults(name, text))
 
 
+def find_other_oldest_kubernetes() -> Iterator[str]:
+    """Yield pages that name another oldest Kubernetes than kubeVersion of the chart."""
+    chart = (ROOT / "helm/launcher/Chart.yaml").read_text(encoding="utf-8")
+    oldest = re.findall(r'kubeVersion: ">=(\d+\.\d+)', chart)
+    pages = ("README.md", "docs/how-do-i.md", "docs/kubernetes.md", "helm/launcher/README.md")
+    for page in pages:
+        text = (ROOT / page).read_text(encoding="utf-8")
+        named = re.findall(r"Kubernetes \(?(\d+\.\d+) or\s+newer", text)
+        if {*named} != {*oldest}:
+            yield f"{page} names Kubernetes {', '.join(named) or 'of no version'}, not {oldest[0]}"
+
+
 def find_a_long_readme() -> Iterator[str]:
     text, example = (ROOT / "README.md").read_text(), (ROOT / "examples/digits.yaml").read_text()
     job = example.partition("\n")[2]  # the first line is a comment
