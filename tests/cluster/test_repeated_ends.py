@@ -31,7 +31,7 @@ class Ending(NamedTuple):
 
 
 KEPT = Defaults.model_validate({"checkpoint": {"claim": "checkpoints", "path": "/checkpoints"}})
-QUICK = {"resources": {"cpu": "10m"}, "grace": "3s"}
+QUICK: dict[str, Any] = {"resources": {"cpu": "10m"}, "grace": "3s"}
 NO_PLACE = {"in_place": 0, "crash": 2}
 CODES = {"42": "free", "99": "charged", "43": "free-new-pods", "44": "charged-new-pods"}
 ENDINGS = {

@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -328,7 +329,7 @@ CODES = {42: Requeue.FREE, 43: Requeue.FREE_NEW_PODS, 99: Requeue.CHARGED}
 @pytest.mark.parametrize("all_ranks", [True, False])
 def test_free_code_restarts_in_place_without_being_counted(tmp_path: Path, all_ranks: bool) -> None:
     text = REQUEUE.format(count=3, code=42, all_ranks=all_ranks)
-    fields = {"requeue_codes": CODES, "in_place_limit": 1, "grace_s": 0.5}
+    fields: dict[str, Any] = {"requeue_codes": CODES, "in_place_limit": 1, "grace_s": 0.5}
     gang, codes = run_program(tmp_path, text, hosts=2, **fields)
     assert codes == [0, 0]
     assert [attempt["cause"] for attempt in gang.attempts] == ["requeued"] * 3 + ["done"]
@@ -358,7 +359,7 @@ def test_code_that_asks_for_a_restart_is_counted(
     tmp_path: Path, code: int, in_place_limit: int, exit_code: int, attempts: int
 ) -> None:
     text = REQUEUE.format(count=99, code=code, all_ranks=True)
-    fields = {"requeue_codes": CODES, "preempted_limit": 10}
+    fields: dict[str, Any] = {"requeue_codes": CODES, "preempted_limit": 10}
     gang, codes = run_program(tmp_path, text, in_place_limit=in_place_limit, **fields)
     assert codes == [exit_code] and len(gang.attempts) == attempts
     assert f"exit code {code}" in gang.verdict["message"]

@@ -104,7 +104,7 @@ def test_refused_start_keeps_the_result_of_the_run(
 ) -> None:
     folder = RunFolder(tmp_path, pytest.fail)
     for uid, end, step in (("a", earlier_code, 7), ("b", code, None), ("c", code, None)):
-        starts, progress = RunStarts(folder, uid), AttemptProgress(uid, 0, 1, 1.0, 2.0, None)
+        starts, progress = RunStarts(folder, uid), AttemptProgress(uid, 0, 1, 1.0, 2.0)
         if step is not None:
             progress = AttemptProgress(uid, 0, 1, 1.0, 2.0, first_step=1)
         starts.begin_start({})
