@@ -36,7 +36,10 @@ SPAWNS = (
 SLURM = 'cluster_detection_method="slurm"'
 # The program is the last argument of a shell, which writes it into a file.
 WRITES = 'printf "%s" "$0" > /tmp/train.py; '
-WRAPPER = "import subprocess, sys; sys.exit(subprocess.run(sys.argv[1:]).returncode)"
+WRAPPER = (
+    "import subprocess, sys; "
+    "sys.exit(subprocess.run(sys.argv[1:], start_new_session=True).returncode)"
+)
 
 
 def make_command(line: str, *, arguments: str = "", ends: str = "pass") -> list[str]:
@@ -44,11 +47,9 @@ def make_command(line: str, *, arguments: str = "", ends: str = "pass") -> list[
 
 
 COMMANDS = {
-    "wrapped": make_command(
-        f"exec python -c '{WRAPPER}' setsid --wait python /tmp/train.py", ends=RAISES
-    ),
+    "wrapped": make_command(f"exec python -c '{WRAPPER}' python /tmp/train.py", ends=RAISES),
     "workers": make_command("exec python /tmp/train.py", ends=SPAWNS),
-    "slurm": make_command("exec setsid python /tmp/train.py", arguments=SLURM),
+    "slurm": make_command("exec python /tmp/train.py", arguments=SLURM),
     "twice": make_command(
         "python /tmp/train.py & python /tmp/train.py & wait $!; code=$?; wait; exit $code"
     ),
