@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -21,15 +20,11 @@ from jaxlaunch.launcher.jobs import cluster_defaults
 from jaxlaunch.launcher.jobs.lifecycle import BackgroundWait, WaitTimeoutError, ignore_message
 from jaxlaunch.launcher.jobs.logs import follow, lines
 from jaxlaunch.launcher.jobs.status import hosts
-from jaxlaunch.launcher.jobs.submit import Submission, Submitted
+from jaxlaunch.launcher.jobs.submit import Submission, Submitted, record_words
 from jaxlaunch.launcher.kubernetes.client import Cluster
 from jaxlaunch.launcher.kubernetes.kinds import JOBSETS
-from jaxlaunch.launcher.kubernetes.labels import SUBMITTED_WORDS
 from jaxlaunch.launcher.kubernetes.objects import Obj
 from jaxlaunch.launcher.manifests.jobset import PreparedJob, prepare
-
-# A longer command is not recorded.
-_MAX_WORDS_BYTES = 4_000
 
 
 class Submit(click.Command):
@@ -141,17 +136,6 @@ def submit_command(
         stop = f"`launcher stop {option} {name}` ends it"
         output.show_messages(f"{name} keeps running. {logs}, {stop}")
         raise
-
-
-def record_words(
-    jobset: Obj, job_file: Path, overrides: Sequence[str], defaults_file: Path | None
-) -> None:
-    """Record on the JobSet how it was submitted, so that `explain` can print the command."""
-    options_words = [] if defaults_file is None else ["--defaults", str(defaults_file)]
-    changes = [change for change in overrides if not change.startswith("namespace=")]
-    text = json.dumps([str(job_file), *changes, *options_words])
-    if len(text) <= _MAX_WORDS_BYTES:
-        jobset["metadata"]["annotations"][SUBMITTED_WORDS] = text
 
 
 def submit_jobs(files: Sequence[JobFile], context: str | None, *, is_rehearsal: bool) -> str:

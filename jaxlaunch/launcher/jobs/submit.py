@@ -8,9 +8,11 @@ shows whether a Secret of its name exists.
 
 from __future__ import annotations
 
+import json
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from jaxlaunch.launcher.errors import ClusterError, UserError, exceeds_quota
@@ -28,7 +30,7 @@ from jaxlaunch.launcher.jobs.dependents import (
 from jaxlaunch.launcher.jobs.status.hosts import is_ours
 from jaxlaunch.launcher.kubernetes.client import ApiError, Cluster, UnreachableError
 from jaxlaunch.launcher.kubernetes.kinds import CONFIGMAPS, JOBSETS, SECRETS, Kind, manifest_kind
-from jaxlaunch.launcher.kubernetes.labels import SPEC_HASH
+from jaxlaunch.launcher.kubernetes.labels import SPEC_HASH, SUBMITTED_WORDS
 from jaxlaunch.launcher.kubernetes.objects import terminal_state
 
 # Limit for the deletion of a JobSet.
@@ -37,6 +39,8 @@ DELETE_TIMEOUT_S = 300.0
 SECRET_TIMEOUT_S = 30.0
 # A shorter wait is not reported.
 _QUIET_WAIT_S = 2.0
+# A longer command is not recorded.
+_MAX_WORDS_BYTES = 4_000
 
 Obj = dict[str, Any]
 Say = Callable[[str], None]
@@ -48,6 +52,17 @@ class Submitted(NamedTuple):
     jobset: Mapping[str, Any]
     # One of created, replaced, resumed or unchanged.
     outcome: str
+
+
+def record_words(
+    jobset: Obj, job_file: Path, overrides: Sequence[str], defaults_file: Path | None
+) -> None:
+    """Record on the JobSet how it was submitted, so that `explain` can print the command."""
+    options_words = [] if defaults_file is None else ["--defaults", str(defaults_file)]
+    changes = [change for change in overrides if not change.startswith("namespace=")]
+    text = json.dumps([str(job_file), *changes, *options_words])
+    if len(text) <= _MAX_WORDS_BYTES:
+        jobset["metadata"]["annotations"][SUBMITTED_WORDS] = text
 
 
 class Submission:

@@ -7,7 +7,7 @@ import json
 import socket
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, cast
 from unittest.mock import MagicMock, PropertyMock, patch
 
 import pytest
@@ -46,11 +46,12 @@ def test_coordinator_listens_everywhere_if_its_address_is_not_of_this_host(
     member: tuple[Member, MagicMock],
 ) -> None:
     agent, _ = member
+    say = cast(MagicMock, agent._say)
     with patch.object(type(agent.leader), "leader_address", PropertyMock(return_value="127.0.0.5")):
         assert agent._choose_bind_address() == "127.0.0.5"
     with patch.object(type(agent.leader), "leader_address", PropertyMock(return_value="192.0.2.7")):
         assert agent._choose_bind_address() == "::"
-    note = agent._say.call_args.args[0]  # type: ignore[attr-defined]
+    note = say.call_args.args[0]
     assert "192.0.2.7, is not one of its interfaces" in note
 
 

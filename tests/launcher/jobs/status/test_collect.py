@@ -127,7 +127,7 @@ def test_job_in_ending_namespace_is_deleted_with_it(server: Server, cluster: Clu
         assert answer.headline == (
             "lm is being deleted with its namespace team: 1 pod still terminating"
         )
-    # Whoever may not read namespaces is told so by what the server refuses to create.
+    # For users who may not read namespaces, what the server refuses to create says so.
     server.on("GET", "/namespaces/team", *[forbid_namespace] * 20)
     assert collect.read_snapshot(cluster, "team", "lm").ending_namespace is None
     server.on("GET", "/namespaces/team", *[forbid_namespace] * 20)
