@@ -11,8 +11,8 @@ from tests.cluster.access import Access
 from tests.cluster.command import run_launcher
 from tests.launcher.commands import parse_command
 
-# Commands that change something are only rehearsed.
-_REHEARSED = ("create", "delete", "uncordon")
+# Commands that change something run as a dry run on the server.
+_DRY_RUN = ("create", "delete", "uncordon")
 
 
 def check_proposals(access: Access, explanation: Explanation, folder: Path) -> None:
@@ -27,8 +27,8 @@ def check_proposals(access: Access, explanation: Explanation, folder: Path) -> N
 def _run_kubectl(
     access: Access, words: Sequence[str], folder: Path, explanation: Explanation
 ) -> str:
-    is_rehearsed = any(word in _REHEARSED for word in words)
-    options = ["--dry-run=server"] if is_rehearsed else []
+    is_dry_run = any(word in _DRY_RUN for word in words)
+    options = ["--dry-run=server"] if is_dry_run else []
     command = [str(access.kubectl_path), *words[1:], *options]
     done = subprocess.run(command, capture_output=True, text=True, env=access.env, cwd=folder)
     # The object of a command that creates something may exist in the meantime.

@@ -154,7 +154,7 @@ def delete_by_force(workspace: Workspace, pod: str) -> None:
 
 
 def read_facts(gang: Gang) -> tuple[int, bool]:
-    """Return the restarts by cause together, and whether attempts are said to be unknown."""
+    """Return the restarts by cause together, and whether some attempts are unknown."""
     explanation, status, _ = look_at(gang)
     assert status is not None
     is_said = any("are not known" in fact for fact in explanation.facts)
