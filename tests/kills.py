@@ -43,6 +43,7 @@ STEPS, EVERY = 150, 6
 SERIES = 8  # events of one run folder
 SIGNALS = ("KILL", "TERM", "STOP", "INT", "SEGV")
 TARGETS = ("child", "agent", "leader", "all", "launcher")
+STOP_CAUSES = ("preempted", "interrupted")
 MOMENTS = ("step", "step", "save", "save", "stop", "stop", "start")
 PAUSE_S = 1.5  # of processes that are stopped, and that nobody may take for lost yet
 PATIENCE_S = 600.0
@@ -225,7 +226,7 @@ class Series(RunFiles):
             return wrong
         wrong += self._verdict_wrong(event, result, verdict)
         wrong += self._summary_wrong(event, result.summary, newest)
-        if verdict["cause"] == "preempted":
+        if verdict["cause"] in STOP_CAUSES:
             wrong += self._stop_wrong(event, verdict["message"], newest)
         record = json.loads((self.run / "attempts.jsonl").read_text().splitlines()[-1])
         if record["verdict"]["message"] != verdict["message"]:
@@ -241,9 +242,9 @@ class Series(RunFiles):
         causes, rank, words = expected_verdicts(event)
         if (verdict["cause"], verdict["code"]) not in causes:
             wrong.append(f"the cause is {verdict['cause']} ({verdict['code']}), not {causes}")
-        if rank is not None and verdict["cause"] != "preempted" and verdict["rank"] != rank:
+        if rank is not None and verdict["cause"] not in STOP_CAUSES and verdict["rank"] != rank:
             wrong.append(f"the rank is {verdict['rank']}, not {rank}")
-        if verdict["cause"] != "preempted" and words not in verdict["message"]:
+        if verdict["cause"] not in STOP_CAUSES and words not in verdict["message"]:
             wrong.append(f"the message does not say {words!r}")
         if event.target != "launcher" or event.asks or event.is_pause:
             wrong += [f"the exit code is {result.code}"] if result.code != verdict["code"] else []
@@ -286,8 +287,11 @@ class Series(RunFiles):
 def expected_verdicts(event: Event) -> tuple[list[tuple[str, int]], int | None, str]:
     """Return the right causes and codes, the rank, and the words of the message."""
     stopped = ("preempted", 80)
+    if event.sends == "INT" and event.asks and event.moment != "stop":
+        return [("interrupted", 80)], None, ""
     if event.moment == "stop" or event.asks or event.is_pause:
-        return [stopped], None, ""
+        # An interrupt during a stop may arrive first at a host that the stop has not reached.
+        return [stopped, ("interrupted", 80)] if event.sends == "INT" else [stopped], None, ""
     name = f"SIG{event.sends}"
     if event.target == "child":
         cause = {
