@@ -6,10 +6,11 @@ import os
 import shutil
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from jaxlaunch.launcher.agent.pack import pack_agent
+from jaxlaunch.launcher.agent.pack import drop_docstrings, pack_agent
 from tests.gang.agents import Gang, make_job, write_program
 
 
@@ -46,3 +47,29 @@ def test_packed_agent_needs_nothing_else_on_the_path(tmp_path: Path, python: str
 
 def test_packing_is_deterministic() -> None:
     assert pack_agent() == pack_agent()
+
+
+def test_sources_without_docstrings_keep_their_line_numbers() -> None:
+    text = '''"""A module.
+
+Of two paragraphs.
+"""
+
+def fail():
+    """Fail with a line number."""
+    text = """not a
+    docstring"""
+    raise ValueError(text)
+
+
+class Empty:
+    """A class with nothing else."""
+'''
+    packed = drop_docstrings(text)
+    assert len(packed) < len(text) - 80
+    values: dict[str, Any] = {}
+    exec(compile(packed, "packed", "exec"), values)
+    with pytest.raises(ValueError, match="^not a\n    docstring$") as caught:
+        values["fail"]()
+    assert caught.traceback[-1].lineno == text.splitlines().index("    raise ValueError(text)")
+    assert not values["Empty"].__doc__
