@@ -177,7 +177,7 @@ def test_cluster_defaults_complete_the_job(job_folder: JobFolder) -> None:
         ("queue=nobody", "LocalQueue nobody does not exist in namespace"),
         (
             "priority=nobody",
-            "PriorityClass nobody does not exist: pods that name it are rejected.\n  hint: use ",
+            "PriorityClass nobody does not exist: pods that name it are rejected.\n  hint: leave ",
         ),
         ("namespace=nowhere", "Namespace nowhere does not exist: nothing can be created in it."),
     ],

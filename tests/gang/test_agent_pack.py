@@ -40,7 +40,7 @@ def test_packed_agent_needs_nothing_else_on_the_path(tmp_path: Path, python: str
     ) as gang:
         gang.start(0, env={"PYTHONPATH": ""})
         gang.start(1, env={"PYTHONPATH": ""})
-        assert gang.wait() == [83, 83], gang.stderr
+        assert gang.wait() == [70, 70], gang.stderr
     assert "raised at step 3: ValueError: boom" in gang.verdict["message"]
     assert not gang.summary["notes"]
 
