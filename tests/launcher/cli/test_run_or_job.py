@@ -83,7 +83,7 @@ def test_sweep_is_listed_in_one_row(call: Call, tmp_path: Path) -> None:
     (tmp_path / "runs" / "lr" / "sweep.jsonl").touch()
     rows = [line.split()[:5] for line in call("list", "--local").out.splitlines()[1:]]
     assert rows[0][:2] == ["lm", "Failed"]
-    assert rows[1] == ["lr", "Done:2,Failed:1", "2", "3000/3000", "0"]
+    assert rows[1] == ["lr", "Done:2,Failed:1", "2", "3000/3000", "1"]
     assert len(call("list", "--local", "-o", "wide").out.splitlines()) == 3
     assert [line.split()[0] for line in call("list", "lr").out.splitlines()[1:]] == [
         "lr-0",
