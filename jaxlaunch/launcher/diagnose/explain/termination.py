@@ -112,7 +112,7 @@ def _explain_deleting(snapshot: Snapshot) -> Answer:
     headline = Text("is being deleted")
     if snapshot.ending_namespace is not None:
         headline += Text(" with its namespace {namespace}", namespace=snapshot.namespace)
-    if (stuck := find_stuck(snapshot) or _find_kept_pods(snapshot)) is not None:
+    if (stuck := _find_kept_pods(snapshot) or find_stuck(snapshot)) is not None:
         headline += Text(", but is blocked: {what}", what=stuck.description)
         return Answer("stuck", headline, evidence, stuck.next_step)
     pods = _count_pods_left(snapshot, "still terminating")

@@ -356,6 +356,13 @@ CASES: dict[str, tuple[Snapshot, str]] = {
         job=jobset(2),
         ending_namespace=ENDING,
     ),
+    "its namespace goes, and its Job has kept a pod for minutes": make_case(
+        "^lm is being deleted with its namespace team, but is blocked: its Job keeps 1 pod that "
+        "ended, since ",
+        make_leaving_pod(0, phase="Failed"),
+        job=jobset(1),
+        ending_namespace=ENDING,
+    ),
     "stopped": make_case(
         "^lm is stopped; step 120 is saved$",
         over(0, 80, message=farewell(80)),
