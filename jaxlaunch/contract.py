@@ -101,6 +101,9 @@ SHUTDOWN_TIMEOUT_S = 7 * 24 * 3600
 
 # Trainer -> launcher: the last file of a saved step. Without it the step is incomplete.
 MANIFEST = "jaxlaunch.manifest.json"
+
+# Programs whose exit code is that of their last command.
+SHELLS = frozenset({"ash", "bash", "busybox", "dash", "ksh", "mksh", "sh", "zsh"})
 # Trainer, launcher -> launcher: an evaluation by class, in the run folder.
 CLASSIFICATION = "classification.json"
 
@@ -152,7 +155,7 @@ RESTART_CAUSES = (
 
 
 class Role(enum.IntEnum):
-    """What a Python process below the agent does for its rank; the highest is the rank's program.
+    """Role of a Python process below the agent; the process with the highest is the rank's program.
 
     A command may start its program through other Pythons (`conda run`, a launch.py).
     """

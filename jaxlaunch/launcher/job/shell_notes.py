@@ -12,7 +12,8 @@ import os
 import re
 from collections.abc import Callable, Iterator, Sequence
 
-SHELLS = frozenset({"ash", "bash", "busybox", "dash", "ksh", "mksh", "sh", "zsh"})
+from jaxlaunch.contract import SHELLS
+
 _HARMLESS_WORDS = (
     "[ [[ : . alias awk cat cd chmod chown cp date declare df dmesg du echo exit export false find "
     "free grep hash head hostname id jobs kill less ln local ls mkdir mv nproc nvidia-smi printenv "

@@ -23,11 +23,10 @@ import time
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
-from jaxlaunch.contract import Role
+from jaxlaunch.contract import SHELLS, Role
 
 # A script of a shell is read up to this size.
 MAX_SCRIPT_BYTES = 256 * 1024
-SHELLS = frozenset({"ash", "bash", "busybox", "dash", "ksh", "mksh", "sh", "zsh"})
 
 
 def send_signal(pid: int, signal_number: int) -> None:
