@@ -96,7 +96,7 @@ class Source(Block):
     @property
     def reader_processes(self) -> int:
         """Processes that read examples, per process of the run; 0 if that is not a key."""
-        return getattr(self, "workers", None) or 0
+        return 0
 
     def texts(self) -> dict[str, Text]:
         """Return the texts that the data consist of, by the names of their parts."""
@@ -475,6 +475,11 @@ class Images(ImageData):
         "data.threads decode",
     )
 
+    @property
+    def reader_processes(self) -> int:
+        """Processes that read examples, per process of the run."""
+        return self.workers
+
     @model_validator(mode="after")
     def _check_held_out(self) -> Images:
         _check_evaluation(self)
@@ -644,6 +649,12 @@ class Mixture(ImageData):
         description="images: processes that decode, per process of the run; 0: the threads of "
         "data.threads decode",
     )
+
+    @property
+    def reader_processes(self) -> int:
+        """Processes that read examples, per process of the run."""
+        return self.workers
+
     classes: _Classes = Field(
         None,
         description="images and tables: the labels in the order in which they are numbered; "
@@ -807,6 +818,11 @@ class Torch(Source):
         description="worker processes that read examples, per process of the run; default: "
         "num_workers of a DataLoader, else 0, and data.threads read",
     )
+
+    @property
+    def reader_processes(self) -> int:
+        """Processes that read examples, per process of the run."""
+        return self.workers or 0
 
     def map_paths(self, map_path: Callable[[str], str], map_value: Callable[[Any], Any]) -> Self:
         """Return the dataset with other values in the arguments of its class."""
