@@ -45,7 +45,7 @@ class HeldOutput:
         """Create the object; without `hides_echoes` all lines are shown at once."""
         self._show, self._hides_echoes = show, hides_echoes
         # By rank, when its output was held back first, and the lines.
-        self._held: dict[int, tuple[float, list[Line]]] = {}
+        self._held_by_rank: dict[int, tuple[float, list[Line]]] = {}
         # By host, the verdict on its newest attempt and when it arrived.
         self._verdicts: dict[int, tuple[float, Verdict]] = {}
         # Failures whose output was shown: the same one again is not.
@@ -60,24 +60,24 @@ class HeldOutput:
         elif (verdict := self._newest_verdict(line.host)) is not None:
             if self._explains(line, verdict):
                 self._show(line)
-        elif line.rank in self._held:
-            self._held[line.rank][1].append(line)
+        elif line.rank in self._held_by_rank:
+            self._held_by_rank[line.rank][1].append(line)
         elif _ECHO_START.match(line.text):
-            self._held[line.rank] = time.monotonic(), [line]
+            self._held_by_rank[line.rank] = time.monotonic(), [line]
         else:
             self._show(line)
 
     def wait_s(self) -> float | None:
         """Return in how many seconds `show_due` has something to show, or None."""
-        since = [since for since, _ in self._held.values()]
+        since = [since for since, _ in self._held_by_rank.values()]
         return max(0.0, min(since) + HOLD_S - time.monotonic()) if since else None
 
     def show_due(self) -> None:
         """Show what was held back for so long that no failure explains it."""
         now = time.monotonic()
-        for rank, (since, lines) in list(self._held.items()):
+        for rank, (since, lines) in list(self._held_by_rank.items()):
             if now - since >= HOLD_S:
-                del self._held[rank]
+                del self._held_by_rank[rank]
                 for line in lines:
                     self._show(line)
 
@@ -106,17 +106,17 @@ class HeldOutput:
         if is_repeated:
             verdict = dataclasses.replace(verdict, rank=None)
         self._verdicts[host] = time.monotonic(), verdict
-        held = self._take_held(host)
-        for line in held:
+        held_lines = self._take_held(host)
+        for line in held_lines:
             if self._explains(line, verdict):
                 self._show(line)
-        if any(line.rank == verdict.rank for line in held):
+        if any(line.rank == verdict.rank for line in held_lines):
             self._shown_failures.append(verdict.failure)
 
     def _take_held(self, host: int) -> list[Line]:
         """Return the lines that are held back on a host, and forget them."""
-        ranks = [rank for rank, (_, lines) in self._held.items() if lines[0].host == host]
-        return [line for rank in ranks for line in self._held.pop(rank)[1]]
+        ranks = [rank for rank, (_, lines) in self._held_by_rank.items() if lines[0].host == host]
+        return [line for rank in ranks for line in self._held_by_rank.pop(rank)[1]]
 
     def _newest_verdict(self, host: int) -> Verdict | None:
         """Return the verdict on the attempt that ends on a host now."""

@@ -46,7 +46,7 @@ NEURON = Source(
 )
 INTEL = Source(
     "Intel: extension for OpenXLA, whose newest release 0.6.0 is for JAX 0.4.38",
-    "pypi.org/project/intel-extension-for-openxla",
+    "github.com/intel/intel-extension-for-openxla",
 )
 GAUDI = Source(
     "Intel Gaudi: supported frameworks, PyTorch alone",

@@ -289,7 +289,7 @@ def _exit_code_closeness(event: Event) -> Closeness:
     return Closeness.EXIT
 
 
-def exit_code_of(event: Event) -> int:
+def shell_exit_code(event: Event) -> int:
     """Return the exit code of a program as a shell reports it, or the announced one."""
     if event.kind is EventKind.LEFT:
         return event.status.leaving_code or 0
@@ -455,7 +455,7 @@ def _failure_without_rank(event: Event) -> Failure:  # noqa: C901 - a branch per
         kind = FailureKind.TRAINER_ERROR if is_sentence else FailureKind.EXCEPTION
         return Failure(kind, exception=_exception_facts(event.error, is_sentence=is_sentence))
     if event.requeue is not None:
-        code, requeue = exit_code_of(event), event.requeue
+        code, requeue = shell_exit_code(event), event.requeue
         kind = FailureKind.REQUEUED
         return Failure(kind, exit_code=code, requeue=requeue, detail=requeue.value)
     closeness = event_closeness(event)

@@ -23,10 +23,10 @@ from jaxlaunch.launcher.agent.gang.root_cause import (
     EventKind,
     Symptoms,
     event_closeness,
-    exit_code_of,
     failure_for_event,
     find_root_cause,
     settle_s,
+    shell_exit_code,
     verdict_for_event,
 )
 from jaxlaunch.launcher.agent.leader.hang import Hang
@@ -143,7 +143,7 @@ class Attempt:
         self.ranks.update({event.rank: event.status})
         requeue = None
         if event.kind in (EventKind.EXIT, EventKind.LEFT):
-            requeue = self._requeue_codes.get(exit_code_of(event))
+            requeue = self._requeue_codes.get(shell_exit_code(event))
         event = dataclasses.replace(event, is_alone=len(self.statuses) == 1, requeue=requeue)
         if event.is_handled:
             self._handled[event.rank] = now, event

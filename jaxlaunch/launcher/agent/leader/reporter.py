@@ -254,7 +254,7 @@ class Reporter:
         self._write_summary(now)
 
     def log_past(self, attempts: int = 0) -> None:
-        """Write the attempts of earlier pods to the pod's log, of which there were `attempts`."""
+        """Write the attempts of earlier pods, `attempts` in number, to the pod's log."""
         ranks = self._config.job.processes_per_host, self._config.processes
         start = self.state.starts.number
         folder = self._run_folder

@@ -90,7 +90,7 @@ class Gate:
         self._start_accepting()
 
     def _open_listener(self) -> socket.socket:
-        """Listen on the pod's address, or on every interface if it is none of this host."""
+        """Listen on the pod's address, or on every interface if this host does not have it."""
         address, port = self._config.listen_address, self._config.leader_address[1]
         try:
             return open_listener(address, port)

@@ -324,7 +324,7 @@ COSCHEDULING_LABEL = "scheduling.x-k8s.io/pod-group"
 
 
 class GangServices(NamedTuple):
-    """What the cluster serves for gangs.
+    """API versions that the cluster serves for gang scheduling.
 
     Attributes:
         kueue: Versions of Kueue's group.
