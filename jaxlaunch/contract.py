@@ -784,6 +784,14 @@ def join_lines(text: str) -> str:
     return " ".join(line.strip() for line in text.splitlines() if line.strip())
 
 
+def pid_namespace() -> int | None:
+    """Return the number of this process's PID namespace, or None without /proc."""
+    try:
+        return os.stat("/proc/self/ns/pid").st_ino
+    except OSError:
+        return None
+
+
 # Descriptors whose last line was cut by a full pipe.
 _torn: set[int] = set()
 
@@ -805,8 +813,8 @@ def send(fd: int, message: Mapping[str, Any]) -> bool:
     A line is a JSON object with one of these keys. A `pid` says which process of the rank wrote it;
     lines without one are the program's.
       {"hello": "site" | "trainer", "python": "3.11.7", "jax": "0.10.2" | null}
-          who writes; from "site" with `role` and `pid`
-      {"role": 3, "pid": 4711}
+          who writes; from "site" with `role`, `pid` and `pid_namespace`
+      {"role": 3, "pid": 4711, "pid_namespace": 4026531836}
           this process has the Role from now on
       {"phase": "step", "step": 120}
           what it is in; `step` counts the optimizer steps that are complete

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
+from jaxlaunch.launcher.agent.host import process_tree
 from tests import launch_commands
 from tests.found import shows
 from tests.gang.agents import Gang, make_job, run_gang, run_script, write_program, write_script
@@ -33,6 +35,34 @@ def test_failures_behind_a_launch_command_are_those_of_the_program(
     said = launch_commands.try_failures(tmp_path, command)
     assert sorted(said) == sorted(launch_commands.ENDINGS)
     assert not launch_commands.find_faults(command, said)
+
+
+DIES_AT_ONCE = """
+from tests.gang.agents import PRELUDE
+exec(PRELUDE)
+import jaxlaunch
+with open(f"{os.environ['MARKS']}/pid", "w") as file:
+    file.write(str(os.getpid()))
+mark("up")
+wait_for("frozen")
+jaxlaunch.report(step=1)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_kill_right_after_the_first_report_is_that_of_the_program(tmp_path: Path) -> None:
+    env = launch_commands.prepare_folder(tmp_path)
+    command = COMMANDS["nsys-jax"].argv(str(write_script(tmp_path, DIES_AT_ONCE)))
+    with Gang(tmp_path, make_job(command, workdir=str(tmp_path)), env=env) as gang:
+        gang.start().wait_for_marks("up-0")
+        # A busy agent reads the report after the program has ended.
+        gang.signal(0, signal.SIGSTOP)
+        gang.release("frozen")
+        pid = int((gang.marks / "pid").read_text())
+        gang.wait_until("the end of the program", lambda: not process_tree.is_running(pid))
+        gang.signal(0, signal.SIGCONT)
+        gang.wait()
+    assert gang.verdict["message"].startswith("rank 0 was killed by SIGKILL at step 1 ")
 
 
 def test_launch_commands_finish_when_their_programs_do(tmp_path: Path) -> None:

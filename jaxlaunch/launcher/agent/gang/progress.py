@@ -410,6 +410,7 @@ class _Line:
     jax: _Label | None
     role: NonNegativeInt
     pid: NonNegativeInt
+    pid_namespace: NonNegativeInt | None
     phase: _Label
     step: NonNegativeInt | None
     committed: NonNegativeInt

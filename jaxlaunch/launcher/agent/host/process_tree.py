@@ -23,7 +23,7 @@ import time
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
-from jaxlaunch.contract import SHELLS, Role
+from jaxlaunch import contract
 
 # A script of a shell is read up to this size.
 MAX_SCRIPT_BYTES = 256 * 1024
@@ -67,7 +67,7 @@ def has_handler(pid: int, signal_number: int) -> bool:
 def is_shell(pid: int) -> bool:
     """Return whether the executable of a process is a shell."""
     try:
-        return os.path.basename(os.readlink(f"/proc/{pid}/exe")) in SHELLS
+        return os.path.basename(os.readlink(f"/proc/{pid}/exe")) in contract.SHELLS
     except OSError:
         return False
 
@@ -320,17 +320,17 @@ class PythonProcess:
     Attributes:
         pid: Its pid. In another PID namespace, no process with this pid exists here.
         role: Its newest role.
-        was_seen: Whether the process existed here when it told its role.
+        is_here: Whether the process is in the PID namespace of the agent.
     """
 
     pid: int
     role: int
-    was_seen: bool
+    is_here: bool
 
     @property
     def has_ended(self) -> bool:
-        """Return whether the process was here and has ended."""
-        return self.was_seen and not is_running(self.pid)
+        """Return whether the process is one of this PID namespace and has ended."""
+        return self.is_here and not is_running(self.pid)
 
 
 class ProcessTree:
@@ -385,26 +385,31 @@ class ProcessTree:
     @property
     def has_joined(self) -> bool:
         """Return whether the program has joined the other ranks."""
-        return self._program is not None and self._program.role >= Role.JOINED
+        return self._program is not None and self._program.role >= contract.Role.JOINED
 
-    def offer_program(self, pid: int, role: int) -> bool:
+    def offer_program(self, pid: int, role: int, pid_namespace: int | None) -> bool:
         """Return whether a process with this role is the program from now on.
 
         Of several Pythons the one with the highest role is the program, and of equals the one that
         started the other. The first Pythons of commands that follow each other take turns.
+
+        Args:
+            pid: Pid of the process. It may have ended since it sent its role.
+            role: Its role.
+            pid_namespace: Its PID namespace, as `contract.pid_namespace` returns it.
         """
         program = self._find_program()
-        candidate = PythonProcess(pid, role, self._is_ours(pid))
+        candidate = PythonProcess(pid, role, pid_namespace == contract.pid_namespace())
         self._python_pids.add(pid)
-        if program is not None and program.pid != pid and program.was_seen:
+        if program is not None and program.pid != pid and program.is_here:
             is_outranked = program.role > role
-            if program.role == role and role > Role.STARTED:
+            if program.role == role and role > contract.Role.STARTED:
                 is_outranked = pid not in find_ancestors(program.pid)
             if is_outranked and not program.has_ended:
                 return False
             self._outer_program = None if program.has_ended else program
         if program is None or program.pid != pid:
-            is_below = pid != self.pid and candidate.was_seen
+            is_below = pid != self.pid and candidate.is_here
             self.is_in_pipeline = is_below and is_in_pipeline(pid)
             self._wrapper_pids = set(find_ancestors(pid))
         self._program = candidate
@@ -427,7 +432,7 @@ class ProcessTree:
         if self._program is None:
             return waited_s < timeout_s and bool(self._find_remaining())
         is_only_python = self._python_pids == {self._program.pid}
-        is_helper = self._program.role == Role.STARTED and not is_only_python
+        is_helper = self._program.role == contract.Role.STARTED and not is_only_python
         pid = self._program.pid
         # An orphan in any state: its exit code arrives once it is reaped.
         is_adopted = pid != self.pid and _parent_pid(pid) == os.getpid()
@@ -435,7 +440,7 @@ class ProcessTree:
 
     def _find_program(self) -> PythonProcess | None:
         program, outer = self._program, self._outer_program
-        if program is None or outer is None or program.role > Role.IMPORTED_JAX:
+        if program is None or outer is None or program.role > contract.Role.IMPORTED_JAX:
             return program
         if program.has_ended and not outer.has_ended:
             self._program, self._outer_program = outer, None

@@ -202,7 +202,7 @@ class Child:
         message = progress.read_line(line, self.rank)
         pid = message.get("pid")
         if "role" in message and pid is not None:
-            if not self._take_role(pid, message["role"], is_hello="hello" in message):
+            if not self._take_role(pid, message):
                 return
         elif pid is None and "phase" in message:
             # It writes the lines itself, as docs/environment.md describes them.
@@ -220,14 +220,14 @@ class Child:
                 message = {**message, "error": self.other_error}
         self._on_report(self, message)
 
-    def _take_role(self, pid: int, role: int, *, is_hello: bool) -> bool:
+    def _take_role(self, pid: int, message: Mapping[str, Any]) -> bool:
         """Record the role of a process, and return whether it is the program."""
         is_same_program = pid == self.tree.program_pid
         if not is_same_program and self.tree.has_joined and self.has_vanished_program:
             self._on_report(self, {GONE: True})
-        if not self.tree.offer_program(pid, role):
+        if not self.tree.offer_program(pid, message["role"], message.get("pid_namespace")):
             return False
-        if is_hello:
+        if "hello" in message:
             self.handled_error = self.other_error = None
         if not is_same_program and self.progress.has_hello:
             self.progress.reset_interpreter(time.monotonic())

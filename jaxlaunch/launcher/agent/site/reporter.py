@@ -131,11 +131,11 @@ class Reporter:
             os.environ[contract.REPORTER] = str(self.pid)
         if is_first:
             self._set_up_program()
+        message = {"role": self.role, "pid_namespace": contract.pid_namespace()}
         if is_first or jax is not None:
             python = sys.version.split()[0]
-            self.send({"hello": "site", "python": python, "jax": jax, "role": self.role})
-        else:
-            self.send({"role": self.role})
+            message = {"hello": "site", "python": python, "jax": jax, **message}
+        self.send(message)
         return True
 
     def lock_rank(self) -> bool:

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from jaxlaunch.contract import Role
+from jaxlaunch.contract import Role, pid_namespace
 from jaxlaunch.launcher.agent.host import process_tree
 from tests.gang.agents import poll_until
 
@@ -97,18 +97,22 @@ def wrapper(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[process_tree.Proc
             process_tree.send_signal(pid, signal.SIGKILL)
 
 
+def offer_program(tree: process_tree.ProcessTree, pid: int, role: Role) -> bool:
+    return tree.offer_program(pid, role, pid_namespace())
+
+
 def test_python_with_the_highest_role_is_the_program(
     wrapper: tuple[process_tree.ProcessTree, int],
 ) -> None:
     tree, child = wrapper
     assert tree.is_program
-    assert tree.offer_program(tree.pid, Role.STARTED) and tree.is_program
-    assert tree.offer_program(child, Role.IMPORTED_JAX) and not tree.is_program
+    assert offer_program(tree, tree.pid, Role.STARTED) and tree.is_program
+    assert offer_program(tree, child, Role.IMPORTED_JAX) and not tree.is_program
     # Of equals it is the one that started the other, and what it starts does not become it again.
-    assert tree.offer_program(tree.pid, Role.IMPORTED_JAX) and tree.is_program
-    assert not tree.offer_program(child, Role.IMPORTED_JAX)
-    assert tree.offer_program(child, Role.JOINED)
-    assert not tree.offer_program(tree.pid, Role.REPORTS)
+    assert offer_program(tree, tree.pid, Role.IMPORTED_JAX) and tree.is_program
+    assert not offer_program(tree, child, Role.IMPORTED_JAX)
+    assert offer_program(tree, child, Role.JOINED)
+    assert not offer_program(tree, tree.pid, Role.REPORTS)
     assert tree.program_pid == child
 
 
@@ -116,8 +120,8 @@ def test_program_in_another_session_is_stopped_and_killed(
     wrapper: tuple[process_tree.ProcessTree, int],
 ) -> None:
     tree, child = wrapper
-    tree.offer_program(tree.pid, Role.STARTED)
-    tree.offer_program(child, Role.JOINED)
+    offer_program(tree, tree.pid, Role.STARTED)
+    offer_program(tree, child, Role.JOINED)
     tree.stop()
     # It has no handler. The wrapper waits for it, and then continues.
     assert poll_until(lambda: tree.has_lost_program)
@@ -130,8 +134,20 @@ def test_helper_that_only_imports_jax_gives_the_role_back(
     wrapper: tuple[process_tree.ProcessTree, int],
 ) -> None:
     tree, child = wrapper
-    tree.offer_program(tree.pid, Role.STARTED)
-    tree.offer_program(child, Role.IMPORTED_JAX)
+    offer_program(tree, tree.pid, Role.STARTED)
+    offer_program(tree, child, Role.IMPORTED_JAX)
     process_tree.send_signal(child, signal.SIGKILL)
     assert poll_until(lambda: tree.is_program)
     assert not tree.has_lost_program
+
+
+def test_program_that_has_ended_before_its_role_is_read_is_lost(
+    wrapper: tuple[process_tree.ProcessTree, int],
+) -> None:
+    tree, child = wrapper
+    process_tree.send_signal(child, signal.SIGKILL)
+    assert poll_until(lambda: not process_tree.is_running(child))
+    # In another namespace the pid says nothing.
+    other_namespace = (pid_namespace() or 0) + 1
+    assert tree.offer_program(child, Role.JOINED, other_namespace) and not tree.has_lost_program
+    assert offer_program(tree, child, Role.JOINED) and tree.has_lost_program
