@@ -129,7 +129,8 @@ def test_run_resumes_from_its_bucket_after_the_loss_of_its_node(
         gang.wait_until(
             "a checkpoint", lambda: f"{home}/5/jaxlaunch.manifest.json" in bucket.objects
         )
-        gang.wait_until("a record", lambda: f"{home}/.jaxlaunch/attempts.jsonl" in bucket.objects)
+        assert f"{home}/.jaxlaunch/summary.json" in bucket.objects
+        assert f"{home}/.jaxlaunch/attempts.jsonl" not in bucket.objects
         kill_tree(gang.agents[0].pid)
     gang, codes = run_gang(
         tmp_path, make_job(None), env=env | {contract.POD_UID: "pod-2"}, generation=1
@@ -152,8 +153,11 @@ def test_run_resumes_from_its_bucket_after_the_loss_of_its_node(
     assert resumed_losses.keys() >= set(range(11, STEPS + 1))  # it resumed from 5 or 10
     summary = json.loads(run["summary.json"])
     assert (summary["status"], summary["step"]) == ("done", STEPS)
-    generations = [json.loads(line)["generation"] for line in run["attempts.jsonl"].splitlines()]
-    assert generations[0] == 0 and generations[-1] == 1
+    attempts = [json.loads(line) for line in run["attempts.jsonl"].splitlines()]
+    assert [(attempt["generation"], attempt["cause"]) for attempt in attempts] == [
+        (0, "lost"),
+        (1, "done"),
+    ]
     assert "resumed at step" in gang.stderr + gang.stdout
     assert b"resumed at step" in run["starts/1/logs/rank-0.log"]
     assert not is_alive(gang.agents[0].pid)
@@ -176,7 +180,9 @@ def assert_another_rate_is_refused(
     assert codes == [contract.BAD_SPEC], gang.stderr
     files = {name.partition("/.jaxlaunch/")[2]: data for name, data in dict(bucket.objects).items()}
     summary = json.loads(files["summary.json"])
-    assert "this job says 0.5: use another name" in summary["verdict"]["message"]
+    # The result of the run stays.
+    assert (summary["status"], summary["verdict"]["code"]) == ("done", contract.DONE)
+    assert "this job says 0.5: use another name" in summary["starts"][1]["refusal"]
     assert (summary["saved"], len(summary["starts"])) == (STEPS, 2)
     assert summary["starts"][1]["changed"] == {"train.optimizer": [None, {"lr": 0.5}]}
     jobs = [

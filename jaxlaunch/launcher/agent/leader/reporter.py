@@ -164,7 +164,11 @@ class RunState:
     def build_summary(self, verdict: Verdict | None) -> Summary:
         """Return the summary of the run, with the verdict if the run ends."""
         gang, now = self._gang, time.monotonic()
-        numbers = self.numbers(now) | {"step": gang.attempt.ranks.first_step}
+        step = gang.attempt.ranks.first_step
+        if step is None and verdict is not None:
+            # The run may end without an attempt of these pods, such as one that was done already.
+            step = verdict.step
+        numbers = self.numbers(now) | {"step": step}
         progress = self._attempt_progress(numbers["seconds"], now)
         return Summary(
             verdict,
