@@ -150,7 +150,12 @@ class RunFolder:
         """Return the numbers of the starts whose record is in the folder."""
         if self._folder is None:
             return []
-        names = (path.parent.name for path in self._folder.glob(f"{STARTS}/*/{SUMMARY}"))
+        try:
+            names = [path.parent.name for path in self._folder.glob(f"{STARTS}/*/{SUMMARY}")]
+        except OSError as error:
+            # Such as a volume that this user may not search, in Python 3.11 and earlier.
+            self._note_fault(error)
+            return []
         return sorted(int(name) for name in names if name.isdecimal())
 
     def read_summary(self, uid: str | None = None, name: str = SUMMARY) -> Summary | None:

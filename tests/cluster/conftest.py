@@ -34,6 +34,8 @@ GROUPS = {
     "test_doctor.py": "nodes",
     "test_node_kinds.py": "nodes",
     "test_chart.py": "chart",
+    # Its tests install and remove objects of the whole cluster.
+    "test_install.py": "install",
     "test_chart_admission.py": "chart admission",
     "test_exit_codes.py": "exit codes",
     "test_program_ends.py": "program ends",

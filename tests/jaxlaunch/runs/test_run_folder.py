@@ -93,6 +93,14 @@ def test_irregular_file_is_ignored_and_noted(tmp_path: Path, name: str) -> None:
         (tmp_path / name).rmdir() if (tmp_path / name).is_dir() else (tmp_path / name).unlink()
 
 
+def test_folder_that_cannot_be_searched_has_no_starts_and_is_noted(tmp_path: Path) -> None:
+    # root may search every folder, so the error is of another kind.
+    messages: list[str] = []
+    folder = RunFolder(tmp_path / ("x" * 300), messages.append)
+    assert folder.list_starts() == []
+    assert ["File name too long" in message for message in messages] == [True]
+
+
 @pytest.mark.parametrize(
     "text", ["[" * 9_000, "{}", "[1]", '[{"host": 0}]', '[{"host": 0, "address": 1, "pid": 1}]']
 )
