@@ -8,6 +8,7 @@ no exception here, but is noted once.
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib.util
 import json
 import os
@@ -46,6 +47,12 @@ def count_cache_event(event: str, **_: object) -> None:
         counter.add()
 
 
+@functools.cache
+def count_cache_events() -> None:
+    """Listen to JAX's events from now on, once: a counter is of the process."""
+    jax.monitoring.register_event_listener(count_cache_event)
+
+
 class Metrics:
     """The metrics of one process, created before the first compilation for the first scrape."""
 
@@ -73,7 +80,7 @@ class Metrics:
         self._best_step: dict[str, float] = {}
         # Totals at the last interval of the counters that are written.
         self._totals: dict[str, float] = {}
-        jax.monitoring.register_event_listener(count_cache_event)
+        count_cache_events()
         self._exporter: Exporter | None = None
         if socket is not None:
             with _note_failure(report, "no metrics for Prometheus"):
@@ -179,9 +186,6 @@ class Metrics:
 
     def close(self) -> None:
         """End the export and close the files. Never raises: the run is complete and saved."""
-        with _note_failure(self._report, "the metrics could not be closed", Exception):
-            # JAX raises if the user's program has cleared all listeners.
-            jax.monitoring.unregister_event_listener(count_cache_event)
         if self._exporter is not None:
             with _note_failure(self._report, "the metrics could not be closed", Exception):
                 self._exporter.close()
