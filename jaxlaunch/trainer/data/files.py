@@ -77,6 +77,11 @@ def as_list(patterns: str | Sequence[str]) -> list[str]:
     return [patterns] if isinstance(patterns, str) else list(patterns)
 
 
+def expand_stdlib(pattern: str) -> str:
+    """Replace stdlib:// by the folder of the standard library."""
+    return pattern.replace(STDLIB_SCHEME, f"{sysconfig.get_path('stdlib')}/", 1)
+
+
 def _glob_files(pattern: str) -> list[str]:
     if os.path.isfile(pattern):
         # The name of an existing file may contain brackets.
@@ -91,8 +96,7 @@ def _describe_folder(pattern: str) -> str:
         folder = f"{scheme}://{'/'.join([bucket, *folders[:-1]])}"
         entries = remote.list_entries(folder)
     else:
-        stdlib = f"{sysconfig.get_path('stdlib')}/"
-        folder = os.path.abspath(pattern.replace(STDLIB_SCHEME, stdlib))
+        folder = os.path.abspath(expand_stdlib(pattern))
         while not os.path.isdir(folder):
             folder = os.path.dirname(folder)
         entries = sorted(os.listdir(folder))
@@ -106,6 +110,17 @@ def file_size(path: str) -> int:
         return stat_object(path).size if remote.is_remote(path) else os.path.getsize(path)
     except FileNotFoundError:
         raise DataError(f"{path} existed when the run began, and no longer exists") from None
+
+
+def mark_file(path: str) -> tuple[Any, ...]:
+    """Return the path and marks that differ once a file is written again, for caches in memory."""
+    if remote.is_remote(path):
+        return path, *stat_object(path)
+    try:
+        stat = os.stat(path)
+    except OSError as error:
+        raise DataError(f"{printable_path(path)} cannot be read: {error.strerror}") from None
+    return path, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino
 
 
 def read_bytes(path: str, offset: int, count: int) -> bytes:

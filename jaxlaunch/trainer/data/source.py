@@ -10,7 +10,7 @@ import functools
 import hashlib
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, Protocol, TypeGuard, runtime_checkable
 
 import numpy as np
@@ -99,6 +99,7 @@ class DataSource(Source):
         has_rows: Whether `read_rows` gives many examples at once.
         is_of_user: Whether a user has written the source.
         place: Where a user's dataset is defined, such as "data.py:12".
+        notes: Sentences about the data that a run prints when it starts.
     """
 
     takes_rng: bool = False
@@ -108,6 +109,7 @@ class DataSource(Source):
     has_rows: bool = False
     is_of_user: bool = False
     place: str = ""
+    notes: Sequence[str] = ()
 
     def read_example(self, index: int, rng: np.random.Generator | None) -> dict[str, Any]:
         """Return the example with this index, drawn with `rng` if the source takes it."""
@@ -152,6 +154,7 @@ class DerivedSource(DataSource):
 
     def __init__(self, source: Source) -> None:
         self._source, self.name = as_data_source(source), source_name(source)
+        self.notes = self._source.notes
 
     def __len__(self) -> int:
         return len(self._source)

@@ -8,14 +8,17 @@ import itertools
 import json
 import os
 from collections import deque
+from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 from array_record.python import array_record_module
 from array_record.python.array_record_data_source import ArrayRecordDataSource
 
 from jaxlaunch.trainer.buckets import faults, remote
 from jaxlaunch.trainer.data import files, records
-from jaxlaunch.trainer.data.order import HeldOutShare, SplitPart
+from jaxlaunch.trainer.data import split as splits
+from jaxlaunch.trainer.data.order import hash_uint64
 from jaxlaunch.trainer.data.source import DataSource, DerivedSource, Split
 from jaxlaunch.trainer.errors import DataError
 from jaxlaunch.trainer.spec import ArrayRecord, TrainSpec
@@ -50,8 +53,11 @@ def _open_records(data: ArrayRecord, split: Split) -> DataSource | None:
     if data.eval_path is not None or not data.eval_split:
         return Records(files.match_files(data.path)) if split == "train" else None
     all_records = Records(files.match_files(data.path))
-    share = HeldOutShare(data.eval_split, len(all_records), "records")
-    return _Part(all_records, share.part(split))
+    key_N = all_records.identify(splits.name_files(files.as_list(data.path), all_records.paths))
+    is_held_out_N = splits.choose_held_out(key_N, data.eval_split, data.split_seed)
+    splits.require_both(is_held_out_N, data.eval_split, "records")
+    part = splits.split_part(is_held_out_N, split, share=data.eval_split, seed=data.split_seed)
+    return _Part(all_records, part)
 
 
 class Records(DataSource):
@@ -59,7 +65,7 @@ class Records(DataSource):
 
     def __init__(self, paths: list[str]) -> None:
         more = f" and {len(paths) - 1} more" if len(paths) > 1 else ""
-        self.name, self._paths = f"array_record {paths[0]}{more}", paths
+        self.name, self.paths = f"array_record {paths[0]}{more}", paths
         max_idle = max(1, MAX_OPEN_FILES // len(paths))
         self._files = [RecordFile(path, max_idle) for path in paths]
         self._ends = list(itertools.accumulate(file.count for file in self._files))
@@ -74,29 +80,40 @@ class Records(DataSource):
             return records.decode_record(self._files[file_index].read_record(record_index))
         except Exception as error:
             # array_record raises the exceptions of its C++ code, RuntimeError or IndexError.
-            place = f"example {index}, record {record_index} of {self._paths[file_index]}"
+            place = f"example {index}, record {record_index} of {self.paths[file_index]}"
             raise faults.error_kind(error)(f"{place}, cannot be read: {error}") from error
+
+    def identify(self, names: Sequence[str]) -> splits.Keys:
+        """Return the hash of each record's place, for files of these names.
+
+        Its content would have to be read at every start, from all files.
+        """
+        keys = [np.zeros(0, np.uint64)]
+        for name, file in zip(names, self._files, strict=True):
+            numbers = np.arange(file.count, dtype=np.uint64)
+            keys.append(hash_uint64(numbers ^ np.uint64(splits.hash_text(name)), splits.GOLDEN))
+        return np.concatenate(keys)
 
     @property
     def metadata(self) -> dict[str, Any]:
         """Metadata that `launcher prepare` stored, such as class names; empty for other files."""
-        return read_notes(tuple(self._paths))
+        return read_notes(tuple(self.paths))
 
     def fingerprint(self) -> str:
         """Return the number of records and files, and a digest of the files."""
-        digest = files.sample_digest(self._paths)
-        return f"array_record, {len(self)} records in {len(self._paths)} files, sha256 {digest}"
+        digest = files.sample_digest(self.paths)
+        return f"array_record, {len(self)} records in {len(self.paths)} files, sha256 {digest}"
 
 
 class _Part(DerivedSource):
     """The records of a split."""
 
-    def __init__(self, whole: Records, part: SplitPart) -> None:
+    def __init__(self, whole: Records, part: splits.SplitPart) -> None:
         super().__init__(whole)
         self._part, self.name = part, f"{whole.name}, {part.label}"
 
     def __len__(self) -> int:
-        return self._part.length
+        return len(self._part.index_K)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         return self._source[self._part.pick(index)]

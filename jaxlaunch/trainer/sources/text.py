@@ -23,7 +23,7 @@ import numpy.typing as npt
 
 from jaxlaunch import isolated
 from jaxlaunch.trainer.data import files
-from jaxlaunch.trainer.data.order import HeldOutShare
+from jaxlaunch.trainer.data import split as splits
 from jaxlaunch.trainer.data.source import DataSource, Split
 from jaxlaunch.trainer.errors import DataError, Stopped, StorageError, TrainerError
 from jaxlaunch.trainer.sources.array_record import Records
@@ -86,8 +86,12 @@ def open_stream(data: Text, length: int, split: Split) -> TextStream | None:
         middle = size - int(size * data.eval_split)
         pieces = [(path, 0, middle) if split == "train" else (path, middle, size)]
     else:
-        part = HeldOutShare(data.eval_split, len(pieces), "files").part(split)
-        pieces = [pieces[part.pick(number)] for number in range(part.length)]
+        paths = [path for path, _, _ in pieces]
+        key_N = splits.file_keys(splits.name_files(files.as_list(data.path), paths), paths)
+        is_held_out_N = splits.choose_held_out(key_N, data.eval_split, data.split_seed)
+        splits.require_both(is_held_out_N, data.eval_split, "files")
+        chosen_N = is_held_out_N == (split == "eval")
+        pieces = [piece for piece, is_chosen in zip(pieces, chosen_N, strict=True) if is_chosen]
     try:
         return TextStream(data, pieces, length, split)
     except DataError as error:
@@ -276,8 +280,8 @@ class PackedRows(DataSource):
         if not paths:
             raise DataError(
                 f"the {split} split of {folder} has no rows: data.eval_split of "
-                f"{index['documents']} documents leaves it none; change data.eval_split, or name "
-                "data.eval_path"
+                f"{index['documents']} documents leaves it none, and copies of a document or a "
+                "group are not divided; change data.eval_split, or name data.eval_path"
             )
         self._records = Records(paths)
         digest = shards.file_digest(folder / INDEX_FILE)[:12]

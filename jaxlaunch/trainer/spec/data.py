@@ -143,6 +143,8 @@ _Builder = Annotated[
 ]
 _Folder = Annotated[str, AfterValidator(_check_folder), Location()] | None
 _Tokenizer = Annotated[str, AfterValidator(_check_tokenizer), Location(BYTES_TOKENIZER)]
+_Group = Annotated[str, Field(min_length=1)] | None
+_SPLIT_SEED = "seed of eval_split: another one holds out other examples"
 
 MAX_SIDE = 2**15  # pixels
 Side = Annotated[int, Field(gt=0), at_most(MAX_SIDE)]
@@ -249,6 +251,7 @@ class ArrayRecord(ImageData):
     eval_split: Fraction | None = Field(
         None, description="share of the records held out when there is no eval_path; default none"
     )
+    split_seed: Seed = Field(0, description=_SPLIT_SEED)
 
 
 # Compressions and kinds of files of text by suffix. Any other file is plain text, which is cut into
@@ -329,6 +332,12 @@ class Text(Source):
     eval_split: Fraction = Field(
         0.05, description="share of the files, or of the documents, that is held out for evaluation"
     )
+    split_seed: Seed = Field(0, description=_SPLIT_SEED)
+    group: _Group = Field(
+        None,
+        description="field of JSON lines, Parquet and Arrow whose values eval_split does not "
+        "divide, such as the author; default copies of a document",
+    )
     seed: Seed = Field(0, description="seed of the order in which documents are packed")
     data_dir: _Folder = Field(
         None, description="folder of prepared rows; default in the user's cache folder"
@@ -372,6 +381,10 @@ class Text(Source):
 
     @model_validator(mode="after")
     def _check_format(self) -> Text:
+        if self.group is not None and (self.eval_path is not None or not self.eval_split):
+            raise ValueError("group applies to eval_split; leave it out")
+        if self.group is not None and not self.is_prepared and not self.has_pairs:
+            raise ValueError("group applies to rows of JSON lines, Parquet and Arrow; name a field")
         if self.has_pairs:
             for key in filter(self.is_changed, ("field", "packing", "apart", "bigram")):
                 rows = "whose rows have chosen and rejected"
@@ -413,6 +426,8 @@ _Workers = Annotated[int, Field(ge=0, le=MAX_WORKERS)]
 def _check_evaluation(data: Any) -> None:
     if data.eval_path is not None and data.eval_split:
         raise ValueError("eval_path and eval_split are both given; keep one")
+    if data.group is not None and not data.eval_split:
+        raise ValueError("group applies to eval_split; set it, or leave group out")
 
 
 class Images(ImageData):
@@ -451,6 +466,12 @@ class Images(ImageData):
     eval_split: Fraction | None = Field(
         None,
         description="share of the images held out when nothing else is evaluated; default none",
+    )
+    split_seed: Seed = Field(0, description=_SPLIT_SEED)
+    group: _Group = Field(
+        None,
+        description="column whose values eval_split does not divide, such as the patient; default "
+        "copies of an image",
     )
     channels: Literal[1, 3] = Field(3, description="3: RGB; 1: grey")
     image: str | None = Field(
@@ -520,6 +541,12 @@ class Table(Source):
     eval_path: _Readable | None = Field(None, description=_EVAL_PATH)
     eval_split: Fraction | None = Field(
         None, description="share of the rows held out when nothing else is evaluated; default none"
+    )
+    split_seed: Seed = Field(0, description=_SPLIT_SEED)
+    group: _Group = Field(
+        None,
+        description="column whose values eval_split does not divide, such as the patient; it is no "
+        "feature; default copies of a row",
     )
     label: _Labels = Field(
         None,

@@ -31,6 +31,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from jaxlaunch import contract
+from jaxlaunch.trainer.data import split as splits
 from jaxlaunch.trainer.errors import DataError, Stopped, StorageError, TrainerError
 from jaxlaunch.trainer.text import documents, shards
 from jaxlaunch.trainer.text.recipe import INDEX_FILE, Recipe
@@ -148,12 +149,14 @@ def _make_rows(recipe: Recipe, folder: Path, processes: int) -> None:
 def _count_documents(
     recipe: Recipe, parts_folder: Path, units: int, count: int, buckets: int
 ) -> tuple[Corpus, dict[str, Any]]:
-    first_U: list[int] = []
+    # Lowest and highest rank and key of a document.
+    ranks, keys = (splits.HASH_RANGE, 0), (splits.HASH_RANGE, 0)
     report = dict.fromkeys(("documents", "tokens", "bytes", "replaced", "empty"), 0)
     lengths = np.zeros(64, np.int64)
     for unit in range(units):
         part_counts, index_D = shards.read_part(parts_folder, unit)
-        first_U.append(report["documents"])
+        if part_counts.documents:
+            ranks, keys = _widen_range(ranks, index_D.rank_D), _widen_range(keys, index_D.key_D)
         lengths += np.bincount(np.log2(np.maximum(index_D.length_D, 1)).astype(int), minlength=64)
         sums = int(index_D.length_D.sum()), int(index_D.bytes_D.sum())
         counts = (part_counts.documents, *sums, part_counts.replaced, part_counts.empty)
@@ -166,14 +169,24 @@ def _count_documents(
         # The end of the only document is held out, in tokens.
         tokens = report["tokens"]
         held_out = max(round(tokens * recipe.eval_split), MIN_TOKENS)
-        share = f"data.eval_split = {recipe.eval_split} of one document"
+        about = f"data.eval_split = {recipe.eval_split} of one document"
         if documents.file_kind(recipe.paths[0]) != "text" or tokens - held_out < MIN_TOKENS:
             hint = "set it to 0, or name data.eval_path"
-            raise DataError(f"{share} leaves none to train on; {hint}")
-        _print_message(f"{share}, whose last {held_out} of {tokens} tokens are held out")
+            raise DataError(f"{about} leaves none to train on; {hint}")
+        _print_message(f"{about}, whose last {held_out} of {tokens} tokens are held out")
         cut = tokens - held_out
-    corpus = Corpus(count, buckets, tuple(first_U), report["documents"], cut)
+    share = recipe.eval_split if cut is None else 0.0
+    has_copies_only = bool(share) and ranks[0] == ranks[1] and recipe.group is None
+    if has_copies_only:
+        about = f"all {report['documents']} documents are copies of one"
+        _print_message(f"{about}, so the held-out metrics tell what is remembered")
+    limit = splits.held_out_limit(share, *(keys if has_copies_only else ranks))
+    corpus = Corpus(count, buckets, units, limit, has_copies_only, cut)
     return corpus, {**report, "lengths": np.trim_zeros(lengths, "b").tolist()}
+
+
+def _widen_range(bounds: tuple[int, int], hash_D: splits.Keys) -> tuple[int, int]:
+    return min(bounds[0], int(hash_D.min())), max(bounds[1], int(hash_D.max()))
 
 
 def _print_message(message: str) -> None:

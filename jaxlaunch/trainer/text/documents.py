@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, TypeVar
 
 from jaxlaunch.trainer.data import files
+from jaxlaunch.trainer.data import split as splits
 from jaxlaunch.trainer.errors import DataError
 from jaxlaunch.trainer.spec.data import TEXT_COMPRESSIONS as COMPRESSIONS
 from jaxlaunch.trainer.spec.data import TEXT_KINDS as KINDS
@@ -64,12 +65,14 @@ class Part(NamedTuple):
 class Document(NamedTuple):
     """A text, how many of its characters replace invalid UTF-8, and the ranges of its targets.
 
-    All characters are targets if `spans` is None.
+    All characters are targets if `spans` is None. `identity` is the hash of its row's value or
+    group, which decides whether it is held out; None for plain text, which is its own.
     """
 
     text: str
     replaced: int
     spans: tuple[tuple[int, int], ...] | None = None
+    identity: int | None = None
 
 
 RowItem = TypeVar("RowItem")
@@ -220,11 +223,12 @@ def read_documents(
     field: str | None,
     make_document: Callable[[Values], Document] | None = None,
     optional_fields: Sequence[str] = (),
+    group: str | None = None,
 ) -> Iterator[Document]:
     """Yield the documents of a part in order, including empty ones. Raises DataError.
 
     `make_document` converts rows to documents; by default their text is in `field`. Plain text has
-    no rows.
+    no rows. `group` is the field of each row's group.
     """
     if part.kind == "text":
         with _report_faults(part):
@@ -232,8 +236,24 @@ def read_documents(
         return
     field = field or DEFAULT_FIELD
     make = make_document or partial(_make_document, field)
-    for document, replaced in read_rows(part, field, make, optional_fields):
+
+    def make_with_identity(values: Values) -> Document:
+        document = make(values)
+        identity = splits.hash_value(values[field]) if group is None else group_key(group, values)
+        return document._replace(identity=identity)
+
+    names = (*optional_fields, group) if group else optional_fields
+    for document, replaced in read_rows(part, field, make_with_identity, names):
         yield document._replace(replaced=document.replaced + replaced)
+
+
+def group_key(group: str, values: Values) -> int:
+    """Return the hash of a row's group. Raises UnfitRowError if it has none."""
+    value = values.get(group)
+    if value is None or value == "":
+        has = ", ".join(name for name in values if values[name] is not None)
+        raise UnfitRowError(f"it has no group {group!r}; it has {has}")
+    return splits.hash_value(value)
 
 
 def read_rows(

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from jaxlaunch.trainer.data.order import HeldOutShare
+from jaxlaunch.trainer.data import split as splits
 from jaxlaunch.trainer.data.source import DataSource, Split
 from jaxlaunch.trainer.errors import DataError
 from jaxlaunch.trainer.spec import Text
@@ -56,6 +56,8 @@ class TokenizedPairs(NamedTuple):
     is_target: npt.NDArray[np.bool_]
     # End of each text in `tokens`.
     ends: npt.NDArray[np.int64]
+    # Hash of each pair's texts or group.
+    key_P: splits.Keys
     # Number of pairs that were left out because a text is too long.
     too_long: int
     # Number of pairs that were left out because a text has nothing to predict.
@@ -76,10 +78,12 @@ def open_source(data: Text, length: int, split: Split) -> Pairs | None:
     else:
         paths = tuple(documents.find_files(data.path))
     digest = recipe.digest_files(paths, Path(recipe.prepared_root(data)))
-    tokenized = _read_pairs(paths, digest, data.tokenizer, length)
-    count = len(tokenized.ends) // 2
-    share = HeldOutShare(0.0 if is_apart else data.eval_split, count)
-    is_held_out_P = share.is_held_out(np.arange(count))
+    tokenized = _read_pairs(paths, digest, data.tokenizer, length, data.group)
+    count = len(tokenized.key_P)
+    share = 0.0 if is_apart else data.eval_split
+    is_held_out_P = splits.choose_held_out(
+        tokenized.key_P, share, data.split_seed, has_groups=data.group is not None
+    )
     chosen_P = np.flatnonzero(is_held_out_P if split == "eval" and not is_apart else ~is_held_out_P)
     if not len(chosen_P):
         raise DataError(
@@ -89,8 +93,16 @@ def open_source(data: Text, length: int, split: Split) -> Pairs | None:
             f"{split} split none of them"
         )
     tokenizer_digest = tokenizer.load_tokenizer(data.tokenizer).digest
-    identity = f"{split}, {data.eval_split} of sha256 {digest}, tokenizer {tokenizer_digest}"
-    return Pairs(tokenized, chosen_P, length, identity)
+    part = str(data.eval_split)
+    if share:
+        part = splits.split_part(
+            is_held_out_P, split, share=share, seed=data.split_seed, group=data.group
+        ).label
+    identity = f"{split}, {part} of sha256 {digest}, tokenizer {tokenizer_digest}"
+    pairs = Pairs(tokenized, chosen_P, length, identity)
+    if split == "eval" and share and data.group is None:
+        pairs.notes = splits.divided_note(tokenized.key_P, is_held_out_P)
+    return pairs
 
 
 class Pairs(DataSource):
@@ -181,22 +193,34 @@ def _as_messages(role: str, value: str | list[Any]) -> list[Any]:
 
 # Training and evaluation read the same files.
 @functools.lru_cache(maxsize=2)
-def _read_pairs(paths: tuple[str, ...], digest: str, name: str, length: int) -> TokenizedPairs:
+def _read_pairs(
+    paths: tuple[str, ...], digest: str, name: str, length: int, group: str | None
+) -> TokenizedPairs:
     documents.check_rows(paths, "preferences")
-    make = partial(parse_pair, partial(chats.load_chats, name))
+
+    def make_pair(values: Values) -> tuple[Pair, int]:
+        pair = parse_pair(partial(chats.load_chats, name), values)
+        if group is not None:
+            return pair, documents.group_key(group, values)
+        return pair, splits.hash_value([values.get(field) for field in (CHOSEN, *ROW_FIELDS)])
+
     parts = itertools.chain.from_iterable(documents.split_units(paths))
-    rows = (documents.read_rows(part, CHOSEN, make, ROW_FIELDS) for part in parts)
+    fields = ROW_FIELDS if group is None else (*ROW_FIELDS, group)
+    rows = (documents.read_rows(part, CHOSEN, make_pair, fields) for part in parts)
     pairs = (pair for pair, _ in itertools.chain.from_iterable(rows))
     texts: list[Encoding] = []
+    keys: list[int] = []
     too_long = empty = 0
     while batch := list(itertools.islice(pairs, BATCH_PAIRS)):
-        for pair_encodings in _tokenize_pairs(batch, tokenizer.load_tokenizer(name)):
+        encoded = _tokenize_pairs([pair for pair, _ in batch], tokenizer.load_tokenizer(name))
+        for (_, key), pair_encodings in zip(batch, encoded, strict=True):
             if max(len(ids) for ids, _ in pair_encodings) > length + 1:
                 too_long += 1
             elif not all(is_target[1:].any() for _, is_target in pair_encodings):
                 empty += 1
             else:
                 texts += pair_encodings
+                keys.append(key)
     reasons = {
         "is longer than train.model.length + 1": too_long,
         "leaves no token to predict": empty,
@@ -208,7 +232,8 @@ def _read_pairs(paths: tuple[str, ...], digest: str, name: str, length: int) -> 
     ends = np.cumsum([len(ids) for ids, _ in texts], dtype=np.int64)
     tokens = np.concatenate([np.zeros(0, np.int32), *(ids for ids, _ in texts)])
     is_target = np.concatenate([np.zeros(0, np.bool_), *(targets for _, targets in texts)])
-    return TokenizedPairs(tokens, is_target, ends, too_long, empty)
+    key_P = np.array(keys, np.uint64)
+    return TokenizedPairs(tokens, is_target, ends, key_P, too_long, empty)
 
 
 def _tokenize_pairs(pairs: Sequence[Pair], tokenizer: Tokenizer) -> Iterator[list[Encoding]]:

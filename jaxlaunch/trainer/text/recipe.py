@@ -32,6 +32,8 @@ from jaxlaunch.trainer.text import chats, documents, tokenizer
 
 # Version of the shards. Increase it when the same recipe gives other bytes.
 FORMAT_VERSION = 3
+# Version of the choice of the documents that are held out.
+SPLIT_VERSION = 1
 # This file is written last: a folder that contains it is complete.
 INDEX_FILE = "index.json"
 CHUNK_BYTES = 1 << 20
@@ -61,6 +63,9 @@ class Recipe:
     seed: int
     # Digest of the chat template; None if rows are texts.
     template: str | None = None
+    split_seed: int = 0
+    # Field whose values are not divided between the splits.
+    group: str | None = None
 
     @property
     def address(self) -> str:
@@ -70,6 +75,9 @@ class Recipe:
         if self.template is None:
             # Texts keep the folders that they had before chats were supported.
             del keys["template"]
+        # Where nothing is held out, the rows do not depend on how documents are chosen.
+        split = [SPLIT_VERSION, keys.pop("split_seed"), keys.pop("group")]
+        keys |= {"split": split} if self.eval_split else {}
         text = json.dumps([FORMAT_VERSION, keys], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
@@ -102,11 +110,13 @@ def make_recipe(
     is_chat = data.format == "chat"
     if is_chat:
         documents.check_rows(paths, "chats")
-    if data.field is not None and all(documents.file_kind(path) == "text" for path in paths):
-        raise DataError(
-            f"{paths[0]} is plain text, by its name, which has no field {data.field!r}; JSON lines "
-            "(.jsonl), Parquet and Arrow have. Leave data.field out to read the whole file as text"
-        )
+    for key, name in (("field", data.field), ("group", data.group)):
+        if name is not None and all(documents.file_kind(path) == "text" for path in paths):
+            raise DataError(
+                f"{paths[0]} is plain text, by its name, which has no field {name!r}; JSON lines "
+                f"(.jsonl), Parquet and Arrow have. Leave data.{key} out to read the whole file as "
+                "text"
+            )
     return Recipe(
         paths=tuple(paths),
         digest=digest_files(paths, Path(prepared_root(data)), is_stopped),
@@ -118,6 +128,8 @@ def make_recipe(
         eval_split=0.0 if data.eval_path is not None else data.eval_split,
         seed=data.seed,
         template=chats.load_chats(data.tokenizer).digest if is_chat else None,
+        split_seed=data.split_seed,
+        group=None if data.eval_path is not None else data.group,
     )
 
 

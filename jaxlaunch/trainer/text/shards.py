@@ -34,7 +34,9 @@ import numpy.typing as npt
 
 from jaxlaunch import atomic_file
 from jaxlaunch.trainer.data import records
-from jaxlaunch.trainer.data.order import HeldOutShare, hash_uint64
+from jaxlaunch.trainer.data import split as splits
+from jaxlaunch.trainer.data.order import hash_uint64
+from jaxlaunch.trainer.data.split import GOLDEN
 from jaxlaunch.trainer.text import chats, documents
 from jaxlaunch.trainer.text.documents import Document
 from jaxlaunch.trainer.text.recipe import Recipe
@@ -50,10 +52,8 @@ BATCH_BYTES = 1 << 20
 LOT_TOKENS = 4 << 20
 # The numbers at the beginning of an index: replaced, empty, lots, buckets, documents.
 HEADER_NUMBERS = 5
-# The columns of an index: key, number, begin, length, bytes.
+# The columns of an index: key, rank, begin, length, bytes.
 INDEX_COLUMNS = 5
-# The increment of splitmix64.
-GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 SPLITS = ("train", "eval")
 
 
@@ -62,8 +62,8 @@ class PartIndex(NamedTuple):
 
     # Sort key of the documents of a bucket.
     key_D: npt.NDArray[np.uint64]
-    # Number of the document in its unit.
-    number_D: Ints
+    # Rank of the document's identity, by which documents are held out.
+    rank_D: npt.NDArray[np.uint64]
     # First token of the document in the file.
     begin_D: Ints
     # Number of tokens, including bos and eos.
@@ -74,8 +74,8 @@ class PartIndex(NamedTuple):
     @classmethod
     def from_rows(cls, rows_D5: Ints) -> PartIndex:
         """Convert rows of an index."""
-        key_D, *columns = np.ascontiguousarray(rows_D5.T)
-        return cls(key_D.view(np.uint64), *columns)
+        key_D, rank_D, *columns = np.ascontiguousarray(rows_D5.T)
+        return cls(key_D.view(np.uint64), rank_D.view(np.uint64), *columns)
 
 
 class PartCounts(NamedTuple):
@@ -110,7 +110,9 @@ def write_part(
             length_D = np.array([len(ids) for ids in lot.ids], np.int64)[order_D]
             bytes_D = np.array(lot.bytes, np.int64)[order_D]
             begin_D = tokens + np.cumsum(length_D) - length_D
-            columns = (key_D[order_D].view(np.int64), first + order_D, begin_D, length_D, bytes_D)
+            rank_D = splits.rank_keys(np.array(lot.identities, np.uint64), recipe.split_seed)
+            hashes = (key_D[order_D].view(np.int64), rank_D[order_D].view(np.int64))
+            columns = (*hashes, begin_D, length_D, bytes_D)
             tables.append(first + np.searchsorted(bucket_D[order_D], np.arange(buckets + 1)))
             rows.append(np.stack(columns, axis=1))
             for number in order_D.tolist():
@@ -197,6 +199,8 @@ class _Lot:
     def __init__(self) -> None:
         self.ids: list[npt.NDArray[np.int32]] = []
         self.bytes: list[int] = []
+        # Hash of each document's row or group, or of its text.
+        self.identities: list[int] = []
         self.tokens = self.replaced = self.empty = 0
 
     def add_batch(self, batch: list[Document], tokenizer: Tokenizer) -> None:
@@ -213,6 +217,10 @@ class _Lot:
                 text_bytes -= int(tokenizer.special_bytes[token_ids(ids)].sum())
             self.ids.append(ids)
             self.bytes.append(text_bytes)
+            identity = document.identity
+            self.identities.append(
+                splits.hash_text(document.text) if identity is None else identity
+            )
             self.tokens += len(ids)
         self.replaced += sum(document.replaced for document in batch)
         self.empty += len(batch) - len(texts)
@@ -246,7 +254,9 @@ def _tokenize_parts(recipe: Recipe, parts: list[documents.Part]) -> Iterator[_Lo
     batch: list[Document] = []
     size = 0
     for part in parts:
-        for document in documents.read_documents(part, recipe.field, make, chats.OPTIONAL_FIELDS):
+        for document in documents.read_documents(
+            part, recipe.field, make, chats.OPTIONAL_FIELDS, recipe.group
+        ):
             batch.append(document)
             size += len(document.text)
             if len(batch) == BATCH_TEXTS or size >= BATCH_BYTES:
@@ -267,9 +277,11 @@ class Corpus(NamedTuple):
 
     shards: int
     buckets: int
-    # Number of the first document of each unit in the corpus.
-    first_U: tuple[int, ...]
-    documents: int
+    units: int
+    # Documents of a lower rank are held out.
+    held_out_limit: int
+    # Whether all documents are copies of one, which are held out by their keys.
+    has_copies_only: bool = False
     # Number of tokens to train on if there is only one document; the rest is held out.
     cut: int | None = None
 
@@ -351,13 +363,13 @@ def _read_documents(
     recipe: Recipe, folder: Path, bucket: int, corpus: Corpus, split: str
 ) -> _Documents:
     """Read the bucket's documents of a split in the order of their keys."""
-    share = HeldOutShare(recipe.eval_split if corpus.cut is None else 0.0, corpus.documents)
     texts: list[npt.NDArray[np.int32]] = []
     key_D: list[npt.NDArray[np.uint64]] = []
     bytes_D: list[Ints] = []
-    for unit, first in enumerate(corpus.first_U):
+    for unit in range(corpus.units):
         for index, tokens_T in read_bucket(folder, unit, bucket):
-            is_held_out_D = share.is_held_out(first + index.number_D)
+            rank_D = index.key_D if corpus.has_copies_only else index.rank_D
+            is_held_out_D = rank_D < np.uint64(corpus.held_out_limit)
             is_wanted = split == "eval" and corpus.cut is None
             is_chosen_D = is_held_out_D == is_wanted
             ends_D = np.cumsum(index.length_D)

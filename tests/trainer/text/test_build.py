@@ -23,6 +23,7 @@ from jaxlaunch.trainer.sources import array_record
 from jaxlaunch.trainer.sources import text as sources
 from jaxlaunch.trainer.spec import LM, Text
 from jaxlaunch.trainer.text import build, documents, recipe, shards, tokenizer
+from tests.trainer.held_out import held_out_texts
 from tests.trainer.text import corpora, dying
 
 TEXTS = list(filter(None, corpora.make_texts(220, seed=3)))[:200]
@@ -85,7 +86,8 @@ def test_documents_are_packed_once_in_their_split(corpus: Path, tmp_path: Path) 
     actual = tokenizer.load_tokenizer(f"{corpus}/tokenizer")
     expected = Counter((*ids, actual.eos) for ids in actual.encode_batch(TEXTS))
     train, held_out = read_segments(folder, "train"), read_segments(folder, "eval")
-    assert Counter(train) + Counter(held_out) == expected and len(held_out) == 20
+    assert Counter(train) + Counter(held_out) == expected
+    assert len(held_out) == sum(held_out_texts(TEXTS, 0.1))
     build.check_folder(folder, verify=True)
     index = build.read_index(folder)
     assert (index["documents"], index["tokens"]) == (200, sum(map(len, expected.elements())))

@@ -228,8 +228,8 @@ def test_invalid_utf8_in_a_column_is_replaced_and_counted(tmp_path: Path, name: 
         write_arrow(path, {"text": column})
     part = next(document for unit in documents.split_units([str(path)]) for document in unit)
     result = documents.read_documents(part, None)
-    assert next(result) == documents.Document("fine", 0)
-    assert next(result) == documents.Document("\ufffd\ufffd odd", 2)
+    assert next(result)[:2] == ("fine", 0)
+    assert next(result)[:2] == ("\ufffd\ufffd odd", 2)
     with pytest.raises(DataError, match=f"{name}, row 3: its field 'text' is null"):
         next(result)
 

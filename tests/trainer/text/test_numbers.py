@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from pathlib import Path
@@ -9,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from jaxlaunch.trainer.data.order import HeldOutShare
 from jaxlaunch.trainer.loop.driver import Loop
 from jaxlaunch.trainer.loop.training import RunContext
 from jaxlaunch.trainer.metrics.progress import Progress
@@ -18,6 +18,7 @@ from jaxlaunch.trainer.spec import LM, TrainSpec
 from jaxlaunch.trainer.tasks.lm import NextToken
 from jaxlaunch.trainer.text import build, tokenizer
 from jaxlaunch.trainer.train import BuiltInTraining
+from tests.trainer.held_out import held_out_texts
 from tests.trainer.text import corpora
 
 LENGTH, BATCH = 48, 8
@@ -41,14 +42,12 @@ def read_last(folder: Path, name: str) -> dict[str, Any]:
 
 def score_texts(texts: list[str], place: str) -> tuple[int, int]:
     """Return the held-out targets, all tokens of a document but its first, and their bytes."""
-    source_data, share = tokenizer.load_tokenizer(place), HeldOutShare(0.2, len(texts))
+    source_data = tokenizer.load_tokenizer(place)
     targets = counted = 0
-    for at in range(share.held_out_count):
-        (ids,) = source_data.encode_batch([texts[share.held_out_index(at)]])
+    for content in itertools.compress(texts, held_out_texts(texts, 0.2)):
+        (ids,) = source_data.encode_batch([content])
         targets += len(ids)  # the end of a document is one
-        counted += len(texts[share.held_out_index(at)].encode()) - int(
-            source_data.byte_counts[ids[0]]
-        )
+        counted += len(content.encode()) - int(source_data.byte_counts[ids[0]])
     return targets, counted
 
 

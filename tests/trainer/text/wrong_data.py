@@ -374,7 +374,7 @@ ROWS = [
     pair("pair without rejected", f"{A}2: it has no 'rejected'", PAIR, {"chosen": "a"}),
     pair("pair of equals", "are the same text", PAIR | {"rejected": "a"}),
     pair("pair of nothing", "1 have no token to predict", PAIR | {"rejected": ""}),
-    pair("one pair", "data.eval_split = 0.05 leaves the train split none", PAIR),
+    pair("one pair", "data.eval_split = 0.05 leaves the eval split none", PAIR),
     pair("pair of numbers", "is the number 3, neither", PAIR | {"chosen": 3}),
     pair("pairs that are too long", "hold 0 pairs that fit into", PAIR | {"chosen": "a" * 99}),
     part("wrong row of a part", "b.jsonl, row 1: it has no field", "b.jsonl", rows({"x": 1})),

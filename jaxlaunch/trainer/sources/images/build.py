@@ -24,6 +24,7 @@ import numpy as np
 from jaxlaunch import atomic_file
 from jaxlaunch.trainer.buckets import faults, remote
 from jaxlaunch.trainer.data import files
+from jaxlaunch.trainer.data import split as splits
 from jaxlaunch.trainer.data.files import printable_path
 from jaxlaunch.trainer.errors import DataError, StorageError
 from jaxlaunch.trainer.sources.images import index
@@ -71,6 +72,29 @@ def build_index(data: Images, listing: FileListing, classes: Classes, folder: Pa
         case _:
             image_index = _index_containers(data, listing, classes, folder)
     return dataclasses.replace(image_index, has_splits=listing.has_splits)
+
+
+def identify_images(
+    data: Images, listing: FileListing, image_index: Index, patterns: Sequence[str]
+) -> splits.Keys:
+    """Return the hash of each image's group, or of what identifies it. Raises DataError."""
+    if data.group is not None:
+        match listing.kind:
+            case "list":
+                return np.array([key for _, key in _list_identities(data, listing)], np.uint64)
+            case "tar" | "table":
+                assert image_index.key_N is not None, "its members have groups"
+                return image_index.key_N
+        raise DataError(
+            f"data.group = {data.group} is a column, and {printable_path(patterns[0])} holds image "
+            "files without columns; list their paths, labels and groups in a .csv or .jsonl"
+        )
+    names = listing.names
+    if listing.kind == "list":
+        names = tuple(name for name, _ in _list_identities(data, listing))
+    elif listing.kind == "files":
+        names = tuple(splits.name_files(patterns, names))
+    return image_index.identify_images(names)
 
 
 def _index_folders(listing: FileListing, classes: Classes) -> Index:
@@ -135,6 +159,26 @@ def _index_lists(data: Images, listing: FileListing, classes: Classes) -> Index:
         labels = [str(label) for label in labels]
     label_N, class_names = number_labels(labels, classes, printable_path(paths[0]))
     return index.make_index("", names, label_N, class_names)
+
+
+def _list_identities(data: Images, listing: FileListing) -> Iterator[tuple[str, int]]:
+    """Yield the name of each image as the list has it, and the hash of its group, 0 without."""
+    for path in (join_path(listing.root, name) for name in listing.names):
+        column = None
+        for number, row in read_rows(path):
+            column = column or _find_column(path, data.image, "image", IMAGE_NAMES, row)
+            group = 0
+            if data.group is not None:
+                location = f"{printable_path(path)}, row {number}"
+                group = _group_key(data.group, row.get(data.group), location)
+            yield str(row[column]), group
+
+
+def _group_key(name: str, value: Any, location: str) -> int:
+    """Return the hash of an image's group. Raises DataError if it has none."""
+    if value is None or value == "":
+        raise DataError(f"{location}: it has no group {name!r}; name one, or remove the row")
+    return splits.hash_value(value)
 
 
 def _find_column(
@@ -206,7 +250,7 @@ def _index_containers(data: Images, listing: FileListing, classes: Any, folder: 
     names: list[str] | None = None
     for file_index, path in enumerate(paths):
         if listing.kind == "tar":
-            source, file_members = path, list(_tar_members(path, data.label))
+            source, file_members = path, list(_tar_members(path, data))
         else:
             copy_path = folder / f"{file_index}.images"
             source, file_members, file_classes = column_members(data, path, copy_path)
@@ -239,6 +283,9 @@ def _index_containers(data: Images, listing: FileListing, classes: Any, folder: 
         file_N=file_N,
         start_N=np.array([member.start for member in members], np.int64),
         size_N=np.array([member.size for member in members], np.int64),
+        key_N=None
+        if data.group is None
+        else np.array([member.group for member in members], np.uint64),
         printed=tuple(paths),
         identity=files.sample_digest(paths),
     )
@@ -280,33 +327,48 @@ def open_tar(path: str) -> Iterator[tarfile.TarFile]:
         raise faults.read_error(f"{printable_path(path)} cannot be read", error) from error
 
 
-def _tar_members(path: str, field: str | None) -> Iterator[Member]:
+def _tar_members(path: str, data: Images) -> Iterator[Member]:
     """Yield the images of a tar. Members with the same name up to the first dot belong together."""
-    size = files.file_size(path)
     with open_tar(path) as tar:
-        key, image, label = "", None, None
-        for info in tar:
-            if not info.isreg() or os.path.basename(info.name).startswith("."):
+        for key, infos in itertools.groupby(_visible_members(tar, path), _member_key):
+            image, label, group = None, None, None
+            for info in infos:
+                ending = info.name[len(key) :].lower()
+                if ending.endswith(IMAGE_SUFFIXES):
+                    if image is not None:
+                        hint = "has two images; give each a name of its own"
+                        raise DataError(f"{printable_path(path)}: {printable_path(key)} {hint}")
+                    folder = os.path.basename(os.path.dirname(key))
+                    image = Member(info.offset_data, info.size, folder or None)
+                    continue
+                member_label = _read_label(tar, info, ending, data.label, path)
+                label = label if member_label is None else member_label
+                if data.group is not None and ending == ".json":
+                    group = _read_label(tar, info, ending, data.group, path)
+            if image is None:
                 continue
-            if info.offset_data + info.size > size:
-                name = printable_path(info.name)
-                raise DataError(f"{printable_path(path)} is truncated: it ends within {name}")
-            folder, name = os.path.split(info.name)
-            stem, _, ending = name.partition(".")
-            ending = f".{ending}".lower()
-            if f"{folder}/{stem}" != key:
-                if image is not None:
-                    yield image._replace(label=image.label if label is None else label)
-                key, image, label = f"{folder}/{stem}", None, None
-            if ending.endswith(IMAGE_SUFFIXES):
-                if image is not None:
-                    problem = f"{printable_path(key)} has two images; give each a name of its own"
-                    raise DataError(f"{printable_path(path)}: {problem}")
-                image = Member(info.offset_data, info.size, os.path.basename(folder) or None)
-            elif (member_label := _read_label(tar, info, ending, field, path)) is not None:
-                label = member_label
-        if image is not None:
+            if data.group is not None:
+                location = f"{printable_path(path)}, {printable_path(key)}"
+                image = image._replace(group=_group_key(data.group, group, location))
             yield image._replace(label=image.label if label is None else label)
+
+
+def _visible_members(tar: tarfile.TarFile, path: str) -> Iterator[tarfile.TarInfo]:
+    """Yield the files of a tar that are not hidden. Raises DataError for one that is truncated."""
+    size = files.file_size(path)
+    for info in tar:
+        if not info.isreg() or os.path.basename(info.name).startswith("."):
+            continue
+        if info.offset_data + info.size > size:
+            name = printable_path(info.name)
+            raise DataError(f"{printable_path(path)} is truncated: it ends within {name}")
+        yield info
+
+
+def _member_key(info: tarfile.TarInfo) -> str:
+    """Return the name of a member up to the first dot of its last part."""
+    folder, name = os.path.split(info.name)
+    return os.path.join(folder, name.partition(".")[0])
 
 
 def _read_label(
@@ -360,12 +422,18 @@ def column_members(
 
 def _choose_columns(
     data: Images, path: str, schema: Any
-) -> tuple[tuple[str, str], list[str] | None]:
+) -> tuple[tuple[str, ...], list[str] | None]:
+    """Return the columns of image, label and, if the job has one, group; and the class names."""
     features, image = files.arrow_features(schema), image_column(data.image, path, schema)
     candidates = [name for name in LABEL_COLUMNS if name in schema.names]
     label = _check_column(path, schema, "label", data.label, "ClassLabel", candidates)
     names = features.get(label, {}).get("names")
-    return (image, label), [str(name) for name in names] if isinstance(names, list) else None
+    groups: list[str] = []
+    if data.group is not None:
+        groups = [_check_column(path, schema, "group", data.group, "", [])]
+    return (image, label, *groups), [str(name) for name in names] if isinstance(
+        names, list
+    ) else None
 
 
 def image_column(requested: str | None, path: str, schema: Any) -> str:
@@ -409,12 +477,15 @@ def holds_bytes(arrow_type: Any) -> bool:
 
 
 def _read_batch(
-    path: str, first: int, batch: Any, columns: tuple[str, str]
-) -> tuple[Any, list[Label]]:
-    """Return the validated images and the labels of a batch. Raises DataError for empty rows."""
+    path: str, first: int, batch: Any, columns: tuple[str, ...]
+) -> tuple[Any, list[Label], list[int | None]]:
+    """Return the validated images, the labels and the hashes of the groups of a batch.
+
+    Raises DataError for empty rows.
+    """
     import pyarrow.compute
 
-    images, label_column = (batch.column(name) for name in columns)
+    images, label_column, *group_columns = (batch.column(name) for name in columns)
     if pyarrow.types.is_struct(images.type):
         images = pyarrow.compute.struct_field(images, "bytes")
     images.validate(full=True)
@@ -429,11 +500,17 @@ def _read_batch(
             problem = f"its {columns[1]!r} is not a label, but {value!r}"
             raise DataError(f"{printable_path(path)}, row {row}: {problem}")
     plain_values = (int(value) if isinstance(value, bool) else value for value in values)
-    return images, [parse_label(value) for value in plain_values]
+    groups: list[int | None] = [None] * len(values)
+    if group_columns:
+        groups = [
+            _group_key(columns[2], value, f"{printable_path(path)}, row {row}")
+            for row, value in enumerate(group_columns[0].to_pylist(), first + 1)
+        ]
+    return images, [parse_label(value) for value in plain_values], groups
 
 
 def _members_in_place(
-    path: str, batches: Iterator[Any], columns: tuple[str, str], memory_map: Any
+    path: str, batches: Iterator[Any], columns: tuple[str, ...], memory_map: Any
 ) -> list[Member] | None:
     """Return the members of a mapped file, or None if its buffers are not part of the file."""
     from pyarrow import types
@@ -442,7 +519,7 @@ def _members_in_place(
     base, end = np.frombuffer(buffer, np.uint8).ctypes.data, memory_map.size()
     members: list[Member] = []
     for batch in batches:
-        images, labels = _read_batch(path, len(members), batch, columns)
+        images, labels, groups = _read_batch(path, len(members), batch, columns)
         if not len(images):
             continue
         start = images.buffers()[2].address - base
@@ -452,22 +529,22 @@ def _members_in_place(
         dtype = np.int64 if types.is_large_binary(images.type) else np.int32
         offsets = np.frombuffer(images.buffers()[1], dtype)
         bounds_N = offsets[images.offset : images.offset + len(images) + 1].astype(np.int64) + start
-        members += map(Member, bounds_N.tolist(), np.diff(bounds_N).tolist(), labels)
+        members += map(Member, bounds_N.tolist(), np.diff(bounds_N).tolist(), labels, groups)
     return members
 
 
 def _copy_members(
-    path: str, batches: Iterator[Any], columns: tuple[str, str], copy_path: Path
+    path: str, batches: Iterator[Any], columns: tuple[str, ...], copy_path: Path
 ) -> list[Member]:
     members: list[Member] = []
     offset = 0
     try:
         with atomic_file.open_draft(copy_path) as draft, draft.open("wb") as file:
             for batch in batches:
-                images, labels = _read_batch(path, len(members), batch, columns)
-                for value, label in zip(images, labels, strict=True):
+                images, labels, groups = _read_batch(path, len(members), batch, columns)
+                for value, label, group in zip(images, labels, groups, strict=True):
                     size = file.write(value.as_buffer())
-                    members.append(Member(offset, size, label))
+                    members.append(Member(offset, size, label, group))
                     offset += size
     except OSError as error:
         if error.errno is None:

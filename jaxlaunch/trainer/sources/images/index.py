@@ -27,6 +27,7 @@ import numpy.typing as npt
 from jaxlaunch import atomic_file, user_cache
 from jaxlaunch.trainer.buckets import remote
 from jaxlaunch.trainer.data import files
+from jaxlaunch.trainer.data import split as splits
 from jaxlaunch.trainer.data.files import printable_path
 from jaxlaunch.trainer.errors import DataError
 from jaxlaunch.trainer.sources.images.picture import MAX_FILE_BYTES, BrokenImageError
@@ -63,6 +64,8 @@ class Index:
     size_N: npt.NDArray[np.int64] | None = None
     # Number of each image in its file, from 1; None if the images of a file are consecutive.
     row_N: npt.NDArray[np.int32] | None = None
+    # Hash of each image's identity, by which `eval_split` chooses; None if it does not.
+    key_N: npt.NDArray[np.uint64] | None = None
     # Files to name in messages if the images are read from copies in the cache.
     printed: tuple[str, ...] = ()
     # One sentence for each image that was left out.
@@ -100,6 +103,19 @@ class Index:
             return read_file(path)
         return files.read_bytes(path, int(self.start_N[image]), int(self.size_N[image]))
 
+    def identify_images(self, names: Sequence[str]) -> splits.Keys:
+        """Return the hash of each image's identity: of its name below the set, or its content.
+
+        `names` are those of whole files. Images in larger files are identified by their content
+        alone, because their number changes if the files are written anew.
+        """
+        if self.file_N is None or self.start_N is None or self.size_N is None:
+            return splits.file_keys(names, [*map(self.file_path, range(len(self)))])
+        paths = [*map(self.file_path, range(len(self.end_F)))]
+        places = zip(self.file_N.tolist(), self.start_N.tolist(), self.size_N.tolist(), strict=True)
+        keys = (splits.sample_key(paths[file], start, size) for file, start, size in places)
+        return np.fromiter(keys, np.uint64, len(self))
+
     def select_images(self, chosen_N: npt.NDArray[np.bool_], broken: Sequence[str]) -> Index:
         """Return the index of some of the images; `broken` describes those that are left out."""
         file_N, row_N = self.file_N, self.row_N
@@ -125,9 +141,11 @@ class Member(NamedTuple):
     start: int
     size: int
     label: Label | None
+    # Hash of its group, if the job has groups.
+    group: int | None = None
 
 
-_IMAGE_ARRAYS = ("label_N", "file_N", "start_N", "size_N", "row_N")
+_IMAGE_ARRAYS = ("label_N", "file_N", "start_N", "size_N", "row_N", "key_N")
 _ARRAYS = ("end_F", *_IMAGE_ARRAYS)
 
 

@@ -5,6 +5,7 @@ The parts of a mixture share the numbering of the classes and the shape of the p
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import sys
 from collections.abc import Iterator, Mapping
@@ -16,9 +17,9 @@ import numpy as np
 
 from jaxlaunch.trainer.buckets import remote
 from jaxlaunch.trainer.data import files
+from jaxlaunch.trainer.data import split as splits
 from jaxlaunch.trainer.data.augment import Transform
 from jaxlaunch.trainer.data.files import printable_path
-from jaxlaunch.trainer.data.order import HeldOutShare, SplitPart
 from jaxlaunch.trainer.data.source import DataSource, Split
 from jaxlaunch.trainer.errors import DataError
 from jaxlaunch.trainer.sources.images import build, index, listing
@@ -42,21 +43,44 @@ SCALING_KEYS = ("columns", "missing", "label", "scale")
 def open_source(data: Images, split: Split, spec: TrainSpec | None = None) -> ImageSource | None:
     """Open the images of `split`, None if nothing is held out. Raises DataError."""
     full_index = index_images(data, data.path, "train", "path", data.classes)
-    if data.eval_path is None and not full_index.has_splits and data.eval_split:
-        share = HeldOutShare(data.eval_split, len(full_index), "images")
-        return ImageSource(data, split, full_index, share.part(split))
-    if split == "train":
-        return ImageSource(data, split, full_index)
+    source, train_N = ImageSource(data, split, full_index), full_index.label_N
+    held_out_N, notes = None, []
+    if full_index.key_N is not None:
+        assert data.eval_split is not None, "it is why the images have keys"
+        share, seed = data.eval_split, data.split_seed
+        has_groups = data.group is not None
+        is_held_out_N = splits.choose_held_out(
+            full_index.key_N, share, seed, train_N, has_groups=has_groups
+        )
+        splits.require_both(is_held_out_N, share, "images")
+        notes = [] if has_groups else splits.divided_note(full_index.key_N, is_held_out_N)
+        part = splits.split_part(is_held_out_N, split, share=share, seed=seed, group=data.group)
+        source = ImageSource(data, split, full_index, part)
+        train_N, held_out_N = train_N[~is_held_out_N], train_N[is_held_out_N]
+    elif split == "eval":
+        eval_index = _index_held_out(data, full_index)
+        if eval_index is None:
+            return None
+        source, held_out_N = ImageSource(data, split, eval_index), eval_index.label_N
+    elif data.eval_path is not None or full_index.has_splits:
+        # The held-out images, which are indexed when they are opened, have the notes.
+        return source
+    if split == "eval" or held_out_N is None:
+        classes = len(full_index.classes) or int(full_index.label_N.max(initial=-1)) + 1
+        lost = splits.lost_class_notes(train_N, held_out_N, full_index.classes, classes)
+        source.notes = [*notes, *lost]
+    return source
+
+
+def _index_held_out(data: Images, full_index: Index) -> Index | None:
     classes = data.classes or full_index.classes or None
     if data.eval_path is not None:
         eval_index = index_images(data, data.eval_path, "train", "eval_path", classes)
         if data.eval_path != data.path:
             _check_disjoint(full_index, eval_index)
-        return ImageSource(data, split, eval_index)
-    if not full_index.has_splits:
-        return None
+        return eval_index
     eval_index = index_images(data, data.path, "eval", "path", classes)
-    return ImageSource(data, split, eval_index) if len(eval_index) else None
+    return eval_index if full_index.has_splits and len(eval_index) else None
 
 
 def index_images(
@@ -69,10 +93,16 @@ def index_images(
     ]
     options = [data.image, data.label, data.channels, data.on_broken]
     cache_key = [absolute, split, key, classes, *options]
+    # Only a part of the images has to be identified to be held out.
+    is_divided = bool(data.eval_split) and data.eval_path is None
+    cache_key += ["split", data.group] if is_divided else []
 
     def build_now(folder: Path) -> Index:
         listed = listing.list_files(absolute, split, key)
         full_index = build.build_index(data, listed, classes, folder)
+        if is_divided and not listed.has_splits:
+            key_N = build.identify_images(data, listed, full_index, absolute)
+            full_index = dataclasses.replace(full_index, key_N=key_N)
         is_strict = data.on_broken == "stop"
         return full_index if is_strict else _drop_broken(full_index, data.channels, key)
 
@@ -99,18 +129,18 @@ class ImageSource(DataSource):
     """`image` uint8 [H, W, C] and `label` int32; the k-th image is `pick(k)` of the index."""
 
     def __init__(
-        self, data: Images, split: Split, full_index: Index, part: SplitPart | None = None
+        self, data: Images, split: Split, full_index: Index, part: splits.SplitPart | None = None
     ) -> None:
         self.index, self.workers, self._data = full_index, data.workers, data
         self.opener = worker_opener(data, split)
-        self._part = part or SplitPart(int, len(full_index), "")
+        self._part = part or splits.SplitPart(np.arange(len(full_index)), "")
         self._transform = Transform(data.augment, data.shape, split)
         self.takes_rng = self.may_draw = self._transform.needs_rng
         self._suffix = f", {part.label}" if part else ""
         self.name = f"images of {printable_path(files.as_list(data.path)[0])}{self._suffix}"
 
     def __len__(self) -> int:
-        return self._part.length
+        return len(self._part.index_K)
 
     def __getitem__(self, number: int, rng: np.random.Generator | None = None) -> dict[str, Any]:
         image = self._part.pick(number)

@@ -101,7 +101,37 @@ def read_tables(paths: Sequence[str], texts: Collection[str] = ()) -> Columns:
 
     `texts` are columns that are read as texts even if a file has only digits in them.
     """
-    return concatenate_columns([_read_table(path, texts) for path in paths])
+    parts = [_read_table(path, texts) for path in paths]
+    # A column with only digits in one file, such as 01234, is one of texts if another file has
+    # texts there.
+    text_names = {
+        name for part in parts for name, values in part.values.items() if _has_texts(values)
+    }
+    for number, path in enumerate(paths):
+        columns = parts[number].values.items()
+        digits = {name for name, values in columns if values.dtype.kind in "if"} & text_names
+        if digits:
+            parts[number] = _read_table(path, {*texts, *digits})
+    return concatenate_columns(parts)
+
+
+def _has_texts(values: Column) -> bool:
+    return values.dtype.kind == "O" and any(parse_number(value) is None for value in values)
+
+
+def parse_number(value: Any) -> float | None:
+    """Parse a number, NaN if it is missing, or None if it is not a number."""
+    if value is None or isinstance(value, str) and value.strip().lower() in MISSING_WORDS:
+        return np.nan
+    try:
+        if isinstance(value, int | float) or (isinstance(value, str) and "_" not in value):
+            return float(value)
+        return None
+    except ValueError:
+        return None
+    except OverflowError:
+        # An integer with more digits than a float can hold is not finite, like 1e400.
+        return np.inf
 
 
 def concatenate_columns(parts: Sequence[Columns]) -> Columns:

@@ -19,15 +19,16 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from jaxlaunch.trainer.data.files import as_list
-from jaxlaunch.trainer.data.order import HeldOutShare
+from jaxlaunch.trainer.data import split as splits
+from jaxlaunch.trainer.data.files import as_list, mark_file
+from jaxlaunch.trainer.data.order import hash_uint64
 from jaxlaunch.trainer.data.source import DataSource, Split
 from jaxlaunch.trainer.errors import DataError
 from jaxlaunch.trainer.sources.images import build
 from jaxlaunch.trainer.sources.images.index import Label, list_names, number_labels
 from jaxlaunch.trainer.sources.mixture import Mixture, report_part
 from jaxlaunch.trainer.sources.tables import files
-from jaxlaunch.trainer.sources.tables.files import Column, Columns
+from jaxlaunch.trainer.sources.tables.files import Column, Columns, parse_number
 from jaxlaunch.trainer.spec import Mixture as MixtureBlock
 from jaxlaunch.trainer.spec import Table, TrainSpec
 
@@ -39,6 +40,14 @@ MAX_TEXT_VALUES = 100
 NO_VALUES, NUMBERS = "no value", "numbers"
 Target = Literal["class", "multi_label", "regression"]
 Missing = Literal["stop", "mean"]
+Marks = tuple[tuple[Any, ...], ...]
+# A deviation below this multiple of the largest number is the rounding of equal numbers.
+ROUNDING = 8 * np.finfo(np.float64).eps
+# The deviation of a label in steps of float32 that a model can learn.
+MIN_STEPS = 8
+# A row that occurs more often is not a copy by accident, but usual in a table of few categories.
+# Its occurrences are kept together in groups of this size.
+MAX_COPIES = 16
 
 
 class Scale(NamedTuple):
@@ -123,24 +132,31 @@ class Rows(DataSource):
 
 def open_source(data: Table, split: Split, spec: TrainSpec) -> Rows | None:
     """Open the rows of a split, None if nothing is held out. Raises DataError."""
-    return _open_splits(data.model_dump_json(), spec.loss.target)[split]
+    return _open_splits(data.model_dump_json(), spec.loss.target, _mark_tables(data))[split]
+
+
+def _mark_tables(data: Table) -> Marks:
+    """Return the files that a block reads, with marks that differ once one is written again."""
+    paths, has_splits = files.find_tables(data.path, "train", "path")
+    return tuple(map(mark_file, [*paths, *held_out_paths(data, has_splits)]))
 
 
 # The trainer opens both splits, and the task reads the shape.
 @functools.lru_cache(maxsize=2)
-def _open_splits(block: str, target: Target) -> dict[Split, Rows | None]:
+def _open_splits(block: str, target: Target, marks: Marks) -> dict[Split, Rows | None]:
     data = Table.model_validate_json(block)
     table, has_splits = read_training_table(data)
     encoder = TableEncoder(data, table, target)
     paths = held_out_paths(data, has_splits)
-    share = HeldOutShare(0.0 if paths else data.eval_split or 0.0, len(table), "rows")
-    is_held_out_N = share.is_held_out(np.arange(len(table)))
+    is_held_out_N = encoder.choose_held_out(table, bool(paths))
     encoder.fit(table, ~is_held_out_N)
     held_out = encoder.select_rows(table, is_held_out_N) if is_held_out_N.any() else None
     if paths:
         eval_table = files.read_tables(paths, encoder.text_columns)
         held_out = encoder.select_rows(eval_table, np.ones(len(eval_table), bool))
-    return {"train": encoder.select_rows(table, ~is_held_out_N), "eval": held_out}
+    train = encoder.select_rows(table, ~is_held_out_N)
+    (held_out or train).notes = encoder.note_classes([train], [held_out] if held_out else [])
+    return {"train": train, "eval": held_out}
 
 
 def read_training_table(data: Table) -> tuple[Columns, bool]:
@@ -167,34 +183,76 @@ class TableEncoder:
         if not self.label:
             problem = "has no column that is known for the label; set data.label"
             raise DataError(f"{table.name} {problem}; it has {list_names([*table.values])}")
-        others = [name for name in columns if name and name not in self.label]
+        # A group, such as a patient, is not a property from which to predict.
+        others = [name for name in columns if name and name not in (*self.label, data.group)]
         self.names = data.columns or others
-        check_columns(table, [*self.label, *self.names])
+        check_columns(table, [*self.label, *self.names, *([data.group] if data.group else [])])
         if not self.names:
             raise DataError(f"{table.name} has no column except the label")
         self._features: Features | None = None
         self._classes: Sequence[Label] | None = data.classes
         self._scale: Scale | None = None
+        # Warnings about the split.
+        self.notes: list[str] = []
 
     @property
     def text_columns(self) -> frozenset[str]:
         """The columns that are texts in training."""
         return frozenset() if self._features is None else self._features.text_columns
 
+    def choose_held_out(self, table: Columns, is_apart: bool) -> npt.NDArray[np.bool_]:
+        """Return which rows `eval_split` holds out, none if others are evaluated (`is_apart`).
+
+        Raises DataError if it leaves none on one side, and for a row without a group.
+        """
+        data = self._data
+        if is_apart or not data.eval_split:
+            return np.zeros(len(table), bool)
+        class_N = self._read_labels(table)[0] if self._target == "class" else None
+        if data.group is None:
+            key_N = row_keys(table, [*self.label, *self.names])
+        else:
+            key_N = _group_keys(table, data.group)
+        is_held_out_N = splits.choose_held_out(
+            key_N,
+            data.eval_split,
+            data.split_seed,
+            class_N,
+            has_groups=data.group is not None,
+            max_copies=MAX_COPIES,
+        )
+        splits.require_both(is_held_out_N, data.eval_split, "rows")
+        if data.group is None:
+            self.notes += splits.divided_note(key_N, is_held_out_N)
+        return is_held_out_N
+
+    def note_classes(self, train: Sequence[Rows], held_out: Sequence[Rows]) -> list[str]:
+        """Return the warnings, with those for classes without a row in a split.
+
+        The arguments are the rows of all parts of training, and of those that are held out.
+        """
+        if self._target != "class":
+            return self.notes
+        label_N, held_out_N = (
+            np.concatenate([np.zeros(0, np.int32), *(rows.label_N for rows in side)])
+            for side in (train, held_out)
+        )
+        names = [*map(str, self._classes or ())]
+        lost = splits.lost_class_notes(label_N, held_out_N if held_out else None, names, len(names))
+        return [*self.notes, *lost]
+
     def fit(self, table: Columns, is_train_N: npt.NDArray[np.bool_]) -> None:
         """Fit the encoding on these rows, and the classes on all rows. Raises DataError."""
         self._features = fit_features(table, self.names, is_train_N, self._data.missing)
         label_N, self._classes = self._read_labels(table)
         if self._target == "regression":
-            train_N = label_N[is_train_N]
-            with np.errstate(over="ignore", invalid="ignore"):
-                mean, deviation = train_N.mean(0), train_N.std(0)
-            if not np.isfinite(deviation).all():
-                # The squares of float32 values may overflow float32.
-                wide_N = train_N.astype(np.float64)
-                mean = wide_N.mean(0).astype(np.float32)
-                deviation = wide_N.std(0).astype(np.float32)
-            self._scale = Scale(mean, np.where(deviation > 0, deviation, np.float32(1)))
+            numbers = [_number_label(table, name, self._target) for name in self.label]
+            number_NK = np.concatenate(numbers, axis=1)[is_train_N]
+            mean_K, deviation_K = fit_statistics(number_NK)
+            _check_resolution(table, self.label, number_NK, deviation_K)
+            shape = label_N.shape[1:]
+            mean, deviation = mean_K.reshape(shape), deviation_K.reshape(shape)
+            self._scale = Scale(mean.astype(np.float32), deviation.astype(np.float32))
 
     def read_classes(self, table: Columns) -> list[Label]:
         """Return the classes of a table in the order of their numbers. Raises DataError."""
@@ -238,7 +296,7 @@ class TableEncoder:
         if numbers is None:
             texts = table.values[name]
             for row, value in enumerate(texts):
-                if value is None or value == "":
+                if _is_missing(value):
                     raise DataError(f"{table.locate_row(row)}: {label} is empty; remove the row")
             return number_labels([str(value) for value in texts], self._classes, location)
         if numbers.shape[1] > 1:
@@ -271,6 +329,66 @@ def _number_label(table: Columns, name: str, target: Target) -> npt.NDArray[np.f
         problem = f"{label} is {abs(numbers[row]).max():g}, more than 32 bits can hold"
         raise DataError(f"{table.locate_row(row)}: {problem}; write it in a larger unit")
     return numbers
+
+
+def _check_resolution(
+    table: Columns, label: Sequence[str], number_NK: Column, deviation_K: Column
+) -> None:
+    """Raise DataError if float32, in which labels are compared, has no room for their spread."""
+    largest_K = np.abs(number_NK).max(0)
+    is_constant_K = number_NK.max(0) == number_NK.min(0)
+    step_K = np.spacing(largest_K.astype(np.float32)).astype(np.float64)
+    for column in np.flatnonzero((deviation_K < MIN_STEPS * step_K) & ~is_constant_K)[:1].tolist():
+        raise DataError(
+            f"{table.name}: its label {', '.join(label)} varies by {deviation_K[column]:g} around "
+            f"{number_NK[:, column].mean():g}, where 32 bits have steps of {step_K[column]:g}; "
+            "subtract a constant from it, such as the smallest value"
+        )
+
+
+# --- identities of rows ---------------------------------------------------------------------------
+
+
+def row_keys(table: Columns, names: Sequence[str]) -> splits.Keys:
+    """Return the hash of each row's values in these columns, in whatever order they are."""
+    key_N = np.zeros(len(table), np.uint64)
+    for name in names:
+        column_key = np.uint64(splits.hash_text(name))
+        key_N += hash_uint64(_value_keys(table.values[name]) ^ column_key, splits.GOLDEN)
+    return key_N
+
+
+def _group_keys(table: Columns, name: str) -> splits.Keys:
+    """Return the hash of each row's group. Raises DataError for a row without one."""
+    values = table.values[name]
+    is_object = values.dtype.kind == "O"
+    is_missing = [_is_missing(value) for value in values] if is_object else np.isnan(values)
+    for row in np.flatnonzero(np.reshape(is_missing, (len(values), -1)).any(1))[:1].tolist():
+        fault = f"its group {name!r} is empty"
+        raise DataError(f"{table.locate_row(row)}: {fault}; name one, or remove the row")
+    return _value_keys(values)
+
+
+def _value_keys(values: Column) -> splits.Keys:
+    """Return the hash of each value [N, …]; a number has one hash in whatever file it is."""
+    if values.dtype.kind != "O":
+        return _number_keys(values.reshape(len(values), -1).astype(np.float64))
+    parsed = [parse_number(value) for value in values]
+    is_text_N = np.array([number is None for number in parsed], bool)
+    key_N = _number_keys(np.array([0 if n is None else n for n in parsed], np.float64)[:, None])
+    key_by_text = {text: splits.hash_value(text) for text in {*values[is_text_N].tolist()}}
+    key_N[is_text_N] = [key_by_text[text] for text in values[is_text_N]]
+    return key_N
+
+
+def _number_keys(x_NK: npt.NDArray[np.float64]) -> splits.Keys:
+    # Zero and NaN have several representations.
+    canonical_NK = np.where(np.isnan(x_NK), np.nan, x_NK + 0.0)
+    bits_NK = canonical_NK.view(np.uint64)
+    key_N = np.zeros(len(x_NK), np.uint64)
+    for column in range(x_NK.shape[1]):
+        key_N = hash_uint64(key_N ^ bits_NK[:, column], splits.GOLDEN)
+    return key_N
 
 
 # --- features -------------------------------------------------------------------------------------
@@ -346,11 +464,12 @@ class Features:
     ) -> npt.NDArray[np.float32]:
         column, values = self._columns[name], table.values[name]
         if not isinstance(column, NumberStatistics):
-            # NaN is the only value that differs from itself.
-            is_empty = [value in (None, "") or value != value for value in values]
-            self._note_missing(name, np.array(is_empty), faults)
+            is_missing_N = np.array([_is_missing(value) for value in values], bool)
+            self._note_missing(name, is_missing_N, faults)
             index_by_value = {value: index for index, value in enumerate(column)}
             index_N = np.array([index_by_value.get(str(value), -1) for value in values])
+            # The category "None" is not a missing value.
+            index_N[is_missing_N] = -1
             return np.asarray(index_N[:, None] == np.arange(len(index_by_value)), np.float32)
         if values.dtype.kind != "O":
             numbers = values.reshape(len(values), -1).astype(np.float64)
@@ -387,7 +506,7 @@ def fit_features(
         numbers = column_numbers(table, name)
         if numbers is None:
             values = table.values[name][is_train_N]
-            texts = {str(value) for value in values if value not in (None, "")}
+            texts = {str(value) for value in values if not _is_missing(value)}
             if len(texts) > MAX_TEXT_VALUES:
                 problem = f"has {len(texts)} different texts, more than {MAX_TEXT_VALUES}"
                 hint = "leave it out of data.columns"
@@ -395,18 +514,56 @@ def fit_features(
             columns[name] = tuple(sorted(texts))
             continue
         x_NK = np.where(np.isfinite(numbers), numbers, np.nan)[is_train_N]
-        count_K = np.maximum(np.isfinite(x_NK).sum(0), 1)
-        with np.errstate(over="ignore", invalid="ignore"):
-            mean_K = np.nansum(x_NK, 0) / count_K
-            deviation_K = np.sqrt(np.nansum(np.square(x_NK - mean_K), 0) / count_K)
+        mean_K, deviation_K = fit_statistics(x_NK)
         if not np.isfinite(deviation_K).all():
             raise DataError(
                 f"{table.name}: its column {name!r} has numbers up to {np.nanmax(abs(x_NK)):g}, "
                 "whose deviation exceeds 64 bits; write them in a larger unit, or leave the "
                 "column out of data.columns"
             )
-        columns[name] = NumberStatistics(mean_K, np.where(deviation_K > 0, deviation_K, 1.0))
+        columns[name] = NumberStatistics(mean_K, deviation_K)
     return Features(columns, missing)
+
+
+def fit_statistics(
+    x_NK: npt.NDArray[np.float64],
+) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+    """Return mean and deviation of each column, [K], without NaN; 1 if its values are equal.
+
+    The mean is that of the differences from the middle of the range, and the deviation that of the
+    differences from the mean, so that neither depends on how far from 0 the numbers are.
+    """
+    # NumPy adds a contiguous row in pairs, and down the columns of an array one after the other.
+    x_KN = np.ascontiguousarray(x_NK.T)
+    is_number_KN = ~np.isnan(x_KN)
+    count_K = np.maximum(is_number_KN.sum(1), 1)
+    has_number_K = is_number_KN.any(1)
+    least_K = np.where(has_number_K, np.where(is_number_KN, x_KN, np.inf).min(1, initial=np.inf), 0)
+    most_K = np.where(
+        has_number_K, np.where(is_number_KN, x_KN, -np.inf).max(1, initial=-np.inf), 0
+    )
+
+    def average(values_KN: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+        return np.asarray(np.where(is_number_KN, values_KN, 0.0).sum(1) / count_K)
+
+    with np.errstate(over="ignore", invalid="ignore"):
+        middle_K = least_K / 2 + most_K / 2
+        mean_K = middle_K + average(x_KN - middle_K[:, None])
+        rest_KN = x_KN - mean_K[:, None]
+        variance_K = average(np.square(rest_KN)) - np.square(average(rest_KN))
+        deviation_K = np.sqrt(np.maximum(variance_K, 0.0))
+    is_equal_K = least_K == most_K
+    is_rounding_K = deviation_K <= ROUNDING * np.maximum(abs(least_K), abs(most_K))
+    return (
+        np.where(is_equal_K, least_K, mean_K),
+        np.where(is_equal_K | is_rounding_K, 1.0, deviation_K),
+    )
+
+
+def _is_missing(value: Any) -> bool:
+    """Return whether a text is missing: null, empty, or the NaN of a column without texts."""
+    # NaN is the only value that differs from itself.
+    return value is None or value == "" or value != value
 
 
 def column_numbers(table: Columns, name: str) -> npt.NDArray[np.float64] | None:
@@ -426,21 +583,6 @@ def column_numbers(table: Columns, name: str) -> npt.NDArray[np.float64] | None:
         f"{count} of {len(numbers)} rows have a number; fix the row, or leave the column out of "
         "data.columns"
     )
-
-
-def parse_number(value: Any) -> float | None:
-    """Parse a number, NaN if it is missing, or None if it is not a number."""
-    if value is None or isinstance(value, str) and value.strip().lower() in files.MISSING_WORDS:
-        return np.nan
-    try:
-        if isinstance(value, int | float) or (isinstance(value, str) and "_" not in value):
-            return float(value)
-        return None
-    except ValueError:
-        return None
-    except OverflowError:
-        # An integer with more digits than a float can hold is not finite, like 1e400.
-        return np.inf
 
 
 def check_columns(table: Columns, names: Sequence[str]) -> None:
@@ -488,16 +630,24 @@ class _Part(NamedTuple):
     table: Columns
     is_held_out_N: npt.NDArray[np.bool_]
     paths: list[str]
+    notes: list[str]
 
 
 def open_mixture(data: MixtureBlock, split: Split, spec: TrainSpec) -> TableMixture | None:
     """Open the rows of a split of all parts. Raises DataError naming part or file, row, column."""
-    return _open_mixture_splits(data.model_dump_json(), spec.loss.target)[split]
+    marks: Marks = ()
+    for name, block in data.part_sources().items():
+        if isinstance(block, Table):
+            with report_part(name):
+                marks += _mark_tables(block)
+    return _open_mixture_splits(data.model_dump_json(), spec.loss.target, marks)[split]
 
 
 # The trainer opens both splits, and the task reads the shape.
 @functools.lru_cache(maxsize=2)
-def _open_mixture_splits(block: str, target: Target) -> dict[Split, TableMixture | None]:
+def _open_mixture_splits(
+    block: str, target: Target, marks: Marks
+) -> dict[Split, TableMixture | None]:
     data = MixtureBlock.model_validate_json(block)
     weights = {name: part.weight for name, part in data.parts.items()}
     parts: dict[str, _Part] = {}
@@ -512,7 +662,9 @@ def _open_mixture_splits(block: str, target: Target) -> dict[Split, TableMixture
     tables = [_select_columns(part.table, columns) for part in trained_parts]
     train_table = files.concatenate_columns(tables)
     encoder = TableEncoder(
-        trained_parts[0].block.model_copy(update={"classes": classes}), train_table, target
+        trained_parts[0].block.model_copy(update={"classes": classes, "group": None}),
+        train_table,
+        target,
     )
     encoder.fit(train_table, np.concatenate([~part.is_held_out_N for part in trained_parts]))
     train: dict[str, Rows] = {}
@@ -527,7 +679,13 @@ def _open_mixture_splits(block: str, target: Target) -> dict[Split, TableMixture
         elif part.is_held_out_N.any():
             held_out[name] = encoder.select_rows(part.table, part.is_held_out_N)
     held_out_mixture = TableMixture(held_out, dict.fromkeys(held_out, 1.0)) if held_out else None
-    return {"train": TableMixture(train, weights), "eval": held_out_mixture}
+    train_mixture = TableMixture(train, weights)
+    notes = encoder.note_classes([*train.values()], [*held_out.values()])
+    (held_out_mixture or train_mixture).notes = [
+        *(f"parts.{name}: {note}" for name, part in parts.items() for note in part.notes),
+        *notes,
+    ]
+    return {"train": train_mixture, "eval": held_out_mixture}
 
 
 def _open_part(block: Table, target: Target, *, is_trained: bool) -> _Part:
@@ -537,9 +695,10 @@ def _open_part(block: Table, target: Target, *, is_trained: bool) -> _Part:
     table = files.read_tables(table_paths)
     table = _name_classes(table, TableEncoder(block, table, target).label, target)
     if not is_trained:
-        return _Part(block, table, np.ones(len(table), bool), paths or table_paths)
-    share = HeldOutShare(0.0 if paths else block.eval_split or 0.0, len(table), "rows")
-    return _Part(block, table, share.is_held_out(np.arange(len(table))), paths)
+        return _Part(block, table, np.ones(len(table), bool), paths or table_paths, [])
+    encoder = TableEncoder(block, table, target)
+    is_held_out_N = encoder.choose_held_out(table, bool(paths))
+    return _Part(block, table, is_held_out_N, paths, encoder.notes)
 
 
 def _name_classes(table: Columns, label: list[str], target: Target) -> Columns:
@@ -562,7 +721,9 @@ def _check_columns(parts: Mapping[str, _Part]) -> list[str]:
     names: dict[str, None] = {}
     for name, part in parts.items():
         encoder = TableEncoder(part.block, part.table, "class")
-        names |= dict.fromkeys([*encoder.label, *encoder.names])
+        groups = {other.block.group for other in parts.values() if part.block.columns is None}
+        features = [column for column in encoder.names if column not in groups]
+        names |= dict.fromkeys([*encoder.label, *features])
         for column in names:
             description = _describe_column(part.table, column)
             first_description = _describe_column(first.table, column)

@@ -1,10 +1,13 @@
 """Mixtures of tables: scaled together, classes by name, equal for every process."""
 
 import json
+import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow
 import pytest
 from pyarrow import parquet
@@ -63,28 +66,40 @@ def read_batches(
     ]
 
 
+def find_rows(locate: Callable[[int], str | None], count: int) -> npt.NDArray[np.int64]:
+    """Return the rows of ours.csv among the first examples, from 0."""
+    places = (re.fullmatch(r".*ours.csv, row (\d+)", str(locate(at))) for at in range(count))
+    return np.array([int(place[1]) - 1 for place in places if place])
+
+
 def test_rows_are_scaled_by_all_parts_on_any_number_of_processes(root: Path) -> None:
     task = Classify()
     train, held_out = task.source(make_spec(root), "train"), task.source(make_spec(root), "eval")
     assert isinstance(train, TableMixture) and isinstance(held_out, TableMixture)
-    stored = np.array([at for at in range(12) if at % 4], int)
+    stored = find_rows(train.locate_example, 12)
+    absent = find_rows(held_out.locate_example, len(held_out))
+    assert sorted([*stored, *absent]) == [*range(12)]
+    assert {*(absent % 2)} == {0, 1}
     trained = np.concatenate([SIZES["ours"][stored], SIZES["theirs"]])
     labels = [*(stored % 2), *(np.arange(6) % 2)]  # q is 1 in both
     for at, (size, label) in enumerate(zip(trained, labels, strict=True)):
-        kind = [0.0, 1.0] if at >= 9 or label else [1.0, 0.0]
+        kind = [0.0, 1.0] if at >= len(stored) or label else [1.0, 0.0]
         expected = [(size - trained.mean()) / trained.std(), *kind]
         np.testing.assert_allclose(train[at]["features"], expected, rtol=1e-5)
         assert int(train[at]["label"]) == label
-    assert {name: len(rows) for name, rows in held_out.evaluated_parts.items()} == {"ours": 3}
+    assert {name: len(rows) for name, rows in held_out.evaluated_parts.items()} == {
+        "ours": len(absent)
+    }
+    size = SIZES["ours"][absent[1]]
     np.testing.assert_allclose(
-        held_out[1]["features"][0], (6 - trained.mean()) / trained.std(), rtol=1e-5
+        held_out[1]["features"][0], (size - trained.mean()) / trained.std(), rtol=1e-5
     )
     assert train.classes == ("p", "q")
-    assert str(train.locate_example(10)).endswith("theirs.parquet, row 2")
-    index_B = np.array([10, 0, 14, 3])
+    assert str(train.locate_example(len(stored) + 1)).endswith("theirs.parquet, row 2")
+    index_B = np.array([10, 0, len(train) - 1, 3])
     for key, array in train.read_rows(index_B).items():
         assert np.array_equal(array, np.stack([train[index][key] for index in index_B]))
-    counted = train.example_indexes(0, 400, seed=3, shuffle=True) < 9
+    counted = train.example_indexes(0, 400, seed=3, shuffle=True) < len(stored)
     assert all(abs(counted[:n].sum() - n * 0.75) <= 1 for n in range(1, 401))
     once = read_batches(task, train, 1)
     assert read_batches(task, train, 2) == once
@@ -99,8 +114,10 @@ def test_regression_labels_share_one_unit(root: Path) -> None:
     task = Classify()
     train = task.source(make_spec(root, "regression", label="size", columns=["kind"]), "train")
     assert isinstance(train, TableMixture) and train.scale is not None
-    trained = np.concatenate([SIZES["ours"][np.arange(12) % 4 > 0], SIZES["theirs"]])
-    assert float(train.scale.mean) == pytest.approx(trained.mean()) and train[14]["label"] == 50
+    stored = find_rows(train.locate_example, 12)
+    trained = np.concatenate([SIZES["ours"][stored], SIZES["theirs"]])
+    assert float(train.scale.mean) == pytest.approx(trained.mean())
+    assert train[len(train) - 1]["label"] == 50
 
 
 @pytest.mark.parametrize(

@@ -80,13 +80,16 @@ def test_all_file_formats_give_the_same_rows(tmp_path: Path) -> None:
 
 
 def test_held_out_rows_use_the_training_scale(tmp_path: Path) -> None:
-    (tmp_path / "t.csv").write_text("a,y\n" + "".join(f"{n},{n / 2}\n" for n in range(10)))
+    (tmp_path / "t.csv").write_text("a,y\n" + "".join(f"{n},{n / 2}\n" for n in range(40)))
     train = open_rows(tmp_path / "t.csv", target="regression", eval_split=0.2, label="y")
     held_out = open_rows(tmp_path / "t.csv", "eval", "regression", eval_split=0.2, label="y")
-    stored = np.array([n for n in range(10) if n not in (0, 5)], np.float32)
-    assert (len(train), len(held_out)) == (8, 2)
+    stored, absent = (
+        np.array([2 * float(rows[at]["label"]) for at in range(len(rows))])
+        for rows in (train, held_out)
+    )
+    assert sorted([*stored, *absent]) == [*range(40)] and 3 < len(absent) < 14
     np.testing.assert_allclose(
-        held_out[1]["features"], [(5 - stored.mean()) / stored.std()], rtol=1e-6
+        held_out[1]["features"], [(absent[1] - stored.mean()) / stored.std()], rtol=1e-6
     )
     assert held_out.scale is not None and float(held_out.scale.mean) == pytest.approx(
         stored.mean() / 2
