@@ -479,6 +479,8 @@ class Key:
     # Keys of a step that are not written. Over all ranks: the weight of the loss, its targets, and
     # the tokens read.
     FINITE, SKIPPED, WEIGHT, TOKENS = "finite", "skipped", "weight", "real_tokens"
+    # The routing of tokens to experts in the sums of an evaluation. It is not written.
+    ROUTING = "routing"
 
 
 # Parts of the loop's time.
@@ -724,7 +726,7 @@ PROMETHEUS: tuple[Metric, ...] = (
 # Names that a metric of a task cannot have: the record of a step would hold only one of the two
 # numbers.
 RESERVED_METRICS = frozenset(
-    {Key.WALL_S, Key.TIME, Key.EXAMPLES, Key.FINITE, Key.SKIPPED, Key.WEIGHT}
+    {Key.WALL_S, Key.TIME, Key.EXAMPLES, Key.FINITE, Key.SKIPPED, Key.WEIGHT, Key.ROUTING}
     | {row.key for row in PROMETHEUS if row.key is not None and row.key != Key.PART_S}
     | {Key.PART_S.format(part=part) for part in LOOP_PARTS}
 )

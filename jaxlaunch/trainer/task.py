@@ -18,6 +18,7 @@ from jaxlaunch.trainer import user_code
 from jaxlaunch.trainer.data.source import DataSource, Source, Split, as_data_source, is_source
 from jaxlaunch.trainer.errors import SpecError
 from jaxlaunch.trainer.models.custom import Linen
+from jaxlaunch.trainer.models.experts import Routing
 from jaxlaunch.trainer.spec import TrainSpec
 
 Batch = dict[str, Array]
@@ -33,6 +34,8 @@ class Loss(NamedTuple):
     - `weight`: the divisor of `sum`, such as the number of examples or of targets, a float32
       scalar.
     - `metrics`: pairs (sum, weight) of such scalars by name; the quotient of each pair is logged.
+    - `routing`: the `routing` of `model.read(tokens)`, for a decoder with experts. Training adds
+      `train.model.balance` and `router_z` to the mean, from the routing of the whole batch.
 
     **Example:**
 
@@ -51,6 +54,7 @@ class Loss(NamedTuple):
     sum: Array
     weight: Array
     metrics: dict[str, tuple[Array, Array]] = {}
+    routing: Routing | None = None
 
 
 class Task:
@@ -322,6 +326,11 @@ def checked_loss(name: str, loss: Any) -> Loss | Array:
             raise SpecError(f"{name}: metric {metric!r} is {description}, not a pair (sum, weight)")
         for part, value in zip(("sum", "weight"), pair, strict=True):
             _check_scalar(name, f"the {part} of metric {metric!r} is", value, hint)
+    if loss.routing is not None and not isinstance(loss.routing, Routing):
+        kind = user_code.describe_kind(loss.routing)
+        raise SpecError(
+            f"{name}: Loss.routing is {kind}; give it the routing of model.read(tokens), or None"
+        )
     return loss
 
 

@@ -9,7 +9,11 @@ import math
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
+import jax
+import numpy as np
+
 from jaxlaunch.contract import Key
+from jaxlaunch.trainer.models.experts import Routing
 from jaxlaunch.trainer.spec import EVAL_PREFIX, Best, StopEarly, WatchedMetric
 
 
@@ -21,14 +25,21 @@ class EvaluationMeans:
         # Sum and weight of each metric, for each part of a mixture, and under None for the whole
         # set.
         self._pairs: dict[str | None, dict[str, tuple[float, float]]] = {None: {}}
+        # The routing of a model with experts, float64, by the same parts.
+        self._routings: dict[str | None, Routing] = {}
 
     def add(self, part: str | None, sums: Mapping[str, Any]) -> None:
         """Add the sums and weights of a batch, whose examples all belong to `part`."""
+        wide = {name: jax.tree.map(np.float64, item) for name, item in sums.items()}
+        routing = wide.pop(Key.ROUTING, None)
         for key in {None, part}:
             pairs = self._pairs.setdefault(key, {})
-            for name, (total, weight) in sums.items():
+            for name, (total, weight) in wide.items():
                 total_before, weight_before = pairs.get(name, (0.0, 0.0))
                 pairs[name] = (total_before + float(total), weight_before + float(weight))
+            if routing is not None:
+                before = self._routings.get(key) or jax.tree.map(np.zeros_like, routing)
+                self._routings[key] = jax.tree.map(np.add, before, routing)
 
     def compute_means(self) -> dict[str, float]:
         """Return the means of the whole set and of its parts, as `loss` and `loss/code`."""
@@ -44,6 +55,9 @@ class EvaluationMeans:
         means = {
             name: total / weight if weight else math.nan for name, (total, weight) in pairs.items()
         }
+        if part in self._routings:
+            routing_means = self._routings[part].metric_means()
+            means |= {name: float(mean) for name, mean in routing_means.items()}
         return {**means, **self._derived(means), Key.EXAMPLES: examples}
 
 

@@ -26,7 +26,6 @@ from jaxlaunch.trainer.attention.implementations import (
     as_visible,
     causal_attention,
 )
-from jaxlaunch.trainer.errors import SpecError
 from jaxlaunch.trainer.models.experts import Experts, Mixture, RoutingTotals
 from jaxlaunch.trainer.models.language_model import Features, LanguageModel
 from jaxlaunch.trainer.models.layers import (
@@ -203,13 +202,7 @@ class Decoder(LanguageModel):
         self.apply_alone = _functions_by_layer(config, options, looped=False)
 
     def features(self, tokens_BL: Array, keys: Keys = None) -> Array:
-        """Return the stream x_BLD. Raises SpecError in training if routers add to the loss."""
-        if self.mixture is not None and self.mixture.is_penalized and not self.deterministic:
-            raise SpecError(
-                "the task's loss calls the model, or its features, and so leaves out "
-                "train.model.balance and router_z; "
-                "add the penalty of model.read(tokens), as NextToken does, or set both to 0"
-            )
+        """Return the stream x_BLD."""
         return self.read(tokens_BL, keys).x_BLD
 
     def read(self, tokens_BL: Array, keys: Keys = None, real_BL: Array | None = None) -> Features:
@@ -233,9 +226,8 @@ class Decoder(LanguageModel):
                 apply, layers, carry, keys, real_BL, per_layer=places, scanned=self.scanned
             )
         x_BLD, totals = carry
-        means = totals.metric_means(real_BL.sum(), self.mixture)
-        penalty = self.mixture.compute_penalty(means)
-        return Features(gather_sequence(self.norm(x_BLD)), penalty, means)
+        routing = totals.sum_parts(real_BL.sum(), self.mixture)
+        return Features(gather_sequence(self.norm(x_BLD)), routing)
 
     def embed_inputs(self, tokens_BL: Array, places_BL: Array | None = None) -> Array:
         """Return the stream before the first layer, which has no positions yet."""

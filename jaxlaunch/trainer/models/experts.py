@@ -18,7 +18,7 @@ with an expert.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -54,7 +54,6 @@ class Mixture(NamedTuple):
 
     layers: int  # those with experts
     experts: int
-    experts_per_token: int  # experts of a token
     has_capacity: bool
     balance: float
     router_z: float
@@ -65,7 +64,6 @@ class Mixture(NamedTuple):
         return cls(
             layers=len(config.sparse_layers),
             experts=config.experts or 0,
-            experts_per_token=config.experts_per_token,
             has_capacity=config.capacity is not None,
             balance=config.balance,
             router_z=config.router_z,
@@ -76,9 +74,16 @@ class Mixture(NamedTuple):
         """Return whether the loss has a penalty."""
         return bool(self.balance or self.router_z)
 
-    def compute_penalty(self, means: Mapping[str, Array]) -> Array:
-        """Return the penalty that the loss adds to the cross-entropy."""
-        return self.balance * means["balance_loss"] + self.router_z * means["router_z_loss"]
+    def compute_penalty(self, part: Routing, whole: Routing) -> Array:
+        """Return what the tokens of `part` add to the penalty of the batch `whole`, a scalar.
+
+        The parts of a batch add up to its penalty, and their gradients to its gradient: of `whole`
+        only counts are read, which have no gradient, and all else is a sum over tokens.
+        """
+        rows = whole.rows
+        load_E = jax.lax.stop_gradient(whole.chosen_ME.sum(0) / rows)
+        balance = self.experts * (load_E * part.share_E).sum() / rows
+        return self.balance * balance + self.router_z * part.z / rows
 
 
 class LayerCounts(NamedTuple):
@@ -113,8 +118,33 @@ class RoutingTotals(NamedTuple):
         chosen_MSE = self.chosen_MSE + place_M[:, None, None] * counts.chosen_SE[None]
         return RoutingTotals(chosen_MSE, *map(jnp.add, self[1:], counts[1:]))
 
-    def metric_means(self, tokens: Array, mixture: Mixture) -> dict[str, Array]:
-        """Return the penalties and metrics by name, for a batch of `tokens` real tokens.
+    def sum_parts(self, tokens: Array, mixture: Mixture) -> Routing:
+        """Return the sums over all parts of a batch of `tokens` real tokens."""
+        left_out = jax.lax.stop_gradient(self.left_out_S.sum()) if mixture.has_capacity else None
+        chosen_ME = jax.lax.stop_gradient(self.chosen_MSE.sum(1))
+        return Routing(chosen_ME, self.share_SE.sum(0), self.z_S.sum(), tokens, left_out)
+
+
+class Routing(NamedTuple):
+    """Sums over the real tokens of a batch. Those of several batches add up to those of all.
+
+    A loss and metrics of products or extremes of sums must be computed from the sums of the whole
+    batch: a mean over micro-batches would depend on how many there are.
+    """
+
+    chosen_ME: Array  # tokens that chose an expert of a layer
+    share_E: Array  # of an expert, the router's probability, over layers
+    z: Array  # squared log of the softmax's denominator, over layers
+    tokens: Array
+    left_out: Array | None  # choices that found no place; None without a capacity
+
+    @property
+    def rows(self) -> Array:
+        """The tokens of all layers, 1 of an empty batch."""
+        return _nonzero(self.tokens) * self.chosen_ME.shape[0]
+
+    def metric_means(self) -> dict[str, Array]:
+        """Return the terms of the loss and the metrics by name, of arrays of JAX or NumPy.
 
         `balance_loss` is transformers' load_balancing_loss_func: E times the sum over experts of
         the tokens that chose one times its probability, both as means over tokens and layers.
@@ -122,22 +152,25 @@ class RoutingTotals(NamedTuple):
         `expert_load_min` the most and the least that an expert of a layer had, in even shares,
         `expert_left_out` the share of choices that found no place.
         """
-        layers, experts, per_token = mixture.layers, mixture.experts, mixture.experts_per_token
-        rows = jnp.maximum(tokens, 1.0) * layers
-        chosen_ME = jax.lax.stop_gradient(self.chosen_MSE.sum(1))
-        load_E = chosen_ME.sum(0) / (rows * per_token)
-        even = rows * per_token / (layers * experts)
+        chosen_ME, rows, choices = self.chosen_ME, self.rows, _nonzero(self.chosen_ME.sum())
+        (layers, experts), chosen_E = chosen_ME.shape, chosen_ME.sum(0)
+        even = choices / (layers * experts)
         means = {
-            "balance_loss": experts * (load_E * per_token * self.share_SE.sum(0) / rows).sum(),
-            "router_z_loss": self.z_S.sum() / rows,
+            "balance_loss": experts * (chosen_E / rows * (self.share_E / rows)).sum(),
+            "router_z_loss": self.z / rows,
             "expert_load_max": chosen_ME.max() / even,
             "expert_load_min": chosen_ME.min() / even,
         }
-        if mixture.has_capacity:
-            left_out = jax.lax.stop_gradient(self.left_out_S.sum())
-            means["expert_left_out"] = left_out / (rows * per_token)
+        if self.left_out is not None:
+            means["expert_left_out"] = self.left_out / choices
         listed = range(experts) if experts <= MAX_LISTED_EXPERTS else ()
-        return means | {f"expert_load/{number}": load_E[number] for number in listed}
+        return means | {f"expert_load/{number}": chosen_E[number] / choices for number in listed}
+
+
+def _nonzero(count: Array) -> Array:
+    """Return a count as a divisor: 1 where it is 0."""
+    is_zero: Array = count == 0
+    return count + is_zero.astype(count.dtype)
 
 
 class Experts(nnx.Module):

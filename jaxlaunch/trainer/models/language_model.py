@@ -5,7 +5,7 @@ B batch, L length, D model, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
@@ -15,6 +15,7 @@ from flax import nnx
 from jax import Array
 
 from jaxlaunch.trainer.attention.implementations import Keys
+from jaxlaunch.trainer.models.experts import Routing
 from jaxlaunch.trainer.models.layers import ModelOptions
 from jaxlaunch.trainer.parallel.sharding import constrain, gather_weight
 
@@ -25,8 +26,7 @@ class Features(NamedTuple):
     """The outputs of a model before it computes logits."""
 
     x_BLD: Array  # the normalized stream after the last layer
-    penalty: Array | None = None  # a mean over the tokens, which training adds to the loss
-    means: Mapping[str, Array] = {}  # metrics by name
+    routing: Routing | None = None  # of the tokens to experts, for the loss
 
 
 class LanguageModel(nnx.Module):
@@ -51,7 +51,7 @@ class LanguageModel(nnx.Module):
         raise NotImplementedError
 
     def read(self, tokens_BL: Array, keys: Keys = None, real_BL: Array | None = None) -> Features:
-        """Return the features, with penalty and metrics of the tokens in `real_BL`."""
+        """Return the features, and the routing of the tokens in `real_BL`."""
         return Features(self.features(tokens_BL, keys))
 
     def embed_inputs(self, tokens_BL: Array, places_BL: Array | None = None) -> Array:

@@ -11,7 +11,7 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from types import MethodType
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -26,6 +26,7 @@ from jaxlaunch.samples import check_items
 from jaxlaunch.trainer import user_code
 from jaxlaunch.trainer.attention import availability, padding
 from jaxlaunch.trainer.errors import SpecError, TrainerError, first_line
+from jaxlaunch.trainer.models.experts import Mixture, Routing
 from jaxlaunch.trainer.numerics import flops, memory
 from jaxlaunch.trainer.optim import loss_scale, optimizers, schedules
 from jaxlaunch.trainer.optim.loss_scale import LossScale
@@ -44,8 +45,8 @@ from jaxlaunch.trainer.step.state import (
 )
 from jaxlaunch.trainer.task import Loss, Task, checked_loss
 
-# Sum and weight of the loss and the metrics.
-Sums = dict[str, tuple[Array, Array]]
+# Sum and weight of the loss and the metrics, and the Routing of a model with experts.
+Sums = dict[str, Any]
 StepMetrics = dict[str, Array]
 
 
@@ -180,7 +181,10 @@ class Step:
         """Return the names of the metrics of `evaluate` for such batches, by tracing it."""
         abstract_batch = self._placement.abstract_batch(batch)
         with self.builder.trace_context():
-            return list(jax.eval_shape(self._evaluation_sums, self.abstract, abstract_batch))
+            sums = jax.eval_shape(self._evaluation_sums, self.abstract, abstract_batch)
+            if (routing := sums.pop(Key.ROUTING, None)) is None:
+                return list(sums)
+            return [*sums, *jax.eval_shape(Routing.metric_means, routing)]
 
     def _evaluation_sums(self, state: TrainState, batch: dict[str, Array]) -> Sums:
         return self.loss.evaluation_sums(state.evaluated_params(), state.evaluated_buffers(), batch)
@@ -280,13 +284,28 @@ def _check_batch_divides(spec: TrainSpec, mesh: jax.sharding.Mesh) -> None:
         )
 
 
+class BatchSums(NamedTuple):
+    """Sums over all micro-batches of a step, which the penalty of each of them needs."""
+
+    weight: Array
+    routing: Routing
+
+
 class StepLoss:
-    """The loss of a task as a function of arrays in place of a model."""
+    """The loss of a task as a function of arrays in place of a model.
+
+    Attributes:
+        mixture: The experts of the model whose routing the loss penalizes, if it does.
+    """
 
     def __init__(
         self, task: Task, spec: TrainSpec, placement: Placement, builder: StateBuilder
     ) -> None:
         self._task, self._spec, self._placement, self._builder = task, spec, placement, builder
+        self.mixture: Mixture | None = None
+        if isinstance(spec.model, Decoder) and spec.model.experts is not None:
+            mixture = Mixture.from_config(spec.model)
+            self.mixture = mixture if mixture.is_penalized else None
 
     def training_loss(
         self,
@@ -296,11 +315,13 @@ class StepLoss:
         batch: dict[str, Array],
         rng: Array,
         scale: LossScale | None = None,
+        whole: BatchSums | None = None,
     ) -> tuple[Array, tuple[Loss, NamedArrays]]:
         """Return the total loss of a batch [B, ...], and the loss as sums and `buffers`.
 
         The total is to be differentiated by `trained`; `frozen` are all other parameters. `rng` is
-        a key of this step and micro-batch, `scale` the loss scale under float16.
+        a key of this step and micro-batch, `scale` the loss scale under float16, and `whole` the
+        sums of the batch that this one is a part of.
         """
         params = self._cast_params({**trained, **frozen})
 
@@ -319,7 +340,18 @@ class StepLoss:
             loss, buffers = self._loss_by_device(rows_loss, batch, rng)
         else:
             loss, buffers = rows_loss(batch, rng)
-        total = loss.sum if scale is None else loss.sum * loss_scale.loss_factor(scale, loss.weight)
+        total = loss.sum
+        if self.mixture is not None:
+            if loss.routing is None:
+                raise SpecError(
+                    f"{self._spec.task}: the loss leaves out train.model.balance and router_z; "
+                    "return Loss(…, routing=model.read(tokens).routing), as NextToken does, or set "
+                    "both to 0"
+                )
+            whole = whole or BatchSums(loss.weight, loss.routing)
+            total = total + whole.weight * self.mixture.compute_penalty(loss.routing, whole.routing)
+        if scale is not None:
+            total = total * loss_scale.loss_factor(scale, loss.weight)
         return total, (loss, buffers)
 
     def _loss_by_device(
@@ -360,7 +392,8 @@ class StepLoss:
             mean_B = jax.vmap(lambda row: compute_loss(jax.tree.map(lambda x: x[None], row)))(batch)
             sums = Loss(jnp.where(weight_B != 0, mean_B * weight_B, 0.0).sum(), examples)
         means = {Key.LOSS: (sums.sum, sums.weight), Key.EXAMPLES: (examples, examples)}
-        return {**sums.metrics, **means}
+        routing = {} if sums.routing is None else {Key.ROUTING: sums.routing}
+        return {**sums.metrics, **means, **routing}
 
     def sums_and(
         self,
@@ -482,8 +515,11 @@ class Update:
         rng = jax.random.fold_in(self._builder.random_keys()[1], state.step)
         loss, grads, buffers = self._compute_gradients(state, batch, rng)
         norm = optax.tree.norm(grads)
-        is_empty = loss.weight == 0
-        finite = jnp.isfinite(loss.sum / _mean_divisor(loss.weight)) & jnp.isfinite(norm)
+        is_empty, penalty = loss.weight == 0, jnp.zeros((), jnp.float32)
+        if self._step_loss.mixture is not None and loss.routing is not None:
+            penalty = self._step_loss.mixture.compute_penalty(loss.routing, loss.routing)
+        mean = loss.sum / _mean_divisor(loss.weight) + penalty
+        finite = jnp.isfinite(mean) & jnp.isfinite(norm)
         trained = self._builder.trained_params(state.params)
         updates, opt = self._builder.optimizer.update(grads, state.opt, trained)
         trained = optax.apply_updates(trained, updates)
@@ -511,7 +547,8 @@ class Update:
         next_state = next_state._replace(step=step, opt=opt)
         return next_state, {
             **{name: total / weight for name, (total, weight) in loss.metrics.items()},
-            Key.LOSS: loss.sum / loss.weight,
+            **({} if loss.routing is None else loss.routing.metric_means()),
+            Key.LOSS: loss.sum / loss.weight + penalty,
             Key.GRAD_NORM: norm,
             Key.LEARNING_RATE: jnp.asarray(self._rate(state.step), jnp.float32),
             **flags,
@@ -525,7 +562,7 @@ class Update:
         def add_micro_batch(carry: tuple[NamedArrays, NamedArrays], part: Any) -> Any:
             total, buffers = carry
             gradient = jax.grad(self._step_loss.training_loss, has_aux=True)
-            grads, (loss, buffers) = gradient(trained, frozen, buffers, *part, state.scale)
+            grads, (loss, buffers) = gradient(trained, frozen, buffers, *part, state.scale, whole)
             # Under fsdp this makes the sum of the gradients a reduce-scatter.
             grads = jax.lax.with_sharding_constraint(grads, shardings)
             if state.scale is not None:
@@ -541,9 +578,35 @@ class Update:
         abstract = self._builder.trained_params(self._builder.abstract.params)
         shardings = {name: param.sharding for name, param in abstract.items()}
         zeros = jax.tree.map(lambda param: jnp.zeros(param.shape, jnp.float32), trained)
+        whole = self._sum_batch(trained, frozen, state.buffers, parts) if count > 1 else None
         (grads, buffers), losses = scan_parts(add_micro_batch, (zeros, state.buffers), parts)
         loss = jax.tree.map(lambda per_micro_batch: per_micro_batch.sum(0), losses)
         return loss, jax.tree.map(lambda grad: grad / _mean_divisor(loss.weight), grads), buffers
+
+    def _sum_batch(
+        self, trained: NamedArrays, frozen: NamedArrays, buffers: NamedArrays, parts: Any
+    ) -> BatchSums | None:
+        """Return the sums over all micro-batches before their backward passes; None if not needed.
+
+        The balance loss multiplies an expert's load by its probability, both of the whole batch. So
+        the gradient of a micro-batch needs the loads of all, which only a forward pass of its own
+        tells: one more than without micro-batches, up to the last router, without residuals.
+        Megatron's running sums over the micro-batches so far would need none and are not exact.
+        """
+        mixture = self._step_loss.mixture
+        if mixture is None:
+            return None
+
+        def sum_micro_batch(buffers: NamedArrays, part: Any) -> tuple[NamedArrays, BatchSums]:
+            _, (loss, buffers) = self._step_loss.training_loss(trained, frozen, buffers, *part)
+            # Without a balance loss nothing of the model is read, and the compiler removes it.
+            routing = loss.routing
+            if not mixture.balance:
+                routing = routing._replace(chosen_ME=jnp.zeros_like(routing.chosen_ME))
+            return buffers, BatchSums(loss.weight, routing)
+
+        _, sums = scan_parts(sum_micro_batch, buffers, parts)
+        return jax.tree.map(lambda per_micro_batch: per_micro_batch.sum(0), sums)
 
 
 def reads_tokens(spec: TrainSpec, batch: Batch) -> bool:

@@ -23,6 +23,7 @@ from jaxlaunch.trainer.attention.implementations import Visible
 from jaxlaunch.trainer.data.examples import Batch, UnusableExampleError
 from jaxlaunch.trainer.data.source import DataSource, Source, Split
 from jaxlaunch.trainer.errors import SpecError
+from jaxlaunch.trainer.models.experts import Routing
 from jaxlaunch.trainer.models.language_model import LanguageModel
 from jaxlaunch.trainer.sources.open import open_source
 from jaxlaunch.trainer.spec import TrainSpec
@@ -62,7 +63,7 @@ class Preference(Task):
     def loss(self, model: Any, batch: dict[str, Array], rng: Array) -> Loss:
         """Return the mean over pairs, each times its `weight` [B]; rewards are beta log-ratios."""
         pairs = padding.split_rows(batch)
-        model_B2, penalty = _log_probabilities(model, pairs)
+        model_B2, routing = _log_probabilities(model, pairs)
         reference_B2, _ = _log_probabilities(evaluation_reference(model), pairs)
         rewards_B2 = self._config.beta * (model_B2 - jax.lax.stop_gradient(reference_B2))
         chosen_B, rejected_B = rewards_B2[:, 0], rewards_B2[:, 1]
@@ -75,10 +76,8 @@ class Preference(Task):
             "margin": margin_B,
         }
         total = (_pair_losses(margin_B, self._config) * weight_B).sum()
-        if penalty is not None and not model.deterministic:
-            total = total + penalty * weight
         sums = {name: ((value_B * weight_B).sum(), weight) for name, value_B in metrics.items()}
-        return Loss(total, weight, sums)
+        return Loss(total, weight, sums, routing)
 
     def source(self, spec: TrainSpec, split: Split) -> Source | None:
         """Return the pairs that `train.data` describes. Raises DataError, SpecError."""
@@ -132,8 +131,8 @@ class _PairSource(DataSource):
         return f"pairs of {self._rows.fingerprint()}"
 
 
-def _log_probabilities(model: Any, pairs: dict[str, Array]) -> tuple[Array, Array | None]:
-    """Return log-probabilities [B, 2] of chosen and rejected texts, and a penalty per token."""
+def _log_probabilities(model: Any, pairs: dict[str, Array]) -> tuple[Array, Routing | None]:
+    """Return log-probabilities [B, 2] of chosen and rejected texts, and how tokens are routed."""
     tokens_RT = pairs["tokens"]  # R rows: 2 B
     weight_RL = pairs["mask"] * padding.target_mask(pairs).astype(pairs["mask"].dtype)
     inputs_RL, labels_RL = tokens_RT[:, :-1], tokens_RT[:, 1:]
@@ -143,7 +142,7 @@ def _log_probabilities(model: Any, pairs: dict[str, Array]) -> tuple[Array, Arra
     visible = Visible(None, None, pairs["length"])
     features = model.read(inputs_RL, visible, padding.input_mask(pairs))
     sums_R = lm.score_logits(model, features.x_BLD, labels_RL, weight_RL, losses.log_probabilities)
-    return sums_R.reshape(-1, 2), features.penalty
+    return sums_R.reshape(-1, 2), features.routing
 
 
 def _pair_losses(margin_B: Array, config: specs.Dpo) -> Array:

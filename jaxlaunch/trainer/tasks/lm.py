@@ -96,21 +96,18 @@ class NextToken(Task):
             self._vocab = model.head_DV.shape[1]
             features = model.read(inputs_BL, keys[0] if keys else None, padding.input_mask(batch))
             sums = _score_cross_entropy(model, features.x_BLD, labels_BL, weight_BL)
-            means = features.means
-            if features.penalty is not None and not model.deterministic:
-                sums = sums._replace(total=sums.total + sums.weight * features.penalty)
+            routing = features.routing
         else:
             logits_BLV = checked_logits(model, model(inputs_BL, *keys), labels_BL)
             self._vocab = logits_BLV.shape[-1]
-            sums, means = losses.cross_entropy(logits_BLV, labels_BL, weight_BL), {}
+            sums, routing = losses.cross_entropy(logits_BLV, labels_BL, weight_BL), None
         metrics = {"accuracy": (sums.correct, sums.weight)}
-        metrics |= {name: (mean * sums.weight, sums.weight) for name, mean in means.items()}
         bits = sums.nats / math.log(2)
         if (bytes_B := batch.get(TEXT_BYTES)) is not None:
             metrics["bits_per_byte"] = (bits, (bytes_B * batch["weight"]).sum())
         elif self.are_bytes:
             metrics["bits_per_byte"] = (bits, sums.weight)
-        return Loss(sums.total, sums.weight, metrics)
+        return Loss(sums.total, sums.weight, metrics, routing)
 
     def source(self, spec: TrainSpec, split: Split) -> Source | None:
         """Return the source that `train.data` describes. Raises DataError, SpecError."""

@@ -12,12 +12,13 @@ from flax import nnx
 
 from jaxlaunch.trainer import spec
 from jaxlaunch.trainer.errors import SpecError
+from jaxlaunch.trainer.metrics.means import EvaluationMeans
 from jaxlaunch.trainer.models import experts as module
 from jaxlaunch.trainer.models.decoder import Decoder
-from jaxlaunch.trainer.models.experts import MAX_LISTED_EXPERTS, Experts, Mixture, RoutingTotals
+from jaxlaunch.trainer.models.experts import MAX_LISTED_EXPERTS, Experts, Routing
 from jaxlaunch.trainer.numerics import flops, grouped
 from jaxlaunch.trainer.task import Loss
-from tests.trainer.tiny import DECODER, EXPERTS, ROWS, Counting, build, run
+from tests.trainer.tiny import DECODER, EXPERTS, ROWS, Counting, build, compiled_step, run
 
 MESHES: list[dict[str, int]] = [{"dp": 8}, {"fsdp": 2, "ep": 4}, {"fsdp": 2, "ep": 2, "mp": 2}]
 TIGHT = EXPERTS.model_copy(update={"capacity": 0.75})
@@ -94,6 +95,47 @@ def test_capacity_and_balance_do_not_depend_on_the_mesh() -> None:
     losses, _ = run(Padded(), 5, **keys)
     on_mesh, _ = run(Padded(), 5, mesh={"dp": 2, "ep": 2, "mp": 2}, remat="full", **keys)
     np.testing.assert_allclose(on_mesh, losses, rtol=1e-5)
+
+
+class Uneven(Padded):
+    """Rows of other tokens in each half, of which the first have no targets."""
+
+    def batch(self, step: int) -> dict[str, np.ndarray]:
+        batch = super().batch(step)
+        batch["tokens"] = np.random.default_rng(step).integers(0, 32, (ROWS, 17)).astype(np.int32)
+        batch["tokens"][: ROWS // 2] %= 4
+        batch["mask"][:4] = 0
+        return batch
+
+
+def train_one_step(
+    balance: float, **keys: Any
+) -> tuple[dict[str, float], dict[str, np.ndarray], dict[str, float]]:
+    """Return the metrics and the gradients of the first step, and the means of an evaluation."""
+    model = EXPERTS.model_copy(update={"balance": balance, "router_z": 0.1})
+    task, plain = Uneven(), {"name": "sgd", "lr": 1.0, "clip": None}
+    step = compiled_step(task, model=model, optimizer=plain, **keys)
+    state, means = step.init_state(), EvaluationMeans(task.derived)
+    batch = task.batch(0)
+    step.compile_eval(step.put_batch(batch))
+    for part in np.split(np.eye(ROWS, dtype=np.float32), keys.get("accumulate", 1)):
+        rows = step.put_batch(batch | {"weight": part.sum(0)})
+        means.add(None, jax.device_get(step.evaluate(state, rows)[0]))
+    before = {name: np.asarray(array) for name, array in state.params.items()}
+    state, metrics = step.train(state, step.put_batch(batch))
+    grads = {name: before[name] - np.asarray(array) for name, array in state.params.items()}
+    return {name: float(value) for name, value in metrics.items()}, grads, means.compute_means()
+
+
+@pytest.mark.parametrize("balance", [0.5, 0.0])
+def test_micro_batches_change_neither_loss_nor_gradients_nor_metrics(balance: float) -> None:
+    metrics, grads, means = train_one_step(balance)
+    on_parts = train_one_step(balance, accumulate=4, mesh={"dp": 2, "ep": 2})
+    assert on_parts[0] == pytest.approx(metrics, rel=1e-5)
+    assert on_parts[2] == pytest.approx(means, rel=1e-5)
+    assert max(np.abs(array).max() for array in grads.values()) > 0.1
+    for name, array in grads.items():
+        np.testing.assert_allclose(on_parts[1][name], array, rtol=1e-5, atol=1e-5, err_msg=name)
 
 
 def layer(**keys: Any) -> tuple[Experts, jax.Array]:
@@ -196,11 +238,9 @@ def test_load_of_many_experts_is_not_listed() -> None:
 
 
 def test_load_extremes_are_per_layer() -> None:
-    sizes = {"layers": 2, "experts": 2, "experts_per_token": 1}
-    experts = Mixture(**sizes, has_capacity=False, balance=0.0, router_z=0.0)
-    chosen_MSE = jnp.array([[[1.0, 7.0]], [[6.0, 2.0]]])
-    totals = RoutingTotals(chosen_MSE, jnp.ones((1, 2)), jnp.zeros(1), jnp.zeros(1))
-    means = totals.metric_means(jnp.array(8.0), experts)
+    chosen_ME = jnp.array([[1.0, 7.0], [6.0, 2.0]])
+    zero = jnp.zeros(())
+    means = Routing(chosen_ME, jnp.ones(2), zero, jnp.array(8.0), None).metric_means()
     assert [float(means[f"expert_load_{which}"]) for which in ("max", "min")] == [7 / 4, 1 / 4]
 
 
@@ -217,7 +257,7 @@ def test_training_loss_without_router_penalty_is_rejected() -> None:
     assert "loss" in step.evaluated_metrics(task.batch(0))
     with pytest.raises(
         SpecError,
-        match=r"leaves out train\.model\.balance and router_z; add the penalty of model\.read",
+        match=r"leaves out train\.model\.balance and router_z; return Loss\(…, routing=model\.read",
     ):
         step.count_flops(task.batch(0))
     plain = EXPERTS.model_copy(update={"balance": 0.0, "router_z": 0.0})
