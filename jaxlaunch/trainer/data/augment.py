@@ -41,9 +41,18 @@ class ReadableImage(Protocol):
     size: Size
 
     def read_pixels(
-        self, box: Box | None = None, size: Size | None = None, mirrored: bool = False
+        self,
+        box: Box | None = None,
+        size: Size | None = None,
+        mirrored: bool = False,
+        *,
+        crops_first: bool = False,
     ) -> Pixels:
-        """Return the part in `box`, or all of it, resized to `size` and mirrored: [H, W, C]."""
+        """Return the part in `box`, or all of it, resized to `size` and mirrored: [H, W, C].
+
+        The pixels around the box are blended in at its border, as if the whole image were resized
+        and then cropped, or not, if `crops_first`.
+        """
         ...
 
 
@@ -89,7 +98,7 @@ class Transform:
     def _crop_image(self, picture: ReadableImage, size: Size, rng: np.random.Generator) -> Pixels:
         if self._augment.crop is not None:
             box = random_box(picture.size, self._augment.crop, self._augment.ratio, rng)
-            return picture.read_pixels(box, size, self._draw_flip(rng))
+            return picture.read_pixels(box, size, self._draw_flip(rng), crops_first=True)
         image = _read_center(picture, size)
         if max_shift := self._augment.shift:
             down, right = rng.integers(-max_shift, max_shift + 1, size=2).tolist()
@@ -126,7 +135,12 @@ class ArrayImage:
         self.size: Size = (array.shape[0], array.shape[1])
 
     def read_pixels(
-        self, box: Box | None = None, size: Size | None = None, mirrored: bool = False
+        self,
+        box: Box | None = None,
+        size: Size | None = None,
+        mirrored: bool = False,
+        *,
+        crops_first: bool = False,
     ) -> Pixels:
         """Return the part in `box`, or all of it, resized to `size` (bilinear), and mirrored."""
         top, left, height, width = (0, 0, *self.size) if box is None else box
@@ -134,7 +148,7 @@ class ArrayImage:
             return mirror_image(self._image) if mirrored else self._image
         picture = to_pil_image(self._image)
         edges = (left, top, left + width, top + height)
-        resized = picture.resize((size[1], size[0]), Image.Resampling.BILINEAR, box=edges)
+        resized = resize_box(picture, edges, size, crops_first=crops_first)
         if mirrored:
             resized = resized.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
         return np.asarray(resized).reshape(*size, self._image.shape[-1])
@@ -218,10 +232,39 @@ def _draw_box(
 
 
 def center_box(image_size: Size, size: Size, share: float = 1.0) -> Box:
-    """Return the largest centered box with the proportions of `size`, scaled by `share`."""
-    scale = share * min(image_size[0] / size[0], image_size[1] / size[1])
-    height, width = size[0] * scale, size[1] * scale
-    return (image_size[0] - height) / 2, (image_size[1] - width) / 2, height, width
+    """Return the centered box that becomes `size`, with `share` of the side that limits it.
+
+    These are the pixels that torchvision's Resize, to `size` / `share`, and CenterCrop take: it
+    rounds the size of the resized image and the corner of the crop to whole pixels.
+    """
+    limit = 0 if image_size[0] * size[1] <= image_size[1] * size[0] else 1
+    # A quotient such as 223.99999 is meant to be whole.
+    resized_side = math.floor(size[limit] / share + 1e-6)
+    starts, lengths = [], []
+    for side, target in zip(image_size, size, strict=True):
+        resized = resized_side * side // image_size[limit]
+        starts.append(round((resized - target) / 2) * side / resized)
+        lengths.append(target * side / resized)
+    return starts[0], starts[1], lengths[0], lengths[1]
+
+
+def resize_box(
+    image: PilImage,
+    edges: tuple[float, float, float, float],
+    size: Size,
+    *,
+    crops_first: bool,
+) -> PilImage:
+    """Resize (bilinear) the part of an image within `edges`: left, top, right and bottom.
+
+    The filter reads pixels around them, too, unless `crops_first`, as torchvision's resized_crop.
+    """
+    if crops_first:
+        # Edges of a JPEG that is decoded at a reduced scale may be between pixels.
+        left, top = math.floor(edges[0]), math.floor(edges[1])
+        image = image.crop((left, top, math.ceil(edges[2]), math.ceil(edges[3])))
+        edges = (edges[0] - left, edges[1] - top, edges[2] - left, edges[3] - top)
+    return image.resize((size[1], size[0]), Image.Resampling.BILINEAR, box=edges)
 
 
 def shift_image(image: Pixels, down: int, right: int) -> Pixels:
@@ -265,6 +308,11 @@ def transform_affine(image: PilImage, *matrix: float) -> PilImage:
     return image.transform(image.size, Image.Transform.AFFINE, matrix, Image.Resampling.NEAREST)
 
 
+def posterize_image(image: PilImage, bits: int) -> PilImage:
+    """Keep the upper bits of each channel; of 0 bits, which Pillow refuses, nothing is left."""
+    return ImageOps.posterize(image, bits) if bits else image.point(lambda _: 0)
+
+
 # Operations by name. The strength is a slope, pixels, degrees, a factor minus 1, bits or a
 # threshold.
 OPERATIONS: Mapping[str, Operation] = {
@@ -278,7 +326,7 @@ OPERATIONS: Mapping[str, Operation] = {
     "saturation": lambda image, change: ImageEnhance.Color(image).enhance(1.0 + change),
     "contrast": lambda image, change: ImageEnhance.Contrast(image).enhance(1.0 + change),
     "sharpness": lambda image, change: ImageEnhance.Sharpness(image).enhance(1.0 + change),
-    "posterize": lambda image, bits: ImageOps.posterize(image, int(bits)),
+    "posterize": lambda image, bits: posterize_image(image, int(bits)),
     "solarize": lambda image, threshold: ImageOps.solarize(image, threshold),  # type: ignore[arg-type]
     "autocontrast": lambda image, _: ImageOps.autocontrast(image),
     "equalize": lambda image, _: ImageOps.equalize(image),

@@ -15,6 +15,8 @@ import numpy.typing as npt
 from PIL import Image, UnidentifiedImageError
 from PIL.TiffImagePlugin import TiffImageFile
 
+from jaxlaunch.trainer.data.augment import resize_box
+
 # Formats that Pillow may open. Some of the others run programs (EPS) or read fonts and movies.
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
 IMAGE_SUFFIXES = (
@@ -93,13 +95,19 @@ class Picture:
         return str(self._image.format), self._image.mode
 
     def read_pixels(
-        self, box: Box | None = None, size: Size | None = None, mirrored: bool = False
+        self,
+        box: Box | None = None,
+        size: Size | None = None,
+        mirrored: bool = False,
+        *,
+        crops_first: bool = False,
     ) -> Pixels:
         """Return the part in `box`, or all of it, resized to `size` and mirrored: uint8 [H, W, C].
 
         A JPEG with at least twice the resolution of `size` is decoded at 1/2, 1/4 or 1/8, and the
         rows below the box are not decoded. May be called once. Resizing is bilinear with
-        antialiasing, as for PIL images in torchvision. Raises BrokenImageError.
+        antialiasing, as for PIL images in torchvision; `crops_first` is that of `resize_box`.
+        Raises BrokenImageError.
         """
         height, width = self.size
         top, left, box_height, box_width = box or (0, 0, height, width)
@@ -116,7 +124,7 @@ class Picture:
             upper_left = left * scale_x, top * scale_y
             edges = (*upper_left, (left + box_width) * scale_x, (top + box_height) * scale_y)
             if size is not None:
-                image = image.resize((size[1], size[0]), Image.Resampling.BILINEAR, box=edges)
+                image = resize_box(image, edges, size, crops_first=crops_first)
             elif box is not None:
                 image = image.crop(tuple(round(edge) for edge in edges))  # type: ignore[arg-type]
             if mirrored:

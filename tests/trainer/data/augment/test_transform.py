@@ -1,3 +1,5 @@
+from pathlib import Path
+
 import numpy as np
 import pydantic
 import pytest
@@ -6,6 +8,8 @@ from PIL import Image
 from jaxlaunch.trainer.data import augment
 from jaxlaunch.trainer.data.augment import ArrayImage, Transform
 from jaxlaunch.trainer.spec.augment import PRESETS, Augment, AugMix, Jitter
+
+FIXTURE = Path(__file__).parents[3] / "fixtures" / "crops" / "crops.npz"
 
 IMAGE = np.random.default_rng(0).integers(0, 256, (20, 28, 3), np.uint8)
 
@@ -41,6 +45,35 @@ def test_crop_is_the_first_drawn_box_that_fits() -> None:
         4,
         5,
     )  # nothing fits
+
+
+def test_crops_equal_torchvision_to_the_border() -> None:
+    compared = []
+    with np.load(FIXTURE) as expected:
+        for key in expected.files:
+            number, name = key.split("/")
+            picture, pixels = ArrayImage(expected[f"{number}/image"]), expected[key].astype(int)
+            box = tuple(expected[f"{number}/box"].tolist())
+            if name == "random":
+                result = picture.read_pixels(box, pixels.shape[:2], crops_first=True)
+                np.testing.assert_array_equal(result, pixels, err_msg=key)
+            elif name not in ("image", "box"):
+                evaluation = Transform(Augment(eval_crop=float(name)), pixels.shape[:2], "eval")
+                # Pillow rounds to bytes after each direction, of which torchvision takes the other
+                # one first where the crop is far smaller than the image.
+                assert np.abs(evaluation(picture) - pixels).max() <= 2, key
+            compared.append(name)
+    assert {"random", "1.0", "0.875", "0.8"} <= set(compared)
+
+
+def test_augmented_crops_equal_torchvision() -> None:
+    image = np.random.default_rng(0).integers(0, 256, (30, 40, 3), np.uint8)
+    transform_crops = Transform(Augment(crop=[0.1, 0.6]), (16, 16), "train")
+    box = augment.random_box((30, 40), [0.1, 0.6], [3 / 4, 4 / 3], make_rng(3))
+    top, left, height, width = map(int, box)
+    cropped = Image.fromarray(image[top : top + height, left : left + width])
+    expected = np.asarray(cropped.resize((16, 16), Image.Resampling.BILINEAR))
+    np.testing.assert_array_equal(transform_crops(ArrayImage(image), make_rng(3)), expected)
 
 
 def test_shift_equals_a_padded_crop() -> None:
@@ -103,6 +136,18 @@ def test_augmix_is_a_weighted_sum_of_chains() -> None:
             augment.OPERATIONS[name](Image.fromarray(IMAGE), by), float
         )
     assert np.abs(result - expected).max() <= 1.0
+
+
+@pytest.mark.parametrize("severity", [9, 10])
+def test_strongest_augmix_runs_every_operation(severity: int) -> None:
+    image = Image.fromarray(np.random.default_rng(0).integers(0, 256, (12, 16, 3), np.uint8))
+    options = AugMix(severity=severity, width=10, depth=10)
+    for seed in range(8):
+        mixed = augment.apply_augmix(image, options, np.random.default_rng(seed))
+        assert mixed.size == image.size
+    strength = augment.operation_strength("posterize", severity - 1, 10, (0.0, 0.0), 4)
+    # torchvision 0.29 makes a tensor black; Pillow refuses 0 bits.
+    assert strength == 0 and not np.asarray(augment.OPERATIONS["posterize"](image, strength)).any()
 
 
 @pytest.mark.parametrize("preset", PRESETS)

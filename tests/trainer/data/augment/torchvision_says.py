@@ -37,6 +37,7 @@ of_rand, of_mix = autoaugment.RandAugment(), autoaugment.AugMix()
 for space, name_of, step in (
     (of_rand._augmentation_space(31, (height, width)), "rand", 9),
     (of_mix._augmentation_space(10, (height, width)), "mix", 2),
+    (of_mix._augmentation_space(10, (height, width)), "strong", 9),
 ):
     for ours, theirs in NAMES.items():
         magnitudes, signed = space[theirs]
