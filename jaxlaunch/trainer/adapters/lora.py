@@ -136,7 +136,9 @@ class FrozenKernel(nnx.Module):
         dropped = x if self.drop is None else self.drop(x)
         low_BLR = apply_kernel(dropped, self.lora_a[...], axes)
         low_BLR = constrain(low_BLR, "batch", "length", "rank")
-        return output + self.scaling * apply_kernel(low_BLR, self.lora_b[...])
+        change = apply_kernel(low_BLR, self.lora_b[...])
+        # The scaling is rounded to the dtype of x only with the product, as torch does it.
+        return output + (self.scaling * change.astype(jnp.float32)).astype(change.dtype)
 
 
 def _initial_matrices(

@@ -38,8 +38,8 @@ class ExampleScores(NamedTuple):
 
     Attributes:
         label: The class of the example.
-        chosen: The class of the largest logit, the first of equal ones.
-        classes_above: Number of classes that come before the label, by losses.count_before.
+        chosen: The class of the largest logit, the first of equal ones; -1 if a logit is NaN.
+        classes_above: Number of classes that come before the label, by losses.count_classes_above.
         confidence: The probability of the chosen class.
         nats: The cross-entropy of the label.
     """
@@ -58,7 +58,7 @@ def score_examples(logits_BV: Array, label_B: Array) -> ExampleScores:
     is_label_BV = jax.lax.broadcasted_iota(jnp.int32, logits_BV.shape, 1) == label_B[:, None]
     return ExampleScores(
         label=label_B,
-        chosen=logits_BV.argmax(-1),
+        chosen=jnp.where(jnp.isnan(logits_BV).any(-1), -1, logits_BV.argmax(-1)),
         classes_above=count_classes_above(logits_BV, label_B),
         confidence=jnp.exp(log_BV.max(-1)),
         nats=-jnp.where(is_label_BV, log_BV, 0.0).sum(-1),
@@ -88,9 +88,11 @@ class Classification:
         nats_B = np.nan_to_num(nats_B, nan=np.inf, posinf=np.inf)
         is_right_B, classes, bins = label_B == chosen_B, self._classes, CALIBRATION_BINS
         self._label_V += np.bincount(label_B, minlength=classes)
-        self._chosen_V += np.bincount(chosen_B, minlength=classes)
+        # A row with a NaN counts as an example of its class, and as no prediction.
+        has_choice_B = chosen_B >= 0
+        self._chosen_V += np.bincount(chosen_B[has_choice_B], minlength=classes)
         self._correct_V += np.bincount(label_B[is_right_B], minlength=classes)
-        self._pairs.update((label_B * classes + chosen_B).tolist())
+        self._pairs.update((label_B * classes + chosen_B)[has_choice_B].tolist())
         self._top1 += int((above_B < 1).sum())
         self._top5 += int((above_B < TOP_CLASSES).sum())
         bin_B = np.clip(np.ceil(confidence_B * bins).astype(int) - 1, 0, bins - 1)
@@ -109,7 +111,9 @@ class Classification:
         total = max(1, examples)
         classes = [*names[: self._classes], *map(str, range(len(names), self._classes))]
         rates = list(map(self._class_rates, range(self._classes)))
-        present = [rate for rate in rates if rate["examples"]]
+        # As by default in scikit-learn: the classes that are a label or a prediction, and 0 for a
+        # quotient by 0.
+        present = [rate for rate in rates if rate["f1"] is not None]
         macro = {
             key: float(np.mean([rate[key] or 0.0 for rate in present] or [0.0]))
             for key in ("precision", "recall", "f1")
@@ -130,7 +134,7 @@ class Classification:
                     "example": -index,
                     "where": None if locate_example is None else locate_example(-index),
                     "label": classes[label],
-                    "predicted": classes[chosen],
+                    "predicted": classes[chosen] if chosen >= 0 else "NaN",
                     "confidence": confidence,
                     "loss": nats if np.isfinite(nats) else None,
                 }

@@ -78,11 +78,16 @@ def cross_entropy(
 
 
 def count_classes_above(logits_BV: Array, label_B: Array) -> Array:
-    """Count the classes with a larger logit than the label, or an equal one and a lower number."""
+    """Count the classes with a larger logit than the label, or an equal one and a lower number.
+
+    Of a row with a NaN these are all classes, because nothing is known about the label: it is never
+    among the first.
+    """
     class_BV, label_B1 = jax.lax.broadcasted_iota(jnp.int32, logits_BV.shape, 1), label_B[:, None]
     chosen_B1 = jnp.where(class_BV == label_B1, logits_BV, 0.0).sum(-1, keepdims=True)
     is_tie_before_BV = (logits_BV == chosen_B1) & (class_BV < label_B1)
-    return ((logits_BV > chosen_B1) | is_tie_before_BV).sum(-1)
+    above_B = ((logits_BV > chosen_B1) | is_tie_before_BV).sum(-1)
+    return jnp.where(jnp.isnan(logits_BV).any(-1), logits_BV.shape[-1], above_B)
 
 
 def multi_label_loss(
@@ -90,7 +95,8 @@ def multi_label_loss(
 ) -> Loss:
     """Return the binary cross-entropy, a row's mean over its classes, with `accuracy` and `f1`.
 
-    A class is predicted where its logit is above 0. Rows of weight 0 add exactly 0.
+    A class is predicted where its logit is above 0; where it is NaN, the prediction is wrong. Rows
+    of weight 0 add exactly 0.
     Raises SpecError for labels of another shape than the logits.
     """
     if label_BV.shape != logits_BV.shape:
@@ -101,6 +107,7 @@ def multi_label_loss(
     is_counted_B = weight_B != 0.0
     logits_BV = jnp.where(is_counted_B[:, None], logits_BV.astype(jnp.float32), 0.0)
     is_label_BV, predicted_BV = label_BV.astype(jnp.float32), (logits_BV > 0.0).astype(jnp.float32)
+    predicted_BV = jnp.where(jnp.isnan(logits_BV), 1.0 - is_label_BV, predicted_BV)
     target_BV = is_label_BV * (1.0 - terms.smoothing) + 0.5 * terms.smoothing
     positive_weight = jnp.ones((1, 1), jnp.float32)
     if terms.class_weights is not None:

@@ -23,6 +23,21 @@ def test_dropout_keeps_the_mean_and_is_off_in_evaluation() -> None:
     assert drop(x) is x
 
 
+@pytest.mark.parametrize("rate", [0.1, 0.3])
+def test_kept_bfloat16_numbers_are_scaled_by_the_exact_probability(rate: float) -> None:
+    x = jax.random.uniform(jax.random.key(0), (512, 1024), minval=0.5, maxval=4.0)
+    x = x.astype(jnp.bfloat16)
+    by_number = Drop(rate, False, nnx.Rngs(0))(x)
+    by_path = Drop(0.0, True, nnx.Rngs(0))(x, jnp.float32(rate))
+    for dropped in (by_number, by_path):
+        kept = np.asarray(dropped, np.float64)
+        exact = np.asarray(x, np.float64) / (1.0 - rate)
+        is_kept = kept != 0
+        # The quotients themselves are rounded to 8 bits, up and down.
+        assert abs(kept[is_kept].sum() / exact[is_kept].sum() - 1.0) < 1e-4
+        assert np.abs(kept / exact - 1.0)[is_kept].max() < 2**-8
+
+
 def test_stochastic_depth_skips_whole_examples() -> None:
     drop = Drop(0.0, True, nnx.Rngs(0))
     per_example = np.asarray(drop(jnp.ones((256, 3, 2)), jnp.float32(0.5))).reshape(256, -1)

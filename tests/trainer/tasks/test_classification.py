@@ -59,8 +59,9 @@ def test_rates_and_confusion_match_counting(rows: tuple[np.ndarray, np.ndarray])
     assert result["top1"] == np.mean([rank < 1 for rank in ranks])
     assert result["top5"] == pytest.approx(np.mean([rank < 5 for rank in ranks]))
     metrics = pytest.importorskip("sklearn.metrics")
+    assert 7 in chosen and 6 not in chosen
     scores = metrics.precision_recall_fscore_support(
-        labels, chosen, labels=range(7), average="macro", zero_division=0
+        labels, chosen, average="macro", zero_division=0
     )
     assert list(result["macro"].values()) == pytest.approx(scores[:3])
 
@@ -85,6 +86,19 @@ def test_calibration_and_worst_examples_are_recorded(
     assert [row["example"] for row in result["worst"]] == worst.tolist()
     assert [row["where"] for row in result["worst"]] == [f"file {number}" for number in worst]
     assert [row["loss"] for row in result["worst"]] == pytest.approx(nats[worst].tolist(), rel=1e-4)
+
+
+def test_rows_with_nan_are_never_right() -> None:
+    labels = np.arange(12) % 6
+    logits = np.eye(6, dtype=np.float32)[labels] * 5
+    # Of all logits, of the label's, and of another one.
+    logits[0], logits[1, 1], logits[2, 0] = math.nan, math.nan, math.nan
+    result = classification_record(logits, labels)
+    assert result["top1"] == result["top5"] == 9 / 12
+    assert [rate["recall"] for rate in result["per_class"]] == [0.5, 0.5, 0.5, 1.0, 1.0, 1.0]
+    assert [rate["precision"] for rate in result["per_class"]] == [1.0] * 6
+    assert np.trace(result["confusion"]) == np.sum(result["confusion"]) == 9
+    assert [row["predicted"] for row in result["worst"][:3]] == ["NaN"] * 3
 
 
 def test_record_of_many_classes_is_bounded() -> None:

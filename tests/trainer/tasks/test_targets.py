@@ -94,6 +94,21 @@ def test_top5_is_counted() -> None:
     assert "top5" not in target_sums(LABEL).metrics
 
 
+def test_nan_logits_never_count_as_a_hit() -> None:
+    labels, weight = jnp.zeros(3, jnp.int32), jnp.ones(3)
+    logits = np.zeros((3, losses.TOP5_MIN_CLASSES), np.float32)
+    logits[0], logits[1, 0], logits[2, 7] = np.nan, np.nan, np.nan
+    metrics = losses.target_loss(jnp.array(logits), labels, weight, Loss()).metrics
+    assert float(metrics["accuracy"][0]) == float(metrics["top5"][0]) == 0
+    flags = np.array([[0.0, 1.0], [0.0, 1.0]])
+    flag_logits = jnp.array([[np.nan, np.nan], [-1.0, np.nan]])
+    block = Loss(target="multi_label")
+    metrics = losses.target_loss(flag_logits, jnp.array(flags), jnp.ones(2), block).metrics
+    # Of four decisions one is right; of two positive ones none, and one is positive by mistake.
+    assert float(metrics["accuracy"][0]) == 0.5
+    assert [float(part) for part in metrics["f1"]] == [0.0, 3.0]
+
+
 def test_mixup_and_cutmix_blend_reversed_batch() -> None:
     images = jnp.asarray(RNG.normal(size=(4, 8, 10, 3)), jnp.float32)
     mixed, share = classify.mix_up(images, jnp.float32(0.3))
