@@ -18,7 +18,8 @@ from pathlib import Path
 from jaxlaunch.launcher.cli import output
 from jaxlaunch.launcher.kubernetes.objects import format_age
 from jaxlaunch.launcher.local.status import read_metrics
-from jaxlaunch.launcher.report.run_files import Curve, CurveFile
+from jaxlaunch.launcher.report.curves import Curve
+from jaxlaunch.launcher.report.run_files import CurveFile
 from jaxlaunch.launcher.wording import format_count
 from jaxlaunch.records import rank_history
 from jaxlaunch.records.rank_history import RankHistory
@@ -143,12 +144,8 @@ def _describe_ranks(history: RankHistory) -> str:
 
 
 def _draw_sparkline(curve: Curve) -> str:
-    """Return a curve in at most _WIDTH characters, each the mean of a group of values."""
-    values = [value for _, _, value in curve.points]
-    group_size = -(-len(values) // _WIDTH)
-    groups = [values[start : start + group_size] for start in range(0, len(values), group_size)]
-    # The sum of large values may overflow, so each value is divided first.
-    means = [sum(value / len(group) for value in group) for group in groups]
-    low, high = min(means), max(means)
+    """Return a curve in at most _WIDTH characters, each the middle of a range of steps."""
+    middles = curve.values_by_range(_WIDTH)
+    low, high = min(middles), max(middles)
     scale = (len(_SPARK_CHARS) - 1) / (high - low) if high > low else 0.0
-    return "".join(_SPARK_CHARS[round((mean - low) * scale)] for mean in means)
+    return "".join(_SPARK_CHARS[round((value - low) * scale)] for value in middles)

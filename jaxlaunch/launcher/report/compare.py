@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jaxlaunch.launcher.errors import UserError
-from jaxlaunch.launcher.report import run_files
+from jaxlaunch.launcher.report import curves, run_files
 from jaxlaunch.launcher.report.plots import Line
 from jaxlaunch.launcher.report.run import RunReport
 from jaxlaunch.launcher.wording import escape_controls
@@ -26,13 +26,14 @@ def compare_runs(runs: Sequence[RunReport], metrics: Sequence[str], axis: str) -
         _require_metric(runs, metric)
     keys = ("sentence", "step", "goodput", "wall_s", "curves", "name", "batch")
     folders = [run.brief.folder for run in runs]
-    curves = [item for run in runs for item in run.named_curves().items()]
-    metric_names = {name for name, curve in curves if curve.points}
+    items = [item for run in runs for item in run.named_curves().items()]
+    metric_names = {name for name, curve in items if curve.points}
     differences = [row for row in run_files.compare_jobs(folders) if row[0] != "name"]
     versions = run_files.differing_rows([run_files.list_versions(run.summary) for run in runs])
     rows = []
     for name, run in zip(_unique_names(runs), runs, strict=True):
-        data = run.to_json() | {"name": name, "batch": run_files.job_batch(run.brief.folder)}
+        share = curves.MAX_PAGE_POINTS // len(runs)
+        data = run.to_json(share) | {"name": name, "batch": run_files.job_batch(run.brief.folder)}
         rows.append({key: data[key] for key in keys})
     return {
         "runs": rows,
@@ -91,8 +92,8 @@ def summary_table(comparison: Mapping[str, Any]) -> list[list[str]]:
     columns = comparison["columns"]
     table = [["RUN", "STATE", "STEP", *(name.upper() for name in columns), "GOODPUT", "TIME"]]
     for run in comparison["runs"]:
-        curves = run["curves"]
-        values = [f"{curves[name][2][-1]:.4g}" if name in curves else "-" for name in columns]
+        points = run["curves"]
+        values = [f"{points[name][2][-1]:.4g}" if name in points else "-" for name in columns]
         goodput = "-" if run["goodput"] is None else f"{run['goodput']:.1%}"
         step = "-" if run["step"] is None else str(run["step"])
         state, time = run["sentence"]["state"], f"{run['wall_s']:.0f}s"

@@ -10,8 +10,9 @@ from typing import Any
 
 from jaxlaunch import contract
 from jaxlaunch.launcher import troubleshooting
-from jaxlaunch.launcher.report import run_files
-from jaxlaunch.launcher.report.run_files import Curve, CurveFile, RunBrief
+from jaxlaunch.launcher.report import curves, run_files
+from jaxlaunch.launcher.report.curves import Curve, Point
+from jaxlaunch.launcher.report.run_files import CurveFile, RunBrief
 from jaxlaunch.launcher.report.timeline import Attempt, Timeline, build_timeline, rank_phases
 from jaxlaunch.launcher.wording import escape_controls
 from jaxlaunch.records.run_numbers import TimedNumbers
@@ -59,7 +60,7 @@ class RunReader:
         if running and max(ended, default=0) >= running.attempt:
             running = None
         timeline = build_timeline(
-            starts, records[-MAX_ATTEMPTS:], self.metrics.intervals, running, totals_s
+            starts, records[-MAX_ATTEMPTS:], self.metrics.intervals.items, running, totals_s
         )
         return RunReport(
             run_files.read_brief(self.path), summary, starts, timeline, self.metrics, self.evals
@@ -116,8 +117,13 @@ class RunReport:
         text = f"{name} {_END_PHRASES[state]}{at_step}: {message}"
         return {"state": state, "text": text, "todo": next_step.strip()}
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the data of the page, whose texts are untrusted."""
+    def to_json(self, max_points: int = curves.MAX_PAGE_POINTS) -> dict[str, Any]:
+        """Return the data of the page, whose texts are untrusted.
+
+        All curves together have at most `max_points` points, unless there are very many curves.
+        """
+        shown_curves = {name: curve for name, curve in self.named_curves().items() if curve.points}
+        limit = max(curves.MIN_CURVE_POINTS, max_points // max(1, len(shown_curves)))
         brief, summary, seconds = self.brief, self.summary, self.timeline.seconds_by_cause
         wall_s = sum(span.ended_at - span.started_at for span in self.timeline.spans)
         notes = () if summary is None else summary.notes[-20:]
@@ -157,9 +163,8 @@ class RunReport:
             ],
             "marks": self._list_marks(),
             "curves": {
-                escape_controls(name): self._curve_points(curve)
-                for name, curve in self.named_curves().items()
-                if curve.points
+                escape_controls(name): self._curve_points(curve.reduced(limit))
+                for name, curve in shown_curves.items()
             },
             "heat": rank_phases(brief.folder, self.timeline),
             "ranks": self._list_ranks(),
@@ -195,9 +200,9 @@ class RunReport:
             return None
         return (ended_at - began_at) / (last - first) * max(0.0, steps - last)
 
-    def _curve_points(self, curve: Curve) -> list[list[float | None]]:
+    def _curve_points(self, points: Sequence[Point]) -> list[list[float | None]]:
         """Return steps, seconds on the axis, and values."""
-        steps, times, values = zip(*curve.points, strict=True)
+        steps, times, values = zip(*points, strict=True)
         return [
             [int(step) for step in steps],
             [None if math.isnan(time) else self._axis_seconds(time) for time in times],
@@ -208,16 +213,14 @@ class RunReport:
         return round(self.timeline.axis_position(time), 3)
 
     def _list_marks(self) -> list[list[Any]]:
-        evals = next(iter(self.evals.curves.values()), Curve()).points
-        saves = self.metrics.curves.get("save_s", Curve()).points
-        saves = [point for point in saves if point[2] > 0]
-        marks = [
+        evals = next(iter(self.evals.curves.values()), Curve())
+        marked = {"eval": evals.reduced(run_files.MAX_MARKS), "save": self.metrics.saves.points}
+        return [
             [self._axis_seconds(time), kind, int(step)]
-            for kind, points in (("eval", evals), ("save", saves))
+            for kind, points in marked.items()
             for step, time, _ in points
             if not math.isnan(time)
         ]
-        return marks[-1000:]
 
     def _list_ranks(self) -> list[dict[str, Any]]:
         """Return the end of each rank's log, and its stack when the run hung."""

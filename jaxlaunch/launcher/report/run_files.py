@@ -17,6 +17,7 @@ from typing import Any
 
 from jaxlaunch import contract, regular_files, samples
 from jaxlaunch.launcher.errors import UserError
+from jaxlaunch.launcher.report.curves import Curve, Intervals
 from jaxlaunch.launcher.wording import escape_controls
 from jaxlaunch.launcher.yaml import reader, writer
 from jaxlaunch.records.run_numbers import RunNumbers
@@ -26,9 +27,9 @@ from jaxlaunch.runs.journal import MAX_LINE_CHARS, STEP
 from jaxlaunch.runs.layout import find_holder
 from jaxlaunch.runs.run_folder import RunFolder
 
-# Points of a curve. It grows to twice as many before it is thinned.
-MAX_POINTS = 1000
 MAX_CURVES = 100
+# Marks of saves, and as many of evaluations, below the strip.
+MAX_MARKS = 500
 MAX_NAME_CHARS = 120
 # Bytes of the newest pictures and texts on a page.
 MAX_REPORTED_BYTES = 2_500_000
@@ -53,48 +54,21 @@ _WRONG_FORM = (OSError, ValueError, TypeError, LookupError, AttributeError, Recu
 
 # The check of each key of a row.
 Checks = Mapping[str, Callable[[Any], Any]]
-# Step, Unix time, value.
-Point = tuple[float, float, float]
-# Unix time at its end, wall seconds, seconds by cause.
-Interval = tuple[float, float, dict[str, float]]
 
 
 # --- numbers over the steps -----------------------------------------------------------------------
 
 
-@dataclasses.dataclass
-class Curve:
-    """One number over the steps. A long curve keeps its spikes, and its first and last point."""
-
-    points: list[Point] = dataclasses.field(default_factory=list)
-
-    def add_point(self, point: Point) -> None:
-        """Add the newest point; one of the same step replaces the last."""
-        if self.points and self.points[-1][0] == point[0]:
-            self.points.pop()
-        self.points.append(point)
-        if len(self.points) > 2 * MAX_POINTS:
-            self.points = list(_keep_extremes(self.points))
-
-
-def _keep_extremes(points: list[Point]) -> Iterator[Point]:
-    """Yield the lowest and the highest of each four neighbours, so that spikes stay."""
-    yield points[0]
-    for at in range(1, len(points) - 1, 4):
-        four = points[at : min(at + 4, len(points) - 1)]
-        low, high = min(four, key=lambda point: point[2]), max(four, key=lambda point: point[2])
-        yield from (low,) if low is high else sorted((low, high))
-    yield points[-1]
-
-
 class CurveFile:
-    """The curves of one file of JSON lines, by name, thinned to what a screen shows."""
+    """The curves of one file of JSON lines, by name, reduced to what a screen shows."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self.curves: dict[str, Curve] = {}
         self.last: Mapping[str, Any] = {}  # the newest row
-        self.intervals: list[Interval] = []  # thinned
+        self.intervals = Intervals()
+        # The seconds of the intervals with a save, for the marks below the strip.
+        self.saves = Curve(limit=MAX_MARKS)
         # Device and inode: a resumed run writes another file.
         self._file_id: tuple[int, int] | None = None
         # Offset of the last whole line: the next row of its step replaces it.
@@ -113,7 +87,8 @@ class CurveFile:
             if is_new:
                 self._file_id = file_id
                 self._last_line_offset = max(0, stat.st_size - MAX_FILE_BYTES)
-                self.curves, self.intervals, self.last = {}, [], {}
+                self.curves, self.last = {}, {}
+                self.intervals, self.saves = Intervals(), Curve(limit=MAX_MARKS)
             file.seek(self._last_line_offset)
             while line := file.readline(MAX_LINE_CHARS):
                 if line.endswith(b"\n"):
@@ -136,27 +111,20 @@ class CurveFile:
             is_number = type(value) in (int, float) and abs(value) < MAX_VALUE
             has_room = len(self.curves) < MAX_CURVES and len(name) <= MAX_NAME_CHARS
             if is_number and name not in (STEP, TIME) and (has_room or name in self.curves):
-                self.curves.setdefault(name, Curve()).add_point((step, time, value))
-        self._add_interval(row, time)
+                if (curve := self.curves.get(name)) is None:
+                    curve = self.curves[name] = Curve()
+                curve.add_item((step, time, value))
+                if name == "save_s" and value > 0:
+                    self.saves.add_item((step, time, value))
+        self._add_interval(row, step, time)
 
-    def _add_interval(self, row: Mapping[str, Any], time: float) -> None:
+    def _add_interval(self, row: Mapping[str, Any], step: int, time: float) -> None:
         values = [row.get(name) for name in ("wall_s", "data_s", "eval_s", "save_s")]
         wall_s, *spent = (value if type(value) is float else 0.0 for value in values)
         is_valid = all(0 <= seconds < 1e9 for seconds in (wall_s, *spent))
-        if wall_s <= 0 or math.isnan(time) or not is_valid:
-            return
-        # The same row was read again.
-        if self.intervals and self.intervals[-1][0] >= time:
-            self.intervals.pop()
-        seconds = dict(zip(("data", "eval", "save"), spent, strict=True))
-        self.intervals.append((time, wall_s, seconds))
-        if len(self.intervals) > MAX_POINTS:
-            pairs = zip(self.intervals[::2], self.intervals[1::2], strict=False)
-            odd = self.intervals[-1:] if len(self.intervals) % 2 else []
-            self.intervals = [
-                (end, first_s + second_s, {cause: first[cause] + second[cause] for cause in first})
-                for (_, first_s, first), (end, second_s, second) in pairs
-            ] + odd
+        if wall_s > 0 and not math.isnan(time) and is_valid:
+            seconds = dict(zip(("data", "eval", "save"), spent, strict=True))
+            self.intervals.add_item((step, time, wall_s, seconds))
 
 
 def read_reports(folder: Path, limit: int) -> list[dict[str, Any]]:

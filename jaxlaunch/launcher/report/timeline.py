@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from jaxlaunch.launcher.report.curves import Interval
 from jaxlaunch.records import rank_history
 from jaxlaunch.records.rank_history import RankHistory
 from jaxlaunch.records.summary import AttemptProgress, AttemptRecord, StartRecord
@@ -26,8 +27,6 @@ _ALTERNATING = ("data", "eval", "save")
 _MAX_PIECES = 400
 _MIN_PIECE_S = 0.0005
 
-# Unix time at its end, its seconds, and those by cause.
-Interval = tuple[float, float, Mapping[str, float]]
 # The cause and its seconds.
 Piece = tuple[str, float]
 
@@ -139,7 +138,7 @@ def _add_attempt(
     # A "down" piece comes first: the attempt waited until the one before it had ended.
     waits.sort(key=lambda piece: piece[0] != DOWN)
     first_step = began_at + sum(spent for _, spent in waits) * scale
-    inner = [interval for interval in intervals if first_step < interval[0] <= ended_at + 1]
+    inner = [interval for interval in intervals if first_step < interval[1] <= ended_at + 1]
     causes = (*waits, *_list_alternating(seconds, inner))
     pieces += [(cause, spent * scale) for cause, spent in causes]
     return ended_at, began_at + sum(spent for cause, spent in waits if cause == DOWN) * scale
@@ -154,8 +153,8 @@ def _list_alternating(seconds: Mapping[str, float], intervals: Sequence[Interval
     size = -(-len(intervals) // (_MAX_PIECES // 4)) or 1
     for at in range(0, len(intervals), size):
         group = intervals[at : at + size]
-        wall_s = sum(interval[1] for interval in group)
-        spent_s = {cause: sum(interval[2][cause] for interval in group) for cause in _ALTERNATING}
+        wall_s = sum(interval[2] for interval in group)
+        spent_s = {cause: sum(interval[3][cause] for interval in group) for cause in _ALTERNATING}
         for cause in ("data", STEP, "eval", "save"):
             if cause == STEP:
                 taken_s = min(steps_s, max(0.0, wall_s - sum(spent_s.values())))

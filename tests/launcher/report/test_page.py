@@ -229,18 +229,6 @@ def test_invalid_classification_is_left_out(tmp_path: Path) -> None:
     assert run_files.read_classification(tmp_path / "run") is None
 
 
-def test_long_curves_keep_spikes(tmp_path: Path) -> None:
-    curve = run_files.Curve()
-    for at in range(100_000):
-        curve.add_point((at, at, 100.0 if at == 33_333 else -100.0 if at == 77_777 else 1.0))
-
-    values = [value for _, _, value in curve.points]
-
-    assert len(values) <= 2 * run_files.MAX_POINTS
-    assert (max(values), min(values)) == (100.0, -100.0)
-    assert (curve.points[0][0], curve.points[-1][0]) == (0, 99_999)
-
-
 def test_growing_and_replaced_files_are_read(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     path.write_text('{"step": 1, "loss": 1.0}\n{"step": 2, "loss": 2.0}\n{"step": 3, "lo')
