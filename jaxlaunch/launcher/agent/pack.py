@@ -7,6 +7,7 @@ bytecode next to each source, which other Python versions ignore.
 from __future__ import annotations
 
 import ast
+import functools
 import hashlib
 import importlib.util
 import io
@@ -42,6 +43,8 @@ PACKAGE_FILES = (
 # The first date of the zip format. A constant date makes equal sources give equal bytes.
 ZIP_EPOCH = (1980, 1, 1, 0, 0, 0)
 
+Definition = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+
 
 def pack_agent() -> bytes:
     """Return a zipapp of the agent and its imports. Equal sources give equal bytes.
@@ -64,12 +67,15 @@ def pack_compiled() -> bytes:
     return _write_zip(files, zipfile.ZIP_STORED)
 
 
+# A parse takes most of the time, and a sweep packs the agent for each of its runs.
+@functools.cache
 def drop_docstrings(text: str) -> str:
-    """Return Python source with empty docstrings; the lines keep their numbers."""
+    """Return Python source with empty docstrings; the lines keep their numbers.
+
+    Those of definitions within a statement such as `if` stay.
+    """
     lines = text.splitlines(keepends=True)
-    for node in ast.walk(ast.parse(text)):
-        if not isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)):
-            continue
+    for node in _walk_definitions(ast.parse(text)):
         if ast.get_docstring(node, clean=False) is None:
             continue
         docstring = node.body[0]
@@ -77,6 +83,14 @@ def drop_docstrings(text: str) -> str:
         indent = " " * docstring.col_offset
         lines[first:last] = [f'{indent}""\n', *["\n"] * (last - first - 1)]
     return "".join(lines)
+
+
+def _walk_definitions(node: Definition) -> Iterator[Definition]:
+    """Yield `node`, and the classes and functions in it."""
+    yield node
+    for child in node.body:
+        if isinstance(child, (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
+            yield from _walk_definitions(child)
 
 
 def archive_digest() -> str:
