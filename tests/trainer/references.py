@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 from flax import nnx
-from safetensors.numpy import load_file
+from safetensors.numpy import load_file, save_file
 
 from jaxlaunch.trainer import spec
 from jaxlaunch.trainer.huggingface import config_json
@@ -76,12 +76,17 @@ def folder(case: str, target: Path) -> Path:
     (target / "config.json").write_text(json.dumps(described["hf_config"]))
     cases = [name for name in (described["weights_from"], case) if name]
     files = {name: FIXTURES / name / "weights.safetensors" for name in cases}
-    places = {}
+    places: dict[str, str] = {}
     needs.arrays(files[cases[0]])
-    for name, path in files.items():
-        if path.exists():
-            (target / f"{name}.safetensors").symlink_to(path)
-            places |= dict.fromkeys(load_file(path), f"{name}.safetensors")
+    # The newest first: of the weights below, the file gets those that are not replaced.
+    for name, path in reversed([item for item in files.items() if item[1].exists()]):
+        file = target / f"{name}.safetensors"
+        if places:
+            below = load_file(path).items()
+            save_file({key: array for key, array in below if key not in places}, file)
+        else:
+            file.symlink_to(path)
+        places |= dict.fromkeys(load_file(file), file.name)
     (target / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
     return target
 

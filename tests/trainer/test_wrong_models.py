@@ -77,7 +77,7 @@ def optimizer_block(**keys: Any) -> dict[str, Any]:
 HEADER = b'{"model.norm.weight": {"dtype": "F32", "shape": [64], "data_offsets": [0, 256]}}'
 WRONG = {
     # folders
-    "a layer too few in the weights": InvalidJob("is missing", {}, spoil=change_layers(3)),
+    "a layer too few in the weights": InvalidJob("more are missing", {}, spoil=change_layers(3)),
     "an encoder": InvalidJob(
         "model_type is bert, and only", {}, spoil=change_config(model_type="bert")
     ),

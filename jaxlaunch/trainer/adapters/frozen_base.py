@@ -26,9 +26,9 @@ from jaxlaunch.trainer.adapters.lora import REFERENCE_PREFIX, dequantize_kernel,
 from jaxlaunch.trainer.buckets import remote
 from jaxlaunch.trainer.errors import CheckpointError, SpecError
 from jaxlaunch.trainer.huggingface import load
-from jaxlaunch.trainer.huggingface.load import DEFAULT_KEY, TensorFiles
 from jaxlaunch.trainer.huggingface.names import Leaf
 from jaxlaunch.trainer.huggingface.save import Parameter
+from jaxlaunch.trainer.huggingface.tensor_files import DEFAULT_KEY, TensorFiles
 from jaxlaunch.trainer.spec import Lora, PublishedModel
 
 Shapes = Mapping[str, jax.ShapeDtypeStruct]

@@ -22,9 +22,9 @@ from jaxlaunch.trainer.buckets import remote
 from jaxlaunch.trainer.errors import SpecError, pydantic_message
 from jaxlaunch.trainer.huggingface import load, names, save
 from jaxlaunch.trainer.huggingface.families import key_set
-from jaxlaunch.trainer.huggingface.load import TensorFiles
 from jaxlaunch.trainer.huggingface.names import Leaf
 from jaxlaunch.trainer.huggingface.save import Parameter
+from jaxlaunch.trainer.huggingface.tensor_files import ADAPTER_CONFIG_FILE, TensorFiles
 from jaxlaunch.trainer.spec import GPT2, Decoder, Lora, PublishedModel, TrainSpec
 
 # Suffixes of an adapter's two matrices and of a quantized kernel's factors, after the kernel's
@@ -182,7 +182,7 @@ def is_adapter(name: str) -> bool:
 # --- the folder -----------------------------------------------------------------------------------
 
 KEY = "train.lora.init_from"
-CONFIG, STEM = "adapter_config.json", "adapter_model"
+CONFIG, STEM = ADAPTER_CONFIG_FILE, "adapter_model"
 CONFIG_KEYS: Mapping[str, str] = {"r": "rank", "lora_alpha": "alpha", "use_rslora": "rslora"}
 # peft's values of keys that a file leaves out.
 DEFAULTS: dict[str, Any] = {"rank": 8, "alpha": 8.0, "rslora": False}
@@ -283,7 +283,7 @@ def read_adapters(
     Raises SpecError if a tensor is missing, unexpected or of another shape.
     """
     folder, leaves = lora.init_from or "", adapter_leaves(kernels)
-    files = TensorFiles(folder, KEY)
+    files = TensorFiles(folder, KEY, STEM)
     load.check_tensors(folder, "train.lora", leaves, abstract_params, files)
     targets = abstract_params.items()
     return {name: load.read_parameter(leaves[name], like, files) for name, like in targets}

@@ -72,6 +72,7 @@ def parse_model(config: Config) -> spec.PublishedModel:
         hint = f"; keys that these do not have: {', '.join(unknown_keys)}" if unknown_keys else ""
         raise SpecError(f"model_type is {name}, and only {', '.join(FAMILIES)} are supported{hint}")
     family = FAMILIES[name]
+    config = _resolve_aliases(family, config)
     if faults := list(key_faults(name, family, config)):
         raise SpecError("; ".join(faults))
     if family.kind == "decoder":
@@ -96,6 +97,20 @@ def parse_model(config: Config) -> spec.PublishedModel:
         raise SpecError("; ".join(faults)) from None
     assert isinstance(model, spec.PublishedModel), "every family is of a published model"
     return model
+
+
+def _resolve_aliases(family: Family, config: Config) -> Config:
+    """Return the config with every key under its own name. Raises SpecError for two values."""
+    aliases = [alias for alias in family.aliases if config.get(alias) is not None]
+    for alias in aliases:
+        key, value = family.aliases[alias], config[alias]
+        if config.get(key, value) != value:
+            raise SpecError(
+                f"{alias} is {json.dumps(value)}, and {key}, another name of it, is "
+                f"{json.dumps(config[key])}; keep the one that the weights were trained with"
+            )
+    values = {family.aliases[alias]: config[alias] for alias in aliases}
+    return {key: value for key, value in config.items() if key not in family.aliases} | values
 
 
 def _describe_fault(names: Mapping[str, str], fault: Mapping[str, Any]) -> str:

@@ -29,6 +29,8 @@ class Family:
     fixed: Values = dataclasses.field(default_factory=dict)
     # Keys of theirs for which only one value is supported.
     constant: Values = dataclasses.field(default_factory=dict)
+    # Other names of keys, which transformers reads as the key that they stand for.
+    aliases: Keys = dataclasses.field(default_factory=dict)
     # Keys of this family alone that do not change what a model computes.
     silent: frozenset[str] = frozenset()
     activation: str = "hidden_act"  # their key of the activation
@@ -185,6 +187,7 @@ FAMILIES: Mapping[str, Family] = {
         },
         {"experts_normalized": True},
         constant={"router_jitter_noise": 0.0},
+        aliases={"num_experts": "num_local_experts"},
         window="all",
     ),
     "qwen3_moe": Family(
@@ -208,6 +211,8 @@ FAMILIES: Mapping[str, Family] = {
             "sliding_window": 4096,
         },
         {"qk_norm": "head"},
+        # transformers 5 writes this one.
+        aliases={"num_local_experts": "num_experts"},
         # Every layer has the window.
         silent=frozenset(["max_window_layers"]),
         window="all_switched",
@@ -227,6 +232,12 @@ FAMILIES: Mapping[str, Family] = {
         },
         {"layer_norm_epsilon": 1e-5, "n_inner": None, "n_positions": 1024},
         constant={"activation_function": "gelu_new", "tie_word_embeddings": True},
+        aliases={
+            "hidden_size": "n_embd",
+            "max_position_embeddings": "n_positions",
+            "num_attention_heads": "n_head",
+            "num_hidden_layers": "n_layer",
+        },
         # The summary keys belong to a classifier; the others change the order of two float32
         # operations at most.
         silent=key_set(
@@ -301,6 +312,7 @@ LAYER_KINDS: Keys = {"sliding_attention": "window", "full_attention": "full"}
 SUPPORTED_VALUES: Values = {
     "add_cross_attention": False,
     "attn_logit_softcapping": None,
+    "compression_config": None,
     "is_causal": True,
     "is_encoder_decoder": False,
     "partial_rotary_factor": 1.0,
@@ -309,6 +321,7 @@ SUPPORTED_VALUES: Values = {
     "rope_interleaved": False,
     "scale_attn_by_inverse_layer_idx": False,
     "scale_attn_weights": True,
+    "transformers_weights": None,
     "use_bidirectional_attention": False,
 }
 # Effects of other values of these keys and of a family's constants, for messages.
@@ -316,6 +329,7 @@ EFFECTS: Keys = {
     "activation_function": "computes another function in each layer",
     "add_cross_attention": "adds attention to an encoder",
     "attn_logit_softcapping": "caps attention scores, which transformers 4 does in gemma2 alone",
+    "compression_config": "says that the weights are quantized",
     "downsample_in_bottleneck": "halves the image in another convolution of a block",
     "downsample_in_first_stage": "halves the image in the first stage too",
     "hidden_act": "computes another function in each layer",
@@ -330,6 +344,7 @@ EFFECTS: Keys = {
     "scale_attn_by_inverse_layer_idx": "divides attention scores by the number of the layer",
     "scale_attn_weights": "leaves attention scores undivided by the root of the head size",
     "tie_word_embeddings": "gives the head weights of its own",
+    "transformers_weights": "names another file of weights than model.safetensors",
     "use_bidirectional_attention": "lets a token see those after it",
 }
 # Keys that do not change what a model computes, such as those that transformers writes for every

@@ -11,36 +11,35 @@ model.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import json
 import math
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from etils import epath
 from jax import Array
 from numpy.typing import NDArray
-from safetensors import SafetensorError, safe_open
 
-from jaxlaunch.trainer.buckets import remote
 from jaxlaunch.trainer.errors import SpecError
 from jaxlaunch.trainer.huggingface import folder, names
-from jaxlaunch.trainer.huggingface.names import Leaf
+from jaxlaunch.trainer.huggingface.names import TIED_HEAD, Leaf
+from jaxlaunch.trainer.huggingface.tensor_files import Slices, TensorFiles
 from jaxlaunch.trainer.spec import PublishedModel, ViT
 
-INDEX_FILE = "model.safetensors.index.json"
-DEFAULT_KEY = "train.model.init_from"
-DTYPES: dict[str, Any] = dict(F32=np.float32, F16=np.float16, BF16=jnp.bfloat16, F64=np.float64)
-# Size of the field that holds the length of the header.
-LENGTH_BYTES = 8
 # Coefficient of the cubic kernel, as in PyTorch.
 CUBIC_COEFFICIENT = -0.75
+# Kinds of faults that one message names.
+MAX_FAULTS = 5
+# Rows of a matrix that are compared at a time.
+COMPARED_ROWS = 4096
+# What programs that wrap a model put before the names of its tensors.
+WRAPPERS = re.compile(
+    r"(^|\.)(module|_orig_mod|base_model\.model|_fsdp_wrapped_module|_checkpoint_wrapped_module)\."
+)
 
-Slices = tuple[slice, ...]
 Grid = tuple[int, int]  # rows and columns of patches
 
 
@@ -74,7 +73,11 @@ def iterate_parameters(
         target = targets["positions"]
         count = target.shape[0] - model.patch_count + folder_model.patch_count
         stored["positions"] = jax.ShapeDtypeStruct((count, *target.shape[1:]), target.dtype)
+    if TIED_HEAD in leaves and "embedding" in targets:
+        stored[TIED_HEAD] = targets["embedding"]
     check_tensors(path, "train.model", leaves, stored, files, names.unread_suffixes(model))
+    if TIED_HEAD in stored:
+        check_tied_head(path, leaves, targets["embedding"], files)
     for name, target in targets.items():
         leaf, shape, dtype = leaves[name], stored[name].shape, target.dtype
         if not is_cast:
@@ -99,14 +102,34 @@ def iterate_parameters(
 
 
 def folder_leaves(model: PublishedModel, files: TensorFiles) -> dict[str, Leaf]:
-    """Return the leaves as this folder names them: without a head there is no prefix."""
+    """Return the leaves as this folder names them.
+
+    As in transformers, the names may lack the prefix of the model below the head, or all have one
+    more; a tied matrix may have the name of the embedding, that of the head, or both. With both,
+    the head is the leaf `TIED_HEAD`.
+    """
     leaves, prefix = names.parameter_leaves(model), names.NAME_PREFIXES[model.kind]
-    if any(name.startswith(prefix) for name in files):
-        return leaves
-    return {
-        ours: dataclasses.replace(leaf, name=leaf.name.removeprefix(prefix))
-        for ours, leaf in leaves.items()
-    }
+    if (tied_head := names.tied_head(model)) is not None:
+        leaves[TIED_HEAD] = tied_head
+
+    def count_names(leaves: Mapping[str, Leaf]) -> int:
+        places = (dict.fromkeys(leaf.stacked_axes, 0) for leaf in leaves.values())
+        named = zip(leaves.values(), places, strict=True)
+        return sum(leaf.tensor_name(first) in files for leaf, first in named)
+
+    def rename_leaves(rename: Callable[[str], str]) -> dict[str, Leaf]:
+        return {
+            ours: dataclasses.replace(leaf, name=rename(leaf.name)) for ours, leaf in leaves.items()
+        }
+
+    shorter = rename_leaves(lambda name: name.removeprefix(prefix))
+    leaves = max(leaves, shorter, rename_leaves(prefix.__add__), key=count_names)
+    if tied_head is not None:
+        head = leaves.pop(TIED_HEAD)
+        if head.name in files:
+            is_twice = leaves["embedding"].name in files
+            leaves[TIED_HEAD if is_twice else "embedding"] = head
+    return leaves
 
 
 def check_tensors(
@@ -126,18 +149,71 @@ def check_tensors(
     shapes: dict[str, tuple[int, ...]] = {}
     for parameter, target in targets.items():
         shapes.update(leaves[parameter].tensor_shapes(target.shape))
-    faults = [f"{name} is missing" for name in shapes if name not in files]
+    # Names of tensors by what is wrong with them.
+    faults: dict[str, list[str]] = {}
     for name, shape in shapes.items():
-        if name in files and tuple(files[name].get_shape()) != shape:
+        if name not in files:
+            faults.setdefault("missing", []).append(name)
+            continue
+        if not files.is_supported(name):
+            fault = f"{files[name].get_dtype()}, as in quantized weights, which are not supported"
+            faults.setdefault(fault, []).append(name)
+        if (stored_shape := files[name].get_shape()) != list(shape):
             is_head = name.startswith("classifier.")
             hint = "; for classes of your own set new_head: true" if is_head else ""
-            stored_shape = files[name].get_shape()
-            faults.append(f"{name} is {stored_shape}, {key} makes it {list(shape)}{hint}")
+            fault = f"{stored_shape}, {key} makes it {list(shape)}{hint}"
+            faults.setdefault(fault, []).append(name)
     unused = [name for name in files if name not in shapes and not name.endswith(unread)]
-    faults += [f"{name} is not used by {key}" for name in unused]
+    if unused:
+        faults[f"not used by {key}"] = unused
+    wrapped = next(filter(WRAPPERS.search, unused), None)
+    if wrapped is not None and not any(map(WRAPPERS.search, shapes)):
+        raise SpecError(
+            f"{path} was saved from a wrapped model, as the name {wrapped} shows: "
+            "DistributedDataParallel adds module., torch.compile _orig_mod., and peft "
+            "base_model.model., and transformers does not read such names either; save the model "
+            "that is inside, of peft after merge_and_unload()"
+        )
     if faults:
-        more = f" and {len(faults) - 5} more" if len(faults) > 5 else ""
-        raise SpecError(f"{path} does not match {key}: {'; '.join(faults[:5])}{more}")
+        more = f"; and {len(faults) - MAX_FAULTS} more" if len(faults) > MAX_FAULTS else ""
+        texts = [_join_names(faults[fault], fault) for fault in [*faults][:MAX_FAULTS]]
+        raise SpecError(f"{path} does not match {key}: {'; '.join(texts)}{more}")
+
+
+def _join_names(names: Sequence[str], fault: str) -> str:
+    if len(names) == 1:
+        return f"{names[0]} is {fault}"
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return f"{', '.join(names[:3])}{more} are {fault}"
+
+
+def check_tied_head(
+    path: str, leaves: Mapping[str, Leaf], target: jax.ShapeDtypeStruct, files: TensorFiles
+) -> None:
+    """Raise SpecError if a tied head differs from the embedding [V, D] in a part of this process.
+
+    transformers 5 uses both then, and transformers 4 the embedding alone.
+    """
+    embedding, head = leaves["embedding"], leaves[TIED_HEAD]
+    like = jax.ShapeDtypeStruct(target.shape, jnp.float32)
+    assert target.sharding is not None, "the train step gives every parameter a sharding"
+    indexes = target.sharding.addressable_devices_indices_map(target.shape).values()
+    spans = {
+        tuple(cut.indices(size)[:2] for cut, size in zip(index, target.shape, strict=True))
+        for index in indexes
+    }
+    for (first, last), columns in spans:
+        for start in range(first, last, COMPARED_ROWS):
+            span = slice(start, min(start + COMPARED_ROWS, last)), slice(*columns)
+            rows_VD = read_part(embedding, span, like, files)
+            if not np.array_equal(rows_VD, read_part(head, span, like, files)):
+                raise SpecError(
+                    f"{path}: {head.name} differs from {embedding.name}, and config.json says that "
+                    "they are tied (tie_word_embeddings): transformers 5 uses both, transformers 4 "
+                    f"drops {head.name}. Set tie_word_embeddings to false to keep both, or remove "
+                    "the tensor"
+                )
+    files.close()
 
 
 def read_parameter(leaf: Leaf, target: jax.ShapeDtypeStruct, files: TensorFiles) -> Array:
@@ -223,146 +299,3 @@ def _bicubic_weights(old_size: int, new_size: int) -> NDArray[np.float64]:
         columns = np.clip(neighbors, 0, old_size - 1).astype(int)
         np.add.at(weights, (np.arange(new_size), columns), np.where(distance <= 1, near, far))
     return weights
-
-
-# --- tensors by name ------------------------------------------------------------------------------
-
-
-class TensorFiles:
-    """The tensors of a folder by name. Raises SpecError without any, or for an unreadable file."""
-
-    def __init__(self, folder: str, key: str = DEFAULT_KEY) -> None:
-        self._key = key
-        storage: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
-        if remote.is_remote(folder):
-            remote.check_url(key, folder)
-            storage = remote.convert_errors(f"reading {key} = {folder}", SpecError)
-        with storage:
-            self._paths = _tensor_paths(folder, key)
-        self._open: dict[str, Any] = {}
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._paths)
-
-    def __contains__(self, name: str) -> bool:
-        return name in self._paths
-
-    def __getitem__(self, name: str) -> Any:
-        """Return a lazy tensor, read when it is sliced. Raises SpecError."""
-        path = self._paths[name]
-        try:
-            if path not in self._open:
-                self._open[path] = _open_file(path, self._key)
-            return self._open[path].get_slice(name)
-        except (OSError, SafetensorError) as error:
-            raise SpecError(f"{self._key}: {path} cannot be read: {error}") from None
-
-    def tensor_dtype(self, name: str) -> np.dtype[Any]:
-        """Return the stored dtype of a tensor. Raises SpecError if it is not floating-point."""
-        stored_dtype = self[name].get_dtype()
-        if stored_dtype not in DTYPES:
-            raise SpecError(
-                f"{self._key}: {name} is {stored_dtype}; {', '.join(DTYPES)} are supported"
-            )
-        dtype: np.dtype[Any] = np.dtype(DTYPES[stored_dtype])
-        return dtype
-
-    def close(self) -> None:
-        """Close the local files, whose mapped pages count as memory of this process."""
-        for path in [path for path in self._open if not remote.is_remote(path)]:
-            del self._open[path]
-
-
-def _open_file(path: str, key: str) -> Any:
-    return RemoteFile(path, key) if remote.is_remote(path) else safe_open(path, "np")
-
-
-def _tensor_paths(folder: str, key: str) -> dict[str, str]:
-    """Return the file of each tensor, by the index or by opening all files."""
-    root = epath.Path(folder)
-    try:
-        if (root / INDEX_FILE).exists():
-            weights = json.loads((root / INDEX_FILE).read_text())["weight_map"]
-            return {name: str(root / file) for name, file in weights.items()}
-        paths: dict[str, str] = {}
-        for path in sorted(map(str, root.glob("*.safetensors"))):
-            paths |= dict.fromkeys(_open_file(path, key).keys(), path)
-    except (OSError, ValueError, KeyError, SafetensorError) as error:
-        raise SpecError(f"{key} = {folder} cannot be read: {error}") from None
-    if not paths:
-        raise SpecError(f"{key} = {folder} is not a folder with safetensors files")
-    return paths
-
-
-class RemoteFile:
-    """A safetensors file in an object store, with the interface of `safe_open`.
-
-    Raises SpecError for an invalid or truncated file, and StorageError.
-    """
-
-    def __init__(self, url: str, key: str = DEFAULT_KEY) -> None:
-        self._url, self._key = url, key
-        with remote.convert_errors(f"reading {url}", SpecError):
-            size = int(remote.open_filesystem(url).size(url))
-        self._start = LENGTH_BYTES
-        if size > LENGTH_BYTES:
-            self._start += int.from_bytes(self.read_range(0, LENGTH_BYTES), "little")
-        try:
-            is_complete = LENGTH_BYTES < self._start <= size
-            header = json.loads(self.read_range(LENGTH_BYTES, self._start)) if is_complete else {}
-            self._header = {name: entry for name, entry in header.items() if name != "__metadata__"}
-            end = self._start + max(entry["data_offsets"][1] for entry in self._header.values())
-        except (ValueError, TypeError, LookupError, AttributeError):
-            raise SpecError(
-                f"{key}: {url} is not a safetensors file: its {size} bytes do not begin "
-                "with a header"
-            ) from None
-        if size < end:
-            raise SpecError(f"{key}: {url} is cut off: it has {size} bytes of {end}")
-
-    def keys(self) -> list[str]:
-        """Return the names of the tensors."""
-        return list(self._header)
-
-    def get_slice(self, name: str) -> RemoteTensor:
-        """Return a lazy tensor. Raises SpecError if it is not in the file or not floating-point."""
-        if name not in self._header:
-            place = f"{self._url}, where {INDEX_FILE} says it is"
-            raise SpecError(f"{self._key}: {name} is not in {place}")
-        entry = self._header[name]
-        dtype, start = entry["dtype"], self._start + entry["data_offsets"][0]
-        if dtype not in DTYPES:
-            supported = f"{', '.join(DTYPES)} are supported"
-            raise SpecError(f"{self._key}: {name} in {self._url} is {dtype}; {supported}")
-        return RemoteTensor(self, entry["shape"], dtype, start)
-
-    def read_range(self, start: int, end: int) -> bytes:
-        """Read the bytes from `start` to `end`. Raises SpecError, StorageError."""
-        with remote.convert_errors(f"reading {self._url}", SpecError):
-            return remote.read_range(self._url, start, end)
-
-
-@dataclasses.dataclass(frozen=True)
-class RemoteTensor:
-    """A lazy tensor in an object store: slicing fetches the needed rows along the first axis."""
-
-    file: RemoteFile
-    shape: list[int]
-    dtype: str
-    start: int
-
-    def get_shape(self) -> list[int]:
-        """Return the shape."""
-        return self.shape
-
-    def get_dtype(self) -> str:
-        """Return the dtype as named by safetensors."""
-        return self.dtype
-
-    def __getitem__(self, slices: Slices) -> np.ndarray[Any, Any]:
-        dtype, rows = np.dtype(DTYPES[self.dtype]), range(*slices[0].indices(self.shape[0]))
-        row_bytes = math.prod(self.shape[1:]) * dtype.itemsize
-        start, end = (self.start + row * row_bytes for row in (rows.start, rows.stop))
-        data = self.file.read_range(start, end)
-        array: np.ndarray[Any, Any] = np.frombuffer(data, dtype).reshape(len(rows), *self.shape[1:])
-        return array[(slice(None), *slices[1:])]

@@ -234,7 +234,7 @@ def _norm_leaves(ours: str, theirs: str, stacked: str) -> Iterator[tuple[str, Le
 # head.
 _UNREAD_SUFFIXES: Mapping[str, tuple[str, ...]] = {
     "decoder": ("rotary_emb.inv_freq",),
-    "gpt2": (".attn.bias", ".attn.masked_bias", "lm_head.weight"),
+    "gpt2": (".attn.bias", ".attn.masked_bias"),
     "vit": ("pooler.dense.weight", "pooler.dense.bias"),
     "resnet": (".num_batches_tracked",),
     "convnext": (),
@@ -244,6 +244,8 @@ NAME_PREFIXES: Mapping[str, str] = {
     "decoder": "model.",
     "gpt2": "transformer.",
 }
+# Our name for the second tensor of a tied matrix, which is compared and not loaded.
+TIED_HEAD = "tied head"
 # The parameters of the head of an image model.
 HEAD_PARAMETERS = ("head", "head_bias")
 
@@ -251,10 +253,16 @@ HEAD_PARAMETERS = ("head", "head_bias")
 def unread_suffixes(model: spec.PublishedModel) -> tuple[str, ...]:
     """Return the suffixes of tensors that this model's files may contain and that are not read."""
     suffixes = _UNREAD_SUFFIXES[model.kind]
-    if isinstance(model, spec.Decoder) and model.tied:
-        # Some repositories also publish the embedding under the name of the head.
-        return (*suffixes, "lm_head.weight")
     return (*suffixes, *(parameter_leaves(model)[name].name for name in new_parameters(model)))
+
+
+def tied_head(model: spec.PublishedModel) -> Leaf | None:
+    """Return the leaf of a head that is the embedding, None for a model with a head of its own.
+
+    Some repositories publish the matrix under this name too, or under this name alone.
+    """
+    is_tied = isinstance(model, spec.GPT2) or (isinstance(model, spec.Decoder) and model.tied)
+    return Leaf("vd", "v d", "lm_head.weight") if is_tied else None
 
 
 def new_parameters(model: spec.PublishedModel) -> tuple[str, ...]:

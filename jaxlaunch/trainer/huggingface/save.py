@@ -32,8 +32,8 @@ from jaxlaunch.trainer.huggingface.folder import (
     read_generation_config,
     special_token_ids,
 )
-from jaxlaunch.trainer.huggingface.load import INDEX_FILE, TensorFiles
 from jaxlaunch.trainer.huggingface.names import Leaf
+from jaxlaunch.trainer.huggingface.tensor_files import INDEX_FILE, MODEL_STEM, TensorFiles
 from jaxlaunch.trainer.spec import GPT2, MLP, ImageModel, PublishedModel
 
 # Maximum size of one safetensors file.
@@ -108,7 +108,7 @@ def write_folder(
     params: Mapping[str, Parameter],
     files: Mapping[str, Mapping[str, Any] | bytes],
     *,
-    stem: str = "model",
+    stem: str = MODEL_STEM,
     file_bytes: int = MAX_FILE_BYTES,
 ) -> list[str]:
     """Write parameters in the layout of `leaves` and other files; return the safetensors.

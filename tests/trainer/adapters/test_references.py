@@ -16,7 +16,7 @@ from jaxlaunch.trainer.checkpoint.store import Store
 from jaxlaunch.trainer.errors import CheckpointError, SpecError
 from jaxlaunch.trainer.export import export
 from jaxlaunch.trainer.generate.text_model import load_text_model
-from jaxlaunch.trainer.huggingface.load import TensorFiles
+from jaxlaunch.trainer.huggingface.tensor_files import TensorFiles
 from jaxlaunch.trainer.numerics import memory
 from jaxlaunch.trainer.spec import TrainSpec
 from jaxlaunch.trainer.step.state import TrainState

@@ -139,16 +139,16 @@ def test_invalid_block_is_rejected(task: Any, lora: dict[str, Any], message: str
         (
             {"r": 8},
             {},
-            r"does not match train.lora: .*lora_A.weight is \[4, 64\], train.lora makes "
+            r"does not match train.lora: .*lora_A.weight.* are \[4, 64\], train.lora makes "
             r"it \[8, 64\]",
         ),
         ({"init_lora_weights": "pissa"}, {}, "init_lora_weights = pissa is not supported"),
         ({"task_type": "SEQ_CLS"}, {}, "task_type = SEQ_CLS is not supported"),
-        ({"target_modules": ["q_proj"]}, {}, "lora_A.weight is not used by train.lora"),
+        ({"target_modules": ["q_proj"]}, {}, "lora_A.weight.* are not used by train.lora"),
         (
             {"target_modules": ["q_proj", "v_proj", "down_proj", "o_proj"]},
             {},
-            "o_proj.lora_A.weight is missing",
+            "o_proj.lora_A.weight.* are missing",
         ),
     ],
 )

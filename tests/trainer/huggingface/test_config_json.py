@@ -85,6 +85,9 @@ TRANSLATIONS: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ),
     (QWEN3_MOE, dict(sparse_layers=(3,), experts_normalized=False, balance=0.5)),
     (QWEN3_MOE, dict(expert_units=768, mlp_units=160)),
+    # Other names of the same key: transformers 5 writes that of Qwen 3.
+    ({"model_type": "qwen3_moe", "num_local_experts": 8}, dict(experts=8)),
+    ({"model_type": "mixtral", "num_experts": 4}, dict(experts=4)),
     ({"model_type": "gemma2"}, dict(attention_spans=("window", "full"), window=4096)),
     ({"model_type": "gemma2"}, dict(head_channels=256, score_cap=50.0)),
     (
@@ -136,6 +139,11 @@ def test_keys_are_translated(config_keys: dict[str, Any], attributes: dict[str, 
             {"model_type": "qwen3_moe", "mlp_only_layers": [0, 1]},
             "mlp_only_layers has all 2 layers, which leaves",
         ),
+        (
+            {"model_type": "qwen3_moe", "num_experts": 4, "num_local_experts": 8},
+            "num_local_experts is 8, and num_experts, another name of it, is 4; keep the one",
+        ),
+        ({"transformers_weights": "b.safetensors"}, "names another file of weights"),
         ({"hidden_act": "relu2"}, "hidden_act is relu2: of activations silu, gelu"),
         (
             {"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}},

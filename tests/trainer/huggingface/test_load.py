@@ -10,7 +10,7 @@ from safetensors.numpy import save as save_one
 
 from jaxlaunch.trainer.errors import SpecError
 from jaxlaunch.trainer.huggingface import save
-from jaxlaunch.trainer.huggingface.load import INDEX_FILE, TensorFiles
+from jaxlaunch.trainer.huggingface.tensor_files import INDEX_FILE, TensorFiles
 from tests import bucket_server
 from tests.trainer import peaks, references
 from tests.trainer.references import folder, step, tensors, train_spec
@@ -217,7 +217,10 @@ def test_stored_copy_of_a_tied_head_is_ignored(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (save_one({"a": np.ones((8, 4), np.float32)})[:-1], "x.safetensors is cut off: it has"),
+        (
+            save_one({"a": np.ones((8, 4), np.float32)})[:-1],
+            "x.safetensors is cut off or damaged: it has",
+        ),
         (
             save_one({"a": np.ones((8, 4), np.float32)})[:20],
             "x.safetensors is not a safetensors file: its 20 bytes",
@@ -225,25 +228,38 @@ def test_stored_copy_of_a_tied_head_is_ignored(tmp_path: Path) -> None:
         (b"<html>no tensors</html>", "is not a safetensors file"),
         (b"\x02" + bytes(7) + b"[]", "is not a safetensors file"),
         (b"", "is not a safetensors file: its 0 bytes"),
+        (save_one({"a": np.ones(8, np.float32)}) + bytes(8), "cut off or damaged: it has"),
+        # Two tensors of one name: the bytes of the first belong to none.
+        (
+            save_one({"a": np.ones(2, np.float32), "b": np.ones(2, np.float32)}).replace(
+                b'"b"', b'"a"'
+            ),
+            "is not a safetensors file",
+        ),
     ],
-    ids=["no last byte", "half a header", "text", "a list", "empty"],
+    ids=[
+        "no last byte",
+        "half a header",
+        "text",
+        "a list",
+        "empty",
+        "more bytes",
+        "one name twice",
+    ],
 )
 def test_damaged_file_in_a_bucket_is_reported(content: bytes, message: str) -> None:
     with bucket_server.serve_bucket() as bucket:
         bucket.objects["weights/broken/x.safetensors"] = content
         bucket.objects[f"weights/broken/{INDEX_FILE}"] = b'{"weight_map": {"a": "x.safetensors"}}'
         with pytest.raises(SpecError, match=message):
-            TensorFiles("gs://weights/broken")["a"]
-        bucket.objects["weights/broken/x.safetensors"] = save_one({"b": np.ones(3, np.float32)})
-        with pytest.raises(SpecError, match="a is not in gs://weights/broken/x.safetensors"):
-            TensorFiles("gs://weights/broken")["a"]
+            TensorFiles("gs://weights/broken")
 
 
 def test_missing_folder_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match="config.json cannot be read"):
         step("llama_tiny", tmp_path / "nowhere").init_state()
     (tmp_path / "config.json").write_text(json.dumps(references.config("llama_tiny")))
-    with pytest.raises(SpecError, match="is not a folder with safetensors files"):
+    with pytest.raises(SpecError, match="is not a folder of weights"):
         step("llama_tiny", tmp_path).init_state()
     (tmp_path / "model.safetensors").write_bytes(b"no tensors")
     with pytest.raises(SpecError, match="cannot be read"):

@@ -9,7 +9,7 @@ import pytest
 from jaxlaunch.trainer import spec
 from jaxlaunch.trainer.errors import SpecError
 from jaxlaunch.trainer.huggingface import config_json, save
-from jaxlaunch.trainer.huggingface.load import INDEX_FILE
+from jaxlaunch.trainer.huggingface.tensor_files import INDEX_FILE
 from tests.trainer import made_up, peaks
 from tests.trainer.huggingface.test_load import have_equal_arrays, read_parameters
 from tests.trainer.references import folder, step, tensors, train_spec
