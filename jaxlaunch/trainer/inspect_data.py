@@ -11,9 +11,10 @@ import collections
 import contextlib
 import hashlib
 import json
+import math
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
@@ -24,7 +25,7 @@ from jaxlaunch.trainer.buckets import remote
 from jaxlaunch.trainer.data import files
 from jaxlaunch.trainer.errors import DataError
 from jaxlaunch.trainer.sources import mixture as sources
-from jaxlaunch.trainer.sources.images import build, listing, picture
+from jaxlaunch.trainer.sources.images import build, listing, picture, proposal
 from jaxlaunch.trainer.sources.images.index import Index, join_path
 from jaxlaunch.trainer.sources.images.picture import BrokenImageError, Picture
 from jaxlaunch.trainer.sources.images.source import CHECK_SIZE, index_images
@@ -32,7 +33,7 @@ from jaxlaunch.trainer.sources.open import open_source
 from jaxlaunch.trainer.sources.tables import files as of_tables
 from jaxlaunch.trainer.sources.tables import source
 from jaxlaunch.trainer.sources.tables.files import Columns
-from jaxlaunch.trainer.spec import Images, Mixture, TrainSpec
+from jaxlaunch.trainer.spec import MLP, Images, Mixture, TrainSpec
 from jaxlaunch.trainer.start.process import print_result, read_spec
 
 
@@ -120,8 +121,6 @@ def _has_bytes(path: str) -> bool:
 
 # Broken or duplicate files that are listed.
 SHOWN_FILES = 10
-# The size in pixels that is proposed if images have several sizes.
-DEFAULT_SIDE = 224
 
 
 class InspectedImage(NamedTuple):
@@ -129,7 +128,8 @@ class InspectedImage(NamedTuple):
 
     wrong: str | None
     size: tuple[int, int] | None
-    form: str
+    format: str
+    mode: str
     digest: bytes
 
 
@@ -157,23 +157,22 @@ def inspect_images(
     if len(sizes):
         sides = {"least": sizes.min(0), "median": np.median(sizes, axis=0), "most": sizes.max(0)}
         spread = {name: list(map(int, size)) for name, size in sides.items()}
-    block: dict[str, Any] = {"source": "images", "path": path}
-    if len(sizes):
-        height, width = map(int, sizes[0])
-        block["size"] = height if height == width else [height, width]
-        if (sizes != sizes[0]).any():
-            block["size"] = DEFAULT_SIDE
+    classes = [*train.classes] or [str(number) for number in range(int(train.label_N.max()) + 1)]
+    modes = {image.mode for *_, image in inspected if image.size}
+    proposed = proposal.propose_training(sizes, modes, len(train), len(classes))
+    block: dict[str, Any] = {"source": "images", "path": path, **proposed["data"]}
     block |= {"label": label} if label else {}
     block |= {} if "eval" in splits else {"eval_split": 0.1}
     block |= {"on_broken": "skip"} if broken else {}
-    classes = [*train.classes] or [str(number) for number in range(int(train.label_N.max()) + 1)]
     if pictures is not None:
         draw_images(train, classes, pictures)
     counts = {
         split: np.bincount(index.label_N, minlength=len(classes)).tolist()
         for split, index in splits.items()
     }
-    formats = collections.Counter(image.form for *_, image in inspected if image.form)
+    formats = collections.Counter(
+        f"{image.format} {image.mode}" for *_, image in inspected if image.size
+    )
     return {
         "kind": "images",
         "splits": {split: len(index) for split, index in splits.items()},
@@ -183,8 +182,8 @@ def inspect_images(
         "left_out": train.left_out,
         "broken": {"count": len(broken), "first": broken[:SHOWN_FILES]},
         "duplicates": {"count": len(duplicates), "first": duplicates[:SHOWN_FILES]},
+        **proposed,
         "data": block,
-        "model": {"classes": len(classes)},
     }
 
 
@@ -194,17 +193,17 @@ def _read_images(index: Index) -> Iterator[InspectedImage]:
         try:
             data = index.read_image(number)
         except BrokenImageError as error:
-            return InspectedImage(str(error), None, "", b"")
+            return InspectedImage(str(error), None, "", "", b"")
         except (FileNotFoundError, PermissionError) as error:
-            return InspectedImage(f"cannot be read: {error.strerror}", None, "", b"")
+            return InspectedImage(f"cannot be read: {error.strerror}", None, "", "", b"")
         digest = hashlib.sha256(data).digest()[:16]
         try:
             picture = Picture(data)
-            size, form = picture.size, " ".join(picture.format_and_mode)
+            size, described = picture.size, picture.format_and_mode
             picture.read_pixels(None, CHECK_SIZE)
         except BrokenImageError as error:
-            return InspectedImage(str(error), None, "", digest)
-        return InspectedImage(None, size, form, digest)
+            return InspectedImage(str(error), None, "", "", digest)
+        return InspectedImage(None, size, *described, digest)
 
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as threads:
         yield from threads.map(read_image, range(len(index)))
@@ -222,6 +221,8 @@ def _duplicate_images(inspected: list[tuple[Index, int, InspectedImage]]) -> lis
 
 
 MAX_LABELS = 100
+# Largest number of weights of the first layer of a proposed MLP, and its smallest width.
+MAX_FIRST_WEIGHTS, MIN_WIDTH = 2**22, 16
 # Values of a column that are listed.
 SHOWN_VALUES = 20
 
@@ -248,7 +249,7 @@ def inspect_table(path: str, place: str, label: str | None, pictures: str | None
     if any(columns[name]["missing"] for name in usable):
         block["missing"] = "mean"
     block |= {} if "eval" in splits else {"eval_split": 0.2}
-    target, model = _detect_target(table, label, columns[label], block)
+    target, outputs = _detect_target(table, label, columns[label], block)
     if pictures is not None:
         draw_table(table, [*usable, label], pictures)
     rows = zip(*(values.tolist() for values in table.values.values()), strict=True)
@@ -259,9 +260,21 @@ def inspect_table(path: str, place: str, label: str | None, pictures: str | None
         "columns": columns,
         "duplicates": {"count": len(table) - len(distinct_rows), "first": []},
         "data": block,
-        "model": {"classes": model},
+        "model": {"classes": outputs, **_limit_width(columns[name] for name in usable)},
         "loss": {"target": target},
     }
+
+
+def _limit_width(columns: Iterable[Mapping[str, Any]]) -> dict[str, int]:
+    """Return the width of an MLP for so many inputs that the default one would be too wide."""
+    inputs = sum(
+        column["different"] if column["kind"] == "texts" else math.prod(column.get("shape", ()))
+        for column in columns
+    )
+    width = MLP().width
+    if inputs * width <= MAX_FIRST_WEIGHTS:
+        return {}
+    return {"width": max(MIN_WIDTH, 2 ** int(math.log2(MAX_FIRST_WEIGHTS / inputs)))}
 
 
 def _describe_column(table: Columns, name: str) -> dict[str, Any]:

@@ -1,19 +1,25 @@
 """What `launcher data` says of images and tables, and that the block it proposes reads them."""
 
 import json
+import math
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 from PIL import Image
 
 from jaxlaunch.trainer.errors import DataError
 from jaxlaunch.trainer.inspect_data import inspect_path
+from jaxlaunch.trainer.models import classifiers
+from jaxlaunch.trainer.sources.images import proposal
 from jaxlaunch.trainer.sources.open import open_source
-from jaxlaunch.trainer.spec import TrainSpec
+from jaxlaunch.trainer.spec import Images, ResNet, TrainSpec
 
 
 @pytest.fixture
@@ -51,12 +57,76 @@ def test_images_are_counted_and_faults_reported(photo_folder: Path) -> None:
     assert "train/dog/x.png is not an image" in result["broken"]["first"][0]
     twice = result["duplicates"]
     assert twice["count"] == 2 and twice["first"][1].endswith("train/dog/1.png")  # of another split
-    expected = {"source": "images", "path": str(photo_folder), "size": 224, "on_broken": "skip"}
-    assert result["data"] == expected
+    expected = {"source": "images", "path": str(photo_folder), "size": 24, "on_broken": "skip"}
+    assert result["data"] == expected and result["batch"] == 8
     assert can_open(result) == 8
     with Image.open(sheet) as picture:
         pixels = np.asarray(picture)
         assert pixels.shape == (2 * 114 + 4, 10 * 100 + 4, 3) and (pixels[60, 10:90] != 255).any()
+
+
+def propose(sizes: Any, images: int, classes: int, mode: str = "RGB") -> TrainSpec:
+    """Return the train block that is proposed, after it has been checked."""
+    proposed = proposal.propose_training(np.array(sizes), {mode}, images, classes)
+    data = {"source": "images", "path": "photos", **proposed["data"]}  # type: ignore[dict-item]
+    return TrainSpec.model_validate({"task": "classify", **proposed, "data": data})
+
+
+def count_parameters(train: TrainSpec) -> int:
+    """Return the number of parameters of a ResNet, whose logits of one image are computed."""
+    assert isinstance(train.model, ResNet) and isinstance(train.data, Images)
+    config, shape = train.model, train.data.shape
+    assert shape is not None and config.channels == train.data.channels
+
+    def run(key: jax.Array) -> Any:
+        model = classifiers.ResNet(config, nnx.Rngs(key))
+        return nnx.state(model, nnx.Param), model(jnp.zeros((1, *shape, config.channels)))
+
+    params, logits = jax.eval_shape(run, jax.random.key(0))
+    assert logits.shape == (1, config.classes)
+    return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(params))
+
+
+@pytest.mark.parametrize(
+    ("sizes", "images", "classes", "mode", "shape", "millions"),
+    [
+        # 72 × 72 pixels, and one other image: an MLP of 224 × 224 had 77 million parameters.
+        ([[72, 72]] * 9 + [[80, 72]], 200, 2, "RGB", (64, 64), (0.5, 2)),
+        ([[72, 72]] * 9, 200, 2, "RGB", (72, 72), (0.5, 2)),
+        ([[28, 28]], 60_000, 10, "L", (28, 28), (1, 8)),
+        ([[32, 32]], 50_000, 100, "RGB", (32, 32), (1, 8)),
+        ([[8, 8]], 1_800, 10, "L", (8, 8), (0.01, 0.3)),
+        ([[1, 1]], 12, 2, "1", (1, 1), (0.001, 0.1)),
+        ([[5, 40], [6, 30]], 12, 12, "RGB", (5, 5), (0.001, 0.1)),
+        ([[48, 96]], 5_000, 4, "RGB", (48, 96), (0.1, 1)),
+        ([[3000, 4000], [4000, 3000]], 300, 3, "RGB", (224, 224), (0.5, 2)),
+        ([[3000, 4000]], 30_000, 3, "RGB", (224, 224), (10, 13)),
+        ([[375, 500], [400, 300]], 1_280_000, 1000, "RGB", (224, 224), (20, 30)),
+        ([[150, 150], [160, 170]], 4_000, 6_000, "LA", (128, 128), (10, 20)),
+    ],
+)
+def test_proposed_model_fits_the_images(
+    sizes: list[list[int]],
+    images: int,
+    classes: int,
+    mode: str,
+    shape: tuple[int, int],
+    millions: tuple[float, float],
+) -> None:
+    train = propose(sizes, images, classes, mode)
+    assert isinstance(train.data, Images) and train.data.shape == shape
+    assert train.data.channels == (3 if mode == "RGB" else 1)
+    assert millions[0] < count_parameters(train) / 1e6 < millions[1]
+    assert 8 <= train.batch <= 128 and train.batch <= max(8, images // 8)
+
+
+def test_arrays_of_many_numbers_get_a_narrow_model(tmp_path: Path) -> None:
+    pixels, labels = np.zeros((12, 64, 64, 3), np.float32), np.arange(12) % 2
+    np.savez(tmp_path / "images.npz", pixels=pixels, label=labels)
+    assert inspect_path(str(tmp_path / "images.npz"), None, None)["model"] == {
+        "classes": 2,
+        "width": 256,
+    }
 
 
 def test_table_is_described_without_unreadable_columns(tmp_path: Path) -> None:
@@ -101,6 +171,8 @@ def test_command_prints_the_data_block(photo_folder: Path) -> None:
     assert "train 9 images, eval 3 images" in ended.stdout
     assert "2 classes of train: cat 4, dog 5" in ended.stdout
     assert "1 image cannot be decoded:" in ended.stdout and "source: images" in ended.stdout
+    assert "kind: resnet" in ended.stdout and "batch: 8" in ended.stdout
+    assert "With 4 images of a class, fine-tuning a published model is better" in ended.stdout
     refused = subprocess.run(
         [*command[:-1], str(photo_folder / "notes.txt"), "-o", "json"],
         capture_output=True,

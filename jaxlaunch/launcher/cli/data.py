@@ -22,6 +22,8 @@ from jaxlaunch.trainer.spec import Mixture, Source
 
 # The largest number of classes, or of columns, that are listed.
 MAX_ROWS = 20
+# Below this mean number of images of a class, a model that is trained from scratch learns little.
+FEW_IMAGES = 200
 # Characters of the longest bar.
 BAR_CHARS = 30
 
@@ -101,10 +103,17 @@ def _describe_data(path: str, data: Mapping[str, Any]) -> Iterator[str]:
         if group["count"]:
             yield f"{format_count(group['count'], unit)} {problem}{':' if group['first'] else ''}"
             yield from (f"  {name}" for name in group["first"])
-    train = {key: data[key] for key in ("model", "data", "loss") if key in data}
+    train = {key: data[key] for key in ("model", "data", "loss", "batch") if key in data}
     if train.get("loss") == {"target": "class"}:
         del train["loss"]
     yield from _describe_usage({"train": train}, default_flow_style=None)
+    if is_images:
+        counts_by_class = data["classes"]["train"]
+        mean = sum(counts_by_class.values()) / max(1, len(counts_by_class))
+        if mean < FEW_IMAGES:
+            start = f"{{init_from: FOLDER, new_head: true, classes: {len(counts_by_class)}}}"
+            yield f"With {mean:.0f} images of a class, fine-tuning a published model is better:"
+            yield f"  model: {start}  # docs/images.md"
 
 
 def _describe_usage(block: Mapping[str, Any], **style: Any) -> Iterator[str]:
