@@ -838,13 +838,15 @@ def send(fd: int, message: Mapping[str, Any]) -> bool:
           for a reader of the summary (a damaged checkpoint, a take-over)
       {"error": {"type", "message", "traceback", "code"}}
           of error_line; `code` is null for an exception that is not ours. With `"fatal": true` the
-          job ends, whatever the processes do
+          job ends, whatever the processes do; with `"handled": true` a worker of a pool has sent
+          the exception to its parent, and continues
+      {"child": {"pid": 4712, "code": -9}}
+          how a child of a wrapper has ended: its exit code, or minus the signal
       {"refusal": {"message", "code"}}
           of refusal_record: the agent writes it into the rank's log
       {"atexit": true, "waits": true, "processes": 2, "code": 42}
           the interpreter is exiting; JAX's shutdown barrier comes next; it used JAX with so many
-          processes, 0 if it used no device; `code` is that of sys.exit, where the job has codes
-          that ask for a restart
+          processes, 0 if it used no device; `code` is that of the last sys.exit
       {"waits": false}
           the process has entered (true) or left JAX's shutdown barrier, and continues
     """

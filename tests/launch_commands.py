@@ -224,10 +224,20 @@ def run(arguments):
     sys.argv = arguments
     runpy.run_path(arguments[0], run_name="__main__")
 if __name__ == "__main__":
-    process = multiprocessing.get_context("spawn").Process(target=run, args=(sys.argv[1:],))
+    context = multiprocessing.get_context(sys.argv[1])
+    process = context.Process(target=run, args=(sys.argv[2:],))
     process.start()
     process.join()
     sys.exit(process.exitcode)
+"""
+FUTURES_PY = """
+import concurrent.futures, runpy, sys
+def run(arguments):
+    sys.argv = arguments
+    runpy.run_path(arguments[0], run_name="__main__")
+if __name__ == "__main__":
+    with concurrent.futures.ProcessPoolExecutor(1) as executor:
+        executor.submit(run, sys.argv[1:]).result()
 """
 
 
@@ -254,6 +264,7 @@ FILES = {
     "prepare.py": "print('prepared')\n",
     "launch.py": LAUNCH_PY,
     "spawn.py": SPAWN_PY,
+    "futures.py": FUTURES_PY,
     "loop.sh": LOOP_SH,
     "slurm.sh": SLURM_SH,
     "tee.sh": TEE_SH,
@@ -290,7 +301,17 @@ COMMANDS: Mapping[str, LaunchCommand] = {
         "subprocess.run([sys.executable, *sys.argv[1:]])", "python launch.py {train}"
     ),
     "multiprocessing": LaunchCommand(
-        "mp.Process(target=train, args=(config,))", "python spawn.py {train}"
+        "mp.Process(target=train, args=(config,))", "python spawn.py spawn {train}"
+    ),
+    "multiprocessing, fork": LaunchCommand(
+        "Process(target=main_worker, args=(gpu, args)).start()", "python spawn.py fork {train}"
+    ),
+    "forkserver": LaunchCommand(
+        'mp.set_start_method("forkserver", force=True)', "python spawn.py forkserver {train}"
+    ),
+    "futures": LaunchCommand(
+        "with ProcessPoolExecutor(max_workers=1) as pool: pool.submit(train, config).result()",
+        "python futures.py {train}",
     ),
     "bash -lc": LaunchCommand(
         'bash -lc "python -m app.scripts.seed"', ("bash", "-lc", "python {train}")
@@ -333,10 +354,9 @@ COMMANDS: Mapping[str, LaunchCommand] = {
     "torchrun": LaunchCommand(
         "python -m torch.distributed.run --nproc_per_node=1 train_vqa.py",
         "torchrun --nproc_per_node=1 {train}",
-        kill="FAILED, exitcode: -9",
     ),
     "wandb agent": LaunchCommand(
-        "wandb agent --count 1 SWEEP", "wandb agent --count 1 python {train}", kill=GONE
+        "wandb agent --count 1 SWEEP", "wandb agent --count 1 python {train}"
     ),
     "nsys": LaunchCommand(
         "nsys profile --trace=cuda --sample=process-tree -o report python -m bench",

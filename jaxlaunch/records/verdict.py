@@ -49,7 +49,7 @@ class FailureKind(str, enum.Enum):
     REQUEUED = "requeued"
     SIGNAL = "signal"
     OOM_KILLED = "oom_killed"
-    # The program was killed, or ended itself by os._exit, while its wrapper runs on.
+    # The program was killed, or ended itself by os._exit, and its wrapper does not tell how.
     PROGRAM_GONE = "program_gone"
     # The command could not be started.
     NOT_STARTED = "not_started"
@@ -470,8 +470,8 @@ CATALOG: dict[str, str] = {
     "run (restarts.codes: {detail})",
     "killed": "rank {rank} was killed by {signal}{place}{hint}",
     "oom_killed": "rank {rank} was OOMKilled{place}: its container reached its memory limit",
-    "program_gone": "rank {rank}'s program was killed{place}, or ended itself by os._exit, while "
-    "the process that started it runs on",
+    "program_gone": "rank {rank}'s program was killed{place}, or ended itself by os._exit, behind "
+    "the process that started it",
     "not_started": "rank {rank} could not be started: {detail}",
     "not_started_code": "rank {rank} could not be started: exit code {code}",
     "no_trainer": "rank {rank}'s program ended with exit code 0 before the trainer began",

@@ -16,11 +16,16 @@ from tests.gang.agents import Gang, make_job, run_gang, run_script, write_progra
 from tests.launch_commands import COMMANDS
 
 # A wrapper in Python that hides signals, and a program that leaves its session. The script has the
-# commands that are in neither list. Two of them are still told wrongly: the exception of a
-# multiprocessing.Process, of which only exit code 1 is known, and failures behind `wandb agent`,
-# which ends with 0.
+# commands that are in neither list.
 QUICK_COMMANDS = ("accelerate launch", "nohup setsid &")
-MORE_COMMANDS = ("conda run", "nsys-jax", "script", "torchrun")
+MORE_COMMANDS = (
+    "conda run",
+    "multiprocessing",
+    "nsys-jax",
+    "script",
+    "torchrun",
+    "wandb agent",
+)
 COMMAND_NAMES = [
     *QUICK_COMMANDS,
     *(pytest.param(name, marks=pytest.mark.extended) for name in MORE_COMMANDS),
@@ -35,6 +40,100 @@ def test_failures_behind_a_launch_command_are_those_of_the_program(
     said = launch_commands.try_failures(tmp_path, command)
     assert sorted(said) == sorted(launch_commands.ENDINGS)
     assert not launch_commands.find_faults(command, said)
+
+
+# A program that reports, and ends as its argument says.
+ENDS = """
+import os, signal, sys
+import jaxlaunch
+def train(ending):
+    # The same failure at the same step would end the job.
+    jaxlaunch.report(step=int(os.environ["JAXLAUNCH_ATTEMPT"]))
+    if ending == "raise":
+        raise ValueError("bad batch 17")
+    if ending == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if ending == "os._exit 3":
+        os._exit(3)
+    if ending == "SystemExit 4":
+        raise SystemExit(4)
+    if ending == "sys.exit 5":
+        sys.exit(5)
+if __name__ == "__main__":
+    train(sys.argv[1])
+"""
+HIDING = """
+import concurrent.futures, multiprocessing, os, subprocess, sys
+import ends
+kind, ending = sys.argv[1:]
+command = [sys.executable, ends.__file__, ending]
+if __name__ == "__main__":
+    if kind == "Popen":
+        subprocess.Popen(command).wait()
+    elif kind == "check":
+        subprocess.run(command, check=True)
+    elif kind == "os.fork":
+        if (child := os.fork()) == 0:
+            os.execv(command[0], command)
+        os.waitpid(child, 0)
+    elif kind == "Pool":
+        with multiprocessing.get_context("spawn").Pool(1) as pool:
+            pool.map(ends.train, [ending])
+    elif kind == "executor":
+        with concurrent.futures.ProcessPoolExecutor(1) as executor:
+            executor.submit(ends.train, ending).result()
+    elif kind == "handles":
+        with concurrent.futures.ProcessPoolExecutor(1) as executor:
+            print("handled", executor.submit(ends.train, ending).exception())
+    else:
+        context = multiprocessing.get_context(kind)
+        process = context.Process(target=ends.train, args=(ending,))
+        process.start()
+        process.join()
+"""
+# A compiled wrapper that ends with 0, as `script` does without -e.
+PERL = "perl -e 'system(@ARGV)' "
+RAISED = "raised at step {}: ValueError: bad batch 17"
+SIGNALLED = "was killed by SIGKILL at step {}"
+HIDDEN_ENDS = (
+    ("Popen raise", RAISED),
+    ("Popen kill", SIGNALLED),
+    ("Popen 'SystemExit 4'", "exit code 4"),
+    ("check 'os._exit 3'", "exit code 3"),
+    ("os.fork 'sys.exit 5'", "exit code 5"),
+    ("fork raise", RAISED),
+    ("fork kill", SIGNALLED),
+    ("spawn raise", RAISED),
+    ("spawn 'sys.exit 5'", "exit code 5"),
+    ("forkserver raise", RAISED),
+    ("forkserver 'os._exit 3'", "exit code 3"),
+    ("Pool raise", RAISED),
+    ("executor raise", RAISED),
+    ("executor kill", SIGNALLED),
+    ("perl raise", RAISED),
+    ("perl 'sys.exit 5'", "exit code 5"),
+    # A shell that knows the failure judges it, and one that does not know it cannot.
+    ("bash Popen raise", RAISED),
+    ("bash Pool raise", "the process finished"),
+)
+
+
+def test_end_of_the_program_decides_whatever_its_parent_says(tmp_path: Path) -> None:
+    ends = write_script(tmp_path, ENDS, "ends.py")
+    hiding = write_script(tmp_path, HIDING, "hiding.py")
+    for attempt, (case, _) in enumerate(HIDDEN_ENDS, 1):
+        line = f"exec {sys.executable} {hiding} {case}"
+        if case.startswith("perl "):
+            line = f"exec {PERL} {sys.executable} {ends} {case.removeprefix('perl ')}"
+        elif case.startswith("bash "):
+            line = f"{sys.executable} {hiding} {case.removeprefix('bash ')} || true"
+        (tmp_path / f"{attempt}.sh").write_text(f"{line}\n")
+    command = ("sh", "-c", f"exec bash {tmp_path}/$JAXLAUNCH_ATTEMPT.sh")
+    gang, codes = run_gang(tmp_path, make_job(command, in_place_limit=len(HIDDEN_ENDS)))
+    messages = [attempt["verdict"]["message"] for attempt in gang.attempts]
+    assert len(messages) == len(HIDDEN_ENDS), (messages, gang.stdout)
+    for attempt, ((case, words), message) in enumerate(zip(HIDDEN_ENDS, messages, strict=True), 1):
+        assert words.format(attempt) in message, case
 
 
 DIES_AT_ONCE = """

@@ -176,8 +176,8 @@ CASES: list[tuple[int, Failure, str]] = [
     (
         137,
         Failure(FailureKind.PROGRAM_GONE, rank=1, step=4),
-        "rank 1's program was killed at step 4, or ended itself by os._exit, while the process "
-        "that started it runs on",
+        "rank 1's program was killed at step 4, or ended itself by os._exit, behind the process "
+        "that started it",
     ),
     (
         82,

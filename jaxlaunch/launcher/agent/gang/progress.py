@@ -49,7 +49,7 @@ class Status:
         left: Whether the interpreter is exiting by itself.
         joining: Whether jax.distributed.initialize waits for the other ranks.
         waits: Whether the process is in JAX's shutdown barrier, in which it waits for the others.
-        leaving_code: Code with which it exits, where the job has codes that ask for a restart.
+        leaving_code: Code of its last sys.exit.
         done: Whether the program has finished.
         processes: Processes with which the program used JAX, 0 if it has not said so.
         jax: Version of JAX that the program imported.
@@ -311,7 +311,7 @@ class RankProgress:
 UNSTARTABLE = "unstartable"
 _MESSAGE_START = re.compile(
     rb'\{"(?:hello|role|phase|committed|found|restored|joining|joined|metrics|stopped|profile|note|error|'
-    rb'refusal|atexit|waits|unstartable)": ?'
+    rb'refusal|atexit|waits|child|unstartable)": ?'
 )
 # Characters of a phase or a version, which are in every heartbeat.
 MAX_LABEL_CHARS = 100
@@ -341,7 +341,7 @@ def read_line(line: bytes, rank: int) -> dict[str, Any]:
             continue
         try:
             field = _READERS[key](value)
-            is_record = isinstance(field, _Error | _Refusal | _Stopped)
+            is_record = isinstance(field, _Error | _Refusal | _Stopped | _ChildEnd)
             message[key] = dataclasses.asdict(field) if is_record else field
         except MalformedError as error:
             text = f"rank {rank} wrote `{key}`: {codec.truncate_repr(value)} to the progress pipe"
@@ -389,6 +389,12 @@ class _Stopped:
     note: Annotated[str, truncate_to(contract.MESSAGE_CHARS)] = ""
 
 
+@dataclasses.dataclass(frozen=True)
+class _ChildEnd:
+    pid: NonNegativeInt
+    code: ExitStatus
+
+
 def _check_metrics_size(metrics: Mapping[str, Any]) -> Mapping[str, Any]:
     if len(json.dumps(metrics)) > MAX_METRICS_BYTES:
         raise MalformedError(f"an object of at most {MAX_METRICS_BYTES} bytes", metrics)
@@ -425,6 +431,8 @@ class _Line:
     note: str
     error: _Error
     fatal: bool
+    handled: bool
+    child: _ChildEnd
     refusal: _Refusal
     atexit: Any
     waits: bool

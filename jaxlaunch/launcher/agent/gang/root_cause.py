@@ -125,7 +125,7 @@ class EventKind(str, enum.Enum):
             with 0.
         LOST: The connection to a host's agent was lost.
         HANG: A phase of a rank exceeded its timeout.
-        GONE: The program of a rank was killed while the wrapper that started it runs on.
+        GONE: The program of a rank was killed, and its wrapper runs on or does not tell how.
         UNSTARTABLE: The command could not be started.
     """
 
@@ -189,8 +189,8 @@ class Event:
         unseen_s: Seconds since the last sign of life (HANG, LOST).
         is_alone: Whether the process has no peers whose death it could echo.
         requeue: Restart for which the exit code asks (EXIT, LEFT).
-        is_handled: Whether a wrapper that started the program may handle it (ERROR, GONE). It is no
-            fault then, but explains those of the peers.
+        is_handled: Whether a wrapper that started the program may handle it (ERROR, EXIT, GONE).
+            Alone it is not a fault, but it explains those of the peers.
     """
 
     kind: EventKind
@@ -460,6 +460,8 @@ def _failure_without_rank(event: Event) -> Failure:  # noqa: C901 - a branch per
         return Failure(kind, exit_code=code, requeue=requeue, detail=requeue.value)
     closeness = event_closeness(event)
     if closeness is Closeness.LEFT:
+        if event.kind is EventKind.LEFT and (code := shell_exit_code(event)) != contract.DONE:
+            return Failure(FailureKind.EXIT_CODE, exit_code=code)
         return Failure(FailureKind.LEFT_EARLY)
     if closeness is Closeness.ECHO and (match := MISSED_HEARTBEAT.search(event.text)):
         return Failure(FailureKind.HEARTBEATS_MISSED, rank=int(match[1]))

@@ -116,7 +116,7 @@ def _is_in_environ(folder: str) -> bool:
 
 STANDBY_SCRIPT = "standby.py"
 # Files of launcher/agent/site.
-HOOK_FILES = ("sitecustomize.py", "reporter.py", "jaxhook.py", STANDBY_SCRIPT)
+HOOK_FILES = ("sitecustomize.py", "reporter.py", "jaxhook.py", "wrappers.py", STANDBY_SCRIPT)
 # Files of jaxlaunch.
 CONTRACT_FILE, ISOLATED_FILE = "contract.py", "isolated.py"
 # This folder comes last on a program's sys.path, for images without our package.

@@ -353,6 +353,8 @@ class ProcessTree:
         self._wrapper_pids: set[int] = set()
         # Whether the exit code of the program is lost in a pipeline.
         self.is_in_pipeline = False
+        # Whether a shell has started the program or one of its wrappers.
+        self.is_below_shell = False
         # Processes that were sent SIGTERM, and the last time at which one of them existed.
         self._signalled: set[int] = set()
         self._signalled_alive_at = -math.inf
@@ -381,6 +383,11 @@ class ProcessTree:
         """Return whether a wrapper outlived the program."""
         program = self._find_program()
         return program is not None and program.pid != self.pid and program.has_ended
+
+    @property
+    def has_reported(self) -> bool:
+        """Return whether the program has joined the other ranks or reports progress."""
+        return self._program is not None and self._program.role >= contract.Role.REPORTS
 
     @property
     def has_joined(self) -> bool:
@@ -412,8 +419,18 @@ class ProcessTree:
             is_below = pid != self.pid and candidate.is_here
             self.is_in_pipeline = is_below and is_in_pipeline(pid)
             self._wrapper_pids = set(find_ancestors(pid))
+            self.is_below_shell = is_below and self._has_shell_above(pid)
         self._program = candidate
         return True
+
+    def _has_shell_above(self, pid: int) -> bool:
+        """Return whether a process of this rank above another one is a shell."""
+        for ancestor in find_ancestors(pid):
+            if is_shell(ancestor):
+                return True
+            if ancestor == self.pid:
+                break
+        return False
 
     def raise_role(self, role: int) -> None:
         """Raise the role of the program, if a Python has told one, to at least this."""

@@ -17,22 +17,21 @@ import signal
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NoReturn
 
 from jaxlaunch import contract, regular_files
 from jaxlaunch.launcher.agent.gang import progress
 from jaxlaunch.launcher.agent.gang.config import Config
 from jaxlaunch.launcher.agent.gang.progress import UNSTARTABLE, RankProgress
-from jaxlaunch.launcher.agent.gang.root_cause import is_signal_exit_code
 from jaxlaunch.launcher.agent.host import environment, process_tree
 from jaxlaunch.launcher.agent.host.folders import SiteFolder
 from jaxlaunch.launcher.agent.host.process_tree import ProcessTree
+from jaxlaunch.launcher.agent.host.program_end import RAISED, ProgramEnd, reports_child
 from jaxlaunch.launcher.agent.io import resources
 from jaxlaunch.launcher.agent.io.loop import Loop
 from jaxlaunch.launcher.agent.io.output import LinePipe, OutputStream, RankLog
 from jaxlaunch.records.members import Members
-from jaxlaunch.records.verdict import MAX_SIGNAL
 from jaxlaunch.runs.layout import start_folder
 
 # A verdict may quote this many lines of output.
@@ -88,14 +87,7 @@ class Child:
         self.profile_path = environ[contract.PROFILE]
         self.progress = RankProgress(time.monotonic(), phase)
         self.tail: deque[bytes] = deque(maxlen=TAIL_LINES)
-        # The exception of the program, if its wrapper continues.
-        self.handled_error: Mapping[str, Any] | None = None
-        # The exception of another Python: a wrapper, or what one starts before the program.
-        self.other_error: Mapping[str, Any] | None = None
-        # Exit code of the program, or minus the signal, if its wrapper does not pass it on.
-        self.program_code: int | None = None
-        # Whether the program had ended before the process that started it.
-        self.has_lost_program = False
+        self.end = ProgramEnd()
         # Notes that were sent to the leader.
         self.notes: set[str] = set()
         self._on_output, self._on_report = on_output, on_report
@@ -154,24 +146,25 @@ class Child:
         """Return whether the program was killed or ended itself by os._exit, behind a wrapper."""
         return self.tree.has_lost_program and not self.progress.status.left
 
-    def resolve_exit(self, code: int) -> int:
-        """Return how the rank ended: its exit code, or minus the signal that killed the program.
+    @property
+    def has_unknown_end(self) -> bool:
+        """Return whether nothing says how the program ended, and no shell has judged it."""
+        return self.end.was_first and self.end.code is None and not self.tree.is_below_shell
 
-        A wrapper passes the signal on as 128 plus its number, as shells do, or as `sys.exit(-9)`,
-        which Python turns into 247. Call this after `close`.
-        """
-        is_killed = self.has_lost_program and self.has_vanished_program
-        if self.program_code is not None and (is_killed or code == contract.DONE):
-            return self.program_code
-        if not is_killed:
-            return code
-        if is_signal_exit_code(code):
-            return 128 - code
-        if 256 - MAX_SIGNAL <= code < 255:
-            return code - 256
-        # `setsid --wait` ends with the status of waitpid(2).
-        is_status = self.tail and _SETSID_SIGNAL.match(self.tail[-1])
-        return -(code & 0x7F) if is_status else code
+    def resolve_exit(self, code: int, kept_codes: Collection[int]) -> int:
+        """Return how the rank ended, as `ProgramEnd.resolve_code` does. Call it after `close`."""
+        status = self.progress.status
+        if self.end.code is None and status.left:
+            self.end.code = status.leaving_code
+        if self.tree.is_in_pipeline:
+            self.end.decides = True
+        return self.end.resolve_code(
+            code,
+            is_below_shell=self.tree.is_below_shell,
+            has_left=status.left,
+            kept_codes=kept_codes,
+            last_line=self.tail[-1] if self.tail else b"",
+        )
 
     def read_reports(self) -> None:
         """Read the progress messages that have arrived."""
@@ -213,12 +206,22 @@ class Child:
         now = time.monotonic()
         self.progress.take_message(message, now)
         if "error" in message:
-            if not self.tree.is_program:
-                self.handled_error = message["error"]
-                self.progress.take_message({"atexit": True}, now)
-            elif self.other_error is not None and _reports_child(message["error"]):
-                message = {**message, "error": self.other_error}
+            message = self._take_error(message, now)
         self._on_report(self, message)
+
+    def _take_error(self, message: dict[str, Any], now: float) -> dict[str, Any]:
+        """Record an exception of the program, and return the message with the one to report."""
+        error, end = message["error"], self.end
+        if message.get("handled"):
+            end.task_error = error
+        elif not self.tree.is_program:
+            end.error = error
+            if end.code is None and self.tree.has_reported:
+                end.code = RAISED
+            self.progress.take_message({"atexit": True}, now)
+        elif end.other_error is not None and reports_child(error):
+            return {**message, "error": end.other_error}
+        return message
 
     def _take_role(self, pid: int, message: Mapping[str, Any]) -> bool:
         """Record the role of a process, and return whether it is the program."""
@@ -228,7 +231,7 @@ class Child:
         if not self.tree.offer_program(pid, message["role"], message.get("pid_namespace")):
             return False
         if "hello" in message:
-            self.handled_error = self.other_error = None
+            self.end = ProgramEnd()
         if not is_same_program and self.progress.has_hello:
             self.progress.reset_interpreter(time.monotonic())
         return True
@@ -237,26 +240,16 @@ class Child:
         """Handle a report of a process that is not the program: a wrapper, or what one starts."""
         if message.get("fatal"):
             self._on_report(self, message)
+        elif "child" in message:
+            child = message["child"]
+            if child["pid"] == self.tree.program_pid and self.tree.has_reported:
+                self.end.take_child(message["pid"], child["code"])
+                self._on_report(self, {CHILD_ENDED: True})
+        elif "atexit" in message:
+            self.end.take_other_exit(message["pid"], message.get("code"))
         elif "error" in message:
-            error = message["error"]
-            match = _CHILD_SIGNAL.search(error["message"])
-            if match is not None and self.has_vanished_program:
-                self.program_code = -int(match[1])
-            elif self.other_error is None or not _reports_child(error):
-                self.other_error = error
-
-
-# The end of the message of a CalledProcessError, as Python's subprocess writes it.
-_CHILD_SIGNAL = re.compile(r"died with <Signals\.\w+: (\d+)>\.$")
-
-
-# What `setsid --wait` of util-linux prints when its child was killed.
-_SETSID_SIGNAL = re.compile(rb"setsid: child \d+ did not exit normally")
-
-
-def _reports_child(error: Mapping[str, Any]) -> bool:
-    """Return whether an exception only says that another process failed."""
-    return error.get("type") == "CalledProcessError"
+            is_killed = self.has_vanished_program
+            self.end.take_other_error(message["error"], is_killed=is_killed)
 
 
 def adopt_orphans() -> None:
@@ -316,6 +309,8 @@ TRAINER_MODULE = "jaxlaunch.trainer"
 LEFTOVER_POLL_S = 0.1
 # Key of the report that a joined program was killed, where its wrapper has started another.
 GONE = "gone"
+# Key of the report that the parent of the program has said how the program ended.
+CHILD_ENDED = "child_ended"
 # What `setsid` or `nohup … &` leaves running gets this long to become a Python that reports.
 FIRST_PYTHON_TIMEOUT_S = 10.0
 # After this many killed standby processes, no new one is started, because it would be killed too.
@@ -549,7 +544,7 @@ class Processes:
             tree = child.tree
             if tree.pid != pid:
                 continue
-            child.has_lost_program = tree.has_lost_program
+            child.end.was_first = tree.has_lost_program
             is_awaited = tree.awaits_program(0.0, FIRST_PYTHON_TIMEOUT_S)
             if not tree.leaves_programs() and not is_awaited:
                 tree.kill()
@@ -608,7 +603,7 @@ class Processes:
             tree.kill()
         child.close()
         if (program_code := self._orphan_codes.pop(tree.program_pid, None)) is not None:
-            child.program_code = program_code
-        code = child.resolve_exit(code)
+            child.end.code, child.end.decides = program_code, True
+        code = child.resolve_exit(code, self._config.job.requeue_codes)
         child.progress.record_exit(code)
         self._on_end(child, code)

@@ -25,7 +25,7 @@ from jaxlaunch.launcher.agent.gang.nccl import NcclQuery, should_query_nccl
 from jaxlaunch.launcher.agent.gang.progress import UNSTARTABLE, StatusChanges
 from jaxlaunch.launcher.agent.gang.root_cause import EventKind, is_signal_exit_code
 from jaxlaunch.launcher.agent.host.leader_connection import LeaderConnection, MemberState
-from jaxlaunch.launcher.agent.host.processes import GONE, Child, Processes
+from jaxlaunch.launcher.agent.host.processes import CHILD_ENDED, GONE, Child, Processes
 from jaxlaunch.launcher.agent.io import resources
 from jaxlaunch.launcher.agent.io.link import HEARTBEAT_S
 from jaxlaunch.records import codec
@@ -81,11 +81,14 @@ class RankReports:
         self._ranks_without_hook: set[int] = set()
         # When the program of a rank was lost while its wrapper ran on; infinite once reported.
         self._lost_at: dict[int, float] = {}
+        # Ranks of which the OOM killer has killed a process in this attempt.
+        self._oom_ranks: set[int] = set()
 
     def start_attempt(self) -> None:
         """Reset the state of the previous attempt."""
         self._overdue_ranks.clear()
         self._lost_at.clear()
+        self._oom_ranks.clear()
         self._ranks_without_hook.clear()
         self._metrics.unsent, self._changes = None, StatusChanges()
         if self._clock is not None:
@@ -94,7 +97,7 @@ class RankReports:
     def take_report(self, child: Child, message: Mapping[str, Any]) -> None:
         """Handle a message from the progress pipe of a process."""
         self._update_clock(child, message)
-        if "error" in message or GONE in message:
+        if not message.keys().isdisjoint(("error", GONE, CHILD_ENDED)):
             self._send_program_end(child, message)
         if UNSTARTABLE in message:
             self._ranks_without_hook.add(child.rank)
@@ -126,7 +129,7 @@ class RankReports:
             self._metrics.finish()
         # A SIGKILL may be from the OOM killer, also of a program whose wrapper hides the signal.
         is_killed = code == -signal.SIGKILL or (code != 0 and child.has_vanished_program)
-        is_oom = is_killed and self._has_new_oom_kill()
+        is_oom = is_killed and self._is_oom_kill(child)
         if is_oom:
             code = -signal.SIGKILL
         # Before the exit code 0 of a shell, which would say that the rank is done.
@@ -137,24 +140,23 @@ class RankReports:
 
     def _report_hidden_failure(self, child: Child, code: int) -> None:
         """Report how the Python process of a wrapper failed, if the exit code does not say it."""
-        error, status = child.handled_error, child.progress.status
-        # A pipeline ends with the exit code of its last command, whatever the others do.
-        is_lost = code == 0 and child.tree.is_in_pipeline and not self._state.is_stopping
+        tree, status = child.tree, child.progress.status
         is_failure = code > 0 and not is_signal_exit_code(code)
-        if error is not None and (is_failure or is_lost):
+        is_lost = code == 0 and not status.left and not self._state.is_stopping
+        if is_failure and (error := child.end.find_error(code)) is not None:
             self.send_event(EventKind.ERROR, child, error=error)
-        elif child.other_error is not None and is_failure:
-            self.send_event(EventKind.ERROR, child, error=child.other_error)
-        elif error is not None and code == 0:
+        elif code == 0 and (error := child.end.error) is not None:
             fault = f"{error.get('type')}: {error.get('message')}".splitlines()[0]
             note = (
                 f"rank {child.rank} counts as finished, because its command ended with exit code 0 "
                 f"after a Python process of it had raised {fault}"
             )
             self._leader.send("note", text=note[:MAX_NOTE_CHARS])
-        elif is_lost and status.jax is not None and not status.left:
+        elif is_lost and tree.is_in_pipeline and status.jax is not None:
             text = child.tail_text[-MAX_STACKS_CHARS:]
             self.send_event(EventKind.UNFINISHED, child, text=text)
+        elif is_lost and tree.has_joined and child.has_unknown_end:
+            self._send_loss(child, is_handled=False)
 
     def send_event(self, kind: EventKind, child: Child, **fields: Any) -> None:
         """Report an event of a process, with its status."""
@@ -213,20 +215,38 @@ class RankReports:
 
     def _send_program_end(self, child: Child, message: Mapping[str, Any]) -> None:
         """Report the exception or the kill of a program, which its wrapper may handle."""
-        is_decisive = child.tree.is_program or message.get("fatal", False)
+        is_handled = not child.tree.is_program or message.get("handled", False)
+        is_decisive = not is_handled or message.get("fatal", False)
         if GONE in message:
             self.send_event(EventKind.GONE, child, is_handled=True)
+        elif CHILD_ENDED in message:
+            if child.tree.has_joined and child.end.error is None:
+                self._lost_at[child.rank] = math.inf
+                self._send_loss(child)
         elif is_decisive or child.tree.has_joined:
             error = message["error"]
             self.send_event(EventKind.ERROR, child, error=error, is_handled=not is_decisive)
 
-    def _has_new_oom_kill(self) -> bool:
-        """Return whether the OOM killer has killed a process since the last call.
+    def _send_loss(self, child: Child, *, is_handled: bool = True) -> None:
+        """Report that a program has ended behind its wrapper, which does not tell how."""
+        code = child.end.code
+        is_killed = code in (None, -signal.SIGKILL)
+        fields = {"is_handled": is_handled, "oom": is_killed and self._is_oom_kill(child)}
+        if code is None:
+            self.send_event(EventKind.GONE, child, **fields)
+        elif code != contract.DONE:
+            text = child.tail_text[-MAX_STACKS_CHARS:]
+            self.send_event(EventKind.EXIT, child, exit=code, text=text, **fields)
+
+    def _is_oom_kill(self, child: Child) -> bool:
+        """Return whether the OOM killer has killed a process since the last other kill.
 
         Outside a container its counter is for the whole machine.
         """
         kills_before, self._oom_kills = self._oom_kills, resources.count_oom_kills()
-        return self._config.is_pod and self._oom_kills > kills_before
+        if self._config.is_pod and self._oom_kills > kills_before:
+            self._oom_ranks.add(child.rank)
+        return child.rank in self._oom_ranks
 
     def _check_lost_programs(self, now: float) -> None:
         """Report programs that were killed while the wrapper that started them runs on.
@@ -239,8 +259,7 @@ class RankReports:
             # What the program wrote before its end may not have been read.
             elif now - self._lost_at.setdefault(child.rank, now) > LOST_PROGRAM_S:
                 self._lost_at[child.rank] = math.inf
-                is_oom = self._has_new_oom_kill()
-                self.send_event(EventKind.GONE, child, oom=is_oom, is_handled=True)
+                self._send_loss(child)
 
     def _status_fields(self, child: Child) -> dict[str, Any]:
         """Return the fields of a message that carries the complete status of a rank."""

@@ -52,6 +52,8 @@ FINISHED_WAIT_S = 300.0
 REQUEUE_WAIT_S = 5.0
 # How JAX ends a rank whose peers are gone, by itself and behind a shell.
 ABORT_CODES = (-signal.SIGABRT, 128 + signal.SIGABRT)
+# Failures of a program whose wrapper may end with 0.
+HIDDEN_FAILURES = (EventKind.ERROR, EventKind.UNFINISHED, EventKind.GONE)
 # Symptoms that other hosts show when one dies.
 LOST_HOST_ECHOES = (Closeness.ABORT, Closeness.ECHO)
 # A message that arrives within this time after a symptom may have been sent before it.
@@ -204,8 +206,7 @@ class Attempt:
             all_ended = self.ranks.alive == self._lost_ranks
             is_over = all_ended or now >= self._stop.deadline
             return self._stop_verdict(self._stop, all_ended) if is_over else None
-        # A shell may end with 0 although its program failed.
-        if self.ranks.unclean == 0 and not self._symptoms.events_at(Closeness.CAUSE):
+        if self.ranks.unclean == 0 and not self._has_hidden_failure:
             if any(status.exit == contract.PREEMPTED for status in self.statuses):
                 return self._stop_verdict(PendingStop(OUTSIDE_STOP, now, now), True)
             return self._never_joined_verdict() or self._done_verdict()
@@ -213,6 +214,12 @@ class Attempt:
             facts = self._mixed_versions()
             return verdict_for(facts, rank=max(facts.versions))
         return self._symptoms_verdict(now, last_message_at)
+
+    @property
+    def _has_hidden_failure(self) -> bool:
+        """Return whether the program of a wrapper or a shell that ended with 0 has failed."""
+        events = self._symptoms.events_at(Closeness.CAUSE, Closeness.EXIT)
+        return any(event.kind in HIDDEN_FAILURES for event in events)
 
     def _symptoms_verdict(self, now: float, last_message_at: Mapping[int, float]) -> Verdict | None:
         nearest = self._find_nearest(now)

@@ -1,7 +1,7 @@
 """Makes `jax.distributed.initialize()` without arguments join the gang.
 
-A finder on `sys.meta_path` waits until the program imports JAX itself. It then registers a cluster
-environment, and wraps `initialize` to fill in arguments that the program has left out.
+Once the program has imported JAX itself, the hook registers a cluster environment, and wraps
+`initialize` to fill in arguments that the program has left out.
 
 At its end, a process waits in JAX's shutdown barrier until the others have ended, too. The hook
 tells the agent so, and makes `os._exit(0)` wait there: JAX aborts the ranks that a peer leaves
@@ -16,10 +16,8 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import importlib.util
 import json
 import os
-import sys
 
 # Process 0 gets this long to open its port, since its imports may take longer than those of the
 # others.
@@ -28,34 +26,12 @@ LISTEN_TIMEOUT_S = 30.0
 # Importing `typing` for this constant would slow down every Python below the agent.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Any
 
 
-class JaxFinder:
-    """Finds `jax` on the usual path, and calls a function with the module once it is imported."""
-
-    def __init__(self, on_import: Any) -> None:
-        self._on_import = on_import
-
-    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
-        """Return the usual spec of `jax` with a loader that calls the function, else None."""
-        if name != "jax":
-            return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(name)
-        if spec is not None and spec.loader is not None:
-            original = spec.loader.exec_module
-
-            def exec_module(module: Any) -> None:
-                original(module)
-                self._on_import(module)
-
-            spec.loader.exec_module = exec_module  # type: ignore[method-assign]
-        return spec
-
-
-def install(contract: Any, site_reporter: Any) -> None:
-    """Hook the first import of JAX. `site_reporter` is the module of the reporter."""
+def make_callback(contract: Any, site_reporter: Any) -> Callable[[Any], None]:
+    """Return what to do with JAX once it is imported. `site_reporter` is the reporter's module."""
 
     def set_up_jax(jax: Any) -> None:
         if not isinstance(getattr(jax, "__version__", None), str):
@@ -79,7 +55,7 @@ def install(contract: Any, site_reporter: Any) -> None:
         if reporter is not None and not is_worker:
             reporter.take_role(contract.Role.IMPORTED_JAX, jax.__version__)
 
-    sys.meta_path.insert(0, JaxFinder(set_up_jax))
+    return set_up_jax
 
 
 def _job_platform(contract: Any) -> str:

@@ -14,7 +14,6 @@ import contextlib
 import faulthandler
 import fcntl
 import io
-import json
 import os
 import signal
 import stat
@@ -63,8 +62,8 @@ class Reporter:
         self.fd = -1
         # Runs at exit, after the handlers of the program.
         self.clean_up: Callable[[], object] | None = None
-        # The code of the last sys.exit, where a job has codes that ask for a restart. A rank that
-        # waits in JAX's barrier has not ended yet, and the barrier may abort it.
+        # The code of the last sys.exit. A rank that waits in JAX's barrier has not ended yet, the
+        # barrier may abort it, and a wrapper may hide its code.
         self._exit_code: int | None = None
         self._exit: Any = None
         self._thread = _thread.get_ident()
@@ -84,6 +83,10 @@ class Reporter:
             self.pid
         )
         self._has_left = False
+        # Whether multiprocessing ends this process because of an exception.
+        self._is_failed_worker = False
+        # Whether this process has waited for a child and has reported how it ended.
+        self._is_parent = False
         self._lock_fd = -1
 
     def _install_hooks(self) -> None:
@@ -92,9 +95,8 @@ class Reporter:
             sys.excepthook = self.excepthook
             # It runs last, because no other handler has been registered yet.
             atexit.register(self._run_exit)
-            if json.loads(os.environ.get(self._contract.JOB, "{}")).get("requeue_codes"):
-                self._exit = sys.exit
-                sys.exit = self.exit  # type: ignore[assignment]
+            self._exit = sys.exit
+            sys.exit = self.exit  # type: ignore[assignment]
 
     @property
     def runs_at_exit(self) -> bool:
@@ -239,6 +241,9 @@ class Reporter:
 
     def _run_exit(self) -> None:
         self.leave()
+        if self._is_failed_worker and os.getpid() == self.pid:
+            _flush_streams()
+            os._exit(self._exit_code or 1)
         if self.clean_up is not None:
             self.clean_up()
 
@@ -251,11 +256,13 @@ class Reporter:
         if error is not None:
             self._report_error(error)
         self._has_left = True
+        code = {} if self._exit_code is None else {"code": self._exit_code}
         if self.role is not None:
             self._flush_reports()
             counts = {"waits": _is_distributed(), "processes": _process_count()}
-            code = {} if self._exit_code is None else {"code": self._exit_code}
             self.send({"atexit": True, **counts, **code})
+        elif self._is_parent:
+            self.send({"atexit": True, **code})
 
     def report_joining(self, *, is_waiting: bool) -> None:
         """Report that `jax.distributed.initialize` waits for the others, or has ended."""
@@ -265,6 +272,30 @@ class Reporter:
         """Report that this process enters or leaves JAX's shutdown barrier."""
         if self.is_in_process and not self._has_left and self.role is not None:
             self.send({"waits": is_waiting})
+
+    def report_child(self, pid: int, status: int) -> None:
+        """Report the wait status of a child. The children of the program itself do not matter."""
+        is_program = self.role is not None and self.role >= self._contract.Role.REPORTS
+        has_ended = os.WIFEXITED(status) or os.WIFSIGNALED(status)
+        if has_ended and not (is_program or self.is_below_program) and self._open_pipe():
+            self._is_parent = True
+            self.send({"child": {"pid": pid, "code": os.waitstatus_to_exitcode(status)}})
+
+    def report_worker_error(self, error: BaseException, *, is_handled: bool = False) -> None:
+        """Report an exception in a process of multiprocessing that is the rank's program.
+
+        Args:
+            error: The exception.
+            is_handled: Whether it is the exception of a task, which the parent may handle. It does
+                not end this process.
+        """
+        is_program = self.role is not None and self.role >= self._contract.Role.REPORTS
+        if not is_program or self._has_left or os.getpid() != self.pid:
+            return
+        if not is_handled:
+            # The process ends without JAX's barrier, which waits for the peers.
+            self._has_left = self._is_failed_worker = True
+        self._send_error(error, **({"handled": True} if is_handled else {}))
 
     def _flush_reports(self) -> None:
         """Send pending reports, because os._exit does not run the handlers of atexit."""
@@ -280,19 +311,26 @@ class Reporter:
         if self._has_left or (self.role is None and self.is_below_program):
             return
         self._has_left = True
+        self._send_error(error)
+        _flush_streams()
+        if self.role is not None:
+            os._exit(1)
+
+    def _send_error(self, error: BaseException, **fields: Any) -> None:
         self._flush_reports()
         # `traceback` imports more modules while it formats.
         with self._standard_modules():
             code = self._contract.exception_code(error)
             message = self._contract.error_line(error, code)
         if self._open_pipe():
-            self.send(message)
-        for stream in (sys.stdout, sys.stderr):
-            # The stream may be closed or None.
-            with contextlib.suppress(OSError, ValueError, AttributeError):
-                stream.flush()
-        if self.role is not None:
-            os._exit(1)
+            self.send({**message, **fields})
+
+
+def _flush_streams() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        # The stream may be closed or None.
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            stream.flush()
 
 
 def is_worker() -> bool:

@@ -1,4 +1,4 @@
-"""Site hook of every Python process below the agent: it reports, and hooks the import of JAX.
+"""Site hook of every Python process below the agent: it reports, and hooks some imports.
 
 The hook never imports JAX and never raises into the program. It then runs the next sitecustomize on
 the path as if that were the only one. The hook imports only modules of the standard library, even
@@ -113,5 +113,8 @@ with InterpreterModules(KEEPS_MODULES):
         # collection takes a quarter of the processor time of the imports.
         gc.disable()
     jaxhook = _load_file("_jaxlaunch_jaxhook", os.path.join(HERE, "jaxhook.py"))
-    jaxhook.install(contract, site_reporter)
+    wrappers = _load_file("_jaxlaunch_wrappers", os.path.join(HERE, "wrappers.py"))
+    callbacks = {} if reporter is None else wrappers.install(reporter)
+    callbacks["jax"] = jaxhook.make_callback(contract, site_reporter)
+    sys.meta_path.insert(0, wrappers.ImportFinder(callbacks))
 _run_next_sitecustomize()

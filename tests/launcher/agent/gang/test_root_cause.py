@@ -392,8 +392,8 @@ def handled(event: Event) -> Event:
 
 GONE = Event(EventKind.GONE, 1, 1, STEPPING)
 GONE_MESSAGE = (
-    "rank 1's program was killed at step 20, or ended itself by os._exit, while the process that "
-    "started it runs on"
+    "rank 1's program was killed at step 20, or ended itself by os._exit, behind the process that "
+    "started it"
 )
 
 
@@ -414,8 +414,7 @@ def test_end_behind_a_wrapper_is_no_fault_but_explains_the_peers(
     verdict = decide(state, 42.1)
     assert (verdict.code, verdict.rank, verdict.message) == (code, 1, message)
     shows(
-        "program was killed…, or ended itself by os._exit, while the process that started it "
-        "runs on",
+        "program was killed…, or ended itself by os._exit, behind the process that started it",
         GONE_MESSAGE,
     )
 

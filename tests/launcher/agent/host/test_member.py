@@ -20,6 +20,7 @@ from jaxlaunch.launcher.agent.gang.protocol import Hello, LeaderHandshake
 from jaxlaunch.launcher.agent.gang.root_cause import EventKind
 from jaxlaunch.launcher.agent.host.leader_connection import CHALLENGE_TIMEOUT_S, RETRY_REFUSED_S
 from jaxlaunch.launcher.agent.host.member import Member
+from jaxlaunch.launcher.agent.host.program_end import ProgramEnd
 from jaxlaunch.launcher.agent.io import link
 from jaxlaunch.records.verdict import verdict_for_code
 
@@ -304,30 +305,20 @@ def test_repeated_refusal_is_reported_once(member: tuple[Member, MagicMock]) -> 
 
 
 @pytest.mark.parametrize(
-    ("code", "is_in_pipeline", "passes_it_on"),
-    [
-        (1, False, True),
-        (128, False, True),
-        (255, False, True),
-        (0, False, False),
-        (0, True, True),
-        (137, True, False),
-    ],
+    ("code", "is_reported"), [(1, True), (128, True), (255, True), (0, False), (137, False)]
 )
 def test_exception_below_a_wrapper_is_reported(
     member: tuple[Member, MagicMock],
     monkeypatch: pytest.MonkeyPatch,
     code: int,
-    is_in_pipeline: bool,
-    passes_it_on: bool,
+    is_reported: bool,
 ) -> None:
     agent, _ = member
     sent: list[EventKind] = []
     monkeypatch.setattr(agent.reports, "send_event", lambda kind, *_, **fields: sent.append(kind))
-    child = MagicMock(rank=1, handled_error={"type": "ValueError"}, tail_text="")
-    child.tree.is_in_pipeline = is_in_pipeline
+    child = MagicMock(rank=1, end=ProgramEnd(error={"type": "ValueError"}), tail_text="")
     agent._on_child_end(child, code)
-    assert (EventKind.ERROR in sent) is passes_it_on
+    assert (EventKind.ERROR in sent) is is_reported
 
 
 def test_stacks_are_read_only_until_they_are_sent(
