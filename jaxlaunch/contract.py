@@ -45,7 +45,8 @@ RUN_URL = "JAXLAUNCH_RUN_URL"
 TRAIN_SPEC = "TRAIN_SPEC"  # jobset, run -> trainer: the train block as JSON
 # Jobset, run -> agent: `notify:` as JSON; its url names a variable; unset: nobody.
 NOTIFY = "JAXLAUNCH_NOTIFY"
-# Jobset, run -> trainer: {"tracker": NAME, "name": the job's} as JSON; unset: none.
+# Jobset, run -> trainer: {"tracker": NAME, "name": the job's, "project", "default_project",
+# "group", "labels", "config"} as JSON; unset: none.
 TRACKER = "JAXLAUNCH_TRACKER"
 # Run -> agent: Unix time at which the run started; unset: when the agent did.
 STARTED = "JAXLAUNCH_STARTED"

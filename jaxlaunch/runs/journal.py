@@ -103,6 +103,16 @@ class TensorBoard:
             summary += _encode_bytes(1, _encode_bytes(1, name.encode()) + number)
         self._write_event(_encode_time() + _encode_number(2, step) + _encode_bytes(5, summary))
 
+    def write_text(self, step: int, name: str, text: str) -> None:
+        """Write one event with a text, which TensorBoard shows as Markdown."""
+        # Summary.Value.metadata (9) names the plugin; TensorProto has dtype (1), DT_STRING = 7, an
+        # empty shape (2) and string_val (8).
+        metadata = _encode_bytes(1, _encode_bytes(1, b"text"))
+        tensor = _encode_number(1, 7) + _encode_bytes(2, b"") + _encode_bytes(8, text.encode())
+        value = _encode_bytes(1, name.encode()) + _encode_bytes(9, metadata)
+        summary = _encode_bytes(1, value + _encode_bytes(8, tensor))
+        self._write_event(_encode_time() + _encode_number(2, step) + _encode_bytes(5, summary))
+
     def close(self) -> None:
         """Close the file."""
         self._file.close()

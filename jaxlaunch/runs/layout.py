@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import fcntl
+import json
 import os
 import pwd
 import re
@@ -52,6 +53,9 @@ JOURNALS = {"metrics": METRICS, "eval": EVALS}
 JOURNAL_PREFIXES = {"metrics": "train", "eval": "eval"}
 # jaxlaunch/samples.py, which works in images without this package, names its own folder "reported".
 TENSORBOARD = "tensorboard"
+# The run's id at its tracker, where a person sees it there, and what the tracker has.
+TRACKER = "tracker.json"
+MAX_TRACKER_BYTES = 1 << 16
 # In the folder of a sweep, whose runs are folders in it.
 SWEEP = "sweep.jsonl"
 
@@ -115,6 +119,18 @@ def _list_folder(folder: Path) -> list[Path]:
         return [folder / name for name in sorted(os.listdir(folder))]
     except OSError:
         return []
+
+
+def read_tracker_place(folder: Path) -> tuple[str, str] | None:
+    """Return `url` or `command`, and its text, of a run that its tracker has opened."""
+    try:
+        text = regular_files.read_bounded(folder / TRACKER, MAX_TRACKER_BYTES, below=folder)
+        place = json.loads(text)["place"]
+        kind, text = place["kind"], place["text"]
+    except (OSError, ValueError, TypeError, LookupError):
+        return None
+    is_known = kind in ("url", "command") and isinstance(text, str)
+    return (kind, text) if is_known else None
 
 
 def owner_name(folder: Path) -> str | None:

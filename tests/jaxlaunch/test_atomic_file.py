@@ -11,6 +11,7 @@ import pytest
 
 from jaxlaunch import atomic_file
 from jaxlaunch.records.summary import Summary
+from jaxlaunch.runs import layout
 from jaxlaunch.runs.layout import SUMMARY
 from jaxlaunch.runs.run_folder import RunFolder
 from jaxlaunch.trainer.data import files
@@ -116,11 +117,11 @@ def test_frequent_writes_are_not_synced(tmp_path: Path, monkeypatch: pytest.Monk
     """A sync can take seconds, for which a tracker and the training would wait."""
     synced: list[int] = []
     monkeypatch.setattr(os, "fsync", synced.append)
-    state = tracking._TrackerState(str(tmp_path), "wandb", "uid")
+    state = tracking._TrackerState(str(tmp_path), "wandb", "uid", "vision")
     sync_count = len(synced)
     for step in range(100):
         state.record_step("metrics", step)
-    assert json.loads((tmp_path / tracking.STATE_FILE).read_text())["sent"] == {"metrics": 99}
+    assert json.loads((tmp_path / layout.TRACKER).read_text())["sent"] == {"metrics": 99}
     for block in range(100):
         assert files._write_copy(tmp_path / "blocks" / str(block), [b"data"])
     assert len(synced) == sync_count

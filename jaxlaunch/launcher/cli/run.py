@@ -22,6 +22,7 @@ from jaxlaunch.launcher.local import run_folders
 from jaxlaunch.launcher.local.held_output import adds_to_sentence, root_exception
 from jaxlaunch.launcher.local.run import LocalRun, RunEnd
 from jaxlaunch.launcher.local.run import run_job as run_job
+from jaxlaunch.launcher.wording import escape_controls
 from jaxlaunch.records import codec
 from jaxlaunch.records.verdict import Verdict
 from jaxlaunch.runs import layout
@@ -90,6 +91,9 @@ def run_command(
     context, printer = _make_live_block(folder) if is_live else None, output.Printer(selection)
     end = run_job(job, local, printer.show_line, output.show_messages, run_context=context)
     _show_end(folder / layout.SUMMARY, end, selection)
+    place = layout.read_tracker_place(folder) if job.tracker is not None else None
+    if place is not None:
+        output.show_messages(f"tracker: {escape_controls(place[1])}")
     if is_live:
         is_by_name = folder == (run_folders.RUNS_FOLDER / folder.name).absolute()
         name = shlex.quote(folder.name if is_by_name else str(folder))

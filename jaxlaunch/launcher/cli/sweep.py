@@ -15,6 +15,7 @@ from jaxlaunch.launcher.cli import options, output
 from jaxlaunch.launcher.errors import UserError
 from jaxlaunch.launcher.job import load as jobs
 from jaxlaunch.launcher.job.load import JobSpec
+from jaxlaunch.launcher.job.schema import SWEEP_LABEL
 from jaxlaunch.launcher.local import run_folders
 from jaxlaunch.launcher.sweep import grid, runner
 from jaxlaunch.launcher.sweep.table import LOCK, Member, RunState, SweepTable
@@ -24,10 +25,8 @@ from jaxlaunch.runs import layout
 # Lower values of these metrics are better, unless --mode says otherwise.
 _LOWER_IS_BETTER = ("loss", "perplexity")
 _RUNGS = "0.25,0.5"
-# The label on the objects of the sweep's jobs on a cluster.
-_LABEL = "sweep"
 # Keys that the sweep itself sets.
-_SWEEP_KEYS = ("name", f"labels.{_LABEL}")
+_SWEEP_KEYS = ("name", f"labels.{SWEEP_LABEL}")
 
 
 @click.command("sweep")
@@ -253,7 +252,7 @@ def _submit_members(
         settings["context"],
         settings["is_rehearsal"],
     )
-    changes = [f"labels.{_LABEL}={sweep}"]
+    changes = [f"labels.{SWEEP_LABEL}={sweep}"]
     if settings["namespace"] is not None:
         changes.append(f"namespace={settings['namespace']}")
     files = [

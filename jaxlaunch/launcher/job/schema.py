@@ -83,11 +83,33 @@ class HostRange(Block):
     max: PodCount = Field(description="the number of hosts that train when all are available")
 
 
+# The label of the jobs of a sweep on a cluster.
+SWEEP_LABEL = "sweep"
 Tracker = Annotated[
     str,
     Field(pattern=r"^(wandb|mlflow|trackio|tensorboard|[A-Za-z_][\w.]*:[A-Za-z_][\w.]*)$"),
     Words("wandb, mlflow, trackio, tensorboard, or module:Name of a class of your own"),
 ]
+
+
+class Tracking(Block):
+    """The tracker, as a block.
+
+    ```yaml
+    # or the tracker alone: tracker: wandb
+    tracker: {name: wandb, project: vision}
+    ```
+    """
+
+    name: Tracker = Field(description="the tracker")
+    project: Annotated[str, Field(min_length=1, max_length=128)] | None = Field(
+        None,
+        description="the project, or the experiment of MLflow, that the run is shown in; default "
+        "the tracker's own variable, such as WANDB_PROJECT, else the name of the folder of this "
+        "file",
+    )
+
+
 VERBATIM_KEYS = ("command", "env", "labels", "annotations", "node_selector")
 
 
@@ -560,7 +582,7 @@ class JobSpec(Block, validate_default=True):
     logs: Logs = Field(
         Logs(), description="how much of the output is kept in addition to the pods' own logs"
     )
-    tracker: Tracker | None = Field(
+    tracker: Tracker | Tracking | None = Field(
         None,
         description="where the metrics are sent in addition to the run folder; default nowhere",
     )
@@ -732,14 +754,40 @@ class JobSpec(Block, validate_default=True):
         return may_restart and self.host_count > 1 and self.accelerator.platform != "tpu"
 
     @property
-    def tracking_variables(self) -> dict[str, str]:
-        """Environment variables with the tracker for the trainer and the webhook for the agent."""
+    def tracker_name(self) -> str | None:
+        """The name of the tracker, or None."""
+        return self.tracker.name if isinstance(self.tracker, Tracking) else self.tracker
+
+    def tracking_variables(self, folder_name: str, sweep: str | None) -> dict[str, str]:
+        """Return variables with the tracker for the trainer and the webhook for the agent.
+
+        `folder_name` is that of the job's file, the default of the project; `sweep` the name of
+        the sweep that the run belongs to.
+        """
         variables = {}
-        if self.tracker:
-            variables[contract.TRACKER] = json.dumps({"tracker": self.tracker, "name": self.name})
+        if self.tracker_name:
+            # The variables of `env` may contain what others should not see.
+            config = self.model_dump(
+                mode="json", by_alias=True, exclude_unset=True, exclude={"env", "train"}
+            )
+            if self.train is not None:
+                # With its defaults, in which runs may differ from one version to the next.
+                config["train"] = self.train.model_dump(
+                    mode="json", by_alias=True, exclude_none=True
+                )
+            settings = {
+                "tracker": self.tracker_name,
+                "name": self.name,
+                "project": self.tracker.project if isinstance(self.tracker, Tracking) else None,
+                "default_project": folder_name,
+                "group": sweep,
+                "labels": {key: value for key, value in self.labels.items() if key != SWEEP_LABEL},
+                "config": config,
+            }
+            variables[contract.TRACKER] = json.dumps(settings)
         if (notify := self.notify) is not None:
-            settings = {"url": notify.url, "format": notify.format, "events": notify.events}
-            variables[contract.NOTIFY] = json.dumps({**settings, "stall_s": notify.stall})
+            webhook = {"url": notify.url, "format": notify.format, "events": notify.events}
+            variables[contract.NOTIFY] = json.dumps({**webhook, "stall_s": notify.stall})
         return variables
 
     def agent_job(

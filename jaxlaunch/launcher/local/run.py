@@ -36,6 +36,7 @@ from jaxlaunch.launcher.local.paths import Paths
 from jaxlaunch.launcher.local.run_folders import hold_lock
 from jaxlaunch.launcher.wording import format_count, format_size
 from jaxlaunch.records.summary import Summary
+from jaxlaunch.runs import layout
 from jaxlaunch.runs.layout import CHECKPOINTS, COMMAND, JOB, Lock
 from jaxlaunch.runs.run_folder import RunFolder, RunStarts
 
@@ -185,7 +186,11 @@ def make_agent_environ(job: JobSpec, paths: Paths, local: LocalRun, uid: str) ->
         contract.PARENT: str(os.getpid()),
         contract.OUTPUT_PATIENCE: str(_patience_s(sys.stdout)),
     }
-    return environ | job.tracking_variables | variables
+    parent = local.folder.parent
+    tracking = job.tracking_variables(
+        local.base.resolve().name, parent.name if layout.is_sweep(parent) else None
+    )
+    return environ | tracking | variables
 
 
 def make_agent_job(job: JobSpec, paths: Paths, simulate: bool) -> AgentJob:

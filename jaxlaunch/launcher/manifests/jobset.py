@@ -22,7 +22,7 @@ from jaxlaunch.contract import LEFT_GANG, OUTCOMES, Action
 from jaxlaunch.launcher.errors import Fault, JobFaultsError, KeyPath
 from jaxlaunch.launcher.job.defaults import ClusterDefaults
 from jaxlaunch.launcher.job.load import JobFile
-from jaxlaunch.launcher.job.schema import JobSpec
+from jaxlaunch.launcher.job.schema import SWEEP_LABEL, JobSpec
 from jaxlaunch.launcher.kubernetes import objects, pod_rules
 from jaxlaunch.launcher.kubernetes.labels import (
     EXCLUSIVE_TOPOLOGY,
@@ -65,6 +65,8 @@ class ResolvedJob:
     gang_version: str | None
     # Key of the job → key of the cluster defaults that its value comes from.
     filled: Mapping[KeyPath, KeyPath]
+    # The name of the folder of the job's file.
+    folder_name: str = ""
 
     def find_faults(self) -> Iterator[Fault]:
         """Yield every fault that prevents the job from running on the cluster."""
@@ -137,7 +139,7 @@ def prepare(file: JobFile, defaults: ClusterDefaults, namespace: str | None = No
     `namespace` applies if the job names none. Raises JobFaultsError with all faults, and
     UserError for code that cannot be packed.
     """
-    job = resolve(file.spec, defaults)
+    job = dataclasses.replace(resolve(file.spec, defaults), folder_name=file.folder.resolve().name)
     if faults := list(job.find_faults()):
         raise _locate_faults(faults, job.filled, file, defaults)
     manifests = render(job, code.build_bundle(job.code, file.folder))
@@ -416,7 +418,7 @@ def _pod_environment(job: ResolvedJob) -> list[dict[str, Any]]:
     if spec.train is not None:
         train = storage.with_settled_folders(job.storage, spec.train)
         values[contract.TRAIN_SPEC] = train.model_dump_json(exclude_unset=True)
-    values |= spec.tracking_variables
+    values |= spec.tracking_variables(job.folder_name, job.labels.get(SWEEP_LABEL))
     if run_folder is not None:
         values[contract.RUN_URL if "://" in run_folder else contract.RUN_DIR] = run_folder
     fields = {name: {"fieldRef": {"fieldPath": path}} for name, path in _FIELDS.items()}

@@ -266,7 +266,10 @@ class RunReport:
             commands += [[action, resume]]
         if self.metrics.curves:
             commands += [["Compare it with another run", f"launcher compare {folder} OTHER"]]
-        return commands
+        if (place := layout.read_tracker_place(self.brief.folder)) is not None:
+            is_url = place[0] == "url"
+            commands += [["Its page at the tracker" if is_url else "Its tracker", place[1]]]
+        return [[name, escape_controls(text)] for name, text in commands]
 
 
 def _sanitize_value(value: Any, depth: int = 0) -> Any:

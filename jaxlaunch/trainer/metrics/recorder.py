@@ -136,6 +136,8 @@ class Metrics:
         if interval.seconds:
             shares = {part: interval.parts[part] / interval.seconds for part in ("data", "save")}
         print(format_interval(step, workload.total_steps, means, speeds, shares), flush=True)
+        if self._feed is not None and (line := self._feed.announce_place()) is not None:
+            print(line, flush=True)
 
     def record_trained(self, step: int, weight: float, tokens: float | None = None) -> None:
         """Count the tokens and targets of `step`, and print a line if it has no target."""

@@ -3,10 +3,6 @@
 It follows metrics.jsonl and eval.jsonl in the run folder, and sends each line once across restarts:
 `tracker.json` stores the id of the run and the last step of each file. If a step is trained again
 after a restart, its first line counts.
-
-A tracker only has to resume a run by its id and to accept numbers by step. Its own environment
-variables, such as WANDB_PROJECT, MLFLOW_TRACKING_URI and TRACKIO_DIR, configure everything else.
-Without a network or a key it stores the run in the run folder.
 """
 
 from __future__ import annotations
@@ -14,23 +10,25 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import json
-import netrc
 import os
 import signal
 import sys
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple, Protocol
+from typing import Any, BinaryIO
 
 from jaxlaunch import atomic_file
 from jaxlaunch.runs import layout
-from jaxlaunch.runs.journal import STEP, TensorBoard
+from jaxlaunch.runs.journal import STEP
+from jaxlaunch.trainer.tracking import trackers
 from jaxlaunch.trainer.tracking.tracker_feed import LATE_CODE, NOT_OPENED_CODE
 
-STATE_FILE, LOCK_FILE = "tracker.json", ".tracker.lock"
+LOCK_FILE = ".tracker.lock"
+# The journal of samples, among those with numbers.
+SAMPLES = "samples"
 POLL_S = 0.5
 # The training has priority.
 NICENESS = 10
@@ -80,21 +78,46 @@ def _watch_training(course: _Lifecycle, limits: Mapping[str, Any]) -> None:
 def _hand_over(settings: Mapping[str, Any], course: _Lifecycle) -> None:
     """Send each line as it appears, until the training has ended or the time is up."""
     folder = settings["folder"]
-    state = _TrackerState(folder, settings["tracker"], settings["uid"])
-    run = Run(state.id, settings["name"], folder, max(state.sent.values(), default=0))
-    tracker = open_tracker(settings["tracker"], run)
+    state = _TrackerState(folder, settings["tracker"], settings["uid"], _name_project(settings))
+    config = settings.get("config") or {}
+    tracker = trackers.open_tracker(
+        settings["tracker"],
+        trackers.Run(
+            id=state.id,
+            name=settings["name"],
+            folder=folder,
+            step=max(state.sent.values(), default=0),
+            project=state.project,
+            group=settings.get("group"),
+            labels=settings.get("labels") or {},
+            config=config,
+        ),
+    )
+    built_in = tracker if isinstance(tracker, trackers.BuiltInTracker) else None
+    if built_in is not None:
+        if built_in.is_complete:
+            state.sent.clear()
+        state.record_place(built_in.describe_place())
     course.is_open.set()
-    journals = layout.JOURNALS.items()
-    readers = {name: _JournalReader(os.path.join(folder, file)) for name, file in journals}
+    files = layout.JOURNALS | ({} if built_in is None else {SAMPLES: layout.SAMPLES})
+    readers = {name: _JournalReader(os.path.join(folder, file)) for name, file in files.items()}
+    order = list(files)
     is_last = False
     while True:
         rows = [
-            (row.pop(STEP), journal, row)
+            (row.pop(STEP), order.index(journal), row)
             for journal, reader in readers.items()
             for row in reader.read_rows()
         ]
-        for step, journal, row in sorted(rows, key=lambda item: (item[0], item[1] == "eval")):
-            if step > state.sent.get(journal, -1) and not course.is_late.is_set():
+        for step, index, row in sorted(rows, key=lambda item: item[:2]):
+            journal = order[index]
+            if step <= state.sent.get(journal, -1) or course.is_late.is_set():
+                continue
+            if built_in is not None and journal == SAMPLES:
+                samples = [item for item in row.get("samples", ()) if isinstance(item, dict)]
+                if samples:
+                    built_in.log_samples(step, samples)
+            else:
                 row.pop("time", None)
                 # The names are those of the TensorBoard events.
                 values = {
@@ -103,7 +126,7 @@ def _hand_over(settings: Mapping[str, Any], course: _Lifecycle) -> None:
                     if isinstance(value, int | float)
                 }
                 tracker.log(step, values)
-                state.record_step(journal, step)
+            state.record_step(journal, step)
         state.sync_file()
         if is_last:
             return tracker.close()
@@ -111,12 +134,19 @@ def _hand_over(settings: Mapping[str, Any], course: _Lifecycle) -> None:
         is_last = course.is_over.wait(POLL_S)
 
 
-class _TrackerState:
-    """State that survives restarts: the run's id at its tracker, and the last step sent."""
+def _name_project(settings: Mapping[str, Any]) -> str:
+    """Return the project of a new run: the job's key, the tracker's variable, or the default."""
+    variable = trackers.PROJECT_VARIABLES.get(settings["tracker"])
+    chosen = settings.get("project") or (variable and os.environ.get(variable))
+    return str(chosen or settings.get("default_project") or settings["name"])
 
-    def __init__(self, folder: str, tracker: str, uid: str) -> None:
-        self._path = Path(folder, STATE_FILE)
-        state: dict[str, Any] = {}
+
+class _TrackerState:
+    """State that survives restarts: the run's id and project, and the last step sent."""
+
+    def __init__(self, folder: str, tracker: str, uid: str, project: str) -> None:
+        self._path = Path(folder, layout.TRACKER)
+        state: Mapping[str, Any] = {}
         with contextlib.suppress(OSError, ValueError):
             state = json.loads(self._path.read_text())
         # Another tracker has received nothing.
@@ -125,7 +155,10 @@ class _TrackerState:
         # survive them.
         self._tracker = tracker
         self.id = str(state.get("id") or uuid.uuid5(uuid.NAMESPACE_OID, uid).hex)
+        # A run stays in the project in which it began, so that it is one run there.
+        self.project = str(state.get("project") or project)
         self.sent: dict[str, int] = dict(state.get("sent") or {})
+        self._place: Mapping[str, str] = {}
         self._write_file(is_synced=True)
 
     def record_step(self, journal: str, step: int) -> None:
@@ -135,13 +168,24 @@ class _TrackerState:
         # the last lines.
         self._write_file(is_synced=False)
 
+    def record_place(self, place: trackers.Place) -> None:
+        """Record where a person sees the run."""
+        self._place = place._asdict()
+        self._write_file(is_synced=True)
+
     def sync_file(self) -> None:
         """Sync the file if it has changed."""
         if self._has_news:
             self._write_file(is_synced=True)
 
     def _write_file(self, *, is_synced: bool) -> None:
-        state = {"tracker": self._tracker, "id": self.id, "sent": self.sent}
+        state = {
+            "tracker": self._tracker,
+            "id": self.id,
+            "project": self.project,
+            "place": self._place,
+            "sent": self.sent,
+        }
         atomic_file.write_file(self._path, json.dumps(state).encode(), is_synced=is_synced)
         self._has_news = not is_synced
 
@@ -169,128 +213,6 @@ class _JournalReader:
                 continue
             if isinstance(row, dict) and isinstance(row.get(STEP), int):
                 yield row
-
-
-# --- trackers -------------------------------------------------------------------------------------
-
-
-class Run(NamedTuple):
-    """The run: its id across restarts, the job's name, its folder, and the last step sent."""
-
-    id: str
-    name: str
-    folder: str
-    step: int
-
-
-class Tracker(Protocol):
-    """Interface of a tracker, a class that is called with a Run."""
-
-    def log(self, step: int, values: Mapping[str, float]) -> None:
-        """Store the numbers of a step; steps come once, in order, `train/…` before `eval/…`."""
-
-    def close(self) -> None:
-        """End the run. It may be resumed later."""
-
-
-class Wandb:
-    """Weights & Biases, offline if no key is set."""
-
-    def __init__(self, run: Run) -> None:
-        import wandb
-
-        has_key = bool(os.environ.get("WANDB_API_KEY"))
-        # `wandb login` stores a key here.
-        with contextlib.suppress(OSError, netrc.NetrcParseError):
-            has_key |= any("wandb" in host for host in netrc.netrc().hosts)
-        if not has_key:
-            os.environ.setdefault("WANDB_MODE", "offline")
-        os.environ.setdefault("WANDB_PROJECT", run.name)
-        self._run: Any = wandb.init(id=run.id, name=run.name, resume="allow", dir=run.folder)
-
-    def log(self, step: int, values: Mapping[str, float]) -> None:
-        """Add the numbers to those of the same step."""
-        self._run.log(dict(values), step=step)
-
-    def close(self) -> None:
-        """Upload the remaining numbers."""
-        self._run.finish()
-
-
-class Mlflow:
-    """MLflow at MLFLOW_TRACKING_URI, or a file store in the run folder."""
-
-    def __init__(self, run: Run) -> None:
-        from mlflow.entities import Metric
-        from mlflow.tracking import MlflowClient
-
-        os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
-        uri = os.environ.get("MLFLOW_TRACKING_URI") or f"file:{os.path.join(run.folder, 'mlruns')}"
-        self._client: Any = MlflowClient(uri)
-        self._metric: Any = Metric
-        name = os.environ.get("MLFLOW_EXPERIMENT_NAME") or run.name
-        experiment = self._client.get_experiment_by_name(name)
-        if experiment is None:
-            experiment_id = self._client.create_experiment(name)
-        else:
-            experiment_id = experiment.experiment_id
-        runs = self._client.search_runs([experiment_id], f"tags.`jaxlaunch.id` = '{run.id}'")
-        tags = {"jaxlaunch.id": run.id}
-        runs = runs or [self._client.create_run(experiment_id, tags=tags, run_name=run.name)]
-        self._id = runs[0].info.run_id
-        self._client.update_run(self._id, status="RUNNING")
-
-    def log(self, step: int, values: Mapping[str, float]) -> None:
-        """Send one request for all numbers of the step."""
-        now_ms = int(time.time() * 1000)
-        metrics = [self._metric(name, value, now_ms, step) for name, value in values.items()]
-        self._client.log_batch(self._id, metrics)
-
-    def close(self) -> None:
-        """End the run; a later start sets it to RUNNING again."""
-        self._client.set_terminated(self._id)
-
-
-class Trackio:
-    """trackio, with a SQLite file in TRACKIO_DIR or in the run folder."""
-
-    def __init__(self, run: Run) -> None:
-        os.environ.setdefault("TRACKIO_DIR", os.path.join(run.folder, "trackio"))
-        import trackio
-
-        project = os.environ.get("TRACKIO_PROJECT") or run.name
-        self._trackio: Any = trackio
-        trackio.init(project=project, name=f"{run.name}-{run.id[:8]}", resume="allow", embed=False)
-
-    def log(self, step: int, values: Mapping[str, float]) -> None:
-        """Add a row for the step."""
-        self._trackio.log(dict(values), step=step)
-
-    def close(self) -> None:
-        """Write the remaining rows."""
-        self._trackio.finish()
-
-
-class Events(TensorBoard):
-    """TensorBoard's event files, in `tensorboard/` of the run folder."""
-
-    log = TensorBoard.write
-
-    def __init__(self, run: Run) -> None:
-        super().__init__(os.path.join(run.folder, layout.TENSORBOARD), run.step)
-
-
-def open_tracker(name: str, run: Run) -> Tracker:
-    """Return the tracker of this name, or the user's class `module:Name`."""
-    kinds: dict[str, Callable[[Run], Tracker]] = {"wandb": Wandb, "mlflow": Mlflow}
-    kinds |= {"trackio": Trackio, "tensorboard": Events}
-    if name in kinds:
-        return kinds[name](run)
-    # The import is late because it pulls in other modules.
-    from jaxlaunch.trainer import user_code
-
-    tracker: Tracker = user_code.load_object(name)(run)
-    return tracker
 
 
 if __name__ == "__main__":

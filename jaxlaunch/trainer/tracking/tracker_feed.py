@@ -11,8 +11,10 @@ import json
 import os
 import subprocess
 from collections.abc import Mapping
+from pathlib import Path
 
 from jaxlaunch import contract, isolated
+from jaxlaunch.runs import layout
 
 # Output of the tracker's program, in the run folder.
 LOG_FILE = "tracker.log"
@@ -52,7 +54,16 @@ class TrackerFeed:
         self._folder, self._job, self._log = folder, job, os.path.join(folder, LOG_FILE)
         with open(self._log, "wb"):
             pass
+        self._is_place_announced = False
         self._process = self._start_process()
+
+    def announce_place(self) -> str | None:
+        """Return a line with the place of the run at its tracker, once, when it is open."""
+        if self._is_place_announced:
+            return None
+        place = layout.read_tracker_place(Path(self._folder))
+        self._is_place_announced = place is not None
+        return None if place is None else f"tracker: {place[1]}"
 
     def _start_process(self) -> subprocess.Popen[bytes]:
         settings = {

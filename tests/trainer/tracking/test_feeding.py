@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
 from jaxlaunch import contract
+from jaxlaunch.launcher.job import load
+from jaxlaunch.runs import layout
 from jaxlaunch.runs.journal import Journal
+from jaxlaunch.trainer.tracking import __main__ as program
 from jaxlaunch.trainer.tracking import tracker_feed
 
 TRACKERS = """
@@ -58,13 +62,20 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def run_feed(
-    folder: Path, name: str, monkeypatch: pytest.MonkeyPatch, first: int, last: int
+    folder: Path,
+    name: str,
+    monkeypatch: pytest.MonkeyPatch,
+    first: int,
+    last: int,
+    variables: Mapping[str, str] | None = None,
 ) -> str | None:
     """Return the message about the tracker after steps `first` + 1 to `last`."""
-    monkeypatch.setenv(contract.TRACKER, json.dumps({"tracker": f"mine:{name}", "name": "job"}))
+    settings = {contract.TRACKER: json.dumps({"tracker": f"mine:{name}", "name": "job"})}
+    for variable, value in (variables or settings).items():
+        monkeypatch.setenv(variable, value)
     journals = {
         journal_name: Journal(str(folder / f"{journal_name}.jsonl"), first)
-        for journal_name in ("metrics", "eval")
+        for journal_name in ("metrics", "eval", "samples")
     }
     started = tracker_feed.start_feed(str(folder))
     assert started is not None
@@ -72,6 +83,7 @@ def run_feed(
         journals["metrics"].write(step, {"loss": 1 / step, "mfu": None, "time": 5.0})
         if step % 2 == 0:
             journals["eval"].write(step, {"loss": 2 / step})
+            journals["samples"].write(step, {"samples": [{"prompt": "a", "text": "b"}]})
     if name in ("Raises", "FailsAtFirst"):  # the training takes longer than that
         started._process.wait()
     for journal in journals.values():
@@ -157,6 +169,91 @@ def test_failed_tracker_is_started_again_at_the_end(
     sent = [line for line in (folder / "kept").read_text().splitlines() if "train/loss" in line]
     assert sent == [f"{step} train/loss {1 / step}" for step in range(1, 5)]
     assert "Connection reset by peer" in (folder / tracker_feed.LOG_FILE).read_text()
+
+
+# Stands for W&B without a key, whose process is killed with what it has not written.
+OFFLINE_WANDB = """
+import json, os, pathlib
+class Table(dict):
+    pass
+class Run:
+    offline, url = True, None
+    def __init__(self, settings):
+        self.rows, self.settings, folder = [], settings, pathlib.Path(settings["dir"], "wandb")
+        starts = len(list(folder.glob("offline-run-*")))
+        self.dir = str(folder / f"offline-run-{starts}-{settings['id']}" / "files")
+        os.makedirs(self.dir)
+    def log(self, values, step):
+        self.rows.append([step, values])
+    def finish(self):
+        if not os.path.exists("killed"):
+            os._exit(9)
+        pathlib.Path(self.dir, "run").write_text(json.dumps([self.settings, self.rows]))
+def init(**settings):
+    return Run(settings)
+"""
+
+
+def test_offline_run_is_one_complete_folder_with_the_job(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A start that is killed takes its lines along; the next one has all, of the job as it is."""
+    (folder / "wandb.py").write_text(OFFLINE_WANDB)
+    monkeypatch.chdir(folder)
+    for name in ("WANDB_API_KEY", "WANDB_MODE"):
+        monkeypatch.delenv(name, raising=False)
+    # There is no netrc with a key.
+    monkeypatch.setenv("HOME", str(folder))
+    job = "{name: job, accelerator: {type: cpu}, command: [a], env: {TOKEN: x}, hosts: HOSTS, "
+    job += "tracker: {name: wandb, project: vision}, labels: {team: vision, baseline: ''}}"
+    for hosts, first, last in ((2, 0, 4), (3, 2, 6)):
+        spec = load.parse_job(job.replace("HOSTS", str(hosts)))
+        variables = spec.tracking_variables("experiments", "lr-sweep")
+        message = run_feed(folder, "", monkeypatch, first, last, variables)
+        assert (message is None) == (first == 2), message
+        (folder / "killed").touch()
+    (start,) = (folder / "wandb").glob("offline-run-*")
+    settings, rows = json.loads((start / "files" / "run").read_text())
+    assert layout.read_tracker_place(folder) == ("command", f"wandb sync {start}")
+    assert [settings[key] for key in ("project", "group", "tags", "resume")] == [
+        "vision",
+        "lr-sweep",
+        ["team=vision", "baseline"],
+        "allow",
+    ]
+    assert settings["config"]["hosts"] == 3 and "env" not in settings["config"]
+    losses = [(step, row["train/loss"]) for step, row in rows if "train/loss" in row]
+    assert losses == [(step, 1 / step) for step in range(1, 7)]
+    samples = [(step, row["samples"]) for step, row in rows if "samples" in row]
+    wanted = {"columns": ["prompt", "text"], "data": [["a", "b"]]}
+    assert samples == [(step, wanted) for step in (2, 4, 6)]
+
+
+@pytest.mark.parametrize(
+    ("key", "variable", "state", "project"),
+    [
+        (None, None, {}, "folder"),
+        (None, "mine", {}, "mine"),
+        ("key", "mine", {}, "key"),
+        # A run stays in the project in which it began.
+        ("key", None, {"project": "first"}, "first"),
+    ],
+)
+def test_project_is_the_key_the_variable_or_the_folder(
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    key: str | None,
+    variable: str | None,
+    state: dict[str, str],
+    project: str,
+) -> None:
+    monkeypatch.delenv("WANDB_PROJECT", raising=False)
+    if variable is not None:
+        monkeypatch.setenv("WANDB_PROJECT", variable)
+    (folder / layout.TRACKER).write_text(json.dumps({"tracker": "wandb", "id": "x", **state}))
+    settings = {"tracker": "wandb", "name": "job", "project": key, "default_project": "folder"}
+    new = program._name_project(settings)
+    assert program._TrackerState(str(folder), "wandb", "uid", new).project == project
 
 
 def test_job_without_a_tracker_starts_no_feed(folder: Path) -> None:

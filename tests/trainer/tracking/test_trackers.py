@@ -1,0 +1,82 @@
+"""The trackers themselves, after two kills and a change of the job, in an environment of theirs."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from jaxlaunch.launcher.job import load
+from jaxlaunch.runs import layout
+from jaxlaunch.runs.journal import Journal
+from tests import environments, needs
+
+pytestmark = pytest.mark.extended
+
+ROOT = Path(__file__).parents[3]
+JOB = (
+    "{name: job, accelerator: {type: cpu}, hosts: HOSTS, "
+    "tracker: {name: TRACKER, project: vision}, "
+    "labels: {team: vision}, train: {task: classify, steps: 8, batch: 12, "
+    "model: {kind: mlp}, data: {source: synthetic}, optimizer: {lr: 0.5}}}"
+)
+LIMIT_S = 300.0
+
+
+@pytest.mark.parametrize("tracker", ["wandb", "mlflow", "trackio", "tensorboard"])
+def test_run_is_one_with_its_job_after_two_kills(tmp_path: Path, tracker: str) -> None:
+    try:
+        python = environments.find_python("trackers")
+    except environments.MissingEnvironmentError as error:
+        needs.absent(str(error))
+    folder = tmp_path / "job"
+    # There is no netrc with a key.
+    keys = ("WANDB_API_KEY", "MLFLOW_TRACKING_URI", "TRACKIO_DIR")
+    environ = {key: value for key, value in os.environ.items() if key not in keys}
+    environ |= {"HOME": str(tmp_path), "PYTHONPATH": str(ROOT)}
+    for start, (hosts, first, last) in enumerate(((2, 0, 4), (2, 2, 6), (3, 5, 8))):
+        names = ("metrics", "eval", "samples")
+        journals = {name: Journal(str(folder / f"{name}.jsonl"), first) for name in names}
+        job = load.parse_job(JOB.replace("HOSTS", str(hosts)).replace("TRACKER", tracker))
+        (variables,) = job.tracking_variables("", "lr-sweep").values()
+        limits = {"opens_s": LIMIT_S, "ends_s": LIMIT_S, "closes_s": LIMIT_S}
+        settings = {"folder": str(folder), "uid": "uid", **limits, **json.loads(variables)}
+        command = [str(python), "-m", "jaxlaunch.trainer.tracking", json.dumps(settings)]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, env=environ, cwd=tmp_path) as program:
+            for step in range(first + 1, last + 1):
+                journals["metrics"].write(step, {"loss": 1 / step})
+                if step % 2 == 0:
+                    journals["samples"].write(step, {"samples": [{"prompt": "a", "text": "b"}]})
+            for journal in journals.values():
+                journal.close()
+            if start < 2:
+                wait_for_step(folder, last, program)
+                program.kill()
+            else:
+                assert program.stdin is not None
+                program.stdin.close()
+                assert program.wait(LIMIT_S) == 0
+    reader = Path(__file__).with_name("read_trackers.py")
+    command = [str(python), str(reader), tracker, str(tmp_path)]
+    result = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)
+    assert result.pop("losses") == [[step, pytest.approx(1 / step)] for step in range(1, 9)]
+    wanted = {"project": "vision", "group": "lr-sweep", "tags": ["team=vision"]}
+    wanted = {} if tracker == "tensorboard" else wanted
+    assert result == {**wanted, "hosts": 3, "lr": 0.5, "samples": [2, 4, 6, 8]}
+    assert len(list(folder.glob("wandb/offline-run-*"))) == (tracker == "wandb")
+
+
+def wait_for_step(folder: Path, step: int, program: subprocess.Popen[bytes]) -> None:
+    until = time.monotonic() + LIMIT_S
+    while time.monotonic() < until and program.poll() is None:
+        state = (
+            (folder / layout.TRACKER).read_text() if (folder / layout.TRACKER).exists() else "{}"
+        )
+        if json.loads(state).get("sent", {}).get("metrics") == step:
+            return
+        time.sleep(0.1)
+    raise AssertionError(f"step {step} was not sent: exit {program.poll()}")
