@@ -255,6 +255,8 @@ def _describe_corpus(corpus: Mapping[str, Any]) -> Iterator[str]:
         yield f"  {corpus['empty']:,} documents are empty"
     if "targets" in corpus:
         yield f"  {corpus['targets']:,} tokens are the assistant's, the targets"
+    for note in corpus.get("notes", ()):
+        yield f"  {note}"
     train, held_out = f"{rows['train']:,} rows to train on", f"{rows['eval']:,} held out"
     yield f"  {train}, {held_out}, {corpus['fill']:.1%} full"
     yield f"  packed by {corpus['packing']} into rows of {corpus['length']}, in {corpus['folder']}"

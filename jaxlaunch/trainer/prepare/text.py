@@ -102,6 +102,7 @@ def _prepare_corpus(
         "first": corpus_recipe.paths[0],
         "packing": corpus_recipe.packing,
         **index,
+        "notes": build.describe_notes(index),
     }
 
 

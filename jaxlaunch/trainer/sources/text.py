@@ -8,6 +8,7 @@ are not targets. A corpus is prepared when it is opened for the first time.
 from __future__ import annotations
 
 import bisect
+import functools
 import itertools
 import json
 import os
@@ -224,7 +225,15 @@ def prepare_rows(
         # A process was killed after it wrote the index.
         build.remove_leftovers(folder)
     build.check_folder(folder, verify=verify)
+    _print_notes(folder)
     return folder
+
+
+@functools.cache
+def _print_notes(folder: Path) -> None:
+    """Say once what the rows of chats leave out, also where they were prepared before."""
+    for sentence in build.describe_notes(build.read_index(folder)):
+        print(f"chats: {sentence}", file=sys.stderr, flush=True)
 
 
 def _run_build(

@@ -312,7 +312,8 @@ class Text(Source):
         "text",
         description="format of a row. text: a text; chat: messages for the tokenizer's template, "
         "with the assistant's "
-        "tokens as targets; preference: chosen and rejected, and optionally prompt or messages",
+        "tokens as targets; preference: chosen and rejected, and optionally prompt, messages, or "
+        "system and question",
     )
     field: str | None = Field(
         None,

@@ -24,6 +24,7 @@ import sys
 import time
 import traceback
 import types
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
@@ -33,7 +34,8 @@ import numpy as np
 from jaxlaunch import contract
 from jaxlaunch.trainer.data import split as splits
 from jaxlaunch.trainer.errors import DataError, Stopped, StorageError, TrainerError
-from jaxlaunch.trainer.text import documents, shards
+from jaxlaunch.trainer.text import chat_notes, documents, shards
+from jaxlaunch.trainer.text.chat_notes import Notes
 from jaxlaunch.trainer.text.recipe import INDEX_FILE, Recipe
 from jaxlaunch.trainer.text.shards import Corpus
 
@@ -98,6 +100,11 @@ def read_index(folder: Path) -> dict[str, Any]:
     return index
 
 
+def describe_notes(index: dict[str, Any]) -> list[str]:
+    """Return a sentence for each kind of content that the rows of chats leave out."""
+    return chat_notes.describe_notes(chat_notes.notes_from_json(index.get("notes", {})))
+
+
 def check_folder(folder: Path, *, verify: bool = False) -> None:
     """Raise DataError unless all files have the recorded sizes and, if `verify`, digests."""
     for name, record in read_index(folder)["files"].items():
@@ -142,6 +149,10 @@ def _make_rows(recipe: Recipe, folder: Path, processes: int) -> None:
     index: dict[str, Any] = {"address": recipe.address, "tokenizer": recipe.tokenizer_digest}
     if recipe.template is not None:
         index["targets"] = sum(file["targets"] for file in files.values())
+        notes: Notes = Counter()
+        for unit in range(len(units)):
+            notes.update(shards.read_notes(parts_folder, unit))
+        index["notes"] = chat_notes.notes_to_json(notes)
     index |= {"length": recipe.length, "rows": rows, "fill": fill, **report, "files": files}
     shards.write_json(folder / INDEX_FILE, index)
 

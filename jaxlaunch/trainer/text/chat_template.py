@@ -1,14 +1,22 @@
 """Chat templates, rendered as in transformers: sandboxed jinja2 with the same extensions.
 
-This follows `transformers.utils.chat_template_utils` 4.57, except that `strftime_now` uses a fixed
+This follows `transformers.utils.chat_template_utils` 5, except that `strftime_now` uses a fixed
 date, so that the same files give the same rows at any time.
+
+The text of each message is located without searching for it. A template is compiled a second time
+with calls at the beginning of every loop over messages and after it, which write marks into the
+text. The marked text without its marks must be the text; otherwise the template depends on it, and
+nothing is located.
 """
 
 from __future__ import annotations
 
 import datetime
+import functools
+import itertools
 import json
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn
 
 import jinja2
@@ -19,6 +27,10 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 # The date that Llama's own templates use if there is no clock.
 FIXED_DATE = datetime.datetime(2024, 7, 26)
+# The beginning of a mark: noncharacters of Unicode, which no text has.
+MARK = "\ufdd0\ufdd1"
+_MARKS = re.compile(f"{MARK}([0-9]+):([0-9]*);")
+REASONING_KEYS = ("reasoning_content", "thinking", "reasoning")
 
 Spans = tuple[tuple[int, int], ...]
 
@@ -30,12 +42,23 @@ class Rendering(NamedTuple):
     spans: Spans
 
 
+class Section(NamedTuple):
+    """A range of the text that the template wrote for message `message`, or for none."""
+
+    message: int | None
+    start: int
+    end: int
+
+
 class GenerationTagError(Exception):
     """A {% generation %} block whose place in the text is unknown."""
 
 
 class _GenerationTag(Extension):
-    """The tag {% generation %} … {% endgeneration %}, which records the places of its blocks."""
+    """The tag {% generation %} … {% endgeneration %}, which records the places of its blocks.
+
+    It also has the calls that mark where loops enter a message and where they end.
+    """
 
     tags = {"generation"}
 
@@ -46,6 +69,10 @@ class _GenerationTag(Extension):
         # Number of characters rendered so far.
         self.length = 0
         self.blocks: list[tuple[int, str]] = []
+        # Index of each message by its identity; empty without marks.
+        self._indexes: dict[int, int] = {}
+        # Loops that have entered a message and not ended, and whether it is their variable.
+        self._open_loops: dict[int, bool] = {}
 
     def parse(self, parser: Parser) -> nodes.Node:
         """Return a call of `keep` with the block."""
@@ -60,43 +87,181 @@ class _GenerationTag(Extension):
         self.blocks.append((self.length, text))
         return text
 
+    def start(self, messages: Sequence[Any]) -> None:
+        """Begin a rendering, with marks of these messages."""
+        self.length, self.blocks = 0, []
+        self._indexes = {id(message): index for index, message in enumerate(messages)}
+        self._open_loops = {}
+
+    def enter(self, loop: int, value: Any, is_variable: bool) -> str:
+        """Return the mark of a message that a loop has reached, empty for other values."""
+        index = self._indexes.get(id(value))
+        # A loop over messages may also assign others, such as the previous one.
+        if index is None or (not is_variable and self._open_loops.get(loop)):
+            return ""
+        self._open_loops[loop] = is_variable
+        return f"{MARK}{loop}:{index};"
+
+    def leave(self, loop: int) -> str:
+        """Return the mark of the end of a loop over messages, empty for other loops."""
+        return "" if self._open_loops.pop(loop, None) is None else f"{MARK}{loop}:;"
+
 
 class Template:
     """A template and its special tokens. Raises jinja2.TemplateSyntaxError if it is invalid."""
 
     def __init__(self, source: str, tokens: Mapping[str, Any]) -> None:
-        environment = ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, loopcontrols]
-        )
-        environment.filters["tojson"] = _to_json
-        environment.globals["raise_exception"] = _raise_template_error
-        environment.globals["strftime_now"] = FIXED_DATE.strftime
-        marks = environment.extensions[_GenerationTag.identifier]
-        assert isinstance(marks, _GenerationTag)
-        self._marks, self._tokens = marks, tokens
-        self._template = environment.from_string(source)
-        self.has_marks = marks.is_used
+        self._source, self._tokens = source, tokens
+        self._tag, self._template = _compile_source(source, has_marks=False)
+        self.has_marks = self._tag.is_used
 
     def render(
-        self, messages: Sequence[Any], tools: Sequence[Any] | None = None, *, prompt: bool = False
+        self,
+        messages: Sequence[Any],
+        tools: Sequence[Any] | None = None,
+        options: Mapping[str, Any] | None = None,
+        *,
+        prompt: bool = False,
     ) -> Rendering:
         """Render a chat with `tools`, and the start of an assistant's turn if `prompt`.
 
-        Raises jinja2.TemplateError if the template refuses it, GenerationTagError, and any error of
-        its code.
+        `options` are further variables of the template. Raises jinja2.TemplateError if the template
+        refuses the chat, GenerationTagError, and any error of its code.
         """
-        self._marks.length, self._marks.blocks = 0, []
-        text = ""
-        context = {"messages": messages, "tools": tools, "documents": None}
-        pieces = self._template.generate(**context, add_generation_prompt=prompt, **self._tokens)
-        for piece in pieces:
-            text += piece
-            self._marks.length = len(text)
-        blocks = [(start, block) for start, block in self._marks.blocks if block]
-        if not all(text.startswith(block, start) for start, block in blocks):
-            problem = "is inside of a macro or a set block, where it marks no place"
-            raise GenerationTagError(f"its {{% generation %}} {problem}")
-        return Rendering(text, tuple((start, start + len(block)) for start, block in blocks))
+        context = self._make_context(messages, tools, options, prompt)
+        return _generate_text(self._tag, self._template, context, has_marks=False)
+
+    def render_sections(
+        self,
+        messages: Sequence[Any],
+        tools: Sequence[Any] | None = None,
+        options: Mapping[str, Any] | None = None,
+        *,
+        prompt: bool = False,
+    ) -> tuple[str, list[Section]]:
+        """Render as `render` does and return the text and its sections in order.
+
+        The text may differ from that of `render`, if the template depends on its own output.
+        """
+        context = self._make_context(messages, tools, options, prompt)
+        # Texts alternate with a loop and the message that it has reached, none at its end.
+        pieces = _MARKS.split(_generate_text(*self._marked, context, has_marks=True).text)
+        sections = []
+        end = 0
+        # Loops that are inside of each other, with the message that each has reached.
+        message_by_loop: dict[str, int] = {}
+        for piece, loop, index in itertools.zip_longest(pieces[::3], pieces[1::3], pieces[2::3]):
+            if piece:
+                # A loop inside may write the messages that follow, or look back for an id.
+                message = max(message_by_loop.values(), default=None)
+                sections.append(Section(message, end, end := end + len(piece)))
+            if index:
+                message_by_loop[loop] = int(index)
+            else:
+                message_by_loop.pop(loop, None)
+        return "".join(pieces[::3]), sections
+
+    @functools.cached_property
+    def _marked(self) -> tuple[_GenerationTag, jinja2.Template]:
+        return _compile_source(self._source, has_marks=True)
+
+    def _make_context(
+        self,
+        messages: Sequence[Any],
+        tools: Sequence[Any] | None,
+        options: Mapping[str, Any] | None,
+        prompt: bool,
+    ) -> dict[str, Any]:
+        context: dict[str, Any] = {"messages": messages, "tools": tools, "documents": None}
+        context["add_generation_prompt"] = prompt
+        return {**self._tokens, **(options or {}), **context}
+
+
+def normalize_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return messages as transformers 5 gives them to a template.
+
+    Keys whose value is null are left out: many templates write "None" for them. Reasoning has the
+    names that different templates read.
+    """
+    normalized = []
+    for message in messages:
+        values = {key: value for key, value in message.items() if value is not None}
+        reasoning = next((values[key] for key in REASONING_KEYS if key in values), None)
+        if reasoning is not None:
+            values = {"thinking": reasoning, **values, "reasoning_content": reasoning}
+        normalized.append(values)
+    return normalized
+
+
+def _generate_text(
+    tag: _GenerationTag,
+    template: jinja2.Template,
+    context: Mapping[str, Any],
+    *,
+    has_marks: bool,
+) -> Rendering:
+    tag.start(context["messages"] if has_marks else ())
+    text = ""
+    for piece in template.generate(**context):
+        text += piece
+        tag.length = len(text)
+    blocks = [(start, block) for start, block in tag.blocks if block]
+    if not all(text.startswith(block, start) for start, block in blocks):
+        problem = "is inside of a macro or a set block, where it marks no place"
+        raise GenerationTagError(f"its {{% generation %}} {problem}")
+    return Rendering(text, tuple((start, start + len(block)) for start, block in blocks))
+
+
+def _compile_source(source: str, *, has_marks: bool) -> tuple[_GenerationTag, jinja2.Template]:
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, loopcontrols]
+    )
+    environment.filters["tojson"] = _to_json
+    environment.globals["raise_exception"] = _raise_template_error
+    environment.globals["strftime_now"] = FIXED_DATE.strftime
+    tag = environment.extensions[_GenerationTag.identifier]
+    assert isinstance(tag, _GenerationTag)
+    tree = environment.parse(source)
+    if has_marks:
+        _add_marks(tree, tag, itertools.count(), None)
+    return tag, environment.from_string(tree)
+
+
+def _add_marks(
+    node: nodes.Node, tag: _GenerationTag, loops: Iterator[int], loop: int | None
+) -> None:
+    """Call `enter` and `leave` of the tag in all loops below a node, which is in loop `loop`."""
+    for _, value in node.iter_fields():
+        statements = value if isinstance(value, list) else []
+        for index in reversed(range(len(statements))):
+            statement = statements[index]
+            if isinstance(statement, nodes.For):
+                number = next(loops)
+                _add_marks(statement, tag, loops, number)
+                variables = [statement.target, *statement.target.find_all(nodes.Name)]
+                names = [name.name for name in variables if isinstance(name, nodes.Name)]
+                calls = [_call_enter(tag, number, name, is_variable=True) for name in names]
+                statement.body[:0] = calls
+                statements.insert(index + 1, _write_call(tag, "leave", [number]))
+            elif isinstance(statement, nodes.Assign):
+                if loop is not None and isinstance(statement.target, nodes.Name):
+                    name = statement.target.name
+                    call = _call_enter(tag, loop, name, is_variable=False)
+                    statements.insert(index + 1, call)
+            elif isinstance(statement, nodes.Node):
+                _add_marks(statement, tag, loops, loop)
+
+
+def _call_enter(tag: _GenerationTag, loop: int, name: str, *, is_variable: bool) -> nodes.Output:
+    return _write_call(tag, "enter", [loop, nodes.Name(name, "load"), is_variable])
+
+
+def _write_call(tag: _GenerationTag, method: str, arguments: Sequence[Any]) -> nodes.Output:
+    expressions = [
+        argument if isinstance(argument, nodes.Expr) else nodes.Const(argument)
+        for argument in arguments
+    ]
+    return nodes.Output([tag.call_method(method, expressions)])
 
 
 def _to_json(

@@ -1,8 +1,9 @@
 """Chats as documents: messages rendered by the tokenizer's template, the answers marked.
 
-The marked words are those that the template's {% generation %} tag encloses. A template without the
-tag is rendered turn by turn: the words of a turn are the text that it adds to the previous turns
-and their generation prompt. The text is never searched for markers.
+The marked words are those that the template's {% generation %} tag encloses. In a template without
+the tag they are what it writes for the assistant's messages, after the text with which it asks for
+an answer (`chat_turns`). The text is never searched for markers. What a row says and its targets do
+not is counted (`chat_notes`).
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -18,20 +20,32 @@ from jaxlaunch.trainer.checkpoint import saved_files
 from jaxlaunch.trainer.errors import SpecError
 from jaxlaunch.trainer.text import documents
 from jaxlaunch.trainer.text import tokenizer as tokenizers
+from jaxlaunch.trainer.text.chat_notes import NoteKind, Notes
 from jaxlaunch.trainer.text.documents import Document, UnfitRowError, describe_value
 from jaxlaunch.trainer.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
-    from jaxlaunch.trainer.text.chat_template import Rendering, Spans, Template
+    from jaxlaunch.trainer.text.chat_template import Template
+    from jaxlaunch.trainer.text.chat_turns import RowTemplate, Turns
 
 MESSAGES_FIELD = "messages"
-# Optional fields of a row: the tools that the assistant may call.
-OPTIONAL_FIELDS = ("tools",)
+# Optional fields of a row: the tools that the assistant may call, and variables of the template.
+TOOLS_FIELD, OPTIONS_FIELD = "tools", "chat_template_kwargs"
+OPTIONAL_FIELDS = (TOOLS_FIELD, OPTIONS_FIELD)
+# Variables of a template that a row cannot set.
+RESERVED_OPTIONS = ("messages", "tools", "documents", "add_generation_prompt")
 # This file takes precedence over chat_template in tokenizer_config.json.
 TEMPLATE_FILE = "chat_template.jinja"
 # Names of the default template and of the template for rows with tools.
 DEFAULT_TEMPLATE, TOOL_TEMPLATE = "default", "tool_use"
 ASSISTANT = "assistant"
+# Version of texts and spans. Increase it when the same template gives others.
+CHATS_VERSION = 2
+# Types of a part of a message that are not text.
+MEDIA_TYPES = (
+    *("image", "image_url", "input_image", "video", "video_url"),
+    *("audio", "audio_url", "input_audio", "file", "input_file"),
+)
 
 
 class ChatTemplates:
@@ -50,90 +64,69 @@ class ChatTemplates:
         self._templates: dict[str, Template] = {}
         for name, source in sources.items():
             self._templates[name] = self._compile_template(source, tokens)
-        identity = [sources if TOOL_TEMPLATE in sources else sources[DEFAULT_TEMPLATE], tokens]
+        template = sources if TOOL_TEMPLATE in sources else sources[DEFAULT_TEMPLATE]
+        identity = [CHATS_VERSION, template, tokens]
         self.digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:12]
 
     def row_document(self, field: str, values: documents.Values) -> Document:
-        """Render the chat of a row with its tools. Raises UnfitRowError."""
+        """Render the chat of a row with its tools and options. Raises UnfitRowError."""
         try:
-            return self.render_document(values[field], parse_tools(values.get(OPTIONAL_FIELDS[0])))
+            document = self.render_document(values[field], *parse_extras(values))
         except UnfitRowError as error:
             raise UnfitRowError(f"its field {field!r}: {error}") from None
+        read_fields = (field, *OPTIONAL_FIELDS)
+        unread = [key for key in values if key not in read_fields and values[key] is not None]
+        unread_notes = Counter((NoteKind.UNREAD_FIELD, key) for key in unread)
+        return document._replace(notes=Counter(document.notes) + unread_notes)
 
     def render_document(
-        self, messages: Any, tools: Sequence[Any] | None = None, skipped: int = 0
+        self,
+        messages: Any,
+        tools: Sequence[Any] | None = None,
+        options: Mapping[str, Any] | None = None,
+        skipped: int = 0,
     ) -> Document:
         """Render messages with the spans of the assistant after the first `skipped` messages."""
+        from jaxlaunch.trainer.text import chat_coverage, chat_template, chat_turns
+
         check_messages(messages)
-        template = self._templates[DEFAULT_TEMPLATE]
-        if tools is not None:
-            template = self._templates.get(TOOL_TEMPLATE, template)
-        text, spans = self._render_template(template, messages, tools)
-        if not template.has_marks:
-            spans = self._turn_spans(template, messages, text, tools, skipped)
-        elif skipped:
-            spans = spans[len(self._render_template(template, messages[:skipped], tools).spans) :]
-        if not spans:
-            roles = ", ".join(dict.fromkeys(message["role"] for message in messages[skipped:]))
-            problem = f"it has no words of the role {ASSISTANT!r}, which are the targets"
-            raise UnfitRowError(f"{problem}; its roles: {roles}")
-        return Document(*documents.replace_surrogates(text), spans)
+        row = self._row_template(tools, options)
+        turns = chat_turns.Turns(row, chat_template.normalize_messages(messages))
+        check_lists(messages, turns.text)
+        untrained_notes: Notes = Counter()
+        trained = []
+        for index, message in enumerate(messages):
+            key = untrained_by(message, index)
+            if index < skipped:
+                continue
+            if key is None or message["role"] != ASSISTANT:
+                trained.append(index)
+            else:
+                untrained_notes[NoteKind.UNTRAINED, str(key)] += 1
+        spans = _select_spans(turns, trained, len(messages))
+        check_answers(messages[skipped:], [messages[index] for index in trained], turns.text, spans)
+        notes = chat_coverage.count_missing(row, messages, turns, trained) + untrained_notes
+        return Document(*documents.replace_surrogates(turns.text), spans, notes=notes)
 
     def render_prompt(self, messages: Sequence[Any]) -> str:
         """Render messages and the beginning of the assistant's answer. Raises UnfitRowError."""
-        template = self._templates[DEFAULT_TEMPLATE]
-        return self._render_template(template, messages, prompt=True).text
+        return self._row_template().render(messages, prompt=True).text
 
     def answer_suffix(self) -> str:
         """Return the text that the template writes after an answer. Raises UnfitRowError."""
         answer = "an answer"
         turns = [{"role": "user", "content": "a question"}, {"role": ASSISTANT, "content": answer}]
+        return self._row_template().render(turns).text.rpartition(answer)[2]
+
+    def _row_template(
+        self, tools: Sequence[Any] | None = None, options: Mapping[str, Any] | None = None
+    ) -> RowTemplate:
+        from jaxlaunch.trainer.text.chat_turns import RowTemplate
+
         template = self._templates[DEFAULT_TEMPLATE]
-        return self._render_template(template, turns).text.rpartition(answer)[2]
-
-    def _turn_spans(
-        self,
-        template: Template,
-        messages: Sequence[Mapping[str, Any]],
-        text: str,
-        tools: Any,
-        skipped: int,
-    ) -> Spans:
-        spans = []
-        for index, message in enumerate(messages):
-            if message["role"] != ASSISTANT or index < skipped:
-                continue
-            turns = messages[:index]
-            turn_text = self._render_template(template, [*turns, message], tools).text
-            prompt_text = self._render_template(template, turns, tools, prompt=True).text
-            if not turn_text.startswith(prompt_text):
-                # The template begins an assistant's turn differently when it asks for one.
-                prompt_text = self._render_template(template, turns, tools).text
-            if not turn_text.startswith(prompt_text) or not text.startswith(turn_text):
-                raise UnfitRowError(
-                    f"the chat template of {self._name} renders message {index + 1} or those "
-                    "before it otherwise when more follows, so the assistant's "
-                    "words cannot be told apart; mark them in the template by {% generation %} and "
-                    "{% endgeneration %}"
-                )
-            if len(turn_text) > len(prompt_text):
-                spans.append((len(prompt_text), len(turn_text)))
-        return tuple(spans)
-
-    def _render_template(
-        self, template: Template, messages: Sequence[Any], tools: Any = None, prompt: bool = False
-    ) -> Rendering:
-        import jinja2
-
-        try:
-            return template.render(messages, tools, prompt=prompt)
-        except jinja2.TemplateError as error:
-            # raise_exception in a template raises a TemplateError.
-            problem = f"refuses its messages: {error}"
-        except Exception as error:
-            # The code of the template runs here.
-            problem = f"fails on its messages: {type(error).__name__}: {error}"
-        raise UnfitRowError(f"the chat template of {self._name} {problem}")
+        if tools is not None:
+            template = self._templates.get(TOOL_TEMPLATE, template)
+        return RowTemplate(self._name, template, tools, options)
 
     def _compile_template(self, source: str, tokens: Mapping[str, Any]) -> Template:
         try:
@@ -170,6 +163,88 @@ def check_messages(messages: Any) -> None:
         if not isinstance(message.get("role"), str):
             keys = ", ".join(map(str, message)) or "nothing"
             raise UnfitRowError(f"its message {number} has no role; it has {keys}")
+        content = message.get("content")
+        parts = content if isinstance(content, list) else []
+        for kind in (part.get("type") for part in parts if isinstance(part, dict)):
+            if kind in MEDIA_TYPES:
+                problem = f"its message {number} has a part of the type {kind!r}"
+                raise UnfitRowError(f"{problem}, and only text is trained; leave the row out")
+
+
+def check_lists(messages: Sequence[Any], text: str) -> None:
+    """Raise UnfitRowError if a template wrote a list of parts as Python prints it."""
+    for number, message in enumerate(messages, 1):
+        content = message.get("content")
+        if isinstance(content, list | dict) and content and str(content) in text:
+            kind = describe_value(content)
+            problem = f"its message {number} has {kind} as content, which the chat template prints"
+            raise UnfitRowError(f"{problem} as Python does; give its content as a text")
+
+
+def check_answers(
+    messages: Sequence[Any], trained: Sequence[Any], text: str, spans: Sequence[tuple[int, int]]
+) -> None:
+    """Raise UnfitRowError if no words of the assistant are targets, unless the row says so."""
+    from jaxlaunch.trainer.text import chat_coverage
+
+    answers = [message for message in trained if message["role"] == ASSISTANT]
+    if not answers and any(message["role"] == ASSISTANT for message in messages):
+        return
+    values = [message.get(key) for message in answers for key in chat_coverage.WORD_KEYS]
+    target_text = "".join(text[start:end] for start, end in spans)
+    words = chat_coverage.words_of(values)
+    if spans and (not words or words & chat_coverage.words_of(target_text)):
+        return
+    roles = ", ".join(dict.fromkeys(message["role"] for message in messages))
+    problem = f"it has no words of the role {ASSISTANT!r}, which are the targets"
+    if words:
+        problem = f"the chat template writes no words of the role {ASSISTANT!r}"
+    raise UnfitRowError(f"{problem}; its roles: {roles}")
+
+
+def untrained_by(message: Mapping[str, Any], index: int) -> str | None:
+    """Return the key by which a message is not trained, if any. Raises UnfitRowError."""
+    from jaxlaunch.trainer.text.chat_coverage import TRAIN_KEYS
+
+    for key in TRAIN_KEYS:
+        value = message.get(key)
+        if value is None:
+            continue
+        if not isinstance(value, int | float) or value not in (0, 1):
+            problem = f"its message {index + 1} has {key} = {value!r}"
+            raise UnfitRowError(
+                f"{problem}; 0 or false leaves it out of the targets, and 1 or true"
+            )
+        if not value:
+            return key
+    return None
+
+
+def _select_spans(turns: Turns, trained: Sequence[int], count: int) -> tuple[tuple[int, int], ...]:
+    """Return the spans of the trained ones of `count` messages. Raises UnfitRowError."""
+    spans = turns.spans_by_message
+    if len(trained) < count and None in spans:
+        raise UnfitRowError(
+            "the chat template has a {% generation %} block outside of its loop over messages, so "
+            "it is unknown which message it belongs to, and not all are trained"
+        )
+    return tuple(sorted(span for index in (None, *trained) for span in spans.get(index, ())))
+
+
+def parse_extras(
+    values: documents.Values,
+) -> tuple[list[Any] | None, dict[str, Any] | None]:
+    """Parse the tools and the template's variables of a row. Raises UnfitRowError."""
+    options = values.get(OPTIONS_FIELD)
+    if options is not None and not isinstance(options, dict):
+        problem = f"the row's {OPTIONS_FIELD} is {describe_value(options)}"
+        raise UnfitRowError(f"{problem}, not an object with variables of the chat template")
+    for name in RESERVED_OPTIONS:
+        if name in (options or {}):
+            raise UnfitRowError(
+                f"the row's {OPTIONS_FIELD} has {name!r}, which the row itself sets"
+            )
+    return parse_tools(values.get(TOOLS_FIELD)), options
 
 
 def parse_tools(value: Any) -> list[Any] | None:

@@ -18,6 +18,8 @@ import itertools
 import json
 import os
 import re
+import types
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -29,6 +31,7 @@ from jaxlaunch.trainer.errors import DataError
 from jaxlaunch.trainer.spec.data import TEXT_COMPRESSIONS as COMPRESSIONS
 from jaxlaunch.trainer.spec.data import TEXT_KINDS as KINDS
 from jaxlaunch.trainer.spec.data import TEXT_PIECE_BYTES as PIECE_BYTES
+from jaxlaunch.trainer.text.chat_notes import NoteKind, Notes
 
 # Minimum amount that one process reads at a time.
 UNIT_BYTES = 16 << 20
@@ -66,13 +69,15 @@ class Document(NamedTuple):
     """A text, how many of its characters replace invalid UTF-8, and the ranges of its targets.
 
     All characters are targets if `spans` is None. `identity` is the hash of its row's value or
-    group, which decides whether it is held out; None for plain text, which is its own.
+    group, which decides whether it is held out; None for plain text, which is its own. `notes`
+    count what the row has and the text does not, by kind and name (`chat_notes`).
     """
 
     text: str
     replaced: int
     spans: tuple[tuple[int, int], ...] | None = None
     identity: int | None = None
+    notes: Mapping[tuple[NoteKind, str], int] = types.MappingProxyType({})
 
 
 RowItem = TypeVar("RowItem")
@@ -290,12 +295,8 @@ def _report_faults(part: Part) -> Iterator[None]:
 
 def _count_rows_before(part: Part) -> int:
     """Count the rows of the file before the part, which is needed only for error messages."""
-    if part.kind == "parquet":
-        metadata = _open_parquet(part.path).metadata
-        return sum(metadata.row_group(number).num_rows for number in range(part.first))
-    if part.kind == "arrow":
-        batches = itertools.islice(_open_arrow(part.path)[1], part.first)
-        return sum(batch.num_rows for batch in batches)
+    if part.kind in ("parquet", "arrow"):
+        return _count_rows(part, 0, part.first)
     if part.kind != "lines" or not part.first:
         return 0
     # The line that contains the first byte of the part, or ends before it, began earlier.
@@ -304,6 +305,15 @@ def _count_rows_before(part: Part) -> int:
         while block := file.read(min(BLOCK_BYTES, remaining)):
             count, remaining = count + block.count(b"\n"), remaining - len(block)
     return count
+
+
+def _count_rows(part: Part, first: int, last: int) -> int:
+    """Count the rows in the row groups or batches `first` to `last` of a table."""
+    if part.kind == "parquet":
+        metadata = _open_parquet(part.path).metadata
+        return sum(metadata.row_group(number).num_rows for number in range(first, last))
+    batches = itertools.islice(_open_arrow(part.path)[1], first, last)
+    return sum(batch.num_rows for batch in batches)
 
 
 def _make_document(field: str, values: Values) -> Document:
@@ -437,6 +447,21 @@ def _open_arrow(path: str) -> tuple[Any, Iterator[Any]]:
     return files.arrow_batches(pyarrow.memory_map(files.local_path(path)))
 
 
+def note_columns(parts: Sequence[Part], fields: Sequence[str]) -> Notes:
+    """Count the rows of tables by each column that is none of `fields`."""
+    notes: Notes = Counter()
+    for part in parts:
+        names: list[str] = []
+        if part.kind == "parquet":
+            names = _open_parquet(part.path).schema_arrow.names
+        elif part.kind == "arrow":
+            names = _open_arrow(part.path)[0].names
+        unread = [name for name in names if name not in fields]
+        rows = _count_rows(part, part.first, part.last) if unread else 0
+        notes.update({(NoteKind.UNREAD_FIELD, name): rows for name in unread})
+    return notes
+
+
 def _read_table(part: Part, field: str, optional_fields: Sequence[str]) -> Rows:
     if part.kind == "parquet":
         file = _open_parquet(part.path)
@@ -479,6 +504,8 @@ def _choose_columns(
 def _column_values(column: Any) -> tuple[list[Any], list[int]]:
     """Return the values of a column and, if some are invalid UTF-8, the replaced characters.
 
+    Structs have only the keys whose value is not null.
+
     Raises ValueError for a damaged column, because a wrong offset in a mapped file would crash the
     process.
     """
@@ -491,10 +518,33 @@ def _column_values(column: Any) -> tuple[list[Any], list[int]]:
     as_bytes = column.view(binary_types[column.type]) if column.type in binary_types else column
     as_bytes.validate(full=True)
     try:
-        return column.to_pylist(), []
+        values = column.to_pylist(maps_as_pydicts="strict")
     except UnicodeDecodeError:
         if column.type not in binary_types:
             raise
         texts = [None if value is None else decode_text(value) for value in as_bytes.to_pylist()]
         counts = [text.replaced if text else 0 for text in texts]
         return [text and text.text for text in texts], counts
+    if pyarrow.types.is_nested(column.type):
+        values = [_remove_absent(value, column.type) for value in values]
+    return values, []
+
+
+def _remove_absent(value: Any, kind: Any) -> Any:
+    """Remove the nulls that a struct of a table has where a row has no such key.
+
+    Nulls in lists and maps are values of the row.
+    """
+    import pyarrow
+
+    types = pyarrow.types
+    if value is None or not types.is_nested(kind):
+        return value
+    if types.is_struct(kind):
+        fields = ((field.name, field.type) for field in kind if value.get(field.name) is not None)
+        return {name: _remove_absent(value[name], field_type) for name, field_type in fields}
+    if types.is_map(kind):
+        return {key: _remove_absent(item, kind.item_type) for key, item in value.items()}
+    if hasattr(kind, "value_type"):
+        return [_remove_absent(item, kind.value_type) for item in value]
+    return value

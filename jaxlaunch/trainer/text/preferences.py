@@ -1,7 +1,8 @@
 """Preference data: pairs of a chosen and a rejected text after the same prompt.
 
 `chosen` and `rejected` are texts, or messages that the tokenizer's template renders; `prompt` or
-`messages` is the common prompt. In a row without a prompt, it is the common beginning of both.
+`messages` is the common prompt. In a row without a prompt, it is the common beginning of both. A
+row with `system` or `question` is a conversation, whose texts are messages.
 
 Every process tokenizes all pairs when a run starts and keeps them in memory, with 5 bytes per
 token.
@@ -15,6 +16,7 @@ import functools
 import itertools
 import os
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -25,16 +27,19 @@ import numpy.typing as npt
 
 from jaxlaunch.trainer.data import split as splits
 from jaxlaunch.trainer.data.source import DataSource, Split
-from jaxlaunch.trainer.errors import DataError
+from jaxlaunch.trainer.errors import DataError, SpecError
 from jaxlaunch.trainer.spec import Text
-from jaxlaunch.trainer.text import chats, documents, recipe, tokenizer
+from jaxlaunch.trainer.text import chat_notes, chats, documents, recipe, tokenizer
+from jaxlaunch.trainer.text.chat_notes import NoteKind
 from jaxlaunch.trainer.text.documents import Document, UnfitRowError, Values, describe_value
 from jaxlaunch.trainer.text.tokenizer import Encoding, Tokenizer
 
 CHOSEN, REJECTED = "chosen", "rejected"
-# A row may have either of these.
-PROMPTS = ("prompt", "messages")
-ROW_FIELDS = (REJECTED, *PROMPTS, *chats.OPTIONAL_FIELDS)
+# The user's message, and the message of the system before it.
+QUESTION, SYSTEM = "question", "system"
+# A row may have one of these.
+PROMPTS = ("prompt", "messages", QUESTION)
+ROW_FIELDS = (REJECTED, *PROMPTS, SYSTEM, *chats.OPTIONAL_FIELDS)
 # Number of pairs that are tokenized at once.
 BATCH_PAIRS = 512
 
@@ -62,6 +67,8 @@ class TokenizedPairs(NamedTuple):
     too_long: int
     # Number of pairs that were left out because a text has nothing to predict.
     empty: int
+    # Whether a template wrote some of them.
+    has_chats: bool
 
 
 def open_source(data: Text, length: int, split: Split) -> Pairs | None:
@@ -99,6 +106,8 @@ def open_source(data: Text, length: int, split: Split) -> Pairs | None:
             is_held_out_P, split, share=share, seed=data.split_seed, group=data.group
         ).label
     identity = f"{split}, {part} of sha256 {digest}, tokenizer {tokenizer_digest}"
+    if tokenized.has_chats:
+        identity += f", template {chats.load_chats(data.tokenizer).digest}"
     pairs = Pairs(tokenized, chosen_P, length, identity)
     if split == "eval" and share and data.group is None:
         pairs.notes = splits.divided_note(tokenized.key_P, is_held_out_P)
@@ -144,14 +153,20 @@ def parse_pair(load_chats: Callable[[], chats.ChatTemplates], values: Values) ->
         if values.get(field) is None:
             names = ", ".join(key for key in values if values[key] is not None)
             raise UnfitRowError(f"it has no {field!r}; it has {names}")
-    prompts = [key for key in PROMPTS if values.get(key) is not None][:1]
+    prompts = [key for key in PROMPTS if values.get(key) is not None]
     for field in (CHOSEN, REJECTED, *prompts):
         if not isinstance(values[field], str | list):
             kind = describe_value(values[field])
             raise UnfitRowError(f"its {field!r} is {kind}, neither a text nor a list of messages")
     prompt = values[prompts[0]] if prompts else None
-    if any(isinstance(values[field], list) for field in (CHOSEN, REJECTED, *prompts)):
-        pair = _render_messages(load_chats(), prompt, values)
+    system = values.get(SYSTEM) or None
+    if system is not None and not isinstance(system, str):
+        raise UnfitRowError(f"its {SYSTEM!r} is {describe_value(system)}, not a text")
+    is_conversation = system is not None or prompts[:1] == [QUESTION]
+    if is_conversation or any(
+        isinstance(values[key], list) for key in (CHOSEN, REJECTED, *prompts)
+    ):
+        pair = _render_messages(_load_chats(load_chats, is_conversation), system, prompt, values)
     else:
         texts = [values[CHOSEN], values[REJECTED]]
         if prompt is None:
@@ -161,7 +176,24 @@ def parse_pair(load_chats: Callable[[], chats.ChatTemplates], values: Values) ->
     if pair.chosen[:2] == pair.rejected[:2]:
         problem = "are the same text: neither can be the better one"
         raise UnfitRowError(f"its 'chosen' and 'rejected' {problem}")
-    return pair
+    read_fields = {CHOSEN, *prompts[:1], SYSTEM, REJECTED, *chats.OPTIONAL_FIELDS}
+    unread = [key for key in values if key not in read_fields and values[key] is not None]
+    notes = Counter((NoteKind.UNREAD_FIELD, key) for key in unread)
+    return pair._replace(chosen=pair.chosen._replace(notes=Counter(pair.chosen.notes) + notes))
+
+
+def _load_chats(
+    load_chats: Callable[[], chats.ChatTemplates], is_conversation: bool
+) -> chats.ChatTemplates:
+    try:
+        return load_chats()
+    except SpecError as error:
+        if not is_conversation:
+            raise
+        hint = "name it prompt if it is the beginning of a text"
+        raise SpecError(
+            f"a row with {SYSTEM!r} or {QUESTION!r} is a conversation ({hint}), and {error}"
+        ) from None
 
 
 def _join_texts(prompt: str, text: str) -> Document:
@@ -169,22 +201,61 @@ def _join_texts(prompt: str, text: str) -> Document:
     return Document(whole, replaced, ((len(prompt), len(whole)),))
 
 
-def _render_messages(chat: chats.ChatTemplates, prompt: Any, values: Values) -> Pair:
+def _render_messages(
+    chat: chats.ChatTemplates, system: str | None, prompt: Any, values: Values
+) -> Pair:
     prompt_messages = [] if prompt is None else _as_messages("user", prompt)
     answers = [_as_messages(chats.ASSISTANT, values[key]) for key in (CHOSEN, REJECTED)]
+    if prompt_messages and _contain_prompt(
+        prompt_messages, answers, is_text=isinstance(prompt, str)
+    ):
+        prompt_messages = []
     skipped = len(prompt_messages)
-    if prompt is None:
+    if not prompt_messages:
         is_shared = [chosen == rejected for chosen, rejected in zip(*answers, strict=False)]
         skipped = [*is_shared, False].index(False)
+    if system is not None:
+        role, content = _role_and_content((prompt_messages or answers[0])[:1])
+        if role == SYSTEM and content != system:
+            raise UnfitRowError(f"its {SYSTEM!r} differs from its first message, which is one too")
+        if role != SYSTEM:
+            prompt_messages = [{"role": SYSTEM, "content": system}, *prompt_messages]
+            skipped += 1
     texts: list[Document] = []
     for field, messages in zip((CHOSEN, REJECTED), answers, strict=True):
         try:
-            tools = chats.parse_tools(values.get(chats.OPTIONAL_FIELDS[0]))
-            texts.append(chat.render_document([*prompt_messages, *messages], tools, skipped))
+            extras = chats.parse_extras(values)
+            texts.append(chat.render_document([*prompt_messages, *messages], *extras, skipped))
         except UnfitRowError as error:
             raise UnfitRowError(f"its {field!r}: {error}") from None
     chosen, rejected = texts
     return Pair(chosen, rejected, is_chat=True)
+
+
+def _contain_prompt(prompt: list[Any], answers: list[list[Any]], *, is_text: bool) -> bool:
+    """Return whether both texts are conversations that contain the messages of the prompt.
+
+    Raises UnfitRowError if they begin with a question and a prompt that is a text is not in them.
+    """
+    if any(_role_and_content(answer[:1])[0] not in (SYSTEM, "user") for answer in answers):
+        return False
+    contents = [[_role_and_content([message]) for message in answer] for answer in answers]
+    if all(_role_and_content([message]) in content for message in prompt for content in contents):
+        return True
+    if is_text:
+        hint = "leave the prompt out"
+        problem = f"begin with a message of the role {contents[0][0][0]!r}"
+        raise UnfitRowError(
+            f"its {CHOSEN!r} and {REJECTED!r} {problem}, and none of their messages is its prompt; "
+            f"{hint}"
+        )
+    return False
+
+
+def _role_and_content(messages: Sequence[Any]) -> tuple[Any, Any]:
+    """Return role and content of the only message, None without one."""
+    message = messages[0] if messages and isinstance(messages[0], dict) else {}
+    return message.get("role"), message.get("content")
 
 
 def _as_messages(role: str, value: str | list[Any]) -> list[Any]:
@@ -204,14 +275,20 @@ def _read_pairs(
             return pair, documents.group_key(group, values)
         return pair, splits.hash_value([values.get(field) for field in (CHOSEN, *ROW_FIELDS)])
 
-    parts = itertools.chain.from_iterable(documents.split_units(paths))
+    parts = list(itertools.chain.from_iterable(documents.split_units(paths)))
     fields = ROW_FIELDS if group is None else (*ROW_FIELDS, group)
     rows = (documents.read_rows(part, CHOSEN, make_pair, fields) for part in parts)
     pairs = (pair for pair, _ in itertools.chain.from_iterable(rows))
     texts: list[Encoding] = []
     keys: list[int] = []
     too_long = empty = 0
+    has_chats = False
+    notes = documents.note_columns(parts, (CHOSEN, *fields))
     while batch := list(itertools.islice(pairs, BATCH_PAIRS)):
+        for pair, _ in batch:
+            has_chats |= pair.is_chat
+            notes.update(pair.chosen.notes)
+            notes.update(pair.rejected.notes)
         encoded = _tokenize_pairs([pair for pair, _ in batch], tokenizer.load_tokenizer(name))
         for (_, key), pair_encodings in zip(batch, encoded, strict=True):
             if max(len(ids) for ids, _ in pair_encodings) > length + 1:
@@ -221,19 +298,25 @@ def _read_pairs(
             else:
                 texts += pair_encodings
                 keys.append(key)
+    notes.pop((NoteKind.UNREAD_FIELD, group or ""), None)
+    sentences = chat_notes.describe_notes(notes)
     reasons = {
         "is longer than train.model.length + 1": too_long,
         "leaves no token to predict": empty,
     }
-    for reason, count in reasons.items():
-        if count:
-            counts_text = f"{count} of {too_long + empty + len(texts) // 2} pairs are left out"
-            print(f"preferences: {counts_text}, one of whose texts {reason}", file=sys.stderr)
+    total = too_long + empty + len(texts) // 2
+    sentences += [
+        f"{count} of {total} pairs are left out, one of whose texts {reason}"
+        for reason, count in reasons.items()
+        if count
+    ]
+    for sentence in sentences:
+        print(f"preferences: {sentence}", file=sys.stderr)
     ends = np.cumsum([len(ids) for ids, _ in texts], dtype=np.int64)
     tokens = np.concatenate([np.zeros(0, np.int32), *(ids for ids, _ in texts)])
     is_target = np.concatenate([np.zeros(0, np.bool_), *(targets for _, targets in texts)])
     key_P = np.array(keys, np.uint64)
-    return TokenizedPairs(tokens, is_target, ends, key_P, too_long, empty)
+    return TokenizedPairs(tokens, is_target, ends, key_P, too_long, empty, has_chats)
 
 
 def _tokenize_pairs(pairs: Sequence[Pair], tokenizer: Tokenizer) -> Iterator[list[Encoding]]:

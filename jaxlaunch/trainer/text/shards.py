@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -37,7 +38,8 @@ from jaxlaunch.trainer.data import records
 from jaxlaunch.trainer.data import split as splits
 from jaxlaunch.trainer.data.order import hash_uint64
 from jaxlaunch.trainer.data.split import GOLDEN
-from jaxlaunch.trainer.text import chats, documents
+from jaxlaunch.trainer.text import chat_notes, chats, documents
+from jaxlaunch.trainer.text.chat_notes import NoteKind, Notes
 from jaxlaunch.trainer.text.documents import Document
 from jaxlaunch.trainer.text.recipe import Recipe
 from jaxlaunch.trainer.text.tokenizer import HuggingFaceTokenizer, Tokenizer, load_tokenizer
@@ -102,6 +104,7 @@ def write_part(
     tables: list[Ints] = []
     rows: list[Ints] = []
     replaced = empty = first = tokens = 0
+    notes: Notes = Counter()
     with atomic_file.open_draft(path.with_suffix(".tokens")) as draft, draft.open("wb") as file:
         for lot in _tokenize_parts(recipe, parts):
             key_D = sort_keys(recipe.seed, unit, first + np.arange(len(lot.ids)))
@@ -119,6 +122,10 @@ def write_part(
                 file.write(lot.ids[number].data)
             first, tokens = first + len(lot.ids), tokens + lot.tokens
             replaced, empty = replaced + lot.replaced, empty + lot.empty
+            notes.update(lot.notes)
+    if recipe.template is not None:
+        notes.pop((NoteKind.UNREAD_FIELD, recipe.group or ""), None)
+        write_json(path.with_suffix(".notes"), chat_notes.notes_to_json(notes))
     with atomic_file.open_draft(path) as draft:
         header = np.array([replaced, empty, len(tables), buckets, first])
         numbers = np.concatenate([header, *tables, *(lot_rows.ravel() for lot_rows in rows)])
@@ -141,6 +148,12 @@ def is_complete(folder: Path, unit: int) -> bool:
     path.unlink(missing_ok=True)
     tokens.unlink(missing_ok=True)
     return False
+
+
+def read_notes(folder: Path, unit: int) -> Notes:
+    """Read what the rows of a complete part have and their targets do not."""
+    path = part_path(folder, unit).with_suffix(".notes")
+    return chat_notes.notes_from_json(json.loads(path.read_text()))
 
 
 def read_part(folder: Path, unit: int) -> tuple[PartCounts, PartIndex]:
@@ -202,6 +215,7 @@ class _Lot:
         # Hash of each document's row or group, or of its text.
         self.identities: list[int] = []
         self.tokens = self.replaced = self.empty = 0
+        self.notes: Notes = Counter()
 
     def add_batch(self, batch: list[Document], tokenizer: Tokenizer) -> None:
         """Encode a batch; documents without tokens are only counted."""
@@ -222,6 +236,8 @@ class _Lot:
                 splits.hash_text(document.text) if identity is None else identity
             )
             self.tokens += len(ids)
+        for document in batch:
+            self.notes.update(document.notes)
         self.replaced += sum(document.replaced for document in batch)
         self.empty += len(batch) - len(texts)
 
@@ -251,6 +267,7 @@ def _tokenize_parts(recipe: Recipe, parts: list[documents.Part]) -> Iterator[_Lo
     if recipe.template is not None:
         templates, field = chats.load_chats(recipe.tokenizer), recipe.field or chats.MESSAGES_FIELD
         make = partial(templates.row_document, field)
+        lot.notes.update(documents.note_columns(parts, (field, *chats.OPTIONAL_FIELDS)))
     batch: list[Document] = []
     size = 0
     for part in parts:

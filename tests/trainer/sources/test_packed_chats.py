@@ -12,6 +12,7 @@ from flax import nnx
 from jaxlaunch.trainer import spec as specs
 from jaxlaunch.trainer.data.pipeline import Evaluation
 from jaxlaunch.trainer.errors import DataError
+from jaxlaunch.trainer.prepare import text as prepare
 from jaxlaunch.trainer.sources import text
 from jaxlaunch.trainer.spec import LM, Text, TrainSpec
 from jaxlaunch.trainer.tasks.lm import NextToken
@@ -54,6 +55,39 @@ def test_only_assistant_tokens_are_targets_once(tmp_path: Path, packing: str) ->
     (index,) = (tmp_path / "a" / "out").glob("*/index.json")
     assert build.read_index(index.parent)["targets"] == len(decode_targets(result))
     assert all(row["mask"].any() for row in result)  # a row of questions alone is left out
+
+
+def test_what_rows_leave_out_is_said_at_every_start(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    tokenizer = chat_corpora.save_chat_tokenizer(tmp_path / "tokenizer", chat_corpora.CHATML)
+    ask, answer = {"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}
+    chats = [
+        [ask, answer | {"weight": 0}, ask, answer | {"reasoning_content": "Well, I think"}],
+        [ask, answer | {"name": "Bo"}],
+        # Nothing of this chat is trained.
+        [ask, answer | {"weight": 0}],
+    ]
+    path = chat_corpora.write_lines(tmp_path / "a.jsonl", chats)
+    train = {
+        "task": "lm",
+        "model": {"kind": "gpt2", "layers": 1, "width": 32, "heads": 4, "vocab": 512, "length": 64},
+        "data": {"source": "text", "format": "chat", "path": path, "tokenizer": tokenizer}
+        | {"data_dir": f"{tmp_path}/out", "eval_split": 0.0, "packing": "none"},
+    }
+    (report,) = prepare.prepare_text(TrainSpec.model_validate(train))
+    sentences = [
+        "3 words of the assistant in 'reasoning_content' are not targets, in 1 messages: the chat "
+        "template leaves them out",
+        "the field 'id' of 3 rows is not read",
+        "2 messages of the assistant are not targets, by their 'weight'",
+        "the key 'name' of 1 messages has no effect on text or targets",
+    ]
+    assert report["notes"] == sentences and report["rows"] == {"train": 2, "eval": 0}
+    assert capfd.readouterr().err.splitlines()[-4:] == [f"chats: {text}" for text in sentences]
+    text._print_notes.cache_clear()
+    assert text.open_rows(TrainSpec.model_validate(train).data.texts()[""], 64, "train")
+    assert capfd.readouterr().err.splitlines() == [f"chats: {sentence}" for sentence in sentences]
 
 
 def test_user_tokens_do_not_affect_the_update(tmp_path: Path) -> None:

@@ -107,6 +107,59 @@ def test_only_the_last_turn_of_messages_is_predicted(
         assert decode_targets(built, at) == ids[mask].tolist()[-len(decode_targets(built, at)) :]
 
 
+SYSTEM = {"role": "system", "content": "Be brief."}
+
+
+@pytest.mark.parametrize(
+    ("row", "prompt"),
+    [
+        ({"system": "Be brief.", "question": "Is it?"}, [SYSTEM, *ASK]),
+        ({"system": "", "question": "Is it?"}, ASK),
+        ({"system": "Be brief.", "prompt": "Is it?"}, [SYSTEM, *ASK]),
+        ({"system": "Be brief.", "prompt": [SYSTEM, *ASK]}, [SYSTEM, *ASK]),
+        # Datasets have the question in a column and in the conversations.
+        ({"prompt": "Is it?", "chosen": ASK + YES, "rejected": ASK + NO}, ASK),
+        ({"prompt": ASK, "chosen": ASK + YES, "rejected": ASK + NO}, ASK),
+        ({"system": "Be brief.", "chosen": ASK + YES, "rejected": ASK + NO}, [SYSTEM, *ASK]),
+    ],
+)
+def test_row_may_be_a_conversation(tmp_path: Path, row: dict[str, Any], prompt: list[Any]) -> None:
+    row = {"chosen": "Yes.", "rejected": "No!"} | row
+    # A prompt of several turns may continue with one of the user.
+    why = [{"role": "user", "content": "Why?"}]
+    longer = {"prompt": ASK + YES, "chosen": ASK + YES, "rejected": why + NO}
+    place = chat_corpora.save_chat_tokenizer(tmp_path / "tokenizer", chat_corpora.CHATML)
+    built, built_longer = read_rows(make_data(tmp_path, [row, longer], tokenizer=place))
+    for at, last in enumerate((YES, NO)):
+        ((ids, _),) = chat_corpora.encode_chat(place, [ASK + YES + (ASK + YES, why + NO)[at]])
+        assert decode_text(built_longer, at) == ids.tolist()
+        ((ids, mask),) = chat_corpora.encode_chat(place, [prompt + last])
+        assert decode_text(built, at) == ids.tolist()
+        assert decode_targets(built, at) == ids[mask].tolist()[-len(decode_targets(built, at)) :]
+
+
+def test_conversations_need_a_template_and_their_prompt(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    orca = {"system": "S", "question": "P", "chosen": "GOOD", "rejected": "BAD"}
+    with pytest.raises(SpecError, match="a row with 'system' or 'question' is a conversation"):
+        open_pairs(make_data(tmp_path, [orca]))
+    place = chat_corpora.save_chat_tokenizer(tmp_path / "tokenizer", chat_corpora.CHATML)
+    other = {"prompt": "Why?", "chosen": ASK + YES, "rejected": ASK + NO}
+    with pytest.raises(DataError, match="role 'user', and none of their messages is its prompt"):
+        open_pairs(make_data(tmp_path, [other], tokenizer=place))
+    wrong = orca | {"prompt": [SYSTEM, *ASK]}
+    with pytest.raises(DataError, match="its 'system' differs from its first message"):
+        open_pairs(make_data(tmp_path, [wrong], tokenizer=place))
+    capfd.readouterr()
+    noted = [orca | {"history": [["a", "b"]]}, orca | {"chosen": YES, "prompt": "Q", "score": None}]
+    assert len(open_pairs(make_data(tmp_path, noted, tokenizer=place))) == 2
+    assert capfd.readouterr().err.splitlines() == [
+        "preferences: the field 'history' of 1 rows is not read",
+        "preferences: the field 'question' of 1 rows is not read",
+    ]
+
+
 def test_table_pairs_are_held_out(tmp_path: Path) -> None:
     options = [
         {"prompt": f"{at}: ", "chosen": "a", "rejected": "b", "other": at} for at in range(10)

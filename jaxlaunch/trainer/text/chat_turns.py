@@ -1,0 +1,230 @@
+"""The assistant's turns in the text of a chat: which characters the model must write.
+
+A turn begins after what the template writes when it is asked for an answer, and ends where the next
+message begins. Marks of the template (`chat_template.Template.locate_messages`) tell where each
+message is in the final text, so a template may write earlier turns differently when later ones
+follow. A template without a loop over messages must extend the text of the turns before.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jinja2
+
+from jaxlaunch.trainer.text.chat_template import Rendering, Section, Spans, Template
+from jaxlaunch.trainer.text.documents import UnfitRowError
+
+ASSISTANT = "assistant"
+# The last character of a part of a header, such as `<|assistant|>` or `Assistant:`.
+_HEADER_PART_END = re.compile("[\n>\\]:\uff5c]")
+# The last token of a prompt, such as `<|middle|>`.
+_LAST_PART = re.compile(r"<[^<>]+>\s*$")
+MARKS_HINT = "mark them in the template by {% generation %} and {% endgeneration %}"
+
+Messages = Sequence[Mapping[str, Any]]
+Sections = list[Section]
+
+
+class RowTemplate:
+    """A template with the tools and options of one row. Rendering raises UnfitRowError."""
+
+    def __init__(
+        self,
+        name: str,
+        template: Template,
+        tools: Sequence[Any] | None = None,
+        options: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.name, self.template = name, template
+        self.tools, self.options = tools, options
+
+    def render(self, messages: Messages, *, prompt: bool = False) -> Rendering:
+        """Render messages, with the start of an assistant's turn if `prompt`."""
+        try:
+            return self.template.render(messages, self.tools, self.options, prompt=prompt)
+        except jinja2.TemplateError as error:
+            # raise_exception in a template raises a TemplateError.
+            problem = f"refuses its messages: {error}"
+        except Exception as error:
+            # The code of the template runs here.
+            problem = f"fails on its messages: {type(error).__name__}: {error}"
+        if any("content" not in message for message in messages):
+            problem += '; a message has no content, and some templates need "content": ""'
+        raise UnfitRowError(f"the chat template of {self.name} {problem}")
+
+    def try_render(self, messages: Messages, *, prompt: bool = False) -> Rendering | None:
+        """Render messages as `render` does; None if the template refuses them."""
+        try:
+            return self.render(messages, prompt=prompt)
+        except UnfitRowError:
+            return None
+
+    def render_sections(self, messages: Messages, *, prompt: bool = False) -> tuple[str, Sections]:
+        """Return the text with the sections of messages; neither if marks make it fail."""
+        try:
+            return self.template.render_sections(messages, self.tools, self.options, prompt=prompt)
+        except Exception:
+            # The code of the template runs here, and marks may be new to it.
+            return "", []
+
+    def prompt_text(self, messages: Messages) -> str:
+        """Return what the template adds to messages to ask for an answer, maybe nothing."""
+        text, sections = self.render_sections(messages, prompt=True)
+        ends = [part.end for part in sections if part.message is not None]
+        if ends and ends[-1] < len(text):
+            return text[ends[-1] :]
+        plain, prompt = self.try_render(messages), self.try_render(messages, prompt=True)
+        if plain is not None and prompt is not None and prompt.text.startswith(plain.text):
+            return prompt.text[len(plain.text) :]
+        return ""
+
+    @functools.cached_property
+    def default_prompt(self) -> str:
+        """What the template adds to a question to ask for an answer, maybe nothing."""
+        return self.prompt_text([{"role": "user", "content": "a question"}])
+
+
+class Turns:
+    """The text of a chat, and the characters of each of the assistant's messages that it writes.
+
+    `spans_by_message` has None as the message of a {% generation %} block outside of all loops over
+    messages. Raises UnfitRowError if the template refuses the chat or a turn cannot be located.
+    """
+
+    def __init__(self, row: RowTemplate, messages: Messages) -> None:
+        self._row, self._messages = row, messages
+        rendering = row.render(messages)
+        self.text = rendering.text
+        text, sections = row.render_sections(messages)
+        self.sections = self._extend_last_turn(sections) if text == self.text else []
+        self.spans_by_message: dict[int | None, Spans] = {}
+        if row.template.has_marks:
+            for span in rendering.spans:
+                owner = self._message_at(span[0])
+                self.spans_by_message[owner] = (*self.spans_by_message.get(owner, ()), span)
+            return
+        for index, message in enumerate(messages):
+            if message["role"] == ASSISTANT:
+                self.spans_by_message[index] = self._turn_spans(index)
+
+    @property
+    def preamble(self) -> str:
+        """The text before the first message."""
+        first = next((part.start for part in self.sections if part.message is not None), None)
+        return self.text[:first]
+
+    def message_text(self, index: int) -> str:
+        """Return the text that the template wrote for a message."""
+        spans = ((part.start, part.end) for part in self.sections if part.message == index)
+        return "".join(self.text[start:end] for start, end in spans)
+
+    def target_text(self, index: int | None) -> str:
+        """Return the text of the spans of a message, and of those that may belong to it."""
+        spans = dict.fromkeys((None, index))
+        return "".join(
+            self.text[start:end]
+            for message in spans
+            for start, end in self.spans_by_message.get(message, ())
+        )
+
+    def _extend_last_turn(self, sections: Sections) -> Sections:
+        """Give the text after the last message to its turn, if it is the assistant's."""
+        last = len(self._messages) - 1
+        places = [place for place, part in enumerate(sections) if part.message is not None]
+        if (
+            not places
+            or self._messages[last]["role"] != ASSISTANT
+            or not sections[places[-1] + 1 :]
+        ):
+            return sections
+        end = places[-1] + 1
+        is_written = any(part.message == last for part in sections)
+        if is_written and self._prompt_text(last).startswith(self.text[sections[end].start :]):
+            # Some templates always ask for an answer at the end.
+            return sections
+        return [*sections[:end], *(part._replace(message=last) for part in sections[end:])]
+
+    def _message_at(self, place: int) -> int | None:
+        return next(
+            (part.message for part in self.sections if part.start <= place < part.end), None
+        )
+
+    def _turn_spans(self, index: int) -> Spans:
+        if all(part.message is None for part in self.sections):
+            return self._added_span(index)
+        parts = [part for part in self.sections if part.message == index]
+        if not parts:
+            # The template leaves the message out.
+            return ()
+        _, start, end = parts[0]
+        start += self._header_length(index, self.text[start:end])
+        edges = [start, end]
+        for part in parts[1:]:
+            # Text that continues the turn is the same span.
+            edges[-1:] = (
+                [part.end] if part.start == edges[-1] else [edges[-1], part.start, part.end]
+            )
+        spans = zip(edges[::2], edges[1::2], strict=True)
+        return tuple((start, end) for start, end in spans if start < end)
+
+    def _header_length(self, index: int, turn: str) -> int:
+        """Return how much of a message's text is not its words: what the prompt for it writes."""
+        words_at = _first_words(turn, self._messages[index])
+        prompt = self._prompt_text(index)
+        length = _match_prompt(turn, prompt, words_at)
+        # A template may not ask for an answer after this message, and begin one all the same.
+        return length or _match_prompt(turn, self._row.default_prompt, words_at)
+
+    def _prompt_text(self, index: int) -> str:
+        """Return the text that asks for message `index` after those before it."""
+        return self._row.prompt_text(self._messages[:index])
+
+    def _added_span(self, index: int) -> Spans:
+        """Return the span that a message adds to the text of those before it."""
+        before, turn = self._messages[:index], self._messages[: index + 1]
+        turn_text = self._row.render(turn).text
+        prompt_text = self._row.render(before, prompt=True).text
+        words_at = _first_words(turn_text[len(prompt_text) :], self._messages[index])
+        start = _match_prompt(turn_text, prompt_text, len(prompt_text) + words_at)
+        is_added = turn_text.startswith(self._row.render(before).text, 0, start)
+        if not is_added or not self.text.startswith(turn_text):
+            raise UnfitRowError(
+                f"the chat template of {self._row.name} renders message {index + 1} or those "
+                "before it otherwise when more follows, and not in a loop over the messages, so "
+                f"the assistant's words cannot be told apart; {MARKS_HINT}"
+            )
+        return ((start, len(turn_text)),) if start < len(turn_text) else ()
+
+
+def _first_words(turn: str, message: Mapping[str, Any]) -> int:
+    """Return where the first words of a message begin in its text, or the end of the text."""
+    texts = (message.get(key) for key in ("reasoning_content", "content"))
+    words = [text.strip()[:16] for text in texts if isinstance(text, str)]
+    places = [turn.find(start) for start in words if start]
+    return min((place for place in places if place >= 0), default=len(turn))
+
+
+def _match_prompt(turn: str, prompt: str, words_at: int) -> int:
+    """Return how much of a turn the prompt for it writes, 0 if they have no part in common.
+
+    The beginning of the text may precede the prompt. A prompt may continue where the turn does
+    not, for example by opening a block of reasoning; the header then ends with the last of its
+    parts that both have. A name may be inside the header, which ends where the prompt does.
+    """
+    if not prompt:
+        return 0
+    place = turn.find(prompt)
+    if 0 <= place <= words_at - len(prompt):
+        return place + len(prompt)
+    common = os.path.commonprefix([turn, prompt])
+    ends = [match.end() for match in _HEADER_PART_END.finditer(common)]
+    last_part = _LAST_PART.search(prompt)
+    if common and last_part is not None:
+        place = turn.find(last_part.group(), ends[-1] if ends else 0, words_at)
+        ends += [place + len(last_part.group())] if place >= 0 else []
+    return ends[-1] if ends else 0
