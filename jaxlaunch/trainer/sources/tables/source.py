@@ -42,7 +42,7 @@ Target = Literal["class", "multi_label", "regression"]
 Missing = Literal["stop", "mean"]
 Marks = tuple[tuple[Any, ...], ...]
 # A deviation below this multiple of the largest number is the rounding of equal numbers.
-ROUNDING = 8 * np.finfo(np.float64).eps
+ROUNDING = 2 * np.finfo(np.float64).eps
 # The deviation of a label in steps of float32 that a model can learn.
 MIN_STEPS = 8
 # A row that occurs more often is not a copy by accident, but usual in a table of few categories.
