@@ -64,7 +64,12 @@ class TaskModel:
         step: int | None,
         params: NamedArrays,
         other_arrays: NamedArrays,
+        *,
+        trained_beside: str | None = None,
+        note: Callable[[str], None] = print,
     ) -> None:
+        # The fingerprint of the data that the training held out, if it is known.
+        self._trained_beside, self._note = trained_beside, note
         self.spec, self.step, self.params, self.rest = spec, step, params, other_arrays
         self._task, self._step = task, compiled
         self._predict: Any = None
@@ -215,6 +220,13 @@ class TaskModel:
             raise SpecError(
                 "train.data has no held-out examples; name some, as eval_split or eval_path"
             )
+        current = source.fingerprint()
+        if data is None and self._trained_beside not in (None, current):
+            self._note(
+                f"these are not the held-out data of the training: {current}, and those were "
+                f"{self._trained_beside}; examples that the model was trained on would make the "
+                "metrics too good"
+            )
         return Evaluation(
             source,
             self._task.example,
@@ -274,7 +286,12 @@ def load_task_model(
         raise SpecError(f"{name} holds other parameters than the model of the job: {odd}")
     with compiled.builder.checks_base(stored.meta.get("base"), name):
         params = compiled.builder.add_base(_read_arrays(saved, abstract_params))
-    return TaskModel(spec, task, compiled, stored.step, params, other_arrays)
+    beside = stored.meta.get("eval_data")
+    return TaskModel(
+        *(spec, task, compiled, stored.step, params, other_arrays),
+        trained_beside=beside if isinstance(beside, str) else None,
+        note=note,
+    )
 
 
 def _read_arrays(stored: Mapping[str, Any], like: NamedArrays) -> NamedArrays:

@@ -337,7 +337,7 @@ class Text(Source):
     group: _Group = Field(
         None,
         description="field of JSON lines, Parquet and Arrow whose values eval_split does not "
-        "divide, such as the author; default copies of a document",
+        "divide, such as the author; default none",
     )
     seed: Seed = Field(0, description="seed of the order in which documents are packed")
     data_dir: _Folder = Field(
@@ -472,7 +472,7 @@ class Images(ImageData):
     group: _Group = Field(
         None,
         description="column whose values eval_split does not divide, such as the patient; default "
-        "copies of an image",
+        "none",
     )
     channels: Literal[1, 3] = Field(3, description="3: RGB; 1: grey")
     image: str | None = Field(
@@ -546,8 +546,8 @@ class Table(Source):
     split_seed: Seed = Field(0, description=_SPLIT_SEED)
     group: _Group = Field(
         None,
-        description="column whose values eval_split does not divide, such as the patient; it is no "
-        "feature; default copies of a row",
+        description="column whose values eval_split does not divide, such as the patient; the "
+        "column is not a feature; default none",
     )
     label: _Labels = Field(
         None,

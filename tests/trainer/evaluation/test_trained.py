@@ -114,8 +114,18 @@ def test_program_loads_the_trained_model(run: Path) -> None:
     assert loaded.step == 2
     _, train, _ = trainer_process.open_training(str(run))
     job = train.model_dump_json(exclude_unset=True)
-    repeated = evaluated.load_task_model(str(run / "checkpoints"), job)
+    notes: list[str] = []
+    repeated = evaluated.load_task_model(str(run / "checkpoints"), job, note=notes.append)
     batches = list(repeated.held_out())
+    assert not notes
+    if train.task == DPO:
+        other = train.data.model_dump(exclude_unset=True) | {"split_seed": 1}
+        changed = train.model_dump(exclude_unset=True, mode="json") | {"data": other}
+        second = evaluated.load_task_model(
+            str(run / "checkpoints"), json.dumps(changed), note=notes.append
+        )
+        assert len([*second.held_out()]) and len(notes) == 1
+        assert "not the held-out data of the training: pairs of preferences eval, 0.25" in notes[0]
     tokens, mask = (np.concatenate([batch[key] for batch in batches]) for key in ("tokens", "mask"))
     tokens, mask = tokens.reshape(-1, tokens.shape[-1])[:4], mask.reshape(-1, mask.shape[-1])[:4]
     logits = np.asarray(repeated.model(tokens[:, :-1]), np.float64)

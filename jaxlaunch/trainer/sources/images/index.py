@@ -107,7 +107,7 @@ class Index:
         """Return the hash of each image's identity: of its name below the set, or its content.
 
         `names` are those of whole files. Images in larger files are identified by their content
-        alone, because their number changes if the files are written anew.
+        alone, because their number changes when files are added.
         """
         if self.file_N is None or self.start_N is None or self.size_N is None:
             return splits.file_keys(names, [*map(self.file_path, range(len(self)))])

@@ -126,6 +126,10 @@ class Rows(DataSource):
         """Return the numbers of rows and features, and a digest of all values and classes."""
         digest = hashlib.sha256(json.dumps(self.classes).encode(errors="surrogatepass"))
         digest.update(self._x_NF.tobytes() + self.label_N.tobytes())
+        if self.scale is not None and self.scale.mean.ndim:
+            # An earlier version computed the scale of several labels in float32. A run that
+            # resumes must not change the unit of its labels without a word.
+            digest.update(self.scale.mean.tobytes() + self.scale.deviation.tobytes())
         shape = f"{len(self)} rows of {self._x_NF.shape[1]} features"
         return f"table, {shape}, sha256 {digest.hexdigest()[:12]}"
 
