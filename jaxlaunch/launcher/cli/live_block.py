@@ -11,15 +11,17 @@ import math
 import re
 import threading
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from jaxlaunch.launcher.cli import output
 from jaxlaunch.launcher.kubernetes.objects import format_age
 from jaxlaunch.launcher.local.status import read_metrics
 from jaxlaunch.launcher.report.curves import Curve
-from jaxlaunch.launcher.report.run_files import CurveFile
+from jaxlaunch.launcher.report.remaining import estimate_remaining_s
+from jaxlaunch.launcher.report.run_files import CurveFile, read_job
 from jaxlaunch.launcher.wording import format_count
 from jaxlaunch.records import rank_history
 from jaxlaunch.records.rank_history import RankHistory
@@ -27,6 +29,8 @@ from jaxlaunch.runs import layout, run_folder
 from jaxlaunch.runs.run_folder import RunFolder
 
 PERIOD_S = 1.0
+# Newest steps that were read, before the first line of metrics.
+_MAX_READINGS = 64
 _WIDTH, _SPARK_CHARS = 40, "▁▂▃▄▅▆▇█"
 _SAMPLE = re.compile(
     r"^jaxlaunch_(step|target_step|goodput_ratio|rank_step)(?:\{([^}]*)\})? (\S+)$", re.MULTILINE
@@ -55,8 +59,9 @@ class LiveBlock:
         self._folder, self._files = folder, RunFolder(folder)
         self._rows = CurveFile(folder / layout.METRICS)
         self._done = threading.Event()
-        # The first step that was read, and its time.
-        self._first_reading: tuple[float, float] | None = None
+        # Times at which a new step was read, and the steps.
+        self._readings = deque[tuple[float, int]](maxlen=_MAX_READINGS)
+        self._job: Mapping[str, Any] | None = None
         self._thread = threading.Thread(target=self._update_until_done, name="block", daemon=True)
 
     def __enter__(self) -> LiveBlock:
@@ -114,15 +119,22 @@ class LiveBlock:
         return list(filter(None, lines))
 
     def _describe_progress(self, step: float, total: float | None, now: float) -> str:
-        """Return `training ━━━━╌╌╌╌ 120/200, 47m left`, by the speed since the first step read."""
-        first, first_at = self._first_reading = self._first_reading or (step, now)
+        """Return `training ━━━━╌╌╌╌ 120/200, 47m left`."""
+        readings = self._readings
+        if readings and step < readings[-1][1]:
+            # The run restarted.
+            readings.clear()
+        if not readings or step > readings[-1][1]:
+            readings.append((now, int(step)))
         if not total:
             return f"training, step {step:.0f}"
         filled = round(_WIDTH * min(1.0, step / total))
-        remaining = ""
-        if step > first:
-            remaining_s = (now - first_at) / (step - first) * max(0.0, total - step)
-            remaining = f", {format_age(remaining_s)} left"
+        if self._job is None:
+            self._job = read_job(self._folder)
+        remaining_s = estimate_remaining_s(
+            self._rows, self._job, int(step), int(total), list(readings)
+        )
+        remaining = "" if remaining_s is None else f", {format_age(remaining_s)} left"
         return f"training {'━' * filled}{'╌' * (_WIDTH - filled)} {step:.0f}/{total:.0f}{remaining}"
 
 

@@ -12,6 +12,7 @@ from jaxlaunch import contract
 from jaxlaunch.launcher import troubleshooting
 from jaxlaunch.launcher.report import curves, run_files
 from jaxlaunch.launcher.report.curves import Curve, Point
+from jaxlaunch.launcher.report.remaining import estimate_remaining_s
 from jaxlaunch.launcher.report.run_files import CurveFile, RunBrief
 from jaxlaunch.launcher.report.timeline import Attempt, Timeline, build_timeline, rank_phases
 from jaxlaunch.launcher.wording import escape_controls
@@ -190,15 +191,12 @@ class RunReport:
         return math.floor(epochs * step / rate + 1e-6) if rate > 0 else None
 
     def _remaining_s(self) -> float | None:
-        """Return the seconds of stepping left, at the speed of the last tenth of the run."""
-        steps, loss = self.total_steps(), next(iter(self.metrics.curves.values()), None)
-        if self.brief.state != "running" or steps is None or loss is None or len(loss.points) < 2:
+        """Return the seconds that the run still needs, or None if they are unknown."""
+        steps, step = self.total_steps(), self.brief.step
+        if self.brief.state != "running" or steps is None or step is None:
             return None
-        tail = loss.points[-max(2, len(loss.points) // 10) :]
-        (first, began_at, _), (last, ended_at, _) = tail[0], tail[-1]
-        if last <= first or ended_at <= began_at:
-            return None
-        return (ended_at - began_at) / (last - first) * max(0.0, steps - last)
+        job = run_files.read_job(self.brief.folder)
+        return estimate_remaining_s(self.metrics, job, step, steps)
 
     def _curve_points(self, points: Sequence[Point]) -> list[list[float | None]]:
         """Return steps, seconds on the axis, and values."""
@@ -214,7 +212,10 @@ class RunReport:
 
     def _list_marks(self) -> list[list[Any]]:
         evals = next(iter(self.evals.curves.values()), Curve())
-        marked = {"eval": evals.reduced(run_files.MAX_MARKS), "save": self.metrics.saves.points}
+        marked = {
+            "eval": evals.reduced(run_files.MAX_MARKS),
+            "save": self.metrics.pauses["save_s"].points,
+        }
         return [
             [self._axis_seconds(time), kind, int(step)]
             for kind, points in marked.items()

@@ -67,8 +67,8 @@ class CurveFile:
         self.curves: dict[str, Curve] = {}
         self.last: Mapping[str, Any] = {}  # the newest row
         self.intervals = Intervals()
-        # The seconds of the intervals with a save, for the marks below the strip.
-        self.saves = Curve(limit=MAX_MARKS)
+        # The seconds of the intervals with an evaluation or a save.
+        self.pauses = _make_pauses()
         # Device and inode: a resumed run writes another file.
         self._file_id: tuple[int, int] | None = None
         # Offset of the last whole line: the next row of its step replaces it.
@@ -88,7 +88,7 @@ class CurveFile:
                 self._file_id = file_id
                 self._last_line_offset = max(0, stat.st_size - MAX_FILE_BYTES)
                 self.curves, self.last = {}, {}
-                self.intervals, self.saves = Intervals(), Curve(limit=MAX_MARKS)
+                self.intervals, self.pauses = Intervals(), _make_pauses()
             file.seek(self._last_line_offset)
             while line := file.readline(MAX_LINE_CHARS):
                 if line.endswith(b"\n"):
@@ -114,8 +114,8 @@ class CurveFile:
                 if (curve := self.curves.get(name)) is None:
                     curve = self.curves[name] = Curve()
                 curve.add_item((step, time, value))
-                if name == "save_s" and value > 0:
-                    self.saves.add_item((step, time, value))
+                if value > 0 and name in self.pauses:
+                    self.pauses[name].add_item((step, time, value))
         self._add_interval(row, step, time)
 
     def _add_interval(self, row: Mapping[str, Any], step: int, time: float) -> None:
@@ -125,6 +125,10 @@ class CurveFile:
         if wall_s > 0 and not math.isnan(time) and is_valid:
             seconds = dict(zip(("data", "eval", "save"), spent, strict=True))
             self.intervals.add_item((step, time, wall_s, seconds))
+
+
+def _make_pauses() -> dict[str, Curve]:
+    return {name: Curve(limit=MAX_MARKS) for name in ("eval_s", "save_s")}
 
 
 def read_reports(folder: Path, limit: int) -> list[dict[str, Any]]:

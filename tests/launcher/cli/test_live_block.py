@@ -62,9 +62,14 @@ def test_block_shows_progress_of_rank_0_and_is_erased(
     assert shown[2] == f"training {'━' * 10}{'╌' * 30} 50/200"
 
 
-def test_remaining_time_follows_from_speed(tmp_path: Path) -> None:
+def test_remaining_time_leaves_compilation_out(tmp_path: Path) -> None:
     block = LiveBlock(tmp_path)
-    assert block._describe_progress(100, 400, now=0).endswith(" 100/400")
-    assert block._describe_progress(150, 400, now=60).endswith(" 150/400, 5m left")
-    assert block._describe_progress(400, 400, now=360).endswith("━ 400/400, 0s left")
+    assert block._describe_progress(0, 400, now=0).endswith(" 0/400")
+    assert block._describe_progress(1, 400, now=600).endswith(" 1/400")
+    assert block._describe_progress(2, 400, now=601).endswith(" 2/400")
+    assert block._describe_progress(2, 400, now=601.5).endswith(" 2/400")
+    assert block._describe_progress(4, 400, now=603).endswith(" 4/400, 6m36s left")
+    assert block._describe_progress(400, 400, now=999).endswith("━ 400/400, 0s left")
+    # The run restarted, and has compiled again.
+    assert block._describe_progress(100, 400, now=1100).endswith(" 100/400")
     assert block._describe_progress(7, None, now=0) == "training, step 7"

@@ -123,7 +123,9 @@ def test_seconds_of_intervals_are_summed_equally(tmp_path: Path) -> None:
     assert sum(item[2] for item in items) == 6_000
     assert sum(item[3]["data"] for item in items) == 1_500
     assert sum(item[3]["save"] for item in items) == 30
-    assert [int(step) for step, _, _ in file.saves.points] == list(range(100, 6_001, 100))
+    assert [int(step) for step, _, _ in file.pauses["save_s"].points] == list(
+        range(100, 6_001, 100)
+    )
 
 
 def test_page_of_many_long_curves_is_small(tmp_path: Path) -> None:
