@@ -135,9 +135,9 @@ def load(
 
     **Arguments:**
 
-    - `run`: the name or folder of a run. For a language model it may also be a step in a folder of
-      checkpoints (`runs/lm/checkpoints/35`), a folder or URL of checkpoints, or a Hugging Face
-      folder.
+    - `run`: the name or folder of a run, a step in a folder of checkpoints
+      (`runs/lm/checkpoints/35`), a folder or URL of checkpoints, an export, or a Hugging Face
+      folder. A custom task needs its run.
     - `step`: the number of a saved step, or `"best"`; by default the newest undamaged one.
     - `ema`: whether to take the moving average of the weights.
     - `precision`: the precision to compute in, for language models only; by default that of the
@@ -177,9 +177,13 @@ def load(
         from jaxlaunch.launcher.local import trainer_process
     folder, folder_step = trainer_process.find_weights(run)
     step = folder_step if step is None else step
-    if not trainer_process.generates_no_text(run):
-        with _name_missing_extra("load"):
-            from jaxlaunch.trainer.generate import text_model
+    with _name_missing_extra("load"):
+        from jaxlaunch.trainer.evaluation import task_model
+        from jaxlaunch.trainer.generate import text_model
+    # Without a job, the files next to the weights tell a classifier from a language model.
+    has_job = trainer_process.has_job(run)
+    inputs = None if has_job else task_model.read_described_inputs(folder)
+    if inputs is None and not trainer_process.generates_no_text(run):
         return text_model.load_text_model(
             folder, step=step, ema=ema, precision=precision, mesh=mesh, note=note
         )
@@ -188,8 +192,8 @@ def load(
             "jaxlaunch.load(precision=…) is for language models; another task computes as it "
             "was trained"
         )
-    with _name_missing_extra("load"):
-        from jaxlaunch.trainer.evaluation import task_model
+    if inputs is not None:
+        return task_model.load_without_job(folder, inputs, step=step, ema=ema, mesh=mesh, note=note)
     training = trainer_process.open_training(run)
     code = training.job.code_folder
     if code is not None and (code := str(training.folder / code)) not in sys.path:

@@ -24,35 +24,26 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from etils import epath
 
 from jaxlaunch import atomic_file, contract, programs
-from jaxlaunch.trainer import spec as specs
 from jaxlaunch.trainer.buckets import remote
-from jaxlaunch.trainer.checkpoint import reader, saved_files
+from jaxlaunch.trainer.checkpoint import saved_files
 from jaxlaunch.trainer.data import files as data_files
 from jaxlaunch.trainer.data.augment import Transform
 from jaxlaunch.trainer.data.files import printable_path
 from jaxlaunch.trainer.errors import DataError, SpecError
 from jaxlaunch.trainer.evaluation import task_model
 from jaxlaunch.trainer.evaluation.task_model import TaskModel
-from jaxlaunch.trainer.huggingface import folder as folders
-from jaxlaunch.trainer.huggingface import save
 from jaxlaunch.trainer.sources.images import build, index, listing, picture
 from jaxlaunch.trainer.sources.images.index import join_path
 from jaxlaunch.trainer.sources.images.picture import BrokenImageError, Picture
 from jaxlaunch.trainer.sources.tables import files as tables
 from jaxlaunch.trainer.sources.tables.source import Features
-from jaxlaunch.trainer.spec import CLASSIFY, TrainSpec
 from jaxlaunch.trainer.spec.augment import Augment
 from jaxlaunch.trainer.start.process import print_result
-from jaxlaunch.trainer.step.train_step import Step
-from jaxlaunch.trainer.tasks.classify import Classify
 
 # Rows in the result if no file is written.
 SHOWN_ROWS = 20
-# Largest number of examples in a batch.
-MAX_BATCH = 256
 # Rows of a Parquet file that are in memory at once.
 COLUMN_ROWS = 256
 Row = dict[str, Any]
@@ -93,7 +84,7 @@ def predict_files(options: programs.Predict) -> dict[str, Any]:
 
     paths = _list_files(options.files, is_table, skip_fault)
     model = load_model(options, inputs, notes.append)
-    size = min(model.spec.batch, MAX_BATCH)
+    size = min(model.spec.batch, task_model.MAX_BATCH)
     parts = (_read_tables if is_table else _read_images)(paths, inputs, size, skip_fault)
     rows = (
         row
@@ -142,33 +133,7 @@ def load_model(
     folder, step = options.folder, options.step
     if (train := os.environ.get(contract.TRAIN_SPEC)) is not None:
         return task_model.load_task_model(folder, train, step=step, ema=options.ema, note=note)
-    if not (epath.Path(folder) / "config.json").exists():
-        stored = reader.find_step(folder, step, note)
-        model, precision = reader.recorded_model(stored), stored.meta.get("precision", "fp32")
-        train = _built_in_spec(inputs, model, precision).model_dump_json(exclude_unset=True)
-        return task_model.load_task_model(folder, train, step=stored.step, ema=options.ema)
-    if step is not None or options.ema:
-        raise SpecError(f"{folder} is an export, which holds neither steps nor a moving average")
-    mlp = save.read_mlp_model(folder)
-    config = mlp or folders.read_model(folder).model_copy(update={"init_from": folder})
-    spec, task = _built_in_spec(inputs, config, "fp32"), Classify()
-    task.use_inputs(inputs)
-    compiled = Step(task, spec, task_model.choose_mesh(spec, None), 1)
-    state = compiled.init_state()
-    params = state.params
-    if mlp is not None:
-        params = save.load_mlp(folder, compiled.builder.to_tree(compiled.abstract)["params"])
-    return TaskModel(spec, task, compiled, None, params, state.buffers)
-
-
-def _built_in_spec(
-    inputs: Mapping[str, Any], model: specs.Model | specs.PublishedModel, precision: Any
-) -> TrainSpec:
-    """Return a spec of the built-in task with the keys that a prediction needs."""
-    keys = {"task": CLASSIFY, "model": model.model_dump(), "precision": precision}
-    keys |= {"loss": {"target": inputs["target"]}, "batch": MAX_BATCH}
-    # SGD has no state.
-    return TrainSpec.model_validate(keys | {"optimizer": {"name": "sgd"}})
+    return task_model.load_without_job(folder, inputs, step=step, ema=options.ema, note=note)
 
 
 # --- examples -------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ from typing import Any, Literal
 import jax
 import numpy as np
 import pydantic
+from etils import epath
 from flax import nnx
 from jax import Array
 
@@ -25,6 +26,7 @@ from jaxlaunch.trainer.checkpoint import reader, saved_files
 from jaxlaunch.trainer.data.pipeline import Evaluation
 from jaxlaunch.trainer.errors import SpecError, pydantic_message
 from jaxlaunch.trainer.huggingface import folder as folders
+from jaxlaunch.trainer.huggingface import save
 from jaxlaunch.trainer.metrics.means import EvaluationMeans
 from jaxlaunch.trainer.parallel import mesh as meshes
 from jaxlaunch.trainer.spec import TrainSpec
@@ -207,6 +209,10 @@ class TaskModel:
 
     def _open_evaluation(self, data: Mapping[str, Any] | None) -> Evaluation:
         spec = self.spec
+        if self.step is None:
+            raise SpecError(
+                "an exported folder holds no data: evaluate the run that it was exported from"
+            )
         if data is not None:
             keys = spec.data.model_dump(exclude_unset=True) | dict(data)
             try:
@@ -321,3 +327,79 @@ def choose_mesh(
         return meshes.build_mesh(spec.mesh)
     used = count if spec.batch % count == 0 else 1
     return meshes.build_mesh(specs.Mesh(dp=-1), jax.devices()[:used])
+
+
+# --- models without a job -------------------------------------------------------------------------
+
+# Largest number of examples in a batch of a prediction.
+MAX_BATCH = 256
+
+
+def read_described_inputs(folder: str) -> dict[str, Any] | None:
+    """Return what the model in a folder reads, None if it generates text or nothing says it.
+
+    The folder holds checkpoints or an export, which describe their inputs, or a published model of
+    images, whose inputs are those of its config.json. Raises SpecError, StorageError.
+    """
+    storage: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
+    if remote.is_remote(folder):
+        remote.check_url("the folder of weights", folder)
+        storage = remote.convert_errors(f"reading {folder}", SpecError)
+    with storage:
+        if (inputs := saved_files.read_inputs(folder)) is not None:
+            return inputs
+        if not (epath.Path(folder) / "config.json").exists():
+            return None
+    if save.read_mlp_model(folder) is not None:
+        raise SpecError(
+            f"{folder} has no {saved_files.INPUTS_FILE}, which says what its model reads: "
+            "copy it from the export"
+        )
+    model = folders.read_model(folder)
+    if not isinstance(model, specs.ImageModel):
+        return None
+    # Convolutions read images of any size.
+    size = model.image if isinstance(model, specs.ViT) else [MAX_BATCH, MAX_BATCH]
+    return {"target": "class", "shape": [*size, model.channels]}
+
+
+def load_without_job(
+    folder: str,
+    inputs: Mapping[str, Any],
+    *,
+    step: int | Literal["best"] | None = None,
+    ema: bool = False,
+    mesh: Mapping[str, int] | specs.Mesh | jax.sharding.Mesh | None = None,
+    note: Callable[[str], None] = print,
+) -> TaskModel:
+    """Load a model of the built-in task from checkpoints or an export, which describe `inputs`.
+
+    Raises a TrainerError.
+    """
+    if not (epath.Path(folder) / "config.json").exists():
+        stored = reader.find_step(folder, step, note)
+        model, precision = reader.recorded_model(stored), stored.meta.get("precision", "fp32")
+        train = _built_in_spec(inputs, model, precision).model_dump_json(exclude_unset=True)
+        return load_task_model(folder, train, step=stored.step, ema=ema, mesh=mesh)
+    if step is not None or ema:
+        raise SpecError(f"{folder} is an export, which holds neither steps nor a moving average")
+    mlp = save.read_mlp_model(folder)
+    config = mlp or folders.read_model(folder).model_copy(update={"init_from": folder})
+    spec, task = _built_in_spec(inputs, config, "fp32"), Classify()
+    task.use_inputs(inputs)
+    compiled = Step(task, spec, choose_mesh(spec, mesh), 1)
+    state = compiled.init_state()
+    params = state.params
+    if mlp is not None:
+        params = save.load_mlp(folder, compiled.builder.to_tree(compiled.abstract)["params"])
+    return TaskModel(spec, task, compiled, None, params, state.buffers)
+
+
+def _built_in_spec(
+    inputs: Mapping[str, Any], model: specs.Model | specs.PublishedModel, precision: Any
+) -> TrainSpec:
+    """Return a spec of the built-in task with the keys that a prediction needs."""
+    keys = {"task": specs.CLASSIFY, "model": model.model_dump(), "precision": precision}
+    keys |= {"loss": {"target": inputs["target"]}, "batch": MAX_BATCH}
+    # SGD has no state.
+    return TrainSpec.model_validate(keys | {"optimizer": {"name": "sgd"}})

@@ -56,7 +56,7 @@ class TensorFiles:
             with storage:
                 for path in self._list_files(stem):
                     self._add_file(path)
-        except (OSError, ValueError) as error:
+        except OSError as error:
             raise SpecError(f"{key} = {folder} cannot be read: {error}") from None
 
     def __iter__(self) -> Iterator[str]:
@@ -116,12 +116,16 @@ class TensorFiles:
             return [str(single)]
         if not index.is_file():
             raise SpecError(self._missing_message(root, single.name, index.name))
-        content = json.loads(index.read_text())
+        text = index.read_bytes()
+        try:
+            content = json.loads(text)
+        except ValueError as error:
+            raise SpecError(f"{self._key}: {index} cannot be read: {error}") from None
         shards = content.get("weight_map") if isinstance(content, dict) else None
         if not isinstance(shards, dict) or {*map(type, shards.values())} != {str}:
             raise SpecError(f"{self._key}: {index} has no weight_map from tensors to files")
         paths = [root / name for name in sorted(set(shards.values()))]
-        if missing := [path.name for path in paths if not path.is_file()]:
+        if missing := [path.name for path in paths if not path.exists()]:
             raise SpecError(
                 f"{self._key} = {self._folder} is incomplete: {index.name} lists "
                 f"{', '.join(missing[:3])}, which is not there; copy the missing files"

@@ -27,8 +27,11 @@ from jaxlaunch.trainer.start.distributed import Stop
 from jaxlaunch.trainer.start.process import read_spec
 from jaxlaunch.trainer.train import build_loop
 from tests.launcher.invoke import launcher
+from tests.trainer import references
+from tests.trainer.references import tensors
 from tests.trainer.sources.images import made_images
 
+MLP_SIZES = {"layers": 1, "width": 8, "classes": 2}
 MLP = {"kind": "mlp", "layers": 1, "width": 8}
 RESNET = {"kind": "resnet", "depths": [1], "widths": [8], "stem_width": 8, "classes": 2}
 PIXELS = {"pixel_mean": [122.4, 117.3, 102.0], "pixel_std": [51.0, 76.5, 25.5]}
@@ -77,6 +80,13 @@ def reference_probabilities(checkpoints: str, sizes: list[float], codes: list[st
     return np.asarray(hidden @ named["head.kernel"] + named["head.bias"])
 
 
+def load_classifier(folder: Path) -> jaxlaunch.TaskModel:
+    """Return what `jaxlaunch.load` makes of a folder."""
+    loaded = jaxlaunch.load(str(folder))
+    assert isinstance(loaded, jaxlaunch.TaskModel)
+    return loaded
+
+
 def column(rows: list[dict[str, Any]], name: str) -> list[Any]:
     return [row[name] for row in rows]
 
@@ -118,6 +128,8 @@ def test_rows_are_predicted_without_the_training_table(tmp_path: Path) -> None:
     logits = hidden @ arrays["head.kernel"] + arrays["head.bias"]
     expected = jaxlaunch_model(folder).predict({"features": x_NF})
     np.testing.assert_allclose(logits, expected, rtol=1e-5)
+    loaded = load_classifier(tmp_path / "model")
+    np.testing.assert_allclose(loaded.predict({"features": x_NF}), logits, rtol=1e-5)
     (tmp_path / "model" / "config.json").write_text('{"model_type": "jaxlaunch_mlp", "layers": 2}')
     with pytest.raises(SpecError, match=r"model: config.json: width "):
         predict.predict_files(programs.Predict(**requests))
@@ -147,6 +159,18 @@ def check_image_export(model: Path) -> None:
     assert keys["size"] == {"shortest_edge": 11}
     assert keys["crop_size"] == {"height": 8, "width": 8}
     assert (keys["resample"], keys["rescale_factor"] * 255) == (2, pytest.approx(1.0))
+
+
+def check_loaded(model: Path, checkpoints: Path, pixels: Any, logits: np.ndarray) -> None:
+    """Check what `jaxlaunch.load` makes of an export, and of checkpoints without their job."""
+    for place in (model, checkpoints, checkpoints / "3"):
+        loaded = load_classifier(place)
+        np.testing.assert_allclose(loaded.predict(pixels), logits, rtol=1e-5, atol=1e-6)
+        assert loaded.step == (None if place == model else 3)
+    with pytest.raises(SpecError, match="evaluate the run that it was exported from"):
+        load_classifier(model).evaluate()
+    with pytest.raises(SpecError, match="holds neither steps nor a moving average"):
+        jaxlaunch.load(str(model), step=3)
 
 
 def check_damaged_archives(
@@ -222,6 +246,7 @@ def test_images_are_transformed_as_in_evaluation(
     model, out = tmp_path / "model", tmp_path / "labels.jsonl"
     export.export(folder, str(model))
     check_image_export(model)
+    check_loaded(model, Path(folder), pixels, logits)
     arguments = ["predict", str(model), str(new), "-o", str(out), "--skip-broken"]
     result = launcher(capsys, monkeypatch, *arguments)
     assert result.code == 0 and "labels.jsonl: 4 predictions, 1 left out" in result.err, result.err
@@ -244,6 +269,19 @@ def test_invalid_predictions_are_rejected_before_loading(
 ) -> None:
     with pytest.raises(SpecError, match=message):
         predict.predict_files(programs.Predict(folder=str(tmp_path), files=("a.png",), **keys))
+
+
+def test_published_classifier_loads_and_gives_the_logits_of_transformers(tmp_path: Path) -> None:
+    folder, inputs = references.folder("vit_tiny", tmp_path / "hf"), tensors("vit_tiny", "io")
+    keys = {"do_rescale": False, "image_mean": [0.0] * 3, "image_std": [1.0] * 3}
+    (folder / "preprocessor_config.json").write_text(json.dumps(keys))
+    labels = {"id2label": {str(label): f"label {label}" for label in range(10)}}
+    (folder / "config.json").write_text(json.dumps(references.config("vit_tiny") | labels))
+    logits = load_classifier(folder).predict(inputs["pixel_values"].transpose(0, 2, 3, 1))
+    np.testing.assert_allclose(logits, inputs["logits"], rtol=0, atol=references.limit("vit_tiny"))
+    (folder / "config.json").write_text(json.dumps({"model_type": "jaxlaunch_mlp", **MLP_SIZES}))
+    with pytest.raises(SpecError, match=r"has no inputs.json, which says what its model reads"):
+        jaxlaunch.load(str(folder))
 
 
 def test_model_loads_without_its_training_data(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from flax import nnx
 
 from jaxlaunch.trainer import spec
@@ -17,6 +18,7 @@ from jaxlaunch.trainer.huggingface.folder import read_model
 from jaxlaunch.trainer.step.state import ModelArrays
 from jaxlaunch.trainer.tasks.classify import Classify
 from jaxlaunch.trainer.tasks.lm import NextToken
+from tests import bucket_server
 from tests.trainer.huggingface import weight_folders
 from tests.trainer.huggingface.weight_folders import FOLDERS
 
@@ -53,6 +55,43 @@ def test_every_folder_is_read_as_transformers_reads_it_or_refused(tmp_path: Path
         elif (distance := np.abs(logits - answer["logits"]).max()) > TOLERANCE:
             faults.append(f"{name}: the logits differ by {distance:.1e}")
     assert not faults, "\n".join(faults)
+
+
+IN_A_BUCKET = [
+    "single beside an older index and its shards",
+    "shards in a subfolder",
+    "shards beside one that sorts last",
+    "adapter inside the model",
+    "shards without an index",
+    "index with a missing shard",
+    "index that is torn",
+    "two shards with one tensor",
+    "single with bytes after its end",
+    "shard without its last byte",
+    "every name after model.",
+    "every name after module.",
+    "tied with another head",
+    "a dtype for each tensor",
+    "fp8 without scales",
+]
+
+
+def test_folders_in_a_bucket_are_read_as_local_ones(tmp_path: Path) -> None:
+    answers = json.loads(weight_folders.ANSWERS.read_text())["answers"]
+    with bucket_server.serve_bucket() as bucket:
+        for number, name in enumerate(IN_A_BUCKET):
+            path = tmp_path / str(number)
+            FOLDERS[name].write(path)
+            for file in filter(Path.is_file, path.rglob("*")):
+                key = f"weights/{number}/{file.relative_to(path)}"
+                bucket.objects[key] = file.read_bytes()
+            url = f"gs://weights/{number}"
+            if FOLDERS[name].refused is None:
+                logits = read_logits(url)
+                np.testing.assert_allclose(logits, answers[name]["logits"], rtol=0, atol=TOLERANCE)
+            else:
+                with pytest.raises(SpecError, match=url):
+                    read_logits(url)
 
 
 def read_logits(folder: str) -> np.ndarray:
