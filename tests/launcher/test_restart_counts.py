@@ -6,7 +6,9 @@ The run had two restarts in place, then its pods were lost, and new pods started
 from __future__ import annotations
 
 import json
+import random
 import re
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -17,12 +19,16 @@ from jaxlaunch.launcher.agent import metrics_server
 from jaxlaunch.launcher.cli.list import format_table
 from jaxlaunch.launcher.diagnose.explain.explanation import explain_job
 from jaxlaunch.launcher.jobs.status.job_status import derive_status
+from jaxlaunch.launcher.local import run_folders
+from jaxlaunch.launcher.local.status import run_status
 from jaxlaunch.launcher.report import run_files
 from jaxlaunch.launcher.report.run import RunReader
+from jaxlaunch.launcher.report.server import RunCatalog
 from jaxlaunch.records.log_lines import ProgressAnnotation
 from jaxlaunch.records.summary import AttemptProgress, AttemptRecord, StartRecord, Summary
 from jaxlaunch.records.verdict import verdict_for_code
 from jaxlaunch.runs import history
+from jaxlaunch.runs.layout import hold_lock
 from tests.launcher.invoke import launcher
 from tests.launcher.objects import beat, ended, jobset, pod, snapshot
 from tests.launcher.report import made_runs
@@ -83,6 +89,56 @@ def test_all_views_of_a_local_run_show_the_same_restarts(
     }
 
     assert shown == dict.fromkeys(shown, RESTARTS)
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_random_runs_show_the_same_restarts(tmp_path: Path, seed: int) -> None:
+    """Starts, sets of agents and attempts at random; the reference is the list of attempts."""
+    rng, now = random.Random(seed), made_runs.BEGAN
+    state = ("ended", "trains", "killed", "waits for its hosts")[seed % 4]
+    records, starts = list[AttemptRecord](), list[StartRecord]()
+    for start in range(1, rng.randint(1, 3) + 1):
+        generation, began_at = 0, now
+        for attempt in range(1, rng.randint(1, 5) + 1):
+            generation += attempt > 1 and rng.random() < 0.4
+            code = rng.choice((contract.CRASH, contract.LOST, 137))
+            verdict, now = verdict_for_code(code, "it ended"), now + 10
+            place = (f"uid {start}", generation, attempt, verdict.cause, 0)
+            records.append(
+                AttemptRecord(*place, None, None, {"step": 9.0}, verdict, now - 10, now - 1)
+            )
+        starts.append(StartRecord(start, f"uid {start}", began_at, now))
+    last, waits = records[-1], state == "waits for its hosts"
+    if state in ("trains", "killed"):
+        records.pop()
+    newest = [record for record in records if record.uid == last.uid]
+    attempt = last.attempt + waits
+    progress = AttemptProgress(
+        last.uid, last.generation, attempt, last.started, at=now, seconds={}, first_step=1
+    )
+    summary = Summary(
+        last.verdict if state == "ended" else None,
+        step=40,
+        seconds={"step": 36.0},
+        restarts=history.restarts_by_cause(newest, attempt),
+        of=progress,
+        starts=starts,
+    )
+    run = tmp_path / "run"
+    run.mkdir()
+    made_runs.write(run, summary, records)
+
+    with hold_lock(run) if state in ("trains", "waits for its hosts") else nullcontext():
+        status = run_status(run_folders.open_run(run))
+        (row,) = RunCatalog(tmp_path, None).read_table()["runs"]
+        shown = {
+            "list, status and explain": status.restart_counts.total,
+            "by cause": sum((status.restarts or {}).values()),
+            "page": RunReader(run).read_report().to_json()["restarts"],
+            "dashboard": row["restarts"],
+        }
+
+    assert shown == dict.fromkeys(shown, attempt - 1)
 
 
 @pytest.mark.parametrize("told_by", ["pods", "left", "ended", "left, and the job failed"])

@@ -55,6 +55,8 @@ def test_report_draws_without_requests_or_errors(chromium: browser.Page, tmp_pat
         edges = "view.pair.map((chart) => `${chart.plot.bbox.left} ${chart.plot.bbox.width}`)"
         assert len(set(chromium.value(edges))) == 1  # one axis
         assert chromium.value("document.querySelectorAll('#the-attempts tbody tr').length") == 3
+        facts = chromium.value("document.querySelector('#the-facts').innerText").split("\n")
+        assert facts[facts.index("Restarts") + 1] == "2"
         assert chromium.value("document.documentElement.scrollWidth <= innerWidth")
         assert chromium.value("document.querySelectorAll('img').length") == 0
         assert [url for url in chromium.requests if not url.startswith(("file:", "data:"))] == []

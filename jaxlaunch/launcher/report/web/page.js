@@ -37,7 +37,8 @@ const FACTS = [
   ["Seconds not spent on steps", ["seconds"], (run) => span(Object.entries(run.seconds).reduce((sum, [cause, spent]) => sum + (cause === "step" ? 0 : spent), 0))],
   ["Time of running", ["wall_s"], (run) => span(run.wall_s)],
   ["Saved", ["saved"], (run) => (run.saved === null ? "nothing" : `step ${run.saved}`)],
-  ["Attempts", ["attempts"], (run) => String(run.attempts.length)],
+  // The count of `launcher list` and `status`: an earlier start has its own.
+  ["Restarts", ["restarts", "starts"], (run) => `${run.restarts}${run.starts.length > 1 ? " since the newest start" : ""}`],
   ["Began", ["began"], (run) => (run.began ? new Date(run.began * 1000).toLocaleString() : "")],
 ];
 
