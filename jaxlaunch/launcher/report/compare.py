@@ -24,7 +24,7 @@ def compare_runs(runs: Sequence[RunReport], metrics: Sequence[str], axis: str) -
     """Return the data of the page. Raises UserError if no run has a metric of `metrics`."""
     for metric in metrics:
         _require_metric(runs, metric)
-    keys = ("sentence", "step", "goodput", "wall_s", "curves", "name", "batch")
+    keys = ("sentence", "step", "goodput", "wall_s", "curves", "drawn", "name", "batch")
     folders = [run.brief.folder for run in runs]
     items = [item for run in runs for item in run.named_curves().items()]
     metric_names = {name for name, curve in items if curve.points}

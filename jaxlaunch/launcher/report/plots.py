@@ -49,7 +49,8 @@ def write_pictures(run: Mapping[str, Any], folder: Path) -> list[Path]:
         UserError: The folder cannot be written.
     """
     pictures = {"time": list(draw_timeline(run))}
-    for name, (steps, _, values) in run["curves"].items():
+    for name in run["drawn"]:
+        steps, _, values = run["curves"][name]
         pictures[name] = list(draw_curve(steps, values))
     paths = list[Path]()
     for name, shapes in pictures.items():

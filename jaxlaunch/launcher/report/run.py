@@ -10,7 +10,7 @@ from typing import Any
 
 from jaxlaunch import contract
 from jaxlaunch.launcher import troubleshooting
-from jaxlaunch.launcher.report import curves, run_files
+from jaxlaunch.launcher.report import curves, headline, run_files
 from jaxlaunch.launcher.report.curves import Curve, Point
 from jaxlaunch.launcher.report.remaining import estimate_remaining_s
 from jaxlaunch.launcher.report.run_files import CurveFile, RunBrief
@@ -88,6 +88,7 @@ class RunReport:
         """Return state, cause and advice, as in the first line of `launcher explain`."""
         state, step = self.brief.state, self.brief.step
         name = f"Run {escape_controls(self.brief.name)}"
+        after = f" after {headline.format_span(self.timeline.wall_s)}"
         at_step = "" if step is None else f" at step {step}"
         verdict = None if self.summary is None else self.summary.verdict
         if state == run_files.KILLED:
@@ -95,10 +96,20 @@ class RunReport:
             next_step = (
                 f"Its launcher was killed before it could write the end. The same command {verb}."
             )
-            return {"state": state, "text": f"{name} was killed{at_step}.", "todo": next_step}
+            return {
+                "state": state,
+                "text": f"{name} was killed{after}{at_step}{self._describe_numbers()}.",
+                "todo": next_step,
+            }
         if verdict is None:
-            phase = "is running" if state == "running" else "has written nothing yet"
-            return {"state": state, "text": f"{name} {phase}{at_step}.", "todo": ""}
+            text = f"{name} has written nothing yet{at_step}."
+            if state == "running":
+                steps = self.total_steps()
+                of_steps = "" if step is None or steps is None else f" of {steps}"
+                numbers = self._describe_numbers()
+                duration = after.replace("after", "for", 1)
+                text = f"{name} has been running{duration}{at_step}{of_steps}{numbers}."
+            return {"state": state, "text": text, "todo": ""}
         outcome = contract.outcome_for_code(verdict.code)
         next_step = ""
         if outcome.is_stop:
@@ -115,8 +126,23 @@ class RunReport:
             refusal = escape_controls(refused.refusal)[:_MESSAGE_CHARS]
             next_step += f" Start {refused.start} was refused (exit {refused.code}): {refusal}"
         message = escape_controls(verdict.message)[:_MESSAGE_CHARS]
-        text = f"{name} {_END_PHRASES[state]}{at_step}: {message}"
+        text = f"{name} {_END_PHRASES[state]}{after}{at_step}: {message}"
+        if verdict.code == contract.DONE:
+            duration = after.replace("after", "in", 1)
+            at_end = "" if self._describe_numbers() else at_step
+            text = f"{name} is done{duration}{at_end}{self._describe_numbers()}."
         return {"state": state, "text": text, "todo": next_step.strip()}
+
+    def _describe_numbers(self) -> str:
+        """Return `: accuracy 98.6 %, eval/loss 0.057; 2 kills cost 35 s`, as far as known."""
+        results = ", ".join(f"{name} {value}" for name, value in self._list_results())
+        restarts = headline.describe_restarts(self.timeline)
+        text = f": {results}" if results else ""
+        return text + (f"; {restarts}" if restarts else "")
+
+    def _list_results(self) -> list[tuple[str, str]]:
+        metric, _ = run_files.best_metric(self.brief.folder)
+        return headline.list_results(self.named_curves(), metric)
 
     def to_json(self, max_points: int = curves.MAX_PAGE_POINTS) -> dict[str, Any]:
         """Return the data of the page, whose texts are untrusted.
@@ -126,9 +152,12 @@ class RunReport:
         shown_curves = {name: curve for name, curve in self.named_curves().items() if curve.points}
         limit = max(curves.MIN_CURVE_POINTS, max_points // max(1, len(shown_curves)))
         brief, summary, seconds = self.brief, self.summary, self.timeline.seconds_by_cause
-        wall_s = sum(span.ended_at - span.started_at for span in self.timeline.spans)
+        wall_s = self.timeline.wall_s
         notes = () if summary is None else summary.notes[-20:]
         numbers = TimedNumbers(**(brief.run_numbers() | {"goodput": None}), seconds=seconds)
+        cards = self._list_results()
+        if speed := headline.describe_speed(self.metrics.curves):
+            cards.append(("Speed", speed))
         return {
             "name": escape_controls(brief.name),
             "sentence": self.describe_state(),
@@ -136,7 +165,13 @@ class RunReport:
             "steps": self.total_steps(),
             "left_s": self._remaining_s(),
             "goodput": numbers.goodput,
-            "facts": list(numbers.describe_numbers()),
+            "cards": cards,
+            "facts": [
+                (label, text)
+                for label, text in numbers.describe_numbers()
+                # The cards have the metrics, each with its name.
+                if not (cards and label == "metrics")
+            ],
             "seconds": {cause: round(spent, 3) for cause, spent in seconds.items()},
             "wall_s": round(wall_s, 3),
             "began": brief.began_at,
@@ -167,6 +202,9 @@ class RunReport:
                 escape_controls(name): self._curve_points(curve.reduced(limit))
                 for name, curve in shown_curves.items()
             },
+            "drawn": [
+                escape_controls(name) for name in shown_curves if headline.is_shown_curve(name)
+            ],
             "heat": rank_phases(brief.folder, self.timeline),
             "ranks": self._list_ranks(),
             "checkpoints": run_files.list_checkpoints(brief.folder, self.evals),

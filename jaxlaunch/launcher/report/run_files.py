@@ -246,7 +246,8 @@ def _check_classification(record: Mapping[str, Any]) -> dict[str, Any]:
         "confused": [_check_row(row, _PAIR) for row in confused],
         "ece": _check_share(calibration["ece"]),
         "bins": [_check_row(row, _BIN if row["examples"] else _EMPTY_BIN) for row in bins],
-        "worst": [_check_row(row, _WORST) | {"where": _describe_example(row)} for row in worst],
+        # An example of a source without names has only a number, which says nothing to a person.
+        "worst": [row for row in map(_check_example, worst) if row["where"] is not None],
     }
 
 
@@ -283,10 +284,13 @@ def _check_number(value: Any, limit: float) -> float:
     return float(f"{value:.4g}")
 
 
-def _describe_example(row: Mapping[str, Any]) -> str:
+def _check_example(row: Mapping[str, Any]) -> dict[str, Any]:
+    checked = _check_row(row, _WORST)
+    # An example of a source without names has only a number, which says nothing to a person.
     if row["where"] is None:
-        return f"example {_check_count(row['example'])}"
-    return _check_text(row["where"], 300)
+        _check_count(row["example"])
+        return {**checked, "where": None}
+    return {**checked, "where": _check_text(row["where"], 300)}
 
 
 def _check_row(row: Mapping[str, Any], checks: Checks) -> dict[str, Any]:

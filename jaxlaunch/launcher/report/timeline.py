@@ -73,6 +73,11 @@ class Timeline(NamedTuple):
         return last.begin + last.ended_at - last.started_at
 
     @property
+    def wall_s(self) -> float:
+        """Seconds of running, without the time between two starts."""
+        return sum(span.ended_at - span.started_at for span in self.spans)
+
+    @property
     def seconds_by_cause(self) -> dict[str, float]:
         """Seconds by cause."""
         seconds = dict[str, float]()

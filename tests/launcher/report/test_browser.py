@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -54,6 +55,12 @@ def test_report_draws_without_requests_or_errors(chromium: browser.Page, tmp_pat
         )
         edges = "view.pair.map((chart) => `${chart.plot.bbox.left} ${chart.plot.bbox.width}`)"
         assert len(set(chromium.value(edges))) == 1  # one axis
+        # The sentence and the first cards are on the first screen, at any width.
+        for place in ("#the-sentence", ".facts dd"):
+            box = f"document.querySelector('{place}').getBoundingClientRect().bottom"
+            assert chromium.value(f"{box} < innerHeight")
+        first = chromium.value("document.querySelector('.facts dt').textContent")
+        assert first in ("eval/accuracy", "eval/loss")
         assert chromium.value("document.querySelectorAll('#the-attempts tbody tr').length") == 3
         facts = chromium.value("document.querySelector('#the-facts').innerText").split("\n")
         assert facts[facts.index("Restarts") + 1] == "2"
@@ -65,6 +72,32 @@ def test_report_draws_without_requests_or_errors(chromium: browser.Page, tmp_pat
     )
     chromium.open((tmp_path / "empty.html").as_uri(), 400)
     assert len(set(chromium.value(edges))) == 1  # without a curve, too
+    assert chromium.errors == []
+
+
+def test_failure_opens_its_traceback_and_joins_equal_attempts(
+    chromium: browser.Page, tmp_path: Path
+) -> None:
+    made_runs.run(tmp_path / "run", (83, 83, 83, 137, 83))
+    path = tmp_path / "run" / "attempts.jsonl"
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    for row in rows:
+        row["verdict"]["traceback"] = "Traceback:\n  line\nValueError: boom"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    data = RunReader(tmp_path / "run").read_report().to_json()
+    (tmp_path / "run.html").write_text(page.render_page("run", "run", data))
+    for width, is_dark in ((1180, False), (400, True)):
+        chromium.open((tmp_path / "run.html").as_uri(), width, is_dark)
+        opened = "document.querySelector('#the-sentence details[open] pre')"
+        assert chromium.value(f"{opened}.textContent").endswith("ValueError: boom")
+        assert chromium.value(f"{opened}.getBoundingClientRect().top < innerHeight")
+        cells = "[...document.querySelectorAll('#the-attempts tbody tr')].map((row) => "
+        cells += "[row.cells[0].textContent, row.cells[2].textContent])"
+        assert chromium.value(cells) == [
+            ["1–3", "3 × ✕ crash (83)"],
+            ["4", "✕ killed (137)"],
+            ["5", "✕ crash (83)"],
+        ]
     assert chromium.errors == []
 
 

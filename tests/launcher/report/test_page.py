@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import copy
 import json
 import math
@@ -12,9 +13,11 @@ from typing import Any
 import pytest
 
 from jaxlaunch import contract
-from jaxlaunch.launcher.report import page, run_files
+from jaxlaunch.launcher.report import headline, page, run_files
 from jaxlaunch.launcher.report.run import RunReader
+from jaxlaunch.records.summary import AttemptProgress, StartRecord, Summary
 from jaxlaunch.records.verdict import verdict_for_code
+from jaxlaunch.runs import layout
 from tests.launcher.invoke import launcher
 from tests.launcher.report import made_runs
 
@@ -38,11 +41,72 @@ def test_report_is_one_self_contained_file(tmp_path: Path, capsys, monkeypatch) 
     text = (tmp_path / "page.html").read_text()
     assert "default-src 'none'" in text and len(text) < 500_000
     assert not re.search(r"""(?:src|href)=["'](?!data:)""", text)
+    data = page_data(text)
+    # Of 2 attempts, the first lost 3 s of steps. The second began 2 s later and took 11.5 s to its
+    # first step: rendezvous, start, restore and compilation.
+    loss = data["curves"]["eval/loss"][2][-1]
     assert (
-        page_data(text)["sentence"]["text"]
-        == "Run digits is done at step 1000: every process finished"
+        data["sentence"]["text"]
+        == f"Run digits is done in 75 s: eval/loss {loss:.4g}; 1 kill costs 16 s."
     )
+    assert data["cards"] == [["eval/loss", f"{loss:.4g}"]]
+    assert "data_s" not in data["drawn"] and {"loss", "eval/loss"} <= set(data["drawn"])
     assert "not-to-be-shown" not in text  # of the job's environment
+
+
+@pytest.mark.parametrize(
+    ("state", "sentence"),
+    [
+        (
+            "running",
+            "has been running for 25 s at step 40 of 1000: eval/accuracy 98.6 %, loss 0.5.",
+        ),
+        ("killed", "was killed after 25 s at step 40: eval/accuracy 98.6 %, loss 0.5."),
+        ("failed", "failed after 25 s at step 40: boom"),
+        ("stopped", "was stopped after 25 s at step 40: stopped"),
+        ("done", "is done in 25 s: eval/accuracy 98.6 %, loss 0.5."),
+    ],
+)
+def test_first_sentence_has_the_result(tmp_path: Path, state: str, sentence: str) -> None:
+    codes = {"failed": (contract.CRASH, "boom"), "stopped": (contract.PREEMPTED, "stopped")}
+    codes["done"] = (contract.DONE, "every process finished")
+    verdict = verdict_for_code(*codes[state]) if state in codes else None
+    began = made_runs.BEGAN
+    progress = AttemptProgress("uid", 0, 1, began, began + 25, seconds={"step": 20.0, "init": 5.0})
+    end = None if verdict is None else verdict.code
+    start = StartRecord(1, "uid", began, None if end is None else began + 25, end, 1, 40)
+    summary = Summary(verdict, step=40, of=progress, starts=[start], restarts={})
+    folder = tmp_path / "run"
+    folder.mkdir()
+    made_runs.write(folder, summary, [])
+    (folder / "metrics.jsonl").write_text(
+        f'{{"step": 40, "loss": 0.5, "tokens_per_s": 12345.0, "time": {began + 20}}}\n'
+    )
+    (folder / "eval.jsonl").write_text(
+        f'{{"step": 40, "accuracy": 0.9856, "time": {began + 21}}}\n'
+    )
+    is_held = state == "running"
+    with layout.hold_lock(folder) if is_held else contextlib.nullcontext():
+        data = RunReader(folder).read_report().to_json()
+    assert data["sentence"]["text"] == f"Run run {sentence}"
+    cards = [["eval/accuracy", "98.6 %"], ["loss", "0.5"], ["Speed", "12.3k tokens/s"]]
+    assert [list(card) for card in data["cards"]] == cards
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0.516, "0.52 s"),
+        (9.96, "10 s"),
+        (119.4, "119 s"),
+        (258, "4 min 18 s"),
+        (3599.7, "1 h 0 min"),
+        (12_000, "3 h 20 min"),
+        (187_300, "2 d 4 h"),
+    ],
+)
+def test_spans_are_written_for_people(seconds: float, text: str) -> None:
+    assert headline.format_span(seconds) == text
 
 
 def test_pictures_are_svg_and_png(tmp_path: Path, capsys, monkeypatch) -> None:
@@ -173,9 +237,9 @@ def test_classification_is_on_page(tmp_path: Path, count: int) -> None:
     }
     assert classes["confusion"] == content.get("confusion")
     assert [row["predicted"] for row in classes["confused"]] == ([] if count <= 50 else ["1"])
-    assert [row["loss"] for row in classes["worst"]] == [None, 3.5] and classes["worst"][0][
-        "where"
-    ] == "example 3"
+    # The other example has no name.
+    assert [row["loss"] for row in classes["worst"]] == [3.5]
+    assert classes["worst"][0]["where"].startswith("images/")
 
 
 def changed_record(record: Any) -> Iterator[Any]:

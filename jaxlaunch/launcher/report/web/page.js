@@ -2,7 +2,6 @@
 // The page of a run. Its data is the JSON in the page, or what the dashboard sends while the run goes on.
 
 const SIGNS = { done: "✓", failed: "✕", killed: "✕", stopped: "■", running: "▶" };
-const HIDDEN = new Set(["wall_s", "data_s", "device_s", "host_s", "save_s", "eval_s", "step_s", "examples", "eval/examples"]);
 const FIRST = ["loss", "eval/loss", "learning_rate", "grad_norm", "accuracy", "eval/accuracy", "tokens_per_s", "examples_per_s", "mfu"];
 const view = { by: "step", smooth: 0, isLog: false, heat: "phase", logs: "", charts: new Map(), pair: [], keys: new Map() };
 
@@ -26,24 +25,27 @@ function bytes(size) {
 
 function sentence(run) {
   const { state, text, todo } = run.sentence;
-  return [el("p", { class: `sentence is-${state}` }, stateOf(state), ` ${text}`), todo && el("p", {}, todo)];
+  const last = run.attempts.at(-1); // a failure shows its traceback on the first screen
+  const traceback = state === "failed" && last?.traceback && el("details", { open: true, "data-id": "traceback" }, el("summary", {}, "Traceback"), el("pre", { tabindex: "0", class: "traceback" }, last.traceback));
+  return [el("p", { class: `sentence is-${state}` }, stateOf(state), ` ${text}`), todo && el("p", {}, todo), traceback];
 }
 
 // The label of each fact, the keys of the run that it is made of, and its text, which is empty where nothing is known.
 // The numbers that every surface shows follow, with the labels of jaxlaunch/records/run_numbers.py.
 const FACTS = [
   ["Step", ["step", "steps"], (run) => (run.steps ? `${run.step ?? "–"} of ${run.steps}` : `${run.step ?? "–"}`)],
-  ["Time left", ["left_s"], (run) => (run.left_s === null ? "" : span(run.left_s))],
   ["Seconds not spent on steps", ["seconds"], (run) => span(Object.entries(run.seconds).reduce((sum, [cause, spent]) => sum + (cause === "step" ? 0 : spent), 0))],
-  ["Time of running", ["wall_s"], (run) => span(run.wall_s)],
   ["Saved", ["saved"], (run) => (run.saved === null ? "nothing" : `step ${run.saved}`)],
   // The count of `launcher list` and `status`: an earlier start has its own.
   ["Restarts", ["restarts", "starts"], (run) => `${run.restarts}${run.starts.length > 1 ? " since the newest start" : ""}`],
   ["Began", ["began"], (run) => (run.began ? new Date(run.began * 1000).toLocaleString() : "")],
 ];
 
+// The first row: the result, the loss and the speed, the time left or in all, then what every surface shows.
 function facts(run) {
-  const texts = [...FACTS.map(([label, , text]) => [label, text(run)]), ...run.facts.map(([label, text]) => [label[0].toUpperCase() + label.slice(1), text])];
+  const time = run.left_s === null ? ["Time of running", span(run.wall_s)] : ["Time left", span(run.left_s)];
+  const known = run.facts.map(([label, text]) => [label[0].toUpperCase() + label.slice(1), text]);
+  const texts = [...run.cards, time, ...known, ...FACTS.map(([label, , text]) => [label, text(run)])];
   const bar = run.steps ? el("progress", { max: run.steps, value: run.step || 0, "aria-label": "Progress" }) : "";
   return [el("dl", { class: "facts" }, ...texts.filter(([, text]) => text).map(([label, text]) =>
     el("div", {}, el("dt", {}, label), el("dd", {}, text, label === "Step" ? bar : ""))))];
@@ -58,9 +60,16 @@ function causes(run) {
 
 function attempts(run) {
   if (!run.attempts.length) return [];
-  const rows = run.attempts.map((one) => row(
-    number(`${run.starts.length > 1 ? `${one.start}.` : ""}${one.number}`), el("td", { class: "number" }, `${span(one.from)} – ${span(one.to)}`),
-    `${one.code === 0 ? "✓" : one.code === null ? "▶" : "✕"} ${one.cause}${one.code === null ? "" : ` (${one.code})`}`,
+  const groups = []; // of attempts one after the other that ended equally
+  const endOf = (one) => JSON.stringify([one.start, one.code, one.cause, one.rank, one.message]);
+  for (const one of run.attempts) {
+    const group = groups.at(-1);
+    if (group && endOf(group.last) === endOf(one)) Object.assign(group, { last: one, count: group.count + 1 });
+    else groups.push({ first: one, last: one, count: 1 });
+  }
+  const rows = groups.map(({ first, last: one, count }) => row(
+    number(`${run.starts.length > 1 ? `${one.start}.` : ""}${count > 1 ? `${first.number}–` : ""}${one.number}`), el("td", { class: "number" }, `${span(first.from)} – ${span(one.to)}`),
+    `${count > 1 ? `${count} × ` : ""}${one.code === 0 ? "✓" : one.code === null ? "▶" : "✕"} ${one.cause}${one.code === null ? "" : ` (${one.code})`}`,
     el("td", { class: "why" }, one.message, one.traceback ? el("details", {}, el("summary", {}, "Traceback"), el("pre", { tabindex: "0" }, one.traceback)) : null),
     number(one.saved ?? "–"),
   ));
@@ -149,7 +158,7 @@ function behind(run) {
 
 const SECTIONS = { sentence, facts, causes, attempts, ranks, checkpoints, differs, classes, samples, rest };
 const PARTS = { // what each is made of: it is made anew only where that has changed
-  sentence: ["sentence"], facts: ["facts", ...FACTS.flatMap(([, keys]) => keys)], causes: ["seconds"],
+  sentence: ["sentence", "attempts"], facts: ["cards", "facts", "left_s", "wall_s", ...FACTS.flatMap(([, keys]) => keys)], causes: ["seconds"],
   attempts: ["attempts"], ranks: ["ranks", "heat"], checkpoints: ["checkpoints"], differs: ["differs"], classes: ["classes"], samples: ["samples"], rest: ["notes", "commands", "job"],
 };
 
@@ -215,7 +224,7 @@ function timePair(run) {
 
 function names(run) {
   const order = (name) => (FIRST.includes(name) ? FIRST.indexOf(name) : FIRST.length);
-  return Object.keys(run.curves).filter((name) => !HIDDEN.has(name)).sort((a, b) => order(a) - order(b) || (a < b ? -1 : 1));
+  return run.drawn.slice().sort((a, b) => order(a) - order(b) || (a < b ? -1 : 1));
 }
 
 const inWords = (curve) => `now ${short(curve[2][curve[2].length - 1])}, lowest ${short(Math.min(...curve[2]))}, highest ${short(Math.max(...curve[2]))}`;

@@ -79,7 +79,7 @@ function comparedCurves(data) {
   view.charts.clear();
   place.replaceChildren();
   const all = [...new Set(data.runs.flatMap((run) => names(run)))];
-  const shown = data.metric ? all.filter((name) => data.metric.includes(name)) : all;
+  const shown = data.metric ?? all;
   const units = { step: "step", hour: "hours of running", examples: "examples" };
   for (const name of shown) {
     const with_ = data.runs.filter((run) => run.curves[name]);

@@ -1,0 +1,121 @@
+"""The first screen of a page: a sentence about the end of a run, and the numbers of its result."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+
+from jaxlaunch.contract import Key
+from jaxlaunch.launcher.report.curves import Curve
+from jaxlaunch.launcher.report.timeline import DOWN, LOST, Timeline
+from jaxlaunch.launcher.wording import escape_controls
+
+# Metrics that say how good a model is, in the order in which a page shows the first one.
+_RESULTS = ("eval/accuracy", "eval/perplexity", "accuracy", "perplexity", "reward")
+_LOSSES = ("eval/loss", "loss")
+_SHARES = ("accuracy", "top5", "macro_f1")
+# Causes of time that an attempt spends before its first step.
+_STARTUP = ("rendezvous", "init", "prepare", "compile", "restore")
+# What ended an attempt, as one and as several.
+_END_NOUNS: Mapping[str, tuple[str, str]] = {
+    "killed": ("kill", "kills"),
+    "crash": ("crash", "crashes"),
+    "hang": ("hang", "hangs"),
+    "lost": ("lost host", "lost hosts"),
+    "storage": ("storage failure", "storage failures"),
+    "preempted": ("stop", "stops"),
+    "interrupted": ("stop", "stops"),
+    "requeued": ("requested restart", "requested restarts"),
+}
+_OTHER_NOUNS = ("restart", "restarts")
+
+# Parts of an interval, which the strip shows, and numbers that follow from the step.
+_HIDDEN = (
+    *(Key.PART_S.format(part=part) for part in ("data", "device", "host", "save", "eval")),
+    *("wall_s", "step_s", "examples", "eval/examples", Key.EPOCH, Key.TARGETS_PER_S),
+)
+
+
+def format_span(seconds: float) -> str:
+    """Return `0.52 s`, `35 s`, `4 min 18 s`, `3 h 20 min` or `2 d 4 h`."""
+    if seconds < 1:
+        return f"{seconds:.2f} s"
+    if seconds < 9.95:
+        return f"{seconds:.1f} s"
+    whole_s = round(seconds)
+    if whole_s < 120:
+        return f"{whole_s} s"
+    if whole_s < 3600:
+        return f"{whole_s // 60} min {whole_s % 60} s"
+    if whole_s < 2 * 86400:
+        return f"{whole_s // 3600} h {whole_s % 3600 // 60} min"
+    return f"{whole_s // 86400} d {whole_s % 86400 // 3600} h"
+
+
+def format_value(name: str, value: float) -> str:
+    """Return the value of a metric: `98.6 %` of a share, else four digits."""
+    if name.rpartition("/")[2] in _SHARES and 0 <= value <= 1:
+        return f"{100 * value:.1f} %"
+    return f"{value:.4g}"
+
+
+def result_names(curves: Mapping[str, Curve], metric: str | None) -> list[str]:
+    """Return the metrics with the result: that of the best checkpoint, if any, and a loss."""
+    names = [name for name in (metric, *_RESULTS) if name in curves and name not in _LOSSES][:1]
+    names += [name for name in _LOSSES if name in curves][:1]
+    return [str(name) for name in names]
+
+
+def list_results(curves: Mapping[str, Curve], metric: str | None) -> list[tuple[str, str]]:
+    """Return the names and the newest values of the metrics with the result."""
+    names = result_names(curves, metric)
+    return [
+        (escape_controls(name), format_value(name, curves[name].points[-1][2])) for name in names
+    ]
+
+
+def describe_speed(curves: Mapping[str, Curve]) -> str:
+    """Return the newest speed, such as `12.3k tokens/s`, or "" if it is unknown."""
+    for key, unit in ((Key.TOKENS_PER_S, "tokens"), (Key.EXAMPLES_PER_S, "examples")):
+        if (curve := curves.get(key)) is not None and curve.points:
+            value, prefix = curve.points[-1][2], ""
+            for size, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+                if value >= size:
+                    value, prefix = value / size, letter
+                    break
+            return f"{value:.3g}{prefix} {unit}/s"
+    return ""
+
+
+def describe_restarts(timeline: Timeline) -> str:
+    """Return `2 kills cost 35 s`: the steps that were lost, and the seconds until new ones.
+
+    It is "" for a run with one attempt.
+    """
+    ended = [attempt for attempt in timeline.attempts[:-1] if attempt.record is not None]
+    if not ended:
+        return ""
+    counts = Counter(
+        _END_NOUNS.get(attempt.record.cause, _OTHER_NOUNS)
+        for attempt in ended
+        if attempt.record is not None
+    )
+    texts = [f"{count} {nouns[count > 1]}" for nouns, count in counts.items()]
+    cost_s = sum(_list_costs(timeline, ended[0].end))
+    verb = "cost" if len(ended) > 1 else "costs"
+    return f"{' and '.join(texts)} {verb} {format_span(cost_s)}"
+
+
+def _list_costs(timeline: Timeline, first_end: float) -> Iterator[float]:
+    for segment in timeline.segments:
+        is_startup = segment.cause == DOWN or segment.cause in _STARTUP
+        if segment.cause == LOST:
+            yield segment.end - segment.begin
+        elif is_startup and segment.end > first_end:
+            yield segment.end - max(segment.begin, first_end)
+
+
+def is_shown_curve(name: str) -> bool:
+    """Return whether a curve is drawn: one that a person reads, and no bookkeeping."""
+    # A mixture has an epoch of each part.
+    return name not in _HIDDEN and not name.startswith(f"{Key.EPOCH}/")
