@@ -8,6 +8,7 @@ kept until a commit covers them: if the attempt fails first, their seconds move 
 from __future__ import annotations
 
 import os
+import statistics
 import time
 from collections import deque
 from collections.abc import Mapping
@@ -16,6 +17,10 @@ from jaxlaunch import contract
 
 # Steps since the last commit whose time is kept.
 MAX_UNCOMMITTED_STEPS = 4096
+# A step is overdue after this many times the median of the newest steps, and this long in addition.
+# Collections, checkpoints in the background and recompilations delay single steps.
+OVERDUE_FACTOR, OVERDUE_FLOOR_S = 3.0, 2.0
+_RECENT_STEPS, _MIN_RECENT_STEPS = 32, 3
 
 
 class RestartClock:
@@ -83,6 +88,9 @@ class Clock:
         self._uncommitted_steps: deque[tuple[int, float]] = deque(maxlen=MAX_UNCOMMITTED_STEPS)
         # Seconds of stepping that are committed.
         self._committed_s = 0.0
+        # Seconds of stepping until the newest report of a step, and between the newest reports.
+        self._reported_s = 0.0
+        self._recent_s: deque[float] = deque(maxlen=_RECENT_STEPS)
 
     def add_earlier_seconds(self, seconds: Mapping[str, float]) -> None:
         """Add the seconds by cause of earlier attempts and generations."""
@@ -90,6 +98,7 @@ class Clock:
             if cause in self._seconds:
                 self._seconds[cause] += spent_s
         self._committed_s += seconds.get("step", 0.0)
+        self._reported_s = self._seconds["step"]
 
     def enter_cause(self, cause: str, now: float) -> None:
         """Count seconds for `cause` from `now` on, if it is in contract.CLOCK_CAUSES."""
@@ -101,6 +110,8 @@ class Clock:
         """Record that `step` was complete at `now`."""
         self._add_elapsed(now)
         self._uncommitted_steps.append((step, self._seconds["step"]))
+        self._recent_s.append(self._seconds["step"] - self._reported_s)
+        self._reported_s = self._seconds["step"]
 
     def record_commit(self, step: int) -> None:
         """Record that `step` is on storage, so that the seconds of steps until it are committed."""
@@ -113,6 +124,8 @@ class Clock:
         self._seconds["step"] -= lost_s
         self._seconds["lost_work"] += lost_s
         self._uncommitted_steps.clear()
+        self._recent_s.clear()
+        self._reported_s = self._seconds["step"]
         self._cause = "down"
 
     def end_finished_attempt(self, now: float) -> None:
@@ -127,9 +140,23 @@ class Clock:
         return max(0.0, self._seconds["step"] - self._committed_s)
 
     def seconds_by_cause(self, now: float) -> dict[str, float]:
-        """Return the seconds by cause until `now`."""
+        """Return the seconds by cause until `now`.
+
+        The seconds by which a step is overdue are lost work until it is complete: they are those of
+        a hang, during which goodput would rise if they counted as a step.
+        """
         self._add_elapsed(now)
-        return dict(self._seconds)
+        seconds, overdue_s = dict(self._seconds), self._overdue_s()
+        seconds["step"] -= overdue_s
+        seconds["lost_work"] += overdue_s
+        return seconds
+
+    def _overdue_s(self) -> float:
+        """Return how long the step that is not complete takes beyond what is usual."""
+        if self._cause != "step" or len(self._recent_s) < _MIN_RECENT_STEPS:
+            return 0.0
+        usual_s = OVERDUE_FACTOR * statistics.median(self._recent_s) + OVERDUE_FLOOR_S
+        return max(0.0, self._seconds["step"] - self._reported_s - usual_s)
 
     def _add_elapsed(self, now: float) -> None:
         self._seconds[self._cause] += now - self._since

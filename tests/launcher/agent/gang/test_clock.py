@@ -44,6 +44,32 @@ def test_clock_of_a_finished_attempt_has_no_lost_work() -> None:
     assert goodput_ratio(clock.seconds_by_cause(5.0)) == 1.0
 
 
+def test_goodput_falls_during_a_hang() -> None:
+    clock = Clock(0.0)
+    clock.enter_cause("step", 10.0)
+    for step in range(1, 11):
+        clock.record_step(step, 10.0 + step)
+        clock.record_commit(step)
+    seconds = [clock.seconds_by_cause(now) for now in (20.0, 24.0, 25.0, 40.0, 120.0)]
+    goodputs = [goodput_ratio(row) or 0.0 for row in seconds]
+    # Steps of 1 s may take 3 s, and 2 s in addition.
+    assert [row["lost_work"] for row in seconds] == [0.0, 0.0, 0.0, 15.0, 95.0]
+    assert goodputs[2] > goodputs[3] > goodputs[4]
+    assert sum(seconds[-1].values()) == pytest.approx(120.0)
+
+    # The step was only slow, and counts once it is complete.
+    clock.record_step(11, 120.0)
+    assert clock.seconds_by_cause(120.0)["step"] == 110.0
+    clock.enter_cause("eval", 120.0)
+    assert clock.seconds_by_cause(400.0)["lost_work"] == 0.0
+
+    # The hang that ends an attempt loses all seconds since its last commit.
+    clock.enter_cause("step", 400.0)
+    clock.end_failed_attempt(500.0)
+    seconds = [clock.seconds_by_cause(now) for now in (500.0, 600.0)]
+    assert [(row["step"], row["lost_work"]) for row in seconds] == [(10.0, 200.0)] * 2
+
+
 def test_goodput_is_zero_without_a_step() -> None:
     assert goodput_ratio(Clock(0.0).seconds_by_cause(9.0)) is None
 
