@@ -214,8 +214,8 @@ def test_images_are_transformed_as_in_evaluation(
     assert actual["skipped"] == 2 and "nowhere.png does not exist" in " ".join(actual["notes"])
     names = [f"{new}/{name}/{number}.png" for name, number in made_images.make_pairs(2)]
     assert [row["file"] for row in actual["rows"]] == names
-    high, wide = 12 * 0.75, 12 * 0.75  # of 12 × 16: a square in the middle
-    box = ((16 - wide) / 2, (12 - high) / 2, (16 + wide) / 2, (12 + high) / 2)
+    # As torchvision does: 12 × 16 becomes 10 × 13, of which 8 × 8 are taken from row 1, column 2.
+    box = (2 * 16 / 13, 1 * 12 / 10, 10 * 16 / 13, 9 * 12 / 10)
     images = [Image.open(name).resize((8, 8), Image.Resampling.BILINEAR, box=box) for name in names]
     pixels = np.stack([np.asarray(image) for image in images])
     logits = np.asarray(jaxlaunch_model(folder).predict(pixels), np.float64)
