@@ -68,7 +68,7 @@ def test_images_are_counted_and_faults_reported(photo_folder: Path) -> None:
 def propose(sizes: Any, images: int, classes: int, mode: str = "RGB") -> TrainSpec:
     """Return the train block that is proposed, after it has been checked."""
     proposed = proposal.propose_training(np.array(sizes), {mode}, images, classes)
-    data = {"source": "images", "path": "photos", **proposed["data"]}  # type: ignore[dict-item]
+    data = {"source": "images", "path": "photos", **proposed["data"]}
     return TrainSpec.model_validate({"task": "classify", **proposed, "data": data})
 
 

@@ -6,7 +6,7 @@ images, with as many parameters as so many images can determine.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from typing import Any
 
 import numpy as np
@@ -75,7 +75,7 @@ def propose_model(size: Size, images: int, classes: int, channels: int) -> dict[
 
 def propose_training(
     sizes_N2: npt.NDArray[Any], modes: Collection[str], images: int, classes: int
-) -> dict[str, Mapping[str, Any] | int]:
+) -> dict[str, Any]:
     """Return the keys of a train block: `model`, `data` with size and channels, perhaps `batch`.
 
     Args:
@@ -91,7 +91,8 @@ def propose_training(
     data: dict[str, Any] = {"size": height if height == width else list(size)}
     if is_grey:
         data["channels"] = 1
-    proposal = {"model": propose_model(size, images, classes, 1 if is_grey else 3), "data": data}
+    model = propose_model(size, images, classes, 1 if is_grey else 3)
+    proposal: dict[str, Any] = {"model": model, "data": data}
     batch = MIN_BATCH
     while batch < DEFAULT_BATCH and 2 * batch * MIN_STEPS_PER_EPOCH <= images:
         batch *= 2
