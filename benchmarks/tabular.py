@@ -22,7 +22,7 @@ from sklearn import datasets, neural_network
 from benchmarks.recipes import run_training
 from benchmarks.table import Row, finish_benchmark, log_progress
 
-HELD_OUT_EVERY = 5  # every fifth row, as eval_split 0.2 takes them
+HELD_OUT_EVERY = 5
 RECIPES: dict[str, dict[str, Any]] = {
     "diabetes": {
         "model": {"kind": "mlp", "layers": 1, "width": 100, "classes": 1},
@@ -44,13 +44,11 @@ SETS = {"diabetes": datasets.load_diabetes, "breast cancer": datasets.load_breas
 def score_of_jaxlaunch(name: str, x_NF: Any, y_N: Any, seed: int, compiled: str) -> float:
     """Return the accuracy or R² of a run on its held-out rows; `compiled` keeps its programs."""
     with tempfile.TemporaryDirectory() as folder:
-        np.savez(f"{folder}/rows.npz", x=x_NF, y=y_N)
-        data = {
-            "source": "table",
-            "path": f"{folder}/rows.npz",
-            "label": "y",
-            "eval_split": 1 / HELD_OUT_EVERY,
-        }
+        is_held_N = np.arange(len(y_N)) % HELD_OUT_EVERY == 0
+        np.savez(f"{folder}/rows.npz", x=x_NF[~is_held_N], y=y_N[~is_held_N])
+        np.savez(f"{folder}/held.npz", x=x_NF[is_held_N], y=y_N[is_held_N])
+        paths = {"path": f"{folder}/rows.npz", "eval_path": f"{folder}/held.npz"}
+        data = {"source": "table", "label": "y", **paths}
         every = {
             "eval": {"every": None},
             "checkpoint": {"every": None},
@@ -61,7 +59,6 @@ def score_of_jaxlaunch(name: str, x_NF: Any, y_N: Any, seed: int, compiled: str)
         evaluation = run_training(Path(folder), train)
     if name != "diabetes":
         return float(evaluation["accuracy"])
-    is_held_N = np.arange(len(y_N)) % HELD_OUT_EVERY == 0
     # The loss is the squared error over the variance of the training rows.
     held_N, kept_N = y_N[is_held_N], y_N[~is_held_N]
     return float(1 - evaluation["loss"] * np.var(kept_N) / np.var(held_N))
