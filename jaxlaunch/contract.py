@@ -843,6 +843,8 @@ def send(fd: int, message: Mapping[str, Any]) -> bool:
           the exception to its parent, and continues
       {"child": {"pid": 4712, "code": -9}}
           how a child of a wrapper has ended: its exit code, or minus the signal
+      {"stops": 4712}
+          a wrapper ends a process, or a process group, by a signal
       {"refusal": {"message", "code"}}
           of refusal_record: the agent writes it into the rank's log
       {"atexit": true, "waits": true, "processes": 2, "code": 42}

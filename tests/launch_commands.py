@@ -314,7 +314,9 @@ COMMANDS: Mapping[str, LaunchCommand] = {
         "python futures.py {train}",
     ),
     "bash -lc": LaunchCommand(
-        'bash -lc "python -m app.scripts.seed"', ("bash", "-lc", "python {train}")
+        # A login shell replaces PATH.
+        'bash -lc "python -m app.scripts.seed"',
+        ("bash", "-lc", f"{sys.executable} {{train}}"),
     ),
     "exec": LaunchCommand("exec python -u main.py", ("sh", "-c", "exec python -u {train}")),
     "prepare && train": LaunchCommand(

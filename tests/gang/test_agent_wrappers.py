@@ -44,11 +44,14 @@ def test_failures_behind_a_launch_command_are_those_of_the_program(
 
 # A program that reports, and ends as its argument says.
 ENDS = """
-import os, signal, sys
+import os, signal, sys, time
 import jaxlaunch
 def train(ending):
     # The same failure at the same step would end the job.
     jaxlaunch.report(step=int(os.environ["JAXLAUNCH_ATTEMPT"]))
+    if ending == "wait":
+        print("up", flush=True)
+        time.sleep(3600)
     if ending == "raise":
         raise ValueError("bad batch 17")
     if ending == "kill":
@@ -72,6 +75,16 @@ if __name__ == "__main__":
         subprocess.Popen(command).wait()
     elif kind == "check":
         subprocess.run(command, check=True)
+    elif kind == "terminate":
+        process = subprocess.Popen(command, stdout=subprocess.PIPE)
+        process.stdout.readline()
+        process.terminate()
+        process.wait()
+    elif kind == "timeout":
+        subprocess.run(command, timeout=1)
+    elif kind == "joblib":
+        import joblib
+        joblib.Parallel(n_jobs=2)([joblib.delayed(ends.train)(ending)])
     elif kind == "os.fork":
         if (child := os.fork()) == 0:
             os.execv(command[0], command)
@@ -110,11 +123,14 @@ HIDDEN_ENDS = (
     ("Pool raise", RAISED),
     ("executor raise", RAISED),
     ("executor kill", SIGNALLED),
+    # Its parent kills the workers after a task has failed.
+    ("joblib raise", RAISED),
+    ("timeout wait", "TimeoutExpired"),
     ("perl raise", RAISED),
     ("perl 'sys.exit 5'", "exit code 5"),
     # A shell that knows the failure judges it, and one that does not know it cannot.
-    ("bash Popen raise", RAISED),
-    ("bash Pool raise", "the process finished"),
+    ("bash Popen raise; true", RAISED),
+    ("bash terminate wait", "the process finished"),
 )
 
 
@@ -126,7 +142,7 @@ def test_end_of_the_program_decides_whatever_its_parent_says(tmp_path: Path) -> 
         if case.startswith("perl "):
             line = f"exec {PERL} {sys.executable} {ends} {case.removeprefix('perl ')}"
         elif case.startswith("bash "):
-            line = f"{sys.executable} {hiding} {case.removeprefix('bash ')} || true"
+            line = f"{sys.executable} {hiding} {case.removeprefix('bash ')}"
         (tmp_path / f"{attempt}.sh").write_text(f"{line}\n")
     command = ("sh", "-c", f"exec bash {tmp_path}/$JAXLAUNCH_ATTEMPT.sh")
     gang, codes = run_gang(tmp_path, make_job(command, in_place_limit=len(HIDDEN_ENDS)))

@@ -311,7 +311,7 @@ class RankProgress:
 UNSTARTABLE = "unstartable"
 _MESSAGE_START = re.compile(
     rb'\{"(?:hello|role|phase|committed|found|restored|joining|joined|metrics|stopped|profile|note|error|'
-    rb'refusal|atexit|waits|child|unstartable)": ?'
+    rb'refusal|atexit|waits|child|stops|unstartable)": ?'
 )
 # Characters of a phase or a version, which are in every heartbeat.
 MAX_LABEL_CHARS = 100
@@ -433,6 +433,7 @@ class _Line:
     fatal: bool
     handled: bool
     child: _ChildEnd
+    stops: NonNegativeInt
     refusal: _Refusal
     atexit: Any
     waits: bool

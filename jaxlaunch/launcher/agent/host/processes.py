@@ -205,6 +205,9 @@ class Child:
             return
         now = time.monotonic()
         self.progress.take_message(message, now)
+        if "phase" in message:
+            # The parent has handled what a task raised.
+            self.end.task_error = None
         if "error" in message:
             message = self._take_error(message, now)
         self._on_report(self, message)
@@ -245,6 +248,9 @@ class Child:
             if child["pid"] == self.tree.program_pid and self.tree.has_reported:
                 self.end.take_child(message["pid"], child["code"])
                 self._on_report(self, {CHILD_ENDED: True})
+        elif "stops" in message:
+            if message["stops"] == self.tree.program_pid:
+                self.end.was_stopped = True
         elif "atexit" in message:
             self.end.take_other_exit(message["pid"], message.get("code"))
         elif "error" in message:

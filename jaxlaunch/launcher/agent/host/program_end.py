@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import dataclasses
 import re
-import signal
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -38,6 +37,7 @@ class ProgramEnd:
             program.
         code: Exit code of the program, or minus the signal.
         parent_pid: The Python that has waited for the program, 0 if none has said so.
+        was_stopped: Whether a wrapper has sent it a signal, for reasons of its own.
         decides: Whether its end counts whatever a shell says.
         was_first: Whether the program had ended before the process that started it.
     """
@@ -47,6 +47,7 @@ class ProgramEnd:
     other_error: Mapping[str, Any] | None = None
     code: int | None = None
     parent_pid: int = 0
+    was_stopped: bool = False
     decides: bool = False
     was_first: bool = False
 
@@ -97,12 +98,12 @@ class ProgramEnd:
         """
         was_killed = self.was_first and not has_left
         is_above_shell = self.decides or not is_below_shell
-        # A parent may end its child with SIGTERM, for reasons of its own.
-        if self.code not in (None, -signal.SIGTERM) and code not in kept_codes:
+        own_code = None if self.was_stopped and (self.code or 0) < 0 else self.code
+        if own_code is not None and code not in kept_codes:
             is_hidden = code == contract.DONE and is_above_shell
-            is_failure = code != contract.DONE and self.code != contract.DONE
+            is_failure = code != contract.DONE and own_code != contract.DONE
             if is_hidden or (is_failure and (is_above_shell or was_killed)):
-                return int(self.code)
+                return own_code
         return code if code == contract.DONE or not was_killed else _read_signal(code, last_line)
 
 

@@ -228,8 +228,10 @@ class RankReports:
             self.send_event(EventKind.ERROR, child, error=error, is_handled=not is_decisive)
 
     def _send_loss(self, child: Child, *, is_handled: bool = True) -> None:
-        """Report that a program has ended behind its wrapper, which does not tell how."""
+        """Report that a program has ended behind its wrapper, unless that has ended it."""
         code = child.end.code
+        if child.end.was_stopped and (code is None or code < 0):
+            return
         is_killed = code in (None, -signal.SIGKILL)
         fields = {"is_handled": is_handled, "oom": is_killed and self._is_oom_kill(child)}
         if code is None:

@@ -13,6 +13,7 @@ import atexit
 import contextlib
 import faulthandler
 import fcntl
+import functools
 import io
 import os
 import signal
@@ -65,7 +66,6 @@ class Reporter:
         # The code of the last sys.exit. A rank that waits in JAX's barrier has not ended yet, the
         # barrier may abort it, and a wrapper may hide its code.
         self._exit_code: int | None = None
-        self._exit: Any = None
         self._thread = _thread.get_ident()
         self._first_pid = os.getpid()
         self._start_process()
@@ -95,8 +95,15 @@ class Reporter:
             sys.excepthook = self.excepthook
             # It runs last, because no other handler has been registered yet.
             atexit.register(self._run_exit)
-            self._exit = sys.exit
-            sys.exit = self.exit  # type: ignore[assignment]
+            leave = sys.exit
+
+            # A plain function of the same name, so that it can be pickled.
+            @functools.wraps(sys.exit)
+            def exit(status: Any = None, /) -> None:
+                self._note_exit(status)
+                leave(status)
+
+            sys.exit = exit  # type: ignore[assignment]
 
     @property
     def runs_at_exit(self) -> bool:
@@ -232,12 +239,11 @@ class Reporter:
         if self.is_in_process:
             self._report_error(error)
 
-    def exit(self, status: Any = None, /) -> None:
-        """Note the code of an exit, and exit."""
+    def _note_exit(self, status: Any) -> None:
+        """Note the code of an exit."""
         if self.is_in_process and _thread.get_ident() == self._thread:
             code = 0 if status is None else status if isinstance(status, int) else 1
             self._exit_code = code & 0xFF
-        self._exit(status)
 
     def _run_exit(self) -> None:
         self.leave()
@@ -280,6 +286,15 @@ class Reporter:
         if has_ended and not (is_program or self.is_below_program) and self._open_pipe():
             self._is_parent = True
             self.send({"child": {"pid": pid, "code": os.waitstatus_to_exitcode(status)}})
+
+    def report_signal(self, pid: int, signal_number: int) -> None:
+        """Report that this process ends another one, unless it is the program itself."""
+        is_program = self.role is not None and self.role >= self._contract.Role.REPORTS
+        is_end = signal_number in (signal.SIGTERM, signal.SIGKILL, signal.SIGINT)
+        if not is_end or is_program or self.is_below_program or _is_zombie(abs(pid)):
+            return
+        if self._open_pipe():
+            self.send({"stops": abs(pid)})
 
     def report_worker_error(self, error: BaseException, *, is_handled: bool = False) -> None:
         """Report an exception in a process of multiprocessing that is the rank's program.
@@ -324,6 +339,15 @@ class Reporter:
             message = self._contract.error_line(error, code)
         if self._open_pipe():
             self.send({**message, **fields})
+
+
+def _is_zombie(pid: int) -> bool:
+    """Return whether a child has ended already. A broken pool signals such children, too."""
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] == "Z"
+    except OSError:
+        return False
 
 
 def _flush_streams() -> None:

@@ -1,7 +1,8 @@
 """What a wrapper or multiprocessing would hide: exit codes, and exceptions that Python catches.
 
 The agent sees only how the process ends that it has started. A Python that starts the program tells
-how it has ended, since `subprocess` and multiprocessing wait for a child by `os.waitpid`. In a
+how it has ended, since `subprocess` and multiprocessing wait for a child by `os.waitpid`, and
+whether it has ended the program itself, by `os.kill`. In a
 process of multiprocessing, no exception reaches `sys.excepthook`: multiprocessing prints what ends
 the process, and a pool sends what a task raises to its parent. Only a program of the rank reports
 these.
@@ -64,7 +65,8 @@ def install(reporter: Any) -> dict[str, Callable[[Any], None]]:
     Args:
         reporter: The reporter of this process.
     """
-    wait_for_child = os.waitpid
+    os_module: Any = os
+    wait_for_child, send_signal, send_to_group = os.waitpid, os.kill, os.killpg
 
     @functools.wraps(wait_for_child)
     def waitpid(pid: int, options: int, /) -> tuple[int, int]:
@@ -73,8 +75,20 @@ def install(reporter: Any) -> dict[str, Callable[[Any], None]]:
             reporter.report_child(child, status)
         return child, status
 
-    os_module: Any = os
-    os_module.waitpid = waitpid
+    @functools.wraps(send_signal)
+    def kill(pid: int, signal_number: int, /) -> None:
+        reporter.report_signal(pid, signal_number)
+        send_signal(pid, signal_number)
+
+    @functools.wraps(send_to_group)
+    def killpg(group: int, signal_number: int, /) -> None:
+        reporter.report_signal(group, signal_number)
+        send_to_group(group, signal_number)
+
+    for function in (waitpid, kill, killpg):
+        # By this name, it can be pickled.
+        function.__module__ = "os"
+        setattr(os_module, function.__name__, function)
     callbacks: dict[str, Callable[[Any], None]] = {}
     for name in EXIT_MODULES:
         callbacks[name] = functools.partial(_wrap_exit_function, reporter)

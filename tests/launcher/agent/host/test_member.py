@@ -326,7 +326,7 @@ def test_stacks_are_read_only_until_they_are_sent(
 ) -> None:
     agent, _ = member
     reads: list[str] = []
-    child = MagicMock(rank=1, progress=RankProgress(0.0))
+    child = MagicMock(rank=1, progress=RankProgress(0.0), end=ProgramEnd())
     type(child).stacks_text = PropertyMock(side_effect=lambda: reads.append("read") or "T")
     agent.processes.children[1] = child
     leader("stacks")

@@ -39,8 +39,10 @@ def resolve_code(
         (1, {"code": 0}, 1),
         # A wrapper may ask for a restart, and may stop the program.
         (42, {"code": 3}, 42),
-        (0, {"code": -15}, 0),
-        (1, {"code": -15}, 1),
+        (0, {"code": -15, "was_stopped": True}, 0),
+        (1, {"code": -9, "was_stopped": True}, 1),
+        (0, {"code": 3, "was_stopped": True}, 3),
+        (0, {"code": -15}, -15),
         # A shell judges what it knows.
         (0, {"code": 3, "below_shell": True}, 0),
         (1, {"code": 3, "below_shell": True}, 1),
