@@ -19,6 +19,8 @@ from typing import Any
 PERIOD_S = 2.0
 MAX_COLUMNS, MAX_RANKS = 240, 1024
 ENDED, UNKNOWN = "x", "-"
+# Letters that a reader gives to ranks once it is known which of them hung.
+HUNG, WAITS = "h", "w"
 # The letter in a column for each phase of jaxlaunch.contract.
 LETTERS: Mapping[str | None, str] = {
     None: UNKNOWN,
@@ -61,7 +63,7 @@ class RankHistory:
         known_steps = list(itertools.islice(steps, MAX_RANKS))
         foremost = max((step for step in known_steps if step is not None), default=0)
         lags = [0 if step is None else foremost - step for step in known_steps]
-        encoded = _encode_letters(itertools.islice(letters, MAX_RANKS))
+        encoded = encode_letters(itertools.islice(letters, MAX_RANKS))
         self.columns.append((round(now, 1), encoded, _encode_lags(lags)))
         if len(self.columns) > MAX_COLUMNS:
             # Each pair of columns becomes one. With an odd number the first stays.
@@ -100,7 +102,7 @@ def _is_column(column: Any) -> bool:
     return isinstance(lags, str) and len(letters) + len(lags) < 64 * MAX_RANKS
 
 
-def _encode_letters(letters: Iterable[str]) -> str:
+def encode_letters(letters: Iterable[str]) -> str:
     """Return `s31d` for 31 ranks in a step and one that waits for data."""
     runs = [(letter, len(list(run))) for letter, run in itertools.groupby(letters)]
     return "".join(letter if count == 1 else f"{letter}{count}" for letter, count in runs)

@@ -214,6 +214,8 @@ class HangFacts(Sparse):
     nccl: str = ""
     # Ranks whose program had ended without an error.
     ended: Numbers = Numbers()
+    # Place of the rank for which the others wait, such as "in step in read (tasks.py:12)".
+    place: str = ""
 
 
 @dataclasses.dataclass(frozen=True)

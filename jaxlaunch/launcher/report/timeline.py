@@ -7,11 +7,12 @@ that fall into no interval are drawn at the end of their attempt.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from jaxlaunch.launcher.report.curves import Interval
+from jaxlaunch.launcher.wording import escape_controls
 from jaxlaunch.records import rank_history
 from jaxlaunch.records.rank_history import RankHistory
 from jaxlaunch.records.summary import AttemptProgress, AttemptRecord, StartRecord
@@ -26,6 +27,10 @@ _ALTERNATING = ("data", "eval", "save")
 # The largest number of pieces of an attempt.
 _MAX_PIECES = 400
 _MIN_PIECE_S = 0.0005
+# Characters of the place at which a rank hung.
+_MAX_PLACE_CHARS = 300
+# Letters of ranks that wait for no other.
+_ENDED_LETTERS = (rank_history.ENDED, rank_history.UNKNOWN, rank_history.LETTERS["done"])
 
 # The cause and its seconds.
 Piece = tuple[str, float]
@@ -214,4 +219,40 @@ def rank_phases(folder: Path, timeline: Timeline) -> dict[str, Any] | None:
         previous_at = max(previous_at, at)
     # Ranks that have ended, or have reported nothing, have no phase.
     letters = {letter: phase for phase, letter in rank_history.LETTERS.items() if phase is not None}
-    return {"ranks": ranks, "letters": letters, "columns": columns}
+    letters |= {rank_history.HUNG: "hung", rank_history.WAITS: "waits"}
+    hangs = list(_list_hangs(timeline))
+    for hang in hangs:
+        _mark_hang(columns, hang)
+    return {"ranks": ranks, "letters": letters, "columns": columns, "hangs": hangs}
+
+
+def _list_hangs(timeline: Timeline) -> Iterator[dict[str, Any]]:
+    """Yield the rank that each attempt waited for when it hung, and since when."""
+    for attempt in timeline.attempts:
+        failure = None if attempt.record is None else attempt.record.verdict.failure
+        if failure is not None and failure.hang is None and failure.cause is not None:
+            failure = failure.cause
+        if failure is None or failure.hang is None or failure.rank is None:
+            continue
+        hang = failure.hang
+        yield {
+            "rank": failure.rank,
+            "from": max(attempt.begin, attempt.end - hang.elapsed_s),
+            "to": attempt.end,
+            "place": escape_controls(hang.place)[:_MAX_PLACE_CHARS],
+            "has_waiting": hang.waiting.count > 0,
+        }
+
+
+def _mark_hang(columns: list[list[Any]], hang: Mapping[str, Any]) -> None:
+    """Give the rank that hung, and the ranks that waited for it, letters of their own."""
+    for column in columns:
+        if column[1] <= hang["from"] or column[0] >= hang["to"]:
+            continue
+        letters = rank_history.decode_letters((0.0, column[2], ""))
+        for rank, letter in enumerate(letters):
+            if rank == hang["rank"]:
+                letters[rank] = rank_history.HUNG
+            elif hang["has_waiting"] and letter not in _ENDED_LETTERS:
+                letters[rank] = rank_history.WAITS
+        column[2] = rank_history.encode_letters(letters)

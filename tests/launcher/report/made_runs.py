@@ -12,8 +12,16 @@ from typing import Any
 from jaxlaunch import contract
 from jaxlaunch.records.rank_history import RankHistory
 from jaxlaunch.records.summary import AttemptProgress, AttemptRecord, StartRecord, Summary
-from jaxlaunch.records.verdict import Verdict, verdict_for_code
+from jaxlaunch.records.verdict import (
+    Failure,
+    FailureKind,
+    HangFacts,
+    Numbers,
+    Verdict,
+    verdict_for_code,
+)
 from jaxlaunch.runs.layout import RANKS
+from jaxlaunch.runs.run_folder import RunFolder
 
 BEGAN = 1_795_000_000.0
 JOB = """name: made
@@ -152,6 +160,18 @@ def ranks(folder: Path, count: int, wall_s: float, slow: int) -> None:
         steps = [10 * look - (look if is_slow and rank == slow else 0) for rank in range(count)]
         history.add_column(BEGAN + look * wall_s / 240, letters, steps)
     (folder / RANKS).write_bytes(history.to_json_bytes())
+
+
+def hang(folder: Path, rank: int, elapsed_s: float, place: str) -> None:
+    """Make `rank` the one for which the others waited in the last attempt, until its end."""
+    *earlier, last = RunFolder(folder).read_records("uid")
+    facts = HangFacts("step", 5.0, elapsed_s, 0, "1 rank elsewhere", place=place)
+    facts = dataclasses.replace(facts, waiting=Numbers((0, 1), 2), late=Numbers((rank,), 1))
+    failure = Failure(FailureKind.HANG, rank=rank, hang=facts)
+    verdict = dataclasses.replace(last.verdict, failure=failure)
+    rows = [*earlier, dataclasses.replace(last, verdict=verdict)]
+    text = "".join(json.dumps(row.to_json()) + "\n" for row in rows)
+    (folder / "attempts.jsonl").write_text(text)
 
 
 def classification(folder: Path, names: Sequence[str]) -> dict[str, Any]:

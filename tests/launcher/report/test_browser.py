@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from jaxlaunch import contract
 from jaxlaunch.launcher.report import compare, page, viewers
 from jaxlaunch.launcher.report.run import RunReader
 from jaxlaunch.launcher.report.server import RunCatalog, Server
@@ -157,6 +158,41 @@ def test_keys_select_ranks_and_open_logs(chromium: browser.Page, tmp_path: Path)
         table = "document.querySelector('#the-ranks tbody').innerText"
         assert chromium.value(table).split()[:3] == ["2", "239", "17"]
         assert chromium.value("document.documentElement.scrollWidth <= innerWidth")
+    assert chromium.errors == []
+
+
+def test_hung_rank_is_named_with_its_line(chromium: browser.Page, tmp_path: Path) -> None:
+    wall_s = sum(made_runs.run(tmp_path / "run", (contract.HANG,)).values())
+    made_runs.ranks(tmp_path / "run", 4, wall_s, slow=3)
+    made_runs.hang(tmp_path / "run", 2, 12.0, "in step in read (tasks.py:12)")
+    text = page.render_page("run", "run", RunReader(tmp_path / "run").read_report().to_json())
+    (tmp_path / "run.html").write_text(text)
+    readout = "document.getElementById('heat-readout').textContent"
+    press = (
+        "document.getElementById('heat').dispatchEvent(new KeyboardEvent('keydown', {key: '%s'}))"
+    )
+    # The colours of the newest column, from the first rank to the last.
+    pixels = """(() => {
+        const { ctx, bbox } = view.pair.find((chart) => chart.frame.id === "heat").plot;
+        const [x, high] = [bbox.left + 0.97 * bbox.width, Math.round(bbox.height)];
+        const { data } = ctx.getImageData(x, bbox.top, 1, high);
+        return [0, 1, 2, 3].map((rank) => {
+            const at = 4 * Math.floor((rank + 0.5) * high / 4);
+            return data.slice(at, at + 4).join();
+        });
+    })()"""
+    for width, is_dark in ((1180, False), (400, True)):
+        chromium.open((tmp_path / "run.html").as_uri(), width, is_dark)
+        first, second, hung, last = chromium.value(pixels)
+        assert hung not in (first, second, last)
+        for key in ("ArrowLeft", "ArrowDown", "ArrowDown"):
+            chromium.value(press % key)
+        assert "hangs in step in read (tasks.py:12)" in chromium.value(readout)
+        chromium.value(press % "ArrowUp")
+        assert "Rank 1 at" in chromium.value(readout)
+        assert "waits for the rank that hangs" in chromium.value(readout)
+        row = chromium.value("document.querySelector('#the-ranks tbody tr').innerText")
+        assert row.split("\t")[0] == "2" and "hung in step in read (tasks.py:12)" in row
     assert chromium.errors == []
 
 

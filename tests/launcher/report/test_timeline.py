@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from jaxlaunch import contract
 from jaxlaunch.launcher.report.run import RunReader
 from tests.launcher.report import made_runs
 
@@ -80,3 +81,23 @@ def test_time_between_starts_is_not_on_axis(tmp_path: Path) -> None:
     assert timeline["wall_s"] == pytest.approx(2 * 35.0, abs=1)
     assert [start["at"] for start in timeline["starts"]] == pytest.approx([0, 35.0], abs=1)
     assert [attempt["start"] for attempt in timeline["attempts"]] == [1, 2]
+
+
+def test_hung_rank_and_those_that_wait_have_their_own_letters(tmp_path: Path) -> None:
+    """It hung in the last 12 s; before that, and in its first half, all ranks were in a step."""
+    wall_s = sum(made_runs.run(tmp_path / "run", (contract.HANG,)).values())
+    made_runs.ranks(tmp_path / "run", 4, wall_s, slow=3)
+    made_runs.hang(tmp_path / "run", 2, 12.0, "in step in read (tasks.py:12)")
+
+    data = RunReader(tmp_path / "run").read_report().to_json()["heat"]
+
+    (hang,) = data["hangs"]
+    assert (hang["rank"], hang["place"]) == (2, "in step in read (tasks.py:12)")
+    assert hang["to"] - hang["from"] == pytest.approx(12.0)
+    assert (data["letters"]["h"], data["letters"]["w"]) == ("hung", "waits")
+    for begin, end, letters, _ in data["columns"]:
+        middle = (begin + end) / 2
+        if hang["from"] < begin and end < hang["to"]:
+            assert letters == "w2hw"
+        elif end < hang["from"]:
+            assert letters == ("s4" if middle < wall_s / 2 - 1 else letters) and "h" not in letters

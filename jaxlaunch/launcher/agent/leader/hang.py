@@ -151,6 +151,10 @@ class RankStacks:
         """Ranks that wait for the device or for others."""
         return [rank for rank, waits in self._is_waiting.items() if waits]
 
+    def place_of(self, rank: int) -> str:
+        """Return the phase of a rank and its innermost frame outside of the standard library."""
+        return self._places[rank]
+
     def describe_places(self, suspect: int) -> str:
         """Describe where the ranks are: the MAX_PLACES largest groups, and that of the suspect.
 
@@ -333,7 +337,9 @@ class Hang:
         waiting_ranks, status = analysis.waiting_ranks, living[culprit]
         places = analysis.describe_places(culprit)
         ended = Numbers.from_sequence(ended_ranks)
-        facts = dataclasses.replace(event.hang or HangFacts(), stacks=places, ended=ended)
+        facts = event.hang or HangFacts()
+        place = analysis.place_of(culprit)
+        facts = dataclasses.replace(facts, stacks=places, place=place, ended=ended)
         if waiting_ranks and culprit not in waiting_ranks:
             late = Numbers.from_sequence(sorted(living.keys() - waiting_ranks))
             waiting = Numbers.from_sequence(waiting_ranks)

@@ -13,6 +13,8 @@ const CAUSES = {
   prepare: ["preparing", "--c-init", "dots"],
   rendezvous: ["waiting for all hosts", "--c-init", "vertical"],
   down: ["down, or between attempts", "--c-down", "rising"],
+  hung: ["hangs", "--c-hung", "cross"],
+  waits: ["waits for the rank that hangs", "--c-init", "rising"],
 };
 const AXIS = 62; // CSS pixels of the values' axis: equal everywhere, so that what is above each other has one time axis
 const LINES = [[], [6, 3], [2, 3], [8, 3, 2, 3], [12, 4], [4, 2]]; // dashes, since not everyone tells colours apart
@@ -291,7 +293,7 @@ function unpacked(column) {
   return { from: column[0], to: column[1], letters, lags };
 }
 
-const ODD = ["d", "x", "-"]; // of the ranks that share a pixel the one is shown that waits, or has ended
+const ODD = ["h", "d", "x", "-"]; // of the ranks that share a pixel the one is shown that hangs, waits for data, or has ended
 
 function phaseOf(heat, letter) {
   const phase = heat.letters[letter];
@@ -305,14 +307,15 @@ function worstRanks(heat) {
   for (const { letters, lags, from, to } of heat.columns.map(unpacked)) {
     const isAny = /d/.test(letters) && /[^d]/.test(letters);
     for (let rank = 0; rank < letters.length; rank++) {
-      const one = (found[rank] ??= { rank, lag: 0, data: 0, letter: "" });
+      const one = (found[rank] ??= { rank, lag: 0, data: 0, letter: "", place: heat.hangs.find((hang) => hang.rank === rank)?.place ?? null });
       one.lag = Math.max(one.lag, lags[rank] || 0);
       if (isAny && letters[rank] === "d") one.data += to - from;
       one.letter = letters[rank];
     }
   }
-  const worst = found.filter((one) => one.lag > 1 || one.data > 0).sort((a, b) => b.lag - a.lag || b.data - a.data || a.rank - b.rank);
-  return worst.slice(0, 10).map((one) => ({ ...one, last: phaseOf(heat, one.letter) }));
+  const isHung = (one) => one.place !== null; // before all others: they wait for it
+  const worst = found.filter((one) => isHung(one) || one.lag > 1 || one.data > 0).sort((a, b) => isHung(b) - isHung(a) || b.lag - a.lag || b.data - a.data || a.rank - b.rank);
+  return worst.slice(0, 10).map((one) => ({ ...one, last: isHung(one) ? `hung ${one.place}` : phaseOf(heat, one.letter) }));
 }
 
 // Ranks from top to bottom over the axis of the strip; `by` is "phase" or "lag".
@@ -322,11 +325,12 @@ function heatChart(frame, run, unit, { peers, by, readout, open }) {
   const at = { column: columns.length - 1, rank: 0, isShown: false };
   const every = Math.ceil(heat.ranks / 12), splits = [];
   for (let rank = 0; rank < heat.ranks; rank += every) splits.push(rank + 0.5);
+  const hangAt = (one, rank) => heat.hangs.find((hang) => hang.rank === rank && hang.from < one.to && one.from < hang.to)?.place ?? "";
   const tell = () => {
     const one = columns[at.column];
     const lag = one.lags[at.rank] || 0;
     readout.textContent = at.rank < one.letters.length
-      ? `Rank ${at.rank} at ${span(one.to)}: ${phaseOf(heat, one.letters[at.rank])}, ${lag ? `${lag} step${lag > 1 ? "s" : ""} behind` : "not behind"}`
+      ? `Rank ${at.rank} at ${span(one.to)}: ${one.letters[at.rank] === "h" ? `hangs ${hangAt(one, at.rank)}` : phaseOf(heat, one.letters[at.rank])}, ${lag ? `${lag} step${lag > 1 ? "s" : ""} behind` : "not behind"}`
       : `Rank ${at.rank} at ${span(one.to)}: there was no such rank`;
   };
   const under = (u) => {

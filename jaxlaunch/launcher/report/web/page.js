@@ -153,7 +153,7 @@ function behind(run) {
   const rows = worstRanks(run.heat).map((one) => row(number(one.rank), number(one.lag), number(span(one.data)), one.last,
     el("td", {}, el("button", { class: "no-print", onclick: () => openRank(one.rank), "aria-label": `Log of rank ${one.rank}` }, "Log"))));
   const heads = ["#Rank", "#Most steps behind", "#Seen waiting for data", "Seen last", "Its log"];
-  return rows.length ? [el("h3", {}, "Ranks that were behind, or waited for data"), table(heads, rows, "Ranks that were behind")] : [];
+  return rows.length ? [el("h3", {}, "Ranks that hung, were behind, or waited for data"), table(heads, rows, "Ranks that were behind")] : [];
 }
 
 const SECTIONS = { sentence, facts, causes, attempts, ranks, checkpoints, differs, classes, samples, rest };

@@ -20,6 +20,7 @@ Current thread 0x00007f02 (most recent call first):
 
 def test_place_of_a_rank_is_innermost_frame_of_its_main_thread() -> None:
     assert RankStacks({0: Status()}, {0: DUMP}).describe_places(0) == "rank 0 in read (tasks.py:12)"
+    assert RankStacks({0: Status()}, {0: DUMP}).place_of(0) == "in read (tasks.py:12)"
     stacks = RankStacks({0: Status(), 1: Status()}, {0: ""})
     assert stacks.describe_places(0) == "2 ranks without a stack"
 
