@@ -33,6 +33,7 @@ from jaxlaunch.trainer.huggingface.save import Parameter
 from jaxlaunch.trainer.loop.training import RunContext
 from jaxlaunch.trainer.spec import MLP, ImageModel, PublishedModel, ResNet, ViT
 from jaxlaunch.trainer.start.process import print_result, read_spec
+from jaxlaunch.trainer.text.turn_ends import read_turn_ends
 
 
 def main() -> int:
@@ -78,6 +79,7 @@ def export(
     extra_files, inputs = saved_files.read_saved_tokenizer(folder), saved_files.read_inputs(folder)
     if inputs is not None:
         extra_files[saved_files.INPUTS_FILE] = saved_files.encode_inputs(inputs)
+    extra_files = folders.complete_tokenizer_config(extra_files)
     model = reader.recorded_model(stored_step)
     params: Mapping[str, Parameter] = reader.evaluated_parameters(stored_step, ema)
     if isinstance(model, MLP) and inputs is not None:
@@ -98,17 +100,23 @@ def export(
             f"step {stored_step.step} holds a whole model, no adapters to be merged; leave "
             "--merged out"
         )
+    owner = f"step {stored_step.step} of {folder}"
+    turn_ends = _find_turn_ends(owner, extra_files, notes.append)
     if lora is not None and not merged:
+        # peft reads that of the base, which may not know the tokens of the chats.
+        generation = folders.render_generation_config(model.init_from, extra_files, turn_ends)
+        extra_files[folders.GENERATION_FILE] = save.encode_json(generation)
         files = peft.write_adapters(to, model, lora, params, extra_files)
         architecture = f"adapters of {architecture}"
         return _summarize_export(stored_step, architecture, params, files, notes)
     if lora is not None:
         base_model = model if base is None else model.model_copy(update={"init_from": base})
-        owner = f"step {stored_step.step} of {folder}"
         params = merge_stored(base_model, lora, stored_step.meta.get("base"), params, owner)
     if isinstance(model, ImageModel):
         extra_files |= _render_preprocessor(model, inputs or {}, notes.append)
-    files = save.save_model(to, model, params, extra_files=extra_files, classes=classes)
+    files = save.save_model(
+        to, model, params, extra_files=extra_files, classes=classes, turn_ends=turn_ends
+    )
     return _summarize_export(stored_step, architecture, params, files, notes)
 
 
@@ -129,6 +137,16 @@ def _summarize_export(
     }
 
 
+def _find_turn_ends(
+    owner: str, files: Mapping[str, bytes], note: Callable[[str], None]
+) -> tuple[int, ...]:
+    try:
+        return read_turn_ends(f"the tokenizer of {owner}", files)
+    except SpecError as error:
+        note(f"{folders.GENERATION_FILE} does not name the token that ends a turn: {error}")
+        return ()
+
+
 def _render_preprocessor(
     model: ImageModel, inputs: Mapping[str, Any], note: Callable[[str], None]
 ) -> dict[str, bytes]:
@@ -141,6 +159,11 @@ def _render_preprocessor(
             "before a training whose export transformers is to feed"
         )
         return {}
+    if size is not None and not config["do_resize"]:
+        note(
+            f"{folders.PREPROCESSOR_FILE} only normalizes: transformers has no crop to the "
+            f"proportions of {size[0]} × {size[1]}; crop and resize images before"
+        )
     return {folders.PREPROCESSOR_FILE: save.encode_json(config)}
 
 

@@ -21,13 +21,14 @@ from jaxlaunch.trainer.data.pipeline import Evaluation, ExampleLog, Pipeline, Pr
 from jaxlaunch.trainer.data.source import SPLITS, DataSource
 from jaxlaunch.trainer.errors import NotFiniteError, SpecError
 from jaxlaunch.trainer.generate.text_model import TrainingSamples
+from jaxlaunch.trainer.huggingface import config_json
 from jaxlaunch.trainer.loop.driver import Loop
 from jaxlaunch.trainer.loop.training import RunContext, Settings, Training, describe_saved
 from jaxlaunch.trainer.metrics.means import EvaluationMeans
 from jaxlaunch.trainer.metrics.progress import Progress
 from jaxlaunch.trainer.parallel import mesh
 from jaxlaunch.trainer.sources.open import tokenizer_files
-from jaxlaunch.trainer.spec import AUTO, TrainSpec
+from jaxlaunch.trainer.spec import AUTO, PublishedModel, TrainSpec
 from jaxlaunch.trainer.start import compile_cache, preflight
 from jaxlaunch.trainer.start.distributed import Stop
 from jaxlaunch.trainer.step import resume
@@ -195,7 +196,10 @@ class BuiltInTraining(Training[TrainState]):
         preflight.check_profile(spec, total_steps)
         self.step = Step(task, spec, devices, total_steps)
         self.step.check_loss(self.pipeline.batch_specs())
-        for note in (*self.step.notes, self.pipeline.note if spec.data.threads > 1 else None):
+        notes = [*self.step.notes, self.pipeline.note if spec.data.threads > 1 else None]
+        if isinstance(spec.model, PublishedModel):
+            notes.append(config_json.describe_refusal(spec.model))
+        for note in notes:
             if note is not None:
                 self.note(note)
         means = train_set.baseline_metrics(eval_set) if jax.process_index() == 0 else {}

@@ -17,28 +17,11 @@ from jaxlaunch import contract
 from jaxlaunch.trainer.checkpoint.store import Store
 from jaxlaunch.trainer.errors import CheckpointError, SpecError
 from jaxlaunch.trainer.export import export
-from jaxlaunch.trainer.huggingface import save
 from jaxlaunch.trainer.step.state import TrainState
-from tests import environments, needs
-from tests.trainer import peaks, references
-from tests.trainer.references import FIXTURES, batch, folder, logits, step, train_spec
+from tests.trainer import peaks
+from tests.trainer.references import batch, folder, step, train_spec
 
-CASES = ("llama_tiny", "llama3_tiny", "gpt2_tiny", "vit_tiny")
 STEPS = 3
-# Models as they were read, with other rotary scalings than their fixtures have: only transformers
-# can say them.
-YARN = {"kind": "yarn", "factor": 4.0, "original_length": 32}
-YARN_OPTIONS = {"beta_fast": 16.0, "attention_factor": 1.3, "truncate": False}
-SCALED: dict[str, dict[str, Any]] = {
-    "qwen2_tiny": {"rope_scaling": YARN},
-    "qwen3_tiny": {"rope_scaling": {**YARN, **YARN_OPTIONS}},
-    "mistral_tiny": {"rope_scaling": {"kind": "linear", "factor": 2.0}},
-    "gemma2_tiny": {},
-    "gemma3_tiny": {"rope_scaling": {"kind": "linear", "factor": 8.0}},
-    "olmo2_tiny": {"biases": ["qkv", "out"]},
-    "mixtral_tiny": {"balance": 0.02},
-    "qwen3_moe_tiny": {"dense_layers": [1], "experts_normalized": False},
-}
 ADAMW = {"name": "adamw", "lr": 1e-3, "ema": 0.5, "schedule": {"name": "constant"}}
 
 
@@ -52,15 +35,6 @@ def train_case(case: str, hf_folder: Path) -> TrainState:
     for _ in range(STEPS):
         state, _ = of_case.train(state, rows)
     return state
-
-
-@functools.cache
-def draw_params(case: str) -> dict[str, Any]:
-    """Return random parameters of the case's model in SCALED, similar to its fixture's."""
-    shapes = step(case, None, model=SCALED[case]).abstract.params
-    draw = np.random.default_rng(0)
-    draw = draw.normal
-    return {name: draw(0.0, 0.1, leaf.shape).astype(np.float32) for name, leaf in shapes.items()}
 
 
 def save_checkpoint(case: str, state: TrainState, target: Path) -> Path:
@@ -81,52 +55,6 @@ def write_checkpoint(tree: dict[str, Any], model: dict[str, Any] | None, target:
 @pytest.fixture(scope="module")
 def hf_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("hf")
-
-
-@pytest.mark.extended
-def test_transformers_loads_exports_with_equal_logits(hf_folder: Path, tmp_path: Path) -> None:
-    try:
-        environments.find_python("torch")
-    except environments.MissingEnvironmentError as error:
-        needs.absent(str(error))
-    arguments = []
-    for case in CASES:
-        checkpoints = save_checkpoint(case, train_case(case, hf_folder), tmp_path / case)
-        out = str(tmp_path / f"{case}-out")
-        assert export(str(checkpoints), out)["step"] == STEPS
-        arguments += [out, str(needs.arrays(FIXTURES / case / "io.safetensors"))]
-    program = Path(__file__).with_name("transformers_logits.py")
-    answers = environments.run_program("torch", str(program), *arguments).splitlines()
-    for case, line in zip(CASES, answers, strict=True):
-        answer = json.loads(line)
-        assert (answer["faults"], answer["dtype"]) == ({}, "torch.float32"), case
-        ours = logits(case, dict(train_case(case, hf_folder).params))
-        untrained = references.tensors(case, "io")["logits"]
-        assert not np.allclose(ours, untrained, rtol=0, atol=1e-3)
-        np.testing.assert_allclose(
-            ours, answer["logits"], rtol=0, atol=references.limit(case), err_msg=case
-        )
-
-
-@pytest.mark.extended
-def test_transformers_agrees_for_every_family(tmp_path: Path) -> None:
-    try:
-        environments.find_python("torch")
-    except environments.MissingEnvironmentError as error:
-        needs.absent(str(error))
-    arguments = []
-    for case in SCALED:
-        model: Any = train_spec(case, None, model=SCALED[case]).model
-        save.save_model(str(tmp_path / case), model, draw_params(case))
-        arguments += [str(tmp_path / case), str(needs.arrays(FIXTURES / case / "io.safetensors"))]
-    program = Path(__file__).with_name("transformers_logits.py")
-    lines = environments.run_program("torch", str(program), *arguments).splitlines()
-    for case, line in zip(SCALED, lines, strict=True):
-        answer, ours = json.loads(line), logits(case, draw_params(case), SCALED[case])
-        assert (answer["faults"], answer["dtype"]) == ({}, "torch.float32"), case
-        np.testing.assert_allclose(
-            ours, answer["logits"], rtol=0, atol=references.limit(case), err_msg=case
-        )
 
 
 @pytest.mark.parametrize("case", ["gpt2_tiny", "vit_tiny"])

@@ -79,7 +79,9 @@ def validate_command(job_file: Path, overrides: tuple[str, ...], form: str) -> N
     folder = job_file.absolute().parent
     data = (f"data: {note}" for note in job_notes.describe_data(job, folder))
     notes = itertools.chain(
-        job_notes.list_missing_modules(job, folder), job_notes.find_lost_exit_codes(job, folder)
+        job_notes.find_unexportable_options(job),
+        job_notes.list_missing_modules(job, folder),
+        job_notes.find_lost_exit_codes(job, folder),
     )
     lines = itertools.chain(
         [f"{job_file}: ok"], describe_request(job), data, (f"note: {note}" for note in notes)

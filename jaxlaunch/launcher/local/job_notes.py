@@ -19,13 +19,20 @@ from jaxlaunch import regular_files
 from jaxlaunch.launcher.job.schema import JobSpec
 from jaxlaunch.launcher.job.shell_notes import find_exit_code_notes
 from jaxlaunch.launcher.wording import format_count, format_size
-from jaxlaunch.trainer.spec import Mixture, Source
+from jaxlaunch.trainer.spec import Mixture, PublishedModel, Source
 
 # A longer script of a shell is cut.
 MAX_SCRIPT_BYTES = 1 << 18
 # The largest number of files that is counted in a folder of images.
 MAX_FILES = 100_000
 _MODULE_NAME = re.compile(r"([A-Za-z_][\w.]*):[A-Za-z_][\w.]*")
+
+
+def find_unexportable_options(job: JobSpec) -> Iterator[str]:
+    """Yield a sentence for each option of the model with which it cannot be exported."""
+    if job.train is not None and isinstance(job.train.model, PublishedModel):
+        for fault in job.train.model.unpublished_options:
+            yield f"{fault}, so launcher export will refuse this model."
 
 
 def describe_data(job: JobSpec, folder: Path) -> Iterator[str]:

@@ -234,8 +234,10 @@ def _draw_box(
 def center_box(image_size: Size, size: Size, share: float = 1.0) -> Box:
     """Return the centered box that becomes `size`, with `share` of the side that limits it.
 
-    These are the pixels that torchvision's Resize, to `size` / `share`, and CenterCrop take: it
-    rounds the size of the resized image and the corner of the crop to whole pixels.
+    These are the pixels that transformers' image processors take, which resize to `size` / `share`
+    and then crop: they round the size of the resized image and the corner of the crop down to whole
+    pixels. torchvision's CenterCrop takes the same, or begins one pixel later where half a pixel is
+    left over.
     """
     limit = 0 if image_size[0] * size[1] <= image_size[1] * size[0] else 1
     # A quotient such as 223.99999 is meant to be whole.
@@ -243,7 +245,7 @@ def center_box(image_size: Size, size: Size, share: float = 1.0) -> Box:
     starts, lengths = [], []
     for side, target in zip(image_size, size, strict=True):
         resized = resized_side * side // image_size[limit]
-        starts.append(round((resized - target) / 2) * side / resized)
+        starts.append((resized - target) // 2 * side / resized)
         lengths.append(target * side / resized)
     return starts[0], starts[1], lengths[0], lengths[1]
 

@@ -22,6 +22,7 @@ from jaxlaunch.trainer.generate.text_model import Prompt, TextModel, add_end_tok
 from jaxlaunch.trainer.start.process import print_result
 from jaxlaunch.trainer.text.chats import ASSISTANT, ChatTemplates
 from jaxlaunch.trainer.text.documents import UnfitRowError
+from jaxlaunch.trainer.text.turn_ends import turn_end_tokens
 
 # Default length of an answer.
 CHAT_MAX_TOKENS = 512
@@ -104,7 +105,7 @@ class Chat:
             raise SpecError(f"--chat needs {needed}: {error}") from None
         self._how: SamplingOptions = {"max_tokens": CHAT_MAX_TOKENS, **how}
         self.messages = [] if system is None else [{"role": "system", "content": system}]
-        add_end_tokens(model, self._turn_end_tokens())
+        add_end_tokens(model, turn_end_tokens(self._chats, model.tokenizer))
 
     def answer_message(self, text: str, emit: Callable[[Mapping[str, Any]], None]) -> Sample:
         """Return the model's answer to a message of the user, which is also emitted in pieces.
@@ -121,20 +122,6 @@ class Chat:
         answer = {"role": ASSISTANT, "content": self._tokenizer.decode(sample.ids)}
         self.messages = [*messages, answer]
         return sample
-
-    def _turn_end_tokens(self) -> tuple[int, ...]:
-        """Return the special token that ends an assistant's turn in the template, if any.
-
-        It can differ from the end-of-text token. The result is empty if the template writes no such
-        token, or if it refuses the trial messages. An answer then ends only with the end-of-text
-        tokens.
-        """
-        try:
-            turn_suffix = self._chats.answer_suffix()
-        except UnfitRowError:
-            return ()
-        first = self._tokenizer.encode_batch([turn_suffix.lstrip()])[0][:1]
-        return tuple(first) if first and not self._tokenizer.decode(first) else ()
 
 
 def _load_model(options: programs.Sample) -> tuple[TextModel, list[str]]:

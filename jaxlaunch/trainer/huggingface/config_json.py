@@ -51,6 +51,8 @@ DEFAULT_PROPERTIES = {
 }
 # A null in the job means that the job does not set these keys.
 DERIVED_KEYS = {*DEFAULT_PROPERTIES, "query_scalar", "pattern"}
+# transformers 5 requires of these families that the heads divide the width.
+UNDIVIDED_FAMILIES = ("llama", "gemma2", "gemma3_text")
 _YARN = {"beta_fast": 32.0, "beta_slow": 1.0}
 # Keys of a kind of rotary scaling, with our names, besides its factor and length.
 SCALING_KEYS: Mapping[str, tuple[str, ...]] = {
@@ -174,6 +176,7 @@ def find_family(model: spec.PublishedModel) -> str:
             rendered_model = parse_model(_render_as_family(model, name))
             job_model = model.model_copy(update={"family": name})
             faults[name] = find_differences(job_model, rendered_model)
+            faults[name] += _unloadable_values(name, model)
         except SpecError as error:
             faults[name] = [str(error)]
     nearest = min(faults, key=lambda name: len(faults[name]))
@@ -182,6 +185,33 @@ def find_family(model: spec.PublishedModel) -> str:
             f"Hugging Face has no such decoder, {nearest} is nearest: {'; '.join(faults[nearest])}"
         )
     return nearest
+
+
+def _unloadable_values(name: str, model: spec.Decoder) -> list[str]:
+    """Return a sentence for each value that transformers 5 refuses in a config.json."""
+    faults = []
+    if name in UNDIVIDED_FAMILIES and model.width % model.heads:
+        faults.append(
+            f"transformers 5 loads a {name} only if train.model.heads = {model.heads} divides "
+            f"width = {model.width}"
+        )
+    query_scalar = model.query_scalar
+    if query_scalar is not None and query_scalar != int(query_scalar):
+        faults.append(
+            f"transformers 5 loads a {name} only if train.model.query_scalar = {query_scalar} is a "
+            "whole number"
+        )
+    return faults
+
+
+def describe_refusal(model: spec.PublishedModel) -> str | None:
+    """Return a sentence if the model cannot be exported."""
+    refusal = "; ".join(model.unpublished_options)
+    try:
+        find_family(model)
+    except SpecError as error:
+        refusal = str(error)
+    return f"launcher export will refuse this model: {refusal}" if refusal else None
 
 
 def render_config(model: spec.PublishedModel) -> dict[str, Any]:
@@ -428,7 +458,7 @@ def _render_as_family(model: spec.PublishedModel, name: str) -> dict[str, Any]:
         config[names["positions"]] = model.position_rows
     if isinstance(model, spec.Decoder):
         values: dict[str, Any] = {"positions": model.max_positions}
-        values["query_scalar"] = model.query_scalar or float(model.head_channels)
+        values["query_scalar"] = _whole_number(model.query_scalar or model.head_channels)
         values["rope_local_theta"] = model.rope_local_theta or model.rope_theta
         config |= {names[ours]: value for ours, value in values.items() if ours in names}
         config |= _render_decoder(model, family)
@@ -436,7 +466,15 @@ def _render_as_family(model: spec.PublishedModel, name: str) -> dict[str, Any]:
         config |= {"bos_token_id": None, "eos_token_id": None}
     elif isinstance(model, spec.ImageModel):
         config |= label_keys([f"LABEL_{label}" for label in range(model.classes)])
+    if isinstance(model, spec.ConvNeXt):
+        # transformers builds this many stages, whatever the length of the lists is.
+        config["num_stages"] = len(model.depths)
     return config
+
+
+def _whole_number(value: float) -> float:
+    """Return the number as an int if it is whole: transformers 5 takes no other type of some."""
+    return int(value) if value == int(value) else value
 
 
 def label_keys(classes: Sequence[str]) -> dict[str, Any]:
@@ -469,8 +507,10 @@ def _render_window(model: spec.Decoder, family: Family) -> dict[str, Any]:
     kinds = _layer_kinds(model, model.layers)
     first = kinds.index("window") if "window" in kinds else None
     names = {ours: theirs for theirs, ours in LAYER_KINDS.items()}
+    # transformers 4 builds the mask of Gemma's windows even if no layer has one.
+    no_window = model.max_positions if family.window == "layers" else None
     config: dict[str, Any] = {
-        "sliding_window": None if first is None else model.window,
+        "sliding_window": no_window if first is None else model.window,
         "layer_types": [names[kind] for kind in kinds],
         "use_sliding_window": first is not None,
         "max_window_layers": model.layers if first is None else first,

@@ -28,6 +28,7 @@ PREPROCESSOR_FILE = "preprocessor_config.json"
 BILINEAR = 2
 RESCALE_FACTOR = 1 / 255
 GENERATION_FILE = "generation_config.json"
+TOKENIZER_CONFIG_FILE = "tokenizer_config.json"
 TOKEN_KEYS = ("bos_token_id", "eos_token_id", "pad_token_id")
 
 
@@ -160,8 +161,9 @@ def render_preprocessor(
 ) -> dict[str, Any] | None:
     """Return the preprocessing of an evaluation in transformers' keys.
 
-    The center crop has `crop_share` of a side and is resized to `size`, height and width. Returns
-    None if each image is standardized by itself, which transformers does not support.
+    The center crop has `crop_share` of a side and is resized to `size`, height and width. If these
+    differ, the keys say only how to normalize. Returns None if each image is standardized by
+    itself, which transformers does not support.
     """
     if model.pixel_mean is None or model.pixel_std is None:
         return None
@@ -172,18 +174,25 @@ def render_preprocessor(
         "do_normalize": True,
         "image_mean": [mean * RESCALE_FACTOR for mean in model.pixel_mean],
         "image_std": [deviation * RESCALE_FACTOR for deviation in model.pixel_std],
-        "do_resize": size is not None,
-        "resample": BILINEAR,
+        "do_resize": False,
+        "do_convert_rgb": model.channels == 3,
     }
-    if size is None:
+    if model.channels == 1:
+        # The slow processors of transformers 4 refuse images without an axis of channels.
+        keys["image_processor_type"] = "ViTImageProcessorFast"
+    # transformers resizes without a crop to any size but a square, which distorts images.
+    if size is None or size[0] != size[1]:
         return keys
-    sides = {"height": size[0], "width": size[1]}
-    if size[0] != size[1]:
-        # BitImageProcessor cannot crop to the proportions of a size.
-        return keys | {"size": sides}
-    keys |= {"image_processor_type": "BitImageProcessor", "do_convert_rgb": model.channels == 3}
-    edge = round(size[0] / crop_share)
-    return keys | {"size": {"shortest_edge": edge}, "do_center_crop": True, "crop_size": sides}
+    # As `center_box` of data/augment: a quotient such as 223.99999 is meant to be whole.
+    edge = math.floor(size[0] / crop_share + 1e-6)
+    return keys | {
+        "image_processor_type": keys["image_processor_type"].replace("ViT", "Bit"),
+        "do_resize": True,
+        "resample": BILINEAR,
+        "size": {"shortest_edge": edge},
+        "do_center_crop": True,
+        "crop_size": {"height": size[0], "width": size[1]},
+    }
 
 
 # --- special tokens -------------------------------------------------------------------------------
@@ -199,6 +208,22 @@ def read_generation_config(folder: str | None) -> dict[str, Any]:
     config = _read_keys(folder, "config.json")
     tokens = {key: config[key] for key in TOKEN_KEYS if config.get(key) is not None}
     return {**tokens, **_read_keys(folder, GENERATION_FILE)}
+
+
+def render_generation_config(
+    folder: str | None, tokenizer_files: Mapping[str, bytes], turn_ends: Sequence[int] = ()
+) -> dict[str, Any]:
+    """Return generation_config.json for a model that started from `folder`.
+
+    The tokens that end a text are those of the folder and of the tokenizer, and `turn_ends`.
+    """
+    tokens, config = special_token_ids(tokenizer_files), read_generation_config(folder)
+    ends: list[int] = []
+    for value in (config.get("eos_token_id"), tokens.get("eos_token_id"), [*turn_ends]):
+        ends += value if isinstance(value, list) else [] if value is None else [value]
+    ends = list(dict.fromkeys(ends))
+    end_keys = {"eos_token_id": ends if len(ends) > 1 else ends[0]} if ends else {}
+    return {**tokens, **config, **end_keys}
 
 
 def _read_keys(folder: str, name: str) -> dict[str, Any]:
@@ -225,7 +250,7 @@ def special_token_ids(files: Mapping[str, bytes]) -> dict[str, int]:
     Unreadable files are ignored.
     """
     names: dict[str, Any] = {}
-    for file in ("special_tokens_map.json", "tokenizer_config.json"):
+    for file in ("special_tokens_map.json", TOKENIZER_CONFIG_FILE):
         # The newer file comes last and takes precedence.
         keys = _parse_keys(files.get(file, b""))
         names |= {key: token for key, token in keys.items() if token is not None}
@@ -240,6 +265,24 @@ def special_token_ids(files: Mapping[str, bytes]) -> dict[str, int]:
         if token in ids:
             token_ids[key] = ids[token]
     return token_ids
+
+
+def complete_tokenizer_config(files: Mapping[str, bytes]) -> dict[str, bytes]:
+    """Return a tokenizer's files with a class and the special tokens in tokenizer_config.json.
+
+    Without a class, transformers takes that of the model's type, which may add tokens and splits
+    texts by its own rules, whatever tokenizer.json says. transformers 4 does not know the class
+    that transformers 5 writes, and both know the one here.
+    """
+    if "tokenizer.json" not in files:
+        return dict(files)
+    config = _parse_keys(files.get(TOKENIZER_CONFIG_FILE, b""))
+    completed = {**_parse_keys(files.get("special_tokens_map.json", b"")), **config}
+    if completed.get("tokenizer_class") in (None, "TokenizersBackend"):
+        completed["tokenizer_class"] = "PreTrainedTokenizerFast"
+    if completed == config:
+        return dict(files)
+    return {**files, TOKENIZER_CONFIG_FILE: json.dumps(completed, indent=2).encode() + b"\n"}
 
 
 def _parse_keys(text: bytes) -> dict[str, Any]:

@@ -11,7 +11,6 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 from jaxlaunch.trainer import spec
 from jaxlaunch.trainer.errors import SpecError
@@ -285,17 +284,10 @@ def parameter_leaves(model: spec.PublishedModel) -> dict[str, Leaf]:
 
     Raises SpecError for unsupported options: pooling of a ViT, another stem or epsilon of a ResNet.
     """
-
-    def check_value(key: str, supported: Any, name: str) -> None:
-        if (value := getattr(model, key)) != supported:
-            raise SpecError(
-                f"train.model.{key} = {value}: Hugging Face's {name} knows only {supported}"
-            )
-
+    if faults := model.unpublished_options:
+        raise SpecError("; ".join(faults))
     match model:
         case spec.ResNet():
-            check_value("stem", "imagenet", "ResNet")
-            check_value("norm_eps", 1e-5, "ResNet")
             return dict(_resnet_leaves(model))
         case spec.ConvNeXt():
             return dict(_convnext_leaves(model))
@@ -303,5 +295,4 @@ def parameter_leaves(model: spec.PublishedModel) -> dict[str, Leaf]:
             return dict(_decoder_leaves(model))
         case spec.GPT2():
             return dict(_gpt2_leaves())
-    check_value("pool", "cls", "ViT")
     return dict(_vit_leaves())

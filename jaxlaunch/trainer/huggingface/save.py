@@ -29,8 +29,7 @@ from jaxlaunch.trainer.huggingface import config_json, load, names
 from jaxlaunch.trainer.huggingface.folder import (
     GENERATION_FILE,
     TOKEN_KEYS,
-    read_generation_config,
-    special_token_ids,
+    render_generation_config,
 )
 from jaxlaunch.trainer.huggingface.names import Leaf
 from jaxlaunch.trainer.huggingface.tensor_files import INDEX_FILE, MODEL_STEM, TensorFiles
@@ -65,14 +64,16 @@ def save_model(
     file_bytes: int = MAX_FILE_BYTES,
     extra_files: Mapping[str, bytes] = MappingProxyType({}),
     classes: Sequence[str] = (),
+    turn_ends: Sequence[int] = (),
 ) -> list[str]:
     """Write the parameters of `model` as a folder, and return the names of its safetensors.
 
     Each parameter is read once, tensor by tensor, and at most one is in memory. One process must be
     able to read all of them. The special tokens are those of `model.init_from`, or else those of
     the tokenizer in `extra_files`. Files have up to `file_bytes` and at least one tensor. `classes`
-    are the names of the labels, if they have names. Raises SpecError if Hugging Face has no
-    counterpart of a parameter, or `target` is not empty.
+    are the names of the labels, if they have names, and `turn_ends` the tokens that end a turn of a
+    chat. Raises SpecError if Hugging Face has no counterpart of a parameter, or `target` is not
+    empty.
     """
     leaves, counts = names.parameter_leaves(model), names.batch_counts(model)
     if unknown := [name for name in params if name not in leaves]:
@@ -82,7 +83,7 @@ def save_model(
             f"train.model: Hugging Face's {model.kind} also needs parameters that it does not "
             f"have: {', '.join(missing)}"
         )
-    generation = {**special_token_ids(extra_files), **read_generation_config(model.init_from)}
+    generation = render_generation_config(model.init_from, extra_files, turn_ends)
     dtype = next(iter(params.values())).dtype.name
     config = config_json.render_config(model)
     files: dict[str, Mapping[str, Any] | bytes] = {}

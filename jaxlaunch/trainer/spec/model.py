@@ -416,6 +416,8 @@ class ViT(ImageModel, LayeredModel):
     ```
     """
 
+    PUBLISHED_VALUES: ClassVar[Mapping[str, Any]] = {"pool": "cls"}
+
     kind: Literal["vit"] = Field("vit", description="this model")
     preset: ViTPreset = None
     layers: Many = Field(6, description="transformer blocks")
@@ -491,6 +493,8 @@ class ResNet(Staged):
       batch_norm: global  # statistics of the whole batch; device: of each device's part
     ```
     """
+
+    PUBLISHED_VALUES: ClassVar[Mapping[str, Any]] = {"stem": "imagenet", "norm_eps": 1e-5}
 
     kind: Literal["resnet"] = Field("resnet", description="this model")
     preset: ResNetPreset = None

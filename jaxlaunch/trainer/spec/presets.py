@@ -182,6 +182,8 @@ class PublishedModel(Block):
 
     # The sizes that a job defines, or else its folder.
     SIZES: ClassVar[frozenset[str]] = frozenset({"layers", "width", "heads"})
+    # Options that Hugging Face's models of this kind have with this value only.
+    PUBLISHED_VALUES: ClassVar[Mapping[str, Any]] = {}
 
     kind: str = Field(description="this model")
     preset: str | None = Field(
@@ -197,6 +199,16 @@ class PublishedModel(Block):
     def is_partial(self) -> bool:
         """Return whether the folder to start from sets sizes that the job does not."""
         return self.init_from is not None and not self.model_fields_set.issuperset(self.SIZES)
+
+    @property
+    def unpublished_options(self) -> list[str]:
+        """Return a sentence for each option without which Hugging Face has no such model."""
+        return [
+            f"train.model.{key} = {getattr(self, key)}: Hugging Face's {type(self).__name__} knows "
+            f"only {value}"
+            for key, value in self.PUBLISHED_VALUES.items()
+            if getattr(self, key) != value
+        ]
 
     @model_validator(mode="before")
     @classmethod

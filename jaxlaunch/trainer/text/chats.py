@@ -108,15 +108,13 @@ class ChatTemplates:
         notes = chat_coverage.count_missing(row, messages, turns, trained) + untrained_notes
         return Document(*documents.replace_surrogates(turns.text), spans, notes=notes)
 
-    def render_prompt(self, messages: Sequence[Any]) -> str:
+    def render_prompt(self, messages: Sequence[Any], tools: Sequence[Any] | None = None) -> str:
         """Render messages and the beginning of the assistant's answer. Raises UnfitRowError."""
-        return self._row_template().render(messages, prompt=True).text
+        return self._row_template(tools).render(messages, prompt=True).text
 
-    def answer_suffix(self) -> str:
-        """Return the text that the template writes after an answer. Raises UnfitRowError."""
-        answer = "an answer"
-        turns = [{"role": "user", "content": "a question"}, {"role": ASSISTANT, "content": answer}]
-        return self._row_template().render(turns).text.rpartition(answer)[2]
+    def render_text(self, messages: Sequence[Any], tools: Sequence[Any] | None = None) -> str:
+        """Render messages without the beginning of an answer. Raises UnfitRowError."""
+        return self._row_template(tools).render(messages).text
 
     def _row_template(
         self, tools: Sequence[Any] | None = None, options: Mapping[str, Any] | None = None

@@ -12,7 +12,7 @@ import hashlib
 import importlib.util
 import json
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -39,6 +39,13 @@ Spans = Sequence[tuple[int, int]]
 Encoding = tuple[npt.NDArray[np.int32], npt.NDArray[np.bool_]]
 
 
+class AddedToken(NamedTuple):
+    """A token that a tokenizer recognizes in a text as a whole."""
+
+    id: int
+    special: bool  # whether decoding leaves it out
+
+
 class ByteTokenizer:
     """A tokenizer whose tokens are the bytes of UTF-8."""
 
@@ -51,6 +58,7 @@ class ByteTokenizer:
     digest = BYTE_TOKENIZER
     files: Mapping[str, bytes] = {}
     config: Mapping[str, Any] = {}
+    added_tokens: Mapping[str, AddedToken] = {}
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """Return the bytes of each text."""
@@ -167,6 +175,12 @@ class HuggingFaceTokenizer:
             else:
                 counts[token_id] = _count_bytes(token, prefix, suffix)
         return counts
+
+    @property
+    def added_tokens(self) -> dict[str, AddedToken]:
+        """The added tokens by their text."""
+        added = self._tokenizer.get_added_tokens_decoder().items()
+        return {token.content: AddedToken(token_id, token.special) for token_id, token in added}
 
     @functools.cached_property
     def special_bytes(self) -> npt.NDArray[np.int64]:

@@ -42,6 +42,19 @@ def test_missing_module_is_named_by_its_key_without_imports(tmp_path: Path) -> N
     assert list_missing_keys(tmp_path, "mine") == []
 
 
+def test_validate_names_options_that_cannot_be_exported() -> None:
+    text = JOB.replace("TASK", "nowhere")
+    assert list(job_notes.find_unexportable_options(load.parse_job(text))) == []
+    start = text.index("  model:")
+    line = text[start : text.index("\n", start)]
+    job = load.parse_job(text.replace(line, "  model: {kind: resnet, stem: small}"))
+    (note,) = job_notes.find_unexportable_options(job)
+    assert note == (
+        "train.model.stem = small: Hugging Face's ResNet knows only imagenet, so launcher export "
+        "will refuse this model."
+    )
+
+
 def test_ctrl_c_during_imports_exits_with_130(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -444,3 +444,43 @@ def test_missing_folder_is_rejected_if_a_size_is_missing(missing: str, tmp_path:
 def test_vit_without_labels_has_two_classes(tmp_path: Path) -> None:
     config_keys = config_without("vit_tiny", "id2label", "label2id")
     assert resolve_job(tmp_path, config_keys, CLASSIFY).model.classes == 2
+
+
+GEMMA: dict[str, Any] = {"norms": "both", "norm_from_one": True, "embedding_scale": True}
+GEMMA |= {"activation": "gelu_tanh", "width": 64, "heads": 4, "vocab": 97}
+
+
+def test_configs_have_the_types_and_keys_of_transformers_5() -> None:
+    for keys in ({"family": "gemma2"}, {"family": "gemma3_text", "qk_norm": "head"}):
+        model = spec.Decoder.model_validate({**GEMMA, **keys, "query_scalar": 24.0})
+        written = config_json.render_config(model)
+        # transformers 5 refuses a float, and 4 a missing window.
+        assert json.dumps(written["query_pre_attn_scalar"]) == "24"
+        assert written["sliding_window"] == model.max_positions
+        assert set(written["layer_types"]) == {"full_attention"}
+        assert config_json.find_differences(model, config_json.parse_model(written)) == []
+    for depth in (1, 3, 5):
+        convnext = spec.ConvNeXt(depths=[1] * depth, widths=[16] * depth)
+        assert config_json.render_config(convnext)["num_stages"] == depth
+
+
+def test_models_that_cannot_be_exported_are_described() -> None:
+    odd: dict[str, Any] = {"width": 64, "heads": 3, "kv_heads": 1, "head_size": 16}
+    assert config_json.find_family(spec.Decoder(**odd)) == "mistral"
+    refusals: list[tuple[spec.PublishedModel, str]] = [
+        (spec.Decoder(**odd, family="llama"), "heads = 3 divides width = 64"),
+        (
+            spec.Decoder(**GEMMA, family="gemma2", query_scalar=14.5),
+            "query_scalar = 14.5 is a whole",
+        ),
+        (spec.Decoder(qk_norm="whole"), "Hugging Face has no such decoder"),
+        (spec.ResNet(stem="small"), "stem = small: Hugging Face's ResNet knows only imagenet"),
+        (spec.ResNet(norm_eps=1e-3), "norm_eps = 0.001: Hugging Face's ResNet knows only 1e-05"),
+        (spec.ViT(pool="mean"), "pool = mean: Hugging Face's ViT knows only cls"),
+    ]
+    for model, text in refusals:
+        refusal = config_json.describe_refusal(model)
+        assert refusal is not None and text in refusal
+        assert refusal.startswith("launcher export will refuse this model: ")
+    exportable: list[spec.PublishedModel] = [spec.Decoder(), spec.GPT2(), spec.ViT(), spec.ResNet()]
+    assert [config_json.describe_refusal(model) for model in exportable] == [None] * 4

@@ -80,7 +80,13 @@ def test_preprocessor_round_trips() -> None:
     repeated = folder.parse_pixel_statistics(json.dumps(output), "")
     assert repeated["pixel_mean"] == pytest.approx(model.pixel_mean)
     assert repeated["pixel_std"] == pytest.approx(model.pixel_std)
+    # transformers cannot crop to other proportions than a square's.
     wide = folder.render_preprocessor(model, (224, 320), 1.0)
-    assert wide is not None and wide["size"] == {"height": 224, "width": 320}
-    assert "crop_size" not in wide
+    assert wide is not None and wide["do_resize"] is False
+    assert wide.keys().isdisjoint({"size", "crop_size"})
+    rounded = folder.render_preprocessor(model, (32, 32), 0.875)
+    assert rounded is not None and rounded["size"] == {"shortest_edge": 36}
+    grey = ResNet(channels=1, pixel_mean=[120.0], pixel_std=[60.0])
+    keys = folder.render_preprocessor(grey, (28, 28), 1.0)
+    assert keys is not None and keys["image_processor_type"] == "BitImageProcessorFast"
     assert folder.render_preprocessor(ResNet(), (224, 224), 1.0) is None
