@@ -27,7 +27,7 @@ def launcher(
 ) -> CommandResult:
     """Run `launcher ARGUMENTS` to its end."""
     monkeypatch.setattr(sys, "argv", ["launcher", *arguments])
-    # This process goes on and collects what a command leaves, such as its connections.
+    # This process lives on, and collects what a command leaves, such as its connections.
     monkeypatch.setattr(gc, "freeze", lambda: None)
     with pytest.raises(SystemExit) as exit_info:
         main()
