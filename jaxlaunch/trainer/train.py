@@ -171,7 +171,7 @@ class BuiltInTraining(Training[TrainState]):
         built_in = {key: data for key, data in built_in.items() if not data.is_of_user}
         check_same_data({key: data.fingerprint() for key, data in built_in.items()})
         for note in [note for data in sets.values() if data is not None for note in data.notes]:
-            self.note(note)
+            self.note(f"train.data: {note}")
         devices = mesh.build_mesh(spec.mesh, note=self.note)
         # This process reads only these rows of each batch.
         rows = mesh.process_rows(devices, spec.batch)

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.gang.runs import Running, assert_success, digits_block, make_job, run_job
+from tests.trainer.data import test_split
 
 pytestmark = pytest.mark.computes
 
@@ -58,3 +59,27 @@ def test_each_epoch_sees_every_example_once(tmp_path: Path) -> None:
     for epoch in epochs:
         assert Counter(epoch) == Counter(range(100))
     assert epochs[0] != epochs[1] != epochs[2]
+
+
+@pytest.mark.extended
+@pytest.mark.parametrize("kind", ["table", "text"])
+def test_split_is_the_same_on_1_2_and_4_hosts_and_after_a_resume(kind: str, tmp_path: Path) -> None:
+    folder = tmp_path / "set"
+    test_split.write_set(folder, kind, test_split.make_items("periodic"))
+    block = test_split.make_block(folder, kind, "", eval_split=0.2)
+    held_out = test_split.read_contents(folder, block, "eval")
+    rows = {"kind": "mlp", "width": 16, "layers": 1, "classes": test_split.CLASSES}
+    tokens = {"kind": "decoder", "layers": 1, "width": 16, "heads": 2, "vocab": 256, "length": 200}
+    task, model = ("classify", rows) if kind == "table" else ("lm", tokens)
+    train = {"task": task, "model": model, "data": block, "checkpoint": {"every": 4}, "batch": 8}
+    for steps, hosts in ((4, 1), (8, 2), (12, 4)):
+        # Training refuses to resume with other examples, and names other held-out ones.
+        document = make_job(train | {"steps": steps}, hosts=hosts, per_host=4 // hosts)
+        result = assert_success(run_job(tmp_path / "run", document))
+        assert result.summary["metrics"]["eval_examples"] == len(held_out)
+        assert "the held-out data" not in result.stdout
+    assert result.summary["step"] == 12
+    other = block | {"split_seed": 1}
+    document = make_job(train | {"steps": 16, "data": other}, per_host=4)
+    refused = run_job(tmp_path / "run", document)
+    assert refused.code == 65 and "the training data changed" in refused.stderr + refused.stdout

@@ -123,7 +123,6 @@ class _Part(DerivedSource):
         return f"{self._source.fingerprint()}, {self._part.label}"
 
 
-@functools.lru_cache(maxsize=8)
 def read_notes(paths: tuple[str, ...]) -> dict[str, Any]:
     """Read the metadata of these files, empty if their folder has none. Raises DataError."""
     folder, first_name = os.path.split(paths[0])
@@ -132,11 +131,18 @@ def read_notes(paths: tuple[str, ...]) -> dict[str, Any]:
     if NOTES_FILE not in names:
         return {}
     try:
-        notes = json.loads(files.read_bytes(path, 0, files.file_size(path)))
+        notes = _parse_notes(files.mark_file(path))
         return dict(notes) if first_name in notes["files"] else {}
     except (ValueError, TypeError, KeyError) as error:
         hint = "remove it, or the folder, and pack it again"
         raise DataError(f"{path} is damaged: {error}; {hint}") from None
+
+
+@functools.lru_cache(maxsize=8)
+def _parse_notes(mark: tuple[Any, ...]) -> Any:
+    """Parse the metadata at a path, which are cached until the file is written again."""
+    path = mark[0]
+    return json.loads(files.read_bytes(path, 0, files.file_size(path)))
 
 
 class RecordFile:

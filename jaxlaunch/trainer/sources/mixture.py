@@ -47,9 +47,7 @@ class Mixture(DataSource):
     def __init__(self, parts: Mapping[str, DataSource], weights: Mapping[str, float]) -> None:
         self.name = f"mixture of {', '.join(parts)}"
         self._parts, self._names = list(parts.values()), list(parts)
-        self.notes = [
-            f"train.data.parts.{name}: {note}" for name in parts for note in parts[name].notes
-        ]
+        self.notes = [f"parts.{name}: {note}" for name in parts for note in parts[name].notes]
         self.is_light = all(part.is_light for part in self._parts)
         self.takes_rng = self.may_draw = any(part.may_draw for part in self._parts)
         self._ends = list(itertools.accumulate(len(part) for part in self._parts))

@@ -243,22 +243,27 @@ def read_documents(
     make = make_document or partial(_make_document, field)
 
     def make_with_identity(values: Values) -> Document:
-        document = make(values)
-        identity = splits.hash_value(values[field]) if group is None else group_key(group, values)
-        return document._replace(identity=identity)
+        if group is None:
+            return make(values)._replace(identity=splits.hash_value(values[field]))
+        identity, values = take_group(values, group, (field, *optional_fields))
+        return make(values)._replace(identity=identity)
 
     names = (*optional_fields, group) if group else optional_fields
     for document, replaced in read_rows(part, field, make_with_identity, names):
         yield document._replace(replaced=document.replaced + replaced)
 
 
-def group_key(group: str, values: Values) -> int:
-    """Return the hash of a row's group. Raises UnfitRowError if it has none."""
+def take_group(values: Values, group: str, read_fields: Sequence[str]) -> tuple[int, Values]:
+    """Return the hash of a row's group, and the row without it unless it is also read.
+
+    Raises UnfitRowError if the row has no group.
+    """
     value = values.get(group)
     if value is None or value == "":
         has = ", ".join(name for name in values if values[name] is not None)
         raise UnfitRowError(f"it has no group {group!r}; it has {has}")
-    return splits.hash_value(value)
+    others = {name: values[name] for name in values if name != group or name in read_fields}
+    return splits.hash_value(value), others
 
 
 def read_rows(

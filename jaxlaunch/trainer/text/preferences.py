@@ -270,10 +270,10 @@ def _read_pairs(
     documents.check_rows(paths, "preferences")
 
     def make_pair(values: Values) -> tuple[Pair, int]:
-        pair = parse_pair(partial(chats.load_chats, name), values)
+        key = splits.hash_value([values.get(field) for field in (CHOSEN, *ROW_FIELDS)])
         if group is not None:
-            return pair, documents.group_key(group, values)
-        return pair, splits.hash_value([values.get(field) for field in (CHOSEN, *ROW_FIELDS)])
+            key, values = documents.take_group(values, group, (CHOSEN, *ROW_FIELDS))
+        return parse_pair(partial(chats.load_chats, name), values), key
 
     parts = list(itertools.chain.from_iterable(documents.split_units(paths)))
     fields = ROW_FIELDS if group is None else (*ROW_FIELDS, group)

@@ -267,7 +267,8 @@ def _tokenize_parts(recipe: Recipe, parts: list[documents.Part]) -> Iterator[_Lo
     if recipe.template is not None:
         templates, field = chats.load_chats(recipe.tokenizer), recipe.field or chats.MESSAGES_FIELD
         make = partial(templates.row_document, field)
-        lot.notes.update(documents.note_columns(parts, (field, *chats.OPTIONAL_FIELDS)))
+        read_fields = (field, *chats.OPTIONAL_FIELDS, recipe.group or field)
+        lot.notes.update(documents.note_columns(parts, read_fields))
     batch: list[Document] = []
     size = 0
     for part in parts:

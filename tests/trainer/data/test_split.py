@@ -242,6 +242,30 @@ def test_small_classes_keep_an_example_on_each_side() -> None:
             assert (held_out_C[9:] > 0).all(), "its share is one item or more"
 
 
+def test_groups_of_preferences_stay_together(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    rows = [
+        {"prompt": f"p{number // 4}", "chosen": f"c{number}", "rejected": "r", "by": number % 5}
+        for number in range(100)
+    ]
+    path.write_text("\n".join(map(json.dumps, rows)))
+    for group, size in (("prompt", 4), ("by", 20)):
+        data = {"source": "text", "format": "preference", "path": str(path), "group": group}
+        model = {"kind": "decoder", "vocab": 256, "length": 31}
+        spec = {"task": "dpo", "model": model}
+        spec["data"] = data | {"eval_split": 0.3}
+        sides: list[set[int]] = []
+        for split in ("train", "eval"):
+            source = open_source(TrainSpec.model_validate(spec), split)  # type: ignore[arg-type]
+            assert source is not None
+            texts = [bytes(source[at]["tokens"][0].astype(np.uint8)) for at in range(len(source))]
+            sides.append({int(re.findall(rb"c(\d+)", text)[0]) for text in texts})
+        train, held_out = sides
+        assert train | held_out == {*range(100)} and not train & held_out
+        keys = [{rows[at][group] for at in side} for side in sides]
+        assert not keys[0] & keys[1] and len(held_out) % size == 0
+
+
 def write_rows(path: Path, rows: list[str]) -> dict[str, Any]:
     path.write_text("\n".join(["x,label", *rows]) + "\n")
     return {"source": "table", "path": str(path), "eval_split": 0.2}
