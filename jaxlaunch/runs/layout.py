@@ -114,6 +114,13 @@ def find_own_runs(folder: Path) -> Iterator[Path]:
             yield inner
 
 
+def find_own_sweeps(folder: Path) -> Iterator[Path]:
+    """Yield by name the folders of sweeps that a server may show, without links."""
+    for inner in _list_folder(folder):
+        if not inner.is_symlink() and is_sweep(inner):
+            yield inner
+
+
 def _list_folder(folder: Path) -> list[Path]:
     try:
         return [folder / name for name in sorted(os.listdir(folder))]

@@ -42,13 +42,23 @@ JobRows = tuple[list[dict[str, Any]], list[str]]
 def report_command(run: str, path: Path | None, pictures: Path | None) -> None:
     """Write the page of RUN: one HTML file.
 
-    RUN is the name of a run on this machine, or its folder. The page shows the state of the run and
-    where every second went, above the loss on the same axis, and curves, attempts, checkpoints and
-    logs. It needs no network.
+    RUN is the name of a run or a sweep on this machine, or its folder. The page shows the state of
+    the run and where every second went, above the loss on the same axis, and curves, attempts,
+    checkpoints and logs. That of a sweep shows its runs by their metric, their curves, and the
+    metric by swept key. It needs no network.
     """
     from jaxlaunch.launcher.report import page
     from jaxlaunch.launcher.report.run import RunReader
 
+    if run_folders.find_run(run) is None and (sweep := run_folders.find_sweep(run)) is not None:
+        from jaxlaunch.launcher.report import sweep_page
+
+        if pictures is not None:
+            raise UserError("--pictures is for one run.", "name a run of the sweep.")
+        data = sweep_page.read_page(sweep)
+        file = path or Path(f"{sweep.name}.html")
+        output.write_page(file, page.render_page("sweep", data["name"], data))
+        return
     folder = run_folders.resolve_folder(run)
     data = RunReader(folder).read_report().to_json()
     file = path or Path(f"{folder.name}.html")

@@ -17,7 +17,10 @@ from typing import Any
 
 from jaxlaunch.launcher.wording import escape_controls
 
-_SCRIPTS = ("uPlot.iife.min.js", "charts.js", "classes.js", "page.js", "tables.js", "start.js")
+_SCRIPTS = (
+    *("uPlot.iife.min.js", "charts.js", "classes.js", "page.js", "tables.js", "sweep.js"),
+    "start.js",
+)
 _STYLES = ("uPlot.min.css", "page.css")
 _HTML_ESCAPES = str.maketrans(
     {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", "\u2029": "\\u2029"}
@@ -25,7 +28,7 @@ _HTML_ESCAPES = str.maketrans(
 
 
 def render_page(kind: str, title: str, data: dict[str, Any]) -> str:
-    """Return the page of `kind`: run, runs or compare."""
+    """Return the page of `kind`: run, runs, sweep or compare."""
     script, style = _read_assets(_SCRIPTS), _read_assets(_STYLES)
     sources = f"script-src '{_policy_digest(script)}'; style-src '{_policy_digest(style)}'"
     policy = (

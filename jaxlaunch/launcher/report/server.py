@@ -23,9 +23,10 @@ from pathlib import Path
 from typing import Any
 
 from jaxlaunch.launcher.errors import UserError
-from jaxlaunch.launcher.report import compare, page
+from jaxlaunch.launcher.report import compare, page, sweep_page
 from jaxlaunch.launcher.report.run import RunReader, RunReport
-from jaxlaunch.launcher.report.run_files import read_brief
+from jaxlaunch.launcher.report.run_files import CurveFile, read_brief
+from jaxlaunch.launcher.report.sweep_page import SweepRecord
 from jaxlaunch.launcher.wording import escape_controls, os_error_reason
 from jaxlaunch.records.run_numbers import RunNumbers
 from jaxlaunch.runs import layout
@@ -187,8 +188,11 @@ class RunCatalog:
         self._home, self._jobs = home, jobs
         self._lock = threading.Lock()
         self._table: tuple[float, dict[str, Path], dict[str, Any]] | None = None
+        # Sweeps by their ids.
+        self._sweeps: dict[str, SweepRecord] = {}
         self._readers: dict[str, tuple[threading.Lock, RunReader]] = {}
         self._rows: dict[Path, tuple[tuple[int, ...], dict[str, Any]]] = {}
+        self._metrics = MetricCatalog()
 
     def read_table(self) -> dict[str, Any]:
         """Return the rows of all runs; they are read again after LIST_PERIOD_S."""
@@ -198,19 +202,50 @@ class RunCatalog:
     def _list_runs(self) -> tuple[dict[str, Path], dict[str, Any]]:
         if self._table is not None and time.monotonic() - self._table[0] < LIST_PERIOD_S:
             return self._table[1:]
-        folders = [] if self._home is None else layout.find_own_runs(self._home)
-        # Addresses contain digests, because the name of a run may be anything.
-        paths = {hashlib.sha256(os.fsencode(path)).hexdigest()[:24]: path for path in folders}
-        rows = [{**self._read_row(path), "id": name} for name, path in paths.items()]
+        paths, rows, groups = dict[str, Path](), list[dict[str, Any]](), list[dict[str, Any]]()
+        sweeps, own_runs = self._find_folders()
+        for path in own_runs:
+            paths[_folder_id(path)] = path
+            rows.append({**self._read_row(path, None), "id": _folder_id(path)})
+        self._sweeps = {_folder_id(path): sweep_page.read_sweep(path) for path in sweeps}
+        for group, sweep in self._sweeps.items():
+            name = escape_controls(sweep.folder.name)
+            groups.append({"id": group, "name": name, "is_max": sweep.is_higher_better})
+            for path in layout.find_own_runs(sweep.folder):
+                paths[_folder_id(path)] = path
+                row = {"group": group, "changes": sweep.changes.get(path.name, {})}
+                rows.append({**self._read_row(path, sweep.metric), **row, "id": _folder_id(path)})
         unread = list[str]()
         if self._jobs is not None:
             jobs, unread = self._jobs()
             rows += jobs
-        table = {"runs": rows, "unread": [escape_controls(text) for text in unread]}
+        table = {
+            "runs": rows,
+            "groups": groups,
+            "unread": [escape_controls(text) for text in unread],
+        }
         self._table = time.monotonic(), paths, table
         return paths, table
 
-    def _read_row(self, path: Path) -> dict[str, Any]:
+    def _find_folders(self) -> tuple[list[Path], list[Path]]:
+        """Return the folders of sweeps, and of the runs that belong to none."""
+        if self._home is None:
+            return [], []
+        if layout.is_sweep(self._home):
+            return [self._home], []
+        return list(layout.find_own_sweeps(self._home)), list(layout.find_own_runs(self._home))
+
+    def read_sweep_page(self, name: str, home: str) -> dict[str, Any] | None:
+        """Return the data of the page of a sweep, or None if it is not in the table."""
+        with self._lock:
+            self._list_runs()
+            sweep = self._sweeps.get(name)
+        if sweep is None:
+            return None
+        pages = {run: f"{home}run/{_folder_id(sweep.folder / run)}" for run in sweep.changes}
+        return sweep_page.read_page(sweep.folder, pages)
+
+    def _read_row(self, path: Path, metric: str | None) -> dict[str, Any]:
         """Return the row of a run, read again if its files have changed or it may have ended."""
         stamp = *_file_stamp(path / SUMMARY), *_file_stamp(path / LOCK)
         cached = self._rows.get(path)
@@ -227,6 +262,9 @@ class RunCatalog:
                 began=brief.began_at,
                 owner=brief.owner,
                 where="this machine",
+                tags=sweep_page.describe_tags(path),
+                duration_s=sweep_page.duration_s(brief),
+                metric=self._metrics.read_metric(path, metric, is_running=brief.state == "running"),
             )
             cached = self._rows[path] = stamp, row
         return cached[1]
@@ -242,6 +280,36 @@ class RunCatalog:
             lock, run_reader = self._readers.setdefault(name, (threading.Lock(), RunReader(path)))
         with lock:
             return run_reader.read_report()
+
+
+class MetricCatalog:
+    """Reads the metric of many runs, of which it keeps no other curve in memory."""
+
+    def __init__(self) -> None:
+        self._files: dict[Path, tuple[CurveFile, CurveFile]] = {}
+
+    def read_metric(
+        self, path: Path, metric: str | None, *, is_running: bool
+    ) -> dict[str, Any] | None:
+        """Return the metric of a run with a small curve; of a running one, new rows are read."""
+        if path not in self._files:
+            self._files[path] = CurveFile(path / layout.METRICS), CurveFile(path / layout.EVALS)
+        metrics, evals = self._files.pop(path)
+        metrics.read_new_rows()
+        evals.read_new_rows()
+        chosen = sweep_page.find_metric(metrics, evals, path, metric)
+        if is_running and len(self._files) < MAX_READERS:
+            self._files[path] = metrics, evals
+            if chosen is not None:
+                for file, prefix in ((metrics, ""), (evals, "eval/")):
+                    for name in [name for name in file.curves if prefix + name != chosen.name]:
+                        del file.curves[name]
+        return None if chosen is None else chosen.to_json()
+
+
+def _folder_id(path: Path) -> str:
+    """Return the id of a folder in addresses: a digest, because its name may be anything."""
+    return hashlib.sha256(os.fsencode(path)).hexdigest()[:24]
 
 
 def _file_stamp(path: Path) -> tuple[int, int]:
@@ -302,6 +370,9 @@ class Handler(PageHandler):
                     return None if report is None else report.to_json()
 
                 self.stream_events(read_run, RUN_PERIOD_S, math.inf)
+            case ["sweep", name] if (sweep := runs.read_sweep_page(name, f"/{token}/")) is not None:
+                data = {**sweep, "home": f"/{token}/"}
+                self.send_page(page.render_page("sweep", sweep["name"], data))
             case ["compare"]:
                 self._send_comparison(urllib.parse.parse_qs(target.query).get("run", []))
             case _:
@@ -330,4 +401,6 @@ class Handler(PageHandler):
     def _make_table(self) -> dict[str, Any]:
         table, home = self.server.runs.read_table(), f"/{self.server.token}/run/"
         rows = [{"page": f"{home}{run['id']}", **run} for run in table["runs"]]
-        return {**table, "runs": rows}
+        sweeps = f"/{self.server.token}/sweep/"
+        groups = [{"page": f"{sweeps}{group['id']}", **group} for group in table["groups"]]
+        return {**table, "runs": rows, "groups": groups}

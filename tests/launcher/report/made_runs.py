@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxlaunch import contract
+from jaxlaunch.launcher.sweep.table import Member, SweepTable
 from jaxlaunch.records.rank_history import RankHistory
 from jaxlaunch.records.summary import AttemptProgress, AttemptRecord, StartRecord, Summary
 from jaxlaunch.records.verdict import (
@@ -149,6 +150,26 @@ def failed(folder: Path, verdict: Verdict) -> None:
     summary = json.loads((folder / "summary.json").read_text())
     summary["verdict"] = dataclasses.asdict(verdict)
     (folder / "summary.json").write_text(json.dumps(summary))
+
+
+# The learning rates and widths of the runs of a sweep, and the losses that they end with.
+SWEPT = {("1e-3", "8"): 0.9, ("1e-2", "8"): 0.3, ("1e-3", "16"): 110.0, ("1e-2", "16"): 0.5}
+
+
+def sweep(folder: Path) -> None:
+    """Make a sweep of four runs: three are done, the last failed, and a fifth has not begun."""
+    members = dict[str, Member]()
+    for number, (lr, width) in enumerate([*SWEPT, ("1e-1", "8")]):
+        name = f"{folder.name}-{number:03}"
+        changes = [f"train.optimizer.lr={lr}", f"train.model.width={width}"]
+        members[name] = Member(name, folder / name, changes, str(number))
+        if (lr, width) in SWEPT:
+            codes = (contract.CRASH,) if number == 3 else (contract.DONE,)
+            run(folder / name, codes, job=JOB + "labels: {team: vision}\n")
+            row = {"step": 1000, "loss": SWEPT[lr, width], "time": BEGAN + 30}
+            (folder / name / "eval.jsonl").write_text(json.dumps(row) + "\n")
+    settings = {"sweep": folder.name, "metric": "eval/loss", "mode": "min", "cluster": None}
+    SweepTable(folder).record_sweep(settings, members)
 
 
 def ranks(folder: Path, count: int, wall_s: float, slow: int) -> None:

@@ -102,6 +102,39 @@ def test_failure_opens_its_traceback_and_joins_equal_attempts(
     assert chromium.errors == []
 
 
+def test_sweep_opens_in_the_table_and_has_a_page(chromium: browser.Page, tmp_path: Path) -> None:
+    made_runs.sweep(tmp_path / "runs" / "lr-sweep")
+    made_runs.run(tmp_path / "runs" / "alone", points=300)
+    with serving(Server(RunCatalog(tmp_path / "runs", None))) as server:
+        for width, is_dark in ((1180, False), (400, True)):
+            chromium.open(server.page_url, width, is_dark)
+            names = "[...document.querySelectorAll('#runs tbody tr')].map((row) => "
+            names += "row.querySelector('a').textContent)"
+            assert sorted(chromium.value(names)) == ["alone", "lr-sweep"]
+            group = "[...document.querySelectorAll('#runs tbody tr')].find((row) => "
+            group += "row.textContent.includes('lr-sweep')).textContent"
+            text = chromium.value(group)
+            # The best of those that are done, with its keys.
+            assert "train.optimizer.lr=1e-2 train.model.width=8" in text and "0.3" in text
+            assert "3 done, 1 failed" in text
+            chromium.value("document.querySelector('[data-group]').click()")
+            assert len(chromium.value(names)) == 6
+            is_open = "document.querySelector('[data-group]').getAttribute('aria-expanded')"
+            assert chromium.value(is_open) == "true"
+            assert chromium.value("document.querySelectorAll('.spark').length") >= 1
+            assert chromium.value("document.documentElement.scrollWidth <= innerWidth")
+        chromium.open(chromium.value("document.querySelector('a[href*=sweep]').href"), 1180)
+        cells = "[...document.querySelectorAll('tbody tr')].map((row) => row.cells[2].textContent)"
+        assert chromium.value(cells) == ["0.3", "0.5", "0.9", "110", "–"]
+        sentence = chromium.value("document.querySelector('.sentence').textContent")
+        assert "best that is done is lr-sweep-001: eval/loss 0.3 with train.opt" in sentence
+        # The curves, and the metric by each of two keys.
+        assert chromium.value("document.querySelectorAll('.chart canvas').length") == 3
+        chromium.open(chromium.value("location.href"), 400, True)
+        assert chromium.value("document.documentElement.scrollWidth <= innerWidth")
+    assert chromium.errors == []
+
+
 def test_keys_move_chart_and_strip(chromium: browser.Page, tmp_path: Path) -> None:
     made_runs.run(tmp_path / "run", (137, 0))
     (tmp_path / "run.html").write_text(

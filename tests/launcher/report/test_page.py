@@ -54,6 +54,21 @@ def test_report_is_one_self_contained_file(tmp_path: Path, capsys, monkeypatch) 
     assert "not-to-be-shown" not in text  # of the job's environment
 
 
+def test_report_of_a_sweep_is_its_page(tmp_path: Path, capsys, monkeypatch) -> None:
+    made_runs.sweep(tmp_path / "runs" / "lr-sweep")
+    monkeypatch.chdir(tmp_path)
+
+    result = launcher(capsys, monkeypatch, "report", "lr-sweep")
+
+    assert result.code == 0
+    data = page_data((tmp_path / "lr-sweep.html").read_text())
+    assert data["kind"] == "sweep" and [run["state"] for run in data["runs"]] == [
+        *("done", "failed", "done", "done", "waiting")
+    ]
+    refused = launcher(capsys, monkeypatch, "report", "lr-sweep", "--pictures", "drawn")
+    assert refused.code == 2 and "--pictures is for one run" in refused.err
+
+
 @pytest.mark.parametrize(
     ("state", "sentence"),
     [

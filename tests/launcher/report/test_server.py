@@ -86,6 +86,38 @@ def test_table_lists_runs_and_jobs(
     ]
 
 
+def test_sweep_is_a_group_with_its_own_page(tmp_path: Path) -> None:
+    made_runs.sweep(tmp_path / "runs" / "lr-sweep")
+    made_runs.run(tmp_path / "runs" / "alone", points=40)
+    (tmp_path / "runs" / "link").symlink_to(tmp_path / "runs" / "lr-sweep")
+    # A name of the file that leads out of the sweep is left out.
+    with open(tmp_path / "runs" / "lr-sweep" / "sweep.jsonl", "a") as file:
+        file.write('{"run": "../alone", "set": ["a=1"], "job": "x"}\n[1]\n{"run"\n')
+    with serving(Server(RunCatalog(tmp_path / "runs", None))) as server:
+        table = page_data(get(server, f"/{server.token}/")[1])
+        (group,) = table["groups"]
+        runs = {run["name"]: run for run in table["runs"]}
+        assert set(runs) == {"alone", *(f"lr-sweep-{number:03}" for number in range(4))}
+        first = runs["lr-sweep-000"]
+        assert (first["group"], first["tags"]) == (group["id"], "team=vision")
+        assert first["changes"] == {"train.optimizer.lr": "1e-3", "train.model.width": "8"}
+        assert (first["metric"]["name"], first["metric"]["value"]) == ("eval/loss", 0.9)
+        assert "group" not in runs["alone"] and runs["alone"]["metric"]["name"] == "eval/loss"
+        assert len(runs["alone"]["metric"]["spark"]) == 2 and runs["alone"]["duration_s"] > 60
+        status, text = get(server, group["page"])
+        data = page_data(text)
+        assert status == 200 and get(server, f"{group['page']}x")[0] == 404
+        assert get(server, data["runs"][0]["page"])[0] == 200
+    # The folder of the sweep alone shows the same.
+    with serving(Server(RunCatalog(tmp_path / "runs" / "lr-sweep", None))) as server:
+        alone = page_data(get(server, f"/{server.token}/")[1])
+    assert len(alone["runs"]) == 4 and alone["groups"][0]["id"] == group["id"]
+    # The best first; a run without the metric last.
+    values = [run["value"] for run in data["runs"]]
+    assert values == [0.3, 0.5, 0.9, 110.0, None] and data["runs"][-1]["state"] == "waiting"
+    assert data["keys"] == ["train.optimizer.lr", "train.model.width"]
+
+
 def test_requests_without_token_or_from_other_sites_are_refused(server: Server) -> None:
     own_headers = f"/{server.token}/"
     port = server.server_address[1]

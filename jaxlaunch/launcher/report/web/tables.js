@@ -2,20 +2,23 @@
 // The table of all runs, and runs next to each other.
 
 const MOST_ROWS = 500; // in the table at a time; the filter finds the others
-const table_ = { sort: "age_s", isDown: false, filter: "", picked: new Set() };
+const table_ = { sort: "age_s", isDown: false, filter: "", picked: new Set(), open: new Set() };
 const COLUMNS = [
-  ["name", "Name"], ["state", "State"], ["step", "#Step"], ["goodput", "#Goodput"], ["restarts", "#Restarts"],
-  ["age_s", "#Age"], ["owner", "Owner"], ["where", "Where"], ["why", "Why"],
+  ["name", "Name"], ["state", "State"], ["metric", "#Metric"], ["step", "#Step"], ["goodput", "#Goodput"], ["restarts", "#Restarts"],
+  ["duration_s", "#Duration"], ["age_s", "#Age"], ["tags", "Tags"], ["owner", "Owner"], ["where", "Where"], ["why", "Why"],
 ];
 
 function matches(run) {
   const words = table_.filter.toLowerCase().split(/\s+/).filter(Boolean);
-  const text = `${run.name} ${run.state} ${run.owner} ${run.where} ${run.why}`.toLowerCase();
+  const text = `${run.name} ${run.state} ${run.owner} ${run.where} ${run.why} ${run.tags || ""} ${changesText(run)}`.toLowerCase();
   return words.every((word) => text.includes(word));
 }
 
+const changesText = (run) => (run.changes ? changesOf(run) : "");
+const sortValue = (run) => (table_.sort === "metric" ? run.metric?.value : run[table_.sort]);
+
 function inOrder(first, second) {
-  const [a, b] = [first[table_.sort], second[table_.sort]];
+  const [a, b] = [sortValue(first), sortValue(second)];
   if (a === b) return first.name < second.name ? -1 : 1;
   if (a === null || a === undefined) return 1;
   if (b === null || b === undefined) return -1;
@@ -25,9 +28,47 @@ function inOrder(first, second) {
 function runRow(run, changed) {
   const pick = changed && el("input", { type: "checkbox", "aria-label": `Compare ${run.name}`, checked: table_.picked.has(run.id), disabled: !run.page,
     onchange: (event) => { if (event.target.checked) table_.picked.add(run.id); else table_.picked.delete(run.id); changed(); } });
-  const progress = run.steps ? `${run.step ?? 0} / ${run.steps}` : `${run.step ?? "–"}`;
-  return row(...(pick ? [el("td", {}, pick)] : []), el("td", {}, run.page ? el("a", { href: run.page }, run.name) : run.name), el("td", {}, stateOf(run.state)), number(progress),
-    number(run.goodput === null ? "–" : `${(100 * run.goodput).toFixed(1)} %`), number(String(run.restarts)), number(span(run.age_s)), run.owner || "–", run.where, el("td", { class: "why" }, run.why));
+  const progress = el("td", { class: "number" }, run.steps ? `${run.step ?? 0} / ${run.steps}` : `${run.step ?? "–"}`,
+    run.steps && run.state === "running" ? el("progress", { max: run.steps, value: run.step || 0, "aria-label": `Progress of ${run.name}` }) : null);
+  const made = row(...(pick ? [el("td", {}, pick)] : []), el("td", {}, run.page ? el("a", { href: run.page }, run.name) : run.name, run.changes ? changesCell(run) : null),
+    el("td", {}, stateOf(run.state)), metricCell(run.metric), progress,
+    number(run.goodput === null ? "–" : `${(100 * run.goodput).toFixed(1)} %`), number(String(run.restarts)), number(span(run.duration_s)), number(span(run.age_s)), run.tags || "–", run.owner || "–", run.where,
+    el("td", { class: "why" }, run.state === "done" ? "" : run.why));
+  if (run.group) made.className = "is-member";
+  return made;
+}
+
+// The newest value of the metric, its name, and its curve.
+function metricCell(metric) {
+  if (!metric) return number("–");
+  return el("td", { class: "number" }, short(metric.value), " ", sparkline(metric.spark, `${metric.name} over the steps`), el("div", { class: "quiet" }, metric.name));
+}
+
+// The row of a sweep, which opens its runs. It has the best metric of those that are done.
+function groupRow(group, members, data, hasPick) {
+  const isOpen = table_.open.has(group.id);
+  const toggle = () => { if (isOpen) table_.open.delete(group.id); else table_.open.add(group.id); runsTable(data); document.querySelector(`[data-group="${group.id}"]`)?.focus(); };
+  const done = members.filter((run) => run.state === "done" && run.metric).sort((a, b) => (group.is_max ? -1 : 1) * (a.metric.value - b.metric.value));
+  const button = el("button", { "data-group": group.id, "aria-expanded": String(isOpen), "aria-label": `Runs of ${group.name}`, onclick: toggle }, isOpen ? "▼" : "▶");
+  const name = el("td", {}, button, " ", el("a", { href: group.page }, group.name), el("div", { class: "quiet" }, `${members.length} runs${done.length ? ", the best with" : ""}`), done.length ? changesCell(done[0]) : null);
+  const state = el("td", { class: "why", colspan: COLUMNS.length - 3 }, countStates(members));
+  return row(...(hasPick ? [el("td", {})] : []), name, el("td", {}, "sweep"), metricCell(done[0]?.metric), state);
+}
+
+// The rows of the table in its order: a sweep stands where the first of its runs does.
+function tableRows(found, data, changed) {
+  const rows = [], seen = new Set(), groups = new Map((data.groups || []).map((group) => [group.id, group]));
+  for (const run of found) {
+    const group = groups.get(run.group);
+    if (!group) rows.push(() => runRow(run, changed));
+    else if (!seen.has(group.id)) {
+      seen.add(group.id);
+      const members = found.filter((one) => one.group === group.id);
+      rows.push(() => groupRow(group, members, data, Boolean(changed)));
+      if (table_.open.has(group.id)) rows.push(...members.map((one) => () => runRow(one, changed)));
+    }
+  }
+  return rows;
 }
 
 function runsTable(data) {
@@ -39,7 +80,7 @@ function runsTable(data) {
   const heads = COLUMNS.map(([key, title]) => el("th", { scope: "col", class: title.startsWith("#") ? "number" : null, "aria-sort": table_.sort === key ? (table_.isDown ? "descending" : "ascending") : null },
     el("button", { "data-sort": key, onclick: () => { table_.isDown = table_.sort === key && !table_.isDown; table_.sort = key; runsTable(data); } }, title.replace("#", ""), table_.sort === key ? (table_.isDown ? " ▼" : " ▲") : "")));
   const made = el("table", { "aria-label": "Runs" }, el("thead", {}, el("tr", {}, data.compare ? el("th", { scope: "col" }, "Pick") : null, ...heads)),
-    el("tbody", {}, ...found.slice(0, MOST_ROWS).map((run) => runRow(run, changed))));
+    el("tbody", {}, ...tableRows(found, data, changed).slice(0, MOST_ROWS).map((make) => make())));
   place.replaceChildren(el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Runs" }, made));
   const more = found.length > MOST_ROWS ? `, the first ${MOST_ROWS} shown` : "";
   document.getElementById("count").textContent = `${found.length} of ${data.runs.length} runs${more}`;
