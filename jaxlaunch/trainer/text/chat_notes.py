@@ -26,13 +26,15 @@ Notes = Counter[tuple[NoteKind, str]]
 
 def describe_notes(notes: Mapping[tuple[NoteKind, str], int]) -> list[str]:
     """Return a sentence for each kind and name of a note."""
-    return [
-        _SENTENCES[kind].format(
-            name=name, count=f"{count:,}", messages=f"{notes.get(_messages_note(name), 0):,}"
-        )
-        for (kind, name), count in sorted(notes.items())
-        if kind in _SENTENCES
-    ]
+    sentences = []
+    for (kind, name), count in sorted(notes.items()):
+        if kind in _SENTENCES:
+            numbers = {f"{noun}s": _count_noun(count, noun) for noun in _NOUNS}
+            if kind == NoteKind.MISSING_WORDS:
+                messages = notes.get((NoteKind.MISSING_MESSAGES, name), 0)
+                numbers["messages"] = _count_noun(messages, "message")
+            sentences.append(_SENTENCES[kind].format(name=name, **numbers))
+    return sentences
 
 
 def notes_to_json(notes: Mapping[tuple[NoteKind, str], int]) -> dict[str, dict[str, int]]:
@@ -54,20 +56,20 @@ def notes_from_json(record: Mapping[str, Mapping[str, int]]) -> Notes:
     )
 
 
-_LEFT_OUT = "the chat template leaves them out"
+_LEAVES_OUT = "the chat template leaves out"
 _SENTENCES = {
-    NoteKind.MISSING_WORDS: "{count} words of the assistant in {name!r} are not targets, in "
-    f"{{messages}} messages: {_LEFT_OUT}",
-    NoteKind.UNSEEN_ROLE: f"{{count}} messages of the role {{name!r}} are not in the text: "
-    f"{_LEFT_OUT}",
-    NoteKind.UNUSED_KEY: "the key {name!r} of {count} messages has no effect on text or targets",
-    NoteKind.UNUSED_TOOLS: f"the {{name}} of {{count}} rows are not in the text: {_LEFT_OUT}",
-    NoteKind.UNREAD_FIELD: "the field {name!r} of {count} rows is not read",
-    NoteKind.UNTRAINED: "{count} messages of the assistant are not targets, by their {name!r}",
-    NoteKind.OPEN_END: "{count} chats end without a token after the {name}'s words: the chat "
-    "template writes none",
+    NoteKind.MISSING_WORDS: f"{_LEAVES_OUT} {{words}} of the assistant in {{name!r}}, in "
+    "{messages}: they are not targets",
+    NoteKind.UNSEEN_ROLE: f"{_LEAVES_OUT} {{messages}} of the role {{name!r}}",
+    NoteKind.UNUSED_KEY: "the key {name!r} has no effect on text or targets, in {messages}",
+    NoteKind.UNUSED_TOOLS: f"{_LEAVES_OUT} the {{name}} of {{rows}}",
+    NoteKind.UNREAD_FIELD: "the field {name!r} is not read, in {rows}",
+    NoteKind.UNTRAINED: "{messages} of the assistant left out of the targets by {name!r}",
+    NoteKind.OPEN_END: "the chat template writes no token after the last words of the {name}, in "
+    "{chats}",
 }
+_NOUNS = ("word", "message", "row", "chat")
 
 
-def _messages_note(name: str) -> tuple[NoteKind, str]:
-    return NoteKind.MISSING_MESSAGES, name
+def _count_noun(count: int, noun: str) -> str:
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"

@@ -77,11 +77,11 @@ def test_what_rows_leave_out_is_said_at_every_start(
     }
     (report,) = prepare.prepare_text(TrainSpec.model_validate(train))
     sentences = [
-        "3 words of the assistant in 'reasoning_content' are not targets, in 1 messages: the chat "
-        "template leaves them out",
-        "the field 'id' of 3 rows is not read",
-        "2 messages of the assistant are not targets, by their 'weight'",
-        "the key 'name' of 1 messages has no effect on text or targets",
+        "the chat template leaves out 3 words of the assistant in 'reasoning_content', in 1 "
+        "message: they are not targets",
+        "the field 'id' is not read, in 3 rows",
+        "2 messages of the assistant left out of the targets by 'weight'",
+        "the key 'name' has no effect on text or targets, in 1 message",
     ]
     assert report["notes"] == sentences and report["rows"] == {"train": 2, "eval": 0}
     assert capfd.readouterr().err.splitlines()[-4:] == [f"chats: {text}" for text in sentences]

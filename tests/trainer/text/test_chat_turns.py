@@ -180,8 +180,8 @@ def test_missing_words_messages_and_keys_are_counted(render: Any) -> None:
     }
     sentences = chat_notes.describe_notes(document.notes)
     assert len(sentences) == 6 and sentences[0] == (
-        "2 words of the assistant in 'content' are not targets, in 1 messages: the chat template "
-        "leaves them out"
+        "the chat template leaves out 2 words of the assistant in 'content', in 1 message: they "
+        "are not targets"
     )
     assert chat_notes.notes_from_json(chat_notes.notes_to_json(document.notes)) == document.notes
     full = render(stock_templates.GPT_OSS, [SYSTEM, ASK_1, answer("Yes\tor no \\n.")])

@@ -155,8 +155,8 @@ def test_conversations_need_a_template_and_their_prompt(
     noted = [orca | {"history": [["a", "b"]]}, orca | {"chosen": YES, "prompt": "Q", "score": None}]
     assert len(open_pairs(make_data(tmp_path, noted, tokenizer=place))) == 2
     assert capfd.readouterr().err.splitlines() == [
-        "preferences: the field 'history' of 1 rows is not read",
-        "preferences: the field 'question' of 1 rows is not read",
+        "preferences: the field 'history' is not read, in 1 row",
+        "preferences: the field 'question' is not read, in 1 row",
     ]
 
 
