@@ -106,10 +106,11 @@ STAND_INS: Mapping[str, str] = {
         """
         command = words[words.index("python"):]
         captures = "--no-capture-output" not in words
-        with open("conda-script", "w") as script:
+        name = f"conda-script-{os.getpid()}"
+        with open(name, "w") as script:
             script.write('"$@"\\n')
         pipe = subprocess.PIPE if captures else None
-        process = subprocess.Popen(["bash", "conda-script", *command], stdout=pipe, stderr=pipe)
+        process = subprocess.Popen(["bash", name, *command], stdout=pipe, stderr=pipe)
         for text, stream in zip(process.communicate(), (sys.stdout, sys.stderr)):
             print((text or b"").decode(), end="", file=stream)
         if process.returncode:
@@ -201,7 +202,7 @@ STAND_INS: Mapping[str, str] = {
     "xvfb-run": textwrap.dedent(
         """\
         #!/bin/sh
-        clean_up () { kill $XVFBPID 2>/dev/null; }
+        clean_up () { kill $XVFBPID 2>/dev/null || true; }
         trap clean_up EXIT
         sleep 3600 & XVFBPID=$!
         shift

@@ -565,6 +565,12 @@ class ProcessTree:
         if self._program is not None and self._owns(self._program.pid):
             send_signal(self._program.pid, signal.SIGKILL)
 
+    def has_killed_processes(self) -> bool:
+        """Return whether the program or a process of the session still runs after `kill`."""
+        program_pid = self.program_pid
+        is_program_left = program_pid not in (0, self.pid) and self._owns(program_pid)
+        return is_program_left or bool(find_session_processes(self.pid))
+
     def kill_detached(self) -> None:
         """Kill the processes of this rank in other sessions.
 

@@ -317,6 +317,8 @@ LEFTOVER_POLL_S = 0.1
 GONE = "gone"
 # Key of the report that the parent of the program has said how the program ended.
 CHILD_ENDED = "child_ended"
+# The killed processes of a rank get this long to end, of which one may wait for a device or a disk.
+KILLED_TIMEOUT_S, KILLED_POLL_S = 10.0, 0.02
 # What `setsid` or `nohup … &` leaves running gets this long to become a Python that reports.
 FIRST_PYTHON_TIMEOUT_S = 10.0
 # After this many killed standby processes, no new one is started, because it would be killed too.
@@ -606,10 +608,14 @@ class Processes:
             )
             return
         if not tree.is_killed:
+            if (program_code := self._orphan_codes.pop(tree.program_pid, None)) is not None:
+                child.end.code, child.end.decides = program_code, True
             tree.kill()
+        # A killed program may still hold devices, ports and locks that the next attempt needs.
+        if tree.has_killed_processes() and waited_s < KILLED_TIMEOUT_S:
+            self._loop.call_later(KILLED_POLL_S, lambda: self._finish_child(child, code, ended_at))
+            return
         child.close()
-        if (program_code := self._orphan_codes.pop(tree.program_pid, None)) is not None:
-            child.end.code, child.end.decides = program_code, True
         code = child.resolve_exit(code, self._config.job.requeue_codes)
         child.progress.record_exit(code)
         self._on_end(child, code)

@@ -126,8 +126,10 @@ def test_program_in_another_session_is_stopped_and_killed(
     # It has no handler. The wrapper waits for it, and then continues.
     assert poll_until(lambda: tree.has_lost_program)
     assert process_tree.is_running(tree.pid)
+    assert tree.has_killed_processes()
     tree.kill()
-    assert poll_until(lambda: not process_tree.is_running(tree.pid))
+    assert poll_until(lambda: not tree.has_killed_processes())
+    assert not process_tree.is_running(tree.pid)
 
 
 def test_helper_that_only_imports_jax_gives_the_role_back(
