@@ -170,8 +170,9 @@ class BuiltInTraining(Training[TrainState]):
         built_in = {key: data for key, data in sets.items() if data is not None}
         built_in = {key: data for key, data in built_in.items() if not data.is_of_user}
         check_same_data({key: data.fingerprint() for key, data in built_in.items()})
-        for note in [note for data in sets.values() if data is not None for note in data.notes]:
-            self.note(f"train.data: {note}")
+        for data in filter(None, sets.values()):
+            for data_note in data.notes:
+                self.note(f"train.data: {data_note}")
         devices = mesh.build_mesh(spec.mesh, note=self.note)
         # This process reads only these rows of each batch.
         rows = mesh.process_rows(devices, spec.batch)
