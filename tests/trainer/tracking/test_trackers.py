@@ -25,6 +25,7 @@ JOB = (
     "model: {kind: mlp}, data: {source: synthetic}, optimizer: {lr: 0.5}}}"
 )
 LIMIT_S = 300.0
+FLUSH_S = 5.0
 
 
 @pytest.mark.parametrize("tracker", ["wandb", "mlflow", "trackio", "tensorboard"])
@@ -55,6 +56,8 @@ def test_run_is_one_with_its_job_after_two_kills(tmp_path: Path, tracker: str) -
                 journal.close()
             if start < 2:
                 wait_for_step(folder, last, program)
+                # A thread of trackio writes its rows, a moment later.
+                time.sleep(FLUSH_S if tracker == "trackio" else 0)
                 program.kill()
             else:
                 assert program.stdin is not None
