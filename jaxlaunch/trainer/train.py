@@ -200,9 +200,8 @@ class BuiltInTraining(Training[TrainState]):
         notes = [*self.step.notes, self.pipeline.note if spec.data.threads > 1 else None]
         if isinstance(spec.model, PublishedModel):
             notes.append(config_json.describe_refusal(spec.model))
-        for note in notes:
-            if note is not None:
-                self.note(note)
+        for note in filter(None, notes):
+            self.note(note)
         means = train_set.baseline_metrics(eval_set) if jax.process_index() == 0 else {}
         self.held_out = HeldOut(spec, task, self.step, evaluation, place, means)
         self.has_evaluation = self.held_out.has_work

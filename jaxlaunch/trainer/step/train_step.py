@@ -601,12 +601,14 @@ class Update:
             _, (loss, buffers) = self._step_loss.training_loss(trained, frozen, buffers, *part)
             # Without a balance loss nothing of the model is read, and the compiler removes it.
             routing = loss.routing
+            assert routing is not None, "a mixture of experts routes"
             if not mixture.balance:
                 routing = routing._replace(chosen_ME=jnp.zeros_like(routing.chosen_ME))
             return buffers, BatchSums(loss.weight, routing)
 
         _, sums = scan_parts(sum_micro_batch, buffers, parts)
-        return jax.tree.map(lambda per_micro_batch: per_micro_batch.sum(0), sums)
+        total: BatchSums = jax.tree.map(lambda per_micro_batch: per_micro_batch.sum(0), sums)
+        return total
 
 
 def reads_tokens(spec: TrainSpec, batch: Batch) -> bool:
