@@ -86,7 +86,7 @@ def run_command(
     selection = lines.parse_selection(rank or ("0" if sys.stdout.isatty() else "all"), None)
     lines.check_ranks_exist(selection, job.processes)
     # The block needs a terminal that can erase lines, and a user who did not ask for plain text.
-    is_dumb = os.environ.get("NO_COLOR") or os.environ.get("TERM", "dumb") == "dumb"
+    is_dumb = os.environ.get("TERM", "dumb") == "dumb"
     is_live = not plain and sys.stderr.isatty() and not is_dumb
     context, printer = _make_live_block(folder) if is_live else None, output.Printer(selection)
     end = run_job(job, local, printer.show_line, output.show_messages, run_context=context)

@@ -34,6 +34,8 @@ _COLUMNS, _ROWS = 60, 14
 # Bits of Unicode's braille patterns, by row and column.
 _DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))
 _MARKS = "●○■□▲△◆◇"
+# Columns between two marks of a curve.
+_MARK_EVERY = 12
 
 # ("line", colour, [(x, y), …]), ("box", colour, x, y, width, height) or ("text", x, y, anchor,
 # text)
@@ -168,7 +170,7 @@ def write_png(shapes: Sequence[Shape], path: Path) -> None:
 
 
 def draw_plot(lines: Sequence[Line], x_label: str) -> list[str]:
-    """Draw curves in one plot of text, each with its mark at its newest point."""
+    """Draw curves in one plot of text, each with its mark here and there and at its end."""
     xs = [x for _, line_xs, _ in lines for x in line_xs]
     ys = [y for _, _, line_ys in lines for y in line_ys]
     if not xs:
@@ -182,8 +184,15 @@ def draw_plot(lines: Sequence[Line], x_label: str) -> list[str]:
         points = [(round(to_column(x)), round(to_row(y))) for x, y in finite]
         for x, y in _trace_dots(points):
             cells[y // 4][x // 2] |= _DOTS[y % 4][x % 2]
+        mark = _MARKS[index % len(_MARKS)]
+        if len(lines) > 1:
+            # Dots are alike, so each curve has its mark in some columns, each in others.
+            offset = index * _MARK_EVERY // len(lines)
+            for x, y in points:
+                if (x // 2 + offset) % _MARK_EVERY == 0:
+                    marks.setdefault((y // 4, x // 2), mark)
         x, y = points[-1]
-        marks[y // 4, x // 2] = _MARKS[index % len(_MARKS)]
+        marks[y // 4, x // 2] = mark
     labels = [f"{max(ys):.4g}", *[""] * (_ROWS - 2), f"{min(ys):.4g}"]
     margin = max(map(len, labels))
     rows = []

@@ -194,6 +194,62 @@ def test_keys_select_ranks_and_open_logs(chromium: browser.Page, tmp_path: Path)
     assert chromium.errors == []
 
 
+def test_frame_of_curves_fits_their_values(chromium: browser.Page, tmp_path: Path) -> None:
+    """Constant, with an outlier, negative and sparse curves; the reference is in the file."""
+    run = tmp_path / "run"
+    made_runs.run(run, points=0)
+    with open(run / "metrics.jsonl", "w") as metrics, open(run / "eval.jsonl", "w") as evals:
+        for step in range(1, 401):
+            time = made_runs.BEGAN + step / 20
+            outlier = 1e6 if step == 150 else 1.0 + step % 10 / 10
+            row = {"step": step, "time": time, "loss": 2.0, "flat": 0.97, "zero": 0.0}
+            metrics.write(json.dumps(row | {"outlier": outlier, "negative": -5.0}) + "\n")
+            if step % 100 == 0:
+                evals.write(json.dumps({"step": step, "time": time, "loss": 3.0}) + "\n")
+    data = RunReader(run).read_report().to_json()
+    (tmp_path / "run.html").write_text(page.render_page("run", "run", data))
+    chromium.open((tmp_path / "run.html").as_uri())
+    frame = "(({min, max}) => [min, max])(view.charts.get('%s').chart.plot.scales.y)"
+
+    def frame_of(name: str) -> list[float]:
+        return chromium.value(frame % name)
+
+    for name, value in (("flat", 0.97), ("negative", -5.0), ("loss", 2.0)):
+        low, high = frame_of(name)
+        assert value - 0.1 * abs(value) < low < value < high < value + 0.1 * abs(value), name
+    assert frame_of("zero") == [-1, 1]
+    low, high = frame_of("outlier")
+    assert 0 <= low < 1.0 and 1.9 < high < 4
+    chromium.value("document.getElementById('outliers').click()")
+    assert frame_of("outlier")[1] > 1e6
+
+    # Under the pointer, each curve has its nearest point and where it is.
+    move = "view.pair.find((chart) => chart.frame.id === 'loss').plot.setCursor({left: %s, top: 9})"
+    width = chromium.value(
+        "view.pair.find((chart) => chart.frame.id === 'loss').plot.over.clientWidth"
+    )
+    chromium.value(f"({move % (width * 4.0 / data['wall_s'])}, 0)")
+    readout = chromium.value("document.getElementById('readout').textContent")
+    assert "loss 2" in readout and "eval/loss 3 (at 5)" in readout, readout
+
+    # The smoothed loss is a line of its own, also on a logarithmic scale.
+    chromium.value(
+        "(() => { const box = document.querySelector('input[type=range]'); box.value = 0.9;"
+        " box.dispatchEvent(new Event('input')); })()"
+    )
+    chromium.value(
+        "[...document.querySelectorAll('input[type=checkbox]')].find((box) => !box.id).click()"
+    )
+    series = (
+        "view.pair.find((chart) => chart.frame.id === 'loss').plot.series.map((one) => one.alpha)"
+    )
+    assert chromium.value(series)[1:5] == [0.35, 1, 0.35, 1]
+    # Half of the last label fits beside the axis.
+    right = "view.pair.map((chart) => chart.plot.width - chart.plot.over.clientWidth - 62)"
+    assert min(chromium.value(right)) >= 24
+    assert chromium.errors == []
+
+
 def test_hung_rank_is_named_with_its_line(chromium: browser.Page, tmp_path: Path) -> None:
     wall_s = sum(made_runs.run(tmp_path / "run", (contract.HANG,)).values())
     made_runs.ranks(tmp_path / "run", 4, wall_s, slow=3)

@@ -143,3 +143,17 @@ def test_page_of_many_long_curves_is_small(tmp_path: Path) -> None:
     assert all(has_equal_tenths(steps, 3_000) for steps, _, _ in data["curves"].values())
     text = page.render_page("compare", "Compare", compare.compare_runs([report] * 4, (), "step"))
     assert len(text) < 1_000_000 and re.search("metric/39", text)
+
+
+def test_each_curve_of_a_comparison_has_its_mark() -> None:
+    """Three equal curves at other heights: in a pipe, too, each is told from the others."""
+    xs = [float(x) for x in range(100)]
+    lines = [(name, xs, [height + x / 100 for x in xs]) for height, name in enumerate("abc")]
+
+    *rows, _, names = plots.draw_plot(lines, "step")
+
+    assert names == "● a  ○ b  ■ c"
+    assert [sum(row.count(mark) for row in rows) >= 5 for mark in "●○■"] == [True] * 3
+    columns = [[row.index(mark) for row in rows if mark in row] for mark in "●○■"]
+    assert max(columns[0]) - min(columns[0]) > 40
+    assert "○" not in "".join(plots.draw_plot(lines[:1], "step")[:-1])

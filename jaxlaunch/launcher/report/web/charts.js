@@ -17,6 +17,7 @@ const CAUSES = {
   waits: ["waits for the rank that hangs", "--c-init", "rising"],
 };
 const AXIS = 62; // CSS pixels of the values' axis: equal everywhere, so that what is above each other has one time axis
+const RIGHT = 24; // beside the last label, half of which is beyond the end of its axis
 const LINES = [[], [6, 3], [2, 3], [8, 3, 2, 3], [12, 4], [4, 2]]; // dashes, since not everyone tells colours apart
 
 const colors = new Map(); // of the scheme that the page is in: asked for once, since a chart has thousands of cells
@@ -161,10 +162,41 @@ function joined(lines, isLog, ends = null) {
   return tables.length === 1 ? tables[0] : uPlot.join(tables);
 }
 
+const FLAT = 0.05; // of a constant value are above and below it
+const OUTLIERS = 8; // times the range of all but the outermost hundredths: a larger range shows its outliers only as lines that leave the frame
+
+// The range of the values' axis, which leaves outliers out unless they are asked for.
+function frameOf(data, from, to, isLog) {
+  const values = [];
+  for (const line of data.slice(1)) for (let at = from; at <= to; at++) if (line[at] !== null && line[at] !== undefined) values.push(line[at]);
+  if (!values.length) return isLog ? [0.1, 1] : [0, 1]; // with no point there would be no axis, and none of a logarithm
+  values.sort((a, b) => a - b);
+  let [low, high] = [values[0], values[values.length - 1]];
+  if (isLog) return [low / 1.5, high * 1.5];
+  const [least, most] = [0.02, 0.98].map((share) => values[Math.round(share * (values.length - 1))]);
+  if (!view.hasOutliers && values.length >= 50 && most > least && high - low > OUTLIERS * (most - least)) {
+    [low, high] = [Math.max(low, least - (most - least)), Math.min(high, most + (most - least))];
+  }
+  const size = Math.max(Math.abs(low), Math.abs(high));
+  if (high - low <= 1e-9 * size) return size === 0 ? [-1, 1] : [low - FLAT * size, high + FLAT * size]; // also a mean of equal values, which rounding alone tells apart
+  const margin = FLAT * (high - low);
+  return [low - margin, high + margin];
+}
+
+// The index of the point of a line that is nearest to an index of the joined x; null where the line has none.
+function nearest(x, y, at) {
+  const isPoint = (index) => y[index] !== null && y[index] !== undefined;
+  let [before, after] = [at, at];
+  while (before >= 0 && !isPoint(before)) before--;
+  while (after < y.length && !isPoint(after)) after++;
+  if (before < 0) return after < y.length ? after : null;
+  return after < y.length && x[after] - x[at] < x[at] - x[before] ? after : before;
+}
+
 // Runs of one curve each: [{label, x, y}] on one pair of axes.
 function lineChart(frame, lines, { label, height = 190, isLog = false, xLabel = "", ends = null, peers = [], readout = null }) {
   const data = joined(lines, isLog, ends);
-  const isEmpty = !isLog && data.slice(1).every((values) => values.every((value) => value === null));
+  const frame_ = (u) => frameOf(u.data, u.series[0].idxs?.[0] ?? 0, u.series[0].idxs?.[1] ?? u.data[0].length - 1, isLog);
   const series = [...lines, ...(ends ? [{ label: "", x: ends, dash: [] }] : [])].map((line, at) => ({
     label: line.label,
     stroke: css(line.stroke || `--s${at % 6}`),
@@ -177,13 +209,18 @@ function lineChart(frame, lines, { label, height = 190, isLog = false, xLabel = 
   const tell = (u) => {
     const at = u.cursor.idx;
     if (!readout || at === null || at === undefined) return;
-    const found = lines.map((line, each) => `${line.isFaint ? "" : `${line.label} ${short(u.data[each + 1][at])}`}`);
+    const x = u.data[0];
+    const found = lines.map((line, each) => {
+      const point = nearest(x, u.data[each + 1], at);
+      if (line.isFaint || point === null) return "";
+      return `${line.label} ${short(u.data[each + 1][point])}${point === at ? "" : ` (at ${short(x[point])})`}`;
+    });
     readout.textContent = `${short(u.data[0][at])} ${xLabel}: ${found.filter(Boolean).join(", ")}`;
   };
   const options = {
     height,
-    padding: [10, 8, 0, 0],
-    scales: { x: { time: false }, y: { distr: isLog ? 3 : 1, ...(isEmpty ? { range: [0, 1] } : {}) } }, // with no point there would be no axis
+    padding: [10, RIGHT, 0, 0],
+    scales: { x: { time: false }, y: { distr: isLog ? 3 : 1, range: frame_ } },
     axes: axes(short, xLabel),
     series: [{}, ...series],
     cursor: { y: false, drag: { x: true, y: false } },
@@ -212,7 +249,7 @@ function stripChart(frame, run, unit, { peers, readout }) {
   };
   const options = {
     height: 92,
-    padding: [0, 8, 0, 0],
+    padding: [0, RIGHT, 0, 0],
     scales: { x: { time: false }, y: { range: [0, 1] } },
     axes: [{ show: false }, { ...axes(() => "", "")[1], grid: { show: false }, ticks: { show: false } }],
     series: [{}, { show: false }],
@@ -346,7 +383,7 @@ function heatChart(frame, run, unit, { peers, by, readout, open }) {
   };
   const options = {
     height: Math.min(320, Math.max(48, 14 * heat.ranks)) + 8,
-    padding: [4, 8, 4, 0],
+    padding: [4, RIGHT, 4, 0],
     scales: { x: { time: false }, y: { range: [0, heat.ranks], dir: -1 } },
     axes: [{ show: false }, { ...axes((v) => String(Math.floor(v)), "")[1], grid: { show: false }, splits: () => splits }],
     series: [{}, { show: false }],

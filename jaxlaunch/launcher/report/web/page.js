@@ -3,7 +3,7 @@
 
 const SIGNS = { done: "✓", failed: "✕", killed: "✕", stopped: "■", running: "▶" };
 const FIRST = ["loss", "eval/loss", "learning_rate", "grad_norm", "accuracy", "eval/accuracy", "tokens_per_s", "examples_per_s", "mfu"];
-const view = { by: "step", smooth: 0, isLog: false, heat: "phase", logs: "", charts: new Map(), pair: [], keys: new Map() };
+const view = { by: "step", smooth: 0, isLog: false, hasOutliers: false, heat: "phase", logs: "", charts: new Map(), pair: [], keys: new Map() };
 
 const chapter = (id, title, ...children) => [el("h2", { id }, title), ...children];
 const row = (...cells) => el("tr", {}, ...cells.map((cell) => (cell instanceof Node ? cell : el("td", {}, String(cell ?? "–")))));
@@ -193,8 +193,9 @@ function ordered(x, y) {
 function lines(name, curve, by, unit) {
   const [steps, seconds, values] = curve;
   const raw = ordered(by === "step" ? steps : seconds.map((at) => (at === null ? null : at / unit)), values);
-  if (!view.smooth) return [{ label: name, ...raw }];
-  return [{ label: name, ...raw, isFaint: true, dash: [] }, { label: `${name}, smoothed`, x: raw.x, y: smoothed(raw.y, view.smooth), dash: [] }];
+  const style = { dash: [], stroke: "--s0" };
+  if (!view.smooth) return [{ label: name, ...raw, ...style }];
+  return [{ label: name, ...raw, ...style, isFaint: true }, { label: `${name}, smoothed`, x: raw.x, y: smoothed(raw.y, view.smooth), ...style }];
 }
 
 function told(name, curve) {
@@ -215,9 +216,9 @@ function timePair(run) {
   stripChart(strip, run, unit, { peers: view.pair, readout });
   const name = ["loss", "eval/loss"].find((each) => run.curves[each]) || Object.keys(run.curves)[0];
   const known = name && run.curves[name][1].some((at) => at !== null);
-  const shown = known ? [{ label: name, ...lines(name, run.curves[name], "time", unit)[0] }] : [{ label: "no curve yet", x: ends, y: [null, null] }];
-  if (known && name === "loss" && run.curves["eval/loss"]) shown.push({ ...lines("eval/loss", run.curves["eval/loss"], "time", unit)[0], label: "eval/loss" });
-  document.getElementById("loss-name").textContent = known ? shown.map((line, at) => `${line.label} (${at ? "dashed" : "solid"})`).join(", ") : "";
+  const shown = known ? lines(name, run.curves[name], "time", unit) : [{ label: "no curve yet", x: ends, y: [null, null] }];
+  if (known && name === "loss" && run.curves["eval/loss"]) shown.push(...lines("eval/loss", run.curves["eval/loss"], "time", unit).map((line) => ({ ...line, dash: line.isFaint ? [] : LINES[1], stroke: "--s1" })));
+  document.getElementById("loss-name").textContent = known ? shown.filter((line) => !line.isFaint).map((line, at) => `${line.label} (${at ? "dashed" : "solid"})`).join(", ") : "";
   heat(run, unit);
   lineChart(loss, shown, { label: known ? told(name, run.curves[name]) : "no curve yet", height: 220, xLabel: `${label} of running`, ends, peers: view.pair, readout, isLog: view.isLog });
 }
@@ -273,6 +274,7 @@ function controls(run) {
     el("fieldset", {}, el("legend", {}, "Over"), radio("step", "steps"), radio("time", "time")),
     el("label", {}, "Smooth ", el("input", { type: "range", min: 0, max: 0.99, step: 0.01, value: 0, oninput: (event) => { view.smooth = Number(event.target.value); redraw(); } })),
     el("label", {}, el("input", { type: "checkbox", onchange: (event) => { view.isLog = event.target.checked; redraw(); } }), " Logarithmic values"),
+    el("label", {}, el("input", { type: "checkbox", id: "outliers", onchange: (event) => { view.hasOutliers = event.target.checked; view.keys.delete("curves"); redraw(); } }), " Outliers in full"),
     el("span", { class: "quiet" }, "Drag over a curve to zoom, double-click to see all; by keys: + − ← → 0"));
 }
 

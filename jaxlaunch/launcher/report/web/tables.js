@@ -163,7 +163,8 @@ function showComparison(data) {
       ...chapter("differs", "What differs", differs.length ? table(["Key", ...data.runs.map((run) => run.name)], differs, "What differs") : el("p", {}, "Nothing in their jobs.")),
       ...chapter("curves-title", "Curves", el("div", { class: "controls" }, el("fieldset", {}, el("legend", {}, "Over"), radio("step", "steps"), radio("hour", "time"), data.runs.every((run) => run.batch) ? radio("examples", "examples") : null),
         el("label", {}, "Smooth ", el("input", { type: "range", min: 0, max: 0.99, step: 0.01, value: view.smooth, oninput: (event) => { view.smooth = Number(event.target.value); redraw(); } })),
-        el("label", {}, el("input", { type: "checkbox", checked: view.isLog, onchange: (event) => { view.isLog = event.target.checked; redraw(); } }), " Logarithmic values")), el("div", { id: "curves", class: "charts" }))),
+        el("label", {}, el("input", { type: "checkbox", checked: view.isLog, onchange: (event) => { view.isLog = event.target.checked; redraw(); } }), " Logarithmic values"),
+        el("label", {}, el("input", { type: "checkbox", id: "outliers", checked: view.hasOutliers, onchange: (event) => { view.hasOutliers = event.target.checked; redraw(); } }), " Outliers in full")), el("div", { id: "curves", class: "charts" }))),
       el("footer", {}, "Made by launcher compare from the files of the runs. Curves by uPlot, © Leon Sorokin, MIT license."));
     redraw();
   };
