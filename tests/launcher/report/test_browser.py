@@ -244,7 +244,7 @@ def test_frame_of_curves_fits_their_values(chromium: browser.Page, tmp_path: Pat
         "view.pair.find((chart) => chart.frame.id === 'loss').plot.series.map((one) => one.alpha)"
     )
     assert chromium.value(series)[1:5] == [0.35, 1, 0.35, 1]
-    # Half of the last label fits beside the axis.
+    # Half of the last label fits to the right of the axis.
     right = "view.pair.map((chart) => chart.plot.width - chart.plot.over.clientWidth - 62)"
     assert min(chromium.value(right)) >= 24
     assert chromium.errors == []

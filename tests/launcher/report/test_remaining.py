@@ -101,7 +101,7 @@ def test_time_left_of_simulated_runs(tmp_path: Path, name: str, share: float) ->
 
 @pytest.mark.parametrize("killed_at", [0.08, 0.5])
 def test_time_left_of_a_run_that_resumes(tmp_path: Path, killed_at: float) -> None:
-    """It was killed after its newest save, and an hour later its next attempt compiles anew."""
+    """It was killed after its newest save, and an hour later its next attempt compiles again."""
     case = dataclasses.replace(CASES["LM with evaluations"])
     saved = int(killed_at * case.steps) // 100 * 100
     first = [row for row in case.run() if row["step"] <= saved]
