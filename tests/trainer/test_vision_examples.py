@@ -55,7 +55,8 @@ def test_tumour_table_is_made_learned_and_predicted(tmp_path: Path) -> None:
     evaluated = train_example(
         "table", tmp_path, f"train.data.path={tmp_path}/cancer.npz", "train.batch=32"
     )
-    assert evaluated[-1]["examples"] == 114 and evaluated[-1]["accuracy"] >= 0.94
+    # A hash holds out a fifth of the 569 rows, within three deviations.
+    assert 85 <= evaluated[-1]["examples"] <= 143 and evaluated[-1]["accuracy"] >= 0.94
     (tmp_path / "new").mkdir()
     (tmp_path / "cancer.npz").rename(tmp_path / "new" / "cancer.npz")
     rows = printed_text(tmp_path, tmp_path / "new")
