@@ -766,25 +766,7 @@ class JobSpec(Block, validate_default=True):
         """
         variables = {}
         if self.tracker_name:
-            # The variables of `env` may contain what others should not see.
-            config = self.model_dump(
-                mode="json", by_alias=True, exclude_unset=True, exclude={"env", "train"}
-            )
-            if self.train is not None:
-                # With its defaults, in which runs may differ from one version to the next.
-                config["train"] = self.train.model_dump(
-                    mode="json", by_alias=True, exclude_none=True
-                )
-            settings = {
-                "tracker": self.tracker_name,
-                "name": self.name,
-                "project": self.tracker.project if isinstance(self.tracker, Tracking) else None,
-                "default_project": folder_name,
-                "group": sweep,
-                "labels": {key: value for key, value in self.labels.items() if key != SWEEP_LABEL},
-                "config": config,
-            }
-            variables[contract.TRACKER] = json.dumps(settings)
+            variables[contract.TRACKER] = json.dumps(_tracker_settings(self, folder_name, sweep))
         if (notify := self.notify) is not None:
             webhook = {"url": notify.url, "format": notify.format, "events": notify.events}
             variables[contract.NOTIFY] = json.dumps({**webhook, "stall_s": notify.stall})
@@ -836,3 +818,23 @@ class JobSpec(Block, validate_default=True):
             independent=self.independent
             or (self.accelerator.platform == "tpu" and platform != "tpu"),
         )
+
+
+def _tracker_settings(job: JobSpec, folder_name: str, sweep: str | None) -> dict[str, Any]:
+    """Return what the tracker of a job gets to know of it."""
+    # The variables of `env` may contain what others should not see.
+    config = job.model_dump(
+        mode="json", by_alias=True, exclude_unset=True, exclude={"env", "train"}
+    )
+    if job.train is not None:
+        # With its defaults, in which runs may differ from one version to the next.
+        config["train"] = job.train.model_dump(mode="json", by_alias=True, exclude_none=True)
+    return {
+        "tracker": job.tracker_name,
+        "name": job.name,
+        "project": job.tracker.project if isinstance(job.tracker, Tracking) else None,
+        "default_project": folder_name,
+        "group": sweep,
+        "labels": {key: value for key, value in job.labels.items() if key != SWEEP_LABEL},
+        "config": config,
+    }
