@@ -279,19 +279,22 @@ class Reporter:
         if self.is_in_process and not self._has_left and self.role is not None:
             self.send({"waits": is_waiting})
 
+    @property
+    def is_program(self) -> bool:
+        """Return whether this process is the rank's program: it has joined, or it reports."""
+        return self.role is not None and self.role >= self._contract.Role.REPORTS
+
     def report_child(self, pid: int, status: int) -> None:
         """Report the wait status of a child. The children of the program itself do not matter."""
-        is_program = self.role is not None and self.role >= self._contract.Role.REPORTS
         has_ended = os.WIFEXITED(status) or os.WIFSIGNALED(status)
-        if has_ended and not (is_program or self.is_below_program) and self._open_pipe():
+        if has_ended and not (self.is_program or self.is_below_program) and self._open_pipe():
             self._is_parent = True
             self.send({"child": {"pid": pid, "code": os.waitstatus_to_exitcode(status)}})
 
     def report_signal(self, pid: int, signal_number: int) -> None:
         """Report that this process ends another one, unless it is the program itself."""
-        is_program = self.role is not None and self.role >= self._contract.Role.REPORTS
         is_end = signal_number in (signal.SIGTERM, signal.SIGKILL, signal.SIGINT)
-        if not is_end or is_program or self.is_below_program or _is_zombie(abs(pid)):
+        if not is_end or self.is_program or self.is_below_program or _is_zombie(abs(pid)):
             return
         if self._open_pipe():
             self.send({"stops": abs(pid)})
@@ -304,8 +307,7 @@ class Reporter:
             is_handled: Whether it is the exception of a task, which the parent may handle. It does
                 not end this process.
         """
-        is_program = self.role is not None and self.role >= self._contract.Role.REPORTS
-        if not is_program or self._has_left or os.getpid() != self.pid:
+        if not self.is_program or self._has_left or os.getpid() != self.pid:
             return
         if not is_handled:
             # The process ends without JAX's barrier, which waits for the peers.

@@ -1,10 +1,10 @@
 """What a wrapper or multiprocessing would hide: exit codes, and exceptions that Python catches.
 
-The agent sees only how the process ends that it has started. A Python that starts the program tells
-how it has ended, since `subprocess` and multiprocessing wait for a child by `os.waitpid`, and
-whether it has ended the program itself, by `os.kill`. In a
-process of multiprocessing, no exception reaches `sys.excepthook`: multiprocessing prints what ends
-the process, and a pool sends what a task raises to its parent. Only a program of the rank reports
+The agent sees only how the process ends that it has started. A Python that starts the program
+reports how the program ended, because `subprocess` and multiprocessing wait for a child by
+`os.waitpid`, and whether it ended the program itself, by `os.kill`. In a process of
+multiprocessing, no exception reaches `sys.excepthook`: multiprocessing prints what ends the
+process, and a pool sends what a task raises to its parent. Only the program of a rank reports
 these.
 
 This needs private names: `_exit_function` of multiprocessing.util, which runs while the exception
