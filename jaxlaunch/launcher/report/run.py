@@ -88,7 +88,7 @@ class RunReport:
         """Return state, cause and advice, as in the first line of `launcher explain`."""
         state, step = self.brief.state, self.brief.step
         name = f"Run {escape_controls(self.brief.name)}"
-        after = f" after {headline.format_span(self.timeline.wall_s)}"
+        duration, numbers = headline.format_span(self.timeline.wall_s), self._describe_numbers()
         at_step = "" if step is None else f" at step {step}"
         verdict = None if self.summary is None else self.summary.verdict
         if state == run_files.KILLED:
@@ -98,7 +98,7 @@ class RunReport:
             )
             return {
                 "state": state,
-                "text": f"{name} was killed{after}{at_step}{self._describe_numbers()}.",
+                "text": f"{name} was killed after {duration}{at_step}{numbers}.",
                 "todo": next_step,
             }
         if verdict is None:
@@ -106,9 +106,7 @@ class RunReport:
             if state == "running":
                 steps = self.total_steps()
                 of_steps = "" if step is None or steps is None else f" of {steps}"
-                numbers = self._describe_numbers()
-                duration = after.replace("after", "for", 1)
-                text = f"{name} has been running{duration}{at_step}{of_steps}{numbers}."
+                text = f"{name} has been running for {duration}{at_step}{of_steps}{numbers}."
             return {"state": state, "text": text, "todo": ""}
         outcome = contract.outcome_for_code(verdict.code)
         next_step = ""
@@ -126,11 +124,9 @@ class RunReport:
             refusal = escape_controls(refused.refusal)[:_MESSAGE_CHARS]
             next_step += f" Start {refused.start} was refused (exit {refused.code}): {refusal}"
         message = escape_controls(verdict.message)[:_MESSAGE_CHARS]
-        text = f"{name} {_END_PHRASES[state]}{after}{at_step}: {message}"
+        text = f"{name} {_END_PHRASES[state]} after {duration}{at_step}: {message}"
         if verdict.code == contract.DONE:
-            duration = after.replace("after", "in", 1)
-            at_end = "" if self._describe_numbers() else at_step
-            text = f"{name} is done{duration}{at_end}{self._describe_numbers()}."
+            text = f"{name} is done in {duration}{numbers or at_step}."
         return {"state": state, "text": text, "todo": next_step.strip()}
 
     def _describe_numbers(self) -> str:

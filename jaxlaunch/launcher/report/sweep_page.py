@@ -118,30 +118,7 @@ def read_page(folder: Path, pages: Mapping[str, str] | None = None) -> dict[str,
     """Return the data of the page, the best run first. `pages` are addresses of the runs' pages."""
     sweep = read_sweep(folder)
     limit = max(_MIN_POINTS, _MAX_CURVE_POINTS // max(1, len(sweep.changes)))
-    rows = []
-    for name, changes in sweep.changes.items():
-        path = folder / name
-        row: dict[str, Any] = {"name": escape_controls(name), "changes": changes}
-        row |= {"state": WAITING, "why": "", "step": None, "steps": None, "duration_s": None}
-        row |= {"value": None, "curve": None, "page": None}
-        if layout.is_run(path) and not path.is_symlink():
-            brief = run_files.read_brief(path)
-            row["page"] = (pages or {}).get(name)
-            row |= {"state": brief.state, "why": escape_controls(brief.message)[:300]}
-            row |= {"step": brief.step, "steps": brief.steps, "duration_s": duration_s(brief)}
-            metrics, evals = CurveFile(path / layout.METRICS), CurveFile(path / layout.EVALS)
-            metrics.read_new_rows()
-            evals.read_new_rows()
-            metric = find_metric(metrics, evals, path, sweep.metric)
-            # Another metric could not be compared.
-            if metric is not None and metric.name == (sweep.metric or metric.name):
-                points = metric.curve.reduced(limit)
-                row["value"] = float(f"{metric.value:.6g}")
-                row["curve"] = [
-                    [int(point[0]) for point in points],
-                    [float(f"{point[2]:.5g}") for point in points],
-                ]
-        rows.append(row)
+    rows = [_read_row(sweep, name, limit, (pages or {}).get(name)) for name in sweep.changes]
     sign = -1 if sweep.is_higher_better else 1
     rows.sort(key=lambda row: (row["value"] is None, sign * (row["value"] or 0.0)))
     return {
@@ -151,3 +128,29 @@ def read_page(folder: Path, pages: Mapping[str, str] | None = None) -> dict[str,
         "keys": sweep.list_keys(),
         "runs": rows,
     }
+
+
+def _read_row(sweep: SweepRecord, name: str, limit: int, page: str | None) -> dict[str, Any]:
+    """Return the row of a run, whose curve has at most `limit` points."""
+    path = sweep.folder / name
+    row: dict[str, Any] = {"name": escape_controls(name), "changes": sweep.changes[name]}
+    row |= {"state": WAITING, "why": "", "step": None, "steps": None, "duration_s": None}
+    row |= {"value": None, "curve": None, "page": None}
+    if not layout.is_run(path) or path.is_symlink():
+        return row
+    brief = run_files.read_brief(path)
+    row |= {"page": page, "state": brief.state, "why": escape_controls(brief.message)[:300]}
+    row |= {"step": brief.step, "steps": brief.steps, "duration_s": duration_s(brief)}
+    metrics, evals = CurveFile(path / layout.METRICS), CurveFile(path / layout.EVALS)
+    metrics.read_new_rows()
+    evals.read_new_rows()
+    metric = find_metric(metrics, evals, path, sweep.metric)
+    # Another metric could not be compared.
+    if metric is not None and metric.name == (sweep.metric or metric.name):
+        points = metric.curve.reduced(limit)
+        row["value"] = float(f"{metric.value:.6g}")
+        row["curve"] = [
+            [int(point[0]) for point in points],
+            [float(f"{point[2]:.5g}") for point in points],
+        ]
+    return row
