@@ -16,6 +16,7 @@ import pytest
 import yaml
 
 from jaxlaunch import contract
+from jaxlaunch.launcher.errors import ClusterError
 from tests import tutorials
 from tests.cluster import preparations
 from tests.cluster.access import Access
@@ -172,7 +173,10 @@ def test_first_cluster_job_prints_what_its_page_shows(
                 assert [
                     terminal.ends() for terminal in terminals if "--wait" in terminal.step.text
                 ] == [contract.PREEMPTED]
-        assert [terminal.ends() for terminal in terminals if "logs" in terminal.step.text] == [0]
+        # The last step deletes the job whose lines are followed.
+        assert [terminal.ends() for terminal in terminals if "logs" in terminal.step.text] == [
+            ClusterError.exit_code
+        ]
     finally:
         for terminal in terminals:
             terminal.shell.kill()

@@ -96,10 +96,12 @@ def test_mixture_is_prepared_once_and_exported_with_its_tokenizer(tmp_path: Path
     assert epochs["epoch/mail"] > 0
     assert 66 <= round(epochs["epoch/json"] * _count_rows(tmp_path, "json")) <= 69
     run_launcher("export", result.folder, "--to", tmp_path / "out", check=True)
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        assert (tmp_path / "out" / name).read_bytes() == (
-            tmp_path / "tokenizer" / name
-        ).read_bytes()
+    original, exported = tmp_path / "tokenizer", tmp_path / "out"
+    assert (exported / "tokenizer.json").read_bytes() == (original / "tokenizer.json").read_bytes()
+    settings = json.loads((original / "tokenizer_config.json").read_text())
+    # transformers needs the class, which this tokenizer does not name.
+    added = {"tokenizer_class": "PreTrainedTokenizerFast"}
+    assert json.loads((exported / "tokenizer_config.json").read_text()) == settings | added
 
 
 def _count_rows(folder: Path, part: str) -> int:
