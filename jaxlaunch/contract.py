@@ -821,6 +821,8 @@ def send(fd: int, message: Mapping[str, Any]) -> bool:
           this process has the Role from now on
       {"phase": "step", "step": 120}
           what it is in; `step` counts the optimizer steps that are complete
+      {"total": 600}
+          the steps of the whole run
       {"joining": true}
           jax.distributed.initialize of a program waits for the other ranks; false: it has ended
       {"joined": true}

@@ -37,6 +37,7 @@ Message = Mapping[str, Any]
 def report(
     *,
     step: int | None = None,
+    total: int | None = None,
     phase: str = "step",
     committed: int | None = None,
     image: Any = None,
@@ -57,6 +58,8 @@ def report(
 
     - `step`: how many steps are complete. Pictures and texts that are reported without it belong to
       the newest step.
+    - `total`: the steps of the whole run, including those before a restart, once or with every
+      call: `launcher run`, `launcher status` and the page show a bar and the time left.
     - `phase`: what the program does now: `restore`, `compile`, `step`, `data`, `eval`, `save`, or
       `done`, which has no time limit.
     - `committed`: the step of the newest checkpoint that is complete on storage; lost work is
@@ -83,7 +86,7 @@ def report(
 
     for step in range(1, 101):
         loss = 1 / step
-        jaxlaunch.report(step=step, loss=loss)
+        jaxlaunch.report(step=step, total=100, loss=loss)
         if step % 50 == 0:
             jaxlaunch.report(step=step, image=[[0.0, loss], [loss, 1.0]], text=f"loss {loss}")
     jaxlaunch.report(phase="done")
@@ -93,10 +96,13 @@ def report(
         raise ValueError(f"report(phase={phase!r}): a phase is one of {', '.join(PHASES)}")
     reports = _process_reports()
     items = samples.check_items(image, text, is_kept=_open_writer() is not None)
-    has_more = step is not None or phase != "step" or committed is not None or bool(metrics)
-    messages: dict[str, Message] = {"phase": {"phase": phase}} if has_more or not items else {}
+    has_more = any(value is not None for value in (step, total, committed)) or bool(metrics)
+    has_phase = has_more or phase != "step" or not items
+    messages: dict[str, Message] = {"phase": {"phase": phase}} if has_phase else {}
     if step is not None:
         messages["phase"] = {"phase": phase, "step": _check_count("step", step)}
+    if total is not None:
+        messages["total"] = {"total": _check_count("total", total)}
     if committed is not None:
         messages["committed"] = {"committed": _check_count("committed", committed)}
     if metrics:

@@ -47,6 +47,8 @@ class RunNumbers(codec.Keyed):
 
     # Complete on every rank.
     step: NonNegativeInt | None = None
+    # Steps of the whole run, of a program that reports them.
+    steps: NonNegativeInt | None = None
     # Newest step whose checkpoint is complete on storage.
     committed: NonNegativeInt | None = None
     # Number of restarts by the cause that ended the attempt before.

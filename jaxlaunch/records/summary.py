@@ -21,7 +21,7 @@ from jaxlaunch.records.verdict import FailureKind, Verdict
 
 # Fields of a summary and of its `of` that a table of runs does not need.
 _LONG_FIELDS = {"notes", "stacks", "nccl"} | {"made_of", "restart"}
-_OMITTED_IF_EMPTY = {"stacks", "nccl", "starts"}
+_OMITTED_IF_EMPTY = {"stacks", "nccl", "starts", "steps"}
 # The message of a refused start is cut to this length.
 MAX_REFUSAL_CHARS = 1_000
 # Fields of `of` that are in the record of the attempt once it has ended.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import pytest
 
 import jaxlaunch
 from jaxlaunch import contract, reporting
+from jaxlaunch.launcher.agent.gang.progress import RankProgress, read_line
 
 
 class Pipe:
@@ -49,6 +51,14 @@ def test_first_report_is_immediate_and_later_ones_are_merged(pipe: Pipe) -> None
     while pipe.lines[-1] != {"phase": "step", "step": 499}:
         assert pipe.taken.wait(60)
     assert len(pipe.lines) < 100
+
+
+def test_total_reaches_the_status_of_the_rank(pipe: Pipe) -> None:
+    jaxlaunch.report(total=600)
+    rank = RankProgress(0.0)
+    for line in pipe.lines:
+        rank.take_message(read_line(json.dumps(line).encode(), 0), 1.0)
+    assert (rank.status.total, rank.status.phase) == (600, "step")
 
 
 def test_full_pipe_delays_reports(pipe: Pipe) -> None:
@@ -107,6 +117,7 @@ def test_non_finite_metrics_become_null(pipe: Pipe) -> None:
     [
         ({"step": 1.5}, "report(step=1.5): a whole number, not float"),
         ({"step": -1}, "report(step=-1): a number of steps, at least 0"),
+        ({"total": 1.5}, "report(total=1.5): a whole number, not float"),
         ({"committed": "4"}, "report(committed='4'): a whole number, not str"),
         (
             {"phase": "training"},

@@ -110,7 +110,11 @@ class LiveBlock:
         step = values.get("step", values.get("rank_step"))
         lines = ["starting"]
         if step is not None:
-            lines = [self._describe_progress(step, values.get("target_step"), now)]
+            total = values.get("target_step")
+            if total is None and (summary := self._files.read_summary_row()) is not None:
+                # A program of the user has reported it.
+                total = summary.steps
+            lines = [self._describe_progress(step, total, now)]
         name = next((name for name in curves if name == "loss" or name.endswith("_loss")), None)
         if name is not None:
             lines.append(f"{name} {curves[name].points[-1][2]:.4g} {_draw_sparkline(curves[name])}")

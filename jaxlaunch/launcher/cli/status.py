@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import click
 
@@ -10,8 +11,11 @@ from jaxlaunch.launcher.cli import options, output
 from jaxlaunch.launcher.cli.job_view import ClusterView, JobView, find_view
 from jaxlaunch.launcher.diagnose.explain.explanation import describe_ranks, describe_restarts
 from jaxlaunch.launcher.diagnose.text import Renderer
-from jaxlaunch.launcher.jobs.status.job_status import FINAL_STATES, JobStatus
+from jaxlaunch.launcher.jobs.status.job_status import FINAL_STATES, JobStatus, State
 from jaxlaunch.launcher.kubernetes.objects import format_age
+from jaxlaunch.launcher.report.remaining import estimate_remaining_s
+from jaxlaunch.launcher.report.run_files import CurveFile, read_job
+from jaxlaunch.runs import layout
 
 # Exit code of `explain` for a job that does not exist.
 EXIT_NO_SUCH_JOB = 2
@@ -90,10 +94,24 @@ def _list_numbers(status: JobStatus) -> Iterator[tuple[str, str]]:
 def _describe_phase(status: JobStatus) -> str:
     total_text = "" if status.steps is None else f" of {status.steps}"
     step_text = "" if status.step is None else f"step {status.step}{total_text}"
+    if step_text and (remaining_s := _remaining_s(status)) is not None:
+        step_text += f", {format_age(remaining_s)} left"
     if status.phase in (None, "step"):
         return step_text
     spent = "" if status.phase_s is None else f" for {format_age(status.phase_s)}"
     return f"{status.phase}{spent}" + (f", at {step_text}" if step_text else "")
+
+
+def _remaining_s(status: JobStatus) -> float | None:
+    """Return the seconds that a run on this machine still needs, or None if they are unknown."""
+    if status.folder is None or status.state is not State.RUNNING:
+        return None
+    if status.step is None or status.steps is None:
+        return None
+    folder = Path(status.folder)
+    metrics = CurveFile(folder / layout.METRICS)
+    metrics.read_new_rows()
+    return estimate_remaining_s(metrics, read_job(folder), status.step, status.steps)
 
 
 def _describe_refusal(status: JobStatus) -> str:

@@ -72,6 +72,8 @@ def run_status(run: Run, live: LiveStatus | None = None) -> JobStatus:
     pods = job_numbers.get(MAX_HOSTS_KEY, job_numbers.get(HOSTS_KEY, 1))
     # While the run restarts and has trained no step yet, its step is the saved one.
     reached_step = furthest_step(numbers.step, live and live.step)
+    step = reached_step or numbers.committed or reached_step
+    steps = (live and live.steps) or numbers.steps or job_numbers.get(STEPS_KEY)
     restart_seconds = () if summary is None else summary.restart_seconds
     return JobStatus(
         name=run.name,
@@ -88,7 +90,6 @@ def run_status(run: Run, live: LiveStatus | None = None) -> JobStatus:
         missing=(),
         members=None,
         spares=(),
-        steps=(live and live.steps) or job_numbers.get(STEPS_KEY),
         committed_age_s=None,
         as_of=None,
         restart_counts=Restarts(
@@ -102,7 +103,7 @@ def run_status(run: Run, live: LiveStatus | None = None) -> JobStatus:
         folder=str(run.folder),
         refused_start=_describe_refusal(run),
         restart_seconds=restart_seconds[-1].seconds if restart_seconds else {},
-        **(numbers.run_numbers() | {"step": reached_step or numbers.committed or reached_step}),
+        **(numbers.run_numbers() | {"step": step, "steps": steps}),
     )
 
 

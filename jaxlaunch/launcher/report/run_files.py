@@ -443,8 +443,6 @@ class RunBrief(RunNumbers):
     # The message of the verdict, or "" while the run continues.
     message: str = ""
     code: int | None = None
-    # Steps of the job, or None if they are unknown without computing them.
-    steps: int | None = None
     restart_count: int = 0
     # Unix time of the first start.
     began_at: float | None = None
@@ -469,14 +467,13 @@ def read_brief(folder: Path) -> RunBrief:
         KILLED if verdict is None and not is_running else summary.status,
         "" if verdict is None else verdict.message,
         None if verdict is None else verdict.code,
-        _total_steps(folder),
         0
         if progress is None
         else history.restart_count(progress.generation, summary.restarts, progress.attempt),
         started_at,
         None if progress is None else progress.at,
         owner,
-        **summary.run_numbers(),
+        **(summary.run_numbers() | {"steps": summary.steps or _total_steps(folder)}),
     )
 
 

@@ -79,6 +79,10 @@ class Progress:
         finally:
             self.report_phase(*previous)
 
+    def report_total(self, steps: int) -> None:
+        """Report the steps of the whole run."""
+        self._post_message({"total": steps})
+
     def report_found(self, step: int) -> None:
         """Report that the checkpoint of `step` is on storage, before the decision to restore it."""
         self._post_message({"found": step})

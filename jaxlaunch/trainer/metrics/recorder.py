@@ -100,6 +100,8 @@ class Metrics:
         # A step that was restored is on storage.
         counters.checkpoint_step = step or None
         self._totals = keyed_totals()
+        if self._is_first:
+            self._report.report_total(self._workload.total_steps)
         if self._files is not None:
             self._files.open_journals(step)
             with _note_failure(self._report, "no tracker"):

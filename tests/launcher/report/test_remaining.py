@@ -8,10 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
+from jaxlaunch.launcher.cli.live_block import LiveBlock
+from jaxlaunch.launcher.cli.status import status_command
+from jaxlaunch.launcher.kubernetes.objects import format_age
 from jaxlaunch.launcher.report import remaining
 from jaxlaunch.launcher.report.run import RunReader
 from jaxlaunch.launcher.report.run_files import CurveFile
+from jaxlaunch.records.rank_history import RankHistory
 from jaxlaunch.runs.layout import hold_lock
 from tests.launcher.report import made_runs
 
@@ -125,6 +130,33 @@ def test_time_left_of_a_recorded_run(tmp_path: Path) -> None:
         shown = estimate(tmp_path / "rows", seen, job, seen[-1]["step"], 600)
 
         assert shown == pytest.approx(left_s, rel=0.25), share
+
+
+def test_program_that_reports_its_total_has_a_bar_and_time_left(tmp_path: Path) -> None:
+    """On the page, in `launcher status` and in the live block: 300 of 1,000 steps of 0.3 s."""
+    run = tmp_path / "run"
+    program = "name: own\naccelerator: {type: cpu}\ncommand: [python, train.py]\n"
+    made_runs.run(run, points=0, job=program)
+    case = CASES["a program of one's own"]
+    rows = [row for row in case.run() if row["step"] <= 300]
+    (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    summary = json.loads((run / "summary.json").read_text())
+    summary |= {"verdict": None, "step": 300, "steps": 1000}
+    (run / "summary.json").write_text(json.dumps(summary))
+    left_s = case.ended_at - rows[-1]["time"]
+
+    with hold_lock(run):
+        page = RunReader(run).read_report().to_json()
+        status = CliRunner().invoke(status_command, [str(run)]).output
+        block = LiveBlock(run)
+        block._rows.read_new_rows()
+        line, *_ = block._format_lines({"rank_step": 300}, {}, RankHistory(), 0.0)
+
+    assert (page["step"], page["steps"]) == (300, 1000)
+    assert page["left_s"] == pytest.approx(left_s, rel=0.25)
+    left = f"{format_age(page['left_s'])} left"
+    assert f"step 300 of 1000, {left}" in status
+    assert line == f"training {'━' * 12}{'╌' * 28} 300/1000, {left}"
 
 
 def test_time_left_before_the_first_line() -> None:

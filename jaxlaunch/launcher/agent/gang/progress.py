@@ -40,6 +40,7 @@ class Status:
     Attributes:
         phase: Newest phase that the program reported.
         step: Newest step.
+        total: Steps of the whole run.
         committed: Newest step on storage, restored or committed.
         first_committed: First step that this attempt committed.
         trainer: Whether the exit codes are the contract's: the built-in trainer, or a program that
@@ -59,6 +60,7 @@ class Status:
 
     phase: str | None = None
     step: NonNegativeInt | None = None
+    total: NonNegativeInt | None = None
     committed: NonNegativeInt | None = None
     first_committed: NonNegativeInt | None = None
     trainer: bool = False
@@ -209,7 +211,7 @@ class RankProgress:
             self._update_status(first_committed=first_committed)
         if isinstance(step := message.get("restored"), int):
             self._update_status(first_step=min(step, MAX_NUMBER - 1) + 1)
-        for name in ("joining", "stopped"):
+        for name in ("joining", "stopped", "total"):
             if name in message:
                 self._update_status(**{name: message[name]})
         self._apply_end(message, now)
@@ -310,7 +312,7 @@ class RankProgress:
 # Key of the line with which the forked agent reports that exec failed.
 UNSTARTABLE = "unstartable"
 _MESSAGE_START = re.compile(
-    rb'\{"(?:hello|role|phase|committed|found|restored|joining|joined|metrics|stopped|profile|note|error|'
+    rb'\{"(?:hello|role|phase|total|committed|found|restored|joining|joined|metrics|stopped|profile|note|error|'
     rb'refusal|atexit|waits|child|stops|unstartable)": ?'
 )
 # Characters of a phase or a version, which are in every heartbeat.
@@ -419,6 +421,7 @@ class _Line:
     pid_namespace: NonNegativeInt | None
     phase: _Label
     step: NonNegativeInt | None
+    total: NonNegativeInt
     committed: NonNegativeInt
     found: NonNegativeInt
     restored: NonNegativeInt

@@ -76,6 +76,8 @@ class RunState:
         self._code_versions = describe_versions(read_versions(), os.environ)
         self.starts = RunStarts(run_folder, config.uid)
         self.metrics: Mapping[str, Any] | None = None
+        # The steps of the run that rank 0 reported, also while the next attempt starts.
+        self._total_steps: int | None = None
         self.notes: list[str] = []
         self.started_at = time.time()
         self.seconds_before: Mapping[str, float] = clock.seconds_by_cause(clock.started_at)
@@ -132,9 +134,12 @@ class RunState:
     def numbers(self, now: float) -> dict[str, Any]:
         """Return the numbers of the run and its seconds, by the fields of TimedNumbers."""
         ranks = self._gang.attempt.ranks
+        if ranks.by_rank and ranks.by_rank[0].total is not None:
+            self._total_steps = ranks.by_rank[0].total
         return {
             # Until the attempt has completed a step, it is at the saved one.
             "step": ranks.first_step or self.saved_step or ranks.first_step,
+            "steps": self._total_steps,
             "committed": self.saved_step,
             "restarts": history.restarts_by_cause(self._gang.records, self.newest_attempt),
             "metrics": self.metrics,

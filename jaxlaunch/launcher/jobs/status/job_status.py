@@ -99,7 +99,6 @@ class JobStatus(RunNumbers):
     members: str | None
     # Hosts that are ready to hold ranks.
     spares: tuple[int, ...]
-    steps: int | None
     committed_age_s: float | None
     # `at` and `when` these numbers were true, where no leader's log has newer ones.
     as_of: Mapping[str, str] | None
@@ -158,6 +157,9 @@ def derive_status(snapshot: Snapshot) -> JobStatus:
     restarts = report.ends_by_cause
     if restarts is None and not snapshot.restarts:
         restarts = {}
+    # Of a job with a `train:` block, the job says it before the first report.
+    steps = codec.read_number(_read_variable(snapshot, contract.TRAIN_SPEC), "steps")
+    steps = report.numbers["steps"] or steps
     return JobStatus(
         name=snapshot.name,
         namespace=snapshot.namespace,
@@ -174,8 +176,6 @@ def derive_status(snapshot: Snapshot) -> JobStatus:
         missing=tuple(report.missing_hosts),
         members=snapshot.members.to_wire() if has_table else None,
         spares=tuple(spare_hosts(snapshot)),
-        # The last step of the run, if the job has a `train:` block.
-        steps=codec.read_number(_read_variable(snapshot, contract.TRAIN_SPEC), "steps"),
         committed_age_s=_seconds_since(beat.committed_at, now),
         as_of=_read_as_of(snapshot),
         restart_counts=_count_restarts(snapshot, restarts, attempt),
@@ -185,7 +185,7 @@ def derive_status(snapshot: Snapshot) -> JobStatus:
         age_s=seconds_since(snapshot.created_at, now) or 0.0,
         lasted_s=_duration_s(snapshot, state),
         restart_seconds=beat.restart,
-        **(report.numbers | {"restarts": restarts}),
+        **(report.numbers | {"restarts": restarts, "steps": steps}),
     )
 
 

@@ -291,6 +291,17 @@ def test_verdict_is_stored_before_hosts_receive_it(
     assert "boom" in result.of.judged.message and result.of.attempt == 1
 
 
+def test_summary_has_the_total_that_rank_0_reports(
+    gang: Callable[..., Gang], tmp_path: Path
+) -> None:
+    harness = gang(2)
+    harness.beat(1, total=7)
+    harness.beat(0, total=600)
+    harness.fail(1)
+    result = RunFolder(tmp_path / "0", harness.messages.append).read_summary(UID)
+    assert result is not None and result.steps == 600
+
+
 def test_slow_disk_does_not_block_the_leader(
     gang: Callable[..., Gang], monkeypatch: pytest.MonkeyPatch
 ) -> None:
