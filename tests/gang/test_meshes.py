@@ -95,7 +95,8 @@ TRANSFORMERS_IN_TWO = [
     ("gpt2", "dp4-mp2"),
     ("vit", "fsdp8"),
 ]
-OVER_SLICES = ["decoder", "gpt2", "vit"]
+# The optimized program of the decoder is compared there, too.
+OVER_SLICES = ["gpt2", "vit"]
 MESHES: dict[str, dict[str, Any]] = {
     "one": {"dp": -1},
     "dp8": {"dp": 8},
@@ -107,7 +108,6 @@ MESHES: dict[str, dict[str, Any]] = {
 }
 PLACES: dict[str, dict[str, Any]] = {
     "2-processes": {"hosts": 2, "per_host": 4},
-    "4-processes": {"hosts": 4, "per_host": 2},
     "2-hosts-of-2-processes": {"hosts": 2, "per_host": 4, "processes_per_host": 2},
 }
 SHAPES = PLACES | {"1-device": {"per_host": 1}, "2-slices": {"slices": 2, "per_host": 4}}
@@ -245,12 +245,10 @@ def optimized_losses(tmp_path_factory: pytest.TempPathFactory) -> Losses:
 
 
 @pytest.mark.extended
-@pytest.mark.parametrize(
-    ("place", "mesh"), [("2-processes", "dp2-fsdp2-mp2"), ("2-slices", "dp2-of-slices")]
-)
 def test_optimized_program_has_the_losses_of_one_device(
-    tmp_path: Path, optimized_losses: Losses, place: str, mesh: str
+    tmp_path: Path, optimized_losses: Losses
 ) -> None:
-    train = DECODER | {"mesh": MESHES[mesh], "steps": FEW_STEPS}
-    result = assert_success(run_job(tmp_path, make_job(train, **SHAPES[place]), env=USUAL_COMPILES))
+    train = DECODER | {"mesh": MESHES["dp2-of-slices"], "steps": FEW_STEPS}
+    job = make_job(train, **SHAPES["2-slices"])
+    result = assert_success(run_job(tmp_path, job, env=USUAL_COMPILES))
     assert_equal_losses(result.losses, optimized_losses, FEW_STEPS)

@@ -115,7 +115,7 @@ def test_custom_model_is_split_by_path(
 
 
 @pytest.mark.extended
-def test_models_of_other_libraries_agree_on_1_2_and_4_processes_and_resume(tmp_path: Path) -> None:
+def test_models_of_other_libraries_agree_on_1_and_2_processes_and_resume(tmp_path: Path) -> None:
     # Not adam: it would make steps of the rounding errors that are the gradient of a bias before a
     # normalization.
     optimizer = {"name": "sgd", "lr": 0.1, "ema": 0.5, "schedule": {"name": "constant"}}
@@ -128,8 +128,7 @@ def test_models_of_other_libraries_agree_on_1_2_and_4_processes_and_resume(tmp_p
     del train["model"]
     env = {"TORCH_LIBRARIES": str(needs.packages("torch"))}
     jobs = {1: make_job(train, per_host=1), 2: make_job(train, hosts=2, per_host=1)}
-    jobs[4] = make_job(train, hosts=2, per_host=2, processes_per_host=2)
-    on_one, on_two, on_four = (
+    on_one, on_two = (
         assert_success(run_job(tmp_path / str(count), document, env=env))
         for count, document in jobs.items()
     )
@@ -138,12 +137,9 @@ def test_models_of_other_libraries_agree_on_1_2_and_4_processes_and_resume(tmp_p
         for model in ("linen", "haiku", "hugging_face")
         for suffix in ("", "_accuracy")
     ]
-    for other in (on_two, on_four):
-        for mine, theirs in zip(
-            read_measurements(on_one, names), read_measurements(other, names), strict=True
-        ):
-            assert theirs == pytest.approx(mine, rel=1e-5)
     unbroken, lines = read_arrays(on_two.folder), read_measurements(on_two, names)
+    for mine, theirs in zip(read_measurements(on_one, names), lines, strict=True):
+        assert theirs == pytest.approx(mine, rel=1e-5)
     shutil.rmtree(on_two.folder / "checkpoints" / "6")
     resumed = assert_success(run_job(tmp_path / "2", jobs[2], env=env))
     assert "resumed at step 3 of 6" in resumed.stdout
