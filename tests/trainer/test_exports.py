@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import os
+import subprocess
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -103,21 +105,27 @@ TEMPLATE = (
 CHAT = [{"role": "user", "content": "the quick brown fox"}]
 
 
-@pytest.fixture(params=VERSIONS)
-def read_exports(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[..., list[Any]]:
-    """A function that has a version of transformers answer requests."""
+@pytest.fixture(scope="module", params=VERSIONS)
+def read_exports(request: pytest.FixtureRequest) -> Iterator[Callable[..., list[Any]]]:
+    """A function that has a version of transformers, which starts once, answer requests."""
     needs.packages("torch")
     folders_first = [str(needs.packages(name)) for name in VERSIONS[request.param]]
+    command = [str(environments.find_python("torch")), "-I", str(PROGRAM), *folders_first]
+    pipe, environ = subprocess.PIPE, os.environ | environments.LAZY
+    with subprocess.Popen(command, env=environ, stdin=pipe, stdout=pipe, text=True) as program:
+        assert program.stdin is not None and program.stdout is not None
+        assert json.loads(program.stdout.readline()).startswith(f"{request.param}.")
 
-    def ask(requests: list[tuple[str, dict[str, Any]]]) -> list[Any]:
-        (tmp_path / "requests.json").write_text(json.dumps(requests))
-        arguments = str(tmp_path / "requests.json"), *folders_first
-        lines = environments.run_program("torch", str(PROGRAM), *arguments).splitlines()
-        answers = [json.loads(line) for line in lines]
-        assert answers[0].startswith(f"{request.param}.")
-        return answers[1:]
+        def ask(requests: list[tuple[str, dict[str, Any]]]) -> list[Any]:
+            answers = []
+            for keys in requests:
+                print(json.dumps(keys), file=program.stdin, flush=True)
+                answers.append(json.loads(program.stdout.readline()))
+            return answers
 
-    return ask
+        yield ask
+        program.stdin.close()
+        assert program.wait() == 0
 
 
 # --- logits ---------------------------------------------------------------------------------------

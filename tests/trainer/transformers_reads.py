@@ -1,13 +1,13 @@
 """Reads exports with transformers, in an environment that holds it. Nothing of ours is imported.
 
-Arguments: a JSON file of requests, and folders of packages that precede those of the environment.
-Prints the version of transformers, and a JSON object for each request.
+Arguments: folders of packages that precede those of the environment. Prints the version of
+transformers, and a JSON object for each request, which is a line of JSON on its standard input.
 """
 
 import json
 import sys
 
-sys.path[:0] = sys.argv[2:]
+sys.path[:0] = sys.argv[1:]
 import torch  # noqa: E402 (the path is set first)
 import transformers  # noqa: E402 (the path is set first)
 
@@ -68,7 +68,7 @@ def read_pixels(folder, image, automatic):
 
 
 torch.set_num_threads(1)
-print(json.dumps(transformers.__version__))
-with open(sys.argv[1]) as requests:
-    for name, arguments in json.load(requests):
-        print(json.dumps(globals()[name](**arguments)), flush=True)
+print(json.dumps(transformers.__version__), flush=True)
+for line in sys.stdin:
+    name, arguments = json.loads(line)
+    print(json.dumps(globals()[name](**arguments)), flush=True)
