@@ -31,7 +31,7 @@ from jaxlaunch.trainer.sources.images.picture import BrokenImageError, Picture
 from jaxlaunch.trainer.sources.images.source import CHECK_SIZE, index_images
 from jaxlaunch.trainer.sources.open import open_source
 from jaxlaunch.trainer.sources.tables import files as of_tables
-from jaxlaunch.trainer.sources.tables import source
+from jaxlaunch.trainer.sources.tables.features import MAX_TEXT_VALUES, column_numbers
 from jaxlaunch.trainer.sources.tables.files import Columns
 from jaxlaunch.trainer.spec import MLP, Images, Mixture, TrainSpec
 from jaxlaunch.trainer.start.process import print_result, read_spec
@@ -281,7 +281,7 @@ def _describe_column(table: Columns, name: str) -> dict[str, Any]:
     if name in table.unusable:
         return {"kind": "other", "missing": 0, "refused": table.unusable[name]}
     try:
-        numbers = source.column_numbers(table, name)
+        numbers = column_numbers(table, name)
     except DataError as error:
         return {"kind": "mixed", "missing": 0, "refused": str(error)}
     if numbers is None:
@@ -289,7 +289,7 @@ def _describe_column(table: Columns, name: str) -> dict[str, Any]:
         counts = collections.Counter(texts)
         missing = counts.pop("", 0)
         about: dict[str, Any] = {"kind": "texts", "missing": missing, "different": len(counts)}
-        if len(counts) > source.MAX_TEXT_VALUES:
+        if len(counts) > MAX_TEXT_VALUES:
             return about | {"refused": f"has {len(counts)} different texts"}
         return about | {"values": dict(counts.most_common(SHOWN_VALUES))}
     finite_numbers, values = numbers[np.isfinite(numbers)], table.values[name]
@@ -312,7 +312,7 @@ def _detect_target(
     table: Columns, label: str, about: dict[str, Any], block: dict[str, Any]
 ) -> tuple[str, int]:
     """Return the kind of target and the number of outputs, and add classes to the block."""
-    numbers = source.column_numbers(table, label)
+    numbers = column_numbers(table, label)
     if numbers is None:
         return "class", about["different"]
     finite_numbers = numbers[np.isfinite(numbers)]
@@ -390,7 +390,7 @@ def draw_table(table: Columns, names: Sequence[str], path: str) -> None:
 
 
 def _count_values(table: Columns, name: str) -> tuple[list[int], str, str]:
-    numbers = source.column_numbers(table, name)
+    numbers = column_numbers(table, name)
     if numbers is None:
         counts = collections.Counter(str(value) for value in table.values[name] if value)
         ordered = counts.most_common(BINS)

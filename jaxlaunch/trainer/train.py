@@ -32,8 +32,9 @@ from jaxlaunch.trainer.spec import AUTO, PublishedModel, TrainSpec
 from jaxlaunch.trainer.start import compile_cache, preflight
 from jaxlaunch.trainer.start.distributed import Stop
 from jaxlaunch.trainer.step import resume
+from jaxlaunch.trainer.step.samples import TaskSamples
 from jaxlaunch.trainer.step.state import TrainState
-from jaxlaunch.trainer.step.train_step import Step, TaskSamples
+from jaxlaunch.trainer.step.train_step import Step
 from jaxlaunch.trainer.task import Task, checked_source
 from jaxlaunch.trainer.tasks.classify import Classify
 

@@ -24,7 +24,7 @@ from jaxlaunch.trainer.metrics.progress import Progress
 from jaxlaunch.trainer.spec import TrainSpec
 from jaxlaunch.trainer.start.distributed import Stop
 from jaxlaunch.trainer.start.process import read_spec
-from jaxlaunch.trainer.step.train_step import TaskSamples
+from jaxlaunch.trainer.step.samples import TaskSamples
 from jaxlaunch.trainer.train import build_loop
 from tests.trainer import tiny
 

@@ -38,7 +38,7 @@ from jaxlaunch.trainer.sources.images import build, index, listing, picture
 from jaxlaunch.trainer.sources.images.index import join_path
 from jaxlaunch.trainer.sources.images.picture import BrokenImageError, Picture
 from jaxlaunch.trainer.sources.tables import files as tables
-from jaxlaunch.trainer.sources.tables.source import Features
+from jaxlaunch.trainer.sources.tables.features import Features
 from jaxlaunch.trainer.spec.augment import Augment
 from jaxlaunch.trainer.start.process import print_result
 

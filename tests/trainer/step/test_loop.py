@@ -12,7 +12,7 @@ from flax import nnx
 from jaxlaunch.trainer import spec
 from jaxlaunch.trainer.models.classifiers import ResNet
 from jaxlaunch.trainer.models.layers import ModelOptions
-from jaxlaunch.trainer.step.train_step import scan_parts
+from jaxlaunch.trainer.step.update import scan_parts
 from tests.trainer.states import RESNET
 from tests.trainer.tiny import Pictures, compiled_step
 

@@ -1,10 +1,9 @@
 """Sources of table rows, with the columns as features and a label, and mixtures of tables.
 
-The encoding of the columns is fitted on the training rows and then applied to any table with these
-columns: numbers are scaled by mean and deviation, and texts are one-hot encoded. The parts of a
-mixture have the same columns and one encoding, which is fitted on the training rows of all parts.
+The parts of a mixture have the same columns and one encoding (features.py), which is fitted on the
+training rows of all parts.
 
-N rows, B rows of a batch, F features, K labels or numbers of a column.
+N rows, B rows of a batch, F features, K labels.
 """
 
 from __future__ import annotations
@@ -21,28 +20,31 @@ import numpy.typing as npt
 
 from jaxlaunch.trainer.data import split as splits
 from jaxlaunch.trainer.data.files import as_list, mark_file
-from jaxlaunch.trainer.data.order import hash_uint64
 from jaxlaunch.trainer.data.source import DataSource, Split
 from jaxlaunch.trainer.errors import DataError
 from jaxlaunch.trainer.sources.images import build
 from jaxlaunch.trainer.sources.images.index import Label, list_names, number_labels
 from jaxlaunch.trainer.sources.mixture import Mixture, report_part
 from jaxlaunch.trainer.sources.tables import files
-from jaxlaunch.trainer.sources.tables.files import Column, Columns, parse_number
+from jaxlaunch.trainer.sources.tables.features import (
+    Features,
+    check_columns,
+    column_numbers,
+    fit_features,
+    fit_statistics,
+    is_missing_value,
+)
+from jaxlaunch.trainer.sources.tables.files import Column, Columns
+from jaxlaunch.trainer.sources.tables.row_keys import group_keys, row_keys
 from jaxlaunch.trainer.spec import Mixture as MixtureBlock
 from jaxlaunch.trainer.spec import Table, TrainSpec
 
 # Keys of the JSON form of a table's encoding.
 ENCODING_KEYS = ("columns", "missing", "label", "classes", "scale")
-# Maximum number of different values in a column of texts.
-MAX_TEXT_VALUES = 100
 # Descriptions of a column in messages.
 NO_VALUES, NUMBERS = "no value", "numbers"
 Target = Literal["class", "multi_label", "regression"]
-Missing = Literal["stop", "mean"]
 Marks = tuple[tuple[Any, ...], ...]
-# A deviation below this multiple of the largest number is the rounding of equal numbers.
-ROUNDING = 2 * np.finfo(np.float64).eps
 # The deviation of a label in steps of float32 that a model can learn.
 MIN_STEPS = 8
 # A row that occurs more often is not a copy by accident, but usual in a table of few categories.
@@ -216,7 +218,7 @@ class TableEncoder:
         if data.group is None:
             key_N = row_keys(table, [*self.label, *self.names])
         else:
-            key_N = _group_keys(table, data.group)
+            key_N = group_keys(table, data.group)
         is_held_out_N = splits.choose_held_out(
             key_N,
             data.eval_split,
@@ -300,7 +302,7 @@ class TableEncoder:
         if numbers is None:
             texts = table.values[name]
             for row, value in enumerate(texts):
-                if _is_missing(value):
+                if is_missing_value(value):
                     raise DataError(f"{table.locate_row(row)}: {label} is empty; remove the row")
             return number_labels([str(value) for value in texts], self._classes, location)
         if numbers.shape[1] > 1:
@@ -348,256 +350,6 @@ def _check_resolution(
             f"{number_NK[:, column].mean():g}, where 32 bits have steps of {step_K[column]:g}; "
             "subtract a constant from it, such as the smallest value"
         )
-
-
-# --- identities of rows ---------------------------------------------------------------------------
-
-
-def row_keys(table: Columns, names: Sequence[str]) -> splits.Keys:
-    """Return the hash of each row's values in these columns, in whatever order they are."""
-    key_N = np.zeros(len(table), np.uint64)
-    for name in names:
-        column_key = np.uint64(splits.hash_text(name))
-        key_N += hash_uint64(_value_keys(table.values[name]) ^ column_key, splits.GOLDEN)
-    return key_N
-
-
-def _group_keys(table: Columns, name: str) -> splits.Keys:
-    """Return the hash of each row's group. Raises DataError for a row without one."""
-    values = table.values[name]
-    is_object = values.dtype.kind == "O"
-    is_missing = [_is_missing(value) for value in values] if is_object else np.isnan(values)
-    for row in np.flatnonzero(np.reshape(is_missing, (len(values), -1)).any(1))[:1].tolist():
-        fault = f"its group {name!r} is empty"
-        raise DataError(f"{table.locate_row(row)}: {fault}; name one, or remove the row")
-    return _value_keys(values)
-
-
-def _value_keys(values: Column) -> splits.Keys:
-    """Return the hash of each value [N, …]; a number has one hash in whatever file it is."""
-    if values.dtype.kind != "O":
-        return _number_keys(values.reshape(len(values), -1).astype(np.float64))
-    parsed = [parse_number(value) for value in values]
-    is_text_N = np.array([number is None for number in parsed], bool)
-    key_N = _number_keys(np.array([0 if n is None else n for n in parsed], np.float64)[:, None])
-    key_by_text = {text: splits.hash_value(text) for text in {*values[is_text_N].tolist()}}
-    key_N[is_text_N] = [key_by_text[text] for text in values[is_text_N]]
-    return key_N
-
-
-def _number_keys(x_NK: npt.NDArray[np.float64]) -> splits.Keys:
-    # Zero and NaN have several representations.
-    canonical_NK = np.where(np.isnan(x_NK), np.nan, x_NK + 0.0)
-    bits_NK = canonical_NK.view(np.uint64)
-    key_N = np.zeros(len(x_NK), np.uint64)
-    for column in range(x_NK.shape[1]):
-        key_N = hash_uint64(key_N ^ bits_NK[:, column], splits.GOLDEN)
-    return key_N
-
-
-# --- features -------------------------------------------------------------------------------------
-
-
-class NumberStatistics(NamedTuple):
-    """Mean and deviation of a column of numbers, [K]."""
-
-    mean: Column
-    deviation: Column
-
-
-class Features:
-    """The encoding of feature columns: statistics of numbers, or the ordered values of texts."""
-
-    def __init__(
-        self, columns: Mapping[str, NumberStatistics | tuple[str, ...]], missing: Missing
-    ) -> None:
-        self._columns, self._missing = columns, missing
-
-    @classmethod
-    def from_json(cls, encoded: Mapping[str, Any]) -> Features:
-        """Restore the features from their JSON form."""
-        columns: dict[str, NumberStatistics | tuple[str, ...]] = {}
-        for column in encoded["columns"]:
-            if "values" in column:
-                columns[column["name"]] = tuple(column["values"])
-            else:
-                numbers = NumberStatistics(np.array(column["mean"]), np.array(column["deviation"]))
-                columns[column["name"]] = numbers
-        return cls(columns, encoded["missing"])
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the same as JSON, exact to the bit."""
-        columns = [
-            {"name": name, "mean": column.mean.tolist(), "deviation": column.deviation.tolist()}
-            if isinstance(column, NumberStatistics)
-            else {"name": name, "values": list(column)}
-            for name, column in self._columns.items()
-        ]
-        return {"columns": columns, "missing": self._missing}
-
-    @property
-    def text_columns(self) -> frozenset[str]:
-        """The columns of texts, which stay texts even if a file has only digits in them."""
-        columns = self._columns.items()
-        return frozenset(
-            name for name, column in columns if not isinstance(column, NumberStatistics)
-        )
-
-    def read_features(self, table: Columns) -> tuple[npt.NDArray[np.float32], dict[int, str]]:
-        """Return the features of every row, [N, F], and the faults of rows by their numbers from 0.
-
-        Raises DataError for a column that is missing or of another kind.
-        """
-        check_columns(table, [*self._columns])
-        faults: dict[int, str] = {}
-        parts = [self._read_column(table, name, faults) for name in self._columns]
-        return np.concatenate(parts, axis=1), faults
-
-    def read_valid(self, table: Columns) -> npt.NDArray[np.float32]:
-        """Return the features of every row, [N, F]. Raises DataError for a row with a fault."""
-        x_NF, faults = self.read_features(table)
-        if faults:
-            row, hint = min(faults), ", or set data.missing: mean where values are missing"
-            hint = f"fix the row{'' if self._missing == 'mean' else hint}"
-            fault = f"{table.locate_row(row)}: {faults[row]}"
-            raise DataError(f"{fault}; {hint}, or leave the column out of data.columns")
-        return x_NF
-
-    def _read_column(
-        self, table: Columns, name: str, faults: dict[int, str]
-    ) -> npt.NDArray[np.float32]:
-        column, values = self._columns[name], table.values[name]
-        if not isinstance(column, NumberStatistics):
-            is_missing_N = np.array([_is_missing(value) for value in values], bool)
-            self._note_missing(name, is_missing_N, faults)
-            index_by_value = {value: index for index, value in enumerate(column)}
-            index_N = np.array([index_by_value.get(str(value), -1) for value in values])
-            # The category "None" is not a missing value.
-            index_N[is_missing_N] = -1
-            return np.asarray(index_N[:, None] == np.arange(len(index_by_value)), np.float32)
-        if values.dtype.kind != "O":
-            numbers = values.reshape(len(values), -1).astype(np.float64)
-        else:
-            parsed = [parse_number(value) for value in values]
-            for row, (value, number) in enumerate(zip(values, parsed, strict=True)):
-                if number is None:
-                    fault = f"its {name!r} is {value!r}, and training has numbers there"
-                    faults.setdefault(row, fault)
-            # None becomes NaN.
-            numbers = np.array(parsed, np.float64)[:, None]
-        if numbers.shape[1] != len(column.mean):
-            problem = f"has {numbers.shape[1]} numbers, not {len(column.mean)}"
-            raise DataError(f"{table.name}: its column {name!r} {problem}")
-        is_missing = np.asarray(~np.isfinite(numbers))
-        self._note_missing(name, np.asarray(is_missing.any(1)), faults)
-        scaled = (numbers - column.mean) / column.deviation
-        return np.where(is_missing, 0.0, scaled).astype(np.float32)
-
-    def _note_missing(
-        self, name: str, is_missing_N: npt.NDArray[np.bool_], faults: dict[int, str]
-    ) -> None:
-        if self._missing == "stop":
-            for row in np.flatnonzero(is_missing_N).tolist():
-                faults.setdefault(row, f"its {name!r} has no value")
-
-
-def fit_features(
-    table: Columns, names: Sequence[str], is_train_N: npt.NDArray[np.bool_], missing: Missing
-) -> Features:
-    """Fit the encoding of columns on these rows. Raises DataError naming the column or the row."""
-    columns: dict[str, NumberStatistics | tuple[str, ...]] = {}
-    for name in names:
-        numbers = column_numbers(table, name)
-        if numbers is None:
-            values = table.values[name][is_train_N]
-            texts = {str(value) for value in values if not _is_missing(value)}
-            if len(texts) > MAX_TEXT_VALUES:
-                problem = f"has {len(texts)} different texts, more than {MAX_TEXT_VALUES}"
-                hint = "leave it out of data.columns"
-                raise DataError(f"{table.name}: its column {name!r} {problem}; {hint}")
-            columns[name] = tuple(sorted(texts))
-            continue
-        x_NK = np.where(np.isfinite(numbers), numbers, np.nan)[is_train_N]
-        mean_K, deviation_K = fit_statistics(x_NK)
-        if not np.isfinite(deviation_K).all():
-            raise DataError(
-                f"{table.name}: its column {name!r} has numbers up to {np.nanmax(abs(x_NK)):g}, "
-                "whose deviation exceeds 64 bits; write them in a larger unit, or leave the "
-                "column out of data.columns"
-            )
-        columns[name] = NumberStatistics(mean_K, deviation_K)
-    return Features(columns, missing)
-
-
-def fit_statistics(
-    x_NK: npt.NDArray[np.float64],
-) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
-    """Return mean and deviation of each column, [K], without NaN; 1 if its values are equal.
-
-    The mean is that of the differences from the middle of the range, and the deviation that of the
-    differences from the mean, so that neither depends on how far from 0 the numbers are.
-    """
-    # NumPy adds a contiguous row in pairs, and down the columns of an array one after the other.
-    x_KN = np.ascontiguousarray(x_NK.T)
-    is_number_KN = ~np.isnan(x_KN)
-    count_K = np.maximum(is_number_KN.sum(1), 1)
-    has_number_K = is_number_KN.any(1)
-    least_K = np.where(has_number_K, np.where(is_number_KN, x_KN, np.inf).min(1, initial=np.inf), 0)
-    most_K = np.where(
-        has_number_K, np.where(is_number_KN, x_KN, -np.inf).max(1, initial=-np.inf), 0
-    )
-
-    def average(values_KN: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-        return np.asarray(np.where(is_number_KN, values_KN, 0.0).sum(1) / count_K)
-
-    with np.errstate(over="ignore", invalid="ignore"):
-        middle_K = least_K / 2 + most_K / 2
-        mean_K = middle_K + average(x_KN - middle_K[:, None])
-        rest_KN = x_KN - mean_K[:, None]
-        variance_K = average(np.square(rest_KN)) - np.square(average(rest_KN))
-        deviation_K = np.sqrt(np.maximum(variance_K, 0.0))
-    is_equal_K = least_K == most_K
-    is_rounding_K = deviation_K <= ROUNDING * np.maximum(abs(least_K), abs(most_K))
-    return (
-        np.where(is_equal_K, least_K, mean_K),
-        np.where(is_equal_K | is_rounding_K, 1.0, deviation_K),
-    )
-
-
-def _is_missing(value: Any) -> bool:
-    """Return whether a text is missing: null, empty, or the NaN of a column without texts."""
-    # NaN is the only value that differs from itself.
-    return value is None or value == "" or value != value
-
-
-def column_numbers(table: Columns, name: str) -> npt.NDArray[np.float64] | None:
-    """Return a column as numbers [N, K], NaN if missing, or None for texts. Raises DataError."""
-    values = table.values[name]
-    if values.dtype.kind != "O":
-        return values.reshape(len(values), -1).astype(np.float64)
-    numbers = [parse_number(value) for value in values]
-    text_rows = [row for row, number in enumerate(numbers) if number is None]
-    if not text_rows:
-        return np.array(numbers, np.float64)[:, None]
-    count = sum(number is not None and np.isfinite(number) for number in numbers)
-    if count <= len(text_rows):
-        return None
-    raise DataError(
-        f"{table.locate_row(text_rows[0])}: its {name!r} is {values[text_rows[0]]!r}, where "
-        f"{count} of {len(numbers)} rows have a number; fix the row, or leave the column out of "
-        "data.columns"
-    )
-
-
-def check_columns(table: Columns, names: Sequence[str]) -> None:
-    """Raise DataError for a column that is missing, or neither numbers nor texts."""
-    for name in names:
-        if name in table.unusable:
-            problem = f"its column {name!r} {table.unusable[name]}"
-            raise DataError(f"{table.name}: {problem}; leave it out of data.columns")
-        if name not in table.values:
-            names = list_names([*table.values])
-            raise DataError(f"{table.name} has no column {name!r}; it has {names}")
 
 
 # --- mixtures -------------------------------------------------------------------------------------

@@ -15,8 +15,9 @@ from jaxlaunch.trainer.data.examples import Examples
 from jaxlaunch.trainer.data.pipeline import Pipeline
 from jaxlaunch.trainer.errors import DataError
 from jaxlaunch.trainer.sources.open import open_source
+from jaxlaunch.trainer.sources.tables.features import column_numbers
 from jaxlaunch.trainer.sources.tables.files import read_tables
-from jaxlaunch.trainer.sources.tables.source import Rows, TableEncoder, column_numbers
+from jaxlaunch.trainer.sources.tables.source import Rows, TableEncoder
 from jaxlaunch.trainer.spec import Table, TrainSpec
 from jaxlaunch.trainer.tasks.classify import Classify
 from tests.trainer.sources.tables.odd_tables import Odd, tables

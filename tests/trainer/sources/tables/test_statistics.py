@@ -15,7 +15,8 @@ import pytest
 
 from jaxlaunch.trainer.errors import DataError
 from jaxlaunch.trainer.sources.open import open_source
-from jaxlaunch.trainer.sources.tables.source import Rows, fit_statistics
+from jaxlaunch.trainer.sources.tables.features import fit_statistics
+from jaxlaunch.trainer.sources.tables.source import Rows
 from jaxlaunch.trainer.spec import TrainSpec
 
 

@@ -1,0 +1,227 @@
+"""The features of a table: its columns as numbers, encoded by what the training rows hold.
+
+The encoding is fitted on the training rows and then applied to any table with these columns:
+numbers are scaled by mean and deviation, and texts are one-hot encoded.
+
+N rows, F features, K numbers of a column.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from jaxlaunch.trainer.errors import DataError
+from jaxlaunch.trainer.sources.images.index import list_names
+from jaxlaunch.trainer.sources.tables.files import Column, Columns, parse_number
+
+# Maximum number of different values in a column of texts.
+MAX_TEXT_VALUES = 100
+Missing = Literal["stop", "mean"]
+# A deviation below this multiple of the largest number is the rounding of equal numbers.
+ROUNDING = 2 * np.finfo(np.float64).eps
+
+
+class NumberStatistics(NamedTuple):
+    """Mean and deviation of a column of numbers, [K]."""
+
+    mean: Column
+    deviation: Column
+
+
+class Features:
+    """The encoding of feature columns: statistics of numbers, or the ordered values of texts."""
+
+    def __init__(
+        self, columns: Mapping[str, NumberStatistics | tuple[str, ...]], missing: Missing
+    ) -> None:
+        self._columns, self._missing = columns, missing
+
+    @classmethod
+    def from_json(cls, encoded: Mapping[str, Any]) -> Features:
+        """Restore the features from their JSON form."""
+        columns: dict[str, NumberStatistics | tuple[str, ...]] = {}
+        for column in encoded["columns"]:
+            if "values" in column:
+                columns[column["name"]] = tuple(column["values"])
+            else:
+                numbers = NumberStatistics(np.array(column["mean"]), np.array(column["deviation"]))
+                columns[column["name"]] = numbers
+        return cls(columns, encoded["missing"])
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the same as JSON, exact to the bit."""
+        columns = [
+            {"name": name, "mean": column.mean.tolist(), "deviation": column.deviation.tolist()}
+            if isinstance(column, NumberStatistics)
+            else {"name": name, "values": list(column)}
+            for name, column in self._columns.items()
+        ]
+        return {"columns": columns, "missing": self._missing}
+
+    @property
+    def text_columns(self) -> frozenset[str]:
+        """The columns of texts, which stay texts even if a file has only digits in them."""
+        columns = self._columns.items()
+        return frozenset(
+            name for name, column in columns if not isinstance(column, NumberStatistics)
+        )
+
+    def read_features(self, table: Columns) -> tuple[npt.NDArray[np.float32], dict[int, str]]:
+        """Return the features of every row, [N, F], and the faults of rows by their numbers from 0.
+
+        Raises DataError for a column that is missing or of another kind.
+        """
+        check_columns(table, [*self._columns])
+        faults: dict[int, str] = {}
+        parts = [self._read_column(table, name, faults) for name in self._columns]
+        return np.concatenate(parts, axis=1), faults
+
+    def read_valid(self, table: Columns) -> npt.NDArray[np.float32]:
+        """Return the features of every row, [N, F]. Raises DataError for a row with a fault."""
+        x_NF, faults = self.read_features(table)
+        if faults:
+            row, hint = min(faults), ", or set data.missing: mean where values are missing"
+            hint = f"fix the row{'' if self._missing == 'mean' else hint}"
+            fault = f"{table.locate_row(row)}: {faults[row]}"
+            raise DataError(f"{fault}; {hint}, or leave the column out of data.columns")
+        return x_NF
+
+    def _read_column(
+        self, table: Columns, name: str, faults: dict[int, str]
+    ) -> npt.NDArray[np.float32]:
+        column, values = self._columns[name], table.values[name]
+        if not isinstance(column, NumberStatistics):
+            is_missing_N = np.array([is_missing_value(value) for value in values], bool)
+            self._note_missing(name, is_missing_N, faults)
+            index_by_value = {value: index for index, value in enumerate(column)}
+            index_N = np.array([index_by_value.get(str(value), -1) for value in values])
+            # The category "None" is not a missing value.
+            index_N[is_missing_N] = -1
+            return np.asarray(index_N[:, None] == np.arange(len(index_by_value)), np.float32)
+        if values.dtype.kind != "O":
+            numbers = values.reshape(len(values), -1).astype(np.float64)
+        else:
+            parsed = [parse_number(value) for value in values]
+            for row, (value, number) in enumerate(zip(values, parsed, strict=True)):
+                if number is None:
+                    fault = f"its {name!r} is {value!r}, and training has numbers there"
+                    faults.setdefault(row, fault)
+            # None becomes NaN.
+            numbers = np.array(parsed, np.float64)[:, None]
+        if numbers.shape[1] != len(column.mean):
+            problem = f"has {numbers.shape[1]} numbers, not {len(column.mean)}"
+            raise DataError(f"{table.name}: its column {name!r} {problem}")
+        is_missing = np.asarray(~np.isfinite(numbers))
+        self._note_missing(name, np.asarray(is_missing.any(1)), faults)
+        scaled = (numbers - column.mean) / column.deviation
+        return np.where(is_missing, 0.0, scaled).astype(np.float32)
+
+    def _note_missing(
+        self, name: str, is_missing_N: npt.NDArray[np.bool_], faults: dict[int, str]
+    ) -> None:
+        if self._missing == "stop":
+            for row in np.flatnonzero(is_missing_N).tolist():
+                faults.setdefault(row, f"its {name!r} has no value")
+
+
+def fit_features(
+    table: Columns, names: Sequence[str], is_train_N: npt.NDArray[np.bool_], missing: Missing
+) -> Features:
+    """Fit the encoding of columns on these rows. Raises DataError naming the column or the row."""
+    columns: dict[str, NumberStatistics | tuple[str, ...]] = {}
+    for name in names:
+        numbers = column_numbers(table, name)
+        if numbers is None:
+            values = table.values[name][is_train_N]
+            texts = {str(value) for value in values if not is_missing_value(value)}
+            if len(texts) > MAX_TEXT_VALUES:
+                problem = f"has {len(texts)} different texts, more than {MAX_TEXT_VALUES}"
+                hint = "leave it out of data.columns"
+                raise DataError(f"{table.name}: its column {name!r} {problem}; {hint}")
+            columns[name] = tuple(sorted(texts))
+            continue
+        x_NK = np.where(np.isfinite(numbers), numbers, np.nan)[is_train_N]
+        mean_K, deviation_K = fit_statistics(x_NK)
+        if not np.isfinite(deviation_K).all():
+            raise DataError(
+                f"{table.name}: its column {name!r} has numbers up to {np.nanmax(abs(x_NK)):g}, "
+                "whose deviation exceeds 64 bits; write them in a larger unit, or leave the "
+                "column out of data.columns"
+            )
+        columns[name] = NumberStatistics(mean_K, deviation_K)
+    return Features(columns, missing)
+
+
+def fit_statistics(
+    x_NK: npt.NDArray[np.float64],
+) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+    """Return mean and deviation of each column, [K], without NaN; 1 if its values are equal.
+
+    The mean is that of the differences from the middle of the range, and the deviation that of the
+    differences from the mean, so that neither depends on how far from 0 the numbers are.
+    """
+    # NumPy adds a contiguous row in pairs, and down the columns of an array one after the other.
+    x_KN = np.ascontiguousarray(x_NK.T)
+    is_number_KN = ~np.isnan(x_KN)
+    count_K = np.maximum(is_number_KN.sum(1), 1)
+    has_number_K = is_number_KN.any(1)
+    least_K = np.where(has_number_K, np.where(is_number_KN, x_KN, np.inf).min(1, initial=np.inf), 0)
+    most_K = np.where(
+        has_number_K, np.where(is_number_KN, x_KN, -np.inf).max(1, initial=-np.inf), 0
+    )
+
+    def average(values_KN: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+        return np.asarray(np.where(is_number_KN, values_KN, 0.0).sum(1) / count_K)
+
+    with np.errstate(over="ignore", invalid="ignore"):
+        middle_K = least_K / 2 + most_K / 2
+        mean_K = middle_K + average(x_KN - middle_K[:, None])
+        rest_KN = x_KN - mean_K[:, None]
+        variance_K = average(np.square(rest_KN)) - np.square(average(rest_KN))
+        deviation_K = np.sqrt(np.maximum(variance_K, 0.0))
+    is_equal_K = least_K == most_K
+    is_rounding_K = deviation_K <= ROUNDING * np.maximum(abs(least_K), abs(most_K))
+    return (
+        np.where(is_equal_K, least_K, mean_K),
+        np.where(is_equal_K | is_rounding_K, 1.0, deviation_K),
+    )
+
+
+def is_missing_value(value: Any) -> bool:
+    """Return whether a text is missing: null, empty, or the NaN of a column without texts."""
+    # NaN is the only value that differs from itself.
+    return value is None or value == "" or value != value
+
+
+def column_numbers(table: Columns, name: str) -> npt.NDArray[np.float64] | None:
+    """Return a column as numbers [N, K], NaN if missing, or None for texts. Raises DataError."""
+    values = table.values[name]
+    if values.dtype.kind != "O":
+        return values.reshape(len(values), -1).astype(np.float64)
+    numbers = [parse_number(value) for value in values]
+    text_rows = [row for row, number in enumerate(numbers) if number is None]
+    if not text_rows:
+        return np.array(numbers, np.float64)[:, None]
+    count = sum(number is not None and np.isfinite(number) for number in numbers)
+    if count <= len(text_rows):
+        return None
+    raise DataError(
+        f"{table.locate_row(text_rows[0])}: its {name!r} is {values[text_rows[0]]!r}, where "
+        f"{count} of {len(numbers)} rows have a number; fix the row, or leave the column out of "
+        "data.columns"
+    )
+
+
+def check_columns(table: Columns, names: Sequence[str]) -> None:
+    """Raise DataError for a column that is missing, or neither numbers nor texts."""
+    for name in names:
+        if name in table.unusable:
+            problem = f"its column {name!r} {table.unusable[name]}"
+            raise DataError(f"{table.name}: {problem}; leave it out of data.columns")
+        if name not in table.values:
+            names = list_names([*table.values])
+            raise DataError(f"{table.name} has no column {name!r}; it has {names}")
