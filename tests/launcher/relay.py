@@ -14,6 +14,7 @@ class Relay:
         self._to = host, port
         self._open: set[socket.socket] = set()
         self._lock = threading.Lock()
+        self._is_refusing = False
         self._listener = self._listening(0)
         self.port: int = self._listener.getsockname()[1]
 
@@ -22,11 +23,13 @@ class Relay:
         with self._lock:
             everything = [self._listener, *self._open]
             self._open.clear()
+            self._is_refusing = True
         for connection in everything:
             _close_socket(connection)
 
     def accept(self) -> None:
         """The server is back, at the same port."""
+        self._is_refusing = False
         self._listener = self._listening(self.port)
 
     def _listening(self, port: int) -> socket.socket:
@@ -37,12 +40,24 @@ class Relay:
     def _serve(self, listener: socket.socket) -> None:
         with contextlib.suppress(OSError):
             while True:
-                near = listener.accept()[0]
-                far = socket.create_connection(self._to)
-                with self._lock:
-                    self._open |= {near, far}
-                for pair in ((near, far), (far, near)):
-                    threading.Thread(target=_copy_bytes, args=pair, daemon=True).start()
+                self._connect(listener.accept()[0])
+
+    def _connect(self, near: socket.socket) -> None:
+        try:
+            far = socket.create_connection(self._to)
+        except OSError:  # the server has ended
+            _close_socket(near)
+            return
+        with self._lock:
+            is_refused = self._is_refusing
+            if not is_refused:
+                self._open |= {near, far}
+        if is_refused:  # meanwhile: nothing else would close them
+            _close_socket(near)
+            _close_socket(far)
+            return
+        for pair in ((near, far), (far, near)):
+            threading.Thread(target=_copy_bytes, args=pair, daemon=True).start()
 
 
 def _copy_bytes(source: socket.socket, sink: socket.socket) -> None:

@@ -45,7 +45,7 @@ def write_test(folder: Path, text: str) -> list[str]:
     return [sys.executable, "-m", "pytest", *options, str(folder)]
 
 
-@pytest.mark.parametrize("failing", [None, 0, 1, 2])
+@pytest.mark.parametrize("failing", [None, 0, 1])
 def test_output_of_each_run_is_shown_and_one_failure_fails_all(failing: int | None) -> None:
     waits, first, two = (
         print_words(*(f"{name}-{part}" for part in range(3)), code=int(place == failing))
@@ -91,7 +91,7 @@ def test_every_test_folder_is_in_one_run_of_each_lane(is_extended: bool) -> None
 
 def test_names_of_failed_tests_are_printed_last(tmp_path: Path) -> None:
     first = write_test(tmp_path, "def test_passes(): pass\ndef test_fails(): assert 1 == 2\n")
-    with start_suite(first, [[*first, "-n", "2"]]) as process:
+    with start_suite(first, [[*first, "-n", "1"]]) as process:
         out, _ = process.communicate()
     *_, one_line, other, last = out.expandtabs(1).splitlines()
     assert one_line == other == "FAILED test_it.py::test_fails (call): assert 1 == 2"
@@ -132,6 +132,8 @@ def test_flaky_tests_are_named_and_fail_nothing(
     monkeypatch.setattr(suite, "PYTEST", first[:-1])
     monkeypatch.setattr(suite, "THOUSAND_TESTS", in_a)
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    # Half of the time to start pytest, which starts four times.
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
     monkeypatch.delenv("PYTEST_XDIST_WORKER", raising=False)
     monkeypatch.setenv(failures.FILE_VARIABLE, "")  # run() sets it, and this gives it back
     assert suite.run_parts(print_words("waits"), [first]) == code

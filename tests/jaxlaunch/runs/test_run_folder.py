@@ -161,7 +161,7 @@ def test_corrupted_records_and_summaries_never_raise(
     ).to_json()
     seeds = [json.dumps(attempt_record(number).to_json()).encode() for number in (1, 2, 3)]
     whole = json.dumps(summary).encode()
-    for _ in range(200):
+    for _ in range(60):
         (tmp_path / ATTEMPTS).write_bytes(b"\n".join(mutate.mutated_lines(seeds, 100, chance)))
         (tmp_path / SUMMARY).write_bytes(mutate.mutate_message(whole, chance))
         records = run_folder.settle_records(folder, "uid")

@@ -111,16 +111,19 @@ def server_away(server: Server, fault: Fault, seconds: float, status: dict[str, 
 
 
 @pytest.mark.parametrize(
-    "fault",
-    [drop_connection, refuse_with(503), refuse_with(429, Retry_After="0")],
+    ("option", "fault"),
+    [
+        ("--wait", drop_connection),
+        ("--wait", refuse_with(503)),
+        ("--follow", refuse_with(429, Retry_After="0")),
+    ],
     ids=["refused", "503", "429"],
 )
-@pytest.mark.parametrize("options", [("--wait",), ("--follow",)])
 def test_wait_survives_silent_server(
-    server: Server, submit_job: Submit, fault: Fault, options: tuple[str, ...]
+    server: Server, submit_job: Submit, option: str, fault: Fault
 ) -> None:
     server_away(server, fault, 100.0, {"terminalState": "Failed"})
-    result = submit_job(*options)
+    result = submit_job(option)
     assert result.code == 83, result.err
     assert re.search(
         r"^launcher: the server has not answered for \d+ s; trying again$", result.err, re.MULTILINE
@@ -149,7 +152,7 @@ def test_wait_survives_refused_connections(
         server.put(
             AT, apiserver.merge_patch(server.objects[AT], {"status": {"terminalState": "Failed"}})
         )
-        Clock.sleep(300)
+        Clock.sleep(100)
         start_relay.accept()
 
     def followed(handler: Handler) -> bool:
@@ -219,7 +222,7 @@ def test_follow_obeys_limit_with_constant_output(
 
     server.on("POST", "configmaps", begins)
     server.on("GET", "/log", *[chatty] * 9)
-    result = submit_job("--wait", "--follow", "--timeout", "100s")
+    result = submit_job("--wait", "--follow", "--timeout", "40s")
     assert result.code == 124
     assert "line 0" in result.out and "the last line" not in result.out
     assert (

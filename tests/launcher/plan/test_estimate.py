@@ -360,8 +360,13 @@ def test_plan_prints_devices_bytes_cluster_and_level(run_launcher: Launcher, fil
         assert text in result.out
 
 
-def test_plan_exits_with_2_if_training_cannot_fit(run_launcher: Launcher, file: str) -> None:
-    sets = ["train.model.width=16384", "accelerator.type=l4", "node_selector={}"]
+def test_plan_exits_with_2_if_training_cannot_fit(
+    run_launcher: Launcher, file: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The trainer takes seconds to start and to trace.
+    shapes = make_shapes(100.0, 1.0, 2.0, 0.5)
+    monkeypatch.setattr(estimate, "trace_shapes", lambda *_, **__: shapes)
+    sets = ["accelerator.type=l4", "node_selector={}"]
     result = run_launcher("plan", file, *sets, "-o", "json")
     plan = json.loads(result.out)
     assert result.code == 2

@@ -259,8 +259,15 @@ def test_plan_uses_the_attention_of_the_devices(
     assert resolve_for_plan(train, accelerator).attention == name
 
 
-@pytest.mark.parametrize("name", ["cudnn", "splash"])
-@pytest.mark.parametrize("remat", ["none", "dots", ["query", "mixed"]])
+@pytest.mark.parametrize(
+    ("name", "remat"),
+    [
+        ("cudnn", "none"),
+        ("splash", "dots"),
+        ("cudnn", ["query", "mixed"]),
+        ("splash", ["query", "mixed"]),
+    ],
+)
 def test_plan_counts_the_residuals_of_the_kernel(
     name: str, remat: Any, cudnn: None, monkeypatch: pytest.MonkeyPatch, standard: None
 ) -> None:
@@ -284,13 +291,13 @@ def test_flops_of_auto_equal_those_of_the_kernel(
     task = tiny.Counting()
     train = tiny.train_spec(task, attention="auto", precision="bf16", mesh={"dp": -1})
     job = plan.with_synthetic_data(train, task)
-    planned = [Plan(job, task, accelerator) for accelerator in (None, A100, CLOUD_TPU)]
+    planned = [Plan(job, task, accelerator) for accelerator in (None, A100)]
     counted = [item.to_dict(sharding=False) for item in planned]
     monkeypatch.setattr(availability, "_is_cuda", lambda device: True)
     step = tiny.build(task, attention="auto", precision="bf16")
     assert step.notes == ["train.attention = auto: using cudnn"]
     runs = step.count_flops(step.put_batch(task.batch(0)))
-    assert [item["flops_per_step"] for item in counted] == [runs] * 3
+    assert [item["flops_per_step"] for item in counted] == [runs] * 2
     assert len({item["causal_flops_per_step"] for item in counted}) == 1
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from jaxlaunch.trainer.loop.training import cut_spans
-from tests.trainer.tiny import Counting, Digits, Pictures, compiled_step
+from tests.trainer.tiny import Counting, Digits, compiled_step
 
 
 @pytest.mark.parametrize(
@@ -43,7 +43,7 @@ def test_spans_accept_negative_indexes() -> None:
         cut_spans(0, 10, 4)[4]
 
 
-@pytest.mark.parametrize("task", [Digits(), Counting(), Pictures()], ids=["mlp", "decoder", "vit"])
+@pytest.mark.parametrize("task", [Digits(), Counting()], ids=["mlp", "decoder"])
 def test_steps_of_one_dispatch_equal_single_steps(task: Any, to_the_bit: None) -> None:
     batches = [task.batch(number) for number in range(4)]
     single = compiled_step(task)

@@ -19,7 +19,7 @@ MODELS: dict[str, dict[str, Any]] = {"gpt2": {"model": GPT2}, "vit": {}}
 # Over two slices of 2 × 2: on the devices of one process this is also the mesh of the same axes
 # without slices.
 HYBRID: dict[str, Any] = {"dp": 2, "fsdp": 2, "mp": 2, "dcn": {"dp": 2}}
-MESHES: list[dict[str, Any]] = [{"dp": 8}, {"fsdp": 8}, {"dp": 4, "mp": 2}, HYBRID]
+MESHES: list[dict[str, Any]] = [{"dp": 8}, {"fsdp": 8}, HYBRID]
 
 
 @functools.cache
@@ -59,23 +59,18 @@ def test_losses_are_equal_on_every_mesh(name: str, axes: dict[str, Any]) -> None
     assert share(state) <= 1.01 / (axes.get("fsdp", 1) * axes.get("mp", 1)) + 0.01
 
 
+# The decoder and the MLP cover the meshes of fewer axes.
 @pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize("axes", MESHES, ids=str)
-def test_transformer_losses_are_equal_on_every_mesh(name: str, axes: dict[str, Any]) -> None:
+def test_transformer_losses_are_equal_on_a_mesh_of_all_axes(name: str) -> None:
     task = Pictures() if name == "vit" else Counting()
-    losses, _ = run(task, mesh=axes, **MODELS[name])
-    np.testing.assert_allclose(losses, transformer_alone(name), rtol=1e-5)
+    losses, _ = run(task, mesh=HYBRID, **MODELS[name])
+    np.testing.assert_allclose(losses, run(task, **MODELS[name])[0], rtol=1e-5)
 
 
 def test_indivisible_vocabulary_stays_whole() -> None:
     odd = {"model": GPT2.model_copy(update={"vocab": 33})}
     losses, _ = run(Counting(), 5, mesh={"dp": 2, "fsdp": 2, "mp": 2}, **odd)
     np.testing.assert_allclose(losses, run(Counting(), 5, **odd)[0], rtol=1e-5)
-
-
-@functools.cache
-def transformer_alone(name: str) -> np.ndarray:
-    return run(Pictures() if name == "vit" else Counting(), **MODELS[name])[0]
 
 
 @pytest.mark.parametrize("name", TASKS)
@@ -100,9 +95,7 @@ def test_optimizer_state_has_parameter_shardings(name: str) -> None:
     assert share(state) <= 1 / 8 * 1.06  # vectors are whole
 
 
-@pytest.mark.parametrize(
-    ("task", "accumulate"), [(Counting(), 4), (MeanLoss(), 2), (MeanLoss(), 4)]
-)
+@pytest.mark.parametrize(("task", "accumulate"), [(Counting(), 4), (MeanLoss(), 2)])
 def test_micro_batches_equal_one_batch(task: Any, accumulate: int) -> None:
     options: dict[str, Any] = {
         "mesh": {"dp": 2, "fsdp": 2},

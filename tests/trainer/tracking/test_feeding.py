@@ -32,7 +32,7 @@ class Blocks(Kept):
         time.sleep(3600)
 class OpensLate(Kept):
     def __init__(self, run):
-        time.sleep(10)
+        time.sleep(4)
         super().__init__(run)
 class NeverOpens:
     def __init__(self, run):
@@ -40,7 +40,7 @@ class NeverOpens:
 class Crawls(Kept):
     def log(self, step, values):
         super().log(step, values)
-        time.sleep(0.3)
+        time.sleep(0.15)
 class Raises(Kept):
     def log(self, step, values):
         raise OSError(28, "No space left on device")
@@ -115,7 +115,7 @@ def test_each_line_is_sent_once_across_restarts(
 def test_time_limit_starts_when_the_tracker_opens(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tracker_feed, "ENDS_S", 8.0)
+    monkeypatch.setattr(tracker_feed, "ENDS_S", 3.0)
     assert run_feed(folder, "OpensLate", monkeypatch, 0, 4) is None
     lines = (folder / "kept").read_text().splitlines()
     assert len(lines) == 8 and lines[-1] == "closed"

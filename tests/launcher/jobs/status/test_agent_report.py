@@ -56,7 +56,7 @@ def test_corrupted_messages_never_raise() -> None:
         TAIL,
     )
     seeds = [line.split(" ", 2)[1:] for line in map(log_lines.format_line, records)]
-    for _ in range(200):
+    for _ in range(60):
         message = [
             entry.decode(errors="replace") for entry in mutate.mutated_lines(messages, 50, chance)
         ]
