@@ -17,9 +17,12 @@ from typing import Any
 from jaxlaunch import contract
 from jaxlaunch.contract import AgentJob
 from jaxlaunch.launcher.agent.io.link import choose_free_port
+from tests import forkserver
+from tests.forkserver import ForkedProcess
 from tests.gang.run_files import read_json_lines
 
 ROOT = Path(__file__).parent.parent.parent
+FRESH_AGENT = (sys.executable, "-m", "jaxlaunch.launcher.agent")
 PATIENCE_S = 600  # the machine is shared: long enough never to be the reason
 
 # What a plain program needs to report on the progress pipe; prepended to every `program`.
@@ -60,8 +63,11 @@ class Gang:
     generation: int = 0
     env: Mapping[str, str] = dataclasses.field(default_factory=dict)
     run: str = "run"
-    argv: Sequence[str] = (sys.executable, "-m", "jaxlaunch.launcher.agent")
-    agents: dict[int | str, subprocess.Popen[bytes]] = dataclasses.field(default_factory=dict)
+    # A command for agents that need an interpreter of their own.
+    argv: Sequence[str] | None = None
+    agents: dict[int | str, subprocess.Popen[bytes] | ForkedProcess] = dataclasses.field(
+        default_factory=dict
+    )
 
     def __post_init__(self) -> None:
         self.run_dir = self.folder / self.run
@@ -91,17 +97,30 @@ class Gang:
                 self._stream(f"{name or host}.out").open("ab") as stdout,
                 self._stream(f"{name or host}.err").open("ab") as stderr,
             ):
-                agent = subprocess.Popen(
-                    self.argv,
-                    env={**self.environ(host), **self.env, **(env or {})},
-                    cwd=self.folder,
-                    stdin=subprocess.DEVNULL,
-                    stdout=stdout if out is None else out,
-                    stderr=stderr,
-                    start_new_session=True,
+                self.agents[name or host] = self._start_agent(
+                    {**self.environ(host), **self.env, **(env or {})},
+                    stdout.fileno() if out is None else out,
+                    stderr.fileno(),
                 )
-            self.agents[name or host] = agent
         return self
+
+    def _start_agent(
+        self, env: Mapping[str, str], stdout: int, stderr: int
+    ) -> subprocess.Popen[bytes] | ForkedProcess:
+        # Another path has no effect on an interpreter that runs already.
+        if self.argv is None and env["PYTHONPATH"] == str(ROOT):
+            return forkserver.start_program(
+                forkserver.AGENT, cwd=self.folder, env=env, stdout=stdout, stderr=stderr
+            )
+        return subprocess.Popen(
+            self.argv or FRESH_AGENT,
+            env=env,
+            cwd=self.folder,
+            stdin=subprocess.DEVNULL,
+            stdout=stdout,
+            stderr=stderr,
+            start_new_session=True,
+        )
 
     def _stream(self, name: str) -> Path:
         return self.folder / f"agent-{self.generation}-{name}"

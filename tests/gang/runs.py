@@ -17,7 +17,9 @@ from typing import Any
 
 import yaml
 
+from tests import forkserver
 from tests.compiled import QUICK_COMPILES, SITE, quick_start_env
+from tests.forkserver import ForkedProcess
 from tests.gang.run_files import read_json_lines
 
 HERE = Path(__file__).parent
@@ -128,15 +130,29 @@ class Running:
         path = os.pathsep.join([SITE, str(HERE), str(ROOT)])
         self._streams = [(folder / name).open("w+") for name in ("stdout", "stderr")]
         variables = {**os.environ, **quick_start_env(), "PYTHONPATH": path, **(env or {})}
-        launcher = [*prefix, sys.executable, "-m", "jaxlaunch.launcher.cli.main"]
-        self.process = subprocess.Popen(
-            [*launcher, "run", str(file), "--run-dir", str(self.folder), *args],
-            stdout=self._streams[0],
-            stderr=self._streams[1],
-            stdin=subprocess.DEVNULL,
-            env={name: value for name, value in variables.items() if value is not None},
-            start_new_session=True,
-        )
+        set_variables = {name: value for name, value in variables.items() if value is not None}
+        arguments = ["run", str(file), "--run-dir", str(self.folder), *args]
+        stdout, stderr = (stream.fileno() for stream in self._streams)
+        self.process: subprocess.Popen[bytes] | ForkedProcess
+        # Variables of the interpreter have no effect on one that runs already.
+        if prefix or any(name.startswith("PYTHON") for name in env or {}):
+            self.process = subprocess.Popen(
+                [*prefix, *LAUNCHER, *arguments],
+                stdout=stdout,
+                stderr=stderr,
+                stdin=subprocess.DEVNULL,
+                env=set_variables,
+                start_new_session=True,
+            )
+        else:
+            self.process = forkserver.start_program(
+                forkserver.LAUNCHER,
+                arguments,
+                cwd=Path.cwd(),
+                env=set_variables,
+                stdout=stdout,
+                stderr=stderr,
+            )
 
     def __enter__(self) -> Running:
         return self

@@ -9,7 +9,7 @@ import pytest
 
 from jaxlaunch import contract
 from jaxlaunch.launcher.manifests import archive
-from tests.gang.agents import Gang, make_job, run_gang
+from tests.gang.agents import FRESH_AGENT, Gang, make_job, run_gang
 
 SHOW = ("python3", "train.py")
 
@@ -59,7 +59,7 @@ def test_failure_to_unpack_is_a_storage_failure(tmp_path: Path, code_env: dict[s
 
 def test_signal_before_the_agent_is_ready_is_not_lost(tmp_path: Path) -> None:
     """Check that PID 1 of a container is not killed only at the end of its grace period."""
-    with Gang(tmp_path, make_job(SHOW), hosts=2) as gang:
+    with Gang(tmp_path, make_job(SHOW), hosts=2, argv=FRESH_AGENT) as gang:
         agent = gang.start(0).agents[0]
 
         def is_blocked_or_handled() -> bool:
