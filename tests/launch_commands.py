@@ -431,11 +431,16 @@ def prepare_folder(folder: Path) -> dict[str, str]:
     return {"PATH": f"{tools}:{os.path.dirname(sys.executable)}:{os.environ['PATH']}"}
 
 
-def try_failures(folder: Path, command: LaunchCommand) -> dict[str, str]:
-    """Run a gang of two ranks through ENDINGS, and return the message about each."""
+def try_failures(
+    folder: Path, command: LaunchCommand, endings: Sequence[str] = ENDINGS
+) -> dict[str, str]:
+    """Run a gang of two ranks through endings, of which "stop" is the last one.
+
+    Returns the message about each.
+    """
     env = prepare_folder(folder)
-    argv = command.argv(f"{folder}/train.py {' '.join(ENDINGS)}")
-    options = {"in_place_limit": len(ENDINGS), "timeouts_s": {"step": STEP_TIMEOUT_S}}
+    argv = command.argv(f"{folder}/train.py {' '.join(endings)}")
+    options = {"in_place_limit": len(endings), "timeouts_s": {"step": STEP_TIMEOUT_S}}
     job = make_job(argv, workdir=str(folder), **options)
     with Gang(folder, job, hosts=2, env=env) as gang:
         gang.start().wait_for_marks("up-0", "up-1")
@@ -443,7 +448,7 @@ def try_failures(folder: Path, command: LaunchCommand) -> dict[str, str]:
         codes = gang.wait()
         messages = [attempt["verdict"]["message"] for attempt in gang.attempts]
         has_saved = [(gang.marks / f"saved-{rank}").exists() for rank in (0, 1)]
-    said = dict(zip(ENDINGS, messages, strict=False))
+    said = dict(zip(endings, messages, strict=False))
     said["stop"] = f"{codes} saved {has_saved}: {messages[-1]}"
     return said
 
