@@ -1,10 +1,12 @@
 """History of the phase and the lag of each rank, which the leader keeps in ranks.json.
 
-Every PERIOD_S a column is added with the phase of each rank and the number of steps that it is
-behind the foremost rank. When there are more than MAX_COLUMNS, pairs of columns are merged and the
-period is doubled, so that the file has a bounded size for runs of any length. Columns are
-run-length encoded, so that the file is small if ranks move together. This module needs only the
-standard library and Python >= 3.10.
+Every PERIOD_S a column is added with the phase of each rank, the number of steps that it is behind
+the foremost rank, and its own time: the thousandths of its steps that it spends on data and on the
+host. All ranks of a gang end a step at the same time, since each waits for the slowest one, so the
+slow rank is the one that spends the most time by itself (`list_slow_ranks`). When there are more
+than MAX_COLUMNS, pairs of columns are merged and the period is doubled, so that the file has a
+bounded size for runs of any length. Columns are run-length encoded, so that the file is small if
+ranks move together. This module needs only the standard library and Python >= 3.10.
 """
 
 from __future__ import annotations
@@ -13,12 +15,16 @@ import itertools
 import json
 import math
 import re
+import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 PERIOD_S = 2.0
 MAX_COLUMNS, MAX_RANKS = 240, 1024
 ENDED, UNKNOWN = "x", "-"
+# A rank is slow if its own time exceeds that of the others by this many thousandths of a step, on
+# average over at least so many columns. Noise of a busy machine is shorter than that.
+SLOW_PERMILLE, MIN_SLOW_COLUMNS = 10, 3
 # Letters that a reader gives to ranks once it is known which of them hung.
 HUNG, WAITS = "h", "w"
 # The letter in a column for each phase of jaxlaunch.contract.
@@ -35,10 +41,49 @@ LETTERS: Mapping[str | None, str] = {
     "done": "f",
 }
 _PHASES = re.compile(rf"([{''.join(LETTERS.values())}{ENDED}])([0-9]{{0,4}})")
-_LAGS = re.compile(r"([0-9]{1,15})(?:x([0-9]{1,4}))?,")
+_NUMBERS = re.compile(r"([0-9]{1,15})(?:x([0-9]{1,4}))?,")
 
-# Unix time, and the run-length encoded letters and lags of all ranks.
-Column = tuple[float, str, str]
+
+class Column(NamedTuple):
+    """Unix time, and the run-length encoded letters, lags and own times of all ranks.
+
+    The own times are "" where no rank has reported one.
+    """
+
+    time: float
+    letters: str
+    lags: str
+    own: str = ""
+
+
+class SlowRank(NamedTuple):
+    """A rank that the others wait for in each step.
+
+    Attributes:
+        rank: Number of the rank.
+        own: Thousandths of a step that it spends on data and on the host.
+        usual: The same of the other ranks, in the middle.
+    """
+
+    rank: int
+    own: int
+    usual: int
+
+
+class CurrentHang(NamedTuple):
+    """A rank that the others wait for now, before a timeout has passed.
+
+    Attributes:
+        rank: Number of the rank.
+        place: Its phase and its line of code.
+        since: Unix time of the newest step.
+        has_waiting: Whether other ranks wait for it.
+    """
+
+    rank: int
+    place: str
+    since: float
+    has_waiting: bool
 
 
 class RankHistory:
@@ -47,24 +92,40 @@ class RankHistory:
     def __init__(self) -> None:
         self.period_s = PERIOD_S
         self.columns: list[Column] = []
+        self.hang: CurrentHang | None = None
 
     def is_due(self, now: float) -> bool:
         """Return whether the next column is due. `now`, Unix time, may have been set back."""
-        return not self.columns or not 0 <= now - self.columns[-1][0] < self.period_s
+        return not self.columns or not 0 <= now - self.columns[-1].time < self.period_s
 
-    def add_column(self, now: float, letters: Iterable[str], steps: Iterable[int | None]) -> None:
+    def add_column(
+        self,
+        now: float,
+        letters: Iterable[str],
+        steps: Iterable[int | None],
+        foremost: int | None = None,
+        own: Iterable[int | None] = (),
+    ) -> None:
         """Add a column.
 
         Args:
             now: Unix time.
             letters: Letter of the phase of each rank.
             steps: Step of each rank, None if it has not reported one.
+            foremost: Step that the foremost rank had reached when the oldest of the steps was
+                reported; the age of a report does not count. Default: the largest step.
+            own: Thousandths of its steps that each rank spends by itself, None if unknown.
         """
         known_steps = list(itertools.islice(steps, MAX_RANKS))
-        foremost = max((step for step in known_steps if step is not None), default=0)
-        lags = [0 if step is None else foremost - step for step in known_steps]
+        if foremost is None:
+            foremost = max((step for step in known_steps if step is not None), default=0)
+        lags = [0 if step is None else max(0, foremost - step) for step in known_steps]
         encoded = encode_letters(itertools.islice(letters, MAX_RANKS))
-        self.columns.append((round(now, 1), encoded, _encode_lags(lags)))
+        own_times = list(itertools.islice(own, MAX_RANKS))
+        encoded_own = ""
+        if any(time is not None for time in own_times):
+            encoded_own = _encode_numbers(time or 0 for time in own_times)
+        self.columns.append(Column(round(now, 1), encoded, _encode_numbers(lags), encoded_own))
         if len(self.columns) > MAX_COLUMNS:
             # Each pair of columns becomes one. With an odd number the first stays.
             pairs = itertools.zip_longest(self.columns[::2], self.columns[1::2])
@@ -76,6 +137,8 @@ class RankHistory:
     def to_json_bytes(self) -> bytes:
         """Return the content of the file."""
         fields = {"period_s": self.period_s, "columns": self.columns}
+        if self.hang is not None:
+            fields["hang"] = self.hang._asdict()
         return json.dumps(fields, separators=(",", ":")).encode()
 
     @classmethod
@@ -88,18 +151,52 @@ class RankHistory:
         if isinstance(period, int | float) and PERIOD_S <= period < 1e9:
             history.period_s = float(period)
         for column in fields["columns"][: 2 * MAX_COLUMNS]:
-            if _is_column(column) and (not history.columns or history.columns[-1][0] < column[0]):
-                history.columns.append((float(column[0]), column[1], column[2]))
+            if _is_column(column) and (not history.columns or history.columns[-1].time < column[0]):
+                history.columns.append(Column(float(column[0]), *column[1:]))
+        history.hang = _read_hang(fields.get("hang"))
         return history
+
+    def list_slow_ranks(self) -> list[SlowRank]:
+        """Return the ranks that the others wait for, the slowest first."""
+        sums = dict[int, list[int]]()
+        for column in self.columns:
+            for rank, own in enumerate(decode_numbers(column.own)):
+                sums.setdefault(rank, []).append(own)
+        means = {
+            rank: statistics.fmean(times)
+            for rank, times in sums.items()
+            if len(times) >= MIN_SLOW_COLUMNS
+        }
+        if len(means) < 2:
+            return []
+        usual = statistics.median_low(means.values())
+        slow = [
+            SlowRank(rank, round(own), round(usual))
+            for rank, own in means.items()
+            if own - usual >= SLOW_PERMILLE
+        ]
+        return sorted(slow, key=lambda row: (-row.own, row.rank))
+
+
+def _read_hang(fields: Any) -> CurrentHang | None:
+    if not isinstance(fields, Mapping):
+        return None
+    rank, place, since = (fields.get(name) for name in ("rank", "place", "since"))
+    if type(rank) is not int or not isinstance(place, str):
+        return None
+    if not isinstance(since, int | float) or not math.isfinite(since):
+        return None
+    return CurrentHang(rank, place, float(since), fields.get("has_waiting") is True)
 
 
 def _is_column(column: Any) -> bool:
-    if not isinstance(column, list) or len(column) != 3:
+    # Agents before the own times wrote three fields.
+    if not isinstance(column, list) or len(column) not in (3, 4):
         return False
-    at, letters, lags = column
-    if type(at) not in (int, float) or not math.isfinite(at) or not isinstance(letters, str):
+    at, *texts = column
+    if type(at) not in (int, float) or not math.isfinite(at):
         return False
-    return isinstance(lags, str) and len(letters) + len(lags) < 64 * MAX_RANKS
+    return all(isinstance(text, str) and len(text) < 32 * MAX_RANKS for text in texts)
 
 
 def encode_letters(letters: Iterable[str]) -> str:
@@ -108,25 +205,31 @@ def encode_letters(letters: Iterable[str]) -> str:
     return "".join(letter if count == 1 else f"{letter}{count}" for letter, count in runs)
 
 
-def _encode_lags(lags: Iterable[int]) -> str:
+def _encode_numbers(numbers: Iterable[int]) -> str:
     """Return `0x31,5,` for 31 ranks that are foremost and one that is 5 steps behind."""
-    runs = [(lag, len(list(run))) for lag, run in itertools.groupby(lags)]
-    return "".join(f"{lag}," if count == 1 else f"{lag}x{count}," for lag, count in runs)
+    runs = [(number, len(list(run))) for number, run in itertools.groupby(numbers)]
+    return "".join(f"{number}," if count == 1 else f"{number}x{count}," for number, count in runs)
 
 
 def decode_letters(column: Column) -> list[str]:
     """Return the letter of each rank."""
-    runs = _PHASES.findall(column[1])
+    runs = _PHASES.findall(column.letters)
     return [letter for letter, count in runs for _ in range(int(count or 1))][:MAX_RANKS]
 
 
-def decode_lags(column: Column) -> list[int]:
-    """Return the number of steps that each rank is behind."""
-    runs = _LAGS.findall(column[2])
-    return [int(lag) for lag, count in runs for _ in range(int(count or 1))][:MAX_RANKS]
+def decode_numbers(text: str) -> list[int]:
+    """Return the number of each rank in the lags or the own times of a column."""
+    runs = _NUMBERS.findall(text)
+    return [int(number) for number, count in runs for _ in range(int(count or 1))][:MAX_RANKS]
 
 
 def _merge_columns(first: Column, second: Column) -> Column:
-    """Return the later phases and the larger lags."""
-    lags = itertools.zip_longest(decode_lags(first), decode_lags(second), fillvalue=0)
-    return second[0], second[1], _encode_lags(map(max, lags))
+    """Return the later phases, the larger lags and the mean own times."""
+    lags, own = (
+        list(itertools.zip_longest(decode_numbers(one), decode_numbers(other), fillvalue=0))
+        for one, other in ((first.lags, second.lags), (first.own, second.own))
+    )
+    mean_own = first.own or second.own
+    if first.own and second.own:
+        mean_own = _encode_numbers(round(sum(pair) / 2) for pair in own)
+    return Column(second.time, second.letters, _encode_numbers(map(max, lags)), mean_own)

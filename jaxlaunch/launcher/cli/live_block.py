@@ -22,7 +22,7 @@ from jaxlaunch.launcher.local.status import read_metrics
 from jaxlaunch.launcher.report.curves import Curve
 from jaxlaunch.launcher.report.remaining import estimate_remaining_s
 from jaxlaunch.launcher.report.run_files import CurveFile, read_job
-from jaxlaunch.launcher.wording import format_count
+from jaxlaunch.launcher.wording import escape_controls, format_count
 from jaxlaunch.records import rank_history
 from jaxlaunch.records.rank_history import RankHistory
 from jaxlaunch.runs import layout, run_folder
@@ -143,19 +143,26 @@ class LiveBlock:
 
 
 def _describe_ranks(history: RankHistory) -> str:
-    """Return `4 ranks: 3 training, 1 waiting for data; rank 2 is 5 steps behind`."""
+    """Return `4 ranks: 3 training, 1 waiting for data; rank 2 is 5 steps behind`.
+
+    The end may also be `rank 2 hangs in step in read (data.py:7)` or `rank 2 is 2.1 % slower`.
+    """
     if not history.columns:
         return ""
     letters = rank_history.decode_letters(history.columns[-1])
-    lags = rank_history.decode_lags(history.columns[-1])
+    lags = rank_history.decode_numbers(history.columns[-1].lags)
     phases = Counter(_PHASE_BY_LETTER[letter] for letter in letters)
     if len(letters) == 1:
         return f"1 rank: {next(iter(phases))}"
     phases_text = ", ".join(f"{count} {phase}" for phase, count in phases.most_common())
     slowest = max(range(len(lags)), key=lags.__getitem__, default=0)
     lag_text = ""
-    if lags and lags[slowest] > 1:
+    if (hang := history.hang) is not None:
+        lag_text = f"; rank {hang.rank} hangs {escape_controls(hang.place)}"
+    elif lags and lags[slowest] > 1:
         lag_text = f"; rank {slowest} is {format_count(lags[slowest], 'step')} behind"
+    elif slow := history.list_slow_ranks():
+        lag_text = f"; rank {slow[0].rank} is {(slow[0].own - slow[0].usual) / 10:.1f} % slower"
     return f"{len(letters)} ranks: {phases_text}{lag_text}"
 
 

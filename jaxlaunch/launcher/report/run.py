@@ -16,6 +16,7 @@ from jaxlaunch.launcher.report.remaining import estimate_remaining_s
 from jaxlaunch.launcher.report.run_files import CurveFile, RunBrief
 from jaxlaunch.launcher.report.timeline import Attempt, Timeline, build_timeline, rank_phases
 from jaxlaunch.launcher.wording import escape_controls
+from jaxlaunch.records.rank_history import RankHistory
 from jaxlaunch.records.run_numbers import TimedNumbers
 from jaxlaunch.records.summary import StartRecord, Summary, newest_effective_start
 from jaxlaunch.runs import layout
@@ -64,7 +65,13 @@ class RunReader:
             starts, records[-MAX_ATTEMPTS:], self.metrics.intervals.items, running, totals_s
         )
         return RunReport(
-            run_files.read_brief(self.path), summary, starts, timeline, self.metrics, self.evals
+            run_files.read_brief(self.path),
+            summary,
+            starts,
+            timeline,
+            RankHistory.from_json(files.read_json(layout.RANKS)),
+            self.metrics,
+            self.evals,
         )
 
 
@@ -76,6 +83,7 @@ class RunReport:
     summary: Summary | None
     starts: Sequence[StartRecord]
     timeline: Timeline
+    ranks: RankHistory
     metrics: CurveFile
     evals: CurveFile
 
@@ -107,7 +115,8 @@ class RunReport:
                 steps = self.total_steps()
                 of_steps = "" if step is None or steps is None else f" of {steps}"
                 text = f"{name} has been running for {duration}{at_step}{of_steps}{numbers}."
-            return {"state": state, "text": text, "todo": ""}
+                text += self._describe_hang()
+            return {"state": state, "text": text, "todo": self._describe_slow_rank()}
         outcome = contract.outcome_for_code(verdict.code)
         next_step = ""
         if outcome.is_stop:
@@ -127,7 +136,29 @@ class RunReport:
         text = f"{name} {_END_PHRASES[state]} after {duration}{at_step}: {message}"
         if verdict.code == contract.DONE:
             text = f"{name} is done in {duration}{numbers or at_step}."
+            next_step = self._describe_slow_rank()
         return {"state": state, "text": text, "todo": next_step.strip()}
+
+    def _describe_hang(self) -> str:
+        """Return where a rank hangs before a timeout has passed, else ""."""
+        if (hang := self.ranks.hang) is None:
+            return ""
+        waits = "; the other ranks wait for it" if hang.has_waiting else ""
+        seconds = max(0.0, (self.brief.updated_at or hang.since) - hang.since)
+        place = escape_controls(hang.place)[:_MESSAGE_CHARS]
+        span = headline.format_span(seconds)
+        return f" Rank {hang.rank} has not ended its step for {span}, {place}{waits}."
+
+    def _describe_slow_rank(self) -> str:
+        """Return which rank the others wait for in each step, else ""."""
+        if not (slow_ranks := self.ranks.list_slow_ranks()):
+            return ""
+        slow = slow_ranks[0]
+        return (
+            f"Rank {slow.rank} is {(slow.own - slow.usual) / 10:.1f} % slower than the others, "
+            f"which wait for it: it spends {slow.own / 10:.1f} % of each step on data and its own "
+            f"Python code, the others {slow.usual / 10:.1f} %."
+        )
 
     def _describe_numbers(self) -> str:
         """Return `: accuracy 98.6 %, eval/loss 0.057; 2 kills cost 35 s`, as far as known."""
@@ -201,7 +232,7 @@ class RunReport:
             "drawn": [
                 escape_controls(name) for name in shown_curves if headline.is_shown_curve(name)
             ],
-            "heat": rank_phases(brief.folder, self.timeline),
+            "heat": rank_phases(self.ranks, self.timeline),
             "ranks": self._list_ranks(),
             "checkpoints": run_files.list_checkpoints(brief.folder, self.evals),
             "differs": run_files.list_changes(brief.folder, self.starts),

@@ -8,16 +8,13 @@ that fall into no interval are drawn at the end of their attempt.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from jaxlaunch.launcher.report.curves import Interval
 from jaxlaunch.launcher.wording import escape_controls
 from jaxlaunch.records import rank_history
-from jaxlaunch.records.rank_history import RankHistory
+from jaxlaunch.records.rank_history import Column, CurrentHang, RankHistory
 from jaxlaunch.records.summary import AttemptProgress, AttemptRecord, StartRecord
-from jaxlaunch.runs import layout
-from jaxlaunch.runs.run_folder import RunFolder
 
 DOWN, STEP, LOST = "down", "step", "lost_work"
 # The cause that a start begins with.
@@ -200,30 +197,51 @@ def _join_pieces(pieces: Iterable[Piece], at: float) -> list[Segment]:
     return segments
 
 
-def rank_phases(folder: Path, timeline: Timeline) -> dict[str, Any] | None:
+def rank_phases(history: RankHistory, timeline: Timeline) -> dict[str, Any] | None:
     """Return the samples of the ranks as [from, to, letters, lags], or None for a single rank.
 
     The letters are the phase of each rank, the lags how many steps it is behind the foremost. A
     sample stands for the time since the one before it, or for one period where that is longer ago.
     """
-    history = RankHistory.from_json(RunFolder(folder).read_json(layout.RANKS))
     ranks = max((len(rank_history.decode_letters(column)) for column in history.columns), default=0)
     if ranks < 2:
         return None
     columns, previous_at = [], 0.0
     for column in history.columns:
-        at = timeline.axis_position(column[0])
+        at = timeline.axis_position(column.time)
         begin = previous_at if at - previous_at < 1.8 * history.period_s else at - history.period_s
         if at > begin:
-            columns.append([round(begin, 2), round(at, 2), column[1], column[2]])
+            columns.append([round(begin, 2), round(at, 2), column.letters, column.lags])
         previous_at = max(previous_at, at)
     # Ranks that have ended, or have reported nothing, have no phase.
     letters = {letter: phase for phase, letter in rank_history.LETTERS.items() if phase is not None}
     letters |= {rank_history.HUNG: "hung", rank_history.WAITS: "waits"}
     hangs = list(_list_hangs(timeline))
+    is_running = bool(timeline.attempts) and timeline.attempts[-1].record is None
+    if history.hang is not None and is_running:
+        # No timeout has passed yet, and the step may still be completed.
+        begin = timeline.axis_position(history.hang.since)
+        hangs.append(_hang_row(history.hang, begin, max(begin, timeline.wall_s)))
     for hang in hangs:
         _mark_hang(columns, hang)
-    return {"ranks": ranks, "letters": letters, "columns": columns, "hangs": hangs}
+    return {
+        "ranks": ranks,
+        "letters": letters,
+        "columns": columns,
+        "hangs": hangs,
+        "slow": [slow._asdict() for slow in history.list_slow_ranks()],
+        "has_own": any(column.own for column in history.columns),
+    }
+
+
+def _hang_row(hang: CurrentHang, begin: float, end: float) -> dict[str, Any]:
+    return {
+        "rank": hang.rank,
+        "from": begin,
+        "to": end,
+        "place": escape_controls(hang.place)[:_MAX_PLACE_CHARS],
+        "has_waiting": hang.has_waiting,
+    }
 
 
 def _list_hangs(timeline: Timeline) -> Iterator[dict[str, Any]]:
@@ -235,13 +253,9 @@ def _list_hangs(timeline: Timeline) -> Iterator[dict[str, Any]]:
         if failure is None or failure.hang is None or failure.rank is None:
             continue
         hang = failure.hang
-        yield {
-            "rank": failure.rank,
-            "from": max(attempt.begin, attempt.end - hang.elapsed_s),
-            "to": attempt.end,
-            "place": escape_controls(hang.place)[:_MAX_PLACE_CHARS],
-            "has_waiting": hang.waiting.count > 0,
-        }
+        begin = max(attempt.begin, attempt.end - hang.elapsed_s)
+        row = CurrentHang(failure.rank, hang.place, 0.0, hang.waiting.count > 0)
+        yield _hang_row(row, begin, attempt.end)
 
 
 def _mark_hang(columns: list[list[Any]], hang: Mapping[str, Any]) -> None:
@@ -249,7 +263,7 @@ def _mark_hang(columns: list[list[Any]], hang: Mapping[str, Any]) -> None:
     for column in columns:
         if column[1] <= hang["from"] or column[0] >= hang["to"]:
             continue
-        letters = rank_history.decode_letters((0.0, column[2], ""))
+        letters = rank_history.decode_letters(Column(0.0, column[2], ""))
         for rank, letter in enumerate(letters):
             if rank == hang["rank"]:
                 letters[rank] = rank_history.HUNG

@@ -48,6 +48,8 @@ STEP_BOUNDS_S = (
 # The first dispatch of an attempt fills the pipeline without waiting, the second waits for a cold
 # device.
 WARMUP_DISPATCHES = 2
+# Seconds of steps in one report of a process's own time. Shorter ones differ by chance.
+OWN_PERIOD_S = 2.0
 # Number of steps over which the median is taken.
 RECENT_STEPS = 100
 
@@ -118,6 +120,8 @@ class StepTimer:
         # Sum over all counted steps.
         self.seconds = 0.0
         self._recent: deque[float] = deque(maxlen=RECENT_STEPS)
+        # Seconds by part at the last call of `own_share`.
+        self._shared_parts: dict[str, float] = {}
         self.start()
 
     def start(self) -> None:
@@ -129,7 +133,7 @@ class StepTimer:
         self._last = Mark(self.steps, self._began, 0.0)
         # The speed of the next interval is measured from this mark.
         self._warm: Mark | None = None
-        self._last_part_seconds = self.part_seconds()
+        self._last_part_seconds = self._shared_parts = self.part_seconds()
 
     def get_part(self, name: str) -> LoopPart:
         """Return the part `name` (data, device, save, eval) for a `with` statement."""
@@ -168,6 +172,22 @@ class StepTimer:
     def median_s(self) -> float | None:
         """Return the median time of the recent steps after the warm-up, if there are any."""
         return statistics.median(self._recent) if self._recent else None
+
+    def own_share(self) -> float | None:
+        """Return the share of the last steps that this process spent on data and on the host.
+
+        All processes of a gang take the same time for a step, because each waits for the slowest
+        one in `device`. What differs between them is what each of them does by itself. The answer
+        is None until OWN_PERIOD_S of steps have passed since the last one.
+        """
+        current_s, earlier_s = self.part_seconds(), self._shared_parts
+        spent = {part: current_s[part] - earlier_s[part] for part in ("data", "host", "device")}
+        total_s = sum(spent.values())
+        if total_s < OWN_PERIOD_S:
+            return None
+        is_warm = self._dispatches > WARMUP_DISPATCHES and self._shared_parts["device"] > 0
+        self._shared_parts = current_s
+        return 1 - spent["device"] / total_s if is_warm else None
 
     def part_seconds(self) -> dict[str, float]:
         """Return seconds by part since the start, never decreasing; `host` is all other time."""

@@ -34,6 +34,8 @@ class Progress:
         self._state = self._sent = ("", 0)
         # Newest metrics that have not been sent.
         self._metrics: Mapping[str, Any] | None = None
+        # Own time that has not been sent.
+        self._own: int | None = None
         # Bounded, so that an agent that stalls does not exhaust memory.
         self._outbox: deque[Mapping[str, Any]] = deque(maxlen=64)
         self._credit = float(MAX_BURST)
@@ -102,6 +104,13 @@ class Progress:
                 self._metrics = values
             self._due.set()
 
+    def report_own_time(self, permille: int) -> None:
+        """Report the thousandths of the newest steps that this process spent by itself."""
+        if self._fd is not None:
+            with self._lock:
+                self._own = permille
+            self._due.set()
+
     def report_stopped(self, step: int, saved: bool, note: str = "") -> None:
         """Report that the process stopped after `step` on SIGTERM, and whether it saved."""
         self._post_message({"stopped": {"step": step, "saved": saved, "note": note}})
@@ -156,6 +165,8 @@ class Progress:
                 self._sent = state
             if metrics is not None and self._send({"metrics": replace_non_finite(metrics)}):
                 self._metrics = None
+            if self._own is not None and self._send({"own": self._own}):
+                self._own = None
 
     def _send(self, message: Mapping[str, Any]) -> bool:
         assert self._fd is not None

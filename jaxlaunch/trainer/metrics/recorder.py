@@ -120,6 +120,8 @@ class Metrics:
         interval = self.timer.end_interval(share)
         counters.throughput.end_interval(interval.steps_per_s)
         counters.device_bytes = read_device_bytes()
+        if (own := self.timer.own_share()) is not None:
+            self._report.report_own_time(round(1000 * own))
         if not self._is_first:
             return
         speeds = counters.throughput.speeds

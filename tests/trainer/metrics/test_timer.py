@@ -90,3 +90,26 @@ def test_current_wait_counts_and_parts_never_fall() -> None:
     values.append(timer.part_seconds())
     assert 0 < values[-2]["data"] <= values[-1]["data"]
     assert all(old[part] <= new[part] for old, new in pairwise(values) for part in old)
+
+
+def test_own_time_is_all_but_the_wait_for_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step takes 0.1 s: 0.005 s for data, 0.015 s on the host, and 0.08 s for the device."""
+    clock = [0.0]
+    monkeypatch.setattr("jaxlaunch.trainer.metrics.counters.perf_counter", lambda: clock[0])
+    timer = StepTimer()
+    shares = []
+    for step in range(1, 66):
+        with timer.get_part("data"):
+            clock[0] += 0.005
+        clock[0] += 0.015
+        with timer.get_part("device"):
+            clock[0] += 0.08
+        timer.end_step()
+        if step % 30 == 0:
+            # A save does not belong to a step.
+            with timer.get_part("save"):
+                clock[0] += 5.0
+        if (share := timer.own_share()) is not None:
+            shares.append(share)
+    # The first two seconds have the pipeline's first dispatches.
+    assert shares == pytest.approx([0.2, 0.2])

@@ -91,6 +91,8 @@ class Clock:
         # Seconds of stepping until the newest report of a step, and between the newest reports.
         self._reported_s = 0.0
         self._recent_s: deque[float] = deque(maxlen=_RECENT_STEPS)
+        # When the step began that is not complete; None during saves, evaluations and starts.
+        self._busy_since: float | None = None
 
     def add_earlier_seconds(self, seconds: Mapping[str, float]) -> None:
         """Add the seconds by cause of earlier attempts and generations."""
@@ -105,12 +107,17 @@ class Clock:
         self._add_elapsed(now)
         if cause in self._seconds:
             self._cause = cause
+        if cause not in ("step", "data"):
+            self._busy_since = None
+        elif self._busy_since is None:
+            self._busy_since = now
 
     def record_step(self, step: int, now: float) -> None:
         """Record that `step` was complete at `now`."""
         self._add_elapsed(now)
         self._uncommitted_steps.append((step, self._seconds["step"]))
         self._recent_s.append(self._seconds["step"] - self._reported_s)
+        self._busy_since = now
         self._reported_s = self._seconds["step"]
 
     def record_commit(self, step: int) -> None:
@@ -125,6 +132,7 @@ class Clock:
         self._seconds["lost_work"] += lost_s
         self._uncommitted_steps.clear()
         self._recent_s.clear()
+        self._busy_since = None
         self._reported_s = self._seconds["step"]
         self._cause = "down"
 
@@ -155,8 +163,17 @@ class Clock:
         """Return how long the step that is not complete takes beyond what is usual."""
         if self._cause != "step" or len(self._recent_s) < _MIN_RECENT_STEPS:
             return 0.0
-        usual_s = OVERDUE_FACTOR * statistics.median(self._recent_s) + OVERDUE_FLOOR_S
-        return max(0.0, self._seconds["step"] - self._reported_s - usual_s)
+        return max(0.0, self._seconds["step"] - self._reported_s - self._usual_s())
+
+    def overdue_since(self, now: float) -> float | None:
+        """Return since when the step takes that is overdue, in monotonic seconds, else None."""
+        if self._busy_since is None or len(self._recent_s) < _MIN_RECENT_STEPS:
+            return None
+        is_overdue = now - self._busy_since > self._usual_s()
+        return self._busy_since if is_overdue else None
+
+    def _usual_s(self) -> float:
+        return OVERDUE_FACTOR * statistics.median(self._recent_s) + OVERDUE_FLOOR_S
 
     def _add_elapsed(self, now: float) -> None:
         self._seconds[self._cause] += now - self._since

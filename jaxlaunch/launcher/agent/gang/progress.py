@@ -54,6 +54,7 @@ class Status:
         done: Whether the program has finished.
         processes: Processes with which the program used JAX, 0 if it has not said so.
         jax: Version of JAX that the program imported.
+        own: Thousandths of its steps that the rank spends on data and on the host, by itself.
         stopped: Report of a stop.
         exit: Exit code, or minus the signal. None while the process lives.
     """
@@ -73,6 +74,7 @@ class Status:
     done: bool = False
     processes: NonNegativeInt = 0
     jax: str | None = None
+    own: NonNegativeInt | None = None
     stopped: Mapping[str, Any] | None = None
     exit: ExitStatus | None = None
 
@@ -211,7 +213,7 @@ class RankProgress:
             self._update_status(first_committed=first_committed)
         if isinstance(step := message.get("restored"), int):
             self._update_status(first_step=min(step, MAX_NUMBER - 1) + 1)
-        for name in ("joining", "stopped", "total"):
+        for name in ("joining", "stopped", "total", "own"):
             if name in message:
                 self._update_status(**{name: message[name]})
         self._apply_end(message, now)
@@ -312,7 +314,7 @@ class RankProgress:
 # Key of the line with which the forked agent reports that exec failed.
 UNSTARTABLE = "unstartable"
 _MESSAGE_START = re.compile(
-    rb'\{"(?:hello|role|phase|total|committed|found|restored|joining|joined|metrics|stopped|profile|note|error|'
+    rb'\{"(?:hello|role|phase|total|committed|found|restored|joining|joined|metrics|stopped|profile|note|error|own|'
     rb'refusal|atexit|waits|child|stops|unstartable)": ?'
 )
 # Characters of a phase or a version, which are in every heartbeat.
@@ -429,6 +431,7 @@ class _Line:
     joined: bool
     metrics: Annotated[Mapping[str, Any], _check_metrics_size]
     of: NonNegativeInt
+    own: NonNegativeInt
     stopped: _Stopped
     profile: Annotated[Mapping[str, Any], _check_profile_state]
     note: str

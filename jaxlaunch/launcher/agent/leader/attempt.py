@@ -29,7 +29,7 @@ from jaxlaunch.launcher.agent.gang.root_cause import (
     shell_exit_code,
     verdict_for_event,
 )
-from jaxlaunch.launcher.agent.leader.hang import Hang
+from jaxlaunch.launcher.agent.leader.hang import EarlyLook, Hang
 from jaxlaunch.launcher.agent.leader.rank_statuses import RankStatuses
 from jaxlaunch.records.verdict import (
     Failure,
@@ -94,7 +94,7 @@ class Attempt:
         self._requeue_codes, self._grace_s = requeue_codes or {}, grace_s
         self._may_be_alone = is_independent or platform == "tpu"
         self.ranks = RankStatuses(ranks_by_host)
-        self.hang = Hang(self.ranks, platform)
+        self.hang, self.early_look = Hang(self.ranks, platform), EarlyLook(self.ranks)
         self._symptoms = Symptoms()
         # Ends of programs, by rank, that a wrapper may handle, and when they arrived.
         self._handled: dict[int, tuple[float, Event]] = {}
@@ -129,14 +129,18 @@ class Attempt:
         """
         kind = message["type"]
         if kind == "nccl":
-            self.hang.add_nccl(host, str(message["text"]))
+            text = str(message["text"])
+            # The answer at an early look would be too old for the hang.
+            if self.hang.needs_stacks:
+                self.hang.add_nccl(host, text)
         elif kind in ("stacks", "event"):
             rank = message["rank"]
             if rank not in self.ranks.ranks_by_host.get(host, ()):
                 raise ValueError(f"it has no rank {rank!r}")
             self.ranks.update({rank: Status.from_wire(message["status"])})
             if kind == "stacks":
-                self.hang.add_stacks(rank, str(message["text"]))
+                asker = self.hang if self.hang.needs_stacks else self.early_look
+                asker.add_stacks(rank, str(message["text"]))
             elif not has_verdict:
                 self.add_event(Event.from_wire(host, message), now)
 

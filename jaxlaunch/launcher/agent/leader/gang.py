@@ -171,6 +171,7 @@ class GangState:
         verdict: Verdict on the newest attempt in KILL, and on the run in LEAVE. A verdict in GATHER
             means that the gang will not start.
         stop_cause: Cause of the stop of the whole gang.
+        overdue_since: Monotonic time at which the step began that is overdue, by the run's clock.
     """
 
     def __init__(
@@ -195,6 +196,7 @@ class GangState:
         self.attempt_number = records[-1].attempt if records else 0
         self.attempt = Attempt(self.attempt_number, {})
         self.stop_cause: StopFacts | None = None
+        self.overdue_since: float | None = None
         self.growth = Growth()
         # When KILL and LEAVE end at the latest. None while an answer of the server is awaited.
         self._stage_deadline: float | None = None
@@ -444,6 +446,8 @@ class Gang(GangState):
         hang, members = self.attempt.hang, self.members
         if hang.needs_stacks and not hang.is_requested:
             hang.is_requested = True
+            self._broadcast("stacks")
+        elif self.attempt.is_calm and self.attempt.early_look.update(self.overdue_since, now):
             self._broadcast("stacks")
         last_committed = self.attempt.last_committed
         if self.stop_cause is None and self.growth.begin_growth(members, last_committed):

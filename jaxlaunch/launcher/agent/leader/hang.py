@@ -14,11 +14,13 @@ import functools
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from jaxlaunch.launcher.agent.gang import nccl
 from jaxlaunch.launcher.agent.gang.progress import Status
 from jaxlaunch.launcher.agent.gang.root_cause import Event, EventKind, failure_for_event
 from jaxlaunch.launcher.agent.leader.rank_statuses import RankStatuses
+from jaxlaunch.records.rank_history import MAX_RANKS
 from jaxlaunch.records.verdict import HangFacts, Numbers, render_timeout
 
 _FRAME_LINE = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+) in (?P<name>.*)$')
@@ -219,6 +221,8 @@ STACKS_TIMEOUT_S = 4.0
 # what the verdict needs.
 MAX_WHOLE_STACKS_CHARS = 4_000_000
 MAX_NCCL_CHARS = 40_000
+# Stacks are asked for this often in an attempt while a step is overdue, and with this time between.
+MAX_LOOKS, LOOK_INTERVAL_S = 5, 15.0
 
 
 class Hang:
@@ -348,6 +352,69 @@ class Hang:
             facts = dataclasses.replace(facts, nccl=faults)
         host = self._statuses.find_host(culprit)
         return dataclasses.replace(event, rank=culprit, host=host, status=status, hang=facts)
+
+
+class Suspect(NamedTuple):
+    """The rank that the others wait for, since the monotonic time of the newest step."""
+
+    rank: int
+    place: str
+    since: float
+    has_waiting: bool
+
+
+class EarlyLook:
+    """Finds the rank that the others wait for while a step is overdue, before a timeout passes.
+
+    All ranks write their stacks when a step becomes overdue. If these do not say who is waited for,
+    they do it again after a while, MAX_LOOKS times in an attempt.
+    """
+
+    def __init__(self, statuses: RankStatuses) -> None:
+        self._statuses = statuses
+        self._stacks: dict[int, str] = {}
+        self._asked_at: float | None = None
+        self._look_count = 0
+        self.suspect: Suspect | None = None
+
+    def update(self, overdue_since: float | None, now: float) -> bool:
+        """Return whether all ranks should write their stacks now.
+
+        Args:
+            overdue_since: Monotonic time at which the step began that is overdue, or None.
+            now: Monotonic time.
+        """
+        if overdue_since is None:
+            self.suspect = self._asked_at = None
+            return False
+        if self.suspect is not None:
+            return False
+        if self._asked_at is not None:
+            living = self._statuses.running_statuses()
+            if living.keys() <= self._stacks.keys() or now - self._asked_at >= STACKS_TIMEOUT_S:
+                self.suspect = self._find_suspect(living, overdue_since)
+            if self.suspect is not None or now - self._asked_at < LOOK_INTERVAL_S:
+                return False
+        if self._look_count >= MAX_LOOKS or len(self._statuses.by_rank) > MAX_RANKS:
+            return False
+        self._look_count += 1
+        self._asked_at = now
+        self._stacks.clear()
+        return True
+
+    def add_stacks(self, rank: int, text: str) -> None:
+        """Record the stacks of a rank."""
+        self._stacks[rank] = shorten_stacks(text)
+
+    def _find_suspect(self, living: Mapping[int, Status], since: float) -> Suspect | None:
+        if not living or not self._stacks:
+            return None
+        analysis = RankStacks(living, self._stacks)
+        rank, waiting_ranks = analysis.find_suspect(min(living)), analysis.waiting_ranks
+        # If all ranks wait, or none, the stacks do not say for whom.
+        if len(living) > 1 and (not waiting_ranks or rank in waiting_ranks):
+            return None
+        return Suspect(rank, analysis.place_of(rank), since, bool(waiting_ranks))
 
 
 def _writes_stacks(status: Status) -> bool:

@@ -33,7 +33,7 @@ from jaxlaunch.records.log_lines import (
     VerdictLine,
 )
 from jaxlaunch.records.members import parse_members
-from jaxlaunch.records.rank_history import RankHistory
+from jaxlaunch.records.rank_history import CurrentHang, RankHistory
 from jaxlaunch.records.run_numbers import TimedNumbers
 from jaxlaunch.records.summary import AttemptRecord, furthest_step
 from jaxlaunch.records.verdict import Verdict
@@ -283,9 +283,23 @@ class RankSampler:
         self._written_at = -math.inf
 
     def sample_ranks(
-        self, statuses: Sequence[Status], write_every_s: float, *, is_due: bool = False
+        self,
+        statuses: Sequence[Status],
+        write_every_s: float,
+        *,
+        foremost: int | None = None,
+        hang: CurrentHang | None = None,
+        is_due: bool = False,
     ) -> None:
-        """Sample if it is time to or `is_due`; write every `write_every_s` seconds at most."""
+        """Sample if it is time to or `is_due`; write every `write_every_s` seconds at most.
+
+        Args:
+            statuses: Status of every rank.
+            write_every_s: Seconds between two writes.
+            foremost: Step with which those of the ranks are compared.
+            hang: The rank that the others wait for, as far as is known.
+            is_due: Whether to sample at once.
+        """
         if not statuses or not (is_due or self._history.is_due(time.time())):
             return
         letters, unknown = rank_history.LETTERS, rank_history.UNKNOWN
@@ -294,7 +308,9 @@ class RankSampler:
             for status in statuses
         )
         steps = (status.step if status.stepped else None for status in statuses)
-        self._history.add_column(time.time(), phases, steps)
+        own = (status.own for status in statuses)
+        self._history.add_column(time.time(), phases, steps, foremost, own)
+        self._history.hang = hang
         if (now := time.monotonic()) - self._written_at >= write_every_s:
             self._written_at = now
             self._writer.keep(self._history.to_json_bytes())

@@ -6,14 +6,20 @@ over all ranks, and ranks with equal statuses share one `Status` object.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
 from jaxlaunch.launcher.agent.gang.progress import Status, format_rank_range, parse_rank_range
+from jaxlaunch.launcher.agent.io.link import HEARTBEAT_S
 
 # Ranks of a gang step together but beat one by one: this many recent statuses are shared with the
 # next ranks that come to them, and this many successors of each status.
 MAX_SHARED, MAX_SUCCESSORS = 128, 16
+
+# The age of the newest report of a rank: the time between two heartbeats, between two messages of a
+# program, and on the way.
+REPORT_AGE_S = HEARTBEAT_S + 0.5
 
 Counted = TypeVar("Counted", int, str)
 Key = TypeVar("Key")
@@ -45,6 +51,8 @@ class RankStatuses:
         self.first_committed: int | None = None
         self.versions: dict[str, int] = {}
         self._steps: dict[int, int] = {}
+        # Monotonic times, and the steps of the foremost rank.
+        self._foremost: deque[tuple[float, int | None]] = deque()
         self._host_keys = {
             host: format_rank_range(ranks[0], ranks[-1]) for host, ranks in ranks_by_host.items()
         }
@@ -59,6 +67,18 @@ class RankStatuses:
     def last_step(self) -> int | None:
         """Step of the foremost rank."""
         return max(self._steps, default=None)
+
+    def settled_step(self, now: float) -> int | None:
+        """Return the step of the foremost rank when the oldest of the newest reports was sent.
+
+        The ranks of a gang step together, but their reports are up to REPORT_AGE_S old: the newest
+        step of another rank would accuse each of them by the age of its report. `now` is in
+        monotonic seconds; this must be called regularly.
+        """
+        self._foremost.append((now, self.last_step))
+        while len(self._foremost) > 1 and self._foremost[1][0] <= now - REPORT_AGE_S:
+            self._foremost.popleft()
+        return self._foremost[0][1]
 
     def running_statuses(self) -> dict[int, Status]:
         """Return the statuses of the ranks that neither have ended nor wait for others to end."""

@@ -34,6 +34,7 @@ from jaxlaunch.launcher.agent.leader.publishers import (
 )
 from jaxlaunch.records import codec
 from jaxlaunch.records.log_lines import ProgressAnnotation
+from jaxlaunch.records.rank_history import CurrentHang
 from jaxlaunch.records.run_numbers import TimedNumbers
 from jaxlaunch.records.summary import (
     AttemptProgress,
@@ -124,7 +125,7 @@ class RunState:
             "of": {**codec.to_json(self._attempt_progress(seconds, now)), "uid": ""},
             "seconds": seconds,
             "unsafe_s": self._clock.uncommitted_s(now),
-            "foremost": self._gang.attempt.ranks.last_step,
+            "foremost": self._gang.attempt.ranks.settled_step(now),
             "silence_s": now - oldest_message_at,
             **history.metric_counters(
                 self._gang.records, self._config.generation, self._config.job
@@ -293,7 +294,8 @@ class Reporter:
         self._pod_log.write_verdict(verdict, number)
         self._notifier.notify_verdict(verdict, number)
         if attempt.number == number:
-            self._sampler.sample_ranks(attempt.statuses, 0.0, is_due=True)
+            foremost = attempt.ranks.settled_step(now)
+            self._sampler.sample_ranks(attempt.statuses, 0.0, foremost=foremost, is_due=True)
             self._clock.restart.begin(*attempt.end_timing(now), now)
         self._write_summary(now, is_urgent=True)
 
@@ -351,6 +353,10 @@ class Reporter:
         self._pod_log.write_beat(self.state.build_view, now)
         self._notifier.check_progress(self.state.build_view, now)
 
+    def overdue_since(self, now: float) -> float | None:
+        """Return the monotonic time at which the step began that is overdue, else None."""
+        return self._clock.overdue_since(now)
+
     def save_state(self, now: float) -> None:
         """Write the summary, the samples and the annotation, if there is news or it is time."""
         stage = self._gang.stage
@@ -359,7 +365,14 @@ class Reporter:
         if stage is not Stage.LEAVE and (has_news or now - self._summary_at >= interval_s):
             self._write_summary(now, has_news=has_news)
         if stage is Stage.RUN:
-            self._sampler.sample_ranks(self._gang.attempt.statuses, interval_s)
+            attempt = self._gang.attempt
+            foremost = attempt.ranks.settled_step(now)
+            hang = None
+            if (suspect := attempt.early_look.suspect) is not None:
+                since = time.time() - (now - suspect.since)
+                place = suspect.place[:MAX_NOTE_CHARS]
+                hang = CurrentHang(suspect.rank, place, since, suspect.has_waiting)
+            self._sampler.sample_ranks(attempt.statuses, interval_s, foremost=foremost, hang=hang)
             if now - self._annotated_at >= ANNOTATE_INTERVAL_S:
                 self._queue_annotation("running", None)
 

@@ -404,6 +404,7 @@ class Server:
             # Thousands may have joined, and one write lists all of them.
             self._list_agents()
         self._reporter.report_progress(now)
+        self._gang.overdue_since = self._reporter.overdue_since(now)
         self._gang.on_tick(now)
         self._perform_actions()
         self._reporter.save_state(now)

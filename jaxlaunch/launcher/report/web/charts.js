@@ -338,20 +338,20 @@ function phaseOf(heat, letter) {
   return phase ? causeOf(phase)[0] : letter === "x" ? "ended" : "said nothing yet";
 }
 
-// The ranks that were most behind, or were seen waiting for data while others were not.
+// The ranks that hung, are slow, were most behind, or were seen waiting for data while others were not.
 function worstRanks(heat) {
   const found = [];
   for (const { letters, lags, from, to } of heat.columns.map(unpacked)) {
     const isAny = /d/.test(letters) && /[^d]/.test(letters);
     for (let rank = 0; rank < letters.length; rank++) {
-      const one = (found[rank] ??= { rank, lag: 0, data: 0, letter: "", place: heat.hangs.find((hang) => hang.rank === rank)?.place ?? null });
+      const one = (found[rank] ??= { rank, lag: 0, data: 0, letter: "", place: heat.hangs.find((hang) => hang.rank === rank)?.place ?? null, slow: heat.slow.find((one) => one.rank === rank) ?? null });
       one.lag = Math.max(one.lag, lags[rank] || 0);
       if (isAny && letters[rank] === "d") one.data += to - from;
       one.letter = letters[rank];
     }
   }
   const isHung = (one) => one.place !== null; // before all others: they wait for it
-  const worst = found.filter((one) => isHung(one) || one.lag > 1 || one.data > 0).sort((a, b) => isHung(b) - isHung(a) || b.lag - a.lag || b.data - a.data || a.rank - b.rank);
+  const worst = found.filter((one) => isHung(one) || one.slow || one.lag > 1 || one.data > 0).sort((a, b) => isHung(b) - isHung(a) || (b.slow?.own ?? 0) - (a.slow?.own ?? 0) || b.lag - a.lag || b.data - a.data || a.rank - b.rank);
   return worst.slice(0, 10).map((one) => ({ ...one, last: isHung(one) ? `hung ${one.place}` : phaseOf(heat, one.letter) }));
 }
 

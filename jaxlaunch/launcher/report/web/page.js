@@ -150,10 +150,12 @@ function heat(run, unit) {
 }
 
 function behind(run) {
-  const rows = worstRanks(run.heat).map((one) => row(number(one.rank), number(one.lag), number(span(one.data)), one.last,
+  const rows = worstRanks(run.heat).map((one) => row(number(one.rank), number(one.slow ? `${((one.slow.own - one.slow.usual) / 10).toFixed(1)} %` : ""), number(one.lag), number(span(one.data)), one.last,
     el("td", {}, el("button", { class: "no-print", onclick: () => openRank(one.rank), "aria-label": `Log of rank ${one.rank}` }, "Log"))));
-  const heads = ["#Rank", "#Most steps behind", "#Seen waiting for data", "Seen last", "Its log"];
-  return rows.length ? [el("h3", {}, "Ranks that hung, were behind, or waited for data"), table(heads, rows, "Ranks that were behind")] : [];
+  const heads = ["#Rank", "#Slower by", "#Most steps behind", "#Seen waiting for data", "Seen last", "Its log"];
+  // All ranks of a gang end a step at the same time: only what each does by itself tells which of them is slow.
+  const unknown = run.heat && !run.heat.has_own ? [el("p", { class: "quiet" }, "Which rank is slow was not measured: only train: and jaxlaunch.run report the time that each rank spends by itself.")] : [];
+  return rows.length ? [el("h3", {}, "Ranks that hung, are slow, were behind, or waited for data"), table(heads, rows, "Ranks that were behind"), ...unknown] : unknown;
 }
 
 const SECTIONS = { sentence, facts, causes, attempts, ranks, checkpoints, differs, classes, samples, rest };

@@ -97,3 +97,20 @@ def test_restart_clock_assigns_every_second_to_one_cause() -> None:
     assert clock.seconds_by_cause(220.0) == again and list(clock.seconds_by_cause(220.0)) == list(
         again
     )
+
+
+def test_step_is_overdue_after_three_times_the_usual_and_two_seconds() -> None:
+    clock = Clock(0.0)
+    clock.enter_cause("step", 10.0)
+    for step in range(1, 6):
+        clock.record_step(step, 10.0 + step)
+    assert clock.overdue_since(19.9) is None and clock.overdue_since(20.1) == 15.0
+    clock.enter_cause("data", 21.0)
+    assert clock.overdue_since(22.0) == 15.0
+    for cause, at in (("eval", 23.0), ("step", 90.0)):
+        clock.enter_cause(cause, at)
+    assert clock.overdue_since(94.0) is None and clock.overdue_since(96.0) == 90.0
+    clock.record_step(6, 96.5)
+    assert clock.overdue_since(97.0) is None
+    clock.end_failed_attempt(200.0)
+    assert clock.overdue_since(300.0) is None

@@ -6,7 +6,8 @@ import pytest
 
 from jaxlaunch.launcher.agent.gang.progress import Status
 from jaxlaunch.launcher.agent.leader import hang
-from jaxlaunch.launcher.agent.leader.hang import RankStacks
+from jaxlaunch.launcher.agent.leader.hang import EarlyLook, RankStacks
+from jaxlaunch.launcher.agent.leader.rank_statuses import RankStatuses
 
 DUMP = """Thread 0x00007f01 (most recent call first):
   File "/lib/python3/threading.py", line 320 in wait
@@ -151,3 +152,37 @@ def test_rank_furthest_behind_is_suspected_if_stacks_are_equal() -> None:
     ahead, behind = (Status(phase="step", step=step, stepped=True) for step in (6, 5))
     stacks = RankStacks({0: ahead, 1: behind}, dict.fromkeys((0, 1), make_dump(IN_JAX)))
     assert stacks.find_suspect(first_overdue_rank=0) == 1
+
+
+def look_at(*frames: tuple[str, str]) -> EarlyLook:
+    """Return a look during an overdue step, at one rank for each frame."""
+    statuses = RankStatuses({0: range(len(frames))})
+    statuses.update({rank: Status(phase="step", step=7) for rank in range(len(frames))})
+    look = EarlyLook(statuses)
+    assert not look.update(None, 99.0) and look.update(90.0, 100.0)
+    for rank, frame in enumerate(frames):
+        assert look.suspect is None
+        look.add_stacks(rank, make_dump(frame))
+        look.update(90.0, 100.5)
+    return look
+
+
+def test_rank_that_hangs_is_known_before_the_timeout() -> None:
+    look = look_at(IN_JAX, IN_JAX, ("/me/data.py", "read"))
+    assert look.suspect == (2, "in step in read (data.py:1)", 90.0, True)
+    assert not look.update(90.0, 200.0) and look.suspect is not None
+    # The step is complete, and the next one is overdue.
+    assert not look.update(None, 201.0) and look.suspect is None
+    assert look.update(202.0, 210.0)
+
+
+def test_ranks_that_all_wait_accuse_none_and_are_looked_at_again() -> None:
+    look = look_at(IN_JAX, IN_JAX)
+    assert look.suspect is None and not look.update(90.0, 104.0)
+    times = [at for at in range(105, 1000) if look.update(90.0, float(at))]
+    assert len(times) == hang.MAX_LOOKS - 1 and times[0] == 100 + hang.LOOK_INTERVAL_S
+
+
+def test_thousands_of_ranks_do_not_write_their_stacks_early() -> None:
+    statuses = RankStatuses({0: range(5000)})
+    assert not EarlyLook(statuses).update(90.0, 100.0)

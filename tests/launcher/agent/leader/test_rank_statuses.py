@@ -123,3 +123,24 @@ def test_equal_changes_are_one_entry() -> None:
     assert changes.take_changes(stepped) == {"8-15": {"step": 2}}
     stepped[11] = dataclasses.replace(stepped[11], step=3)
     assert changes.take_changes(stepped) == {"11": {"step": 3}}
+
+
+def test_ranks_that_step_together_are_not_accused_by_the_age_of_their_reports() -> None:
+    """Three hosts make 50 steps/s and beat once a second; the fourth makes 25 steps/s."""
+    statuses, worst = RankStatuses({host: range(host, host + 1) for host in range(4)}), [0] * 4
+    by_newest = 0
+    for tick in range(1, 400):
+        now = tick * 0.1
+        for host in range(4):
+            if tick % 10 == 3 * host:
+                step = int(now * (25 if host == 3 else 50))
+                statuses.set_range(
+                    range(host, host + 1), Status(phase="step", step=step, stepped=True)
+                )
+        foremost, newest = statuses.settled_step(now), statuses.last_step
+        for host, status in enumerate(statuses.by_rank):
+            if foremost is not None and status.step is not None:
+                worst[host] = max(worst[host], foremost - status.step)
+                by_newest = max(by_newest, newest - status.step if host < 3 else 0)
+    assert worst[:3] == [0, 0, 0] and by_newest >= 25
+    assert worst[3] == pytest.approx(39 * 25, rel=0.1)
