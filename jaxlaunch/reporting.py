@@ -72,8 +72,8 @@ def report(
       by keeping every second pixel, or fewer.
     - `text`: a text, or up to 8 by name, for the same page: at most 10,000 characters each.
     - `metrics`: numbers by name, or arrays of one number. Those that rank 0 reports with a step are
-      written to `metrics.jsonl` and to the TensorBoard events of the run folder, as for `train:`;
-      the newest are shown.
+      written to `metrics.jsonl` and to the TensorBoard events of the run folder, as for `train:`,
+      and the job's [tracker](metrics.md#trackers) gets them; the newest are shown.
 
     **Raises:**
 
@@ -112,6 +112,8 @@ def report(
         reports.add_messages(messages)
         if step is not None:
             set_step(step)
+            if metrics and (tracker := _open_tracker()) is not None:
+                tracker.follow_step(step)
         if items and (writer := _open_writer()) is not None:
             writer.add_items(_newest_step if step is None else step, items)
 
@@ -144,6 +146,8 @@ def _check_number(name: str, value: Any) -> float | None:
 _of_process: tuple[int, Reports | None] | None = None
 # The process id, and the writer of its pictures and texts.
 _writer: tuple[int, SampleWriter] | None = None
+# The process id, and the job's tracker, in the program of rank 0.
+_tracker: tuple[int, TrackerStart] | None = None
 _newest_step = 0
 
 
@@ -161,7 +165,7 @@ def become_program() -> Any:
 
 def _process_reports() -> Reports | None:
     """Return the reports of this process, or None outside a job."""
-    global _of_process, _writer
+    global _of_process, _writer, _tracker
     pid = os.getpid()
     if _of_process is not None and _of_process[0] == pid:
         return _of_process[1]
@@ -175,6 +179,8 @@ def _process_reports() -> Reports | None:
         os.environ.get(contract.RUN_DIR),
     )
     if is_first and folder:
+        if contract.TRACKER in os.environ:
+            _tracker = pid, TrackerStart(folder, reporter.note)
         folder = os.path.join(folder, samples.FOLDER)
         _writer = pid, SampleWriter(folder, reporter.note)
     atexit.register(_leave, pid)
@@ -185,6 +191,11 @@ def _process_reports() -> Reports | None:
 def _open_writer() -> SampleWriter | None:
     """Return the writer of this process, or None in a forked process."""
     return _writer[1] if _writer is not None and _writer[0] == os.getpid() else None
+
+
+def _open_tracker() -> TrackerStart | None:
+    """Return the tracker of this process, or None in a forked process."""
+    return _tracker[1] if _tracker is not None and _tracker[0] == os.getpid() else None
 
 
 def set_step(step: int) -> None:
@@ -205,6 +216,56 @@ def _leave(pid: int) -> None:
     if process == pid == os.getpid() and reports is not None:
         reports.flush()
         flush_samples()
+
+
+def _close_tracker(*, stops: bool) -> None:
+    """Wait until the tracker has every line, only briefly if the program `stops`: by the hook.
+
+    The agent knows by then that the program has finished, so that no timeout applies.
+    """
+    if (tracker := _open_tracker()) is not None:
+        tracker.close(stops=stops)
+
+
+class TrackerStart:
+    """The job's tracker, which follows the run folder from the first numbers on.
+
+    `note` gets the reason if it cannot be started, or does not have every line at the end.
+    """
+
+    def __init__(self, folder: str, note: Callable[[str], object]) -> None:
+        self._folder, self._note = folder, note
+        self._is_started = False
+        self._feed: Any = None
+
+    def follow_step(self, step: int) -> None:
+        """Start the tracker, if this is the first call, and expect a row of `step`."""
+        if not self._is_started:
+            self._is_started = True
+            try:
+                # An image without jaxlaunch has only this file.
+                from jaxlaunch import tracker_feed
+            except ImportError:
+                hint = "install it there, next to the package of the tracker"
+                self._print_note(f"no tracker: this image has no jaxlaunch: {hint}")
+                return
+            try:
+                self._feed = tracker_feed.start_feed(self._folder, is_reported=True)
+            except (OSError, ModuleNotFoundError) as error:
+                self._print_note(f"no tracker: {error}")
+        if self._feed is not None:
+            self._feed.last_step = step
+
+    def close(self, *, stops: bool) -> None:
+        """Wait until the tracker has every line, unless the training loop has done so."""
+        if self._feed is not None and not self._feed.is_closed:
+            note = self._feed.close_at_stop() if stops else self._feed.close()
+            if note is not None:
+                self._print_note(note)
+
+    def _print_note(self, text: str) -> None:
+        self._note(text)
+        print(text, file=sys.stderr, flush=True)
 
 
 class Reports:

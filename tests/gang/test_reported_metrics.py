@@ -7,9 +7,21 @@ import struct
 import sys
 from pathlib import Path
 
+from jaxlaunch import contract
 from tests.gang.agents import Gang, make_job, write_script
 from tests.gang.run_files import read_json_lines
 
+# Keeps the numbers that a tracker of the job gets.
+TRACKER = """
+class Kept:
+    def __init__(self, run):
+        self.file = open(run.folder + "/kept", "a")
+    def log(self, step, values):
+        numbers = {name: round(value, 3) for name, value in values.items()}
+        print(step, *numbers.items(), file=self.file, flush=True)
+    def close(self):
+        pass
+"""
 REPORTING_PROGRAM = """
 import os, time
 import jaxlaunch
@@ -32,9 +44,21 @@ def test_reported_metrics_are_in_the_run_folder_and_on_the_screen(tmp_path: Path
             (sys.executable, str(write_script(tmp_path, REPORTING_PROGRAM))), in_place_limit=1
         ),
         hosts=2,
+        env={
+            contract.TRACKER: json.dumps({"tracker": "kept:Kept", "name": "job"}),
+            "PYTHONPATH": str(write_script(tmp_path, TRACKER, "kept.py").parent),
+        },
     ) as gang:
         gang.start()
         assert gang.wait() == [0, 0], gang.stderr
+    # Both reports of step 3 are one line, and what the second attempt repeats of it is none.
+    assert (gang.run_dir / "kept").read_text().splitlines() == [
+        "1 ('train/loss', 2.0)",
+        "2 ('train/loss', 1.5)",
+        "3 ('train/loss', 1.333) ('train/accuracy', 0.5)",
+        "4 ('train/loss', 2.25)",
+        "5 ('train/loss', 2.2) ('train/accuracy', 0.5)",
+    ]
     rows = read_json_lines(gang.run_dir / "metrics.jsonl")
     assert [row["step"] for row in rows] == [1, 2, 3, 4, 5]
     assert [round(row["loss"], 3) for row in rows] == [2.0, 1.5, 2.333, 2.25, 2.2]

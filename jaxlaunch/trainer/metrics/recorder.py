@@ -20,13 +20,13 @@ from typing import Any
 
 import jax.monitoring
 
+from jaxlaunch import tracker_feed
 from jaxlaunch.contract import Key
 from jaxlaunch.runs import layout
 from jaxlaunch.runs.journal import Journal, TensorBoard
 from jaxlaunch.trainer.counts import Counter, keyed_totals
 from jaxlaunch.trainer.metrics.counters import Counters, Exporter, Workload, read_device_bytes
 from jaxlaunch.trainer.metrics.progress import Progress
-from jaxlaunch.trainer.tracking import tracker_feed
 
 # Values of a step that the loop alone reads.
 LOOP_KEYS = (Key.FINITE, Key.SKIPPED, Key.WEIGHT, Key.TOKENS)
@@ -104,7 +104,7 @@ class Metrics:
             self._report.report_total(self._workload.total_steps)
         if self._files is not None:
             self._files.open_journals(step)
-            with _note_failure(self._report, "no tracker"):
+            with _note_failure(self._report, "no tracker", (OSError, ModuleNotFoundError)):
                 self._feed = tracker_feed.start_feed(self._files.folder)
         self.timer.start()
 
@@ -277,7 +277,7 @@ class MetricsFiles:
 
 @contextlib.contextmanager
 def _note_failure(
-    report: Progress, problem: str, kind: type[Exception] = OSError
+    report: Progress, problem: str, kind: type[Exception] | tuple[type[Exception], ...] = OSError
 ) -> Iterator[None]:
     """Note an exception of `kind`, such as an OSError for a full disk, and let the run continue."""
     try:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import json
+import math
 import os
 import signal
 import sys
@@ -17,19 +18,22 @@ import threading
 import time
 import uuid
 from collections.abc import Iterator, Mapping
+from io import FileIO
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from jaxlaunch import atomic_file
 from jaxlaunch.runs import layout
 from jaxlaunch.runs.journal import STEP
+from jaxlaunch.tracker_feed import LATE_CODE, NOT_OPENED_CODE
 from jaxlaunch.trainer.tracking import trackers
-from jaxlaunch.trainer.tracking.tracker_feed import LATE_CODE, NOT_OPENED_CODE
 
 LOCK_FILE = ".tracker.lock"
 # The journal of samples, among those with numbers.
 SAMPLES = "samples"
 POLL_S = 0.5
+# The agent has written the last numbers that a program reported after this time.
+LAST_ROW_S = 5.0
 # The training has priority.
 NICENESS = 10
 
@@ -58,13 +62,24 @@ class _Lifecycle:
         self.is_over = threading.Event()
         self.is_open = threading.Event()
         self.is_late = threading.Event()
+        # The last step that a program reported, whose row the agent writes a moment later.
+        self.last_step = -1
+        self.ended_at = math.inf
+
+    def has_row(self, newest_step: int) -> bool:
+        """Return whether the row of the last step is written, or is not expected any more."""
+        return newest_step >= self.last_step or time.monotonic() > self.ended_at + LAST_ROW_S
 
 
 def _watch_training(course: _Lifecycle, limits: Mapping[str, Any]) -> None:
     """Wait for the end of the training, and end a tracker that does not open or does not return."""
     # The loop does not use stdin's buffer: Python aborts if a thread holds it at exit.
-    while os.read(sys.stdin.fileno(), 1 << 16):
-        pass
+    text = b""
+    # A program that ends writes a line: forks of it, such as workers that read data, keep the pipe
+    # open. One that is killed writes nothing.
+    while b"\n" not in text and (part := os.read(sys.stdin.fileno(), 1 << 16)):
+        text += part
+    course.last_step, course.ended_at = int(text.strip() or -1), time.monotonic()
     course.is_over.set()
     if not course.is_open.wait(limits["opens_s"]):
         os._exit(NOT_OPENED_CODE)
@@ -100,14 +115,18 @@ def _hand_over(settings: Mapping[str, Any], course: _Lifecycle) -> None:
         state.record_place(built_in.describe_place())
     course.is_open.set()
     files = layout.JOURNALS | ({} if built_in is None else {SAMPLES: layout.SAMPLES})
-    readers = {name: _JournalReader(os.path.join(folder, file)) for name, file in files.items()}
+    may_merge = bool(settings.get("is_reported"))
+    readers = {
+        name: _JournalReader(os.path.join(folder, file), may_merge=may_merge)
+        for name, file in files.items()
+    }
     order = list(files)
     is_last = False
     while True:
         rows = [
             (row.pop(STEP), order.index(journal), row)
             for journal, reader in readers.items()
-            for row in reader.read_rows()
+            for row in reader.read_rows(is_last=is_last)
         ]
         for step, index, row in sorted(rows, key=lambda item: item[:2]):
             journal = order[index]
@@ -131,7 +150,9 @@ def _hand_over(settings: Mapping[str, Any], course: _Lifecycle) -> None:
         if is_last:
             return tracker.close()
         # One more round sends the lines that were written before the training ended.
-        is_last = course.is_over.wait(POLL_S)
+        is_last = course.is_over.wait(POLL_S) and course.has_row(readers["metrics"].newest_step)
+        if may_merge and course.is_over.is_set():
+            time.sleep(POLL_S)
 
 
 def _name_project(settings: Mapping[str, Any]) -> str:
@@ -191,27 +212,39 @@ class _TrackerState:
 
 
 class _JournalReader:
-    """A reader that follows a growing journal and returns its new complete lines."""
+    """A reader that follows a growing journal and returns its new complete lines.
 
-    def __init__(self, path: str) -> None:
-        self._path, self._rest = path, b""
-        self._file: BinaryIO | None = None
+    With `may_merge` the newest line may still get more numbers of its step, so it is returned when
+    the next one is there, or at the end.
+    """
 
-    def read_rows(self) -> Iterator[dict[str, Any]]:
+    def __init__(self, path: str, *, may_merge: bool) -> None:
+        self._path, self._may_merge = path, may_merge
+        self._offset, self.newest_step = 0, -1
+        self._file: FileIO | None = None
+
+    def read_rows(self, *, is_last: bool) -> Iterator[dict[str, Any]]:
         """Yield the objects in the new lines, without invalid ones."""
         if self._file is None:
             try:
-                # It stays open until the program ends.
-                self._file = open(self._path, "rb")  # noqa: SIM115
+                # It stays open until the program ends. A buffer would keep a line that changes.
+                self._file = open(self._path, "rb", buffering=0)  # noqa: SIM115
             except OSError:
                 return
-        *lines, self._rest = (self._rest + self._file.read()).split(b"\n")
-        for line in lines:
+        self._file.seek(self._offset)
+        *lines, _ = self._file.read().split(b"\n")
+        for number, line in enumerate(lines, 1):
             try:
                 row = json.loads(line)
             except ValueError:
-                continue
-            if isinstance(row, dict) and isinstance(row.get(STEP), int):
+                row = None
+            is_row = isinstance(row, dict) and isinstance(row.get(STEP), int)
+            if is_row:
+                self.newest_step = row[STEP]
+            if self._may_merge and number == len(lines) and not is_last:
+                return
+            self._offset += len(line) + 1
+            if is_row:
                 yield row
 
 

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
-from jaxlaunch import contract
+from jaxlaunch import contract, reporting, tracker_feed
 from jaxlaunch.launcher.job import load
 from jaxlaunch.runs import layout
 from jaxlaunch.runs.journal import Journal
 from jaxlaunch.trainer.tracking import __main__ as program
-from jaxlaunch.trainer.tracking import tracker_feed
 
 TRACKERS = """
 import os
@@ -199,6 +201,7 @@ def test_offline_run_is_one_complete_folder_with_the_job(
 ) -> None:
     """A start that is killed takes its lines along; the next one has all, of the job as it is."""
     (folder / "wandb.py").write_text(OFFLINE_WANDB)
+    monkeypatch.syspath_prepend(str(folder))
     monkeypatch.chdir(folder)
     for name in ("WANDB_API_KEY", "WANDB_MODE"):
         monkeypatch.delenv(name, raising=False)
@@ -227,6 +230,49 @@ def test_offline_run_is_one_complete_folder_with_the_job(
     samples = [(step, row["samples"]) for step, row in rows if "samples" in row]
     wanted = {"columns": ["prompt", "text"], "data": [["a", "b"]]}
     assert samples == [(step, wanted) for step in (2, 4, 6)]
+
+
+def test_program_whose_fork_outlives_it_has_every_line_at_its_tracker(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The agent writes the last line a moment after the program has ended."""
+    settings = {"tracker": "mine:Kept", "name": "job"}
+    monkeypatch.setenv(contract.TRACKER, json.dumps(settings))
+    notes: list[str] = []
+    tracker = reporting.TrackerStart(str(folder), notes.append)
+    tracker.follow_step(1)
+    journal = Journal(str(folder / "metrics.jsonl"), 0)
+    journal.write(1, {"loss": 1.0})
+    tracker.follow_step(2)
+    # Such as a worker that reads data: it has the pipe to the tracker's process.
+    if not (worker := os.fork()):
+        signal.pause()
+    late = threading.Timer(1.0, journal.write, (2, {"loss": 0.5}))
+    late.start()
+    try:
+        tracker.close(stops=False)
+    finally:
+        os.kill(worker, signal.SIGKILL)
+        os.waitpid(worker, 0)
+    late.join()
+    journal.close()
+    lines = (folder / "kept").read_text().splitlines()
+    assert lines[1:] == ["1 train/loss 1.0", "2 train/loss 0.5", "closed"]
+    assert not notes
+
+
+def test_tracker_that_is_not_installed_is_a_note(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """W&B's folder of runs in the working folder is not the package."""
+    (folder / "trackio").mkdir()
+    monkeypatch.syspath_prepend(str(folder))
+    monkeypatch.setenv(contract.TRACKER, json.dumps({"tracker": "trackio", "name": "job"}))
+    notes: list[str] = []
+    reporting.TrackerStart(str(folder), notes.append).follow_step(1)
+    message = "no tracker: the package trackio is not installed here"
+    assert notes == [f"{message}: install it next to jaxlaunch, such as with `pip install trackio`"]
+    assert message in capfd.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -364,6 +364,8 @@ class ProgramMetrics:
         self._unprinted: Row | None = None
         self._rows: queue.Queue[Row | None] | None = None
         self._writer: threading.Thread | None = None
+        # The tracker of the job writes the events then, with more than these numbers.
+        self._has_events = _tracker_name(os.environ) != "tensorboard"
 
     def add_step(self, step: int | None, metrics: Mapping[str, Any]) -> None:
         """Record the numbers of a step, unless our own loop writes them."""
@@ -409,21 +411,30 @@ class ProgramMetrics:
             self._rows.put_nowait(row)
 
     def _write_rows(self, rows: queue.Queue[Row | None]) -> None:
-        files: tuple[Journal, TensorBoard] | None = None
+        journal, board = None, None
         try:
             while (row := rows.get()) is not None:
                 step, values = row
-                if files is None:
-                    board = TensorBoard(f"{self._folder}/{layout.TENSORBOARD}", step - 1)
-                    files = Journal(f"{self._folder}/{layout.METRICS}", step - 1), board
-                files[0].merge_step(step, values)
+                if journal is None:
+                    if self._has_events:
+                        board = TensorBoard(f"{self._folder}/{layout.TENSORBOARD}", step - 1)
+                    journal = Journal(f"{self._folder}/{layout.METRICS}", step - 1)
+                journal.merge_step(step, values)
                 scalars = {name: value for name, value in values.items() if name != "time"}
-                files[1].write(step, {f"train/{name}": value for name, value in scalars.items()})
+                if board is not None:
+                    board.write(step, {f"train/{name}": value for name, value in scalars.items()})
         except OSError as error:
             self._note(f"no more metrics.jsonl: {error}")
         finally:
-            for file in files or ():
-                file.close()
+            for file in (journal, board):
+                if file is not None:
+                    file.close()
+
+
+def _tracker_name(environ: Mapping[str, str]) -> str | None:
+    """Return the tracker of the job, or None."""
+    text = environ.get(contract.TRACKER)
+    return None if text is None else str(json.loads(text)["tracker"])
 
 
 # --- profiles -------------------------------------------------------------------------------------

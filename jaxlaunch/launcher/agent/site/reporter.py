@@ -250,6 +250,7 @@ class Reporter:
         if self._is_failed_worker and os.getpid() == self.pid:
             _flush_streams()
             os._exit(self._exit_code or 1)
+        self._close_tracker()
         if self.clean_up is not None:
             self.clean_up()
 
@@ -319,6 +320,14 @@ class Reporter:
         reporting: Any = sys.modules.get("jaxlaunch.reporting")
         if reporting is not None:
             reporting._leave(self.pid)
+
+    def _close_tracker(self) -> None:
+        """Let the tracker of the job take the last numbers; no timeout applies any more."""
+        reporting: Any = sys.modules.get("jaxlaunch.reporting")
+        # Another version of jaxlaunch in the image may not have it.
+        close = getattr(reporting, "_close_tracker", None)
+        if close is not None and self.is_in_process:
+            close(stops=bool(self._exit_code))
 
     def _report_error(self, error: BaseException) -> None:
         """Report an exception that ends this process.

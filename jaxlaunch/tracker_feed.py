@@ -1,12 +1,14 @@
 """Start and end of the program that sends a run's metrics to a tracker during the training.
 
-The program is a separate process that follows the journals of the run folder, so that no step waits
-for a tracker that blocks, fails or needs much memory.
+The program, `jaxlaunch.trainer.tracking`, is a separate process that follows the journals of the
+run folder, so that no step waits for a tracker that blocks, fails or needs much memory. Rank 0
+starts it: the training loop, or a program of the user with its first report.
 """
 
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import json
 import os
 import subprocess
@@ -16,6 +18,8 @@ from pathlib import Path
 from jaxlaunch import contract, isolated
 from jaxlaunch.runs import layout
 
+# The trackers that are packages of their own. A class of the user is imported by the program.
+PACKAGES = ("wandb", "mlflow", "trackio")
 # Output of the tracker's program, in the run folder.
 LOG_FILE = "tracker.log"
 # Exit codes of the program (EX_UNAVAILABLE, EX_TEMPFAIL): the tracker does not open, or does not
@@ -48,13 +52,20 @@ _RANK_VARIABLES = (
 
 
 class TrackerFeed:
-    """The running program. Raises OSError if it cannot be started."""
+    """The running program. Raises OSError if it cannot be started.
 
-    def __init__(self, folder: str, job: str) -> None:
+    `is_reported` is whether the agent writes the journals, from the reports of a program.
+    """
+
+    def __init__(self, folder: str, job: str, *, is_reported: bool) -> None:
+        self._is_reported = is_reported
         self._folder, self._job, self._log = folder, job, os.path.join(folder, LOG_FILE)
         with open(self._log, "wb"):
             pass
         self._is_place_announced = False
+        # The last step of a program that reports to an agent, which writes the journals.
+        self.last_step = -1
+        self.is_closed = False
         self._process = self._start_process()
 
     def announce_place(self) -> str | None:
@@ -68,6 +79,7 @@ class TrackerFeed:
     def _start_process(self) -> subprocess.Popen[bytes]:
         settings = {
             "folder": self._folder,
+            "is_reported": self._is_reported,
             "uid": os.environ.get(contract.UID, self._folder),
             "opens_s": OPENS_S,
             "ends_s": ENDS_S,
@@ -125,7 +137,10 @@ class TrackerFeed:
     def _end_process(self, timeout_s: float) -> int | None:
         """Announce the training's end; return the program's exit code, or None at the timeout."""
         assert self._process.stdin is not None
+        self.is_closed = True
         with contextlib.suppress(OSError):
+            if not self._process.stdin.closed:
+                self._process.stdin.write(f"{self.last_step}\n".encode())
             self._process.stdin.close()
         try:
             return self._process.wait(timeout_s)
@@ -152,6 +167,30 @@ def writes_events() -> bool:
     return has_tracker() and json.loads(os.environ[contract.TRACKER])["tracker"] == "tensorboard"
 
 
-def start_feed(folder: str) -> TrackerFeed | None:
-    """Start the feed of the job's tracker, if it has one."""
-    return TrackerFeed(folder, os.environ[contract.TRACKER]) if has_tracker() else None
+# The feed of this process: a program that calls `jaxlaunch.run` may report by itself, too.
+_feed: TrackerFeed | None = None
+
+
+def start_feed(folder: str, *, is_reported: bool = False) -> TrackerFeed | None:
+    """Start the feed of the job's tracker, if it has one, or return the one that is running.
+
+    Raises:
+        OSError: It cannot be started.
+        ModuleNotFoundError: The package of the tracker is not installed.
+    """
+    global _feed
+    if not has_tracker():
+        return None
+    if _feed is None or _feed.is_closed:
+        job = os.environ[contract.TRACKER]
+        _check_package(json.loads(job)["tracker"])
+        _feed = TrackerFeed(folder, job, is_reported=is_reported)
+    return _feed
+
+
+def _check_package(name: str) -> None:
+    spec = importlib.util.find_spec(name) if name in PACKAGES else None
+    # W&B names its folder of runs `wandb`, which Python takes for a package without an origin.
+    if name in PACKAGES and (spec is None or spec.origin is None):
+        hint = f"install it next to jaxlaunch, such as with `pip install {name}`"
+        raise ModuleNotFoundError(f"the package {name} is not installed here: {hint}", name=name)
