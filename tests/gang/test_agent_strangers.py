@@ -21,7 +21,7 @@ from tests.gang.agents import PATIENCE_S, Gang, make_job, write_program
 
 pytestmark = pytest.mark.extended
 
-SEEDS = {"gathering": range(10), "running": range(10, 20)}
+SEEDS = {"gathering": range(4), "running": range(4, 8)}
 MESSAGES = 1_000  # of each seed
 CONNECTIONS = 50
 MAX_GROWTH_BYTES, MAX_LOG_BYTES = 64 * 1024 * 1024, 1_000_000  # bytes

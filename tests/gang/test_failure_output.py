@@ -1,4 +1,4 @@
-"""What a terminal shows of a failed run: some of tests/failure_output, the others are extended."""
+"""What a terminal shows of a failed run: some of tests/failure_output, which runs all of them."""
 
 from __future__ import annotations
 
@@ -6,16 +6,31 @@ from pathlib import Path
 
 import pytest
 
-from tests.failure_output import CASES, run_case
+from tests.failure_output import run_case
 from tests.gang.test_storage_faults import has_compiler
 
 # A survivor prints tracebacks, an attempt is repeated, and a program reports nothing.
 COVERED = ("a rank is killed", "a rank raises in each attempt", "a rank never steps")
+# One of each kind of output: of the coordinator's death, a long traceback, another program's words,
+# a stack, a host's end, and a trainer's error. The others differ from these in the verdict alone.
+MORE_COVERED = (
+    "rank 0 is killed",
+    "an exception has a cause",
+    "an error of jax",
+    "a module is missing",
+    "an exit code",
+    "a segmentation fault",
+    "a rank hangs",
+    "an agent is killed",
+    "a command is missing",
+    "the disk is full",
+    "the loss is not finite",
+)
 
 
 @pytest.mark.parametrize(
     "name",
-    [name if name in COVERED else pytest.param(name, marks=pytest.mark.extended) for name in CASES],
+    [*COVERED, *(pytest.param(name, marks=pytest.mark.extended) for name in MORE_COVERED)],
 )
 def test_terminal_ends_with_the_cause_and_repeats_nothing(name: str, tmp_path: Path) -> None:
     if "disk" in name and not has_compiler():

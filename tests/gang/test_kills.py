@@ -43,7 +43,6 @@ EVENTS = (
     Event("1", 2, "leader", "KILL", "stop", victim=0, after=2, delay_s=0.1),
     Event("2", 2, "child", "TERM", "step", victim=1, after=3, delay_s=0.1),
     Event("3", 2, "all", "KILL", "save", victim=0, after=3, delay_s=0.1),
-    Event("4", 2, "launcher", "INT", "save", victim=0, after=3, delay_s=0.1),
 )
 
 

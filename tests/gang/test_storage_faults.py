@@ -26,7 +26,6 @@ from tests.storage_faults import (
 
 COVERED_CASES = (
     Case("EROFS", "save", for_ever=False),
-    Case("EACCES", "eval", for_ever=False),
     Case("403", "restore", for_ever=False, scheme="s3://"),
     Case("403", "eval", for_ever=False, scheme="gs://"),
     Case("EROFS", "start", for_ever=True),
