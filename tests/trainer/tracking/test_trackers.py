@@ -1,4 +1,4 @@
-"""The trackers themselves, after two kills and a change of the job, in an environment of theirs."""
+"""The trackers themselves, after kills and a change of the job, in an environment of theirs."""
 
 from __future__ import annotations
 
@@ -24,12 +24,16 @@ JOB = (
     "labels: {team: vision}, train: {task: classify, steps: 8, batch: 12, "
     "model: {kind: mlp}, data: {source: synthetic}, optimizer: {lr: 0.5}}}"
 )
+# Hosts, and the first and last step, of each start of the tracker; all but the last are killed.
+# The second start finds what a third would: wandb alone has one.
+STARTS = ((2, 0, 5), (3, 4, 8))
+MORE_STARTS = ((2, 0, 4), (2, 2, 6), (3, 5, 8))
 LIMIT_S = 300.0
 FLUSH_S = 5.0
 
 
 @pytest.mark.parametrize("tracker", ["wandb", "mlflow", "trackio", "tensorboard"])
-def test_run_is_one_with_its_job_after_two_kills(tmp_path: Path, tracker: str) -> None:
+def test_run_is_one_with_its_job_after_a_kill(tmp_path: Path, tracker: str) -> None:
     try:
         python = environments.find_python("trackers")
     except environments.MissingEnvironmentError as error:
@@ -39,7 +43,8 @@ def test_run_is_one_with_its_job_after_two_kills(tmp_path: Path, tracker: str) -
     keys = ("WANDB_API_KEY", "MLFLOW_TRACKING_URI", "TRACKIO_DIR")
     environ = {key: value for key, value in os.environ.items() if key not in keys}
     environ |= {"HOME": str(tmp_path), "PYTHONPATH": str(ROOT)}
-    for start, (hosts, first, last) in enumerate(((2, 0, 4), (2, 2, 6), (3, 5, 8))):
+    starts = MORE_STARTS if tracker == "wandb" else STARTS
+    for hosts, first, last in starts:
         names = ("metrics", "eval", "samples")
         journals = {name: Journal(str(folder / f"{name}.jsonl"), first) for name in names}
         job = load.parse_job(JOB.replace("HOSTS", str(hosts)).replace("TRACKER", tracker))
@@ -54,7 +59,7 @@ def test_run_is_one_with_its_job_after_two_kills(tmp_path: Path, tracker: str) -
                     journals["samples"].write(step, {"samples": [{"prompt": "a", "text": "b"}]})
             for journal in journals.values():
                 journal.close()
-            if start < 2:
+            if (hosts, first, last) != starts[-1]:
                 wait_for_step(folder, last, program)
                 # A thread of trackio writes its rows, a moment later.
                 time.sleep(FLUSH_S if tracker == "trackio" else 0)
