@@ -7,6 +7,7 @@ escaped. A program keeps its colours.
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
@@ -32,6 +33,8 @@ from jaxlaunch.launcher.yaml import writer
 _ERASE_LINE = "\r\x1b[2K"
 # Erases the line above the cursor.
 _ERASE_LINE_ABOVE = "\x1b[1A\x1b[2K"
+# Green and red, for the states that a person looks for.
+_STATE_COLOURS = {"done": 32, "failed": 31, "killed": 31}
 _write_lock = threading.RLock()
 _status = ""
 
@@ -92,6 +95,29 @@ def format_columns(rows: Sequence[Sequence[str]], *, gap: int = 3, indent: str =
     widths = [max(map(len, column)) + gap for column in zip(*rows, strict=True)]
     padded = (map(str.ljust, row, widths) for row in rows)
     return [(indent + "".join(cells)).rstrip() for cells in padded]
+
+
+def show_table(rows: Sequence[Sequence[str]], state_column: int) -> None:
+    """Write rows to stdout as columns, on a terminal with a colour for some states."""
+    rows = [list(map(escape_controls, row)) for row in rows]
+    lines = format_columns(rows)
+    if _has_colours():
+        begin = sum(
+            max(map(len, column)) + 3
+            for column in itertools.islice(zip(*rows, strict=True), state_column)
+        )
+        for index, row in enumerate(rows):
+            if colour := _STATE_COLOURS.get(row[state_column].lower()):
+                end = begin + len(row[state_column])
+                text = lines[index]
+                lines[index] = f"{text[:begin]}\x1b[{colour}m{text[begin:end]}\x1b[0m{text[end:]}"
+    if lines:
+        _write_line("\n".join(lines))
+
+
+def _has_colours() -> bool:
+    is_dumb = os.environ.get("TERM", "dumb") == "dumb"
+    return sys.stdout.isatty() and not is_dumb and not os.environ.get("NO_COLOR")
 
 
 def show_status(*lines: str) -> None:

@@ -114,7 +114,7 @@ def compare_command(
         raise UserError("compare needs two runs or more.", "name another run after the first.")
     reports = [RunReader(folder).read_report() for folder in folders]
     data = compare.compare_runs(reports, metrics, axis)
-    output.show_lines(*output.format_columns(compare.summary_table(data)))
+    output.show_table(compare.summary_table(data), 1)
     if data["differs"]:
         rows = [["KEY", *(run["name"] for run in data["runs"])]]
         rows += [[key, *values] for key, values in data["differs"]]

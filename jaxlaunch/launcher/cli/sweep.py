@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import os
+import shutil
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -134,9 +136,12 @@ def sweep_command(job_file: Path, overrides: tuple[str, ...], **settings: Any) -
         for member in runs:
             if settings["retry"] and member.state is RunState.FAILED:
                 table.record_state(member, RunState.WAITING)
-        sweep_leader = runner.SweepRunner(table, runs, plan, output.show_messages)
+        show = None
+        if sys.stderr.isatty() and os.environ.get("TERM", "dumb") != "dumb":
+            show = _show_progress
+        sweep_leader = runner.SweepRunner(table, runs, plan, output.show_messages, show)
         sweep_leader.run_members(lock)
-    output.show_lines(*_describe_runs(table, runs))
+    _show_runs(table, runs)
     if sweep_leader.is_stopped:
         return contract.PREEMPTED
     return int(any(member.state is RunState.FAILED for member in runs))
@@ -214,26 +219,40 @@ def _parse_rungs(text: str) -> list[float]:
     return rungs
 
 
-def _describe_runs(table: SweepTable, members: Sequence[Member]) -> Iterator[str]:
-    """Yield the table of the runs, and the best of those that are done."""
+def _show_progress(lines: Sequence[str]) -> None:
+    """Show the runs that train below the messages, as many as a terminal has room for."""
+    room = max(1, shutil.get_terminal_size().lines // 2)
+    more = len(lines) - room
+    output.show_status(*lines[:room], *([f"and {more} more"] if more > 0 else ()))
+
+
+def _show_runs(table: SweepTable, members: Sequence[Member]) -> None:
+    """Write the table of the runs, the best of those that are done first, and name that."""
     metric = table.settings["metric"]
     sign = 1 if table.settings["mode"] == "max" else -1
-    rows, done = [["RUN", "STATE", metric.upper(), "VALUES"]], dict[str, float]()
+    ranked, done = list[tuple[tuple[bool, bool, float], list[str]]](), dict[str, float]()
     for member in members:
-        value = runner.newest_value(member, metric) if member.folder.is_dir() else None
+        has_folder = member.folder.is_dir()
+        step, value = runner.newest_values(member, metric) if has_folder else ("-", None)
         text = "-" if value is None else f"{value:.4g}"
-        rows.append([member.name, member.state, text, " ".join(member.changes)])
-        if value is not None and member.state is RunState.DONE:
+        is_done = member.state is RunState.DONE
+        if value is not None and is_done:
             done[member.name] = value
-    yield from output.format_columns(rows)
+        rank = not is_done, value is None, -sign * (value or 0.0)
+        row = [member.name, member.state.value, step, text, " ".join(member.changes)]
+        ranked.append((rank, row))
+    rows = [row for _, row in sorted(ranked, key=lambda item: item[0])]
+    output.show_table([["RUN", "STATE", "STEP", metric.upper(), "VALUES"], *rows], 1)
     if not done:
-        yield f"no run that is done has {metric}"
+        output.show_lines(f"no run that is done has {metric}")
         return
     best = max(done, key=lambda name: sign * done[name])
     runs = f"{format_count(len(done), 'run')} that are done"
-    yield f"best of {runs}: {best}, {metric} {done[best]:.4g}"
     path, here = table.folder / best / layout.JOB, Path.cwd()
-    yield f"  cat {path.relative_to(here) if path.is_relative_to(here) else path}"
+    output.show_lines(
+        f"best of {runs}: {best}, {metric} {done[best]:.4g}",
+        f"  cat {path.relative_to(here) if path.is_relative_to(here) else path}",
+    )
 
 
 def _submit_members(

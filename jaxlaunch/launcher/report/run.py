@@ -190,7 +190,7 @@ class RunReport:
             "sentence": self.describe_state(),
             "step": brief.step,
             "steps": self.total_steps(),
-            "left_s": self._remaining_s(),
+            "left_s": self.remaining_s(),
             "goodput": numbers.goodput,
             "cards": cards,
             "facts": [
@@ -255,7 +255,7 @@ class RunReport:
         step, _, rate = passes.points[-1]
         return math.floor(epochs * step / rate + 1e-6) if rate > 0 else None
 
-    def _remaining_s(self) -> float | None:
+    def remaining_s(self) -> float | None:
         """Return the seconds that the run still needs, or None if they are unknown."""
         steps, step = self.total_steps(), self.brief.step
         if self.brief.state != "running" or steps is None or step is None:

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 
 from jaxlaunch import contract
 from jaxlaunch.launcher.errors import UserError
+from jaxlaunch.launcher.kubernetes.objects import format_age
 from jaxlaunch.launcher.local import run_folders, status
 from jaxlaunch.launcher.report.run import RunReader
 from jaxlaunch.launcher.sweep.table import (
@@ -29,6 +30,8 @@ from jaxlaunch.launcher.sweep.table import (
 )
 from jaxlaunch.runs.layout import Holder, Lock, find_holder
 
+# Reading the files of all runs takes a while.
+SHOW_PERIOD_S = 2.0
 POLL_S = 0.25
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _END_STATES = (RunState.DONE, RunState.FAILED, RunState.CUT)
@@ -58,8 +61,11 @@ class SweepRunner:
         members: Sequence[Member],
         plan: SweepPlan,
         say: Callable[[str], None],
+        show: Callable[[Sequence[str]], None] | None = None,
     ) -> None:
+        """Create the runner. `show` gets a line for each run that trains, every SHOW_PERIOD_S."""
         self._table, self._members, self._plan, self._say = table, members, plan, say
+        self._show, self._shown_at = show, 0.0
         self._children: dict[str, subprocess.Popen[bytes]] = {}
         self._running: set[str] = set()
         # Runs that this process has asked to stop.
@@ -79,10 +85,34 @@ class SweepRunner:
         try:
             self._find_running()
             while self._advance():
+                self._show_progress()
                 time.sleep(POLL_S)
         finally:
+            if self._show is not None:
+                self._show(())
             for number, handler in handlers.items():
                 signal.signal(number, handler)
+
+    def _show_progress(self) -> None:
+        now = time.monotonic()
+        if self._show is None or now < self._shown_at + SHOW_PERIOD_S:
+            return
+        self._shown_at = now
+        members = [member for member in self._running_members() if member.folder.is_dir()]
+        self._show([self.describe_progress(member) for member in members])
+
+    def describe_progress(self, member: Member) -> str:
+        """Return `digits-sweep-003: 120/600, eval/loss 0.25, 4m left`, as far as known."""
+        report = self._readers.setdefault(member.name, RunReader(member.folder)).read_report()
+        steps, curve = report.total_steps(), report.named_curves().get(self._plan.metric)
+        parts = []
+        if report.brief.step is not None:
+            parts.append(f"{report.brief.step}/{'?' if steps is None else steps}")
+        if curve is not None and curve.points:
+            parts.append(f"{self._plan.metric} {curve.points[-1][2]:.4g}")
+        if (left_s := report.remaining_s()) is not None:
+            parts.append(f"{format_age(left_s)} left")
+        return f"{member.name}: {', '.join(parts) or 'starting'}"
 
     @property
     def is_stopped(self) -> bool:
@@ -171,7 +201,7 @@ class SweepRunner:
         # The run was stopped from outside, or killed.
         is_stopped = code < 0 or code in (contract.PREEMPTED, contract.LOST, contract.KILLED)
         if code == contract.DONE:
-            value = newest_value(member, self._plan.metric)
+            _, value = newest_values(member, self._plan.metric)
             note = "" if value is None else f"{self._plan.metric} {value:.4g}"
             self._record_state(member, RunState.DONE, note)
         elif is_stopped and not is_cut:
@@ -252,10 +282,13 @@ class SweepRunner:
             run_folders.stop_run(run_folders.open_run(member.folder))
 
 
-def newest_value(member: Member, metric: str) -> float | None:
-    """Return the newest value of a metric of a run."""
-    curve = RunReader(member.folder).read_report().named_curves().get(metric)
-    return curve.points[-1][2] if curve is not None and curve.points else None
+def newest_values(member: Member, metric: str) -> tuple[str, float | None]:
+    """Return the steps of a run, such as `120/600`, and the newest value of a metric."""
+    report = RunReader(member.folder).read_report()
+    step, steps = report.brief.step, report.total_steps()
+    text = "-" if step is None else str(step) if steps is None else f"{step}/{steps}"
+    curve = report.named_curves().get(metric)
+    return text, curve.points[-1][2] if curve is not None and curve.points else None
 
 
 def count_fitting_runs(processes: int, platform: str) -> int:

@@ -128,3 +128,37 @@ def test_program_keeps_colours_until_end_of_line(capsys: Capture) -> None:
         "[3] \x1b[1;31mred\x1b[38;2;1;2;3m\\x1b[2Jx\\x1b[5n\\x1b[?25l\x1b[0m\n[3] plain\n",
         "agent: \\x1b[31mred\n",
     )
+
+
+@pytest.mark.parametrize(
+    ("is_terminal", "variables", "is_coloured"),
+    [
+        (True, {"TERM": "xterm"}, True),
+        (True, {"TERM": "xterm", "NO_COLOR": "1"}, False),
+        (True, {"TERM": "dumb"}, False),
+        (False, {"TERM": "xterm"}, False),
+    ],
+)
+def test_state_has_a_colour_on_a_terminal(
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    is_terminal: bool,
+    variables: dict[str, str],
+    is_coloured: bool,
+) -> None:
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: is_terminal)
+    rows = [["RUN", "STATE", "STEP"], ["a\x1b[2K", "done", "7"], ["b", "failed", "7"]]
+    output.show_table([*rows, ["c", "waiting", "-"]], 1)
+    shown = capsys.readouterr().out
+    done, failed = ("\x1b[32mdone\x1b[0m", "\x1b[31mfailed\x1b[0m")
+    plain = shown.replace(done, "done").replace(failed, "failed")
+    assert plain.splitlines() == [
+        "RUN        STATE     STEP",
+        "a\\x1b[2K   done      7",
+        "b          failed    7",
+        "c          waiting   -",
+    ]
+    assert (done in shown and failed in shown) is is_coloured

@@ -12,6 +12,7 @@ import pytest
 from jaxlaunch.launcher.errors import UserError
 from jaxlaunch.launcher.sweep import runner
 from jaxlaunch.launcher.sweep.table import SweepTable
+from jaxlaunch.runs.layout import hold_lock
 from tests.launcher.invoke import CommandResult, launcher
 from tests.launcher.report import made_runs
 
@@ -103,10 +104,12 @@ def test_best_of_the_finished_runs_is_named(
     result = call("sweep", "job.yaml", "train.seed=0..2", *options)
     assert result.code == 1, result.err
     *table, best_line, job_line = result.out.splitlines()
-    assert [line.split()[:2] for line in table[1:]] == [
-        ["made-sweep-000", "done"],
-        ["made-sweep-001", "done"],
-        ["made-sweep-002", "failed"],
+    first = best.partition(",")[0]
+    (second,) = {"made-sweep-000", "made-sweep-001"} - {first}
+    assert [line.split()[:3] for line in table[1:]] == [
+        [first, "done", "1000/1000"],
+        [second, "done", "1000/1000"],
+        ["made-sweep-002", "failed", "1000/1000"],
     ]
     assert best_line == f"best of 2 runs that are done: {best}"
     assert job_line == f"  cat runs/made-sweep/{best.partition(',')[0]}/job.yaml"
@@ -137,3 +140,28 @@ def test_as_many_runs_at_a_time_as_the_cpus_allow_and_one_on_gpus(
     (tmp_path / "job.yaml").write_text(COMMAND.replace("train.py", "other.py"))
     with pytest.raises(UserError, match="job.yaml has changed since the sweep began"):
         plans[-1].command(member)
+
+
+def test_line_of_a_run_has_its_steps_metric_and_time_left(tmp_path: Path) -> None:
+    made_runs.sweep(tmp_path)
+    table = SweepTable(tmp_path)
+    member, *_, waiting = table.members.values()
+    summary = json.loads((member.folder / "summary.json").read_text())
+    (member.folder / "summary.json").write_text(
+        json.dumps(summary | {"verdict": None, "step": 250})
+    )
+    row = {"step": 250, "loss": 1.0, "step_s": 0.5, "time": made_runs.BEGAN}
+    (member.folder / "metrics.jsonl").write_text(json.dumps(row) + "\n")
+    plan = runner.SweepPlan(
+        parallel=1,
+        metric="eval/loss",
+        is_higher_better=False,
+        rungs=[],
+        may_pause=False,
+        command=lambda _: [],
+    )
+    sweep_runner = runner.SweepRunner(table, [member], plan, print)
+    with hold_lock(member.folder):
+        line = sweep_runner.describe_progress(member)
+    assert line == f"{member.name}: 250/1000, eval/loss 0.9, 6m15s left"
+    assert sweep_runner.describe_progress(waiting) == f"{waiting.name}: starting"
