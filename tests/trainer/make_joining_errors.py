@@ -19,7 +19,8 @@ def main(port: int, rank: int, kind: str) -> None:
     address = f"127.0.0.1:{port}"
     jax.distributed.initialize(address, 2, min(rank, 1), shutdown_timeout_seconds=2)
     if kind == "twice" or rank:
-        time.sleep(60)
+        # Until it is killed: the third process may start late, on a busy machine.
+        time.sleep(600)
 
 
 if __name__ == "__main__":

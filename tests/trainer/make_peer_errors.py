@@ -1,7 +1,7 @@
 """Make errors between two processes of JAX: `python make_peer_errors.py PORT RANK`.
 
 Rank 0 prints a JSON object of messages by name. Rank 1 kills itself in the middle of a sum; of that
-rank 0 gets an error, and half a minute later JAX's coordination service ends it, with messages of
+rank 0 gets an error, and fifteen seconds later JAX's coordination service ends it, with messages of
 its own on stderr.
 """
 
@@ -20,7 +20,7 @@ import numpy as np
 from jax._src import distributed
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-HEARTBEAT_S = 10
+HEARTBEAT_S = 5
 
 
 def message(make: Callable[[], Any]) -> str:

@@ -135,12 +135,13 @@ def build(devices: int = 1, **keys: Any) -> Step:
     defaults = {"task": "tests:Pairs", "model": tiny.DECODER, "batch": 8, "mesh": {"dp": 1}}
     defaults["optimizer"] = specs.Optimizer(lr=1e-2)
     train = TrainSpec.model_validate(defaults | keys)
-    return Step(UpOrDown(), train, mesh.build_mesh(train.mesh, jax.devices()[:devices]), 20)
+    step = Step(UpOrDown(), train, mesh.build_mesh(train.mesh, jax.devices()[:devices]), 20)
+    step.compile_train(step.put_batch(UpOrDown().batch(0)))
+    return step
 
 
 def run(step: Step, state: Any, first: int, last: int) -> tuple[Any, list[dict[str, float]]]:
     task, message = UpOrDown(), []
-    step.compile_train(step.put_batch(task.batch(0)))
     for number in range(first, last):
         state, metrics = step.train(state, step.put_batch(task.batch(number)))
         message.append({name: float(value) for name, value in metrics.items()})

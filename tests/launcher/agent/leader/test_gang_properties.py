@@ -267,7 +267,7 @@ def decode(sequence: bytes) -> Iterator[tuple[str, int, int]]:
 @pytest.mark.parametrize("place", CONFIGS, ids=range(len(CONFIGS)))
 def test_invariants_hold_over_random_event_sequences(place: Config) -> None:
     @settings(
-        max_examples=600,
+        max_examples=250,
         derandomize=True,
         database=None,
         deadline=None,
