@@ -475,6 +475,10 @@ class Key:
     TARGETS_PER_S = "targets_per_s"
     MFU = "mfu"
     WALL_S, TIME, EXAMPLES = "wall_s", "time", "examples"
+    # Memory of the process and of its fullest device; the memory of the host and the share of its
+    # processors that is busy.
+    PROCESS_GIB, DEVICE_GIB, DEVICE_LIMIT_GIB = "process_gib", "device_gib", "device_limit_gib"
+    HOST_GIB, HOST_LIMIT_GIB, HOST_CPU = "host_gib", "host_limit_gib", "host_cpu"
     # The step with the best evaluation so far. It is not written.
     BEST_STEP = "best_step"
     # Keys of a step that are not written. Over all ranks: the weight of the loss, its targets, and
@@ -728,6 +732,8 @@ PROMETHEUS: tuple[Metric, ...] = (
 # numbers.
 RESERVED_METRICS = frozenset(
     {Key.WALL_S, Key.TIME, Key.EXAMPLES, Key.FINITE, Key.SKIPPED, Key.WEIGHT, Key.ROUTING}
+    | {Key.PROCESS_GIB, Key.DEVICE_GIB, Key.DEVICE_LIMIT_GIB}
+    | {Key.HOST_GIB, Key.HOST_LIMIT_GIB, Key.HOST_CPU}
     | {row.key for row in PROMETHEUS if row.key is not None and row.key != Key.PART_S}
     | {Key.PART_S.format(part=part) for part in LOOP_PARTS}
 )

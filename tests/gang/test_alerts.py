@@ -39,11 +39,11 @@ ENDLESS = 1_000_000
 # killed yet.
 FILL_MEMORY = """
 import time
-from jaxlaunch.launcher.agent.io import resources
-held, memory = [], resources.read_memory()
+from jaxlaunch.runs import host_load
+held, memory = [], host_load.read_memory()
 while memory["in_use"] < 0.93 * memory["limit"]:
     held.append(bytearray(1 << 20))
-    memory = resources.read_memory()
+    memory = host_load.read_memory()
 time.sleep(3600)
 """
 

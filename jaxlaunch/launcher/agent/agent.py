@@ -43,7 +43,7 @@ from jaxlaunch.launcher.agent.metrics_server import MetricsServer
 from jaxlaunch.records import log_lines
 from jaxlaunch.records.log_lines import TerminationMessage
 from jaxlaunch.records.verdict import Failure, FailureKind, Verdict, verdict_for_code
-from jaxlaunch.runs import history
+from jaxlaunch.runs import history, host_load
 from jaxlaunch.runs.run_folder import RunFolder
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
@@ -270,7 +270,7 @@ class Agent:
         now, member = time.monotonic(), self._member
         ranks = {rank: child.progress for rank, child in member.processes.children.items()}
         silence_s = 0.0 if self._config.is_leader else now - member.leader.last_message_at
-        memory, timeouts_s = resources.read_memory(), member.reports.timeouts_s
+        memory, timeouts_s = host_load.read_memory(), member.reports.timeouts_s
         agent_text = metrics_server.render_agent_metrics(
             self._config.generation, member.gang, ranks, timeouts_s, silence_s, memory, now
         )

@@ -33,6 +33,8 @@ _OTHER_NOUNS = ("restart", "restarts")
 _HIDDEN = (
     *(Key.PART_S.format(part=part) for part in ("data", "device", "host", "save", "eval")),
     *("wall_s", "step_s", "examples", "eval/examples", Key.EPOCH, Key.TARGETS_PER_S),
+    # The curve of the memory has its limit.
+    *(Key.DEVICE_LIMIT_GIB, Key.HOST_LIMIT_GIB),
 )
 
 
@@ -85,6 +87,25 @@ def describe_speed(curves: Mapping[str, Curve]) -> str:
                     break
             return f"{value:.3g}{prefix} {unit}/s"
     return ""
+
+
+def describe_memory(curves: Mapping[str, Curve]) -> str:
+    """Return the most memory that the host of rank 0 and its devices had in use, and the limits.
+
+    For example "host 1.93 of 2 GiB (97 %), device 61.2 of 79.6 GiB (77 %)", "" if it is unknown.
+    """
+    texts = []
+    for name, key, limit_key in (
+        ("host", Key.HOST_GIB, Key.HOST_LIMIT_GIB),
+        ("device", Key.DEVICE_GIB, Key.DEVICE_LIMIT_GIB),
+    ):
+        used, limits = curves.get(key), curves.get(limit_key)
+        if used is None or limits is None or not used.points or not limits.points:
+            continue
+        most, limit = max(point[2] for point in used.points), limits.points[-1][2]
+        if limit > 0:
+            texts.append(f"{name} {most:.3g} of {limit:.3g} GiB ({100 * most / limit:.0f} %)")
+    return ", ".join(texts)
 
 
 def describe_restarts(timeline: Timeline) -> str:

@@ -182,6 +182,9 @@ class RunReport:
         wall_s = self.timeline.wall_s
         notes = () if summary is None else summary.notes[-20:]
         numbers = TimedNumbers(**(brief.run_numbers() | {"goodput": None}), seconds=seconds)
+        facts = list(numbers.describe_numbers())
+        if memory := headline.describe_memory(self.metrics.curves):
+            facts.append(("most memory", memory))
         cards = self._list_results()
         if speed := headline.describe_speed(self.metrics.curves):
             cards.append(("Speed", speed))
@@ -195,7 +198,7 @@ class RunReport:
             "cards": cards,
             "facts": [
                 (label, text)
-                for label, text in numbers.describe_numbers()
+                for label, text in facts
                 # The cards have the metrics, each with its name.
                 if not (cards and label == "metrics")
             ],

@@ -31,6 +31,7 @@ from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.registry import Collector
 
 from jaxlaunch.contract import PROMETHEUS, Key, Metric
+from jaxlaunch.runs import host_load
 from jaxlaunch.trainer.counts import Counter, Labels, read_totals
 
 TOKENS, TARGETS = Counter("jaxlaunch_tokens_total"), Counter("jaxlaunch_targets_total")
@@ -305,20 +306,11 @@ class Counters:
             "jaxlaunch_examples_total": work.examples_per_step * steps,
             "jaxlaunch_model_flops_per_step": speed.flops_per_step,
             "jaxlaunch_task_metric": task,
-            "jaxlaunch_resident_memory_bytes": _resident_bytes(),
+            "jaxlaunch_resident_memory_bytes": host_load.read_resident_bytes(),
             "jaxlaunch_device_memory_bytes": self.device_bytes,
             "jaxlaunch_checkpoint_step": self.checkpoint_step,
             "jaxlaunch_checkpoint_age_seconds": time.monotonic() - self.committed_at,
         }
-
-
-def _resident_bytes() -> float | None:
-    """Return the host memory of this process; None without /proc."""
-    try:
-        with open("/proc/self/statm") as statm:
-            return int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    except OSError:
-        return None
 
 
 def read_device_bytes() -> dict[Labels, float | None]:
@@ -329,6 +321,18 @@ def read_device_bytes() -> dict[Labels, float | None]:
         stats = device.memory_stats() or {}
         sizes |= {(str(device.id), kind): stats.get(key) for kind, key in kinds.items()}
     return sizes
+
+
+def memory_numbers(
+    device_bytes: Mapping[Labels, float | None], host: host_load.HostLoad
+) -> dict[str, float | None]:
+    """Return the memory of the fullest device, of this process and of the host, and its load."""
+    numbers = {Key.PROCESS_GIB: host_load.to_gib(host_load.read_resident_bytes())}
+    for key, kind in ((Key.DEVICE_GIB, "peak"), (Key.DEVICE_LIMIT_GIB, "limit")):
+        sizes = [size for (_, name), size in device_bytes.items() if name == kind and size]
+        if sizes:
+            numbers[key] = host_load.to_gib(max(sizes))
+    return numbers | host.read_numbers()
 
 
 # --- the export -----------------------------------------------------------------------------------

@@ -23,9 +23,16 @@ import jax.monitoring
 from jaxlaunch import tracker_feed
 from jaxlaunch.contract import Key
 from jaxlaunch.runs import layout
+from jaxlaunch.runs.host_load import HostLoad
 from jaxlaunch.runs.journal import Journal, TensorBoard
 from jaxlaunch.trainer.counts import Counter, keyed_totals
-from jaxlaunch.trainer.metrics.counters import Counters, Exporter, Workload, read_device_bytes
+from jaxlaunch.trainer.metrics.counters import (
+    Counters,
+    Exporter,
+    Workload,
+    memory_numbers,
+    read_device_bytes,
+)
 from jaxlaunch.trainer.metrics.progress import Progress
 
 # Values of a step that the loop alone reads.
@@ -80,6 +87,7 @@ class Metrics:
         self._best_step: dict[str, float] = {}
         # Totals at the last interval of the counters that are written.
         self._totals: dict[str, float] = {}
+        self._host_load = HostLoad()
         count_cache_events()
         self._exporter: Exporter | None = None
         if socket is not None:
@@ -134,7 +142,14 @@ class Metrics:
         counted = {key: total - previous.get(key, 0.0) for key, total in self._totals.items()}
         for part, seconds in interval.parts.items():
             counted[Key.PART_S.format(part=part)] = seconds
-        row = {**self._numbers, **counted, "wall_s": interval.seconds, "time": time.time()}
+        memory = memory_numbers(counters.device_bytes, self._host_load)
+        row = {
+            **self._numbers,
+            **counted,
+            **memory,
+            "wall_s": interval.seconds,
+            "time": time.time(),
+        }
         self._write_row("metrics", step, row)
         shares = {}
         if interval.seconds:

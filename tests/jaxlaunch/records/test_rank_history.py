@@ -81,6 +81,7 @@ def make_history(own_times: list[list[int | None]]) -> RankHistory:
 def test_rank_that_is_two_percent_slower_is_named() -> None:
     """Rank 2 spends 23 of 1,000 on its own, and the others 3 with some noise."""
     chance = random.Random(1)
+    own_times: list[list[int | None]]
     own_times = [[3, chance.randint(1, 5), 23, chance.randint(1, 5)] for _ in range(900)]
     history = make_history(own_times)
 

@@ -31,6 +31,7 @@ from jaxlaunch.launcher.agent.io.link import HEARTBEAT_S
 from jaxlaunch.records import codec
 from jaxlaunch.records.verdict import HangFacts
 from jaxlaunch.runs import layout
+from jaxlaunch.runs.host_load import HostLoad
 from jaxlaunch.runs.journal import STEP, Journal, TensorBoard, replace_non_finite
 
 # A process may send this many notes.
@@ -362,6 +363,7 @@ class ProgramMetrics:
         self.unsent: Mapping[str, Any] | None = None
         self._printed_at = time.monotonic()
         self._unprinted: Row | None = None
+        self._host_load = HostLoad()
         self._rows: queue.Queue[Row | None] | None = None
         self._writer: threading.Thread | None = None
         # The tracker of the job writes the events then, with more than these numbers.
@@ -381,7 +383,8 @@ class ProgramMetrics:
         if time.monotonic() - self._printed_at >= PRINT_PERIOD_S:
             self._print_newest()
         if self._folder is not None:
-            self._enqueue((step, {"time": time.time(), **replace_non_finite(numbers)}))
+            row = {**self._host_load.read_numbers(), "time": time.time()}
+            self._enqueue((step, row | replace_non_finite(numbers)))
 
     def finish(self) -> None:
         """Print the last numbers after the end, and wait until they are written."""

@@ -15,9 +15,8 @@ import re
 import resource
 import stat
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 from pathlib import Path
-from typing import NamedTuple
 
 from jaxlaunch.contract import AgentJob
 from jaxlaunch.records.verdict import DiskExcess
@@ -28,81 +27,12 @@ OOM_COUNTERS = ("/sys/fs/cgroup/memory.events", "/sys/fs/cgroup/memory/memory.oo
 _OOM_KILLS = re.compile(r"^oom_kill (\d+)$", re.MULTILINE)
 
 
-class Controller(NamedTuple):
-    """Files of one version of the kernel's memory controller.
-
-    Attributes:
-        mount: Folder where the controller is mounted.
-        cgroup_pattern: Pattern of the line of /proc/self/cgroup with the path below the mount.
-        usage: File with the bytes in use.
-        limit: File with the limit.
-        cache_key: Key in memory.stat of cached file pages, which the kernel frees before it kills.
-    """
-
-    mount: str
-    cgroup_pattern: str
-    usage: str
-    limit: str
-    cache_key: str
-
-
-CONTROLLERS = (
-    Controller("/sys/fs/cgroup", r"^0::(.*)$", "memory.current", "memory.max", "inactive_file"),
-    Controller(
-        "/sys/fs/cgroup/memory",
-        r"^\d+:memory:(.*)$",
-        "memory.usage_in_bytes",
-        "memory.limit_in_bytes",
-        "total_inactive_file",
-    ),
-)
-
-
-def read_memory(root: Path = Path("/")) -> dict[str, float | None]:
-    """Return the bytes `in_use`, counted like the kubelet's working set, and their `limit`.
-
-    Without a limit, both are those of the machine. Both are None if the kernel does not report
-    them.
-    """
-    machine = _read_machine_memory(root)
-    for controller in CONTROLLERS:
-        if (container := _read_container_memory(root, controller)) is not None:
-            has_limit = machine["limit"] is None or container["limit"] < machine["limit"]
-            return dict(container) if has_limit else machine
-    return machine
-
-
 def count_oom_kills() -> int:
     """Return the number of processes of this container that the OOM killer has ended."""
     for path in OOM_COUNTERS:
         if match := _OOM_KILLS.search(_read_text(Path(path))):
             return int(match[1])
     return 0
-
-
-def _read_container_memory(root: Path, controller: Controller) -> Mapping[str, float] | None:
-    """Return the memory of the container, or None without a limit."""
-    text = _read_text(root / "proc/self/cgroup")
-    cgroup = re.search(controller.cgroup_pattern, text, re.MULTILINE)
-    mount = root / controller.mount.lstrip("/")
-    # A container may see its own cgroup as the mount.
-    for folder in (mount / cgroup[1].lstrip("/") if cgroup else mount, mount):
-        usage = _read_text(folder / controller.usage).strip()
-        limit = _read_text(folder / controller.limit).strip()
-        if usage.isdecimal() and limit.isdecimal():
-            text = _read_text(folder / "memory.stat")
-            cache = re.search(rf"^{controller.cache_key} (\d+)$", text, re.MULTILINE)
-            in_use = max(0.0, float(usage) - float(cache[1] if cache else 0))
-            return {"in_use": in_use, "limit": float(limit)}
-    return None
-
-
-def _read_machine_memory(root: Path) -> dict[str, float | None]:
-    text = _read_text(root / "proc/meminfo")
-    sizes = {key: 1024 * float(kib) for key, kib in re.findall(r"^(\w+): +(\d+) kB$", text, re.M)}
-    if "MemTotal" not in sizes or "MemAvailable" not in sizes:
-        return {"in_use": None, "limit": None}
-    return {"in_use": sizes["MemTotal"] - sizes["MemAvailable"], "limit": sizes["MemTotal"]}
 
 
 def _read_text(path: Path) -> str:

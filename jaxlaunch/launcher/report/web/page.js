@@ -200,6 +200,14 @@ function lines(name, curve, by, unit) {
   return [{ label: name, ...raw, ...style, isFaint: true }, { label: `${name}, smoothed`, x: raw.x, y: smoothed(raw.y, view.smooth), ...style }];
 }
 
+const LIMITS = { host_gib: "host_limit_gib", device_gib: "device_limit_gib" };
+
+// A curve of memory has its limit as a dashed line: at the limit the kernel or the device ends the process.
+function limited(run, name, unit) {
+  const limit = run.curves[LIMITS[name]], shown = lines(name, run.curves[name], view.by, unit);
+  return limit ? [...shown, ...lines("limit", limit, view.by, unit).slice(0, 1).map((line) => ({ ...line, isFaint: false, dash: LINES[1], stroke: "--s1" }))] : shown;
+}
+
 function told(name, curve) {
   const values = curve[2], steps = curve[0];
   return `${name}: ${short(values[0])} at step ${steps[0]}, ${short(values[values.length - 1])} at step ${steps[steps.length - 1]}, ` +
@@ -245,7 +253,7 @@ function curves(run) {
     chart.frame.setAttribute("aria-label", told(name, curve));
     peek.ontoggle = () => peek.open && peek.replaceChildren(peek.firstChild, numbers(name, curve));
     peek.ontoggle();
-    if (!isNew) chart.update(joined(lines(name, curve, view.by, unit), view.isLog));
+    if (!isNew) chart.update(joined(limited(run, name, unit), view.isLog));
   }
 }
 
@@ -258,7 +266,7 @@ function manyCharts(run, shown, unit, label) {
     const frame = el("div", { class: "chart" }), curve = run.curves[name], words = el("p", { class: "quiet" });
     const peek = el("details", { class: "no-print" }, el("summary", { class: "quiet" }, "As a table"));
     place.append(el("div", {}, el("h3", {}, name), words, frame, peek));
-    const chart = lineChart(frame, lines(name, curve, view.by, unit), { label: told(name, curve), height: 170, isLog: view.isLog, xLabel: view.by === "step" ? "step" : label });
+    const chart = lineChart(frame, limited(run, name, unit), { label: told(name, curve), height: 170, isLog: view.isLog, xLabel: view.by === "step" ? "step" : label });
     view.charts.set(name, { chart, words, peek });
   }
 }

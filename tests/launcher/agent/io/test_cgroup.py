@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from jaxlaunch.launcher.agent.io import resources
+from jaxlaunch.runs import host_load
 
 MEMINFO = "MemTotal:       1000 kB\nMemFree:         100 kB\nMemAvailable:    400 kB\n"
 MACHINE = {"in_use": 600 * 1024.0, "limit": 1000 * 1024.0}
@@ -47,7 +48,7 @@ def cgroup_v1(folder: str, limit: str) -> dict[str, str]:
 def test_page_cache_is_not_memory_in_use(
     cgroup: str, files: dict[str, str], tmp_path: Path
 ) -> None:
-    assert resources.read_memory(write_files(tmp_path, cgroup, **files)) == {
+    assert host_load.read_memory(write_files(tmp_path, cgroup, **files)) == {
         "in_use": 3000.0,
         "limit": 8000.0,
     }
@@ -64,11 +65,11 @@ def test_page_cache_is_not_memory_in_use(
 def test_memory_limit_is_the_machine_without_a_cgroup_limit(
     cgroup: str, files: dict[str, str], tmp_path: Path
 ) -> None:
-    assert resources.read_memory(write_files(tmp_path, cgroup, **files)) == MACHINE
+    assert host_load.read_memory(write_files(tmp_path, cgroup, **files)) == MACHINE
 
 
 def test_memory_is_unknown_without_proc(tmp_path: Path) -> None:
-    assert resources.read_memory(tmp_path) == {"in_use": None, "limit": None}
+    assert host_load.read_memory(tmp_path) == {"in_use": None, "limit": None}
 
 
 OOM_V1 = "oom_kill_disable 0\nunder_oom 0\noom_kill 2\n"
@@ -88,3 +89,20 @@ def test_oom_kills_are_counted(
         resources, "OOM_COUNTERS", (str(tmp_path / "absent"), str(tmp_path / "count"))
     )
     assert resources.count_oom_kills() == kills
+
+
+def test_load_is_the_share_of_busy_ticks_since_the_last_line(tmp_path: Path) -> None:
+    (tmp_path / "proc").mkdir()
+    stat, meminfo = tmp_path / "proc" / "stat", tmp_path / "proc" / "meminfo"
+    meminfo.write_text(f"MemTotal: {8 * 2**20} kB\nMemAvailable: {6 * 2**20} kB\n")
+    stat.write_text("cpu  100 0 50 800 50 0 0 0 9 9\ncpu0 1 1 1 1\n")
+    load = host_load.HostLoad(tmp_path)
+    # 60 of 200 ticks were busy: 40 of a user and 20 of the system.
+    stat.write_text("cpu  140 0 70 900 90 0 0 0 9 9\n")
+    assert load.read_numbers() == {"host_gib": 2.0, "host_limit_gib": 8.0, "host_cpu": 0.3}
+    assert load.read_numbers()["host_cpu"] is None
+
+
+def test_load_is_unknown_without_proc(tmp_path: Path) -> None:
+    numbers = host_load.HostLoad(tmp_path).read_numbers()
+    assert numbers == {"host_gib": None, "host_limit_gib": None, "host_cpu": None}
