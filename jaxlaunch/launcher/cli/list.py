@@ -106,6 +106,11 @@ COLUMNS = (
 
 
 def format_table(rows: Rows, with_namespace: bool, is_wide: bool) -> list[str]:
+    """Return the lines of the table of the rows."""
+    return output.format_columns(_make_table(rows, with_namespace, is_wide))
+
+
+def _make_table(rows: Rows, with_namespace: bool, is_wide: bool) -> list[list[str]]:
     """Return the rows under their headings; the namespace of a run is this machine."""
     columns = [column for column in COLUMNS if is_wide or not column.is_wide]
     table = [["NAME", *(column.heading for column in columns)]]
@@ -113,7 +118,7 @@ def format_table(rows: Rows, with_namespace: bool, is_wide: bool) -> list[str]:
     if with_namespace:
         places = ["NAMESPACE", *(jobs[0].namespace or LOCAL_NAMESPACE for _, jobs in rows)]
         table = [[place, *row] for place, row in zip(places, table, strict=True)]
-    return output.format_columns(table)
+    return table
 
 
 # --- the command ----------------------------------------------------------------------------------
@@ -186,7 +191,8 @@ def _show_jobs(
     if form in ("json", "yaml"):
         output.show_data([job.to_json() for job in jobs], form)
     else:
-        output.show_lines(*format_table(_group_rows(jobs, home), with_namespace, form == "wide"))
+        table = _make_table(_group_rows(jobs, home), with_namespace, form == "wide")
+        output.show_table(table, table[0].index("STATE"))
 
 
 def _read_cluster_jobs(
