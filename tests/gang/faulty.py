@@ -19,6 +19,7 @@ import jax
 import jaxlaunch.trainer.checkpoint.store
 import jaxlaunch.trainer.step.train_step
 from jaxlaunch.trainer.tasks.classify import Classify
+from jaxlaunch.trainer.tasks.lm import NextToken
 
 FAULT: dict[str, Any] = json.loads(os.environ.get("FAULT", "{}"))
 
@@ -53,6 +54,10 @@ class Faulty(Classify):
         if FAULT.get("at") == "model":
             raise ValueError("no such layer")
         return super().model(spec, rngs)
+
+
+class FaultyText(NextToken):
+    """Predict the next token, until the fault."""
 
 
 def affects_this_rank() -> bool:

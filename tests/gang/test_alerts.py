@@ -65,14 +65,16 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Running
     with ExitStack() as stack:
 
         def start(name: str, train: dict[str, Any], fault: dict[str, Any], **keys: Any) -> Running:
-            document = make_job(train, hosts=2, per_host=1, **keys)
+            document = make_job(train, per_host=1, **{"hosts": 2} | keys)
             return stack.enter_context(
                 Running(folder / name, document, env=fault_env(folder / name / "marks", **fault))
             )
 
         runs = {
             "clean": start("clean", clean, every_step | {"seconds": 0.1}),
-            "starved": start("starved", plain, {"kind": "slow", "at": "data", "seconds": 0.05}),
+            "starved": start(
+                "starved", plain, {"kind": "slow", "at": "data", "seconds": 0.05}, hosts=1
+            ),
             "straggling": start(
                 "straggling",
                 plain,
@@ -101,7 +103,7 @@ def test_loss_not_finite(prometheus: Prometheus, tmp_path: Path) -> None:
     train = digits_block(optimizer={"name": "sgd", "lr": 1e38}, steps=ENDLESS, task="faulty:Faulty")
     # Slow, so that there is time for a scrape before it ends.
     slow = fault_env(tmp_path / "marks", "slow", "step", step=1, seconds=3)
-    with Running(tmp_path, make_job(train, hosts=2, per_host=1), env=slow) as running:
+    with Running(tmp_path, make_job(train, per_host=1), env=slow) as running:
         prometheus.watch("diverging", running)
         prometheus.wait_until_firing("JaxlaunchLossNotFinite", "diverging")
         assert running.wait().code == 76

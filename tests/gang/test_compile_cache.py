@@ -23,24 +23,24 @@ def count_cache_lookups(
     until_step: int = 5,
     env: Mapping[str, str | None] | None = None,
 ) -> dict[str, list[float]]:
-    """Return the cache hits and misses of both ranks up to a step of a run."""
+    """Return the cache hits and misses of each rank up to a step of a run."""
     with Running(folder, document, env=env) as running:
         running.wait_for_step(until_step)
-        text = "".join(running.scrape(host) for host in range(2))
+        text = "".join(running.scrape(host) for host in range(document["hosts"]))
         running.signal(signal.SIGTERM)
         assert running.wait().code == 80
     counts = {
         kind: re.findall(rf"^jaxlaunch_compile_cache_{kind}_total\S* (\S+)$", text, re.M)
         for kind in ("hits", "misses")
     }
-    assert all(len(values) == 2 for values in counts.values()), text
+    assert all(len(values) == document["hosts"] for values in counts.values()), text
     return {kind: [float(value) for value in values] for kind, values in counts.items()}
 
 
 def test_runs_that_share_a_cache_compile_once(tmp_path: Path) -> None:
     cache = {"compile_cache": str(tmp_path / "cache"), "steps": 100_000}
     every = {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0", BEFORE: "inf"}
-    document = make_job(digits_block(**cache), hosts=2, env=every)
+    document = make_job(digits_block(**cache), env=every)
     first, second = (count_cache_lookups(tmp_path / name, document) for name in ("first", "second"))
     assert sum(first["misses"]) > 0 and sum(second["misses"]) == 0
     assert sum(second["hits"]) >= sum(first["misses"])

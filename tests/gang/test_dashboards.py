@@ -16,7 +16,7 @@ import yaml
 
 from jaxlaunch import contract
 from tests import needs
-from tests.gang.runs import Running, make_job
+from tests.gang.runs import Running, fault_env, make_job
 from tests.gang.watching import RULES, Prometheus, shorten_durations
 
 FILES = sorted((Path(__file__).parents[2] / "helm" / "launcher" / "dashboards").glob("*.json"))
@@ -59,7 +59,7 @@ def running_job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     folder = tmp_path_factory.mktemp("run")
     (folder / "corpus.txt").write_text("all work and no play makes jack a dull boy\n" * 200)
     train = {
-        "task": "lm",
+        "task": "faulty:FaultyText",
         "model": {
             "kind": "decoder",
             "layers": 1,
@@ -83,7 +83,9 @@ def running_job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
         "checkpoint": {"every": 20},
         "compile_cache": str(folder / "cache"),
     }
-    with Running(folder, make_job(train, hosts=2, per_host=1)) as running:
+    # Both ranks wait at each step, or the endless run would take all of the machine.
+    pause = fault_env(folder / "marks", "slow", "step", seconds=0.1)
+    with Running(folder, make_job(train, hosts=2, per_host=1), env=pause) as running:
         running.wait_for_step(25)
         yield running
 

@@ -9,7 +9,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-import pytest
 from click.testing import CliRunner
 
 from jaxlaunch.launcher.cli.status import status_command
@@ -97,21 +96,3 @@ def test_rank_that_crashes_once_is_restarted_in_place(tmp_path: Path) -> None:
     shown = CliRunner().invoke(status_command, [str(result.folder), "-o", "wide"]).output
     assert " s until its first step: " in shown and "RENDEZVOUS" in shown, shown
     assert len(agents) == 2
-
-
-@pytest.mark.parametrize(
-    ("change", "code", "words"),
-    [
-        ({"task": "no_such_module:Task"}, 64, "no_such_module"),
-        ({"task": "faulty:NoSuchTask"}, 64, "NoSuchTask"),
-        ({"data": {"source": "text", "path": "nowhere/*.txt"}}, 65, "nowhere/*.txt"),
-    ],
-)
-def test_invalid_train_block_is_refused_before_the_first_compilation(
-    tmp_path: Path, change: dict[str, Any], code: int, words: str
-) -> None:
-    task = {} if "task" in change else {"task": "lm", "model": {"kind": "decoder"}}
-    result = run_job(tmp_path, make_job(faulty_train() | task | change, hosts=1))
-    assert result.code == code
-    assert words in result.verdict["message"]
-    assert "Traceback" not in result.stderr

@@ -83,7 +83,8 @@ def make_job(folder: Path) -> dict[str, Any]:
 def test_exception_is_reported_with_rank_step_and_line(
     tmp_path: Path, place: str, rank: int, message: str
 ) -> None:
-    result = run_job(tmp_path, make_job(tmp_path), env={"FAILS": place})
+    document = make_job(tmp_path) | {"hosts": rank + 1}
+    result = run_job(tmp_path, document, env={"FAILS": place})
     assert re.fullmatch(message, result.verdict["message"]), result.verdict
     assert (result.code, result.verdict["rank"]) == (83, rank)
 

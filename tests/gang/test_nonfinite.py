@@ -19,14 +19,15 @@ pytestmark = pytest.mark.computes
 BATCH = 16
 
 
-@pytest.mark.parametrize(
-    "step", [5, 6]
-)  # 4 may still be on its way to storage then; 6 is to be saved itself
-def test_loss_that_is_not_finite_ends_the_run_and_is_not_saved(tmp_path: Path, step: int) -> None:
+# In step 5, step 4 may still be on its way to storage; step 6 is to be saved itself.
+@pytest.mark.parametrize(("step", "hosts"), [(5, 1), (6, 2)])
+def test_loss_that_is_not_finite_ends_the_run_and_is_not_saved(
+    tmp_path: Path, step: int, hosts: int
+) -> None:
     args = {"count": 512, "wrong": BATCH * step - 1}
     data = {"source": "torch", "dataset": "mine:Pairs", "args": args, "shuffle": False}
     train = digits_block(data=data, batch=BATCH, checkpoint={"every": 2})
-    result = run_job(tmp_path, make_job(train, hosts=2, per_host=1))
+    result = run_job(tmp_path, make_job(train, hosts=hosts, per_host=1))
     assert result.code == 76, result.stderr[-3000:]
     verdict = result.verdict
     assert (verdict["cause"], verdict["code"]) == ("not_finite", 76)

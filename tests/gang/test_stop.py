@@ -12,15 +12,15 @@ import pytest
 from tests.gang.runs import Result, Running, digits_block, fault_env, make_job, wait_until_gone
 
 SLOW_READ = 100  # records: a few steps, and what is read ahead of them
-# A run from the start and, for some, one that resumes from where the other was stopped.
-STARTS = {"step": 2, "compile": 1, "eval": 2, "save": 1, "data": 1}
+# A run from the start and, for one, another that resumes from where the first was stopped.
+STARTS = {"step": 1, "compile": 1, "eval": 2, "save": 1, "data": 1}
 
 
 def faulty_job(**keys: Any) -> dict[str, Any]:
     train = digits_block(
         task="faulty:Faulty", steps=100_000, eval={"every": 5}, checkpoint={"every": 7}
     )
-    return make_job(train, hosts=2, per_host=1, **{"grace": "300s"} | keys)
+    return make_job(train, **{"hosts": 2, "per_host": 1, "grace": "300s"} | keys)
 
 
 def run_and_stop(folder: Path, place: str, env: dict[str, str], marks: Path, **keys: Any) -> Result:
@@ -30,7 +30,7 @@ def run_and_stop(folder: Path, place: str, env: dict[str, str], marks: Path, **k
             last_steps = [int(line) for line in logged_steps(folder / "run")][-1:] or [0]
             running.wait_for_step(last_steps[0] + 3)
         else:
-            running.wait_for_file(marks / "slow-1")
+            running.wait_for_file(marks / f"slow-{keys.get('hosts', 2) - 1}")
         pids = running.pids()
         running.signal(signal.SIGTERM)
         result = running.wait()
@@ -52,8 +52,11 @@ def test_sigterm_saves_and_the_next_run_resumes(tmp_path: Path, at: str) -> None
         marks = tmp_path / f"marks-{number}"
         fault = {"step": SLOW_READ, "rank": 1} if at == "data" else {}
         env = {} if at == "step" else fault_env(marks, "slow", at, seconds=1.5, **fault)
-        standby = {} if number else {"restarts": {"in_place": 1}}  # it goes with the run
-        result = run_and_stop(tmp_path / "job", at, env, marks, **standby)
+        # A standby process goes with the run.
+        keys: dict[str, Any] = {"restarts": {"in_place": 1}} if at == "step" else {}
+        if at == "compile":
+            keys["hosts"] = 1
+        result = run_and_stop(tmp_path / "job", at, env, marks, **keys)
         assert result.code == 80, result.stderr[-3000:]
         verdict = result.verdict
         assert verdict["cause"] == "preempted"

@@ -86,9 +86,11 @@ def read_held_out(path: Path) -> np.ndarray:
     return np.array([source[at]["y"] for at in range(len(source))])
 
 
-@pytest.mark.parametrize(("held_out", "batches", "evaluated"), [(50, 2, 32), (3, None, 3)])
+@pytest.mark.parametrize(
+    ("held_out", "batches", "evaluated", "processes"), [(50, 2, 32, 1), (3, None, 3, 2)]
+)
 def test_custom_model_is_split_by_path(
-    tmp_path: Path, held_out: int, batches: int | None, evaluated: int
+    tmp_path: Path, held_out: int, batches: int | None, evaluated: int, processes: int
 ) -> None:
     data = {
         "source": "torch",
@@ -105,7 +107,7 @@ def test_custom_model_is_split_by_path(
         eval={"every": 10, "batches": batches},
     )
     result = assert_success(
-        run_job(tmp_path, make_job(train, hosts=1, per_host=4, processes_per_host=2))
+        run_job(tmp_path, make_job(train, per_host=4, processes_per_host=processes))
     )
     metrics = result.summary["metrics"]
     assert metrics["eval_examples"] == evaluated

@@ -1,7 +1,7 @@
 """Wrong calls of `launcher run` next to a finished run: one sentence, an exit code, no change.
 
 What the launcher refuses is called in this process. What only the trainer can find is found by
-wrong_specs.py, all in one process. Three of these are started as a user would, to see that a
+wrong_specs.py, all in one process. Two of these are started as a user would, to see that a
 refusal is printed once.
 """
 
@@ -362,7 +362,7 @@ def test_trainer_refusals_are_on_the_troubleshooting_page(
 FILES_OF_EVERY_START = {"summary.json", "agents.json", "attempts.jsonl", "ranks.json"}
 
 
-@pytest.mark.parametrize("name", ["another optimizer", "other data", "GPUs that are not here"])
+@pytest.mark.parametrize("name", ["another optimizer", "GPUs that are not here"])
 def test_refusal_is_printed_once_and_changes_no_other_file(
     name: str, finished_job: Path, tmp_path: Path
 ) -> None:
