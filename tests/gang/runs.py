@@ -134,8 +134,8 @@ class Running:
         arguments = ["run", str(file), "--run-dir", str(self.folder), *args]
         stdout, stderr = (stream.fileno() for stream in self._streams)
         self.process: subprocess.Popen[bytes] | ForkedProcess
-        # Variables of the interpreter have no effect on one that runs already.
-        if prefix or any(name.startswith("PYTHON") for name in env or {}):
+        # Variables of the interpreter and the loader have no effect on a program that runs already.
+        if prefix or any(name.startswith(("PYTHON", "LD_")) for name in env or {}):
             self.process = subprocess.Popen(
                 [*prefix, *LAUNCHER, *arguments],
                 stdout=stdout,
