@@ -104,6 +104,7 @@ def test_running_job_is_shown_and_two_stops_do_not_kill_it(
         (tmp_path / "hold").unlink()
         assert "killing" not in running.wait().stderr
         assert follower.wait() == 0
+        follower.stdout.close()
     assert call_launcher("list", ".").out.splitlines()[1].split()[:4] == [
         "run",
         "Stopped",
