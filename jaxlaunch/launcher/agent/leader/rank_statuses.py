@@ -68,7 +68,7 @@ class RankStatuses:
         """Step of the foremost rank."""
         return max(self._steps, default=None)
 
-    def settled_step(self, now: float) -> int | None:
+    def settled_step(self, now: float) -> int:
         """Return the step of the foremost rank when the oldest of the newest reports was sent.
 
         The ranks of a gang step together, but their reports are up to REPORT_AGE_S old: the newest
@@ -78,7 +78,8 @@ class RankStatuses:
         self._foremost.append((now, self.last_step))
         while len(self._foremost) > 1 and self._foremost[1][0] <= now - REPORT_AGE_S:
             self._foremost.popleft()
-        return self._foremost[0][1]
+        # Before that no rank had a step, and none is behind.
+        return self._foremost[0][1] or 0
 
     def running_statuses(self) -> dict[int, Status]:
         """Return the statuses of the ranks that neither have ended nor wait for others to end."""

@@ -139,8 +139,15 @@ def test_ranks_that_step_together_are_not_accused_by_the_age_of_their_reports() 
                 )
         foremost, newest = statuses.settled_step(now), statuses.last_step
         for host, status in enumerate(statuses.by_rank):
-            if foremost is not None and status.step is not None:
+            if status.step is not None and newest is not None:
                 worst[host] = max(worst[host], foremost - status.step)
                 by_newest = max(by_newest, newest - status.step if host < 3 else 0)
     assert worst[:3] == [0, 0, 0] and by_newest >= 25
     assert worst[3] == pytest.approx(39 * 25, rel=0.1)
+
+
+def test_first_steps_accuse_no_rank() -> None:
+    statuses = RankStatuses({0: range(1), 1: range(1, 2)})
+    assert statuses.settled_step(0.0) == 0
+    statuses.update({0: Status(phase="step", step=1), 1: Status(phase="step", step=5)})
+    assert statuses.settled_step(0.2) == 0 and statuses.settled_step(1.9) == 5
