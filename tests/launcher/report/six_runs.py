@@ -38,7 +38,7 @@ SHOWN = ("hang", "slow", *FAILURES)
 
 
 def make_run(folder: Path, name: str) -> None:
-    """Write the run of this name: the two that are no failures are still running."""
+    """Write the run of this name; the two that have not failed are still running."""
     verdict = FAILURES.get(name)
     began, ended = made_runs.BEGAN, made_runs.BEGAN + WALL_S
     seconds = {"init": 5.0, "compile": 15.0, "step": 100.0}
