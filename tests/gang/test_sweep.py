@@ -83,14 +83,14 @@ def wait_until(condition: Callable[[], object]) -> None:
 
 @contextlib.contextmanager
 def start_launcher(*arguments: str):  # type: ignore[no-untyped-def]
-    process = subprocess.Popen(
-        [*LAUNCHER, *arguments], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    )
-    try:
-        yield process
-    finally:
-        kill_processes([process.pid, *descendant_pids(process.pid)])
-        process.wait()
+    command = [*LAUNCHER, *arguments]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as process:
+        try:
+            yield process
+        finally:
+            kill_processes([process.pid, *descendant_pids(process.pid)])
 
 
 def run_states(folder: Path) -> dict[str, str]:
